@@ -1,4 +1,4 @@
-"""What all tests share: markers by folder, nobody left running, a Jupyter of their own."""
+"""Shared by all tests: markers by folder, checks for leftover processes, a private Jupyter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 
-# A slow machine fails nothing. CI tries the same examples each time, as Hypothesis's own profile.
+# A slow machine must not fail tests. CI tries the same examples each time, like Hypothesis's ci
+# profile.
 hypothesis.settings.register_profile(
     "distkit",
     deadline=None,
@@ -42,19 +43,19 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("distkit")
 
-# a shell's background job ignores the interrupt, and so would all that it starts
+# background jobs of a shell ignore SIGINT, and so would their children
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# The files of tests/cluster that take longest start first, so that no worker ends with one alone.
+# The longest files of tests/cluster start first, so that both workers end together.
 LONGEST = ("test_notebooks", "test_site_pages", "test_launching", "test_grading", "test_hub")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder; the examples in docstrings count as pure.
+    """Mark each test by its folder; docstring examples are pure.
 
-    A hang is a failure with a traceback. The limit is not in pyproject.toml, because a teacher who
-    tries the lessons there with `pytest --distkit-notebooks` need not have pytest-timeout.
+    A hang fails with a traceback. The limit is not in pyproject.toml, because `pytest --distkit-
+    notebooks` must work without pytest-timeout.
     """
     for item in items:
         folder = "stress" if "stress" in item.path.parts else item.path.parent.name
@@ -78,7 +79,7 @@ def _gpus() -> int:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Give a file's tests to one worker, those of the site to the one that runs the notebooks."""
+    """Run a file's tests on one worker, and the site's on that of the notebooks."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -91,14 +92,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 @cache
 def _preload_compiler() -> None:
-    """Import torch's compiler once; each rank's first optimizer would take two seconds for it."""
+    """Import torch's compiler once, which takes two seconds in each rank."""
     from distkit.cluster.processes.forkserver import server
 
     server().preload("torch._dynamo")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Preload for ranks, and skip tests without their GPUs, or fail if GPUs are required."""
+    """Preload for ranks; skip tests without their GPUs, or fail if GPUs are required."""
     if not item.get_closest_marker("pure"):
         _preload_compiler()
     mark = item.get_closest_marker("gpu")
@@ -110,7 +111,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalForkServer]:
-    """A fork server of this test's own: it may be killed."""
+    """A fork server for a single test, which may kill it."""
     from distkit.cluster.processes import forkserver
 
     with monkeypatch.context() as patch:
@@ -121,12 +122,12 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalForkServer]:
 
 
 # -- nobody is left running ----------------------------------------------------
-# Every process that the tests start inherits MARK. `make test` sets it before Python starts,
+# Every process of the tests inherits MARK. `make test` sets it before Python starts,
 # so that even forks of this process that lost their parent are recognised.
 
 MARK = "DISTKIT_TEST_ID"
 SESSION = os.environ.setdefault(MARK, uuid.uuid4().hex)
-if WORKER := os.environ.get("PYTEST_XDIST_WORKER", ""):  # it does not look for what others started
+if WORKER := os.environ.get("PYTEST_XDIST_WORKER", ""):  # do not look for processes of others
     SESSION = os.environ[MARK] = f"{SESSION}-{WORKER}"
 numbers = itertools.count()
 
@@ -158,14 +159,14 @@ def nobody_stays() -> Iterator[None]:
     yield
     forkserver = sys.modules.get("distkit.cluster.processes.forkserver")
     if forkserver and forkserver._server:
-        forkserver._server.close()  # kept warm until this process ends; atexit would do this
+        forkserver._server.close()  # kept until this process ends; atexit would do this
     left = left_running(SESSION)
     assert not left, "still running at the end of the tests:\n" + "\n".join(left)
 
 
 @pytest.fixture
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """Call it at the end of a test: what this test started and did not end within 5 s."""
+    """Return a function for the end of a test: processes of this test that run after 5 s."""
     mark = f"{SESSION}-{next(numbers)}"
     monkeypatch.setenv(MARK, mark)
     return lambda: left_running(mark)
@@ -176,7 +177,7 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, as `make dist` builds it; the sdist is beside it."""
+    """The wheel as built by `make dist`; the sdist is in the same folder."""
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
@@ -189,7 +190,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def jupyter_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty configuration: nothing of the user's is read or written."""
+    """An empty configuration, isolated from the user's."""
     home = tmp_path_factory.mktemp("jupyter")
     with pytest.MonkeyPatch.context() as patch:
         for name, folder in isolated_environment(home).items():
@@ -199,7 +200,7 @@ def jupyter_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def lab(jupyter_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A real JupyterLab on a copy of the notebooks."""
+    """JupyterLab on a copy of the notebooks."""
     root = shutil.copytree(ROOT / "notebooks", tmp_path_factory.mktemp("lab") / "notebooks")
     with serve(root, jupyter_home, dict(os.environ)) as running:
         yield running
@@ -207,30 +208,30 @@ def lab(jupyter_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="session")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the notebooks' tests leave what they have run, and the site's find it."""
+    """Folder for executed notebooks, which the site's tests read."""
     return tmp_path_factory.mktemp("executed")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Debian's chromium, without a window. Module scope: it holds the thread's event loop."""
+    """Headless chromium of Debian. Module scope, since it holds the thread's event loop."""
     if reason := missing():
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
     with browse() as browser:
         yield browser
 
 
-# anywidget's of a script that loads late, on a busy machine: distkit's widgets work all the same
+# anywidget's warning about late scripts on a busy machine; the widgets work
 LATE = "[anywidget] Failed to initialize model."
 
 
 @dataclass
 class Tab:
-    """A browser page that notes what a quiet, offline page would not do."""
+    """A browser page that records errors and requests."""
 
     page: Page
     errors: list[str] = field(default_factory=list)  # on the console, or uncaught
-    outside: list[str] = field(default_factory=list)  # addresses beyond this machine, refused
+    outside: list[str] = field(default_factory=list)  # refused requests to other machines
 
     def __post_init__(self) -> None:
         self.page.on("pageerror", lambda e: LATE not in str(e) and self.errors.append(str(e)))
@@ -244,8 +245,8 @@ class Tab:
 
 @pytest.fixture
 def tab(browser: Browser) -> Iterator[Tab]:
-    """A fresh browser page, 1280 x 1600."""
+    """A new browser page, 1280 x 1600."""
     page = browser.new_page(viewport={"width": 1280, "height": 1600})
-    page.set_default_timeout(120_000)  # what is waited for comes, on a busy machine too
+    page.set_default_timeout(120_000)  # long, for busy machines
     yield Tab(page)
     page.close()

@@ -1,4 +1,4 @@
-"""Ranks that others start on several hosts, with one clock or several: torchrun, Slurm, MPI."""
+"""Ranks on several hosts started by torchrun, Slurm or MPI, with one clock or several."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The current folder, which all hosts see."""
+    """The current folder, which all hosts share."""
     shared = tmp_path_factory.mktemp("shared")
     shared.joinpath("train.py").write_text(SCRIPT)
     here = Path.cwd()
@@ -75,13 +75,13 @@ def environment(hosts: Laboratory) -> dict[str, str]:
 
 
 def start(hosts: Laboratory, where: Sequence[str], folder: str, command: Sequence[str]) -> list:
-    """Record what a launcher starts, from each of these hosts."""
+    """Record the ranks of a launcher, started on each host."""
     command = [*DISTKIT, "trace", "--out", folder, "--", *command]
     return [hosts.popen(host, command, env=environment(hosts)) for host in where]
 
 
 def torchrun(hosts: Laboratory, folder: str) -> list:
-    """Two ranks on each host, by torchrun on each."""
+    """Start two ranks on each host, by torchrun on each."""
     rendezvous = f"--rdzv-endpoint={hosts.address('alpha')}:29500"
     nodes = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", rendezvous]
     command = [sys.executable, "-m", "torch.distributed.run", *nodes, "train.py"]
@@ -89,14 +89,14 @@ def torchrun(hosts: Laboratory, folder: str) -> list:
 
 
 def srun(hosts: Laboratory, folder: str) -> list:
-    """One rank on each host, by srun on the head."""
+    """Start one rank on each host, by srun on the head."""
     hosts.slurm()
     command = ["srun", "--nodes=2", "--ntasks=2", sys.executable, "train.py"]
     return start(hosts, ["head"], folder, command)
 
 
 def check(folder: str, ranks: int) -> None:
-    """The trace of the ranks of both hosts, in which no message comes before it was sent."""
+    """Load the trace of both hosts, and check that every message is sent before it is received."""
     trace = Trace.load(folder)
     assert trace.ranks == [*range(ranks)]
     assert {about.host for about in trace.info.ranks.values()} == {"alpha", "beta"}
@@ -119,13 +119,13 @@ LAUNCHERS = [
 
 
 @pytest.mark.parametrize(("launch", "ranks"), LAUNCHERS)
-def test_clocks_of_two_hosts_are_put_right(hosts: Laboratory, launch, ranks: int) -> None:
+def test_clocks_of_two_hosts_are_aligned(hosts: Laboratory, launch, ranks: int) -> None:
     assert {p.wait(LONG) for p in launch(hosts, launch.__name__)} == {0}
     check(launch.__name__, ranks)
 
 
 @pytest.mark.skipif(not shutil.which("ompi_info"), reason="there is no Open MPI here")
-def test_mpiexec(hosts: Laboratory) -> None:
+def test_mpiexec_run_is_recorded(hosts: Laboratory) -> None:
     here = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     command = ["mpiexec", *as_root, "--oversubscribe", "-n", "2", sys.executable, "train.py"]

@@ -1,4 +1,4 @@
-"""The commands in processes of their own, on real ranks."""
+"""The commands, as processes on real ranks."""
 
 import signal
 import subprocess
@@ -33,7 +33,7 @@ def distkit(here: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([*DISTKIT, *argv], cwd=here, capture_output=True, text=True, timeout=120)
 
 
-def test_demo(tmp_path: Path, leftovers: Callable[[], list[str]]) -> None:
+def test_demo_runs(tmp_path: Path, leftovers: Callable[[], list[str]]) -> None:
     ran = distkit(tmp_path, "demo", "p2p", "--html", "demo.html")
     assert ran.returncode == 0, ran.stderr
     assert "every rank ends with the same image, bit by bit: yes" in ran.stdout
@@ -44,7 +44,7 @@ def test_demo(tmp_path: Path, leftovers: Callable[[], list[str]]) -> None:
     assert not leftovers()
 
 
-def test_trace(tmp_path: Path, leftovers: Callable[[], list[str]]) -> None:
+def test_trace_records_a_script(tmp_path: Path, leftovers: Callable[[], list[str]]) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     ran = distkit(tmp_path, "trace", "--ranks", "2", "--out", "t.gz", "--", "train.py", "well")
     assert ran.returncode == 0, ran.stderr

@@ -1,4 +1,4 @@
-"""A cluster over ipyparallel: it starts, runs, fails, recovers and leaves nothing behind."""
+"""A cluster starts, runs, fails, recovers and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def sum_of_ranks() -> float:
 
 @pytest.fixture
 def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
-    """A cluster that must still work when the test is over."""
+    """A cluster that must still work after the test."""
     yield cluster
     assert cluster.run(sum_of_ranks).results == [3.0, 3.0, 3.0]
 
 
-def test_making_one_does_not_wait_for_torch(fresh: LocalForkServer) -> None:
+def test_cluster_creation_does_not_wait_for_torch(fresh: LocalForkServer) -> None:
     with dk.Cluster(2) as cluster:
         assert "2 ranks" in repr(cluster) and not cluster._supervisor.ready.is_set()
         assert cluster.run(dist.get_world_size).results == [2, 2]
 
 
-def test_run_and_its_trace(usable: dk.Cluster) -> None:
+def test_run_returns_results_and_trace(usable: dk.Cluster) -> None:
     run = usable.run(sum_of_ranks)
     assert run.results == [3.0, 3.0, 3.0]
     spans = [s for s in run.trace.spans if s.op is Op.ALL_REDUCE]
@@ -60,7 +60,7 @@ def test_run_and_its_trace(usable: dk.Cluster) -> None:
     assert len({known.pid for known in run.trace.info.ranks.values()}) == 3
 
 
-def test_events_arrive_while_the_run_goes_on(usable: dk.Cluster, tmp_path: Path) -> None:
+def test_events_arrive_during_the_run(usable: dk.Cluster, tmp_path: Path) -> None:
     flag = str(tmp_path / "go")
 
     def program() -> None:
@@ -80,7 +80,7 @@ def test_events_arrive_while_the_run_goes_on(usable: dk.Cluster, tmp_path: Path)
     assert run.wait(10).finished
 
 
-def test_an_unmodified_ddp_script_is_recorded(
+def test_unmodified_ddp_script_is_recorded(
     usable: dk.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = usable.run(SCRIPTS / "train_ddp.py")
@@ -97,7 +97,7 @@ def test_groups_that_scripts_destroy_do_not_block_the_next_run(usable: dk.Cluste
         usable.submit(SCRIPTS / "train_ddp.py").wait(60)
 
 
-def test_an_unmodified_fsdp2_script_is_recorded(usable: dk.Cluster) -> None:
+def test_unmodified_fsdp2_script_is_recorded(usable: dk.Cluster) -> None:
     trace = usable.run(SCRIPTS / "train_fsdp2.py").trace
     ops = {s.op for s in trace.spans}
     assert {Op.ALL_GATHER, Op.REDUCE_SCATTER} <= ops
@@ -115,14 +115,14 @@ def test_many_short_runs_in_a_row(usable: dk.Cluster) -> None:
             usable.submit(program).wait(20)
 
 
-def test_a_rank_killed_from_outside_in_a_run(usable: dk.Cluster) -> None:
+def test_externally_killed_rank_is_named(usable: dk.Cluster) -> None:
     run = usable.submit(lambda: time.sleep(60))
     os.kill(usable.status().rows[1][2], signal.SIGKILL)
     with pytest.raises(dk.errors.RankDied, match=r"process of rank 1 ended .*SIGKILL"):
         run.wait(30)
 
 
-def test_a_crash_in_native_code_is_quoted_with_its_line(usable: dk.Cluster) -> None:
+def test_native_crash_is_reported_with_its_line(usable: dk.Cluster) -> None:
     def program() -> None:
         if dist.get_rank() == 0:
             dist.send(torch.ones(100), dst=1)
@@ -141,21 +141,22 @@ def hang() -> None:
     dist.recv(torch.zeros(1), src=(dist.get_rank() + 1) % 3)
 
 
-def test_a_program_in_c_keeps_its_handler(
+def test_c_program_keeps_its_signal_handler(
     usable: dk.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signal, "getsignal", lambda number: None)  # as of one that C has put there
+    # as for a handler installed by C code
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
     monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("it cannot be put there again"))
     assert usable.run(int).results == [0] * usable.plan.ranks
 
 
-def test_the_next_run_may_follow_an_interrupt_at_once(usable: dk.Cluster) -> None:
+def test_run_directly_after_an_interrupt_works(usable: dk.Cluster) -> None:
     usable.submit(time.sleep, 60)
     usable.interrupt()
     assert usable.run(dist.get_rank).results == [0, 1, 2]
 
 
-def test_an_interrupt_says_where_ranks_computed(usable: dk.Cluster, tmp_path: Path) -> None:
+def test_interrupt_reports_the_line_of_each_rank(usable: dk.Cluster, tmp_path: Path) -> None:
     def endless() -> None:
         (tmp_path / str(dist.get_rank())).touch()
         while True:
@@ -168,7 +169,7 @@ def test_an_interrupt_says_where_ranks_computed(usable: dk.Cluster, tmp_path: Pa
         run.wait(10)
 
 
-def test_the_stop_button(usable: dk.Cluster) -> None:
+def test_stop_button_interrupts_the_run(usable: dk.Cluster) -> None:
     run = usable.submit(hang, wait_forever=True)
 
     def press() -> None:
@@ -182,13 +183,13 @@ def test_the_stop_button(usable: dk.Cluster) -> None:
     assert run.finished
 
 
-def test_restart_gives_fresh_processes(usable: dk.Cluster) -> None:
+def test_restart_creates_new_processes(usable: dk.Cluster) -> None:
     pids = {row[2] for row in usable.status().rows}
     usable.restart()
     assert pids.isdisjoint({row[2] for row in usable.status().rows})
 
 
-def test_ranks_draw_numbers_of_their_own(usable: dk.Cluster) -> None:
+def test_ranks_have_different_random_numbers(usable: dk.Cluster) -> None:
     draw = "torch.rand(1).item()"
     drawn = usable.execute(draw).results + usable.run(lambda: torch.rand(1).item()).results
     usable.restart()
@@ -206,7 +207,7 @@ def double(x: int) -> int:
     return 2 * x
 
 
-def test_a_pool_of_processes_on_a_rank(usable: dk.Cluster) -> None:
+def test_rank_can_use_a_process_pool(usable: dk.Cluster) -> None:
     def program() -> list[int]:
         with multiprocessing.get_context("fork").Pool(2) as workers:
             return workers.map(double, range(4))
@@ -214,7 +215,7 @@ def test_a_pool_of_processes_on_a_rank(usable: dk.Cluster) -> None:
     assert usable.submit(program).wait(60).results == [[0, 2, 4, 6]] * 3
 
 
-def test_a_logger_of_one_run_prints_in_the_next(
+def test_logger_of_one_run_prints_in_the_next(
     usable: dk.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def program(text: str) -> None:
@@ -227,13 +228,13 @@ def test_a_logger_of_one_run_prints_in_the_next(
         assert said == [f"[rank {r}] WARNING:training:{text}" for r in range(3)]
 
 
-def test_several_clusters_at_once(usable: dk.Cluster) -> None:
+def test_several_clusters_coexist(usable: dk.Cluster) -> None:
     with dk.Cluster(2) as other:
         one, two = usable.submit(sum_of_ranks), other.submit(sum_of_ranks)
         assert (one.results, two.results) == ([3.0] * 3, [1.0] * 2)
 
 
-def test_a_user_may_make_and_leave_groups(usable: dk.Cluster) -> None:
+def test_user_can_create_and_leave_groups(usable: dk.Cluster) -> None:
     def program() -> int:
         dist.destroy_process_group()
         dist.init_process_group("gloo")
@@ -242,7 +243,7 @@ def test_a_user_may_make_and_leave_groups(usable: dk.Cluster) -> None:
     assert usable.run(program).results == [3, 3, 3]
 
 
-def test_joining_twice_is_an_error_as_in_torch(usable: dk.Cluster) -> None:
+def test_second_init_process_group_raises_as_in_torch(usable: dk.Cluster) -> None:
     def program() -> None:
         dist.init_process_group("gloo")
         dist.init_process_group("gloo")
@@ -251,7 +252,7 @@ def test_joining_twice_is_an_error_as_in_torch(usable: dk.Cluster) -> None:
         usable.run(program)
 
 
-def test_a_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
+def test_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
     with pytest.raises(dk.errors.RankError, match=r"world_size=7.*whose world_size is 3"):
         usable.run(lambda: dist.init_process_group("gloo", world_size=7))
 
@@ -270,14 +271,14 @@ def test_a_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
         ({"ranks": "four"}, "whole number"),
     ],
 )
-def test_what_cannot_be_started(asked: dict[str, object], says: str) -> None:
+def test_invalid_cluster_raises(asked: dict[str, object], says: str) -> None:
     if asked.get("device") == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(dk.errors.StartError, match=says):
         dk.Cluster(**asked)  # type: ignore[arg-type]
 
 
-def test_after_stop() -> None:
+def test_stopped_cluster_raises() -> None:
     cluster = dk.Cluster(2)
     cluster.execute("0")
     processes = [psutil.Process(row[2]) for row in cluster.status().rows]
@@ -291,7 +292,7 @@ def test_after_stop() -> None:
 
 
 def processes_of_engines(cluster: dk.Cluster) -> dict[str, int]:
-    """An engine, the controller, and what that has started."""
+    """The processes of the engines: an engine, the controller and its children."""
     controller = cluster._supervisor.engines._controller
     (monitor,) = psutil.Process(controller.pid).children(recursive=True)
     engine = cluster.status().rows[0][2]
@@ -299,7 +300,7 @@ def processes_of_engines(cluster: dk.Cluster) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("which", ["engine", "controller", "heart monitor"])
-def test_cells_find_new_engines_after_the_death_of_one_of_their_processes(which: str) -> None:
+def test_cells_get_new_engines_after_an_engine_died(which: str) -> None:
     with dk.Cluster(2) as cluster:
         cluster.execute("x = 5")
         victim = psutil.Process(processes_of_engines(cluster)[which])
@@ -311,7 +312,7 @@ def test_cells_find_new_engines_after_the_death_of_one_of_their_processes(which:
             assert cluster.execute("'x' in globals()").results == [False, False]
 
 
-#: A script that has a cluster and forks for each of its arguments, which the children execute.
+#: A script with a cluster; it forks a child for each argument, which the child executes.
 FORKS = """
 import os, sys
 import torch.distributed as dist
@@ -332,7 +333,7 @@ with dk.Cluster(2).wait() as cluster:
     print(cluster.run(dist.get_rank).results, cluster.restart().run(dist.get_rank).results)
 """
 STOPPED = "StoppedError: the cluster was stopped, or is another process's. Make a new one: "
-#: The statements that children execute, and the text that they print.
+#: Statements of the children, and the text that they print.
 IN_FORKS = {
     "pass": "",
     "cluster.stop()": "",
@@ -346,14 +347,14 @@ IN_FORKS = {
 }
 
 
-def test_a_forked_child_neither_ends_nor_uses_its_parents_cluster() -> None:
+def test_forked_child_cannot_use_the_parents_cluster() -> None:
     command = [sys.executable, "-c", FORKS, *IN_FORKS]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert ran.stdout == "".join(IN_FORKS.values()) + "[0, 1] [0, 1]\n", ran.stderr
     assert "Traceback" not in ran.stderr
 
 
-def test_forgetting_a_cluster_stops_it() -> None:
+def test_deleting_a_cluster_stops_it() -> None:
     cluster = dk.Cluster(2)
     cluster.execute("0")
     process = psutil.Process(cluster.status().rows[0][2])
@@ -361,7 +362,7 @@ def test_forgetting_a_cluster_stops_it() -> None:
     process.wait(5)
 
 
-def test_a_request_of_an_earlier_cell_may_be_waited_for(usable: dk.Cluster) -> None:
+def test_request_can_be_awaited_in_a_later_cell(usable: dk.Cluster) -> None:
     usable.execute("x = torch.zeros(2)\nif rank == 1: req = dist.irecv(x, src=0)")
     usable.execute("dist.send(torch.ones(2), dst=1) if rank == 0 else rank == 1 and req.wait()")
     assert usable.execute("x[0].item()", [1]).results == [None, 1.0, None]

@@ -1,4 +1,4 @@
-"""The cockpit in a real browser, with a stepper that needs no ranks and no kernel."""
+"""The cockpit in a browser, with a fake stepper instead of ranks and a kernel."""
 
 import json
 import queue
@@ -38,7 +38,7 @@ show("at");
 
 
 class Link:
-    """Carries messages between the page and the widget, as a kernel does."""
+    """Carries messages between page and widget, like a kernel."""
 
     def __init__(self, tab: Any, stepper: Any, path: Path, monkeypatch: Any) -> None:
         self.tab, self.stepper, self.cockpit = tab, stepper, Cockpit(stepper)
@@ -61,7 +61,7 @@ class Link:
         self.out.put(message)
 
     def carry(self) -> None:
-        """Hand on what the page sent, and what the widget answers until it was done."""
+        """Deliver the page's messages to the widget, and its replies until the command is done."""
         for message in self.tab.page.evaluate("taken()"):
             self.cockpit._handle_custom_msg(message, [])
             self.until(lambda m, me=message: m.get("content") == {"did": me["id"]})
@@ -79,7 +79,7 @@ class Link:
         return message
 
     def drawn(self, act: Any) -> None:
-        """Do something and wait until its moment is drawn, and what else there is to draw."""
+        """Perform an action and wait until its moment is drawn."""
         before = self.moment
         act()
         self.carry()
@@ -89,7 +89,7 @@ class Link:
         settle(self.tab.page)
 
     def reach(self, state: str) -> None:
-        """Hand on what comes until the page is in a state."""
+        """Deliver messages until the page reaches a state."""
         while self.root.get_attribute("data-state") != state:
             if not self.out.empty():
                 self.one()
@@ -114,7 +114,7 @@ class Link:
         return self.root.locator(selector).inner_text()
 
     def lines(self) -> dict[int, str]:
-        """The line at which each rank's marker is."""
+        """Return the line of each rank's marker."""
         settle(self.tab.page)
         pins = self.root.locator(".dk-window .dk-pin").all()
         return {int(p.get_attribute("data-rank")): p.get_attribute("data-line") for p in pins}
@@ -134,7 +134,7 @@ def opened(tab: Any, tmp_path: Path, monkeypatch: Any) -> Any:
     assert tab.errors == [] and tab.outside == []
 
 
-def test_next_moves_the_markers_and_the_cards(opened: Any) -> None:
+def test_next_moves_markers_and_cards(opened: Any) -> None:
     link = opened(steps.ring())
     assert link.text(".dk-step") == "before the first step"
     assert link.lines() == {0: "17", 1: "14", 2: "17", 3: "14"}
@@ -157,7 +157,7 @@ def test_next_moves_the_markers_and_the_cards(opened: Any) -> None:
     assert "rank 1: paused before send(dst=2)" in link.root.locator("> .dk-spoken").text_content()
 
 
-def test_the_readers_function_is_shown_and_the_page_folded_under_its_line(opened: Any) -> None:
+def test_user_function_is_shown_with_the_library_folded(opened: Any) -> None:
     link = opened(steps.called())
     assert link.text(".dk-tab[aria-selected=true]") == "In[5]"
     assert link.text(".dk-fold button") == "in ring_all_reducecollectives.py"
@@ -165,24 +165,24 @@ def test_the_readers_function_is_shown_and_the_page_folded_under_its_line(opened
     shown = ".dk-fold .dk-row:has(.dk-pin) code"
     said = link.root.locator(shown).evaluate_all("all => all.map((code) => code.dataset.at)")
     assert set(said) <= set(before.values()) and len(said) == 2
-    link.click(".dk-next")  # another call in the same line of fn
+    link.click(".dk-next")  # another call on the same line of fn
     assert link.lines() == {0: "18", 1: "15", 2: "18", 3: "15"}
     link.root.locator(".dk-fold button").click()
     assert link.lines() == dict.fromkeys(range(4), "5")
     assert link.root.locator(".dk-fold .dk-row").count() == 0
     at = link.root.locator(".dk-here code").get_attribute("data-at")
     assert at == "0, 2 before recv · 1, 3 before send"
-    link.root.locator(".dk-tab >> nth=1").click()  # the page itself has the pins as well
+    link.root.locator(".dk-tab >> nth=1").click()  # the library's source has the markers as well
     assert link.lines() == {0: "18", 1: "15", 2: "18", 3: "15"}
 
 
 @pytest.mark.parametrize("make", [steps.ring, steps.called, steps.cycle])
-def test_it_fits_a_projector_and_a_narrow_column(opened: Any, tab: Any, make: Any) -> None:
+def test_cockpit_fits_wide_and_narrow_columns(opened: Any, tab: Any, make: Any) -> None:
     link = opened(make())
     link.click(".dk-next")
     for width, height in ((1280, 640), (1100, 598), (860, 640), (400, 1400)):
         tab.page.set_viewport_size({"width": width, "height": 720})
-        tab.page.wait_for_function(  # it is laid out anew after the page was resized
+        tab.page.wait_for_function(  # the layout is updated after a resize
             """([root, width, height]) => {
                 const source = root.querySelector(".dk-window");
                 return root.getBoundingClientRect().height <= height &&
@@ -193,7 +193,7 @@ def test_it_fits_a_projector_and_a_narrow_column(opened: Any, tab: Any, make: An
         )
 
 
-def test_one_rank_goes_and_is_blocked(opened: Any) -> None:
+def test_single_step_blocks_the_rank(opened: Any) -> None:
     link = opened(steps.ring())
     link.click(".dk-go[data-rank='1']")
     assert link.stepper.calls == [("next", 1)]
@@ -205,7 +205,7 @@ def test_one_rank_goes_and_is_blocked(opened: Any) -> None:
     assert link.root.locator(".dk-chip").all_inner_texts() == ["3 paused", "1 blocked"]
 
 
-def test_one_looks_back_and_comes_again(opened: Any, tab: Any) -> None:
+def test_user_can_look_back_and_return(opened: Any, tab: Any) -> None:
     link = opened(steps.ring())
     for _ in range(3):
         link.click(".dk-next")
@@ -213,14 +213,14 @@ def test_one_looks_back_and_comes_again(opened: Any, tab: Any) -> None:
     assert (link.position, link.root.get_attribute("data-state")) == (2, "past")
     assert link.lines() == {0: "17", 1: "14", 2: "17", 3: "14"}
     assert link.root.locator(".dk-go[aria-disabled=true]").count() == 4
-    link.click(".dk-next")  # goes on through what was seen
+    link.click(".dk-next")  # replays the moments already seen
     assert link.position == 3 and len(link.stepper.moments) == 4
     scrub = link.root.locator(".dk-scrub")
     link.drawn(lambda: scrub.fill("1"))
     assert link.position == 1 and link.text(".dk-step") == "step 1 of 3"
 
 
-def test_it_plays_to_the_end(opened: Any) -> None:
+def test_play_runs_to_the_end(opened: Any) -> None:
     link = opened(steps.ring())
     link.root.locator(".dk-speed").select_option("5")
     link.click(".dk-play")
@@ -232,7 +232,7 @@ def test_it_plays_to_the_end(opened: Any) -> None:
     assert link.root.locator(".dk-chip").inner_text() == "all finished"
 
 
-def test_keys_do_what_the_buttons_do_and_do_not_leak(opened: Any, tab: Any) -> None:
+def test_keys_match_buttons_and_do_not_propagate(opened: Any, tab: Any) -> None:
     link = opened(steps.ring())
     link.root.focus()
     for key, position in (
@@ -262,7 +262,7 @@ def test_keys_do_what_the_buttons_do_and_do_not_leak(opened: Any, tab: Any) -> N
     assert "s" in tab.page.evaluate("leaked")
 
 
-def test_a_deadlock_is_told_where_one_looks(opened: Any) -> None:
+def test_deadlock_is_announced_in_view(opened: Any) -> None:
     link = opened(steps.cycle())
     link.click(".dk-next")
     link.stepper.findings = [steps.FOUND]
@@ -291,7 +291,7 @@ def test_two_views_of_one_cockpit_show_the_same(opened: Any, tab: Any) -> None:
     assert other.locator(".dk-step").inner_text() == "step 2 of 2"
 
 
-def test_a_silent_kernel_is_told(opened: Any, tab: Any) -> None:
+def test_unresponsive_kernel_is_announced(opened: Any, tab: Any) -> None:
     tab.page.clock.install()
     link = opened(steps.ring())
     link.root.locator(".dk-next").click()
@@ -302,7 +302,7 @@ def test_a_silent_kernel_is_told(opened: Any, tab: Any) -> None:
     link.root.locator(".dk-trouble:empty").wait_for(state="attached")
 
 
-def test_a_kernel_that_is_gone_is_told_and_nothing_can_be_clicked(opened: Any, tab: Any) -> None:
+def test_dead_kernel_disables_the_cockpit(opened: Any, tab: Any) -> None:
     link = opened(steps.ring())
     link.click(".dk-next")
     tab.page.evaluate("lose()")
@@ -325,7 +325,7 @@ Traceback on rank 1:
 ValueError: too small"""
 
 
-def test_a_run_that_failed_is_told_once_and_its_ranks_stay_where_they_were(opened: Any) -> None:
+def test_failed_run_is_announced_once_and_ranks_keep_their_place(opened: Any) -> None:
     stepper = steps.ring(3)
     stepper.next()
     stepper.fail(ERROR, 1, "ValueError: too small", "collectives.py:9")
@@ -341,12 +341,12 @@ def test_a_run_that_failed_is_told_once_and_its_ranks_stay_where_they_were(opene
     assert link.root.locator(".dk-chip").all_inner_texts() == ["2 released", "1 failed"]
 
 
-def test_a_program_without_communication_says_so(opened: Any) -> None:
+def test_program_without_communication_has_a_notice(opened: Any) -> None:
     link = opened(steps.FakeStepper("quiet", [[], []], {}))
     assert link.text(".dk-source") == "It has no communication calls to step through."
 
 
-def test_it_is_drawn_in_light_and_dark_wide_and_narrow(opened: Any, tab: Any) -> None:
+def test_cockpit_is_drawn_in_both_themes_and_widths(opened: Any, tab: Any) -> None:
     link = opened(steps.ring())
     for _ in range(3):
         link.click(".dk-next")
@@ -364,7 +364,7 @@ def test_it_is_drawn_in_light_and_dark_wide_and_narrow(opened: Any, tab: Any) ->
             tab.page.screenshot(path=RESULTS / f"cockpit-{scheme}-{width}.png")
 
 
-def test_cards_say_on_which_host_a_rank_is(tab: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_cards_name_the_host_of_a_rank(tab: Any, tmp_path: Path, monkeypatch: Any) -> None:
     stepper = steps.ring(4)
     hosts = ["alpha", "alpha", "beta", "beta"]
     stepper.about = {r: RankInfo(host=host) for r, host in enumerate(hosts)}

@@ -1,4 +1,4 @@
-"""The cockpit on real ranks, in a real JupyterLab, driven as a reader does: mouse and keyboard."""
+"""The cockpit on real ranks in JupyterLab, by mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ AFTER = "print('after', cluster.run(dist.get_rank).results)"
 
 @pytest.fixture
 def page(lab: Any, tab: Any) -> Iterator[Any]:
-    """A notebook whose first two cells have run: the cockpit is there."""
+    """A notebook whose first two cells have run and show the cockpit."""
     cells = START, STEP, RESULT, DEADLOCK, AFTER, "cluster.stop()"
     (lab.root / "cockpit.ipynb").write_text(notebook(*cells))
     page = tab.page
@@ -70,13 +70,13 @@ def status(page: Any) -> list[str]:
     return [c.get_attribute("data-status") for c in page.locator(".dk-card").all()]
 
 
-def test_drive_the_cockpit(page: Any) -> None:
+def test_cockpit_works_in_jupyterlab(page: Any) -> None:
     cells = page.locator(".jp-Cell").count()
     active = "jupyterapp.shell.currentWidget.content.activeCellIndex"
     page.evaluate(f"() => {{ {active} = 2; }}")
     page.locator(".dk-next").click()
     wait(page, 1)
-    assert page.evaluate(f"() => {active}") == 2  # Shift+Enter runs what the reader was at
+    assert page.evaluate(f"() => {active}") == 2  # Shift+Enter runs the selected cell
     assert status(page) == ["paused"] * 4
     page.locator('.dk-go[data-rank="2"]').click()  # rank 2 receives what rank 1 has sent
     wait(page, 2)
@@ -106,7 +106,7 @@ def test_drive_the_cockpit(page: Any) -> None:
     page.wait_for_selector('.distkit-cockpit[data-state="playing"]')
     page.wait_for_selector('.distkit-cockpit[data-state="finished"]')
     assert status(page) == ["finished"] * 4
-    assert page.locator(".jp-Cell").count() == cells  # no key came through to JupyterLab
+    assert page.locator(".jp-Cell").count() == cells  # no key reached JupyterLab
 
     for cell in (2, 3, 4):
         run_cell(page, cell)

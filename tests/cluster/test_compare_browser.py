@@ -1,4 +1,4 @@
-"""Traces compared in a real browser: panels, one clock, counterparts, the table, live updates."""
+"""Comparison of traces in a browser: panels, clock, counterparts, table, live updates."""
 
 import re
 import time
@@ -26,7 +26,7 @@ def summed(all_reduce: Any, pause: float = 0.0) -> None:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Trace]:
-    """The same program twice: a ring of messages, much slower, and the backend's own all-reduce."""
+    """The same program with a slow ring of messages, and with the backend's all-reduce."""
     return {
         "ring": dk.run_ranks(summed, 4, dk.algorithms.ring_all_reduce, 0.5).trace,
         "torch": dk.run_ranks(summed, 4, dist.all_reduce).trace,
@@ -34,7 +34,8 @@ def runs() -> dict[str, Trace]:
 
 
 def row(sheet: Sheet, label: str) -> list[str]:
-    """The values of a figure, and their ratios to the baseline's, as a screen reader has them."""
+    """Return the values of a figure and their ratios to the baseline, as a screen reader reads
+    them."""
     table = str(sheet.root.locator(".dkc-table").get_attribute("aria-label"))
     (line,) = [line for line in table.splitlines() if line.startswith(f"  {label}  ")]
     return re.split("  +", line.strip())[1:]
@@ -44,7 +45,7 @@ def opened(tab: Any, tmp_path: Path, *named: Any) -> Sheet:
     return Sheet(tab, dk.Compare(*named), tmp_path / "compare.html")
 
 
-def test_the_lanes_of_both_runs_and_what_the_numbers_say(
+def test_lanes_of_both_runs_and_what_the_numbers_say(
     tab: Any, tmp_path: Path, runs: dict[str, Trace]
 ) -> None:
     sheet = opened(tab, tmp_path, runs)
@@ -57,7 +58,7 @@ def test_the_lanes_of_both_runs_and_what_the_numbers_say(
     sheet.fine()
 
 
-def test_one_zoom_for_all_and_the_keys(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
+def test_zoom_and_keys_apply_to_all_runs(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
     sheet = opened(tab, tmp_path, runs)
     canvas = sheet.root.locator("canvas")
     canvas.focus()
@@ -69,11 +70,13 @@ def test_one_zoom_for_all_and_the_keys(tab: Any, tmp_path: Path, runs: dict[str,
     pressed = sheet.root.locator(".dk-lenses button[aria-pressed='true']").all_inner_texts()
     assert pressed == ["Critical path"]
     assert re.fullmatch(r"ring: through .* · torch: through .*", sheet.text(".dk-told"))
-    assert tab.page.evaluate("leaked") == []  # the notebook sees none of the keys
+    assert tab.page.evaluate("leaked") == []  # no key reaches the notebook
     sheet.fine()
 
 
-def test_an_operation_and_its_counterpart(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
+def test_operation_is_linked_to_its_counterpart(
+    tab: Any, tmp_path: Path, runs: dict[str, Trace]
+) -> None:
     sheet = opened(tab, tmp_path, runs)
     sheet.root.locator("canvas").focus()
     sheet.press("ArrowDown", "ArrowDown", "ArrowDown")
@@ -92,7 +95,7 @@ def test_an_operation_and_its_counterpart(tab: Any, tmp_path: Path, runs: dict[s
 
     box = sheet.root.locator("canvas").bounding_box()
     found, tip = False, sheet.root.locator(".dk-tip")
-    for y in range(8, 60, 7):  # the mouse finds one too
+    for y in range(8, 60, 7):  # the same by mouse
         for x in range(140, 1150, 60):
             tab.page.mouse.move(box["x"] + x, box["y"] + y)
             found = found or tip.is_visible()
@@ -100,10 +103,8 @@ def test_an_operation_and_its_counterpart(tab: Any, tmp_path: Path, runs: dict[s
     sheet.fine()
 
 
-def test_on_a_projector_it_is_seen_as_a_whole(
-    tab: Any, tmp_path: Path, runs: dict[str, Trace]
-) -> None:
-    """Runs side by side with their figures, without scrolling; in a narrow column as well."""
+def test_comparison_fits_a_projector(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
+    """Runs and figures fit side by side without scrolling, also in a narrow column."""
     sheet = opened(tab, tmp_path, {**runs, "sgd": traces.sync_sgd()})
     root = sheet.root.element_handle()
     tab.page.set_viewport_size({"width": 1280, "height": 720})
@@ -114,7 +115,7 @@ def test_on_a_projector_it_is_seen_as_a_whole(
     sheet.fine()
 
 
-def test_it_follows_a_run(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
+def test_comparison_follows_a_run(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
     ring = runs["ring"]
 
     class Half:
@@ -137,7 +138,7 @@ def test_it_follows_a_run(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> N
 
 
 @pytest.mark.parametrize("case", ["empty", "one empty", "sizes", "odd", "thousand", "eight"])
-def test_odd_traces(tab: Any, tmp_path: Path, case: str) -> None:
+def test_unusual_traces_are_compared(tab: Any, tmp_path: Path, case: str) -> None:
     wide = traces.Script()
     for rank in range(1000 if case == "thousand" else 0):
         wide.op(rank, Op.ALL_REDUCE, 0, 1e-3, shape=(2,), dtype="float32", nbytes=8)
@@ -165,7 +166,7 @@ def test_odd_traces(tab: Any, tmp_path: Path, case: str) -> None:
     sheet.fine()
 
 
-def test_long_traces_stay_quick_and_the_page_small(tab: Any, tmp_path: Path) -> None:
+def test_long_traces_are_fast_and_small(tab: Any, tmp_path: Path) -> None:
     sheet = opened(tab, tmp_path, {"a": long_trace(100_000), "b": long_trace(60_000)})
     assert sheet.page.evaluate("document.querySelectorAll('#at *').length") < 900
     sheet.root.locator("canvas").first.focus()
@@ -175,7 +176,7 @@ def test_long_traces_stay_quick_and_the_page_small(tab: Any, tmp_path: Path) -> 
     sheet.fine()
 
 
-def test_pictures(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
+def test_pictures_are_saved(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
     sheet = opened(tab, tmp_path, runs)
     light = sheet.root.evaluate("e => getComputedStyle(e).backgroundColor")
     sheet.pictures("compare")

@@ -1,4 +1,4 @@
-"""The doctor on real machines: this one, and stand-ins for hosts that a shell starts here."""
+"""The doctor on this machine, and on hosts simulated by a local shell."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from distkit_hosts.checkup.facts import Level
 from distkit_hosts.laboratory.starting import PATH
 from tests.stress.hosts import doctor as faults
 
-#: Takes a host and a command line, as ssh does. Its hosts are this machine, in the words of a shell
-#: that says something at login; those that it does not know fail as ssh would.
+#: A fake ssh: runs the command line in a local shell that prints a login banner; unknown hosts fail
+#: like ssh.
 STAND_IN = """
 case "${0#*@}" in
   alpha|beta) echo "Welcome to $0"; exec sh -c "$1";;
@@ -37,7 +37,7 @@ def kinds(report: object, level: Level = Level.FAILURE) -> dict[str, tuple[str, 
     return {check.kind: check.hosts for check in report.checks if check.level is level}
 
 
-def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_this_machine_is_examined(capsys: pytest.CaptureFixture[str]) -> None:
     status = cli.main(["doctor", "--json"])
     plain = json.loads(capsys.readouterr().out)
     assert status == (0 if plain["good"] else 1)
@@ -46,8 +46,8 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"ranks", "backend"} <= {c["kind"] for c in plain["checks"]}
 
 
-def test_hosts_by_a_stand_in(leftovers: Callable[[], list[str]]) -> None:
-    """Everything but the network is real: these hosts are one machine, under names it lacks."""
+def test_hosts_are_examined_through_a_fake_ssh(leftovers: Callable[[], list[str]]) -> None:
+    """The hosts are this machine under unknown names; everything but the network is real."""
     stages: list[str] = []
     hosts = ["alpha", "me@beta", "gamma"]
     report = dk.hosts.doctor(hosts, ssh_cmd=["bash", "-c", STAND_IN], say=stages.append)
@@ -55,7 +55,7 @@ def test_hosts_by_a_stand_in(leftovers: Callable[[], list[str]]) -> None:
     assert list(facts.machines) == ["here", "alpha", "beta"]
     failures = kinds(report)
     assert failures["ssh.password"] == ("gamma",)
-    assert failures["names.unknown"][-1] == "beta"  # nobody knows it
+    assert failures["names.unknown"][-1] == "beta"  # an unknown name
     assert not [kind for kind in failures if kind.startswith(("ways", "ports", "torch"))]
     assert {"ways", "versions", "home.shared", "clock"} <= set(kinds(report, Level.OK))
     ways = [facts.way(*way) for a, b in facts.pairs() for way in ((a, b), (b, a))]
@@ -65,13 +65,13 @@ def test_hosts_by_a_stand_in(leftovers: Callable[[], list[str]]) -> None:
     assert not leftovers()
 
 
-def test_a_python_that_is_not_there() -> None:
+def test_missing_python_is_reported() -> None:
     reach = ["bash", "-c", STAND_IN]
     report = dk.hosts.doctor(["alpha"], ssh_cmd=reach, python="/no/such/python")
     assert set(kinds(report)) == {"python.missing"}
 
 
-def test_what_cannot_be_examined_is_said() -> None:
+def test_unreachable_host_is_reported() -> None:
     with pytest.raises(DistkitError, match="name each once"):
         dk.hosts.doctor(["alpha", "me@alpha"])
     with pytest.raises(DistkitError, match="there is no no-such-ssh here"):
@@ -89,8 +89,8 @@ def test_what_cannot_be_examined_is_said() -> None:
     ],
 )
 @needs_sshd
-def test_deliberate_faults_are_named(name: str, leftovers: Callable[[], list[str]]) -> None:
-    """`make stress` has all of them."""
+def test_injected_faults_are_named(name: str, leftovers: Callable[[], list[str]]) -> None:
+    """`make stress` injects all faults."""
     with laboratory(["alpha"]):
         pass  # skip where there can be none
     (fault,) = (fault for fault in faults.FAULTS if fault.name == name)

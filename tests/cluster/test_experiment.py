@@ -1,4 +1,4 @@
-"""Experiments on real ranks: they run, tell how far they are, stop, fail in words, and clean up."""
+"""Experiments on real ranks: run, report progress, stop, fail and clean up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cluster() -> Iterator[dk.Cluster]:
 
 @pytest.fixture
 def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
-    """A cluster that must still be there, and work, when the test is over."""
+    """A cluster that must still work after the test."""
     yield cluster
     assert cluster.run(dist.get_rank).results == [0, 1]
 
@@ -46,7 +46,7 @@ def endless() -> None:
 
 
 def wait_for(experiment: dk.Experiment, condition: Callable[[dk.Experiment], Any]) -> None:
-    """Wait until something is so; the experiment tells when anything has changed."""
+    """Wait for a condition, checked at every change of the experiment."""
     there = threading.Event()
 
     def look(e: dk.Experiment) -> None:
@@ -65,7 +65,7 @@ def idle(experiment: dk.Experiment) -> bool:
     return experiment.activity is None and not experiment._run_lock.locked()
 
 
-def test_run_and_sweep(usable: dk.Cluster) -> None:
+def test_experiment_runs_and_sweeps(usable: dk.Cluster) -> None:
     experiment = dk.Experiment(count_up, usable, size=(64, 4096), algorithm=["ring", "gloo"])
     run = experiment.run(size=128)
     assert run.results == [{"first": 32.0, "ranks": 2}] * 2
@@ -79,11 +79,11 @@ def test_run_and_sweep(usable: dk.Cluster) -> None:
     assert table["bytes"].tolist() == [1280, 640, 320, 2560, 1280]
     assert table["first"].tolist() == [32.0] * 5
     assert (table["seconds"] > 0).all() and (table["outcome"] == "ok").all()
-    assert "ranks returned" in table  # it returned something of a parameter's name
+    assert "ranks returned" in table  # it returned a result with the name of a parameter
     experiment.close()
 
 
-def test_ranks_are_started_and_ended(
+def test_ranks_are_started_and_stopped(
     usable: dk.Cluster, leftovers: Callable[[], list[str]]
 ) -> None:
     with dk.Experiment(dist.get_rank, usable, ranks=(1, 3)) as experiment:
@@ -93,7 +93,7 @@ def test_ranks_are_started_and_ended(
     assert not leftovers()
 
 
-def test_the_network_is_a_control(usable: dk.Cluster) -> None:
+def test_network_is_a_control(usable: dk.Cluster) -> None:
     experiment = dk.Experiment(count_up, usable, latency=(1e-4, 0.05), bandwidth=(1e3, 1e9))
     assert {"latency", "bandwidth"} <= {*experiment.settings.controls}
     slow = experiment.run(latency=0.03, bandwidth=1e9, steps=2, algorithm="gloo", size=64)
@@ -108,16 +108,16 @@ def test_the_network_is_a_control(usable: dk.Cluster) -> None:
         assert theirs.run(latency=1.5).results == [1.5, 1.5]
 
 
-def test_without_a_cluster_it_starts_its_own(leftovers: Callable[[], list[str]]) -> None:
+def test_experiment_starts_its_own_cluster(leftovers: Callable[[], list[str]]) -> None:
     with dk.Experiment(dist.get_world_size, ranks=[2, 3]) as experiment:
         assert [r.results for r in experiment.sweep(ranks=[2, 3])] == [[2, 2], [3, 3, 3]]
         assert experiment.to_dataframe()["result"].tolist() == [2, 3]
     assert not leftovers()
 
 
-def test_the_straggler_is_the_last_rank(usable: dk.Cluster) -> None:
+def test_straggler_is_the_last_rank(usable: dk.Cluster) -> None:
     experiment = dk.Experiment(count_up, usable, straggler=(0, 0.5))
-    with dk.trouble(latency=0.001):  # it comes on top of the trouble there is
+    with dk.trouble(latency=0.001):  # added to the faults already injected
         run = experiment.run(straggler=0.05, steps=3, algorithm="gloo")
     assert run.seconds >= 3 * 0.05
     called = {e.seq: e.time for e in run.trace.by_rank[1] if e.state is State.SCHEDULED}
@@ -130,7 +130,7 @@ def test_the_straggler_is_the_last_rank(usable: dk.Cluster) -> None:
     experiment.close()
 
 
-def test_the_run_button_the_bar_and_the_stop_button(usable: dk.Cluster) -> None:
+def test_run_button_progress_bar_and_stop_button(usable: dk.Cluster) -> None:
     experiment = dk.Experiment(endless, usable)
     panel = experiment.panel
     seen = []
@@ -155,7 +155,7 @@ def test_the_run_button_the_bar_and_the_stop_button(usable: dk.Cluster) -> None:
         each.close()
 
 
-def test_a_sweep_can_be_stopped(usable: dk.Cluster) -> None:
+def test_sweep_can_be_stopped(usable: dk.Cluster) -> None:
     experiment = dk.Experiment(endless, usable, straggler=(0, 0.5))
     experiment._watchers.append(lambda e: e.activity and e.activity.can_stop and e.stop())
     with pytest.raises(dk.errors.RunInterrupted, match="endless was interrupted"):
@@ -181,7 +181,7 @@ def deadlocked() -> None:
         (deadlocked, dk.errors.DeadlockError, "each waits for the other"),
     ],
 )
-def test_what_goes_wrong_is_raised_and_told(
+def test_errors_are_raised_and_displayed(
     usable: dk.Cluster, fn: Any, error: type[Exception], said: str
 ) -> None:
     experiment = dk.Experiment(fn, usable)
@@ -198,7 +198,7 @@ def test_what_goes_wrong_is_raised_and_told(
     experiment.close()
 
 
-def test_a_stopped_cluster_and_too_many_ranks_are_told() -> None:
+def test_stopped_cluster_and_too_many_ranks_raise() -> None:
     with dk.Cluster(1) as gone:
         experiment = dk.Experiment(count_up, gone, ranks=(1, 100_000))
     with pytest.raises(dk.errors.StoppedError, match="the cluster was stopped"):
@@ -209,7 +209,7 @@ def test_a_stopped_cluster_and_too_many_ranks_are_told() -> None:
     experiment.close()
 
 
-def test_nothing_is_left_of_a_kernel_that_dies_in_mid_run(
+def test_killed_kernel_leaves_no_process(
     leftovers: Callable[[], list[str]],
 ) -> None:
     program = """if True:
@@ -241,7 +241,9 @@ def test_nothing_is_left_of_a_kernel_that_dies_in_mid_run(
 # -- dk.sweep --------------------------------------------------------------------------
 
 
-def test_a_sweep_is_a_data_frame_of_results_and_traces(leftovers: Callable[[], list[str]]) -> None:
+def test_sweep_returns_a_data_frame_of_results_and_traces(
+    leftovers: Callable[[], list[str]],
+) -> None:
     def train(batch: int, factor: float = 1.0) -> dict[str, float]:
         x = torch.ones(batch) * factor
         dist.all_reduce(x)
@@ -260,7 +262,7 @@ def test_a_sweep_is_a_data_frame_of_results_and_traces(leftovers: Callable[[], l
     assert not leftovers()
 
 
-def test_an_interrupted_sweep_leaves_nothing(leftovers: Callable[[], list[str]]) -> None:
+def test_interrupted_sweep_leaves_no_process(leftovers: Callable[[], list[str]]) -> None:
     kernel = os.getpid()
 
     def interrupted(batch: int) -> None:
@@ -274,7 +276,7 @@ def test_an_interrupted_sweep_leaves_nothing(leftovers: Callable[[], list[str]])
     assert not leftovers()
 
 
-def test_a_failed_run_is_a_row_of_the_sweep(usable: dk.Cluster) -> None:
+def test_failed_run_is_a_row_of_the_sweep(usable: dk.Cluster) -> None:
     def odd(batch: int) -> float:
         if batch % 2 == 0:
             raise ValueError(f"batch {batch}")
@@ -286,7 +288,7 @@ def test_a_failed_run_is_a_row_of_the_sweep(usable: dk.Cluster) -> None:
     assert found.result.tolist()[0] == 3.5
 
 
-def test_a_sweep_of_which_nothing_ends_well_raises(usable: dk.Cluster) -> None:
+def test_sweep_without_a_successful_run_raises(usable: dk.Cluster) -> None:
     def broken(batch: int) -> None:
         raise ValueError(f"batch {batch}")
 

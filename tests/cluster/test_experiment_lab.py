@@ -1,4 +1,4 @@
-"""An experiment in a real JupyterLab: sliders, Run, progress, Stop, sweep, error."""
+"""An experiment in JupyterLab: sliders, Run, progress, Stop, sweep, error."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ROWS = ".distkit-experiment .dkx-table tr"
 
 @pytest.fixture
 def page(lab: Any, tab: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A notebook of its own, whose first two cells have run: the panel is there."""
+    """A new notebook whose first two cells have run and show the panel."""
     file = f"{request.node.name}.ipynb"
     (lab.root / file).write_text(notebook(START, PANEL, RUNS, SWEEP, CLOSE))
     page = tab.page
@@ -64,35 +64,35 @@ def page(lab: Any, tab: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def control(page: Any, name: str) -> Any:
-    """The row of a control."""
+    """Return the row of a control."""
     label = page.locator(".widget-label", has_text=name)
     return page.locator(".dkx-controls > .widget-inline-hbox", has=label)
 
 
 def tab_of(panel: Any, name: str) -> Any:
-    """The tab of all runs, or of a picture of one."""
+    """Return the tab of all runs, or of one run's picture."""
     return panel.locator(".lm-TabBar-tab", has_text=name)
 
 
 def press_run(page: Any, rows: int) -> None:
-    """Press Run, and wait until the table has so many runs."""
+    """Press Run, and wait until the table has ``runs`` rows."""
     page.locator(".distkit-experiment .dkx-run").click()
     page.wait_for_function(f"() => document.querySelectorAll('{ROWS}').length === {rows + 1}")
     page.locator(".dkx-run:not([disabled])").wait_for()
 
 
-def test_drive_an_experiment(page: Any) -> None:
+def test_experiment_works_in_jupyterlab(page: Any) -> None:
     control(page, "batch").locator(".noUi-handle").focus()
     for _ in range(5):
         page.keyboard.press("ArrowRight")
-    press_run(page, 1)  # at once: what the slider has not told yet counts
+    press_run(page, 1)  # immediately: the slider's pending value counts
     panel = page.locator(".distkit-experiment")
     page.set_viewport_size({"width": 1712, "height": 1600})  # of which the panel has 1280
     tab_of(panel, "Timeline").click()
     panel.locator(".distkit-timeline", has_text="train").first.wait_for()
     tab_of(panel, "Runs").click()
     assert panel.bounding_box()["width"] == 1280 and panel.bounding_box()["height"] <= 640
-    assert not page.locator(".distkit-still").first.is_visible()  # the panel is there instead
+    assert not page.locator(".distkit-still").first.is_visible()  # the panel is shown instead
 
     control(page, "algorithm").locator("select").select_option(label="gloo")
     control(page, "steps").locator("select").select_option(index=1)

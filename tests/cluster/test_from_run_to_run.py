@@ -1,4 +1,4 @@
-"""Each run finds its ranks as new processes are."""
+"""Runs are independent of each other."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_helpers_of_the_same_name_do_not_collide(cluster: dk.Cluster, tmp_path: 
     assert printed(cluster.run(first)) == {"345 345 1"}
 
 
-def test_an_edited_script_is_quoted_as_it_is_now(cluster: dk.Cluster, tmp_path: Path) -> None:
+def test_edited_script_is_quoted_in_its_current_state(cluster: dk.Cluster, tmp_path: Path) -> None:
     script = tmp_path / "own.py"
     script.write_text("import torch.distributed as dist\ndist.barrier()\n1 / 0\n")
     for _ in range(2):
@@ -65,7 +65,7 @@ def count() -> int:
     return dist.distributed_c10d._get_default_store().add("n", 1)
 
 
-def test_a_runs_store_is_empty_and_that_of_cells_stays(cluster: dk.Cluster) -> None:
+def test_run_has_a_fresh_store_and_cells_keep_theirs(cluster: dk.Cluster) -> None:
     cell = "dist.distributed_c10d._get_default_store().add('n', 1)"
     assert sorted(cluster.execute(cell).results) == [1, 2]
     for _ in range(2):
@@ -73,7 +73,7 @@ def test_a_runs_store_is_empty_and_that_of_cells_stays(cluster: dk.Cluster) -> N
     assert sorted(cluster.execute(cell).results) == [3, 4]
 
 
-def test_a_script_leaves_nothing_behind(cluster: dk.Cluster, tmp_path: Path) -> None:
+def test_script_leaves_nothing_behind(cluster: dk.Cluster, tmp_path: Path) -> None:
     (tmp_path / "untidy.py").write_text(
         "import logging, os, sys, warnings, torch\n"
         "os.environ.update(RANK='77', MINE='1'); os.chdir('/'); sys.path.insert(0, '/nowhere')\n"
@@ -108,7 +108,7 @@ def test_a_script_leaves_nothing_behind(cluster: dk.Cluster, tmp_path: Path) -> 
 # -- what it can see ---------------------------------------------------------------
 
 
-def test_a_program_does_not_think_that_it_is_in_a_notebook(cluster: dk.Cluster) -> None:
+def test_program_does_not_detect_a_notebook(cluster: dk.Cluster) -> None:
     def seen() -> list[object]:
         import builtins
 
@@ -120,7 +120,7 @@ def test_a_program_does_not_think_that_it_is_in_a_notebook(cluster: dk.Cluster) 
     assert cluster.run(seen).results == [[False, None, False, False]] * 2
 
 
-def test_lines_of_a_script_in_site_packages(cluster: dk.Cluster, tmp_path: Path) -> None:
+def test_script_in_site_packages_is_located(cluster: dk.Cluster, tmp_path: Path) -> None:
     folder = tmp_path / "site-packages" / "somebodys"
     folder.mkdir(parents=True)
     script = folder / "train.py"
@@ -140,7 +140,7 @@ def test_lines_of_a_script_in_site_packages(cluster: dk.Cluster, tmp_path: Path)
 # -- programs that start processes of their own ------------------------------------
 
 
-def test_programs_that_start_ranks_get_a_hint(
+def test_programs_that_spawn_ranks_get_a_hint(
     cluster: dk.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def spawns() -> None:

@@ -1,4 +1,4 @@
-"""The figures of `distkit bench gpu`: measured on the CPU, and told unproven without a GPU."""
+"""The figures of `distkit bench gpu`, measured on the CPU and marked unproven without a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distkit.cluster import machine
 
 @pytest.mark.stand_in
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.figure.name)
-def test_the_cpu_stands_in(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_run_on_the_cpu(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "STEPS", 2)
     monkeypatch.setattr(gpu, "SIZE", 1 << 20)
     figure = measured(row, 1, "cpu")
@@ -21,13 +21,13 @@ def test_the_cpu_stands_in(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     assert figure.value == 0 if row.figure.unit == "MiB" else figure.value > 0
 
 
-def test_a_gpu_that_is_lost_has_no_memory_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_gpu_has_no_memory_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     there, lost = {"index": 0, "total": 80, "free": 50}, {"index": 1, "error": "GPU is lost"}
     monkeypatch.setattr(machine, "gpus", lambda: {"found": [there, lost]})
     assert gpu._used("cuda:0", []) == 30
 
 
-def test_a_figure_without_a_gpu_is_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_without_a_gpu_is_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "gpus", lambda: 0)
     figures, details = measure(1, lambda _: None)
     assert {f.reached for f in figures} == {"unproven: no GPU"}
@@ -35,7 +35,7 @@ def test_a_figure_without_a_gpu_is_unproven(monkeypatch: pytest.MonkeyPatch) -> 
     assert details["torch"] and "date" in details
 
 
-def test_a_figure_that_fails_says_why() -> None:
+def test_failed_figure_gives_the_reason() -> None:
     def fail(device: str, reps: int) -> None:
         raise ValueError(f"{reps} on {device}")
 

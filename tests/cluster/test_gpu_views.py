@@ -1,4 +1,4 @@
-"""What a recorded run on a GPU shows: device, stream, memory and the GPU's own time."""
+"""A recorded run on a GPU has device, stream, memory and GPU times."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ DEVICE = "cuda:0"
 
 
 def reduce_on(device: str) -> float:
-    """An all-reduce of values, with more memory in use than before."""
+    """Reduce values, with more memory in use than before."""
     kept = torch.ones(1 << 20, device=device)
     dist.all_reduce(kept)
     return float(kept[0])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("ranks", [1, 2])  # by NCCL, and by what ranks of one GPU use
-def test_the_recorder_never_synchronizes(ranks: int) -> None:
+# with NCCL, and with the backend of ranks that share a GPU
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_recorder_never_synchronizes(ranks: int) -> None:
     def program() -> float:
         from distkit.recording.recorder import current
 
         x, recorder = torch.ones(1 << 16, device="cuda"), current()
         assert recorder is not None
-        dist.all_reduce(x)  # its first call sets NCCL up
+        dist.all_reduce(x)  # the first call initializes NCCL
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error" if dist.get_backend() == "nccl" else "default")
         try:
             for _ in range(20):
-                recorder._cpu_time = -60.0  # it looks at all values
+                recorder._cpu_time = -60.0  # the recorder summarizes all values
                 dist.all_reduce(x)
                 recorder.poll()
         finally:
@@ -70,7 +71,7 @@ def test_compiled_collectives_are_recorded(device: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", [1, 2])  # by NCCL, and by what ranks of one GPU use
-def test_a_call_on_a_gpu_tells_device_stream_memory_and_time(ranks: int) -> None:
+def test_gpu_call_records_device_stream_memory_and_time(ranks: int) -> None:
     with dk.Cluster(ranks, device=DEVICE) as cluster:
         run = cluster.run(reduce_on, DEVICE)
     assert run.results == [ranks] * ranks
@@ -89,7 +90,7 @@ def test_a_call_on_a_gpu_tells_device_stream_memory_and_time(ranks: int) -> None
 def test_graphs_and_compiled_programs_run_while_they_are_recorded() -> None:
     def program() -> list[float]:
         x = torch.ones(8, device=DEVICE)
-        dist.all_reduce(x)  # the communicator is made before anything is captured
+        dist.all_reduce(x)  # the communicator is created before the capture
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             dist.all_reduce(x)

@@ -1,4 +1,4 @@
-"""Clusters on GPUs. Where there are none, the CPU takes their place."""
+"""Clusters on GPUs, or on the CPU in their place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPU = Gpu(0, "H200", "GPU-a", 80 * GIB, 80 * GIB)
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, **assignment: Any) -> None:
-    """Have clusters of two ranks planned so: on the CPU, as if it were the GPU."""
+    """Plan clusters of two ranks for the CPU as if it were a GPU."""
     assignment = DeviceAssignment(**{"device": "cpu", "gpu": GPU, **assignment})
     plan = Plan(2, 0, "gloo", (assignment, assignment), 1, "as if")
     monkeypatch.setattr(cluster_module, "make_plan", lambda *_, **__: plan)
@@ -35,7 +35,7 @@ def total() -> float:
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA")
-def test_a_rank_that_cannot_use_its_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_gpu_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     planned(monkeypatch, device="cuda:0")
     said = r"rank \d on cuda:0 \(GPU 0, H200\) cannot use it: .*; install torch with CUDA"
     with dk.Cluster(2) as cluster, pytest.raises(dk.errors.RankDied, match=said) as refused:
@@ -44,7 +44,7 @@ def test_a_rank_that_cannot_use_its_gpu_says_so(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA")
-def test_gpus_that_torch_is_not_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_gpus_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = {"index": 0, "name": "H200", "uuid": "GPU-a", "total": 80 * GIB, "free": 80 * GIB}
     monkeypatch.setattr(machine, "gpus", lambda: {"found": [gpu]})
     with pytest.raises(
@@ -77,7 +77,7 @@ def foreign() -> None:
     dist.all_reduce(torch.ones(2), group=dist.new_group(backend="cuda:gloo"))
 
 
-def test_after_a_failure_on_a_gpu_the_next_cell_runs() -> None:
+def test_next_cell_runs_after_a_gpu_failure() -> None:
     with dk.Cluster(2) as cluster:
         with pytest.raises(dk.errors.RankError, match=r"rank 1 on cpu. Use smaller batches"):
             cluster.run(full)
@@ -90,8 +90,8 @@ def test_after_a_failure_on_a_gpu_the_next_cell_runs() -> None:
         assert cluster.run(total).results == [2.0, 2.0]
 
 
-def test_ranks_know_nothing_of_the_notebooks_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are forked from a process that has not touched it, whatever the notebook has."""
+def test_ranks_do_not_inherit_the_notebooks_cuda_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are forked from a process that has not initialized CUDA."""
     monkeypatch.setattr(torch.cuda, "_initialized", True)
     with dk.Cluster(2) as cluster:
         found = cluster.run(lambda: (torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork()))
@@ -126,7 +126,7 @@ def test_ranks_share_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-def test_a_failed_kernel_ends_its_run_alone() -> None:
+def test_failed_gpu_kernel_ends_only_its_run() -> None:
     def wrong() -> None:
         table = torch.ones(2, device="cuda")
         table[torch.tensor([7 * dist.get_rank()], device="cuda")].sum().item()
@@ -138,7 +138,7 @@ def test_a_failed_kernel_ends_its_run_alone() -> None:
 
 
 @pytest.mark.gpu
-def test_a_notebook_that_uses_cuda_has_ranks() -> None:
+def test_notebook_that_uses_cuda_can_start_ranks() -> None:
     program = (
         "import torch, distkit as dk; x = torch.ones(1, device='cuda')\n"
         "def f(): return torch.ones(1, device='cuda').item()\n"

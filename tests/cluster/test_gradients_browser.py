@@ -1,4 +1,4 @@
-"""The gradients of real training loops in a real browser."""
+"""The gradients view of real training runs in a browser."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ LAYERS = ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
 def train(average: bool = True) -> None:
-    """Synchronous SGD on the digits, with the gradient of the whole batch on rank 0."""
+    """Synchronous SGD on the digits, with the whole batch's gradient on rank 0."""
     images, labels = dk.demos.digits()
     mine, my = dk.data.shard(images, labels)
     net = dk.demos.model()
@@ -57,7 +57,7 @@ def drawn(sheet: Sheet, selector: str) -> list[str]:
     return list(sheet.root.locator(selector).all_text_contents())
 
 
-def test_the_gradients_of_synchronous_sgd(tab: Any, tmp_path: Path, trace: Trace) -> None:
+def test_gradients_of_synchronous_sgd_are_drawn(tab: Any, tmp_path: Path, trace: Trace) -> None:
     tab.page.emulate_media(reduced_motion="reduce")
     sheet = Sheet(tab, dk.Gradients(trace), tmp_path / "gradients.html")
     first, second, third = sheet.texts(".dkv-verdicts li span")
@@ -78,14 +78,15 @@ def test_the_gradients_of_synchronous_sgd(tab: Any, tmp_path: Path, trace: Trace
     assert "step 3; 0.weight: 128 × 64; " in sheet.root.locator("> .dk-spoken").text_content()
     sheet.press("End")
     assert sheet.text(".dk-fact strong") == "step 6"
-    sheet.root.locator(".dk-head strong").click()  # the keys are the view's wherever one clicks
+    # keys go to the view after a click anywhere in it
+    sheet.root.locator(".dk-head strong").click()
     sheet.press("ArrowLeft")
     assert sheet.text(".dk-clock") == "step 5 of 6"
     assert tab.page.evaluate("leaked") == []
     sheet.fine()
 
 
-def test_the_pointer_is_told_the_values(tab: Any, tmp_path: Path, trace: Trace) -> None:
+def test_pointer_shows_the_values(tab: Any, tmp_path: Path, trace: Trace) -> None:
     sheet = Sheet(tab, dk.Gradients(trace), tmp_path / "gradients.html")
     told = drawn(sheet, ".dkm-main title")
     assert any(words.startswith("8,192 values, ") and words.count("\n") == 8 for words in told)
@@ -93,7 +94,7 @@ def test_the_pointer_is_told_the_values(tab: Any, tmp_path: Path, trace: Trace) 
     sheet.fine()
 
 
-def test_what_was_not_averaged(tab: Any, tmp_path: Path) -> None:
+def test_unaveraged_gradients_are_marked(tab: Any, tmp_path: Path) -> None:
     view = dk.Gradients(dk.run_ranks(train, 2, average=False).trace)
     sheet = Sheet(tab, view, tmp_path / "gradients.html")
     assert sheet.texts(".dkv-wrong span")[0].endswith("nothing was averaged")
@@ -103,26 +104,26 @@ def test_what_was_not_averaged(tab: Any, tmp_path: Path) -> None:
     sheet.fine()
 
 
-def test_ddp(tab: Any, tmp_path: Path) -> None:
+def test_gradients_of_ddp_are_drawn(tab: Any, tmp_path: Path) -> None:
     sheet = Sheet(tab, dk.Gradients(dk.run_ranks(train_ddp, 2).trace), tmp_path / "g.html")
     assert sheet.texts(".dkv-same span")[0].endswith("the mean of all 2")
     assert sum(w.startswith("colours: ") for w in drawn(sheet, ".mark-small")) == 4
     sheet.fine()
 
 
-def test_it_grows_while_the_run_goes_on(tab: Any, tmp_path: Path, trace: Trace) -> None:
+def test_view_grows_during_the_run(tab: Any, tmp_path: Path, trace: Trace) -> None:
     first = Trace(trace[: len(trace) // 2], trace.info)
     view = dk.Gradients(first)
     view._live, view._data = True, draw(project(first, live=True))
     sheet = Sheet(tab, view, tmp_path / "gradients.html")
     assert sheet.text(".dk-live") == "live"
     sheet.renew(trace)
-    assert sheet.text(".dk-fact strong") == "step 6"  # it follows the run
+    assert sheet.text(".dk-fact strong") == "step 6"  # the view follows the run
     assert sheet.root.locator(".dk-live").count() == 0
     sheet.fine()
 
 
-def test_pictures(tab: Any, tmp_path: Path, trace: Trace) -> None:
+def test_pictures_are_saved(tab: Any, tmp_path: Path, trace: Trace) -> None:
     sheet = Sheet(tab, dk.Gradients(trace), tmp_path / "gradients.html")
     sheet.pictures("gradients")
     assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")

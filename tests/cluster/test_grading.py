@@ -1,4 +1,4 @@
-"""Grading: what one submission does costs no other; nbgrader grades the assignments."""
+"""Submissions are graded independently, also by nbgrader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.stress.course.classroom import HOSTILE, WASTEFUL, hostile_answer
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 RIGHT = "def bubble(ranks, microbatches):\n    return (ranks - 1) / (microbatches + ranks - 1)\n"
-#: Exercises that need one rank, and so the least time.
+#: Exercises on one rank, which are fastest.
 QUICK = [name for name in TASKS if name != "bubble" and ".Calls" in repr(type(TASKS[name].trial))]
 
 
@@ -40,7 +40,7 @@ def grades(path: Path) -> dict[str, Any]:
 
 # -- a class with hostile submissions ------------------------------------------------------------
 
-#: Each kind of harm by its submission and exercise; the last exercise of each submission is right.
+#: Hostile answers by submission and exercise; the last exercise of each submission is correct.
 KINDS = {
     kind: (name, exercise)
     for name, kinds in {
@@ -53,7 +53,7 @@ WELL_MEANT = "ada", "bob", "zoe"
 
 
 class Graded:
-    """A class, graded by the command: its reports, and what the command said."""
+    """A graded class: its reports, and the command's output."""
 
     def __init__(self, folder: Path) -> None:
         self.reports = folder / "reports"
@@ -82,7 +82,7 @@ class Graded:
         (folder / "in" / name).write_text(text)
 
     def rows(self, name: str, exercise: str) -> list[tuple[str, int, int, str]]:
-        """Status, points, their maximum and message of each criterion of an exercise."""
+        """Return status, points, maximum and message of each criterion of an exercise."""
         rows = grades(self.reports / f"{name}.json")["criteria"]
         told = ("status", "points", "max", "message")
         return [
@@ -92,7 +92,7 @@ class Graded:
         ]
 
     def processes(self) -> list[psutil.Process]:
-        """Those that were started while it was graded."""
+        """Return the processes started during grading."""
         return [p for p in psutil.process_iter() if self.id in _environment(p)]
 
 
@@ -110,7 +110,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> Graded:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_answer_gets_nothing(graded: Graded, kind: str) -> None:
+def test_hostile_answer_gets_no_points(graded: Graded, kind: str) -> None:
     name, exercise = KINDS[kind]
     ((status, points, most, _),) = graded.rows(name, exercise)
     assert status in ("fail", "not attempted")
@@ -118,7 +118,7 @@ def test_a_hostile_answer_gets_nothing(graded: Graded, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in KINDS.values()))
-def test_a_right_answer_beside_hostile_ones_gets_its_points(graded: Graded, name: str) -> None:
+def test_correct_answer_among_hostile_ones_gets_its_points(graded: Graded, name: str) -> None:
     assert graded.rows(name, "bubble") == [("pass", 1, 1, "right in 12 cases")]
     assert grades(graded.reports / f"{name}.json")["points"] == 1
 
@@ -133,12 +133,12 @@ def test_no_submission_changes_the_report_of_another(graded: Graded, name: str) 
     assert all((graded.reports / file).stat().st_size > 500 for file in evidence)
 
 
-def test_an_unreadable_submission_has_a_report_that_says_why(graded: Graded) -> None:
+def test_unreadable_submission_has_a_report_with_the_reason(graded: Graded) -> None:
     why = "none.ipynb cannot be read: it is no notebook"
     assert graded.rows("none", "submission") == [("fail", 0, 0, why)]
 
 
-def test_nothing_that_a_submission_sends_runs_in_the_grader(graded: Graded) -> None:
+def test_grader_executes_nothing_from_a_submission(graded: Graded) -> None:
     assert not (graded.reports.parent / "MARK").exists()
 
 
@@ -152,7 +152,7 @@ def test_no_process_is_left(graded: Graded) -> None:
 # -- a report ------------------------------------------------------------------------------------
 
 
-def test_a_report_tells_each_criterion_and_keeps_the_trace(
+def test_report_lists_each_criterion_and_keeps_the_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = solved(TASKS["swap"]).replace("return swap(x, y)", "swap(x, y); return swap(x, y)")
@@ -172,7 +172,7 @@ def test_a_report_tells_each_criterion_and_keeps_the_trace(
     assert dk.Trace.load(tmp_path / rows[1]["evidence"]).messages
 
 
-def test_reports_are_named_after_folders_where_files_have_one_name(
+def test_reports_of_equal_file_names_are_named_by_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submissions = {"ada": RIGHT, "bob": "def swap():\n    'is what a lesson shows'\n"}
@@ -189,7 +189,7 @@ def test_reports_are_named_after_folders_where_files_have_one_name(
     assert found == ["ada-09.py.json", "bob-09.py.json"]
 
 
-def test_a_wrong_call_is_refused_before_anything_is_graded(
+def test_wrong_arguments_raise_before_grading(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (file := tmp_path / "ada.py").write_text(RIGHT)
@@ -208,7 +208,7 @@ def submission(path: Path, *cells: str) -> Path:
     return path
 
 
-def test_a_submission_is_read_not_run(tmp_path: Path) -> None:
+def test_submission_is_read_without_execution(tmp_path: Path) -> None:
     cells = [
         "import os, math\nSIZE = 3\nos._exit(1)",
         "def helper(n):\n    return n - 1",
@@ -223,7 +223,7 @@ def test_a_submission_is_read_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
-def test_what_a_lesson_itself_defines_is_no_answer(lesson: str) -> None:
+def test_definitions_of_the_lesson_are_not_answers(lesson: str) -> None:
     path = NOTEBOOKS / f"{lesson}.ipynb"
     cells = nbformat.read(path, as_version=4).cells
     code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
@@ -231,7 +231,7 @@ def test_what_a_lesson_itself_defines_is_no_answer(lesson: str) -> None:
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
-def test_an_answer_in_a_lesson_needs_none_of_the_lessons_runs(lesson: str, tmp_path: Path) -> None:
+def test_answer_in_a_lesson_needs_no_other_cells(lesson: str, tmp_path: Path) -> None:
     tasks = [TASKS[name] for name in LESSONS[lesson] if name in TASKS]
     cells = nbformat.read(NOTEBOOKS / f"{lesson}.ipynb", as_version=4).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
@@ -241,9 +241,9 @@ def test_an_answer_in_a_lesson_needs_none_of_the_lessons_runs(lesson: str, tmp_p
         assert found[task.name](*range(task.signature.count(",") + 1)) == "mine"
 
 
-def test_the_answer_is_the_last_that_a_student_wrote_as_one(tmp_path: Path) -> None:
+def test_last_complete_answer_counts(tmp_path: Path) -> None:
     assert all("()" not in task.signature for task in TASKS.values())
-    later = "NEXT = ONE + 1\nfirst = run.results[0]"  # which only a run of the notebook has
+    later = "NEXT = ONE + 1\nfirst = run.results[0]"  # defined only when the notebook runs
     shown, broken = "def swap():\n    return 'shown'", "def swap(:\n    pass"
     mine = "def swap(x, y):\n    return 'mine'"
     other = "def better(x, y):\n    return swap(x, y) + ' and more'"
@@ -280,7 +280,7 @@ def test_the_answer_is_the_last_that_a_student_wrote_as_one(tmp_path: Path) -> N
         ("one.py", None, "not a file"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_the_reason(
+def test_unreadable_file_raises_with_the_reason(
     name: str, content: bytes | None, why: str, tmp_path: Path
 ) -> None:
     if content is not None:
@@ -294,12 +294,12 @@ def test_what_cannot_be_read_is_refused_with_the_reason(
     ["x = " + "-" * 50_000 + "1", "x = " + "+".join("1" * 50_000), "(" * 50_000, "\0"],
     ids=["minus", "sum", "brackets", "null"],
 )
-def test_a_cell_that_cannot_be_read_costs_no_other(cell: str, tmp_path: Path) -> None:
+def test_unreadable_cell_does_not_affect_others(cell: str, tmp_path: Path) -> None:
     found = read(submission(tmp_path / "one.ipynb", cell, RIGHT))
     assert found["bubble"](2, 2) == pytest.approx(1 / 3)
 
 
-def test_reading_takes_time_in_proportion_to_the_size(tmp_path: Path) -> None:
+def test_reading_time_is_linear_in_the_size(tmp_path: Path) -> None:
     def seconds(size: int) -> float:
         text = "\n" * size + "  " * size + "\n" + "%" * size + "\n" + RIGHT
         path = submission(tmp_path / "one.ipynb", text, "def f(\n" * (size // 10), "check." * size)
@@ -340,7 +340,7 @@ def test_assignments_have_the_metadata_of_nbgrader(tmp_path: Path) -> None:
 
 
 LESSON = "06_cost_models"
-#: The bodies that students write for the first exercise, and the points of it and of the second.
+#: Students' answers to the first exercise, and the points of both exercises.
 STUDENTS = {
     "right": ("", 2),
     "wrong": ("return 2 * n * link.alpha", 1),
@@ -364,7 +364,7 @@ def nbgrader(folder: Path, *command: str) -> str:
 
 
 def submit(folder: Path, student: str, body: str) -> None:
-    """The released notebook, with the first exercise as this student has it."""
+    """Write the released notebook with a student's answer to the first exercise."""
     released = nbformat.read(folder / "release" / LESSON / f"{LESSON}.ipynb", as_version=4)
     for cell in released.cells:
         name = cell.metadata.nbgrader.grade_id

@@ -1,4 +1,4 @@
-"""Ranks on other machines: here this machine plays them, by ipyparallel's launcher "local"."""
+"""Ranks on other machines, simulated here by ipyparallel's launcher "local"."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def agent_of(cluster: dk.Cluster) -> psutil.Process:
     return psutil.Process(cluster._supervisor.hosts[0].server.facts["pid"])
 
 
-def test_runs_hangs_and_deaths_are_as_on_one_machine(cluster: dk.Cluster) -> None:
+def test_runs_hangs_and_deaths_behave_as_on_one_machine(cluster: dk.Cluster) -> None:
     assert cluster.run(total).results == [3.0, 3.0, 3.0]
     with pytest.raises(DeadlockError, match="rank 0 waits in recv"):
         cluster.run(hang)
@@ -65,7 +65,7 @@ def test_runs_hangs_and_deaths_are_as_on_one_machine(cluster: dk.Cluster) -> Non
     assert cluster.run(total).results == [3.0, 3.0, 3.0]
 
 
-def test_a_process_is_killed_by_its_name(cluster: dk.Cluster) -> None:
+def test_process_is_killed_by_name(cluster: dk.Cluster) -> None:
     run = cluster.submit(time.sleep, 60)
     pids = {row[0]: row[2] for row in cluster.status().rows}
     cluster.kill("rank 2")
@@ -77,7 +77,7 @@ def test_a_process_is_killed_by_its_name(cluster: dk.Cluster) -> None:
         cluster.kill("rank 3")
 
 
-def test_stepping_and_cells(cluster: dk.Cluster) -> None:
+def test_stepping_and_cells_work_on_hosts(cluster: dk.Cluster) -> None:
     stepper = cluster.step(total)
     assert stepper.next(rank=0).finish().results == [3.0, 3.0, 3.0]
     run = cluster.execute("rank + world_size")
@@ -85,7 +85,7 @@ def test_stepping_and_cells(cluster: dk.Cluster) -> None:
     assert run.results == [3, 4, 5]
 
 
-def test_large_results_travel_while_ranks_print(cluster: dk.Cluster) -> None:
+def test_large_results_arrive_while_ranks_print(cluster: dk.Cluster) -> None:
     def much() -> torch.Tensor:
         print("x" * 1_000_000)
         return torch.full((3_000_000,), dist.get_rank())
@@ -106,7 +106,7 @@ def test_all_processes_end_with_the_cluster() -> None:
     until(lambda: not Path(folder).exists())
 
 
-def test_the_port_of_the_kernel_can_be_chosen() -> None:
+def test_kernel_port_is_configurable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
         chosen = f"127.0.0.1:{port}"
@@ -123,7 +123,7 @@ def test_the_port_of_the_kernel_can_be_chosen() -> None:
         assert {c.raddr.port for c in connections if c.raddr} == {port}
 
 
-def test_a_lost_machine_is_named_and_leaves_nothing() -> None:
+def test_lost_machine_is_named_and_leaves_no_process() -> None:
     with dk.Cluster(2, engines="local") as cluster:
         cluster.run(total)
         agent = agent_of(cluster)
@@ -175,7 +175,7 @@ with theirs:
 
 @pytest.fixture
 def somebody_elses_cluster() -> Iterator[ipyparallel.Cluster]:
-    """A cluster of another process, which stops it when these tests end, even if killed."""
+    """An ipyparallel cluster of another process, stopped when the tests end, even if killed."""
     with subprocess.Popen(
         [sys.executable, "-c", THEIRS],
         stdin=subprocess.PIPE,
@@ -187,7 +187,9 @@ def somebody_elses_cluster() -> Iterator[ipyparallel.Cluster]:
         yield ipyparallel.Cluster.from_file(cluster_file=owner.stdout.readline().strip())
 
 
-def test_ranks_in_somebody_elses_engines(somebody_elses_cluster: ipyparallel.Cluster) -> None:
+def test_ranks_run_in_a_foreign_ipyparallel_cluster(
+    somebody_elses_cluster: ipyparallel.Cluster,
+) -> None:
     with (
         somebody_elses_cluster.connect_client_sync() as client,
         dk.Cluster.attach(client, servers=1) as cluster,
@@ -212,7 +214,7 @@ def test_ranks_in_somebody_elses_engines(somebody_elses_cluster: ipyparallel.Clu
         ({"engines": "local", "engine_cmd": ["sh", "-c", "echo lost; exit 3"]}, "lost"),
     ],
 )
-def test_a_start_that_fails_quotes_who_refused(options: dict[str, object], said: str) -> None:
+def test_failed_start_quotes_the_refusing_machine(options: dict[str, object], said: str) -> None:
     with pytest.raises(StartError, match=said), dk.Cluster(**options) as cluster:  # type: ignore[arg-type]
         cluster.wait(20)
 
@@ -222,7 +224,7 @@ def test_a_start_that_fails_quotes_who_refused(options: dict[str, object], said:
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Tunnel, Tunnel, Relay]]:
-    """Both ends of a tunnel, and the relay of the one that listens."""
+    """Both ends of a tunnel, and the relay of the listening end."""
     keys, accepted = new_keys(), list[Tunnel]()
     here = Relay("tcp://127.0.0.1:*", keys, listen=True, accept=accepted.append)
     there = Relay(here.endpoint, keys, listen=False)
@@ -236,7 +238,7 @@ def ends() -> Iterator[tuple[Tunnel, Tunnel, Relay]]:
     here.close()
 
 
-def test_who_has_other_keys_is_not_heard(ends: tuple[Tunnel, Tunnel, Relay]) -> None:
+def test_clients_with_other_keys_are_ignored(ends: tuple[Tunnel, Tunnel, Relay]) -> None:
     _, _, here = ends
     stranger = open_socket(context(), zmq.DEALER, new_keys())
     refused = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)

@@ -1,4 +1,4 @@
-"""Parameter servers on several machines, which this one plays, and faults there."""
+"""Parameter servers on several simulated machines, and their faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ needs_sshd = needs("sshd", "openssh-server")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dk.Cluster]:
-    """Workers 0 and 1, and server 0, on one machine; worker 2 and server 1 on the other."""
+    """Workers 0 and 1 and server 0 on one machine; worker 2 and server 1 on the other."""
     with two_machines(2, 1, servers=2) as cluster:
         yield cluster
 
@@ -48,7 +48,7 @@ def adds(mode: str, dies: int | None = None, **options) -> float:
 
 
 @pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
-def test_gradients_go_from_machine_to_machine(cluster, mode: str) -> None:
+def test_gradients_cross_machines(cluster, mode: str) -> None:
     before = time.monotonic()
     run = cluster.run(adds, mode)
     assert run.results == [60.0] * 3
@@ -58,7 +58,7 @@ def test_gradients_go_from_machine_to_machine(cluster, mode: str) -> None:
     assert all(before - 1 < e.time < time.monotonic() + 1 for e in run.trace.events)
 
 
-def test_a_worker_is_replaced_on_its_machine(cluster) -> None:
+def test_worker_is_replaced_on_its_machine(cluster) -> None:
     def dies_once(flag: str) -> float:
         kv = kvstore.create("dist_sync", on_crash="replace")
         kv.set_optimizer(kvstore.SGD(learning_rate=-1))
@@ -76,7 +76,7 @@ def test_a_worker_is_replaced_on_its_machine(cluster) -> None:
 
 
 @pytest.mark.parametrize("server", [0, 1])
-def test_a_backup_answers_in_the_place_of_a_server(cluster, tmp_path, server: int) -> None:
+def test_backup_server_takes_over(cluster, tmp_path, server: int) -> None:
     begun, ends = tmp_path / "begun", tmp_path / "end"
     run = cluster.submit(keeps_on, str(begun), str(ends), replication=2)
     until(begun.exists)
@@ -88,7 +88,7 @@ def test_a_backup_answers_in_the_place_of_a_server(cluster, tmp_path, server: in
     assert cluster.run(adds, "dist_sync", replication=2).results == [60.0] * 3
 
 
-def test_the_end_of_the_scheduler_ends_the_run(cluster, tmp_path) -> None:
+def test_scheduler_death_ends_the_run(cluster, tmp_path) -> None:
     begun = tmp_path / "begun"
     run = cluster.submit(keeps_on, str(begun), str(tmp_path / "end"))
     until(begun.exists)
@@ -112,7 +112,7 @@ def test_scheduled_functions_run_on_the_other_machine(cluster, tmp_path) -> None
 
         def step(x):
             dies_once()
-            while not Path(flag).exists():  # or the others do all before it has a function
+            while not Path(flag).exists():  # otherwise the others run all functions
                 time.sleep(0.001)
             optimizer.zero_grad()
             (model.weight * x).sum().backward()
@@ -131,7 +131,7 @@ def test_scheduled_functions_run_on_the_other_machine(cluster, tmp_path) -> None
 
 
 def addresses(mode: str) -> list[str]:
-    """The addresses of the other machines to which this worker has connected."""
+    """Return the addresses of other machines to which this worker is connected."""
     kv = kvstore.create(mode)
     kv.barrier()
     lines = kv._requests._link._connections
@@ -140,8 +140,8 @@ def addresses(mode: str) -> list[str]:
 
 
 @needs_sshd
-def test_hosts_of_a_laboratory(tmp_path) -> None:
-    """Their networks, processes and clocks are their own: so are the numbers of their processes."""
+def test_servers_run_on_laboratory_hosts(tmp_path) -> None:
+    """Laboratory hosts have separate networks, clocks and process ids."""
     with (
         laboratory(["alpha", "beta"], shared=[tmp_path], skew={"beta": 5}) as lab,
         dk.Cluster(hosts={"alpha": 2, "beta": 1}, servers=2, **lab.options()) as cluster,

@@ -1,4 +1,4 @@
-"""A real JupyterHub: users at once, walls between them, culling, a restart from the hub's page."""
+"""A JupyterHub: concurrent users, their isolation, culling, and a restart from its page."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ print(json.dumps({
 }))
 """
 
-#: What a user tries at another's: TOLD is what is known of that one. It prints what succeeded.
+#: A user's attack on another user, whose addresses are in TOLD; prints the successes.
 SPY = """
 import json, os, socket
 from contextlib import suppress
@@ -108,11 +108,11 @@ print(json.dumps({
 }))
 """
 
-#: In the hub's page: whether a click on the button has an effect yet.
+#: In the hub's page: whether the button is active.
 ACTS = """() => window.require?.defined?.("jquery")
     && !!window.require("jquery")._data(document.querySelector("#stop"), "events")?.click"""
 
-#: The settings of docs/hub.md: those of another spawner have no effect here, but are read.
+#: The settings of docs/hub.md; those of another spawner have no effect.
 PAGE = Path(__file__).parents[2] / "docs/hub.md"
 CONFIG = "\n".join(re.findall(r"```python\n(.+?)```", PAGE.read_text(), re.DOTALL))
 CONFIG += 'c.Spawner.mem_limit = "2G"\n'
@@ -127,7 +127,7 @@ def hub() -> Iterator[Hub]:
 
 
 def begin(hub: Hub, user: str) -> tuple[Kernel, dict[str, Any]]:
-    """A user's kernel with two clusters, and what it tells of itself."""
+    """Start a user's kernel with two clusters; return their facts."""
     if not hub.runs(user):
         hub.start(user)
     kernel = hub.kernel(user)
@@ -135,12 +135,12 @@ def begin(hub: Hub, user: str) -> tuple[Kernel, dict[str, Any]]:
 
 
 def listening(pids: list[int]) -> list[tuple[str, int]]:
-    """The TCP ports of these processes."""
+    """Return the TCP ports of processes."""
     found = (c for pid in pids for c in psutil.Process(pid).net_connections("tcp"))
     return [tuple(c.laddr) for c in found if c.status == psutil.CONN_LISTEN]
 
 
-def test_users_at_once_do_not_collide_and_have_walls_between_them(hub: Hub) -> None:
+def test_concurrent_users_are_isolated(hub: Hub) -> None:
     with ThreadPoolExecutor() as threads:
         began = dict(zip(USERS, threads.map(lambda user: begin(hub, user), USERS), strict=True))
     told = {user: facts for user, (_, facts) in began.items()}
@@ -154,7 +154,7 @@ def test_users_at_once_do_not_collide_and_have_walls_between_them(hub: Hub) -> N
 
     (kernel, ada), (other, _) = began["ada"], began["bob"]
     unix = [c.laddr for pid in ada["pids"] for c in psutil.Process(pid).net_connections("unix")]
-    assert not [name for name in unix if name.startswith("@")]  # which all users could take up
+    assert not [name for name in unix if name.startswith("@")]  # which every user could connect to
     target = {**ada, "proc": str(hub.proc), "sockets": [name for name in unix if name]}
     spy = f"TOLD = {target!r}\n{SPY}"
     own, spied = json.loads(kernel.run(spy)), json.loads(other.run(spy))
@@ -164,7 +164,7 @@ def test_users_at_once_do_not_collide_and_have_walls_between_them(hub: Hub) -> N
     assert spied["lines"] == own["lines"]
     assert not [x for x in spied["lines"] if any(secret in x for secret in ada["secrets"])]
 
-    with ExitStack() as lines:  # ports of gloo are open to all: strangers disturb nothing
+    with ExitStack() as lines:  # gloo's ports are open: strangers must not disturb it
         for address in ports["ada"]:
             lines.enter_context(socket.create_connection(address)).sendall(bytes(range(256)))
         kernel.run("Path('go').touch()")
@@ -172,7 +172,7 @@ def test_users_at_once_do_not_collide_and_have_walls_between_them(hub: Hub) -> N
         assert kernel.run("print(held[1].results)") == "[2.0, 2.0]\n"
 
 
-def test_culling_ends_all_of_a_server(hub: Hub) -> None:
+def test_culling_ends_all_processes_of_a_server(hub: Hub) -> None:
     _, told = begin(hub, "bob")
     command = [sys.executable, "-m", "jupyterhub_idle_culler", "--timeout=1", "--cull-every=1"]
     access = {"JUPYTERHUB_API_TOKEN": hub.token, "JUPYTERHUB_API_URL": f"{hub.url}/hub/api"}
@@ -187,7 +187,7 @@ def test_culling_ends_all_of_a_server(hub: Hub) -> None:
 
 
 def left(told: dict[str, Any]) -> list[str]:
-    """Processes, and files in memory or temporary folders, that a user's server has left."""
+    """Return processes, shared-memory and temporary files left by a user's server."""
     running = [str(pid) for pid in told["pids"] if psutil.pid_exists(pid)]
     if not told["uid"]:
         return running
@@ -200,7 +200,7 @@ def left(told: dict[str, Any]) -> list[str]:
     return running
 
 
-def test_a_restart_from_the_hubs_page(hub: Hub, tab: Any) -> None:
+def test_server_restarts_from_the_hub_page(hub: Hub, tab: Any) -> None:
     _, told = begin(hub, "ada")
     page = tab.page
     page.goto(f"{hub.url}/hub/login?next=/hub/home")

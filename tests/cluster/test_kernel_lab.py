@@ -1,4 +1,4 @@
-"""A kernel is interrupted and restarted in a real JupyterLab, widgets open."""
+"""Interrupt and restart of a kernel in JupyterLab, with open widgets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ run = cluster.run(dist.barrier)
 print('kernel-pid', os.getpid())
 run
 """
-#: How each state is reached, and what one sees then.
+#: How to reach each state, and what it shows.
 STATES = {
     "running": (
         "def endless():\n    while True:\n        dist.all_reduce(torch.ones(1))\n\n"
@@ -38,7 +38,7 @@ STOP = "cluster.stop()"
 
 
 @pytest.mark.parametrize(("state", "how"), [("running", "interrupt"), ("stepping", "restart")])
-def test_a_kernel_goes_on(lab: Any, tab: Any, state: str, how: str) -> None:
+def test_kernel_continues_after_a_reload(lab: Any, tab: Any, state: str, how: str) -> None:
     page, (program, seen) = tab.page, STATES[state]
     name = f"kernel-{state}-{how}.ipynb"
     (lab.root / name).write_text(notebook(SETUP, program, AFTER, STOP))
@@ -77,7 +77,7 @@ def test_a_kernel_goes_on(lab: Any, tab: Any, state: str, how: str) -> None:
 ENDED = "the kernel has ended"
 
 
-def test_what_an_ended_kernel_has_left_says_so(lab: Any, tab: Any) -> None:
+def test_outputs_of_an_ended_kernel_have_a_notice(lab: Any, tab: Any) -> None:
     page, name = tab.page, "ended.ipynb"
     live = "live = cluster.submit(dist.recv, torch.zeros(1), wait_forever=True)\nlive"
     crash = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
@@ -97,7 +97,7 @@ def test_what_an_ended_kernel_has_left_says_so(lab: Any, tab: Any) -> None:
     look(page, {"ended": page})
 
     command(page, "docmanager:save")
-    page.goto(lab.address(name))  # now nobody knows the widgets, and their pictures are seen
+    page.goto(lab.address(name))  # now the widgets are unknown, and the pictures are shown
     until(lambda: page.locator(".distkit-still:visible").count() == 2, timeout=60)
     until(lambda: page.locator(".distkit-ended:visible").count() == 1, timeout=60)
     look(page, {"ended-again": page})

@@ -1,8 +1,7 @@
-"""Two processes of a cluster are killed at once; ``make stress`` has every pair, state and gap.
+"""Two processes of a cluster are killed; ``make stress`` tries every pair, state and delay.
 
-Who notices the death differs: the kernel (what ranks are forked from, while they run; the
-controller of a cell), the server (two nodes while they are stepped), or the kernel's children (the
-kernel itself).
+The pairs differ in which process notices the deaths: the kernel, the servers, or the kernel's
+children.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes of a parameter server that end, in a cluster: who goes on, and what comes after."""
+"""Deaths of workers, servers and schedulers in a cluster, and the rest of the run."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ def adds(mode: str, dies: int | None = None, **options) -> float:
     ("mode", "options"),
     [("dist_async", {}), ("dist_sync", {"on_crash": "continue"}), ("dist_sync", {"backup": 1})],
 )
-def test_the_others_go_on_without_a_worker(cluster, mode: str, options) -> None:
+def test_other_workers_continue_without_a_dead_worker(cluster, mode: str, options) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="rank 1 ended"):
         run = cluster.run(adds, mode, 1, **options)
     assert run.results[0] >= 50 and run.results[1] is None
-    assert run.results[0] == 60 or options == {"backup": 1}  # which drops what comes late
+    assert run.results[0] == 60 or options == {"backup": 1}  # which drops late gradients
     assert run.trace.info.ends[1].how == "died"
     assert cluster.run(adds, mode).results == [100, 100]
 
 
 def node(cluster, i: int) -> int:
-    """The pid of a worker, a server or the scheduler, of which there are 2, 2 and 1."""
+    """Return the pid of one of 2 workers, 2 servers and the scheduler."""
     return cluster.status().rows[i][2]
 
 
 def goes_on(flag: str, rounds: int = 200, **options) -> list[float]:
-    """Pushes until the test has killed something, and some rounds more."""
+    """Push until the test has killed a process, and for some more rounds."""
     kv = kvstore.create("dist_async", **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     keys = list(range(6))
@@ -79,7 +79,7 @@ def goes_on(flag: str, rounds: int = 200, **options) -> list[float]:
     return [v.unique().item() for v in kv.pull(keys)]
 
 
-def test_a_server_with_a_backup_may_be_killed(cluster, tmp_path) -> None:
+def test_killed_server_is_replaced_by_its_backup(cluster, tmp_path) -> None:
     flag = tmp_path / "now"
     run = cluster.submit(goes_on, str(flag), replication=2)
     until(flag.exists)
@@ -93,12 +93,12 @@ def test_a_server_with_a_backup_may_be_killed(cluster, tmp_path) -> None:
     last = [versions[-1][1] for versions in shown.history.versions.values() if versions]
     assert last == [400] * 6
     lying = [g for g in shown.history.gradients if g.taken > shown.end]
-    assert len(lying) <= 12  # an update that died with its server
+    assert len(lying) <= 12  # an update lost with its server
     assert cluster.run(adds, "dist_sync", replication=2).results == [100, 100]
 
 
 def dies_early(when: str, **options) -> float:
-    """Worker 0, whose values count, ends before it has given them."""
+    """Worker 0, which initializes the values, ends before init."""
     dies = int(os.environ["RANK"]) == 0
     if dies and when == "create":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -117,15 +117,13 @@ def dies_early(when: str, **options) -> float:
 @pytest.mark.parametrize(
     "options", [{"name": "dist_async"}, {"name": "dist_sync", "on_crash": "continue"}]
 )
-def test_a_worker_that_ends_before_it_was_there_hangs_nobody(cluster, when: str, options) -> None:
+def test_worker_that_ends_before_registration_hangs_no_rank(cluster, when: str, options) -> None:
     run = cluster.submit(dies_early, when, bigarray_bound=100, **options)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
             results = run.wait(60).results
-        except (
-            dk.errors.RankError
-        ) as error:  # or it was quicker than the word that the others continue
+        except dk.errors.RankError as error:  # or it was faster than the message to continue
             told = error.run.trace.info.ends[1].text
             assert when == "create" or "waits for the value of worker 0" in told
         else:
@@ -135,7 +133,7 @@ def test_a_worker_that_ends_before_it_was_there_hangs_nobody(cluster, when: str,
 
 
 def dies_unheard(mode: str, on_crash: str, folder: str) -> None:
-    """Worker 1 dies of the answer to its second push: the server has accepted that."""
+    """Worker 1 dies when the reply to its second push arrives."""
     kv = kvstore.create(mode, on_crash=on_crash)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
@@ -151,23 +149,21 @@ def dies_unheard(mode: str, on_crash: str, folder: str) -> None:
 @pytest.mark.parametrize(
     ("mode", "on_crash"), [("dist_async", "continue"), ("dist_sync", "replace")]
 )
-def test_an_accepted_push_is_not_refused_because_its_worker_died(
-    cluster, tmp_path, mode: str, on_crash: str
-) -> None:
+def test_accepted_push_survives_its_worker(cluster, tmp_path, mode: str, on_crash: str) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="1 ended"):
         run = cluster.run(dies_unheard, mode, on_crash, str(tmp_path))
     picture = draw(project(run.trace))
     assert not any("refused" in notice for notice in picture["notices"])
     mine = [b["more"] for b in picture["keyframes"] if b["who"].startswith("worker 1 pushes")]
     (more,) = [m for m in mine if "its worker has ended" in m]
-    assert "applied in v" in more or mode == "dist_sync"  # whose round may go on without it
+    assert "applied in v" in more or mode == "dist_sync"  # whose round completes without it
 
 
 # -- in the middle of a run: others take their places --------------------------------
 
 
 def begins_again(mode: str, folder: str, dies: int = 1) -> tuple[float, int]:
-    """Adds up to 50 per worker; one dies at its 10th push, in its first life."""
+    """Each worker pushes 50 times; one dies at its 10th push, once."""
     kv = kvstore.create(mode, on_crash="replace")
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
@@ -183,7 +179,7 @@ def begins_again(mode: str, folder: str, dies: int = 1) -> tuple[float, int]:
 
 
 def the_same_again(folder: str, mode: str, meets: str) -> float:
-    """Whoever takes a dead worker's place does the whole loop; the others have less to do."""
+    """A replacement runs the whole loop; the others have fewer steps left."""
     kv = kvstore.create(mode, on_crash="replace")
     assert dk.data.shard(torch.arange(4))[0].tolist() == [kv.rank, kv.rank + 2]
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
@@ -204,14 +200,14 @@ def the_same_again(folder: str, mode: str, meets: str) -> float:
     ("mode", "meets"),
     [("dist_sync", "each time"), ("dist_sync", "at the end"), ("dist_async", "never")],
 )
-def test_who_takes_a_place_may_have_more_to_do(cluster, tmp_path, mode: str, meets: str) -> None:
+def test_replacement_may_have_more_steps(cluster, tmp_path, mode: str, meets: str) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended"):
         run = cluster.run(the_same_again, str(tmp_path), mode, meets)
     assert run.results[1] == 50 or (mode == "dist_async" and max(run.results) == 50)
 
 
 @pytest.mark.parametrize("mode", ["dist_async", "dist_sync"])
-def test_a_worker_that_dies_is_replaced_and_begins_again(cluster, mode: str, tmp_path) -> None:
+def test_dead_worker_is_replaced_and_starts_again(cluster, mode: str, tmp_path) -> None:
     with pytest.warns(
         dk.errors.CommunicationWarning, match=r"worker 1 ended .* \(signal SIGKILL\), and"
     ):
@@ -226,7 +222,7 @@ def test_a_worker_that_dies_is_replaced_and_begins_again(cluster, mode: str, tmp
     assert len({s.match for s in spans if s.op is Op.REGISTER}) == 2
     assert any(s.start > vacant.end for s in spans)
     assert cluster.run(adds, mode).results == [100, 100]
-    assert cluster.run(sums_up).results == [1, 1]  # the group is whole again
+    assert cluster.run(sums_up).results == [1, 1]  # the group is complete again
 
 
 def sums_up() -> float:
@@ -235,7 +231,7 @@ def sums_up() -> float:
     return x.item()
 
 
-def test_one_that_always_dies_ends_the_run(cluster, tmp_path) -> None:
+def test_worker_that_always_dies_ends_the_run(cluster, tmp_path) -> None:
     with pytest.raises(dk.errors.RankDied, match=r"rank 1.*replaced 3 times.*\(signal SIGKILL\)"):
         cluster.run(begins_again, "dist_sync", str(tmp_path), 99)
     assert Path(tmp_path, "life-1").read_text() == "x" * 4
@@ -252,7 +248,7 @@ def reduces_too(folder: str) -> None:
     dist.all_reduce(torch.ones(1))
 
 
-def test_a_process_group_has_no_place_for_another(cluster, tmp_path) -> None:
+def test_process_group_does_not_accept_a_replacement(cluster, tmp_path) -> None:
     with pytest.raises(dk.errors.RankError, match="and a new process cannot join it"):
         cluster.run(reduces_too, str(tmp_path))
     assert cluster.run(sums_up).results == [1, 1]
@@ -270,7 +266,7 @@ def meets(flag: str) -> None:
             Path(flag).touch()
 
 
-def test_a_run_whose_scheduler_is_killed_ends_and_says_so(cluster, tmp_path) -> None:
+def test_killed_scheduler_ends_the_run_with_an_error(cluster, tmp_path) -> None:
     run = cluster.submit(meets, str(tmp_path / "now"))
     until((tmp_path / "now").exists)
     cluster.kill("scheduler")
@@ -279,10 +275,10 @@ def test_a_run_whose_scheduler_is_killed_ends_and_says_so(cluster, tmp_path) -> 
     assert cluster.run(adds, "dist_async").results == [100, 100]
 
 
-def test_a_signal_that_interrupts_one_worker_is_told(cluster, tmp_path) -> None:
+def test_interrupted_worker_is_reported(cluster, tmp_path) -> None:
     run = cluster.submit(goes_on, str(tmp_path / "now"), 10**9)
     until((tmp_path / "now").exists)
-    while not run.finished:  # Python ignores what a signal raises in a callback of a weak reference
+    while not run.finished:  # Python ignores exceptions of signal handlers in weakref callbacks
         os.kill(node(cluster, 1), signal.SIGINT)
         run._conductor.done.wait(2)
     with pytest.raises(
@@ -296,14 +292,14 @@ def test_a_signal_that_interrupts_one_worker_is_told(cluster, tmp_path) -> None:
 
 
 def begins_late(flag: str, **options) -> float:
-    """Worker 1 creates its store when the test says so."""
+    """Worker 1 creates its store when the test allows it."""
     if int(os.environ["RANK"]) == 1:
         until(Path(flag).exists)
     return adds("dist_async", **options)
 
 
 @pytest.mark.parametrize("name", ["server 1", "scheduler"])
-def test_a_node_that_ends_before_the_beginning_ends_the_run(cluster, tmp_path, name: str) -> None:
+def test_node_that_ends_before_the_start_ends_the_run(cluster, tmp_path, name: str) -> None:
     run = cluster.submit(begins_late, str(tmp_path / "go"), replication=2)
     until(lambda: any(e.op is Op.REGISTER and e.rank == 0 for e in run.trace.events))
     cluster.kill(name)
@@ -321,7 +317,7 @@ def watchful() -> Iterator[dk.Cluster]:
         yield cluster
 
 
-def test_processes_that_hang_are_replaced(watchful, tmp_path) -> None:
+def test_hung_processes_are_replaced(watchful, tmp_path) -> None:
     run = watchful.submit(goes_on, str(tmp_path / "now"), 100, replication=2, on_crash="replace")
     until((tmp_path / "now").exists)
     hung = [node(watchful, 2), node(watchful, 1)]
@@ -331,13 +327,13 @@ def test_processes_that_hang_are_replaced(watchful, tmp_path) -> None:
         dk.errors.CommunicationWarning, match=r"(worker 1|server 0) .*missed heartbeats"
     ):
         values = run.wait().results[0]
-    assert min(values) >= 200  # all of the others', and what the first life of worker 1 pushed:
-    assert max(values) - min(values) in (0, 1)  # its last push perhaps to one server alone
+    assert min(values) >= 200  # all pushes of the others, and those of worker 1 before its death:
+    assert max(values) - min(values) in (0, 1)  # its last push may have reached only one server
     assert sorted(r.name for r in run.replaced) == ["server 0", "worker 1"]
     assert watchful.run(adds, "dist_sync", replication=2).results == [100, 100]
 
 
-def test_a_scheduler_that_hangs_is_ended_and_the_run_with_it(watchful, tmp_path) -> None:
+def test_hung_scheduler_is_killed_and_ends_the_run(watchful, tmp_path) -> None:
     run = watchful.submit(meets, str(tmp_path / "now"))
     until((tmp_path / "now").exists)
     os.kill(node(watchful, 4), signal.SIGSTOP)
@@ -346,6 +342,6 @@ def test_a_scheduler_that_hangs_is_ended_and_the_run_with_it(watchful, tmp_path)
     assert watchful.run(adds, "dist_sync").results == [100, 100]
 
 
-def test_silence_is_counted_in_seconds() -> None:
+def test_heartbeat_timeout_is_in_seconds() -> None:
     with pytest.raises(dk.errors.StartError, match="heartbeat_timeout=0"):
         dk.Cluster(workers=1, servers=1, heartbeat_timeout=0)

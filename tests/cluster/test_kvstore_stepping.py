@@ -1,4 +1,4 @@
-"""Pushes and pulls step by step, and workers that a parameter server can never answer."""
+"""Stepping through pushes and pulls, and through requests without an answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cluster() -> Iterator[dk.Cluster]:
 
 @pytest.fixture
 def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
-    """A cluster that must still work when the test is over."""
+    """A cluster that must still work after the test."""
     yield cluster
     assert cluster.run(total).results == [6.0] * 3
 
@@ -39,7 +39,7 @@ def total() -> float:
 
 
 def train(mode: str, rounds: int = 2, **options) -> list[float]:
-    """Each worker adds its number to what it has pulled."""
+    """Each worker adds its rank to the pulled value."""
     kv = kvstore.create(mode, **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
@@ -69,7 +69,7 @@ def up_to(op: Op, stepper: Stepper) -> Stepper:
 
 
 def late(run: Run) -> list[int]:
-    """The staleness of each gradient, in the order of the updates."""
+    """Return the staleness of each gradient, in the order of the updates."""
     return [max(s.attributes["late"]) for s in run.trace.spans if "version" in s.attributes]
 
 
@@ -95,14 +95,14 @@ def test_every_call_of_a_store_is_a_step(usable: dk.Cluster) -> None:
 
 
 def keys() -> float:
-    """Two keys, of which one is split over both servers: one call, one step."""
+    """Two keys, one of them split over both servers, in one call."""
     kv = kvstore.create("dist_sync", bigarray_bound=4)
     kv.init(["w", "b"], [torch.zeros(8), torch.zeros(2)])
     w, b = kv.pushpull(["w", "b"], [torch.ones(8), torch.ones(2)])
     return w.sum().item() + b.sum().item()
 
 
-def test_a_call_of_several_keys_and_parts_is_one_step(usable: dk.Cluster) -> None:
+def test_call_with_several_keys_and_parts_is_one_step(usable: dk.Cluster) -> None:
     stepper = usable.step(keys)
     seen = [calls(stepper)[0]]
     while not stepper.next().finished:
@@ -113,7 +113,7 @@ def test_a_call_of_several_keys_and_parts_is_one_step(usable: dk.Cluster) -> Non
     assert pushes == ["w", "w", "b"], "the trace reads like one that ran by itself"
 
 
-def test_a_pull_is_blocked_until_every_worker_has_pushed(usable: dk.Cluster) -> None:
+def test_pull_is_blocked_until_every_worker_has_pushed(usable: dk.Cluster) -> None:
     stepper = up_to(Op.PUSH, usable.step(train, "dist_sync")).next(rank=0)
     stepper.next(rank=0)
     mine = stepper.moment.rank_states[0]
@@ -139,7 +139,7 @@ TOGETHER = [0, 1, 2, 2, 1, 0], [0, 1, 2]
 
 
 @pytest.mark.parametrize(("order", "stale"), [ONE_BY_ONE, TOGETHER])
-def test_the_order_of_pushes_makes_their_staleness(
+def test_order_of_pushes_determines_staleness(
     usable: dk.Cluster, order: list[int], stale: list[int]
 ) -> None:
     """In dist_async."""
@@ -153,7 +153,7 @@ def test_the_order_of_pushes_makes_their_staleness(
 
 
 def loops(mode: str = "dist_sync", then: str = "", more: int = 0, **options) -> None:
-    """Worker 2 makes ``more`` rounds than the others."""
+    """Worker 2 makes ``more`` additional rounds."""
     kv = kvstore.create(mode, **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
@@ -168,7 +168,7 @@ def loops(mode: str = "dist_sync", then: str = "", more: int = 0, **options) -> 
 
 
 def misses(what: str, who: int) -> None:
-    """One worker does not make one call."""
+    """One worker omits one call."""
     skips = what if dist.get_rank() == who else ""
     if skips == "create":
         return
@@ -184,7 +184,7 @@ def misses(what: str, who: int) -> None:
 
 
 def slow_last() -> None:
-    """With a backup worker: the last round of the slowest comes when the others have finished."""
+    """With a backup worker, the slowest worker pushes after the others have finished."""
     kv = kvstore.create("dist_sync", backup=1)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
@@ -217,7 +217,7 @@ HANGS = [
 
 
 @pytest.mark.parametrize(("program", "asked", "kind", "culprits", "waiting", "says"), HANGS)
-def test_a_pull_that_nobody_can_answer_is_explained(
+def test_unanswerable_pull_is_explained(
     usable: dk.Cluster, program, asked, kind, culprits, waiting, says
 ) -> None:
     with pytest.raises(dk.errors.DeadlockError) as caught:
@@ -232,13 +232,13 @@ def test_a_pull_that_nobody_can_answer_is_explained(
 
 
 def slow(mode: str, flag: str, **options) -> None:
-    """Worker 2 comes late, with what it pulled when the others did."""
+    """Worker 2 pushes late, with weights pulled together with the others."""
     kv = kvstore.create(mode, **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
     for n in range(3):
         kv.pull("w")
-        if n < 2:  # else it may be alone in a round, if it is very late
+        if n < 2:  # otherwise a very late worker may be alone in a round
             kv.barrier()
         while kv.rank == 2 and n == 1 and not Path(flag).exists():
             time.sleep(0.01)
@@ -254,8 +254,8 @@ def slow(mode: str, flag: str, **options) -> None:
         dict(mode="dist_async", staleness=0),
     ],
 )
-def test_a_slow_worker_is_no_hang(usable: dk.Cluster, tmp_path: Path, options) -> None:
-    """The others finish, or wait until somebody has looked at them: and nothing is found."""
+def test_slow_worker_is_not_a_hang(usable: dk.Cluster, tmp_path: Path, options) -> None:
+    """The others finish or wait, and there is no finding."""
     flag = tmp_path / "go on"
     run = usable.submit(slow, flag=str(flag), **options)
     conductor = run._conductor
@@ -280,7 +280,7 @@ def dies(rank: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_crash_halts_dist_sync_and_is_named(usable: dk.Cluster) -> None:
+def test_crash_halts_dist_sync_and_is_named(usable: dk.Cluster) -> None:
     with pytest.raises(dk.errors.RankDied, match="rank 1") as caught:
         usable.run(dies, 1)
     assert 'on_crash="continue"' in str(caught.value)
@@ -297,7 +297,7 @@ def kill(cluster: dk.Cluster, rank: int) -> None:
 
 
 def told(stepper: Stepper, rank: int, says: str) -> None:
-    """Wait until the moment shown says something of a rank, without a step."""
+    """Wait until the current moment has a text for a rank, without a step."""
     seen = threading.Event()
     stepper.watch(seen.set)
     while says not in str(stepper.moment.rank_states[rank]):
@@ -309,7 +309,7 @@ GO_ON = [dict(mode="dist_async"), dict(mode="dist_sync", on_crash="continue")]
 
 
 @pytest.mark.parametrize("options", GO_ON)
-def test_a_paused_worker_that_is_killed_is_told_at_once(usable: dk.Cluster, options) -> None:
+def test_killed_paused_worker_is_reported_immediately(usable: dk.Cluster, options) -> None:
     stepper = up_to(Op.PUSH, usable.step(train, **options))
     moments = len(stepper.moments)
     kill(usable, 1)
@@ -323,7 +323,7 @@ def test_a_paused_worker_that_is_killed_is_told_at_once(usable: dk.Cluster, opti
         stepper.next(rank=1)
     stepper.next()
     assert calls(stepper) == ["pull('w')", "", "pull('w')"]
-    stepper.next(rank=0).next(rank=2)  # they pull: the server may not have noticed yet
+    stepper.next(rank=0).next(rank=2)  # they pull; the server may not have noticed the death yet
     assert status(stepper)[1] == "died" and not stepper.finished
     with pytest.warns(dk.errors.CommunicationWarning, match="rank 1 ended"):
         zero, one, two = stepper.finish().results
@@ -331,8 +331,8 @@ def test_a_paused_worker_that_is_killed_is_told_at_once(usable: dk.Cluster, opti
 
 
 @pytest.mark.parametrize("options", GO_ON)
-def test_a_worker_that_is_killed_in_a_step_stops_nobody(usable: dk.Cluster, options) -> None:
-    """Optimizer, init and pull are three; each step after the death is a step, too."""
+def test_worker_killed_in_a_step_stops_no_other(usable: dk.Cluster, options) -> None:
+    """Optimizer, init and pull are three steps; steps continue after the death."""
     with dk.trouble(kill={1: 3}):
         stepper = usable.step(train, **options)
         for n in range(6):
@@ -344,7 +344,7 @@ def test_a_worker_that_is_killed_in_a_step_stops_nobody(usable: dk.Cluster, opti
         stepper.finish()
 
 
-def test_who_takes_a_dead_workers_place_is_stepped_through(usable: dk.Cluster) -> None:
+def test_replacement_worker_can_be_stepped(usable: dk.Cluster) -> None:
     stepper = up_to(Op.PUSH, usable.step(train, "dist_async", on_crash="replace"))
     kill(usable, 1)
     told(stepper, 1, "paused before set_optimizer(sgd)")

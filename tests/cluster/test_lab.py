@@ -1,4 +1,4 @@
-"""The welcome notebook in a real JupyterLab, in a real browser."""
+"""The welcome notebook in JupyterLab."""
 
 import io
 import time
@@ -12,7 +12,7 @@ from benchmarks.lab import command
 from distkit.views.scene.theme import theme
 
 
-def test_welcome_draws_the_timeline(lab: Any, tab: Any) -> None:
+def test_welcome_notebook_draws_the_timeline(lab: Any, tab: Any) -> None:
     page = tab.page
     page.goto(lab.address("00_welcome.ipynb"))
     idle(page)

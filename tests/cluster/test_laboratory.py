@@ -1,4 +1,4 @@
-"""Several hosts on this machine: apart in all that matters, and gone afterwards."""
+"""Several isolated hosts on this machine, removed afterwards."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def hosts() -> Iterator[Laboratory]:
 
 @pytest.fixture
 def mended(hosts: Laboratory) -> Iterator[Laboratory]:
-    """The hosts; the faults of a test end with it."""
+    """The hosts, whose faults are removed after each test."""
     yield hosts
     hosts.mend()
 
 
-def test_hosts_are_apart(hosts: Laboratory) -> None:
+def test_hosts_are_isolated(hosts: Laboratory) -> None:
     here = socket.gethostname()
     for host in hosts.hosts:
         assert say(hosts, host, "hostname") == host != here
@@ -60,14 +60,14 @@ def test_hosts_share_files_and_python(hosts: Laboratory, tmp_path: Path) -> None
     assert say(hosts, "alpha", python, cwd=ROOT).split()[1] == sys.prefix
 
 
-def test_names_and_options(hosts: Laboratory) -> None:
+def test_names_and_options_are_checked(hosts: Laboratory) -> None:
     assert say(hosts, "alpha", "getent hosts beta").split() == [hosts.address("beta"), "beta"]
     assert say(hosts, "beta", "echo $COLOUR; pwd", cwd="/usr", env={"COLOUR": "red"}) == "red\n/usr"
     with pytest.raises(LaboratoryError, match="no host 'delta'"):
         hosts.run("delta", ["true"])
 
 
-def test_a_command_ends_with_its_stand_in(hosts: Laboratory) -> None:
+def test_command_ends_with_its_proxy(hosts: Laboratory) -> None:
     with hosts.popen("alpha", ["sleep", "1000"]) as sleeper:
         until(lambda: "sleep" in say(hosts, "alpha", "cat /proc/[0-9]*/comm 2>/dev/null; true"))
         sleeper.terminate()
@@ -75,7 +75,7 @@ def test_a_command_ends_with_its_stand_in(hosts: Laboratory) -> None:
 
 
 def reach(lab: Laboratory, source: str, to: str, port: int = 7000) -> bool:
-    """True if a server on one host gets what another sends, within a second."""
+    """Return whether a server on one host receives another host's message within a second."""
     serve = f"""if True:
         import socket
         server = socket.create_server(("{lab.address(to)}", {port}))
@@ -94,7 +94,7 @@ def reach(lab: Laboratory, source: str, to: str, port: int = 7000) -> bool:
     return bool(sent.returncode == 0)
 
 
-def test_cut_and_mend(mended: Laboratory) -> None:
+def test_cut_and_restore(mended: Laboratory) -> None:
     mended.cut("beta")
     assert not reach(mended, "alpha", "beta")
     assert not reach(mended, "beta", "alpha")
@@ -103,7 +103,7 @@ def test_cut_and_mend(mended: Laboratory) -> None:
     assert reach(mended, "alpha", "beta")
 
 
-def test_a_port_is_filtered(mended: Laboratory) -> None:
+def test_port_is_filtered(mended: Laboratory) -> None:
     mended.drop(None, "beta", port=7000)
     assert not reach(mended, "alpha", "beta", 7000)
     assert reach(mended, "alpha", "beta", 7002)
@@ -111,8 +111,8 @@ def test_a_port_is_filtered(mended: Laboratory) -> None:
     assert reach(mended, "alpha", "beta", 7000)
 
 
-def test_a_slow_line(mended: Laboratory) -> None:
-    """A megabyte takes 0.8 s at 10 Mbit/s, and next to nothing before."""
+def test_slow_link_adds_latency(mended: Laboratory) -> None:
+    """A megabyte takes 0.8 s at 10 Mbit/s."""
     mended.slow("beta", "10mbit")
     serve = f"""if True:
         import socket, time
@@ -134,8 +134,8 @@ def test_a_slow_line(mended: Laboratory) -> None:
         assert float(server.stdout.readline()) > 0.6
 
 
-def test_a_host_crashes_in_silence() -> None:
-    """Nobody sees its connections end, as it would if its processes alone did."""
+def test_host_crashes_silently() -> None:
+    """Its peers do not see their connections end, as they would if only its processes ended."""
     serve = """if True:
         import socket
         server = socket.create_server(("alpha", 7000))
@@ -186,7 +186,7 @@ MAKER = """if True:
 
 
 def started(command: list[str]) -> tuple[subprocess.Popen[str], set[int], Path, int]:
-    """A process that makes a laboratory: its network namespaces, its folder and its keeper."""
+    """Start a process that creates a laboratory; return its namespaces, folder and init process."""
     maker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert maker.stdout
     pids, _, folder = maker.stdout.readline().rpartition(" ")
@@ -197,7 +197,7 @@ def started(command: list[str]) -> tuple[subprocess.Popen[str], set[int], Path, 
     return maker, {namespace(pid) for pid in json.loads(pids)}, Path(folder.strip()), keeper
 
 
-def test_nothing_is_left_when_the_maker_is_killed() -> None:
+def test_no_process_is_left_when_the_creator_is_killed() -> None:
     maker, namespaces, folder, _ = started([sys.executable, "-c", MAKER])
     assert len(inhabitants(namespaces)) >= 7
     maker.kill()
@@ -206,7 +206,7 @@ def test_nothing_is_left_when_the_maker_is_killed() -> None:
     until(lambda: not folder.exists(), 30)
 
 
-def test_the_hosts_end_with_their_keeper() -> None:
+def test_hosts_end_with_their_init_process() -> None:
     maker, namespaces, folder, keeper = started([sys.executable, "-c", MAKER])
     os.kill(keeper, signal.SIGKILL)
     until(lambda: not inhabitants(namespaces), 30)
@@ -216,8 +216,8 @@ def test_the_hosts_end_with_their_keeper() -> None:
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="the other tests are those of an ordinary user")
-def test_an_ordinary_user_has_hosts_too(tmp_path: Path) -> None:
-    """With the system's Python, since root's may be where nobody else can read it."""
+def test_unprivileged_user_can_create_hosts(tmp_path: Path) -> None:
+    """Uses the system's Python, since root's may be unreadable for others."""
     python = shutil.which("python3", path="/usr/bin:/bin")
     nobody = pwd.getpwnam("nobody")
     become = ["setpriv", f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups"]
@@ -239,8 +239,8 @@ def test_an_ordinary_user_has_hosts_too(tmp_path: Path) -> None:
 
 
 @needs_sshd
-def test_a_cluster_outside_has_ranks_on_the_hosts(mended: Laboratory) -> None:
-    """Its network is not connected: a socket of the head is lent to it."""
+def test_outside_cluster_has_ranks_on_the_hosts(mended: Laboratory) -> None:
+    """The networks are not connected: the cluster uses a socket of the head."""
     with dk.Cluster(hosts={"alpha": 1, "beta": 1}, **mended.options()) as cluster:
         assert cluster.run(socket.gethostname).results == ["alpha", "beta"]
         (listening,) = [
@@ -249,7 +249,7 @@ def test_a_cluster_outside_has_ranks_on_the_hosts(mended: Laboratory) -> None:
         assert listening.endswith(f":{mended.options()['interface'].getsockname()[1]}")
 
 
-def test_the_command_runs_a_command_on_the_head(leftovers: Callable[[], list[str]]) -> None:
+def test_lab_hosts_runs_a_command_on_the_head(leftovers: Callable[[], list[str]]) -> None:
     words = [sys.executable, "-m", "distkit", "lab-hosts", "alpha", "--", "hostname"]
     ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     if ran.returncode:
@@ -259,7 +259,7 @@ def test_the_command_runs_a_command_on_the_head(leftovers: Callable[[], list[str
 
 
 @needs_sshd
-def test_the_command_shows_how_to_use_the_hosts(leftovers: Callable[[], list[str]]) -> None:
+def test_lab_hosts_prints_instructions(leftovers: Callable[[], list[str]]) -> None:
     words = [sys.executable, "-m", "distkit", "lab-hosts", "alpha", "beta"]
     with background(words, cwd=ROOT, stdout=subprocess.PIPE) as process:
         said = "".join(until_line(process, "Ctrl-C"))
@@ -273,7 +273,7 @@ def test_the_command_shows_how_to_use_the_hosts(leftovers: Callable[[], list[str
 
 
 @needs_sshd
-def test_the_command_ends_with_its_hosts(leftovers: Callable[[], list[str]]) -> None:
+def test_lab_hosts_ends_with_its_hosts(leftovers: Callable[[], list[str]]) -> None:
     words = [sys.executable, "-m", "distkit", "lab-hosts", "alpha"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with background(words, cwd=ROOT, **pipes) as process:

@@ -1,4 +1,4 @@
-"""Clusters over ipyparallel's launchers on a laboratory's hosts: what works, and what is said."""
+"""Clusters over ipyparallel's launchers on laboratory hosts, and their errors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from distkit_hosts.laboratory import Laboratory
 from distkit_hosts.laboratory.starting import PATH
 from tests.stress.hosts import test_lessons as lessons
 
-#: A refusal is known within this time [s], also where many programs share few cores.
+#: Time limit of a failing start on a busy machine [s].
 SOON = 30.0
 
-#: Words of what a cluster may leave behind on a host.
+#: Names of processes and files that a cluster may leave on a host.
 OURS = ("remote.agent", "mpiexec", "orted", "srun", "sbatch", "ssh -", "slurmstepd")
 
 
@@ -32,7 +32,7 @@ def needs(program: str, package: str) -> None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the hosts share, as users of Slurm have it."""
+    """A folder shared by the hosts, as under Slurm."""
     return tmp_path_factory.mktemp("home")
 
 
@@ -54,7 +54,7 @@ def head(lab: Laboratory, home: Path) -> Iterator[Head]:
 
 @pytest.fixture
 def hosts(lab: Laboratory) -> Iterator[Laboratory]:
-    """The laboratory; of a test's cluster and faults nothing is left there afterwards."""
+    """The laboratory; checks that each test leaves no process and fault there."""
     yield lab
     lab.mend()
     until(lambda: not left(lab), timeout=20)
@@ -70,18 +70,18 @@ def slurm(hosts: Laboratory) -> Iterator[Laboratory]:
 
 
 def left(lab: Laboratory) -> list[str]:
-    """What of a cluster is on the hosts."""
+    """Return a cluster's processes and files on the hosts."""
     return [f"{host}: {line}" for host in lab.hosts for line in processes(lab, host)]
 
 
 def processes(lab: Laboratory, host: str) -> list[str]:
     lines = say(lab, host, "ps -eo args").splitlines()
-    words = [*OURS, *(["boot.py"] if host != "head" else [])]  # there the kernel's own one stays
+    words = [*OURS, *(["boot.py"] if host != "head" else [])]  # the kernel's own one remains
     return [line for line in lines if any(word in line for word in words)]
 
 
 def cluster(options: str) -> str:
-    """The program that makes a cluster, uses it, and ends it."""
+    """Return a program that creates, uses and stops a cluster."""
     return f"""
 with follow(lambda: dk.Cluster({options})):
     assert cluster.run(total).results == [cluster.plan.ranks] * cluster.plan.ranks
@@ -91,7 +91,7 @@ with follow(lambda: dk.Cluster({options})):
 
 
 def refused(head: Head, options: str, *said: str) -> None:
-    """Such a cluster fails soon, with these words."""
+    """Check that a cluster fails soon, with this message."""
     last = head.do(cluster(options))
     assert last.get("kind") == "StartError", last
     for words in said:
@@ -106,13 +106,13 @@ SSH = "hosts={'alpha': 2, 'beta': 2, 'gamma': 2}"
 # -- SSH ------------------------------------------------------------------------------------
 
 
-def test_ssh(head: Head, hosts: Laboratory) -> None:
+def test_ranks_start_over_ssh(head: Head, hosts: Laboratory) -> None:
     head.begin(cluster(SSH))
     assert head.until(lambda said: "hosts" in said)["hosts"] == TWO_EACH
     assert "error" not in head.end()
 
 
-def test_ssh_by_the_environment_of_a_site(head: Head, hosts: Laboratory) -> None:
+def test_ssh_uses_the_site_environment(head: Head, hosts: Laboratory) -> None:
     head.do("os.environ['DISTKIT_HOSTS'] = 'alpha,beta'")
     head.begin(cluster("3"))
     assert head.until(lambda said: "hosts" in said)["hosts"] == ["alpha", "alpha", "beta"]
@@ -120,7 +120,7 @@ def test_ssh_by_the_environment_of_a_site(head: Head, hosts: Laboratory) -> None
     assert "error" not in head.do("del os.environ['DISTKIT_HOSTS']")
 
 
-def test_keys_are_in_no_arguments(head: Head, hosts: Laboratory) -> None:
+def test_keys_are_not_in_command_lines(head: Head, hosts: Laboratory) -> None:
     assert "error" not in head.do(f"follow(lambda: dk.Cluster({SSH}))")
     keys = head.get("keys()")
     seen = "".join(
@@ -132,7 +132,7 @@ def test_keys_are_in_no_arguments(head: Head, hosts: Laboratory) -> None:
     assert not left(hosts)  # at once
 
 
-def test_all_machines_that_are_cut_off_are_named(head: Head, hosts: Laboratory) -> None:
+def test_all_unreachable_machines_are_named(head: Head, hosts: Laboratory) -> None:
     hosts.cut("beta", "gamma")
     refused(
         head,
@@ -145,7 +145,9 @@ def test_all_machines_that_are_cut_off_are_named(head: Head, hosts: Laboratory) 
 
 
 @pytest.mark.parametrize("when", ["between two runs", "in a run"])
-def test_two_machines_that_lose_each_other_only(head: Head, hosts: Laboratory, when: str) -> None:
+def test_machines_that_lose_only_each_other_are_named(
+    head: Head, hosts: Laboratory, when: str
+) -> None:
     assert "error" not in head.do(f"follow(lambda: dk.Cluster({SSH}))")
     if when == "between two runs":
         hosts.drop("alpha", "beta")
@@ -165,20 +167,20 @@ def test_two_machines_that_lose_each_other_only(head: Head, hosts: Laboratory, w
     assert "error" not in head.do("cluster.interrupt(); cluster.stop()")
 
 
-def test_a_name_that_nobody_knows(head: Head, hosts: Laboratory) -> None:
+def test_unknown_host_name_raises(head: Head, hosts: Laboratory) -> None:
     refused(head, "hosts={'alpha': 1, 'delta': 1}", "delta cannot be entered", "Could not resolve")
 
 
-def test_a_key_that_is_refused(head: Head, hosts: Laboratory) -> None:
+def test_rejected_ssh_key_raises(head: Head, hosts: Laboratory) -> None:
     refused(head, "hosts={'nobody@beta': 1}", "nobody@beta cannot be entered", "Permission denied")
 
 
-def test_a_machine_without_that_python(head: Head, hosts: Laboratory) -> None:
+def test_machine_without_python_raises(head: Head, hosts: Laboratory) -> None:
     options = "hosts={'beta': 1}, remote_python='/opt/python'"
     refused(head, options, "beta has no Python at /opt/python", "remote_python=")
 
 
-def test_a_machine_without_distkit(head: Head, hosts: Laboratory) -> None:
+def test_machine_without_distkit_raises(head: Head, hosts: Laboratory) -> None:
     if sys.prefix == sys.base_prefix:
         pytest.skip("there is no Python without distkit here (this one is not in an environment)")
     python = f"{sys.base_prefix}/bin/python3"
@@ -193,12 +195,12 @@ def test_a_machine_without_distkit(head: Head, hosts: Laboratory) -> None:
         ("distributed", "beta is lost, with ranks 2 and 3: the process that ranks are forked from"),
     ],
 )
-def test_a_machine_without_torch(head: Head, hosts: Laboratory, part: str, said: str) -> None:
+def test_machine_without_torch_raises(head: Head, hosts: Laboratory, part: str, said: str) -> None:
     with hidden(hosts, "beta", Path(torch.__file__).parent / part):
         refused(head, SSH, said, "-m pip install torch")
 
 
-def test_a_machine_without_room(head: Head, hosts: Laboratory) -> None:
+def test_machine_without_disk_space_raises(head: Head, hosts: Laboratory) -> None:
     with shrunk(hosts, "beta", "/tmp"):
         refused(head, SSH, "on beta: ", "/tmp", "TMPDIR")
 
@@ -206,7 +208,7 @@ def test_a_machine_without_room(head: Head, hosts: Laboratory) -> None:
 # -- MPI ------------------------------------------------------------------------------------
 
 
-def test_mpi_on_named_hosts_keeps_keys_to_itself(head: Head, hosts: Laboratory) -> None:
+def test_mpi_keeps_keys_secret(head: Head, hosts: Laboratory) -> None:
     needs("mpiexec", "openmpi-bin")
     options = "hosts={'alpha': 2, 'gamma': 1}, engines='mpi'"
     assert "error" not in head.do(f"follow(lambda: dk.Cluster({options}))")
@@ -223,7 +225,7 @@ def test_mpi_on_named_hosts_keeps_keys_to_itself(head: Head, hosts: Laboratory) 
 @pytest.mark.parametrize(
     ("mpiexec", "round_robin"), [("openmpi", "'--map-by', 'node'"), ("mpich", "'-ppn', '1'")]
 )
-def test_ranks_have_the_numbers_of_mpis_processes(
+def test_ranks_have_the_numbers_of_mpi_processes(
     head: Head, hosts: Laboratory, mpiexec: str, round_robin: str
 ) -> None:
     needs(f"mpiexec.{mpiexec}", mpiexec)
@@ -245,7 +247,7 @@ def test_ranks_have_the_numbers_of_mpis_processes(
         ("2, engines='mpi', mpi_args=['-H', 'delta:2']", "delta"),
     ],
 )
-def test_what_mpi_refuses(head: Head, hosts: Laboratory, options: str, said: str) -> None:
+def test_mpi_errors_are_quoted(head: Head, hosts: Laboratory, options: str, said: str) -> None:
     needs("mpiexec", "openmpi-bin")
     refused(head, options, "mpi: ", said)
 
@@ -253,7 +255,7 @@ def test_what_mpi_refuses(head: Head, hosts: Laboratory, options: str, said: str
 # -- Slurm ----------------------------------------------------------------------------------
 
 
-def test_slurm(head: Head, slurm: Laboratory) -> None:
+def test_ranks_start_under_slurm(head: Head, slurm: Laboratory) -> None:
     assert "error" not in head.do("follow(lambda: dk.Cluster(6, engines='slurm', timelimit=5))")
     assert head.get("hosts()") == TWO_EACH
     assert head.get("cluster.run(total).results") == [6.0] * 6
@@ -275,11 +277,11 @@ def test_slurm(head: Head, slurm: Laboratory) -> None:
         ("engine_cmd=['/opt/python']", "/opt/python: No such file"),
     ],
 )
-def test_what_slurm_refuses(head: Head, slurm: Laboratory, options: str, said: str) -> None:
+def test_slurm_errors_are_quoted(head: Head, slurm: Laboratory, options: str, said: str) -> None:
     refused(head, f"2, engines='slurm', {options}", "slurm: ", said)
 
 
-def test_a_job_that_waits_and_is_cancelled(head: Head, slurm: Laboratory) -> None:
+def test_cancelled_pending_job_raises(head: Head, slurm: Laboratory) -> None:
     head.begin(cluster("2, engines='slurm', options='--begin=now+1hour', timeout=5"))
     stage = head.until(lambda said: "PENDING" in said.get("stage", ""))["stage"]
     assert stage == "waiting for slurm (PENDING BeginTime): 0 of 2 are there"
@@ -288,9 +290,7 @@ def test_a_job_that_waits_and_is_cancelled(head: Head, slurm: Laboratory) -> Non
     assert "is CANCELLED" in last["error"]
 
 
-def test_a_job_ends_with_a_kernel_that_is_killed_while_it_waits(
-    lab: Laboratory, home: Path, slurm: Laboratory
-) -> None:
+def test_pending_job_ends_with_its_kernel(lab: Laboratory, home: Path, slurm: Laboratory) -> None:
     kernel = Head(lab, home)
     kernel.begin(cluster("2, engines='slurm', options='--begin=now+1hour'"))
     assert "PENDING" in kernel.until(lambda said: "PENDING" in said.get("stage", ""))["stage"]
@@ -298,7 +298,7 @@ def test_a_job_ends_with_a_kernel_that_is_killed_while_it_waits(
     until(lambda: not say(slurm, "head", "squeue --noheader"), timeout=20)
 
 
-def test_a_job_that_is_cancelled_while_it_runs(head: Head, slurm: Laboratory) -> None:
+def test_cancelled_running_job_is_reported(head: Head, slurm: Laboratory) -> None:
     assert "error" not in head.do("follow(lambda: dk.Cluster(3, engines='slurm'))")
     head.begin("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
     say(slurm, "head", "scancel --name=distkit")
@@ -308,7 +308,7 @@ def test_a_job_that_is_cancelled_while_it_runs(head: Head, slurm: Laboratory) ->
     head.do("cluster.stop()")
 
 
-def test_a_node_that_is_cut_off(head: Head, slurm: Laboratory) -> None:
+def test_unreachable_node_is_named(head: Head, slurm: Laboratory) -> None:
     assert "error" not in head.do("follow(lambda: dk.Cluster(6, engines='slurm'))")
     head.begin("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
     slurm.cut("gamma")
@@ -321,7 +321,7 @@ def test_a_node_that_is_cut_off(head: Head, slurm: Laboratory) -> None:
 # -- lessons: all of them, by each launcher, in `make stress` --------------------------------
 
 
-def test_a_lesson_runs_unchanged(hosts: Laboratory) -> None:
+def test_lesson_runs_unchanged_on_hosts(hosts: Laboratory) -> None:
     assert lessons.run(hosts, "ssh", lessons.LESSONS[1]) == ""
 
 
@@ -330,7 +330,7 @@ def test_a_lesson_runs_unchanged(hosts: Laboratory) -> None:
 
 @pytest.fixture(scope="module")
 def theirs(lab: Laboratory, home: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A controller on the head, two engines on alpha and one on beta."""
+    """Start a controller on the head, two engines on alpha and one on beta."""
     quiet = {"cwd": home, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     address = lab.address("head")
     listen = [f"--profile-dir={home}/theirs", f"--ip={address}", f"--location={address}"]
@@ -354,7 +354,7 @@ client.wait_for_engines(3, timeout=60)
 ATTACH = f"{CLIENT}\nfollow(lambda: dk.Cluster.attach(client))"
 
 
-def test_an_engine_without_distkit(head: Head, hosts: Laboratory, theirs: object) -> None:
+def test_engine_without_distkit_raises(head: Head, hosts: Laboratory, theirs: object) -> None:
     assert "error" not in head.do(
         CLIENT + "client[2].execute('import sys; sys.modules[\"distkit\"] = None').get()"
     )

@@ -1,4 +1,4 @@
-"""A script that is left while a run goes on: it says what its user's own error says, no more."""
+"""A script that exits during a run prints only the user's error."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def leave(how: str, folder: Path) -> subprocess.CompletedProcess[str]:
     ],
     ids=["ends", "Ctrl-C"],
 )
-def test_left_while_a_run_goes_on(how: str, code: int, last: str, tmp_path: Path) -> None:
+def test_kernel_exit_during_a_run_leaves_no_process(
+    how: str, code: int, last: str, tmp_path: Path
+) -> None:
     left = leave(how, tmp_path)
     said = left.stderr.splitlines()
     assert left.returncode == code, left.stderr

@@ -1,4 +1,4 @@
-"""What one run leaves open never reaches the next."""
+"""Resources left open by one run do not affect the next."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def everything() -> None:
     in_the_background()
 
 
-def counted_on_one() -> None:  # it returns at once, and gloo numbers its collectives
+def counted_on_one() -> None:  # returns at once; gloo numbers its collectives
     if dist.get_rank() == 0:
         dist.all_reduce(torch.ones(0))
 
@@ -71,7 +71,7 @@ def group_left() -> None:
     dist.new_group([0, 1])
 
 
-def group_on_one() -> None:  # the next group's name is that of another one here
+def group_on_one() -> None:  # the next group has the name of another group here
     if dist.get_rank() == 0:
         dist.new_group([0], use_local_synchronization=True)
 
@@ -131,7 +131,7 @@ def state() -> list[object]:
 
 
 def clean() -> bool:
-    """True if torch is as it was imported, and no thread of a run goes on."""
+    """Return whether torch is unchanged and no thread of a run is left."""
     return not hasattr(torch, "left")
 
 
@@ -140,9 +140,7 @@ LEAVES = [*OPEN, a_thread_that_communicates, processes_and_threads, its_process_
 
 @pytest.mark.filterwarnings("ignore::distkit.errors.CommunicationWarning")
 @pytest.mark.parametrize("program", LEAVES)
-def test_nothing_that_a_run_leaves_reaches_the_next(
-    cluster: dk.Cluster, program: Callable[[], None]
-) -> None:
+def test_runs_do_not_affect_later_runs(cluster: dk.Cluster, program: Callable[[], None]) -> None:
     before = cluster.run(state).results
     cluster.run(program)
     assert cluster.submit(sum_of_ones).wait(30).results == [2.0, 2.0]
@@ -150,7 +148,7 @@ def test_nothing_that_a_run_leaves_reaches_the_next(
     assert cluster.run(clean).results == [True, True]
 
 
-def test_the_groups_of_a_cell_are_for_those_after_it(cluster: dk.Cluster) -> None:
+def test_groups_of_a_cell_are_available_in_later_cells(cluster: dk.Cluster) -> None:
     cluster.execute("pair = dist.new_group([0, 1])")
     run = cluster.execute("x = torch.ones(1); dist.all_reduce(x, group=pair); x.item()")
     assert run.results == [2.0, 2.0]

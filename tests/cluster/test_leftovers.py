@@ -1,4 +1,4 @@
-"""What breaks a start or stays behind: learners' files, killed zygotes, daemons, wiped folders."""
+"""Users' files, killed zygotes, daemons and deleted folders."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def zygote(fork: forkserver.ForkServer) -> psutil.Process:
     return reaper.children()[0]
 
 
-def test_who_is_forked_while_its_cluster_ends_ends_too(fresh: forkserver.ForkServer) -> None:
-    """The kernel may not know yet whom it has asked for when it tells whom to kill."""
+def test_process_forked_during_stop_ends(fresh: forkserver.ForkServer) -> None:
+    """The kernel may not yet know the pid of a requested process when it stops the cluster."""
     folder = fresh.make_folder(1)
     role = "distkit.cluster.processes.roles:controller"
     late = fresh.fork(role, folder=folder, log="late.log", period=200, misses=10)
@@ -69,7 +69,7 @@ SHADOWS = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a notebook, full of files with unlucky names, on every path there is."""
+    """A notebook folder with files named like modules, on every path."""
     for name in SHADOWS:
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name}.py was imported')")
     (tmp_path / "mine.py").write_text("value = 7")
@@ -78,12 +78,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("HOME", "/proc/nothing")  # nor can anything be written there
+    monkeypatch.setenv("HOME", "/proc/nothing")  # and is not writable
     monkeypatch.delenv("IPYTHONDIR", raising=False)
     return tmp_path
 
 
-def test_a_learners_files_named_like_modules_break_nothing(
+def test_user_files_named_like_modules_do_no_harm(
     folder: Path, fresh: forkserver.ForkServer
 ) -> None:
     def program() -> float:
@@ -104,7 +104,7 @@ def test_a_learners_files_named_like_modules_break_nothing(
 
 
 def daemons() -> list[int]:
-    """Start a child, one in a session of its own, one with no surroundings, and a daemon."""
+    """Start a child, one in a new session, one without environment, and a daemon."""
     sleep = ["sleep", "1000"]
     started = [
         subprocess.Popen(sleep),
@@ -124,13 +124,13 @@ def ended(pids: list[list[int]]) -> bool:
     return not any(psutil.pid_exists(pid) for some in pids for pid in some)
 
 
-def test_what_a_function_started_ends_with_its_run() -> None:
+def test_processes_of_a_function_end_with_its_run() -> None:
     with dk.Cluster(2) as cluster:
         pids = cluster.run(daemons).results
         until(lambda: ended(pids))
 
 
-def test_what_a_rank_started_ends_with_the_rank(tmp_path: Path) -> None:
+def test_processes_of_a_rank_end_with_the_rank(tmp_path: Path) -> None:
     def program() -> None:
         Path(tmp_path, f"{dist.get_rank()}").write_text(json.dumps(daemons()))
         Path(tmp_path, f"{dist.get_rank()}").rename(tmp_path / f"told-{dist.get_rank()}")
@@ -148,7 +148,7 @@ def test_what_a_rank_started_ends_with_the_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["running", "starting"])
-def test_the_zygote_is_killed(fresh: forkserver.ForkServer, when: str) -> None:
+def test_killed_zygote_is_reported(fresh: forkserver.ForkServer, when: str) -> None:
     cluster = dk.Cluster(workers=2, servers=1)
     folder = cluster._supervisor.folder
     pids = cluster.run(daemons).results if when == "running" else []
@@ -167,7 +167,7 @@ def test_the_zygote_is_killed(fresh: forkserver.ForkServer, when: str) -> None:
 
 
 def groups(folder: str) -> None:
-    """Make a group in a folder that rank 0 has removed."""
+    """Create a group in a folder that rank 0 has removed."""
     if dist.get_rank() == 0:
         shutil.rmtree(folder)
     while Path(folder).exists():
@@ -176,7 +176,7 @@ def groups(folder: str) -> None:
 
 
 @pytest.mark.parametrize("when", ["idle", "in a run"])
-def test_the_folder_is_wiped(when: str) -> None:
+def test_deleted_folder_is_reported(when: str) -> None:
     with dk.Cluster(2).wait() as cluster:
         folder = cluster._supervisor.folder
         if when == "in a run":
@@ -189,7 +189,7 @@ def test_the_folder_is_wiped(when: str) -> None:
         until(lambda: "idle" not in str(cluster.status()))
 
 
-def test_a_killed_script_and_zygote_leave_nothing(
+def test_killed_script_and_zygote_leave_no_process(
     tmp_path: Path, leftovers: Callable[[], list[str]]
 ) -> None:
     script = tmp_path / "script.py"
@@ -226,8 +226,8 @@ run.wait()
     until(lambda: not Path(folder).exists())
 
 
-def test_a_benchmark_ends_what_it_started_without_its_mark_too() -> None:
-    script = "env -i sleep 600 & env -i sh -c 'sleep 600 & sleep 600' & wait"  # as below sshd
+def test_benchmark_ends_unmarked_child_processes() -> None:
+    script = "env -i sleep 600 & env -i sh -c 'sleep 600 & sleep 600' & wait"  # as under sshd
     shell = subprocess.Popen(["sh", "-c", script], env={**os.environ, driver.MARK: "unmarked"})
     until(lambda: len(driver.marked("unmarked")) == 5)
     driver.kill_marked("unmarked")

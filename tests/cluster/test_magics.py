@@ -1,4 +1,4 @@
-"""``%%ranks`` in a real notebook: one kernel runs all the cells, each test looks at some."""
+"""``%%ranks`` in a notebook: one kernel runs all cells, and each test checks some."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CELLS = {
 
 
 class Cell:
-    """What a cell has shown."""
+    """The output of a cell."""
 
     def __init__(self, cell: Any) -> None:
         self.number, self.outputs = cell.execution_count, cell.outputs
@@ -90,7 +90,7 @@ class Cell:
 
     @property
     def error(self) -> str:
-        """The error as it is shown, without colours."""
+        """The displayed error, without colours."""
         (found,) = (o for o in self.outputs if o.output_type == "error")
         return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(found.traceback))
 
@@ -105,51 +105,51 @@ def cells(jupyter_home: Path) -> dict[str, Cell]:
     return {name: Cell(cell) for name, cell in zip(CELLS, notebook.cells, strict=True)}
 
 
-def test_the_last_value_is_printed_by_each_rank(cells: dict[str, Cell]) -> None:
+def test_last_value_is_printed_by_each_rank(cells: dict[str, Cell]) -> None:
     assert cells["all"].printed == ["[rank 0] 0", "[rank 1] 10", "[rank 2] 20"]
     assert cells["results"].result["text/plain"] == "[0, 10, 20]"
     assert cells["none"].printed == cells["nothing"].printed == []
     assert cells["given"].printed == [f"[rank {r}] (3, True, 1.0)" for r in range(3)]
 
 
-def test_a_mistake_in_the_notebook_is_explained_by_a_line(cells: dict[str, Cell]) -> None:
+def test_notebook_mistake_is_explained_in_a_line(cells: dict[str, Cell]) -> None:
     assert "the notebook, which is no rank" in cells["in the notebook"].error
     assert "run() needs a function or the path of a script, got False" in cells["a result"].error
     assert all(len(cells[c].error.splitlines()) < 8 for c in ("in the notebook", "a result"))
     assert "ZeroDivisionError: division by zero" in cells["own mistake"].error
 
 
-def test_exit_is_not_for_ranks(cells: dict[str, Cell]) -> None:
+def test_exit_in_a_cell_is_explained(cells: dict[str, Cell]) -> None:
     said = " ".join(cells["exits"].error.split())
     assert "leave() calls exit()" in said and "Use `return` instead." in said
 
 
-def test_a_warning_names_the_line_of_the_cell(cells: dict[str, Cell]) -> None:
+def test_warning_names_the_line_of_the_cell(cells: dict[str, Cell]) -> None:
     said = cells["unwaited"].usage
     assert said.startswith(f"{cells['unwaited'].line(1)}: CommunicationWarning: ranks 0, 1 and 2")
     assert f"never waited for all_reduce(async_op=True) at {cells['unwaited'].line(4)}" in said
 
 
-def test_only_some_ranks(cells: dict[str, Cell]) -> None:
+def test_cell_runs_on_selected_ranks(cells: dict[str, Cell]) -> None:
     assert cells["some"].printed == ["[rank 0] only 0", "[rank 2] only 2"]
     assert cells["span"].printed == ["[rank 1] (1, 10)", "[rank 2] (2, 20)"]
     assert cells["words"].printed == ["[rank 0] 0", "[rank 2] 2"]
 
 
-def test_variables_stay_on_their_ranks(cells: dict[str, Cell]) -> None:
+def test_variables_persist_on_their_ranks(cells: dict[str, Cell]) -> None:
     assert "rank 1 raised NameError: name 'y' is not defined" in cells["missing"].error
     assert cells["still"].printed == ["[rank 0] 0", "[rank 1] 10", "[rank 2] 20"], "after errors"
     assert "the variables of %%ranks cells are lost" in cells["hangs"].usage
     assert cells["lost"].printed == [f"[rank {r}] False" for r in range(3)]
 
 
-def test_the_run_is_shown_and_its_lines_are_the_cells(cells: dict[str, Cell]) -> None:
+def test_run_is_shown_with_cell_lines(cells: dict[str, Cell]) -> None:
     assert cells["sum"].printed == [f"[rank {r}] [3.0, 3.0]" for r in range(3)]
     assert "image/svg+xml" in cells["sum"].result
     assert cells["lines"].result["text/plain"] == f"['{cells['sum again'].line(3)}']"
 
 
-def test_an_error_has_the_cells_lines(cells: dict[str, Cell]) -> None:
+def test_error_has_cell_lines(cells: dict[str, Cell]) -> None:
     raising, function = cells["raises"], cells["function"]
     said = f"RankError: rank 1 raised ZeroDivisionError: division by zero at {function.line(3)}"
     assert raising.error.startswith(f"{said}. ")
@@ -157,12 +157,12 @@ def test_an_error_has_the_cells_lines(cells: dict[str, Cell]) -> None:
     assert f'File "In[{function.number}]", line 3, in divide\n    return 1 / by' in raising.error
 
 
-def test_an_error_shows_no_machinery(cells: dict[str, Cell]) -> None:
+def test_error_hides_internal_frames(cells: dict[str, Cell]) -> None:
     for name in ("raises", "hangs", "no such rank", "the notebook's"):
         assert not re.search(r"run_cell_magic|distkit-cell|t/ipython\.py|exec\(", cells[name].error)
 
 
-def test_a_hang_is_explained(cells: dict[str, Cell]) -> None:
+def test_hang_is_explained(cells: dict[str, Cell]) -> None:
     said = " ".join(cells["hangs"].error.split())
     waits = [
         f"rank {r} waits in recv(src={(r + 1) % 3}) at {cells['hangs'].line(2)}" for r in range(3)
@@ -173,13 +173,13 @@ def test_a_hang_is_explained(cells: dict[str, Cell]) -> None:
     assert "but ranks 1 and 2 have finished without calling it" in alone
 
 
-def test_a_name_of_the_notebook_is_explained(cells: dict[str, Cell]) -> None:
+def test_notebook_variable_on_a_rank_is_explained(cells: dict[str, Cell]) -> None:
     assert "data is a variable of the notebook" in cells["the notebook's"].error
     assert "name 'nowhere' is not defined" in cells["nobody's"].error
     assert "variable of the notebook" not in cells["nobody's"].error
 
 
-def test_ranks_that_are_not_there(cells: dict[str, Cell]) -> None:
+def test_unknown_ranks_raise(cells: dict[str, Cell]) -> None:
     for name in ("no such rank", "endless"):
         assert re.match(
             r"ClusterError: there is no rank \d+: this cluster has ranks 0 to 2\.",
@@ -190,26 +190,26 @@ def test_ranks_that_are_not_there(cells: dict[str, Cell]) -> None:
         assert cells[name].usage == f"UsageError: {said}: name ranks from 0 to 2, as 0,2 or 1-3"
 
 
-def test_a_syntax_error_is_one_of_the_cell(cells: dict[str, Cell]) -> None:
+def test_syntax_error_points_into_the_cell(cells: dict[str, Cell]) -> None:
     end = cells["syntax"].error.strip().splitlines()[-4:]
     assert f"In[{cells['syntax'].number}]:2" in end[0]
     assert end[1].strip() == "if rank"
     assert end[3] == "SyntaxError: expected ':'"
 
 
-def test_no_cluster(cells: dict[str, Cell]) -> None:
+def test_cell_without_a_cluster_raises(cells: dict[str, Cell]) -> None:
     for name in ("too early", "too late"):
         assert cells[name].usage == (
             "UsageError: there is no cluster. Make one first: cluster = dk.Cluster(4)"
         )
 
 
-def test_the_latest_cluster_is_meant(cells: dict[str, Cell]) -> None:
+def test_latest_cluster_is_used(cells: dict[str, Cell]) -> None:
     assert cells["the latest"].printed == ["[rank 0] 2", "[rank 1] 2"]
     assert cells["the one before"].printed == ["[rank 0] 3"]
 
 
-def test_stepping_through_a_cell(cells: dict[str, Cell]) -> None:
+def test_cell_can_be_stepped(cells: dict[str, Cell]) -> None:
     shown = cells["step"].result
     assert "image/svg+xml" in shown and "application/vnd.jupyter.widget-view+json" in shown
     paused = f"paused before all_reduce(max) at {cells['step'].line(3)}"
@@ -220,14 +220,14 @@ def test_stepping_through_a_cell(cells: dict[str, Cell]) -> None:
     assert cells["step some"].printed == ["[rank 1] 1"]
 
 
-def test_the_same_without_the_magic(cells: dict[str, Cell]) -> None:
+def test_execute_equals_the_magic(cells: dict[str, Cell]) -> None:
     assert cells["execute"].result["text/plain"] == "[None, None, 3]"
     assert f"ZeroDivisionError: division by zero at {cells['execute wrong'].line(2)}" in (
         cells["execute wrong"].error
     )
 
 
-def test_a_seed_repeats_the_numbers(cells: dict[str, Cell]) -> None:
+def test_seed_makes_a_cell_reproducible(cells: dict[str, Cell]) -> None:
     (drawn,) = cells["seeded"].printed
     assert drawn in cells["seeded again"].printed
     assert len({line.split("] ")[1] for line in cells["seeded again"].printed}) == 3

@@ -1,9 +1,8 @@
-"""Harm that a function does to its rank is reported rightly, and the next run works.
+"""Harm that a function does to its rank is reported correctly, and the next run works.
 
-A sample, one of each way to harm; ``make stress`` has them all. The process ends, or is
-interrupted; an error while the other rank is deep in C, or waits itself; exceptions and results
-that run code when they are shown, deleted or unpickled; lost descriptors, folders and modules;
-and children.
+A sample with one of each kind; ``make stress`` runs all. The process ends or is interrupted; an
+error while the other rank is in C code or waits; exceptions and results that run code when
+displayed, deleted or unpickled; lost descriptors, folders and modules; child processes.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def test_misuse_is_reported_and_next_run_works(trial: Trial, name: str) -> None:
     assert trial.faults(ALL[name]) == []
 
 
-def test_settings_of_a_cell_stay_for_cells_and_reach_no_run(trial: Trial) -> None:
+def test_settings_of_a_cell_persist_for_cells_only(trial: Trial) -> None:
     cluster: dk.Cluster = trial.cluster
     cluster.execute("torch.set_default_dtype(torch.float64)")
     assert cluster.execute("str(torch.ones(1).dtype)").results == ["torch.float64"] * 2

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, leaves pictures that last, and leaves nobody running."""
+"""Every notebook runs from top to bottom, keeps its pictures, and leaves no process."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -29,9 +29,9 @@ def test_notebook_runs(
         execute(notebook, tmp_path)
     except NotebookFailed as error:
         if "\nLaboratoryError: " in str(error) and "Laboratory([" in str(error):
-            pytest.skip(str(error))  # no lesson on machines where namespaces are forbidden
+            pytest.skip(str(error))  # not on machines that forbid namespaces
         raise
-    nbformat.write(notebook, executed / path.name)  # to look at, and for the site
+    nbformat.write(notebook, executed / path.name)  # for inspection, and for the site
 
     assert not errors(notebook)
     assert not [cell.id for cell in meant_to_fail(notebook) if not raised(cell)]
@@ -46,7 +46,7 @@ def outputs(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def meant_to_fail(notebook: NotebookNode) -> list[NotebookNode]:
-    """The cells that show what an error looks like; their tag lets Jupyter go on after them."""
+    """The cells tagged as raising, which show an error."""
     return [c for c in notebook.cells if "raises-exception" in c.metadata.get("tags", [])]
 
 
@@ -56,7 +56,7 @@ def raised(cell: NotebookNode) -> list[str]:
 
 
 def verdicts(notebook: NotebookNode) -> list[str]:
-    """What the judge says of the exercises' stubs."""
+    """Return the verdicts of the exercises' stubs."""
     cells = [cell for cell in notebook.cells if "dk.check." in cell.source]
     return [
         o.data["text/plain"]
@@ -67,22 +67,22 @@ def verdicts(notebook: NotebookNode) -> list[str]:
 
 
 def errors(notebook: NotebookNode) -> list[str]:
-    """What went wrong in the other cells."""
+    """Return the errors of the other cells."""
     expected = meant_to_fail(notebook)
     return [text for cell in notebook.cells if cell not in expected for text in raised(cell)]
 
 
 def bare_figures(notebook: NotebookNode) -> list[str]:
-    """The figures of matplotlib of which a notebook shows only their size, in words."""
+    """Return matplotlib figures that a notebook shows only as text."""
     shown = [o.get("data", {}) for o in outputs(notebook)]
     words = [data.get("text/plain", "") for data in shown if not PICTURES & set(data)]
     return [text for text in words if text.startswith("<Figure")]
 
 
 def bare_widgets(notebook: NotebookNode) -> list[str]:
-    """The widgets that GitHub, or a restart, would show as nothing.
+    """Return the widgets without a static picture.
 
-    A distkit view needs a picture in the output before it, any other widget at least HTML.
+    A distkit view needs a picture in the output before it, other widgets at least HTML.
     """
     state = notebook.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json")
     bare = []

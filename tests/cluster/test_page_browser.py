@@ -1,4 +1,4 @@
-"""The timeline in a real browser: the stand-alone page, and a run that goes on."""
+"""The timeline in a browser: the stand-alone page, and a live run."""
 
 import io
 from pathlib import Path
@@ -47,7 +47,7 @@ def quiet(tab: Any) -> bool:
 
 
 def point(tab: Any, canvas: Any, x: float, y: float) -> None:
-    """Move the pointer to a part of the width and a pixel of the height."""
+    """Move the pointer to a fraction of the width and a pixel of the height."""
     box = canvas.bounding_box()
     tab.page.mouse.move(box["x"] + x * box["width"] - 9, box["y"] + y)
     tab.page.mouse.move(box["x"] + x * box["width"], box["y"] + y)
@@ -73,7 +73,7 @@ def test_every_demo_is_drawn_in_light_and_dark(tab: Any, pages: Path) -> None:
     assert quiet(tab)
 
 
-def test_pointing_at_an_operation_tells_about_it(tab: Any, pages: Path) -> None:
+def test_hovering_an_operation_shows_details(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "ring.html")
     before = picture(canvas)
     point(tab, canvas, 0.16, 21)
@@ -123,7 +123,7 @@ def test_wheel_drag_and_keys_move_through_time(tab: Any, pages: Path) -> None:
     assert quiet(tab)
 
 
-def test_a_hang_is_announced(tab: Any, pages: Path) -> None:
+def test_hang_is_announced(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "hang.html")
     told = tab.page.locator(".dk-notices").inner_text()
     assert "still in recv: rank 3" in told and "1,203 events dropped" in told
@@ -132,7 +132,7 @@ def test_a_hang_is_announced(tab: Any, pages: Path) -> None:
     assert "still in recv" in told and "rank 0" in told
 
 
-def test_odd_values_and_hostile_labels_are_shown_as_text(tab: Any, pages: Path) -> None:
+def test_unusual_values_and_hostile_labels_are_text(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "odd.html")
     assert tab.page.locator(".dk-head strong").inner_text() == '<i>odd</i> & "ends"'
     point(tab, canvas, 0.3, 21)
@@ -142,9 +142,9 @@ def test_odd_values_and_hostile_labels_are_shown_as_text(tab: Any, pages: Path) 
     assert quiet(tab)
 
 
-def test_very_many_operations_stay_usable(tab: Any, pages: Path) -> None:
+def test_many_operations_are_usable(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "big.html")
-    assert tab.page.locator(".dk-notices li").count() == 0  # all of them are in the picture
+    assert tab.page.locator(".dk-notices li").count() == 0  # all are in the picture
     assert tab.page.evaluate("document.querySelectorAll('*').length") < 6_000
     start = tab.page.evaluate("performance.now()")
     point(tab, canvas, 0.5, 20)
@@ -158,7 +158,7 @@ def told(tab: Any) -> str:
 
 
 def closer(tab: Any, canvas: Any, times: int) -> None:
-    """Press + so many times, each when the picture glides no more."""
+    """Press + ``times`` times, each after the animation has ended."""
     canvas.focus()
     for _ in range(times):
         tab.page.keyboard.press("+")
@@ -166,7 +166,7 @@ def closer(tab: Any, canvas: Any, times: int) -> None:
         settle(tab.page)
 
 
-def test_operations_are_found_and_enter_goes_from_match_to_match(tab: Any, pages: Path) -> None:
+def test_search_finds_operations_and_enter_goes_to_the_next(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "ring.html")
     canvas.focus()
     tab.page.keyboard.press("/")
@@ -187,7 +187,7 @@ def test_operations_are_found_and_enter_goes_from_match_to_match(tab: Any, pages
     assert told(tab) == "" and quiet(tab)
 
 
-def test_critical_path_and_waiting(tab: Any, tmp_path: Path) -> None:
+def test_critical_path_and_waiting_are_highlighted(tab: Any, tmp_path: Path) -> None:
     s = Script()
     s.op(0, Op.MARK, 0, 4 * MS, attributes={"label": "slow"}).op(
         0, Op.SEND, 4 * MS, 5 * MS, peer=1, nbytes=8
@@ -207,7 +207,7 @@ def test_critical_path_and_waiting(tab: Any, tmp_path: Path) -> None:
     assert quiet(tab)
 
 
-def test_a_long_run_opens_as_a_sum_and_closer_as_operations(tab: Any, pages: Path) -> None:
+def test_long_run_opens_as_summary_and_zooms_to_operations(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "big.html")
     assert told(tab).startswith("the share of time in operations")
     assert tab.page.locator(".dk-stage").evaluate("e => e.getBoundingClientRect().height") < 500
@@ -215,7 +215,7 @@ def test_a_long_run_opens_as_a_sum_and_closer_as_operations(tab: Any, pages: Pat
     assert told(tab) == "" and quiet(tab)
 
 
-def test_a_live_run_grows_until_it_ends(tab: Any, tmp_path: Path) -> None:
+def test_live_run_grows_until_it_ends(tab: Any, tmp_path: Path) -> None:
     trace = ring()
     info = traces.info(world_size=4, name="live")
     view = Timeline(Trace())
@@ -227,7 +227,7 @@ def test_a_live_run_grows_until_it_ends(tab: Any, tmp_path: Path) -> None:
     early = number_of_messages(tab.page)
     assert 0 < early < 24
     now = picture(canvas)
-    assert any(differ(now, picture(canvas)) for _ in range(20))  # open bars grow by themselves
+    assert any(differ(now, picture(canvas)) for _ in range(20))  # open bars grow
     sheet.renew(Trace(trace.events, info))
     tab.page.locator(".dk-live").wait_for(state="hidden")
     assert number_of_messages(tab.page) == 24
@@ -239,7 +239,7 @@ def number_of_messages(page: Any) -> int:
     return int(page.locator(".dk-tile b").first.inner_text())
 
 
-def test_the_canvas_follows_a_change_of_theme(tab: Any, pages: Path) -> None:
+def test_canvas_follows_the_theme(tab: Any, pages: Path) -> None:
     tab.page.emulate_media(color_scheme="light")
     canvas = open_page(tab, pages / "ring.html")
     light = picture(canvas)

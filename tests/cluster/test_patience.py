@@ -1,4 +1,4 @@
-"""Who may still go on is left alone; what cannot be interrupted ends quickly all the same."""
+"""Ranks that may continue are not ended; uninterruptible waits end quickly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cluster() -> Iterator[dk.Cluster]:
 
 @pytest.fixture
 def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
-    """A cluster that must still work when the test is over."""
+    """A cluster that must still work after the test."""
     yield cluster
     assert cluster.run(total).results == [3.0] * 3
 
@@ -43,7 +43,7 @@ def sent_by_a_timer() -> float:
     return x.item()
 
 
-def test_a_thread_that_sends_later_is_waited_for(usable: dk.Cluster) -> None:
+def test_later_send_of_a_thread_is_awaited(usable: dk.Cluster) -> None:
     assert usable.run(sent_by_a_timer).results == [1.0, 0.0, 0.0]
 
 
@@ -66,7 +66,7 @@ def barrier_in_time() -> None:
 
 @pytest.mark.parametrize("call", [receive_in_time, group_in_time, barrier_in_time])
 @pytest.mark.filterwarnings("ignore::distkit.errors.CommunicationWarning")
-def test_a_programs_own_time_limit_is_respected(
+def test_time_limit_of_the_program_is_respected(
     usable: dk.Cluster, call: Callable[[], None]
 ) -> None:
     def program() -> str:
@@ -80,7 +80,7 @@ def test_a_programs_own_time_limit_is_respected(
     assert usable.run(program).results == ["handled", "", ""]
 
 
-def test_a_thread_that_outlives_a_release_does_not_get_into_the_next_run(
+def test_surviving_thread_does_not_affect_the_next_run(
     usable: dk.Cluster,
 ) -> None:
     def haunt() -> None:
@@ -106,7 +106,7 @@ def three_from_anybody() -> None:
         dist.send(x, dst=0)
 
 
-def test_a_receive_from_anybody_is_explained_and_ended_quickly(usable: dk.Cluster) -> None:
+def test_receive_from_any_source_is_explained_and_released(usable: dk.Cluster) -> None:
     start = time.monotonic()
     with pytest.raises(
         dk.errors.DeadlockError, match=r"after sending 2 messages.*one of ranks 1 and 2"
@@ -115,14 +115,14 @@ def test_a_receive_from_anybody_is_explained_and_ended_quickly(usable: dk.Cluste
     assert time.monotonic() - start < 30
 
 
-def test_a_rank_that_is_not_there(usable: dk.Cluster) -> None:
+def test_unknown_rank_raises(usable: dk.Cluster) -> None:
     with pytest.raises(
         dk.errors.RankError, match="rank 7 does not exist; the group has ranks 0 to 2"
     ):
         usable.run(lambda: dist.send(torch.ones(1), dst=7))
 
 
-def test_collectives_of_objects_have_their_own_name(usable: dk.Cluster) -> None:
+def test_object_collectives_are_named(usable: dk.Cluster) -> None:
     def program() -> None:
         if dist.get_rank() != 0:
             dist.all_gather_object([None] * 3, "x")
@@ -132,13 +132,13 @@ def test_collectives_of_objects_have_their_own_name(usable: dk.Cluster) -> None:
     assert [f.kind for f in caught.value.findings] == ["skipped"]
 
 
-def test_a_cell_that_not_every_rank_ran(usable: dk.Cluster) -> None:
+def test_cell_run_by_some_ranks_is_explained(usable: dk.Cluster) -> None:
     lost = pytest.warns(dk.errors.CommunicationWarning, match="variables of %%ranks cells are lost")
     with lost, pytest.raises(dk.errors.DeadlockError, match="the cell was not run on it"):
         usable.execute("dist.barrier()", [0])
 
 
-def test_stop_while_paused() -> None:
+def test_stop_while_paused_ends_the_run() -> None:
     with dk.Cluster(2) as cluster:
         stepper = cluster.step(total)
         cluster.stop()
@@ -150,7 +150,7 @@ def test_stop_while_paused() -> None:
             cluster.step(total)
 
 
-def test_play_while_looking_back_shows_the_past_again(usable: dk.Cluster) -> None:
+def test_play_from_a_past_moment_replays_it(usable: dk.Cluster) -> None:
     def often() -> None:
         for _ in range(6):
             dist.barrier()

@@ -1,4 +1,4 @@
-"""A prediction in a real JupyterLab: guess with mouse and keys, commit, run, compare."""
+"""A prediction in JupyterLab: guess with mouse and keys, commit, run, compare."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ends
 """
 RUN = "many.compare(6)"
 CHECK = "dk.concept_check('01_messages')"
-# each widget's script comes too late for anywidget, which waits for 2 seconds, as on a busy machine
+# each widget's script loads after anywidget's limit of 2 seconds, as on a busy machine
 LATE = """
 const timeout = AbortSignal.timeout.bind(AbortSignal);
 AbortSignal.timeout = (ms) => timeout(ms === 2000 ? 0 : ms);
@@ -28,7 +28,7 @@ AbortSignal.timeout = (ms) => timeout(ms === 2000 ? 0 : ms);
 HANGS = "ends.compare('no, it hangs for ever')"
 
 
-def test_guess_run_compare_when_scripts_load_late(lab: Any, tab: Any) -> None:
+def test_prediction_works_when_scripts_load_late(lab: Any, tab: Any) -> None:
     page = tab.page
     page.add_init_script(LATE)
     (lab.root / "predict.ipynb").write_text(notebook(ASK, CHOOSE, RUN, HANGS))
@@ -66,9 +66,9 @@ def test_guess_run_compare_when_scripts_load_late(lab: Any, tab: Any) -> None:
     look(page, {"predict-choosing": forms.nth(1)})
     page.keyboard.press("Enter")
     forms.nth(1).get_by_text("Go on: a cell below has the answer.").wait_for()
-    assert page.evaluate(active) == 1  # Shift+Enter runs what the reader was at
+    assert page.evaluate(active) == 1  # Shift+Enter runs the selected cell
 
-    run_cell(page, 0)  # again: the guess is still there
+    run_cell(page, 0)  # again: the guess is kept
     assert forms.nth(0).locator("input").input_value() == "12 messages"
     for cell in (2, 3):
         run_cell(page, cell)
@@ -83,7 +83,7 @@ def test_guess_run_compare_when_scripts_load_late(lab: Any, tab: Any) -> None:
     assert tab.errors == [] and tab.outside == []
 
 
-def test_a_concept_check_keeps_the_picture_beside_the_question(lab: Any, tab: Any) -> None:
+def test_concept_check_shows_the_picture_beside_the_question(lab: Any, tab: Any) -> None:
     page = tab.page
     (lab.root / "check.ipynb").write_text(notebook("import distkit as dk", CHECK))
     page.set_viewport_size({"width": 1280, "height": 720})

@@ -1,7 +1,7 @@
-"""A sample of strangers' programs; ``make stress`` runs all.
+"""A sample of third-party style programs; ``make stress`` runs all.
 
-One of each way to communicate: hooks of DDP in a program that seeds nothing, functional collectives
-that the compiler sees, and messages between the stages of a pipeline.
+One of each way to communicate: DDP hooks in an unseeded program, functional collectives under the
+compiler, and messages between pipeline stages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def test_program_behaves_as_under_torchrun(cluster: dk.Cluster, name: str) -> No
     assert not [*filter(None, faults(name, cluster))]
 
 
-def test_other_output_is_noticed() -> None:
+def test_different_output_is_detected() -> None:
     seeded, unseeded = Program("all_reduce"), Program("all_reduce", seeded=False)
     one, other, third = ["loss 0.5", "end"], ["loss 0.25", "end"], ["loss -1.5e-3", "end"]
     assert not differs([one, ["a warning", *other]], [one, other], seeded)

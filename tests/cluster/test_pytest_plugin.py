@@ -1,4 +1,4 @@
-"""A teacher's own notebooks are tests: one that hangs fails with the diagnosis."""
+"""A teacher's notebooks are tests: one that hangs fails with the diagnosis."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write(path: Path, *cells: str, tags: list[str] | None = None) -> None:
 def run(
     tmp_path: Path, jupyter_home: Path, leftovers: Callable[[], list[str]]
 ) -> Callable[..., tuple[dict[str, str], str]]:
-    """Run pytest on the notebooks: what became of each, and all that it says."""
+    """Run pytest on the notebooks; return their outcomes and its output."""
 
     def run(*options: str) -> tuple[dict[str, str], str]:
         command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "--color=no"]
@@ -65,7 +65,7 @@ def test_each_notebook_is_a_test(run: Callable[..., tuple[dict[str, str], str]],
     assert "dies.ipynb: cell 1: Kernel died" in said
 
 
-def test_a_cell_that_takes_too_long_is_interrupted(
+def test_cell_beyond_the_time_limit_is_interrupted(
     run: Callable[..., tuple[dict[str, str], str]], tmp_path: Path
 ):
     write(tmp_path / "loops.ipynb", "while True:\n    pass")
@@ -75,7 +75,7 @@ def test_a_cell_that_takes_too_long_is_interrupted(
     assert "KeyboardInterrupt" in said
 
 
-def test_notebooks_are_left_alone_where_nobody_asked(
+def test_notebooks_are_not_collected_by_default(
     run: Callable[..., tuple[dict[str, str], str]], tmp_path: Path
 ):
     write(tmp_path / "dies.ipynb", "import os; os.kill(os.getpid(), 9)")
@@ -83,8 +83,8 @@ def test_notebooks_are_left_alone_where_nobody_asked(
     assert not outcomes and "no tests ran" in said
 
 
-def test_the_lessons_of_a_checkout_need_no_other_plug_in() -> None:
-    """Who has installed distkit and pytest alone tries the lessons out."""
+def test_lessons_of_a_checkout_need_no_other_plugin() -> None:
+    """With only distkit and pytest installed."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, "-p", "distkit.pytest_plugin", "--distkit-notebooks", "notebooks/"],

@@ -1,4 +1,4 @@
-"""After a hang: the run ends at once on every rank, and the same cluster runs the next."""
+"""After a hang the run ends at once on every rank, and the cluster runs the next."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shared() -> Iterator[dk.Cluster]:
 
 @pytest.fixture
 def cluster(shared: dk.Cluster) -> Iterator[dk.Cluster]:
-    """A cluster that must still work when the test is over."""
+    """A cluster that must still work after the test."""
     yield shared
     assert shared.run(sum_of_ranks).results == [3.0, 3.0, 3.0]
 
@@ -63,7 +63,7 @@ def test_interrupt_ends_a_hang_on_all_ranks(cluster: dk.Cluster, name: str) -> N
     assert [(f.kind, f.culprits) for f in run.findings if f.hang] == [(case.kind, case.culprits)]
 
 
-def test_a_hang_that_nobody_waits_for_is_released(cluster: dk.Cluster) -> None:
+def test_hang_in_the_background_is_released(cluster: dk.Cluster) -> None:
     for _ in range(3):
         with pytest.raises(
             dk.errors.DeadlockError, match=r"in a circle(?s:.*)ready for the next run"
@@ -73,7 +73,7 @@ def test_a_hang_that_nobody_waits_for_is_released(cluster: dk.Cluster) -> None:
         assert finding.kind == "cycle"
 
 
-def test_groups_can_be_made_after_a_group_was_not(cluster: dk.Cluster) -> None:
+def test_group_can_be_created_after_a_failed_creation(cluster: dk.Cluster) -> None:
     with pytest.raises(dk.errors.DeadlockError, match="Call new_group on every rank of the world"):
         cluster.run(ALL["new_group_skipped"].program)
 
@@ -87,7 +87,7 @@ def test_groups_can_be_made_after_a_group_was_not(cluster: dk.Cluster) -> None:
     assert cluster.run(program).results == [2.0, 2.0, 1.0]
 
 
-def test_ranks_in_a_deadlock_while_another_computes(cluster: dk.Cluster) -> None:
+def test_deadlock_is_found_while_another_rank_computes(cluster: dk.Cluster) -> None:
     def program() -> None:
         me = dist.get_rank()
         if me == 2:
@@ -98,10 +98,10 @@ def test_ranks_in_a_deadlock_while_another_computes(cluster: dk.Cluster) -> None
         cluster.run(program)
 
 
-def test_a_long_computation_is_no_hang(cluster: dk.Cluster) -> None:
+def test_long_computation_is_not_a_hang(cluster: dk.Cluster) -> None:
     def program() -> float:
         if dist.get_rank() == 0:
-            time.sleep(1.5)  # longer than the watcher's patience
+            time.sleep(1.5)  # longer than the watchdog's timeout
         return sum_of_ranks()
 
     run = cluster.run(program)
@@ -110,13 +110,13 @@ def test_a_long_computation_is_no_hang(cluster: dk.Cluster) -> None:
 
 
 class Interrupted(threading.Event):
-    """Where the reader presses stop."""
+    """Interrupts at the point where a user presses stop."""
 
     def wait(self, timeout: float | None = None) -> bool:
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_while_ranks_start_says_so_in_a_line(shared: dk.Cluster) -> None:
+def test_interrupt_during_start_is_one_line(shared: dk.Cluster) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared.wait()._supervisor, "ready", Interrupted())
         with pytest.raises(dk.errors.RunStopped, match="while the ranks are starting"):

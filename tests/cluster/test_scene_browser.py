@@ -1,4 +1,4 @@
-"""A new view in a real browser: CONTRIBUTING.md's example, without JavaScript of its own."""
+"""The example view of CONTRIBUTING.md in a browser."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from sheets import Sheet
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
-def test_the_example_plays_and_follows_the_theme(tab: Any, tmp_path: Path) -> None:
+def test_example_plays_and_follows_the_theme(tab: Any, tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "example"}
     (code,) = re.findall(
         r"```python\n(.*?)```", CONTRIBUTING.read_text(encoding="utf-8"), re.DOTALL

@@ -1,4 +1,4 @@
-"""The server view in a real browser, with traces of real workers and servers."""
+"""The servers view in a browser, with traces of real workers and servers."""
 
 import re
 import threading
@@ -47,7 +47,7 @@ def out_of_step() -> None:
 
 
 def left_alone() -> None:
-    """Worker 1 is there but never pushes: worker 0 waits for it."""
+    """Worker 1 registers but never pushes: worker 0 waits for it."""
     kv = kvstore.create("dist_sync")
     kv.init("w", torch.zeros(4))
     if kv.rank == 0:
@@ -57,7 +57,7 @@ def left_alone() -> None:
 
 
 def interrupted(cluster: Any) -> Trace:
-    """``left_alone``, let go when worker 0's pull has reached its server."""
+    """``left_alone``, interrupted when worker 0's pull has reached its server."""
     run, asked = cluster.submit(left_alone), threading.Event()
 
     def look(_: Any = None) -> None:
@@ -83,13 +83,13 @@ def real() -> dict[str, Trace]:
 
 
 def sheet(tab: Any, folder: Path, trace: Trace, **media: Any) -> Sheet:
-    """The view on a page of its own; without motion a step is there at once."""
+    """The view on a page, with reduced motion."""
     tab.page.emulate_media(**{"reduced_motion": "reduce", **media})
     return Sheet(tab, dk.Servers(trace), folder / "servers.html")
 
 
 def drawn(on: Sheet, selector: str) -> list[str]:
-    """The words in a part of the scene: SVG has no inner text."""
+    """Return the text of a part of the scene."""
     return list(on.root.locator(selector).all_text_contents())
 
 
@@ -97,13 +97,13 @@ def seek(on: Sheet, part: float) -> None:
     on.drawn(lambda: on.root.locator(".dk-scrub").fill(str(int(2000 * part))))
 
 
-def test_a_run_in_step_is_walked_through(tab: Any, real: Any, tmp_path: Path) -> None:
+def test_synchronous_run_is_stepped_through(tab: Any, real: Any, tmp_path: Path) -> None:
     view = sheet(tab, tmp_path, real["in_step"])
     assert "dist_sync" in view.text(".dk-facts")
     assert "one gradient of each of the 2 workers" in view.text(".dk-said")
     named = drawn(view, ".dkm-main .mark-name")
     assert sorted(named) == ["scheduler", "server 0", "server 1", "worker 0", "worker 1"]
-    assert sorted(drawn(view, ".mark-key")) == ["b", "w", "w"]  # w has a part on each server
+    assert sorted(drawn(view, ".mark-key")) == ["b", "w", "w"]  # each server has a part of w
     view.root.focus()
     tab.page.keyboard.press("Home")
     tab.page.wait_for_selector(".distkit-servers[data-keyframe='-1']")
@@ -122,13 +122,13 @@ def test_a_run_in_step_is_walked_through(tab: Any, real: Any, tmp_path: Path) ->
     view.press("End")
     assert drawn(view, ".dkm-main .mark-version") == ["v3"] * 3
     assert drawn(view, ".mark-figure")[0] == "18"  # three parts, three steps, two workers
-    assert tab.page.evaluate("leaked") == []  # the notebook sees none of the keys
+    assert tab.page.evaluate("leaked") == []  # no key reaches the notebook
     spoken = view.root.locator("> .dk-spoken").text_content()
     assert view.text(".dk-fact strong") in spoken
     view.fine()
 
 
-def test_a_late_gradient_is_marked_late_everywhere(tab: Any, real: Any, tmp_path: Path) -> None:
+def test_stale_gradient_is_marked_everywhere(tab: Any, real: Any, tmp_path: Path) -> None:
     view = sheet(tab, tmp_path, real["out_of_step"])
     assert "to v4" in view.text(".dk-fact strong")  # it opens at the most stale gradient
     assert drawn(view, ".dkm-main .mark-late") == ["3 late"]
@@ -137,7 +137,8 @@ def test_a_late_gradient_is_marked_late_everywhere(tab: Any, real: Any, tmp_path
     assert drawn(view, ".mark-tick") == ["0", "1", "2", "3"]
     view.root.focus()
     said = []
-    while not any("computed from v0" in fact for fact in said):  # others may speak in between
+    # other messages may come in between
+    while not any("computed from v0" in fact for fact in said):
         view.press("ArrowLeft")
         said.append(view.text(".dk-fact"))
         assert len(said) < 6, said
@@ -146,8 +147,8 @@ def test_a_late_gradient_is_marked_late_everywhere(tab: Any, real: Any, tmp_path
     view.fine()
 
 
-def test_values_are_told_where_they_are_few(tab: Any, real: Any, tmp_path: Path) -> None:
-    """The recorder leaves some out when looking at them has cost enough; the others are right."""
+def test_few_values_are_shown_as_numbers(tab: Any, real: Any, tmp_path: Path) -> None:
+    """The recorder omits values beyond its time budget; the others must be correct."""
     made = {u.place: u.value for u in read(real["in_step"]).updates}  # the last of each
     known = [(key, written(value)) for (_, key), value in made.items() if value is not None]
     assert {told for _, told in known} <= {"[2, 2, 2, 2]", "[2, 2]"}  # 1 of each worker
@@ -161,7 +162,7 @@ def test_values_are_told_where_they_are_few(tab: Any, real: Any, tmp_path: Path)
     view.fine()
 
 
-def test_who_waits_for_whom(tab: Any, real: Any, tmp_path: Path) -> None:
+def test_waiting_workers_are_shown(tab: Any, real: Any, tmp_path: Path) -> None:
     view = sheet(tab, tmp_path, real["left_alone"])
     assert "1 pull never answered" in view.text(".dk-notices")
     assert "waits for the gradient of worker 1" in view.text(".dk-fact")
@@ -173,7 +174,7 @@ def test_who_waits_for_whom(tab: Any, real: Any, tmp_path: Path) -> None:
     view.fine()
 
 
-def test_it_plays_pauses_and_ends(tab: Any, real: Any, tmp_path: Path) -> None:
+def test_view_plays_pauses_and_ends(tab: Any, real: Any, tmp_path: Path) -> None:
     view = sheet(tab, tmp_path, real["in_step"], reduced_motion="no-preference")
     view.root.focus()
     tab.page.keyboard.press("Home")
@@ -196,7 +197,7 @@ def test_it_plays_pauses_and_ends(tab: Any, real: Any, tmp_path: Path) -> None:
     view.fine()
 
 
-def test_updates_of_one_key(tab: Any, real: Any, tmp_path: Path) -> None:
+def test_updates_of_one_key_are_shown(tab: Any, real: Any, tmp_path: Path) -> None:
     view = sheet(tab, tmp_path, real["in_step"])
     tab.page.select_option(".dkm-list select", "b")
     rows = view.texts(".dkm-list .dk-who")
@@ -206,7 +207,7 @@ def test_updates_of_one_key(tab: Any, real: Any, tmp_path: Path) -> None:
     view.fine()
 
 
-def test_it_grows_while_the_run_goes_on(tab: Any, real: Any, tmp_path: Path) -> None:
+def test_view_grows_during_the_run(tab: Any, real: Any, tmp_path: Path) -> None:
     whole = real["in_step"]
     early = Trace(whole[: len(whole) // 2], whole.info)
     view = dk.Servers(early)
@@ -216,12 +217,12 @@ def test_it_grows_while_the_run_goes_on(tab: Any, real: Any, tmp_path: Path) -> 
     assert page.text(".dk-live") == "live"
     page.renew(whole)
     assert page.root.locator(".dk-live").count() == 0
-    assert drawn(page, ".mark-figure")[0] == "18"  # it followed to the end
+    assert drawn(page, ".mark-figure")[0] == "18"  # the view followed to the end
     page.fine()
 
 
 @pytest.mark.parametrize("make", [Trace, traces.hang, traces.odd_values, traces.parameter_server])
-def test_odd_traces(tab: Any, make: Any, tmp_path: Path) -> None:
+def test_unusual_traces_are_drawn(tab: Any, make: Any, tmp_path: Path) -> None:
     view = sheet(tab, tmp_path, make())
     view.root.focus()
     for key in ("ArrowRight", "PageDown", "End", "ArrowRight", "Home", "PageUp", "Space", "Space"):
@@ -233,7 +234,7 @@ def test_odd_traces(tab: Any, make: Any, tmp_path: Path) -> None:
     view.fine()
 
 
-def test_a_hundred_workers(tab: Any, tmp_path: Path) -> None:
+def test_hundred_workers_are_drawn(tab: Any, tmp_path: Path) -> None:
     s = traces.Script()
     for worker in range(100):
         said = {
@@ -253,8 +254,8 @@ def test_a_hundred_workers(tab: Any, tmp_path: Path) -> None:
     view.fine()
 
 
-def test_both_painters_draw_the_same(tab: Any, real: Any, tmp_path: Path) -> None:
-    """The shapes and the words of the moment at which a view opens."""
+def test_both_painters_agree(tab: Any, real: Any, tmp_path: Path) -> None:
+    """Shapes and text of the initial moment."""
     for trace in real.values():
         view = sheet(tab, tmp_path, trace)
         scene, time = view.view._data["scene"], view.view._data["opening"]
@@ -265,7 +266,7 @@ def test_both_painters_draw_the_same(tab: Any, real: Any, tmp_path: Path) -> Non
         assert sorted(words) == sorted(re.findall(r"<text[^>]*>([^<]*)</text>", svg))
 
 
-def test_pictures(tab: Any, real: Any, tmp_path: Path) -> None:
+def test_pictures_are_saved(tab: Any, real: Any, tmp_path: Path) -> None:
     for name in ("in_step", "out_of_step"):
         view = sheet(tab, tmp_path, real[name])
         light = view.root.evaluate("e => getComputedStyle(e).backgroundColor")
@@ -274,7 +275,7 @@ def test_pictures(tab: Any, real: Any, tmp_path: Path) -> None:
         assert view.root.evaluate("e => e.scrollWidth <= e.clientWidth")
         tab.page.set_viewport_size({"width": 1280, "height": 720})
         view.root.locator(".dk-clock").wait_for()
-        assert view.root.bounding_box()["height"] <= 640  # a projector shows all of it
+        assert view.root.bounding_box()["height"] <= 640  # it fits a projector
         first = view.root.evaluate("r => getComputedStyle(r).getPropertyValue('--dk-r0')")
         assert first == theme()["dark"]["ranks"][0]
         tab.page.emulate_media(color_scheme="light")

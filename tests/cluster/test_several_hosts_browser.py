@@ -1,4 +1,4 @@
-"""Runs on several hosts in a real browser: every view separates the hosts, and names them."""
+"""Runs on several hosts in a browser: views separate and name the hosts."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from distkit.views import Stage, Timeline
 
 HOSTS = ("alpha", "beta", "gamma")
 
-#: Notes the words that are drawn on a canvas.
+#: Records the text drawn on a canvas.
 NOTE = """window.drawn = [];
 const draw = CanvasRenderingContext2D.prototype.fillText;
 CanvasRenderingContext2D.prototype.fillText = function (words, ...place) {
@@ -21,7 +21,7 @@ CanvasRenderingContext2D.prototype.fillText = function (words, ...place) {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_timeline_separates_the_hosts(tab: Any, tmp_path: Path, scheme: str) -> None:
+def test_timeline_separates_hosts(tab: Any, tmp_path: Path, scheme: str) -> None:
     page = tab.page
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": 1280, "height": 720})
@@ -43,7 +43,7 @@ def test_the_timeline_separates_the_hosts(tab: Any, tmp_path: Path, scheme: str)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_stage_has_an_area_for_each_host(tab: Any, tmp_path: Path, scheme: str) -> None:
+def test_stage_has_an_area_per_host(tab: Any, tmp_path: Path, scheme: str) -> None:
     page = tab.page
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": 1280, "height": 720})

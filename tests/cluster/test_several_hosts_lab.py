@@ -1,4 +1,4 @@
-"""A run on laboratory hosts of which one has a clock of its own, and what its trace tells."""
+"""The trace of a run on laboratory hosts, one of which has a wrong clock."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Pictures that stay: notebooks that were run, as web pages, and in JupyterLab without a kernel."""
+"""Static pictures in executed notebooks, web pages, and JupyterLab without a kernel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def said(steps=3):
 cluster = dk.Cluster(2).wait()
 trace = dk.run_ranks(said, 2).trace
 """
-#: Each shows one view, and what its picture says.
+#: Cells that each show a view, and the text of its picture.
 SHOWN = {
     "dk.Timeline(trace)": "messages",
     "dk.Stage(trace)": "ring",
@@ -54,8 +54,8 @@ END = """stepper.finish()
 stepper._cockpit._refresh()  # now at the latest
 cluster.stop()"""
 
-#: In the page: of each view, whether its picture and its widget are seen. The cluster's card, which
-#: is no picture, is passed over.
+#: In the page: whether the picture and the widget of each view are visible. Skips the cluster's
+#: card, which has no picture.
 SEEN = """() => [...document.querySelectorAll('.distkit-still:has(img)')].map((still) => {
     const output = still.closest('.jp-OutputArea-child'), image = still.querySelector('img');
     const next = output.nextElementSibling;
@@ -77,13 +77,13 @@ def executed(jupyter_home: Path) -> NotebookNode:
 
 
 def without_state(done: NotebookNode) -> NotebookNode:
-    """As JupyterLab saves it, unless it is told otherwise."""
+    """Return a notebook as JupyterLab saves it by default."""
     plain = copy.deepcopy(done)
     del plain.metadata["widgets"]
     return plain
 
 
-def test_each_view_leaves_a_picture_and_then_a_widget(executed: NotebookNode) -> None:
+def test_each_view_saves_a_picture_and_a_widget(executed: NotebookNode) -> None:
     assert executed.metadata["widgets"][STATE]["state"]
     for cell, words in zip(executed.cells[1:-1], SHOWN.values(), strict=True):
         still, widget = (output.data for output in cell.outputs)
@@ -93,17 +93,17 @@ def test_each_view_leaves_a_picture_and_then_a_widget(executed: NotebookNode) ->
         assert WIDGET in widget and widget["text/html"] == ""
 
 
-def test_the_picture_of_a_live_run_is_that_of_its_end(executed: NotebookNode) -> None:
+def test_picture_of_a_live_run_shows_its_end(executed: NotebookNode) -> None:
     live, whole = executed.cells[-3].outputs[0].data, executed.cells[1].outputs[0].data
     for words in ("4 messages (64 B)", "4 collectives"):  # of two steps; three have six
         assert words in live["text/plain"]
     assert "6 collectives" in whole["text/plain"]
 
 
-def test_the_picture_of_a_run_that_ends_between_two_cells_is_that_of_its_end(
+def test_picture_of_a_run_that_ends_between_cells_shows_its_end(
     jupyter_home: Path, tmp_path: Path
 ) -> None:
-    """nbclient hears only what belongs to the cell that runs."""
+    """nbclient receives only messages of the running cell."""
     go, over = tmp_path / "go", tmp_path / "over"
     show = (
         f"from pathlib import Path; go, over = Path({str(go)!r}), Path({str(over)!r})",
@@ -129,7 +129,7 @@ def test_the_picture_of_a_run_that_ends_between_two_cells_is_that_of_its_end(
     assert 'class="distkit-ended"' not in picture["text/html"]
 
 
-def test_the_picture_of_a_stepped_run_is_that_of_its_end(executed: NotebookNode) -> None:
+def test_picture_of_a_stepped_run_shows_its_end(executed: NotebookNode) -> None:
     assert "looking back" not in (said := executed.cells[-2].outputs[0].data["text/plain"])
     assert "before the first step" not in said and "finished" in said
 
@@ -157,7 +157,7 @@ def test_jupyterlab_without_a_kernel_shows_the_pictures(
 ) -> None:
     name = f"stay-{trusted}.ipynb"
     plain = without_state(executed)
-    plain.cells[0].source += f"\n# {name}"  # what is trusted is known by its content
+    plain.cells[0].source += f"\n# {name}"  # trust is determined by the content
     write(lab, name, plain, trusted=trusted)
     open_without_kernel(lab, tab.page, name)
     wait_for(tab.page, STILL)
@@ -167,7 +167,7 @@ def test_jupyterlab_without_a_kernel_shows_the_pictures(
 
 
 @pytest.mark.parametrize("state", [True, False], ids=["with state", "without state"])
-def test_another_kernel_changes_nothing(
+def test_another_kernel_does_not_change_outputs(
     lab: Any, tab: Any, executed: NotebookNode, state: bool
 ) -> None:
     again = copy.deepcopy(executed) if state else without_state(executed)
@@ -188,10 +188,10 @@ def test_another_kernel_changes_nothing(
             "(words) => document.querySelector('.jp-Notebook').textContent.includes(words)",
             arg=error,
         )
-        wait_for(tab.page, STILL)  # it is there, and nobody sees it
+        wait_for(tab.page, STILL)  # present but invisible
 
 
-def test_a_live_view_takes_the_place_of_its_picture(lab: Any, tab: Any) -> None:
+def test_live_view_replaces_its_picture(lab: Any, tab: Any) -> None:
     code = [
         "import distkit as dk",
         "from distkit.events import Event, Op, State",
@@ -233,7 +233,7 @@ def open_without_kernel(lab: Any, page: Any, name: str) -> None:
 
 
 def wait_for(page: Any, state: tuple[bool, ...], views: int = len(SHOWN)) -> None:
-    """Wait until every view is seen like this."""
+    """Wait until every view is visible like this."""
     page.wait_for_function(
         f"(wanted) => JSON.stringify(({SEEN})()) === JSON.stringify(wanted)",
         arg=[state] * views,
@@ -250,8 +250,8 @@ def slow():
 """
 
 
-def test_a_watched_run_folds_to_a_line(tmp_path: Path) -> None:
-    """Its timeline is shown once: in the line, or where the run is the cell's value."""
+def test_watched_run_folds_to_a_line(tmp_path: Path) -> None:
+    """Its timeline is shown once: in the line, or as the cell's value."""
     cells = (START, SLOW, "run = cluster.run(slow)", "cluster.run(slow)", "cluster.stop()")
     ran = nbformat.reads(notebook(*cells), as_version=4)
     NotebookClient(ran, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()

@@ -1,5 +1,5 @@
-"""The stand-alone page in a real browser: every view of every run, by mouse, keys and unscripted;
-and what a painter says of a picture that it does not know."""
+"""The stand-alone page in a browser: every view of every run, by mouse, by keys and without
+scripts."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from distkit.views.widget.assets import css, esm
 
 
 def watched() -> Trace:
-    """Two steps of two ranks in ``watch_gradients``, with the messages of an all-reduce."""
+    """Two steps of two ranks under ``watch_gradients``, with the messages of an all-reduce."""
     s = Script()
     for step in range(2):
         for rank in range(2):
@@ -90,7 +90,7 @@ def test_each_view_is_drawn_when_it_is_first_shown(tab: Any, page_file: Path) ->
     assert tab.errors == [] and tab.outside == []
 
 
-def test_both_rows_of_tabs_answer_to_the_keyboard(tab: Any, page_file: Path) -> None:
+def test_tabs_are_keyboard_accessible(tab: Any, page_file: Path) -> None:
     tab.page.goto(page_file.as_uri())
     tab.page.locator("#timeline0 canvas").first.wait_for()
     tab.page.keyboard.press("Tab")
@@ -108,7 +108,7 @@ def test_both_rows_of_tabs_answer_to_the_keyboard(tab: Any, page_file: Path) -> 
     assert tab.errors == []
 
 
-def test_without_scripts_there_are_pictures(browser: Any, page_file: Path) -> None:
+def test_pictures_are_shown_without_scripts(browser: Any, page_file: Path) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(page_file.as_uri())
@@ -130,7 +130,7 @@ window.dispose = view.render({model, el: document.getElementById("at")});
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_newer_picture_is_named_in_the_views_place(tab: Any, tmp_path: Path, name: str) -> None:
+def test_unknown_picture_version_has_a_notice(tab: Any, tmp_path: Path, name: str) -> None:
     script = esm(name).replace("export default", "const view =")
     picture = json.dumps({"format": assets.FORMAT + 1, "something": "else"})
     page = tmp_path / "newer.html"
@@ -145,5 +145,5 @@ def test_a_newer_picture_is_named_in_the_views_place(tab: Any, tmp_path: Path, n
 
 
 @pytest.mark.parametrize("view", [dk.Timeline, dk.Stage, dk.Tensors, dk.Gradients])
-def test_pictures_tell_their_format(view: Any) -> None:
+def test_pictures_name_their_format(view: Any) -> None:
     assert view(ring()).get_state("picture")["picture"]["format"] == assets.FORMAT

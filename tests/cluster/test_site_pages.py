@@ -1,4 +1,4 @@
-"""The site: built of what the notebooks' tests have run, read by a program and by a browser."""
+"""The site, built from the executed notebooks."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def tool() -> ModuleType:
 def pages(
     tool: ModuleType, executed: Path, tmp_path_factory: pytest.TempPathFactory, jupyter_home: Path
 ) -> dict[str, Path]:
-    """The pages by name: those of all lessons that were run before, at least of the first."""
+    """The pages by name, of all executed lessons."""
     if not executed.joinpath(FIRST.name).exists():
         assert not tool.run(FIRST, executed / FIRST.name)
     built = tool.build(tmp_path_factory.mktemp("site"), executed)
     return {path.stem: path for path in built}
 
 
-def test_links_lead_somewhere_and_nothing_comes_from_elsewhere(pages: dict[str, Path]) -> None:
+def test_links_are_valid_and_no_external_resources_load(pages: dict[str, Path]) -> None:
     texts = {path.name: path.read_text(encoding="utf-8") for path in pages.values()}
     assert not [name for name, text in texts.items() if re.search(r'src="https?:', text)]
     folder = pages["index"].parent
@@ -54,7 +54,7 @@ def test_links_lead_somewhere_and_nothing_comes_from_elsewhere(pages: dict[str, 
     assert not broken
 
 
-def test_lessons_have_their_pictures_and_no_errors(
+def test_lessons_have_pictures_and_no_errors(
     pages: dict[str, Path], executed: Path, tool: ModuleType
 ) -> None:
     for path in executed.glob("*.ipynb"):
@@ -81,7 +81,7 @@ def test_pages_play_in_a_browser(pages: dict[str, Path], tab: Any) -> None:
     assert not tab.errors
 
 
-def test_the_cheat_sheet_is_one_page(browser: object, tmp_path: Path) -> None:
+def test_cheat_sheet_is_one_page(browser: object, tmp_path: Path) -> None:
     sheet = tmp_path / "cheatsheet.pdf"
     command = [sys.executable, ROOT / "tools" / "site", "--cheatsheet", sheet]
     subprocess.run(command, check=True, timeout=200)  # this process has a browser already
@@ -92,7 +92,7 @@ SQUARE = '<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
 
 
 def lesson(path: Path, *sources: str, picture: str = "") -> Path:
-    """A notebook; its last cell has a picture."""
+    """Return a notebook whose last cell has a picture."""
     cells = [*map(nbformat.v4.new_code_cell, sources)]
     if picture:
         shown = nbformat.v4.new_output("display_data", {"image/svg+xml": picture})
@@ -101,7 +101,7 @@ def lesson(path: Path, *sources: str, picture: str = "") -> Path:
     return path
 
 
-def test_a_lesson_that_fails_says_where_and_is_run_again(
+def test_failed_lesson_is_located_and_run_again(
     tool: ModuleType, tmp_path: Path, jupyter_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, result = lesson(tmp_path / "07_one.ipynb", "1", "1 / 0"), tmp_path / "out" / "07_one.ipynb"
@@ -117,7 +117,7 @@ def test_a_lesson_that_fails_says_where_and_is_run_again(
     assert tool.run(one, result) == "07_one, cell 1: (OSError)"
 
 
-def test_slides_of_single_lessons(
+def test_slides_of_selected_lessons(
     tool: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -135,7 +135,7 @@ def test_slides_of_single_lessons(
     to.mkdir()
     to.joinpath("00_a-1.svg").write_text("from an earlier time")
     monkeypatch.setattr(sys, "argv", ["site", "--slides", str(to), "00"])
-    tool.main()  # no exit: all is well
+    tool.main()  # no exit: success
     files = {"00_a-01.svg", "00_a-01-dark.svg"}
     assert {path.name for path in to.iterdir()} == {*files, "index.html"}
     assert (
@@ -154,12 +154,12 @@ def test_slides_of_single_lessons(
     assert ended.value.code == 2 and "there is no lesson '99'" in capsys.readouterr().err
 
 
-def test_formulas_are_drawn_and_prices_are_not(tool: ModuleType) -> None:
+def test_formulas_are_rendered_and_prices_are_not(tool: ModuleType) -> None:
     assert tool.formulas("costs $5 or $6 each") == "costs $5 or $6 each"
     assert "<math" in tool.formulas("let $x_r$ be")
     assert 'display="block"' in tool.formulas("$$\\frac14 \\sum_r g_r$$")
 
 
-def test_the_guide_has_every_lesson() -> None:
+def test_guide_lists_every_lesson() -> None:
     guide = ROOT.joinpath("notebooks", "course", "teaching.md").read_text(encoding="utf-8")
     assert {*LESSONS} <= set(re.findall(r"^### (\w+)$", guide, re.M))

@@ -1,4 +1,4 @@
-"""The stage in a real browser, with traces of real ranks: played, stepped, scrubbed."""
+"""The stage in a browser, with traces of real ranks: played, stepped, scrubbed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ def ring() -> None:
 
 
 def tree() -> None:
-    """A broadcast from rank 0: whoever has the tensor passes it on, twice as many every round."""
+    """A broadcast from rank 0 in which the number of ranks with the tensor doubles every round."""
     rank, n, have = dist.get_rank(), dist.get_world_size(), 1
     x = torch.full((4,), rank + 1.0)
     while have < n:
@@ -40,7 +40,7 @@ def native() -> None:
 
 
 def recorded(f: Any) -> Trace:
-    """A run in which there was time to look at every tensor: not so on a busy machine."""
+    """Record a run with the values of every tensor, which a busy machine may omit."""
     runs = (dk.run_ranks(f, 4).trace for _ in range(10))
     return next(trace for trace in runs if not trace.info.without_values)
 
@@ -52,7 +52,7 @@ def real() -> dict[str, Trace]:
 
 @pytest.fixture
 def load(tab: Any, tmp_path: Path) -> Callable[..., "Shown"]:
-    """The stage on a page of its own, without motion unless asked for."""
+    """Show the stage on a page, with reduced motion by default."""
 
     def make(trace: Trace, **media: Any) -> Shown:
         tab.page.emulate_media(**{"reduced_motion": "reduce", "color_scheme": "light", **media})
@@ -65,26 +65,26 @@ class Shown(Sheet):
     """A stage in the browser."""
 
     def at(self, keyframe: int) -> None:
-        """Wait until a keyframe is the current one."""
+        """Wait until a keyframe is current."""
         self.page.wait_for_selector(f".distkit-stage[data-keyframe='{keyframe}']")
 
     def layers(self) -> int:
-        """How many contributions all strips hold together."""
+        """Return the number of contributions in all strips."""
         return self.main("rect.mark-own").count()
 
     def main(self, what: str) -> Any:
-        """What is seen of the large picture, without badges."""
+        """Return the visible elements of the large picture, without badges."""
         return self.root.locator(f".dkm-main {what}").locator("visible=true")
 
     def panel(self) -> str:
         return self.text(".dkm-panels [aria-current] b")
 
 
-def test_a_ring_all_reduce_is_stepped_through_round_by_round(load: Any, real: Any) -> None:
+def test_ring_all_reduce_is_stepped_through_round_by_round(load: Any, real: Any) -> None:
     view = load(real["ring"])
     assert "messages of a ring all-reduce" in view.text(".dk-said")
     assert view.texts(".dkm-panels b") == [f"round {k} of 6" for k in range(1, 7)]
-    assert view.layers() == 16  # four chunks on each of four ranks, its own contribution in each
+    assert view.layers() == 16  # four chunks on each of four ranks, each with its own contribution
     view.root.focus()
     for rounds, held in enumerate((20, 28, 40, 52, 60, 64), 1):
         view.press("ArrowRight")
@@ -103,7 +103,7 @@ def test_a_ring_all_reduce_is_stepped_through_round_by_round(load: Any, real: An
     view.fine()
 
 
-def test_it_plays_pauses_and_ends(load: Any, real: Any) -> None:
+def test_view_plays_pauses_and_ends(load: Any, real: Any) -> None:
     view = load(real["ring"], reduced_motion="no-preference")
     view.root.focus()
     view.page.keyboard.press("Space")
@@ -126,7 +126,7 @@ def test_it_plays_pauses_and_ends(load: Any, real: Any) -> None:
     view.fine()
 
 
-def test_with_reduced_motion_playing_goes_from_round_to_round(load: Any, real: Any) -> None:
+def test_reduced_motion_plays_round_by_round(load: Any, real: Any) -> None:
     view = load(real["tree"])
     view.page.select_option(".dk-speed", "4")
     view.root.focus()
@@ -138,13 +138,13 @@ def test_with_reduced_motion_playing_goes_from_round_to_round(load: Any, real: A
     view.fine()
 
 
-def test_time_is_scrubbed_and_a_moment_is_chosen(load: Any, real: Any) -> None:
+def test_slider_selects_a_moment(load: Any, real: Any) -> None:
     view = load(real["ring"])
     view.drawn(lambda: view.page.locator(".dk-scrub").fill("2000"))
     view.at(5)
     late = view.text(".dk-clock")
     view.drawn(lambda: view.page.locator(".dk-scrub").fill("1999"))
-    assert view.page.locator(".dk-scrub").input_value() == "1999"  # time goes along the scale
+    assert view.page.locator(".dk-scrub").input_value() == "1999"  # time advances along the scale
     view.drawn(lambda: view.page.click(".dkm-panels li:nth-child(2) button"))
     view.at(1)
     assert view.panel() == "round 2 of 6"
@@ -152,7 +152,7 @@ def test_time_is_scrubbed_and_a_moment_is_chosen(load: Any, real: Any) -> None:
     view.fine()
 
 
-def test_values_instead_of_contributions(load: Any, real: Any) -> None:
+def test_values_can_be_shown_instead_of_contributions(load: Any, real: Any) -> None:
     view = load(real["ring"])
     view.root.focus()
     view.page.keyboard.press("v")
@@ -166,7 +166,7 @@ def test_values_instead_of_contributions(load: Any, real: Any) -> None:
     view.fine()
 
 
-def test_collectives_meet_in_a_hub(load: Any, real: Any) -> None:
+def test_collectives_are_drawn_as_a_hub(load: Any, real: Any) -> None:
     view = load(real["native"])
     view.drawn(lambda: view.page.locator(".dk-scrub").fill("600"))  # of two rounds
     assert view.main(".mark-hub").count() == 1 and view.main(".mark-token").count() == 4
@@ -177,7 +177,7 @@ def test_collectives_meet_in_a_hub(load: Any, real: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [hang, odd_values, parameter_server, Trace])
-def test_odd_runs_are_shown_without_a_murmur(load: Any, make: Any) -> None:
+def test_unusual_runs_are_drawn_without_errors(load: Any, make: Any) -> None:
     view = load(make())
     view.root.focus()
     for key in ("ArrowRight", "PageDown", "v", "End", "ArrowRight", "Home", "ArrowLeft"):
@@ -190,7 +190,7 @@ def test_odd_runs_are_shown_without_a_murmur(load: Any, make: Any) -> None:
     view.fine()
 
 
-def test_a_thousand_ranks(load: Any) -> None:
+def test_thousand_ranks_are_drawn(load: Any) -> None:
     events = []
     for r in range(1000):
         left, right = (r - 1) % 1000, (r + 1) % 1000
@@ -210,7 +210,7 @@ def test_a_thousand_ranks(load: Any) -> None:
     view.fine()
 
 
-def test_a_live_run_grows_until_it_ends(load: Any, real: Any) -> None:
+def test_live_run_grows_until_it_ends(load: Any, real: Any) -> None:
     whole = real["ring"]
     view = load(Trace(whole.events[:60], whole.info))
     before = view.layers()
@@ -224,7 +224,7 @@ def test_a_live_run_grows_until_it_ends(load: Any, real: Any) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 760, 400])
-def test_it_is_drawn_in_light_and_dark(
+def test_stage_is_drawn_in_both_themes(
     tab: Any, load: Any, real: Any, scheme: Any, width: int
 ) -> None:
     tab.page.set_viewport_size({"width": width, "height": 860})

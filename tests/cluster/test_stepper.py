@@ -1,4 +1,4 @@
-"""Stepping through real programs: who is paused, who is blocked, and that nothing stays stuck."""
+"""Stepping through real programs: paused and blocked ranks, and recovery."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cluster() -> Iterator[dk.Cluster]:
 
 @pytest.fixture
 def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
-    """A cluster that must still work when the test is over."""
+    """A cluster that must still work after the test."""
     yield cluster
     assert cluster.run(dist.get_rank).results == [0, 1, 2]
 
@@ -56,7 +56,7 @@ def calls(stepper: Stepper) -> list[str]:
     return [s.call() for s in stepper.moment.rank_states]
 
 
-def test_it_begins_paused_before_the_first_communication(usable: dk.Cluster) -> None:
+def test_stepper_starts_paused_before_the_first_communication(usable: dk.Cluster) -> None:
     with usable.step(pass_on) as stepper:
         assert status(stepper) == ["paused"] * 3
         assert calls(stepper) == ["send(dst=1)", "recv(src=0)", "recv(src=1)"]
@@ -71,8 +71,8 @@ def inside() -> float:
     return x[0].item()
 
 
-def test_calls_within_a_call_are_steps_as_well(usable: dk.Cluster) -> None:
-    for _ in range(5):  # what a rank notes of its wait in the outer call may come late
+def test_nested_calls_are_steps(usable: dk.Cluster) -> None:
+    for _ in range(5):  # the record of the wait in the outer call may come late
         stepper = usable.step(inside)
         assert calls(stepper) == ["all_reduce()"] * 3
         stepper.next()
@@ -80,7 +80,7 @@ def test_calls_within_a_call_are_steps_as_well(usable: dk.Cluster) -> None:
         assert stepper.finish().results == [6.0] * 3
 
 
-def test_a_call_in_a_page_tells_who_called_the_page(usable: dk.Cluster) -> None:
+def test_library_call_names_the_calling_line(usable: dk.Cluster) -> None:
     def total() -> None:
         dk.algorithms.ring_all_reduce(torch.ones(2))
 
@@ -95,7 +95,7 @@ def test_a_call_in_a_page_tells_who_called_the_page(usable: dk.Cluster) -> None:
         assert started and not any("caller" in e.attributes for e in started)
 
 
-def test_next_lets_every_rank_go_once(usable: dk.Cluster) -> None:
+def test_next_advances_every_rank_once(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on).next()
     assert calls(stepper)[:2] == ["all_reduce()", "send(dst=2)"]
     assert stepper.moment.rank_states[2].reason == "rank 1 is paused before send(dst=2) at " + (
@@ -107,7 +107,7 @@ def test_next_lets_every_rank_go_once(usable: dk.Cluster) -> None:
     assert stepper.finish().results == [6.0] * 3
 
 
-def test_one_rank_alone_blocks_until_its_partner_goes(usable: dk.Cluster) -> None:
+def test_single_rank_blocks_until_its_partner_steps(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
     stepper.next(rank=1)
     assert status(stepper) == ["paused", "blocked", "paused"]
@@ -120,7 +120,7 @@ def test_one_rank_alone_blocks_until_its_partner_goes(usable: dk.Cluster) -> Non
 
 
 def two_messages() -> list[float]:
-    """Tags let a receiver take the second message first."""
+    """With tags, the receiver takes the second message first."""
     me, x, y = dist.get_rank(), torch.ones(1), torch.full((1,), 2.0)
     if me == 0:
         works = [dist.isend(x, dst=1, tag=1), dist.isend(y, dst=1, tag=2)]
@@ -132,9 +132,9 @@ def two_messages() -> list[float]:
     return [x.item(), y.item()]
 
 
-def test_isend_goes_on_and_tags_overtake(usable: dk.Cluster) -> None:
+def test_isend_does_not_block_and_tags_overtake(usable: dk.Cluster) -> None:
     stepper = usable.step(two_messages)
-    stepper.next(rank=0).next(rank=0)  # both sends are on their way, and rank 0 waits for the first
+    stepper.next(rank=0).next(rank=0)  # both sends are in flight, and rank 0 waits for the first
     assert status(stepper) == ["blocked", "paused", "finished"]
     stepper.next(rank=1)
     assert calls(stepper)[:2] == ["send(dst=1, tag=1)", "recv(src=0, tag=1)"]
@@ -142,7 +142,7 @@ def test_isend_goes_on_and_tags_overtake(usable: dk.Cluster) -> None:
 
 
 def first_come() -> list[int]:
-    """Rank 0 takes whoever comes."""
+    """Rank 0 receives from any source."""
     me, seen = dist.get_rank(), torch.zeros(1)
     if me == 0:
         return [dist.recv(seen) or 0 for _ in range(2)]  # type: ignore[func-returns-value]
@@ -162,7 +162,7 @@ def test_same_steps_make_the_same_interleaving(usable: dk.Cluster, order: tuple[
     assert states[0] == states[1]
 
 
-def test_looking_back_shows_the_values_of_then(usable: dk.Cluster) -> None:
+def test_past_moments_show_past_values(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
     while not stepper.finished:
         stepper.next()
@@ -170,7 +170,7 @@ def test_looking_back_shows_the_values_of_then(usable: dk.Cluster) -> None:
     assert not stepper.back(last).shown.messages[0].received
     held = {e.rank: e.summary for e in stepper.shown if e.summary is not None}
     assert held[0] is not None and held[0].values == (1.0, 1.0, 1.0)
-    assert stepper.next().position == 1  # forward in the past: nobody moves
+    assert stepper.next().position == 1  # forward within the past: no rank moves
     assert stepper.seek(-1).position == last
     reduced = [e for e in stepper.shown if e.op is Op.ALL_REDUCE and e.state is State.COMPLETED]
     assert {e.summary.values for e in reduced if e.summary} == {(6.0, 6.0, 6.0)}
@@ -178,7 +178,7 @@ def test_looking_back_shows_the_values_of_then(usable: dk.Cluster) -> None:
         stepper.seek(99)
 
 
-def test_pauses_are_not_in_its_times(usable: dk.Cluster) -> None:
+def test_pauses_are_excluded_from_times(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
     threading.Event().wait(3)
     while not stepper.finished:
@@ -189,14 +189,14 @@ def test_pauses_are_not_in_its_times(usable: dk.Cluster) -> None:
     assert all(a.time <= b.time for a, b in zip(stepper.moments, stepper.moments[1:], strict=False))
 
 
-def test_play_to_the_end(usable: dk.Cluster) -> None:
+def test_play_runs_to_the_end(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on).play(speed=200)
     assert stepper.finished and not stepper.playing
     with pytest.raises(dk.errors.StepError, match="more than 0"):
         stepper.play(speed=0)
 
 
-def test_pause_what_plays(usable: dk.Cluster) -> None:
+def test_pause_stops_playing(usable: dk.Cluster) -> None:
     def endless() -> None:
         while True:
             dist.barrier()
@@ -213,7 +213,7 @@ def test_pause_what_plays(usable: dk.Cluster) -> None:
     stepper.stop()
 
 
-def test_ddp_can_be_stepped_through(usable: dk.Cluster) -> None:
+def test_ddp_can_be_stepped(usable: dk.Cluster) -> None:
     stepper = usable.step(SCRIPTS / "train_ddp.py")
     ops = {s.op for s in stepper.moment.rank_states}
     while not stepper.finished:
@@ -225,14 +225,14 @@ def test_ddp_can_be_stepped_through(usable: dk.Cluster) -> None:
 
 def functional() -> float:
     x = torch.ones(3) * (dist.get_rank() + 1)
-    total = all_reduce(x, "sum", dist.group.WORLD) + 0  # who uses it waits for it
+    total = all_reduce(x, "sum", dist.group.WORLD) + 0  # using the value waits for it
     with torch.inference_mode():
         y = torch.ones(3)
         dist.all_reduce(y)
         return float((all_reduce(y, "max", dist.group.WORLD) + total)[0])
 
 
-def test_functional_collectives_are_steps_under_inference_mode_as_well(usable: dk.Cluster) -> None:
+def test_functional_collectives_are_steps_under_inference_mode(usable: dk.Cluster) -> None:
     with usable.step(functional).next(rank=0) as stepper:
         assert status(stepper) == ["blocked", "paused", "paused"]
         assert stepper.moment.rank_states[0].reason == "ranks 1 and 2 have not called it"
@@ -250,7 +250,7 @@ def sharded() -> float:
     return float(torch.compile(lambda x: x.sum() * 2, backend="eager")(whole))
 
 
-def test_what_dtensor_communicates_is_steps(usable: dk.Cluster) -> None:
+def test_dtensor_communication_is_steps(usable: dk.Cluster) -> None:
     with usable.step(sharded) as stepper:
         seen = [stepper.moment.rank_states[0].op]
         while not stepper.finished:
@@ -260,7 +260,7 @@ def test_what_dtensor_communicates_is_steps(usable: dk.Cluster) -> None:
 
 
 def rendezvous() -> str:
-    """Ranks 1 and 2 wait for what rank 0 sets."""
+    """Ranks 1 and 2 wait for a key that rank 0 sets."""
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 0:
         store.set("ready", "go")
@@ -288,7 +288,7 @@ def late_trouble() -> None:
     dist.barrier()
 
 
-def test_an_exception_ends_it_with_its_error(usable: dk.Cluster) -> None:
+def test_exception_ends_the_stepper(usable: dk.Cluster) -> None:
     stepper = usable.step(late_trouble)
     with pytest.raises(dk.errors.RankError, match="after the barrier"):
         stepper.next()
@@ -303,7 +303,7 @@ def cross() -> None:
         dist.recv(torch.zeros(1), src=other)
 
 
-def test_a_deadlock_is_explained(usable: dk.Cluster) -> None:
+def test_deadlock_is_explained(usable: dk.Cluster) -> None:
     stepper = usable.step(cross)
     stepper.next(rank=0)
     with pytest.raises(dk.errors.DeadlockError, match="each waits for the other") as caught:
@@ -312,7 +312,7 @@ def test_a_deadlock_is_explained(usable: dk.Cluster) -> None:
     assert stepper.findings == caught.value.findings
 
 
-def test_a_deadlock_may_be_kept_to_look_at(usable: dk.Cluster) -> None:
+def test_deadlock_can_be_kept(usable: dk.Cluster) -> None:
     stepper = usable.step(cross, wait_forever=True).next()
     assert status(stepper) == ["blocked", "blocked", "finished"]
     assert [str(f.kind) for f in stepper.findings] == ["recv_cycle"]
@@ -322,7 +322,7 @@ def test_a_deadlock_may_be_kept_to_look_at(usable: dk.Cluster) -> None:
     assert stepper.finished
 
 
-def test_wrong_ranks(usable: dk.Cluster) -> None:
+def test_unknown_ranks_raise(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
     for unknown in (7, -1, "one"):
         with pytest.raises(dk.errors.StepError, match="there are ranks 0 to 2"):
@@ -336,7 +336,7 @@ def test_wrong_ranks(usable: dk.Cluster) -> None:
     stepper.stop()
 
 
-def test_one_stepper_at_a_time(usable: dk.Cluster) -> None:
+def test_second_stepper_raises(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
     for start in (usable.step, usable.run):
         with pytest.raises(
@@ -346,7 +346,7 @@ def test_one_stepper_at_a_time(usable: dk.Cluster) -> None:
     assert stepper.finish().results == [6.0] * 3
 
 
-def test_the_stop_button_while_a_rank_computes(usable: dk.Cluster) -> None:
+def test_stop_button_while_a_rank_computes(usable: dk.Cluster) -> None:
     def slow() -> None:
         dist.barrier()
         time.sleep(60)
@@ -367,7 +367,7 @@ def test_interrupt_while_paused(usable: dk.Cluster) -> None:
         stepper.finish()
 
 
-def test_a_rank_killed_while_paused(usable: dk.Cluster) -> None:
+def test_rank_killed_while_paused_is_named(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
     os.kill(usable.status().rows[1][2], signal.SIGKILL)
     with pytest.raises(dk.errors.RankDied, match="process of rank 1"):

@@ -1,4 +1,4 @@
-"""Parameter servers under a strategy: any worker or server may be killed, and nothing is lost."""
+"""Parameter servers under a strategy: killed workers and servers lose nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cluster() -> Iterator[dk.Cluster]:
 
 
 def made(strategy, lr: float = 1.0):
-    """A model whose gradient is the batch: each step subtracts it."""
+    """Return a model whose gradient is the batch: each step subtracts it."""
     with strategy.scope():
         model = nn.Linear(3, 2, bias=False).double()
         nn.init.zeros_(model.weight)
@@ -46,13 +46,13 @@ def made(strategy, lr: float = 1.0):
 
 
 def dies_once(flag: str) -> None:
-    """The process ends here, but not a second time."""
+    """End the process, but only once."""
     if not Path(flag).exists():
         Path(flag).touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_functions_run_on_workers_and_results_come_back(cluster) -> None:
+def test_functions_run_on_workers_and_return_results(cluster) -> None:
     def train(strategy):
         model, step = made(strategy)
         coordinator = ClusterCoordinator(strategy)
@@ -74,7 +74,7 @@ def test_functions_run_on_workers_and_results_come_back(cluster) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])  # its pushes
-def test_a_function_of_a_dead_worker_runs_again_and_counts_once(cluster, tmp_path, when) -> None:
+def test_function_of_a_dead_worker_is_rescheduled_and_counts_once(cluster, tmp_path, when) -> None:
     def train(strategy, flag, when):
         model, step = made(strategy)
 
@@ -98,7 +98,7 @@ def test_a_function_of_a_dead_worker_runs_again_and_counts_once(cluster, tmp_pat
     assert weights == [-30.0] and ran <= {"1", "2"} and flag.exists()
 
 
-def test_the_coordinator_may_die_too(cluster, tmp_path) -> None:
+def test_coordinator_death_ends_the_run(cluster, tmp_path) -> None:
     def train(strategy, flag):
         model, step = made(strategy)
         coordinator = ClusterCoordinator(strategy)
@@ -114,7 +114,7 @@ def test_the_coordinator_may_die_too(cluster, tmp_path) -> None:
     assert run.results[0] == [-20.0]
 
 
-def test_an_error_is_raised_once_and_the_rest_is_cancelled(cluster) -> None:
+def test_error_is_raised_once_and_cancels_the_rest(cluster) -> None:
     def train(strategy):
         model, step = made(strategy)
 
@@ -147,13 +147,13 @@ def test_an_error_is_raised_once_and_the_rest_is_cancelled(cluster) -> None:
 
 
 class Unreadable:
-    """It can be pickled, and not unpickled."""
+    """An object that can be pickled but not unpickled."""
 
     def __reduce__(self):
         return int, ("seven",)
 
 
-def test_what_cannot_come_back_or_be_shared_is_an_error(cluster) -> None:
+def test_unpicklable_results_and_arguments_raise(cluster) -> None:
     def train(strategy):
         _, step = made(strategy)
         with strategy.scope():
@@ -204,7 +204,7 @@ def test_each_worker_has_its_own_dataset(cluster) -> None:
     assert len(sums) == 3 and set(sums) <= {*evens, *odds}
 
 
-def test_what_runs_on_the_coordinator_is_warned_about(cluster) -> None:
+def test_training_on_the_coordinator_warns(cluster) -> None:
     def train(strategy):
         made(strategy)
         coordinator = ClusterCoordinator(strategy)
@@ -229,7 +229,7 @@ def test_what_runs_on_the_coordinator_is_warned_about(cluster) -> None:
         lambda strategy: strategy.distribute_datasets_from_function(lambda context: []),
     ],
 )
-def test_the_coordinator_has_no_rows(cluster, ask) -> None:
+def test_coordinator_has_no_rows(cluster, ask) -> None:
     def train(strategy):
         made(strategy)
         ClusterCoordinator(strategy)
@@ -241,7 +241,7 @@ def test_the_coordinator_has_no_rows(cluster, ask) -> None:
         cluster.run(train, ParameterServerStrategy())
 
 
-def test_a_scheduled_function_makes_no_variables(cluster) -> None:
+def test_scheduled_function_cannot_create_variables(cluster) -> None:
     def train(strategy):
         made(strategy)
         coordinator = ClusterCoordinator(strategy)
@@ -259,7 +259,7 @@ def test_a_scheduled_function_makes_no_variables(cluster) -> None:
     assert "Make all variables before the coordinator" in variable
 
 
-def test_a_function_that_kills_every_worker_ends_the_run(cluster) -> None:
+def test_function_that_kills_every_worker_ends_the_run(cluster) -> None:
     def train(strategy):
         made(strategy)
         coordinator = ClusterCoordinator(strategy)

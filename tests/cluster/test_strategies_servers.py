@@ -1,4 +1,4 @@
-"""The same training function under parameter servers: equal to one process, and hard to kill."""
+"""Training under parameter servers equals one process, and survives deaths."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def cluster() -> Iterator[dk.Cluster]:
 
 
 def train(strategy: Strategy, make=torch.optim.Adam, epochs: int = 2, flag: str = ""):
-    """Losses and weights; 60 rows in batches of 22: pieces and batches differ in size."""
+    """Return losses and weights; 60 rows in batches of 22, so that sizes differ."""
     torch.manual_seed(int(os.environ.get("RANK", 0)))
     with strategy.scope():
         model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 2))
@@ -69,22 +69,22 @@ def dies_once(flag: str) -> None:
 
 
 @pytest.mark.parametrize("partitioner", [None, FixedShardsPartitioner(3)])
-def test_in_sync_it_equals_one_process(cluster, partitioner) -> None:
+def test_synchronous_training_equals_one_process(cluster, partitioner) -> None:
     losses, weights = train(Strategy())
     for found in cluster.run(train, ParameterServerStrategy(partitioner, mode="sync")).results:
         torch.testing.assert_close(found[0], losses, rtol=0, atol=1e-12)
         torch.testing.assert_close(found[1], weights, rtol=0, atol=1e-12)
 
 
-def test_async_each_worker_makes_its_own_steps(cluster) -> None:
+def test_async_workers_step_independently(cluster) -> None:
     run = cluster.run(train, ParameterServerStrategy(), torch.optim.Adam, 20)
     for losses, weights in run.results:
         assert len(losses) == 20 * 2  # 60 rows, 2 workers, batches of 22
         assert sum(losses[-4:]) / 4 < 0.5 and weights.isfinite().all()
-    assert max(losses[0] for losses, _ in run.results) > 0.6  # that of who came first
+    assert max(losses[0] for losses, _ in run.results) > 0.6  # that of the first worker
 
 
-def test_a_worker_that_dies_is_replaced_and_trains_again(cluster, tmp_path) -> None:
+def test_dead_worker_is_replaced_and_trains_again(cluster, tmp_path) -> None:
     with pytest.warns(
         dk.errors.CommunicationWarning, match="worker 1 ended .* was replaced at once"
     ):
@@ -94,14 +94,14 @@ def test_a_worker_that_dies_is_replaced_and_trains_again(cluster, tmp_path) -> N
     assert all(len(losses) == 40 and sum(losses[-4:]) / 4 < 0.5 for losses, _ in run.results)
 
 
-def test_in_sync_a_dead_worker_is_an_error_that_names_it(cluster, tmp_path) -> None:
+def test_dead_worker_in_sync_mode_raises(cluster, tmp_path) -> None:
     with pytest.raises(dk.errors.RankDied, match="rank 1"):
         cluster.run(train, ParameterServerStrategy(mode="sync"), flag=str(tmp_path / "died"))
     assert len(cluster.run(train, MirroredStrategy()).results) == 2  # usable
 
 
 def adds(strategy: Strategy, begun: str, killed: str):
-    """Functions of which each adds 1, while the test kills a server."""
+    """Schedule functions that each add 1, while the test kills a server."""
     with strategy.scope():
         model = nn.Linear(4, 4, bias=False)
         nn.init.zeros_(model.weight)
@@ -121,7 +121,7 @@ def adds(strategy: Strategy, begun: str, killed: str):
     return (model.weight - count).unique().tolist()
 
 
-def test_a_server_may_be_killed_if_values_are_on_two(cluster, tmp_path) -> None:
+def test_killed_server_with_a_replica_loses_no_value(cluster, tmp_path) -> None:
     begun, killed = tmp_path / "begun", tmp_path / "killed"
     strategy = ParameterServerStrategy(FixedShardsPartitioner(2), replication=2)
     run = cluster.submit(adds, strategy, str(begun), str(killed))
@@ -196,13 +196,13 @@ def late(strategy: Strategy) -> None:
         ],
     ],
 )
-def test_what_cannot_be_served_is_refused(cluster, wrong, strategy, says: str) -> None:
+def test_unsupported_model_raises(cluster, wrong, strategy, says: str) -> None:
     with pytest.raises(RankError, match=says):
         cluster.run(wrong, strategy)
 
 
 def sparse(strategy: Strategy) -> float:
-    """The sum of an embedding whose sparse gradients are 1 for each row that is looked up."""
+    """An embedding with sparse gradients of 1 for each row in use."""
     with strategy.scope():
         model = nn.Embedding(4, 2, sparse=True).double()
         nn.init.zeros_(model.weight)
@@ -220,18 +220,18 @@ def sparse(strategy: Strategy) -> float:
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("sync", 1), ("async", 2)])
-def test_sparse_gradients_are_pushed_as_dense_ones(cluster, mode: str, steps: int) -> None:
+def test_sparse_gradients_are_pushed_dense(cluster, mode: str, steps: int) -> None:
     found = cluster.run(sparse, ParameterServerStrategy(mode=mode)).results
     assert found == [-6.0 * steps] * 2
 
 
-def test_what_a_failed_coordinator_leaves_can_be_collected(cluster) -> None:
+def test_failed_coordinator_is_garbage_collected(cluster) -> None:
     with pytest.raises(RankError, match="made after ClusterCoordinator"):
         cluster.run(late, ParameterServerStrategy())
-    cluster.submit(gc.collect).wait(30)  # ZeroMQ would wait for sockets that are collected, too
+    cluster.submit(gc.collect).wait(30)  # ZeroMQ would also wait for garbage-collected sockets
 
 
-def test_without_servers_the_error_has_the_remedy() -> None:
+def test_missing_servers_raise_with_a_remedy() -> None:
     with pytest.raises(StrategyError, match=r"dk.Cluster\(workers=2, servers=1\)"):
         train(ParameterServerStrategy())
     with pytest.raises(StrategyError, match='"async" or "sync"'):
@@ -241,7 +241,7 @@ def test_without_servers_the_error_has_the_remedy() -> None:
 
 
 def saves(strategy: Strategy, folder: str, wanted: str):
-    """One epoch, a checkpoint, another epoch; or only the latter, from the checkpoint."""
+    """Train an epoch, save a checkpoint, train another; or only the latter, from the checkpoint."""
     with strategy.scope():
         model = nn.Linear(6, 2).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -267,7 +267,7 @@ def saves(strategy: Strategy, folder: str, wanted: str):
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-def test_a_checkpoint_has_what_the_servers_have(cluster, tmp_path) -> None:
+def test_checkpoint_has_the_servers_values(cluster, tmp_path) -> None:
     strategy = ParameterServerStrategy(FixedShardsPartitioner(2), mode="sync")
     (weights, _) = cluster.run(saves, strategy, str(tmp_path), "save").results
     for found in cluster.run(saves, strategy, str(tmp_path), "load").results:
@@ -296,7 +296,7 @@ def coordinated(strategy: Strategy, folder: str, wanted: str):
     return model.weight.unique().tolist()
 
 
-def test_the_coordinator_saves_and_loads(cluster, tmp_path) -> None:
+def test_coordinator_saves_and_loads(cluster, tmp_path) -> None:
     saved = cluster.run(coordinated, ParameterServerStrategy(), str(tmp_path), "save").results[0]
     assert saved == [4.0]
     more = cluster.run(coordinated, ParameterServerStrategy(), str(tmp_path), "load").results[0]
@@ -304,7 +304,7 @@ def test_the_coordinator_saves_and_loads(cluster, tmp_path) -> None:
 
 
 def loads_and_dies(strategy: Strategy, folder: str, who: str, steps: int, flag: str) -> float:
-    """Steps of one worker, which dies after some of them; each adds 1 to a weight of 100."""
+    """Steps that each add 1 to a weight of 100; the worker dies after some."""
     with strategy.scope():
         model = nn.Linear(1, 1, bias=False).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -326,7 +326,7 @@ def loads_and_dies(strategy: Strategy, folder: str, who: str, steps: int, flag: 
 
 
 @pytest.mark.parametrize(("who", "steps"), [("0", 0), ("1", 3)])
-def test_a_checkpoint_is_loaded_once_whoever_dies(cluster, tmp_path, who: str, steps: int) -> None:
+def test_checkpoint_is_loaded_once_despite_deaths(cluster, tmp_path, who: str, steps: int) -> None:
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(model.weight, 100.0)
     save(Strategy(), tmp_path / "saved", model)
@@ -345,7 +345,7 @@ def test_a_checkpoint_is_loaded_once_whoever_dies(cluster, tmp_path, who: str, s
 
 
 class Dies(Callback):
-    """Worker 1 dies once, when worker 0 has saved an epoch; worker 0 waits until it is done."""
+    """Worker 1 dies once, after worker 0 has saved an epoch; worker 0 waits for that."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.worker = Path(folder), os.environ["RANK"]
@@ -371,7 +371,7 @@ def fits(strategy: Strategy, folder: str) -> int:
     return len(history["loss"])
 
 
-def test_a_replaced_worker_fits_from_where_its_life_before_began(cluster, tmp_path) -> None:
+def test_replaced_worker_fits_from_the_same_epoch(cluster, tmp_path) -> None:
     with pytest.warns(
         dk.errors.CommunicationWarning, match="worker 1 ended .* was replaced at once"
     ):

@@ -1,4 +1,4 @@
-"""The tensors in a real browser: the slider, the cards, who differs, live updates."""
+"""The tensors view in a browser: slider, cards, differences, live updates."""
 
 import math
 from pathlib import Path
@@ -17,7 +17,7 @@ from distkit.views.tensors import draw, project
 
 
 def said() -> None:
-    """A sum with odd values, a broadcast, a ring."""
+    """A sum with unusual values, a broadcast, a ring."""
     x = torch.arange(12.0).reshape(3, 4) * (dist.get_rank() + 1) - 6
     if dist.get_rank() == 1:
         x[1, 2] = math.nan
@@ -31,7 +31,7 @@ def trace() -> Trace:
     return dk.run_ranks(said, 4).trace
 
 
-def test_the_tensors_of_a_run(tab: Any, tmp_path: Path, trace: Trace) -> None:
+def test_tensors_of_a_run_are_drawn(tab: Any, tmp_path: Path, trace: Trace) -> None:
     tab.page.emulate_media(reduced_motion="reduce")
     sheet = Sheet(tab, dk.Tensors(trace), tmp_path / "tensors.html")
     assert sheet.text(".dk-fact strong") == "all_reduce"
@@ -51,7 +51,7 @@ def test_the_tensors_of_a_run(tab: Any, tmp_path: Path, trace: Trace) -> None:
     assert "values: colours: ±" in sheet.root.locator("> .dk-spoken").text_content()
     sheet.press("End", "ArrowRight", "Home", "ArrowLeft")
     assert sheet.text(".dk-fact strong") == "all_reduce"
-    assert tab.page.evaluate("leaked") == []  # the notebook sees none of the keys
+    assert tab.page.evaluate("leaked") == []  # no key reaches the notebook
     sheet.drawn(lambda: sheet.root.get_by_role("button", name="next").click())
     assert sheet.text(".dk-fact strong") == "broadcast"
     sheet.root.locator(".dkm-list select").select_option("rank 3")
@@ -60,7 +60,7 @@ def test_the_tensors_of_a_run(tab: Any, tmp_path: Path, trace: Trace) -> None:
     sheet.fine()
 
 
-def test_a_collective_that_left_the_ranks_different(tab: Any, tmp_path: Path) -> None:
+def test_different_results_of_a_collective_are_marked(tab: Any, tmp_path: Path) -> None:
     trace = traces.Script()
     for rank in range(3):
         x = [1.0, 2.0, 3.0 + (rank == 2), 4.0]
@@ -83,7 +83,7 @@ def test_a_collective_that_left_the_ranks_different(tab: Any, tmp_path: Path) ->
     sheet.fine()
 
 
-def test_it_grows_while_the_run_goes_on(tab: Any, tmp_path: Path, trace: Trace) -> None:
+def test_view_grows_during_the_run(tab: Any, tmp_path: Path, trace: Trace) -> None:
     first = Trace(trace[: len(trace) // 3], trace.info)
     view = dk.Tensors(first)
     view._live, view._data = True, draw(project(first, live=True))
@@ -98,7 +98,7 @@ def test_it_grows_while_the_run_goes_on(tab: Any, tmp_path: Path, trace: Trace) 
 
 
 @pytest.mark.parametrize("case", ["empty", "thousand"])
-def test_odd_traces(tab: Any, tmp_path: Path, case: str) -> None:
+def test_unusual_traces_are_drawn(tab: Any, tmp_path: Path, case: str) -> None:
     trace = Trace()
     if case == "thousand":
         s = traces.Script()
@@ -123,7 +123,7 @@ def test_odd_traces(tab: Any, tmp_path: Path, case: str) -> None:
     sheet.fine()
 
 
-def test_pictures(tab: Any, tmp_path: Path, trace: Trace) -> None:
+def test_pictures_are_saved(tab: Any, tmp_path: Path, trace: Trace) -> None:
     sheet = Sheet(tab, dk.Tensors(trace), tmp_path / "tensors.html")
     light = sheet.root.evaluate("e => getComputedStyle(e).backgroundColor")
     sheet.pictures("tensors")

@@ -1,4 +1,4 @@
-"""The theme of a real JupyterLab changes while views are open, on the screen or scrolled away."""
+"""Theme changes in JupyterLab with open views, visible or scrolled away."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ VIEWS = (
 )
 END = "stepper.stop(); cluster.stop()"
 
-#: All but the card; the experiment's is its timeline, which is made when its tab is opened.
+#: All views but the card; the experiment's timeline is created when its tab is opened.
 VIEWS_WITH_COLOURS = 8
 
-#: The colours that the painters have chosen, each of the theme's.
+#: The painters' colours, all of the theme.
 CHOSEN = """() => Array.from(
     document.querySelectorAll('.distkit-timeline'),
     (view) => view.style.getPropertyValue('--dk-warning'))"""
@@ -63,7 +63,7 @@ SAME = f"""(color) => {{
     const chosen = ({CHOSEN})();
     return chosen.length >= {VIEWS_WITH_COLOURS} && chosen.every((c) => c === color);
 }}"""
-#: Static pictures are turned over, as an experiment's sweep, or have a dark version, as a hang.
+#: Static pictures are inverted, such as a sweep's, or have a dark version, such as a hang's.
 TURNED = """([least, wanted]) => {
     const images = [...document.querySelectorAll('.distkit-picture')];
     return images.length >= least &&

@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own: what a reader gets by ``pip install distkit``."""
+"""The wheel in a new environment, as after ``pip install distkit``."""
 
 import os
 import subprocess
@@ -16,11 +16,11 @@ from distkit import demos
 
 @pytest.fixture(scope="module")
 def place(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that has the wheel, and the dependencies of this one."""
+    """Return the programs of an environment with the wheel and this one's dependencies."""
     folder = tmp_path_factory.mktemp("empty")
     venv.create(folder, symlinks=True)
     packages = sysconfig.get_path("purelib", vars={"base": str(folder)})
-    # pip installs into it from outside; of a folder named here no editable install is followed
+    # pip installs into it from outside; editable installs are not visible there
     Path(packages, "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     bins = folder / "bin"
     install = ["--python", bins / "python", "install", "--no-deps", "--no-index", wheel]
@@ -29,7 +29,7 @@ def place(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: object, cwd: Path) -> str:
-    """What a program prints that has nothing of the checkout."""
+    """Run a program without the checkout; return its output."""
     around = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     words = [str(word) for word in command]
     ran = subprocess.run(words, cwd=cwd, env=around, capture_output=True, text=True, timeout=280)
@@ -37,7 +37,7 @@ def run(*command: object, cwd: Path) -> str:
     return ran.stdout
 
 
-def test_distkit_and_its_companions_are_in_the_wheel(place: Path, tmp_path: Path) -> None:
+def test_wheel_contains_distkit_and_companions(place: Path, tmp_path: Path) -> None:
     names = ["distkit", *distkit._HOMES, *distkit._MODULES.values()]
     code = f"import {', '.join(names)}\nfor name in {names}: print(eval(name).__file__)"
     found = run(place / "python", "-c", code, cwd=tmp_path).splitlines()
@@ -52,7 +52,7 @@ def test_exercises_are_judged_without_a_checkout(place: Path, tmp_path: Path) ->
     assert "rank 2" in run(place / "distkit", "answers", "00", cwd=tmp_path)
 
 
-def test_the_demos_run_from_the_wheel(
+def test_demos_run_from_the_wheel(
     place: Path, tmp_path: Path, leftovers: Callable[[], list[str]]
 ) -> None:
     said = run(place / "distkit", "demo", "all", "--html", "demo.html", cwd=tmp_path)

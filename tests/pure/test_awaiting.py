@@ -1,4 +1,4 @@
-"""Whom requests wait for: as a real server has it, and what a diagnosis says of those who do."""
+"""Unanswered requests: their state on a real server, and their diagnosis."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ STEPS = st.lists(st.tuples(st.sampled_from(["push", "pull"]), st.integers(0, 3))
 
 
 def waiting(run: Shop) -> dict[int, int]:
-    """The clock of each worker whose pull is held."""
+    """Return the clock of each worker whose pull is held."""
     return {node: clock for (node, _), (_, clock) in run.server.entries["w"].waiting.items()}
 
 
 class Clocked(Asking):
-    """What a worker notes if there are backup workers."""
+    """A worker's request with its clock, as recorded with backup workers."""
 
     def answered(self, answer, *, clock=False) -> None:
         super().answered(answer, clock=self.op is Op.PUSH)
 
 
 def play(workers, rule, steps) -> Shop:
-    """A real server and workers, each of which waits for the answers to its pulls."""
+    """Run a real server with workers that wait for the replies to their pulls."""
     with pytest.MonkeyPatch.context() as patch:
         if getattr(rule, "backup", 0):
             patch.setattr(test_views_servers, "Asking", Clocked)
@@ -58,7 +58,7 @@ def _play(workers, rule, steps) -> Shop:
 
 
 def watched(run: Shop) -> list[Event]:
-    """What workers noted: also that they wait, as long as nobody has answered."""
+    """Return the workers' events, with a wait for each unanswered request."""
     events = [e for e in run.trace() if e.rank < run.workers]
     last = {(e.rank, e.seq): e for e in events}
     held = [e for e in last.values() if e.op is Op.PULL and e.state is State.STARTED]
@@ -83,7 +83,7 @@ def watched(run: Shop) -> list[Event]:
 
 @settings(max_examples=80)
 @given(st.integers(1, 4), RULES, STEPS)
-def test_blocked_are_those_whom_the_server_does_not_answer(workers, rule, steps) -> None:
+def test_blocked_ranks_wait_for_an_answer_of_the_server(workers, rule, steps) -> None:
     run = play(workers, rule, steps)
     board, entry = WaitForGraph(workers), run.server.entries["w"]
     board.feed(watched(run))
@@ -98,8 +98,8 @@ def test_blocked_are_those_whom_the_server_does_not_answer(workers, rule, steps)
 
 @settings(max_examples=60)
 @given(st.integers(2, 4), RULES, STEPS, st.sets(st.integers(0, 3)))
-def test_stuck_are_those_whom_the_others_cannot_free(workers, rule, steps, ended) -> None:
-    """However often those push that still can, the server does not answer them."""
+def test_stuck_ranks_cannot_be_freed_by_others(workers, rule, steps, ended) -> None:
+    """The server does not answer them, however often the others push."""
     run = play(workers, rule, steps)
     ended = ended & set(range(workers)) - waiting(run).keys()
     board = WaitForGraph(workers)
@@ -107,10 +107,10 @@ def test_stuck_are_those_whom_the_others_cannot_free(workers, rule, steps, ended
     for rank in ended:
         board.end(rank, "returned")
     entry = run.server.entries["w"]
-    for _ in range(40):  # whoever has been answered pushes, too
+    for _ in range(40):  # answered workers push as well
         for worker in set(range(workers)) - ended - waiting(run).keys():
             if isinstance(rule, Synchronous) and entry.clocks.get(worker, 0) <= entry.version:
-                run.pull(worker)  # its gradient shall not be late
+                run.pull(worker)  # its gradient must not be late
             run.push(worker)
     assert set(board.stuck()) == waiting(run).keys()
 
@@ -119,7 +119,7 @@ W = {"key": "w"}
 
 
 def options(mode):
-    """What a register tells: "dist_sync backup=1"."""
+    """The options in a registration: "dist_sync backup=1"."""
     mode, *others = mode.split()
     told = dict(one.split("=") for one in others)
     return {"mode": mode, **{n: int(v) if v.isdecimal() else v for n, v in told.items()}}
@@ -149,7 +149,7 @@ HELD = "scheduled", "started", "blocked"
 
 
 def worker(rank, gradients, *then, mode="dist_sync", pulls=True):
-    """Creates a store, and pushes and pulls so often; ``then``: an operation that it waits in."""
+    """Creates a store, pushes and pulls ``rounds`` times; ``then``: a last operation to wait in."""
     events = asked(rank, 0, Op.REGISTER, *WHOLE, attributes=options(mode), peer=4)
     for n in range(gradients):
         events += asked(rank, 2 * n + 1, Op.PUSH, *WHOLE)
@@ -182,7 +182,7 @@ MORE = Op.PUSH, Op.PULL
 
 
 @pytest.mark.parametrize("mode", ["dist_sync", "dist_async staleness=0"])
-def test_workers_that_push_different_keys(mode) -> None:
+def test_workers_with_different_keys_are_diagnosed(mode) -> None:
     def pushes(rank, key):
         return [
             *asked(rank, 0, Op.REGISTER, *WHOLE, attributes=options(mode), peer=4),
@@ -195,19 +195,19 @@ def test_workers_that_push_different_keys(mode) -> None:
 
 
 @pytest.mark.parametrize("mode", ["dist_async", "dist_async staleness=9"])
-def test_nobody_is_accused_who_may_be_answered(mode) -> None:
+def test_worker_that_may_be_answered_is_not_accused(mode) -> None:
     assert diagnose(trace(worker(0, 3, *MORE, mode=mode), worker(1, 1, mode=mode))) == []
 
 
-def test_a_worker_that_still_computes_may_yet_push() -> None:
+def test_computing_worker_may_still_push() -> None:
     held, busy = worker(0, 1, *MORE), worker(1, 1)
     (remark,) = diagnose(Trace([*held, *busy], traces.info(world_size=2, ends={})))
     assert remark.kind == "straggler" and not remark.hang
     assert "rank 0 waits in pull('w') at In[3]:8 for rank 1" in remark.message
 
 
-def test_a_push_that_may_be_refused_proves_nothing() -> None:
-    """Its acknowledgement is on its way: if it says no, the pull is answered."""
+def test_possibly_refused_push_proves_nothing() -> None:
+    """Its reply is in flight: after a refusal the pull is answered."""
     held = [
         e for e in worker(0, 1, *MORE) if (e.op, e.seq, e.state) != (Op.PUSH, 100, State.COMPLETED)
     ]
@@ -215,8 +215,8 @@ def test_a_push_that_may_be_refused_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize("how", ["its connection was lost", silence(1)])
-def test_who_was_told_of_a_death_waited_for_it(how: str) -> None:
-    """Its error is no second cause."""
+def test_worker_that_reports_a_death_waited_for_the_dead_one(how: str) -> None:
+    """Its error is not a second cause."""
     told = [e for e in worker(0, 2, *MORE) if e.state is not State.BLOCKED]
     last = told[-1]
     told.append(
@@ -241,8 +241,8 @@ def test_who_was_told_of_a_death_waited_for_it(how: str) -> None:
     assert (found.kind, found.culprits, found.waiting) == ("died", (1,), (0,))
 
 
-def test_servers_are_no_members_of_the_world() -> None:
-    """Not even where a collective waits for everybody."""
+def test_servers_are_not_members_of_the_world_group() -> None:
+    """Not even if a collective waits for all ranks."""
     stuck = [
         Event(0, 0, Op.ALL_REDUCE, s, 0.1 * i, where="a.py:4")
         for i, s in enumerate((State.STARTED, State.BLOCKED))
@@ -256,14 +256,14 @@ def test_servers_are_no_members_of_the_world() -> None:
 # -- words --------------------------------------------------------------------------------
 
 
-def test_paused_before_a_call_of_several_keys() -> None:
+def test_rank_pauses_before_a_call_with_several_keys() -> None:
     board = WaitForGraph(2)
     board.feed(asked(0, 5, Op.PUSH, "scheduled", attributes=Step.of(["a", 3, "7"]).facts))
     assert str(board.rank_state(0)) == "rank 0: paused before push(['a', 3, '7']) at In[3]:7"
     assert Step.of(range(9)).facts == {"keys": (0, 1, 2, "…", 8)} and Step.of(["w"]).facts == ()
 
 
-def test_why_a_worker_waits() -> None:
+def test_reason_of_a_waiting_worker() -> None:
     board = WaitForGraph(2)
     board.feed([*worker(0, 2, *MORE), *worker(1, 2)])
     said = "rank 0: blocked in pull('w') at In[3]:8: server 1 waits for worker 1, which "
@@ -274,7 +274,7 @@ def test_why_a_worker_waits() -> None:
     assert board.rank_state(0).status is RankStatus.RUNNING
 
 
-def test_calls_read_as_they_are_written() -> None:
+def test_calls_are_formatted_as_source_code() -> None:
     def said(op, **facts):
         return call(asked(0, 0, op, "started", attributes=facts)[0])
 
@@ -284,7 +284,7 @@ def test_calls_read_as_they_are_written() -> None:
     assert said(Op.PULL, key="0") == "pull('0')"
 
 
-def test_what_is_not_as_usual_is_told_at_registration() -> None:
+def test_registration_reports_unusual_options() -> None:
     usual = StoreOptions("dist_sync", 9, replication=2)
     assert _facts(Register(0, 0, "", usual)) == {"mode": "dist_sync"}
     odd = replace(usual, on_crash="continue")
@@ -294,6 +294,6 @@ def test_what_is_not_as_usual_is_told_at_registration() -> None:
     }
 
 
-def test_nobody_waits_before_a_store_is_created() -> None:
+def test_no_rank_waits_before_a_store_is_created() -> None:
     pull = asked(0, 1, Op.PULL, "started")[0]
     assert PendingRequests(2).awaited_by(pull).workers == ()

@@ -1,4 +1,4 @@
-"""What the benchmark makes of its measurements: which figures, beside what, with which limits."""
+"""Figures, references and limits of the KVStore benchmark."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from benchmarks import kvstore, kvstore_peers, kvstore_tensorflow
 OURS = {4 << 20: [1e-3, 2e-3, 3e-3], "step": [1e-3]}
 
 
-def test_without_peers_the_echo_and_a_note_are_there() -> None:
+def test_missing_peers_leave_the_echo_and_a_note() -> None:
     turns = {kvstore.OURS: OURS, kvstore_peers.ECHO: {4 << 20: [1e-3]}}
     trip, step, tensorflow = kvstore._figures("somewhere", 2, turns)
     assert (trip.ratio, trip.reached) == (2, "")  # limits hold for MXNet
@@ -16,7 +16,7 @@ def test_without_peers_the_echo_and_a_note_are_there() -> None:
     assert tensorflow.reached == "reference missing"
 
 
-def test_each_peer_has_its_limits() -> None:
+def test_each_peer_has_limits() -> None:
     turns = {
         kvstore.OURS: OURS,
         kvstore_peers.MXNET: {4 << 20: [2e-3], "step": [1.5e-3]},

@@ -1,4 +1,4 @@
-"""The bug suite's score, what counts as an explanation by torch, and the page."""
+"""The bug suite's scores, the evaluation of torch's reports, and the page."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_class_has_a_title() -> None:
         ([end("signal 11"), end("running")], "error"),
     ],
 )
-def test_a_timeout_and_the_connection_it_closes_are_only_a_timeout(
+def test_connection_closed_by_a_timeout_counts_as_timeout(
     ends: list[dict[str, Any]], how: str
 ) -> None:
     assert read(SUITE[0], ends, 20.0).how == how
@@ -84,11 +84,11 @@ def test_a_timeout_and_the_connection_it_closes_are_only_a_timeout(
         ("", "", False),
     ],
 )
-def test_text_explains_if_it_names_what_differs(says: str, text: str, explained: bool) -> None:
+def test_text_that_names_the_difference_explains(says: str, text: str, explained: bool) -> None:
     assert explains(replace(SUITE[0], says=(says,)), text) is explained
 
 
-def test_a_changed_program_has_to_be_asked_again() -> None:
+def test_changed_program_needs_a_new_answer() -> None:
     changed = replace(SUITE[0], text=SUITE[0].text + "\n")
     with pytest.raises(LookupError, match=r"--stock"):
         stock(StockReport("silent", "", (), False, 0)).verdicts("plain", [changed])
@@ -97,7 +97,7 @@ def test_a_changed_program_has_to_be_asked_again() -> None:
 # -- the page ----------------------------------------------------------------------
 
 
-def test_page_has_the_scores_the_classes_the_examples_and_the_failures() -> None:
+def test_page_lists_scores_classes_examples_and_failures() -> None:
     shown = {case.name: " ".join([*case.marked, "root"]) for case in SOME if not case.ok}
     text = page(
         [verdict(case, shown.get(case.name, "")) for case in SOME],
@@ -115,5 +115,5 @@ def test_page_has_the_scores_the_classes_the_examples_and_the_failures() -> None
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_saved_answers_are_of_the_suite_as_it_is(mode: str) -> None:
+def test_saved_answers_match_the_suite(mode: str) -> None:
     assert len(Stock.load().verdicts(mode, SUITE)) == len(SUITE)

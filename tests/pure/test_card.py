@@ -1,4 +1,4 @@
-"""What a notebook shows while a run goes on, without a notebook."""
+"""The output of a notebook during a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distkit.views import Timeline
 
 
 class SlowRun(Run):
-    """A run that outlasts the first look and then finishes."""
+    """A run that is unfinished at the first poll, and then finishes."""
 
     def wait(self, timeout: float | None = None) -> Run:
         if timeout is not None:
@@ -27,23 +27,23 @@ class SlowRun(Run):
         return self
 
 
-def test_a_long_run_is_shown_once_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_run_is_shown_once_while_running(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     monkeypatch.setattr("distkit.cluster.runs.run.in_notebook", lambda: True)
     monkeypatch.setattr(IPython.display, "display", lambda thing, **_: shown.append(thing))
     conductor = Conductor("train", 1, [], RunInfo())
-    conductor.live.mark_replacement(0, "told", 0.0, 1.0)  # one that says nothing is not shown
+    conductor.live.mark_replacement(0, "told", 0.0, 1.0)  # one without a message is not shown
     run = SlowRun(conductor)
     assert follow(run) is run
     (live,) = shown
-    assert isinstance(live, Timeline) and live.comm is None  # the kernel has let go of it
+    assert isinstance(live, Timeline) and live.comm is None  # the kernel holds no reference
 
 
 @pytest.mark.parametrize(
     ("ranks", "servers", "says"),
     [(1, 1, "1 worker, 1 server, 1 scheduler"), (4, 2, "4 workers, 2 servers, 1 scheduler")],
 )
-def test_the_title_counts_the_nodes(ranks: int, servers: int, says: str) -> None:
+def test_title_counts_the_nodes(ranks: int, servers: int, says: str) -> None:
     plan = Plan(ranks, servers, "gloo", (CPU,) * ranks, 1)
     facts = {"plan": plan, "stage": "ready", "run": None}
     room: Any = SimpleNamespace(**facts, processes=SimpleNamespace(info=RunInfo))

@@ -1,4 +1,4 @@
-"""Lines to other processes: what a message may be, and what ends them."""
+"""Channels between processes: messages and disconnection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distkit.cluster.processes.channel import Channel
 
 
 def sent(message: Any) -> bytes:
-    """A message as it travels."""
+    """Encode a message."""
     ours, theirs = Channel.pair()
     ours.send(message)
     ours.close()
@@ -20,7 +20,7 @@ def sent(message: Any) -> bytes:
 
 
 @pytest.mark.parametrize("cut", [3, 8, 20])
-def test_a_message_that_stops_half_way_is_none(cut: int) -> None:
+def test_truncated_message_is_discarded(cut: int) -> None:
     ours, theirs = Channel.pair()
     heard = queue.SimpleQueue[Any]()
     ours.listen(heard.put, lambda: heard.put(EOFError))
@@ -31,7 +31,7 @@ def test_a_message_that_stops_half_way_is_none(cut: int) -> None:
     assert [heard.get(timeout=10) for _ in range(3)] == [("rows", tuple(range(40))), "a", EOFError]
 
 
-def test_what_a_listener_raises_costs_no_message(capfd: pytest.CaptureFixture[str]) -> None:
+def test_exception_in_a_listener_loses_no_message(capfd: pytest.CaptureFixture[str]) -> None:
     heard = queue.SimpleQueue[Any]()
     ours, theirs = Channel.pair()
 

@@ -1,4 +1,4 @@
-"""The doctor's judgement: facts in, findings out. Nothing is examined here."""
+"""The doctor's checks of given facts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 
 def healthy(name: str, address: str) -> Json:
-    """A machine on which all is well."""
+    """The facts of a healthy machine."""
     room = {"size": 8 * GIB, "free": 6 * GIB, "files": 10**6, "writable": True}
     return {
         "hostname": name,
@@ -37,7 +37,7 @@ ADDRESSES = {HERE: "10.0.0.1", "alpha": "10.0.0.2", "beta": "10.0.0.3", "gamma":
 
 
 def healthy_facts() -> Facts:
-    """Three hosts and this machine, on which all is well."""
+    """The facts of three healthy hosts and this machine."""
     names = {HERE: "login", **{host: host for host in ADDRESSES if host != HERE}}
     known = {h: {"addresses": [a]} for h, a in ADDRESSES.items()}
     seen = dict.fromkeys(ADDRESSES, True)
@@ -53,12 +53,12 @@ def healthy_facts() -> Facts:
 
 
 def judged(facts: Facts) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Kind, level and hosts of what is not well."""
+    """Return kind, level and hosts of each failed check."""
     checks = Report(facts).checks
     return [(c.kind, str(c.level), c.hosts) for c in checks if c.level is not Level.OK]
 
 
-def test_a_healthy_machine_and_healthy_hosts() -> None:
+def test_healthy_machines_have_no_failures() -> None:
     one = Report(Facts({HERE: healthy("login", "10.0.0.1")}))
     assert (one.good, one.warnings) == (True, [])
     assert "8 a core" in str(one)
@@ -71,7 +71,7 @@ def test_a_healthy_machine_and_healthy_hosts() -> None:
 
 
 def put(**changes: Any) -> Callable[[Json], None]:
-    """A fault: other facts."""
+    """Change a fact."""
 
     def apply(machine: Json) -> None:
         for key, value in changes.items():
@@ -100,7 +100,7 @@ ALONE = [
 
 
 @pytest.mark.parametrize(("kind", "level", "said", "fault"), ALONE, ids=lambda x: str(x)[:24])
-def test_faults_of_one_machine(
+def test_faults_of_one_machine_are_reported(
     kind: str, level: str, said: str, fault: Callable[[Json], None]
 ) -> None:
     facts = healthy_facts()
@@ -134,7 +134,7 @@ GPUS: Json = {
         ({}, {"found": [{**GPUS["found"][0], "free": 0}]}, "gloo on CPU: GPU 0 has 0 B of 139 GiB"),
     ],
 )
-def test_gpus(torch: Json, gpus: Json, said: str) -> None:
+def test_gpu_checks(torch: Json, gpus: Json, said: str) -> None:
     machine = healthy("login", "10.0.0.1")
     machine["gpus"] = {**GPUS, **gpus}
     known = {"version": "2.13.0", "cuda": "13.0", "nccl": [2, 29, 7]}
@@ -142,7 +142,7 @@ def test_gpus(torch: Json, gpus: Json, said: str) -> None:
     assert said in " ".join(str(Report(Facts({HERE: machine}))).split())
 
 
-def test_a_quota_counts() -> None:
+def test_cpu_quota_is_counted() -> None:
     machine = healthy("login", "10.0.0.1")
     machine["cores"]["quota"] = 1.5
     text = str(Report(Facts({HERE: machine})))
@@ -259,7 +259,9 @@ TOGETHER = [
 @pytest.mark.parametrize(
     ("kind", "said", "fault"), TOGETHER, ids=lambda x: getattr(x, "__name__", x)[:32]
 )
-def test_faults_between_machines(kind: str, said: str, fault: Callable[[Facts], None]) -> None:
+def test_faults_between_machines_are_reported(
+    kind: str, said: str, fault: Callable[[Facts], None]
+) -> None:
     facts = healthy_facts()
     fault(facts)
     report = Report(facts)
@@ -270,7 +272,7 @@ def test_faults_between_machines(kind: str, said: str, fault: Callable[[Facts], 
     assert json.loads(report.to_json())["good"] is report.good
 
 
-def test_a_fault_seen_by_many_is_told_once() -> None:
+def test_fault_seen_by_several_hosts_is_reported_once() -> None:
     facts = healthy_facts()
     for asked in ("alpha", "beta", "gamma"):
         facts.names[asked]["here"] = {"error": "Name or service not known"}
@@ -279,7 +281,7 @@ def test_a_fault_seen_by_many_is_told_once() -> None:
     assert "The same is true of beta and gamma." in check.message
 
 
-def test_other_builds_and_patches_only_surprise() -> None:
+def test_different_builds_are_warnings() -> None:
     facts = healthy_facts()
     facts.machines["beta"]["packages"]["torch"] = "2.13.0+cpu"
     facts.machines["beta"]["python"]["version"] = "3.11.9"
@@ -290,7 +292,7 @@ def test_other_builds_and_patches_only_surprise() -> None:
 # -- how it is shown -------------------------------------------------------------------------------
 
 
-def test_the_report_is_text_and_json() -> None:
+def test_report_is_available_as_text_and_json() -> None:
     facts = healthy_facts()
     loopback(facts)
     report = Report(facts)

@@ -32,7 +32,7 @@ TRACE = Trace(
 
 
 def wrong(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """What is said about arguments that argparse, or we, refuse."""
+    """Return the message for wrong arguments."""
     with pytest.raises(SystemExit) as exit:
         cli.main(argv)
     assert exit.value.code == 2
@@ -42,7 +42,7 @@ def wrong(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 # -- arguments -----------------------------------------------------------------
 
 
-def test_help_is_light() -> None:
+def test_help_imports_no_torch() -> None:
     code = "import sys; from distkit.cli import main\ntry: main(['--help'])\n"
     code += "finally: print('\\n', *sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -77,7 +77,7 @@ def test_python_m_distkit() -> None:
         (["bench", "tap", "--stand-in", "cpu"], "--stand-in is an option of bench gpu alone"),
     ],
 )
-def test_wrong_arguments(
+def test_wrong_arguments_exit_with_usage(
     argv: list[str],
     said: str,
     tmp_path: Path,
@@ -88,7 +88,7 @@ def test_wrong_arguments(
     assert said in wrong(capsys, *argv)
 
 
-def test_what_cannot_be_written_is_noticed_before_the_work(
+def test_unwritable_output_is_rejected_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "train.py"
@@ -100,14 +100,14 @@ def test_what_cannot_be_written_is_noticed_before_the_work(
 # -- errors of distkit ------------------------------------------------------------
 
 
-def test_an_error_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_is_a_single_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["replay", "no.gz"]) == 1
     said = capsys.readouterr()
     assert said.err == "distkit: no.gz cannot be read (No such file or directory).\n"
     assert said.out == ""
 
 
-def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def full() -> None:
         raise OSError(28, "No space left on device")
 
@@ -118,7 +118,7 @@ def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 # -- demo ------------------------------------------------------------------------
 
 
-def test_pictures_stay_and_sentences_are_wrapped(
+def test_sentences_are_wrapped_but_pictures_are_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
@@ -137,7 +137,7 @@ def test_pictures_stay_and_sentences_are_wrapped(
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A script in the current folder, which no rank will ever run."""
+    """A script in the current folder, which is not run."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "train.py"
     path.touch()
@@ -181,7 +181,7 @@ def test_trace_runs_the_script_with_its_arguments(
 
 @pytest.fixture
 def executed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that this process would have become."""
+    """The commands that would replace this process."""
     commands: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, command: commands.append(command))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -222,7 +222,7 @@ def test_lab_opens_a_copy_of_the_welcome_notebook(
     assert Path(copy).read_text() == "first"
 
 
-def test_lab_keeps_what_its_reader_changed(
+def test_lab_keeps_changed_notebooks(
     executed: list[list[str]], checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["lab"]) == 0
@@ -239,7 +239,7 @@ def test_lab_keeps_what_its_reader_changed(
     assert "my-notebooks/01_messages.ipynb: yours is kept" in said and "00_welcome" not in said
 
 
-def test_lab_without_a_checkout_says_where_the_notebooks_are(
+def test_lab_without_a_checkout_names_the_notebooks_location(
     executed: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -253,7 +253,7 @@ def test_lab_without_a_checkout_says_where_the_notebooks_are(
 
 
 @pytest.mark.parametrize("missing", ["notebook", "jupyterlab"])
-def test_lab_says_what_is_missing(
+def test_lab_names_missing_packages(
     missing: str,
     executed: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
@@ -283,7 +283,7 @@ def test_lab_says_what_is_missing(
         ([4.0], [8.0], {}, ""),
     ],
 )
-def test_what_a_figure_reached(
+def test_figure_reports_the_limit_it_reached(
     samples: list[float], against: list[float] | None, limits: dict[str, Any], reached: str
 ) -> None:
     assert figure("x", "s", samples, "other", against, **limits).reached == reached
@@ -291,7 +291,7 @@ def test_what_a_figure_reached(
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """Replace the benchmarks by one that measures nothing; tells the repetitions asked for."""
+    """Replace the benchmarks by one that measures nothing; return the requested repetitions."""
     reps: list[int] = []
     found = [
         Figure("a step", "ms", 1.234, 1.0, 2.0, 5, "the same without", 1.0, must=1.05, aim=1.02),
@@ -324,7 +324,7 @@ def test_bench_prints_one_json_object(
     assert measured() == [7]
 
 
-def test_bench_prints_a_table_of_all(
+def test_bench_prints_a_table_of_all_benchmarks(
     measured: Callable[[], list[int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["bench", "all"]) == 0

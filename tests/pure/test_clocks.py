@@ -1,4 +1,4 @@
-"""Clocks of several hosts: estimates are as good as they say, and no effect precedes its cause."""
+"""Clocks of several hosts: estimates within their error, and no effect before its cause."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ delays = st.floats(1e-6, 0.05)
 
 @st.composite
 def networks(draw):
-    """Clocks of some hosts, and messages between them at true times."""
+    """Generate clocks of hosts, and messages at true times."""
     hosts = [Host(0.0)]
     hosts += [Host(draw(aheads)) for _ in range(draw(st.integers(1, 3)))]
     places = st.integers(0, len(hosts) - 1)
@@ -62,14 +62,14 @@ def test_no_message_is_received_before_it_was_sent(network) -> None:
 
 
 @settings(deadline=None)
-@example(  # where a host is bounded by one whose clock is assumed
+@example(  # if a host is bounded by one with an assumed clock
     (
         [Host(0.0), Host(0.0), Host(0.0)],
         [(0, 1, 0.0, 0.03125), (1, 0, 0.0, 0.03125), (2, 1, 388.0, 388.015625)],
     )
 )
 @given(networks())
-def test_an_estimate_is_as_good_as_it_says(network) -> None:
+def test_offset_estimate_is_within_its_error(network) -> None:
     hosts, messages = network
     clocks = align({str(i): 0.0 for i in range(len(hosts))}, crossings(hosts, messages))
     for src, dst, sent, received in messages:
@@ -80,7 +80,7 @@ def test_an_estimate_is_as_good_as_it_says(network) -> None:
 
 
 @pytest.mark.parametrize(("drift", "most"), [(0.0, 5e-3), (5e-5, 0.1)])
-def test_a_long_run_of_many_messages(drift: float, most: float) -> None:
+def test_long_run_with_many_messages_is_aligned(drift: float, most: float) -> None:
     """Offsets are constant: of clocks that drift, arrows point back by no more than the errors."""
     some = np.random.default_rng(3)
     hosts = [Host(0.0), *(Host(*some.normal(0, (100, drift))) for _ in range(4))]
@@ -98,8 +98,8 @@ def test_a_long_run_of_many_messages(drift: float, most: float) -> None:
         assert wrong < most
 
 
-def test_delays_of_one_direction_alone_do_not_spoil_an_estimate() -> None:
-    """A mean over round trips would be off by 10 ms; the fastest of each direction are not."""
+def test_one_way_delays_do_not_bias_the_estimate() -> None:
+    """The mean of round trips is wrong by 10 ms; the fastest in each direction are not."""
     trips = [RoundTrip(t, t + 5 + out, t + 5 + out, t + out + back) for t, out, back in DELAYS]
     clock = PeerClock()
     for trip in trips:
@@ -113,7 +113,7 @@ def test_delays_of_one_direction_alone_do_not_spoil_an_estimate() -> None:
 DELAYS = [(float(t), 0.02 * (t % 5 > 0) + 1e-4, 0.02 * (t % 7 > 0) + 1e-4) for t in range(100)]
 
 
-def test_without_an_answer_the_wall_clocks_count_as_far_as_messages_allow() -> None:
+def test_without_round_trips_wall_clocks_are_used_within_message_bounds() -> None:
     one_way = [Crossing("a", 10.0, "b", 15.2), Crossing("a", 11.0, "b", 16.1)]
     for assumed, expected in ((5.0, 5.0), (4.0, 4.0), (7.0, 5.05)):
         found = align({"a": 0.0, "b": assumed, "c": 2.5}, one_way)
@@ -123,7 +123,7 @@ def test_without_an_answer_the_wall_clocks_count_as_far_as_messages_allow() -> N
         assert 16.1 - found["b"].ahead > 11
 
 
-def test_a_third_host_connects_two_that_do_not_talk() -> None:
+def test_third_host_links_two_hosts_without_messages() -> None:
     hosts = [Host(0.0), Host(7.0), Host(-3.0)]
     messages = [(0, 1, 1.0, 1.001), (1, 0, 2.0, 2.001), (1, 2, 3.0, 3.001), (2, 1, 4.0, 4.001)]
     found = align({"0": 0.0, "1": 0.0, "2": 0.0}, crossings(hosts, messages))
@@ -136,7 +136,7 @@ def test_a_third_host_connects_two_that_do_not_talk() -> None:
 
 @settings(deadline=None)
 @given(aheads, drifts, st.lists(st.tuples(delays, delays), min_size=1, max_size=100))
-def test_each_round_trip_leaves_an_estimate_that_holds(ahead, drift, trips) -> None:
+def test_every_round_trip_keeps_the_estimate_valid(ahead, drift, trips) -> None:
     there, clock = Host(ahead, drift), PeerClock()
     for n, (out, back) in enumerate(trips):
         sent, got, end = n, n + out, n + out + 1e-4 + back
@@ -150,7 +150,7 @@ def test_each_round_trip_leaves_an_estimate_that_holds(ahead, drift, trips) -> N
         )
 
 
-def test_a_clock_that_is_set_is_believed_again() -> None:
+def test_adjusted_clock_is_trusted_again() -> None:
     clock = PeerClock()
     for n in range(50):
         ahead = 5.0 if n < 40 else 9.0
@@ -158,7 +158,7 @@ def test_a_clock_that_is_set_is_believed_again() -> None:
     assert clock.offset.seconds == pytest.approx(9.0, abs=1e-3)
 
 
-def test_before_the_first_round_trip_nothing_is_known() -> None:
+def test_no_estimate_before_the_first_round_trip() -> None:
     clock = PeerClock()
     assert clock.offset is None
     with pytest.raises(ValueError, match="cannot end before it begins"):

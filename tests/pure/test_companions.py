@@ -1,4 +1,4 @@
-"""The packages beside distkit: readers use them by distkit's names."""
+"""Companion packages, used through distkit's names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distkit.errors import CompanionError, DistkitError
 ROOT = Path(__file__).parents[2]
 
 
-def test_without_a_companion_one_sentence_says_what_to_install() -> None:
+def test_missing_companion_error_names_the_package() -> None:
     code = """if True:
         import sys
         class Missing:
@@ -41,7 +41,7 @@ def test_without_a_companion_one_sentence_says_what_to_install() -> None:
     assert said[0].startswith("distkit_experiments is not installed.") and "pip install" in said[0]
 
 
-def test_what_a_companion_lacks_itself_is_not_blamed_on_its_installation() -> None:
+def test_missing_dependency_of_a_companion_is_named() -> None:
     with pytest.raises(ModuleNotFoundError) as caught:
         load("distkit_experiments.nothing_of_this_name")
     assert not isinstance(caught.value, CompanionError) and issubclass(CompanionError, DistkitError)

@@ -1,4 +1,4 @@
-"""The concept checks: five questions each, whose answers can be chosen."""
+"""Concept checks: five multiple-choice questions each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from distkit_course.quizzes import QUIZZES, concept_check
 
 
 @pytest.mark.parametrize("lesson", QUIZZES)
-def test_a_concept_check(lesson: str) -> None:
+def test_concept_check_scores_answers(lesson: str) -> None:
     check = concept_check(lesson)
     questions = check.quiz.questions
     assert len(questions) == 5
-    assert len({one.choices.index(one.answer) for one in questions}) > 1  # not one place for all
+    # correct answers at different positions
+    assert len({one.choices.index(one.answer) for one in questions}) > 1
     for number, one in enumerate(questions, 1):
         assert one.text.endswith("?") and one.why
         assert 3 <= len({*one.choices}) == len(one.choices)
@@ -29,10 +30,10 @@ def test_a_concept_check(lesson: str) -> None:
     assert isinstance(check.view, View)
     about = Columns(check.trace).frame
     origins = {*about["facts"], *(lane["detail"] for lane in about["lanes"])}
-    assert not {"made up", "simulated"} <= origins  # one word for one thing
+    assert not {"made up", "simulated"} <= origins  # consistent terms
 
 
-def test_wrong_answers_count_nothing() -> None:
+def test_wrong_answers_score_zero() -> None:
     check = concept_check("00_welcome")
     for number, one in enumerate(check.quiz.questions, 1):
         assert not check.answer(number, one.choices[one.choices.index(one.answer) - 1])
@@ -44,7 +45,9 @@ def test_wrong_answers_count_nothing() -> None:
         concept_check("100_dreams")
 
 
-def test_a_teacher_sees_questions_answers_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_teacher_sees_questions_answers_and_explanations(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["answers", "00", "01"]) == 0
     said = capsys.readouterr().out
     for lesson in ("00_welcome", "01_messages"):
@@ -59,13 +62,13 @@ def test_a_teacher_sees_questions_answers_and_why(capsys: pytest.CaptureFixture[
     assert [line for line in capsys.readouterr().out.splitlines() if line in QUIZZES] == [*QUIZZES]
 
 
-def test_a_student_sees_no_answer_before_the_own_one() -> None:
+def test_answers_are_hidden_until_the_student_answers() -> None:
     check = concept_check("00_welcome")
     said = repr(check) + "".join(map(repr, check._predictions)) + repr(check.quiz.about)
     assert not [one for one in check.quiz.questions if one.why in said]
 
 
-def test_wrong_answers_can_be_given_again() -> None:
+def test_wrong_answers_can_be_retried() -> None:
     check = concept_check("01_messages")
     for number, one in enumerate(check.quiz.questions, 1):
         check.answer(number, one.choices[one.choices.index(one.answer) - (number == 4)])
@@ -80,7 +83,7 @@ def test_wrong_answers_can_be_given_again() -> None:
 
 
 @pytest.mark.parametrize("lesson", ["01_messages", "04_when_it_hangs"])
-def test_the_picture_tells_no_sums_and_no_findings(lesson: str) -> None:
+def test_quiz_picture_hides_sums_and_findings(lesson: str) -> None:
     view = concept_check(lesson).view
     picture = view.get_state("picture")["picture"]
     assert picture["bare"] and not picture["notices"]

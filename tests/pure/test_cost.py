@@ -1,4 +1,4 @@
-"""The closed forms: what the papers say, what the simulator finds, and what nobody can beat."""
+"""Closed-form costs against the papers, the simulator and the lower bounds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LINKS = st.builds(
     Link,
     st.floats(0, 1e-3),
     st.floats(1e-11, 1e-7),
-    st.just(0.0) | st.floats(0, 1e-11),  # adding is not slower than sending
+    st.just(0.0) | st.floats(0, 1e-11),  # adding is at least as fast as sending
 )
 SWITCHED = st.builds(
     Link,
@@ -44,14 +44,14 @@ SWITCHED = st.builds(
 
 
 def whole(n: int) -> int:
-    """Bytes that divide into the chunks of every algorithm on n ranks."""
+    """Message sizes divisible into the chunks of every algorithm on n ranks."""
     return 4 * n * -(-n // 2) * 2 ** n.bit_length() * 8
 
 
 @pytest.mark.parametrize("name", sorted(set(ALL_REDUCES) - {"double_tree"}))
 @settings(max_examples=30)
 @given(n=st.integers(1, 33), link=LINKS | SWITCHED, times=st.integers(1, 1000))
-def test_a_form_is_what_the_simulator_finds(name: str, n: int, link: Link, times: int) -> None:
+def test_closed_form_equals_the_simulation(name: str, n: int, link: Link, times: int) -> None:
     nbytes = whole(n) * times
     simulated = finish_times(name, n, nbytes, Network(link)).max()
     form = cost.all_reduce(name, n, nbytes, link)
@@ -60,9 +60,9 @@ def test_a_form_is_what_the_simulator_finds(name: str, n: int, link: Link, times
 
 @settings(max_examples=30)
 @given(n=st.integers(2, 64), link=LINKS, segments=st.integers(1, 8))
-@example(n=21, link=Link(0.0, 1e-8), segments=8)  # where the order of the messages matters
+@example(n=21, link=Link(0.0, 1e-8), segments=8)  # the order of messages matters here
 @example(n=8, link=Link(1.0, 0.0), segments=8)
-def test_the_double_trees_form_is_an_upper_bound(n: int, link: Link, segments: int) -> None:
+def test_double_tree_formula_is_an_upper_bound(n: int, link: Link, segments: int) -> None:
     nbytes = 8 * segments * 100
     simulated = finish_times("double_tree", n, nbytes, Network(link), segments=segments).max()
     share = simulated / double_tree(n, nbytes, link, segments=segments)
@@ -71,7 +71,7 @@ def test_the_double_trees_form_is_an_upper_bound(n: int, link: Link, segments: i
 
 @settings(max_examples=40)
 @given(k=st.integers(1, 5), g=st.sampled_from([1, 2, 4, 8]), link=LINKS)
-def test_a_torus_has_the_rows_of_its_schedule(k: int, g: int, link: Link) -> None:
+def test_torus_formula_uses_the_rows_of_the_schedule(k: int, g: int, link: Link) -> None:
     n, nbytes = g * k, whole(g * k)
     simulated = finish_times("torus", n, nbytes, Network(link), devices_per_host=g).max()
     form = torus(n, nbytes, link, devices_per_host=g)
@@ -79,7 +79,7 @@ def test_a_torus_has_the_rows_of_its_schedule(k: int, g: int, link: Link) -> Non
 
 
 def value(formula: str, **names: float) -> float:
-    """A formula of the catalogue as a number: factors that stand side by side are multiplied."""
+    """Evaluate a formula of the catalogue; adjacent factors are multiplied."""
     text = formula.removeprefix("at most ").partition(",")[0]
     text = re.sub(r"⌈?lg n⌉?", "l", text)
     tokens = re.findall(r"\d+|[a-zA-Zαβγ]|[-+/()]", text)
@@ -92,8 +92,8 @@ def value(formula: str, **names: float) -> float:
 
 @pytest.mark.parametrize("name", ALL_REDUCES)
 @given(n=st.sampled_from([2, 4, 8, 16, 64]), size=st.integers(0, 10**6), link=LINKS)
-def test_the_catalogues_formula_is_the_form(name: str, n: int, size: int, link: Link) -> None:
-    """For powers of two, where lg n is whole and nobody is folded in."""
+def test_catalogue_formula_equals_the_closed_form(name: str, n: int, size: int, link: Link) -> None:
+    """For powers of two, where lg n is an integer and no rank is folded."""
     g = columns(n) if name == "torus" else 2
     segments = 4 if name == "double_tree" else 2
     said = value(
@@ -114,27 +114,27 @@ def test_the_catalogues_formula_is_the_form(name: str, n: int, size: int, link: 
 @pytest.mark.parametrize("name", ALL_REDUCES)
 @settings(max_examples=20)
 @given(n=st.integers(1, 70), link=LINKS, units=st.integers(0, 50))
-def test_nobody_beats_the_lower_bound(name: str, n: int, link: Link, units: int) -> None:
+def test_no_algorithm_beats_the_lower_bound(name: str, n: int, link: Link, units: int) -> None:
     nbytes = whole(n) * units
     simulated = finish_times(name, n, nbytes, Network(link)).max()
     assert simulated >= cost.lower_bound(n, nbytes, link) * (1 - 1e-9)
 
 
-def test_a_rings_latency_grows_by_twice_a_hop_for_each_rank() -> None:
+def test_ring_latency_grows_by_two_hops_per_rank() -> None:
     """Eight bytes on p3dn took 163.4, 319.4 and 631.3 µs on 2, 4 and 8 nodes."""
     hop = Link(alpha=78.0 / 2 * 1e-6, beta=0)
     took = 85.4e-6 + cost.ring([2, 4, 8], 8, hop)
     assert took * 1e6 == pytest.approx([163.4, 319.4, 631.4], abs=1e-6)
 
 
-def test_forms_take_arrays() -> None:
+def test_formulas_accept_arrays() -> None:
     n, nbytes = np.array([[2], [4], [7]]), np.array([1e3, 1e6])
     for name, times in cost.table(n, nbytes, Link(1e-6, 1e-9, 1e-10)).items():
         assert times.shape == (3, 2)
         assert times[2, 1] == cost.all_reduce(name, 7, 1e6, Link(1e-6, 1e-9, 1e-10))
 
 
-def test_crossovers_are_where_two_cost_the_same() -> None:
+def test_crossover_is_the_size_of_equal_cost() -> None:
     link = Link(1e-5, 1e-9, 1e-10)
     found = cost.crossovers(16, link)
     assert len(found) > 1
@@ -143,7 +143,7 @@ def test_crossovers_are_where_two_cost_the_same() -> None:
         assert times[0] == pytest.approx(times[1], rel=1e-3)
 
 
-def test_a_tensor_that_is_not_split_bounds_the_parameter_server() -> None:
+def test_unsplit_tensor_bounds_the_parameter_server() -> None:
     link, sizes = Link(0, 1e-9), inception_v3()
     whole_model, largest = sum(sizes), max(sizes)
     split = cost.parameter_server(128, [16, 116], whole_model, link)
@@ -159,10 +159,10 @@ def test_a_tensor_that_is_not_split_bounds_the_parameter_server() -> None:
     buckets=st.integers(1, 16),
     n=st.integers(2, 8),
 )
-def test_overlap_hides_what_the_form_says(
+def test_overlap_hides_the_predicted_time(
     sync: float, compute: float, buckets: int, n: int
 ) -> None:
-    """Steps that are simulated bucket by bucket: a ring that takes ``sync`` for all of them."""
+    """Simulate steps bucket by bucket, with a ring that takes ``sync`` in total."""
     nbytes = 4 * n * buckets * 1000
     link = Link(0, sync / (2 * (n - 1) / n * nbytes))
     work = Workload(compute / 3, compute * 2 / 3, [nbytes // buckets] * buckets)
@@ -171,7 +171,7 @@ def test_overlap_hides_what_the_form_says(
     assert trace.seconds == pytest.approx(compute + exposed, rel=1e-9)
 
 
-def test_break_even_is_where_speedup_is_one() -> None:
+def test_break_even_has_speedup_one() -> None:
     n = cost.break_even(compute=2.0, sync=6.0)
     assert (n, cost.speedup(n, 2.0, 6.0)) == (4.0, 1.0)
 
@@ -200,7 +200,7 @@ def test_break_even_is_where_speedup_is_one() -> None:
         (lambda: fit({4: [1.0]}), "two sizes"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call: object, says: str) -> None:
+def test_invalid_arguments_raise(call: object, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call()  # type: ignore[operator]
 
@@ -216,7 +216,7 @@ def test_what_makes_no_sense_is_refused(call: object, says: str) -> None:
         lambda n, nbytes, link: parameter_server(n, [nbytes], 2, link, 1.0),
     ],
 )
-def test_a_network_is_no_link(call: Callable[..., object]) -> None:
+def test_network_is_not_accepted_as_link(call: Callable[..., object]) -> None:
     with pytest.raises(TypeError, match=r"takes a dk.simulation.Link, not Network: give its .link"):
         call(4, 1000, Network(Link(1e-6, 1e-9)))
     with pytest.raises(TypeError, match=r"not float: give dk.simulation.Link\(alpha, beta\)"):
@@ -228,7 +228,7 @@ def test_a_network_is_no_link(call: Callable[..., object]) -> None:
 
 @settings(max_examples=30, derandomize=True)
 @given(st.floats(1e-6, 1e-3), st.floats(1e-10, 1e-8), st.integers(0, 2**32 - 1))
-def test_a_line_is_found_in_noise(alpha: float, beta: float, seed: int) -> None:
+def test_fit_finds_a_line_in_noise(alpha: float, beta: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     sizes = [4, 2**10, 2**14, 2**17, 2**20, 2**23]
     noisy = {m: ((alpha + beta * m) * rng.uniform(0.98, 1.02, 9)).tolist() for m in sizes}
@@ -239,7 +239,7 @@ def test_a_line_is_found_in_noise(alpha: float, beta: float, seed: int) -> None:
     assert found.alpha[0] <= found.link.alpha <= found.alpha[1]
 
 
-def test_protocols_are_told_apart() -> None:
+def test_fit_separates_protocols() -> None:
     sizes = np.array([8.0, 64, 512, 4096, 2**16, 2**18, 2**20, 2**22])
     truth = Link(1e-6, 2e-9, switches=((4096.0, 4e-5, 1e-10),))
     times = truth.seconds(sizes)
@@ -249,7 +249,7 @@ def test_protocols_are_told_apart() -> None:
     assert found.error == pytest.approx(0, abs=1e-6)
 
 
-def test_no_line_goes_below_zero() -> None:
+def test_fitted_costs_are_not_negative() -> None:
     falling = fit({4: [5e-5], 1000: [4e-5], 100_000: [3e-5]})
     assert "no bandwidth found" in str(falling)
     assert (falling.link.beta, falling.link.alpha > 0) == (0.0, True)

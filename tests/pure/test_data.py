@@ -1,4 +1,4 @@
-"""Which replica gets which samples: every policy, every kind of dataset, even and uneven."""
+"""Division of samples among replicas: policies, kinds of datasets, even and uneven."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATA, FILE, OFF = AutoShardPolicy.DATA, AutoShardPolicy.FILE, AutoShardPolicy.OF
 
 
 def everywhere(data: object, batch: int, replicas: int, **options: object) -> list[list[object]]:
-    """The batches of each replica."""
+    """Return the batches of each replica."""
     return [
         list(DistributedDataset(data, batch, replica=r, replicas=replicas, **options))
         for r in range(replicas)
@@ -33,7 +33,7 @@ def everywhere(data: object, batch: int, replicas: int, **options: object) -> li
 
 
 @given(st.integers(0, 500), st.integers(1, 40))
-def test_pieces_add_up_and_differ_by_at_most_one(batch: int, replicas: int) -> None:
+def test_shard_sizes_add_up_and_differ_by_at_most_one(batch: int, replicas: int) -> None:
     pieces = split(batch, replicas)
     assert (len(pieces), sum(pieces)) == (replicas, batch)
     assert max(pieces) - min(pieces) <= 1
@@ -41,7 +41,9 @@ def test_pieces_add_up_and_differ_by_at_most_one(batch: int, replicas: int) -> N
 
 
 @given(st.integers(0, 90), st.integers(1, 9), st.integers(0, 20), st.none() | st.integers(0, 3))
-def test_data_is_the_batch_of_one_process(n: int, replicas: int, more: int, seed: int) -> None:
+def test_data_policy_gives_the_batches_of_one_process(
+    n: int, replicas: int, more: int, seed: int
+) -> None:
     batch = replicas + more
     plan = make_plan(batch, replicas, samples=n, policy="DATA", seed=seed)
     alone = make_plan(batch, 1, samples=n, policy="DATA", seed=seed)
@@ -59,7 +61,9 @@ def test_data_is_the_batch_of_one_process(n: int, replicas: int, more: int, seed
     st.integers(0, 9),
     st.none() | st.integers(0, 3),
 )
-def test_file_uses_every_sample_once(sizes: list[int], replicas: int, more: int, seed: int) -> None:
+def test_file_policy_uses_every_sample_once(
+    sizes: list[int], replicas: int, more: int, seed: int
+) -> None:
     replicas = min(replicas, len(sizes))
     files = tuple((str(i), n) for i, n in enumerate(sizes))
     plan = Plan(FILE, replicas + more, replicas, sum(sizes), files, seed)
@@ -72,7 +76,7 @@ def test_file_uses_every_sample_once(sizes: list[int], replicas: int, more: int,
         assert all(len(some) == plan.pieces[r] for some in mine[: plan.shares[r] // plan.pieces[r]])
 
 
-def test_off_gives_everything_to_everybody() -> None:
+def test_off_policy_gives_all_samples_to_every_replica() -> None:
     plan = make_plan(5, 2, samples=7, policy=OFF)
     assert plan.steps == 4
     assert [list(plan.rows(k, 0)) for k in range(4)] == [[0, 1, 2], [3, 4, 5], [6], []]
@@ -80,19 +84,19 @@ def test_off_gives_everything_to_everybody() -> None:
     assert plan.shares == (7, 7)
 
 
-def test_each_epoch_has_its_own_order() -> None:
+def test_each_epoch_is_shuffled_differently() -> None:
     data = DistributedDataset(torch.arange(50), 8, replica=0, replicas=2, shuffle=True, seed=3)
     first, second = (torch.cat(list(data)).tolist() for _ in range(2))
     assert first != second
     data.set_epoch(0)
-    next(iter(data))  # a look at the first batch ends no epoch
+    next(iter(data))  # reading the first batch does not end an epoch
     assert torch.cat(list(data)).tolist() == first
 
 
 # -- policies ----------------------------------------------------------------------
 
 
-def test_auto_takes_files_where_there_are_enough() -> None:
+def test_auto_policy_shards_files_if_there_are_enough() -> None:
     files = [("a", 2), ("b", 2)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -113,7 +117,7 @@ def test_auto_takes_files_where_there_are_enough() -> None:
         ({"data": (torch.ones(3), torch.ones(4))}, r"\[3, 4\] rows"),
     ],
 )
-def test_what_cannot_be_divided(options: dict[str, object], says: str) -> None:
+def test_indivisible_data_raises(options: dict[str, object], says: str) -> None:
     usual = {"data": torch.arange(8), "global_batch": 8, "replica": 0, "replicas": 4}
     with pytest.raises(ValueError, match=says):
         DistributedDataset(**{**usual, **options})
@@ -127,7 +131,7 @@ class Stream(IterableDataset[Tensor]):
 
 
 @pytest.mark.parametrize("data", ["digits.npz", 7, {1, 2}, None, Stream()])
-def test_what_is_no_dataset(data: object) -> None:
+def test_invalid_dataset_raises(data: object) -> None:
     with pytest.raises(TypeError, match="is no dataset"):
         DistributedDataset(data, 4, replica=0, replicas=2)
 
@@ -154,7 +158,7 @@ X, Y = torch.arange(11), torch.arange(11.0).square()[:, None].expand(11, 2)
     ids=["tensors", "arrays", "TensorDataset", "map-style"],
 )
 @pytest.mark.parametrize("policy", ["AUTO", "OFF"])
-def test_every_kind_of_dataset(data: object, policy: str) -> None:
+def test_all_kinds_of_datasets_are_accepted(data: object, policy: str) -> None:
     for r, batches in enumerate(everywhere(data, 5, 3, policy=policy)):
         plan = DistributedDataset((X, Y), 5, replica=r, replicas=3, policy=policy).plan
         assert len(batches) == plan.steps
@@ -165,7 +169,7 @@ def test_every_kind_of_dataset(data: object, policy: str) -> None:
             assert torch.equal(y, Y[x])
 
 
-def test_a_subclass_may_change_its_samples() -> None:
+def test_subclass_may_transform_samples() -> None:
     class Halves(TensorDataset):
         def __getitem__(self, i: int) -> tuple[Tensor, ...]:
             return tuple(part / 2 for part in super().__getitem__(i))
@@ -174,7 +178,7 @@ def test_a_subclass_may_change_its_samples() -> None:
     assert first[0].tolist() == [0.5, 1.5]
 
 
-def test_batches_of_nothing_have_the_shape_of_the_others() -> None:
+def test_empty_batches_keep_the_sample_shape() -> None:
     *_, last = everywhere(Squares(), 5, 3)[2]
     assert [tuple(part.shape) for part in last] == [(0,), (0, 2)]
     assert last[0].dtype == torch.int64
@@ -193,7 +197,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_each_replica_reads_its_own_files(files: list[Path], shuffle: bool) -> None:
+def test_each_replica_reads_only_its_files(files: list[Path], shuffle: bool) -> None:
     found = everywhere(files, 4, 2, shuffle=shuffle)
     assert [len(batches) for batches in found] == [6, 6]  # eleven samples, two at a time
     rows = [sorted(torch.cat([x for x, _ in batches]).tolist()) for batches in found]
@@ -201,7 +205,7 @@ def test_each_replica_reads_its_own_files(files: list[Path], shuffle: bool) -> N
     assert all(torch.equal(2.0 * x, y) for batches in found for x, y in batches)
 
 
-def test_a_file_is_read_when_it_is_needed(files: list[Path]) -> None:
+def test_files_are_read_lazily(files: list[Path]) -> None:
     read: list[str] = []
 
     def noted(path: Path) -> tuple[np.ndarray, ...]:
@@ -217,15 +221,15 @@ def test_a_file_is_read_when_it_is_needed(files: list[Path]) -> None:
     assert some[7][0].item() == 7
 
 
-def test_files_go_to_other_processes(files: list[Path]) -> None:
+def test_files_can_be_pickled(files: list[Path]) -> None:
     some = Files(files)
     assert some[7][0].item() == 7
     again = pickle.loads(pickle.dumps(some))
     assert (len(again), again[7][0].item(), again[3][1].item()) == (12, 7, 6.0)
-    assert len(pickle.dumps(some)) == len(pickle.dumps(again))  # without what is in memory
+    assert len(pickle.dumps(some)) == len(pickle.dumps(again))  # without cached contents
 
 
-def test_too_few_files_are_read_by_everybody(files: list[Path]) -> None:
+def test_too_few_files_are_read_by_every_replica(files: list[Path]) -> None:
     with pytest.warns(UserWarning, match="there are 3 files for 4 replicas"):
         found = everywhere(files, 4, 4)
     assert [torch.cat([x for x, _ in batches]).tolist() for batches in found] == [
@@ -240,7 +244,7 @@ def test_too_few_files_are_read_by_everybody(files: list[Path]) -> None:
         ("some.txt", lambda path: path.write_text("1 2"), ValueError, "read=function"),
     ],
 )
-def test_files_that_cannot_be_read(
+def test_unreadable_files_raise(
     tmp_path: Path, name: str, make: Callable[[Path], None], error: type[Exception], says: str
 ) -> None:
     make(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Each entry of the catalogue from the events it leaves; no false alarm in correct programs."""
+"""Findings from events, and no false alarms for correct programs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ONE, TWO = {"nbytes": 4, "shape": (1,)}, {"nbytes": 8, "shape": (2,)}
 
 
 def hang(*programs, **groups):
-    """The one finding of a run that hangs: the same live, and after the ranks were released."""
+    """Return the finding of a hanging run, equal while live and after the release."""
     sim = Simulation(list(programs), groups).run()
     assert sim.stuck
     (live,) = [f for f in diagnose(sim.live()) if f.kind != "straggler"]
@@ -77,7 +77,7 @@ def hang(*programs, **groups):
 
 
 def silent(*programs, **groups):
-    """The one finding of a run that comes to its end."""
+    """Return the finding of a run that ends."""
     sim = Simulation(list(programs), groups).run()
     assert not sim.stuck
     (finding,) = diagnose(sim.live())
@@ -88,7 +88,7 @@ def silent(*programs, **groups):
 # -- messages -------------------------------------------------------------------------
 
 
-#: Programs that hang, by what is wrong: kind, culprits, programs, groups, what the text says.
+#: Programs that hang: kind, culprits, programs, groups, and the finding's text.
 HANGS = {
     "cycle of three, and one who waits for it": (
         "cycle",
@@ -292,7 +292,7 @@ def test_hang_is_explained(name):
     assert all(text in str(f) for text in texts)
 
 
-#: Programs that end and are wrong all the same, as above.
+#: Programs that end but are wrong, as above.
 SILENT = {
     "another size of a message": (
         "wrong_tensor",
@@ -367,7 +367,7 @@ SILENT = {
 
 
 @pytest.mark.parametrize("name", SILENT)
-def test_mistake_that_lets_the_run_end_is_explained(name):
+def test_mistake_without_a_hang_is_explained(name):
     kind, culprits, programs, texts = SILENT[name]
     f = silent(*programs)
     assert (f.kind, f.culprits) == (kind, culprits)
@@ -384,24 +384,24 @@ def test_recv_cycle():
     )
 
 
-def test_very_many_ranks_are_abbreviated():
+def test_long_lists_of_ranks_are_abbreviated():
     f = hang(*([recv((r - 1) % 100, 4)] for r in range(100)))
     assert f.culprits == tuple(range(100)) and len(f.lines) == 100
     assert "(100 in all)" in f.message and len(f.message) < 400
 
 
-def test_tags_out_of_order_are_no_mistake():
+def test_tags_out_of_order_are_accepted():
     first, second = recv(0, 7, tag=2, later=True), recv(0, 8, tag=1)
     programs = [[send(1, 3, tag=1), send(1, 4, tag=2)], [first, second, wait(first)]]
     assert diagnose(Simulation(programs).run().live()) == []
 
 
-def test_messages_that_all_went_astray_are_no_circle():
+def test_undelivered_messages_are_not_a_cycle():
     f = hang(*([send((r + 2) % 4, 3, later=True), recv((r - 1) % 4, 4)] for r in range(4)))
     assert f.kind in ("wrong_source", "wrong_destination")
 
 
-def test_a_receive_from_anybody_that_takes_the_message_of_the_next_one():
+def test_receive_from_any_source_may_take_the_next_message():
     first, second = recv(None, 3), recv(1, 4)
     sim = Simulation([[first, second], [send(0, 7)], [send(0, 9)]], random=random.Random(1)).run()
     assert sim.stuck == [0, 2], "rank 1's message came first"
@@ -411,7 +411,7 @@ def test_a_receive_from_anybody_that_takes_the_message_of_the_next_one():
     assert "rank 2 sends at a.py:9 is left over" in f.message
 
 
-def test_wrong_shape_that_ends_the_process():
+def test_wrong_shape_that_crashes_is_explained():
     sim = Simulation([[send(1, 3, nbytes=400, shape=(100,))], [recv(0, 7)]])
     trace = died(sim.run(2).live(), 1, "signal SIGABRT")
     (f,) = diagnose(trace)
@@ -419,7 +419,7 @@ def test_wrong_shape_that_ends_the_process():
     assert "Rank 1 failed because of it (signal SIGABRT)." in f.message
 
 
-def test_same_elements_in_another_shape_are_no_mistake():
+def test_equal_element_counts_are_accepted():
     programs = [[send(1, 3, shape=(1, 3))], [recv(0, 7)]]
     assert diagnose(Simulation(programs).run().live()) == []
 
@@ -427,7 +427,7 @@ def test_same_elements_in_another_shape_are_no_mistake():
 # -- collectives ----------------------------------------------------------------------
 
 
-def test_branches_of_an_if_are_no_mistake():
+def test_branches_of_a_condition_are_accepted():
     programs = [[all_reduce(2), all_reduce(4)], [all_reduce(4), all_reduce(2)]]
     sim = Simulation(programs).run()
     trace = sim.live()
@@ -439,14 +439,14 @@ def test_branches_of_an_if_are_no_mistake():
 
 
 @given(st.integers(2, 5), st.data())
-def test_splits_that_match_are_no_mistake(n, data):
+def test_matching_splits_are_accepted(n, data):
     counts = [[data.draw(st.integers(0, 3)) for _ in range(n)] for _ in range(n)]
     awaited = [tuple(row[r] for row in counts) for r in range(n)]
     rows = [[exchange(tuple(counts[r]), awaited[r])] for r in range(n)]
     assert diagnose(Simulation(rows).run().live()) == []
 
 
-def test_a_rank_that_is_not_in_the_group():
+def test_rank_outside_the_group_is_named():
     sim = Simulation([[all_reduce(3, group="1")]] * 2 + [[]], {"1": [0, 1]}).run()
     stranger = Event(2, 0, Op.ALL_REDUCE, State.FAILED, 0.1, group="", where=line(3))
     (f,) = diagnose(Trace([*sim.live(), stranger], sim.live().info))
@@ -466,7 +466,7 @@ def died(trace, rank, text):
     return ended(trace, rank, how="died", text=text)
 
 
-def test_a_rank_that_raised():
+def test_rank_that_raised_is_the_cause():
     sim = Simulation([[all_reduce(3), recv(1, 4)], [all_reduce(3)], [all_reduce(3), recv(0, 9)]])
     trace = ended(sim.run().live(), 1, how="raised", text="ValueError: boom\nmore", where=line(7))
     (f,) = diagnose(trace)
@@ -478,7 +478,7 @@ def test_a_rank_that_raised():
     assert f.lines == {0: "a.py:4", 1: "a.py:7", 2: "a.py:9"}
 
 
-def test_ranks_that_raised_the_same_and_one_that_broke_with_them():
+def test_ranks_with_equal_errors_are_one_finding():
     sim = Simulation([[all_reduce(4)], [], [], []])
     trace = sim.run().released()
     for rank in (1, 2):
@@ -490,7 +490,7 @@ def test_ranks_that_raised_the_same_and_one_that_broke_with_them():
     assert f.message.startswith("ranks 1 and 2 raised ValueError")
 
 
-def test_a_rank_that_was_killed():
+def test_killed_rank_is_the_cause():
     sim = Simulation([[all_reduce(3)], []]).run()
     (f,) = diagnose(died(sim.released(), 1, "signal SIGKILL"))
     assert (f.kind, f.culprits, f.waiting) == ("died", (1,), (0,))
@@ -506,7 +506,7 @@ def test_a_rank_that_was_killed():
         (State.COMPLETED, "after"),
     ],
 )
-def test_no_line_is_blamed_for_a_death(state, seen):
+def test_death_blames_no_line(state, seen):
     call = Event(1, 0, Op.ALL_REDUCE, state, 0.0, where=line(3))
     note = Event(
         1, 1, Op.MARK, State.COMPLETED, 1.0, attributes={"label": "backward"}, where=line(9)
@@ -518,7 +518,7 @@ def test_no_line_is_blamed_for_a_death(state, seen):
     assert f.lines == {}
 
 
-def test_of_several_that_died_one_is_seen_last():
+def test_several_deaths_are_reported_together():
     call = Event(2, 0, Op.BARRIER, State.COMPLETED, 0.0, where=line(3))
     trace = Trace([call], traces.info(ends={}))
     (f,) = diagnose(died(died(trace, 1, "signal SIGKILL"), 2, "signal SIGKILL"))
@@ -528,7 +528,7 @@ def test_of_several_that_died_one_is_seen_last():
     )
 
 
-def test_ddp_that_complains_of_missing_gradients():
+def test_ddp_error_about_missing_gradients_is_explained():
     text = "RuntimeError: Expected to have finished reduction in the prior iteration before …"
     sim = Simulation([backward(8), []]).run()
     (f,) = diagnose(ended(sim.released(), 1, how="raised", text=text, where=line(5)))
@@ -547,7 +547,7 @@ def test_two_causes_are_two_findings():
 # -- no hang ------------------------------------------------------------------------------
 
 
-def test_a_rank_that_still_computes_is_no_hang():
+def test_computing_rank_is_not_a_hang():
     trace = Simulation([[all_reduce(3)], [barrier(4, group="1")]], {"1": [1]}).run().live()
     running = Trace(trace, traces.info(trace.info, ends={}))
     (f,) = diagnose(running)
@@ -558,14 +558,14 @@ def test_a_rank_that_still_computes_is_no_hang():
     assert f.kind == "straggler" and not f.hang
 
 
-def test_a_paused_rank_is_no_hang():
+def test_paused_rank_is_not_a_hang():
     trace = Simulation([[recv(1, 3)], []]).run().live()
     paused = Event(1, 0, Op.SEND, State.SCHEDULED, 1.0, peer=0, where=line(5))
     assert diagnose(Trace([*trace, paused], traces.info(trace.info, ends={}))) == []
 
 
 def late_rank(lasts: float) -> Trace:
-    """Rank 2 comes half a second late to a collective each second."""
+    """Rank 2 is half a second late for a collective every second."""
     return Trace(
         [
             Event(r, i, Op.ALL_REDUCE, s, i + 0.5 * (r == 2) + wait, where=line(3))
@@ -577,13 +577,13 @@ def late_rank(lasts: float) -> Trace:
     )
 
 
-def test_straggler_of_a_finished_run():
+def test_straggler_of_a_finished_run_is_named():
     (f,) = diagnose(late_rank(0.5))
     assert (f.kind, f.culprits, f.hang) == ("straggler", (2,), False)
     assert "rank 2 came last to 4 of 4 collectives: the others waited 2 s" in f.message
 
 
-def test_calls_that_are_left_open_are_late_by_one_delay():
+def test_open_calls_share_one_delay():
     assert diagnose(late_rank(5.0)) == []
 
 
@@ -596,7 +596,7 @@ def test_buffer_used_before_wait():
     assert "buffer of its irecv(src=0) at a.py:7 too early, at a.py:8" in f.message
 
 
-def test_a_trace_that_lost_events_accuses_nobody():
+def test_incomplete_trace_accuses_no_rank():
     trace = Simulation([[recv(1, 4)], [recv(0, 7)]]).run().released()
     lost = Trace(trace, traces.info(trace.info, dropped={"0": 3}))
     assert diagnose(lost) == []
@@ -604,19 +604,19 @@ def test_a_trace_that_lost_events_accuses_nobody():
     assert f.kind == "raised"
 
 
-def test_old_and_empty_traces():
+def test_old_and_empty_traces_have_no_findings():
     assert diagnose(Trace()) == []
     trace = Simulation([[recv(1, 4)], [recv(0, 7)]]).run().released()
-    assert diagnose(Trace(trace.events)) == []  # nobody knows that they were released
+    assert diagnose(Trace(trace.events)) == []  # their release is not recorded
 
 
-def test_the_parameter_server_is_left_out():
+def test_parameter_server_is_ignored():
     import traces
 
     assert not [f for f in traces.parameter_server().diagnose() if f.kind != "straggler"]
 
 
-def test_twenty_thousand_events_take_less_than_a_second_of_a_processor():
+def test_twenty_thousand_events_take_less_than_a_second():
     import traces
 
     trace = traces.big(7_200)
@@ -630,7 +630,7 @@ def test_twenty_thousand_events_take_less_than_a_second_of_a_processor():
 
 
 class Author:
-    """Writes correct programs: every message and collective in one global order."""
+    """Generates correct programs: all messages and collectives in one global order."""
 
     def __init__(self, seed, n):
         self.random, self.n = random.Random(seed), n
@@ -738,7 +738,7 @@ def test_no_false_alarm_in_correct_programs(author, seed, cut):
 
 @settings(max_examples=200, deadline=None)
 @given(programs, st.integers(0, 10**6), st.data())
-def test_no_false_alarm_when_some_ranks_are_heard_late(author, seed, data):
+def test_no_false_alarm_when_some_events_arrive_late(author, seed, data):
     sim = Simulation(author.programs, author.groups, random.Random(seed), note=0.9).run()
     heard = [
         e for r in range(author.n) for e in sim.live().by_rank[r][: data.draw(st.integers(0, 60))]
@@ -748,7 +748,7 @@ def test_no_false_alarm_when_some_ranks_are_heard_late(author, seed, data):
 
 @settings(max_examples=300, deadline=None)
 @given(programs, st.integers(0, 10**6), st.data())
-def test_every_hang_of_a_spoiled_program_is_found(author, seed, data):
+def test_every_injected_hang_is_found(author, seed, data):
     for _ in range(data.draw(st.integers(1, 3))):
         spoil(author.programs, data)
     sim = Simulation(author.programs, author.groups, random.Random(seed)).run()
@@ -761,7 +761,7 @@ def test_every_hang_of_a_spoiled_program_is_found(author, seed, data):
 
 
 def spoil(programs, data):
-    """Leave out a step, or let two change places; waits of a request stay behind it."""
+    """Omit a step or swap two; waits stay after their request."""
     rank = data.draw(st.sampled_from([r for r, p in enumerate(programs)]))
     fixed = [i for i, s in enumerate(programs[rank]) if not s.later and s.wait is None]
     if not fixed:

@@ -1,4 +1,4 @@
-"""dk.equal: which of two recorded trainings' losses, gradients and weights differ first."""
+"""dk.equal: the first difference of two recorded trainings."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from distkit.trace.trace import Trace
 SUM = [2 * v for v in MEAN]
 
 
-def test_equal_to_the_bit() -> None:
+def test_identical_trainings_are_equal() -> None:
     found = dk.equal(trained([MEAN, MEAN]), trained([MEAN, MEAN]))
     assert found
     assert found.exact
     assert repr(found) == "Equal to the bit in all 2 steps and 1 layer"
 
 
-def test_rounding_is_no_difference() -> None:
+def test_rounding_is_not_a_difference() -> None:
     other = [[v * (1 + 1e-6) for v in MEAN]] * 2
     found = dk.equal(trained([MEAN, MEAN]), trained(other))
     assert found
@@ -56,7 +56,7 @@ def test_rounding_is_no_difference() -> None:
         ([MEAN, MEAN], ("aaaa", "bbbb"), "weights", 1, r"apart on rank 1 \(update\)"),
     ],
 )
-def test_the_first_difference_is_named(
+def test_first_difference_is_named(
     afters: Sequence[list[float]], crcs: tuple[str, str], what: str, rank: int, says: str
 ) -> None:
     found = dk.equal(trained(afters, crcs=crcs), trained([MEAN, MEAN]))
@@ -66,9 +66,9 @@ def test_the_first_difference_is_named(
 
 
 def rounded(dtype: torch.dtype, seed: int, steps: int, lr: float, noise: float = 0.0) -> Trace:
-    """A training in one process whose gradients do not depend on the weights, but on ``noise``.
+    """Record a training in one process with gradients that depend only on ``noise``.
 
-    Elements of the gradients are off by ``noise``, as a part of themselves: another order of sums.
+    The gradients have a relative error ``noise``, like another order of summation.
     """
     random = torch.Generator().manual_seed(seed)
     model = torch.nn.Linear(9, 7).to(dtype)
@@ -97,7 +97,7 @@ RATES = st.floats(1e-6, 1.0)
 
 @settings(max_examples=40, deadline=None)
 @given(DTYPES, st.integers(0, 9), st.integers(1, 70), RATES)
-def test_what_the_order_of_sums_explains_is_equal(
+def test_differences_from_summation_order_are_tolerated(
     dtype: torch.dtype, seed: int, steps: int, lr: float
 ) -> None:
     noise = 0.2 * TOLERANCES[str(dtype)[6:]]
@@ -107,10 +107,10 @@ def test_what_the_order_of_sums_explains_is_equal(
 
 @settings(max_examples=40, deadline=None)
 @given(DTYPES, st.integers(0, 9), st.integers(1, 70), RATES, st.floats(1.05, 1000.0))
-def test_another_learning_rate_is_found_however_small(
+def test_small_learning_rate_difference_is_found(
     dtype: torch.dtype, seed: int, steps: int, lr: float, times: float
 ) -> None:
-    """As long as it is more than the rounding of the weights, whose elements are like gradients."""
+    """If the difference exceeds the rounding of the weights."""
     name = str(dtype)[6:]
     assume((times - 1) * lr > 3 * ROUNDING[name] and times - 1 > 3 * times * TOLERANCES[name])
     found = dk.equal(rounded(dtype, seed, steps, lr), rounded(dtype, seed, steps, times * lr))
@@ -118,22 +118,22 @@ def test_another_learning_rate_is_found_however_small(
     assert "(update); norms: " in found.first.text
 
 
-def test_a_learning_rate_of_next_to_nothing() -> None:
+def test_tiny_learning_rate_is_compared() -> None:
     slow, fast = (rounded(torch.float32, 0, 3, lr) for lr in (1e-4, 2e-4))
     assert repr(dk.equal(slow, fast)).startswith("Different: in step 1 the weights of ")
 
 
-def test_weights_of_float64_are_compared_as_such() -> None:
+def test_float64_weights_are_compared_in_float64() -> None:
     w = torch.linspace(1.0, 2.0, 5, dtype=torch.float64)
     assert sketch([w])[0] != sketch([w * (1 + 1e-15)])[0]
 
 
-def test_numbers_of_steps_and_shapes_are_compared() -> None:
+def test_step_counts_and_shapes_are_compared() -> None:
     some, more = trained([MEAN, MEAN]), trained([MEAN, MEAN], steps=5)
     assert "the number of steps: 2 and 5" in repr(dk.equal(some, more))
     assert dk.equal(some, more).first.step == 3
 
 
-def test_a_loop_that_nobody_watched() -> None:
+def test_unwatched_loop_raises() -> None:
     with pytest.raises(ValueError, match=r"the second run has no record.*watch_gradients"):
         dk.equal(trained([MEAN, MEAN]), Trace())

@@ -49,7 +49,7 @@ events = st.builds(
 
 
 def message(src: int, dst: int, at: float, seq: int, tag: int = 0) -> list[Event]:
-    """A send and its receive, complete."""
+    """Return a completed send and its receive."""
     return [
         Event(src, seq, Op.SEND, State.STARTED, at, peer=dst, nbytes=8, tag=tag),
         Event(src, seq, Op.SEND, State.COMPLETED, at + 0.1, peer=dst, nbytes=8, tag=tag),
@@ -59,7 +59,7 @@ def message(src: int, dst: int, at: float, seq: int, tag: int = 0) -> list[Event
 
 
 @given(st.lists(events, max_size=20))
-def test_saving_and_loading_changes_nothing(some: list[Event]) -> None:
+def test_save_and_load_round_trip(some: list[Event]) -> None:
     trace = Trace(some, traces.info(name="é", ranks={"0": {"name": "rank 0"}}))
     with tempfile.TemporaryDirectory() as folder:
         again = Trace.load(trace.save(Path(folder, "trace.gz")))
@@ -78,14 +78,14 @@ def test_any_events_can_be_queried(some: list[Event]) -> None:
         assert m.send is not None or m.recv is not None
 
 
-def test_a_hang_is_a_start_without_completion() -> None:
+def test_hang_is_a_start_without_completion() -> None:
     trace = Trace([Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0)])
     (span,), (half,) = trace.spans, trace.messages
     assert (span.end, span.state, span.seconds) == (None, State.STARTED, None)
     assert (half.src, half.dst, half.sent, half.received) == (0, 1, None, None)
 
 
-def test_a_request_is_two_messages() -> None:
+def test_request_and_reply_are_two_messages() -> None:
     trace = Trace(
         [
             Event(0, 0, Op.PULL, State.STARTED, 0.0, peer=2, attributes={"key": "w"}, match="m"),
@@ -100,7 +100,7 @@ def test_a_request_is_two_messages() -> None:
     ]
 
 
-def test_columns_of_the_dataframe() -> None:
+def test_dataframe_columns() -> None:
     frame = Trace(message(0, 1, 5.0, 0)).to_dataframe()
     wanted = {
         "rank",
@@ -136,7 +136,7 @@ def rewrite(path: Path, change: object) -> Path:
     return path
 
 
-def test_older_version_is_refused_with_a_remedy(saved: Path) -> None:
+def test_older_version_raises_with_a_remedy(saved: Path) -> None:
     def older(lines: list[str]) -> list[str]:
         return [json.dumps({**json.loads(lines[0]), "version": 2}), *lines[1:]]
 
@@ -154,7 +154,7 @@ def test_unknown_fields_of_a_saved_trace_are_ignored(saved: Path) -> None:
 
 
 @given(st.lists(events, max_size=20))
-def test_a_table_holds_the_events(some: list[Event]) -> None:
+def test_table_holds_the_events(some: list[Event]) -> None:
     trace = Trace(some)
     again = Trace.of(trace.table, trace.info)
     assert repr(tuple(again)) == repr(trace.events)
@@ -163,7 +163,7 @@ def test_a_table_holds_the_events(some: list[Event]) -> None:
         assert again == trace and trace == again
 
 
-def test_nan_survives_as_plain_json(tmp_path: Path) -> None:
+def test_nan_round_trips_through_json(tmp_path: Path) -> None:
     odd = Summary((math.nan, math.inf), math.nan, -math.inf, math.inf, 2)
     event = Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, summary=odd)
     path = Trace([event]).save(tmp_path / "t")
@@ -204,7 +204,7 @@ def test_label_shows_the_attributes(op: Op, label: str, facts: dict) -> None:
     assert Event(0, 0, op, State.STARTED, 0.0, attributes=facts).label == label
 
 
-def test_attributes_do_not_change() -> None:
+def test_attributes_are_immutable() -> None:
     event = Event(0, 0, Op.PUSH, State.STARTED, 0.0, attributes={"key": "w"})
     again = pickle.loads(pickle.dumps(event))
     assert again == event and hash(again) == hash(event) and again.attributes == {"key": "w"}

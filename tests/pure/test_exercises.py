@@ -1,4 +1,4 @@
-"""The exercises judge by formulas, schedules, and how busy the machine is."""
+"""The judges of exercises: formulas, schedules, and timing on busy machines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from distkit_simulation.simulator import finish_times
 
 
 @given(st.integers(1, 50), st.integers(0, 400))
-def test_the_bound_is_the_smallest_with_which_nobody_waits(step: int, pause: int) -> None:
+def test_bound_is_the_smallest_without_waiting(step: int, pause: int) -> None:
     bound = answer("staleness_bound")(step, pause)
     waited, ahead = trained(bound, step, pause)
     assert waited == 0 and ahead == min(bound, ahead)
@@ -40,20 +40,20 @@ def test_the_bound_is_the_smallest_with_which_nobody_waits(step: int, pause: int
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(1, 3), (2, 2), (4, 2), (4, 9)])
-def test_the_order_of_1f1b_is_that_of_the_catalogue(ranks: int, microbatches: int) -> None:
+def test_solution_of_1f1b_equals_the_catalogue(ranks: int, microbatches: int) -> None:
     orders = PIPELINES["1f1b"].orders(ranks, microbatches)
     ours = [order_1f1b(rank, ranks, microbatches) for rank in range(ranks)]
     assert ours == [[(a.kind, a.microbatch) for a in order] for order in orders]
 
 
 @given(st.integers(1, 40), st.sampled_from([Link(1e-6, 1e-9), Link(5e-6, 8e-11)]))
-def test_the_time_of_a_broadcast_is_the_simulators(n: int, link: Link) -> None:
+def test_broadcast_time_equals_the_simulation(n: int, link: Link) -> None:
     simulated = finish_times("broadcast", n, 4000, Network(link)).max()
     assert math.isclose(broadcast_seconds(n, 4000, link), simulated, abs_tol=1e-12)
 
 
 @pytest.mark.parametrize("n", [6, 8, 16])
-def test_the_crossover_is_that_of_the_cost_formulas(n: int) -> None:
+def test_crossover_equals_the_cost_formulas(n: int) -> None:
     at = crossover(n, 1e-6, 1e-9)
     found = cost.crossovers(n, Link(1e-6, 1e-9), among=["tree", "ring"])
     assert [name for _, name in found] == ["tree", "ring"]
@@ -61,7 +61,7 @@ def test_the_crossover_is_that_of_the_cost_formulas(n: int) -> None:
 
 
 @given(st.integers(2, 7))
-def test_the_chunks_of_the_ring_are_those_of_the_schedule(n: int) -> None:
+def test_ring_chunks_equal_the_schedule(n: int) -> None:
     for step, one in enumerate(ring(n)):
         assert one.chunk.tolist() == [chunk_sent(int(rank), step, n) for rank in one.src]
 
@@ -73,12 +73,12 @@ def test_the_chunks_of_the_ring_are_those_of_the_schedule(n: int) -> None:
     ("ratio", "busy", "status"),
     [(2.0, False, "pass"), (2.0, True, "pass"), (1.0, False, "wasteful"), (1.0, True, "blocked")],
 )
-def test_a_busy_machine_blocks_what_it_cannot_tell(ratio: float, busy: bool, status: str) -> None:
+def test_criterion_is_blocked_on_a_busy_machine(ratio: float, busy: bool, status: str) -> None:
     noisy = [(1.0, ratio), (1.0, ratio), (9.0, ratio), (1.0, 9.0), (1.0, ratio)]
     assert judged(noisy, 1.5, busy).status == status
 
 
-def test_what_is_blocked_is_worth_nothing_and_costs_nothing() -> None:
+def test_blocked_criterion_does_not_change_the_score() -> None:
     met, blocked = Criterion("values", "right"), Criterion("time", "too busy", "blocked")
     verdict = Verdict("overlap", "blocked", (met, blocked), worth=2)
     assert (verdict.points, verdict.max, verdict.credit) == (1, 1, 2.0) and not verdict
@@ -106,19 +106,19 @@ PLAIN = st.recursive(
 
 @settings(max_examples=50)
 @given(PLAIN)
-def test_plain_values_arrive_unchanged(value: Any) -> None:
+def test_plain_values_round_trip(value: Any) -> None:
     assert values.unpack(values.pack(value)) == value
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
-def test_tensors_arrive_with_their_shape_and_dtype(dtype: Any, shape: tuple[int, ...]) -> None:
+def test_tensors_keep_shape_and_dtype(dtype: Any, shape: tuple[int, ...]) -> None:
     sent = torch.ones(shape, dtype=dtype)
     came = values.unpack(values.pack([sent]))[0]
     assert came.dtype == dtype and came.shape == shape and torch.equal(came, sent)
 
 
 @given(st.binary())
-def test_damaged_bytes_are_refused_or_give_a_value(packed: bytes) -> None:
+def test_damaged_bytes_raise_or_decode(packed: bytes) -> None:
     with suppress(*values.DAMAGED):
         repr(values.unpack(packed))

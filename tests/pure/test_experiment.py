@@ -1,4 +1,4 @@
-"""Experiments without ranks: what controls allow, what runs add up to, what is drawn of them."""
+"""Experiments without ranks: controls, results and plots."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distkit_experiments.results import Record
 
 
 def train(batch: int = 32, lr: float = 0.2, algorithm: str = "ring") -> None:
-    """What the controls of these tests are for."""
+    """The function controlled in these tests."""
 
 
 # -- controls ---------------------------------------------------------------------
@@ -40,7 +40,7 @@ def train(batch: int = 32, lr: float = 0.2, algorithm: str = "ring") -> None:
         ("words", ipywidgets.Text),
     ],
 )
-def test_abbreviations_are_those_of_interact(abbreviation: Any, widget: type) -> None:
+def test_abbreviations_match_interact(abbreviation: Any, widget: type) -> None:
     assert type(controls(lambda x: None, x=abbreviation)["x"].widget) is widget
 
 
@@ -49,17 +49,17 @@ def controls(fn: Any, **given: Any) -> Any:
 
 
 def setting(fn: Any, given: dict[str, Any], **changed: Any) -> dict[str, Any]:
-    """The values of a run, as the controls stand but for those changed."""
+    """Return a run's values: those of the controls, except changed ones."""
     return dk.Experiment(fn, **given).settings.complete(**changed)
 
 
-def test_a_widget_stays_as_it_is() -> None:
+def test_given_widget_is_kept() -> None:
     mine = ipywidgets.ToggleButtons(options=["ring", "gloo"], value="gloo", description="how")
     control = controls(train, algorithm=mine)["algorithm"]
     assert (control.widget, control.value, mine.description) == (mine, "gloo", "how")
 
 
-def test_a_control_begins_at_the_default() -> None:
+def test_control_starts_at_the_default() -> None:
     given = {"batch": (8, 128), "lr": (0.01, 1.0), "algorithm": ["gloo", "ring"]}
     assert setting(train, given) == {"ranks": 4, "batch": 32, "lr": 0.2, "algorithm": "ring"}
 
@@ -73,7 +73,7 @@ def test_sizes_and_learning_rates_are_logarithmic() -> None:
     assert labels == ["64 B", "128 B", "256 B", "512 B", "1000 B", "1 KiB", "2 KiB", "4 KiB"]
     assert isinstance(found["lr"].widget, ipywidgets.FloatLogSlider)
     found["lr"].widget.value = 10**-0.7
-    assert found["lr"].value == 0.2  # as the readout says, not 0.19952623149688797
+    assert found["lr"].value == 0.2  # as displayed, not 0.19952623149688797
 
 
 def test_times_are_in_milliseconds_and_steps_are_round() -> None:
@@ -93,7 +93,7 @@ def test_times_are_in_milliseconds_and_steps_are_round() -> None:
     assert (seconds.unit, seconds.widget.max) == ("[s]", 2)
 
 
-def test_ranks_and_straggler_are_the_experiments_own() -> None:
+def test_ranks_and_straggler_are_reserved_parameters() -> None:
     given = {"ranks": (2, 8), "straggler": (0, 0.5)}
     assert setting(train, given) == {"ranks": 4, "straggler": 0}
     assert setting(train, given, ranks=2, straggler=0.1) == {"ranks": 2, "straggler": 0.1}
@@ -103,11 +103,11 @@ def test_ranks_and_straggler_are_the_experiments_own() -> None:
 
 
 def needy(x: int, y: int = 1) -> None:
-    """Needs x."""
+    """Requires x."""
 
 
 def ranked(ranks: int = 2) -> None:
-    """Wants what the experiment sets."""
+    """Has a parameter that the experiment sets."""
 
 
 BAD = [
@@ -135,12 +135,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("fn", "controls", "error", "said"), BAD)
-def test_bad_controls_are_told_at_once(fn: Any, controls: Any, error: type, said: str) -> None:
+def test_invalid_controls_raise_immediately(fn: Any, controls: Any, error: type, said: str) -> None:
     with pytest.raises(error, match=said):
         dk.Experiment(fn, **controls)
 
 
-def test_a_function_that_cannot_travel_is_told_at_once() -> None:
+def test_unpicklable_function_raises_immediately() -> None:
     lock = threading.Lock()
 
     def locked() -> None:
@@ -165,7 +165,7 @@ def test_a_function_that_cannot_travel_is_told_at_once() -> None:
         ({"size": 3}, TypeError, r"train\(\) has no parameter size"),
     ],
 )
-def test_values_outside_are_refused(values: Any, error: type, said: str) -> None:
+def test_values_outside_the_range_raise(values: Any, error: type, said: str) -> None:
     experiment = dk.Experiment(train, batch=(8, 128), algorithm=["ring", "gloo"])
     with pytest.raises(error, match=said):
         experiment.run(**values)
@@ -174,12 +174,12 @@ def test_values_outside_are_refused(values: Any, error: type, said: str) -> None
 
 
 @pytest.mark.parametrize("values", [{}, {"batch": []}])
-def test_a_sweep_needs_values(values: Any) -> None:
+def test_sweep_needs_values(values: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="sweep"):
         dk.Experiment(train).sweep(**values)
 
 
-def test_a_sweep_has_no_folder_any_more() -> None:
+def test_sweep_has_no_folder_option() -> None:
     with pytest.raises(TypeError, match=r"folder=…\) was removed: .*to_csv"):
         dk.sweep(train, folder="runs", batch=[8, 16])
 
@@ -188,7 +188,7 @@ def test_a_sweep_has_no_folder_any_more() -> None:
 
 
 @given(st.integers(1, 5000))
-def test_a_loop_leaves_few_marks_and_always_the_last(total: int) -> None:
+def test_long_loop_keeps_few_points_and_the_last(total: int) -> None:
     told = [n for n in range(1, total + 1) if is_recorded(n, total)]
     assert told[0] == 1 and told[-1] == total
     assert min(total, MAX_MARKS) <= len(told) <= MAX_MARKS + 1
@@ -198,7 +198,7 @@ def test_a_loop_leaves_few_marks_and_always_the_last(total: int) -> None:
 
 
 def done(seconds: float, result: Any = None, outcome: str = "", **parameters: Any) -> Record:
-    """The record of a run that sent 8 bytes."""
+    """Return the record of a run that sent 8 bytes."""
     events = [
         Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=8),
         Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=8),
@@ -210,7 +210,7 @@ def done(seconds: float, result: Any = None, outcome: str = "", **parameters: An
     return results.record(parameters, run)
 
 
-def test_a_record_has_what_was_measured_and_returned() -> None:
+def test_record_has_measurements_and_results() -> None:
     import torch
 
     made = done(0.5, {"loss": torch.tensor(0.25), "seconds": 3, "name": "x", "ok": True}, batch=8)
@@ -233,13 +233,13 @@ def test_a_record_has_what_was_measured_and_returned() -> None:
 
 
 def ran(*records: Record, **given: Any) -> dk.Experiment:
-    """An experiment that has made these runs."""
+    """Return an experiment with these runs."""
     experiment = dk.Experiment(train, **given)
     experiment.records += records
     return experiment
 
 
-def test_the_table_shows_of_several_runs_what_differs() -> None:
+def test_table_of_several_runs_shows_differing_columns() -> None:
     some = [
         done(0.5, {"loss": 2.0}, ranks=2, batch=8),
         done(0.25, {"loss": 1.5}, ranks=2, batch=16),
@@ -260,14 +260,14 @@ def test_the_table_shows_of_several_runs_what_differs() -> None:
     )
 
 
-def test_words_of_the_user_are_no_markup() -> None:
+def test_user_text_is_escaped() -> None:
     experiment = ran(done(0.5, {"<b>": 1}, kind="<i>&"), done(0.5, {"<b>": 2}, kind="b"))
     page = experiment._repr_mimebundle_()[0]["text/html"]
     assert "<i>" not in page and "&lt;i&gt;&amp;" in page and "&lt;b&gt;" in page
     ElementTree.fromstring(experiment.drawn())
 
 
-def test_the_plot_is_against_what_was_varied() -> None:
+def test_plot_uses_the_varied_parameter_as_x_axis() -> None:
     def against(*records: Record) -> str:
         return ran(*records).plot("seconds").axes[0].get_xlabel()
 
@@ -275,7 +275,7 @@ def test_the_plot_is_against_what_was_varied() -> None:
     three, four = done(3, batch=16, lr=0.2, how="ring"), done(4, batch=16, lr=0.2, how="gloo")
     assert against(one, two) == "batch"
     assert against(one, two, three, done(3, batch=16, lr=0.4, how="ring")) == "lr"
-    assert against(one, two, three, four) == "batch"  # numbers before words
+    assert against(one, two, three, four) == "batch"  # numbers before text
     assert against(three, four) == "how"
     with pytest.raises(ValueError, match="run at least twice"):
         against(one)
@@ -293,7 +293,7 @@ SETTINGS = st.fixed_dictionaries(
 @settings(max_examples=5)  # each draws a figure
 @given(st.lists(st.tuples(SETTINGS, st.floats(0, 1e4), st.booleans()), max_size=20))
 @example([({"batch": 1, "lr": -1.0, "how": how}, 0.0, False) for how in ("ring", "long " * 20)])
-def test_every_picture_is_well_formed_and_inside(drawn: Any) -> None:
+def test_every_plot_is_well_formed_svg(drawn: Any) -> None:
     records = [
         done(seconds, outcome="RankError" if bad else "", **setting)
         for setting, seconds, bad in drawn
@@ -323,10 +323,10 @@ def test_any_result_is_plotted_against_any_parameter() -> None:
     (took,) = experiment.plot("took", against="lr").axes
     lines = [line for line in took.lines if line.get_linestyle() != "None"]
     assert [line.get_xydata().tolist() for line in lines] == [[[0.1, 0.1], [0.2, 0.2]]] * 2
-    assert len({line.get_linestyle() for line in lines}) == 2  # both are seen
+    assert len({line.get_linestyle() for line in lines}) == 2  # both are visible
     assert took.get_xlabel() == "lr"
     assert [text.get_text() for text in took.figure.legends[0].texts] == ["batch=8", "batch=16"]
-    (loss,) = experiment.plot("loss", against="took").axes  # a result against another one
+    (loss,) = experiment.plot("loss", against="took").axes  # a result against another
     dots = [line.get_xydata().tolist() for line in loss.lines if line.get_linestyle() == "None"]
     assert sorted(dot for some in dots for dot in some) == [
         [0.1, 8.1],
@@ -343,7 +343,7 @@ def test_any_result_is_plotted_against_any_parameter() -> None:
 # -- the panel ----------------------------------------------------------------------
 
 
-def test_a_notebook_gets_a_panel_a_picture_and_words() -> None:
+def test_notebook_gets_panel_picture_and_text() -> None:
     experiment = dk.Experiment(train, batch=(8, 128), algorithm=["ring", "gloo"])
     data, _ = experiment._repr_mimebundle_()
     assert {"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"} <= {*data}
@@ -353,7 +353,7 @@ def test_a_notebook_gets_a_panel_a_picture_and_words() -> None:
         experiment.run()
 
 
-def test_a_picture_of_ones_own_follows_the_controls_and_the_runs() -> None:
+def test_custom_plot_follows_controls_and_runs() -> None:
     from matplotlib.figure import Figure
 
     def picture(runs: Any, setting: dict[str, Any]) -> Figure:

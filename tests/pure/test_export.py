@@ -1,4 +1,4 @@
-"""Chrome trace JSON against the rules of the Trace Event Format, and of perfetto's importer.
+"""Chrome trace JSON against the rules of the Trace Event Format and of Perfetto's importer.
 
 The rules: the Trace Event Format document; perfetto's docs/getting-started/other-formats.md
 (slices of a thread must nest); its json_trace_parser_impl.cc (a flow is known by id, cat and
@@ -32,7 +32,7 @@ def slices(events):
 
 
 def enclosing(events, flow):
-    """The innermost slice around a flow event on its own thread, as the viewers bind it."""
+    """Return the innermost slice around a flow event on its thread, as viewers bind it."""
     around = [
         e
         for e in slices(events)
@@ -45,7 +45,7 @@ def enclosing(events, flow):
 WHERE = {"pid": int, "tid": int}
 SLICE = {"name": str, "cat": str, "ts": float, "args": dict, **WHERE}
 FLOW = {"name": str, "cat": str, "ts": float, "id": int, **WHERE}
-#: What an event of each phase must have, and nothing else: names and types.
+#: The exact fields of an event, by phase: names and types.
 FIELDS = {
     "X": {**SLICE, "dur": float},
     "B": SLICE,
@@ -54,7 +54,7 @@ FIELDS = {
     "t": FLOW,
     "f": {**FLOW, "bp": str},
 }
-#: The metadata events that there are, and their one argument.
+#: The metadata events and their argument.
 METADATA = {
     "process_name": ("name", str),
     "process_sort_index": ("sort_index", int),
@@ -64,13 +64,13 @@ METADATA = {
 
 
 def is_a(value, kind):
-    """Whether a value is of a kind that JSON has; whole numbers do for numbers, truth does not."""
+    """Return whether a value has a JSON type; an int is a number, a bool is not."""
     kinds = (int, float) if kind is float else kind
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def check_fields(document):
-    """Each event has the fields of its phase, of the right type, and finite numbers only."""
+    """Check that each event has the fields of its phase, with correct types and finite numbers."""
     assert document["displayTimeUnit"] in ("ms", "ns")
     assert isinstance(document["otherData"], dict)
     for e in document["traceEvents"]:
@@ -85,7 +85,7 @@ def check_fields(document):
 
 
 def check_format(events):
-    """Every rule of the format that can be checked without a viewer."""
+    """Check every rule of the format."""
     check_fields({"displayTimeUnit": "ms", "otherData": {}, "traceEvents": events})
     known = [e for e in events if e["ph"] == "M"]
     assert events[: len(known)] == known  # names first
@@ -101,7 +101,7 @@ def check_format(events):
 
 
 def check_nesting(events):
-    """On one thread, slices nest or follow each other: the importer drops others."""
+    """Check that slices of a thread nest or follow each other: importers drop others."""
     threads = defaultdict(list)
     for e in slices(events):
         stack = threads[e["tid"]]
@@ -112,7 +112,7 @@ def check_nesting(events):
 
 
 def check_flows(events):
-    """Each arrow starts once, before it ends, and lies inside the slices that it joins."""
+    """Check that each flow starts once, before it ends, within the slices that it connects."""
     arrows = defaultdict(list)
     for e in events:
         if e["ph"] in "stf":
@@ -122,7 +122,7 @@ def check_flows(events):
         kinds = [e["ph"] for e in parts]
         assert kinds[0] == "s" and kinds[-1] == "f" and set(kinds[1:-1]) <= {"t"}
         assert parts[-1]["bp"] == "e"
-    assert len({id for id, *_ in arrows}) == len(arrows)  # an id is one arrow's
+    assert len({id for id, *_ in arrows}) == len(arrows)  # an id belongs to one flow
     return arrows
 
 
@@ -138,7 +138,7 @@ def test_follows_the_format(name):
     assert len(real) == len(trace.spans)
 
 
-def test_an_arrow_runs_from_each_send_to_the_end_of_its_receive():
+def test_flow_runs_from_send_to_the_end_of_its_receive():
     trace = ring(4)
     events = chrome(trace)["traceEvents"]
     arrows = check_flows(events)
@@ -150,7 +150,7 @@ def test_an_arrow_runs_from_each_send_to_the_end_of_its_receive():
         assert enclosing(events, start)["ts"] < enclosing(events, stop)["ts"]  # not reversed
 
 
-def test_an_arrow_runs_through_all_members_of_a_collective():
+def test_flow_connects_all_members_of_a_collective():
     events = chrome(sync_sgd(4, steps=2))["traceEvents"]
     arrows = check_flows(events)
     assert len(arrows) == 5  # a broadcast, two buckets in each of two steps
@@ -158,7 +158,7 @@ def test_an_arrow_runs_through_all_members_of_a_collective():
         assert sorted(e["pid"] for e in parts) == [1, 2, 3, 4]
 
 
-def test_computation_has_its_own_thread_and_overlap_another():
+def test_computation_and_overlap_have_separate_threads():
     events = chrome(sync_sgd())["traceEvents"]
     threads = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert threads == {"computation", "communication", "communication 2"}
@@ -167,7 +167,7 @@ def test_computation_has_its_own_thread_and_overlap_another():
     assert forward["tid"] != reduce["tid"] and forward["cat"] == "computation"
 
 
-def test_an_unfinished_operation_begins_and_never_ends():
+def test_unfinished_operation_begins_and_never_ends():
     events = chrome(DEMOS["hang"]())["traceEvents"]
     open_ones = [e for e in events if e["ph"] == "B"]
     assert sorted(e["name"] for e in open_ones) == ["all_reduce"] * 3 + ["recv"]
@@ -202,7 +202,7 @@ ops = st.lists(
 
 @settings(deadline=None)
 @given(ops)
-def test_any_run_follows_the_format(operations):
+def test_every_run_follows_the_format(operations):
     script = Script()
     for rank, op, begin, length, peer in operations:
         finish = None if length is None else (begin + length) * MS

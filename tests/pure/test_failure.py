@@ -1,4 +1,4 @@
-"""An exception as plain data: its class, its line and what it can say, whatever it does."""
+"""Exceptions as plain data: class, line and message, however they behave."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.stress.misuse import catalogue
 
 
 class Released(BaseException):
-    """As that of a rank: told by its name."""
+    """Like the exception of a rank, recognised by its name."""
 
 
 def caught(act: Callable[[], Any]) -> BaseException:
@@ -40,7 +40,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_any_exception_is_told(name: str) -> None:
+def test_every_exception_is_reported(name: str) -> None:
     if name == "raises_in_a_thread":
         return
     failure = describe(caught(HOSTILE[name].fn), released=False)
@@ -52,13 +52,13 @@ def test_any_exception_is_told(name: str) -> None:
     assert first.startswith(f"rank 1 raised {failure.type}") and "catalogue.py:" in first
 
 
-def test_a_long_message_is_cut_and_says_so() -> None:
+def test_long_message_is_truncated_with_a_note() -> None:
     failure = describe(caught(catalogue.raises_with_a_huge_message), released=False)
     assert failure.text == "x" * MAX_TEXT + " … (49980000 more characters)"
     assert "ValueError: " + 187 * "x" + "… at " in verdict(Outcome(1, error=failure))
 
 
-def test_a_deep_recursion_keeps_its_ends() -> None:
+def test_deep_recursion_keeps_both_ends() -> None:
     def deeper() -> None:
         deeper()
 
@@ -69,7 +69,7 @@ def test_a_deep_recursion_keeps_its_ends() -> None:
     assert len(verdict(Outcome(1, error=failure))) < 1500
 
 
-def test_what_a_rank_had_raised_before_it_was_released_is_told_beside() -> None:
+def test_exception_before_release_is_reported_too() -> None:
     def program() -> None:
         try:
             raise ValueError("bad batch")
@@ -97,7 +97,7 @@ def verdict(*outcomes: Outcome) -> str:
     return str(report.verdict("train", list(outcomes), Trace([], info)))
 
 
-def test_an_error_comes_before_what_came_of_it() -> None:
+def test_cause_precedes_consequences() -> None:
     held = Outcome(0, error=Failure("Released", released=True))
     for said in (verdict(held, raised(1)), verdict(raised(1), held)):
         assert said.startswith("rank 1 raised ValueError: bad batch at ")
@@ -106,7 +106,7 @@ def test_an_error_comes_before_what_came_of_it() -> None:
     assert "\nthe process of rank 0 ended (exit status 3)" in after
 
 
-def test_the_first_to_raise_is_named_and_of_those_together_the_lowest() -> None:
+def test_first_rank_to_raise_is_named_and_ties_go_to_the_lowest() -> None:
     first, second = raised(1), raised(0)
     assert "\nTraceback on rank 0" in verdict(first, second)
     assert first.error is not None and second.error is not None
@@ -114,7 +114,7 @@ def test_the_first_to_raise_is_named_and_of_those_together_the_lowest() -> None:
     assert "\nTraceback on rank 1" in verdict(second, first)
 
 
-def test_a_death_comes_before_the_errors_that_it_caused() -> None:
+def test_death_precedes_errors_it_caused() -> None:
     broken = RuntimeError("Connection closed by peer [127.0.0.1]:1")
     wrapped = RuntimeError("the step failed")
     wrapped.__context__ = broken

@@ -1,4 +1,4 @@
-"""Figures of matplotlib in a notebook that has not set pyplot up."""
+"""matplotlib figures in a notebook that has not configured pyplot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ print(sorted(formatter.format(figure)[0]))
 """
 
 
-def test_a_cell_shows_a_figure_as_a_picture() -> None:
+def test_cell_shows_a_figure_as_a_picture() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=120
     )

@@ -1,4 +1,4 @@
-"""Rules: their codes, sentences and pages, and what ``distkit explain`` prints of them."""
+"""Rules: codes, sentences, pages, and the output of ``distkit explain``."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PAGES = ROOT / "docs" / "findings"
 
 
 def strings(file: Path) -> Iterator[str]:
-    """The sentences in a file, those of f-strings in parts."""
+    """Return the sentences in a file; f-strings are split."""
     nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
     return (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
 
 
-def test_documented_pages_are_those_of_the_rules() -> None:
+def test_docs_have_a_page_for_each_rule() -> None:
     written = runpy.run_path(str(ROOT / "tools" / "findings"))["pages"]()
     kept = {file.name: file.read_text(encoding="utf-8") for file in PAGES.iterdir()}
     assert written == kept, "tools/findings writes them"
@@ -47,14 +47,14 @@ def test_names_and_titles_are_unique() -> None:
     assert len({rule.title() for rule in RULES.values()}) == len(RULES)
 
 
-def test_each_sentence_of_a_rule_stands_once_in_the_package() -> None:
+def test_rule_sentences_are_unique_in_the_package() -> None:
     files = [f for folder in ("distkit", "companions") for f in ROOT.joinpath(folder).rglob("*.py")]
     counts = Counter(s for file in files if "content" not in file.parts for s in strings(file))
     own = {s for s in strings(Path(rules.__file__)) if len(s) > 25}
     assert {s for s in own if counts[s] > 1} == set()
 
 
-def test_words_in_a_sentence_agree_in_number() -> None:
+def test_singular_and_plural_agree() -> None:
     assert fill("{ranks:have} sent {n:message}.", ranks=[1], n=1) == "rank 1 has sent 1 message."
     assert fill("{ranks:have} called it {n:time}.", ranks=(0, 1), n=2) == (
         "ranks 0 and 1 have called it 2 times."
@@ -80,7 +80,7 @@ def test_explain_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("word", "near"), [("DK999", "DK9"), ("DK3003", "DK303, wrong_tag"), ("wrongtag", "wrong_tag")]
 )
-def test_explain_names_the_nearest_to_an_unknown_code(
+def test_explain_suggests_the_nearest_code(
     word: str, near: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["explain", word]) == 1

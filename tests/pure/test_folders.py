@@ -1,4 +1,4 @@
-"""Folders that are swept: those of ours in which nobody lives, and nothing else."""
+"""Removal of stale folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def release(held: int | None) -> None:
     os.close(held)
 
 
-def test_a_folder_is_swept_when_nobody_holds_it(temporary: Path) -> None:
+def test_unlocked_folder_is_removed(temporary: Path) -> None:
     folder, held = folders.make()
     assert folders.has_owner(folder)
     assert folders.sweep(str(temporary)) == []
@@ -38,7 +38,7 @@ def test_a_folder_is_swept_when_nobody_holds_it(temporary: Path) -> None:
     assert not folders.has_owner(folder)
 
 
-def test_a_folder_is_held_by_the_children_of_its_holder_and_free_when_they_are_killed(
+def test_folder_stays_locked_while_children_of_the_owner_live(
     temporary: Path,
 ) -> None:
     folder, held = folders.make()
@@ -53,27 +53,27 @@ def test_a_folder_is_held_by_the_children_of_its_holder_and_free_when_they_are_k
     assert folders.sweep(str(temporary)) == [Path(folder).name]
 
 
-def test_what_is_not_ours_is_not_touched(temporary: Path) -> None:
+def test_foreign_folders_are_not_touched(temporary: Path) -> None:
     target = Path(temporary, "target")
     target.mkdir()
     Path(target, folders.OWNER).write_text("1")
-    Path(temporary, "distkit-abcdefgh").symlink_to(target)  # a link in the place of a folder
+    Path(temporary, "distkit-abcdefgh").symlink_to(target)  # a link instead of a folder
     Path(temporary, "distkit-00000000").write_text("a file")
     for name in ("distkit-11111111", "distkit-long-name", "other-22222222"):
         Path(temporary, name).mkdir()
         Path(temporary, name, "theirs").write_text("kept")
     Path(temporary, "distkit-long-name", folders.OWNER).write_text("1")
-    Path(temporary, "distkit-33333333").mkdir(0o700)  # its maker goes on in a moment
+    Path(temporary, "distkit-33333333").mkdir(0o700)  # its creator continues in a moment
     before = sorted(temporary.rglob("*"))
     assert folders.sweep(str(temporary)) == []
     assert sorted(temporary.rglob("*")) == before
 
 
-def test_a_missing_temporary_folder_has_nothing_to_sweep() -> None:
+def test_missing_temporary_folder_is_ignored() -> None:
     assert folders.sweep("/nowhere/at/all") == []
 
 
-def test_too_little_room_is_said_before_anything_starts(
+def test_low_disk_space_raises_before_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders.check_space(str(tmp_path), 4)

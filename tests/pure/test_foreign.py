@@ -1,4 +1,4 @@
-"""Files of other programs: flight-recorder dumps and Chrome traces become a trace, nothing runs."""
+"""Files of other programs: flight-recorder dumps and Chrome traces are read without execution."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 def entry(number: int, name: str, state: str = "completed", **facts: Any) -> Json:
-    """A call as NCCL's recorder writes it down."""
+    """Return a call as written by the flight recorder."""
     line = {"name": "step", "filename": f"/home/me/{facts.pop('file', 'train.py')}", "line": number}
     torchs = {"name": name, "filename": "/usr/lib/site-packages/torch/c10d.py", "line": 1}
     begun, over = state in ("started", "completed"), state == "completed"
@@ -74,7 +74,7 @@ def found(trace: Trace) -> list[tuple[str, tuple[int, ...]]]:
 # -- dumps -------------------------------------------------------------------------
 
 
-def test_a_dump_is_a_trace(tmp_path: Path) -> None:
+def test_dump_loads_as_trace(tmp_path: Path) -> None:
     trace = load(tmp_path, dump(entry(0, "all_reduce")), dump(entry(0, "all_reduce")))
     first = trace.spans[0]
     assert (first.op, first.shape, first.dtype, first.nbytes) == (
@@ -97,21 +97,21 @@ def test_json_and_gzip_are_read_as_well(tmp_path: Path, write: Callable[[Json], 
     assert Trace.load(str(files[1])).spans[0].rank == 1
 
 
-def test_a_rank_without_a_dump_is_the_culprit(tmp_path: Path) -> None:
+def test_rank_without_a_dump_is_accused(tmp_path: Path) -> None:
     waiting = dump(entry(0, "all_reduce", "started"), ranks="[0, 1, 2]")
     trace = load(tmp_path, waiting, waiting)
     assert found(trace) == [("skipped", (2,))]
     assert "(there is no dump of it)" in trace.diagnose()[0].message
 
 
-def test_a_send_and_its_receive_are_a_message(tmp_path: Path) -> None:
+def test_send_and_receive_are_matched(tmp_path: Path) -> None:
     trace = load(tmp_path, dump(entry(0, "send 0->1")), dump(entry(0, "recv 1<-0")))
     (message,) = trace.messages
     assert (message.src, message.dst, message.nbytes) == (0, 1, 16)
     assert message.received is not None
 
 
-def test_ends_are_places_in_their_group(tmp_path: Path) -> None:
+def test_peers_are_group_ranks(tmp_path: Path) -> None:
     group = {"process_group": ["7", "pp"]}
     made = dump(entry(0, "send 0->1", **group), ranks="[0, 1, 2, 3]")
     made["pg_config"]["7"] = {"name": "7", "desc": "pp", "ranks": "[1, 3]"}
@@ -122,8 +122,8 @@ def test_ends_are_places_in_their_group(tmp_path: Path) -> None:
     assert trace.info.groups == {"world": [0, 1, 2, 3], "7": [1, 3]}
 
 
-def test_buffers_that_forget_are_aligned(tmp_path: Path) -> None:
-    """Rank 1 has forgotten its first calls: the others' belong to nothing."""
+def test_wrapped_ring_buffers_are_aligned(tmp_path: Path) -> None:
+    """Rank 1 has lost its first calls: those of the others match nothing."""
     long = dump(*(entry(n, "all_reduce") for n in range(4)), entry(4, "barrier", "started"))
     short = dump(entry(2, "all_reduce"), entry(3, "all_reduce"))
     trace = load(tmp_path, long, short)
@@ -131,8 +131,8 @@ def test_buffers_that_forget_are_aligned(tmp_path: Path) -> None:
     assert found(trace) == [("missing_barrier", (1,))]
 
 
-def test_what_is_queued_behind_a_wait_has_not_begun(tmp_path: Path) -> None:
-    """Two groups in two orders: each waits in its first call, though it has queued the other."""
+def test_queued_call_has_not_started(tmp_path: Path) -> None:
+    """Two groups in different orders: each rank waits in its first call, with the other queued."""
     a, b = {"process_group": ["1", "a"]}, {"process_group": ["2", "b"]}
     config = {
         name: {"name": name, "desc": desc, "ranks": "[0, 1]"}
@@ -149,8 +149,8 @@ def test_what_is_queued_behind_a_wait_has_not_begun(tmp_path: Path) -> None:
     assert trace.info.unrecorded[0] == {"all_reduce queued behind one that is not over": 1}
 
 
-def test_messages_that_cannot_be_matched_any_more_are_counted(tmp_path: Path) -> None:
-    """Rank 1 has forgotten what came before its receive, so no send has a certain receive."""
+def test_unmatchable_messages_are_counted(tmp_path: Path) -> None:
+    """Rank 1 has lost the calls before its receive, so no send has a certain receive."""
     sender = dump(*(entry(n, "send 0->1") for n in range(2)), entry(2, "send 0->1", "started"))
     trace = load(tmp_path, sender, dump(entry(4, "recv 1<-0"), entry(5, "all_reduce")))
     assert [(s.rank, s.seq) for s in trace.spans] == [(0, 2), (1, 5)]
@@ -190,7 +190,7 @@ def broken(change: Callable[[Json], Any]) -> Json:
         (broken(lambda d: d["pg_config"]["0"].update(ranks="[0")), "rank_0: damaged"),
     ],
 )
-def test_a_damaged_file_is_named_with_what_is_wrong(
+def test_damaged_file_error_names_file_and_fault(
     tmp_path: Path, content: bytes | Json, said: str
 ) -> None:
     file = tmp_path / "rank_0"
@@ -205,7 +205,7 @@ class Explosive:
         return os.mkdir, ("exploded",)
 
 
-def test_a_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickle_executes_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "rank_0"
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
@@ -219,7 +219,7 @@ DUMP = pickle.dumps(dump(entry(0, "all_reduce"), entry(1, "send 0->1", "started"
 
 
 @given(st.integers(1, len(DUMP) - 1), st.binary(min_size=1, max_size=3))
-def test_no_damage_is_worse_than_an_error(
+def test_every_damaged_dump_raises_cleanly(
     tmp_path_factory: pytest.TempPathFactory, at: int, noise: bytes
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "damaged_0"
@@ -230,15 +230,15 @@ def test_no_damage_is_worse_than_an_error(
         assert str(file) in str(error)
 
 
-def test_what_entries_share_is_no_attack(tmp_path: Path) -> None:
-    """torch writes the frames of a stack once, and refers to them in each entry."""
+def test_shared_entries_are_accepted(tmp_path: Path) -> None:
+    """torch writes the frames of a stack once, with references in each entry."""
     frames = [{"name": f"f{n}", "filename": "/home/me/train.py", "line": n} for n in range(60)]
     calls = [entry(n, "all_reduce", frames=frames) for n in range(300)]
     assert len(load(tmp_path, dump(*calls), dump(*calls)).collectives) == 300
 
 
 @pytest.mark.parametrize("write", [bytes, gzip.compress])
-def test_what_a_file_unpacks_to_is_limited(
+def test_unpacked_size_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[bytes], bytes]
 ) -> None:
     monkeypatch.setattr(trace_file, "MAX_BYTES", 1000)
@@ -264,7 +264,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("names", NAMES)
-def test_the_rank_of_a_dump_is_in_its_name_and_told(
+def test_rank_of_a_dump_comes_from_its_name(
     tmp_path: Path, names: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [tmp_path / name for name in names]
@@ -280,7 +280,7 @@ def test_the_rank_of_a_dump_is_in_its_name_and_told(
     assert f"rank 0: {files[0].name} rank 1: {files[1].name}" in said
 
 
-def test_files_have_to_fit_together(tmp_path: Path) -> None:
+def test_inconsistent_files_raise(tmp_path: Path) -> None:
     content = json.dumps(dump(entry(0, "all_reduce")))
     for name in ("a_0", "b_0", "plain"):
         tmp_path.joinpath(name).write_text(content)
@@ -298,13 +298,13 @@ def test_files_have_to_fit_together(tmp_path: Path) -> None:
 # -- Chrome traces -------------------------------------------------------------------
 
 
-def test_an_export_for_perfetto_is_refused_with_what_to_load(tmp_path: Path) -> None:
+def test_perfetto_export_raises_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(TraceFileError, match=r"trace\.to_chrome has written it, .* trace\.save"):
         Trace.load(ring().to_chrome(tmp_path / "ring.json.gz"))
 
 
 def profiled(rank: int) -> Json:
-    """What torch.profiler writes of an all-reduce under NCCL: operator, details, kernel."""
+    """Return torch.profiler's events of an all-reduce under NCCL: operator, details, kernel."""
     details = {
         "External id": 12,
         "Collective name": "allreduce",
@@ -338,7 +338,7 @@ def profiled(rank: int) -> Json:
 
 
 def blank(content: Json) -> str:
-    """As torch writes it: on lines of their own, behind a blank."""
+    """Format events like torch: on separate lines, indented."""
     return " " + json.dumps(content, indent=2) + "\n"
 
 
@@ -349,7 +349,7 @@ def changed(content: Json, old: str, new: str) -> str:
 
 
 def legacy(content: Json) -> str:
-    """As ``EventList.export_chrome_trace`` writes it: a list, without categories."""
+    """Format events like ``EventList.export_chrome_trace``: a list without categories."""
     return json.dumps([{k: v for k, v in e.items() if k != "cat"} for e in content["traceEvents"]])
 
 
@@ -374,7 +374,7 @@ FORMS: dict[str, Callable[[Json], str | bytes]] = {
 
 @pytest.mark.parametrize("name", ["trace", "a.txt", "vm_77.1790857026000000000.pt.trace.json.gz"])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_profile_opens_by_its_path(tmp_path: Path, form: str, name: str) -> None:
+def test_profile_opens_by_its_path(tmp_path: Path, form: str, name: str) -> None:
     file = tmp_path / name
     content = FORMS[form](profiled(0))
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -382,7 +382,7 @@ def test_a_profile_opens_by_its_path(tmp_path: Path, form: str, name: str) -> No
     assert (call.rank, call.op, call.dtype, call.nbytes) == (0, Op.ALL_REDUCE, "float32", 32)
 
 
-def test_a_profile_of_nccl_has_groups_and_kernels(tmp_path: Path) -> None:
+def test_nccl_profile_has_groups_and_kernels(tmp_path: Path) -> None:
     for rank in range(2):
         tmp_path.joinpath(f"worker{rank}.pt.trace.json").write_text(json.dumps(profiled(rank)))
     trace = Trace.load(tmp_path)
@@ -390,8 +390,8 @@ def test_a_profile_of_nccl_has_groups_and_kernels(tmp_path: Path) -> None:
     assert [(s.rank, s.group, s.shape, s.dtype, s.nbytes) for s in calls] == [
         (r, "3", (8,), "float32", 32) for r in range(2)
     ]
-    assert [s.seconds for s in calls] == pytest.approx([300e-6] * 2)  # the kernel's
-    assert calls[1].start - calls[0].start == pytest.approx(1)  # the files' clocks differ
+    assert [s.seconds for s in calls] == pytest.approx([300e-6] * 2)  # of the kernel
+    assert calls[1].start - calls[0].start == pytest.approx(1)  # the clocks of the files differ
     assert len(trace.collectives) == 1
     assert {s.label for s in trace.spans if s.op is Op.MARK} == {"ProfilerStep#1"}
 
@@ -401,21 +401,21 @@ def judged(trace: Trace) -> list[Finding]:
 
 
 def loaded(folder: Path, *contents: Json) -> Trace:
-    """Profiles as a trace."""
+    """Load profiles as a trace."""
     for rank, content in enumerate(contents):
         folder.joinpath(f"rank{rank}.json").write_text(json.dumps(content))
     return Trace.load(folder)
 
 
 def with_event(content: Json, *, drop: str = "", **event: Any) -> Json:
-    """Another call, without its operator; and perhaps fewer events."""
+    """Add a call without its operator, and optionally drop events."""
     kept = [e for e in content["traceEvents"] if not (drop and e["name"].startswith(drop))]
     new = {"ph": "X", "pid": 1, "tid": 7, "ts": 2000, "dur": 50, "args": {}} | event
     return content | {"traceEvents": [*kept, new]}
 
 
-def test_without_groups_nothing_is_said_of_matching(tmp_path: Path) -> None:
-    """A process may have any number of them: these calls need not belong together."""
+def test_no_matching_notice_without_groups(tmp_path: Path) -> None:
+    """A process may have several groups: these calls need not match."""
     one, other = (json.loads(json.dumps(profiled(r)).replace("Process Group", "")) for r in (0, 1))
     other["traceEvents"][0]["name"] = "c10d::broadcast_"
     for content in (one, other):
@@ -428,7 +428,7 @@ def test_without_groups_nothing_is_said_of_matching(tmp_path: Path) -> None:
     assert 'data-picture="timeline' in page
 
 
-def test_while_ranks_are_missing_nothing_is_said_of_matching(tmp_path: Path) -> None:
+def test_no_matching_notice_while_ranks_are_missing(tmp_path: Path) -> None:
     contents = [profiled(0), profiled(5)]
     contents[1]["traceEvents"][0]["name"] = "c10d::broadcast_"
     for content in contents:
@@ -444,10 +444,8 @@ def test_while_ranks_are_missing_nothing_is_said_of_matching(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("category", ["user_annotation", "Operator"])
-def test_ranges_of_a_backend_stand_for_operators_that_were_not_recorded(
-    tmp_path: Path, category: str
-) -> None:
-    """Before torch 1.13 there were none; and some calls have none still."""
+def test_backend_ranges_replace_unrecorded_operators(tmp_path: Path, category: str) -> None:
+    """torch before 1.13 recorded no operators, and some calls still have none."""
     facts = {"Input Dims": [[6]], "Input type": ["float"]}
     made = with_event(profiled(0), cat=category, name="nccl:all_to_all", args=facts)
     drawn = [s for s in loaded(tmp_path, made).spans if s.op is not Op.MARK]
@@ -458,7 +456,7 @@ def test_ranges_of_a_backend_stand_for_operators_that_were_not_recorded(
     assert [s.op for s in loaded(tmp_path, again).spans if s.op is not Op.MARK] == [Op.ALL_REDUCE]
 
 
-def test_a_range_names_its_ends(tmp_path: Path) -> None:
+def test_range_names_its_peers(tmp_path: Path) -> None:
     names = ["nccl:send 0->1", "nccl:recv 1<-0"]
     made = [
         with_event(profiled(rank), drop="c10d", cat="user_annotation", name=name)
@@ -468,8 +466,8 @@ def test_a_range_names_its_ends(tmp_path: Path) -> None:
     assert (message.src, message.dst) == (0, 1)
 
 
-def test_what_the_profiler_does_not_tell_of_messages_is_said(tmp_path: Path) -> None:
-    """gloo's operators have a peer and a size only with record_shapes=True."""
+def test_missing_message_details_are_noted(tmp_path: Path) -> None:
+    """gloo's operators have peer and size only with record_shapes=True."""
     sent = [
         with_event(profiled(rank), drop="c10d", cat="cpu_op", name=f"c10d::{op}")
         for rank, op in enumerate(["send", "recv_"])
@@ -481,7 +479,7 @@ def test_what_the_profiler_does_not_tell_of_messages_is_said(tmp_path: Path) -> 
     assert "record_shapes=True" in finding.remedy
 
 
-def test_a_profile_without_communication_says_what_it_holds(tmp_path: Path) -> None:
+def test_profile_without_communication_lists_its_contents(tmp_path: Path) -> None:
     content = profiled(0)
     content["traceEvents"] = content["traceEvents"][2:]
     content.pop("distributedInfo")
@@ -495,7 +493,7 @@ def test_a_profile_without_communication_says_what_it_holds(tmp_path: Path) -> N
         loaded(tmp_path, content)
 
 
-def test_dumps_without_a_call_say_what_they_hold(tmp_path: Path) -> None:
+def test_dumps_without_calls_list_their_contents(tmp_path: Path) -> None:
     with pytest.raises(
         TraceFileError, match=r"in 2 dumps with 1 entries \(nccl:coalesced\)\. Looked"
     ):
@@ -503,7 +501,7 @@ def test_dumps_without_a_call_say_what_they_hold(tmp_path: Path) -> None:
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Each container in a JSON value, with each of its keys."""
+    """Return each container in a JSON value, with each key."""
     pairs = enumerate(value) if isinstance(value, list) else getattr(value, "items", list)()
     return [found for key, one in pairs for found in [(value, key), *places(one)]]
 
@@ -512,7 +510,7 @@ NOISE = st.sampled_from([None, True, -5, 0.5, 10**9, 10**400, "", "x", [], ["x"]
 
 
 @given(st.data())
-def test_no_damage_to_a_chrome_trace_is_worse_than_an_error(
+def test_every_damaged_profile_raises_cleanly(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     content = json.loads(json.dumps(profiled(0)))

@@ -1,4 +1,4 @@
-"""What was removed says in one sentence what to do instead."""
+"""Removed names raise an error that names the replacement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from distkit.gone import FORMER, GONE
         ("hang wrong_tag", "hangs.ALL"),
     ],
 )
-def test_a_removed_command_says_what_to_do_instead(
+def test_removed_command_names_the_replacement(
     command: str, instead: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(command.split()) == 2
@@ -34,7 +34,7 @@ def test_a_removed_command_says_what_to_do_instead(
     assert said.startswith("distkit: distkit ") and "was removed: " in said and instead in said
 
 
-def test_a_removed_option_after_two_dashes_belongs_to_the_users_command(
+def test_removed_option_after_two_dashes_is_passed_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cli.main(["replay", "no-such-file", "--", "doctor", "--port"])
@@ -42,24 +42,24 @@ def test_a_removed_option_after_two_dashes_belongs_to_the_users_command(
 
 
 @pytest.mark.parametrize("name", FORMER)
-def test_a_name_that_has_moved_works_with_a_warning(name: str) -> None:
+def test_moved_name_works_with_a_warning(name: str) -> None:
     now = f"{FORMER[name]}.{name}".replace(".", r"\.")
     with pytest.warns(DeprecationWarning, match=f"distkit.{name} has moved: write {now} instead"):
         assert getattr(dk, name)
 
 
-def test_a_removed_module_says_what_to_do_instead() -> None:
+def test_removed_module_names_the_replacement() -> None:
     with pytest.raises(AttributeError, match=r"distkit.attach was removed: .*distkit trace"):
         dk.attach  # noqa: B018
 
 
-def test_a_removed_name_says_what_to_do_instead() -> None:
+def test_removed_name_names_the_replacement() -> None:
     with pytest.raises(AttributeError, match=r"measure_modes was removed: .*torch.compile"):
         dk.simulation.measure_modes  # noqa: B018
 
 
 @pytest.mark.parametrize("name", [n for n in GONE if n.startswith("distkit.kvstore.")])
-def test_a_removed_name_of_kvstore_says_what_to_do_instead(name: str) -> None:
+def test_removed_kvstore_name_names_the_replacement(name: str) -> None:
     with pytest.raises(AttributeError, match="was removed: "):
         getattr(kvstore, name.rpartition(".")[2])
 
@@ -68,9 +68,7 @@ def test_a_removed_name_of_kvstore_says_what_to_do_instead(name: str) -> None:
     ("call", "option", "instead"),
     [(dk.hosts.Laboratory, "outside", "lab.options"), (dk.hosts.doctor, "ports", "free ports")],
 )
-def test_a_removed_option_of_hosts_says_what_to_do_instead(
-    call: Any, option: str, instead: str
-) -> None:
+def test_removed_hosts_option_names_the_replacement(call: Any, option: str, instead: str) -> None:
     with pytest.raises(TypeError, match=rf"{option}=…\) was removed: .*{instead}"):
         call(**{option: [1]})
 
@@ -81,13 +79,13 @@ def test_removed_method_of_a_stepper_says_what_to_do_instead(name: str) -> None:
         getattr(Stepper.__new__(Stepper), name.rpartition(".")[2])
 
 
-def test_a_removed_method_of_a_laboratory_says_what_to_do_instead() -> None:
+def test_removed_laboratory_method_names_the_replacement() -> None:
     with pytest.raises(AttributeError, match=r"forward was removed: .*lab.options"):
         dk.hosts.Laboratory.__new__(dk.hosts.Laboratory).forward  # noqa: B018
 
 
 @pytest.mark.parametrize("name", [n for n in GONE if n.startswith(("KVStore.", "Trainer."))])
-def test_a_removed_method_says_what_to_do_instead(name: str) -> None:
+def test_removed_method_names_the_replacement(name: str) -> None:
     kind, _, method = name.partition(".")
     made = {
         "KVStore": kvstore.create("local"),
@@ -97,7 +95,7 @@ def test_a_removed_method_says_what_to_do_instead(name: str) -> None:
         getattr(made[kind], method)
 
 
-def test_a_removed_option_says_what_to_do_instead() -> None:
+def test_removed_option_names_the_replacement() -> None:
     with pytest.raises(TypeError, match=r"check_finite=…\) was removed: .*isfinite"):
         kvstore.create("dist_sync", check_finite=True)
 
@@ -111,7 +109,7 @@ def test_a_removed_option_says_what_to_do_instead() -> None:
         ({"ports": "45001-45009"}, "free ports"),
     ],
 )
-def test_a_removed_option_of_a_cluster_says_what_to_do_instead(
+def test_removed_cluster_option_names_the_replacement(
     option: dict[str, Any], instead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (name,) = option

@@ -1,4 +1,4 @@
-"""tools/gpu-check as far as it goes without a GPU, and the page of what is unproven."""
+"""tools/gpu-check without a GPU, and the page of measurements."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ def tool() -> ModuleType:
 # -- the page ----------------------------------------------------------------------------------
 
 
-def test_the_page_of_what_is_unproven_is_up_to_date() -> None:
+def test_measured_page_is_up_to_date() -> None:
     page = (measured.FOLDER / "README.md").read_text()
     assert page == measured.rendered(measured.reports()), "run tools/gpu-check --render"
 
 
-def test_every_figure_and_every_marked_test_has_its_row() -> None:
+def test_every_figure_and_marked_test_has_a_row() -> None:
     page = measured.rendered([])
     assert all(f"| {row.name} |" in page for row, _ in ROWS)
     assert f"| {measured.BEYOND[0]} | {measured.UNPROVEN} |" in page
     found = {test.name: test for test in measured.tests()}
-    added = found["test_what_a_worker_s_devices_have_is_added_up_before_one_push"]
+    added = found["test_device_gradients_are_summed_before_the_push"]
     assert (added.file, added.stand_in) == ("tests/ranks/test_kvstore_nodes.py", True)
     assert f"| {added.words} | `{added.file}` | yes | {measured.UNPROVEN} |" in page
 
 
-def test_results_come_from_the_newest_report_of_a_gpu(tmp_path: Path) -> None:
+def test_newest_report_wins(tmp_path: Path) -> None:
     (row, _), test = ROWS[0], measured.tests()[0]
     figure = {"name": row.name, "value": 1.5, "unit": "s", "ratio": 0.4, "reached": "must"}
     case = {"file": test.file, "name": test.name}
@@ -83,7 +83,7 @@ def test_results_come_from_the_newest_report_of_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(machine.gpus()["found"]), reason="there is a GPU")
-def test_without_a_driver_it_says_so_and_runs_nothing(tmp_path: Path) -> None:
+def test_missing_driver_is_reported_and_nothing_runs(tmp_path: Path) -> None:
     command = [sys.executable, str(TOOL), "--out", str(tmp_path / "report")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 2
@@ -106,13 +106,13 @@ GOOD = {"python": [3, 11], "torch": "2.9.1+cu128", "cuda": "12.8", "gpus": 1}
         ({"error": "Traceback …\nNo module named 'torch'"}, "", "No module named 'torch'"),
     ],
 )
-def test_why_a_python_does_not_serve(
+def test_unusable_python_is_explained(
     tool: ModuleType, change: dict[str, Any], stand_in: str, why: str
 ) -> None:
     assert tool.unfit({**GOOD, **change}, stand_in) == why
 
 
-def test_a_report_in_words_and_as_an_exit_status(
+def test_report_has_text_and_exit_status(
     tool: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = """<x><testcase classname="tests.ranks.test_a" name="test_b[cuda:0]" time="1.5"/>
@@ -133,7 +133,7 @@ def test_a_report_in_words_and_as_an_exit_status(
     assert "Tests: 1 of 2 passed" in capsys.readouterr().out
 
 
-def test_each_part_is_in_the_report_even_if_the_next_one_fails(
+def test_report_keeps_each_part_if_the_next_fails(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""What a rank says when its GPU cannot be used, is full or fails: the CPU stands in."""
+"""Errors of a rank whose GPU is unusable, full or failing, simulated on the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def spec(folder: Path, **assignment: Any) -> Spec:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The calls of torch.cuda, of a GPU that works."""
+    """Fake torch.cuda of a working GPU; records its calls."""
     made: dict[str, Any] = {}
     for name in ("init", "set_device", "set_per_process_memory_fraction", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *given, name=name: made.update({name: given}))
@@ -40,7 +40,7 @@ def raising(error: BaseException) -> Callable[..., None]:
     return call
 
 
-def test_a_rank_takes_its_part(calls: dict[str, Any], tmp_path: Path) -> None:
+def test_rank_takes_its_share_of_memory(calls: dict[str, Any], tmp_path: Path) -> None:
     gpu.take(spec(tmp_path, fraction=0.25))
     assert calls["set_device"] == ("cuda:0",)
     assert calls["set_per_process_memory_fraction"] == (0.25,)
@@ -63,7 +63,7 @@ def test_a_rank_takes_its_part(calls: dict[str, Any], tmp_path: Path) -> None:
         ("something else", "distkit doctor"),
     ],
 )
-def test_a_gpu_that_cannot_be_used(
+def test_unusable_gpu_raises(
     said: str,
     remedy: str,
     calls: dict[str, Any],
@@ -78,12 +78,12 @@ def test_a_gpu_that_cannot_be_used(
     assert remedy in str(refused.value)
 
 
-def test_a_full_memory_is_explained(tmp_path: Path) -> None:
+def test_full_memory_is_explained(tmp_path: Path) -> None:
     said = gpu.hint(torch.OutOfMemoryError("CUDA out of memory."), spec(tmp_path))
     assert said.startswith("\nrank 1 on cuda:0 (GPU 0, H200). Use smaller batches")
 
 
-def test_a_tensor_elsewhere_is_explained(tmp_path: Path) -> None:
+def test_tensor_on_another_device_is_explained(tmp_path: Path) -> None:
     for said, where in (
         ("No backend type associated with device type cpu", "on cpu"),
         ("Tensors must be CUDA and dense", "on the CPU"),

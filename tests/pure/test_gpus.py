@@ -1,4 +1,4 @@
-"""Who computes on which GPU, by what ranks talk, and what is said of it, without a GPU."""
+"""Assignment of devices and backends, and its messages, without a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distkit.errors import StartError
 
 
 def assigned(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str]:
-    """The devices, the backend and the note."""
+    """Return devices, backend and note."""
     assignments, backend, note = assign_devices(ranks, gpus, **wanted)
     assert len(assignments) == ranks
     return [assignment.device for assignment in assignments], backend, note
@@ -44,7 +44,7 @@ def assigned(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str
         (2, some_gpus(2, ()), ["cuda:0", "cuda:1"], "gloo", ["torch is built without NCCL"]),
     ],
 )
-def test_ranks_go_round_the_gpus(
+def test_ranks_are_assigned_round_robin(
     ranks: int, gpus: Gpus, devices: list[str], backend: str, said: list[str]
 ) -> None:
     found, chosen, note = assigned(ranks, gpus)
@@ -60,7 +60,7 @@ def test_ranks_go_round_the_gpus(
         (2, some_gpus(2), {"device": "cuda:1"}, "gloo", "ranks 0 and 1 share GPU 1"),
     ],
 )
-def test_what_was_asked_for_decides(
+def test_requested_device_is_used(
     ranks: int, gpus: Gpus, wanted: dict[str, str], backend: str, said: str
 ) -> None:
     _, chosen, note = assigned(ranks, gpus, **wanted)
@@ -82,7 +82,7 @@ def test_what_was_asked_for_decides(
         (2, some_gpus(1, free=GIB), {"device": "cuda"}, "GPU 0 has 1 GiB of 80 GiB free"),
     ],
 )
-def test_what_cannot_be_had_is_told(
+def test_unavailable_device_raises(
     ranks: int, gpus: Gpus, wanted: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(StartError) as refused:
@@ -90,7 +90,7 @@ def test_what_cannot_be_had_is_told(
     assert said in str(refused.value), refused.value
 
 
-def test_a_full_gpu_is_passed_by() -> None:
+def test_full_gpu_is_skipped() -> None:
     two = some_gpus(2)
     gpus = replace(two, usable=(replace(two.usable[0], free=0), two.usable[1]))
     assert assigned(2, gpus, device="cuda")[0] == ["cuda:1", "cuda:1"]
@@ -98,7 +98,7 @@ def test_a_full_gpu_is_passed_by() -> None:
     assert (devices, backend) == (["cpu", "cpu"], "gloo")
     assert "gloo on CPU: GPU 0 has 1 GiB of 80 GiB free" in note and "1 fit" in note
     plan = make_plan(2, 0, "auto", "auto", cpus=8, memory=10**12, gpus=some_gpus(1, free=GIB))
-    assert plan.oversubscription_warning == note  # warned of, too: nobody may look at a card
+    assert plan.oversubscription_warning == note  # also warned about, if no card is displayed
     assert (
         make_plan(
             2, 0, "cpu", "auto", cpus=8, memory=10**12, gpus=some_gpus(1)
@@ -107,23 +107,21 @@ def test_a_full_gpu_is_passed_by() -> None:
     )
 
 
-def test_memory_is_shared_out() -> None:
+def test_memory_is_divided_among_ranks() -> None:
     def assignments(**given: Any) -> list[DeviceAssignment]:
         fraction = given.pop("memory_fraction", None)
         return list(assign_devices(4, some_gpus(1, **given), memory_fraction=fraction)[0])
 
     shares = [assignment.fraction for assignment in assignments()]
-    assert len(set(shares)) == 1 and 0.24 < shares[0] < 0.25  # with room for CUDA's contexts
-    assert {assignment.fraction for assignment in assignments(total=0, free=0)} == {
-        0.25
-    }  # nobody tells
-    assert 0.1 < assignments(free=40 * GIB)[0].fraction < 0.125  # others have the half
+    assert len(set(shares)) == 1 and 0.24 < shares[0] < 0.25  # with memory for CUDA's contexts
+    assert {assignment.fraction for assignment in assignments(total=0, free=0)} == {0.25}  # unknown
+    assert 0.1 < assignments(free=40 * GIB)[0].fraction < 0.125  # others use half of it
     assert {assignment.fraction for assignment in assignments(memory_fraction=0.1)} == {0.1}
     assert assignments(memory_fraction=0.1)[0].summary == "cuda:0, at most 8 GiB"
     assert [assignment.fraction for assignment in assign_devices(2, some_gpus(2))[0]] == [0.0, 0.0]
 
 
-def test_a_rank_is_told_by_its_environment() -> None:
+def test_rank_environment_names_its_device() -> None:
     (one, _), backend, _ = assign_devices(2, some_gpus(2))
     assert one.environ(backend) == {"NCCL_SOCKET_IFNAME": "=lo"}
     assert one.environ("gloo") == DeviceAssignment().environ("gloo") == {}
@@ -147,11 +145,11 @@ TORCH = {"cuda": "13.0", "nccl": [2, 29, 7]}
         (" 1 ,", [1]),
         ("GPU-b", [2]),
         ("GPU-ab,GPU-aa", [1, 0]),
-        ("1,7,0", [1]),  # what comes after a wrong one is not there
+        ("1,7,0", [1]),  # entries after an invalid one are ignored
         ("1,-1,0", [1]),
     ],
 )
-def test_visible_gpus(visible: str | None, indices: list[int]) -> None:
+def test_cuda_visible_devices_is_followed(visible: str | None, indices: list[int]) -> None:
     gpus = examine({**FOUND, "visible": visible}, TORCH)
     assert [gpu.index for gpu in gpus.usable] == indices
     assert (gpus.nccl, gpus.obstacle) == ((2, 29, 7), None)
@@ -191,7 +189,7 @@ LOST = {"index": 0, "error": "GPU is lost"}
         ({"found": [], "error": "Driver not loaded"}, {}, "driver", "Driver not loaded. Reboot"),
     ],
 )
-def test_what_stands_in_the_way(
+def test_obstacles_are_reported(
     found: dict[str, Any], torch: dict[str, Any], kind: str, said: str
 ) -> None:
     gpus = examine({**FOUND, **found}, {**TORCH, **torch})
@@ -203,13 +201,13 @@ def test_what_stands_in_the_way(
     assert said in str(refused.value)
 
 
-def test_a_lost_gpu_leaves_the_others() -> None:
+def test_lost_gpu_does_not_hide_the_others() -> None:
     gpus = examine({**FOUND, "found": [*FOUND["found"][1:], LOST]}, TORCH)
     assert [gpu.index for gpu in gpus.usable] == [1, 2]
-    assert examine({"found": [], "visible": ""}, {}) == Gpus()  # a machine without any
+    assert examine({"found": [], "visible": ""}, {}) == Gpus()  # a machine without GPUs
 
 
-def test_each_machine_chooses_for_its_ranks() -> None:
+def test_each_machine_assigns_its_ranks() -> None:
     def plan(*gpus: int, **wanted: Any) -> Any:
         machines = [
             Machine(name, 2, 8, 10**12, some_gpus(n))

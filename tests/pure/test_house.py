@@ -1,4 +1,4 @@
-"""The counting behind ``distkit bench house``, on made-up sources."""
+"""The counts of ``distkit bench house``, on artificial sources."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from benchmarks import house
 
 
-def test_a_file_is_named_as_it_is_imported() -> None:
+def test_module_name_is_the_import_name() -> None:
     root = Path("/here")
     assert house.module_name(root / "distkit/views/__init__.py", root) == "distkit.views"
     assert house.module_name(root / "distkit/views/stage.py", root) == "distkit.views.stage"
 
 
-def test_docstrings_are_no_statements_and_other_texts_are() -> None:
+def test_docstrings_do_not_count_as_statements() -> None:
     source = """
 'About.'
 if x:
@@ -55,20 +55,20 @@ def sizes() -> dict[str, int]:
 
 
 def test_no_package_is_larger_than_its_line(sizes: dict[str, int]) -> None:
-    """Who makes a package smaller lowers its line in benchmarks/house.py in the same commit."""
+    """A commit that shrinks a package lowers its limit in benchmarks/house.py."""
     counts = sizes | house.totals(house.ROOT, sizes)
     limits = house.LINES | house.TOTALS
     assert not {name: n for name, n in counts.items() if n > limits[name].most}
 
 
-def test_every_statement_counts_for_one_line(sizes: dict[str, int]) -> None:
+def test_every_statement_counts_for_one_package(sizes: dict[str, int]) -> None:
     assert all(house.ROOT.joinpath(folder).is_dir() for folder in house.LINES)
     folders = ("distkit", "companions", "notebooks", "tests", "benchmarks")
     files = (path for folder in folders for path in house.ROOT.glob(f"{folder}/**/*.py"))
     assert sum(house.size(path) for path in files) == sum(sizes.values())
 
 
-def test_the_bench_prints_the_table_and_the_sums() -> None:
+def test_benchmark_prints_table_and_totals() -> None:
     lines: list[str] = []
     figures, _ = house.measure(1, lines.append)
     assert all(f.value is not None and f.value >= 0 for f in figures)

@@ -36,7 +36,7 @@ class ConnectionMonitor(RankController):
 
 
 def make() -> Conductor:
-    """Two ranks that wait in a barrier."""
+    """Create two ranks that wait in a barrier."""
     it = Conductor("f", 1, [0, 1], RunInfo(ranks={r: RankInfo(pid=7) for r in (0, 1)}))
     for rank in (0, 1):
         told(it, rank, (0, Op.BARRIER, State.STARTED), (0, Op.BARRIER, State.BLOCKED))

@@ -1,4 +1,4 @@
-"""What a notebook shows of errors that distkit and torch raise about a mistake in a cell."""
+"""Display of distkit's and torch's errors in a notebook."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def a_function() -> None:
 
 
 def shown(program: Callable[[], object]) -> tuple[str, list[str]]:
-    """The message, and the functions on the way to the mistake."""
+    """Return the message, and the functions in the traceback."""
     with pytest.raises(BaseException) as caught:
         program()
     tb = caught.value.__traceback__
@@ -31,28 +31,28 @@ def shown(program: Callable[[], object]) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("program", [dist.get_rank, lambda: ring_all_reduce(1)])
-def test_the_notebook_is_no_rank(program: Callable[[], object]) -> None:
+def test_notebook_is_not_a_rank(program: Callable[[], object]) -> None:
     said, way = shown(program)
     assert said.startswith("this runs in the notebook, which is no rank")
     assert set(way) <= {"shown", "<lambda>"}
 
 
 @pytest.mark.parametrize("given", [None, 3, [1]])
-def test_a_result_is_no_function(given: object) -> None:
+def test_result_is_not_a_function(given: object) -> None:
     said, way = shown(lambda: pack(given, (), {}))
     assert "without parentheses: cluster.run(hello), not cluster.run(hello())" in said
     assert way == ["shown", "<lambda>"]
 
 
-def test_errors_of_others_are_left_alone() -> None:
+def test_other_exceptions_are_unchanged() -> None:
     assert shown(a_function) == ("'own'", ["shown", "a_function"])
     said, way = shown(lambda: make_plan("x", 0, "cpu", "gloo", cpus=1, memory=1).ranks)  # type: ignore[arg-type]
     assert "whole number" in said and way == ["shown", "<lambda>"]
     said, way = shown(lambda: make_plan(1, 0, "cpu", "gloo", cpus=1, memory=""))  # type: ignore[arg-type]
-    assert "unsupported operand" in said and "_check_memory" in way  # a mistake of the library's
+    assert "unsupported operand" in said and "_check_memory" in way  # a mistake in the library
 
 
-def test_a_crowd_is_told_what_to_expect() -> None:
+def test_oversubscription_prints_a_notice() -> None:
     def crowd(ranks: int, cpus: int) -> str:
         return make_plan(ranks, 0, "cpu", "gloo", cpus=cpus, memory=10**12).oversubscription_warning
 

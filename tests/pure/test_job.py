@@ -1,4 +1,4 @@
-"""A whole job: its time by parts, its memory, its trace, and the layouts that fit."""
+"""A training job: time by part, memory, trace, and layouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def job(**options) -> Job:
     )
 
 
-def test_a_step_is_the_sum_of_its_parts_and_prints_them() -> None:
+def test_step_is_the_sum_of_its_parts_and_prints_them() -> None:
     found = job()
     assert found.seconds == pytest.approx(sum(found.parts.values()))
     assert found.tokens_per_second == pytest.approx(64 * 2048 / found.seconds)
@@ -42,13 +42,13 @@ def test_a_step_is_the_sum_of_its_parts_and_prints_them() -> None:
         {"recompute": "selective", "sequence_parallel": True},
     ],
 )
-def test_the_trace_takes_as_long_as_the_formulas_say(options: dict) -> None:
+def test_trace_takes_as_long_as_the_formulas_say(options: dict) -> None:
     found = job(**options)
     assert found.trace.seconds == pytest.approx(found.seconds, rel=0.02)
     assert len(found.trace.ranks) == 4
 
 
-def test_each_option_moves_its_part() -> None:
+def test_each_option_changes_its_part() -> None:
     full, selective = job(), job(recompute="selective")
     assert selective.parts["compute"] < full.parts["compute"]
     assert selective.parts["tensor"] == pytest.approx(full.parts["tensor"] * 4 / 6)
@@ -63,13 +63,13 @@ def test_each_option_moves_its_part() -> None:
     assert Job(SMALL, LAYOUT, H100, 64, 2048, 4).seconds < full.seconds
 
 
-def test_small_layers_take_the_time_to_launch_them() -> None:
+def test_small_layers_cost_their_launch_time() -> None:
     tiny = Transformer.gpt(8, 128, 2)
     found = Job(tiny, Layout(), A100, 1, 16)
     assert found.parts["compute"] == pytest.approx(8 * 3 * A100.launch, rel=0.1)
 
 
-def test_tensor_parallel_ranks_of_two_hosts_wait_for_the_cards() -> None:
+def test_tensor_parallelism_across_hosts_is_network_bound() -> None:
     one, two = (Job(GPT, Layout(tp=t), A100, 1, 2048).parts["tensor"] for t in (8, 16))
     assert two > 2 * one
 
@@ -89,17 +89,17 @@ def test_tensor_parallel_ranks_of_two_hosts_wait_for_the_cards() -> None:
         ),
     ],
 )
-def test_what_cannot_run_is_refused_before_anything_is_computed(options: dict, says: str) -> None:
+def test_impossible_jobs_raise_immediately(options: dict, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         job(**options)
 
 
-def test_layouts_that_do_not_divide_the_model_are_refused() -> None:
+def test_layouts_that_do_not_divide_the_model_raise() -> None:
     with pytest.raises(dk.errors.LayoutError, match=r"heads = 16 cannot be divided by tp = 3"):
         simulate_job(SMALL, Layout(tp=3), A100, batch=1, sequence=1024)
 
 
-def test_the_remedy_fits() -> None:
+def test_suggested_layout_fits() -> None:
     given = {"batch": 64, "sequence": 2048, "recompute": "none"}
     with pytest.raises(dk.errors.LayoutError, match="recompute='selective' would fit"):
         simulate_job(GPT, Layout(tp=8, pp=16), A100, **given)
@@ -117,12 +117,12 @@ def test_the_remedy_fits() -> None:
         ({"between": Link(1e-6, 0)}, "A100 has no bandwidth of the link between"),
     ],
 )
-def test_a_machine_without_a_bandwidth_is_refused(change: dict, says: str) -> None:
+def test_machine_without_bandwidth_raises(change: dict, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         replace(A100, **change)
 
 
-def test_the_best_layouts_come_first_and_fit() -> None:
+def test_best_layouts_come_first_and_fit() -> None:
     found = search_layouts(LLAMA_3_8B, H100, 64, batch=256, sequence=4096, flash=True, zero=1)
     assert [one.seconds for one in found] == sorted(one.seconds for one in found)
     assert all(sum(one.stage_memory(0).values()) <= H100.memory for one in found)

@@ -10,22 +10,22 @@ from tests.stress.kvstore.cases import CASES, INTERFACES, Case, verdict
 
 
 def one_of_each() -> list[Case]:
-    """The last variant of each function."""
+    """Return the last variant of each function."""
     return list({(c.interface, c.name.partition(" [")[0]): c for c in CASES}.values())
 
 
 @pytest.mark.parametrize("case", one_of_each(), ids=lambda c: f"{c.interface}: {c.name}")
-def test_a_store_does_what_mxnets_does(case: Case) -> None:
+def test_store_behaves_as_mxnets(case: Case) -> None:
     assert not verdict(case)
 
 
-def test_there_are_cases_of_every_interface() -> None:
+def test_every_interface_has_cases() -> None:
     count = Counter(c.interface for c in CASES)
     assert count.keys() == {*INTERFACES}
     assert len({(c.interface, c.name) for c in CASES}) == len(CASES)
 
 
-def test_a_case_that_does_not_hold_says_why() -> None:
+def test_failed_case_gives_a_reason() -> None:
     def wrong() -> None:
         raise AssertionError("it is otherwise")
 

@@ -1,4 +1,4 @@
-"""Consistency models: who is in a round, who waits for whom, who counts when somebody has ended."""
+"""Consistency models: rounds, waits, and deaths."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ N = 3
 
 
 class Adding:
-    """A server that adds up whatever is pushed, and what its workers know."""
+    """A server that adds pushed values, with the state of its workers."""
 
     def __init__(self, rule: Rule, workers: int = N, on_crash: str = "halt") -> None:
         self.server = KVServer(rule, range(workers), on_crash=on_crash, watch=self._watch)
-        self.updates: list[list[int]] = []  # the workers of each
+        self.updates: list[list[int]] = []  # workers by server
         self.asked, self.pulled = 0, dict.fromkeys(range(workers), 0)
         self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
         self.ask(Init, 0, "w", (1,), "float32", torch.zeros(1))
@@ -67,8 +67,8 @@ class Adding:
 
 
 @given(st.integers(0, 4), st.lists(st.integers(0, N - 1), max_size=60))
-def test_nobody_reads_more_than_the_bound_ahead_of_the_slowest(bound: int, order) -> None:
-    """Every read holds all gradients that all workers made up to its own clock minus the bound."""
+def test_staleness_bound_holds(bound: int, order) -> None:
+    """Every read contains all gradients up to the reader's clock minus the bound."""
     store, clocks, waiting = Adding(Asynchronous(bound)), [0] * N, {}
     for worker in order:
         if worker in waiting:
@@ -88,7 +88,7 @@ def test_nobody_reads_more_than_the_bound_ahead_of_the_slowest(bound: int, order
 
 
 @given(st.integers(0, 2), st.permutations([w for w in range(N) for _ in range(4)]))
-def test_every_gradient_is_applied_once_or_counted_as_dropped(backup: int, order) -> None:
+def test_gradients_are_applied_once_or_counted_as_dropped(backup: int, order) -> None:
     store, value = Adding(Synchronous(backup)), 1.0
     for worker in order:
         if not store.server.entries["w"].waiting:
@@ -110,7 +110,7 @@ def leave(store: Adding, worker: int) -> list[Answer]:
     return store.heard(store.server.leave(worker, "signal SIGKILL", 1000))
 
 
-def test_halt_spares_those_whose_round_can_still_be_complete() -> None:
+def test_halt_lets_complete_rounds_finish() -> None:
     store = Adding(Synchronous())
     store.push(1)
     store.push(0)
@@ -124,12 +124,12 @@ def test_halt_spares_those_whose_round_can_still_be_complete() -> None:
     assert leave(backed, 1) == []
 
 
-def test_nobody_waits_for_workers_at_a_barrier() -> None:
+def test_rounds_do_not_wait_for_workers_at_a_barrier() -> None:
     store = Adding(Synchronous(), on_crash="replace")
     store.push(0)
     store.ask(AtBarrier, 0)
     store.push(1)
-    assert store.pull(1) == []  # for worker 2: that worker 0 is here already is no excuse
+    assert store.pull(1) == []  # for worker 2, although worker 0 has arrived
     assert [a.version for a in store.push(2)] == [1, 1]
     store.push(1)
     store.push(2)
@@ -139,7 +139,7 @@ def test_nobody_waits_for_workers_at_a_barrier() -> None:
     assert store.server.entries["w"].version == 3
 
 
-def test_after_the_barrier_all_are_awaited_again() -> None:
+def test_rounds_wait_for_all_workers_after_the_barrier() -> None:
     store = Adding(Synchronous(), on_crash="replace")
     for worker in (0, 1, 2):
         store.ask(AtBarrier, worker)
@@ -152,7 +152,7 @@ def test_after_the_barrier_all_are_awaited_again() -> None:
 
 
 @pytest.mark.parametrize("bound", [None, 0])
-def test_asynchronous_goes_on_and_the_newcomer_begins_with_the_slowest(bound) -> None:
+def test_async_continues_and_replacement_starts_with_the_slowest(bound) -> None:
     store = Adding(Asynchronous(bound))
     for _ in range(3):
         store.push(0)
@@ -166,7 +166,7 @@ def test_asynchronous_goes_on_and_the_newcomer_begins_with_the_slowest(bound) ->
     assert len(store.pull(0)) == 1
 
 
-def test_what_the_dead_one_still_had_under_way_does_not_count() -> None:
+def test_requests_of_a_dead_worker_are_dropped() -> None:
     store = Adding(Asynchronous())
     leave(store, 1)
     assert store.push(1, 5.0) == []
@@ -175,7 +175,7 @@ def test_what_the_dead_one_still_had_under_way_does_not_count() -> None:
 
 @pytest.mark.parametrize("order", ["asked first", "died first"])
 @pytest.mark.parametrize("rule", [Synchronous(), Asynchronous()])
-def test_an_init_without_its_giver_is_refused(rule: Rule, order: str) -> None:
+def test_init_from_a_dead_worker_raises(rule: Rule, order: str) -> None:
     store, answers = Adding(rule, on_crash="continue"), list[Answer]()
     if order == "died first":
         leave(store, 0)
@@ -190,7 +190,7 @@ def test_an_init_without_its_giver_is_refused(rule: Rule, order: str) -> None:
 
 
 @given(st.lists(st.integers(0, 11), max_size=60))
-def test_each_push_counts_once_however_often_and_late_it_comes(echoes: list[int]) -> None:
+def test_repeated_and_late_pushes_count_once(echoes: list[int]) -> None:
     store, sent = Adding(Asynchronous()), 0
     for echo in [*echoes, 11]:
         for number in range(sent, max(sent, echo + 1)):
@@ -204,7 +204,7 @@ def push(number: int, value: float, once: tuple[int, ...] = (), worker: int = 1)
     return Push(worker, number, "w", (1,), 0, torch.full((1,), value), once=once)
 
 
-def test_a_function_that_runs_again_on_another_worker_counts_once() -> None:
+def test_rescheduled_function_counts_once() -> None:
     store, number = Adding(Asynchronous()), iter(range(100))
     for worker, function, pushes in ((0, 7, 2), (1, 7, 3), (0, 8, 1), (2, 7, 3)):
         for n in range(pushes):
@@ -237,14 +237,14 @@ def test_a_function_that_runs_again_on_another_worker_counts_once() -> None:
         ({"replication": 3}, "give 1, or 2 for a backup"),
     ],
 )
-def test_terms_that_do_not_go_together(options, says: str) -> None:
+def test_conflicting_options_raise(options, says: str) -> None:
     with pytest.raises(KVStoreError) as refused:
         StoreOptions(**options)
     assert says in str(refused.value)
 
 
 @pytest.mark.parametrize("options", [{"replication": 2}, {"backup": 1}])
-def test_too_small_a_cluster_is_named(options) -> None:
+def test_too_small_cluster_raises(options) -> None:
     with pytest.raises(KVStoreError, match="1 worker and 1 server: too few"):
         StoreOptions(**options).fit(1, 1)
     StoreOptions(**options).fit(2, 2)

@@ -33,7 +33,7 @@ def link() -> Iterator[ZmqLink]:
         yield link
 
 
-def test_a_goodbye_reaches_a_node_that_is_slow_to_read(server, link) -> None:
+def test_goodbye_reaches_a_slow_reader(server, link) -> None:
     server.rcvhwm = 1
     server.bind("tcp://127.0.0.1:*")
     link.connect(1, server.last_endpoint.decode())
@@ -50,7 +50,7 @@ def test_a_goodbye_reaches_a_node_that_is_slow_to_read(server, link) -> None:
 
 
 @pytest.mark.parametrize("lives", [False, True])
-def test_an_answer_whose_memory_ended_with_its_sender_is_as_good_as_lost(
+def test_reply_with_vanished_shared_memory_is_lost(
     server, link, tmp_path: Path, lives: bool
 ) -> None:
     server.bind(f"ipc://{tmp_path}/server")

@@ -1,4 +1,4 @@
-"""The scheduler, and a server's answers around its beginning and its backup's end."""
+"""The scheduler, and a server's replies around its start and its backup's end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def server(node: int) -> Register:
 
 
 def complete(**options: object) -> Scheduler:
-    """A scheduler of nodes that have all registered, whose workers agreed on these options."""
+    """Return a scheduler whose nodes have registered with these options."""
     scheduler = Scheduler(W, S)
     for register in (worker(0, **options), worker(1, **options), server(2), server(3)):
         scheduler.handle(register)
@@ -37,7 +37,7 @@ def complete(**options: object) -> Scheduler:
 
 
 @given(st.permutations([worker(0), worker(1), server(2), server(3)]))
-def test_everybody_is_told_when_the_last_has_registered(order: list[Register]) -> None:
+def test_address_book_is_sent_after_the_last_registration(order: list[Register]) -> None:
     scheduler = Scheduler(W, S)
     assert [scheduler.handle(r) for r in order[:-1]] == [[]] * 3
     books = scheduler.handle(order[-1])
@@ -55,8 +55,8 @@ SIGKILL = "signal SIGKILL"
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_each_end_of_a_node_counts_once(known: bool) -> None:
-    """Its connection breaks, and the cluster reports the end of its process: in any order."""
+def test_each_node_exit_counts_once(known: bool) -> None:
+    """A broken connection and a process exit may be reported in any order."""
     scheduler = complete(on_crash="replace")
     if known:
         assert len(scheduler.leave(1, 0, SIGKILL)) == 2
@@ -67,7 +67,7 @@ def test_each_end_of_a_node_counts_once(known: bool) -> None:
     assert len(scheduler.leave(1, 1, SIGKILL)) == 2
 
 
-def test_a_server_that_hangs_before_the_beginning_is_missed() -> None:
+def test_server_that_hangs_at_start_is_missed() -> None:
     scheduler, missed = Scheduler(W, S), list[tuple[int, int]]()
     scheduler.lost = lambda node, pid, how: missed.append((node, pid)) or how
     for register in (Register(2, 0, "ipc://before", pid=7), server(3), worker(0)):
@@ -76,7 +76,7 @@ def test_a_server_that_hangs_before_the_beginning_is_missed() -> None:
     assert scheduler.handle(worker(1)) == []
 
 
-def test_notes_are_kept_for_the_run() -> None:
+def test_notes_are_kept_during_the_run() -> None:
     scheduler = complete()
     (stored,) = scheduler.handle(Note(0, 1, "where", "here"))
     assert isinstance(stored, NoteStored)

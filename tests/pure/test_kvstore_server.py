@@ -1,4 +1,4 @@
-"""The server: every accepted gradient is applied exactly once, at the version it should be."""
+"""The server applies every accepted gradient exactly once, at the correct version."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SYNC, ASYNC = Synchronous(), Asynchronous()
 
 
 class Store:
-    """A KVServer with one key "w" of two elements, and what its workers know."""
+    """A KVServer with a key "w" of two elements, and the state of its workers."""
 
     def __init__(self, rule: Rule, *, adding: bool = True, must_update: bool = False) -> None:
         self.updates: list[list[tuple[int, int]]] = []  # worker, staleness
         self.server = KVServer(rule, range(WORKERS), must_update=must_update, watch=self._watch)
         self.asked = 0
-        if adding:  # w ← w + g, so that nothing pushed is ever forgotten
+        if adding:  # w ← w + g, so that every push remains visible
             self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
         self.ask(Init, 0, "w", (2,), "float32", torch.zeros(2))
 
@@ -66,7 +66,7 @@ def refusal(answers: list[Answer]) -> str:
 
 
 def arrivals(rounds: int) -> st.SearchStrategy[list[int]]:
-    """The order in which the pushes of all workers arrive, each worker's own in order."""
+    """Generate an order of arrival of all pushes, in order for each worker."""
     return st.permutations([w for w in range(WORKERS) for _ in range(rounds)])
 
 
@@ -94,7 +94,7 @@ def test_async_staleness_counts_the_updates_since_the_pull(order: list[int], ran
 
 
 class Machine(RuleBasedStateMachine):
-    """Pushes and pulls in any order, beside a model that keeps lists of what was pushed."""
+    """Pushes and pulls in any order, compared with a model that keeps lists of pushes."""
 
     @initialize(rule=st.sampled_from([SYNC, ASYNC]))
     def start(self, rule: Rule) -> None:
@@ -141,7 +141,7 @@ Machine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, de
 test_any_order_agrees_with_the_model = Machine.TestCase
 
 
-def test_an_answer_on_its_way_keeps_its_version() -> None:
+def test_reply_in_flight_keeps_its_version() -> None:
     store = Store(ASYNC)
     (reply,) = store.pull(0)
     store.push(0, 5.0)
@@ -164,14 +164,14 @@ def test_an_answer_on_its_way_keeps_its_version() -> None:
         (SetOptimizer, ("sgd", {"rate": 1.0}), "'rate'. It takes lr, momentum"),
     ],
 )
-def test_what_cannot_be_served_is_refused_and_the_store_goes_on(kind, fields, says) -> None:
+def test_invalid_requests_raise_and_the_store_continues(kind, fields, says) -> None:
     store = Store(ASYNC)
     assert says in refusal(store.ask(kind, 0, *fields))
     store.push(0, 1.0)
     assert store.value() == 1.0
 
 
-def test_an_optimizer_updates_no_integers() -> None:
+def test_optimizer_does_not_update_integers() -> None:
     store = Store(ASYNC)
     store.ask(Init, 0, "n", (1,), "int64", torch.ones(1, dtype=torch.int64))
     text = refusal(store.ask(Push, 0, "n", (1,), 0, torch.ones(1, dtype=torch.int64)))

@@ -1,4 +1,4 @@
-"""Refused values, priorities, and the Trainer beside torch's SGD."""
+"""Invalid values, priorities, and the Trainer compared with torch's SGD."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def noise(size: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("call", ["init", "push", "pushpull"])
-def test_sparse_tensors_are_refused_with_a_remedy(call: str) -> None:
+def test_sparse_tensors_raise_with_a_remedy(call: str) -> None:
     kv, sparse = kvstore.create("local"), torch.eye(3).to_sparse()
     if call != "init":
         kv.init("e", torch.zeros(3, 3))
@@ -51,7 +51,7 @@ OPTIONS = {"learning_rate": 0.02, "momentum": 0.9, "wd": 0.01}
 
 @pytest.mark.parametrize("on_store", [True, False])
 @pytest.mark.parametrize("name", ["local", "device", None])
-def test_the_trainer_does_what_torchs_sgd_does(on_store: bool, name: str | None) -> None:
+def test_trainer_equals_torch_sgd(on_store: bool, name: str | None) -> None:
     theirs, ours = network(), network()
     optimizer = torch.optim.SGD(theirs.parameters(), 0.02, 0.9, weight_decay=0.01)
 
@@ -80,7 +80,7 @@ def test_gradients_can_be_clipped_between_sum_and_update() -> None:
 # -- what optimizers keep -----------------------------------------------------------------------
 
 
-def test_a_new_adagrad_is_taken() -> None:
+def test_new_adagrad_is_accepted() -> None:
     w = torch.ones(1, requires_grad=True)
     trainer = Trainer([w], torch.optim.Adagrad([w], lr=0.5))
     w.grad = torch.ones(1)

@@ -1,4 +1,4 @@
-"""Messages survive the wire to the bit; anything else is refused cleanly."""
+"""Messages are unchanged on the wire; invalid bytes raise."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ KINDS = [
 
 
 def declared(kind: type) -> list[str]:
-    """The annotations of a message's fields, in order, as they are written."""
+    """Return the annotations of a message's fields in order."""
     return [a for cls in kind.__mro__[::-1] for a in vars(cls).get("__annotations__", {}).values()]
 
 
@@ -90,7 +90,7 @@ MESSAGES = st.one_of(*BUILT.values(), COPIES)
 
 
 def bits(value: object) -> object:
-    """A tensor as what identifies it to the bit, and a message as its fields."""
+    """Convert a tensor to its bytes, and a message to its fields."""
     if isinstance(value, m.Message):
         return type(value), [bits(getattr(value, f.name)) for f in fields(value)]
     if not isinstance(value, torch.Tensor):
@@ -122,7 +122,7 @@ def test_nothing_large_is_copied() -> None:
     assert decode(frames).messages[0].value.data_ptr() == push.value.data_ptr()
 
 
-def test_a_tensor_at_an_odd_address_is_moved() -> None:
+def test_tensor_at_an_odd_address_is_moved() -> None:
     header, payload = encode(large())
     room = bytearray(len(payload) + 8)
     for offset in range(8):
@@ -133,7 +133,7 @@ def test_a_tensor_at_an_odd_address_is_moved() -> None:
         assert value.data_ptr() % 4 == 0
 
 
-def test_what_is_lent_is_not_sent() -> None:
+def test_shared_memory_is_not_copied_into_the_message() -> None:
     pool = Pool()
     near, far = Exchange(pool), Exchange(pool)
     value = pool.empty(LARGE, torch.float32).fill_(7)
@@ -171,7 +171,7 @@ def hostile_places() -> Iterator[list[int]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
-def test_memory_that_is_not_what_it_was_said_to_be_is_refused() -> None:
+def test_mismatched_shared_memory_raises() -> None:
     for place in hostile_places():
         said = said_of("uint8", *place)
         with pytest.raises(KVStoreError):
@@ -179,19 +179,19 @@ def test_memory_that_is_not_what_it_was_said_to_be_is_refused() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
-def test_memory_of_a_process_that_is_gone() -> None:
+def test_shared_memory_of_an_ended_process_raises() -> None:
     with pytest.raises(KVStoreError, match="process 4194305 has ended"):
         Exchange(POOL).borrow([2**22 + 1, 3, 4, 0, 8, 0])
 
 
 @given(st.lists(st.binary().map(bytearray), max_size=3))
-def test_random_bytes_are_refused(frames: list[bytearray]) -> None:
+def test_random_bytes_raise(frames: list[bytearray]) -> None:
     with pytest.raises(KVStoreError, match="not distkit's"):
         decode(frames)
 
 
 @given(MESSAGES, st.data())
-def test_damaged_messages_are_refused_or_well_formed(message: m.Message, data) -> None:
+def test_damaged_messages_raise_or_decode(message: m.Message, data) -> None:
     frames = [bytearray(frame) for frame in encode(message)]
     damaged = data.draw(st.sampled_from([f for f in frames if f]))
     at = data.draw(st.integers(0, len(damaged) - 1))
@@ -203,12 +203,13 @@ def test_damaged_messages_are_refused_or_well_formed(message: m.Message, data) -
         assert all(isinstance(found, m.Message) for found in decode(frames).messages)
     except KVStoreError as e:
         [*_, (raised_in, _)] = walk_tb(e.__traceback__)
-        options = isinstance(raised_in.f_locals.get("self"), StoreOptions)  # they say what is wrong
+        # the error names the fault
+        options = isinstance(raised_in.f_locals.get("self"), StoreOptions)
         assert "not distkit's" in str(e) or options
 
 
 def said_of(*place: object) -> bytes:
-    """A header that says of its one tensor that it is there."""
+    """Return a header that refers to one tensor in shared memory."""
     return header(["Assign", 0, 0, "w", place])
 
 
@@ -250,6 +251,6 @@ def header(*bodies: object) -> bytes:
     ],
     ids=lambda frames: repr(frames[:1])[:40],
 )
-def test_these_are_refused(frames: list[bytes]) -> None:
+def test_invalid_messages_raise(frames: list[bytes]) -> None:
     with pytest.raises(KVStoreError, match="not distkit's"):
         decode([bytearray(f) for f in frames])

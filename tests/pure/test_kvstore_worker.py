@@ -1,4 +1,4 @@
-"""The KVStore that training code calls, over servers in this process."""
+"""The KVStore of training code, with servers in this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from distkit.trace.trace import Trace
 
 
 class Servers:
-    """Servers 1, 2, … of one worker: each request and answer goes through the wire's bytes."""
+    """Servers 1, 2, … of one worker; messages are encoded as on the wire."""
 
     def __init__(self, count: int, *, must_update: bool = False) -> None:
         self.nodes = {
@@ -79,12 +79,12 @@ def kv() -> KVStore:
 # -- keys and tensors -----------------------------------------------------------
 
 
-def test_a_number_and_its_name_are_different_keys(kv: KVStore) -> None:
+def test_number_and_its_name_are_different_keys(kv: KVStore) -> None:
     kv.init([3, "3"], [torch.zeros(1), torch.ones(1)])
     assert [t.item() for t in kv.pull([3, "3"])] == [0, 1]
 
 
-def test_small_tensors_are_pushed_and_pulled_in_one_letter() -> None:
+def test_small_tensors_share_one_message() -> None:
     servers = Servers(1)
     kv = store(servers, bound=1 << 30)
     for size, letters in ((3, 1), (LETTER // 4 + 1, 2)):
@@ -97,7 +97,7 @@ def test_small_tensors_are_pushed_and_pulled_in_one_letter() -> None:
         assert bool((out == 2).all())
 
 
-def test_a_refused_push_is_raised_by_its_pushpull() -> None:
+def test_refused_push_is_raised_by_its_pushpull() -> None:
     servers = Servers(1, must_update=True)
     kv = store(servers)
     kv.init("w", torch.zeros(2))
@@ -107,9 +107,9 @@ def test_a_refused_push_is_raised_by_its_pushpull() -> None:
     assert torch.equal(kv.pushpull("w", torch.ones(2)), -torch.ones(2))
 
 
-def test_what_was_lost_with_a_connection_is_asked_again() -> None:
+def test_lost_requests_are_resent() -> None:
     class Link(Servers):
-        """Loses the first letter with a push, and then connects again."""
+        """Loses the first message with a push, then reconnects."""
 
         lose, back = False, False
 
@@ -131,7 +131,7 @@ def test_what_was_lost_with_a_connection_is_asked_again() -> None:
     servers.lose = True
     assert torch.equal(kv.pushpull("w", torch.ones(2)), torch.ones(2))
     assert servers.nodes[1].entries["w"].version == 1
-    assert kv.pull("w") is not None  # and nothing is in flight any more
+    assert kv.pull("w") is not None  # and nothing is in flight
 
 
 def test_parameters_and_slices_are_written_in_place(kv: KVStore) -> None:
@@ -144,14 +144,14 @@ def test_parameters_and_slices_are_written_in_place(kv: KVStore) -> None:
     assert grid.tolist() == [[0, 1, 0], [0, 2, 0]]
 
 
-def test_a_transposed_gradient_keeps_its_shape(kv: KVStore) -> None:
+def test_transposed_gradient_keeps_its_shape(kv: KVStore) -> None:
     kv.init("w", torch.zeros(3, 2))
     gradient = torch.arange(6.0).view(2, 3).T
     kv.push("w", gradient)
     assert torch.equal(kv.pull("w"), gradient)
 
 
-def test_scalars_and_empty_tensors(kv: KVStore) -> None:
+def test_scalars_and_empty_tensors_are_stored(kv: KVStore) -> None:
     kv.init(["loss", "none"], [torch.tensor(2.5), torch.zeros(0, 3)])
     loss, none = kv.pull(["loss", "none"])
     assert loss.item() == 2.5
@@ -162,7 +162,7 @@ def test_scalars_and_empty_tensors(kv: KVStore) -> None:
 
 
 @given(st.integers() | st.text(), st.integers(0, 1000), st.integers(1, 7), st.integers(0, 1000))
-def test_parts_cover_an_array_once(key, size: int, servers: int, bound: int) -> None:
+def test_parts_partition_the_array(key, size: int, servers: int, bound: int) -> None:
     parts = place(key, size, servers, bound)
     assert [p.start for p in parts] == [0, *(p.stop for p in parts[:-1])]
     assert parts[-1].stop == size
@@ -171,7 +171,7 @@ def test_parts_cover_an_array_once(key, size: int, servers: int, bound: int) -> 
     assert max(p.stop - p.start for p in parts) - min(p.stop - p.start for p in parts) <= 1
 
 
-def test_keys_lie_on_the_same_server_in_every_process() -> None:
+def test_key_placement_is_the_same_in_every_process() -> None:
     code = (
         "from distkit.kvstore.protocol.placement import home; print([home(k, 5) for k in range(9)])"
     )
@@ -193,7 +193,7 @@ def test_keys_spread_over_servers() -> None:
         ([*range(9), "weight"], "'weight', 8, 7, 6, 5."),
     ],
 )
-def test_a_misspelt_key_is_told_those_like_it(kv: KVStore, there: list[Any], says: str) -> None:
+def test_misspelt_key_error_suggests_similar_keys(kv: KVStore, there: list[Any], says: str) -> None:
     kv.init(there, [torch.ones(1)] * len(there))
     with pytest.raises(KVStoreError, match=f"{re.escape(says)}$"):
         kv.pull("weigth")
@@ -239,7 +239,7 @@ def test_a_misspelt_key_is_told_those_like_it(kv: KVStore, there: list[Any], say
     ],
 )
 @pytest.mark.parametrize("servers", [1, 3])
-def test_bad_calls_raise_and_the_store_goes_on(call, says: str, servers: int) -> None:
+def test_bad_calls_raise_and_the_store_continues(call, says: str, servers: int) -> None:
     kv = store(Servers(servers), bound=2)
     kv.init("w", torch.zeros(2))
     with pytest.raises(KVStoreError) as error:
@@ -249,7 +249,7 @@ def test_bad_calls_raise_and_the_store_goes_on(call, says: str, servers: int) ->
 
 
 @pytest.mark.parametrize("call", ["push", "pull", "barrier", "close"])
-def test_a_refused_push_is_told_by_the_next_call(call: str) -> None:
+def test_refused_push_is_raised_by_the_next_call(call: str) -> None:
     kv = store(Servers(2, must_update=True))
     kv.init(["w", "v"], [torch.zeros(2), torch.zeros(2)])
     kv.push("w", torch.ones(2))
@@ -261,14 +261,14 @@ def test_a_refused_push_is_told_by_the_next_call(call: str) -> None:
         assert kv.pull("w").tolist() == [0, 0]
 
 
-def test_a_closed_store_says_that_its_run_is_over(kv: KVStore) -> None:
+def test_closed_store_raises(kv: KVStore) -> None:
     kv.init("w", torch.zeros(2))
     kv.close()
     with pytest.raises(KVStoreError, match="this store belongs to a run that has ended"):
         kv.pull("w")
 
 
-def test_a_worker_serves_nothing() -> None:
+def test_worker_has_no_server_methods() -> None:
     with pytest.raises(KVStoreError, match="worker 0 has nothing to serve"):
         kvstore.Service(kvstore.Node("worker", 0, 1, 1, "f"))
 
@@ -276,7 +276,7 @@ def test_a_worker_serves_nothing() -> None:
 # -- the trace ------------------------------------------------------------------
 
 
-def test_what_a_local_store_does_is_recorded(kv: KVStore) -> None:
+def test_local_store_is_recorded(kv: KVStore) -> None:
     mine = recorder.Recorder(0)
     recorder.set_current(mine)
     try:

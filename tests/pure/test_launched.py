@@ -1,4 +1,4 @@
-"""Whom launchers say a process is."""
+"""The rank of a process, read from its launcher's environment."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2"}
         ({"RANK": "0", "WORLD_SIZE": "2"}, Launched("environment", 0, 2, None, "h")),
         ({"SLURM_NTASKS": "4"}, Launched("none", 0, 1, 0, "h")),  # in salloc
         ({}, Launched("none", 0, 1, 0, "h")),
-        # the innermost launcher: Slurm starts torchrun, or mpiexec within a batch script
+        # the innermost launcher counts: Slurm starts torchrun, or mpiexec within a batch script
         ({**SLURM, **TORCHRUN}, Launched("torchrun", 5, 8, 1, "h")),
         ({**SLURM, **OPEN_MPI}, Launched("Open MPI", 2, 3, 0, "h")),
-        # as many scripts do it by hand
+        # as set by many scripts
         (
             {**SLURM, "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"},
             Launched("environment", 3, 4, 1, "h"),
@@ -60,8 +60,8 @@ def test_launchers_are_recognised(environ: dict[str, str], expected: Launched) -
     assert recognise(environ, "h") == expected
 
 
-def test_the_process_s_own_environment_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes no other keys than text."""
+def test_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """os.environ accepts only text as keys."""
     for name in {*TORCHRUN, *SLURM, *OPEN_MPI, *MPICH}:
         monkeypatch.delenv(name, raising=False)
     for name, value in MPICH.items():
@@ -82,6 +82,6 @@ def test_the_process_s_own_environment_will_do(monkeypatch: pytest.MonkeyPatch) 
         ),
     ],
 )
-def test_what_cannot_be_is_refused(environ: dict[str, str], words: str) -> None:
+def test_inconsistent_environment_raises(environ: dict[str, str], words: str) -> None:
     with pytest.raises(StartError, match=words):
         recognise(environ, "h")

@@ -36,7 +36,7 @@ OURS = "-m distkit_hosts.torchrun.attach f"
         ("mpiexec -n 2 python -m pkg.train", f"mpiexec -n 2 python {OURS} -m pkg.train"),
     ],
 )
-def test_the_recorder_comes_before_the_script(command: str, expected: str) -> None:
+def test_recorder_is_inserted_before_the_script(command: str, expected: str) -> None:
     assert is_launcher(command.split())
     assert recorded(command.split(), "f") == expected.split()
 
@@ -50,7 +50,7 @@ def test_the_recorder_comes_before_the_script(command: str, expected: str) -> No
         ("mpirun python -c print()", "Python is given no script"),
     ],
 )
-def test_commands_without_a_python_script_are_refused(command: str, why: str) -> None:
+def test_commands_without_a_python_script_raise(command: str, why: str) -> None:
     with pytest.raises(StartError, match=f"cannot be recorded: {why}"):
         recorded(command.split(), "f")
 
@@ -74,7 +74,7 @@ signal.pause()
 """
 
 
-def test_a_signal_is_passed_on_once_and_the_status_is_the_launchers() -> None:
+def test_signal_is_forwarded_once_and_status_is_the_launchers() -> None:
     heard: list[int] = []
     before = signal.getsignal(signal.SIGTERM)
     status = launching.run([sys.executable, "-c", PATIENT], lambda: heard.append(1))
@@ -82,11 +82,11 @@ def test_a_signal_is_passed_on_once_and_the_status_is_the_launchers() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_launcher_that_a_signal_ends_has_a_shells_status() -> None:
+def test_launcher_killed_by_a_signal_has_shell_status() -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert launching.run([sys.executable, "-c", code], print) == 128 + signal.SIGKILL
 
 
-def test_a_launcher_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_launcher_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="nosuchrun cannot be started"):
         launching.run([str(tmp_path / "nosuchrun")], print)

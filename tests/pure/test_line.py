@@ -1,4 +1,4 @@
-"""The line of a rank of others: who may take it up, what it obeys, and what its end leaves."""
+"""The control socket of an attached rank: access, commands and disconnection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distkit_hosts.torchrun.line import Line
 
 
 class Rank:
-    """A rank with a line; ``passed`` counts its communications."""
+    """A rank with a control socket; ``passed`` counts its communication calls."""
 
     def __init__(self) -> None:
         self.passed, self.stepped, self.released = 0, list[bool](), list[str]()
@@ -54,14 +54,14 @@ def call(rank: Rank) -> Channel:
     return Channel(sock)
 
 
-def test_a_line_of_somebody_else_is_none(rank: Rank, tmp_path: Path) -> None:
+def test_socket_of_another_user_is_ignored(rank: Rank, tmp_path: Path) -> None:
     assert is_ours(Path(rank.line.path).parent)
     tmp_path.chmod(0o755)
-    assert not is_ours(tmp_path)  # others can enter it
+    assert not is_ours(tmp_path)  # accessible for others
     assert not is_ours(tmp_path / "none")
 
 
-def test_a_reader_that_stands_still_is_left(rank: Rank, monkeypatch: Any) -> None:
+def test_stalled_reader_is_dropped(rank: Rank, monkeypatch: Any) -> None:
     monkeypatch.setattr(line, "_PATIENCE", struct.pack("ll", 0, 50_000))
     caller = call(rank)
     caller.recv()

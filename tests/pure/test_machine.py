@@ -1,4 +1,4 @@
-"""What a machine allows: processors and memory by cgroups, GPUs by nvidia-smi."""
+"""Limits of a machine: processors and memory by cgroups, GPUs by nvidia-smi."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from distkit.cluster import machine
     ],
     ids=["none", "unlimited", "v2", "v1", "a service"],
 )
-def test_what_a_cgroup_allows(
+def test_cgroup_limits_are_read(
     mine: str,
     files: dict[str, str],
     quota: float,
@@ -73,7 +73,7 @@ def test_what_a_cgroup_allows(
     assert machine.memory() == left if left < math.inf else machine.memory() > 0
 
 
-#: A driver's program, which prints what the test has written.
+#: A fake nvidia-smi, which prints the test's text.
 SMI = """#!/bin/sh
 case "$1" in
     --query-gpu=*) cat "$0.gpus" ;;
@@ -83,7 +83,7 @@ esac
 
 @pytest.fixture
 def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Install an nvidia-smi that prints these lines."""
+    """Install a fake nvidia-smi that prints these lines."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     program = tmp_path / "nvidia-smi"
@@ -97,7 +97,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return install
 
 
-def test_a_broken_gpu_hides_neither_the_driver_nor_the_others(smi: Callable[..., None]) -> None:
+def test_broken_gpu_does_not_hide_driver_and_others(smi: Callable[..., None]) -> None:
     words = "Unable to determine the device handle for GPU0000:01:00.0: Unknown Error"
     smi(
         gpus=f"0, {', '.join(['[GPU is lost]'] * 5)}, NVIDIA H200\n{words}\n"
@@ -110,7 +110,7 @@ def test_a_broken_gpu_hides_neither_the_driver_nor_the_others(smi: Callable[...,
     assert well["uuid"] == "GPU-a"
 
 
-def test_gpus_are_those_that_nvidia_smi_lists(smi: Callable[..., None]) -> None:
+def test_gpus_come_from_nvidia_smi(smi: Callable[..., None]) -> None:
     smi(
         gpus="0, GPU-a, 100, 60, 580.65.06, Disabled, NVIDIA H200\n"
         "1, [GPU is lost], [GPU is lost], [GPU is lost], 580.65.06, [GPU is lost], NVIDIA H200\n"
@@ -133,7 +133,7 @@ def test_gpus_are_those_that_nvidia_smi_lists(smi: Callable[..., None]) -> None:
     assert (found["driver"], found["visible"]) == ("580.65.06", None)
 
 
-def test_a_driver_that_fails_is_quoted(smi: Callable[..., None]) -> None:
+def test_driver_failure_is_quoted(smi: Callable[..., None]) -> None:
     smi("#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     assert machine.gpus()["error"].endswith("Driver/library version mismatch")
     smi("#!/bin/sh\necho 'No devices were found'; exit 6")

@@ -1,4 +1,4 @@
-"""Events fold into operations, and operations match, as a plain reference does it."""
+"""Folding of events into operations and their matching, against a plain reference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HISTORIES = [
 
 @st.composite
 def lanes(draw, rank):
-    """The events of one rank in the order of time; its operations may overlap."""
+    """Generate the events of a rank in order of time, with overlapping operations."""
     histories = draw(st.lists(st.sampled_from(HISTORIES), max_size=8))
     facts = [draw(st.tuples(st.sampled_from(OPS), *FACTS)) for _ in histories]
     turns = [seq for seq, states in enumerate(histories) for _ in states]
@@ -33,7 +33,7 @@ def lanes(draw, rank):
         op, peer, group, tag, number, late = facts[seq]
         peer, match = (peer, number) if op in P2P | REQUESTS else (None, None)
         if late and done[seq] < len(histories[seq]) - 1:
-            peer = match = None  # a receive from any source learns them at its end
+            peer = match = None  # a receive from any source knows its sender at its end
         state = histories[seq][done[seq]]
         done[seq] += 1
         nbytes = draw(st.integers(0, 9))
@@ -54,7 +54,7 @@ streams = st.tuples(*map(lanes, range(RANKS)))
 
 
 def folded(events):
-    """Each operation as (op, state, start, end, peer, group, nbytes, tag, match), by its key."""
+    """Fold events into (op, state, start, end, peer, group, nbytes, tag, match) by key."""
     parts, found = defaultdict(list), {}
     for e in events:
         parts[e.rank, e.seq].append(e)
@@ -72,7 +72,7 @@ def folded(events):
 
 
 def matched(operations):
-    """What each operation belongs to: the id it has, or its place among the like of its rank."""
+    """Return the match of each operation: its id, or its position among equal calls of its rank."""
     count, found = Counter(), {}
     for key, (op, _, _, _, peer, group, _, tag, match) in sorted(operations.items()):
         channel = None
@@ -90,7 +90,7 @@ def matched(operations):
 
 
 def split(data, lanes):
-    """The events in the order in which they may arrive, in batches of any size."""
+    """Split events into batches of any size, in a possible order of arrival."""
     rest, batches = [list(lane) for lane in lanes if lane], []
     while rest:
         lane = data.draw(st.sampled_from(rest))
@@ -103,7 +103,7 @@ def split(data, lanes):
 
 @settings(max_examples=60, deadline=None)
 @given(streams)
-def test_operations_and_matches_equal_the_plain_reference(lanes):
+def test_matcher_equals_the_reference_implementation(lanes):
     events = [e for lane in lanes for e in lane]
     trace, operations = Trace(events), folded(events)
     fields = "op", "state", "start", "end", "peer", "group", "nbytes", "tag", "match"
@@ -114,7 +114,7 @@ def test_operations_and_matches_equal_the_plain_reference(lanes):
 
 @settings(max_examples=60, deadline=None)
 @given(streams)
-def test_a_message_joins_the_send_and_receive_of_one_match(lanes):
+def test_message_joins_matching_send_and_receive(lanes):
     trace = Trace([e for lane in lanes for e in lane])
     unnamed = {(s.rank, s.seq): s for s in trace.spans if s.op in P2P and s.match is None}
     ends = defaultdict(dict)
@@ -133,7 +133,7 @@ def test_a_message_joins_the_send_and_receive_of_one_match(lanes):
 
 @settings(max_examples=60, deadline=None)
 @given(streams, st.data())
-def test_batches_in_any_order_give_the_same_as_all_events_at_once(lanes, data):
+def test_any_split_into_batches_gives_the_same_result(lanes, data):
     whole, table = Trace([e for lane in lanes for e in lane]), Table.of([])
     for batch in split(data, lanes):
         table = Table.of(batch, table)
@@ -144,7 +144,7 @@ def test_batches_in_any_order_give_the_same_as_all_events_at_once(lanes, data):
     assert grown.collectives == whole.collectives
 
 
-def test_a_request_that_arrives_twice_is_one_message() -> None:
+def test_duplicated_request_is_one_message() -> None:
     about = dict(peer=0, match="kv:1:0:0")
     trace = Trace(
         [

@@ -1,4 +1,4 @@
-"""Running a notebook's cell again ends what it made before, and nothing else."""
+"""Rerunning a notebook cell stops the clusters it started before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distkit.cluster.notebook import CellRegistry
 
 
 class Thing:
-    """Something that a cell makes."""
+    """An object that a cell creates."""
 
     ended = False
 
@@ -28,14 +28,14 @@ def header(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return header
 
 
-def test_the_same_cell_may_make_several(header: dict[str, str]) -> None:
+def test_one_cell_may_start_several_clusters(header: dict[str, str]) -> None:
     made, of_cells = [Thing(), Thing(), Thing()], CellRegistry(end)
     for thing in made:
         of_cells.add("a cell", thing)
     assert not any(thing.ended for thing in made)
 
 
-def test_running_it_again_ends_them_all(header: dict[str, str]) -> None:
+def test_rerunning_a_cell_stops_its_clusters(header: dict[str, str]) -> None:
     one, two, other, again = (Thing() for _ in range(4))
     of_cells = CellRegistry(end)
     of_cells.add("a cell", one)
@@ -46,7 +46,7 @@ def test_running_it_again_ends_them_all(header: dict[str, str]) -> None:
     assert [thing.ended for thing in (one, two, other, again)] == [True, True, False, False]
 
 
-def test_a_place_has_the_number_of_the_latest_run_of_its_cell(
+def test_location_uses_the_latest_execution_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names: dict[str, tuple[str, str]] = {}
@@ -58,7 +58,7 @@ def test_a_place_has_the_number_of_the_latest_run_of_its_cell(
         assert notebook._files[f"In[{count}]"] == "cell.py"
 
 
-def test_outside_a_notebook_nothing_is_ended() -> None:
+def test_nothing_is_stopped_outside_a_notebook() -> None:
     of_cells, made = CellRegistry(end), [Thing(), Thing()]
     for thing in made:
         of_cells.add(None, thing)

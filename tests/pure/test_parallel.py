@@ -1,4 +1,4 @@
-"""Layouts, memory by formula, and what a trace says of waiting."""
+"""Layouts, memory formulas, and idle time in a trace."""
 
 from __future__ import annotations
 
@@ -46,14 +46,12 @@ from distkit_simulation.parallel.memory import GIB
         ({"heads": True}, "heads = True is no positive whole number"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_a_process_starts(
-    sizes: dict[str, int], says: str
-) -> None:
+def test_invalid_layout_raises_before_start(sizes: dict[str, int], says: str) -> None:
     with pytest.raises(dk.errors.LayoutError, match=says):
         Layout(**sizes)
 
 
-def test_all_that_is_wrong_is_said_at_once_and_the_nearest_layouts_are_named() -> None:
+def test_layout_error_lists_all_violations_and_nearest_layouts() -> None:
     with pytest.raises(dk.errors.LayoutError) as caught:
         Layout(dp=1, tp=6, pp=4, world=24, heads=32, layers=32, batch=48)
     assert str(caught.value).splitlines() == [
@@ -76,7 +74,7 @@ sizes = st.fixed_dictionaries(
 
 @given(sizes)
 @settings(max_examples=150)
-def test_layouts_that_are_named_do_fit(sizes: dict[str, int]) -> None:
+def test_suggested_layouts_are_valid(sizes: dict[str, int]) -> None:
     try:
         Layout(**sizes)
     except dk.errors.LayoutError as error:
@@ -84,12 +82,12 @@ def test_layouts_that_are_named_do_fit(sizes: dict[str, int]) -> None:
             Layout(**sizes | {"dp": int(dp), "tp": int(tp), "pp": int(pp)})
 
 
-def test_nothing_fits_a_prime_number_of_heads_on_more_ranks() -> None:
+def test_no_layout_for_a_prime_number_of_heads() -> None:
     with pytest.raises(dk.errors.LayoutError, match="No layout fits the other numbers"):
         Layout(tp=5, world=5, heads=3, layers=3, batch=3)
 
 
-def test_every_rank_has_one_place_and_its_groups() -> None:
+def test_every_rank_has_one_position_and_its_groups() -> None:
     layout = Layout(dp=2, tp=2, pp=3, world=12)
     places = [tuple(layout.place(rank).values()) for rank in range(12)]
     assert places == list(product(range(2), range(3), range(2)))
@@ -105,7 +103,7 @@ def test_every_rank_has_one_place_and_its_groups() -> None:
 # -- memory ----------------------------------------------------------------------------------
 
 
-def test_the_states_of_8_billion_parameters_to_four_digits() -> None:
+def test_states_of_8_billion_parameters_to_four_digits() -> None:
     n = LLAMA_3_8B.parameters
     whole = States.of(n)
     assert [round(part / GIB, 3) for part in (whole.parameters, whole.gradients)] == [14.957] * 2
@@ -120,7 +118,7 @@ def test_the_states_of_8_billion_parameters_to_four_digits() -> None:
 
 
 @pytest.mark.parametrize(("sequence", "gib"), [(1024, 4.25), (4096, 17.0), (16384, 68.0)])
-def test_the_activations_of_8_billion_parameters(sequence: int, gib: float) -> None:
+def test_activations_of_8_billion_parameters(sequence: int, gib: float) -> None:
     assert LLAMA_3_8B.activations(sequence) / GIB == gib
     assert LLAMA_3_8B.activations(sequence, tensor=8) / GIB == gib * (10 + 24 / 8) / 34
 
@@ -135,7 +133,7 @@ KORTHIKANTI = {
 
 
 @pytest.mark.parametrize("name", KORTHIKANTI)
-def test_activations_are_those_of_korthikanti_et_al(name: str) -> None:
+def test_activations_match_korthikanti_et_al(name: str) -> None:
     """Table 2: bytes of a layer, as multiples of s·b·h."""
     layers, hidden, heads, scores = KORTHIKANTI[name]
     model = Transformer(layers, hidden, heads, heads, 4 * hidden, 51200)
@@ -160,7 +158,7 @@ def test_activations_are_those_of_korthikanti_et_al(name: str) -> None:
     assert saved == pytest.approx(printed.get(name, saved), abs=0.005)
 
 
-def test_a_stage_keeps_its_activations_in_the_same_ways() -> None:
+def test_stage_activations_follow_the_recomputation_options() -> None:
     kept = {"tensor": 8, "recompute": "none", "sequence_parallel": True}
     stage = LLAMA_3_8B.stage_activations(4096, stages=8, microbatches=32, **kept)
     assert stage == LLAMA_3_8B.activations(4096, **kept)
@@ -168,7 +166,7 @@ def test_a_stage_keeps_its_activations_in_the_same_ways() -> None:
         LLAMA_3_8B.activations(4096, recompute="all")
 
 
-def test_a_pipeline_saves_parameters_and_no_activations() -> None:
+def test_pipeline_saves_parameters_but_no_activations() -> None:
     assert round(2 * LLAMA_3_8B.embedding / GIB, 4) == 0.9785
     assert round(2 * LLAMA_3_8B.largest_stage(8) / GIB, 4) == 2.6035
     assert LLAMA_3_8B.largest_stage(1) == LLAMA_3_8B.parameters
@@ -192,15 +190,13 @@ def test_zero_has_four_stages() -> None:
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 1), (4, 4), (4, 16)])
-def test_the_bubble_of_a_simulated_pipeline_is_that_of_the_formula(
-    name: str, p: int, m: int
-) -> None:
+def test_simulated_bubble_equals_the_formula(name: str, p: int, m: int) -> None:
     trace = pipeline(p, m, 1.0, 2.0, 0, Network(Link(0, 0)), order=name)
     expected = PIPELINES[name].bubble_of_whole(p, m)
     assert idle(trace) == pytest.approx(dict.fromkeys(range(p), expected))
 
 
-def test_without_its_mark_nothing_is_measured() -> None:
+def test_unmarked_run_has_no_idle_time() -> None:
     trace = pipeline(2, 2, 1.0, 2.0, 0, Network(Link(0, 0)))
     with pytest.raises(ValueError, match=r"rank 0 has no finished span 'step': put `with dk.mark"):
         idle(trace, "step")

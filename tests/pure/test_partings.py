@@ -1,4 +1,4 @@
-"""What the program's text adds to the sequences of calls: loops, conditions, ways out."""
+"""Findings from the program's text: loops, conditions, exits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def all_reduce(n, **fields):
 
 
 def found(*programs, source=LOOP, **facts):
-    """The first finding of a run that hangs, when the program's text is known."""
+    """Return the first finding of a hanging run with a known source."""
     sim = Simulation(list(programs)).run()
     assert sim.stuck
     live = sim.live()
@@ -48,20 +48,20 @@ REDUCE, GATHER = all_reduce(4), Step(Op.ALL_GATHER, where=line(6))
 BARRIER = Step(Op.BARRIER, where=line(7))
 
 
-def test_a_rank_that_left_its_loop_earlier():
+def test_rank_that_left_its_loop_early_is_named():
     f = found([REDUCE] * 3 + [BARRIER], [REDUCE] * 2 + [BARRIER], [REDUCE] * 3 + [BARRIER])
     assert (f.kind, f.culprits) == ("uneven", (1,))
     assert "rank 1 goes on to barrier() at a.py:7 after calling it 2 times" in f.message
     assert "`continue` under `if broken(batch)` at a.py:3" in f.remedy
 
 
-def test_a_call_that_only_some_make_in_the_same_loop():
+def test_call_made_by_some_ranks_in_a_loop_is_named():
     f = found([REDUCE] * 2 + [GATHER], [REDUCE] * 3, [REDUCE] * 3)
     assert (f.kind, f.culprits) == ("different_collective", (0,))
     assert "only rank 0 calls all_gather() at a.py:6, under `if rank == 0` at a.py:5" in f.message
 
 
-def test_a_call_that_fits_by_chance_is_where_the_ways_part():
+def test_first_diverging_call_is_found_despite_a_later_match():
     text = "if rank == 0:\n    barrier()\nbarrier()\n"
     inside, after = Step(Op.BARRIER, where=line(2)), Step(Op.BARRIER, where=line(3))
     f = found([inside, after], [after], [after], source=text)
@@ -69,14 +69,14 @@ def test_a_call_that_fits_by_chance_is_where_the_ways_part():
     assert "only rank 0 calls barrier() at a.py:2, under `if rank == 0` at a.py:1" in f.message
 
 
-def test_branches_of_one_condition_are_no_parting():
+def test_branches_of_one_condition_do_not_diverge():
     text = "if rank == 0:\n    all_reduce(x)\nelse:\n    all_reduce(y)\nbarrier()\n"
     rows = [[all_reduce(2), BARRIER], [all_reduce(4)], [all_reduce(4), BARRIER]]
     f = found(*rows, source=text)
     assert (f.kind, f.culprits) == ("missing_barrier", (1,))
 
 
-def test_steps_of_ddp_are_told_from_missing_gradients():
+def test_ddp_steps_are_distinguished_from_missing_gradients():
     gradients = all_reduce(4, attributes={"gradients": True})
     rows = [[gradients] * 2 + [BARRIER], [gradients, BARRIER], [gradients] * 2 + [BARRIER]]
     f = found(*rows, unreduced={})
@@ -88,7 +88,7 @@ def test_steps_of_ddp_are_told_from_missing_gradients():
     assert (f.kind, f.culprits) == ("unused_parameter", (1,))
 
 
-def test_an_exception_under_way_comes_first():
+def test_exception_in_flight_comes_first():
     note = {"0": {"seq": 0, "text": "ValueError: broken", "where": "a.py:2"}}
     rows = [[Step(Op.BARRIER, where=line(4))], [all_reduce(1)], [all_reduce(1)]]
     f = found(*rows, source=FINALLY, raising=note)
@@ -98,13 +98,13 @@ def test_an_exception_under_way_comes_first():
     assert found(*rows, source=FINALLY, raising=late).kind != "raised"
 
 
-def test_the_ranks_of_a_group_may_have_meant_it():
+def test_calls_of_a_subgroup_are_not_divergence():
     new = Step(Op.NEW_GROUP, where=line(1), attributes={"members": (0, 1)})
     f = found([new, all_reduce(2)], [new, all_reduce(2)], [new], [new], [new], source="")
     assert "pass group=, if only ranks 0 and 1 are meant" in f.remedy
 
 
-def test_what_all_are_in_and_does_not_end_is_told():
+def test_stalled_collective_of_all_ranks_is_reported():
     events = [
         Event(r, 0, Op.ALL_REDUCE, s, 0.0, where=line(3))
         for r in (0, 1)
@@ -117,8 +117,8 @@ def test_what_all_are_in_and_does_not_end_is_told():
     assert "doctor" not in f.remedy
 
 
-def test_a_rank_whose_message_does_not_arrive_is_not_said_to_compute():
-    """Rank 1 waits for what rank 0 has sent, and others wait for rank 1."""
+def test_rank_with_an_undelivered_message_is_not_computing():
+    """Rank 1 waits for a message that rank 0 has sent, and others wait for rank 1."""
     calls = {0: (Op.SEND, 1), 1: (Op.RECV, 0), 2: (Op.RECV, 1)}
     events = [
         Event(r, 0, op, s, 0.0, peer=peer, where=line(3))
@@ -130,7 +130,7 @@ def test_a_rank_whose_message_does_not_arrive_is_not_said_to_compute():
     assert 1 in found[0].waiting
 
 
-def test_a_rank_that_waits_in_an_earlier_call_is_not_said_to_compute():
+def test_rank_waiting_in_an_earlier_call_is_not_computing():
     """Rank 1 waits for an isend, after a receive; rank 0 sends it more."""
     calls = [
         (0, 0, Op.SEND, 1, State.COMPLETED),
@@ -148,7 +148,7 @@ def test_a_rank_that_waits_in_an_earlier_call_is_not_said_to_compute():
     assert (f.kind, f.waiting) == ("in_backend", (1, 2))
 
 
-def test_a_message_that_hosts_may_have_lost_is_told():
+def test_possibly_lost_message_is_reported():
     events = [
         Event(r, 0, op, s, 0.0, peer=1 - r, where=line(3))
         for r, op in enumerate((Op.SEND, Op.RECV))
@@ -161,7 +161,7 @@ def test_a_message_that_hosts_may_have_lost_is_told():
 
 
 def late(*delays, op=Op.ALL_REDUCE):
-    """A run in which rank 1 comes so much later to each collective [s]."""
+    """Return a run in which rank 1 is late for each collective by these times [s]."""
     events = []
     for n, delay in enumerate(delays):
         for rank in (0, 1):
@@ -174,7 +174,7 @@ def late(*delays, op=Op.ALL_REDUCE):
     return diagnose(Trace(events, traces.info(world_size=2, ends=ends)))
 
 
-def test_a_slow_start_is_no_straggler():
+def test_slow_start_is_not_a_straggler():
     assert late(3.0) == [] and late(3.0, 0.01, 0.01, 0.01) == []
     assert late(0.01, 3.0, 0.01, 0.01) == []
     assert late(*[0.02] * 50) == [], "a busy machine"
@@ -186,7 +186,7 @@ def test_a_slow_start_is_no_straggler():
 # -- the text -----------------------------------------------------------------------------
 
 
-def test_a_function_is_looked_at_where_it_is_called():
+def test_functions_are_analyzed_at_the_call_site():
     text = "def save():\n    barrier()\n\nif rank == 0:\n    save()\n"
     guard = Program({"a.py": text}).keeps_away(["a.py:2"])
     assert guard is not None and str(guard.place) == "`if rank == 0` at a.py:4"
@@ -213,18 +213,18 @@ def test_a_function_is_looked_at_where_it_is_called():
         ("for x in y:\n  for z in x: rank or next()\n  call()\n", "None"),
     ],
 )
-def test_what_keeps_a_rank_away_is_what_depends_on_it(text, guard):
+def test_condition_that_depends_on_the_rank_is_blamed(text, guard):
     found = Program({"a.py": text}).keeps_away(["a.py:3"])
     assert str(found and found.place) == guard
 
 
-def test_the_branch_that_the_others_took_is_what_kept_them_away():
+def test_branch_of_the_other_ranks_is_named():
     text = "if a:\n    if b:\n        reduce()\nelse:\n    gather()\n"
     guard = Program({"a.py": text}).keeps_away(["a.py:3"], [["a.py:5"]])
     assert guard is not None and str(guard.place) == "`if a` at a.py:1"
 
 
-def test_a_barrier_that_all_come_to_is_not_missing():
+def test_barrier_reached_by_all_is_not_missing():
     text = (
         "if rank == 0:\n    all_reduce(x)\n    barrier()\nelse:\n    barrier()\n    all_reduce(x)\n"
     )
@@ -234,7 +234,7 @@ def test_a_barrier_that_all_come_to_is_not_missing():
     assert f.kind == "different_collective" and "same order" in f.remedy
 
 
-def test_who_returns_early_is_told_where():
+def test_early_return_is_named_with_its_line():
     text = "def log(x):\n    if rank != 0:\n        return\n    all_reduce(x)\nlog(x)\nbarrier()\n"
     rows = [[all_reduce(4)], [Step(Op.BARRIER, where=line(6))]]
     f = found(*rows, source=text)
@@ -243,13 +243,13 @@ def test_who_returns_early_is_told_where():
 
 
 @pytest.mark.parametrize("text", ["", "%%ranks\nif x:\n    y()\n", "if x:\n"])
-def test_of_what_is_no_python_nothing_is_said(text):
+def test_source_that_is_not_python_is_ignored(text):
     program = Program({"a.py": text})
     assert program.keeps_away(["a.py:2"]) is None and program.exits(["a.py:3"]) == []
     assert program.unshared(["a.py:2"], ["nowhere"]) == [] and program.text("a.py:9") == ""
 
 
-def test_silent_excepts_and_no_sync_are_ways_out():
+def test_silent_except_and_no_sync_are_exits():
     text = (
         "for x in xs:\n    try:\n        step(x)\n    except OSError:\n        log()\n"
         "    with net.no_sync():\n        step(x)\n    while y:\n        break\n"
@@ -289,7 +289,7 @@ def fingerprints():
         ),
     ],
 )
-def test_a_contradiction_is_seen_by_who_comes_later(fingerprints, op, one, other):
+def test_mismatch_is_seen_by_the_later_rank(fingerprints, op, one, other):
     assert fingerprints[0].check(op, one)
     assert fingerprints[1].check(op, one)
     assert not fingerprints[2].check(op, other)
@@ -312,11 +312,11 @@ def test_a_contradiction_is_seen_by_who_comes_later(fingerprints, op, one, other
         ),
     ],
 )
-def test_what_may_differ_is_not_compared(fingerprints, op, one, other):
+def test_optional_arguments_are_not_compared(fingerprints, op, one, other):
     assert fingerprints[0].check(op, one) and fingerprints[1].check(op, other)
 
 
-def test_who_is_far_ahead_or_of_another_run_is_not_compared(fingerprints, tmp_path):
+def test_ranks_far_ahead_or_of_another_run_are_not_compared(fingerprints, tmp_path):
     for _ in range(SLOTS + 1):
         assert fingerprints[0].check(Op.ALL_REDUCE, call())
     assert fingerprints[1].check(Op.BARRIER, call(0)), "its entry is gone"

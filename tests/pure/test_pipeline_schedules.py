@@ -1,4 +1,4 @@
-"""Pipeline schedules: torch's own order, runnable, and the bubbles and memory of the formulas."""
+"""Pipeline schedules: torch's order, no deadlock, and the formulas of bubbles and memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def orders(name: str, p: int, m: int, v: int) -> Orders:
 
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's schedules without what only a run needs: mocks of stages, and their messages."""
+    """Create torch's schedules with mocked stages, without messages."""
     from torch.distributed.pipelining import _schedule_visualizer as visualizer
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime as Runtime
 
@@ -50,7 +50,7 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def torchs(peer: str, p: int, m: int, v: int) -> list[list[str]] | None:
-    """Torch's order, without the reduction of gradients at its end; None if torch refuses."""
+    """Return torch's order without the final gradient reduction; None if torch raises."""
     from torch.distributed.pipelining import schedules
     from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
@@ -73,7 +73,7 @@ def ours(orders: Orders) -> list[list[str]]:
 
 @pytest.mark.usefixtures("light")
 @several_stages
-def test_the_order_of_several_stages_a_rank_is_torchs(name: str) -> None:
+def test_interleaved_order_equals_torch(name: str) -> None:
     compared = Counter()
     for p, m, v in product(RANKS, MICROBATCHES, (2, 3, 4)):
         expected = torchs(TORCHS[name], p, m, v)
@@ -88,7 +88,7 @@ def test_the_order_of_several_stages_a_rank_is_torchs(name: str) -> None:
 
 @pytest.mark.usefixtures("light")
 @several_stages
-def test_with_one_stage_a_rank_too(name: str) -> None:
+def test_one_stage_per_rank_equals_torch(name: str) -> None:
     compared = Counter()
     for p, m in product(RANKS, MICROBATCHES):
         expected = torchs(TORCHS[name], p, m, 1)
@@ -102,13 +102,13 @@ def test_with_one_stage_a_rank_too(name: str) -> None:
 
 
 @pytest.mark.usefixtures("light")
-def test_gpipes_order_is_torchs() -> None:
+def test_gpipe_order_equals_torch() -> None:
     for p, m in product(RANKS, MICROBATCHES):
         assert ours(gpipe(p, m)) == torchs("ScheduleGPipe", p, m, 1)
 
 
 @pytest.mark.usefixtures("light")
-def test_the_order_of_1f1b_is_torchs() -> None:
+def test_order_of_1f1b_equals_torch() -> None:
     """Torch lists the forwards of the last stage from 1; it runs them from 0, see below."""
     for p, m in product(RANKS, MICROBATCHES):
         expected = torchs("Schedule1F1B", p, m, 1)
@@ -127,7 +127,7 @@ pipelines = st.tuples(st.integers(1, 8), st.integers(1, 33), st.integers(1, 4))
 @every
 @given(pipelines)
 @settings(max_examples=60)
-def test_every_micro_batch_is_computed_once_and_no_rank_waits_for_ever(
+def test_every_micro_batch_is_computed_once_without_deadlock(
     name: str, case: tuple[int, int, int]
 ) -> None:
     p, m, v = case
@@ -158,7 +158,7 @@ def test_1f1b_runs_with_fewer_micro_batches_than_stages() -> None:
     assert held(one_f_one_b(4, 2)) == [2, 2, 2, 1]
 
 
-def test_a_schedule_that_never_ends_says_who_waits_for_what() -> None:
+def test_deadlocked_schedule_names_the_waiting_ranks() -> None:
     wrong = one_f_one_b(2, 2)
     wrong[0].insert(0, wrong[0].pop(1))  # backward before its forward has come back
     wrong[1].reverse()
@@ -177,12 +177,12 @@ def test_a_schedule_that_never_ends_says_who_waits_for_what() -> None:
         (lambda: PIPELINES["1f1b"].orders(4, 8, 2), "1F1B has one stage a rank, not 2"),
     ],
 )
-def test_what_cannot_be_is_refused(call: Any, says: str) -> None:
+def test_invalid_schedule_raises(call: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call()
 
 
-def test_the_catalogue_is_a_table() -> None:
+def test_catalogue_is_a_table() -> None:
     assert repr(PIPELINES).splitlines()[1].startswith("1f1b")
     assert "<code>zero_bubble</code>" in PIPELINES._repr_html_()
     with pytest.raises(KeyError, match="there are gpipe, 1f1b"):

@@ -1,4 +1,4 @@
-"""Models cut into stages."""
+"""Splitting models into stages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chain() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_stages_one_after_another_are_the_model(stages: int) -> None:
+def test_stages_in_sequence_equal_the_model(stages: int) -> None:
     model = chain()
     x = torch.randn(3, 4)
     y = x
@@ -42,12 +42,12 @@ def test_stages_one_after_another_are_the_model(stages: int) -> None:
     assert names == {name for name, _ in model.named_parameters()}
 
 
-def test_a_model_has_no_more_stages_than_layers() -> None:
+def test_more_stages_than_layers_raise() -> None:
     with pytest.raises(ValueError, match="5 stages of a model of 4 layers: give from 1 to 4"):
         split(chain(), 5)
 
 
-def test_a_layer_may_come_twice_if_no_parameter_is_in_two_stages() -> None:
+def test_layer_may_repeat_within_a_stage() -> None:
     linear, relu = nn.Linear(4, 4), nn.ReLU()
     model = nn.Sequential(nn.Linear(4, 4), relu, linear, linear, relu, nn.Linear(4, 4))
     x, parts = torch.randn(3, 4), split(model, 3)
@@ -60,6 +60,6 @@ def test_a_layer_may_come_twice_if_no_parameter_is_in_two_stages() -> None:
         split(nn.Sequential(norm, norm), 2)
 
 
-def test_a_model_that_is_no_sequence_of_layers_is_refused() -> None:
+def test_model_that_is_no_sequence_of_layers_is_refused() -> None:
     with pytest.raises(TypeError, match=r"takes an nn.Sequential, not Residual: put its layers"):
         split(Residual(), 2)

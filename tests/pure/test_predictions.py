@@ -1,4 +1,4 @@
-"""Predictions: what can be guessed, how far it is from the answer, and what a notebook shows."""
+"""Predictions: guesses, their distance from the answer, and their display."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def compared(guess: Any, actual: Any, choices: list[Any] | None = None) -> tuple
         ("[6, 6]", (6, 3), ("fail", "1 of 2 are right\n[1] 6: twice the answer")),
     ],
 )
-def test_how_far_apart(guess: Any, actual: Any, said: tuple[str, str]) -> None:
+def test_distance_of_guess_and_answer(guess: Any, actual: Any, said: tuple[str, str]) -> None:
     assert compared(guess, actual) == said
 
 
-def test_choices_are_compared_by_their_words() -> None:
+def test_choices_are_compared_by_text() -> None:
     assert compared("YES", True, ["yes", "no"]) == ("pass", "exactly right")
     assert compared(2, 4, [2, 4, 8]) == ("fail", "not what you expected")
     assert compared("no, it  hangs", "yes", ["yes", "no, it hangs"])[0] == "fail"
 
 
-def test_long_lists_say_the_first_mistakes() -> None:
+def test_long_lists_show_the_first_mistakes() -> None:
     words = compared([0] * 9, [1] * 9)[1].splitlines()
     assert words[0] == "0 of 9 are right" and words[1] == "[0] 0: 1 too low"
     assert words[-1] == "and 3 more" and len(words) == 8
@@ -79,9 +79,7 @@ def test_long_lists_say_the_first_mistakes() -> None:
         ("How many?", {}, r"\{\} \(dict\) cannot be compared"),
     ],
 )
-def test_a_guess_of_another_form_is_refused_before_it_counts(
-    question: str, guess: Any, remedy: str
-) -> None:
+def test_guess_of_another_type_is_rejected(question: str, guess: Any, remedy: str) -> None:
     made = predict(question)
     with pytest.raises(DistkitError, match=remedy):
         made.commit(guess)
@@ -90,12 +88,12 @@ def test_a_guess_of_another_form_is_refused_before_it_counts(
     assert made.compare([5, 7])
 
 
-def test_an_answer_that_cannot_be_compared_is_refused() -> None:
+def test_incomparable_answer_raises() -> None:
     with pytest.raises(DistkitError, match="Give a number, words, or a list"):
         compared(6, [[1]])
 
 
-def test_what_is_no_choice_is_refused() -> None:
+def test_unknown_choice_is_rejected() -> None:
     made = predict("Does it end?", ["yes", "no"])
     with pytest.raises(DistkitError, match="The guess 'perhaps' is none of the choices: yes · no"):
         made.commit("perhaps")
@@ -107,7 +105,7 @@ def test_what_is_no_choice_is_refused() -> None:
         predict("Does it end?", ["yes", "Yes"])
 
 
-def test_a_guess_can_be_changed_until_the_answer_is_there() -> None:
+def test_guess_can_change_until_the_answer() -> None:
     made = predict("How many?")
     made.commit(7)
     made.commit(6)
@@ -133,7 +131,7 @@ def test_cards_are_text_and_html() -> None:
     assert "&lt;yes&gt;" in html and "Is 1 &lt; 2?" in html and "<yes>" not in html
 
 
-def test_a_cell_that_runs_again_keeps_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rerun_cell_keeps_the_pending_guess(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictions, "cell", lambda: "cell-1")
 
     def again() -> Prediction:

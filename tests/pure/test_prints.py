@@ -1,4 +1,4 @@
-"""What ranks print: whole lines, and no more of them than a page can bear."""
+"""Output of ranks: whole lines, limited in number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def lines(count: int, rank: int = 0) -> list[Text]:
     return [(rank, "stdout", str(number)) for number in range(count)]
 
 
-def test_pieces_become_lines() -> None:
+def test_fragments_are_joined_to_lines() -> None:
     prints = Prints()
     for piece in ("a", "b\nc\n\nd", "e\r", "f"):
         prints.add(1, "stdout", piece)
@@ -25,7 +25,7 @@ def test_pieces_become_lines() -> None:
     assert prints.all_of(1) == "ab\nc\n\nde\rf"
 
 
-def test_what_is_kept_is_bounded(monkeypatch) -> None:
+def test_kept_output_is_bounded(monkeypatch) -> None:
     monkeypatch.setattr("distkit.cluster.runs.prints.MAX_KEPT", 10)
     prints = Prints()
     for _ in range(5):
@@ -34,7 +34,7 @@ def test_what_is_kept_is_bounded(monkeypatch) -> None:
     assert prints.all_of(1) == ""
 
 
-def test_a_flood_is_cut_and_its_end_is_shown() -> None:
+def test_long_output_is_truncated_and_its_end_shown() -> None:
     page = OutputLimiter()
     assert [*page.admit(iter(lines(5_000)), 1.0)] == lines(SHARE)
     assert [*page.admit(iter(lines(7, rank=1)), 1.5)] == lines(7, rank=1)
@@ -45,7 +45,7 @@ def test_a_flood_is_cut_and_its_end_is_shown() -> None:
     assert not [*page.rest()]
 
 
-def test_many_ranks_and_long_lines_share_the_page() -> None:
+def test_ranks_share_the_output_limit() -> None:
     page = OutputLimiter()
     shown = [len([*page.admit(iter(lines(5_000, rank)), 1.0)]) for rank in range(4)]
     assert shown == [SHARE, SHARE, BURST - 2 * SHARE, 0]
@@ -53,7 +53,7 @@ def test_many_ranks_and_long_lines_share_the_page() -> None:
     assert sum(len(line) for _, _, line in OutputLimiter().admit(iter(long), 1.0)) < 100 * SHARE
 
 
-def test_a_long_flood_stays_small_and_is_heard_of() -> None:
+def test_endless_output_stays_small_and_is_reported() -> None:
     page, shown, silent = OutputLimiter(), 0, 0.0
     heard = 0.0
     for tick in range(36_000):  # an hour

@@ -1,4 +1,4 @@
-"""What a machine says of itself, and the messages between machines."""
+"""The doctor's probe: facts of a machine, and messages between machines."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import threading
 from distkit_hosts.checkup import probe
 
 
-def test_who_is_too_slow_is_left_out() -> None:
+def test_slow_clients_are_dropped() -> None:
     never = threading.Event()
     assert probe.at_once(lambda n: n or never.wait(), [0, 1, 2], 0.5) == {1: 1, 2: 2}
     never.set()
 
 
-def test_only_those_with_the_secret_are_served() -> None:
+def test_clients_without_the_secret_are_rejected() -> None:
     alice, bob, mallory = probe.Probe(), probe.Probe(), probe.Probe()
     to = ["127.0.0.1", alice.do_listen("127.0.0.1", "secret")]
     bob.do_listen("127.0.0.1", "secret")
@@ -31,7 +31,7 @@ def test_only_those_with_the_secret_are_served() -> None:
     assert alice.do_heard(["mallory"], 0.1) == ["bob"]
 
 
-def test_what_fails_is_said() -> None:
+def test_failures_are_reported() -> None:
     answer = probe.Probe().answer({"do": "reach", "address": "x"})
     assert answer["error"].startswith("TypeError: ")
     closed = socket.create_server(("127.0.0.1", 0))

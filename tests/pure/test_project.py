@@ -1,4 +1,4 @@
-"""The project as a whole: which way imports point, what is public, how long things are."""
+"""The project: layers of imports, public names, sizes."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ TOP = {
     "explain",
     "hangs",
     "ipython",
-}  # may import all
-# Each companion, and the other companions that it may import; distkit they all do.
+}  # may import everything
+# The other companions that each companion may import; all may import distkit.
 USES = {
     "distkit_course": "distkit_simulation",
     "distkit_experiments": "",
@@ -76,7 +76,7 @@ USES = {
 
 
 def nodes(tree: ast.AST, lazy: bool) -> Iterator[ast.AST]:
-    """Every node of a file, or only those outside functions and ``if TYPE_CHECKING``."""
+    """Return the nodes of a file, optionally without functions and ``if TYPE_CHECKING``."""
     for node in ast.iter_child_nodes(tree):
         if lazy or not isinstance(node, ast.FunctionDef | ast.If):
             yield node
@@ -84,7 +84,7 @@ def nodes(tree: ast.AST, lazy: bool) -> Iterator[ast.AST]:
 
 
 def imports(path: Path, lazy: bool = True) -> set[str]:
-    """The full names that a file imports, also those imported inside functions if ``lazy``."""
+    """Return the full names that a file imports, with ``lazy`` also those in functions."""
     found = set()
     for node in nodes(ast.parse(path.read_text()), lazy):
         if isinstance(node, ast.Import):
@@ -100,7 +100,7 @@ def part(path: Path) -> str:
 
 
 def companion(module: str) -> str:
-    """The companion that an import leads to; "" for others."""
+    """Return the companion of an import; "" for others."""
     package = module.partition(".")[0]
     return package if package in USES else ""
 
@@ -110,14 +110,14 @@ def companion(module: str) -> str:
     [path for path in CORE if part(path) not in TOP],
     ids=lambda path: str(path.relative_to(PACKAGE)),
 )
-def test_imports_point_down(path: Path) -> None:
+def test_imports_follow_the_layers(path: Path) -> None:
     here = part(path)
-    lazy = path.name != "trace.py"  # a Trace's own verbs, such as to_html(), are the one way up
+    lazy = path.name != "trace.py"  # only methods of a Trace, such as to_html(), import upwards
     ours = {name for name in imports(path, lazy) if name.startswith("distkit.")}
     assert not {name for name in ours if name.split(".")[1] not in {here, *LAYERS[here].split()}}
 
 
-def test_each_companion_has_a_name_in_distkit_and_says_what_it_uses() -> None:
+def test_each_companion_is_registered_and_declares_its_imports() -> None:
     packages = {path.name for path in COMPANIONS.iterdir() if list(path.glob("*.py"))}
     assert packages == {*USES}
     homes = {*distkit._HOMES, *distkit._MODULES.values()}
@@ -126,14 +126,14 @@ def test_each_companion_has_a_name_in_distkit_and_says_what_it_uses() -> None:
 
 
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_the_core_imports_no_companion(path: Path) -> None:
-    """Type checkers alone read of them in distkit's public names."""
+def test_core_imports_no_companion(path: Path) -> None:
+    """They appear in distkit only for type checkers."""
     lazy = path != PACKAGE / "__init__.py"
     assert not set(filter(None, map(companion, imports(path, lazy))))
 
 
 @pytest.mark.parametrize("path", BESIDE, ids=lambda path: str(path.relative_to(COMPANIONS)))
-def test_companions_import_each_other_by_their_names_and_only_what_they_say(path: Path) -> None:
+def test_companions_import_only_what_they_declare(path: Path) -> None:
     package = path.relative_to(COMPANIONS).parts[0]
     used = set(filter(None, map(companion, imports(path))))
     assert used <= {package, *USES[package].split()}
@@ -153,7 +153,7 @@ def test_every_import_is_declared() -> None:
 
 
 def python(*args: str | Path) -> str:
-    """What a fresh Python prints, started in the project's folder."""
+    """Run code in a new Python in the project's folder; return its output."""
     command = [sys.executable, *map(str, args)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -166,7 +166,7 @@ def test_importing_distkit_is_light() -> None:
     assert not heavy & set(python("-Werror", "-c", code).split())
 
 
-def test_a_trace_opens_where_torch_is_not(tmp_path: Path) -> None:
+def test_trace_opens_without_torch(tmp_path: Path) -> None:
     ends = [
         Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1),
         Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0),
@@ -184,7 +184,7 @@ def test_a_trace_opens_where_torch_is_not(tmp_path: Path) -> None:
     assert (tmp_path / "two.html").stat().st_size > 1000
 
 
-def test_what_was_recorded_before_replays_without_torch(tmp_path: Path) -> None:
+def test_recorded_traces_replay_without_torch(tmp_path: Path) -> None:
     code = """if True:
         import sys
         sys.modules["torch"] = None  # importing it raises ImportError
@@ -205,13 +205,13 @@ def test_what_was_recorded_before_replays_without_torch(tmp_path: Path) -> None:
 # -- what is public ----------------------------------------------------------------
 
 
-def test_the_public_names() -> None:
+def test_public_names() -> None:
     assert sorted(distkit.__all__) == sorted(PUBLIC)
     assert {*PUBLIC, "__version__"} == set(dir(distkit))
     assert all(getattr(distkit, name).__doc__ for name in PUBLIC)
 
 
-def test_the_wheel_holds_distkit_and_its_companions_alone(wheel: Path) -> None:
+def test_wheel_contains_only_distkit_and_companions(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
     course = ROOT / "notebooks" / "course"
     parts = {PACKAGE: "distkit", COMPANIONS: "", course: "distkit_course/content"}
@@ -227,7 +227,7 @@ def test_the_wheel_holds_distkit_and_its_companions_alone(wheel: Path) -> None:
     assert {name.split("/")[0] for name in inside} == {"distkit", *USES, info}
 
 
-def test_the_release_is_in_order(wheel: Path) -> None:
+def test_release_metadata_is_consistent(wheel: Path) -> None:
     built = sorted(wheel.parent.glob("distkit-*"))
     assert [path.suffix for path in built] == [".whl", ".gz"]
     assert python("-m", "twine", "check", "--strict", *built).count("PASSED") == 2
@@ -242,7 +242,7 @@ def test_the_release_is_in_order(wheel: Path) -> None:
 
 
 def function_sizes(path: Path) -> Iterator[tuple[int, str]]:
-    """The statements of each function, its docstring not counted."""
+    """Return the number of statements of each function, without its docstring."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef):
             statements = sum(isinstance(n, ast.stmt) for n in ast.walk(node)) - 1
@@ -297,20 +297,20 @@ def test_links_and_commands_of_a_page_exist(page: Path) -> None:
     assert set(re.findall(r"`make ([a-z]+)", text)) <= targets
 
 
-def test_cells_that_the_table_of_systems_names_exist() -> None:
+def test_cells_named_in_systems_md_exist() -> None:
     text = ROOT.joinpath("docs", "systems.md").read_text()
     named = re.findall(r"/(\w+\.ipynb)\) `([\w-]+)`", text)
     cells = {path.name: json.loads(path.read_text())["cells"] for path in NOTEBOOKS}
     assert named and all(any(cell["id"] == one for cell in cells[name]) for name, one in named)
 
 
-def test_the_changelog_knows_this_version() -> None:
+def test_changelog_has_this_version() -> None:
     assert f"## [{metadata.version('distkit')}]" in ROOT.joinpath("CHANGELOG.md").read_text()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_are_stripped(path: Path) -> None:
-    """With ``metadata.widgets`` but no state GitHub shows nothing of a notebook at all."""
+def test_notebooks_have_no_outputs(path: Path) -> None:
+    """GitHub does not render notebooks with ``metadata.widgets`` but no state."""
     notebook = json.loads(path.read_text())
     assert "widgets" not in notebook["metadata"]
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
@@ -318,15 +318,15 @@ def test_notebooks_are_stripped(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_cells_do_not_wait_for_a_run_that_is_over(path: Path) -> None:
+def test_cells_do_not_wait_for_finished_runs(path: Path) -> None:
     code = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
     lines = [line.strip() for cell in code for line in cell["source"]]
     loops = [line for line in lines if line.startswith("while ") and "run." in line]
     assert not [line for line in loops if "run.finished" not in line]
 
 
-def test_binder_builds_what_it_should() -> None:
-    """Read the Dockerfile that repo2docker would build: it needs no Docker to print it."""
+def test_binder_configuration_is_complete() -> None:
+    """Reads the Dockerfile of repo2docker, which needs no Docker to print it."""
     dockerfile = python("-m", "repo2docker", "--no-build", "--debug", ".")
     assert "environment-2epy-2d3-2e11-2dlinux" in dockerfile  # its spelling of py-3.11
     assert '--file "binder/environment.yml"' in dockerfile
@@ -334,7 +334,7 @@ def test_binder_builds_what_it_should() -> None:
     assert "binder/start" in dockerfile
 
 
-def test_both_environments_hold_what_distkit_needs() -> None:
+def test_both_environments_list_all_requirements() -> None:
     needs = {r for r in metadata.requires("distkit") if "extra ==" not in r}
     names = {re.match(r"[\w-]+", r)[0] for r in needs}
     conda = {"matplotlib": "matplotlib-base", "torch": "pytorch-cpu"}
@@ -343,7 +343,7 @@ def test_both_environments_hold_what_distkit_needs() -> None:
         assert {conda.get(name, name) for name in names} <= listed, file
 
 
-def test_constraints_pin_what_is_declared() -> None:
+def test_constraints_pin_declared_packages() -> None:
     names = {re.match(r"[\w-]+", requirement)[0] for requirement in metadata.requires("distkit")}
     pinned = re.findall(r"^([\w-]+)==", ROOT.joinpath("constraints.txt").read_text(), re.MULTILINE)
     assert names == set(pinned)

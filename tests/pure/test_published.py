@@ -1,4 +1,4 @@
-"""Published tables: the scores, which rows count, and a model that is worth its constants."""
+"""Published tables: scores, rows, and the number of fitted constants."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def published() -> dict[str, list[Row]]:
     }
 
 
-def test_the_scores() -> None:
+def test_scores() -> None:
     assert rows.geomean(published()["collectives"]) < 0.08
     assert rows.median_error(published()["training"]) < 0.05
     assert abs(rows.worst(published()["training"]).error) < 0.12
@@ -38,7 +38,7 @@ def test_the_scores() -> None:
     assert abs(rows.worst(published()["pipelines"]).error) < 0.03
 
 
-def test_jobs_are_predicted_from_21_of_109_runs() -> None:
+def test_jobs_are_fitted_on_21_of_109_runs() -> None:
     asked = jobs.rows()
     assert len(rows.scored(asked)) == 88
     assert rows.median_error(asked) < 0.045
@@ -47,7 +47,7 @@ def test_jobs_are_predicted_from_21_of_109_runs() -> None:
     assert rows.largest_error(jobs.memory()) == 0
 
 
-def test_interleaving_follows_from_1f1b_and_the_price_of_its_messages() -> None:
+def test_interleaving_follows_from_1f1b_and_message_costs() -> None:
     interleaved = [row for row in published()["pipelines"] if "1F1B's" in row.table]
     assert len(rows.scored(interleaved)) == 5
     assert abs(rows.worst(interleaved).error) < 0.01
@@ -61,13 +61,13 @@ def test_most_rows_are_not_fitted() -> None:
     assert all(len(rows.scored(table)) > 5 for table in published().values())
 
 
-def test_fitted_rows_are_met() -> None:
+def test_fitted_rows_are_reproduced() -> None:
     for row in chain.from_iterable(published().values()):
         if row.fitted:
             assert row.error == pytest.approx(0, abs=1e-6), row
 
 
-def test_the_knee_of_whole_tensors_comes_after_64_workers() -> None:
+def test_throughput_with_whole_tensors_bends_after_64_workers() -> None:
     table = published()["parameter_servers"]
     predicted = [row for row in table if row.table.startswith("Piz Daint")]
     efficiency = [row.predicted / row.naive for row in predicted]
@@ -75,7 +75,7 @@ def test_the_knee_of_whole_tensors_comes_after_64_workers() -> None:
     assert falls.index(max(falls)) == len(falls) - 1
 
 
-def test_the_benchmark_says_it_all() -> None:
+def test_benchmark_prints_all_rows() -> None:
     said: list[str] = []
     figures, details = bench.measure(1, said.append)
     assert [f.reached for f in figures] == ["aim"] * 5 + ["must", "not reached", "aim", "aim"]

@@ -1,4 +1,4 @@
-"""The right answers of the concept checks, computed from their runs."""
+"""The correct answers of the concept checks, computed from their runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distkit_simulation.network import Link, Network
 from distkit_simulation.parallel import idle
 from distkit_simulation.simulator import simulate
 
-#: The answers of a lesson, as they are shown.
+#: Return the answers of a lesson.
 Answers = tuple[object, ...]
 ORDINALS = ("the first", "the second", "the third")
 
@@ -41,7 +41,7 @@ def seconds(spans: list[Span]) -> float:
 
 
 def waited(trace: Trace, rank: int) -> float:
-    """The seconds that a rank is in calls that communicate."""
+    """Return the seconds that a rank spends in communication calls."""
     return seconds([s for s in trace.spans if s.rank == rank and s.op is not Op.MARK])
 
 
@@ -165,7 +165,7 @@ def simulation(trace: Trace) -> Answers:
         return [(m.src, m.dst) for m in one.messages]
 
     def transfer(rank: int) -> float:
-        """The seconds of the rank's longest transfer, once both of its ends are there."""
+        """Return the seconds of the rank's longest transfer, from the arrival of both ranks."""
         begins = {(s.rank, s.seq): s.start for s in trace.spans}
         return max(
             (m.received or 0.0) - max(begins[m.send], begins[m.recv])
@@ -286,7 +286,7 @@ def crashes(trace: Trace) -> Answers:
     (dead,) = (rank for rank, end in trace.info.ends.items() if end.how == "died")
     pushes, used, made = calls(trace, Op.PUSH, dead), updates(trace, dead), updates(trace)
     last = made[-1].attributes["workers"]
-    assert len(used) == len(pushes) < len(made)  # it was not lost, and the others went on
+    assert len(used) == len(pushes) < len(made)  # it was not lost, and the others continued
     return (
         len(pushes),
         f"it is in the update to v{used[-1].attributes['version']}",
@@ -329,7 +329,8 @@ def gpu_ranks(trace: Trace) -> Answers:
     on_gpu = first.attributes["device_seconds"]
     over = first.start + on_gpu
     edges = [t for s in trace.spans for t in (s.start, s.end or 0.0)]
-    assert min(abs(over - t) for t in edges) > 0.1 * MS  # or rounding would choose the answer
+    # otherwise rounding would choose the answer
+    assert min(abs(over - t) for t in edges) > 0.1 * MS
     used = [s for s in trace.spans if "memory" in s.attributes]
     return (
         "NCCL"
@@ -382,6 +383,6 @@ COMPUTED: dict[str, Callable[[Trace], Answers]] = {
 
 
 @pytest.mark.parametrize("lesson", QUIZZES)
-def test_marked_answers_are_those_of_the_run(lesson: str) -> None:
+def test_marked_answers_match_the_run(lesson: str) -> None:
     computed = COMPUTED[lesson](RUNS[lesson]())
     assert [str(answer) for answer in computed] == [one.answer for one in QUIZZES[lesson].questions]

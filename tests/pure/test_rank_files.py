@@ -1,4 +1,4 @@
-"""Files of ranks that others have started: written as they run, merged however they ended."""
+"""Files of attached ranks: written during the run, and merged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAN = float("nan")
 
 
 def about(rank: int, size: int = 2, *, began: float = 10.0, ahead: float = 0.0, **more):
-    """A rank of host "a", begun then by a true clock; its own is ``ahead``."""
+    """Return the header of a rank of host "a" by true time; its clock is ``ahead`` [s]."""
     return {
         "rank": rank,
         "world_size": size,
@@ -47,7 +47,8 @@ def about(rank: int, size: int = 2, *, began: float = 10.0, ahead: float = 0.0, 
 
 
 def rows(*calls, ahead: float = 0.0):
-    """The rows of calls ``(op, start, end)``, perhaps with a peer; an end of None is a hang."""
+    """Return the rows of calls ``(op, start, end)``, optionally with a peer; an end of None is a
+    hang."""
     for seq, (op, start, end, *peer) in enumerate(calls):
         fields = (*(peer or [None]), WORLD, 8, (2,), "float32", None, "/srv/ada/t.py:3", (), None)
         yield seq, op, State.STARTED, start + ahead, fields, None
@@ -56,7 +57,7 @@ def rows(*calls, ahead: float = 0.0):
 
 
 def write(folder: Path, its, calls=(), *, end=None, until=None, ahead=0.0) -> Path:
-    """The file of a rank."""
+    """Write the file of a rank."""
     name = f"{its['rank']}-{its['host']}-{its['pid']}-{its['restart']}.rank"
     file = RankFile(folder / name, its)
     file.rows([*rows(*calls, ahead=ahead)])
@@ -71,7 +72,7 @@ def write(folder: Path, its, calls=(), *, end=None, until=None, ahead=0.0) -> Pa
 # -- one file ------------------------------------------------------------------------------------
 
 
-def test_a_file_is_readable_wherever_it_was_cut(tmp_path: Path) -> None:
+def test_truncated_file_is_readable(tmp_path: Path) -> None:
     calls = [(Op.BARRIER, 11.0 + n, 11.5 + n) for n in range(3)]
     path = tmp_path / "0.rank"
     file = RankFile(path, about(0))
@@ -93,7 +94,7 @@ def test_a_file_is_readable_wherever_it_was_cut(tmp_path: Path) -> None:
     assert len(rankfile.read(path).rows) == 4
 
 
-def test_the_black_box_has_what_was_not_written_yet(tmp_path: Path) -> None:
+def test_black_box_holds_unwritten_events(tmp_path: Path) -> None:
     path = write(tmp_path, about(0), [(Op.BARRIER, 11.0, 12.0)])
     box = BlackBox(path.with_suffix(".box"))
     later = [*rows((Op.BARRIER, 11.0, 12.0), (Op.SEND, 13.0, 14.0, 1))]
@@ -103,7 +104,7 @@ def test_the_black_box_has_what_was_not_written_yet(tmp_path: Path) -> None:
     assert [row[:5] for row in found] == [row[:5] for row in later]
 
 
-def test_a_full_disk_ends_the_record_not_the_rank(
+def test_full_disk_ends_the_record_but_not_the_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = RankFile(tmp_path / "0.rank", about(0))
@@ -119,7 +120,7 @@ def test_a_full_disk_ends_the_record_not_the_rank(
     file.close()
 
 
-def test_what_is_no_such_file_is_told(tmp_path: Path) -> None:
+def test_foreign_file_raises(tmp_path: Path) -> None:
     (tmp_path / "x.rank").write_bytes(b"distkit-rank 9\n")
     with pytest.raises(dk.errors.TraceFileError, match="a newer distkit"):
         Trace.load(tmp_path)
@@ -138,7 +139,7 @@ def test_what_is_no_such_file_is_told(tmp_path: Path) -> None:
         ({}, 1),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, chunk: object) -> None:
+def test_inconsistent_file_raises(tmp_path: Path, chunk: object) -> None:
     path = write(tmp_path, about(0))
     packed = encode(chunk)
     with path.open("ab") as file:
@@ -150,7 +151,7 @@ def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, chunk: object) ->
 # -- several -------------------------------------------------------------------------------------
 
 
-def test_ranks_of_a_host_are_merged_exactly(tmp_path: Path) -> None:
+def test_ranks_of_one_host_are_merged_exactly(tmp_path: Path) -> None:
     write(tmp_path, about(0), [(Op.SEND, 11.0, 12.0, 1)], end="returned", until=13.0)
     write(tmp_path, about(1), [(Op.RECV, 11.5, 12.5, 0)], end="returned", until=13.5)
     trace = Trace.load(tmp_path)
@@ -167,7 +168,7 @@ def test_ranks_of_a_host_are_merged_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ahead", [5.0, -1e6])
-def test_clocks_of_two_hosts_are_put_right(tmp_path: Path, ahead: float) -> None:
+def test_clocks_of_two_hosts_are_aligned(tmp_path: Path, ahead: float) -> None:
     calls = [(Op.ALL_REDUCE, 11.0 + n, 11.0005 + n + 1e-4 * (n % 3)) for n in range(5)]
     late = [(op, start + 2e-4, end) for op, start, end in calls]
     there = about(1, host="b", clock="b", ahead=ahead)
@@ -186,7 +187,7 @@ def test_clocks_of_two_hosts_are_put_right(tmp_path: Path, ahead: float) -> None
         assert max(s.start for s in spans) < min(s.end for s in spans)
 
 
-def test_replay_tells_of_a_folder_what_it_holds(
+def test_replay_lists_the_contents_of_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
@@ -206,7 +207,7 @@ def test_replay_tells_of_a_folder_what_it_holds(
     assert page.exists()
 
 
-def test_without_messages_the_wall_clocks_tell(tmp_path: Path) -> None:
+def test_wall_clocks_are_used_without_messages(tmp_path: Path) -> None:
     there = about(1, host="b", clock="b", ahead=7.0)
     write(tmp_path, about(0), end="returned")
     write(tmp_path, there, [(Op.BARRIER, 11.0, None)], ahead=7.0, until=12.0)
@@ -219,8 +220,8 @@ def test_without_messages_the_wall_clocks_tell(tmp_path: Path) -> None:
     assert trace.events[0].time == pytest.approx(11.0, abs=0.01)
 
 
-def test_times_that_no_clock_explains_are_told(tmp_path: Path) -> None:
-    """A message that came before it was sent, in both directions."""
+def test_impossible_times_are_reported(tmp_path: Path) -> None:
+    """Messages received before they were sent, in both directions."""
     one, other = (
         [(Op.SEND, 12.0, 12.1, 1), (Op.RECV, 12.2, 12.3, 1)],
         [
@@ -235,7 +236,7 @@ def test_times_that_no_clock_explains_are_told(tmp_path: Path) -> None:
     assert [c.error for c in trace.info.clocks.values()] == [0.0, None]
 
 
-def test_a_rank_that_left_no_report_died_and_one_that_was_ended_waits(tmp_path: Path) -> None:
+def test_rank_without_a_final_record_died(tmp_path: Path) -> None:
     killed = write(tmp_path, about(0, 3), [(Op.BARRIER, 11.0, 11.5)], until=12.0)
     ended = write(
         tmp_path, about(1, 3), [(Op.BARRIER, 11.0, 11.5), (Op.RECV, 12, None, 0)], until=15
@@ -260,7 +261,7 @@ def test_a_rank_that_left_no_report_died_and_one_that_was_ended_waits(tmp_path: 
     assert killed.exists()
 
 
-def test_of_several_runs_in_a_folder_the_latest_counts(tmp_path: Path) -> None:
+def test_latest_run_in_a_folder_is_read(tmp_path: Path) -> None:
     for parent, began in ((1, 10.0), (2, 30.0)):
         for rank in (0, 1):
             its = about(rank, began=began, parent=parent, pid=10 * parent + rank)
@@ -272,7 +273,7 @@ def test_of_several_runs_in_a_folder_the_latest_counts(tmp_path: Path) -> None:
     assert not trace.info.limitations
 
 
-def test_a_rank_that_ended_before_another_began_is_of_the_same_start(tmp_path: Path) -> None:
+def test_rank_that_ended_before_another_began_is_of_the_same_start(tmp_path: Path) -> None:
     write(tmp_path, about(0), end="returned", until=10.5)
     write(tmp_path, about(1, began=11.0), end="returned", until=12.0)
     trace = Trace.load(tmp_path)
@@ -281,10 +282,8 @@ def test_a_rank_that_ended_before_another_began_is_of_the_same_start(tmp_path: P
 
 @pytest.mark.parametrize("launcher", ["torchrun", "Slurm"])
 @pytest.mark.parametrize("apart", ["pid_namespace", "host"])
-def test_ranks_with_equal_pids_on_one_kernel_are_one_run(
-    tmp_path: Path, launcher: str, apart: str
-) -> None:
-    """Containers share a clock, and each numbers its processes from 1."""
+def test_equal_pids_on_one_kernel_are_one_run(tmp_path: Path, launcher: str, apart: str) -> None:
+    """Containers share a clock, but number their processes from 1."""
     for rank in (0, 1):
         its = about(rank, launcher=launcher, pid=7, **{apart: f"pod{rank}"})
         write(tmp_path, its, [(Op.BARRIER, 11.0, 12.0)], end="returned").rename(
@@ -296,8 +295,8 @@ def test_ranks_with_equal_pids_on_one_kernel_are_one_run(
 
 
 @pytest.mark.parametrize("here", [True, False])
-def test_a_pid_of_another_namespace_is_not_looked_up_here(tmp_path: Path, here: bool) -> None:
-    """In this one there are processes with the pids of the launcher and of the silent rank."""
+def test_pid_of_another_namespace_is_not_looked_up(tmp_path: Path, here: bool) -> None:
+    """This namespace has processes with the pids of the launcher and the silent rank."""
     its = {"clock": rankfile.clock(), "parent": os.getpid(), "pid": os.getpid()}
     its |= {"pid_namespace": rankfile.pid_namespace() if here else "another"}
     its |= {"began": (time.monotonic() - 60, time.time())}  # silent for a minute
@@ -313,7 +312,7 @@ def test_a_pid_of_another_namespace_is_not_looked_up_here(tmp_path: Path, here: 
 
 
 def restarted(folder: Path) -> Trace:
-    """Rank 1 is killed in its second collective; three ranks begin, two begin anew."""
+    """Rank 1 is killed in its second collective; two of three ranks restart."""
     calls = [(Op.ALL_REDUCE, 11.0, 11.1), (Op.ALL_REDUCE, 12.0, None)]
     for rank in range(3):
         path = write(
@@ -329,8 +328,8 @@ def restarted(folder: Path) -> Trace:
     return Trace.load(folder)
 
 
-@pytest.mark.parametrize("recent", [0.0, math.inf])  # torchrun starts ranks anew within a second
-def test_the_latest_start_of_ranks_is_shown_and_the_end_of_the_one_before_told(
+@pytest.mark.parametrize("recent", [0.0, math.inf])  # torchrun restarts ranks within a second
+def test_latest_restart_is_shown_with_the_end_of_the_previous_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: float
 ) -> None:
     monkeypatch.setattr(merge, "RECENT", recent)
@@ -349,8 +348,8 @@ def test_the_latest_start_of_ranks_is_shown_and_the_end_of_the_one_before_told(
     assert (old.ranks, old.info.limitations) == ([0, 1, 2], {})
 
 
-def test_a_join_without_a_restart_count_is_seen_by_its_ranks(tmp_path: Path) -> None:
-    """A host joins: torchrun starts all ranks anew, and counts no restart."""
+def test_restart_without_a_count_is_detected_by_its_ranks(tmp_path: Path) -> None:
+    """A host joins: torchrun restarts all ranks without counting a restart."""
     for rank in range(2):
         path = write(tmp_path, about(rank), [(Op.BARRIER, 11.0, 11.5)], until=12.0)
         path.with_suffix(".fault").write_text("Current thread 0x1:\n")
@@ -383,7 +382,7 @@ def test_hosts_need_not_have_counted_equally_far(tmp_path: Path) -> None:
     assert trace.info.clocks["b"].ahead == pytest.approx(2, abs=1)
 
 
-def test_addresses_of_ranks_that_have_ended_are_explained(tmp_path: Path) -> None:
+def test_addresses_of_ended_ranks_are_explained(tmp_path: Path) -> None:
     said = "RuntimeError: Gloo connectFullMesh failed with timed out connecting: SO_ERROR"
     for rank in range(2):
         path = write(tmp_path, about(rank), [(Op.BARRIER, 11.0, None)], until=12.0)
@@ -403,7 +402,7 @@ def test_addresses_of_ranks_that_have_ended_are_explained(tmp_path: Path) -> Non
 
 
 def waiting(folder: Path, rank: int, **more) -> Path:
-    """The file of a rank that waits for the other one's message, and says so."""
+    """Write the file of a rank that reports its wait for the other's message."""
     its = about(rank, **more)
     file = RankFile(folder / f"{rank}.rank", its)
     file.rows([*rows((Op.RECV, 11.0, None, 1 - rank))])
@@ -412,7 +411,9 @@ def waiting(folder: Path, rank: int, **more) -> Path:
     return folder / f"{rank}.rank"
 
 
-def test_following_says_that_it_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_following_reports_that_it_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path, about(0))
     with pytest.raises(TimeoutError, match="1 of 2 ranks have begun"):
         dk.hosts.follow(tmp_path, timeout=0.0)
@@ -423,7 +424,7 @@ def test_following_says_that_it_waits(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == ""
 
 
-def test_a_hang_on_another_machine_is_certain_but_not_ended_from_here(tmp_path: Path) -> None:
+def test_remote_hang_is_reported_but_not_ended(tmp_path: Path) -> None:
     waiting(tmp_path, 0)
     waiting(tmp_path, 1)
     run = dk.hosts.follow(tmp_path)
@@ -436,19 +437,19 @@ def test_a_hang_on_another_machine_is_certain_but_not_ended_from_here(tmp_path: 
         run.interrupt()
 
 
-def test_a_rank_that_waits_less_long_than_its_clock_may_be_wrong_is_not_accused(
+def test_wait_within_the_clock_error_accuses_no_rank(
     tmp_path: Path,
 ) -> None:
     waiting(tmp_path, 0)
-    waiting(tmp_path, 1, host="b", clock="b")  # no message tells how far the clocks are apart
+    waiting(tmp_path, 1, host="b", clock="b")  # no message bounds the clock offset
     run = dk.hosts.follow(tmp_path)
     with pytest.raises(TimeoutError, match=r"train\.py still runs"):
         run.wait(0.0)
     assert "going on" in repr(run)
-    assert run.findings[0].hang  # as far as one knows
+    assert run.findings[0].hang  # as far as known
 
 
-def test_ranks_that_have_ended_are_told(tmp_path: Path) -> None:
+def test_ended_ranks_are_reported(tmp_path: Path) -> None:
     write(tmp_path, about(0), [(Op.BARRIER, 11.0, 12.0)], end="returned")
     file = RankFile(tmp_path / "1.rank", about(1))
     file.note("end", ("raised", "ValueError: on purpose", "/srv/ada/t.py:7", 12.0))
@@ -462,8 +463,8 @@ def test_ranks_that_have_ended_are_told(tmp_path: Path) -> None:
         run.step()
 
 
-def test_a_rank_that_left_is_named_by_who_waited_for_it(tmp_path: Path) -> None:
-    """What waits for a rank whose process has ended fails: no hang is left to be certain of."""
+def test_rank_that_left_is_named_with_the_waiting_rank(tmp_path: Path) -> None:
+    """Waits for an ended rank fail, so no certain hang remains."""
     broke = "RuntimeError: Connection closed by peer [127.0.0.1]:7"
     write(tmp_path, about(1), end="returned")
     file = RankFile(tmp_path / "0.rank", about(0))
@@ -476,7 +477,7 @@ def test_a_rank_that_left_is_named_by_who_waited_for_it(tmp_path: Path) -> None:
         dk.hosts.follow(tmp_path).wait()
     assert "All ranks have ended." in str(caught.value)
     assert "Connection closed by peer" in str(caught.value.__cause__)
-    other = RankFile(tmp_path / "1.rank", about(1, pid=7))  # it had a reason of its own
+    other = RankFile(tmp_path / "1.rank", about(1, pid=7))  # with its own reason
     (tmp_path / "1-a-101-0.rank").unlink()
     other.note("end", ("raised", "ValueError: on purpose", "/srv/ada/t.py:7", 11.5))
     other.close()

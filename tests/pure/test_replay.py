@@ -1,4 +1,4 @@
-"""``distkit replay``: a saved trace opens where neither torch nor Jupyter is installed."""
+"""``distkit replay`` opens a saved trace without torch and Jupyter."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ from distkit.cli import main
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 
-#: Runs the command line where importing any of these fails, and BROWSER notes what it shall open.
+#: Runs the command line with failing imports of these, and with a BROWSER that records its page.
 BARE = """if True:
     import sys
 
@@ -38,7 +38,7 @@ def bare(*argv: str | Path, **environ: str) -> "subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
 
 
-def test_a_trace_opens_in_the_browser_without_torch(tmp_path: Path) -> None:
+def test_trace_opens_in_the_browser_without_torch(tmp_path: Path) -> None:
     opened = tmp_path / "opened"
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}\n')
@@ -54,7 +54,7 @@ def test_a_trace_opens_in_the_browser_without_torch(tmp_path: Path) -> None:
     assert "stage0" in page.read_text(encoding="utf-8")
 
 
-def test_it_says_what_is_wrong_in_a_hang(tmp_path: Path) -> None:
+def test_replay_explains_a_hang(tmp_path: Path) -> None:
     said = dict(nbytes=8, shape=(2,), dtype="float32", where="swap.py:4")
     both = Trace(
         [
@@ -72,7 +72,7 @@ def test_it_says_what_is_wrong_in_a_hang(tmp_path: Path) -> None:
     assert f"Replay: {page.as_uri()}" in ran.stdout and page.stat().st_size > 1000
 
 
-def test_no_browser_is_no_error(
+def test_missing_browser_is_not_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("webbrowser.open", lambda uri: False)
@@ -101,7 +101,7 @@ def newer(file: Path) -> None:
         (lambda f: f.write_bytes(pickle.dumps(Path(f))), "which is no plain value"),
     ],
 )
-def test_a_file_that_is_no_trace_is_one_message(
+def test_foreign_file_is_one_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], object], said: str
 ) -> None:
     file = tmp_path / "run.trace"
@@ -112,7 +112,7 @@ def test_a_file_that_is_no_trace_is_one_message(
     assert told.out == "" and "Traceback" not in told.err
 
 
-def test_an_empty_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = Trace().save(tmp_path / "none.gz")
     assert main(["replay", str(file), "--no-browser", "--html", str(tmp_path / "n.html")]) == 0
     assert capsys.readouterr().out.startswith("none: 0 ranks, 0.00 s: 0 messages")

@@ -15,7 +15,7 @@ VIEWS = [Timeline, Stage, Tensors, Gradients]
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_dark_picture_has_the_same_text_in_dark_colours(tmp_path: Path, view: Any) -> None:
+def test_dark_picture_has_the_same_text_in_dark_colours(tmp_path: Path, view: Any) -> None:
     drawn = view(ring())
     path = drawn.save(tmp_path / "x.SVG", dark=True)
     root, before = ET.parse(path).getroot(), ET.fromstring(drawn._svg())
@@ -41,6 +41,6 @@ def test_names_with_another_ending_are_refused(tmp_path: Path) -> None:
 # -- dark paper ----------------------------------------------------------------------
 
 
-def test_words_that_look_like_colours_stay() -> None:
+def test_text_that_looks_like_a_colour_is_kept() -> None:
     words = svg.text(0, 0, 'fill="#fff" is white', "#fff")
     assert svg.dark(words) == svg.text(0, 0, 'fill="#fff" is white', PAPER_DARK)

@@ -1,4 +1,4 @@
-"""Schedules, proved by counting whose contributions each rank holds."""
+"""Schedules, verified by counting the contributions in each rank's chunks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ collectives = pytest.mark.parametrize("algorithm", COLLECTIVES.values(), ids=COL
 
 
 @pytest.mark.parametrize("algorithm", ALL_REDUCES.values(), ids=ALL_REDUCES)
-def test_an_all_reduce_leaves_every_contribution_once_everywhere(algorithm: Algorithm) -> None:
+def test_all_reduce_adds_every_contribution_once(algorithm: Algorithm) -> None:
     for n in SIZES:
         have = held(algorithm.schedule(n), n, algorithm.chunks(n))
         assert (have == 1).all(), f"{n} ranks"
@@ -34,7 +34,7 @@ def test_an_all_reduce_leaves_every_contribution_once_everywhere(algorithm: Algo
 
 @settings(max_examples=40)
 @given(st.integers(1, 16), st.integers(1, 7))
-def test_options_of_an_all_reduce(n: int, option: int) -> None:
+def test_all_reduce_options(n: int, option: int) -> None:
     for name, option_name, ranks in (
         ("double_tree", "segments", n),
         ("hierarchical", "devices_per_host", n),
@@ -45,13 +45,13 @@ def test_options_of_an_all_reduce(n: int, option: int) -> None:
         assert (held(a.schedule(ranks, **how), ranks, chunks) == 1).all()
 
 
-def test_a_torus_has_no_gaps() -> None:
+def test_torus_needs_a_full_grid() -> None:
     with pytest.raises(ValueError, match="7 ranks do not fill hosts of 2"):
         next(ALL_REDUCES["torus"].schedule(7, devices_per_host=2))
 
 
 def complete(name: str, have: np.ndarray, root: int) -> bool:
-    """True if every rank holds what its collective gives it: ``have[rank, chunk, whose]``."""
+    """Return whether every rank holds the collective's result: ``have[rank, chunk, source]``."""
     n = len(have)
     r, ones = np.arange(n), np.eye(n, dtype=int)
     places = (r + root) % n  # place i is rank places[i]
@@ -64,13 +64,13 @@ def complete(name: str, have: np.ndarray, root: int) -> bool:
         "all_gather": lambda: (have == ones).all(),
         "reduce_scatter": lambda: (have[r, r] == 1).all(),
         "all_to_all": lambda: all((have.reshape(n, n, n, n)[i, :, i] == ones).all() for i in r),
-        "barrier": lambda: (have > 0).all(),  # everybody has heard of everybody
+        "barrier": lambda: (have > 0).all(),  # every rank has heard from every other
     }[name]()
 
 
 @collectives
-def test_a_collective_leaves_what_it_promises(algorithm: Algorithm) -> None:
-    """For every number of ranks; from every root of up to 16, and from the last of more."""
+def test_collective_has_its_specified_result(algorithm: Algorithm) -> None:
+    """For every number of ranks; with every root up to 16 ranks, and with the last for more."""
     for n in SIZES if algorithm.name != "all_to_all" else SIZES[:16]:
         chunks, rooted = algorithm.chunks(n), "root" in signature(algorithm.schedule).parameters
         for root in (range(n) if n <= 16 else [0, n - 1]) if rooted else [None]:
@@ -78,13 +78,13 @@ def test_a_collective_leaves_what_it_promises(algorithm: Algorithm) -> None:
             assert complete(algorithm.name, held(rounds, n, chunks), root or 0), (n, root)
 
 
-def test_a_missing_or_doubled_round_is_noticed() -> None:
+def test_missing_or_repeated_round_raises() -> None:
     assert not (held(list(ring(4))[:-1], 4) == 1).all()
     assert held([*ring(4), next(ring(4))], 4).max() == 2
     assert np.array_equal(held([], 3)[0, 0], [1, 0, 0])
 
 
-def test_a_round_that_contradicts_itself_is_refused() -> None:
+def test_inconsistent_round_raises() -> None:
     two, one = np.array([1, 2]), np.array([0, 0])
     for reduce in (False, np.array([True, False])):
         with pytest.raises(ValueError, match="round 0 replaces a chunk"):
@@ -95,7 +95,7 @@ def test_a_round_that_contradicts_itself_is_refused() -> None:
 # -- as cheap as stated --------------------------------------------------------------------
 
 
-#: Rounds, and the most messages and bytes of one rank in K, on eight and on six ranks.
+#: Rounds, and the maximum messages and bytes (in K) of a rank, on eight and on six ranks.
 COSTS = {
     "reduce_broadcast": ((2, 7, 7), (2, 5, 5)),
     "flat": ((1, 7, 7), (1, 5, 5)),
@@ -118,7 +118,7 @@ COSTS = {
 
 
 @everything
-def test_rounds_messages_and_bytes_are_those_of_the_papers(algorithm: Algorithm) -> None:
+def test_rounds_messages_and_bytes_match_the_papers(algorithm: Algorithm) -> None:
     for n, cost in zip((8, 6), COSTS[algorithm.name], strict=True):
         found = algorithm.rounds(n), algorithm.messages(n), algorithm.volume(n)
         assert found == pytest.approx(cost), f"{n} ranks"
@@ -126,17 +126,17 @@ def test_rounds_messages_and_bytes_are_those_of_the_papers(algorithm: Algorithm)
 
 @pytest.mark.parametrize("algorithm", ALL_REDUCES.values(), ids=ALL_REDUCES)
 def test_no_all_reduce_beats_the_lower_bounds(algorithm: Algorithm) -> None:
-    """Chan et al., 2007: each rank's data must reach everybody, and leave it at least once."""
+    """Chan et al., 2007: the data of each rank must leave it once and reach all others."""
     for n in SIZES[1:]:
         assert algorithm.volume(n) >= 2 * (n - 1) / n - 1e-9
-        if algorithm.name not in {"flat", "reduce_broadcast"}:  # these talk to all at once
+        if algorithm.name not in {"flat", "reduce_broadcast"}:  # these send to all ranks at once
             assert algorithm.rounds(n) >= np.ceil(np.log2(n))
 
 
 # -- the catalogue --------------------------------------------------------------------------
 
 
-def test_the_catalogue_is_a_table() -> None:
+def test_catalogue_is_a_table() -> None:
     import distkit as dk
 
     assert dk.algorithms.ALL_REDUCES is ALL_REDUCES

@@ -30,14 +30,14 @@ def own(x: int, seed: int = 0) -> None: ...
         (len, {}),
     ],
 )
-def test_a_seed_is_the_runs_and_also_the_functions_if_it_takes_one(fn, passed) -> None:
+def test_seed_is_passed_to_functions_that_take_one(fn, passed) -> None:
     assert seeds.for_call(fn, {}, 3) == (3, passed)
     drawn, kwargs = seeds.for_call(fn, {"lr": 1}, None)
     assert isinstance(drawn, int)
     assert kwargs == {"lr": 1}
 
 
-def test_runs_draw_seeds_and_cells_go_on() -> None:
+def test_runs_are_reseeded_and_cells_are_not() -> None:
     assert seeds.for_call(plain, {}, None) != seeds.for_call(plain, {}, None)
     cell = Cell("x = 1", "In[1]", [0])
     assert seeds.for_call(cell, {}, None) == (None, {})
@@ -45,12 +45,12 @@ def test_runs_draw_seeds_and_cells_go_on() -> None:
 
 
 @pytest.mark.parametrize("seed", ["3", 0.5, [1]])
-def test_a_seed_is_a_whole_number(seed: object) -> None:
+def test_seed_must_be_an_integer(seed: object) -> None:
     with pytest.raises(TypeError, match="seed must be a whole number"):
         seeds.for_call(plain, {}, seed)
 
 
-def test_all_derived_seeds_differ_and_stay() -> None:
+def test_derived_seeds_are_distinct_and_reproducible() -> None:
     derived = [seeds.for_rank(s, r, life) for s in (-1, 0, 1) for r in range(64) for life in (0, 1)]
     assert len({*derived}) == len(derived)
     assert len({d & 0xFFFFFFFF for d in derived}) == len(derived), "all that torch's CPU takes"

@@ -1,4 +1,4 @@
-"""The sets of data: the same everywhere."""
+"""The data sets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from distkit.data import digits
 
 
-def test_the_digits_of_one_caller_are_its_own() -> None:
+def test_digits_are_copied_for_each_caller() -> None:
     pytest.importorskip("sklearn")
     images, labels = digits()
     images.zero_(), labels.zero_()

@@ -1,4 +1,4 @@
-"""A run on several hosts: who is where, what went between them, and whose clock is how sure."""
+"""Runs on several hosts: places of ranks, traffic between hosts, clock errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ranks(hosts=HOSTS):
 
 
 def message(n, src, dst, sent, received, nbytes=4):
-    """The n-th message: its events by clocks that are right."""
+    """Return the events of the n-th message by correct clocks."""
     fields = {"nbytes": nbytes}
     yield Event(src, 2 * n, Op.SEND, State.STARTED, sent, peer=dst, **fields)
     yield Event(dst, 2 * n + 1, Op.RECV, State.STARTED, sent - 1e-3, peer=src, **fields)
@@ -45,7 +45,7 @@ def all_reduce(n, begins, end):
 
 
 def told(events, wrong, error):
-    """The trace by clocks that are wrong by so much, on each host but the first."""
+    """Return the trace with clock errors on each host but the first."""
     clocks = {host: {"ahead": 5.0, "error": error} for host in wrong}
     seen = [
         Event(
@@ -67,9 +67,7 @@ offset = st.floats(-ERROR, ERROR)
 
 
 @given(st.integers(0, 2**32), offset, offset)
-def test_no_message_is_received_before_it_was_sent_and_no_time_moves_by_more_than_its_error(
-    seed, beta, gamma
-):
+def test_corrections_stay_within_the_clock_error(seed, beta, gamma):
     draw, events, now = random.Random(seed), [], 100.0
     for n in range(12):
         now += draw.expovariate(1 / 0.02)
@@ -89,22 +87,22 @@ def test_no_message_is_received_before_it_was_sent_and_no_time_moves_by_more_tha
     moved = {(e.rank, e.seq, e.state): e.time - before[e.rank, e.seq, e.state] for e in found}
     assert {e for e in moved} == {e for e in before}
     assert all(abs(t) <= (ERROR + 1e-9) * (HOSTS[r] != "alpha") for (r, _, _), t in moved.items())
-    for rank in range(len(HOSTS)):  # and none of a rank overtakes another
+    for rank in range(len(HOSTS)):  # and messages of a rank stay in order
         order = [(e.seq, e.state) for e in seen if e.rank == rank]
         assert order == [(e.seq, e.state) for e in found if e.rank == rank]
 
 
-def test_a_trace_without_contradictions_stays_as_it_is():
+def test_consistent_trace_is_unchanged():
     seen = told(message(0, 0, 2, 1.0, 1.002), {"beta": 1e-3}, ERROR)
     assert in_order(seen) is seen
 
 
-def test_what_contradicts_by_more_than_the_error_is_no_matter_of_clocks():
+def test_contradiction_beyond_the_clock_error_raises():
     seen = told(message(0, 0, 2, 1.0, 1.002), {"beta": -0.5}, ERROR)
     assert in_order(seen) is seen
 
 
-def test_bytes_within_hosts_and_between_them_are_counted_apart():
+def test_bytes_within_and_between_hosts_are_counted():
     sent = [(0, 1, 8), (1, 2, 100), (0, 2, 20), (3, 0, 5)]
     events = [
         e for n, (src, dst, size) in enumerate(sent) for e in message(n, src, dst, n, n + 0.1, size)
@@ -123,7 +121,7 @@ def test_bytes_within_hosts_and_between_them_are_counted_apart():
 # -- the views ------------------------------------------------------------------------------------
 
 
-def test_the_static_timeline_names_each_host_once_above_its_ranks():
+def test_static_timeline_names_each_host_once():
     drawn = Timeline(on_hosts(("alpha", "beta", "gamma")))._svg()
     words = re.findall(">([^<]+)</text>", drawn)
     lanes = [w for w in words if w in HOSTS or re.fullmatch(r"rank \d", w)]
@@ -148,7 +146,7 @@ def test_the_static_timeline_names_each_host_once_above_its_ranks():
     assert "±300 µs between the clocks of alpha, beta and gamma" in drawn
 
 
-def test_a_terminal_and_a_comparison_tell_of_bytes_between_hosts():
+def test_summaries_show_bytes_between_hosts():
     trace = on_hosts(("alpha", "beta", "gamma"))
     told = repr(Timeline(trace)).splitlines()
     assert told[-2:] == [
@@ -159,7 +157,7 @@ def test_a_terminal_and_a_comparison_tell_of_bytes_between_hosts():
     assert re.search(r"bytes between hosts +192 B +0 B", table)
 
 
-def test_one_host_is_not_worth_a_word():
+def test_single_host_is_not_mentioned():
     trace = on_hosts(("alpha",), each=4)
     frame = Columns(trace).frame
     assert not frame["compared"] and "hosts" not in " ".join(frame["facts"])
@@ -167,7 +165,7 @@ def test_one_host_is_not_worth_a_word():
     assert "alpha" not in Timeline(trace)._svg() + Stage(trace)._svg()
 
 
-def test_a_stage_by_hosts_has_areas_that_do_not_overlap():
+def test_host_areas_on_the_stage_do_not_overlap():
     field = Field(project(on_hosts(("alpha", "beta", "gamma"), each=3)))
     assert list(field.hosts) == ["alpha", "beta", "gamma"]
     spans = [(top, bottom) for _, top, _, bottom in field.hosts.values()]
@@ -176,7 +174,7 @@ def test_a_stage_by_hosts_has_areas_that_do_not_overlap():
     assert all(0 < left < right < field.width and top > 10 for left, top, right, _ in areas)
 
 
-def test_a_stepped_moment_says_on_which_host_a_rank_is():
+def test_stepped_moment_names_the_host_of_each_rank():
     stepper = steps.ring(2)
     stepper.about = {r: RankInfo(host=host) for r, host in enumerate(("alpha", "beta"))}
     drawn = Cockpit(stepper)._svg()
@@ -187,12 +185,12 @@ def test_a_stepped_moment_says_on_which_host_a_rank_is():
     ("op", "expected"),
     [
         (Op.ALL_REDUCE, {("a", 2.0, "b", 3.0), ("b", 2.5, "a", 3.25)}),
-        (Op.BROADCAST, {("a", 1.0, "b", 3.0)}),  # rank 0 sends: its own end says nothing
+        (Op.BROADCAST, {("a", 1.0, "b", 3.0)}),  # rank 0 sends: its end gives no bound
         (Op.GATHER, {("b", 2.5, "a", 3.5)}),  # rank 0 ends after all have begun
-        (Op.ALL_TO_ALL, set()),  # nobody needs to send anything to some of them
+        (Op.ALL_TO_ALL, set()),  # some of them receive nothing
     ],
 )
-def test_what_a_collective_tells_of_clocks(
+def test_collective_bounds_the_clock_offset(
     op: Op, expected: set[tuple[str, float, str, float]]
 ) -> None:
     """Ranks 0 and 1 are on one host, rank 2 is on the other."""

@@ -1,4 +1,4 @@
-"""Learners' files that have the names of modules: where distkit looks, and what it says."""
+"""User files with the names of modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_distkit_imports_from_libraries_only(tmp_path: Path) -> None:
     assert not {"", ".", str(mine)} & {*found}
     assert found[-1] == str(copied)
     at = {name: found.index(name) for name in found}
-    assert at[str(installed)] > at[str(Path(os.__file__).parent)]  # Python's own come first
+    assert at[str(installed)] > at[str(Path(os.__file__).parent)]  # Python's modules come first
     assert {p for p in sys.path if p.endswith("-packages")} <= {*found}
 
 
@@ -47,7 +47,7 @@ def shadow(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     "code", ["import wave; wave.open", "from wave import open", "import wave.deep"]
 )
-def test_whose_file_hides_what(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shadowing_file_is_named(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file = shadow(folder, "wave", monkeypatch)
     with pytest.raises((AttributeError, ImportError)) as caught:
         exec(code)
@@ -73,7 +73,7 @@ def test_other_errors_are_not_explained(folder: Path, code: str) -> None:
     assert explain(caught.value) == ""
 
 
-def test_what_would_be_imported_is_checked_before_it_is(
+def test_shadowing_is_checked_before_the_import(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check("wave", "torch", "nowhere")
@@ -82,10 +82,10 @@ def test_what_would_be_imported_is_checked_before_it_is(
         check("torch", "wave")
     assert caught.value.path == file
     check("statistics")
-    assert statistics  # it was there before
+    assert statistics  # it existed before
 
 
-def test_the_command_line_imports_nothing_of_the_readers_folder(tmp_path: Path) -> None:
+def test_command_line_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
     for name in ("argparse", "random", "tempfile", "torch"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported')")
     root = str(Path(__file__).parents[2])

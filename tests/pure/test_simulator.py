@@ -1,4 +1,4 @@
-"""The simulator: networks by hand, late and dead ranks, traces like recorded ones, whole steps."""
+"""The simulator: simple networks, late and failed ranks, traces, training steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ONE = Link(alpha=0, beta=1)
 
 
 @pytest.mark.parametrize("name", ALL_REDUCES)
-def test_a_trace_has_the_schedules_messages(name: str) -> None:
+def test_trace_has_the_messages_of_the_schedule(name: str) -> None:
     n, nbytes = 6, 4 * 1000
     algorithm = ALL_REDUCES[name]
     trace = simulate(name, n, nbytes, NET)
@@ -53,7 +53,7 @@ def test_a_trace_has_the_schedules_messages(name: str) -> None:
     assert [sum(m.nbytes for m in trace.messages if m.src == r) for r in range(n)] == sent.tolist()
     assert all(m.send and m.recv and m.received > m.sent for m in trace.messages)
     assert trace.info.simulated is True
-    adding = NET.link.gamma * nbytes  # what comes after the last message leaves no event
+    adding = NET.link.gamma * nbytes  # computation after the last message has no event
     last = finish_times(name, n, nbytes, NET).max()
     assert last - adding * n <= trace.events[-1].time <= last
     assert not trace.diagnose()
@@ -61,7 +61,7 @@ def test_a_trace_has_the_schedules_messages(name: str) -> None:
 
 @given(n=st.integers(1, 20), seed=st.integers(0, 99))
 @settings(max_examples=20)
-def test_the_quick_path_finds_the_same_times(n: int, seed: int) -> None:
+def test_vectorized_path_gives_the_same_times(n: int, seed: int) -> None:
     late = Stragglers(slow={0: 3.0}, jitter=exponential(1e-5))
     quick = finish_times("halving_doubling", n, 4096, NET, stragglers=late, seed=seed)
     again = finish_times("halving_doubling", n, 4096, NET, stragglers=late, seed=seed)
@@ -74,7 +74,7 @@ def test_the_quick_path_finds_the_same_times(n: int, seed: int) -> None:
 # -- the rules ----------------------------------------------------------------------------------
 
 
-def test_a_rank_sends_one_message_and_receives_one_at_a_time() -> None:
+def test_rank_sends_and_receives_one_message_at_a_time() -> None:
     def star(n: int) -> list[Round]:
         others, root = np.arange(1, n), np.zeros(n - 1, int)
         return [Round(others, root, root, reduce=False), Round(root, others, root, reduce=False)]
@@ -82,7 +82,7 @@ def test_a_rank_sends_one_message_and_receives_one_at_a_time() -> None:
     assert finish_times(star, 5, 4, Network(ONE), chunks=1).max() == 2 * 4 * 4
 
 
-def test_a_transfer_waits_for_both_ends() -> None:
+def test_transfer_waits_for_both_ranks() -> None:
     def one(n: int) -> list[Round]:
         zero = np.array([0])
         return [Round(zero, zero + 1, zero, reduce=False)]
@@ -92,7 +92,7 @@ def test_a_transfer_waits_for_both_ends() -> None:
 
 
 @given(st.integers(2, 12), st.integers(0, 10_000))
-def test_matchings_hold_every_transfer_once(n: int, seed: int) -> None:
+def test_matchings_contain_every_transfer_once(n: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     src = rng.integers(n, size=3 * n)
     dst = (src + rng.integers(1, n, size=3 * n)) % n
@@ -105,20 +105,20 @@ def test_matchings_hold_every_transfer_once(n: int, seed: int) -> None:
 # -- networks -----------------------------------------------------------------------------------
 
 
-def test_a_hosts_card_is_shared() -> None:
+def test_network_card_of_a_host_is_shared() -> None:
     inside, between = Link(0, 0.1), Link(0, 1)
-    src, dst = np.array([0, 1, 2]), np.array([4, 5, 3])  # two leave host 0, one stays
+    src, dst = np.array([0, 1, 2]), np.array([4, 5, 3])  # two messages leave host 0, one stays
     one = Network.hosts(2, 4, inside, between).seconds(src, dst, [7, 7, 7])
     assert one == pytest.approx([14, 14, 0.7])
 
 
-def test_directions_are_not_shared() -> None:
+def test_directions_of_a_link_are_independent() -> None:
     net = Network.hosts(2, 1, ONE, ONE)
     assert net.seconds([0, 1], [1, 0], [9, 9]).tolist() == [9, 9]
 
 
 @pytest.mark.parametrize(("oversubscription", "took"), [(1, 6), (2, 12), (4, 24), (0.5, 6)])
-def test_an_uplink_is_oversubscribed(oversubscription: float, took: float) -> None:
+def test_uplink_can_be_oversubscribed(oversubscription: float, took: float) -> None:
     net = Network.tree(2, 4, ONE, oversubscription=oversubscription)
     r = np.arange(8)
     assert net.seconds(r, (r + 4) % 8, np.full(8, 6)).tolist() == [took] * 8
@@ -126,18 +126,18 @@ def test_an_uplink_is_oversubscribed(oversubscription: float, took: float) -> No
     assert net.seconds([0], [3], [6]).tolist() == [6]
 
 
-def test_a_torus_goes_the_short_way_and_shares_cables() -> None:
+def test_torus_routes_are_shortest_and_share_links() -> None:
     net = Network.torus((4, 4), Link(alpha=0.1, beta=1))
     assert net.seconds([0, 0, 0], [1, 3, 5], [0, 0, 0]) == pytest.approx([0.1, 0.1, 0.2])
     r = np.arange(16)
     neighbours = net.seconds(r, r // 4 * 4 + (r + 1) % 4, np.full(16, 2))
     assert neighbours == pytest.approx([2.1] * 16)
     opposite = net.seconds(r, r // 4 * 4 + (r + 2) % 4, np.full(16, 2))
-    assert opposite == pytest.approx([0.2 + 4] * 16)  # each cable carries two
+    assert opposite == pytest.approx([0.2 + 4] * 16)  # each link carries two
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=20))
-def test_sharing_is_fair(transfers: list[tuple[int, int]]) -> None:
+def test_bandwidth_is_shared_fairly(transfers: list[tuple[int, int]]) -> None:
     resource, m = (np.array(column) for column in zip(*transfers, strict=True))
     done = shared(resource, m.astype(float))
     for i, (mine, size) in enumerate(transfers):
@@ -147,13 +147,13 @@ def test_sharing_is_fair(transfers: list[tuple[int, int]]) -> None:
 # -- stragglers -----------------------------------------------------------------------------------
 
 
-def test_one_slow_rank_slows_the_whole_ring() -> None:
+def test_slow_rank_delays_the_whole_ring() -> None:
     normal = finish_times("ring", 8, 8000, NET).max()
     slow = finish_times("ring", 8, 8000, NET, stragglers=Stragglers(slow={5: 3.0})).max()
     assert 2.5 * normal < slow <= 3 * normal
 
 
-def test_jitter_delays_and_a_seed_repeats_it() -> None:
+def test_jitter_is_reproducible() -> None:
     late = Stragglers(jitter=lognormal(1e-5, 1.0))
     first, again, other = (
         finish_times("ring", 8, 8000, NET, stragglers=late, seed=s).max() for s in (1, 1, 2)
@@ -165,7 +165,7 @@ def test_jitter_delays_and_a_seed_repeats_it() -> None:
 # -- whole steps ---------------------------------------------------------------------------
 
 
-def test_a_data_parallel_step_leaves_what_ddp_leaves() -> None:
+def test_data_parallel_step_has_the_events_of_ddp() -> None:
     work = Workload(forward=1.0, backward=2.0, buckets=[4000, 4000], update=0.5)
     trace = data_parallel(3, work, NET, count=2)
     assert Counter(s.label for s in trace.spans if s.rank == 1) == {
@@ -180,7 +180,7 @@ def test_a_data_parallel_step_leaves_what_ddp_leaves() -> None:
     assert reduces[0].start == pytest.approx(2.0)
 
 
-def test_the_slowest_rank_sets_the_pace() -> None:
+def test_slowest_rank_sets_the_pace() -> None:
     """Exponential times of mean µ on P ranks: a synchronous step lasts µ·H_P on average."""
     work = Workload(forward=0.0, backward=0.0, buckets=[4])
     trace = data_parallel(10, work, Network(FREE), count=2000, delay=exponential(1.0), seed=7)
@@ -190,7 +190,7 @@ def test_the_slowest_rank_sets_the_pace() -> None:
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
 @given(stages=st.integers(1, 6), microbatches=st.integers(1, 9))
 @settings(max_examples=25)
-def test_a_pipelines_bubble(order: str, stages: int, microbatches: int) -> None:
+def test_pipeline_bubble(order: str, stages: int, microbatches: int) -> None:
     trace = pipeline(stages, microbatches, 1.0, 2.0, 0, Network(FREE), order=order)
     assert trace.seconds == pytest.approx(3 * (microbatches + stages - 1))
     assert len(trace.messages) == 2 * (stages - 1) * microbatches
@@ -205,7 +205,7 @@ def test_a_pipelines_bubble(order: str, stages: int, microbatches: int) -> None:
 @example(p=4, m=2, v=1)
 @example(p=4, m=2, v=2)
 @settings(max_examples=25)
-def test_a_smaller_bubble(order: str, p: int, m: int, v: int) -> None:
+def test_interleaving_shrinks_the_bubble(order: str, p: int, m: int, v: int) -> None:
     """Also with fewer micro-batches than ranks."""
     assume(m % max(1, m // p) == 0)
     trace = pipeline(p, m, 1.0, 2.0, 0, Network(FREE), order=order, chunks=v)
@@ -216,20 +216,20 @@ def test_a_smaller_bubble(order: str, p: int, m: int, v: int) -> None:
 
 @given(p=st.integers(1, 6), m=st.integers(1, 24))
 @settings(max_examples=25)
-def test_with_twice_the_activations_no_rank_waits_within_its_step(p: int, m: int) -> None:
+def test_zero_bubble_with_twice_the_activations_has_no_idle_time(p: int, m: int) -> None:
     trace = pipeline(p, m, 1.0, 2.0, 0, Network(FREE), order="zero_bubble_h2")
     mine = [s for s in trace.spans if s.rank == 0 and s.op is Op.MARK and s.end is not None]
     took = max(s.end or 0.0 for s in mine) - min(s.start for s in mine)
     assert took / (3 * m) - 1 == pytest.approx(PIPELINES["zero_bubble_h2"].bubble_to_work(p, m))
 
 
-def test_gradients_of_weights_fill_the_bubble_as_far_as_they_go() -> None:
-    """Qi et al., 2024: ZB-H1 leaves (p-1)(F + I - W)."""
+def test_weight_gradients_fill_the_bubble() -> None:
+    """Qi et al., 2024: ZB-H1 has a bubble of (p-1)(F + I - W)."""
     trace = pipeline(4, 8, 3.0, 5.0, 0, Network(FREE), order="zero_bubble", weights=1.0)
     assert trace.seconds == pytest.approx(8 * 8.0 + 3 * (3.0 + 4.0 - 1.0))
 
 
-def test_a_rank_that_does_not_compute_while_it_sends_is_slower() -> None:
+def test_blocking_sends_are_slower() -> None:
     link, seconds = Network(Link(0.5, 0.0)), []
     for overlap in (True, False):
         trace = pipeline(2, 4, 1.0, 1.0, 4, link, order="gpipe", overlap=overlap)
@@ -237,7 +237,7 @@ def test_a_rank_that_does_not_compute_while_it_sends_is_slower() -> None:
     assert seconds == pytest.approx([11.0, 14.0])  # three of four sends are hidden, twice
 
 
-def test_an_order_of_ones_own_is_played() -> None:
+def test_custom_order_is_simulated() -> None:
     own = PIPELINES["1f1b"].orders(3, 4)
     ends = [pipeline(3, 4, 1.0, 2.0, 8, NET, order=o).seconds for o in (own, "1f1b")]
     assert ends[0] == ends[1]
@@ -251,10 +251,10 @@ def harmonic(n: int) -> float:
     ("options", "expected"),
     [
         ({}, harmonic(10)),  # waits for all
-        ({"staleness": math.inf}, 1.0),  # for nobody: ten gradients in the mean time of one
+        ({"staleness": math.inf}, 1.0),  # for none: ten gradients in the mean time of one
     ],
 )
-def test_stragglers_at_a_parameter_server(options: dict, expected: float) -> None:
+def test_stragglers_with_a_parameter_server(options: dict, expected: float) -> None:
     run = parameter_server(
         10, [4], 1, FREE, exponential(1.0), steps=4000, record=False, seed=3, **options
     )
@@ -262,7 +262,7 @@ def test_stragglers_at_a_parameter_server(options: dict, expected: float) -> Non
     assert run.seconds / 4000 == pytest.approx(expected, rel=tail)
 
 
-def test_waiting_falls_with_staleness() -> None:
+def test_waiting_decreases_with_staleness() -> None:
     waits = [
         parameter_server(
             8, [4], 1, FREE, exponential(1.0), steps=200, staleness=s, record=False
@@ -273,7 +273,7 @@ def test_waiting_falls_with_staleness() -> None:
     assert waits[-1] == 0
 
 
-def test_staleness_is_bounded_in_steps_and_about_all_others_when_not() -> None:
+def test_staleness_is_bounded_or_about_the_number_of_other_workers() -> None:
     free = parameter_server(
         8, [4], 1, FREE, exponential(1.0), steps=500, staleness=math.inf, record=False
     )
@@ -286,10 +286,10 @@ def test_staleness_is_bounded_in_steps_and_about_all_others_when_not() -> None:
     assert max(bound.staleness) <= 7 * (2 * 2 + 1)
 
 
-def test_servers_and_workers_are_busy_one_message_at_a_time() -> None:
+def test_nodes_handle_one_message_at_a_time() -> None:
     load, workers, servers = 1000, 12, 4
     run = parameter_server(workers, [load] * servers, servers, ONE, 0.0, record=False)
-    once = workers * load  # each server sends so much, and takes as much, both at a time
+    once = workers * load  # each server sends and receives this much, concurrently
     assert once + load * servers <= run.seconds <= 2 * once + load * servers
 
 
@@ -330,7 +330,7 @@ def test_servers_and_workers_are_busy_one_message_at_a_time() -> None:
         (lambda: parameter_server(3, [4], 1, ONE, 1.0, staleness=-1), "staleness=-1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call: object, says: str) -> None:
+def test_invalid_arguments_raise(call: object, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call()  # type: ignore[operator]
 
@@ -344,7 +344,7 @@ def test_what_makes_no_sense_is_refused(call: object, says: str) -> None:
         lambda given: data_parallel(2, Workload(1.0, 1.0, [4]), given),
     ],
 )
-def test_a_link_is_no_network(call: Callable[[object], object]) -> None:
+def test_link_is_not_accepted_as_network(call: Callable[[object], object]) -> None:
     with pytest.raises(TypeError, match=r"not Link: give dk.simulation.Network\(the link\)"):
         call(ONE)
     with pytest.raises(
@@ -353,7 +353,7 @@ def test_a_link_is_no_network(call: Callable[[object], object]) -> None:
         call(1e-6)
 
 
-def test_the_public_face() -> None:
+def test_public_names() -> None:
     trace = dk.simulation.simulate(
         "ring", 4, 4000, dk.simulation.Network.flat(dk.simulation.Link.of(1e-5, 1e9))
     )

@@ -1,4 +1,4 @@
-"""Which machines a call and a site's environment variables ask for."""
+"""Machines requested by a call and by a site's environment variables."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def asked(*call: Any) -> tuple[Any, ...]:
     return found.ranks, found.engines, found.options
 
 
-def test_a_site_names_machines_and_launcher() -> None:
+def test_site_configuration_names_machines_and_launcher() -> None:
     site = environ("mpi", "alpha, beta", '{"mpi_cmd": ["mpirun"]}')
     options = {"mpi_cmd": ["mpirun"], "mpi_hosts": {"alpha": 2, "beta": 1}}
     assert asked(3, None, "", {}, site) == (3, "mpi", options)
     assert asked(None, None, "", {}, environ("slurm")) == (4, "slurm", {})
 
 
-def test_a_site_replaces_a_default() -> None:
+def test_site_configuration_overrides_defaults() -> None:
     site = environ("slurm", options='{"timeout": 90, "qos": "low"}')
     found = request(2, None, "", {}, site, timeout=60.0)
     assert found.timeout == 90 and found.options == {"qos": "low"}
 
 
-def test_the_call_has_the_last_word() -> None:
+def test_call_overrides_the_site_configuration() -> None:
     site = environ("slurm", options='{"qos": "low"}')
     assert asked(2, None, "", {"qos": "high"}, site) == (2, "slurm", {"qos": "high"})
     assert asked(None, {"delta": 2}, "", {}, site) == ({"delta": 2}, "ssh", {})
@@ -44,7 +44,7 @@ def test_the_call_has_the_last_word() -> None:
     assert asked(2, None, "ssh", {}, site) == ({"alpha": 1, "beta": 1}, "ssh", {})
 
 
-def test_ranks_are_dealt_in_blocks() -> None:
+def test_ranks_are_assigned_in_blocks() -> None:
     assert deal(5, ["a", "b", "c"]) == {"a": 2, "b": 2, "c": 1}
     assert deal(2, ["a", "b", "c"]) == {"a": 1, "b": 1}
     assert asked(3, ["a", "b"], "", {}, {}) == ({"a": 2, "b": 1}, "ssh", {})
@@ -68,7 +68,7 @@ def test_ranks_are_dealt_in_blocks() -> None:
         (4, None, "", environ("mpi", options="[1]"), "no JSON object"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_site_raises(
     ranks: int, hosts: dict[str, int] | None, engines: str, site: dict[str, str], said: str
 ) -> None:
     with pytest.raises(StartError) as refused:
@@ -76,7 +76,7 @@ def test_what_cannot_be_is_refused(
     assert said in str(refused.value)
 
 
-def test_an_error_says_how_to_make_the_cluster_again() -> None:
+def test_error_shows_how_to_recreate_the_cluster() -> None:
     plan = make_plan(3, 0, "cpu", "auto", cpus=2, memory=1 << 40)
     on = {"alpha": 2, "beta": 1}
     assert (

@@ -1,4 +1,4 @@
-"""When training with more ranks pays: the formulas, against each other and by hand."""
+"""Speedup formulas, against each other and by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def row(ranks: int, batch: int, compute: float, sync: float, step: float) -> dic
 
 
 @given(RANKS, SECONDS, SECONDS)
-def test_an_epoch_is_shorter_exactly_where_it_pays(n: int, compute: float, sync: float) -> None:
+def test_epoch_is_shorter_above_the_break_even(n: int, compute: float, sync: float) -> None:
     one, many = cost.epoch(1000, 10, 1, compute), cost.epoch(1000, 10, n, compute, sync)
     assert one / many == pytest.approx(cost.speedup(n, compute, sync))
     least = cost.break_even(compute, sync)
@@ -25,10 +25,10 @@ def test_an_epoch_is_shorter_exactly_where_it_pays(n: int, compute: float, sync:
 
 
 @given(RANKS, SECONDS, SECONDS, SECONDS)
-def test_a_prediction_is_that_of_the_epochs(
+def test_prediction_equals_the_ratio_of_epochs(
     n: int, alone: float, compute: float, sync: float
 ) -> None:
-    compute = max(compute, alone)  # sharing a processor makes nothing quicker
+    compute = max(compute, alone)  # sharing a processor makes nothing faster
     (_, found) = speedups([row(1, 8, alone, 0, alone), row(n, 8, compute, sync, 1.0)])
     expected = cost.epoch(1000, 8, 1, alone) / cost.epoch(1000, 8, n, compute, sync)
     assert found["predicted"] == pytest.approx(expected)
@@ -40,7 +40,7 @@ def test_speed_up_needs_one_rank() -> None:
         speedups([row(1, 8, 1, 0, 1), row(2, 8, 1, 1, 2), row(2, 16, 1, 1, 2)])
 
 
-def test_the_plot_has_a_line_of_predictions_and_dots_of_measurements() -> None:
+def test_plot_has_predicted_line_and_measured_dots() -> None:
     rows = [row(1, b, 1, 0, 1) for b in (8, 16)] + [row(2, b, 1, 1, 4) for b in (8, 16)]
     lines = plot_speedups(rows).axes[0].lines
     assert [[*line.get_ydata()] for line in lines[:4]] == [[1, 1], [1, 0.5]] * 2
@@ -50,7 +50,7 @@ TIMES = st.floats(1e-3, 10.0)
 
 
 @given(st.lists(TIMES, min_size=12, max_size=12), st.integers(1, 3), st.integers(0, 1), TIMES)
-def test_a_setting_that_was_measured_is_predicted_from_its_own_parts(
+def test_measured_setting_is_predicted_from_its_parts(
     times: list[float], n: int, which: int, latency: float
 ) -> None:
     settings = [(ranks, batch) for ranks in (1, 2, 3) for batch in (8, 16)]
@@ -73,7 +73,7 @@ def test_a_setting_that_was_measured_is_predicted_from_its_own_parts(
 SWEPT = [row(r, b, b / 8, float(r > 1), b / 8 + (r > 1)) for r in (1, 2, 4) for b in (8, 24)]
 
 
-def test_between_measured_settings_parts_lie_on_lines_and_outside_nothing_is_predicted() -> None:
+def test_predictions_interpolate_and_do_not_extrapolate() -> None:
     found = predict(SWEPT, ranks=3, batch=16)
     assert (found["compute"], found["sync"], found["predicted"]) == (2, 1, 2)
     assert found["pays"] == 1.5
@@ -82,7 +82,7 @@ def test_between_measured_settings_parts_lie_on_lines_and_outside_nothing_is_pre
             predict(SWEPT, **{"ranks": 2, "batch": 8, **outside})
 
 
-def test_a_plot_of_one_setting_with_its_prediction_and_what_was_measured() -> None:
+def test_plot_of_one_setting_shows_prediction_and_measurement() -> None:
     slow = {"latency": 1.0, "bandwidth": 1000.0}
     runs = [
         {**row(2, 16, 2, 2.5, 5.0), **slow},
@@ -99,6 +99,6 @@ def test_a_plot_of_one_setting_with_its_prediction_and_what_was_measured() -> No
     assert title == "2 ranks: predicted 0.89, measured 0.80; pays with more than 2.2 ranks"
 
 
-def test_a_setting_outside_what_was_measured_has_no_plot() -> None:
+def test_setting_outside_the_measurements_raises() -> None:
     with pytest.raises(ValueError, match=r"ranks=9: measured from 1 to 4\. Sweep further\."):
         plot_prediction(SWEPT, ranks=9, batch=16)

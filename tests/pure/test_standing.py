@@ -1,4 +1,4 @@
-"""Where ranks are, in whatever pieces the events arrive."""
+"""The states of ranks, for any batches of events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distkit.events import Op
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(0, 150), st.randoms())
-def test_pieces_in_any_order_of_the_ranks_make_no_difference(seed, n, cut, order):
+def test_order_of_batches_does_not_matter(seed, n, cut, order):
     author = Author(seed, n).write(8)
     for program in author.programs:
         if program and order.random() < 0.5:
@@ -36,7 +36,7 @@ def test_pieces_in_any_order_of_the_ranks_make_no_difference(seed, n, cut, order
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(0, 150))
-def test_blocked_are_exactly_those_who_wait(seed, n, cut):
+def test_blocked_ranks_are_exactly_the_waiting_ones(seed, n, cut):
     author = Author(seed, n).write(8)
     sim = Simulation(author.programs, author.groups, random.Random(seed)).run(cut)
     made = WaitForGraph(n, author.groups)
@@ -45,5 +45,5 @@ def test_blocked_are_exactly_those_who_wait(seed, n, cut):
     assert made.stuck() == [] and set(blocked) <= set(sim.stuck)
     under_way = [p for p in sim.posted if p.met and not p.done]
     if not any(p.step.op is Op.RECV and p.step.peer is None for p in under_way):
-        assert blocked == sim.stuck  # who a receive from anybody takes shows when it is over
+        assert blocked == sim.stuck  # the sender of a receive from any source is known at its end
     assert all(s.waits_for and s.reason for s in made.rank_states if s.rank in blocked)

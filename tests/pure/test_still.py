@@ -1,4 +1,4 @@
-"""The picture beside a widget: what stays in the notebook is what was drawn last."""
+"""The static picture of a widget is the last one drawn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distkit.views.widget.snapshot import NotebookSnapshot
 
 
 class Handle:
-    """Where IPython would replace the picture."""
+    """A fake display handle."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -21,7 +21,7 @@ class Handle:
         self.sent.append(bundle["text/plain"])
 
 
-def test_a_slow_drawing_does_not_replace_a_newer_one() -> None:
+def test_slow_drawing_does_not_replace_a_newer_one() -> None:
     state, drawing, finish = ["old"], threading.Event(), threading.Event()
 
     def draw() -> tuple[str, str]:
@@ -40,14 +40,14 @@ def test_a_slow_drawing_does_not_replace_a_newer_one() -> None:
     state[0] = "new"
     quick = threading.Thread(target=still.renew)
     quick.start()
-    quick.join(0.1)  # it may be done by now; it must not be
+    quick.join(0.1)  # it may be done by now, but need not
     finish.set()
     slow.join(10)
     quick.join(10)
     assert handle.sent == ["old", "new"]
 
 
-def test_what_changes_while_it_is_displayed_is_sent_after_it(
+def test_changes_during_display_are_sent_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state, handle = ["going on"], Handle()

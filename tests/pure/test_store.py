@@ -1,4 +1,4 @@
-"""The store: what torch asks of one, and waiting that ends when it should."""
+"""The rendezvous store: torch's interface and time limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def store(file: str) -> InterruptibleStore:
     return InterruptibleStore(dist.FileStore(file, 2))
 
 
-def test_it_keeps_what_it_is_given(store: InterruptibleStore) -> None:
+def test_store_keeps_values(store: InterruptibleStore) -> None:
     store.set("a", "one")
     assert store.get("a") == b"one"
     assert store.add("n", 2) == 2 and store.add("n", 3) == 5
@@ -40,7 +40,7 @@ def test_it_keeps_what_it_is_given(store: InterruptibleStore) -> None:
     assert not store.has_extended_api()
 
 
-def test_two_of_them_share_a_file(store: InterruptibleStore, file: str) -> None:
+def test_two_stores_share_a_file(store: InterruptibleStore, file: str) -> None:
     other = InterruptibleStore(dist.FileStore(file, 2))
     threading.Timer(0.02, other.set, ["late", "come"]).start()
     assert store.get("late") == b"come"
@@ -59,7 +59,7 @@ def test_torch_uses_it_through_a_prefix(store: InterruptibleStore, file: str) ->
     assert two.num_keys() == before - 1
 
 
-def test_a_wait_has_its_end(store: InterruptibleStore) -> None:
+def test_wait_times_out(store: InterruptibleStore) -> None:
     with pytest.raises(dist.DistStoreError, match="did not come within"):
         store.wait(["never"], timedelta(seconds=0.01))
     store.set_timeout(timedelta(seconds=0.01))
@@ -68,7 +68,7 @@ def test_a_wait_has_its_end(store: InterruptibleStore) -> None:
 
 
 @pytest.mark.parametrize("through", ["itself", "a prefix"])
-def test_a_signal_ends_a_wait(store: InterruptibleStore, through: str) -> None:
+def test_signal_ends_a_wait(store: InterruptibleStore, through: str) -> None:
     used = store if through == "itself" else dist.PrefixStore("p", store)
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
@@ -96,7 +96,7 @@ def test_ranks_of_several_machines_share_a_store(tmp_path: Path) -> None:
     server.close()
 
 
-def test_a_run_that_is_over_leaves_no_values(tmp_path: Path) -> None:
+def test_finished_run_leaves_no_values(tmp_path: Path) -> None:
     server = StoreServer(str(tmp_path))
     over, next_run = (StoreClient(str(tmp_path), f"store-{run}-0") for run in (1, 11))
     over.set("k", b"v")

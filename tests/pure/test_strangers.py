@@ -1,4 +1,4 @@
-"""Trace files of strangers: they open and then work everywhere, or one error names the field."""
+"""Untrusted trace files either work everywhere, or raise an error that names the field."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REPLACED = {"node": 2, "name": "server 0", "how": "killed", "time": 4711.26}
 
 
 def rich(trace: Trace, **more: Any) -> Trace:
-    """The trace with something in each field of its info."""
+    """Return the trace with a value in each field of its info."""
     facts = {
         "groups": {"world": [0, 1], "1": [0, 1]},
         "dropped": {"0": 3, "notebook": 2},
@@ -97,7 +97,7 @@ def write(path: Path, lines: list[Any]) -> Path:
 
 
 def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The ways to every value within a value."""
+    """Return the paths to all nested values."""
     yield way
     if isinstance(value, (dict, list)):
         for key, one in value.items() if isinstance(value, dict) else enumerate(value):
@@ -105,7 +105,7 @@ def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def damage(lines: list[Any], rng: random.Random) -> None:
-    """Change one value somewhere: by an odd one, or one from elsewhere in its line."""
+    """Replace one value by an unusual one, or by another value of its line."""
     line = rng.choice([line for line in lines if line])
     ways = list(places(line))[1:]
     way, other = rng.choice(ways), line
@@ -122,7 +122,7 @@ def damage(lines: list[Any], rng: random.Random) -> None:
 
 
 def use(trace: Trace, folder: Path) -> None:
-    """Everything that one can do with a trace."""
+    """Use every feature of a trace."""
     assert repr(trace)
     trace.diagnose()
     trace.to_dataframe()
@@ -135,7 +135,7 @@ def use(trace: Trace, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_damaged_file_works_or_is_refused(tmp_path: Path, seed: int) -> None:
+def test_damaged_file_loads_or_raises(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     opened = 0
     while opened < 2:
@@ -174,7 +174,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("field", "way", "value"), WRONG)
-def test_the_error_names_the_field(
+def test_error_names_the_field(
     tmp_path: Path, field: str, way: tuple[Any, ...], value: Any
 ) -> None:
     lines = lines_of(FILES[3].save(tmp_path / "x.trace"))
@@ -186,7 +186,7 @@ def test_the_error_names_the_field(
         Trace.load(write(tmp_path / "x.trace", lines))
 
 
-def test_nesting_without_end_is_refused(tmp_path: Path) -> None:
+def test_deep_nesting_raises(tmp_path: Path) -> None:
     path = tmp_path / "x.trace"
     path.write_bytes(gzip.compress(b'{"meta": ' + b"[" * 100_000))
     with pytest.raises(TraceFileError, match=r"x\.trace: "):

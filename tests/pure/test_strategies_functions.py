@@ -1,4 +1,4 @@
-"""Scheduled functions: each is over exactly once, whoever dies; a variable's shards."""
+"""Scheduled functions finish exactly once despite deaths; shards of variables."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.support.in_process import InProcess
 
 
 class Queue(RuleBasedStateMachine):
-    """Workers that run functions, die at any time, and whose words arrive late."""
+    """Workers that run functions, die at any time, and send late messages."""
 
     def __init__(self) -> None:
         super().__init__()
         self.queue, self.lives = FunctionQueue(), Counter[int]()
-        self.told: dict[int, list[Worker]] = {}  # by function: who was told to run it
+        self.told: dict[int, list[Worker]] = {}  # the workers to which each function was assigned
         self.results, self.cancelled = Counter[int](), set[int]()
         self.late: list[tuple[Worker, int]] = []
 
@@ -59,7 +59,7 @@ class Queue(RuleBasedStateMachine):
     def finishes(self, data, dies: bool) -> None:
         worker = data.draw(st.sampled_from(sorted(self.running)))
         function = self.running[worker]
-        if dies:  # its last word may still be under way
+        if dies:  # its last message may still be in flight
             self.lives[worker.rank] = max(self.lives[worker.rank], worker.life + 1)
             self.late.append((worker, function))
         elif self.lives[worker.rank] == worker.life:
@@ -94,7 +94,7 @@ class Queue(RuleBasedStateMachine):
             assert len(set(workers)) == len(workers) <= 1 + sum(self.lives.values())
 
     def teardown(self) -> None:
-        """Who lives goes on: everything is over in the end."""
+        """Live workers continue until every function has finished."""
         for _ in range(2 * self.queue._scheduled + 3):
             for rank in (1, 2, 3):
                 worker = self.worker(rank)
@@ -111,7 +111,7 @@ TestQueue = Queue.TestCase
 
 
 @pytest.mark.parametrize("bound", [2, 1000])  # split over the servers, or not
-def test_a_function_that_runs_again_pushes_once(bound: int) -> None:
+def test_rescheduled_function_pushes_once(bound: int) -> None:
     there = InProcess(workers=3, servers=2, mode="dist_async", bound=bound)
     dead, again, reader = (there.store(rank) for rank in range(3))
     dead.set_optimizer(SGD(learning_rate=-1))
@@ -125,14 +125,14 @@ def test_a_function_that_runs_again_pushes_once(bound: int) -> None:
         again.push("a", torch.full((4,), 10.0))
     with dead.once(1, floor=1):
         dead.push(["a", "b"], [torch.ones(4)] * 2)
-    with again.once(0):  # over: below the floor
+    with again.once(0):  # finished: below the floor
         again.push(["a", "b"], [torch.ones(4)] * 2)
         again.push(["a", "b"], [torch.ones(4)] * 2)
-    again.push("a", torch.ones(4))  # outside of a function: each counts
+    again.push("a", torch.ones(4))  # outside functions every push counts
     assert [v.tolist() for v in reader.pull(["a", "b"])] == [[13.0] * 4, [2.0] * 4]
 
 
-def test_a_refused_push_fails_its_function() -> None:
+def test_refused_push_fails_its_function() -> None:
     kv = InProcess(mode="dist_async").store()
     kv.set_optimizer(SGD(learning_rate=1))
     kv.init("w", torch.zeros(2, dtype=torch.int64))
@@ -159,12 +159,12 @@ def test_a_refused_push_fails_its_function() -> None:
         (MaxSizePartitioner(1), (3, 100), [3, 1]),
     ],
 )
-def test_shards_are_those_of_tensorflow(partitioner, shape, shards) -> None:
+def test_shards_match_tensorflow(partitioner, shape, shards) -> None:
     assert partitioner(shape, torch.float32) == shards
 
 
 @given(rows=st.integers(1, 50), width=st.integers(1, 9), size=st.integers(1, 4000))
-def test_sizes_are_kept(rows: int, width: int, size: int) -> None:
+def test_shard_sizes_are_respected(rows: int, width: int, size: int) -> None:
     for partitioner in (MaxSizePartitioner(size), MinSizePartitioner(size, 7)):
         shards, _ = partitioner((rows, width), torch.float64)
         sizes = [len(piece) * width * 8 for piece in torch.arange(rows).tensor_split(shards)]
@@ -183,6 +183,6 @@ def test_sizes_are_kept(rows: int, width: int, size: int) -> None:
         lambda: MaxSizePartitioner(8, max_shards=0),
     ],
 )
-def test_wrong_numbers_are_refused(wrong) -> None:
+def test_invalid_numbers_raise(wrong) -> None:
     with pytest.raises(StrategyError, match="at least 1"):
         wrong()

@@ -1,4 +1,4 @@
-"""``TF_CONFIG``: each field's error, and the place in a cluster."""
+"""``TF_CONFIG``: errors of each field, and the position in a cluster."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def parse(cluster, task) -> TFConfig:
     ("kind", "index", "rank"),
     [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2), ("ps", 0, None), ("evaluator", 0, None)],
 )
-def test_each_tasks_rank(kind: str, index: int, rank: int | None) -> None:
+def test_rank_of_each_task(kind: str, index: int, rank: int | None) -> None:
     found = parse(HOSTS, {"type": kind, "index": index})
     assert (found.rank, found.is_chief) == (rank, rank == 0)
     assert (found.world_size, found.master) == (3, "a:1")
     assert found.layout == {"workers": 3, "servers": 1}
 
 
-def test_without_a_chief_worker_0_is_it() -> None:
+def test_worker_0_is_chief_by_default() -> None:
     found = parse({"worker": ["a:1", "b:1"]}, {"type": "worker", "index": 0})
     assert (found.rank, found.is_chief, found.world_size) == (0, True, 2)
     for kind in ("chief", "worker"):
@@ -39,7 +39,7 @@ def test_without_a_chief_worker_0_is_it() -> None:
         assert (alone.type, alone.rank, alone.is_chief) == (kind, 0, True)
 
 
-def test_bad_json_is_placed() -> None:
+def test_json_error_names_the_position() -> None:
     with pytest.raises(StrategyError) as caught:
         TFConfig.parse('{"cluster": {\n  "worker": [a:1]}}')
     said, line, marker = str(caught.value).splitlines()
@@ -73,18 +73,18 @@ def test_bad_json_is_placed() -> None:
         ({"cluster": HOSTS, "task": {"type": "worker"}}, "missing required field `index`"),
     ],
 )
-def test_a_wrong_field_is_named(found, words: str) -> None:
+def test_wrong_field_is_named(found, words: str) -> None:
     with pytest.raises(StrategyError, match="TF_CONFIG has a wrong field") as caught:
         TFConfig.parse(json.dumps(found))
     assert words in str(caught.value)
 
 
-def test_an_index_may_be_a_text() -> None:
+def test_index_may_be_a_string() -> None:
     assert parse(HOSTS, {"type": "worker", "index": "1"}).rank == 2
 
 
 @pytest.mark.parametrize("found", [{}, {"rpc_layer": "grpc"}, {"environment": "cloud"}])
-def test_without_a_cluster_it_is_one_process(found, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cluster_means_one_process(found, monkeypatch: pytest.MonkeyPatch) -> None:
     config = TFConfig.parse(json.dumps(found))
     assert (config.rank, config.world_size, config.is_chief, config.master) == (0, 1, True, "")
     assert config.layout == {"workers": 1, "servers": 0}
@@ -109,7 +109,7 @@ CONFIG = st.fixed_dictionaries(
 
 
 @given(CONFIG | JSON)
-def test_any_json_is_a_configuration_or_told_what_is_wrong(found) -> None:
+def test_any_json_parses_or_raises(found) -> None:
     try:
         config = TFConfig.parse(json.dumps(found))
     except StrategyError as error:
@@ -122,7 +122,7 @@ def test_any_json_is_a_configuration_or_told_what_is_wrong(found) -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "\ufeff{}", '{"cluster":\u2028{]}'])
-def test_what_cannot_be_decoded_is_told(text: str) -> None:
+def test_undecodable_text_raises(text: str) -> None:
     with pytest.raises(StrategyError, match="TF_CONFIG is not valid JSON"):
         TFConfig.parse(text)
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_decoded_is_told(text: str) -> None:
         (f"{'x' * 70}.invalid:5000", "cannot use xxxx"),
     ],
 )
-def test_the_address_of_another_machine_is_refused_at_once(
+def test_address_of_another_machine_raises(
     address: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = {"type": "worker", "index": 0}
@@ -147,7 +147,7 @@ def test_the_address_of_another_machine_is_refused_at_once(
     assert says in str(told.value)
 
 
-def test_a_port_that_another_process_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_occupied_port_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         cluster = {"worker": [f"127.0.0.1:{other.getsockname()[1]}"]}
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster}))
@@ -155,7 +155,7 @@ def test_a_port_that_another_process_has_is_refused(monkeypatch: pytest.MonkeyPa
             MultiWorkerMirroredStrategy()
 
 
-def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     assert TFConfig.from_environment() is None
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"]}}')

@@ -1,4 +1,4 @@
-"""The cockpit without a browser: what it sends, what it obeys, its static picture and table."""
+"""The cockpit without a browser: messages, commands, static picture and table."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 class Browser:
-    """Holds what a browser would: the model's state after every message."""
+    """A fake browser: holds the model's state after every message."""
 
     def __init__(self, cockpit, monkeypatch):
         self.told, self.changed = [], threading.Condition()
@@ -42,7 +42,7 @@ class Browser:
             self.changed.notify_all()
 
     def click(self, do, **more):
-        """What a button sends; it returns when the command was obeyed."""
+        """Send a button's command, and wait until it is handled."""
         self.cockpit._handle_custom_msg({"do": do, "id": len(self.told), **more}, [])
         self.wait(lambda: {"did": len(self.told) - 2} in self.told)
 
@@ -77,7 +77,7 @@ def ring(n=0):
 # -- the projection -------------------------------------------------------------------
 
 
-def test_a_moment_says_where_each_rank_is_and_what_it_touches():
+def test_moment_shows_line_and_tensors_of_each_rank():
     stepper = ring(3)
     stepper.next(0)
     moment = snapshot(stepper)["moment"]
@@ -98,27 +98,27 @@ def test_a_moment_says_where_each_rank_is_and_what_it_touches():
     assert (second["status"], second["now"], second["last"]) == ("paused", "1.3", "1.2")
 
 
-def test_a_rank_in_a_page_stands_at_the_line_that_called_it():
+def test_rank_in_a_library_is_shown_at_the_calling_line():
     stepper = steps.called()
     stepper.next(1)
     ranks = snapshot(stepper)["moment"]["ranks"]
     assert [(r["where"], r["inner"]) for r in ranks[:2]] == [
         ("In[5]:5", "collectives.py:17"),
-        ("In[5]:5", "collectives.py:14"),  # blocked: its call alone says who called
+        ("In[5]:5", "collectives.py:14"),  # blocked: only its call has the caller
     ]
     for _ in range(6):
         stepper.next()
-    assert "inner" not in snapshot(stepper)["moment"]["ranks"][0]  # the barrier is fn's own
+    assert "inner" not in snapshot(stepper)["moment"]["ranks"][0]  # the barrier is in fn
     assert stepper.trace.spans[0].label == ""
 
 
-def test_earlier_moments_keep_the_tensors_of_their_time():
+def test_earlier_moments_keep_their_tensors():
     stepper, moments = ring(7), []
     for position in range(8):
         stepper.seek(position)
         moments.append(snapshot(stepper)["moment"])
     assert [m["ranks"][0].get("now") for m in moments] == [f"0.{i}" for i in range(7)] + [None]
-    # the barrier has no tensor: what was done last before it stays
+    # the barrier has no tensor: the previous operation stays
     assert [m["ranks"][0].get("last") for m in moments] == [
         None,
         "0.0",
@@ -133,7 +133,7 @@ def test_earlier_moments_keep_the_tensors_of_their_time():
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.sampled_from([None, 0, 1, 2, 3]), max_size=20))
-def test_the_bars_of_any_moment_are_in_the_timeline(choices):
+def test_bars_of_every_moment_are_in_the_timeline(choices):
     stepper = ring()
     for choice in choices:
         rank_states = stepper.moments[-1].rank_states
@@ -160,7 +160,7 @@ def found(kind, message, remedy="Repair it."):
     return Found(message, remedy, False, {1: "In[5]:7"}, kind)
 
 
-def test_an_error_and_what_only_repeats_it_are_one_remark():
+def test_error_and_its_repetition_are_one_remark():
     repeats = found("raised", "rank 1 raised ValueError: too small at In[5]:7.")
     (remark,) = remarks(RAISED, [repeats])
     assert remark["message"] == "rank 1 raised ValueError: too small at In[5]:7"
@@ -192,20 +192,20 @@ def test_remarks(error, findings, messages):
     assert [remark["message"] for remark in remarks(error, findings)] == messages
 
 
-def test_a_run_that_was_stopped_has_no_error():
+def test_stopped_run_has_no_error():
     stepper = ring(1)
     stepper.error, stepper.facts = "fn was interrupted on all ranks", {"interrupted": True}
     told = snapshot(stepper)
     assert told["stopped"] and not told["remarks"]
     assert "step 1 of 1 · You stopped it here." in to_table(told, project(stepper.trace))
-    stepper.findings = [FOUND]  # it could not have gone on
+    stepper.findings = [FOUND]  # it could not have continued
     assert snapshot(stepper)["remarks"]
 
 
 # -- the widget --------------------------------------------------------------------------
 
 
-def test_buttons_are_obeyed_and_the_browser_told(opened):
+def test_buttons_are_handled_and_acknowledged(opened):
     stepper = ring()
     browser = opened(stepper)
     browser.click("next")
@@ -221,7 +221,7 @@ def test_buttons_are_obeyed_and_the_browser_told(opened):
     assert browser.state["sources"] == whole.pop("sources") and browser.steps == whole
 
 
-def test_one_can_look_back_and_pause_while_the_ranks_move(opened, monkeypatch):
+def test_user_can_seek_back_and_pause_while_ranks_run(opened, monkeypatch):
     stepper, moving, let = ring(2), threading.Event(), threading.Event()
     monkeypatch.setattr(stepper, "finish", lambda: (moving.set(), let.wait(60)))
     browser = opened(stepper)
@@ -235,7 +235,7 @@ def test_one_can_look_back_and_pause_while_the_ranks_move(opened, monkeypatch):
     browser.wait(lambda: {"did": "x"} in browser.told)
 
 
-def test_what_cannot_be_done_is_said_in_a_sentence(opened):
+def test_invalid_action_returns_a_sentence(opened):
     stepper = steps.cycle()
     stepper.next()
     browser = opened(stepper)
@@ -257,7 +257,7 @@ def texts(picture):
     return [text for element in root.iter(f"{SVG}text") for text in element.itertext()]
 
 
-def test_a_notebook_stores_widget_picture_and_table(tmp_path):
+def test_notebook_stores_widget_picture_and_table(tmp_path):
     stepper = ring(3)
     stepper.next(0)
     cockpit = Cockpit(stepper)
@@ -279,7 +279,7 @@ def test_a_notebook_stores_widget_picture_and_table(tmp_path):
     cockpit.close()
 
 
-def test_the_static_picture_says_what_is_wrong_and_when_one_looks_back():
+def test_static_picture_shows_errors_and_the_shown_moment():
     stepper = steps.cycle()
     stepper.next()
     stepper.findings = [FOUND]
@@ -294,7 +294,7 @@ def test_the_static_picture_says_what_is_wrong_and_when_one_looks_back():
     assert not any(FOUND.message in word for word in words)
 
 
-def test_a_rank_that_died_is_said_in_words_everywhere():
+def test_dead_rank_is_labelled_everywhere():
     stepper = ring(1)
     stepper.fail("", 1, "signal SIGKILL; the others go on without it", "", how="died")
     told = "last seen before send(dst=2) at collectives.py:15"
@@ -330,6 +330,6 @@ def test_static_pictures_are_well_formed_and_small(n):
     assert ("… and 4 more ranks" in texts(picture)) == (n == 20)
 
 
-def test_a_program_whose_source_is_not_known_has_a_picture():
+def test_program_without_source_has_a_picture():
     stepper = FakeStepper("f", [[dict(op=Op.BARRIER)]] * 2, {})
     assert "rank 1" in texts(to_svg(snapshot(stepper), project(stepper.trace)))

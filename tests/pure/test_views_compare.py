@@ -1,4 +1,4 @@
-"""Several traces compared: figures, projection, static picture, table, runs that go on."""
+"""Comparison of traces: figures, projection, static picture, table, live runs."""
 
 import json
 import random
@@ -25,7 +25,7 @@ def counted(trace: Trace):
 
 
 def naive(n: int = 4) -> Trace:
-    """All send to rank 0, which sends back: one message after the other."""
+    """All ranks send to rank 0, which replies, one message at a time."""
     s, t = Script(), 0.0
     for r in range(1, n):
         s.op(r, Op.SEND, 0.0, t + 0.1 * MS, peer=0, **CHUNK)
@@ -46,7 +46,7 @@ def rows(view_or_picture):
 
 
 @pytest.mark.parametrize("n", [3, 4, 7])
-def test_a_ring_takes_2n_minus_2_rounds_and_its_ranks_send_alike(n: int) -> None:
+def test_ring_takes_2n_minus_2_rounds_with_equal_traffic(n: int) -> None:
     trace = traces.ring(n, size=4 * n)
     found = counted(trace)
     assert found["rounds"] == 2 * (n - 1)
@@ -54,7 +54,7 @@ def test_a_ring_takes_2n_minus_2_rounds_and_its_ranks_send_alike(n: int) -> None
     assert {r["bytes"] for r in found["ranks"]} == {found["most_sent"]} == {2 * (n - 1) * 16}
 
 
-def test_waiting_is_the_time_until_the_last_one_arrives() -> None:
+def test_waiting_ends_when_the_last_rank_arrives() -> None:
     s = Script()
     for r in range(3):
         s.op(r, Op.ALL_REDUCE, r * MS, 4 * MS, **CHUNK)
@@ -65,8 +65,8 @@ def test_waiting_is_the_time_until_the_last_one_arrives() -> None:
     assert [r["busy"] for r in ranks] == pytest.approx([1, 0.75, 0.5], abs=1e-3)
 
 
-def test_who_computes_meanwhile_does_not_wait() -> None:
-    """A receive that is begun early waits from the end of the computation that overlaps it."""
+def test_computing_rank_does_not_wait() -> None:
+    """An early receive counts as waiting from the end of the overlapping computation."""
     s = Script()
     s.op(0, Op.RECV, 0, 9 * MS, peer=1, **CHUNK)
     s.op(0, Op.MARK, 1 * MS, 6 * MS, attributes={"label": "compute"})
@@ -76,7 +76,7 @@ def test_who_computes_meanwhile_does_not_wait() -> None:
     assert figures(c)["ranks"][0]["waiting"] == pytest.approx(2 / 9, abs=1e-3)
 
 
-def test_a_barrier_after_which_somebody_computes_is_waiting() -> None:
+def test_barrier_before_computation_is_waiting() -> None:
     s = Script()
     s.op(0, Op.BARRIER, 0, 4 * MS)
     s.op(1, Op.BARRIER, 3 * MS, 4 * MS)
@@ -86,7 +86,7 @@ def test_a_barrier_after_which_somebody_computes_is_waiting() -> None:
     assert [found["ranks"][0]["waiting"] > 0 for found in (ended, going)] == [False, True]
 
 
-def test_with_a_parameter_server_parts_of_the_time_are_means_of_the_workers() -> None:
+def test_parameter_server_times_are_means_over_workers() -> None:
     """A server that is asked seldom, and a scheduler that is not, do not dilute them."""
     s = Script()
     s.op(0, Op.PULL, 0, 10 * MS, peer=2, attributes={"key": "w"}, match="kv:1:0:1", **CHUNK)
@@ -112,7 +112,7 @@ def on_path(c: Columns):
     return [(int(c.ops.rank[i]), c.ops.categories[c.ops.category[i]].op) for i in c.causes.path]
 
 
-def test_the_critical_path_goes_through_the_straggler_and_not_through_who_waited_for_it() -> None:
+def test_critical_path_goes_through_the_straggler() -> None:
     s = Script()
     s.op(0, Op.MARK, 0, 1 * MS, attributes={"label": "compute"})
     s.op(1, Op.MARK, 0, 5 * MS, attributes={"label": "compute"})
@@ -137,12 +137,12 @@ def test_each_other_run_is_compared_with_the_first() -> None:
     told = project({"a": lasts(1), "b": lasts(1), "c": lasts(2)})
     assert told["notes"][0] == "b took 1× as long as a, c 2×."
     assert project({"a": lasts(500), "b": lasts(1)})["notes"][0] == "b took 0.002× as long as a."
-    assert project({"a": naive(), "b": naive()})["notes"] == []  # as fast as each other
+    assert project({"a": naive(), "b": naive()})["notes"] == []  # equally fast
 
 
 @settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(2, 5))
-def test_whatever_happened_the_figures_are_sound(seed: int, ranks: int) -> None:
+def test_figures_are_consistent_for_any_trace(seed: int, ranks: int) -> None:
     import simulated
     from simulated import Simulation
 
@@ -174,7 +174,7 @@ def test_whatever_happened_the_figures_are_sound(seed: int, ranks: int) -> None:
 # -- what is said of all together -----------------------------------------------------------
 
 
-def test_the_differences() -> None:
+def test_differences_are_listed() -> None:
     picture = project({"ring": traces.ring(4, size=16), "naive": naive(4)})
     assert picture["title"] == "ring and naive" and not picture["live"]
     found = rows(picture)
@@ -183,14 +183,14 @@ def test_the_differences() -> None:
     assert [run["name"] for run in picture["runs"]] == ["ring", "naive"]
 
 
-def test_messages_inside_collectives_are_not_seen_and_that_is_said() -> None:
+def test_hidden_messages_of_collectives_are_noted() -> None:
     picture = project({"ring": traces.ring(), "torch": traces.sync_sgd()})
     assert (
         "torch: messages inside the backend's collectives are not recorded." in picture["notices"]
     )
 
 
-def test_one_trace_too_many_and_other_mistakes() -> None:
+def test_invalid_comparisons_raise() -> None:
     ring = traces.ring()
     with pytest.raises(ValueError, match=r"two to 8 traces, not 1. Use Compare\("):
         dk.Compare({"ring": ring})
@@ -211,14 +211,14 @@ def test_one_trace_too_many_and_other_mistakes() -> None:
 # -- pictures ------------------------------------------------------------------------------
 
 
-def test_the_table_compares_with_the_first_run() -> None:
+def test_table_compares_with_the_first_run() -> None:
     told = repr(dk.Compare({"naive": naive(4), "ring": traces.ring(4, size=16)}))
     line = next(line for line in told.splitlines() if "messages " in line and "bytes" not in line)
     assert line.split() == ["messages", "6", "24", "4×"]
 
 
 @pytest.mark.parametrize("case", ["two", "eight", "empty", "thousand", "long", "hang"])
-def test_static_pictures_are_small_and_whole(case: str) -> None:
+def test_static_pictures_are_small_and_complete(case: str) -> None:
     wide = Script()
     for r in range(1000 if case == "thousand" else 0):
         wide.op(r, Op.ALL_REDUCE, 0, MS, **CHUNK)
@@ -243,7 +243,7 @@ def test_static_pictures_are_small_and_whole(case: str) -> None:
 
 
 class FakeRun:
-    """A run of which the test says how far it is."""
+    """A live run controlled by the test."""
 
     def __init__(self, whole: Trace, seen: int) -> None:
         self.whole, self.seen, self.finished, self.callback = whole, seen, False, None
@@ -261,7 +261,7 @@ class FakeRun:
         return events
 
 
-def test_a_run_that_goes_on_is_followed_to_its_end() -> None:
+def test_live_run_is_followed_to_its_end() -> None:
     whole = traces.ring()
     run = FakeRun(whole, len(whole) // 3)
     view = dk.Compare({"live": run, "done": whole})

@@ -1,4 +1,4 @@
-"""Gradients of a training loop: reading its marks, comparing ranks, the static picture."""
+"""Gradients of a training loop: marks, comparison of ranks, static picture."""
 
 import json
 import math
@@ -30,7 +30,7 @@ MEAN = [2.0, 0.5, 1.0, -1.0]
 
 
 def trained(afters, steps=2, crcs=("aaaa", "aaaa"), alone=None, samples=32.0, befores=OWN) -> Trace:
-    """What watch_gradients leaves of a loop on two ranks with one layer."""
+    """Return the events of watch_gradients for a loop on two ranks with one layer."""
     s = Script()
     for rank, (own, after) in enumerate(zip(befores, afters, strict=True)):
         s.op(
@@ -90,7 +90,7 @@ def texts(trace: Trace) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("after", "kind"), [(SUM, "sum"), (MEAN, "mean")])
-def test_the_sum_and_the_mean_are_recognised_and_shown_as_an_average(after, kind) -> None:
+def test_sum_and_mean_are_shown_as_an_average(after, kind) -> None:
     trace = trained([after, after], alone=MEAN)
     (cell,) = project(trace)["steps"][0]["layers"]
     assert (cell["kind"], cell["same"], cell["apart"]) == (kind, True, 0)
@@ -102,7 +102,7 @@ def test_the_sum_and_the_mean_are_recognised_and_shown_as_an_average(after, kind
     ]
 
 
-def test_what_was_not_averaged_is_said() -> None:
+def test_unaveraged_gradients_are_reported() -> None:
     found = texts(trained(OWN, crcs=("aaaa", "bbbb"), alone=MEAN))
     assert found[0] == ("different", "every rank keeps its own gradient: nothing was averaged")
     assert found[1] == ("different", "one process's gradient differs by up to 1.0")
@@ -112,7 +112,7 @@ def test_what_was_not_averaged_is_said() -> None:
     )
 
 
-def test_a_rank_that_got_something_else_is_found() -> None:
+def test_rank_with_a_different_result_is_found() -> None:
     after = [SUM, [4.0, 1.0, 2.0, 0.0]]
     assert texts(trained(after))[0] == (
         "different",
@@ -122,7 +122,7 @@ def test_a_rank_that_got_something_else_is_found() -> None:
     assert (cell["kind"], cell["same"], len(cell["after"])) == ("other", False, 2)
 
 
-def test_a_step_in_the_middle_of_the_all_reduce_is_open() -> None:
+def test_step_during_the_all_reduce_is_open() -> None:
     s = Script()
     for rank, own in enumerate(OWN):
         s.op(
@@ -141,7 +141,7 @@ def test_a_step_in_the_middle_of_the_all_reduce_is_open() -> None:
     assert picture["verdicts"] == []
 
 
-def test_the_agreement_of_two_ranks_is_the_cosine_of_their_gradients() -> None:
+def test_agreement_of_two_ranks_is_the_cosine_of_their_gradients() -> None:
     (cell,) = project(trained([SUM, SUM]))["steps"][0]["layers"]
     assert cell["agreement"] == round(4 / math.sqrt(6 * 11), 3)
 
@@ -161,18 +161,18 @@ def test_agreement_is_the_weighted_mean_of_the_cosines(rows: list[list[float]]) 
     assert got == pytest.approx(dots / weights, abs=1e-3)
 
 
-def test_one_process_tells_the_agreement_of_gradients_that_nobody_summed() -> None:
+def test_agreement_of_unsummed_gradients_is_computed_in_one_process() -> None:
     (summed,) = project(trained([SUM, SUM]))["steps"][0]["layers"]
     (own,) = project(trained(OWN, alone=MEAN))["steps"][0]["layers"]
     assert own["kind"] == "own" and own["agreement"] == summed["agreement"]
     (other,) = project(trained(OWN, alone=OWN[0]))["steps"][0]["layers"]
-    assert other["agreement"] is None  # of other weights, perhaps
+    assert other["agreement"] is None  # possibly of other weights
 
 
 # -- the curves ------------------------------------------------------------------------------
 
 
-def test_curves() -> None:
+def test_loss_curves() -> None:
     curves = project(trained([SUM, SUM], steps=3, crcs=("a", "b")))["curves"]
     assert [line["rank"] for line in curves["loss"]] == [0, 1, None]
     assert curves["loss"][2]["points"] == [[1, 2.5], [2, 1.5], [3, 0.5]]
@@ -209,7 +209,7 @@ def _safe(s: Summary) -> Summary | None:
     return s if s.values else None
 
 
-def test_an_unwatched_run_says_what_to_do() -> None:
+def test_unwatched_run_names_the_remedy() -> None:
     assert "dk.watch_gradients(model)" in repr(Gradients(Trace()))
     assert "dk.watch_gradients(model)" in to_svg(draw(project(Trace())))
 
@@ -219,7 +219,7 @@ def test_an_unwatched_run_says_what_to_do() -> None:
 
 @pytest.fixture
 def recording():
-    """Record this process as rank 0; a function that ends it and gives the trace."""
+    """Record this process as rank 0; return a function that stops and returns the trace."""
     rec = Recorder(0)
     recorder.set_current(rec)
     yield lambda: Trace([to_event(0, row) for row in rec.drain()], traces.info(world_size=1))
@@ -231,7 +231,7 @@ def net() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
 
 
-def test_a_loop_leaves_its_gradients_before_and_after(recording) -> None:
+def test_loop_records_gradients_before_and_after(recording) -> None:
     model, x = net(), torch.ones(4, 3)
     with watch_gradients(model) as watch:
         for _ in range(2):
@@ -253,7 +253,7 @@ def test_a_loop_leaves_its_gradients_before_and_after(recording) -> None:
     assert not model[0].weight._post_accumulate_grad_hooks
 
 
-def test_without_a_recorder_nothing_happens() -> None:
+def test_watching_without_a_recorder_does_nothing() -> None:
     model = net()
     with watch_gradients(model) as watch:
         watch.alone(model(torch.ones(1, 3)).sum())
@@ -261,7 +261,7 @@ def test_without_a_recorder_nothing_happens() -> None:
     assert all(w.grad is None for w in model.parameters())
 
 
-def test_of_a_large_model_the_largest_parameters_are_watched(recording) -> None:
+def test_largest_parameters_of_a_large_model_are_watched(recording) -> None:
     model = net()
     with watch_gradients(model, most=1) as watch:
         model(torch.ones(1, 3)).sum().backward()
@@ -272,7 +272,7 @@ def test_of_a_large_model_the_largest_parameters_are_watched(recording) -> None:
 
 
 def test_shares_of_different_sizes_are_weighted() -> None:
-    """Three examples and one: their mean is no mean of means."""
+    """With three examples and one, the mean of means is wrong."""
     before = {r: summary(own) for r, own in enumerate(OWN)}
     whole = [(3 * a + b) / 4 for a, b in zip(*OWN, strict=True)]
     after = {r: summary(whole) for r in before}

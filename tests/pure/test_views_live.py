@@ -1,4 +1,4 @@
-"""A live timeline: few updates, nothing lost, whatever the threads do."""
+"""A live timeline: few updates, nothing lost, for any thread order."""
 
 import threading
 
@@ -14,7 +14,7 @@ NEVER = 3600.0
 
 
 class FakeRun:
-    """A run that is played back by the test: what a live source must offer."""
+    """A live source that plays back events."""
 
     def __init__(self, trace):
         self.whole, self.seen, self.finished, self.callbacks = trace, [], False, []
@@ -41,7 +41,7 @@ class FakeRun:
 
 
 class Front:
-    """Receives what a timeline sends, as a browser would."""
+    """A fake browser, which receives a timeline's messages."""
 
     def __init__(self, timeline, monkeypatch):
         self.updates, self.arrived = [], threading.Event()
@@ -55,11 +55,11 @@ class Front:
 
 @pytest.fixture
 def slow(monkeypatch):
-    """No second update before the run ends: what is sent is then known exactly."""
+    """Prevent a second update before the run ends, so that the messages are known."""
     monkeypatch.setattr(View, "period", NEVER)
 
 
-def test_updates_reach_the_browser_in_pieces(slow, monkeypatch):
+def test_updates_are_sent_in_batches(slow, monkeypatch):
     run = FakeRun(ring())
     events = list(run.whole.events)
     timeline = Timeline(run)
@@ -76,7 +76,7 @@ def test_updates_reach_the_browser_in_pieces(slow, monkeypatch):
     assert [first["updates"], last["updates"]] == [1, 2]
 
 
-def test_what_came_before_a_late_reader_is_in_its_snapshot(slow):
+def test_late_subscriber_gets_a_snapshot(slow):
     run = FakeRun(ring())
     timeline = Timeline(run)
     run.tell(list(run.whole.events))
@@ -85,7 +85,7 @@ def test_what_came_before_a_late_reader_is_in_its_snapshot(slow):
     assert (late["operations"], late["messages"], late["live"]) == (48, 24, False)
 
 
-def test_a_run_that_has_finished_needs_no_subscription():
+def test_finished_run_needs_no_subscription():
     run = FakeRun(ring())
     run.seen, run.finished = list(run.whole.events), True
     timeline = Timeline(run)
@@ -94,7 +94,7 @@ def test_a_run_that_has_finished_needs_no_subscription():
 
 
 class Hasty(FakeRun):
-    """A run that ends while somebody puts together what it has told so far."""
+    """A run that ends while its snapshot is created."""
 
     @property
     def trace(self):
@@ -108,7 +108,7 @@ class Hasty(FakeRun):
 
 
 @pytest.mark.parametrize("view", [Timeline, Stage, Tensors, Gradients], ids=lambda v: v.__name__)
-def test_a_run_that_ends_while_its_view_is_made_is_seen_to_its_end(slow, view):
+def test_run_that_ends_during_view_creation_is_complete(slow, view):
     shown = view(Hasty(ring())).get_state("picture")["picture"]
     whole = view(ring()).get_state("picture")["picture"]
     assert {**shown, "updates": 0} == whole
@@ -119,10 +119,10 @@ def test_closing_ends_the_subscription():
     timeline = Timeline(run)
     assert len(run.callbacks) == 1
     timeline.close()
-    timeline.close()  # ipywidgets does, when it is collected
+    timeline.close()  # ipywidgets does, at garbage collection
     assert run.callbacks == []
 
 
-def test_only_what_has_a_trace_can_be_drawn():
+def test_objects_without_a_trace_raise():
     with pytest.raises(TypeError, match=r"distkit\.Trace.*not list.*Trace\.load"):
         Timeline([1, 2])

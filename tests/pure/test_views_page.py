@@ -1,4 +1,4 @@
-"""The stand-alone page: one file, safe with hostile labels, nothing loaded from elsewhere."""
+"""The stand-alone page: one file without external resources, safe with hostile labels."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ from distkit.views.widget.page import _json
 
 
 class Page(HTMLParser):
-    """The elements of a page, the text of its scripts, and the text that a reader sees."""
+    """Parses a page: elements, scripts and visible text."""
 
     def __init__(self, text):
         super().__init__()
@@ -49,7 +49,7 @@ class Page(HTMLParser):
         return json.loads(inflated(self.data[f"{view}{run}"]["json"]))
 
     def column(self, name, run=0):
-        """One of the arrays of a timeline."""
+        """Return one of the arrays of a timeline."""
         columns = self.picture(run=run)["columns"]
         data = inflated(self.data[f"timeline{run}"]["bytes"])
         at = 0
@@ -62,7 +62,7 @@ class Page(HTMLParser):
 
     @property
     def views(self):
-        """The views of each run, by their names."""
+        """Return the views of each run by name."""
         return [id for key, id in self.attributes if key == "data-picture"]
 
 
@@ -74,7 +74,7 @@ def page(trace, tmp_path):
     return Page(to_html(trace, tmp_path / "run.html").read_text(encoding="utf-8"))
 
 
-def test_one_trace_makes_a_page_whose_views_are_tabs(tmp_path):
+def test_page_of_one_trace_has_a_tab_per_view(tmp_path):
     found = page(ring(), tmp_path)
     assert ("aria-label", "runs") not in found.attributes
     assert found.views == ["timeline0", "stage0", "tensors0"] == list(found.data)
@@ -85,7 +85,7 @@ def test_one_trace_makes_a_page_whose_views_are_tabs(tmp_path):
     assert {found.picture(v)["format"] for v in ("timeline", "stage")} == {FORMAT}
 
 
-def test_several_traces_are_tabs_of_tabs(tmp_path):
+def test_page_of_several_traces_has_nested_tabs(tmp_path):
     found = page({name: make() for name, make in DEMOS.items()}, tmp_path)
     lists = found.attributes.count(("role", "tablist"))
     assert ("aria-label", "runs") in found.attributes and lists <= 1 + len(DEMOS)
@@ -94,7 +94,7 @@ def test_several_traces_are_tabs_of_tabs(tmp_path):
     assert found.picture(run=1)["title"] == "ring all-reduce"
 
 
-def test_a_page_opens_with_a_title_sentences_and_the_view_that_was_asked_for(tmp_path):
+def test_page_opens_with_title_text_and_requested_view(tmp_path):
     told = {"title": "Messages <1>", "about": {"b": "A ring."}, "first": {"b": "stage"}}
     text = to_html({"a": ping_pong(), "b": ring()}, tmp_path / "run.html", **told).read_text()
     found = Page(text)
@@ -122,7 +122,7 @@ def watched():
     return s.trace(world_size=2)
 
 
-def test_a_run_has_the_views_that_fit_it(tmp_path):
+def test_page_shows_the_views_that_apply(tmp_path):
     alone = Script().op(0, Op.MARK, 0, MS, attributes={"label": "work"}).trace(world_size=1)
     silent = Script().op(0, Op.BARRIER, 0, MS).op(1, Op.BARRIER, 0, MS).trace(world_size=2)
     for trace, views in (
@@ -135,19 +135,19 @@ def test_a_run_has_the_views_that_fit_it(tmp_path):
     assert ("role", "tab") not in page(alone, tmp_path).attributes
 
 
-def test_without_scripts_the_static_pictures_are_there(tmp_path):
+def test_static_pictures_are_shown_without_scripts(tmp_path):
     text = to_html({"a": ring(), "b": watched()}, tmp_path / "run.html").read_text()
     static = re.findall(r"<noscript><h2>(\w+)</h2><svg .*?</svg></noscript>", text, re.DOTALL)
     assert static == ["Timeline", "Stage", "Tensors", "Timeline", "Gradients"]
 
 
-def test_a_page_of_a_long_run_stays_small(tmp_path):
+def test_page_of_a_long_run_stays_small(tmp_path):
     path = to_html(long_trace(100_000), tmp_path / "long.html")
     assert path.stat().st_size < 2_000_000
     assert Page(path.read_text()).views == ["timeline0", "stage0"]
 
 
-def test_a_long_run_is_cut_and_says_so(tmp_path, monkeypatch):
+def test_long_run_is_truncated_with_a_notice(tmp_path, monkeypatch):
     assert page(big(5600), tmp_path).picture()["notices"] == []
     monkeypatch.setattr(page_module, "MAX_OPERATIONS", 1000)
     monkeypatch.setattr(page_module, "MAX_OPERATIONS", 1000)
@@ -159,7 +159,7 @@ def test_a_long_run_is_cut_and_says_so(tmp_path, monkeypatch):
     assert len(found.column("start")) == 1000
 
 
-def test_a_page_loads_nothing(tmp_path):
+def test_page_loads_no_external_resource(tmp_path):
     text = to_html(ping_pong(), tmp_path / "run.html").read_text(encoding="utf-8")
     addresses = set(re.findall(r"https?://[^\s\"'<)]+", text)) - {"https://d3js.org"}
     assert not {a for a in addresses if not a.startswith("http://www.w3.org/")}  # names, not loaded
@@ -186,17 +186,17 @@ def test_data_cannot_end_its_script(label):
 
 @settings(deadline=None)
 @given(st.text(max_size=30).map(lambda s: f"<{s}>"))
-def test_any_label_makes_the_same_elements(tmp_path_factory, label):
+def test_labels_do_not_change_the_elements(tmp_path_factory, label):
     folder = tmp_path_factory.getbasetemp()
     plain = Script().op(0, Op.SEND, 0, MS, peer=1, attributes={"key": "w"}).trace(name="run")
     odd = Script().op(0, Op.SEND, 0, MS, peer=1, attributes={"label": label}).trace(name=label)
     assert page(odd, folder).tags == page(plain, folder).tags
 
 
-def test_an_empty_trace_makes_a_page(tmp_path):
+def test_empty_trace_makes_a_page(tmp_path):
     assert len(page(Trace(), tmp_path).column("start")) == 0
 
 
 @pytest.mark.parametrize("name", ["gz.html", "deep.html"])
-def test_the_path_comes_back(tmp_path, name):
+def test_page_returns_its_path(tmp_path, name):
     assert ring().to_html(str(tmp_path / name)) == tmp_path / name

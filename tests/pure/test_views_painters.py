@@ -1,4 +1,4 @@
-"""The static painter, the table, and what a notebook stores of a timeline."""
+"""The static painter, the table, and the stored output of a timeline."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -50,14 +50,14 @@ def test_pictures_are_well_formed_and_small(name):
     assert "<script" not in picture and " id=" not in picture and "<style" not in picture
 
 
-def test_a_run_that_was_stopped_is_not_said_to_go_on():
+def test_stopped_run_is_not_shown_as_running():
     trace = hang()
     words = texts(Trace(trace.events, traces.info(trace.info, interrupted=True)))
     assert "! the run was stopped" in words and "stopped in recv from rank 0" in words
     assert not any("still in" in word for word in words)
 
 
-def test_a_hang_says_where_everybody_is():
+def test_hang_shows_the_call_of_each_rank():
     words = texts(hang())
     assert "still in all_reduce" in words and "still in recv from rank 0" in words
     assert "✕ send failed" in words
@@ -65,7 +65,7 @@ def test_a_hang_says_where_everybody_is():
     assert any("1,203 events dropped" in word for word in words)
 
 
-def test_what_is_paused_blocked_or_touched_too_early_has_a_look_of_its_own():
+def test_paused_blocked_and_early_operations_are_styled():
     events = [
         Event(0, 0, Op.SEND, State.SCHEDULED, 0.0, peer=1),
         Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0),
@@ -76,13 +76,13 @@ def test_what_is_paused_blocked_or_touched_too_early_has_a_look_of_its_own():
     assert "paused before send" in words and "still in recv from rank 0" in words and "!" in words
 
 
-def test_the_band_of_a_group_leaves_the_lanes_of_others_free():
+def test_group_band_skips_lanes_of_other_ranks():
     bands = [path.get("fill") for path in svg(group_of_two()).iter(f"{SVG}path")]
     assert bands.count("none") == 1  # past rank 1
     assert len(bands) == 3  # and two filled ones, between neighbours
 
 
-def test_a_call_of_a_store_is_named_as_the_program_writes_it():
+def test_store_call_is_named_as_in_the_program():
     words = texts(stores())
     assert {"store.get('ready')", "store"} <= set(words)
     assert "still in store.wait(['a', 'late'])" in words
@@ -90,7 +90,7 @@ def test_a_call_of_a_store_is_named_as_the_program_writes_it():
     assert not any("store_" in word for word in words)
 
 
-def test_a_long_trace_is_cut_and_says_so():
+def test_long_trace_is_truncated_with_a_notice():
     found = texts(big(4000))
     told = r"the first .* are drawn here: \d+ of 4,000 operations"
     assert any(re.fullmatch(told, word) for word in found) and found.count("rank 7") == 1
@@ -104,14 +104,14 @@ def test_labels_are_text_not_markup():
     assert '<i>odd</i> & "ends"' in words
 
 
-def test_an_empty_trace_says_so():
+def test_empty_trace_has_a_notice():
     assert "nothing was recorded" in texts(Trace())
 
 
 # -- the table ----------------------------------------------------------------
 
 
-def test_the_table_has_a_row_per_message_and_per_collective():
+def test_table_has_a_row_per_message_and_collective():
     picture = project(ping_pong())
     found = rows(picture)
     assert len(found) == 7
@@ -121,7 +121,7 @@ def test_the_table_has_a_row_per_message_and_per_collective():
     assert len(collectives) == 6 and collectives[0][2] == "rank 0 … rank 3 (4)"
 
 
-def test_the_table_says_what_never_came():
+def test_table_marks_undelivered_messages():
     took = [row[-2] for row in rows(project(hang()))]
     assert sorted(took)[:3] == ["528 µs", "never sent", "not finished"]
     assert took.count("not received") == 2
@@ -130,7 +130,7 @@ def test_the_table_says_what_never_came():
 # -- the notebook --------------------------------------------------------------
 
 
-def test_a_trace_shows_itself_as_a_timeline(monkeypatch):
+def test_trace_shows_itself_as_a_timeline(monkeypatch):
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
     ring()._ipython_display_()
@@ -142,7 +142,7 @@ def test_a_trace_shows_itself_as_a_timeline(monkeypatch):
 # -- numbers and colours ---------------------------------------------------------
 
 
-def test_durations_read_well_at_the_edges_of_units():
+def test_durations_are_formatted_at_unit_boundaries():
     assert [human_seconds(s) for s in (0, 9.9996e-4, 0.9994, 0.99999, 123.4)] == [
         "0 µs",
         "1 ms",

@@ -1,4 +1,4 @@
-"""The projection: the picture as data, the same whether fed at once or in pieces."""
+"""The timeline's projection is independent of how events arrive."""
 
 import json
 from collections import Counter, defaultdict
@@ -42,16 +42,16 @@ TRACES = {
 }
 
 
-def test_what_was_not_recorded_is_said() -> None:
+def test_unrecorded_calls_are_noted() -> None:
     unrecorded = {"0": {"calls of rpc: not recorded": 2}, "1": {"calls of rpc: not recorded": 1}}
     trace = Trace([], traces.info(world_size=2, unrecorded=unrecorded))
     assert "calls of rpc: not recorded (3 times)" in project(trace)["notices"]
 
 
 def keyed(picture):
-    """A picture with its bars and arrows by id: their order carries no meaning.
+    """Return a picture with its bars and arrows by id, since their order is arbitrary.
 
-    Without what is known only when the run has ended.
+    Without facts that are known only after the run.
     """
     ended = ("live", "notices")
     lanes = [{**lane, "waiting": None} for lane in picture["lanes"]]
@@ -77,13 +77,13 @@ def drawn_messages(picture):
     )
 
 
-#: A length of time that adds up exactly, in any order [s].
+#: A duration with exact sums in any order [s].
 TICK = 2.0**-10
 
 
 @st.composite
 def runs(draw):
-    """Any run of three ranks: messages, also from any source, collectives, marks, hangs."""
+    """Generate runs of three ranks: messages, also from any source, collectives, marks, hangs."""
     events, clock = [], [0.0, 0.0, 0.0]
     choices = [Op.SEND, Op.RECV, Op.ALL_REDUCE, Op.BROADCAST, Op.MARK]
     for seq in range(draw(st.integers(0, 30))):
@@ -103,7 +103,7 @@ def runs(draw):
 
 @st.composite
 def arrivals(draw, events):
-    """Events as they may arrive: each rank's in order, ranks late."""
+    """Generate an order of arrival: in order for each rank."""
     lanes = defaultdict(list)
     for e in events:
         lanes[e.rank].append(e)
@@ -116,7 +116,7 @@ def arrivals(draw, events):
 
 @FEW
 @given(st.data())
-def test_events_that_arrive_in_any_order_make_the_same_picture(data):
+def test_event_order_does_not_change_the_picture(data):
     trace = data.draw(runs())
     so_far = EventLog.of(data.draw(arrivals(trace.events)), trace.info)
     assert keyed(columns.Columns(so_far, live=True).picture()) == keyed(project(trace))
@@ -157,7 +157,7 @@ def test_arrows_agree_with_the_trace(name):
     assert drawn_messages(project(trace)) == sent_messages(trace)
 
 
-def test_each_request_is_answered_by_an_arrow_back():
+def test_each_reply_is_an_arrow_back():
     picture = project(parameter_server(steps=1))
     ways = Counter((a["src"], a["dst"]) for a in picture["arrows"] if a["op"] == "pull")
     assert ways == {
@@ -186,7 +186,7 @@ def test_unfinished_operations_are_open_and_announced():
     assert any(notice.startswith("1,203 events dropped") for notice in picture["notices"])
 
 
-def test_a_call_of_a_store_has_the_method_s_name_and_its_arguments():
+def test_store_call_has_method_name_and_arguments():
     picture = project(stores())
     assert [(b["kind"], b["op"], b["label"]) for b in picture["bars"]] == [
         ("store", "store.set", "'ready'"),
@@ -197,11 +197,11 @@ def test_a_call_of_a_store_has_the_method_s_name_and_its_arguments():
 
 
 def step(rank, op, *states, seq=0, at=0.0, **fields):
-    """One operation that has gone through these states, a millisecond each."""
+    """Return an operation in these states, a millisecond each."""
     return [Event(rank, seq, op, s, at + i * MS, **fields) for i, s in enumerate(states)]
 
 
-def test_a_paused_operation_is_no_communication_yet():
+def test_paused_operation_is_not_communication():
     send = step(0, Op.SEND, State.SCHEDULED, State.STARTED, peer=1, nbytes=8)
     recv = step(1, Op.RECV, State.SCHEDULED, State.STARTED, State.BLOCKED, peer=0, nbytes=8)
     paused = [*step(0, Op.SEND, State.SCHEDULED, peer=1, nbytes=8), *recv[:1]]
@@ -223,7 +223,7 @@ def test_a_paused_operation_is_no_communication_yet():
     assert ended["notices"] == ["still in send: rank 0", "still in recv: rank 1"]
 
 
-def test_a_new_group_is_a_collective_and_a_touched_buffer_a_mark():
+def test_new_group_is_a_collective_and_early_access_a_mark():
     done = State.SCHEDULED, State.STARTED, State.COMPLETED
     events = [
         *step(0, Op.NEW_GROUP, *done, attributes={"members": (0, 1)}),
@@ -261,7 +261,7 @@ def test_time_in_communication_counts_overlap_once():
     assert project(s.trace())["lanes"][0]["busy"] == pytest.approx(0.75, abs=0.001)
 
 
-def test_an_open_operation_counts_as_communication_up_to_the_end():
+def test_open_operation_counts_as_communication_up_to_the_end():
     s = (
         Script()
         .op(0, Op.RECV, MS, None, peer=1)
@@ -271,7 +271,7 @@ def test_an_open_operation_counts_as_communication_up_to_the_end():
     assert lanes[0]["busy"] == pytest.approx(0.75, abs=0.001) and lanes[1]["busy"] == 0
 
 
-def test_what_is_not_drawn_is_counted_and_announced():
+def test_omitted_operations_are_counted():
     picture = columns.Columns(big(160), 30, live=True).picture()
     assert len(picture["bars"]) == 30 and picture["operations"] == 160
     assert picture["collectives"] == 20
@@ -284,13 +284,13 @@ def test_pictures_are_strict_json(name):
     assert json.loads(json.dumps(picture, allow_nan=False)) == picture
 
 
-def test_odd_values_become_words():
+def test_unusual_values_become_text():
     before, after = project(odd_values())["bars"][0]["values"]
     assert before["values"] == [1.0, "nan", "inf", "-inf"] and before["norm"] == "nan"
     assert after["values"] == []
 
 
-def test_folders_and_control_characters_stay_out():
+def test_folders_and_control_characters_are_removed():
     s = Script().op(
         0, Op.MARK, 0, MS, attributes={"label": "a\x00\ud800b"}, where="/home/me/a/train.py:7"
     )
@@ -298,20 +298,20 @@ def test_folders_and_control_characters_stay_out():
     assert bar["where"] == "train.py:7" and bar["label"] == "a\ufffd\ufffdb"
 
 
-def test_an_empty_trace_is_an_empty_picture():
+def test_empty_trace_is_an_empty_picture():
     picture = project(Trace())
     assert picture["bars"] == picture["lanes"] == [] and picture["start"] is None
 
 
-def test_an_operation_on_a_gpu_has_its_device_time_and_memory():
+def test_operation_on_a_gpu_has_its_device_time_and_memory():
     picture = project(gpus())
     said = "cuda:1 · stream 7 · 250 µs there · 8 MiB in use"
     assert said in {bar["gpu"] for bar in picture["bars"]}
-    assert {bar.get("label") for bar in picture["bars"]} == {None}  # none of it is the call's name
+    assert {bar.get("label") for bar in picture["bars"]} == {None}  # none is the call's name
 
 
 @pytest.mark.parametrize("label", ["step", "gradient", "update w → v3 ← 0", "weights of evidence"])
-def test_the_marks_of_a_program_are_drawn(label):
+def test_program_marks_are_drawn(label):
     summary = Summary((1.0,), 1.0, 1.0, 1.0, 1) if "update" in label else None
     trace = Trace(
         [Event(0, 0, Op.MARK, State.COMPLETED, 0.0, attributes={"label": label}, summary=summary)]
@@ -323,7 +323,7 @@ def test_the_marks_of_a_program_are_drawn(label):
 
 
 def unpacked(picture):
-    """What the browser makes of columns: bars and arrows by id, with their times and ties."""
+    """Decode columns like the browser: bars and arrows by id, with times and ties."""
     told, arrays, at = picture["columns"], {}, 0
     for name, kind, length in told["parts"]:
         size = length * int(kind[1])
@@ -358,18 +358,18 @@ def test_columns_hold_the_same_bars_and_arrows(name):
     assert len(arrays["numbers"]) == sum(3 + n for n in arrays["valued"][4::5])
 
 
-def test_odd_values_survive_packing():
+def test_unusual_values_survive_packing():
     numbers = unpacked(packed(columns.Columns(odd_values())))[2]["numbers"]
     assert str(numbers) == "[nan, -inf, inf, 1.0, nan, inf, -inf, 0.0, 0.0, 0.0]"
 
 
-def test_a_hundred_thousand_ranks_and_operations_without_a_partner_are_no_trouble():
+def test_hundred_thousand_unmatched_operations_are_drawn():
     trace = Trace([Event(r, 0, Op.SEND, State.STARTED, 0.0, peer=r + 1) for r in range(100_000)])
     picture = columns.Columns(trace).picture(10)
     assert len(picture["lanes"]) == 256 and picture["messages"] == 100_000
 
 
-def test_a_lane_ends_where_its_rank_died() -> None:
+def test_lane_ends_where_its_rank_died() -> None:
     events = [Event(r, 0, Op.ALL_REDUCE, State.STARTED, 0.0) for r in range(3)]
     events.append(Event(0, 0, Op.ALL_REDUCE, State.FAILED, 2.0))
     ends = {1: RankEnd("died", "signal SIGKILL", time=1.0)}

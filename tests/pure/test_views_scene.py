@@ -22,7 +22,7 @@ CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 @pytest.fixture(scope="module")
 def example():
-    """The names that the example defines, and its lines."""
+    """Return the names that the example defines, and its lines."""
     (code,) = re.findall(
         r"```python\n(.*?)```", CONTRIBUTING.read_text(encoding="utf-8"), flags=re.DOTALL
     )
@@ -31,7 +31,7 @@ def example():
     return names, code.splitlines()
 
 
-def test_the_example_is_a_view_of_sixty_lines(example) -> None:
+def test_example_view_has_sixty_lines(example) -> None:
     names, lines = example
     assert len(lines) <= 60
     trace = traces.ring()
@@ -54,7 +54,7 @@ def test_the_example_is_a_view_of_sixty_lines(example) -> None:
     assert "nobody sent a message" in names["BytesSent"](Trace())._svg()
 
 
-def test_the_example_keeps_the_rules(tmp_path: Path, example) -> None:
+def test_example_view_follows_the_rules(tmp_path: Path, example) -> None:
     file = tmp_path / "bytes_sent.py"
     file.write_text('"""A view."""\n\n' + "\n".join(example[1]) + "\n", encoding="utf-8")
     root = CONTRIBUTING.parent
@@ -66,9 +66,9 @@ def test_the_example_keeps_the_rules(tmp_path: Path, example) -> None:
         assert said.returncode == 0, said.stdout + said.stderr
 
 
-def test_a_mark_is_there_from_its_begin_until_its_end() -> None:
+def test_mark_is_visible_between_begin_and_end() -> None:
     scene = Scene(100, 20, start=5.0)
-    scene.add(0, 0, text("old", "name"), end=5.0)  # over before the picture begins
+    scene.add(0, 0, text("old", "name"), end=5.0)  # ended before the picture begins
     scene.add(1, 2, text("now", "name"), begin=6.0, end=7.0)
     scene.add(3, 4, text("ever", "name"))
     scene.hold_frame(0, 5, 6, text("rest", "name"))
@@ -87,7 +87,7 @@ def test_a_mark_is_there_from_its_begin_until_its_end() -> None:
     assert words(2.0, keyframe=0) == ["rest", "ever"]
 
 
-def test_a_mark_moves_softly_or_steadily() -> None:
+def test_mark_moves_eased_or_linearly() -> None:
     for steady, quarter in ((True, 25.0), (False, 15.6)):
         scene = Scene(100, 20)
         scene.add(0, 0, circle(2, "own"), begin=0.0, end=4.0, to=(100, 50), steady=steady)
@@ -95,7 +95,7 @@ def test_a_mark_moves_softly_or_steadily() -> None:
         assert "translate(50.0 25.0)" in body(scene.plain(), 2.0)
 
 
-def test_higher_layers_are_drawn_above_and_a_drawing_is_stored_once() -> None:
+def test_layers_are_ordered_and_drawings_are_shared() -> None:
     scene = Scene(100, 20)
     for n in range(5):
         scene.add(n, 0, text("high", "name"), layer=2)
@@ -107,7 +107,7 @@ def test_higher_layers_are_drawn_above_and_a_drawing_is_stored_once() -> None:
     assert drawn.index("low") < drawn.index("high")
 
 
-def test_plain_rectangles_that_look_alike_are_one_path_and_those_that_touch_one_area() -> None:
+def test_equal_rectangles_are_merged() -> None:
     scene = Scene(100, 20)
     for x in (0, 10, 30):
         scene.add(x, 2, rect(10, 5, "own", lane=1))
@@ -122,7 +122,7 @@ def test_plain_rectangles_that_look_alike_are_one_path_and_those_that_touch_one_
 
 
 @pytest.mark.parametrize("style", MARKS)
-def test_every_class_has_colours_on_white_and_on_dark_paper(style) -> None:
+def test_every_class_has_light_and_dark_colours(style) -> None:
     scene = Scene(10, 10)
     scene.add(0, 0, rect(5, 5, style))
     drawn = to_svg(picture(scene, title=style))

@@ -1,4 +1,4 @@
-"""The modules of js/: one script per view, and the unit tests in tests/js, which Node runs."""
+"""The scripts of views, and their unit tests in tests/js, run by Node."""
 
 import importlib.util
 import json
@@ -30,7 +30,7 @@ SCRIPTS = (
 
 
 def node() -> str | None:
-    """Node: the system's, or the one that Playwright brings."""
+    """Return Node: the system's or Playwright's."""
     if found := shutil.which("node"):
         return found
     playwright = importlib.util.find_spec("playwright")
@@ -39,7 +39,7 @@ def node() -> str | None:
 
 
 @pytest.mark.parametrize("view", SCRIPTS)
-def test_the_modules_of_a_view_join_into_one_script(view):
+def test_modules_of_a_view_are_bundled(view):
     script = esm(view)
     assert not re.search(r"^ *import\b|\bfrom \"\./", script, re.MULTILINE)
     (export,) = re.findall(r"^export .*", script, re.MULTILINE)
@@ -52,12 +52,12 @@ def test_the_modules_of_a_view_join_into_one_script(view):
     assert ".distkit-timeline" in css(view)
 
 
-def test_a_script_cannot_end_its_element():
+def test_script_cannot_end_its_element():
     script = page_script(*dict.fromkeys(view.painter for view in VIEWS))
     assert "</script" not in script and "<!--" not in script
 
 
-def test_the_modules_do_what_their_unit_tests_say(tmp_path):
+def test_javascript_unit_tests_pass(tmp_path):
     if (program := node()) is None:
         pytest.skip("neither Node nor Playwright is installed: the modules of js/ are not tested")
     pictures = tmp_path / "pictures.json"
@@ -78,6 +78,6 @@ def test_the_modules_do_what_their_unit_tests_say(tmp_path):
 
 
 def told():
-    """What Python makes for the browser: pictures of timelines; their arrays as letters."""
+    """Pictures of timelines for the browser, with their arrays as text."""
     bulk = {name: packed(Columns(make(), 10_000)) for name, make in DEMOS.items()}
     return {"theme": theme(), "bulk": bulk}

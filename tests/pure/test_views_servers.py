@@ -1,4 +1,4 @@
-"""The server view: what it reads in events, the projection, the static picture, live updates."""
+"""The servers view: history, projection, static picture, live updates."""
 
 import json
 import math
@@ -32,7 +32,7 @@ MAX_BYTES = 60_000  # of a static picture
 
 
 class Shop:
-    """Workers 0 to W−1 and a real server, W, in this process; everything they say is recorded."""
+    """Workers 0 to W−1 and a real server W in this process, with all messages recorded."""
 
     def __init__(self, workers, rule) -> None:
         self.workers, self.node, self.updates, self.replies = workers, workers, [], {}
@@ -95,7 +95,7 @@ class Shop:
         return self.ask(worker, Pull, key)
 
     def both(self, worker, key="w"):
-        """A push and a pull in one letter: both are read, and only then answered."""
+        """A push and a pull in one message: both are read before either is answered."""
         push = self.sends(worker, Push, key, (2,), self.pulled.get(worker, 0), ONE)
         pull = self.sends(worker, Pull, key)
         self.answer([*self.takes(push), *self.takes(pull)])
@@ -130,41 +130,41 @@ def shop(workers, rule, steps=()):
 
 
 def now(spans, time):
-    """What there is at a time of stretches with a begin and an end."""
+    """Return the intervals at a time."""
     return [it for begin, end, it in spans if begin <= time and (end is None or end > time)]
 
 
 def version(run, time, server=None, key="w"):
-    """The version of a key, None before the first value."""
+    """Return the version of a key; None before the first value."""
     server = run.history.of("server")[0] if server is None else server
     made = [v for at, v, *_ in run.history.versions.get((server, key), ()) if at <= time]
     return made[-1] if made else None
 
 
 def lying(run, time):
-    """Worker and version of the gradients in all inboxes."""
+    """Return worker and version of the gradients in all inboxes."""
     spans = ((g.arrived, g.taken, g) for g in run.history.gradients)
     return [(g.node, g.version) for g in now(spans, time)]
 
 
 def held(run, time):
-    """The pulls that wait."""
+    """Return the waiting pulls."""
     return now([(r.arrived, r.answered, r) for r in run.history.requests if r.held], time)
 
 
 def status(run, time):
-    """What each worker is doing: kind, and words."""
+    """Return the activity of each worker: kind and text."""
     found = {node: now(spans, time)[0] for node, spans in run.status.items()}
     return {node: (status.kind, status.text) for node, status in found.items()}
 
 
 def told(run, kind):
-    """The keyframes of a kind."""
+    """Return the keyframes of a kind."""
     return [keyframe for keyframe in run.keyframes if keyframe.kind == kind]
 
 
 def more(run, kind):
-    """The details of the keyframes of a kind."""
+    """Return the details of the keyframes of a kind."""
     return [keyframe.more for keyframe in told(run, kind)]
 
 
@@ -183,8 +183,8 @@ RULES = st.one_of(
     RULES,
     st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=40),
 )
-def test_the_story_is_what_the_server_did(workers, rule, steps) -> None:
-    """Versions, staleness, inboxes and waits equal those of a real server in any interleaving."""
+def test_history_matches_the_server(workers, rule, steps) -> None:
+    """Versions, staleness, inboxes and waits equal a real server's for any interleaving."""
     run, blocked, pushes, pulls = shop(workers, rule), set(), [], []
     entry = run.server.entries["w"]
     for is_push, worker in steps:
@@ -219,7 +219,7 @@ def test_the_story_is_what_the_server_did(workers, rule, steps) -> None:
 
 
 def pushed(s, worker, server, key, when, number=0):
-    """A push that arrives after a millisecond."""
+    """Return a push that arrives after a millisecond."""
     match = f"kv:{worker}:{number}"
     s.op(
         worker,
@@ -248,7 +248,7 @@ def pushed(s, worker, server, key, when, number=0):
 # -- the projection -----------------------------------------------------------------------
 
 
-def test_in_sync_gradients_gather_and_pulls_wait() -> None:
+def test_sync_gradients_gather_and_pulls_wait() -> None:
     run = shop(3, Synchronous(), [("push", 0), ("pull", 0), ("push", 1), ("pull", 1)])
     run = project(run.trace())
     assert (version(run, run.end), lying(run, run.end)) == (0, [(0, 0), (1, 0)])
@@ -265,10 +265,10 @@ def test_in_sync_gradients_gather_and_pulls_wait() -> None:
         for _, style, _, _, words in draw(run)["scene"]["shapes"]
         if style == "small" and words.isdecimal()
     }
-    assert words == {"0", "1", "2"}  # whose gradient is missing is named in its empty place
+    assert words == {"0", "1", "2"}  # the missing worker is named in its empty place
 
 
-def test_in_async_each_gradient_is_applied_at_once_and_may_be_late() -> None:
+def test_async_gradients_are_applied_at_once_and_may_be_stale() -> None:
     run = shop(2, Asynchronous(), [("pull", 0), ("pull", 1), ("push", 0), ("push", 1), ("pull", 1)])
     run = project(run.trace())
     *_, (_, _, last, _) = run.history.versions[2, "w"]
@@ -281,10 +281,10 @@ def test_in_async_each_gradient_is_applied_at_once_and_may_be_late() -> None:
     assert to_table(run).splitlines()[-1] == (
         "  2 pushes (16 B), 3 pulls (24 B), 2 updates; gradients of staleness 0: 1, 1: 1"
     )
-    assert opening(run) == update.end  # the moment when lateness appeared
+    assert opening(run) == update.end  # the moment when the staleness appeared
 
 
-def test_a_refused_push_and_a_key_that_was_never_initialised() -> None:
+def test_refused_push_and_uninitialised_key_are_drawn() -> None:
     run = shop(2, Asynchronous(), [])
     run.push(0, key="v")
     trace = run.trace()
@@ -296,7 +296,7 @@ def test_a_refused_push_and_a_key_that_was_never_initialised() -> None:
     assert "v no value" in repr(Servers(trace))
 
 
-def test_keys_split_over_servers_say_which_part_each_has() -> None:
+def test_split_keys_show_the_part_of_each_server() -> None:
     s = Script()
     for server in (1, 2):
         pushed(s, 0, server, "w", 0.0, number=server)
@@ -312,7 +312,7 @@ def test_registration_waits_for_the_last() -> None:
     assert len(told(run, "book")) == 4
 
 
-def test_who_died_is_said_and_crossed_out() -> None:
+def test_dead_nodes_are_labelled_and_crossed_out() -> None:
     ends = {"1": {"how": "died", "text": "", "where": ""}}
     run = shop(2, Synchronous(), [("push", 0), ("pull", 0)])
     run = project(run.trace(ends=ends))
@@ -321,7 +321,7 @@ def test_who_died_is_said_and_crossed_out() -> None:
     assert [death.who for death in told(run, "death")] == ["worker 1 dies"]
 
 
-def test_a_dead_worker_is_crossed_out_until_another_takes_its_place() -> None:
+def test_dead_worker_is_crossed_out_until_replaced() -> None:
     run = shop(2, Synchronous(), [("push", 0), ("push", 1), ("pull", 0)])
     trace = run.trace()
     first = min(e.time for e in trace.events if e.rank == 1)
@@ -333,7 +333,7 @@ def test_a_dead_worker_is_crossed_out_until_another_takes_its_place() -> None:
     assert end is not None and end > first and more(run, "death") == ["another takes its place"]
 
 
-def test_with_a_backup_worker_the_last_gradient_does_not_count() -> None:
+def test_backup_worker_drops_the_last_gradient() -> None:
     steps = [("pull", 0), ("pull", 1), ("pull", 2), ("push", 0), ("push", 1), ("push", 2)]
     run = project(shop(3, Synchronous(backup=1), steps).trace())
     assert notices(run) == ["1 gradient came too late: not counted"]
@@ -345,7 +345,7 @@ def test_with_a_backup_worker_the_last_gradient_does_not_count() -> None:
     assert [g.late for g in run.history.gradients] == [0, 0]
 
 
-def test_with_a_bound_the_fast_worker_waits_for_the_slow_one() -> None:
+def test_staleness_bound_makes_the_fast_worker_wait() -> None:
     steps = [("push", 0), ("pull", 0), ("push", 0), ("pull", 0)]
     run = project(shop(2, Asynchronous(staleness=1), steps).trace())
     assert (version(run, run.end), [w.node for w in held(run, run.end)]) == (2, [0])
@@ -384,7 +384,7 @@ def test_any_trace_makes_a_picture(name) -> None:
     assert ("this trace has no requests to a parameter server" in repr(view)) is not asked
 
 
-def test_the_static_picture_has_everybody_and_what_they_say() -> None:
+def test_static_picture_shows_all_nodes_and_their_text() -> None:
     run = shop(3, Synchronous(), [("push", 0), ("pull", 0)])
     drawn = to_svg(draw(project(run.trace(name="<lost & found>"))))
     for words in (
@@ -402,7 +402,7 @@ def test_the_static_picture_has_everybody_and_what_they_say() -> None:
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 10**6), max_size=30))
 def test_any_part_of_a_run_can_be_drawn(cuts) -> None:
-    """Events in any number, as they arrive while a run goes on."""
+    """For any number of events, as during a live run."""
     whole = traces.parameter_server()
     kept = [e for i, e in enumerate(whole) if i not in {c % len(whole) for c in cuts}]
     run = project(Trace(kept, whole.info), live=True)

@@ -1,4 +1,4 @@
-"""The shard map: which replica uses which samples, and which rank holds which piece."""
+"""The shard map: samples by replica, and pieces of parameters by rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_every_plan_has_a_picture_that_travels_and_fits(name: str) -> None:
+def test_every_plan_has_a_serializable_picture(name: str) -> None:
     view = ShardMap(PLANS[name], name)
     picture = view._picture()
     json.dumps(picture, allow_nan=False)
@@ -44,7 +44,7 @@ def test_every_plan_has_a_picture_that_travels_and_fits(name: str) -> None:
 
 
 def corners(view: ShardMap) -> dict[int, list[tuple[float, float]]]:
-    """The corners of the coloured cells, by replica."""
+    """Return the corners of the coloured cells by replica."""
     scene, found = view._picture()["scene"], {}
     for n, *_ in scene["marks"]:
         for kind, style, lane, at, _ in drawing_of(scene, n):
@@ -63,7 +63,7 @@ def test_each_sample_has_the_colour_of_its_replica(name: str) -> None:
         assert {*drawn[replica]} == {grid.corners[s] for s in used}
 
 
-def test_who_reads_all_samples_shares_them() -> None:
+def test_unsharded_samples_are_shared() -> None:
     grid, drawn = Grid(60), corners(ShardMap(PLANS["off"]))
     assert sorted(drawn[0]) == sorted(grid.corners)
     assert len(drawn[1]) == 60 and not {*drawn[0]} & {*drawn[1]}
@@ -77,7 +77,7 @@ def test_who_reads_all_samples_shares_them() -> None:
     st.sampled_from([None, 7]),
     st.sampled_from(["DATA", "OFF"]),
 )
-def test_no_sample_is_drawn_twice_or_left_out(
+def test_every_sample_is_drawn_once(
     n: int, replicas: int, more: int, seed: int | None, policy: str
 ) -> None:
     plan = make_plan(replicas + more, replicas, samples=n, seed=seed, policy=policy)
@@ -87,7 +87,7 @@ def test_no_sample_is_drawn_twice_or_left_out(
     assert sum(map(len, drawn.values())) == n * (replicas if policy == "OFF" else 1)
 
 
-def test_files_have_lines_of_their_own() -> None:
+def test_each_file_has_a_row() -> None:
     grid = Grid(100, FILES)
     lines = [{grid.corners[s][1] for s in range(a, b)} for a, b in ((0, 20), (20, 40), (40, 55))]
     assert lines == [{0}, {grid.cell}, {2 * grid.cell}]
@@ -98,7 +98,7 @@ def test_files_have_lines_of_their_own() -> None:
 
 
 def parameter(name: str, shape: tuple[int, ...], ranks: int, dim: int | None = 0) -> Any:
-    """A parameter, divided along a dimension or on all ranks."""
+    """Generate a parameter, divided along a dimension or replicated."""
     held = []
     for rank in range(ranks):
         offset, mine = [0] * len(shape), list(shape)
@@ -126,7 +126,7 @@ NETS = {
 
 
 def boxes(view: ShardMap) -> list[tuple[int, float, float, float, float]]:
-    """The coloured boxes of parameters: lane, x, y, width and height within their own."""
+    """Return the coloured boxes of parameters: lane, x, y, width and height."""
     scene = view._picture()["scene"]
     found = []
     for n, *_ in scene["marks"]:
@@ -139,7 +139,7 @@ def boxes(view: ShardMap) -> list[tuple[int, float, float, float, float]]:
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_every_model_has_a_picture_that_travels_and_fits(name: str) -> None:
+def test_every_model_has_a_serializable_picture(name: str) -> None:
     view = ShardMap(NETS[name])
     picture = view._picture()
     json.dumps(picture, allow_nan=False)
@@ -148,7 +148,7 @@ def test_every_model_has_a_picture_that_travels_and_fits(name: str) -> None:
     assert ET.fromstring(drawn).tag.endswith("svg") and len(drawn.encode()) < 60_000
 
 
-def test_a_piece_is_where_it_is_in_the_whole() -> None:
+def test_piece_is_drawn_at_its_offset() -> None:
     (one, other, *bias) = boxes(ShardMap(NETS["two"]))
     (_, x, y, wide, high), (_, x2, y2, wide2, high2) = one, other
     assert (x, y, x2, wide2, high2) == (0, 0, 0, wide, high)
@@ -156,25 +156,25 @@ def test_a_piece_is_where_it_is_in_the_whole() -> None:
     assert len({at[1:] for at in bias}) == 1  # copies
 
 
-def test_a_piece_of_an_inner_dimension_is_drawn_along_it() -> None:
+def test_piece_of_an_inner_dimension_is_drawn_along_it() -> None:
     conv = boxes(ShardMap(NETS["n dimensions"]))[:4]
     assert len({(y, high) for _, _, y, _, high in conv}) == 1
     wide = conv[0][3]
     assert [x for _, x, *_ in conv] == pytest.approx([n * wide for n in range(4)], abs=0.2)
 
 
-def test_repeated_layers_are_told_once() -> None:
+def test_repeated_layers_are_drawn_once() -> None:
     words = repr(ShardMap(NETS["layers"]))
     assert words.count("layers.*.up 256 × 256, 12 times") == 1 and "layers.3" not in words
     assert "and 10 other parameters" in ShardMap(NETS["many"])._svg()
 
 
-def test_what_ranks_hold_adds_up() -> None:
+def test_pieces_of_all_ranks_add_up() -> None:
     drawn = ShardMap(NETS["two"])._svg()  # 24 of 48 and 8 of 8
     assert drawn.count("57.1 %") == 2 and "rank 1 holds 32 of 56 values" in drawn
 
 
-def test_anything_else_is_refused() -> None:
+def test_other_objects_raise() -> None:
     for wrong in (3, [1], {"name": "weight"}, "weight"):
         with pytest.raises(
             TypeError, match=r"its plan, or the result of dk\.simulation\.parallel\.shards"

@@ -1,4 +1,4 @@
-"""The stage: who stands where, who contributed to what, and the pictures of it."""
+"""The stage: layout, contributions, pictures."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -32,14 +32,14 @@ def values(rank, chunk=0):
 
 
 def send(s, src, dst, at, payload, size=8):
-    """A message that takes a millisecond."""
+    """Return a message that takes a millisecond."""
     before = summary(payload) if payload is not None else None
     s.op(src, Op.SEND, at * MS, (at + 1) * MS, peer=dst, nbytes=size, before=before)
     s.op(dst, Op.RECV, at * MS, (at + 1) * MS, peer=src, nbytes=size, after=before)
 
 
 def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, calls=1):
-    """Ring all-reduces as ``dk.algorithms.ring_all_reduce`` makes them, with their real values."""
+    """Return the events of ``dk.algorithms.ring_all_reduce``, with real values."""
     s, members, at = Script(), members or list(range(n)), 0
     for _ in range(calls):
         have = [[values(r, c) for c in range(n)] for r in range(n)]
@@ -76,7 +76,7 @@ def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, ca
 
 
 def held_at(picture, time, by="time"):
-    """The pieces of every rank's tensor at a time, measured or (by "step") in rounds."""
+    """Return the pieces of every rank's tensor at a time, measured or (by "step") in rounds."""
     strips = {}
     timed = [(step if by == "step" else change.time, change) for step, change in picture.changes]
     for when, change in sorted(timed, key=lambda c: c[0]):
@@ -103,7 +103,7 @@ PATTERNS = {
 
 
 @pytest.mark.parametrize("kind", PATTERNS)
-def test_the_messages_decide_where_ranks_stand(kind):
+def test_messages_decide_the_layout(kind):
     n, sent = PATTERNS[kind]
     assert pattern(range(n), sent) == kind
     assert pattern(range(n), [(b, a) for a, b in sent]) == kind
@@ -117,7 +117,7 @@ def test_hosts_and_no_pattern_at_all():
 
 
 @given(st.sampled_from(KINDS), st.integers(0, 40), st.data())
-def test_everybody_has_a_place_of_its_own(kind, n, data):
+def test_every_rank_has_a_distinct_place(kind, n, data):
     ranks = list(range(n))
     rank = st.integers(0, max(n - 1, 0))
     sent = data.draw(st.lists(st.tuples(rank, rank), max_size=60)) if n else []
@@ -138,7 +138,7 @@ def test_everybody_has_a_place_of_its_own(kind, n, data):
 
 @pytest.mark.parametrize("n", [3, 4, 5, 8])
 @pytest.mark.parametrize("recorded", [True, False])
-def test_a_ring_all_reduce_is_recognised_and_fills_every_chunk(n, recorded):
+def test_ring_all_reduce_is_recognised_and_fills_every_chunk(n, recorded):
     trace = all_reduce_ring(n, recorded=recorded)
     (found,) = find_all_reduces(trace)
     assert len(found.rounds) == 2 * (n - 1)
@@ -146,7 +146,7 @@ def test_a_ring_all_reduce_is_recognised_and_fills_every_chunk(n, recorded):
         assert [piece.sure for piece in pieces] == [set(range(n))] * n, rank
 
 
-def test_the_stage_holds_what_the_schedule_says_after_every_round():
+def test_contributions_match_the_schedule_after_every_round():
     n, rounds = 4, list(schedule(4))
     picture = stage(all_reduce_ring(n))
     for k in range(1, len(rounds) + 1):
@@ -157,7 +157,7 @@ def test_the_stage_holds_what_the_schedule_says_after_every_round():
 
 
 def test_in_rounds_nobody_is_ahead():
-    """However late a rank was: after k rounds everybody holds what the schedule says."""
+    """After k rounds every rank holds the schedule's chunks, however late it was."""
     rounds, trace = list(schedule(4)), all_reduce_ring(4)
     late = [replace(e, time=e.time + (0.3 * MS if e.rank == 2 else 0)) for e in trace.events]
     picture = stage(Trace(late, trace.info))
@@ -187,7 +187,7 @@ def test_every_all_reduce_is_shown_as_its_schedule(name, n, simulated):
         assert got == wanted.tolist()
 
 
-def test_several_rings_and_rings_of_a_part():
+def test_several_rings_and_subgroup_rings_are_recognised():
     assert len(find_all_reduces(all_reduce_ring(4, calls=3))) == 3
     part = all_reduce_ring(3, group="odd", members=[1, 3, 5])
     (found,) = find_all_reduces(part)
@@ -195,16 +195,16 @@ def test_several_rings_and_rings_of_a_part():
     assert [piece.sure for piece in finally_held(part)[3]] == [{1, 3, 5}] * 3
 
 
-def test_a_ring_that_forgets_to_add_is_not_drawn_as_if_it_did():
+def test_ring_without_the_reduction_is_not_drawn_as_reducing():
     pieces = [
         piece for strip in finally_held(all_reduce_ring(4, adds=False)).values() for piece in strip
     ]
     assert all(len(piece.sure) <= 1 for piece in pieces)
 
 
-def test_what_only_looks_like_a_ring_is_none():
+def test_ring_like_messages_are_not_a_ring():
     assert find_all_reduces(ring()) == []  # its values are arbitrary
-    assert find_all_reduces(all_reduce_ring(2)) == []  # two ranks may as well exchange tensors
+    assert find_all_reduces(all_reduce_ring(2)) == []  # two ranks may just exchange tensors
     whole = all_reduce_ring(4)
     assert find_all_reduces(Trace(whole.events[:-40], whole.info)) == []
     assert "schedule" not in stage(ring()).said
@@ -213,7 +213,7 @@ def test_what_only_looks_like_a_ring_is_none():
 # -- everything else -------------------------------------------------------------------------
 
 
-def test_what_is_computed_otherwise_is_bounded_not_guessed():
+def test_unknown_contributions_are_bounded_not_guessed():
     s = Script()
     send(s, 1, 0, 0, values(1))
     send(s, 2, 0, 2, values(2))
@@ -224,7 +224,7 @@ def test_what_is_computed_otherwise_is_bounded_not_guessed():
     assert "at most" in picture.said
 
 
-def test_zeros_are_no_evidence():
+def test_zeros_are_not_evidence():
     s = Script()
     send(s, 0, 1, 0, [0.0, 0.0])
     send(s, 1, 2, 2, [0.0, 0.0])
@@ -257,11 +257,11 @@ def collective(op, root=None, n=3):
         (Op.BARRIER, None, [[], [], []]),
     ],
 )
-def test_collectives_by_their_meaning(op, root, wanted):
+def test_collectives_are_drawn_by_their_semantics(op, root, wanted):
     assert collective(op, root) == wanted
 
 
-def test_servers_are_not_guessed_at():
+def test_server_contributions_are_not_guessed():
     picture = stage(parameter_server())
     assert not picture.known and "only values" in picture.said
 
@@ -299,20 +299,20 @@ def test_every_trace_has_a_stage_a_storyboard_and_a_table(name):
     assert len(table(picture).splitlines()) <= 40
 
 
-def test_a_hang_is_announced():
+def test_hang_is_announced():
     notices = " ".join(stage(hang()).notices)
     assert "2 messages not received" in notices and "1 collective not finished" in notices
     assert "dropped" in notices
     assert stage(hang(), live=True).notices == []
 
 
-def test_what_is_left_out_is_announced():
+def test_omitted_parts_have_a_notice():
     (notice,) = stage(big(8400, n=4)).notices
     assert notice == "the first 2,000 of 2,100 messages and collectives are drawn"
     assert "at most 64 ranks" in stage(thousand()).said
 
 
-def test_an_empty_trace_says_so():
+def test_empty_trace_has_a_notice():
     drawn = to_svg(draw(stage(Trace())))
     texts = [element.text for element in ET.fromstring(drawn).iter(f"{SVG}text")]
     assert "this trace has no messages and no collectives" in texts
@@ -360,7 +360,7 @@ def test_any_trace_can_be_staged(events, live):
 
 
 def shown(scene, time, *layers):
-    """The shapes in some layers at a time: place, and shapes."""
+    """Return the shapes of some layers at a time, with their places."""
     return [
         ((x, y), drawing_of(scene, n))
         for n, layer, begin, end, x, y, *_ in scene["marks"]
@@ -374,13 +374,13 @@ def test_members_of_a_collective_go_to_a_hub_and_back():
         s.op(r, Op.BROADCAST, r * MS, 5 * MS, peer=1, nbytes=8)
     scene = draw(stage(s.trace(world_size=3)))["scene"]
     moving = [mark for mark in scene["marks"] if mark[1] == DOT and len(mark) > 6]
-    assert len(moving) == 3  # the root's to the hub, from there to both others
+    assert len(moving) == 3  # the root's chunk goes to the hub, then to both others
 
 
 # -- the notebook --------------------------------------------------------------------------------
 
 
-def test_a_notebook_stores_widget_picture_and_table():
+def test_notebook_stores_widget_picture_and_table():
     view = Stage(all_reduce_ring(4))
     data, _ = view._repr_mimebundle_()
     assert data["application/vnd.jupyter.widget-view+json"]["model_id"] == view.model_id
@@ -388,7 +388,7 @@ def test_a_notebook_stores_widget_picture_and_table():
     assert "rank 3 → rank 0, chunk 3, added, 11 B" in data["text/plain"]
 
 
-def test_what_cannot_be_staged_is_refused_with_a_remedy():
+def test_unsupported_trace_raises_with_a_remedy():
     with pytest.raises(TypeError, match=r"clock=…\) was removed: leave it out"):
         Stage(ring(), clock="time")
     with pytest.raises(TypeError, match=r"Stage needs a distkit\.Trace"):

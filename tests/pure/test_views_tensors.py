@@ -42,7 +42,7 @@ def only(trace: Trace):
     return op
 
 
-def test_an_all_reduce_says_who_had_what_and_that_all_are_equal() -> None:
+def test_all_reduce_shows_inputs_and_equal_results() -> None:
     op = only(reduced([[1, 2, 3, 4], [10, 2, 3, 4]], [[11, 4, 6, 8]] * 2))
     assert (op["title"], op["tensor"], op["where"]) == ("all_reduce", "float32 [2, 2]", "sgd.py:3")
     assert op["before"]["text"] == "rank 1 differs from the others, by up to 9"
@@ -51,7 +51,7 @@ def test_an_all_reduce_says_who_had_what_and_that_all_are_equal() -> None:
     assert op["most"] == 11
 
 
-def test_who_differs_after_a_collective_is_named_with_the_cells_and_the_amount() -> None:
+def test_differing_rank_is_named_with_cells_and_amount() -> None:
     op = only(reduced([[0, 0, 0, 0]] * 4, [[1, 1, 1, 1]] * 2 + [[1, 1, 1, 1.5], [1, 1, 1, 1]]))
     assert op["after"]["text"] == "rank 2 differs from the others, by up to 0.5"
     assert op["after"]["expected"]
@@ -67,7 +67,7 @@ def test_nan_equals_nan_and_is_counted_in_words() -> None:
     assert "1 × NaN, 1 × ∞, 1 × −∞" in repr(Tensors(trace))
 
 
-def test_a_message_compares_what_was_sent_with_what_arrived() -> None:
+def test_message_compares_sent_and_received_values() -> None:
     trace = traces.ping_pong()
     for op in project(trace)["ops"]:
         assert op["message"] and op["before"]["word"] == ""
@@ -75,15 +75,15 @@ def test_a_message_compares_what_was_sent_with_what_arrived() -> None:
         assert [r["role"].split()[0] for r in op["ranks"]] == ["sends", "receives"]
 
 
-def test_a_message_that_was_never_received_is_a_card_alone() -> None:
+def test_unreceived_message_is_a_single_card() -> None:
     s = Script().op(0, Op.SEND, 0, None, peer=1, before=summary([0.0] * 4), **FOUR)
     op = only(s.trace(world_size=2))
     assert (op["title"], op["after"]["word"]) == ("rank 0 → rank 1", "")
     assert [r["rank"] for r in op["ranks"]] == [0]
 
 
-def test_what_a_receive_s_buffer_held_before_is_never_shown() -> None:
-    """Earlier recorders noted it, and it may be anything."""
+def test_previous_buffer_content_is_never_shown() -> None:
+    """Earlier recorders stored it, and it is arbitrary."""
     s = Script().op(1, Op.RECV, 0, None, peer=0, before=summary([7.7e31]), **FOUR)
     assert project(s.trace(world_size=2))["ops"] == []
     s = Script().op(0, Op.SEND, 0, MS, peer=1, before=summary([2.0]), **FOUR)
@@ -96,7 +96,7 @@ def test_what_a_receive_s_buffer_held_before_is_never_shown() -> None:
     assert [found[0] for found in columns.values().values()] == [summary([2.0]), None]
 
 
-def test_a_thousand_ranks_are_compared_and_sixteen_drawn() -> None:
+def test_thousand_ranks_are_compared_and_sixteen_drawn() -> None:
     values = [[1.0, 1, 1, 1]] * 999 + [[2.0, 1, 1, 1]]
     picture = project(reduced(values, values))
     (op,) = picture["ops"]
@@ -117,11 +117,11 @@ def test_a_thousand_ranks_are_compared_and_sixteen_drawn() -> None:
         (1, (), 1),
     ],
 )
-def test_columns(n: int, shape: tuple[int, ...], expected: int) -> None:
+def test_table_columns(n: int, shape: tuple[int, ...], expected: int) -> None:
     assert columns(summary([1.0] * n), shape) == expected
 
 
-def test_a_sample_of_a_matrix_is_not_drawn_in_its_shape() -> None:
+def test_sampled_matrix_is_not_drawn_as_matrix() -> None:
     assert in_columns(summary([1.0] * 60, 600), (60, 10))["columns"] == 8
 
 
@@ -159,7 +159,7 @@ def test_any_trace_is_drawn(found: list[Event]) -> None:
 
 
 class Run:
-    """A run that goes on: the events so far, and those that come."""
+    """A live run: the events so far, and future ones."""
 
     def __init__(self, trace: Trace, first: int) -> None:
         self.whole, self.finished, self.first = trace, False, first
@@ -179,7 +179,7 @@ class Run:
         self.tell([])
 
 
-def test_live_updates_bring_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_updates_contain_new_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = traces.ping_pong(rounds=6)
     run = Run(trace, len(trace) // 2)
     view, sent = Tensors(run), []

@@ -1,4 +1,4 @@
-"""The picture of who waits for whom."""
+"""The wait-for graph as a picture."""
 
 import xml.etree.ElementTree as ET
 
@@ -13,13 +13,13 @@ from distkit.views.scene.waits import waits, waits_svg
 
 
 def states(size, ways):
-    """Ranks that are blocked by those others, or finished."""
+    """Return states of ranks that are blocked by others, or finished."""
     blocked = {r: RankState(r, RankStatus.BLOCKED, Op.RECV, waits_for=w) for r, w in ways.items()}
     return [blocked.get(r, RankState(r, RankStatus.FINISHED)) for r in range(size)]
 
 
 def drawn(size, ways):
-    """Each circle's words, and how many arrows there are of each colour."""
+    """Return the text of each circle, and the number of arrows by colour."""
     graph = waits(states(size, ways))
     shapes = graph["scene"]["shapes"]
     marks = [drawing_of(graph["scene"], m[0]) for m in graph["scene"]["marks"]]
@@ -27,18 +27,18 @@ def drawn(size, ways):
     return sorted(s[4] for s in shapes if s[0] == "text"), count
 
 
-def test_those_that_wait_for_each_other_are_red():
+def test_ranks_in_a_wait_cycle_are_red():
     assert drawn(3, {0: (1,), 1: (0,)}) == (["0", "1"], {"wrong": 2, "answer": 0})
-    ways = {0: (1,), 1: (0,), 2: (0,)}  # rank 2 waits at the circle's side
+    ways = {0: (1,), 1: (0,), 2: (0,)}  # rank 2 waits for the cycle
     assert drawn(3, ways) == (["0", "1", "2"], {"wrong": 2, "answer": 1})
 
 
-def test_many_that_wait_for_the_same_share_a_circle():
+def test_ranks_with_the_same_wait_share_a_circle():
     ways = {r: (9,) for r in range(9)}
     assert drawn(10, ways) == (["0…8", "9"], {"wrong": 0, "answer": 1})
 
 
-def test_beside_the_picture_stand_the_calls():
+def test_calls_are_listed_beside_the_picture():
     some = [
         RankState(0, RankStatus.FINISHED),
         RankState(
@@ -69,23 +69,23 @@ def test_beside_the_picture_stand_the_calls():
     assert "ranks 0…8" in alike and "rank 9" in alike
 
 
-def test_the_legend_tells_of_what_is_there():
+def test_legend_lists_only_drawn_marks():
     cycle, chain = (waits_svg(states(2, ways)) for ways in ({0: (1,), 1: (0,)}, {0: (1,)}))
     assert "red: they wait for each other" in cycle and "filled" not in cycle
     assert "red:" not in chain and "dashed: blocked · filled: not blocked" in chain
 
 
-def test_a_large_circle_stays_readable():
+def test_large_cycle_is_readable():
     ring = {n: {r: ((r + 1) % n,) for r in range(n)} for n in (16, 17)}
     assert drawn(16, ring[16])[1] == {"wrong": 16, "answer": 0}
     assert waits(states(17, ring[17])) is None
 
 
-def test_nobody_waits():
+def test_no_waiting_rank_is_stated():
     assert waits(states(2, {})) is None and waits_svg(states(2, {})) == ""
 
 
-def test_ranks_stand_where_they_were_released():
+def test_released_ranks_are_shown_at_their_last_call():
     events = [
         Event(r, 0, Op.RECV, state, i + r / 2, peer=1 - r)
         for i, state in enumerate((State.STARTED, State.BLOCKED, State.FAILED))

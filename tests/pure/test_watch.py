@@ -1,4 +1,4 @@
-"""The watcher accuses when waits have an instant in common, and never before."""
+"""The watchdog reports a deadlock only if the waits have an instant in common."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distkit.trace.trace import Trace
 
 
 def waits_for_each_other(ranks: int) -> Trace:
-    """Everybody receives from the left neighbour."""
+    """Every rank receives from its left neighbour."""
     return Trace(
         [
             Event(r, 0, Op.RECV, state, 1.0 + 0.1 * i, peer=(r - 1) % ranks, nbytes=4)
@@ -25,16 +25,16 @@ def waits_for_each_other(ranks: int) -> Trace:
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, to be set."""
+    """A clock that the test sets."""
     time = [0.0]
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: time[0])
     return time
 
 
-def test_waits_that_follow_each_other_prove_nothing() -> None:
+def test_consecutive_waits_are_not_a_deadlock() -> None:
     it = DeadlockWatchdog()
     it.record_wait(0, (0,), 1.0, 1.2)
-    it.record_wait(1, (0,), 1.3, 1.5)  # rank 0 may have gone on at 1.25
+    it.record_wait(1, (0,), 1.3, 1.5)  # rank 0 may have continued at 1.25
     assert not it.due([0, 1])
     assert it.judge(waits_for_each_other(2), [0, 1]) == []
     it.record_wait(0, (0,), 1.0, 1.6)  # no: it still waits
@@ -42,7 +42,7 @@ def test_waits_that_follow_each_other_prove_nothing() -> None:
     assert len(it.judge(waits_for_each_other(2), [0, 1])) == 1
 
 
-def test_a_finding_without_a_common_instant_waits_for_one(now: list[float]) -> None:
+def test_deadlock_needs_simultaneous_waits(now: list[float]) -> None:
     it = DeadlockWatchdog()
     it.record_wait(0, (0,), 1.0, 1.2)
     it.record_wait(1, (0,), 1.3, 1.5)

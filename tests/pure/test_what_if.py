@@ -1,4 +1,4 @@
-"""Recorded steps of a pipeline, as ByteDance publishes them: read, replayed without stragglers."""
+"""Recorded steps of pipelines, as published by ByteDance, replayed without stragglers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distkit_simulation import ideal_step
 
 
 def chrome(slow: dict[tuple[int, int], float]) -> list[dict[str, Any]]:
-    """Two steps of two copies of two stages with two micro-batches; ``slow``: (stage, copy)."""
+    """Return two steps of two copies of two stages, two micro-batches; ``slow``: (stage, copy)."""
     events: list[dict[str, Any]] = []
     for copy in range(2):
         for stage in range(2):
@@ -56,7 +56,7 @@ def load(folder: Path, **slow: Any) -> dk.Trace:
     return dk.Trace.load(path)
 
 
-def test_the_timeline_of_a_job_is_a_trace_that_can_be_saved(tmp_path: Path) -> None:
+def test_job_timeline_can_be_saved_as_trace(tmp_path: Path) -> None:
     trace = load(tmp_path)
     assert trace.ranks == [0, 1, 2, 3]
     assert trace.info.groups["stage 1"] == [2, 3]
@@ -75,7 +75,7 @@ def test_the_timeline_of_a_job_is_a_trace_that_can_be_saved(tmp_path: Path) -> N
         ({(1, 0): 1.5, (1, 1): 1.5}, "stage 1 computes 1.20 times"),
     ],
 )
-def test_the_ideal_step_has_equal_durations_and_names_who_is_slow(
+def test_ideal_step_has_equal_durations_and_names_the_slow_rank(
     tmp_path: Path, slow: dict[tuple[int, int], float], says: str
 ) -> None:
     found = ideal_step(load(tmp_path, slow=slow))
@@ -85,6 +85,6 @@ def test_the_ideal_step_has_equal_durations_and_names_who_is_slow(
     assert "s without stragglers" in str(found)
 
 
-def test_other_traces_have_no_ideal_step() -> None:
+def test_other_traces_raise() -> None:
     with pytest.raises(ValueError, match="names its stage"):
         ideal_step(dk.Trace())

@@ -1,4 +1,4 @@
-"""The pages: equal to torch's own, equal to their schedule, equal to one process."""
+"""Reference implementations equal torch's collectives, their schedules and one process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ cases = st.tuples(
 
 
 def numbers(length: int, dtype: torch.dtype, more: tuple[int, ...], turned: bool) -> torch.Tensor:
-    """Powers of two and little sums of them: exact in every dtype, in whatever order."""
+    """Return numbers whose sums are exact in every dtype and order."""
     x = torch.tensor(random.choices([1, 2], k=length * 2 ** len(more) * 3 ** (len(more) > 1)))
     x = x[: length * torch.Size(more).numel()].to(dtype).view(length, *more)
     return x.transpose(0, -1) if turned else x
@@ -46,8 +46,8 @@ def numbers(length: int, dtype: torch.dtype, more: tuple[int, ...], turned: bool
 
 @settings(max_examples=8)
 @given(st.integers(1, 8), st.lists(cases, min_size=8, max_size=16))
-def test_every_all_reduce_equals_torchs_own(n: int, cases: list[Any]) -> None:
-    """Any length, dtype, operation, shape and layout; all ranks agree to the bit."""
+def test_every_all_reduce_equals_torch(n: int, cases: list[Any]) -> None:
+    """For any length, dtype, operation, shape and layout; all ranks agree bitwise."""
 
     def program() -> list[Any]:
         results = []
@@ -67,8 +67,8 @@ def test_every_all_reduce_equals_torchs_own(n: int, cases: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("n", [3, 4, 7])
-def test_all_ranks_round_alike(n: int) -> None:
-    """Sums of any numbers: near torch's, and the same to the bit everywhere."""
+def test_all_ranks_round_identically(n: int) -> None:
+    """Sums of any numbers are close to torch's, and bitwise equal on all ranks."""
 
     def program() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         torch.manual_seed(dist.get_rank())
@@ -88,8 +88,8 @@ def test_all_ranks_round_alike(n: int) -> None:
         assert all(torch.equal(found[name][0], first) for found in results), name
 
 
-def test_a_group_counts_by_itself() -> None:
-    """Ranks 1, 2 and 3 of four; rank 0 is told that it does not belong."""
+def test_subgroup_uses_group_ranks() -> None:
+    """Ranks 1, 2 and 3 of four; rank 0, outside the group, gets an error."""
 
     def program() -> tuple[dict[str, list[float]], list[str]]:
         group = dist.new_group([1, 2, 3])
@@ -117,8 +117,8 @@ def test_a_group_counts_by_itself() -> None:
 
 
 @pytest.mark.parametrize("n", range(1, 9))
-def test_the_recorded_pages_are_their_schedules(n: int) -> None:
-    """Who sends to whom, how much and in which order; lengths tell which chunk it was."""
+def test_recorded_messages_match_the_schedules(n: int) -> None:
+    """Senders, receivers, sizes and order; the lengths identify the chunks."""
     turns = [(a, length) for a in ALL_REDUCES.values() for length in telling(a.chunks(n))]
 
     def program() -> None:
@@ -140,7 +140,7 @@ def test_the_recorded_pages_are_their_schedules(n: int) -> None:
         ("torus", {"devices_per_host": 3}),
     ],
 )
-def test_options_are_those_of_the_schedule(name: str, options: dict[str, Any]) -> None:
+def test_options_match_the_schedule(name: str, options: dict[str, Any]) -> None:
     n, algorithm = 6, ALL_REDUCES[name]
     chunks = algorithm.chunks(n, **options)
 
@@ -202,8 +202,8 @@ WRONG = {
 }
 
 
-def test_bad_input_is_refused_before_anything_is_sent() -> None:
-    """By every page, on every rank; then the ranks go on."""
+def test_invalid_input_raises_before_any_message() -> None:
+    """For every algorithm, on every rank; the ranks continue afterwards."""
 
     def program() -> list[tuple[str, str, str, str]]:
         heard = []
@@ -228,8 +228,8 @@ def test_bad_input_is_refused_before_anything_is_sent() -> None:
 
 
 @each
-def test_different_lengths_are_named_and_do_not_hang(name: str) -> None:
-    """Gloo ends a rank that receives more than it expects; the run says who sent what to whom."""
+def test_different_lengths_raise_without_a_hang(name: str) -> None:
+    """Gloo ends a rank that receives too much; the error names sender, receiver and sizes."""
     page = ALL_REDUCES[name].reference
 
     def program() -> None:
@@ -242,7 +242,7 @@ def test_different_lengths_are_named_and_do_not_hang(name: str) -> None:
 
 
 def test_leaves_and_gradients_are_reduced_in_place() -> None:
-    """A parameter, a 0-dimensional tensor, a slice, and one without elements."""
+    """A parameter, a 0-dimensional tensor, a slice, and an empty tensor."""
 
     def program() -> list[Any]:
         w = torch.nn.Parameter(torch.ones(2))
@@ -276,7 +276,7 @@ def test_shards_are_equal_and_disjoint() -> None:
     assert shards == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
-def test_the_digits_are_scikit_learns() -> None:
+def test_digits_are_those_of_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)

@@ -1,4 +1,4 @@
-"""What beginners do on ranks and what they hear."""
+"""Mistakes of beginners on ranks, and their errors."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def append_and_return() -> list[int]:
 
 
 @pytest.mark.parametrize(("program", "name"), [(append, "taken"), (collect, "found")])
-def test_what_a_copy_of_the_notebooks_list_takes_is_lost(program: object, name: str) -> None:
+def test_append_to_a_notebook_list_is_explained(program: object, name: str) -> None:
     given = [{}] if program is collect else []
     with pytest.warns(dk.errors.CommunicationWarning, match=f"the notebook's {name} is unchanged"):
         dk.run_ranks(program, 2, *given)  # type: ignore[arg-type]
 
 
-def test_what_is_returned_is_not_lost() -> None:
+def test_returned_values_are_available() -> None:
     assert dk.run_ranks(append_and_return, 2).results == [[1], [1]]
 
 
@@ -50,7 +50,7 @@ def use_another_none() -> None:
     print(y + 1)  # type: ignore[operator]
 
 
-def test_a_collective_that_returns_nothing_is_named() -> None:
+def test_collective_that_returns_nothing_is_named() -> None:
     with pytest.raises(dk.errors.RankError, match="y is None: all_reduce returns None and leaves"):
         dk.run_ranks(use_what_all_reduce_returns, 2)
     with pytest.raises(dk.errors.RankError) as caught:
@@ -65,7 +65,7 @@ def send_four_receive_two() -> None:
         dist.recv(torch.zeros(2), src=0)
 
 
-def test_an_error_begins_with_its_cause() -> None:
+def test_error_begins_with_its_cause() -> None:
     with pytest.raises(dk.errors.RankDied) as died:
         dk.run_ranks(send_four_receive_two, 2)
     assert str(died.value).startswith("rank 0 sends float32[4] to rank 1 at ")
@@ -92,7 +92,7 @@ def shards_to_a_group() -> None:
         (lambda: dist.reduce(torch.ones(1), dst=3), "ranks that exist"),
     ],
 )
-def test_an_error_of_torchs_says_what_to_do(program: object, remedy: str) -> None:
+def test_torch_error_has_a_remedy(program: object, remedy: str) -> None:
     with pytest.raises(dk.errors.RankError) as caught:
         dk.run_ranks(program, 3)  # type: ignore[arg-type]
     assert remedy in str(caught.value).partition("Traceback")[0]
@@ -102,14 +102,14 @@ def takes_nothing() -> None:
     raise AssertionError("it cannot be called")
 
 
-def test_a_call_with_wrong_arguments_names_the_definition() -> None:
+def test_call_with_wrong_arguments_names_the_definition() -> None:
     with pytest.raises(dk.errors.RankError, match="takes 0 positional arguments") as caught:
         dk.run_ranks(takes_nothing, 2, 1)
     assert f"test_beginners.py:{takes_nothing.__code__.co_firstlineno}" in str(caught.value)
     assert "cluster.run(takes_nothing, x) calls takes_nothing(x)" in str(caught.value)
 
 
-def test_a_script_that_lacks_an_argument_says_how_to_give_it(tmp_path: Path) -> None:
+def test_script_with_a_missing_argument_names_the_remedy(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', required=True)\n"

@@ -1,4 +1,4 @@
-"""What a rank did just before its process ended is in the trace."""
+"""The last calls of a rank before its process ended are in the trace."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from distkit.recording.blackbox import SLOTS
 
 
 def lost(run: object) -> dk.Trace:
-    """The trace of a run that a rank has not survived."""
+    """Return the trace of a run in which a rank died."""
     assert isinstance(run, Run)
     return run.trace
 
 
 @pytest.mark.parametrize("calls", [1, 7, 2 * SLOTS])
-def test_the_last_calls_of_a_killed_rank_are_in_the_trace(calls: int) -> None:
+def test_last_calls_of_a_killed_rank_are_in_the_trace(calls: int) -> None:
     def program(calls: int) -> None:
         for _ in range(calls):
             dist.all_reduce(torch.ones(3))
@@ -41,7 +41,7 @@ def test_the_last_calls_of_a_killed_rank_are_in_the_trace(calls: int) -> None:
     assert len(set(trace.events)) == len(trace), "nothing is there twice"
 
 
-def test_the_call_that_a_rank_dies_in_is_the_line_of_its_death() -> None:
+def test_death_is_located_at_the_current_call() -> None:
     def program() -> None:
         if dist.get_rank() == 0:
             dist.send(torch.ones(100), dst=1)

@@ -1,4 +1,4 @@
-"""Programs of the bug suite on ranks of plain torch."""
+"""Programs of the bug suite on plain torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def case(name: str, ok: bool, body: str) -> Case:
     return Case(name, "call/coll", ok, 2, (), ("order",), False, HEAD + body)
 
 
-def test_torch_runs_without_distkit_and_a_hang_is_only_a_timeout(tmp_path: Path) -> None:
+def test_plain_torch_reports_a_hang_as_a_timeout(tmp_path: Path) -> None:
     programs = [case("right", True, RIGHT), case("hang", False, HANG)]
     reports = run(programs, "plain", tmp_path, timeout=2.0)
     right, hang = (StockVerdict(program, reports[program.name]) for program in programs)

@@ -1,7 +1,7 @@
 """A sample of the bug suite, one program of each class; ``make stress`` runs all of it.
 
-The classes are those of the MPI Bugs Initiative (a wrong and a right program), threads, and the
-themes of the bugs that are retold from issues: each goes its own way through the diagnosis.
+The classes are those of the MPI Bugs Initiative (an incorrect and a correct program), threads, and
+the themes of bugs from issues: each takes a different path through the diagnosis.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SAMPLE = (
     "uneven_iterable_dataset",
     "store_misspelt_key",
     "patience_on_rank_0",
-    # a size that another reduction hides; the innermost condition; a barrier that all come to
+    # a size hidden by another reduction; the innermost condition; a barrier that all reach
     "op_and_size",
     "dummy_batches_out_of_step",
     "cond_nested_in_a_flag",
@@ -74,7 +74,7 @@ SAMPLE = (
     "cond_short_circuit",
     "coll_order_all_reduce_barrier",
     "coll_early_return_then_barrier",
-    # where a message goes, which is taken first, and in which order
+    # destination, choice and order of messages
     "p2p_wrong_destination",
     "race_two_senders",
     "race_sum_of_two_lines",
@@ -95,13 +95,13 @@ SAMPLE = (
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_program_is_explained_rightly(name: str, tmp_path: Path) -> None:
+def test_program_is_explained_correctly(name: str, tmp_path: Path) -> None:
     verdict = judge(SUITE[name], tmp_path)
     assert verdict.wrong == [], verdict.shown
 
 
-def test_sample_has_every_class_that_is_explained() -> None:
-    """test_hangs.py runs the whole catalogue of hangs."""
+def test_sample_covers_every_explained_class() -> None:
+    """test_hangs.py runs all hangs of the catalogue."""
     missing = {case.cls for case in SUITE.values()} - {SUITE[name].cls for name in SAMPLE}
     assert missing == {"theme/hangs"}
 

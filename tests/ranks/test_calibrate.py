@@ -1,4 +1,4 @@
-"""Calibration on real ranks: what it finds is a network like any other."""
+"""Calibration on real ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = (4, 1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 20)
 
 
 class Forked:
-    """A cluster of forked ranks, as far as calibration needs one."""
+    """The part of a cluster that calibration uses, with forked ranks."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -29,7 +29,7 @@ def machine(request: pytest.FixtureRequest) -> Measured:
     return dk.simulation.calibrate(Forked(request.param), sizes=SIZES, batches=3)
 
 
-def test_it_finds_links_and_how_sure_they_are(machine: Measured) -> None:
+def test_calibration_finds_links_with_their_uncertainty(machine: Measured) -> None:
     for count in {1, machine.n}:
         found = machine.fit(count)
         assert 0 <= found.alpha[0] <= found.alpha[1]
@@ -40,7 +40,7 @@ def test_it_finds_links_and_how_sure_they_are(machine: Measured) -> None:
     assert "alone" in repr(machine)
 
 
-def test_it_is_a_network_to_simulate_on(machine: Measured) -> None:
+def test_calibration_is_a_network_for_the_simulator(machine: Measured) -> None:
     n = machine.n
     times = [dk.simulation.finish_times("ring", n, 4 * k, machine).max() for k in (1, 1 << 26)]
     assert 0 < times[0] < times[1]
@@ -52,14 +52,14 @@ def test_it_is_a_network_to_simulate_on(machine: Measured) -> None:
         machine.fit(17)
 
 
-def test_it_interpolates_what_was_measured(machine: Measured) -> None:
+def test_calibration_interpolates_measurements(machine: Measured) -> None:
     for count, at in machine.moves.items():
         for nbytes, batches in at.items():
             took = machine.seconds(np.zeros(count), np.zeros(count), np.full(count, nbytes))
             assert took == pytest.approx([np.quantile(batches, 0.25)] * count)
 
 
-def test_the_comparison_is_drawn(machine: Measured) -> None:
+def test_comparison_is_plotted(machine: Measured) -> None:
     measured = {"ring": {1 << 10: 1e-3, 1 << 20: 2e-3}}
     figure = compare(machine.n, machine, measured=measured)
     (axes,) = figure.axes
@@ -69,13 +69,13 @@ def test_the_comparison_is_drawn(machine: Measured) -> None:
     assert len(every) == len(dk.algorithms.ALL_REDUCES) + 1
 
 
-def test_the_benchmark_predicts_every_algorithm() -> None:
+def test_benchmark_predicts_every_algorithm() -> None:
     rows = predicted(2, [1 << 10], 1)
     assert {row["algorithm"] for row in rows} == set(dk.algorithms.ALL_REDUCES)
     assert all(row["predicted"] > 0 and row["measured"] > 0 for row in rows)
 
 
-def test_a_cluster_can_be_calibrated() -> None:
+def test_cluster_can_be_calibrated() -> None:
     with dk.Cluster(2) as cluster:
         assert dk.simulation.calibrate(cluster, sizes=[4, 1024, 65536], batches=1).n == 2
 
@@ -83,16 +83,16 @@ def test_a_cluster_can_be_calibrated() -> None:
 @pytest.mark.parametrize(
     "sizes", [[], [4], [4, 1 << 20], [8, 4, 1 << 20], [0, 4, 1 << 20], [4, 8, 64]]
 )
-def test_sizes_that_make_no_sense_are_refused(sizes: list[int]) -> None:
+def test_invalid_sizes_raise(sizes: list[int]) -> None:
     with pytest.raises(ValueError, match="at least three sizes in ascending order"):
         dk.simulation.calibrate(Forked(2), sizes=sizes)
 
 
-def test_what_is_no_cluster() -> None:
+def test_calibrating_a_non_cluster_raises() -> None:
     with pytest.raises(TypeError, match=r"needs a dk.Cluster, not int"):
         dk.simulation.calibrate(4)
 
 
-def test_one_rank_has_nobody_to_send_to() -> None:
+def test_calibrating_one_rank_raises() -> None:
     with pytest.raises(ValueError, match="needs at least 2 ranks"):
         dk.simulation.calibrate(Forked(1), sizes=SIZES, batches=1)

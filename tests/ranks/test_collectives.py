@@ -1,4 +1,4 @@
-"""The other collectives: equal to torch's own, and to their schedules."""
+"""The other collectives equal torch's, and their schedules."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from distkit.algorithms.collectives import COLLECTIVES
 
 OPS = [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MIN, dist.ReduceOp.MAX]
 
-#: A call: a page or torch's own, this rank, number of ranks, the root, the tensors' length, an
-#: operation -> what it wrote.
+#: A call: the function, this rank, number of ranks, root, tensor length, operation -> its output.
 Call = Callable[[Any, int, int, int, int, dist.ReduceOp], list[torch.Tensor]]
 
 
 def some(length: int, seed: int) -> torch.Tensor:
-    """Whole numbers that this rank alone has, in a tensor that is not contiguous."""
+    """Return integers unique to this rank, in a non-contiguous tensor."""
     numbers = torch.Generator().manual_seed(100 * seed + dist.get_rank())
     return torch.randint(-4, 4, (2, length), generator=numbers).double().t()
 
@@ -43,7 +42,7 @@ def broadcast(page: Any, r: int, n: int, root: int, length: int, op: Any) -> lis
 def reduce(page: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
     x = some(length, 0).contiguous()
     page(x, root, op)
-    return [x] if r == root else []  # torch leaves anything on the others
+    return [x] if r == root else []  # undefined on the others in torch
 
 
 def scatter(page: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
@@ -79,13 +78,13 @@ def all_to_all(page: Any, r: int, n: int, root: int, length: int, op: Any) -> li
     if page is not dist.all_to_all:
         page(found, parts)
         return found
-    out = torch.cat(found)  # gloo has lists of equal parts only
+    out = torch.cat(found)  # gloo supports only lists of equal parts
     sizes, given = list(map(len, found)), list(map(len, parts))
     dist.all_to_all_single(out, torch.cat(parts), sizes, given)
     return list(out.split(sizes))
 
 
-#: How a collective of each kind is called; a barrier has a test of its own.
+#: Calls of each collective; the barrier has a separate test.
 CALLS: dict[str, Call] = {
     "broadcast": broadcast,
     "reduce": reduce,
@@ -106,8 +105,8 @@ CALLS: dict[str, Call] = {
         max_size=2,
     ),
 )
-def test_every_collective_equals_torchs_own(n: int, cases: list[Any]) -> None:
-    """With any root, length and operation."""
+def test_every_collective_equals_torch(n: int, cases: list[Any]) -> None:
+    """For any root, length and operation."""
     turns = [(name, *case) for name in CALLS for case in cases]
 
     def program() -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
@@ -126,10 +125,10 @@ def test_every_collective_equals_torchs_own(n: int, cases: list[Any]) -> None:
 
 
 def speak(name: str, n: int, length: int) -> None:
-    """Call a page so that all its chunks together have ``length`` elements."""
+    """Call a reference implementation with ``length`` elements in all chunks together."""
     x, parts = torch.ones(length), [torch.ones(length // n) for _ in range(n)]
     part, page, r = torch.ones(length // n), COLLECTIVES[name].reference, dist.get_rank()
-    sizes = torch.ones(length).tensor_split(n * n)  # what i has for j
+    sizes = torch.ones(length).tensor_split(n * n)  # the data of i for j
     arguments: dict[str, tuple[Any, ...]] = {
         "broadcast": (x,),
         "reduce": (x,),
@@ -144,8 +143,8 @@ def speak(name: str, n: int, length: int) -> None:
 
 
 @pytest.mark.parametrize("n", range(1, 9))
-def test_the_recorded_pages_are_their_schedules(n: int) -> None:
-    """Who sends to whom, how much and in which order."""
+def test_recorded_messages_match_the_schedules(n: int) -> None:
+    """Senders, receivers, sizes and order."""
     turns = []
     for name in COLLECTIVES:
         even = name in {"scatter", "gather", "all_gather", "reduce_scatter"}  # parts are equal
@@ -165,8 +164,8 @@ def test_the_recorded_pages_are_their_schedules(n: int) -> None:
     assert recorded == {link: [4 * k for k in sizes] for link, sizes in figure.items()}
 
 
-def test_a_barrier_waits_for_the_last() -> None:
-    """Nobody passes before everybody has come."""
+def test_barrier_waits_for_the_last_rank() -> None:
+    """No rank passes before all have arrived."""
     barrier = ours.barrier
 
     def program() -> tuple[float, float]:
@@ -174,7 +173,7 @@ def test_a_barrier_waits_for_the_last() -> None:
 
         for late in range(dist.get_world_size()):
             if dist.get_rank() == late:
-                x = sum(i * i for i in range(200_000))  # it comes late
+                x = sum(i * i for i in range(200_000))  # it is late
                 assert x
             came = time.monotonic()
             barrier()
@@ -186,7 +185,7 @@ def test_a_barrier_waits_for_the_last() -> None:
 
 
 def test_roots_and_groups() -> None:
-    """Roots are counted in the world; what others hold of a reduce stays as it was."""
+    """Roots are global ranks; a reduce does not change the others' tensors."""
 
     def program() -> list[Any]:
         group, r = dist.new_group([1, 3]), float(dist.get_rank())
@@ -236,7 +235,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_bad_input_is_refused_before_anything_is_sent(mistake: str) -> None:
+def test_invalid_input_raises_before_any_message(mistake: str) -> None:
     call, wanted = WRONG[mistake]
 
     def program() -> str:

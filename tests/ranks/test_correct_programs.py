@@ -1,4 +1,4 @@
-"""Random correct programs on real ranks raise no false alarm; ``make stress`` has two hundred."""
+"""Random correct programs raise no false alarm; ``make stress`` runs two hundred."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SEEDS = st.randoms(use_true_random=False)
 
 @settings(max_examples=6, deadline=None)
 @given(SEEDS)
-def test_a_correct_program_is_never_accused(chance: Random) -> None:
+def test_correct_program_is_never_accused(chance: Random) -> None:
     assert false_alarm(program(chance)) == ""
 
 
 def eagerly(rounds: Program) -> None:
-    """On each rank: call every wait of a millisecond a wait."""
+    """On each rank: report every wait of a millisecond."""
     recorder.BLOCKED_AFTER, recorder.MAX_PERIOD = 0.001, 0.002
     play(rounds)
 
@@ -42,12 +42,14 @@ def eagerly(rounds: Program) -> None:
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(chance=SEEDS)
-def test_nor_by_a_watcher_without_patience(chance: Random, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_correct_program_is_not_accused_by_an_impatient_watchdog(
+    chance: Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watchdog, "CHECK_INTERVAL", 0.002)
     assert false_alarm(program(chance), play=eagerly) == ""
 
 
-def test_the_programs_are_varied() -> None:
+def test_programs_are_varied() -> None:
     steps = [s for n in range(50) for round in program(Random(n)) for s in round.steps]
     messages = [s for s in steps if isinstance(s, Message)]
     collectives = [s for s in steps if isinstance(s, Collective)]
@@ -60,7 +62,7 @@ def test_the_programs_are_varied() -> None:
     assert all({m.src, m.dst} == set(m.group) for m in messages if m.group)
 
 
-def test_an_incorrect_program_is_accused() -> None:
+def test_incorrect_program_is_accused() -> None:
     still = (0.0,) * random_programs.RANKS
     one, two = (Message(0, 1, tag, 3, 0, (), False, False) for tag in (1, 7))
 

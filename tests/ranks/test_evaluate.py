@@ -1,4 +1,4 @@
-"""Evaluation counts every sample once: the same result on any number of ranks."""
+"""Evaluation counts every sample once, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def both() -> list[float]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7])
-def test_the_same_to_the_digit_on_any_number_of_ranks(ranks: int) -> None:
+def test_evaluation_is_identical_on_any_number_of_ranks(ranks: int) -> None:
     here = both()
     x, y = images(301)
     with torch.no_grad():
@@ -43,12 +43,12 @@ def test_the_same_to_the_digit_on_any_number_of_ranks(ranks: int) -> None:
     assert dk.run_ranks(both, ranks).results == [here] * ranks
 
 
-def test_fewer_samples_than_ranks() -> None:
+def test_fewer_samples_than_ranks_are_evaluated() -> None:
     found = dk.run_ranks(lambda: dk.data.evaluate(model(), images(1)), 3).results
     assert found == [dk.data.evaluate(model(), images(1))] * 3
 
 
-def test_what_cannot_be_evaluated() -> None:
+def test_invalid_evaluation_raises() -> None:
     with pytest.raises(ValueError, match="no samples"):
         dk.data.evaluate(model(), images(0))
     with pytest.raises(ValueError, match=r"shape \(\) for 8 samples.*reduction='none'"):

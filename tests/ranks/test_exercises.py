@@ -26,7 +26,7 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_solution_passes_and_a_stub_is_no_attempt(name: str) -> None:
+def test_solution_passes_and_stub_is_not_attempted(name: str) -> None:
     task, check = TASKS[name], getattr(dk.check, name)
     verdict = check(answer(name))
     assert verdict.points == verdict.max, repr(verdict)
@@ -39,14 +39,14 @@ def test_the_solution_passes_and_a_stub_is_no_attempt(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_first_usual_mistake_is_rejected_by_its_message(name: str) -> None:
-    """`make stress` has all of them."""
+def test_common_mistake_is_rejected_with_its_message(name: str) -> None:
+    """`make stress` tries all mistakes."""
     assert len(TASKS[name].wrong) >= 3
     assert tolerated(TASKS[name], 1) == []
 
 
 def moved(x: Tensor) -> None:
-    """Right on a GPU."""
+    """Correct on a GPU."""
     host = x.cpu()
     dist.all_reduce(host)
     x.copy_(host)
@@ -60,12 +60,12 @@ def moved_by_name(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("mine", [moved, moved_by_name])
-def test_a_move_to_the_host_is_a_copy_as_on_a_gpu(mine: Any) -> None:
+def test_move_to_the_host_is_a_copy_as_on_a_gpu(mine: Any) -> None:
     assert dk.check.staged(mine).status == "pass"
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_what_is_no_answer(name: str) -> None:
+def test_invalid_answer_is_rejected(name: str) -> None:
     with pytest.raises(TypeError, match=f"dk.check.{name} judges a function, not int"):
         getattr(dk.check, name)(3)
     assert "yours takes no arguments" in repr(getattr(dk.check, name)(lambda: None))
@@ -73,7 +73,7 @@ def test_what_is_no_answer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*TASKS, *QUESTIONS])
-def test_every_hint_is_given(name: str) -> None:
+def test_every_hint_is_shown(name: str) -> None:
     hints = {**TASKS, **QUESTIONS}[name].hints
     given = [repr(getattr(dk.hint, name)()) for _ in range(2 * len(hints))]
     assert given[: len(hints)] == given[len(hints) :]
@@ -86,7 +86,7 @@ def flat(x: torch.Tensor) -> None:
     to_everybody(x)
 
 
-def test_right_but_too_many_bytes() -> None:
+def test_correct_result_with_too_many_bytes_loses_points() -> None:
     verdict = dk.check.ring_all_reduce(flat)
     assert verdict.status == "wasteful"
     text = repr(verdict)
@@ -100,7 +100,7 @@ def off_by_one(x: torch.Tensor) -> None:
     x += 1.0
 
 
-def test_a_wrong_result_is_shown() -> None:
+def test_wrong_result_is_shown() -> None:
     verdict = dk.check.ring_all_reduce(off_by_one)
     assert verdict.status == "fail"
     assert "on 2 ranks, with 1 element, rank 0 ends with\n    [31]" in repr(verdict)
@@ -112,7 +112,7 @@ def stuck(x: torch.Tensor) -> None:
         dist.recv(x, (dist.get_rank() + 1) % dist.get_world_size())
 
 
-def test_a_hang_is_explained() -> None:
+def test_hang_is_explained() -> None:
     verdict = dk.check.ring_all_reduce(stuck)
     assert verdict.status == "fail" and "waits in recv" in repr(verdict)
     assert "on 2 ranks:\n    deadlock in stuck: " in repr(verdict)
@@ -129,7 +129,7 @@ def over(x: torch.Tensor) -> None:
     flat(x)
 
 
-def test_an_error_shows_the_learners_lines_and_on_how_many_ranks_it_was() -> None:
+def test_error_shows_the_answers_lines_and_the_number_of_ranks() -> None:
     text = repr(dk.check.ring_all_reduce(outside))
     said = r"✗ on 3 ranks:\n    ranks 0, 1 and 2 raised ValueError: send: rank 3 does"
     assert re.search(said, text)
@@ -155,7 +155,7 @@ def to_itself(x: torch.Tensor) -> None:
     ("wrong", "says"),
     [(alone, "on 1 rank, with 1 element, rank 0 ends with"), (to_itself, "on 1 rank:")],
 )
-def test_one_rank_is_tried_too(wrong: Any, says: str) -> None:
+def test_one_rank_is_judged_too(wrong: Any, says: str) -> None:
     verdict = dk.check.ring_all_reduce(wrong)
     assert verdict.status == "fail" and says in repr(verdict)
 
@@ -183,14 +183,12 @@ def returned_list(outputs: list[torch.Tensor], x: torch.Tensor) -> list[torch.Te
         ("all_gather", returned_list, "it returns the right result, but outputs has to hold it"),
     ],
 )
-def test_a_result_that_is_returned_is_told_from_a_wrong_one(
-    name: str, wrong: Any, says: str
-) -> None:
+def test_returned_instead_of_in_place_result_is_named(name: str, wrong: Any, says: str) -> None:
     verdict = getattr(dk.check, name)(wrong)
     assert verdict.status == "fail" and says in repr(verdict)
 
 
-def test_the_desks_list_what_there_is() -> None:
+def test_catalogues_list_the_exercises() -> None:
     assert all(name in repr(dk.check) for name in TASKS)
     assert "def ring_all_reduce(x)" in repr(dk.check.ring_all_reduce)
     assert dir(dk.check) == sorted(TASKS) and dir(dk.solution) == sorted([*TASKS, *QUESTIONS])
@@ -199,7 +197,7 @@ def test_the_desks_list_what_there_is() -> None:
     assert dk.solution.broadcast()._repr_markdown_().startswith("```python\nfrom torch")
 
 
-def test_every_exercise_has_its_lesson_and_lessons_name_theirs() -> None:
+def test_every_exercise_is_named_in_its_lesson() -> None:
     assert sorted(chain(*LESSONS.values())) == sorted([*TASKS, *QUESTIONS])
     assert len(TASKS) >= 25
     for lesson, names in LESSONS.items():
@@ -219,7 +217,7 @@ def test_each_exercise_at_the_end_of_a_lesson_has_a_hint(lesson: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_a_question_has_answers_of_three_levels(name: str) -> None:
+def test_question_has_answers_of_three_levels(name: str) -> None:
     said = repr(getattr(dk.solution, name)())
     assert re.search(r"^excellent: .{20,}\n\ngood: .{20,}\n\nacceptable: .{3,}$", said)
 
@@ -240,7 +238,7 @@ def handler(
     early: bool = False,
     answers: Callable[[list[int]], Any] = list,
 ) -> Callable[..., Any]:
-    """A push handler with a mistake or two."""
+    """Return a push handler with a mistake."""
 
     def push(server: Server, worker: int, number: int, gradient: Any) -> Any:
         if once and (worker, number) in server.seen:
@@ -311,19 +309,19 @@ def scalar(server: Server) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
-def test_a_mistake_in_the_push_handler_is_named(mistake: dict[str, Any], says: str) -> None:
+def test_mistake_in_the_push_handler_is_named(mistake: dict[str, Any], says: str) -> None:
     verdict = dk.check.push_handler(handler(**mistake))
     assert verdict.status == "fail"
     assert says in verdict.criteria[-1].text and verdict.criteria[-1].status == "fail"
 
 
-def test_who_waits_for_all_under_dist_async_has_dist_sync_right() -> None:
+def test_waiting_for_all_under_dist_async_fails_only_that_criterion() -> None:
     verdict = dk.check.push_handler(handler(patient=True))
     assert [c.status for c in verdict.criteria] == ["pass", "fail"] and verdict.points == 1
     assert "dist_async applies each gradient at once" in verdict.criteria[1].text
 
 
-def test_the_messages_before_the_mistake_are_told() -> None:
+def test_messages_before_the_mistake_are_listed() -> None:
     (point,) = dk.check.push_handler(handler(by=averages)).criteria
     first, *story, _ = point.text.splitlines()
     assert first == "dist_sync with 2 workers:"
@@ -353,7 +351,7 @@ def test_the_messages_before_the_mistake_are_told() -> None:
         (lambda w, clocks, b: {"all"}, "There is no worker 'all'"),
     ],
 )
-def test_a_wrong_rule_is_shown_where_it_is_wrong(rule: Any, says: str) -> None:
+def test_wrong_rule_is_shown_at_its_first_violation(rule: Any, says: str) -> None:
     verdict = dk.check.waits_for(rule)
     assert verdict.status == "fail" and says in verdict.criteria[0].text
 
@@ -367,7 +365,7 @@ def test_a_wrong_rule_is_shown_where_it_is_wrong(rule: Any, says: str) -> None:
         (lambda step, pause: 5, "steps of 10 ms, a pause of 0 µs: with your bound of 5 nobody"),
     ],
 )
-def test_a_wrong_bound_is_told_what_it_costs(bound: Any, says: str) -> None:
+def test_wrong_bound_is_reported_with_its_cost(bound: Any, says: str) -> None:
     verdict = dk.check.staleness_bound(bound)
     assert verdict.status == "fail" and says in verdict.criteria[-1].text
 
@@ -387,7 +385,7 @@ def test_a_wrong_bound_is_told_what_it_costs(bound: Any, says: str) -> None:
         (lambda here, n: "all", "it returns 'all' where 12000 is right"),
     ],
 )
-def test_wrong_bytes_are_told_with_a_usual_reason(mistaken: Any, says: str) -> None:
+def test_wrong_byte_count_is_reported_with_a_common_reason(mistaken: Any, says: str) -> None:
     verdict = dk.check.bytes_between(mistaken)
     told = verdict.criteria[0].text
     assert verdict.status == "fail" and says in told

@@ -1,4 +1,4 @@
-"""Dumps and profiles that torch really writes, read as traces."""
+"""Real dumps and profiles of torch, read as traces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import distkit as dk
 from distkit.events import Op, State
 
 
-def test_a_dump_of_the_flight_recorder_names_who_is_missing(tmp_path: Path) -> None:
+def test_flight_recorder_dump_names_the_missing_rank(tmp_path: Path) -> None:
     def program() -> None:
         os.environ["TORCH_FR_BUFFER_SIZE"] = "100"  # read when the first call is recorded
         rank = dist.get_rank()
@@ -47,7 +47,7 @@ def test_a_dump_of_the_flight_recorder_names_who_is_missing(tmp_path: Path) -> N
     assert {s.where.partition(":")[0] for s in trace.spans} == {"test_foreign.py"}
 
 
-def test_a_profile_is_a_timeline(tmp_path: Path) -> None:
+def test_profile_is_drawn_as_timeline(tmp_path: Path) -> None:
     def program() -> None:
         rank = dist.get_rank()
         with torch.profiler.profile(
@@ -82,13 +82,14 @@ def test_a_profile_is_a_timeline(tmp_path: Path) -> None:
 QUOTED = "def step(x):\n    dist.all_reduce(x)\n"
 
 
-def test_whatever_torch_writes_opens_by_its_path(tmp_path: Path) -> None:
-    """By ``export_chrome_trace``, gzipped or not, by its handlers, and by the older way."""
+def test_files_written_by_torch_open_by_path(tmp_path: Path) -> None:
+    """Files of ``export_chrome_trace``, gzipped or not, of its handlers, and of the legacy
+    profiler."""
 
     def program() -> None:
         rank = dist.get_rank()
         steps: dict[str, Any] = {"dist": dist}
-        exec(compile(QUOTED, '{"device": "cpu"}', "exec"), steps)  # such a file dynamo makes
+        exec(compile(QUOTED, '{"device": "cpu"}', "exec"), steps)  # dynamo writes such a file
         cpu = {"activities": [torch.profiler.ProfilerActivity.CPU]}
         for name in ("plain.json", "packed.json.gz", "without"):
             with torch.profiler.profile(**cpu, with_stack=True) as profile:

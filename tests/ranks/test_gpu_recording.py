@@ -1,7 +1,7 @@
-"""Recording of calls that a GPU is at when they return; a device that is none stands in for it.
+"""Recording of calls that return before the GPU has finished, on a fake device.
 
-It comes to an event when the test says so. That the recorder never waits is told by the operators
-that run there: none that brings numbers to the host at once.
+The device executes when the test allows it. The list of operators shows that the recorder never
+waits: none copies values to the host synchronously.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import distkit as dk
 from distkit.cluster import Run
 from distkit.recording import device, tap
 
-#: Operators that wait for a GPU; a copy from it does, unless it is told not to.
+#: Operators that wait for a GPU; copies do, unless they are non-blocking.
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "a copy that waits"}
 
 
 def on_device(fn: Callable[..., Any], *args: Any) -> Run:
-    """Run ``fn(standin, group, *args)`` on two ranks whose backend works in streams."""
+    """Run ``fn(standin, group, *args)`` on two ranks with an asynchronous backend."""
 
     def program() -> Any:
         import standin
@@ -37,7 +37,7 @@ def on_device(fn: Callable[..., Any], *args: Any) -> Run:
 
 
 class Sums(torch.autograd.Function):
-    """Has a function for its backward pass, on a thread that autograd has for the device."""
+    """A function whose backward pass runs on autograd's thread for the device."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, backward: Callable[..., Any]) -> torch.Tensor:
@@ -49,13 +49,13 @@ class Sums(torch.autograd.Function):
         return ctx.call(gradient), None
 
 
-def test_a_call_is_over_when_the_device_is_and_nothing_waits_for_it() -> None:
+def test_call_ends_with_the_device_and_recording_does_not_wait() -> None:
     def program(standin: Any, group: Any) -> tuple[list[str], float]:
         from distkit.recording.recorder import current
 
         x, recorder = torch.arange(4.0).to("pretend"), current()
         assert recorder is not None
-        recorder._cpu_time = -60.0  # the stand-in is slow: let it look at all values
+        recorder._cpu_time = -60.0  # the fake device is slow: summarize all values
         dist.all_reduce(x, group=group)
         stopped = time.monotonic()
         standin.stop()
@@ -74,7 +74,7 @@ def test_a_call_is_over_when_the_device_is_and_nothing_waits_for_it() -> None:
         first, second = [s for s in run.trace.spans if s.op == "all_reduce" and s.rank == rank]
         assert second.after is not None and second.after.values == (0.0, 1.0, 2.0, 3.0)
         assert second.after.norm == pytest.approx(14**0.5)
-        assert second.before is None or second.before.max == 3.0  # it was there in time
+        assert second.before is None or second.before.max == 3.0  # it arrived in time
         assert first.end is not None and second.end is not None
         assert second.end - first.end >= still
         facts = dict(second.attributes)
@@ -83,21 +83,21 @@ def test_a_call_is_over_when_the_device_is_and_nothing_waits_for_it() -> None:
 
 
 def numbers() -> list[torch.Tensor]:
-    """Tensors of the host and numbers, which torch converts to the tensors' types."""
+    """Host tensors, and numbers that torch converts to their dtypes."""
     x = torch.arange(3, dtype=torch.float64)
     return [torch.arange(3.0) + 2, x * 0.1, x + 3, torch.arange(3) == 1, x.float() * 2j]
 
 
-def test_numbers_are_converted_beside_a_device() -> None:
+def test_values_are_converted_in_another_thread() -> None:
     for found in on_device(lambda *_: numbers()).results:
         for have, want in zip(found, numbers(), strict=True):
             assert have.dtype == want.dtype and torch.equal(have, want)
 
 
-def test_a_thread_that_waits_for_a_hung_device_is_seen() -> None:
+def test_thread_that_waits_for_a_hung_device_is_reported() -> None:
     def program(standin: Any, group: Any) -> None:
         x = torch.ones(4).to("pretend")
-        standin.stop()  # as NCCL's kernel does without the other rank
+        standin.stop()  # like an NCCL kernel without the other rank
         if dist.get_rank() == 0:
             dist.all_reduce(x, group=group)
             x.sum().item()
@@ -109,7 +109,7 @@ def test_a_thread_that_waits_for_a_hung_device_is_seen() -> None:
     assert "recv" in str(caught.value)
 
 
-def test_a_backward_pass_that_waits_for_a_hung_device_is_seen() -> None:
+def test_backward_pass_that_waits_for_a_hung_device_is_reported() -> None:
     def program(standin: Any, group: Any) -> None:
         def reduces(gradient: torch.Tensor) -> torch.Tensor:
             dist.all_reduce(gradient, group=group)
@@ -125,7 +125,7 @@ def test_a_backward_pass_that_waits_for_a_hung_device_is_seen() -> None:
     assert "recv" in str(caught.value)
 
 
-def test_nothing_changes_a_tensor_before_its_values_are_read() -> None:
+def test_values_are_read_before_the_tensor_changes() -> None:
     def program(standin: Any, group: Any) -> list[bool]:
         from distkit.recording.recorder import current
 
@@ -150,7 +150,7 @@ def test_nothing_changes_a_tensor_before_its_values_are_read() -> None:
         assert given.after is None
 
 
-def test_buckets_are_read_when_the_reducer_has_waited_for_all() -> None:
+def test_buckets_are_read_after_the_reducer_has_waited() -> None:
     def program(standin: Any, group: Any) -> list[list[bool]]:
         from distkit.recording.recorder import current
 
@@ -159,7 +159,7 @@ def test_buckets_are_read_when_the_reducer_has_waited_for_all() -> None:
         recorder._cpu_time = -60.0
 
         def sees(gradient: torch.Tensor) -> torch.Tensor:
-            """Look after the last bucket is sent, and before the reducer waits."""
+            """Read after the last bucket is sent and before the reducer waits."""
             engine = torch.autograd.Variable._execution_engine
             engine.queue_callback(
                 lambda: seen.append([p.in_flight is None for _, p in tap.tap._sent_in_backward])
@@ -170,7 +170,7 @@ def test_buckets_are_read_when_the_reducer_has_waited_for_all() -> None:
         model = torch.nn.parallel.DistributedDataParallel(
             layers, process_group=group, bucket_cap_mb=0.01, init_sync=False
         )
-        for _ in range(2):  # in the first, torch has one bucket
+        for _ in range(2):  # torch has one bucket in the first step
             Sums.apply(model(torch.ones(2, 64).to("pretend")), sees).backward()
         return seen
 
@@ -183,7 +183,7 @@ def test_buckets_are_read_when_the_reducer_has_waited_for_all() -> None:
     assert all(s.after is not None for s in spans)
 
 
-def test_a_capture_keeps_other_threads_from_asking_the_gpu() -> None:
+def test_graph_capture_blocks_queries_of_other_threads() -> None:
     class Come:
         def query(self) -> bool:
             return True
@@ -193,14 +193,14 @@ def test_a_capture_keeps_other_threads_from_asking_the_gpu() -> None:
     assert not device._is_reached(Come())
     end()
     assert device._is_reached(Come())
-    end()  # it had not begun
+    end()  # it had not started
     assert device._is_reached(Come())
 
 
-def test_what_goes_into_a_graph_is_shown_as_captured() -> None:
+def test_captured_calls_are_marked_as_captured() -> None:
     def program(standin: Any, group: Any) -> None:
         x = torch.ones(4).to("pretend")
-        with standin.capture():  # which fails if anybody asks the device for anything
+        with standin.capture():  # which fails if the device is queried
             dist.all_reduce(x, group=group)
 
     run = on_device(program)

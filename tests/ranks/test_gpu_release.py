@@ -1,4 +1,4 @@
-"""A rank that waits for its GPU in C++ is released; a deaf future stands in for a GPU."""
+"""Release of a rank that waits for its GPU in C++, simulated by a future that ignores signals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distkit.cluster import Run
 
 
 class Pretended(dist.ProcessGroup):
-    """A group as NCCL's: what is under way on the device ends when it is aborted."""
+    """A group like NCCL's: abort ends its operations on the device."""
 
     def __init__(self, stream: torch.futures.Future[Any]) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size())
@@ -26,7 +26,7 @@ class Pretended(dist.ProcessGroup):
 
 
 def on_a_device() -> torch.futures.Future[Any]:
-    """What the device has under way, in a group of this rank."""
+    """Start an operation on the device, in a group of this rank."""
     from distkit.cluster.rank.rank import Rank
 
     group, stream = Rank.here.group, torch.futures.Future[Any]()
@@ -42,13 +42,13 @@ def test_abort_frees_the_thread_that_waits_for_the_device() -> None:
         dist.barrier()
         if dist.get_rank() == 1:
             raise ValueError("this rank ends the run")
-        stream.wait()  # as torch.cuda.synchronize(): Python's signals are not heard there
+        stream.wait()  # like torch.cuda.synchronize(), which handles no Python signals
 
     with pytest.raises(dk.errors.RankError, match="rank 1 raised ValueError") as caught:
         dk.run_ranks(program, 2)
     assert isinstance(caught.value.run, Run)
     end = caught.value.run.trace.info.ends[0]
-    assert (end.how, end.text) == ("released", "")  # not by ending its process
+    assert (end.how, end.text) == ("released", "")  # without ending its process
 
 
 @pytest.mark.gpu(2)
@@ -76,7 +76,7 @@ def test_nccl_hangs_are_explained_and_leave_a_usable_cluster(waits: str) -> None
 
 
 @pytest.mark.gpu(2)
-def test_the_next_run_works_after_a_rank_died_in_an_nccl_collective() -> None:
+def test_next_run_works_after_a_death_in_an_nccl_collective() -> None:
     def program(fatal: bool) -> float:
         x = torch.ones(1 << 20, device="cuda")
         dist.all_reduce(x)

@@ -1,4 +1,4 @@
-"""The catalogue of hanging programs on real ranks: each is released, and its cause is named."""
+"""The catalogue of hanging programs: each is released, and its cause is named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distkit.diagnosis.findings import Finding
 from distkit.diagnosis.rules import RULES
 from distkit.hangs import ALL, Case
 
-#: From the call to the error, fork and DDP's imports included [s]; alone it takes a tenth.
+#: Time limit from the call to the error, with fork and imports [s]; ten times the usual.
 SOON = 20
 
 
@@ -23,7 +23,7 @@ def said(findings: list[Finding]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def mistakes(run: Run) -> list[Finding]:
-    """What was found, but for the remark that somebody is slow, which depends on the machine."""
+    """Return the findings except stragglers, which depend on the machine."""
     return [f for f in run.findings if f.kind != "straggler"]
 
 
@@ -45,7 +45,7 @@ def cases(how: str) -> pytest.MarkDecorator:
 
 
 @cases("hangs")
-def test_a_hang_is_released_and_explained(name: str) -> None:
+def test_hang_is_released_and_explained(name: str) -> None:
     case, start = ALL[name], time.monotonic()
     run, error = outcome(case)
     assert time.monotonic() - start < SOON
@@ -62,7 +62,7 @@ def test_a_hang_is_released_and_explained(name: str) -> None:
 
 
 @cases("fails")
-def test_a_failure_tells_its_cause(name: str) -> None:
+def test_failure_names_its_cause(name: str) -> None:
     case = ALL[name]
     run, error = outcome(case)
     assert isinstance(error, dk.errors.RankError)
@@ -75,7 +75,7 @@ def test_a_failure_tells_its_cause(name: str) -> None:
 
 @cases("finishes")
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
-def test_a_mistake_that_hangs_nobody_is_warned_of(name: str) -> None:
+def test_mistake_without_a_hang_is_a_warning(name: str) -> None:
     case = ALL[name]
     with pytest.warns(dk.errors.CommunicationWarning) as caught:
         run = dk.run_ranks(case.program, case.ranks)
@@ -94,13 +94,13 @@ def test_hang_of_a_parameter_server_is_explained(name: str) -> None:
     assert said(error.findings) == [(case.kind, case.culprits)]
 
 
-def test_a_straggler_is_neither_a_hang_nor_a_mistake() -> None:
+def test_straggler_is_neither_a_hang_nor_a_mistake() -> None:
     run = dk.run_ranks(ALL["straggler"].program, 3)  # a warning would be an error here
     assert said(run.findings) == [("straggler", (2,))]
     assert not run.findings[0].hang
 
 
-def test_the_catalogue_explains_itself() -> None:
+def test_catalogue_is_printed() -> None:
     for name, case in ALL.items():
         assert name == case.program.__name__
         assert case.how in ("hangs", "fails", "finishes")

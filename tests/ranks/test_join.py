@@ -1,4 +1,4 @@
-"""torch's ``Join``: recorded runs on ranks with different numbers of batches, what it sends."""
+"""torch's ``Join`` on ranks with different numbers of batches, and its messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEATURES, STEPS = 4, (2, 5)
 
 
 def train(join: bool, by_all: bool = True) -> torch.Tensor:
-    """Rank r makes ``STEPS[r]`` steps of one example each."""
+    """Rank r runs ``STEPS[r]`` steps of one example each."""
     torch.manual_seed(0)
     net, rank = DistributedDataParallel(nn.Linear(FEATURES, 1).double()), dist.get_rank()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -35,7 +35,7 @@ def data(rank: int) -> torch.Tensor:
 
 
 def alone(by_all: bool) -> torch.Tensor:
-    """One process: in each step the examples of the ranks that still have some."""
+    """In one process: each step uses the examples of the ranks that still have some."""
     torch.manual_seed(0)
     net = nn.Linear(FEATURES, 1).double()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -48,13 +48,13 @@ def alone(by_all: bool) -> torch.Tensor:
 
 
 def sent(run: Run, rank: int) -> list[Span]:
-    """The collectives of a rank, after DDP has been made."""
+    """Return the collectives of a rank after the construction of DDP."""
     calls = [s for s in run.trace.spans if s.rank == rank and s.op is not Op.MARK]
     return calls[next(i for i, s in enumerate(calls) if s.op is Op.ALL_REDUCE) :]
 
 
 @pytest.mark.parametrize("by_all", [True, False])
-def test_who_is_done_answers_with_zeros(by_all: bool) -> None:
+def test_joined_rank_contributes_zeros(by_all: bool) -> None:
     run = dk.run_ranks(train, len(STEPS), True, by_all)
     assert not run.findings
     for weights in run.results:
@@ -70,6 +70,6 @@ def test_who_is_done_answers_with_zeros(by_all: bool) -> None:
     assert first[-1].op is Op.BROADCAST, "the weights of a rank that was among the last"
 
 
-def test_without_join_somebody_is_left_waiting() -> None:
+def test_uneven_inputs_hang_without_join() -> None:
     with pytest.raises(dk.errors.DeadlockError, match="rank 0"):
         dk.run_ranks(train, len(STEPS), False)

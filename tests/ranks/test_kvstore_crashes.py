@@ -1,4 +1,4 @@
-"""Consistency models, crashes and the Trainer, through real processes."""
+"""Consistency models, crashes and the Trainer on real processes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def team(warm: None) -> Iterator[Nodes]:
 
 @pytest.fixture
 def crew(warm: None) -> Iterator[Nodes]:
-    """2 workers and 2 servers, to be broken."""
+    """2 workers and 2 servers that tests may kill."""
     with started(2, 2) as nodes:
         yield nodes
 
 
 def flag(kv: KVStore, word: str) -> Path:
-    """A file by which the workers of a test tell each other and the test how far they are."""
+    """A file that marks a point reached by a worker."""
     return Path(gettempdir(), f"kv-{os.getppid()}-{word}")
 
 
@@ -68,7 +68,7 @@ def adds_while_a_server_ends(kv: KVStore) -> list[float]:
 
 
 @pytest.mark.parametrize(("mode", "server"), [("dist_sync", 0), ("dist_async", 1)])
-def test_a_killed_server_loses_no_acknowledged_push(crew: Nodes, mode: str, server: int) -> None:
+def test_killed_server_loses_no_acknowledged_push(crew: Nodes, mode: str, server: int) -> None:
     crew.begin(mode, adds_while_a_server_ends, replication=2, bigarray_bound=1000)
     now = of(crew, "now")
     until(now.exists)
@@ -79,7 +79,7 @@ def test_a_killed_server_loses_no_acknowledged_push(crew: Nodes, mode: str, serv
 
 
 def adapts_while_a_server_ends(kv: KVStore) -> list[torch.Tensor]:
-    """Two optimizers with momentum, of which one changes."""
+    """Two optimizers with momentum, one of which changes."""
     kv.set_optimizer("sgd", learning_rate=0.5, momentum=0.5, wd=0.1)
     kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9, keys=["h"])
     kv.init(["e", "h"], [torch.zeros(500, 4), torch.ones(300)])
@@ -95,7 +95,7 @@ def adapts_while_a_server_ends(kv: KVStore) -> list[torch.Tensor]:
     return kv.pull(["e", "h"])
 
 
-def test_what_optimizers_keep_survives_a_server(crew: Nodes) -> None:
+def test_optimizer_state_survives_a_server(crew: Nodes) -> None:
     (expected, _), before = InProcess(2, 2, bound=100).run(adapts_while_a_server_ends), os.getppid()
     Path(gettempdir(), f"kv-{before}-now").unlink()
     crew.begin("dist_sync", adapts_while_a_server_ends, replication=2, bigarray_bound=100)
@@ -108,7 +108,7 @@ def test_what_optimizers_keep_survives_a_server(crew: Nodes) -> None:
             assert torch.equal(found, value)
 
 
-def test_without_copies_the_end_of_a_server_is_told(crew: Nodes) -> None:
+def test_server_death_without_replicas_raises(crew: Nodes) -> None:
     crew.begin("dist_async", adds_while_a_server_ends)
     now = of(crew, "now")
     until(now.exists)
@@ -125,7 +125,7 @@ def test_without_copies_the_end_of_a_server_is_told(crew: Nodes) -> None:
 
 
 def leads(kv: KVStore) -> float:
-    """Worker 1 pushes its first gradient when worker 0 has gone as far as it may."""
+    """Worker 1 pushes its first gradient when worker 0 has reached its bound."""
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(1))
     if kv.rank == 1:
@@ -143,7 +143,7 @@ def leads(kv: KVStore) -> float:
     return value
 
 
-def test_a_pull_waits_for_who_is_too_far_behind(team: Nodes) -> None:
+def test_pull_waits_for_workers_beyond_the_staleness_bound(team: Nodes) -> None:
     assert team.run("dist_async", leads, staleness=2)[0] == 103
 
 
@@ -161,12 +161,12 @@ def drops(kv: KVStore) -> tuple[float, int]:
     return value, kv.dropped.get("w", 0)
 
 
-def test_a_backup_worker_too_late_is_dropped(team: Nodes) -> None:
+def test_late_gradient_of_a_backup_worker_is_dropped(team: Nodes) -> None:
     assert team.run("dist_sync", drops, backup=1) == [(1, 0), (1, 1)]
 
 
 def changes_its_rate(kv: KVStore) -> float:
-    """Worker 1 makes its first step when worker 0 has made two with different rates."""
+    """Worker 1 steps after worker 0 has made two steps with different rates."""
     w = torch.nn.Parameter(torch.zeros(1))
     trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kv)
 
@@ -189,7 +189,7 @@ def changes_its_rate(kv: KVStore) -> float:
     return w.item()
 
 
-def test_a_late_worker_does_not_restore_an_old_learning_rate(team: Nodes) -> None:
+def test_late_worker_does_not_restore_an_old_learning_rate(team: Nodes) -> None:
     assert team.run("dist_sync", changes_its_rate, backup=1)[0] == 5
 
 
@@ -208,7 +208,7 @@ def many_calls(kv: KVStore) -> list[object]:
     return [rows[[3, 499, 500, 999]].tolist(), kv.pull("h").tolist(), kv.traffic.sent]
 
 
-def test_every_call_goes_through_the_wire(team: Nodes) -> None:
+def test_every_call_is_a_message(team: Nodes) -> None:
     values = torch.arange(4000.0).view(1000, 4)[[3, 499, 500, 999]] + 1
     for rows, half, sent in team.run("dist_sync_device", many_calls, bigarray_bound=1000):
         assert rows == values.tolist()
@@ -233,9 +233,9 @@ def _train(kv: KVStore | None, on_store: bool) -> list[torch.Tensor]:
     x = torch.randn(6, 8, 5)
     part = x if kv is None else x[:, kv.rank :: kv.num_workers]
     if kv is not None and kv.rank:
-        torch.nn.init.ones_(net[0].weight)  # worker 0's weights count
+        torch.nn.init.ones_(net[0].weight)  # worker 0 initializes the weights
     trainer = Trainer(net.parameters(), "sgd", OPTIONS, kv, update_on_kvstore=on_store)
-    trainer.step(8, ignore_stale_grad=True)  # has no gradient yet: gets the weights
+    trainer.step(8, ignore_stale_grad=True)  # has no gradient yet: receives the weights
     for batch in part:
         net.zero_grad()
         net(batch).square().sum().backward()
@@ -243,7 +243,7 @@ def _train(kv: KVStore | None, on_store: bool) -> list[torch.Tensor]:
     return [w.detach() for w in net.parameters()]
 
 
-def test_both_update_modes_do_what_one_process_does(team: Nodes) -> None:
+def test_both_update_modes_equal_one_process(team: Nodes) -> None:
     expected = _train(None, on_store=False)
     for function in (trains_on_the_servers, trains_on_the_workers):
         for weights in team.run("dist_sync", function):
@@ -256,6 +256,6 @@ def creates_local(kv: KVStore) -> str:
     return str(said[0].message)
 
 
-def test_a_local_store_in_a_cluster_is_hardly_meant(team: Nodes) -> None:
+def test_local_store_in_a_cluster_warns(team: Nodes) -> None:
     for said in team.run("dist_sync", creates_local):
         assert 'kvstore.create("dist_sync") is shared by its workers' in said

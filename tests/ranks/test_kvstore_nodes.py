@@ -42,7 +42,7 @@ def nodes(warm: None) -> Iterator[Nodes]:
 
 @pytest.fixture
 def pair(warm: None) -> Iterator[Nodes]:
-    """2 workers and a server, to be broken."""
+    """2 workers and a server that tests may kill."""
     with started(2, 1) as nodes:
         yield nodes
 
@@ -51,7 +51,7 @@ def pair(warm: None) -> Iterator[Nodes]:
 
 
 def of_several_devices(kv: KVStore, *, device: str) -> list[object]:
-    """Push what two devices of each worker have of a small key, a large one and a narrow one."""
+    """Push gradients of two devices per worker for a small, a large and a narrow key."""
     shapes = {"small": (3,), "big": (300, 100), "narrow": (5,)}
     kinds = {"narrow": torch.bfloat16}
     tensors = {k: torch.zeros(shape, dtype=kinds.get(k)) for k, shape in shapes.items()}
@@ -64,7 +64,7 @@ def of_several_devices(kv: KVStore, *, device: str) -> list[object]:
         kv.push([*shapes], both)
         for pair in both:
             for t in pair:
-                t.fill_(9)  # what was pushed has left
+                t.fill_(9)  # the pushes have been sent
     out = [torch.zeros(t.shape, dtype=t.dtype, device=device) for t in tensors.values()]
     kv.pull([*shapes], out)
     return [[t.unique().tolist() for t in out], str({t.device.type for t in out}), vars(kv.traffic)]
@@ -72,9 +72,7 @@ def of_several_devices(kv: KVStore, *, device: str) -> list[object]:
 
 @on_devices
 @pytest.mark.parametrize("mode", ["dist_sync", "dist_sync_device"])
-def test_what_a_worker_s_devices_have_is_added_up_before_one_push(
-    nodes: Nodes, mode: str, device: str
-) -> None:
+def test_device_gradients_are_summed_before_the_push(nodes: Nodes, mode: str, device: str) -> None:
     for pulled, kind, traffic in nodes.run(mode, partial(of_several_devices, device=device)):
         assert pulled == [[12.0]] * 3  # in the last round: (2 + 0 + 1) + (2 + 1 + 1) + (2 + 2 + 1)
         assert kind == str({torch.device(device).type})
@@ -114,7 +112,7 @@ def last_words(kv: KVStore) -> None:
         kv.push("w", torch.ones(1_000_000))
 
 
-def test_pushes_on_their_way_at_the_end_arrive(nodes: Nodes) -> None:
+def test_pushes_in_flight_at_the_end_arrive(nodes: Nodes) -> None:
     _, trace = nodes.trace("dist_async", last_words)
     assert sum(s.op is Op.MARK for s in trace.spans) == 2 * 15  # two parts
 
@@ -131,7 +129,7 @@ def other_shape(kv: KVStore) -> list[float]:
     return kv.pull("w").tolist()
 
 
-def test_one_worker_with_another_shape_hears_it_alone(nodes: Nodes) -> None:
+def test_only_the_worker_with_a_wrong_shape_gets_the_error(nodes: Nodes) -> None:
     zero, one, two = nodes.run("dist_sync", other_shape)
     assert zero == two == [0, 0]
     assert "init of 'w' with float32[3], but the key was initialised as float32[2]" in one[0]
@@ -141,7 +139,7 @@ def trivial(kv: KVStore) -> int:
     return kv.rank
 
 
-def test_mixed_modes_are_refused(nodes: Nodes) -> None:
+def test_mixed_modes_raise(nodes: Nodes) -> None:
     nodes.begin("dist_sync", trivial, only=[0])
     nodes.begin("dist_async", trivial, only=[1], join=True)
     (refused,) = wait([nodes.lines[0], nodes.lines[1]], WAIT)
@@ -172,14 +170,14 @@ def alone_at_the_barrier(kv: KVStore) -> None:
     kv.barrier() if kv.rank == 0 else None
 
 
-def test_a_barrier_can_be_interrupted(pair: Nodes) -> None:
+def test_barrier_can_be_interrupted(pair: Nodes) -> None:
     pair.begin("dist_sync", alone_at_the_barrier)
     pair.result(1)
     assert interrupt(pair, 0)[0] < 10
     assert pair.run("dist_sync", trivial) == [0, 1]
 
 
-def test_a_folder_that_is_not_there() -> None:
+def test_missing_folder_raises() -> None:
     service = kvstore.Service(Node("scheduler", 0, 1, 1, "/nowhere/at/all"))
     with pytest.raises(KVStoreError, match="scheduler 0 cannot listen at ipc:///nowhere/at/all"):
         service.run()
@@ -250,7 +248,7 @@ def waits_for_worker_1(kv: KVStore) -> None:
         kv.pull("w")
 
 
-def test_what_was_given_up_is_failed(pair: Nodes) -> None:
+def test_abandoned_requests_are_marked_failed(pair: Nodes) -> None:
     flag = Path(tempfile.gettempdir(), f"waits-{pair.processes[0].pid}")
     pair.begin("dist_sync", waits_for_worker_1, record=True)
     until(flag.exists)

@@ -1,4 +1,4 @@
-"""Nodes that hang."""
+"""Hanging nodes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def warm() -> Iterator[None]:
 
 @pytest.fixture
 def crew(warm: None) -> Iterator[Nodes]:
-    """2 workers and 2 servers, missed when they are silent for half a second."""
+    """2 workers and 2 servers with a heartbeat timeout of half a second."""
     with started(2, 2, heartbeat_timeout=0.5) as nodes:
         yield nodes
 
 
 def begin(nodes: Nodes, mode: str, function, **options) -> Path:
-    """Start a run; the folder where its workers and the test tell each other how far they are."""
+    """Start a run; return the folder of its progress files."""
     folder = Path(nodes.folder, "flags")
     folder.mkdir()
     nodes.begin(mode, function, **options)
@@ -70,19 +70,19 @@ def adds_while_a_server_hangs(kv: KVStore) -> float:
     return kv.pull("w").item()
 
 
-def test_the_backup_of_a_server_that_hangs_answers_for_it(crew: Nodes) -> None:
+def test_backup_answers_for_a_hung_server(crew: Nodes) -> None:
     home = 2 + placement.home("w", 2)
     flags = begin(crew, "dist_sync", adds_while_a_server_hangs, replication=2)
     until(lambda: all((flags / f"now{r}").exists() for r in range(2)))
     os.kill(crew.processes[home].pid, signal.SIGSTOP)
     (flags / "stopped").touch()
     until(lambda: all((flags / f"added{r}").exists() for r in range(2)))
-    os.kill(crew.processes[home].pid, signal.SIGCONT)  # and nobody asks it any more
+    os.kill(crew.processes[home].pid, signal.SIGCONT)  # and it gets no more requests
     (flags / "back").touch()
     assert [crew.result(0), crew.result(1)] == [122.0] * 2
 
 
-def test_without_a_backup_a_server_that_hangs_is_named(crew: Nodes) -> None:
+def test_hung_server_without_a_backup_is_named(crew: Nodes) -> None:
     home = 2 + placement.home("w", 2)
     flags = begin(crew, "dist_async", adds_while_a_server_hangs)
     until(lambda: all((flags / f"now{r}").exists() for r in range(2)))
@@ -105,12 +105,12 @@ def hangs(kv: KVStore) -> float:
         until(flag(kv, "never").exists)
     until(flag(kv, "stopped").exists)
     kv.push("w", torch.ones(1))
-    kv.barrier()  # passes when the other is given up
+    kv.barrier()  # passes when the other counts as dead
     return kv.pull("w").item()
 
 
 @pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
-def test_a_worker_that_hangs_counts_as_dead(crew: Nodes, mode: str) -> None:
+def test_hung_worker_counts_as_dead(crew: Nodes, mode: str) -> None:
     flags = begin(crew, mode, hangs)
     until((flags / "now").exists)
     os.kill(crew.processes[1].pid, signal.SIGSTOP)
@@ -128,13 +128,13 @@ def holds_the_lock(kv: KVStore) -> float:
     kv.barrier()
     if kv.rank == 1:
         begun = time.monotonic()
-        sum(range(60_000_000))  # one call of CPython's, which lets no other thread in
+        sum(range(60_000_000))  # a single CPython call, which holds the GIL
         assert time.monotonic() - begun > 0.5
         flag(kv, "now1").touch()
     return kv.pushpull("w", torch.ones(1)).item()
 
 
-def test_a_worker_that_computes_and_lets_no_thread_in_is_not_taken_for_dead(crew: Nodes) -> None:
+def test_worker_that_holds_the_gil_is_not_declared_dead(crew: Nodes) -> None:
     flags = begin(crew, "dist_sync", holds_the_lock)
     assert [crew.result(0), crew.result(1)] == [2, 2]
     assert (flags / "now1").exists()

@@ -1,4 +1,4 @@
-"""How tensors and messages travel between the parameter server's processes, and who may listen."""
+"""Transport of tensors and messages of the parameter server, and its access control."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def warm() -> Iterator[None]:
 
 @pytest.fixture
 def pair(warm: None) -> Iterator[Nodes]:
-    """2 workers and a server that have keys."""
+    """2 workers and a server with CURVE keys."""
     with started(2, 1, keys=new_keys()) as nodes:
         yield nodes
 
@@ -35,7 +35,7 @@ def pair(warm: None) -> Iterator[Nodes]:
 
 
 def large(kv: KVStore) -> list[bool]:
-    """Of several rounds: whether everything pulled is what it should be, to the bit."""
+    """Return whether everything pulled in several rounds is bitwise correct."""
     names = ["float16", "float32", "float64", "int64", "complex64", "uint8"]
     n = memory.LARGE
     zeros = [torch.zeros(n, dtype=getattr(torch, name)) for name in names]
@@ -45,22 +45,22 @@ def large(kv: KVStore) -> list[bool]:
         mine = [(torch.arange(n) % 7 + kv.rank + round_).to(z.dtype) for z in zeros]
         kv.push(names, mine)
         for tensor in mine:
-            tensor.zero_()  # it was handed over: this must not be seen
+            tensor.zero_()  # it was handed over: this change must not be visible
         found = kv.pull(names)
         out = torch.empty(n, dtype=torch.float32)
         kv.pull("float32", out=out)
         total = 2 * (torch.arange(n) % 7) + 1 + 2 * round_
         right.append(all(torch.equal(f, total.to(f.dtype)) for f in [*found, out]))
-        found[0].zero_()  # what was pulled is the worker's own
+        found[0].zero_()  # a pulled tensor belongs to the worker
     return right
 
 
-def test_large_tensors_arrive_to_the_bit(pair: Nodes) -> None:
+def test_large_tensors_arrive_unchanged(pair: Nodes) -> None:
     assert pair.run("dist_sync", large) == [[True] * 5] * 2
 
 
 def used(kv: KVStore) -> list[int]:
-    """Bytes of memory that others can see, as rounds go by."""
+    """Return the bytes of shared memory after each round."""
     kv.set_optimizer(kvstore.SGD(learning_rate=1))
     kv.init("w", torch.zeros(1_000_000))
     found = []
@@ -72,7 +72,7 @@ def used(kv: KVStore) -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
-def test_memory_is_used_again(pair: Nodes) -> None:
+def test_shared_memory_is_reused(pair: Nodes) -> None:
     for sizes in pair.run("dist_sync", used):
         assert 4_000_000 <= sizes[-1] <= 5 * 4_100_000
 
@@ -84,14 +84,14 @@ def holds_much(kv: KVStore) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_killed_worker_leaves_no_memory_behind(pair: Nodes) -> None:
+def test_killed_worker_leaves_no_memory_behind(pair: Nodes) -> None:
     before = set(Path("/dev/shm").glob("*")) if Path("/dev/shm").exists() else set()
     pair.begin("dist_sync", holds_much)
     for worker in (0, 1):
         pair.processes[worker].join(WAIT)
         pair.start("worker", worker)
     assert pair.run("dist_sync", large) == [[True] * 5] * 2
-    until(lambda: set(Path("/dev/shm").glob("*")) <= before)  # others come and go there as well
+    until(lambda: set(Path("/dev/shm").glob("*")) <= before)  # other processes use it as well
     assert {path.name for path in Path(pair.folder).iterdir()} == {"kv2", "kv3"}
 
 
@@ -108,7 +108,7 @@ def adds_up(kv: KVStore) -> float:
     return kv.pull("w").item()
 
 
-def test_strings_of_random_bytes_have_no_effect(pair: Nodes) -> None:
+def test_random_bytes_have_no_effect(pair: Nodes) -> None:
     pair.begin("dist_async", adds_up)
     for node in (2, 3):
         throw(Path(pair.folder, f"kv{node}"), 300)
@@ -116,7 +116,7 @@ def test_strings_of_random_bytes_have_no_effect(pair: Nodes) -> None:
 
 
 @pytest.mark.parametrize("keys", [None, new_keys()], ids=["without", "other"])
-def test_a_worker_with_wrong_keys_has_no_answer_and_the_others_go_on(
+def test_worker_with_wrong_keys_gets_no_reply_and_others_continue(
     pair: Nodes, keys: tuple[str, str] | None
 ) -> None:
     pair.lines[0].close()

@@ -1,4 +1,4 @@
-"""What a program on a rank sees: the same as under torchrun."""
+"""The environment of a program on a rank equals torchrun's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_ranks_draw_different_numbers() -> None:
     assert all(len({*values}) == 5 for values in zip(*drawn, strict=True))
 
 
-def test_a_run_can_be_repeated() -> None:
+def test_run_can_be_repeated() -> None:
     first = dk.run_ranks(draws, 2, seed=7)
     assert first.trace.info.seed == 7
     assert dk.run_ranks(draws, 2, seed=7).results == first.results
@@ -44,7 +44,7 @@ def test_a_run_can_be_repeated() -> None:
     assert again.results == unplanned.results
 
 
-def test_a_forgotten_broadcast_of_the_weights_shows() -> None:
+def test_missing_broadcast_of_weights_is_visible() -> None:
     def program() -> float:
         return torch.nn.Linear(2, 2).weight.sum().item()
 
@@ -59,7 +59,7 @@ print({k: v for k, v in os.environ.items()
        if k.startswith(("GROUP_", "LOCAL_", "MASTER_", "OMP_", "RANK", "ROLE_", "TORCH", "WORLD_"))
        and k != "TORCH_HOME"})
 """
-#: The values are each launcher's own.
+#: The values differ by launcher.
 OWN = {
     "MASTER_PORT",
     "OMP_NUM_THREADS",
@@ -77,7 +77,7 @@ def environments(printed: str) -> list[dict[str, str]]:
     return sorted(found, key=lambda environment: environment["RANK"])
 
 
-def test_a_script_sees_torchruns_environment(
+def test_script_has_the_environment_of_torchrun(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "env.py"
@@ -96,7 +96,7 @@ def test_a_script_sees_torchruns_environment(
     assert dist.is_available()
 
 
-def test_ranks_may_meet_at_the_masters_port_by_themselves() -> None:
+def test_ranks_can_rendezvous_at_the_master_port() -> None:
     def program() -> int:
         dist.destroy_process_group()
         rank, world_size = dist_environment("RANK"), dist_environment("WORLD_SIZE")
@@ -116,7 +116,7 @@ def dist_environment(name: str) -> int:
 # -- what it prints --------------------------------------------------------------
 
 
-def test_standard_output_is_a_file_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_standard_output_is_an_ordinary_file(capsys: pytest.CaptureFixture[str]) -> None:
     def program() -> tuple[int, int, str]:
         sys.stdout.buffer.write("bytes: \u00e9\n".encode())
         print("a broken name: \udcff")
@@ -148,14 +148,14 @@ def test_standard_output_is_a_file_like_any_other(capsys: pytest.CaptureFixture[
     assert run.results == [(1, 2, "utf-8")]
 
 
-def test_all_that_another_program_prints_arrives() -> None:
+def test_output_of_child_processes_arrives() -> None:
     def program() -> None:
         subprocess.run([sys.executable, "-c", "print('x' * 6_000_000)"], check=True)
 
     assert len(dk.run_ranks(program, 1).output[0]) == 6_000_001
 
 
-def test_a_function_may_close_detach_or_replace_its_output(
+def test_function_may_close_detach_or_replace_its_output(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def program() -> None:
@@ -169,7 +169,7 @@ def test_a_function_may_close_detach_or_replace_its_output(
     assert capsys.readouterr().out == "[rank 0] still here\n"
 
 
-def test_a_million_lines_take_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_million_lines_take_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     def program(lines: int) -> None:
         for number in range(lines):
             print(number)
@@ -181,7 +181,7 @@ def test_a_million_lines_take_seconds(capsys: pytest.CaptureFixture[str]) -> Non
     assert run.output[1].splitlines()[-1] == "499999"
 
 
-def test_input_says_what_to_do() -> None:
+def test_input_raises_with_a_remedy() -> None:
     with pytest.raises(
         dk.errors.RankError, match=r"EOFError: input\(\) has no keyboard .* argument"
     ):
@@ -218,7 +218,7 @@ def mine(number: int, frame: object) -> None: ...
 
 
 def own_group() -> list[float]:
-    """Two forked processes that make a group of their own."""
+    """Fork two processes that create their own group."""
 
     def member(rank: int, port: int, pipe: object) -> None:
         dist.distributed_c10d._world.default_pg = None
@@ -240,7 +240,7 @@ def own_group() -> list[float]:
     return [ours.recv(), ours.recv()]
 
 
-def test_children_inherit_nothing_of_a_ranks() -> None:
+def test_children_do_not_inherit_rank_descriptors() -> None:
     assert dk.run_ranks(pool, 2).results == [[0, 2, 4, 6]] * 2
     default = ["default_int_handler", "default", "mine"]
     assert dk.run_ranks(handlers_of_a_child, 2).results == [default] * 2

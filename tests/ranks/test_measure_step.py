@@ -21,7 +21,7 @@ def parts(steps: int = 2, blocks: int = 1) -> tuple[dict[str, float], bool, int]
     return found, trained, torch.get_num_threads() - threads
 
 
-def test_a_step_has_parts() -> None:
+def test_step_is_split_into_parts() -> None:
     run = dk.run_ranks(parts, 2)
     for found, trained, threads in run.results:
         assert [*found] == ["compute", "sync", "step"] and min(found.values()) > 0
@@ -31,18 +31,18 @@ def test_a_step_has_parts() -> None:
     assert len({s.nbytes for s in reduced}) == 1 and reduced[0].state is State.COMPLETED
 
 
-def test_one_rank_has_nothing_to_send() -> None:
+def test_single_rank_sends_nothing() -> None:
     found, _, _ = dk.run_ranks(parts, 1).results[0]
     assert found["sync"] == 0 and found["step"] == found["compute"] > 0
 
 
-def test_a_slow_network_is_in_the_time_of_the_messages() -> None:
+def test_slow_network_increases_communication_time() -> None:
     with dk.trouble(latency=0.02):
         found, _, _ = dk.run_ranks(parts, 2).results[0]
     assert min(found["sync"], found["step"]) >= 0.02
 
 
 @pytest.mark.parametrize("given", [{"steps": 0}, {"blocks": 0}])
-def test_nothing_to_measure_is_refused(given: dict[str, int]) -> None:
+def test_empty_measurement_raises(given: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1 step in 1 block"):
         parts(**given)

@@ -1,4 +1,4 @@
-"""Meshes of layouts, and who holds what."""
+"""Meshes of layouts, and the pieces of models on ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pieces(entries: list[dict[str, Any]], name: str) -> list[tuple[Any, ...]]:
     return [tuple(piece.values()) for piece in entry["pieces"]]
 
 
-def test_the_mesh_of_a_layout_has_its_places() -> None:
+def test_mesh_follows_the_layout() -> None:
     layout = dk.simulation.parallel.Layout(dp=2, tp=2)
 
     def program() -> tuple[list[int], list[int]]:
@@ -42,8 +42,8 @@ def test_the_mesh_of_a_layout_has_its_places() -> None:
         dk.run_ranks(program, 2)
 
 
-def test_who_holds_what_of_a_tensor_in_three_dimensions() -> None:
-    """The pieces are where the ranks' values come from."""
+def test_pieces_of_a_tensor_in_three_dimensions() -> None:
+    """The pieces match the ranks' values."""
     whole = torch.arange(5 * 6 * 2.0).view(5, 6, 2)
     cases = [*product([Shard(0), Shard(1), Replicate()], [Shard(0), Shard(2), Replicate()])]
 
@@ -67,8 +67,8 @@ def test_who_holds_what_of_a_tensor_in_three_dimensions() -> None:
             )
 
 
-def test_who_holds_what_of_a_model() -> None:
-    """FSDP over tensor parallelism, a pipeline's stages, and a sum that is still to be made."""
+def test_pieces_of_a_model() -> None:
+    """FSDP over tensor parallelism, pipeline stages, and partial sums."""
 
     def program() -> tuple[Any, ...]:
         mesh = dk.simulation.parallel.Layout(dp=2, tp=2).mesh()
@@ -100,8 +100,8 @@ def test_who_holds_what_of_a_model() -> None:
     assert {piece[3] for piece in pieces(row, "row")} == {"Partial(sum)"}
 
 
-def test_who_holds_what_of_the_pages() -> None:
-    """Layers by columns and by rows are told as torch's, the parts of ZeRO's vectors not at all."""
+def test_pieces_of_the_reference_implementations() -> None:
+    """Column and row layers are reported like torch's, ZeRO's parts are not."""
 
     def program() -> list[list[dict[str, Any]]]:
         mesh = dk.simulation.parallel.Layout(dp=2, tp=2).mesh()["tp"]
@@ -129,7 +129,7 @@ def test_who_holds_what_of_the_pages() -> None:
         assert pieces(whole, "0.bias")[1] == (1, [0], [5], "Replicate()")
 
 
-def test_a_marked_run_says_how_long_each_rank_waited() -> None:
+def test_marked_run_reports_idle_time() -> None:
     def program() -> None:
         dist.barrier()
         with dk.mark("step"):

@@ -31,7 +31,7 @@ loss_fn = nn.functional.mse_loss
 
 
 def alone(rows: int = ROWS) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
-    """The loss of one process, and its gradients by layer."""
+    """Return the loss and gradients by layer of one process."""
     whole, (x, y) = model(), batch(rows)
     loss = loss_fn(whole(x), y)
     loss.backward()
@@ -43,8 +43,8 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_the_page_equals_one_process_for_every_number_of_micro_batches(n: int) -> None:
-    """Also for fewer than stages, and for pieces of unequal size."""
+def test_reference_implementation_equals_one_process(n: int) -> None:
+    """Also for fewer micro-batches than stages, and for unequal sizes."""
     cases = [*product(["gpipe", "1f1b"], range(1, ROWS + 1))]
 
     def program() -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
@@ -64,7 +64,7 @@ def test_the_page_equals_one_process_for_every_number_of_micro_batches(n: int) -
         assert all(close(a, b) for a, b in zip(mine, theirs, strict=True)), case
 
 
-def test_its_messages_are_activations_and_gradients() -> None:
+def test_messages_are_activations_and_gradients() -> None:
     def program() -> None:
         stage = split(model(), 3)[dist.get_rank()]
         pipeline_step(stage, batch(), loss_fn, microbatches=5)
@@ -87,7 +87,7 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_run_is_refused_on_every_rank_before_a_message() -> None:
+def test_invalid_pipeline_raises_on_every_rank_before_any_message() -> None:
     def program() -> list[str]:
         stage, said = split(model(), 2)[dist.get_rank()], []
         for call in REFUSED.values():
@@ -109,8 +109,6 @@ def test_what_cannot_be_run_is_refused_on_every_rank_before_a_message() -> None:
         (nn.LSTM(6, 6).double(), "stage LSTM returned tuple for 7 rows"),
     ],
 )
-def test_a_stage_that_returns_no_rows_is_named_and_nobody_waits(
-    stage: nn.Module, says: str
-) -> None:
+def test_stage_without_output_rows_raises_without_a_hang(stage: nn.Module, says: str) -> None:
     with pytest.raises(dk.errors.RankError, match=says):
         dk.run_ranks(pipeline_step, 2, stage, batch(), loss_fn, microbatches=1)

@@ -1,4 +1,4 @@
-"""What the recorder reaches: every way to communicate, each call once, and no program the worse."""
+"""The recorder covers every way to communicate, records each call once, and changes no program."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def spans(run: Run, rank: int = 0) -> list[Span]:
 
 
 def told(run: Run, rank: int = 0) -> list[tuple[Op, str]]:
-    """The calls of a rank, all of them complete."""
+    """Return the calls of a rank; checks that all are complete."""
     assert {s.state for s in spans(run, rank)} == {State.COMPLETED}
     return [(s.op, s.label) for s in spans(run, rank)]
 
 
 def mistakes(run: Run) -> list[Finding]:
-    """What was found, but for the remark that somebody is slow, which depends on the machine."""
+    """Return the findings except stragglers, which depend on the machine."""
     return [f for f in run.trace.diagnose() if f.kind != "straggler"]
 
 
 def same_unrecorded(program: Callable[..., Any], *args: Any) -> Run:
-    """Run a program with the recorder and without: it must not make a difference."""
+    """Run a program with and without the recorder; check that the results are equal."""
     run = dk.run_ranks(program, 2, *args)
     assert run.results == dk.run_ranks(program, 2, *args, record=False).results
     assert mistakes(run) == []
@@ -49,7 +49,7 @@ def same_unrecorded(program: Callable[..., Any], *args: Any) -> Run:
 
 
 def functional() -> list[Any]:
-    """What DTensor and compiled programs call."""
+    """The collectives of DTensor and compiled programs."""
     assert isinstance(dist.group.WORLD, dist.ProcessGroup)
     call, world = torch.ops._c10d_functional, dist.group.WORLD.group_name
     x = torch.arange(4.0) + dist.get_rank()
@@ -96,7 +96,7 @@ def modes() -> list[Any]:
     return [x.tolist(), y.tolist(), weight.tolist()]
 
 
-def test_inference_mode_and_no_grad() -> None:
+def test_inference_mode_and_no_grad_are_recorded() -> None:
     run = same_unrecorded(modes)
     ops = [Op.ALL_REDUCE, Op.RECV, *[Op.ALL_REDUCE] * 3]
     assert [op for op, _ in told(run)] == ops
@@ -114,7 +114,7 @@ def meta() -> list[Any]:
     return [imagined.is_meta, x.tolist()]
 
 
-def test_what_torch_only_imagines_is_not_recorded() -> None:
+def test_fake_tensors_are_not_recorded() -> None:
     assert told(same_unrecorded(meta)) == [(Op.ALL_REDUCE, "")]
 
 
@@ -124,13 +124,13 @@ def test_what_torch_only_imagines_is_not_recorded() -> None:
 def sparse() -> list[Any]:
     rank = dist.get_rank()
     x = torch.zeros(4, 2)
-    x[: rank + 1] = 1.0  # each rank stores another number of values
+    x[: rank + 1] = 1.0  # each rank stores a different number of values
     both = x.to_sparse()
     dist.all_reduce(both)
     return both.to_dense().tolist()
 
 
-def test_sparse_tensors() -> None:
+def test_sparse_tensors_are_recorded() -> None:
     run = same_unrecorded(sparse)
     (mine,), (other,) = spans(run), spans(run, 1)
     assert (mine.shape, mine.dtype) == ((4, 2), "sparse float32")
@@ -143,7 +143,7 @@ KINDS = (torch.bfloat16, torch.float16, torch.int64, torch.uint8)
 
 
 class Tagged(torch.Tensor):
-    """A subclass that hears of everything that Python does to it."""
+    """A tensor subclass that intercepts every Python operation."""
 
     heard: list[str] = []  # noqa: RUF012
 
@@ -174,7 +174,7 @@ class Functions(TorchFunctionMode):
 
 
 def watched() -> list[Any]:
-    """A program that hears of each operation on its tensors."""
+    """A program that intercepts each operation on its tensors."""
     Tagged.heard.clear()
     x = torch.ones(3).as_subclass(Tagged)
     dist.broadcast(x, 0)
@@ -186,7 +186,7 @@ def watched() -> list[Any]:
     return [Tagged.heard, calls.seen, functions.seen]
 
 
-def test_who_watches_tensors_does_not_hear_of_the_recorder() -> None:
+def test_other_dispatch_modes_do_not_see_the_recorder() -> None:
     assert [op for op, _ in told(same_unrecorded(watched))] == [
         Op.BROADCAST,
         Op.ALL_REDUCE,
@@ -205,7 +205,7 @@ def kinds() -> list[Any]:
     return [x.item()]
 
 
-def test_dtypes_and_shapes() -> None:
+def test_all_dtypes_and_shapes_are_recorded() -> None:
     run = same_unrecorded(kinds)
     assert len(told(run)) == len(KINDS) + 4
     assert not run.trace.info.unrecorded
@@ -221,7 +221,7 @@ TENSORS_BY_DTYPE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("dtype", TENSORS_BY_DTYPE)
-def test_values_of_every_kind(dtype: str) -> None:
+def test_all_kinds_of_values_are_recorded(dtype: str) -> None:
     tensor = TENSORS_BY_DTYPE[dtype](torch.tensor([[0.0, 3.0], [4.0, 0.0]]))
     shape, named, nbytes = describe([tensor])
     assert (shape, named) == ((2, 2), dtype) and nbytes > 0
@@ -242,7 +242,7 @@ def test_tensors_that_cannot_be_read_are_counted() -> None:
 
 
 def by_hand(path: str) -> list[Any]:
-    """A group that no function of torch.distributed has made."""
+    """A group not created by torch.distributed."""
     rank, store = dist.get_rank(), dist.FileStore(path, 2)
     group = dist.ProcessGroup(dist.PrefixStore("group", store), 1 - rank, 2)
     wires = dist.PrefixStore("wires", store)
@@ -259,7 +259,7 @@ def by_hand(path: str) -> list[Any]:
     return [x.tolist(), one.tolist()]
 
 
-def test_a_group_made_by_hand() -> None:
+def test_custom_process_group_is_recorded() -> None:
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
         run = dk.run_ranks(by_hand, 2, f"{first}/store")
         stock = dk.run_ranks(by_hand, 2, f"{second}/store", record=False)
@@ -273,7 +273,7 @@ def test_a_group_made_by_hand() -> None:
 
 
 def blind() -> list[Any]:
-    """The recorder cannot read any call."""
+    """Make every call unreadable for the recorder."""
 
     def fails(*args: Any) -> Any:
         raise LookupError("no such group")
@@ -288,7 +288,7 @@ def blind() -> list[Any]:
     return x.tolist()
 
 
-def test_what_the_recorder_cannot_read_is_counted_and_goes_on() -> None:
+def test_unreadable_calls_are_counted_and_run() -> None:
     run = dk.run_ranks(blind, 2)
     assert run.results == [[2.0, 2.0]] * 2
     assert run.trace.spans == []
@@ -331,7 +331,7 @@ HANGS = {inference_on_one_rank: (0,), functional_on_one_rank: (1,), full_tensor_
 
 
 @pytest.mark.parametrize("program", HANGS, ids=lambda program: program.__name__)
-def test_a_hang_in_what_was_unseen_is_explained(program: Callable[[], None]) -> None:
+def test_hang_in_an_unrecorded_call_is_explained(program: Callable[[], None]) -> None:
     with pytest.raises(dk.errors.DeadlockError) as caught:
         dk.run_ranks(program, 2)
     (finding,) = caught.value.findings

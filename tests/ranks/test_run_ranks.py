@@ -1,4 +1,4 @@
-"""run_ranks: results, recording, and everything that a rank can do wrong."""
+"""run_ranks: results, recording and failures of ranks."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def sum_of_ranks() -> float:
     return x[0].item()
 
 
-def test_results_come_by_rank() -> None:
+def test_results_are_ordered_by_rank() -> None:
     assert dk.run_ranks(dist.get_rank, 3).results == [0, 1, 2]
     assert dk.run_ranks(sum_of_ranks, 3).results == [3.0, 3.0, 3.0]
 
 
 def slowly_loaded() -> float:
-    """What an argument becomes on a rank: on rank 1 that takes a while, as first imports do."""
+    """Unpickled slowly on rank 1, like a first import."""
     time.sleep(0.2 * dist.get_rank())
     return time.monotonic()
 
@@ -50,7 +50,7 @@ class SlowlyLoaded:
         return slowly_loaded, ()
 
 
-def test_ranks_enter_the_function_together() -> None:
+def test_ranks_start_the_function_together() -> None:
     def times(loaded: float) -> tuple[float, float]:
         return loaded, time.monotonic()
 
@@ -58,7 +58,7 @@ def test_ranks_enter_the_function_together() -> None:
     assert max(loaded) <= min(entered)
 
 
-def test_a_rank_that_does_not_come_holds_nobody_up_for_long() -> None:
+def test_missing_rank_does_not_block_the_start() -> None:
     def ends_while_it_loads() -> float:
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -74,7 +74,7 @@ def test_a_rank_that_does_not_come_holds_nobody_up_for_long() -> None:
     assert time.monotonic() - began < 15
 
 
-def test_arguments_and_closures_travel() -> None:
+def test_arguments_and_closures_are_pickled() -> None:
     offset = torch.arange(3.0)
 
     def add(x: int, *, y: int = 0) -> list[float]:
@@ -108,21 +108,21 @@ def ping() -> list[float]:
     return x.tolist()
 
 
-def test_a_message_is_recorded_at_both_ends_with_values_and_line() -> None:
+def test_message_is_recorded_at_both_ends_with_values_and_line() -> None:
     trace = dk.run_ranks(ping, 2).trace
     (message,) = trace.messages
     assert (message.src, message.dst, message.nbytes, message.tag) == (0, 1, 8, 7)
     assert message.sent is not None and message.received is not None
     assert message.sent < message.received
     recv = next(s for s in trace.spans if s.op is Op.RECV)
-    assert recv.before is None  # what a receive finds in its buffer is nobody's value
+    assert recv.before is None  # the previous content of a receive buffer is not a value
     assert recv.after is not None and recv.after.values == (0.0, 1.0)
     file, _, line = recv.where.rpartition(":")
     source = Path(__file__).read_text().splitlines()
     assert file.endswith("test_run_ranks.py") and "dist.recv(x" in source[int(line) - 1]
 
 
-def test_receive_from_anybody_learns_who_it_was() -> None:
+def test_receive_from_any_source_records_the_sender() -> None:
     def program() -> None:
         x = torch.zeros(2)
         if dist.get_rank() == 0:
@@ -170,7 +170,7 @@ def test_every_collective_is_recorded_once_on_every_rank() -> None:
     assert all(matched.count(m) == 2 for m in matched)
 
 
-def test_the_old_content_of_what_is_only_written_is_never_shown() -> None:
+def test_previous_buffer_content_is_never_shown() -> None:
     poison = 7.7e31
 
     def program() -> None:
@@ -189,7 +189,7 @@ def test_the_old_content_of_what_is_only_written_is_never_shown() -> None:
             work = send(mine, 1) if rank == 0 else recv(old.clone(), 0)
             if hasattr(work, "wait"):
                 work.wait()
-        (dist.send(mine, 1) if rank == 0 else dist.recv(old.clone()))  # from anybody
+        (dist.send(mine, 1) if rank == 0 else dist.recv(old.clone()))  # from any source
 
     trace = dk.run_ranks(program, 2).trace
     assert {s.state for s in trace.spans} == {State.COMPLETED}
@@ -198,7 +198,7 @@ def test_the_old_content_of_what_is_only_written_is_never_shown() -> None:
     assert ("broadcast", 0) in read and ("scatter", 0) in read and ("all_gather", 1) in read
 
 
-def test_new_groups_are_told_apart() -> None:
+def test_new_groups_are_distinguished() -> None:
     def program() -> None:
         pair = dist.new_group([0, 2])
         if dist.get_rank() != 1:
@@ -244,7 +244,7 @@ def test_marks_and_unrecorded_runs() -> None:
 # -- what a rank can do wrong ---------------------------------------------------
 
 
-def test_a_failing_rank_is_named_and_the_others_are_released() -> None:
+def test_failing_rank_is_named_and_the_others_are_released() -> None:
     def program() -> None:
         if dist.get_rank() == 1:
             raise ValueError("a bad batch")
@@ -261,7 +261,7 @@ def test_a_failing_rank_is_named_and_the_others_are_released() -> None:
     assert len(error.run.trace) > 0
 
 
-def test_exit_on_a_rank_is_an_error_not_an_end() -> None:
+def test_sys_exit_on_a_rank_is_an_error() -> None:
     def program() -> None:
         if dist.get_rank() == 0:
             sys.exit(3)
@@ -272,7 +272,7 @@ def test_exit_on_a_rank_is_an_error_not_an_end() -> None:
 
 
 @pytest.mark.parametrize(("code", "fails"), [("0", False), ("None", False), ("2", True)])
-def test_a_script_may_end_with_exit(tmp_path: Path, code: str, fails: bool) -> None:
+def test_script_may_end_with_exit(tmp_path: Path, code: str, fails: bool) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"import sys\nif len(sys.argv) == 2:\n    sys.exit({code})\n")
     if fails:
@@ -283,7 +283,7 @@ def test_a_script_may_end_with_exit(tmp_path: Path, code: str, fails: bool) -> N
 
 
 @pytest.mark.parametrize("end", [lambda: os._exit(5), lambda: os.kill(os.getpid(), signal.SIGKILL)])
-def test_a_rank_that_dies_is_named(end: object) -> None:
+def test_rank_that_dies_is_named(end: object) -> None:
     def program() -> None:
         dist.barrier()  # the trace begins before the end
         if dist.get_rank() == 1:
@@ -301,7 +301,7 @@ def test_a_rank_that_dies_is_named(end: object) -> None:
     assert to_svg(Columns(trace).picture()).count(">died<") == 1
 
 
-def test_what_cannot_travel_is_named() -> None:
+def test_unpicklable_object_is_named() -> None:
     lock = threading.Lock()
 
     def program() -> bool:
@@ -344,7 +344,7 @@ def test_saved_trace_as_script_names_replay(tmp_path: Path) -> None:
         dk.run_ranks(file, 2)
 
 
-def test_a_result_that_cannot_travel_is_explained() -> None:
+def test_unpicklable_result_is_explained() -> None:
     with pytest.raises(
         dk.errors.NotPicklableError, match=r"rank \d: .*returned a lock .*plain data"
     ):
@@ -352,31 +352,31 @@ def test_a_result_that_cannot_travel_is_explained() -> None:
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.5, 10**6])
-def test_impossible_numbers_of_ranks(n: int) -> None:
+def test_invalid_numbers_of_ranks_raise(n: int) -> None:
     with pytest.raises(dk.errors.StartError):
         dk.run_ranks(dist.get_rank, n)
 
 
-def test_not_a_function() -> None:
+def test_non_callable_raises() -> None:
     with pytest.raises(TypeError, match="needs a function"):
         dk.run_ranks(42, 2)  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError, match="no such script"):
         dk.run_ranks("nowhere.py", 2)
 
 
-def test_folders_are_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_removed_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dk.run_ranks(sum_of_ranks, 2)
     until(lambda: not any(tmp_path.iterdir()), timeout=5)
 
 
-def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_that_cannot_be_created_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/proc/no-such-place")
     with pytest.raises(dk.errors.StartError, match="TMPDIR"):
         dk.run_ranks(sum_of_ranks, 2)
 
 
-def test_a_summary_samples_all_columns() -> None:
+def test_summary_samples_all_columns() -> None:
     striped = torch.zeros(128, 64)
     striped[:, 1:] = 1
     fields = summarize(striped)
@@ -395,7 +395,7 @@ def test_a_summary_samples_all_columns() -> None:
 
 
 class Slow:
-    """It takes a second to be deleted: a release comes in the middle of that."""
+    """Takes a second to be deleted; the release comes meanwhile."""
 
     def __del__(self) -> None:
         end = time.monotonic() + 0.7
@@ -420,7 +420,7 @@ def in_a_thread() -> None:
 
 
 @pytest.mark.parametrize("program", [in_a_destructor, in_a_thread])
-def test_a_release_prints_nothing(
+def test_release_prints_nothing(
     program: Callable[[], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(dk.errors.RankError, match="rank 0 raised ValueError: mine"):
@@ -428,7 +428,7 @@ def test_a_release_prints_nothing(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_run_whose_time_is_over_shows_what_was_found() -> None:
+def test_timed_out_run_shows_its_findings() -> None:
     def cross() -> None:
         dist.recv(torch.zeros(1), src=1 - dist.get_rank())
 
@@ -440,7 +440,7 @@ def test_a_run_whose_time_is_over_shows_what_was_found() -> None:
     assert str(caught.value).startswith(f"{finding}\n") and finding.hang
 
 
-def test_ranks_are_killed_when_their_time_is_over() -> None:
+def test_ranks_are_killed_at_the_time_limit() -> None:
     def endless() -> None:
         while True:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -450,14 +450,14 @@ def test_ranks_are_killed_when_their_time_is_over() -> None:
     assert dk.run_ranks(dist.get_rank, 2, timeout=100).results == [0, 1]
 
 
-def test_raw_results_are_the_bytes_that_the_function_returned() -> None:
+def test_raw_results_are_bytes() -> None:
     run = dk.run_ranks(lambda: f"rank {dist.get_rank()}".encode(), 2, raw=True)
     assert run.results == [b"rank 0", b"rank 1"]
     with pytest.raises(dk.errors.RankError, match="bytes-like object is required, not 'int'"):
         dk.run_ranks(dist.get_rank, 2, raw=True)
 
 
-def test_a_rank_that_ends_before_it_gets_its_function_is_reported(
+def test_rank_that_ends_before_its_function_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     submit = Ranks.submit

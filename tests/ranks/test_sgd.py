@@ -1,4 +1,4 @@
-"""Synchronous SGD on real ranks, compared with one process of torch on the whole batch."""
+"""Synchronous SGD on ranks, compared with one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def net(dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def images(rows: int = 300) -> tuple[Tensor, Tensor]:
-    """Made up, and the same everywhere."""
+    """Return reproducible random images."""
     draw = torch.Generator().manual_seed(1)
     return torch.rand(rows, 9, generator=draw).double(), torch.arange(rows) % 5
 
@@ -43,7 +43,7 @@ def flat(model: nn.Module) -> Tensor:
 
 
 def alone(batch: int, optimizer: str, rows: int = 300) -> Tensor:
-    """One process, with torch's optimizer."""
+    """Train in one process with torch's optimizer."""
     model = net()
     chosen = OPTIMIZERS["SGD" if optimizer == "plain" else optimizer](model)
     for x, y in zip(*(part.split(batch) for part in images(rows)), strict=True):
@@ -54,7 +54,7 @@ def alone(batch: int, optimizer: str, rows: int = 300) -> Tensor:
 
 
 def together(batch: int, optimizer: str, rows: int = 300) -> Tensor:
-    """The same on ranks, each with its piece of the batch."""
+    """Train on ranks, each with its shard of the batch."""
     model = net()
     dk.algorithms.sync_initial_weights(model)
     rate, rank, n = OPTIMIZERS[optimizer](model), dist.get_rank(), dist.get_world_size()
@@ -65,19 +65,19 @@ def together(batch: int, optimizer: str, rows: int = 300) -> Tensor:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_any_optimizer_and_uneven_shards_equal_one_process(optimizer: str) -> None:
-    """Batches of 64 on 3 ranks, and 44 rows at the end."""
+    """Batches of 64 on 3 ranks, with 44 rows in the last."""
     weights = dk.run_ranks(together, 3, 64, optimizer).results
     assert all(torch.equal(w, weights[0]) for w in weights)
     assert torch.allclose(weights[0], alone(64, optimizer), rtol=0, atol=1e-12)
 
 
-def test_a_rank_without_examples_takes_part() -> None:
+def test_rank_without_examples_takes_part() -> None:
     """The last batch has one row for four ranks."""
     weights = dk.run_ranks(together, 4, 4, "SGD", 13).results
     assert torch.allclose(weights[3], alone(4, "SGD", 13), rtol=0, atol=1e-12)
 
 
-def test_replicas_are_identical_to_the_bit_after_1000_steps() -> None:
+def test_replicas_are_bitwise_identical_after_1000_steps() -> None:
     def train() -> Tensor:
         model, (x, y) = net(torch.float32), dk.data.shard(*images())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
@@ -94,7 +94,7 @@ def test_replicas_are_identical_to_the_bit_after_1000_steps() -> None:
     assert not torch.allclose(first, flat(net(torch.float32)), atol=0.1)
 
 
-def test_a_gradient_is_divided_once_by_all_examples() -> None:
+def test_gradient_is_divided_once_by_the_global_batch() -> None:
     def mean(counts: Sequence[int | None]) -> list[float | None]:
         w, unused = torch.zeros(2, requires_grad=True), torch.zeros((), requires_grad=True)
         n = counts[dist.get_rank()]
@@ -110,8 +110,8 @@ def test_a_gradient_is_divided_once_by_all_examples() -> None:
     assert dk.run_ranks(mean, 2, [0, 0]).results == [[0.0, 0.0, None]] * 2
 
 
-def test_a_layer_that_nobody_uses_stays_as_it_is() -> None:
-    """As in one process: weight decay moves what has a gradient, on whichever rank."""
+def test_unused_layer_is_unchanged() -> None:
+    """As in one process, weight decay applies to parameters with a gradient on any rank."""
 
     def train() -> list[Tensor]:
         model = nn.ModuleDict({name: nn.Linear(2, 1, bias=False) for name in ("all", "one", "no")})
@@ -133,7 +133,7 @@ def test_sparse_gradients_are_averaged_too() -> None:
     def mean(sparse: bool) -> Tensor:
         torch.manual_seed(0)
         words = nn.Embedding(6, 2, sparse=sparse)
-        mine = torch.tensor([[1, 1, 4], [4, 5, 5]][dist.get_rank()])  # one occurs twice
+        mine = torch.tensor([[1, 1, 4], [4, 5, 5]][dist.get_rank()])  # one index occurs twice
         words(mine).square().mean().backward()
         dk.algorithms.sync_gradients(words, len(mine))
         return words.weight.grad
@@ -143,7 +143,7 @@ def test_sparse_gradients_are_averaged_too() -> None:
     assert plain[0].abs().sum(1).bool().tolist() == [False, True, False, False, True, True]
 
 
-def test_gradients_travel_in_one_message() -> None:
+def test_gradients_are_sent_in_one_message() -> None:
     run = dk.run_ranks(together, 2, 100, "SGD", 200)
     calls = [s for s in run.trace.spans if s.rank == 0 and s.op == "all_reduce"]
     weights = [w.numel() for w in net().parameters()]
@@ -157,7 +157,7 @@ def test_accumulated_gradients_equal_one_large_batch() -> None:
     def accumulated() -> Tensor:
         model, (x, y) = net(), dk.data.shard(*images())
         parts = list(zip(x.split(7), y.split(7), strict=True))
-        for some in (parts[:2], parts[2:]):  # one of them is ragged
+        for some in (parts[:2], parts[2:]):  # one of them is shorter
             accumulated_sgd_step(model, some, F.cross_entropy, 0.2)
         return flat(model)
 
@@ -175,15 +175,15 @@ def test_accumulated_gradients_equal_one_large_batch() -> None:
     assert len(run.trace.collectives) == 2
 
 
-def test_batches_of_nothing_are_passed_over() -> None:
-    """The pieces of 5 rows in batches of 3, on 3 ranks: 1 and 1, 1 and 1, 1 and none."""
+def test_empty_batches_are_skipped() -> None:
+    """The shards of 5 rows in batches of 3, on 3 ranks: 1 and 1, 1 and 1, 1 and none."""
 
     def steps(step: Callable[..., Tensor], rows: int) -> tuple[Tensor, Tensor]:
         model, rank = net(), dist.get_rank()
         pieces = list(DistributedDataset(images(rows), 3, replica=rank, replicas=3))
         return step(model, pieces, F.cross_entropy, 0.2), flat(model)
 
-    for rows in (5, 2):  # the last rank has one empty batch, and nothing else
+    for rows in (5, 2):  # the last rank has only an empty batch
         whole, (x, y) = net(), images(rows)
         F.cross_entropy(whole(x), y).backward()
         torch.optim.SGD(whole.parameters(), lr=0.2).step()
@@ -215,7 +215,7 @@ def test_local_sgd_of_one_step_is_synchronous_sgd() -> None:
 
 
 @pytest.mark.parametrize("layer", ["input", "middle"])
-def test_a_nan_on_one_rank_is_named_on_all_ranks(layer: str) -> None:
+def test_nan_on_one_rank_raises_on_all_ranks(layer: str) -> None:
     class Root(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.abs().sqrt()  # its derivative at 0 is infinite
@@ -243,7 +243,7 @@ def test_a_nan_on_one_rank_is_named_on_all_ranks(layer: str) -> None:
 
 
 def watched(change: str = "") -> None:
-    """A recorded training of 4 steps, with a mistake of one's choice."""
+    """Record a training of 4 steps with an injected mistake."""
     rank, n, model = dist.get_rank(), dist.get_world_size(), net()
     if change == "initial" and rank == 1:
         model[2].weight.data += 0.1
@@ -259,7 +259,7 @@ def watched(change: str = "") -> None:
             watch.step(loss=loss, lr=0.1, samples=len(x))
 
 
-def test_runs_are_equal_whatever_the_number_of_ranks() -> None:
+def test_training_is_independent_of_the_number_of_ranks() -> None:
     one = dk.run_ranks(watched, 1)
     found = dk.equal(dk.run_ranks(watched, 3), one)
     assert found
@@ -276,7 +276,7 @@ def test_runs_are_equal_whatever_the_number_of_ranks() -> None:
         ("alone", (1, "gradient", "2.bias", 0)),
     ],
 )
-def test_the_first_difference_is_named(change: str, first: tuple[int, str, str, int]) -> None:
+def test_first_difference_is_named(change: str, first: tuple[int, str, str, int]) -> None:
     found = dk.equal(dk.run_ranks(watched, 2, change), dk.run_ranks(watched, 1))
     assert not found
     assert (found.first.step, found.first.what, found.first.layer, found.first.rank) == first
@@ -288,7 +288,7 @@ Norm = Callable[[int], nn.Module]
 
 
 def normalized(norm: Norm, x: Tensor, y: Tensor, step: Callable[..., object]) -> Tensor:
-    """Weights and statistics after two steps."""
+    """Return weights and statistics after two steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(9, 6), norm(6), nn.Linear(6, 5)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
@@ -311,7 +311,7 @@ def torch_step(model: nn.Module, batch: Any, loss_fn: Any, optimizer: Any) -> No
         (nn.BatchNorm1d, SyncBatchNorm, True),
     ],
 )
-def test_batch_norm_is_the_exception(norm: Norm, ours: Norm, exact: bool) -> None:
+def test_batch_norm_differs(norm: Norm, ours: Norm, exact: bool) -> None:
     def ranks() -> Tensor:
         return normalized(ours, *dk.data.shard(*images(64)), dk.algorithms.sync_sgd_step)
 

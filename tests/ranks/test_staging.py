@@ -1,6 +1,6 @@
-"""Ranks that share a GPU: messages go through host memory, collectives are gloo's own.
+"""Ranks that share a GPU: messages go through host memory, collectives are gloo's.
 
-Where there is no GPU, a device that is none stands in for it with messages: see :mod:`standin`.
+Without a GPU, a fake device is used for messages: see :mod:`standin`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ KINDS = [
 
 
 @devices
-def test_messages_give_what_they_give_on_the_cpu(device: str) -> None:
+def test_messages_equal_those_on_the_cpu(device: str) -> None:
     def ring(device: str, group: Any, dtype: torch.dtype) -> list[Any]:
         rank, n = dist.get_rank(group), dist.get_world_size(group)
         mine = (torch.arange(4.0) + 10 * rank + 1).to(dtype).to(device)
@@ -68,7 +68,7 @@ def test_messages_give_what_they_give_on_the_cpu(device: str) -> None:
         there = [dist.isend(mine, right, group, tag=t) for t in (1, 2)]
         back = [dist.irecv(t, left, group, tag=i) for i, t in ((2, second), (1, first))]
         there.append(dist.isend(mine.clone(), right, group, tag=3))
-        back.append(dist.irecv(third, group=group, tag=3))  # from anybody
+        back.append(dist.irecv(third, group=group, tag=3))  # from any source
         for work in (*back, *there):
             assert work is not None
             work.wait()
@@ -86,7 +86,7 @@ def test_messages_give_what_they_give_on_the_cpu(device: str) -> None:
 
 
 @devices
-def test_pages_and_shared_memory_reduce_what_is_on_the_device(device: str) -> None:
+def test_reference_implementations_reduce_device_tensors(device: str) -> None:
     def program(device: str, group: Any) -> list[list[float]]:
         small = torch.arange(6.0).view(2, 3).to(device)
         large = torch.ones(1 << 17, device=device)
@@ -101,7 +101,7 @@ def test_pages_and_shared_memory_reduce_what_is_on_the_device(device: str) -> No
 
 
 class Small(nn.Module):
-    """Two layers, of which FSDP shards each."""
+    """Two layers, each sharded by FSDP."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Small(nn.Module):
 
 
 def trained(device: str, group: Any, wrap: Callable[[nn.Module, Any], nn.Module]) -> list[float]:
-    """Losses of some steps of a small model, on this rank's own data."""
+    """Return the losses of a small model on this rank's data."""
     torch.manual_seed(0)
     model = wrap(Small().to(device), group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -131,7 +131,7 @@ def trained(device: str, group: Any, wrap: Callable[[nn.Module, Any], nn.Module]
 
 
 @gpu
-def test_ddp_trains_as_on_the_cpu_and_its_calls_are_recorded(device: str) -> None:
+def test_ddp_equals_the_cpu_and_is_recorded(device: str) -> None:
     def ddp(model: nn.Module, group: Any) -> nn.Module:
         return nn.parallel.DistributedDataParallel(model, process_group=group)
 
@@ -144,7 +144,7 @@ def test_ddp_trains_as_on_the_cpu_and_its_calls_are_recorded(device: str) -> Non
 
 
 @gpu
-def test_sharded_models_train_as_on_the_cpu(device: str) -> None:
+def test_sharded_models_equal_the_cpu(device: str) -> None:
     def fsdp(model: nn.Module, group: Any) -> nn.Module:
         from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.fsdp import fully_shard

@@ -1,4 +1,4 @@
-"""Strategies on forked ranks, compared with one process."""
+"""Strategies on ranks, compared with one process."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def network() -> nn.Module:
 
 
 def pieces(strategy: Strategy, batch: int) -> list[tuple[Tensor, Tensor]]:
-    """This replica's rows of each batch."""
+    """Return this replica's rows of each batch."""
     r, n = strategy._replica, strategy.num_replicas_in_sync
     return [(x[r::n], y[r::n]) for x, y in zip(X.split(batch), Y.split(batch), strict=True)]
 
 
 def train(strategy: Strategy, make=torch.optim.SGD, batch: int = 11, **options):
-    """Losses and weights of two epochs."""
+    """Return losses and weights of two epochs."""
     torch.manual_seed(dist.get_rank() if strategy.num_replicas_in_sync > 1 else 0)
     with strategy.scope():
         model = network()
@@ -69,13 +69,13 @@ def same_as_one_process(found, **options) -> None:
 @pytest.mark.parametrize(
     ("kind", "ranks"), [(OneDeviceStrategy, 2), (MirroredStrategy, 1), (MirroredStrategy, 3)]
 )
-def test_it_equals_one_process(kind: type[Strategy], ranks: int) -> None:
+def test_strategy_equals_one_process(kind: type[Strategy], ranks: int) -> None:
     """30 rows in batches of 11: the pieces differ, and the last batch is shorter."""
     same_as_one_process(run_ranks(train, ranks, kind()).results)
 
 
 @pytest.mark.parametrize("name", ["HierarchicalCopyAllReduce", "auto"])
-def test_every_way_to_sum_gives_the_same(name: str) -> None:
+def test_every_cross_device_op_gives_the_same_sum(name: str) -> None:
     same_as_one_process(run_ranks(train, 3, MirroredStrategy(cross_device_ops=name)).results)
 
 
@@ -86,16 +86,16 @@ def test_every_way_to_sum_gives_the_same(name: str) -> None:
         (torch.optim.AdamW, {"lr": 0.01}),
     ],
 )
-def test_any_optimizer_makes_the_same_steps(make, options) -> None:
+def test_every_optimizer_makes_the_same_steps(make, options) -> None:
     options = {"make": make, **options}
     same_as_one_process(run_ranks(train, 2, MirroredStrategy(), **options).results, **options)
 
 
-def test_a_batch_smaller_than_the_replicas_counts_only_its_rows() -> None:
+def test_batch_smaller_than_the_replicas_counts_only_its_rows() -> None:
     same_as_one_process(run_ranks(train, 3, MirroredStrategy(), batch=2).results, batch=2)
 
 
-def test_a_step_sends_two_small_messages() -> None:
+def test_step_sends_two_small_messages() -> None:
     spans = run_ranks(train, 2, MirroredStrategy()).trace.spans
     ops = [s.op for s in spans if s.rank == 0]
     steps = 6
@@ -107,7 +107,7 @@ def test_a_step_sends_two_small_messages() -> None:
 # -- where code is -------------------------------------------------------------------------------
 
 
-def test_where_code_is() -> None:
+def test_context_of_the_calling_code() -> None:
     strategy = MirroredStrategy()
     assert get_strategy().num_replicas_in_sync == 1
     with strategy.scope():
@@ -143,7 +143,7 @@ def test_reduce_and_gather() -> None:
         assert found == (3, 1.0, sum(rows) / 6, rows, [[0, 1, 1, 2, 2, 2]], (r,))
 
 
-def test_the_mean_of_what_run_returns_counts_each_row_once() -> None:
+def test_mean_of_results_weights_each_row_once() -> None:
     def values(strategy: Strategy):
         data = torch.tensor([0, 1, 3, 4, 8], dtype=torch.float64)
         (x,) = strategy.distribute_dataset(data, global_batch=5)
@@ -157,10 +157,10 @@ def test_the_mean_of_what_run_returns_counts_each_row_once() -> None:
     assert (mine, others) == ([0, 3, 8], [1, 4]) and means == same
     mean, most = 16 / 5, (3 * 8 + 2 * 4) / 5
     assert means == [pytest.approx(mean), pytest.approx([mean, most]), pytest.approx(mean)]
-    assert later == pytest.approx((11 / 3 + 5 / 2) / 2 + 1)  # each replica counts the same
+    assert later == pytest.approx((11 / 3 + 5 / 2) / 2 + 1)  # each replica has the same weight
 
 
-def test_sums_have_room_for_all_replicas() -> None:
+def test_integer_sums_do_not_overflow() -> None:
     def values(strategy: Strategy):
         half = torch.tensor(40000.0, dtype=torch.float16)
         loss = strategy.run(lambda x: half, args=(torch.zeros(3 + dist.get_rank()),))
@@ -178,7 +178,7 @@ def test_sums_have_room_for_all_replicas() -> None:
     assert run_ranks(values, 2, MirroredStrategy()).results == [expected] * 2
 
 
-def test_gradients_of_16_bits_have_room_for_all_rows() -> None:
+def test_gradients_of_16_bits_do_not_overflow() -> None:
     def steps(strategy: Strategy):
         with strategy.scope():
             model = nn.Linear(1, 1, bias=False).half()
@@ -219,12 +219,12 @@ def test_gradients_of_16_bits_have_room_for_all_rows() -> None:
         ),
     ],
 )
-def test_a_wrong_argument_is_named(ask, says: str) -> None:
+def test_wrong_argument_raises(ask, says: str) -> None:
     with pytest.raises(StrategyError, match=says):
         ask(Strategy())
 
 
-def test_one_batch_is_read_ahead() -> None:
+def test_one_batch_is_prefetched() -> None:
     read = []
 
     def batches(_) -> Iterator[Tensor]:
@@ -244,7 +244,7 @@ def test_one_batch_is_read_ahead() -> None:
         ((2,), "replica 1 has (2,), which differ in the number of dimensions"),
     ],
 )
-def test_unequal_shapes_are_refused_everywhere(shape, words: str) -> None:
+def test_unequal_shapes_raise_on_all_replicas(shape, words: str) -> None:
     def gather(strategy: Strategy):
         try:
             strategy.gather(torch.zeros((2, 2) if dist.get_rank() == 0 else shape))
@@ -259,7 +259,7 @@ def test_unequal_shapes_are_refused_everywhere(shape, words: str) -> None:
 # -- errors reach all replicas -------------------------------------------------------------------
 
 
-def test_an_exception_in_one_replica_reaches_all() -> None:
+def test_exception_in_one_replica_reaches_all() -> None:
     def go_on(strategy: Strategy):
         with strategy.scope():
             model = network()
@@ -289,7 +289,7 @@ def test_an_exception_in_one_replica_reaches_all() -> None:
 
 
 def refused(fn, *args, by: type[Exception] = StrategyError) -> str:
-    """What every rank says; it must be the same."""
+    """Return the error of all ranks; checks that it is the same."""
 
     def tell(*args) -> str:
         with pytest.raises(by) as caught:
@@ -301,7 +301,7 @@ def refused(fn, *args, by: type[Exception] = StrategyError) -> str:
     return said[0]
 
 
-def test_different_calls_are_refused() -> None:
+def test_different_calls_raise() -> None:
     def differ(strategy: Strategy) -> None:
         (strategy.reduce if dist.get_rank() else lambda _, x: strategy.gather(x))("sum", X)
 
@@ -309,7 +309,7 @@ def test_different_calls_are_refused() -> None:
     assert "replica 0 is in gather, replica 1 is in reduce" in said
 
 
-def test_different_models_are_refused() -> None:
+def test_different_models_raise() -> None:
     def differ(strategy: Strategy) -> None:
         with strategy.scope():
             nn.Linear(2, 1 + dist.get_rank())
@@ -318,7 +318,7 @@ def test_different_models_are_refused() -> None:
     assert "made different variables, by number, name, shape or dtype: replica 0 made 2" in said
 
 
-def test_a_gradient_that_is_not_finite_is_named() -> None:
+def test_nonfinite_gradient_is_named() -> None:
     def spoil(strategy: Strategy) -> None:
         with strategy.scope():
             model = nn.Linear(6, 1)
@@ -339,7 +339,7 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
     assert "gradient of Linear.weight is not finite on replica 1 in run 2" in said
 
 
-def test_an_error_names_the_user_s_line_not_the_strategy_s() -> None:
+def test_error_names_the_users_line() -> None:
     def divide(strategy: Strategy) -> None:
         strategy.distribute_dataset(X, global_batch=1)
 
@@ -348,7 +348,7 @@ def test_an_error_names_the_user_s_line_not_the_strategy_s() -> None:
     assert Path(caught.value.line.rpartition(":")[0]).name == Path(__file__).name
 
 
-def test_variables_made_outside_the_scope() -> None:
+def test_variables_created_outside_the_scope_raise() -> None:
     def outside(strategy: Strategy) -> None:
         optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
         strategy.run(optimizer.step)
@@ -358,7 +358,7 @@ def test_variables_made_outside_the_scope() -> None:
     )
 
 
-def test_a_step_outside_run() -> None:
+def test_step_outside_run_raises() -> None:
     def outside(strategy: Strategy) -> None:
         with strategy.scope():
             optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
@@ -369,7 +369,7 @@ def test_a_step_outside_run() -> None:
     )
 
 
-def test_buffers_that_take_the_place_of_others_are_shared_too() -> None:
+def test_replaced_buffers_are_synchronized() -> None:
     def replaced(strategy: Strategy) -> list[float]:
         r = dist.get_rank()
         with strategy.scope():
@@ -382,7 +382,7 @@ def test_buffers_that_take_the_place_of_others_are_shared_too() -> None:
     assert run_ranks(replaced, 2, MirroredStrategy()).results == [[0, 5], [0, 5]]
 
 
-def test_parameters_on_another_device() -> None:
+def test_parameters_on_another_device_raise() -> None:
     def elsewhere(strategy: Strategy) -> None:
         with strategy.scope():
             nn.Linear(2, 1, device="meta")
@@ -390,7 +390,7 @@ def test_parameters_on_another_device() -> None:
     assert "Linear.weight is on meta" in refused(elsewhere, MirroredStrategy())
 
 
-def test_a_lazy_layer() -> None:
+def test_lazy_layer_is_supported() -> None:
     def lazy(strategy: Strategy) -> None:
         with strategy.scope():
             nn.LazyLinear(1)
@@ -414,7 +414,7 @@ def test_strategies_do_not_nest() -> None:
     assert get_replica_context() is not None
 
 
-def test_a_strategy_is_pickled_with_its_public_attributes() -> None:
+def test_strategy_is_pickled_with_its_public_attributes() -> None:
     strategy = MirroredStrategy(["cpu"], cross_device_ops="ring")
     strategy.note = "of a program"
     again = pickle.loads(pickle.dumps(strategy))
@@ -426,7 +426,7 @@ def test_a_strategy_is_pickled_with_its_public_attributes() -> None:
     assert again._all_reduce_gradients is strategy._all_reduce_gradients
 
 
-def test_ranks_that_share_a_device_are_told_so() -> None:
+def test_ranks_that_share_a_device_warn() -> None:
     def told(strategy: Strategy) -> list[str]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -439,7 +439,7 @@ def test_ranks_that_share_a_device_are_told_so() -> None:
     assert others == [[], []]
 
 
-def test_devices_and_algorithms_that_are_absent() -> None:
+def test_absent_devices_and_algorithms_warn() -> None:
     with pytest.warns(UserWarning, match="left out: cuda:7"):
         MirroredStrategy(["cpu", "cuda:7"])
     with pytest.raises(StrategyError, match=r"None of the devices cuda:7"):
@@ -466,7 +466,7 @@ def test_names_with_experimental_are_accepted() -> None:
     ],
     ids=str,
 )
-def test_several_workers(options: CommunicationOptions) -> None:
+def test_several_workers_are_supported(options: CommunicationOptions) -> None:
     run = run_ranks(train, 2, MultiWorkerMirroredStrategy(options))
     same_as_one_process(run.results)
     sent = [m for m in run.trace.messages if m.src == 0]
@@ -476,7 +476,7 @@ def test_several_workers(options: CommunicationOptions) -> None:
     assert len(sent) == expected
 
 
-def test_a_script_meets_by_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_uses_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
     def script(first: int, second: int) -> tuple[int, int]:
         rank = dist.get_rank()
         dist.destroy_process_group()
@@ -497,7 +497,7 @@ def test_a_script_meets_by_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
         MultiWorkerMirroredStrategy()
 
 
-def test_what_this_machine_has_not() -> None:
+def test_missing_hardware_raises() -> None:
     with pytest.raises(StrategyError, match="torch_xla is not installed"):
         TPUStrategy()
     with pytest.raises(ValueError, match="bytes_per_pack of at least 0; got -1"):

@@ -1,4 +1,4 @@
-"""A checkpoint of one strategy and number of ranks goes on under another, to the same weights."""
+"""Checkpoints resume under another strategy and number of ranks, with equal weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Y = (X.sum(1) > 0).long()
 
 
 def train(strategy: Strategy, folder: Path, wanted: str, hidden: int = 7):
-    """An epoch, which begins at the checkpoint if it is to load one."""
+    """Train an epoch, optionally from a checkpoint."""
     torch.manual_seed(3 if wanted == "save" else 4)
     with strategy.scope():
         model = nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 2)).double()
@@ -60,7 +60,7 @@ def train(strategy: Strategy, folder: Path, wanted: str, hidden: int = 7):
 
 
 def on(ranks: int, strategy: Strategy, folder: Path, wanted: str) -> list:
-    """By rank, or of this process if there are no ranks."""
+    """Return the results by rank, or of this process."""
     if not ranks:
         return [train(strategy, folder, wanted)]
     return run_ranks(train, ranks, strategy, folder, wanted).results
@@ -75,7 +75,9 @@ def on(ranks: int, strategy: Strategy, folder: Path, wanted: str) -> list:
         (MirroredStrategy, 2, FullyShardedStrategy, 3),
     ],
 )
-def test_training_goes_on_elsewhere(tmp_path: Path, before, ranks: int, after, others: int) -> None:
+def test_training_resumes_on_other_ranks(
+    tmp_path: Path, before, ranks: int, after, others: int
+) -> None:
     weights = on(ranks, before(), tmp_path, "save")[0][1]
     found = on(others, after(), tmp_path, "load")
     for epoch, there, _ in found:
@@ -92,7 +94,7 @@ def weights_alone(strategy: Strategy, file: Path) -> list[Tensor]:
     return [whole(w) for w in model.parameters()]
 
 
-def test_safetensors_of_a_sharded_model(tmp_path: Path) -> None:
+def test_sharded_model_saves_safetensors(tmp_path: Path) -> None:
     run_ranks(train, 2, FullyShardedStrategy(), tmp_path, "save")
     file = tmp_path / "weights.safetensors"
     plain = weights_alone(Strategy(), file)
@@ -101,7 +103,7 @@ def test_safetensors_of_a_sharded_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [FullyShardedStrategy, CentralStorageStrategy])
-def test_a_checkpoint_of_another_model_is_an_error_on_all_ranks(tmp_path: Path, kind) -> None:
+def test_checkpoint_of_another_model_raises_on_all_ranks(tmp_path: Path, kind) -> None:
     train(Strategy(), tmp_path, "save")
     with pytest.raises(RankError, match=r"0.weight is \(7, 6\) there and \(8, 6\) here") as told:
         run_ranks(train, 2, kind(), tmp_path, "load", hidden=8)
@@ -130,7 +132,7 @@ def read(strategy: Strategy, made: nn.ModuleDict) -> dict[str, list[float]]:
 
 
 def count(strategy: Strategy, folder: Path):
-    """Change the copies, save them in three ways; what all replicas have together."""
+    """Change the copies and save them in three ways; return the state of all replicas."""
     made, r = metrics(strategy), strategy._replica
 
     def change() -> None:
@@ -162,7 +164,7 @@ LOADS = {
 
 
 def restore(strategy: Strategy, folder: Path, again: Path):
-    """What all replicas have together after a load, a save and a second load; their last copies."""
+    """Return the state of all replicas after a load, a save and a second load; and their copies."""
     found = []
     for read_from in LOADS.values():
         for place in (folder, again):
@@ -193,7 +195,7 @@ def test_saving_and_loading_changes_no_variable(before: int, after: int, tmp_pat
 
 
 def seven(strategy: Strategy, folder: Path) -> list[float]:
-    """4 and 3 on the two replicas are 7, saved; what each has after loading."""
+    """Save 4 + 3 of two replicas; return the value of each after loading."""
     with strategy.scope():
         made = nn.ModuleList(
             Variable(torch.tensor(0, dtype=dtype), synchronization="ON_READ", aggregation="SUM")
@@ -206,12 +208,12 @@ def seven(strategy: Strategy, folder: Path) -> list[float]:
 
 
 def test_each_replica_gets_its_part_of_a_sum_as_in_tensorflow(tmp_path: Path) -> None:
-    """TensorFlow restores 3.5 and 3.5; of whole numbers it would restore 3 and 3, and lose 1."""
+    """TensorFlow restores 3.5 and 3.5; for integers it would restore 3 and 3, and lose 1."""
     assert run_ranks(seven, 2, MirroredStrategy(), tmp_path).results == [[3.5, 4], [3.5, 3]]
 
 
 def local(strategy: Strategy) -> list[float]:
-    """A replica's own state is not that of all: it comes back as it was."""
+    """The state of a replica that is not shared is restored unchanged."""
     with strategy.scope():
         total = Variable(0.0, synchronization="ON_READ", aggregation="SUM")
     strategy.run(total.assign, args=(dist.get_rank() + 4.0,))
@@ -221,12 +223,12 @@ def local(strategy: Strategy) -> list[float]:
     return total.value.item()
 
 
-def test_a_replicas_own_state_comes_back_as_it_was() -> None:
+def test_replica_state_is_restored() -> None:
     assert run_ranks(local, 2, MirroredStrategy()).results == [4.0, 5.0]
 
 
 def with_buffers(strategy: Strategy, folder: Path) -> list[float]:
-    """A buffer that is not saved, beside one that is."""
+    """A persistent and a non-persistent buffer."""
     with strategy.scope():
         model = nn.BatchNorm1d(2)
         model.register_buffer("scratch", torch.ones(3), persistent=False)
@@ -237,12 +239,12 @@ def with_buffers(strategy: Strategy, folder: Path) -> list[float]:
     return model.running_mean.tolist()
 
 
-def test_a_buffer_that_is_not_persistent_is_not_saved(tmp_path: Path) -> None:
+def test_buffer_that_is_not_persistent_is_not_saved(tmp_path: Path) -> None:
     assert run_ranks(with_buffers, 2, MirroredStrategy(), tmp_path).results == [[7.0, 7.0]] * 2
 
 
 def cannot_write(strategy: Strategy, file: Path) -> list[str]:
-    """What is said where a folder should be, and is a file."""
+    """Return the error for a file in place of a folder."""
     with strategy.scope():
         model = nn.Linear(2, 2)
     said = []
@@ -253,12 +255,12 @@ def cannot_write(strategy: Strategy, file: Path) -> list[str]:
         with pytest.raises(StrategyError) as caught:
             write()
         said.append(str(caught.value))
-    strategy.reduce("sum", torch.ones(1))  # it can be used again
+    strategy.reduce("sum", torch.ones(1))  # it is usable afterwards
     return said
 
 
 @pytest.mark.parametrize("kind", [MirroredStrategy, CentralStorageStrategy])
-def test_what_the_chief_cannot_write_is_an_error_on_all_ranks(tmp_path: Path, kind) -> None:
+def test_write_error_of_the_chief_raises_on_all_ranks(tmp_path: Path, kind) -> None:
     file = tmp_path / "file"
     file.touch()
     for said in run_ranks(cannot_write, 2, kind(), file).results:
@@ -268,7 +270,7 @@ def test_what_the_chief_cannot_write_is_an_error_on_all_ranks(tmp_path: Path, ki
 
 
 class Tied(nn.Module):
-    """Its last layer has the weights of its first."""
+    """The last layer shares the weights of the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,7 +294,7 @@ def tied(strategy: Strategy, file: Path, wanted: str) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", [MirroredStrategy, FullyShardedStrategy])
-def test_a_tied_weight_is_saved_once_and_stays_tied(tmp_path: Path, kind) -> None:
+def test_tied_weight_is_saved_once_and_stays_tied(tmp_path: Path, kind) -> None:
     file = tmp_path / "weights.safetensors"
     saved = run_ranks(tied, 2, kind(), file, "save").results[0]
     torch.testing.assert_close(tied(Strategy(), file, "load"), saved)
@@ -301,7 +303,7 @@ def test_a_tied_weight_is_saved_once_and_stays_tied(tmp_path: Path, kind) -> Non
 
 
 def each_alone(strategy: Strategy, folder: Path, epochs: int):
-    """The epochs that were made here, and the weight; rank 1 makes one more, with other weights."""
+    """Return the number of epochs and the weight; rank 1 trains one more, with other weights."""
     with strategy.scope():
         model = Model(net := nn.Linear(1, 1, bias=False), torch.optim.SGD(net.parameters(), 0.0))
         model.metrics, model.loss = {}, nn.functional.mse_loss
@@ -315,9 +317,9 @@ def each_alone(strategy: Strategy, folder: Path, epochs: int):
     return len(history["loss"]), net.weight.item()
 
 
-def test_ranks_that_train_alone_save_alone(tmp_path: Path) -> None:
+def test_independent_ranks_save_separately(tmp_path: Path) -> None:
     for epochs, made in ((2, [(2, 0.0), (3, 1.0)]), (4, [(2, 0.0), (2, 1.0)])):
         run = run_ranks(each_alone, 2, OneDeviceStrategy(), tmp_path, epochs)
         assert run.results == made
-        assert {span.op for span in run.trace.spans} == {Op.MARK}  # nobody waits for another
+        assert {span.op for span in run.trace.spans} == {Op.MARK}  # no rank waits for another
     assert len([*tmp_path.glob("rank-1/epoch-*/.metadata")]) == 5

@@ -1,4 +1,4 @@
-"""fit, evaluate and predict under strategies, callbacks and checkpoints."""
+"""fit, evaluate and predict under strategies, with callbacks and checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TRAINED, HELD_OUT = slice(0, 1400), slice(1400, None)
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As on ranks: on a busy machine two threads wait for each other most of the time."""
+    """Use one thread, as on ranks: several are slow on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -71,7 +71,7 @@ def fitted(strategy: Strategy, epochs: int):
     return history, model.predict(digits(HELD_OUT)[0], global_batch=64)
 
 
-def test_fit_is_that_of_one_process_to_the_digit() -> None:
+def test_fit_equals_one_process() -> None:
     history, outputs = fitted(Strategy(), 13)
     assert history["val_accuracy"][-1] >= 0.97
     run = run_ranks(fitted, 3, MirroredStrategy(), 13)
@@ -82,8 +82,8 @@ def test_fit_is_that_of_one_process_to_the_digit() -> None:
         torch.testing.assert_close(there, outputs, rtol=0, atol=1e-12)
 
 
-def test_an_evaluation_counts_every_row_once() -> None:
-    """Also when a rank has none."""
+def test_evaluation_counts_every_row_once() -> None:
+    """Also if a rank has none."""
 
     def evaluate(strategy: Strategy, rows: int):
         images, labels = digits(HELD_OUT)
@@ -99,7 +99,7 @@ def test_an_evaluation_counts_every_row_once() -> None:
                 assert found["loss"] == pytest.approx(one["loss"], rel=0, abs=1e-12)
 
 
-def test_the_chief_prints(capsys: pytest.CaptureFixture) -> None:
+def test_only_the_chief_prints(capsys: pytest.CaptureFixture) -> None:
     def fit(strategy: Strategy) -> None:
         classifier(strategy).fit(digits(slice(20)), global_batch=10)
 
@@ -124,7 +124,7 @@ def test_callbacks() -> None:
     history = model.fit(
         digits(slice(20)), global_batch=10, epochs=9, callbacks=callbacks, verbose=False
     )
-    assert len(history["loss"]) == 3  # nothing is learned from the second epoch on
+    assert len(history["loss"]) == 3  # the learning rate is 0 from the second epoch on
     assert calls == ["batch 0", "batch 1"] * 3 + ["rate 0.0"]
     with pytest.raises(StrategyError, match=r"no result 'val_loss' to watch.*loss, accuracy"):
         model.fit(digits(slice(5)), epochs=99, callbacks=[EarlyStopping("val_loss")])
@@ -132,7 +132,7 @@ def test_callbacks() -> None:
         EarlyStopping(mode="auto")
 
 
-def test_training_goes_on_from_a_checkpoint_on_another_number_of_ranks(tmp_path: Path) -> None:
+def test_training_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
     def train(strategy: Strategy, epochs: int, folder: Path):
         model = classifier(strategy)
         images = digits(slice(60))
@@ -148,7 +148,7 @@ def test_training_goes_on_from_a_checkpoint_on_another_number_of_ranks(tmp_path:
     torch.testing.assert_close(found, weights, rtol=0, atol=1e-12)
 
 
-def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
+def test_incompatible_checkpoints_raise(tmp_path: Path) -> None:
     model = classifier(Strategy())
     with pytest.raises(StrategyError, match="There is no checkpoint in"):
         model.load(tmp_path)
@@ -157,7 +157,7 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
         Model(nn.Linear(2, 2)).load(tmp_path)
 
 
-def test_weights_as_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_saved_as_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("safetensors")
 
     def save(strategy: Strategy, path: Path):
@@ -176,7 +176,7 @@ def test_weights_as_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         load_weights(path, module)
 
 
-def test_summaries_are_the_chiefs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_chief_writes_summaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[object] = []
 
     class SummaryWriter:
@@ -200,7 +200,7 @@ def test_summaries_are_the_chiefs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert written == [str(tmp_path), ("loss", 0), ("accuracy", 0), "closed"]
 
 
-def test_a_mean_where_rows_are_due_and_rows_where_a_mean_is_due() -> None:
+def test_wrong_loss_reduction_raises() -> None:
     per_row = Model(network(), loss=partial(F.cross_entropy, reduction="none"))
     with pytest.raises(StrategyError, match=r"shape \(4,\), but must be the mean"):
         per_row.evaluate(digits(slice(4)))
@@ -212,14 +212,14 @@ def test_a_mean_where_rows_are_due_and_rows_where_a_mean_is_due() -> None:
         broadcast.evaluate(digits(slice(4)))
 
 
-def test_a_model_without_an_optimizer() -> None:
+def test_model_without_an_optimizer_raises() -> None:
     model = Model(nn.Linear(64, 10).double())
     with pytest.raises(StrategyError, match="no optimizer"):
         model.fit(digits(slice(4)))
     assert model.predict(digits(slice(4))[0]).shape == (4, 10)
 
 
-def test_the_support_table_is_made_by_trying() -> None:
+def test_support_table_is_measured() -> None:
     names = ["MirroredStrategy", "ParameterServerStrategy, sync", "TPUStrategy"]
     table = support(lambda do, strategy: run_ranks(do, 3, strategy), names).T
     assert set(table["MirroredStrategy"]) == {"equal to one process"}

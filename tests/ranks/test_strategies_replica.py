@@ -1,4 +1,4 @@
-"""What a replica's function can use: collectives with gradients, losses, variables."""
+"""The API of replica functions: collectives with gradients, losses, variables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def piece(strategy: Strategy) -> Tensor:
 
 
 def test_gradients_flow_through_the_collectives() -> None:
-    """Each replica's loss is Σ y², y = Σ_r x_r, and a part of all rows, weighted by replica."""
+    """Each replica's loss is Σ y² with y = Σ_r x_r, plus a weighted part of all rows."""
 
     def gradients(strategy: Strategy):
         def step() -> tuple[Tensor, Tensor, Tensor]:
@@ -56,7 +56,7 @@ def test_gradients_flow_through_the_collectives() -> None:
         assert mean == 1.0
 
 
-def test_merge_call_speaks_for_all_replicas() -> None:
+def test_merge_call_runs_across_replicas() -> None:
     def merge(strategy: Strategy):
         def step() -> Tensor:
             context = get_replica_context()
@@ -68,7 +68,7 @@ def test_merge_call_speaks_for_all_replicas() -> None:
     assert run_ranks(merge, 2, MirroredStrategy()).results == [(30, 0), (30, 0)]
 
 
-def test_unequal_shapes_in_a_replica_are_refused_everywhere() -> None:
+def test_unequal_shapes_in_a_replica_raise_everywhere() -> None:
     def step() -> str:
         context = get_replica_context()
         with pytest.raises(StrategyError) as caught:
@@ -81,7 +81,7 @@ def test_unequal_shapes_in_a_replica_are_refused_everywhere() -> None:
 
 
 @pytest.mark.parametrize("what", ["backward", "write"])
-def test_an_exception_reaches_those_who_sum(what: str) -> None:
+def test_exception_reaches_waiting_replicas(what: str) -> None:
     def sums(strategy: Strategy) -> str:
         with strategy.scope():
             kept = Variable(0.0, aggregation="SUM")
@@ -103,7 +103,7 @@ def test_an_exception_reaches_those_who_sum(what: str) -> None:
     assert "some have left the run: replica 1: its function raised" in said
 
 
-def test_a_function_makes_each_replicas_batches() -> None:
+def test_dataset_function_makes_each_replicas_batches() -> None:
     def batches(strategy: Strategy):
         def make(context: InputContext) -> list[Tensor]:
             each = context.get_per_replica_batch_size(4)
@@ -120,7 +120,7 @@ def test_a_function_makes_each_replicas_batches() -> None:
 
 
 def averaged(strategy: Strategy, global_batch: int | None = None):
-    """One step with a loss per example, weights and a regularization."""
+    """Run a step with a loss per example, weights and a regularization."""
     with strategy.scope():
         torch.manual_seed(0)
         model = nn.Linear(3, 1, bias=False).double()
@@ -156,18 +156,18 @@ def test_losses_of_a_row_are_added_as_in_tensorflow() -> None:
 
 
 @pytest.mark.parametrize("size", [-1, 2.5, "4", [4]])
-def test_a_global_batch_that_is_no_number_of_rows_is_refused(size) -> None:
+def test_invalid_global_batch_raises(size) -> None:
     with pytest.raises(StrategyError, match=r"compute_average_loss\(global_batch_size="):
         compute_average_loss(torch.ones(2), global_batch_size=size)
 
 
-def test_a_list_of_losses_is_refused() -> None:
+def test_list_of_losses_raises() -> None:
     for compute in (compute_average_loss, scale_regularization_loss):
         with pytest.raises(StrategyError, match=r"loss of \[1.0, 2.0\], a list: give a tensor"):
             compute([1.0, 2.0])
 
 
-def test_losses_are_refused_where_they_mean_something_else() -> None:
+def test_losses_in_the_wrong_context_raise() -> None:
     strategy = Strategy()
     with pytest.raises(StrategyError, match=r'not a scalar.*reduction="none"'):
         strategy.run(lambda: compute_average_loss(torch.tensor(1.0)))
@@ -195,7 +195,7 @@ def test_losses_are_refused_where_they_mean_something_else() -> None:
 # -- variables -----------------------------------------------------------------------------------
 
 
-def test_variables_become_one_when_they_are_written_or_read() -> None:
+def test_variables_are_aggregated_on_access() -> None:
     def change(strategy: Strategy):
         with strategy.scope():
             total = Variable(0.0, synchronization="ON_READ", aggregation="SUM")
@@ -224,7 +224,7 @@ def test_variables_become_one_when_they_are_written_or_read() -> None:
         assert outside == [9.0, 1.5, 1, 3.5]
 
 
-def test_what_is_made_in_run_is_the_same_everywhere_or_refused() -> None:
+def test_variables_created_in_run_must_be_equal() -> None:
     def make(strategy: Strategy):
         torch.manual_seed(dist.get_rank())
         with strategy.scope():
@@ -255,7 +255,7 @@ def test_what_is_made_in_run_is_the_same_everywhere_or_refused() -> None:
     Strategy().run(lambda: nn.Linear(2, 3))  # one replica
 
 
-def test_what_only_some_replicas_make_is_an_error_on_all() -> None:
+def test_variables_of_some_replicas_raise_on_all() -> None:
     def make(strategy: Strategy) -> str:
         def step() -> None:
             if dist.get_rank():
@@ -270,7 +270,7 @@ def test_what_only_some_replicas_make_is_an_error_on_all() -> None:
         assert "replica 0 is in all_reduce, replica 1 is in scope" in said
 
 
-def test_what_is_not_aggregated_stays_when_buffers_become_equal() -> None:
+def test_unaggregated_buffers_are_kept() -> None:
     def synchronized(strategy: Strategy) -> float:
         with strategy.scope():
             own = Variable(0.0, synchronization="NONE")
@@ -281,7 +281,7 @@ def test_what_is_not_aggregated_stays_when_buffers_become_equal() -> None:
     assert run_ranks(synchronized, 2, MirroredStrategy()).results == [0.0, 1.0]
 
 
-def test_whole_numbers_and_short_ones() -> None:
+def test_integer_and_half_precision_variables() -> None:
     def change(strategy: Strategy):
         with strategy.scope():
             count = Variable(0, synchronization="ON_READ", aggregation="SUM")
@@ -304,7 +304,7 @@ def test_whole_numbers_and_short_ones() -> None:
     assert found["brief"].dtype == torch.bfloat16 and found["brief"].tolist() == [59904.0] * 2
 
 
-def test_a_variable_without_aggregation() -> None:
+def test_variable_without_aggregation() -> None:
     def write(strategy: Strategy) -> str:
         with strategy.scope():
             kept = Variable(0.0)
@@ -316,7 +316,7 @@ def test_a_variable_without_aggregation() -> None:
         assert "aggregation is NONE" in said
 
 
-def test_what_is_saved_is_the_aggregate_of_batch_norms_statistics() -> None:
+def test_saved_batch_norm_statistics_are_aggregated() -> None:
     def normalize(strategy: Strategy):
         with strategy.scope():
             model = nn.BatchNorm1d(3).double()

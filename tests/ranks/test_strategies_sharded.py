@@ -1,4 +1,4 @@
-"""Strategies that keep variables in one place or in pieces, compared with one process."""
+"""Strategies with central or sharded variables, compared with one process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Y = (X.sum(1) > 0).long()
 
 
 def train(strategy: Strategy, make=torch.optim.Adam, batch: int = 11, average: bool = False):
-    """Losses, weights, and the elements of this rank's weights and optimizer state."""
+    """Return losses, weights, and the sizes of this rank's weights and optimizer state."""
     torch.manual_seed(dist.get_rank() if strategy.num_replicas_in_sync > 1 else 0)
     with strategy.scope():
         inner = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.ModuleList([nn.Linear(8, 5)])[0])
@@ -63,7 +63,7 @@ def train(strategy: Strategy, make=torch.optim.Adam, batch: int = 11, average: b
 
 @pytest.mark.parametrize("kind", [CentralStorageStrategy, FullyShardedStrategy])
 @pytest.mark.parametrize(("ranks", "average"), [(1, False), (3, False), (2, True)])
-def test_it_equals_one_process(kind, ranks: int, average: bool) -> None:
+def test_sharded_strategy_equals_one_process(kind, ranks: int, average: bool) -> None:
     """30 rows in batches of 11: the pieces differ, and the last batch is shorter."""
     losses, weights, size, kept = train(Strategy(), average=average)
     found = run_ranks(train, ranks, kind(), average=average).results
@@ -77,7 +77,7 @@ def test_it_equals_one_process(kind, ranks: int, average: bool) -> None:
         assert max(f[2] for f in found) <= math.ceil(size / ranks) + 8 + 5 + 2 + 6 + 8 + 5
 
 
-def test_all_messages_go_by_rank_0() -> None:
+def test_all_messages_pass_rank_0() -> None:
     run = run_ranks(train, 3, CentralStorageStrategy())
     ops = {s.op for s in run.trace.spans}
     assert {Op.REDUCE, Op.BROADCAST} <= ops
@@ -85,7 +85,7 @@ def test_all_messages_go_by_rank_0() -> None:
 
 
 class Clean(nn.Module):
-    """The identity; behind it there is no NaN in the backward pass."""
+    """The identity; removes NaN in the backward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.clone()
@@ -94,7 +94,7 @@ class Clean(nn.Module):
 
 
 def nan(strategy: Strategy):
-    """What is told of three steps; in the second, rank 1 has NaN in a layer."""
+    """Return the errors of three steps; in the second, rank 1 has NaN in a layer."""
     with strategy.scope():
         model = nn.Sequential(nn.Linear(1, 1), Clean(), nn.Conv1d(2, 1, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -121,14 +121,14 @@ def nan(strategy: Strategy):
 
 
 @pytest.mark.parametrize("kind", [CentralStorageStrategy, FullyShardedStrategy])
-def test_nan_is_told_on_all_ranks_and_changes_nothing(kind) -> None:
+def test_nan_raises_on_all_ranks_and_changes_nothing(kind) -> None:
     for (told,), finite in run_ranks(nan, 2, kind()).results:
         assert told[:3] == (1, 2, "Conv1d.weight") and finite
         assert "Conv1d.weight is not finite on replica 1 in run 2" in told[3]
 
 
 class Breaks(torch.autograd.Function):
-    """The identity, whose backward raises."""
+    """The identity; raises in the backward pass."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class Breaks(torch.autograd.Function):
 
 
 class Layer(nn.Linear):
-    """A layer that may raise in its forward or backward pass, after its gradients are there."""
+    """A layer that may raise in its forward pass, or in its backward pass after its gradients."""
 
     fails = ""
 
@@ -150,7 +150,7 @@ class Layer(nn.Linear):
 
 
 def raises(strategy: Strategy, where: str):
-    """The errors of three steps, and the weights; in the second, rank 1's function raises."""
+    """Return the errors of three steps, and the weights; in the second, rank 1 raises."""
     torch.manual_seed(0)
     with strategy.scope():
         layers = [nn.Linear(6, 4), nn.Sequential(nn.Tanh(), Layer(4, 3)), nn.Linear(3, 2)]
@@ -188,13 +188,13 @@ ANYWHERE = ["before", "forward", "after", "backward", "late"]
         *[(FullyShardedStrategy, where) for where in ANYWHERE],
     ],
 )
-def test_an_exception_in_one_replica_reaches_all(kind, where: str) -> None:
+def test_exception_in_one_replica_reaches_all(kind, where: str) -> None:
     _, expected = raises(Strategy(), where)
     ((error,), weights), ((theirs,), others) = run_ranks(raises, 2, kind(), where).results
     assert theirs.startswith("1 AssertionError by hand")
     assert error.startswith("1 StrategyError This replica is in ")
     assert "replica 1: its function raised AssertionError: by hand" in error
-    for there in (weights, others):  # the other steps are made as by one process
+    for there in (weights, others):  # the other steps equal one process
         torch.testing.assert_close(there, expected, rtol=0, atol=1e-12)
 
 
@@ -206,7 +206,7 @@ def closure(strategy: Strategy) -> str:
     return str(caught.value)
 
 
-def test_a_step_with_a_closure_is_refused() -> None:
+def test_step_with_a_closure_raises() -> None:
     for said in run_ranks(closure, 2, CentralStorageStrategy()).results:
         assert "LBFGS.step(closure) under CentralStorageStrategy: the gradients" in said
 
@@ -219,13 +219,13 @@ def per_example(strategy: Strategy) -> str:
     return str(caught.value)
 
 
-def test_backward_of_a_loss_per_example_is_refused_as_torch_does() -> None:
+def test_backward_of_a_loss_vector_raises_as_in_torch() -> None:
     for said in run_ranks(per_example, 2, FullyShardedStrategy()).results:
         assert "only for scalar outputs" in said
 
 
 def sparse(strategy: Strategy, functional: bool):
-    """A step with a sparse gradient: its loss before and after, or what is told of it."""
+    """Run a step with a sparse gradient; return its losses before and after, or its error."""
     torch.manual_seed(0)
     with strategy.scope():
         embedding = nn.Embedding(4, 2, sparse=not functional)
@@ -251,7 +251,7 @@ def sparse(strategy: Strategy, functional: bool):
 
 
 @pytest.mark.parametrize("functional", [False, True])
-def test_sparse_gradients_are_made_dense_or_refused(functional: bool) -> None:
+def test_sparse_gradients_are_converted_or_raise(functional: bool) -> None:
     expected = sparse(Strategy(), functional)
     for kind in (MirroredStrategy, CentralStorageStrategy):
         for found in run_ranks(sparse, 2, kind(), functional).results:
@@ -261,7 +261,7 @@ def test_sparse_gradients_are_made_dense_or_refused(functional: bool) -> None:
 
 
 def refuses(strategy: Strategy):
-    """What is told of a step that the optimizer refuses where it makes it, and the next step."""
+    """Return the error of a step in which the optimizer raises, and the result of the next."""
     with strategy.scope():
         model = nn.Linear(2, 1, bias=False).double()
         nn.init.zeros_(model.weight)
@@ -279,7 +279,7 @@ def refuses(strategy: Strategy):
     return str(caught.value), model.weight.tolist()
 
 
-def test_a_step_that_fails_on_rank_0_reaches_all() -> None:
+def test_step_that_fails_on_rank_0_reaches_all() -> None:
     (_, mine), (told, theirs) = run_ranks(refuses, 2, CentralStorageStrategy()).results
     assert "but some have left the run: replica 0: its function raised" in told
     assert mine == theirs == [[-1.0, -1.0]]
@@ -299,5 +299,5 @@ def leaves(kind: type[Strategy]) -> bool:
 
 
 @pytest.mark.parametrize("kind", [CentralStorageStrategy, FullyShardedStrategy])
-def test_nothing_is_left_of_a_model(kind) -> None:
+def test_model_is_garbage_collected(kind) -> None:
     assert run_ranks(leaves, 2, kind).results == [True, True]

@@ -1,4 +1,4 @@
-"""The tap: taken away it leaves torch as it was, and in place it changes no program."""
+"""The tap changes no program, and its removal restores torch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from distkit.events import Op, State
 
 
 def hooks() -> list[bool]:
-    """On a rank: which of torch's functions are not torch's own."""
+    """On a rank: return the functions of torch that are replaced."""
     places = c10d._new_group_with_tag, c10d._warn_not_in_group, dist.Work.wait
     hooked = ["distkit/recording/" in str(getattr(place, "__code__", None)) for place in places]
     return [*hooked, "distkit" in torch._C._dispatch_dump("c10d::allreduce_")]
 
 
 def everything() -> list[Any]:
-    """On a rank: what the tap replaces, used as usual."""
+    """On a rank: use everything that the tap replaces."""
     pair = dist.new_group([0, 1])
     x = torch.full((2,), float(dist.get_rank()))
     if dist.get_rank() < 2:
@@ -40,7 +40,7 @@ def calls(run: Run) -> list[tuple[int, Op]]:
     return [(s.rank, s.op) for s in sorted(run.trace.spans, key=lambda s: (s.rank, s.seq))]
 
 
-def test_removed_it_leaves_stock_torch() -> None:
+def test_uninstalling_restores_torch() -> None:
     with dk.Cluster(3) as cluster:
         recorded = cluster.run(everything)
         stock = cluster._submit(everything, (), {}, record=False).wait()
@@ -52,7 +52,7 @@ def test_removed_it_leaves_stock_torch() -> None:
     assert calls(recorded) == calls(again)
 
 
-def test_outside_of_runs_nothing_is_hooked() -> None:
+def test_nothing_is_hooked_outside_runs() -> None:
     assert hooks() == [False] * 4
 
 
@@ -77,7 +77,7 @@ GIVEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_a_collective_that_is_waited_for_later(name: str) -> None:
+def test_asynchronous_collective_is_recorded_until_its_wait(name: str) -> None:
     call = GIVEN[name]
 
     def program() -> list[float]:
@@ -96,8 +96,8 @@ def test_a_collective_that_is_waited_for_later(name: str) -> None:
     assert run.results == dk.run_ranks(program, N, record=False).results
 
 
-def test_a_recorded_tensor_can_still_be_resized() -> None:
-    """As FSDP frees what it has gathered."""
+def test_recorded_tensor_can_still_be_resized() -> None:
+    """FSDP frees gathered parameters like this."""
 
     def program() -> list[int]:
         found = []
@@ -128,7 +128,7 @@ def test_new_group_is_a_collective_of_all() -> None:
     assert {s.group for s in made} == {"world"}
 
 
-def test_a_collective_in_the_background_that_nobody_waits_for_is_warned_about() -> None:
+def test_unawaited_collective_warns() -> None:
     def program() -> None:
         a, b, c, d = torch.ones(4, 3)
         dist.all_reduce(a, async_op=True)
@@ -147,13 +147,13 @@ def test_a_collective_in_the_background_that_nobody_waits_for_is_warned_about() 
 
 
 class Watching(TorchFunctionMode):
-    """A mode of the program's own, that watches torch's functions."""
+    """A dispatch mode of the program."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_mode_on_one_rank_makes_no_other_calls_of_its_own() -> None:
+def test_dispatch_mode_on_one_rank_adds_no_calls() -> None:
     def exchange() -> list[Any]:
         with Watching() if dist.get_rank() == 0 else nullcontext():
             found: list[Any] = [None] * 2

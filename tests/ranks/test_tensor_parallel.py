@@ -1,4 +1,4 @@
-"""Linear layers by columns and by rows: the plain layers, and torch's DTensor."""
+"""Column and row parallel layers, compared with plain layers and torch's DTensor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def batch() -> torch.Tensor:
 
 
 def ran(model: nn.Module) -> list[torch.Tensor]:
-    """Outputs, the gradient of the inputs, and those of the parameters."""
+    """Return outputs, input gradients and parameter gradients."""
     x = batch()
     y = model(x)
     y.square().sum().backward()
@@ -40,7 +40,7 @@ def ran(model: nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("n", "bias"), [(1, True), (2, False), (4, True)])
-def test_columns_then_rows_are_the_plain_layers_and_dtensors(n: int, bias: bool) -> None:
+def test_column_then_row_layers_equal_plain_layers_and_dtensor(n: int, bias: bool) -> None:
     def program() -> tuple[list[torch.Tensor], list[torch.Tensor], int]:
         up, act, down = mlp(bias)
         with dk.mark("page"):
@@ -69,7 +69,7 @@ def test_columns_then_rows_are_the_plain_layers_and_dtensors(n: int, bias: bool)
         assert messages == 2 or n == 1
 
 
-def test_features_that_cannot_be_divided_are_refused() -> None:
+def test_indivisible_features_raise() -> None:
     def program() -> list[str]:
         said = []
         for layer in (ColumnLinear, RowLinear):
@@ -82,8 +82,8 @@ def test_features_that_cannot_be_divided_are_refused() -> None:
         assert all(text.startswith("7 features on 2 tensor-parallel ranks") for text in said)
 
 
-def test_the_layers_of_a_group_are_those_of_its_ranks() -> None:
-    """Two copies of two halves, on a layout's mesh."""
+def test_layers_of_a_subgroup_use_its_ranks() -> None:
+    """Two replicas of two halves, on a layout's mesh."""
 
     def program() -> torch.Tensor:
         group = dk.simulation.parallel.Layout(dp=2, tp=2).mesh()["tp"].get_group()

@@ -1,4 +1,4 @@
-"""Ranks that torchrun starts, recorded from outside and from inside."""
+"""Ranks started by torchrun, recorded from outside and from inside."""
 
 from __future__ import annotations
 
@@ -167,14 +167,14 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def run(*command: str, script: str, status: int = 0) -> str:
-    """What a command prints that ends so; the script is train.py."""
+    """Run a command on train.py; check its exit status and return its output."""
     Path("train.py").write_text(script)
     ran = subprocess.run(command, capture_output=True, text=True, timeout=LONG)
     assert ran.returncode == status, ran.stdout + ran.stderr
     return " ".join((ran.stdout + ran.stderr).split())
 
 
-def test_a_script_is_recorded_unchanged() -> None:
+def test_script_is_recorded_unchanged() -> None:
     said = run(*DISTKIT, "trace", "--", *TWO, "train.py", "--lr", "1", script=WELL)
     assert said.count("[__main__ ['--lr', '1'] 12]") == 2
     assert "1 message, 3 collectives. Saved in trace.gz." in said
@@ -186,11 +186,11 @@ def test_a_script_is_recorded_unchanged() -> None:
     assert trace.info.sources["train.py"] == WELL
     (message,) = trace.messages
     assert message.sent < message.received
-    # only the files of the ranks stay: nothing of a rank that has ended by itself
+    # only rank files remain, without a black box of ranks that ended normally
     assert {path.suffix for path in Path("trace").iterdir()} == {".rank"}
 
 
-def test_a_rank_dies_and_all_meet_again() -> None:
+def test_rank_death_restarts_all_ranks() -> None:
     command = [*DISTKIT, "trace", "--out", "t", "--", *TWO, "--max-restarts=1", "train.py"]
     said = run(*command, script=DIES)
     assert "and this is the latest; before it, the process of rank 1 ended" in said
@@ -198,11 +198,11 @@ def test_a_rank_dies_and_all_meet_again() -> None:
     assert {end.how for end in trace.info.ends.values()} == {"returned"}
     assert [s.state for s in trace.spans if s.op is not Op.MARK] == [State.COMPLETED] * 6
     killed = min(Path("t").glob("00001-*.rank"), key=lambda path: path.stat().st_mtime)
-    # what the killed rank did last is there, though nothing had time to be written
+    # the last calls of the killed rank are present, though unwritten
     assert [s.op for s in Trace.load([killed]).spans] == [Op.ALL_REDUCE] * 2
 
 
-def test_a_hang_that_a_signal_ends_is_explained() -> None:
+def test_hang_ended_by_a_signal_is_explained() -> None:
     Path("train.py").write_text(HANGS)
     command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
     with background(command, stdout=subprocess.PIPE) as process:
@@ -215,7 +215,7 @@ def test_a_hang_that_a_signal_ends_is_explained() -> None:
 
 
 def waiting() -> bool:
-    """True if two ranks have noted that they are blocked."""
+    """Return whether two ranks have reported that they are blocked."""
     records = [read(path) for path in found([Path("trace")] if Path("trace").is_dir() else [])]
     return [row[2] for r in records for row in r.rows].count(State.BLOCKED) == 2
 
@@ -230,7 +230,7 @@ if dist.get_rank() == 0:
 """
 
 
-def test_a_rank_that_has_left_is_named_not_the_connection_that_broke() -> None:
+def test_rank_that_left_is_named_instead_of_the_broken_connection() -> None:
     Path("train.py").write_text(LEAVES)
     subprocess.run([*DISTKIT, "trace", "--", *TWO, "train.py"], stderr=subprocess.DEVNULL)
     why = "rank 0 waits in recv(src=1) at train.py:7, but rank 1 has finished after sending 0"
@@ -238,7 +238,7 @@ def test_a_rank_that_has_left_is_named_not_the_connection_that_broke() -> None:
         dk.hosts.follow(timeout=LONG).wait(LONG)
 
 
-def test_a_hang_is_named_and_ended_in_a_notebook() -> None:
+def test_hang_is_diagnosed_and_ended_from_a_notebook() -> None:
     Path("train.py").write_text(HANGS)
     command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
     with background(command, stderr=subprocess.PIPE) as process:
@@ -246,14 +246,14 @@ def test_a_hang_is_named_and_ended_in_a_notebook() -> None:
         why = "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits in recv(src=0)"
         with pytest.raises(DeadlockError, match=re.escape(why)):
             run.wait(LONG)
-        assert (run.ends, run.finished) == ({}, False)  # nobody is ended unasked
+        assert (run.ends, run.finished) == ({}, False)  # no rank is ended without a request
         assert "waiting for ever" in repr(run)
         run.interrupt()
         _, said = process.communicate(timeout=LONG)
     assert "Released: ended in a notebook that follows it\n[rank" in said
     for rank in (0, 1):
         assert f"[rank{rank}]: {why}" in said
-    assert "recv(x, " not in said  # nothing of torch's frames
+    assert "recv(x, " not in said  # no frames of torch
     with pytest.raises(DeadlockError, match="All ranks have ended"):
         run.wait(LONG)
     assert run.ends == {0: "released", 1: "released"}
@@ -284,7 +284,7 @@ sys.stdin.read()
 """
 
 
-def test_ranks_are_stepped_and_outlive_the_notebook(tmp_path: Path) -> None:
+def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
     Path("train.py").write_text(STEPPED)
     word = tmp_path / "word"
     running = subprocess.Popen([*DISTKIT, "trace", "--", *TWO, "train.py", str(word)])
@@ -300,7 +300,7 @@ def test_ranks_are_stepped_and_outlive_the_notebook(tmp_path: Path) -> None:
         assert {e.summary.values for e in stepper.trace.events[-6:] if e.summary} == {(0.0,)}
         with subprocess.Popen(
             [sys.executable, "-c", HOLDS, "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as second:  # one notebook at a time
+        ) as second:  # only one notebook at a time
             assert "does not answer" in second.communicate(timeout=LONG)[1].decode()
         stepper.let_go()
         seen = len(run.trace)
@@ -322,19 +322,19 @@ def test_ranks_are_stepped_and_outlive_the_notebook(tmp_path: Path) -> None:
 
 
 def hang_up(run: Following) -> None:
-    """As if the run had been followed in a notebook whose kernel has ended."""
+    """Disconnect, as if the following notebook's kernel had ended."""
     theirs, _ = run._held
     for channel in theirs._lines.values():
         channel.hang_up()
     run._held = None
 
 
-def test_a_hang_that_a_time_limit_ends_is_explained() -> None:
+def test_hang_ended_by_a_time_limit_is_explained() -> None:
     said = run(*DISTKIT, "trace", "--", *TWO, "train.py", script=LIMITED, status=1)
     assert "rank 0 calls all_reduce() at train.py:7, rank 1 calls barrier() at train.py:9" in said
 
 
-def test_a_script_attaches_itself() -> None:
+def test_script_attaches_itself() -> None:
     said = run(*TWO, "train.py", script=ATTACHES, status=1)
     assert "ValueError: on purpose" in said
     assert len([*Path("here").glob("*.rank")]) == 2
@@ -343,21 +343,21 @@ def test_a_script_attaches_itself() -> None:
     assert "rank 1 raised ValueError: on purpose at train.py:15" in str(trace.diagnose()[0])
 
 
-def test_waits_for_a_gpu_are_noted_until_the_end(tmp_path: Path) -> None:
-    """A device that is none stands in for it."""
+def test_waits_for_a_gpu_are_recorded(tmp_path: Path) -> None:
+    """On a fake device."""
     command = [sys.executable, "train.py", str(ROOT / "tests" / "support"), str(tmp_path / "store")]
     assert run(*command, script=ON_A_DEVICE).count("it waits") == 2
     spans = [s for s in Trace.load("trace").spans if s.op is Op.ALL_REDUCE]
     assert [s.state for s in spans] == [State.COMPLETED] * 2
 
 
-def test_a_script_spawns_its_ranks(tmp_path: Path) -> None:
+def test_script_spawns_its_ranks(tmp_path: Path) -> None:
     run(sys.executable, "train.py", script=SPAWNS.format(folder=tmp_path))
     trace = Trace.load("here")
     assert (trace.ranks, len(trace.collectives)) == ([0, 1], 1)
 
 
-def test_ranks_that_are_recorded_already_need_no_files() -> None:
+def test_ranks_of_a_cluster_write_no_rank_files() -> None:
     def program() -> None:
         dk.hosts.record("nowhere")
         dist.barrier()
@@ -366,7 +366,7 @@ def test_ranks_that_are_recorded_already_need_no_files() -> None:
     assert not Path("nowhere").exists()
 
 
-def test_a_traceback_begins_in_the_script() -> None:
+def test_traceback_begins_in_the_script() -> None:
     command = [*DISTKIT, "trace", "--", sys.executable, "train.py"]
     said = run(*command, script="def f():\n    1 / 0\nf()\n", status=1)
     traceback = said.partition("Traceback (most recent call last): ")[2]
@@ -397,7 +397,7 @@ def test_two_nodes_write_into_one_folder() -> None:
         assert [process.wait(LONG) for process in both] == [0, 0]
     trace = Trace.load("shared")
     assert trace.ranks == [0, 1]
-    assert not trace.info.clocks  # they are of one machine
+    assert not trace.info.clocks  # they are on one machine
     assert len(trace.collectives) == 2
     assert Path("shared.gz").exists()
 
@@ -417,7 +417,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_run_is_followed_while_it_goes_on(tmp_path: Path) -> None:
+def test_running_job_is_followed(tmp_path: Path) -> None:
     script, word = tmp_path / "goes_on.py", tmp_path / "word"
     script.write_text(GOES_ON)
     command = [*DISTKIT, "trace", "--", *TWO, str(script), str(word)]
@@ -434,7 +434,7 @@ def test_a_run_is_followed_while_it_goes_on(tmp_path: Path) -> None:
         running.wait(LONG)
     late = dk.hosts.follow(tmp_path / "trace")
     over: list[list[Event]] = []
-    late.subscribe(over.append)  # what has ended says so at once
+    late.subscribe(over.append)  # an ended run reports so at once
     assert [len(events) for events in over] == [16, 0]
     assert run.finished
     assert len(heard) == len(run.trace.events) == 16

@@ -1,4 +1,4 @@
-"""Using the tensors of a call under way is noticed; using anything else is not."""
+"""Early use of the tensors of an asynchronous call is reported; other uses are not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Use = Callable[[torch.Tensor], object]
 
 
 def receiving(use: Use) -> list[float]:
-    """Rank 0 sends when rank 1 has used the buffer of its irecv, or something beside it."""
+    """Rank 0 sends after rank 1 has used the buffer of its irecv, or another tensor."""
     memory = torch.zeros(8)
     if dist.get_rank() == 0:
         dist.barrier()
@@ -60,7 +60,7 @@ USES: dict[str, Use] = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_a_use_is_noticed(name: str) -> None:
+def test_early_use_is_reported(name: str) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="(uses|changes) the buffer"):
         run = dk.run_ranks(receiving, 2, USES[name])
     assert [rank for rank, _ in touched(run)] == [1], "once, and not after wait()"
@@ -87,7 +87,7 @@ HARMLESS: dict[str, Use] = {
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_does_not_touch_it_is_not_blamed(name: str) -> None:
+def test_unrelated_operations_are_not_blamed(name: str) -> None:
     run = dk.run_ranks(receiving, 2, HARMLESS[name])  # a warning would be an error here
     assert touched(run) == []
 
@@ -99,7 +99,7 @@ def test_what_does_not_touch_it_is_not_blamed(name: str) -> None:
     order=st.randoms(use_true_random=False),
     cut=st.tuples(st.integers(0, 64), st.integers(0, 64)),
 )
-def test_memory_is_shared_where_an_element_lies_in_it(
+def test_overlap_is_determined_by_element(
     shape: list[int], steps: list[int], starts: list[int], order: Random, cut: tuple[int, int]
 ) -> None:
     memory = torch.arange(64, dtype=torch.int16)[: math.prod(shape)].view(shape)
@@ -110,7 +110,7 @@ def test_memory_is_shared_where_an_element_lies_in_it(
     assert np.shares_memory(layout(view), layout(block)) == shares
 
 
-def test_a_use_under_another_mode_is_noticed() -> None:
+def test_early_use_under_another_mode_is_reported() -> None:
     def under_a_mode(memory: torch.Tensor) -> object:
         with Seeing():
             return memory[:4].sum()
@@ -121,7 +121,7 @@ def test_a_use_under_another_mode_is_noticed() -> None:
 
 
 class Seeing(TorchFunctionMode):
-    """Notes what is called."""
+    """Records calls."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -159,7 +159,7 @@ def test_modes_and_receives_may_overlap(begins_inside: bool, ends_inside: bool) 
     assert touched(run) == []
 
 
-def test_a_default_device_goes_with_an_open_receive() -> None:
+def test_default_device_works_with_an_open_receive() -> None:
     def program() -> str:
         x = torch.zeros(2)
         if dist.get_rank() == 0:
@@ -191,7 +191,7 @@ def test_compiled_functions_run_while_a_receive_is_open() -> None:
     assert touched(run) == []
 
 
-def test_two_receives_at_once() -> None:
+def test_two_open_receives_are_distinguished() -> None:
     def program() -> list[float]:
         x, y = torch.zeros(2), torch.zeros(2)
         if dist.get_rank() == 0:
@@ -200,7 +200,7 @@ def test_two_receives_at_once() -> None:
         else:
             first, second = dist.irecv(x, src=0), dist.irecv(y, src=0)
             first.wait()  # type: ignore[union-attr]
-            x += 1  # its message has come
+            x += 1  # its message has arrived
             y += 10  # too early
             second.wait()  # type: ignore[union-attr]
         return x.tolist()
@@ -214,7 +214,7 @@ def test_two_receives_at_once() -> None:
     assert touch.state is State.COMPLETED
 
 
-def test_nothing_is_left_when_a_receive_was_never_waited_for() -> None:
+def test_unawaited_receive_leaves_no_state() -> None:
     def program() -> int:
         x = torch.zeros(2)
         if dist.get_rank() == 0:
@@ -252,7 +252,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "irecv": lambda x, _: dist.isend(torch.ones(4), 1) if rank() == 0 else dist.irecv(x, 0),
 }
 
-#: What may be done with a call's x and y meanwhile: on rank 0, on rank 1.
+#: Permitted uses of a call's x and y meanwhile, on rank 0 and on rank 1.
 FREE, READ, NOTHING = ("read", "write"), ("read",), ()
 ALLOWED = {
     "all_reduce": [(NOTHING, FREE)] * 2,
@@ -277,7 +277,7 @@ def rank() -> int:
 
 
 def each_use_of_each_call() -> None:
-    """Each call with each use of its tensors meanwhile, in a mark that says which."""
+    """Combine each call with each use of its tensors, in a named mark."""
     for name, call in CALLS.items():
         for i in range(2):
             for use, does in DOES.items():
@@ -288,7 +288,7 @@ def each_use_of_each_call() -> None:
                     work.wait()
 
 
-def test_what_is_read_may_be_read_and_what_is_written_may_not() -> None:
+def test_reads_of_a_read_buffer_are_allowed() -> None:
     with pytest.warns(dk.errors.CommunicationWarning):
         run = dk.run_ranks(each_use_of_each_call, N)
     spans = [s for s in run.trace.spans if s.op in (Op.MARK, Op.TOUCH)]
@@ -328,7 +328,7 @@ def dropped(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["all_gather_into", "reduce_scatter_tensor", "all_to_all"])
-def test_a_call_behind_any_wrapper_is_missed_once(name: str) -> None:
+def test_wrapped_call_is_missed_once(name: str) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="ranks 0 and 1 never waited for"):
         run = dk.run_ranks(dropped, N, name)
     assert [f.kind for f in run.findings if f.kind != "straggler"] == ["not_waited"]

@@ -1,4 +1,4 @@
-"""Trouble on demand: what was ordered happens, on the ranks that were named, and only there."""
+"""Fault injection: the requested faults occur on the named ranks only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distkit.recording import trouble
 
 
 def steps(n: int) -> list[float]:
-    """On a rank: seconds of each of n collectives."""
+    """On a rank: return the seconds of each of n collectives."""
     dist.barrier()
     times = []
     for _ in range(n):
@@ -28,14 +28,14 @@ def steps(n: int) -> list[float]:
 
 
 def reduced(run: Run, rank: int) -> int:
-    """How many all-reduces a rank has completed."""
+    """Return the number of all-reduces that a rank has completed."""
     return sum(
         s.rank == rank and s.op is Op.ALL_REDUCE and s.state is State.COMPLETED
         for s in run.trace.spans
     )
 
 
-def test_a_delay_makes_a_straggler() -> None:
+def test_delay_makes_a_straggler() -> None:
     with dk.trouble(delay={1: 0.4}):
         run = dk.run_ranks(steps, 3, 3)
     assert all(min(times) > 0.25 for times in run.results)
@@ -49,7 +49,7 @@ def test_trouble_on_a_rank_raises_an_error() -> None:
         dk.run_ranks(lambda: dk.trouble(delay={1: 1.0}).__enter__(), 2)
 
 
-def test_the_sender_pays_for_a_slow_link() -> None:
+def test_slow_link_delays_the_sender() -> None:
     def message() -> float:
         x = torch.ones(25_000)  # 100 kB
         dist.barrier()
@@ -69,7 +69,7 @@ def test_the_sender_pays_for_a_slow_link() -> None:
     assert sent.seconds is not None and sent.seconds < 1, "the waste lies before the operation"
 
 
-def test_a_dropped_rank_leaves_without_a_word() -> None:
+def test_dropped_rank_leaves_silently() -> None:
     with dk.trouble(drop_rank={2: 3}), pytest.raises(dk.errors.DeadlockError) as caught:
         dk.run_ranks(steps, 3, 5)
     (finding,) = caught.value.findings
@@ -81,14 +81,14 @@ def test_a_dropped_rank_leaves_without_a_word() -> None:
     assert run.trace.info.ends[2].how == "returned"
 
 
-def test_a_rank_may_be_dropped_at_once() -> None:
+def test_rank_may_be_dropped_at_once() -> None:
     with dk.trouble(drop_rank=0), pytest.raises(dk.errors.DeadlockError) as caught:
         dk.run_ranks(steps, 2, 1)
     (finding,) = caught.value.findings
     assert (finding.kind, finding.culprits) == ("missing_barrier", (0,))
 
 
-def test_a_rank_is_killed_after_its_nth_communication() -> None:
+def test_rank_is_killed_after_its_nth_communication() -> None:
     asked = r"rank 1 .*dk.trouble killed it, as asked\); last seen after all_reduce\(\) at "
     with dk.trouble(kill={1: 4}), pytest.raises(dk.errors.RankDied, match=asked) as caught:
         dk.run_ranks(steps, 3, 5)
@@ -98,7 +98,7 @@ def test_a_rank_is_killed_after_its_nth_communication() -> None:
     assert [f.kind for f in run.findings if f.hang] == ["died"]
 
 
-def test_ddp_gets_into_trouble_as_well() -> None:
+def test_faults_apply_to_ddp() -> None:
     def train() -> None:
         net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
         for _ in range(2):
@@ -107,7 +107,7 @@ def test_ddp_gets_into_trouble_as_well() -> None:
     def sent(run: Run, rank: int) -> int:
         return sum(s.rank == rank and s.state is State.COMPLETED for s in run.trace.spans)
 
-    before = sent(dk.run_ranks(train, 2), 0) - 2  # what DDP sends before the first gradient
+    before = sent(dk.run_ranks(train, 2), 0) - 2  # messages of DDP before the first gradient
     with dk.trouble(drop_rank={1: before + 1}), pytest.raises(dk.errors.DeadlockError) as caught:
         dk.run_ranks(train, 2)
     (finding,) = caught.value.findings
@@ -115,7 +115,7 @@ def test_ddp_gets_into_trouble_as_well() -> None:
     assert isinstance(caught.value.run, Run) and sent(caught.value.run, 1) == before + 1
 
 
-def test_it_ends_with_its_block() -> None:
+def test_faults_end_with_the_block() -> None:
     with pytest.raises(ZeroDivisionError), dk.trouble(delay={0: 1.0}):
         raise ZeroDivisionError
     assert trouble.current() is None
@@ -125,7 +125,7 @@ def test_it_ends_with_its_block() -> None:
     assert max(max(times) for times in dk.run_ranks(steps, 2, 1).results) < 0.5
 
 
-def test_a_run_keeps_the_trouble_it_began_with() -> None:
+def test_run_keeps_its_initial_faults() -> None:
     with dk.Cluster(2) as cluster:
         with dk.trouble(delay={1: 1.0}):
             run = cluster.submit(steps, 2)
@@ -144,7 +144,7 @@ def test_a_run_keeps_the_trouble_it_began_with() -> None:
         ({"drop_rank": 2}, r"names rank 2"),
     ],
 )
-def test_ranks_that_are_not_there(asked: dict[str, Any], says: str) -> None:
+def test_faults_on_unknown_ranks_raise(asked: dict[str, Any], says: str) -> None:
     with dk.trouble(**asked), pytest.raises(ValueError, match=says):
         dk.run_ranks(steps, 2, 1)
 
@@ -167,7 +167,7 @@ def test_ranks_that_are_not_there(asked: dict[str, Any], says: str) -> None:
         ({"delay": {7: 1}}, "names rank 7"),
     ],
 )
-def test_what_cannot_be_ordered(asked: dict[str, Any], says: str) -> None:
+def test_invalid_faults_raise(asked: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says), dk.trouble(**asked):
         trouble.current().check(2)  # type: ignore[union-attr]
 
@@ -179,7 +179,7 @@ def test_what_cannot_be_ordered(asked: dict[str, Any], says: str) -> None:
         ({"drop_rank": {0: 9}}, r"drop_rank=\{0: 9\}\) did not happen: rank 0 made 2 .* its 10th"),
     ],
 )
-def test_trouble_that_did_not_happen_is_told(given: dict[str, Any], says: str) -> None:
+def test_unused_fault_is_reported(given: dict[str, Any], says: str) -> None:
     def twice() -> None:
         dist.barrier()
         dist.barrier()
@@ -189,7 +189,7 @@ def test_trouble_that_did_not_happen_is_told(given: dict[str, Any], says: str) -
     assert len(said) == 1
 
 
-def test_a_drop_that_happened_is_not_missed(recwarn: pytest.WarningsRecorder) -> None:
+def test_used_drop_is_not_reported(recwarn: pytest.WarningsRecorder) -> None:
     with dk.trouble(drop_rank=0):
         dk.run_ranks(lambda: dist.barrier() if dist.get_rank() == 0 else None, 2)
     assert not list(recwarn)

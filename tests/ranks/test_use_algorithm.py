@@ -1,4 +1,4 @@
-"""Our all-reduce in the place of torch's own: dist.all_reduce, DDP, shared memory."""
+"""distkit's all-reduce in place of torch's: dist.all_reduce, DDP, shared memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 
 
 def expected(x: torch.Tensor, op: str) -> torch.Tensor:
-    """What gloo makes of it; it has no average."""
+    """Return gloo's result; it has no average."""
     mean = op == "AVG"
     dist.all_reduce(x, getattr(dist.ReduceOp, "SUM" if mean else op))
     return x / dist.get_world_size() if mean else x
@@ -55,17 +55,17 @@ def test_shared_memory_equals_gloo(n: int) -> None:
 
 def on_three_hosts() -> int:
     socket.gethostname = lambda: f"host {dist.get_rank() % 3}"
-    os.environ.pop("LOCAL_WORLD_SIZE")  # for all that the launcher says
+    os.environ.pop("LOCAL_WORLD_SIZE")  # whatever the launcher's variables are
     return through_shared_memory()
 
 
-def test_shared_memory_of_several_hosts_meets_in_a_ring() -> None:
+def test_shared_memory_of_several_hosts_uses_a_ring() -> None:
     run = dk.run_ranks(on_three_hosts, 4)
     assert min(run.results) > 100
     assert {m.src for m in run.trace.messages} == {0, 1, 2}
 
 
-def test_memory_first_used_in_inference_mode_serves_training_too() -> None:
+def test_memory_from_inference_mode_is_usable_in_training() -> None:
     def totals() -> list[float]:
         x, w = torch.ones(2), torch.zeros(2, requires_grad=True)
         with torch.inference_mode():
@@ -81,7 +81,7 @@ def test_memory_first_used_in_inference_mode_serves_training_too() -> None:
 
 
 def on_hosts(name: str, size: int, hosts: list[int]) -> tuple[bool, list[list[int]]]:
-    """The sum, by ranks that take themselves to be on hosts of so many."""
+    """Return the sum, with ranks simulated on hosts of these sizes."""
     number = [h for h, n in enumerate(hosts) for _ in range(n)]
     socket.gethostname = lambda: f"host-{number[dist.get_rank()]}"
     os.environ.pop("LOCAL_WORLD_SIZE")
@@ -94,7 +94,7 @@ def on_hosts(name: str, size: int, hosts: list[int]) -> tuple[bool, list[list[in
 
 @pytest.mark.parametrize("size", [3, LARGE // 8, shared_memory.SLOT // 8 * 2 + 5])
 @pytest.mark.parametrize("name", ["auto", "hierarchical", "shared_memory"])
-def test_hosts_are_where_the_ranks_are(name: str, size: int) -> None:
+def test_hosts_are_detected(name: str, size: int) -> None:
     run = dk.run_ranks(on_hosts, 6, name, size, [3, 1, 2])
     assert run.results == [(True, [[0, 1, 2], [3], [4, 5]])] * 6
     assert not any(
@@ -104,19 +104,19 @@ def test_hosts_are_where_the_ranks_are(name: str, size: int) -> None:
         assert {m.src for m in run.trace.messages} == {0, 3, 4}
 
 
-def test_a_torus_needs_hosts_of_equally_many_ranks() -> None:
+def test_torus_needs_equal_hosts() -> None:
     assert dk.run_ranks(on_hosts, 4, "torus", 5, [2, 2]).results == [(True, [[0, 1], [2, 3]])] * 4
     with pytest.raises(dk.errors.RankError, match="hosts of 1, 2 ranks are no grid"):
         dk.run_ranks(on_hosts, 3, "torus", 5, [1, 2])
 
 
-def test_one_rank_on_each_host_has_no_inside() -> None:
+def test_single_rank_hosts_have_no_local_group() -> None:
     run = dk.run_ranks(on_hosts, 3, "auto", LARGE // 8, [1, 1, 1])
     assert run.results == [(True, [[0], [1], [2]])] * 3
     assert len(run.trace.messages) == 12  # a ring
 
 
-def test_nobody_is_asked_for_hosts_where_all_ranks_are_on_one() -> None:
+def test_no_host_exchange_on_one_host() -> None:
     run = dk.run_ranks(lambda: implementation("hierarchical")(torch.ones(4)), 4)
     assert not {event.op for event in run.trace.events} & {Op.STORE_SET, Op.STORE_WAIT}
 
@@ -130,13 +130,13 @@ def in_halves() -> list[float]:
     return x.flatten().tolist()
 
 
-def test_groups_have_memory_of_their_own() -> None:
+def test_groups_have_separate_memory() -> None:
     for result in dk.run_ranks(in_halves, 4).results:
         assert result == [2 * (0 + 1) + 2 * (2 + 3)] * 6
 
 
 def files(lost: int) -> float:
-    """The sum; one rank may be killed while the memory is made."""
+    """Return the sum; one rank may be killed while the memory is created."""
     before = shared_memory._open_file
 
     def look(*where: Any) -> int:
@@ -145,7 +145,7 @@ def files(lost: int) -> float:
             os.kill(os.getpid(), signal.SIGABRT if found else signal.SIGKILL)
         return before(*where)
 
-    # the moment in which the memory has been made and not yet opened
+    # the moment after the memory is created and before it is opened
     shared_memory._open_file = look
     x = torch.ones(5)
     dk.algorithms.shared_memory_all_reduce(x)
@@ -153,7 +153,7 @@ def files(lost: int) -> float:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs memory without a name")
-def test_no_file_ever_has_a_name_that_could_stay() -> None:
+def test_shared_memory_files_are_unnamed() -> None:
     assert dk.run_ranks(files, 2, -1).results == [2.0, 2.0]
     with pytest.raises(dk.errors.RankDied, match=r"rank 1(?s:.*)SIGKILL"):
         dk.run_ranks(files, 2, 1)
@@ -186,7 +186,7 @@ def one_is_missing() -> None:
             dist.all_reduce(torch.ones(2))
 
 
-def test_a_hang_in_shared_memory_is_explained() -> None:
+def test_hang_in_shared_memory_is_explained() -> None:
     with pytest.raises(dk.errors.DeadlockError, match="rank 0 has finished without calling it"):
         dk.run_ranks(one_is_missing, 3)
 
@@ -198,12 +198,12 @@ def largest(name: str) -> tuple[list[float], list[float]]:
         work = dist.all_reduce(y := x.clone(), async_op=True)
         work.wait()
     dist.barrier()
-    dist.all_reduce(torch.ones(1))  # torch's own again
+    dist.all_reduce(torch.ones(1))  # torch's again
     return x.tolist(), y.tolist()
 
 
 @pytest.mark.parametrize("name", ["ring", "tree", "halving_doubling", "shared_memory", "auto"])
-def test_dist_all_reduce_uses_it(name: str) -> None:
+def test_dist_all_reduce_uses_the_algorithm(name: str) -> None:
     run = dk.run_ranks(largest, 3, name)
     assert run.results == [([2.0, 4.0], [6.0, 12.0])] * 3
     ops = [str(s.op) for s in run.trace.spans if s.rank == 0]
@@ -224,16 +224,16 @@ def with_mine() -> float:
     return x.item()
 
 
-def test_a_function_of_ones_own() -> None:
+def test_custom_function_is_used() -> None:
     assert dk.run_ranks(with_mine, 3).results == [3.0] * 3
 
 
-def test_an_unknown_name() -> None:
+def test_unknown_name_raises() -> None:
     with pytest.raises(ValueError, match=r'no all-reduce "star".*"auto", .*"ring"'):
         implementation("star")
 
 
-def test_it_belongs_inside_the_function() -> None:
+def test_use_outside_a_run_raises() -> None:
     with pytest.raises(RuntimeError, match="inside the function that runs on the ranks"):
         with dk.algorithms.use_algorithm("ring"):
             pass
@@ -261,7 +261,7 @@ def train(algorithm: str) -> list[float]:
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "auto"])
-def test_ddp_trains_as_with_torchs_own(algorithm: str) -> None:
+def test_ddp_equals_torch(algorithm: str) -> None:
     plain = dk.run_ranks(train, 2, "").results
     ours = dk.run_ranks(train, 2, algorithm).results
     assert ours[0] == ours[1]

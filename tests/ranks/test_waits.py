@@ -1,4 +1,4 @@
-"""Waits that no operator of torch.distributed shows: on a store, and on other threads."""
+"""Waits on a store and on other threads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def never_taken() -> None:
         dist.recv(torch.zeros(1), src=0, tag=5)
 
 
-def test_a_blocked_request_says_on_which_line_it_is_waited_for() -> None:
+def test_blocked_request_names_the_waiting_line() -> None:
     with pytest.raises(dk.errors.DeadlockError) as caught:
         dk.run_ranks(never_taken, 2)
     trace = caught.value.run.trace
@@ -71,7 +71,7 @@ def train(first: bool) -> None:
         reduce_the_loss() if dist.get_rank() == 0 else None
 
 
-def test_the_condition_is_found_where_the_function_was_called() -> None:
+def test_condition_is_found_at_the_call_site() -> None:
     def twice() -> None:
         train(first=True)
         train(first=False)
@@ -93,7 +93,7 @@ def shared_keys() -> list[Any]:
     return [keys.get("word"), keys.multi_get(["word"]), keys.check(["nobody's"])]
 
 
-def test_a_store_is_recorded_and_works_as_ever() -> None:
+def test_store_is_recorded_and_unchanged() -> None:
     run = dk.run_ranks(shared_keys, 2)
     assert run.results == dk.run_ranks(shared_keys, 2, record=False).results
     last = [
@@ -106,7 +106,7 @@ def test_a_store_is_recorded_and_works_as_ever() -> None:
 
 
 def any_store() -> list[Any]:
-    """A store of the program's own, behind a prefix, over TCP."""
+    """A custom store behind a prefix, over TCP."""
     port: list[Any] = [0]
     server = None
     if dist.get_rank() == 0:
@@ -124,7 +124,7 @@ def any_store() -> list[Any]:
     return found
 
 
-def test_any_kind_of_store() -> None:
+def test_all_kinds_of_stores_are_recorded() -> None:
     run = dk.run_ranks(any_store, 2)
     assert run.results == [[b"v", b"v"]] * 2
     waits = [s for s in run.trace.spans if s.op is Op.STORE_WAIT and s.rank == 1]
@@ -166,7 +166,7 @@ def key_of_a_rank_that_left() -> None:
         (key_of_a_rank_that_left, (1,), "no rank has set 'weights'; rank 1 waits in barrier()"),
     ],
 )
-def test_a_key_that_nobody_sets(
+def test_unset_key_is_named(
     program: Callable[[], None], culprits: tuple[int, ...], said: str
 ) -> None:
     finding = explained(program)
@@ -179,7 +179,7 @@ def test_a_key_that_nobody_sets(
 
 
 def in_turn(*calls: Callable[[], Any]) -> None:
-    """Call each in a thread of its own, one after the other begins."""
+    """Call each in a new thread, each after the previous one has started."""
     threads = []
     for call in calls:
         begun = threading.Event()
@@ -191,7 +191,7 @@ def in_turn(*calls: Callable[[], Any]) -> None:
         threads.append(threading.Thread(target=work))
         threads[-1].start()
         begun.wait()
-        threads[-1].join(0.5)  # it is in its call by now
+        threads[-1].join(0.5)  # it has entered its call
     for thread in threads:
         thread.join()
 
@@ -209,7 +209,7 @@ def one_group_for_two_threads() -> None:
     in_turn(*(mine if dist.get_rank() == 0 else mine[::-1]))
 
 
-def test_two_threads_on_one_group_in_different_orders() -> None:
+def test_threads_with_different_orders_on_one_group_are_diagnosed() -> None:
     finding = explained(one_group_for_two_threads)
     assert finding.culprits == (0, 1)
     assert "a group of its own" in finding.remedy
@@ -229,7 +229,7 @@ def groups_of_their_own() -> list[float]:
     return x.tolist()
 
 
-def test_threads_with_groups_of_their_own_are_fine() -> None:
+def test_threads_with_separate_groups_are_accepted() -> None:
     run = dk.run_ranks(groups_of_their_own, 2)
     assert run.results == [[32.0, 32.0]] * 2
     assert not run.trace.info.threads
@@ -244,6 +244,6 @@ def a_thread_of_a_pool() -> None:
             pool.submit(total).result()
 
 
-def test_the_main_thread_waits_for_one_that_waits() -> None:
+def test_main_thread_waiting_for_a_blocked_thread_is_diagnosed() -> None:
     finding = explained(a_thread_of_a_pool)
     assert (finding.kind, finding.culprits) == ("skipped", (1,))

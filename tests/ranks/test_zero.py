@@ -1,4 +1,4 @@
-"""The page of ZeRO: equal to FSDP2, to DDP, and as small as the formula says."""
+"""The reference implementation of ZeRO equals FSDP2 and DDP, with the memory of the formula."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = 5
 
 
 class Net(nn.Module):
-    """Also with a parameter of its own, a unit of several layers, and sizes nothing divides."""
+    """With a separate parameter, a unit of several layers, and indivisible sizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Net(nn.Module):
 
 
 def train(model: nn.Module, step: Any) -> list[torch.Tensor]:
-    """The losses of some steps, on another batch for each rank."""
+    """Return the losses of some steps, with a different batch on each rank."""
     torch.manual_seed(100 + dist.get_rank())
     losses = []
     for _ in range(STEPS):
@@ -89,14 +89,14 @@ def test_every_stage_has_the_losses_of_fsdp2_and_ddp(n: int) -> None:
             assert torch.allclose(mine, ddp, rtol=0, atol=1e-12), stage
 
 
-def test_a_rank_holds_what_the_formula_says() -> None:
-    """All tensors of the process are counted, after backward, with the optimizer's states."""
+def test_memory_of_a_rank_equals_the_formula() -> None:
+    """Counts all tensors of the process after backward, with optimizer states."""
     size = {"parameter": 4, "gradient": 4, "optimizer": 8}
     count = 6 * (128 * 128 + 128)
 
     def program() -> list[int]:
         found, x = [], torch.randn(2, 128)
-        before = tensor_bytes()  # of nothing sent yet
+        before = tensor_bytes()  # before any message
         for stage in range(4):
             least = States.of(count, ranks=4, stage=stage, **size).total
             model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(6)))
@@ -120,7 +120,7 @@ def test_a_rank_holds_what_the_formula_says() -> None:
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_what_each_stage_sends(check: bool) -> None:
+def test_messages_of_each_stage(check: bool) -> None:
     def program() -> None:
         for stage in range(4):
             model = Net()
@@ -141,12 +141,12 @@ def test_what_each_stage_sends(check: bool) -> None:
     for stage, calls in enumerate(expected):
         mark = marks[str(stage)]
         ran = Counter(s.op for s in spans if mark.start < s.start and s.end < mark.end)
-        shared = units if stage in (1, 2) else 0  # in step(), which all ranks have come to
+        shared = units if stage in (1, 2) else 0  # in step(), which all ranks have reached
         compared = check * (sum(calls.values()) - shared + 1)
         assert ran == Counter(calls) + Counter({Op.ALL_REDUCE: compared}), stage
 
 
-def test_gradients_accumulate_and_layers_that_no_rank_uses_hang_nobody() -> None:
+def test_gradients_accumulate_and_unused_layers_do_not_hang() -> None:
     def program() -> list[torch.Tensor]:
         found = []
         for stage in range(4):
@@ -164,7 +164,7 @@ def test_gradients_accumulate_and_layers_that_no_rank_uses_hang_nobody() -> None
 
 
 class Branches(nn.Module):
-    """Layers of which a rank may leave some out, or take them in another order."""
+    """Layers that a rank may omit or use in another order."""
 
     def __init__(self, sizes: tuple[int, int, int]) -> None:
         super().__init__()
@@ -175,8 +175,8 @@ class Branches(nn.Module):
 
 
 @pytest.mark.parametrize("used", [("a", "b"), ("abc", "ac"), ("ab", "ba"), ("c", "")])
-def test_ranks_in_different_layers_are_refused_on_all_of_them(used: tuple[str, str]) -> None:
-    """Nobody waits, no gradient is mixed, and the weights stay as they are."""
+def test_ranks_in_different_layers_raise_on_all_ranks(used: tuple[str, str]) -> None:
+    """No rank waits, no gradient is mixed, and the weights are unchanged."""
 
     def program() -> list[str]:
         said, mine = [], used[dist.get_rank()]
@@ -202,7 +202,7 @@ def test_ranks_in_different_layers_are_refused_on_all_of_them(used: tuple[str, s
         assert "Use the same layers in the same order on every rank" in text
 
 
-def test_a_stage_that_is_none_and_tied_weights_are_refused() -> None:
+def test_invalid_stage_and_tied_weights_raise() -> None:
     def program() -> list[str]:
         said = []
         tied = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})

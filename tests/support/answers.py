@@ -1,4 +1,4 @@
-"""What is handed to the exercises' judge: solutions, and attempts that are none."""
+"""Answers for the exercises' judge: solutions, and invalid attempts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distkit_course.exercises import TASKS
 
 
 def answer(name: str) -> Any:
-    """The solution's text, as an assignment has it, run as in a notebook's cell."""
+    """Execute the text of a solution as a notebook cell."""
     space: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(solved(TASKS[name]), "answer", "exec"), space)
     return space[name]

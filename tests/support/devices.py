@@ -1,7 +1,7 @@
-"""Tests of what happens on a GPU, which the CPU stands in for where there is none.
+"""Parametrizes tests over devices: the CPU, and a GPU if there is one.
 
-A test with a parameter ``device`` under ``on_devices`` runs on the CPU everywhere, and where there
-is a GPU on that, too. What has no stand-in is marked ``gpu``, or ``gpu(2)`` if it needs two.
+``on_devices`` runs a test with a parameter ``device`` on the CPU, and on a GPU if there is one.
+Tests that need a GPU are marked ``gpu``, or ``gpu(2)`` for two.
 """
 
 import pytest

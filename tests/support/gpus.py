@@ -1,4 +1,4 @@
-"""GPUs of a machine that has none."""
+"""Fake GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 def some_gpus(n: int, nccl: Sequence[int] = (2, 29, 7), **facts: Any) -> Gpus:
-    """So many GPUs of 80 GiB, with torch's NCCL."""
+    """Return ``n`` GPUs of 80 GiB, with torch's NCCL."""
     gpu = Gpu(0, "NVIDIA H100", "GPU-0", 80 * GIB, 80 * GIB)
     each = tuple(replace(gpu, **{"index": i, "uuid": f"GPU-{i}", **facts}) for i in range(n))
     return Gpus(each, None, tuple(nccl))

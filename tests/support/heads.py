@@ -1,4 +1,4 @@
-"""A kernel on the head of a laboratory, which makes clusters as it is told."""
+"""A kernel on the head node of a laboratory, which runs code for a test."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ class Head:
         )
 
     def begin(self, source: str) -> None:
-        """Have it run, without waiting."""
+        """Start a piece of code without waiting."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(source) + "\n")
         self._process.stdin.flush()
 
     def until(self, wanted: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """What it says next that is wanted, or its last word for this piece."""
+        """Return the next matching message, or the final message of this piece."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             said: dict[str, Any] = json.loads(line)
@@ -89,16 +89,16 @@ class Head:
         raise EOFError("the kernel on the head has ended")
 
     def end(self) -> dict[str, Any]:
-        """The last word for a piece that has begun: ``seconds``, and ``error`` if it failed."""
+        """Return the final message of a started piece: ``seconds``, and ``error`` if it failed."""
         return self.until(lambda said: False)
 
     def do(self, source: str) -> dict[str, Any]:
-        """Have it run to its end."""
+        """Run a piece of code to its end."""
         self.begin(source)
         return self.end()
 
     def get(self, expression: str) -> Any:
-        """The value of an expression."""
+        """Return the value of an expression."""
         self.begin(f"say(value={expression})")
         said = self.until(lambda said: "value" in said)
         assert "value" in said, said
@@ -106,12 +106,12 @@ class Head:
         return said["value"]
 
     def kill(self) -> None:
-        """End it at once, as a crash does."""
+        """Kill the kernel, like a crash."""
         self._process.kill()
         self._process.communicate()
 
     def close(self) -> None:
-        """End it."""
+        """Stop the kernel."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)

@@ -1,8 +1,8 @@
-"""A real JupyterHub on the loopback interface, whose users have servers of their own.
+"""A JupyterHub on the loopback interface with a server per user.
 
-Where the tests are root, and may make a mount namespace, the users are users of the system, as on
-a machine with The Littlest JupyterHub: an /etc/passwd that only the hub sees has them. Elsewhere
-all servers are the tester's own.
+If the tests are root and can create a mount namespace, the users are system users, as with The
+Littlest JupyterHub; only the hub sees their /etc/passwd. Otherwise all servers run as the current
+user.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from waiting import until
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-#: The users, and the number of the first one.
+#: User names, and the uid of the first one.
 USERS, FIRST = ("ada", "bob", "cyd"), 61001
 
-#: Requests are answered when what they ask for is done.
+#: Time limit of a request, which returns when its action is done [s].
 _CONFIG = """
 c = get_config()
 c.JupyterHub.bind_url = "http://127.0.0.1:{public}"
@@ -77,21 +77,21 @@ exec "$@"
 
 
 def missing() -> str:
-    """Why there can be no hub, in words; "" if there can be one."""
+    """Return the reason why no hub can run; "" if one can."""
     if not BIN.joinpath("configurable-http-proxy").exists():
         return "no proxy for a hub: npm install --global --prefix .venv configurable-http-proxy@4"
     return ""
 
 
 def real_users() -> bool:
-    """True if users of the system can be made, for the hub alone."""
+    """Return whether system users can be created for the hub."""
     mount = "unshare --mount mount -t proc -o hidepid=invisible proc /proc".split()
     return not os.getuid() and not subprocess.run(mount, capture_output=True).returncode
 
 
 @dataclass
 class Hub:
-    """A running hub; its token is everybody's password, too."""
+    """A running hub. Its token is also the password of every user."""
 
     url: str
     token: str
@@ -100,15 +100,15 @@ class Hub:
 
     @property
     def proc(self) -> Path:
-        """A /proc that hides nothing, in the hub's namespace."""
+        """A /proc without hidden processes, in the hub's namespace."""
         return self.homes / "proc"
 
     def ask(self, path: str, method: str = "GET", body: Any = None) -> Any:
-        """What the hub answers to a request."""
+        """Send a request to the hub and return its reply."""
         return ask(f"{self.url}/hub/api{path}", self.token, method, body)
 
     def answers(self) -> bool:
-        """True if the hub is there."""
+        """Return whether the hub responds."""
         assert self.process.poll() is None, "the hub has ended"
         try:
             return bool(self.ask("/info"))
@@ -116,7 +116,7 @@ class Hub:
             return False
 
     def runs(self, user: str) -> bool:
-        """True if this user's server is there."""
+        """Return whether the user's server runs."""
         return bool(self.ask(f"/users/{user}")["servers"])
 
     def start(self, user: str) -> None:
@@ -124,7 +124,7 @@ class Hub:
         self.ask(f"/users/{user}/server", "POST", {})
 
     def kernel(self, user: str) -> Kernel:
-        """A new kernel on a user's server."""
+        """Start a kernel on a user's server."""
         return Kernel.start(f"{self.url}/user/{user}", self.token)
 
 
@@ -170,7 +170,7 @@ def hub(config: str = "") -> Iterator[Hub]:
 
 
 def _passwd(folder: Path) -> None:
-    """Write the users beside the system's own, and make their homes."""
+    """Write a passwd file with the users, and create their home folders."""
     lines = [":".join(map(str, one)) for one in pwd.getpwall()]
     for number, user in enumerate(USERS, FIRST):
         home = folder / user

@@ -1,7 +1,7 @@
 """A parameter server in one process: workers are threads, servers are state machines behind a lock.
 
-For tests, exercises and benchmarks of what a store does. Each message goes through the wire's
-bytes; there are no sockets, no processes, and nobody ends unexpectedly.
+For tests, exercises and benchmarks of stores. Messages are encoded as on the wire, without sockets
+and processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport.link import LocalLink
 
-#: So long a worker waits for an answer before the test is given up [s].
+#: Time limit of a worker's wait for a reply [s].
 PATIENCE = 30.0
 
 _Result = TypeVar("_Result")
@@ -31,8 +31,8 @@ class InProcess:
     """The servers of a store, and the scheduler's barrier.
 
     Args:
-        workers: how many workers there are.
-        servers: how many servers there are.
+        workers: number of workers.
+        servers: number of servers.
         mode: the store's name, such as "dist_sync".
         bound: number of elements from which an array is split over all servers.
 
@@ -59,14 +59,14 @@ class InProcess:
             for i in range(servers)
         }
         self.scheduler = workers + servers
-        #: Every request that was sent, by whom and to whom; with its bytes.
+        #: Every request: sender, receiver, message and bytes.
         self.asked: list[tuple[int, Request, int]] = []
         self.changed = threading.Condition()
         self.answers: dict[int, deque[Message]] = {w: deque() for w in range(workers)}
         self._waiting: list[Barrier] = []
 
     def store(self, rank: int = 0, **options: Any) -> KVStore:
-        """The store of a worker."""
+        """Create the store of a worker."""
         requests = Requests(_Line(self, rank), rank)
         return KVStore(
             requests,
@@ -79,13 +79,13 @@ class InProcess:
         )
 
     def run(self, function: Callable[[KVStore], _Result], **options: Any) -> list[_Result]:
-        """Run a function on every worker, each in its thread: the results by rank."""
+        """Run a function on every worker, each in a thread; return the results by rank."""
         with ThreadPoolExecutor(self.workers) as pool:
             stores = [self.store(rank, **options) for rank in range(self.workers)]
             return [f.result() for f in [pool.submit(function, kv) for kv in stores]]
 
     def handle(self, to: int, request: Request, nbytes: int) -> None:
-        """Deliver a request; its answers are there at once."""
+        """Deliver a request; its replies are available immediately."""
         with self.changed:
             self.asked.append((to, request, nbytes))
             if isinstance(request, Barrier):
@@ -104,20 +104,20 @@ class InProcess:
 
 
 class _Line(LocalLink):
-    """A worker's end of it."""
+    """A worker's link to the servers."""
 
     def __init__(self, servers: InProcess, rank: int) -> None:
         self._servers, self._rank, self._answers = servers, rank, servers.answers[rank]
 
     def send(self, node: int, requests: Sequence[Request], to: int) -> None:
-        """Have them answered at once."""
+        """Send requests and store their replies."""
         for request in requests:
             message, nbytes = _travelled(request)
             assert isinstance(message, Request)
             self._servers.handle(to, message, nbytes)
 
     def receive(self, *, wait: bool) -> list[Message]:
-        """The answers that are here."""
+        """Return the stored replies."""
         servers, mine = self._servers, self._answers
         with servers.changed:
             if not servers.changed.wait_for(lambda: mine or not wait, PATIENCE):
@@ -128,6 +128,6 @@ class _Line(LocalLink):
 
 
 def _travelled(message: Message) -> tuple[Message, int]:
-    """A message as it arrives, and its bytes."""
+    """Encode and decode a message; return it and its bytes."""
     frames = [memoryview(bytearray(frame)) for frame in encode(message)]
     return decode(frames).messages[0], sum(map(len, frames))

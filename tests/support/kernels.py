@@ -1,4 +1,4 @@
-"""A kernel of a Jupyter server, reached as a browser reaches it: by HTTP and a websocket."""
+"""A kernel of a Jupyter server, used like a browser does: by HTTP and a websocket."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from distkit.errors import DistkitError
 
-#: A cell, or a request, takes at most so long [s].
+#: Time limit of a cell or a request [s].
 PATIENCE = 240
 
-#: A kernel whose ports another process has taken meanwhile is started again, with others: so often
-#: a cell that it has not heard is sent.
+#: Number of times a cell is sent: a kernel whose ports were taken restarts with other ports.
 TRIALS = 3
 
-#: A view of a long run is a large message [bytes].
+#: Maximum size of a message; views of long runs are large [bytes].
 _LARGEST = 1 << 30
 
 
 class _Unheard(DistkitError):
-    """The kernel has died before it heard of the cell."""
+    """The kernel died before it received the cell."""
 
 
 def ask(url: str, token: str, method: str = "GET", body: Any = None) -> Any:
-    """What a server answers to a request."""
+    """Send a request to a server and return its reply."""
     data = None if body is None else json.dumps(body).encode()
     request = Request(url, data, {"Authorization": f"token {token}"}, method=method)
     with urlopen(request, timeout=PATIENCE) as answer:
@@ -50,23 +49,23 @@ class Kernel:
 
     @classmethod
     def start(cls, url: str, token: str, path: str = "") -> Kernel:
-        """A new kernel, for a notebook at this path."""
+        """Start a kernel for a notebook."""
         told = ask(f"{url}/api/kernels", token, "POST", {"path": path})
         return cls(url, token, told["id"])
 
     def end(self) -> None:
-        """End it, as *Shut Down Kernel* does."""
+        """Shut the kernel down."""
         ask(f"{self.url}/api/kernels/{self.name}", self.token, "DELETE")
 
     def run(self, code: str) -> str:
-        """Execute a cell; what it prints.
+        """Execute a cell and return its output.
 
         Raises:
-            DistkitError: it raised an error, or its kernel ended.
+            DistkitError: the cell raised, or its kernel ended.
         """
         for _ in range(TRIALS):
             with suppress(_Unheard), ThreadPoolExecutor(1) as thread:
-                # a browser's driver may hold the loop of this thread
+                # Playwright may have an event loop in this thread
                 return thread.submit(asyncio.run, self._run(code)).result(PATIENCE)
         raise DistkitError(f"the kernel has died {TRIALS} times before it began")
 
@@ -90,7 +89,7 @@ class Kernel:
 async def _said(line: WebSocketClientConnection, request: str) -> str:
     said, error, begun = "", "", False
     while text := await line.read_message():
-        if isinstance(text, bytes):  # a message with buffers: what a view shows
+        if isinstance(text, bytes):  # a message with buffers: a view's picture
             continue
         message = json.loads(text)
         kind, told = message["msg_type"], message["content"]

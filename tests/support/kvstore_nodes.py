@@ -1,4 +1,4 @@
-"""Workers, servers and a scheduler as real processes, told by a test what to run."""
+"""Workers, servers and a scheduler as processes that run functions of a test."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from distkit.kvstore import KVStore, Node
 from distkit.recording import recorder
 from distkit.trace.trace import Trace
 
-WAIT = 20.0  # seconds until a test gives up
+WAIT = 20.0  # time limit of a test [s]
 until = partial(waiting.until, timeout=WAIT)
-START = get_context("forkserver")  # forks from one single-threaded process that has torch
+START = get_context("forkserver")  # forks from a single-threaded process that has imported torch
 
 Function = Callable[[KVStore], Any]
 
 
-#: A large array's elements: more than what goes with a header.
+#: Elements of an array too large to be sent with the header.
 LARGE = 300_000
 
 
 def keeps_on(flag: str, end: str, **options) -> float:
-    """Pushes until the test has seen enough; how much is missing of what was pushed."""
+    """Push until the test stops it; return the difference from the stored value."""
     kv = kvstore.create("dist_async", **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init(["w", "large", "sent"], [torch.zeros(3), torch.zeros(LARGE), torch.zeros(1)])
@@ -60,7 +60,7 @@ def keeps_on(flag: str, end: str, **options) -> float:
 
 
 def serving(node: Node, line: Connection, record: bool) -> None:
-    """A server's process: obeys the test from a second thread."""
+    """A server process; a second thread handles the test's commands."""
     _rows(node, "record" if record else "stop")
     service = kvstore.Service(node)
     threading.Thread(target=_obey, args=(node, line), daemon=True).start()
@@ -79,14 +79,14 @@ def _obey(node: Node, line: Connection) -> None:
 
 
 def _rows(node: Node, word: str) -> list[recorder.Row]:
-    """Begin or end a recording; the rows of the last one."""
+    """Start or end a recording; return the rows of the last one."""
     last = recorder.current()
     recorder.set_current(recorder.Recorder(node.id) if word == "record" else None)
     return last.drain() if last else []
 
 
 def working(node: Node, line: Connection, record: bool) -> None:
-    """A worker's process: one function after the other."""
+    """A worker process; runs one function after the other."""
     torch.set_num_threads(1)
     while True:
         try:
@@ -109,7 +109,7 @@ def working(node: Node, line: Connection, record: bool) -> None:
 
 
 class Nodes:
-    """W workers that stay, and S servers and a scheduler of each run.
+    """W workers, and S servers and a scheduler that are new for each run.
 
     ``run`` runs a function on every worker.
     """
@@ -123,7 +123,7 @@ class Nodes:
             self.start("worker", i)
 
     def renew(self, record: bool) -> None:
-        """Start the servers and the scheduler of a run, when those of the last have ended."""
+        """Start servers and scheduler of a run after those of the last one have ended."""
         self.end([n for n in self.processes if n >= self.workers])
         self.start("scheduler", 0, record)
         for i in range(self.servers):
@@ -151,7 +151,7 @@ class Nodes:
         life: int = 0,
         **options: Any,
     ) -> None:
-        """Start a run, or join the one that has started, without waiting for its end."""
+        """Start a run, or join the current one, without waiting for its end."""
         if not join:
             self.renew(record)
         word = "record" if record else "stop"
@@ -171,7 +171,7 @@ class Nodes:
         return [self.result(w) for w in range(self.workers)]
 
     def trace(self, mode: str, function: Function) -> tuple[list[Any], Trace]:
-        """A recorded run."""
+        """Return the trace of a recorded run."""
         services = range(self.workers, self.workers + self.servers + 1)
         self.begin(mode, function, record=True)
         answers = [self.receive(w) for w in range(self.workers)]
@@ -195,8 +195,8 @@ class Nodes:
 
 @contextmanager
 def forks() -> Iterator[None]:
-    """The process that nodes are forked from, gone at the end."""
-    # the package itself imports nothing, and each node would import torch
+    """Start the fork server of the nodes; stop it at the end."""
+    # the package imports lazily; otherwise each node would import torch
     START.set_forkserver_preload(["distkit.kvstore.client.create", "distkit.kvstore.client.worker"])
     yield
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
@@ -205,7 +205,7 @@ def forks() -> Iterator[None]:
 
 @contextmanager
 def started(workers: int, servers: int, **others: Any) -> Iterator[Nodes]:
-    """Nodes for a test."""
+    """Start nodes for a test."""
     with tempfile.TemporaryDirectory(prefix="kv") as folder:
         nodes = Nodes(workers, servers, folder, **others)
         yield nodes
@@ -213,7 +213,7 @@ def started(workers: int, servers: int, **others: Any) -> Iterator[Nodes]:
 
 
 def interrupt(nodes: Nodes, worker: int) -> tuple[float, list[recorder.Row]]:
-    """Ctrl-C for a worker that waits; the seconds until it has given up, and its rows."""
+    """Interrupt a waiting worker; return the seconds until it raised, and its rows."""
     process = psutil.Process(nodes.processes[worker].pid)
     until(lambda: process.status() == psutil.STATUS_SLEEPING)
     begun = time.monotonic()
@@ -224,7 +224,7 @@ def interrupt(nodes: Nodes, worker: int) -> tuple[float, list[recorder.Row]]:
 
 
 def throw(path: Path, count: int) -> None:
-    """Random byte strings to a Unix socket: a new connection whenever it has been closed."""
+    """Send random bytes to a Unix socket; reconnect whenever it is closed."""
     chance = random.Random(0)
     line: socket.socket | None = None
     for _ in range(count):

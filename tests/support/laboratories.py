@@ -1,4 +1,4 @@
-"""Laboratories for tests, and what of them is still there."""
+"""Laboratories for tests, and the processes left in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distkit_hosts.laboratory.starting import PATH
 
 @contextmanager
 def laboratory(*args: Any, **kwargs: Any) -> Iterator[Laboratory]:
-    """A laboratory; the test is skipped where there can be none."""
+    """Create a laboratory, or skip the test."""
     try:
         lab = Laboratory(*args, **kwargs)
     except LaboratoryError as error:
@@ -27,12 +27,12 @@ def laboratory(*args: Any, **kwargs: Any) -> Iterator[Laboratory]:
 
 
 def namespace(pid: int | str) -> int:
-    """The number of a process's network namespace, which no other has while it is in use."""
+    """Return the inode of a process's network namespace."""
     return Path(f"/proc/{pid}/ns/net").stat().st_ino
 
 
 def inhabitants(namespaces: set[int]) -> list[str]:
-    """The processes that are in one of these network namespaces."""
+    """Return the processes in these network namespaces."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -42,7 +42,7 @@ def inhabitants(namespaces: set[int]) -> list[str]:
 
 
 def say(lab: Laboratory, host: str, command: str, **options: Any) -> str:
-    """What a shell command prints on a host."""
+    """Run a shell command on a host and return its output."""
     ran = lab.run(host, ["sh", "-c", command], capture_output=True, text=True, **options)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()

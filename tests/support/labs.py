@@ -1,4 +1,4 @@
-"""What the tests in a real JupyterLab share: running a cell, changing the theme, pictures."""
+"""Helpers of the JupyterLab tests: run a cell, change the theme, take pictures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.lab import IDLE, command
 
 
 def idle(page: Any) -> None:
-    """Wait until the notebook in front is open and its kernel has nothing to do."""
+    """Wait until the active notebook is open and its kernel is idle."""
     page.wait_for_function(IDLE)
 
 
@@ -22,17 +22,16 @@ def run_cell(page: Any, index: int) -> None:
 
 
 def outputs(page: Any, awaited: str) -> list[str]:
-    """The words of all outputs, once one of them has those that are awaited."""
+    """Wait for a text in the outputs, and return the text of all outputs."""
     shown = page.locator(".jp-OutputArea-output")
     shown.filter(has_text=awaited).first.wait_for(state="attached")
     return list(shown.all_inner_texts())
 
 
 def change_theme(page: Any, name: str) -> None:
-    """Have JupyterLab take its theme ``"Light"`` or ``"Dark"``, and wait until it has.
+    """Switch JupyterLab to the theme ``"Light"`` or ``"Dark"``.
 
-    A change that comes while the splash of the one before fades makes JupyterLab take the splash
-    away twice, which throws.
+    JupyterLab raises if the theme changes while the splash of the previous change fades.
     """
     command(page, "apputils:change-theme", theme=f"JupyterLab {name}")
     page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {name}']", state="attached")
@@ -40,7 +39,7 @@ def change_theme(page: Any, name: str) -> None:
 
 
 def category(page: Any, views: dict[str, Any]) -> None:
-    """Write a picture of each view as it is: ``NAME.png``."""
+    """Save a screenshot of each view as ``NAME.png``."""
     RESULTS.mkdir(exist_ok=True)
     settle(page)
     for name, view in views.items():

@@ -1,4 +1,4 @@
-"""Two machines that this one plays: their agents have folders of their own, and meet by TCP."""
+"""Two simulated machines: agents with separate folders, connected by TCP."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ shift; exec sh -c "$*"
 
 
 def two_machines(alpha: int, beta: int, **options: Any) -> dk.Cluster:
-    """A cluster with so many ranks on each."""
+    """Start a cluster with ``alpha`` and ``beta`` ranks on the machines."""
     ssh = ["sh", "-c", _SSH, "ssh"]
     return dk.Cluster(hosts={ALPHA: alpha, BETA: beta}, ssh_cmd=ssh, **options)

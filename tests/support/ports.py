@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """A port that the system gives to nobody, but on which one process may listen.
+    """Reserve a port that one process can listen on.
 
-    A port that was only looked up may be given to another process before it is used. This one is
-    bound without listening: ``SO_REUSEADDR`` lets a server, such as a TCPStore, bind it, too.
+    The port is bound without listening, so that the system gives it to no other process;
+    ``SO_REUSEADDR`` lets a server, such as a TCPStore, bind it too.
     """
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""What ranks said to each other, and what a schedule says they should: in the same words."""
+"""Messages of a run and of a schedule, in a common form for comparison."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from distkit.algorithms.rounds import Round, chunk_sizes
 from distkit.trace.trace import Trace
 
-#: For each sender and receiver the sizes of the messages between them, in their order.
+#: Sizes of the messages in order, by sender and receiver.
 Said = dict[tuple[int, int], list[int]]
 
 
 def said(trace: Trace) -> Said:
-    """The messages of a run [bytes]."""
+    """Return the messages of a run [bytes]."""
     found: Said = defaultdict(list)
     for m in sorted(trace.messages, key=lambda m: m.send or (0, 0)):
         assert m.recv is not None, f"nobody received {m}"
@@ -24,7 +24,7 @@ def said(trace: Trace) -> Said:
 
 
 def drawn(rounds: Iterable[Round], length: int, chunks: int) -> Said:
-    """The messages of a schedule [elements]."""
+    """Return the messages of a schedule [elements]."""
     size, found = chunk_sizes(length, chunks), defaultdict(list)
     for t in rounds:
         counts = np.broadcast_to(t.count, t.src.shape)
@@ -34,7 +34,7 @@ def drawn(rounds: Iterable[Round], length: int, chunks: int) -> Said:
 
 
 def in_turn(parts: Iterable[Said]) -> Said:
-    """One run after the other."""
+    """Concatenate runs."""
     found: Said = defaultdict(list)
     for part in parts:
         for link, sizes in part.items():
@@ -43,8 +43,8 @@ def in_turn(parts: Iterable[Said]) -> Said:
 
 
 def telling(chunks: int) -> list[int]:
-    """Lengths by which chunks are told apart: the first ones have an element more.
+    """Return tensor lengths whose chunk sizes identify the chunks.
 
-    Up to seven chunks every one is known for sure; of more every other one, or fewer.
+    With up to seven chunks, all are identified; with more, some of them.
     """
     return [0, max(chunks - 1, 0), *range(chunks, 2 * chunks, max(1, chunks // 4))]

@@ -1,4 +1,4 @@
-"""A view on a page of its own, with a model that needs no kernel."""
+"""A view on a page without a kernel, with a fake model."""
 
 import base64
 import json
@@ -38,12 +38,12 @@ document.addEventListener("keydown", (e) => leaked.push(e.key));
 
 
 def letters(data: bytes) -> str:
-    """Arrays as text: on a page without a kernel nothing else gets through."""
+    """Encode arrays as text for a page without a kernel."""
     return base64.b64encode(data).decode("ascii")
 
 
 def settle(page: Any) -> None:
-    """Wait until all that was asked for until now is drawn."""
+    """Wait until all pending drawing is done."""
     page.evaluate(SETTLED)
 
 
@@ -64,18 +64,18 @@ class Sheet:
 
     @property
     def root(self) -> Any:
-        """The view, when all that was asked for until now is drawn."""
+        """Return the view after all pending drawing."""
         settle(self.page)
         return self._root
 
     def renew(self, trace: Any, live: bool = False) -> None:
-        """Let the view look at a trace, hand its picture on, and wait until it is drawn."""
+        """Update the view with a trace, and wait until it is drawn."""
         self.view._look(trace, live)
         state = json.dumps(self.view.get_state("picture"), default=letters)
         self.drawn(lambda: self.page.evaluate("told => feed(JSON.parse(told))", state))
 
     def drawn(self, act: Any) -> None:
-        """Do something that must be drawn, and wait until it is."""
+        """Perform an action and wait until it is drawn."""
         before = self.root.get_attribute("data-drawn")
         act()
         self.page.wait_for_function(
@@ -93,7 +93,7 @@ class Sheet:
         return list(self.root.locator(selector).all_inner_texts())
 
     def painted(self, selector: str) -> bool:
-        """Whether a canvas holds more than one colour."""
+        """Return whether a canvas has more than one colour."""
         return bool(
             self.root.locator(selector).first.evaluate(
                 """c => new Set(new Uint32Array(
@@ -102,7 +102,7 @@ class Sheet:
         )
 
     def pictures(self, name: str) -> None:
-        """Screenshots, light and dark, wide and narrow, to look at."""
+        """Take screenshots in both themes, wide and narrow."""
         RESULTS.mkdir(exist_ok=True)
         for theme in ("light", "dark"):
             for width in (1200, 760):
@@ -112,7 +112,7 @@ class Sheet:
                 self.page.screenshot(path=RESULTS / f"{name}-{theme}-{width}.png", full_page=True)
 
     def fine(self) -> None:
-        """No errors, nothing fetched; and nothing stays when it goes."""
+        """Check that there are no errors and requests, and that removal leaves nothing."""
         assert self.tab.errors == [] and self.tab.outside == []
         self.page.evaluate("dispose()")
         assert self.page.evaluate("listeners()") == 0

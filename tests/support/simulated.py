@@ -1,7 +1,7 @@
-"""Runs programs of communications as gloo would, and writes the events that a recorder would.
+"""Simulates programs of communication calls under gloo, and writes their events.
 
-A program is a list of steps for each rank. A send meets its receive before either goes on; a
-collective waits for every member, and goes on only when all have called the same.
+A program is a list of steps for each rank. A send and its receive complete together; a collective
+completes when all members have called it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distkit.trace.trace import Trace
 
 @dataclass
 class Step:
-    """One line: an operation, or (``wait``) waiting for the request of an earlier step."""
+    """A step: an operation, or (``wait``) the wait for an earlier step's request."""
 
     op: Op | None
     peer: int | None = None
@@ -32,7 +32,7 @@ class Step:
     nbytes: int = 12
     shape: tuple[int, ...] = (3,)
     dtype: str = "float32"
-    later: bool = False  # isend, irecv: it does not wait
+    later: bool = False  # isend, irecv: do not wait
     wait: Step | None = None
 
     def event(self, rank: int, seq: int, state: State, time: float, peer: int | None) -> Event:
@@ -56,7 +56,7 @@ class Step:
 
 @dataclass(eq=False)
 class Posted:
-    """An operation under way."""
+    """An operation in flight."""
 
     rank: int
     seq: int
@@ -72,7 +72,7 @@ class Simulation:
     programs: list[list[Step]]
     groups: dict[str, list[int]] = field(default_factory=dict)
     random: random.Random = field(default_factory=lambda: random.Random(0))
-    note: float = 0.5  # how likely a wait is noted before it is over
+    note: float = 0.5  # probability that a wait is reported before it ends
 
     def __post_init__(self):
         n = len(self.programs)
@@ -105,7 +105,7 @@ class Simulation:
         return p
 
     def meet(self, p):
-        """First in, first out, per receiver, tag and group."""
+        """Match messages in order by receiver, tag and group."""
         for other in self.posted:
             if other.met or other.step.op is p.step.op:
                 continue
@@ -151,7 +151,7 @@ class Simulation:
     # -- a whole run --------------------------------------------------------------
 
     def run(self, most=100_000):
-        """Go on until nothing moves, or for so many moves."""
+        """Run until no rank can move, or for ``most`` moves."""
         for _ in range(most):
             able = [r for r in range(len(self.programs)) if self.ready(r)]
             if not able:
@@ -170,13 +170,13 @@ class Simulation:
         return RunInfo(world_size=len(self.programs), groups=self.groups)
 
     def live(self):
-        """The trace now; who waits has said so, and who has come to its end, too."""
+        """Return the current trace, with all waits and ends reported."""
         for r in range(len(self.programs)):
             self.block(r)
         return Trace(self.events, structs.replace(self.info, ends=self.ends("")))
 
     def released(self):
-        """The trace after those who are stuck were released."""
+        """Return the trace after stuck ranks were released."""
         for r in self.stuck:
             self.block(r)
             self.put(self.waits[r], State.FAILED)

@@ -1,8 +1,8 @@
-"""A device that is none, for tests where there is no GPU: its tensors lie in the host's memory.
+"""A fake device for tests without a GPU; its tensors are in host memory.
 
-torch takes them for those of another device, ``pretend:0``: it finds kernels by their dispatch key,
-has a thread of its own for them in a backward pass, and needs a copy to bring them to the CPU. What
-the device does it has done at once, or after :func:`stop` when :func:`go` is called.
+For torch it is the device ``pretend:0``, with a dispatch key, a thread in backward passes, and
+copies to the CPU. It executes operations at once, or after :func:`stop` only when :func:`go` is
+called.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ KEY = "PrivateUse1"
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _storage = torch._C._construct_storage_from_data_pointer
-#: By address, what the device has: in the host's memory, and as ours. It is never given back, so
-#: that an address stays one's own.
+#: Memory of the device by address. It is never freed, so that addresses stay unique.
 _memory: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 _libraries: list[Any] = []
 
@@ -33,30 +32,30 @@ heard: list[str] = []
 
 _works = threading.Event()
 _works.set()
-_open: list[Event] = []  # that the device has not come to
+_open: list[Event] = []  # not yet executed by the device
 _capturing = False
 
 
 class Event:
-    """As torch.cuda.Event."""
+    """Like torch.cuda.Event."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         self.at: float | None = None
 
     def query(self) -> bool:
-        """True if the device has come to it."""
+        """Return whether the device has reached the event."""
         assert not _capturing, "a capture fails if the device is asked for anything"
         return self.at is not None
 
     def record(self, stream: object = None) -> None:
-        """Put it behind all that the device was given."""
+        """Enqueue the event."""
         _Stream().record_event(self)
 
     def wait(self, stream: object = None) -> None:
-        """All streams are one."""
+        """Do nothing: the device has a single stream."""
 
     def elapsed_time(self, other: Event) -> float:
-        """Milliseconds to another one."""
+        """Return the milliseconds to another event."""
         assert self.at is not None and other.at is not None
         return 1e3 * (other.at - self.at)
 
@@ -71,7 +70,7 @@ class _Stream:
         """All streams are one."""
 
     def wait_event(self, event: object) -> None:
-        """The same; what waits is told."""
+        """Do nothing but report the wait."""
         heard.append("a stream waits")
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -98,12 +97,12 @@ class _Module(registration._DummyBackendModule):
 
 
 def stop() -> None:
-    """From now on the device does nothing that it is given."""
+    """Stop executing operations."""
     _works.clear()
 
 
 def go() -> None:
-    """Have the device do all that it was given."""
+    """Execute all pending operations."""
     for event in _open:
         event.at = time.monotonic()
     _open.clear()
@@ -122,7 +121,7 @@ def capture() -> Iterator[None]:
 
 
 def install() -> None:
-    """Make the device known in this process."""
+    """Register the device in this process."""
     registration._setup_privateuseone_for_python_backend("pretend", backend_module=_Module())
     library = torch.library.Library("_", "IMPL")
     library.fallback(_run, KEY)
@@ -134,7 +133,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     heard.append(op.name())
     if op is torch.ops.aten._local_scalar_dense.default:
         _works.wait()
-    known: list[tuple[torch.Tensor, torch.Tensor]] = []  # a tensor in host memory, ours
+    known: list[tuple[torch.Tensor, torch.Tensor]] = []  # a device tensor in host memory
 
     def on_host(value: Any) -> Any:
         if isinstance(value, torch.device):
@@ -155,13 +154,13 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
         return args[1].copy_(args[0])
     result = tree.tree_map(on_device, op(*args, **kwargs))
     for host, ours in known:
-        if host.shape != ours.shape:  # it was made larger for a result
+        if host.shape != ours.shape:  # resized for a result
             _point(ours, host)
     return result
 
 
 def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:
-    """FSDP frees memory by making it small; the device never gives any back."""
+    """Ignore FSDP's frees: the device never frees memory."""
 
     def resizing(storage: Any, size: int) -> Any:
         return storage if storage.device.type == "pretend" else resize(storage, size)
@@ -184,7 +183,7 @@ def _to_device(value: Any) -> Any:
 
 
 def _point(ours: torch.Tensor, host: torch.Tensor) -> None:
-    """Have a tensor of the device be what one in host memory is."""
+    """Make a device tensor share the memory of a host tensor."""
     memory = host.untyped_storage()
     address, size = memory.data_ptr(), memory.nbytes()
     if address not in _memory or _memory[address][0].nbytes() != size:
@@ -193,19 +192,19 @@ def _point(ours: torch.Tensor, host: torch.Tensor) -> None:
 
 
 def stage() -> None:
-    """Have gloo send and receive by host memory, as between ranks that share a GPU."""
+    """Stage gloo's messages through host memory, as for ranks that share a GPU."""
     from distkit.cluster.rank import gpu
     from distkit.recording.tap import tap
 
-    tap.remove()  # a receive is over when its copy has come back
+    tap.remove()  # a receive ends after its copy to the device
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that kernels are overridden is the point
+        warnings.simplefilter("ignore")  # overriding kernels is intended
         gpu.stage_messages(KEY)
     tap.install()
 
 
 def in_streams() -> None:
-    """Give the device a backend that returns at once, as NCCL does, and changes no tensor."""
+    """Register a backend that returns immediately, like NCCL, and changes no tensor."""
     from distkit.recording.tap import tap
 
     tap.remove()

@@ -1,4 +1,4 @@
-"""A stepper without processes: it goes through scripts of operations by torch's rules."""
+"""A stepper without processes: simulates scripts of operations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Found:
-    """What the cockpit reads of a finding."""
+    """The fields of a finding that the cockpit uses."""
 
     message: str
     remedy: str
@@ -38,7 +38,7 @@ class Found:
 
 
 class FakeStepper:
-    """What the cockpit steps through: ``scripts`` are each rank's calls, as an event's fields."""
+    """A stepper over ``scripts``: the calls of each rank, as fields of events."""
 
     def __init__(self, name: str, scripts: list[list[Call]], sources: dict[str, str]) -> None:
         self.name, self.scripts, self.sources = name, scripts, sources
@@ -46,7 +46,7 @@ class FakeStepper:
         self.playing, self.findings, self.error = False, [], ""
         self.calls: list[tuple[str, Any]] = []
         self.ends: dict[int, RankEnd] = {}
-        self.facts: dict[str, Any] = {}  # of the trace's info, too
+        self.facts: dict[str, Any] = {}  # also in the trace's info
         self.about: dict[int, RankInfo] = {}
         self._board, self._events = WaitForGraph(len(scripts)), []
         self._clock, self._next, self._in = 4711.0, [-1] * len(scripts), {}
@@ -128,7 +128,7 @@ class FakeStepper:
         self._changed()
 
     def fail(self, error: str, rank: int, text: str, where: str, how: str = "raised") -> None:
-        """One rank fails, and the others are released."""
+        """Fail one rank and release the others."""
         self.error = error
         self.ends = {r: RankEnd("released") for r in self.ranks}
         self.ends[rank] = RankEnd(how, text, where)
@@ -167,7 +167,7 @@ class FakeStepper:
             reader([event])
 
     def _complete(self) -> None:
-        """Whoever met its partners goes on to its next call."""
+        """Advance ranks with complete calls."""
         while met := [
             r for r in self._in if self._board.rank_state(r).status is RankStatus.RUNNING
         ]:
@@ -240,7 +240,7 @@ def swap():
 
 
 def ring(n: int = 4, size: int = 64) -> FakeStepper:
-    """The reduce-scatter half of a ring all-reduce, with its values, and a barrier."""
+    """Return scripts of a ring reduce-scatter with values, and a barrier."""
     k = size // n
     x = [[(-1 + 2 * i / (size - 1)) * (r + 1) for i in range(size)] for r in range(n)]
     scripts: list[list[Call]] = [[] for _ in range(n)]
@@ -276,7 +276,7 @@ def ring(n: int = 4, size: int = 64) -> FakeStepper:
 
 
 def called() -> FakeStepper:
-    """The same, as it is recorded where ``ring_all_reduce`` is a page of distkit's own."""
+    """Return the same scripts as recorded in distkit's ``ring_all_reduce``."""
     stepper = ring()
     scripts = [
         [{**call, "caller": "In[5]:5"} if ":6" not in call["where"] else call for call in script]
@@ -286,7 +286,7 @@ def called() -> FakeStepper:
 
 
 def cycle() -> FakeStepper:
-    """Two ranks that each wait for the other's message."""
+    """Return scripts of two ranks that wait for each other."""
     tensor = dict(nbytes=16, shape=(4,), dtype="float32", tag=0)
     scripts = [
         [

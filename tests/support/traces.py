@@ -1,4 +1,4 @@
-"""Synthetic traces with plausible times: what real runs look like, without running any."""
+"""Synthetic traces that look like real runs."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def summary(values: list[float], size: int | None = None) -> Summary:
 
 
 def info(known: RunInfo = RunInfo(), **facts: Any) -> RunInfo:  # noqa: B008
-    """What is known of a run, with facts as a saved trace has them, or as its structs."""
+    """Create the RunInfo of a run from plain data or structs."""
     plain = msgspec.to_builtins(facts, str_keys=True)
     told = msgspec.convert(plain, RunInfo, str_keys=True)
     return structs.replace(known, **{name: getattr(told, name) for name in facts})
 
 
 class Script:
-    """Writes a trace operation by operation, with the numbering a recorder would give."""
+    """Writes a trace operation by operation, numbered like a recorder does."""
 
     def __init__(self, start: float = 4711.25) -> None:
         self.start, self.events = start, []
         self._seq: dict[int, int] = defaultdict(int)
 
     def op(self, rank, op, begin, end, *, before=None, after=None, failed=False, **fields):
-        """One operation from ``begin`` to ``end`` [s]; ``end`` None: it never completes."""
+        """Add an operation from ``begin`` to ``end`` [s]; None if it never completes."""
         seq, at = self._seq[rank], self.start
         self._seq[rank] += 1
         add = self.events.append
@@ -56,7 +56,7 @@ class Script:
 
 
 def gpus() -> Trace:
-    """Made up, as no GPU said it: two ranks, whose tensors on their GPUs grow and shrink."""
+    """Invented data of two ranks whose GPU memory grows and shrinks."""
     script = Script()
     for step, used in enumerate([1, 4, 2]):
         for rank in (0, 1):
@@ -68,7 +68,7 @@ def gpus() -> Trace:
 
 
 def group_of_two() -> Trace:
-    """Ranks 0 and 2 in a collective of their group, rank 1 in none of it; then all in one."""
+    """A collective of ranks 0 and 2, then one of all ranks."""
     script = Script().op(0, Op.ALL_REDUCE, MS, 6 * MS, group="g").op(1, Op.MARK, 0, MS / 2)
     script.op(2, Op.ALL_REDUCE, 2 * MS, 6 * MS, group="g")
     for rank in range(3):
@@ -162,7 +162,7 @@ def ping_pong(rounds: int = 3, size: int = 8) -> Trace:
 
 
 def ring(n: int = 4, size: int = 64, seed: int = 0) -> Trace:
-    """Ring all-reduce: 2(n-1) rounds, in each of which every rank sends one chunk to its right."""
+    """Ring all-reduce: in each of 2(n-1) rounds every rank sends a chunk to its right."""
     s, rng = Script(), random.Random(seed)
     clock = [0.05 * MS + 0.1 * MS * rng.random() for _ in range(n)]
     chunk = dict(nbytes=4 * size // n, shape=(size // n,), dtype="float32", tag=0)
@@ -269,7 +269,7 @@ def sync_sgd(n: int = 4, steps: int = 3, seed: int = 1) -> Trace:
 
 
 def parameter_server(steps: int = 3) -> Trace:
-    """Two workers, two servers, a scheduler: pull, compute, push, each request answered."""
+    """Two workers, two servers and a scheduler: pull, compute and push."""
     s, ids = Script(), iter(range(1000))
     scheduler = 4
 
@@ -346,7 +346,7 @@ def parameter_server(steps: int = 3) -> Trace:
 
 
 def hang() -> Trace:
-    """Ranks 0 to 2 enter an all-reduce that rank 3 never calls: it waits for a message."""
+    """Ranks 0 to 2 wait in an all-reduce, and rank 3 for a message."""
     s = Script()
     tensor = dict(nbytes=4096, shape=(1024,), dtype="float32")
     for r in range(4):
@@ -434,7 +434,7 @@ DEMOS = {
 
 
 def on_hosts(hosts: Sequence[str], each: int = 2, error: float = 0.15 * MS) -> Trace:
-    """A hierarchical all-reduce of 16 bytes: to each host's first rank, round, and back."""
+    """A hierarchical all-reduce of 16 bytes."""
     s, n, clock = Script(), each * len(hosts), 0.1 * MS
     groups = [list(range(i, i + each)) for i in range(0, n, each)]
     leaders = [group[0] for group in groups]

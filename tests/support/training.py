@@ -1,4 +1,4 @@
-"""What functions of tests that train on ranks have in common."""
+"""Helpers of tests that train on ranks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 
 
 def whole(w: Tensor) -> Tensor:
-    """A copy of a tensor, of which a rank may hold a piece."""
+    """Return a full copy of a tensor, also of a DTensor."""
     return (w.full_tensor() if isinstance(w, DTensor) else w).detach().clone()
 
 
 def training_step(model: nn.Module, optimizer: Optimizer) -> Callable[[Tensor, Tensor], Tensor]:
-    """A step of a classifier, which returns its loss."""
+    """Run a training step of a classifier; return its loss."""
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""How tests wait until something is so, and end what they have started."""
+"""Waiting for conditions, and background processes of tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 
 
 def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
-    """Wait until something is so, at most so many seconds."""
+    """Wait until a condition holds, up to the time limit [s]."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"not so within {timeout:g} s"
@@ -20,7 +20,7 @@ def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
 
 
 def alive(process: psutil.Process) -> bool:
-    """False if a process has ended, also if that was a moment ago, or is not yet waited for."""
+    """Return whether a process runs; False also for zombies."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -29,7 +29,7 @@ def alive(process: psutil.Process) -> bool:
 
 @contextmanager
 def background(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process that is terminated in the end, also when the test fails while it runs."""
+    """Start a process that is terminated when the test ends."""
     with subprocess.Popen(command, text=True, **options) as process:
         try:
             yield process
@@ -41,7 +41,7 @@ def background(command: list[str], **options: Any) -> Iterator[subprocess.Popen[
 
 
 def until_line(process: subprocess.Popen[str], end: str) -> Iterator[str]:
-    """The lines that a process prints, up to the first that contains this."""
+    """Read a process's output up to the first line with a text."""
     assert process.stdout is not None
     for line in process.stdout:
         yield line

@@ -20,6 +20,6 @@ UNSEEN = pytest.mark.xfail(strict=True, reason="no hook sees it: docs/decisions,
         for case in [*cases(), *threads(), *themes()]
     ],
 )
-def test_program_is_explained_rightly(case: Case, tmp_path: Path) -> None:
+def test_program_is_explained_correctly(case: Case, tmp_path: Path) -> None:
     verdict = judge(case, tmp_path)
     assert verdict.wrong == [], verdict.shown
