@@ -1,7 +1,7 @@
-"""What has been proven on a GPU and what has not, row by row: docs/measured/README.md.
+"""Writes docs/measured/README.md: tests and figures with their results on GPUs.
 
-The rows are the figures of :mod:`benchmarks.gpu` and the tests that are marked for a GPU, as they
-are in the sources; the results are those of the reports beside the README, the newest of each row.
+The rows are the figures of :mod:`benchmarks.gpu` and the tests marked ``gpu`` in the sources; each
+has the newest result among the reports in the folder.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from benchmarks.gpu import ROWS  # noqa: E402
 FOLDER = ROOT / "docs" / "measured"
 UNPROVEN = "unproven: no GPU"
 
-#: Results, the worst first.
+#: Results, worst first.
 _WORST = ["failed", "skipped", "passed"]
 
-#: What no test and no figure can say.
+#: Rows without a test or figure.
 BEYOND = (
     "the settings of docs/gpus.md: Docker, JupyterHub, Kubernetes, time-slicing",
     "MIG slices, of which no test can make some",
@@ -46,7 +46,7 @@ for the GPU and the date, with its traces, and render.
 
 
 class Test(NamedTuple):
-    """A test that needs GPUs: its file, its name, and whether the CPU stands in elsewhere."""
+    """A test that needs GPUs: file, name, and whether it also runs on the CPU."""
 
     file: str
     name: str
@@ -54,19 +54,19 @@ class Test(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What it proves."""
+        """The test's name as words."""
         return self.name.removeprefix("test_").replace("_", " ")
 
 
 @cache
 def tests() -> list[Test]:
-    """The tests that are marked ``gpu``, found in the sources."""
+    """Return the tests marked ``gpu`` in the sources."""
     files = sorted((ROOT / "tests").glob("*/test_*.py"))
     return [test for file in files for test in _marked(file)]
 
 
 def _marked(file: Path) -> Iterator[Test]:
-    """Those of a file: marked each, all, or with one of several devices."""
+    """Yield the tests of a file marked directly, by the file, or by a device parameter."""
     tree = ast.parse(file.read_text())
     said = {
         ast.unparse(node.targets[0]): ast.unparse(node.value)
@@ -83,18 +83,18 @@ def _marked(file: Path) -> Iterator[Test]:
 
 
 def reports(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """The reports there, the oldest first. Stand-ins prove nothing."""
+    """Return the reports in the folder, oldest first, without those of the CPU."""
     found = [json.loads(file.read_text()) for file in folder.glob("*.json")]
     return sorted((r for r in found if not r.get("stand_in")), key=lambda r: str(r.get("date")))
 
 
 def rendered(reports: list[dict[str, Any]]) -> str:
-    """The text of the README: of each row the newest result."""
+    """Return the text of the README, with the newest result of each row."""
     figures = {f["name"]: f for report in reports for f in report.get("figures", [])}
     results: dict[tuple[str, str], str] = {}
     for report in reports:
         ran: dict[tuple[str, str], str] = {}
-        for test in report.get("tests", []):  # of several with other parameters the worst
+        for test in report.get("tests", []):  # the worst of all parameters
             key = test["file"], test["name"]
             ran[key] = min(ran.get(key, test["result"]), test["result"], key=_WORST.index)
         results |= ran
@@ -153,7 +153,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 
 
 def render() -> Path:
-    """Write the README; its path."""
+    """Write the README and return its path."""
     FOLDER.mkdir(exist_ok=True)
     page = FOLDER / "README.md"
     page.write_text(rendered(reports()))

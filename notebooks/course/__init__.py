@@ -1,4 +1,4 @@
-"""What the course asks: exercises with their answers, questions, concept checks."""
+"""Content of the course: exercises with their answers, questions, concept checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distkit_course.content import (
 )
 from distkit_course.task import Task
 
-#: Every exercise that is checked; a file for each subject.
+#: Every exercise, from a file for each subject.
 TASKS: list[Task] = [
     task
     for part in (messages, collectives, training, models, parameter_server, machines, programs)

@@ -1,4 +1,4 @@
-"""The collectives to write. They are judged on real ranks, beside the messages of the best."""
+"""Exercises on collectives, judged on real ranks and against the messages of the best algorithm."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from distkit_course.task import Answer, Task
 
 
 def numbers(rank: int, length: int) -> Tensor:
-    """The initial values of a rank: whole numbers, so that sums are exact in any order."""
+    """Return the initial values of a rank: integers, so that sums are exact in any order."""
     return arange(length, dtype=zeros(0).dtype) % 7 + 10.0 * (rank + 1)
 
 
 def total(rank: int, n: int, length: int) -> Tensor:
-    """The sum over all ranks."""
+    """Return the sum over all ranks."""
     return stack([numbers(r, length) for r in range(n)]).sum(0)
 
 
@@ -48,7 +48,7 @@ def gathering(mine: Callable[..., object], rank: int, n: int, length: int) -> Te
 
 
 def scattering(mine: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
-    """``mine(output, inputs)``; rank r gets the sum of everybody's inputs[r]."""
+    """``mine(output, inputs)``; rank r gets the sum of all ranks' inputs[r]."""
     output = zeros(length)
     mine(output, [numbers(rank, length) + part for part in range(n)])
     return output
@@ -58,7 +58,7 @@ def scattering(mine: Callable[..., object], rank: int, n: int, length: int) -> T
 
 
 def to_everybody(x: Tensor) -> None:
-    """All ranks send everything to all others."""
+    """Every rank sends everything to all others."""
     rank, n, mine = dist.get_rank(), dist.get_world_size(), x.clone()
     others = [r for r in range(n) if r != rank]
     sending = [dist.isend(mine, r) for r in others]
@@ -71,7 +71,7 @@ def to_everybody(x: Tensor) -> None:
 
 
 def over_rank_0(x: Tensor) -> None:
-    """Rank 0 adds, and sends the sum to all: the right values, and a bottleneck."""
+    """Rank 0 adds and sends the sum to all: correct values, but a bottleneck."""
     others = range(1, dist.get_world_size())
     if dist.get_rank():
         dist.send(x, 0)
@@ -86,14 +86,14 @@ def over_rank_0(x: Tensor) -> None:
 
 
 def not_in_place(x: Tensor) -> Tensor:
-    """A sum that x does not hold."""
+    """The sum is not written to x."""
     result = x.clone()
     to_everybody(result)
     return result
 
 
 def receives_first(x: Tensor) -> None:
-    """Everybody receives, nobody sends."""
+    """Every rank receives, none sends."""
     rank, n = dist.get_rank(), dist.get_world_size()
     theirs = empty_like(x)
     dist.recv(theirs, (rank - 1) % n)
@@ -102,7 +102,7 @@ def receives_first(x: Tensor) -> None:
 
 
 def averages(x: Tensor) -> None:
-    """A mean is no sum."""
+    """Averages instead of adding."""
     to_everybody(x)
     x /= dist.get_world_size()
 
@@ -118,7 +118,7 @@ def star(x: Tensor, src: int) -> None:
 
 
 def chain(x: Tensor, src: int) -> None:
-    """One after the other."""
+    """A chain: one rank after the other."""
     rank, n = dist.get_rank(), dist.get_world_size()
     if rank != src:
         dist.recv(x, (rank - 1) % n)
@@ -127,25 +127,25 @@ def chain(x: Tensor, src: int) -> None:
 
 
 def from_rank_0(x: Tensor, src: int) -> None:
-    """Another root."""
+    """Ignores the root."""
     star(x, 0)
 
 
 def gathers_anew(outputs: list[Tensor], x: Tensor) -> list[Tensor]:
-    """A list that nobody sees."""
+    """Makes a new list, which the caller does not see."""
     mine = [empty_like(x) for _ in outputs]
     COLLECTIVES["all_gather"].reference(mine, x)
     return mine
 
 
 def forgets_its_own(outputs: list[Tensor], x: Tensor) -> None:
-    """What is here needs no message, but a copy."""
+    """Omits the copy of its own part."""
     COLLECTIVES["all_gather"].reference(outputs, x)
     outputs[dist.get_rank()].zero_()
 
 
 def gathers_over_rank_0(outputs: list[Tensor], x: Tensor) -> None:
-    """Rank 0 gets everything and sends everything to everybody."""
+    """Rank 0 gets everything and sends everything to all."""
     outputs[dist.get_rank()].copy_(x)
     others = range(1, dist.get_world_size())
     if dist.get_rank():
@@ -161,19 +161,19 @@ def gathers_over_rank_0(outputs: list[Tensor], x: Tensor) -> None:
 
 
 def reduces_everything(output: Tensor, inputs: list[Tensor]) -> None:
-    """All parts to everybody, where one is needed."""
+    """Reduces all parts, although each rank needs one."""
     whole = cat(inputs)
     to_everybody(whole)
     output.copy_(whole.tensor_split(len(inputs))[dist.get_rank()])
 
 
 def keeps_its_own(output: Tensor, inputs: list[Tensor]) -> None:
-    """No message, no sum."""
+    """Sends no message and adds nothing."""
     output.copy_(inputs[dist.get_rank()])
 
 
 def takes_part_0(output: Tensor, inputs: list[Tensor]) -> None:
-    """Everybody gets the same part."""
+    """Every rank gets the same part."""
     whole = cat(inputs)
     to_everybody(whole)
     output.copy_(whole[: len(output)])

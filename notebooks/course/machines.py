@@ -1,4 +1,4 @@
-"""The exercise of several machines: what a ring sends between them. Judged by the schedule."""
+"""Exercises on several machines: the traffic of a ring between them, judged by the schedule."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
 
 
 def best_order(hosts: Sequence[str]) -> list[int]:
-    """Ranks of the same machine beside each other, so that each machine has one way out."""
+    """Neighbouring ranks share a machine, so that one message leaves each machine."""
     return sorted(range(len(hosts)), key=lambda rank: hosts[rank])
 
 
 def bytes_between(hosts: Sequence[str], nbytes: int) -> float:
-    """A rank whose right neighbour is on another machine sends all its messages there."""
+    """A rank sends all its messages to another machine if its right neighbour is there."""
     n = len(hosts)
     crossings = sum(hosts[rank] != hosts[(rank + 1) % n] for rank in range(n))
     return crossings * 2 * (n - 1) * nbytes / n
@@ -27,20 +27,20 @@ def bytes_between(hosts: Sequence[str], nbytes: int) -> float:
 
 # -- the judge -------------------------------------------------------------------------------
 
-#: The bytes of a tensor, in chunks of a thousand for each rank.
+#: Bytes of a tensor, with a chunk of a thousand for each rank.
 CHUNK = 1000
-#: Usual mistakes give different numbers here.
+#: Common mistakes give different numbers here.
 TELLING = ["alpha", "beta", "gamma"]
 
 
 def placements() -> Iterator[list[str]]:
-    """Up to five ranks on up to three machines, in every order."""
+    """Return every placement of up to five ranks on up to three machines."""
     for n in range(2, 6):
         yield from (list(hosts) for hosts in product(("alpha", "beta", "gamma"), repeat=n))
 
 
 def sent_between(hosts: list[str]) -> int:
-    """The bytes that a ring sends from machine to machine, message by message."""
+    """Return the bytes that a ring sends between machines, message by message."""
     apart = [
         hosts[src] != hosts[dst]
         for t in ring(len(hosts))
@@ -75,7 +75,7 @@ def open_ended(hosts: list[str], nbytes: int) -> float:
 
 
 def judge_order(mine: Answer) -> Iterator[Criterion]:
-    """Count the neighbours that are apart."""
+    """Count neighbours on different machines."""
     every = [*placements()]
     outputs = call_answer(mine, [(hosts,) for hosts in every], "hosts={}".format)
     for at, (hosts, returned) in enumerate(zip(every, outputs, strict=True)):
@@ -103,7 +103,7 @@ def _equal(returned: Any, right: float) -> bool:
 
 
 def _why(hosts: list[str], returned: Any) -> str:
-    """The usual reason for an answer."""
+    """Return the common reason for an answer."""
     n, last = len(hosts), hosts[-1] != hosts[0]
     crossings = sum(a != b for a, b in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
     each = 2 * (n - 1) * CHUNK

@@ -1,4 +1,4 @@
-"""The exercises of messages: pass on, swap, overlap, and loops of unequal length."""
+"""Exercises on messages: relay, swap, overlap, and loops of unequal length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from distkit_course.judges import Both, Program, Quicker
 from distkit_course.task import Answer, Task
 
-#: The receiver of ``overlap`` is so late, and the sender's work takes so long [s].
+#: Delay of the receiver of ``overlap``, and duration of the sender's work [s].
 LATE = 0.06
 
 
@@ -30,7 +30,7 @@ def relay(x: Tensor) -> None:
 
 
 def swap(x: Tensor, y: Tensor) -> None:
-    """One rank sends first, the other one receives first."""
+    """One rank sends first, the other receives first."""
     other = 1 - dist.get_rank()
     if dist.get_rank() == 0:
         dist.send(x, other)
@@ -41,7 +41,7 @@ def swap(x: Tensor, y: Tensor) -> None:
 
 
 def overlap(x: Tensor, work: Answer) -> None:
-    """The message is on its way while rank 0 works."""
+    """The message is in flight while rank 0 works."""
     if dist.get_rank() == 0:
         sending = dist.isend(x, 1)
         work()
@@ -52,7 +52,7 @@ def overlap(x: Tensor, work: Answer) -> None:
 
 
 def total_of_all(batches: list[Tensor]) -> Tensor:
-    """All ranks take as many rounds as the one with most batches."""
+    """All ranks run as many rounds as the one with most batches."""
     most = torch.tensor(len(batches))
     dist.all_reduce(most, dist.ReduceOp.MAX)
     total = torch.zeros(1)
@@ -67,12 +67,12 @@ def total_of_all(batches: list[Tensor]) -> Tensor:
 
 
 def never_passes_on(x: Tensor) -> None:
-    """Only adds."""
+    """Adds, but does not send."""
     x += 1
 
 
 def all_to_the_last(x: Tensor) -> None:
-    """Everybody sends before it has anything."""
+    """Every rank sends before it receives."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     x += 1
     if rank < last:
@@ -85,7 +85,7 @@ def all_to_the_last(x: Tensor) -> None:
 
 
 def waits_for_the_last(x: Tensor) -> None:
-    """A ring has no beginning."""
+    """Waits in a ring without a first sender."""
     rank, n = dist.get_rank(), dist.get_world_size()
     dist.recv(x, (rank - 1) % n)
     x += 1
@@ -100,7 +100,7 @@ def both_receive(x: Tensor, y: Tensor) -> None:
 
 
 def one_way(x: Tensor, y: Tensor) -> None:
-    """Rank 0 gets nothing."""
+    """Rank 0 receives nothing."""
     if dist.get_rank() == 0:
         dist.send(x, 1)
         y.copy_(x)
@@ -109,14 +109,14 @@ def one_way(x: Tensor, y: Tensor) -> None:
 
 
 def by_gathering(x: Tensor, y: Tensor) -> None:
-    """A collective for two."""
+    """Uses a collective for two ranks."""
     both = [torch.zeros_like(x) for _ in range(2)]
     dist.all_gather(both, x)
     y.copy_(both[1 - dist.get_rank()])
 
 
 def twice(x: Tensor, y: Tensor) -> None:
-    """Says everything twice."""
+    """Sends everything twice."""
     swap(x, y)
     swap(x, y)
 
@@ -132,7 +132,7 @@ def sends_first(x: Tensor, work: Answer) -> None:
 
 
 def waits_at_once(x: Tensor, work: Answer) -> None:
-    """A handle is of no use if nothing is done before it is waited for."""
+    """Waits for the request before working."""
     if dist.get_rank() == 0:
         dist.isend(x, 1).wait()  # type: ignore[union-attr]
         work()
@@ -142,7 +142,7 @@ def waits_at_once(x: Tensor, work: Answer) -> None:
 
 
 def leaves_out_half(x: Tensor, work: Answer) -> None:
-    """Quick, as nobody works."""
+    """Fast, since it omits the work."""
     if dist.get_rank() == 0:
         dist.send(x, 1)
     else:
@@ -150,7 +150,7 @@ def leaves_out_half(x: Tensor, work: Answer) -> None:
 
 
 def own_batches(batches: list[Tensor]) -> Tensor:
-    """Ranks with more batches wait for ever."""
+    """Ranks with more batches wait forever."""
     total = torch.zeros(1)
     for batch in batches:
         dist.all_reduce(mine := batch.clone())
@@ -159,7 +159,7 @@ def own_batches(batches: list[Tensor]) -> Tensor:
 
 
 def fewest_batches(batches: list[Tensor]) -> Tensor:
-    """Drops what others have not."""
+    """Drops batches that other ranks do not have."""
     dist.all_reduce(least := torch.tensor(len(batches)), dist.ReduceOp.MIN)
     total = torch.zeros(1)
     for batch in batches[: int(least)]:
@@ -169,7 +169,7 @@ def fewest_batches(batches: list[Tensor]) -> Tensor:
 
 
 def own_total(batches: list[Tensor]) -> Tensor:
-    """Nobody else's."""
+    """Counts only its own batches."""
     return sum(batches, torch.zeros(1))
 
 
@@ -210,7 +210,7 @@ def _why_relayed(results: list[float], rights: list[float]) -> str:
 
 
 def _why_summed(results: list[float], rights: list[float]) -> str:
-    """How many batches were summed."""
+    """Return the batches that were summed."""
     if results == [float(r * (2 * r + 1)) for r in range(len(results))]:
         return "this is the sum of the rank's own batches"
     return "batches of some ranks are missing: take as many rounds as the longest list"

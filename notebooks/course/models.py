@@ -1,4 +1,4 @@
-"""The exercises of formulas, schedules and pipelines: functions that send nothing themselves."""
+"""Exercises on formulas, schedules and pipelines: functions that send no messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distkit_simulation.network import Link
 
 
 def chunk_sent(rank: int, step: int, n: int) -> int:
-    """What came in the round before is passed on, in both halves."""
+    """Each rank passes on the chunk of the previous round, in both halves."""
     return (rank - step) % n
 
 
@@ -71,24 +71,24 @@ def _why_crossover(returned: Any, right: float, n: int, alpha: float, beta: floa
 
 
 def scatter_reduce(n: int) -> Iterator[Round]:
-    """Everybody sends chunk r to rank r, which adds, and sends the sum to everybody."""
+    """Every rank sends chunk r to rank r, which adds and sends the sum to all."""
     src, dst = np.nonzero(~np.eye(n, dtype=bool))
     yield Round(src, dst, chunk=dst, reduce=True)
     yield Round(src, dst, chunk=src, reduce=False)
 
 
 def _rounds(mine: Answer, n: int) -> list[list[Any]]:
-    """The fields of the rounds that an answer yields."""
+    """Return the fields of the rounds that an answer yields."""
     return [[*map(np.ndarray.tolist, map(np.asarray, astuple(r)))] for r in mine(n) or ()]
 
 
 def judge_schedule(mine: Answer) -> Iterator[Criterion]:
-    """Whose contributions are in each chunk of each rank in the end?"""
+    """Check the contributions in each chunk of each rank at the end."""
     sizes = range(2, 7)
     outputs = call_answer(mine, [(n,) for n in sizes], lambda n: f"n={n}", _rounds)
     for n, fields in zip(sizes, outputs, strict=True):
         rounds = [Round(*map(np.array, arrays)) for arrays in fields]
-        if len(rounds) < 2:  # the first one is given
+        if len(rounds) < 2:  # the first round is given
             raise NotAttempted
         try:
             have = held(rounds, n)
@@ -123,7 +123,7 @@ def adds_again(n: int) -> Iterator[Round]:
 
 
 def sends_theirs(n: int) -> Iterator[Round]:
-    """The chunk of the receiver, of which it has the sum."""
+    """Sends the receiver's chunk instead of its own."""
     first, second = scatter_reduce(n)
     yield first
     yield Round(second.src, second.dst, second.dst, reduce=False)
@@ -133,7 +133,7 @@ def sends_theirs(n: int) -> Iterator[Round]:
 
 
 def smallest_ranks(compute: float, sync: float) -> int:
-    """R > 1 + Tsync/Tcomp: the next whole number above."""
+    """R > 1 + Tsync/Tcomp: the next larger integer."""
     return math.floor(1 + sync / compute) + 1
 
 
@@ -162,7 +162,8 @@ def _why_rate(returned: Any, right: float, step: int, base: float, ranks: int, w
 
 
 def order_1f1b(rank: int, ranks: int, microbatches: int) -> list[tuple[str, int]]:
-    """Forward until the pipeline is full, then one of each, then the backward passes that are left.
+    """Forward passes until the pipeline is full, then one of each, then the remaining backward
+    passes.
 
     Harlap et al., 2018; Narayanan et al., 2021.
     """
@@ -207,7 +208,7 @@ def _why_bubble(returned: Any, right: float, ranks: int, microbatches: int) -> s
 
 
 def whole_loss(losses: list[float], rows: list[int]) -> float:
-    """Each micro-batch counts by its rows."""
+    """Micro-batches are weighted by their rows."""
     return sum(a * n for a, n in zip(losses, rows, strict=True)) / sum(rows)
 
 

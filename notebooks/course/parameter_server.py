@@ -2,7 +2,7 @@
 
 The judges compare answers with the library's rule and server. A push handler receives messages in
 random orders. Gradient i is 1 at index i and 0 elsewhere, so the value, their sum, shows how often
-each gradient was applied. The staleness bound is tried in simulated time: nobody waits.
+each gradient was applied. The staleness bound is tried in simulated time.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Server:
 
 def push_handler(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
     """Handle a push, and return the workers whose waiting pulls are answered now."""
-    if (worker, number) in server.seen:  # its answer was lost, so it came again
+    if (worker, number) in server.seen:  # its reply was lost, so it was repeated
         return []
     server.seen.add((worker, number))
 
     server.inbox[worker] = gradient
     if server.sync and len(server.inbox) < server.workers:
-        return []  # somebody is missing in this round
+        return []  # a worker is missing in this round
 
     server.update(sum(server.inbox.values()))
     server.inbox.clear()  # the next round begins
@@ -116,7 +116,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Step:
-    """A message, and the effect that it has on the real server.
+    """A message and its effect on the real server.
 
     Args:
         pull: whether it is a pull, else a push.
@@ -155,7 +155,7 @@ class Real:
         self.sync, self.workers, self._asked = sync, workers, 0
 
     def take(self, pull: bool, worker: int, number: int, again: bool) -> Step:
-        """Send a message to the server, and note the effect."""
+        """Send a message to the server, and record its effect."""
         self._asked += 1
         entry = self.server.entries["w"]
         if pull:
@@ -171,7 +171,7 @@ class Real:
 
 
 def push_of(workers: int, worker: int, number: int) -> Tensor:
-    """A push of one of several workers: 1 at its own place."""
+    """Return a worker's push: 1 at its own index."""
     x = torch.zeros(workers * ROUNDS)
     x[worker * ROUNDS + number] = 1
     return x
@@ -212,7 +212,7 @@ def game(sync: bool, again: float, workers: int, rng: Random) -> Iterator[Step]:
 
 @dataclass(frozen=True)
 class Handled:
-    """A push, as a handler has handled it.
+    """A push and a handler's result.
 
     Args:
         sync: of the server, as in :class:`Server`.
@@ -236,7 +236,7 @@ class Handled:
 
     @property
     def idle(self) -> bool:
-        """True if the handler has done nothing."""
+        """Return whether the handler has done nothing."""
         return not (self.returned is not None or self.updates or self.touched)
 
 
@@ -267,7 +267,7 @@ def judge(mine: Answer) -> Iterator[Criterion]:
 def handled(
     mine: Answer, sync: bool, workers: int, messages: list[tuple[bool, int, int, bool]]
 ) -> list[Any]:
-    """The state after each push, up to an exception, whose text comes last.
+    """Return the state after each push, up to an exception, whose text comes last.
 
     Args:
         mine: the handler.
@@ -296,7 +296,7 @@ def handled(
 
 
 def mistake(sync: bool, workers: int, steps: list[Step], pushes: list[Handled | str]) -> str:
-    """The first mistake of a handler in a game, in words; "" if there is none."""
+    """Describe the first mistake of a handler in a game; "" if there is none."""
     left = iter(pushes)
     for at, step in enumerate(steps):
         if not step.pull:
@@ -311,7 +311,7 @@ def mistake(sync: bool, workers: int, steps: list[Step], pushes: list[Handled | 
 
 
 def _described(sync: bool, workers: int, steps: list[Step], wrong: str) -> str:
-    """The messages before a mistake, and the mistake."""
+    """Describe a mistake and the messages before it."""
     mode = "dist_sync" if sync else "dist_async"
     more = ", the last messages" if len(steps) > TOLD else ""
     story = [f"  {step}" for step in steps[-TOLD:]]
@@ -319,7 +319,7 @@ def _described(sync: bool, workers: int, steps: list[Step], wrong: str) -> str:
 
 
 def _wrong(push: Handled, steps: list[Step]) -> str:
-    """The difference of a handler from the real server after the last push; "" if none."""
+    """Describe the difference from the real server after the last push; "" if none."""
     step, returned, waiting = steps[-1], push.returned, push.before
     if wrong := _applied(push, steps):
         return wrong
@@ -359,7 +359,7 @@ def _late(push: Handled) -> str:
 
 
 def _left(push: Handled, step: Step) -> str:
-    """The mistake in the pulls that still wait; "" if there is none."""
+    """Describe the mistake in the waiting pulls; "" if there is none."""
     right, left = [w for w in push.before if w not in step.answered], push.waiting
     if not isinstance(left, list):
         return f"server.waiting is {left!r}: leave a list of workers there"
@@ -378,7 +378,7 @@ def _left(push: Handled, step: Step) -> str:
 
 
 def _applied(push: Handled, steps: list[Step]) -> str:
-    """The mistake in the value; "" if there is none."""
+    """Describe the mistake in the value; "" if there is none."""
     got, right = push.value, steps[-1].value
     if not isinstance(got, Tensor) or got.shape != right.shape:
         return f"server.value is {got!r}: change it with server.update(total) alone"
@@ -395,7 +395,7 @@ def _applied(push: Handled, steps: list[Step]) -> str:
 
 
 def _misapplied(sync: bool, steps: list[Step], worker: int, number: int, times: float) -> str:
-    """The mistake in how often a gradient was applied."""
+    """Describe how often a gradient was applied."""
     which = f"push {number} of worker {worker}"
     if not times.is_integer():
         return (
@@ -467,7 +467,7 @@ def _state(worker: int, clocks: Mapping[int, int], bound: int) -> str:
 def _differs(
     returned: Any, right: set[int], worker: int, clocks: Mapping[int, int], bound: int
 ) -> str:
-    """The reason why an answer is wrong."""
+    """Return the reason why an answer is wrong."""
     text = f"{_state(worker, clocks, bound)}: it returns {returned!r} where {right} is right"
     if not isinstance(returned, COLLECTIONS):
         return f"{text}. Return a set of workers"

@@ -1,7 +1,7 @@
-"""The exercises of one's own programs and of GPUs: a decision of all ranks, a way through the host.
+"""Exercises on scripts and GPUs: a common decision of all ranks, and staging through the host.
 
-Both are judged on real ranks, which have no GPU: the way through the host is one if the tensor that
-is reduced is another than the one that is given.
+Both are judged on CPU ranks: an answer stages through the host if it reduces another tensor than
+the given one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from distkit_course.task import Answer, Task
 
 
 def staged(x: Tensor) -> None:
-    """An all-reduce through the memory of the host, by a backend that cannot reach x's device."""
+    """All-reduce through host memory, with a backend that does not support x's device."""
     host = x.to("cpu", copy=True)
     dist.all_reduce(host)
     x.copy_(host)
 
 
 def stop_together(loss: Tensor, limit: float) -> bool:
-    """The mean of all losses decides, which is the same on every rank."""
+    """Decides by the mean of all losses, which is the same on every rank."""
     total = loss.clone()
     dist.all_reduce(total)
     return bool(total / dist.get_world_size() < limit)
@@ -36,18 +36,17 @@ def stop_together(loss: Tensor, limit: float) -> bool:
 
 # -- the judge -------------------------------------------------------------------------------
 
-#: The losses of the ranks in each case, of which the last one counts on all later ranks, too. The
-#: limit is 1.
+#: The losses of the ranks in each case; the last one holds for all later ranks. The limit is 1.
 LOSSES = ((0.5, 0.5), (2.0, 2.0), (0.5, 9.0), (1.4, 0.0))
 
 
 def loss_of(rank: int, case: tuple[float, ...]) -> float:
-    """The loss of a rank in a case."""
+    """Return the loss of a rank in a case."""
     return case[min(rank, len(case) - 1)]
 
 
 def _decided(mine: Answer, rank: int, n: int) -> list[Any]:
-    """What a rank decides in each case."""
+    """Return the decision of a rank in each case."""
     return [_plain(mine(torch.tensor(loss_of(rank, case)), 1.0)) for case in LOSSES]
 
 
@@ -61,7 +60,7 @@ def _all_decide(rank: int, n: int) -> list[Any]:
 
 
 def _why_decided(results: list[list[Any]], rights: list[list[Any]]) -> str:
-    """The rule that the ranks have followed."""
+    """Return the rule that the ranks have followed."""
     n = len(results)
     if any(other != results[0] for other in results):
         return "ranks decide differently: the one that goes on waits for ever for the others"
@@ -73,7 +72,7 @@ def _why_decided(results: list[list[Any]], rights: list[list[Any]]) -> str:
 
 
 def _staged(mine: Answer, rank: int, n: int) -> list[float]:
-    """The sum, where the backend refuses the tensor itself, as if it were on a GPU."""
+    """Run the answer with a backend that refuses the tensor itself, as if it were on a GPU."""
     x = torch.full((4,), rank + 1.0)
     for move in ("cpu", "to"):
         setattr(x, move, partial(_copied, getattr(x, move)))
@@ -93,7 +92,7 @@ def _staged(mine: Answer, rank: int, n: int) -> list[float]:
 
 
 def _copied(move: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
-    """What a move to the host gives of a tensor on a GPU; on the CPU it gives the tensor itself."""
+    """Return a copy, as a move to the host does for a GPU tensor."""
     return move(*args, **options).clone()
 
 
@@ -106,24 +105,24 @@ def _why_staged(results: list[list[float]], rights: list[list[float]]) -> str:
 
 
 def by_its_own(loss: Tensor, limit: float) -> bool:
-    """What the lesson begins with."""
+    """Decides by its own loss, as at the start of the lesson."""
     return bool(loss < limit)
 
 
 def by_the_sum(loss: Tensor, limit: float) -> bool:
-    """Not divided."""
+    """Compares the sum instead of the mean."""
     dist.all_reduce(total := loss.clone())
     return bool(total < limit)
 
 
 def by_rank_0(loss: Tensor, limit: float) -> bool:
-    """The same everywhere, but not the mean."""
+    """Decides by rank 0's loss, not the mean."""
     dist.broadcast(first := loss.clone(), 0)
     return bool(first < limit)
 
 
 def by_gathering(loss: Tensor, limit: float) -> bool:
-    """Right, with two calls."""
+    """Correct, with two calls."""
     losses = [torch.empty(()) for _ in range(dist.get_world_size())]
     dist.all_gather(losses, loss)
     dist.barrier()
@@ -131,7 +130,7 @@ def by_gathering(loss: Tensor, limit: float) -> bool:
 
 
 def in_place(x: Tensor) -> None:
-    """On the GPU itself."""
+    """Reduces on the GPU itself."""
     dist.all_reduce(x)
 
 
@@ -141,14 +140,14 @@ def never_back(x: Tensor) -> None:
 
 
 def rebound(x: Tensor) -> None:
-    """The name is another tensor's now."""
+    """Rebinds the name to another tensor."""
     host = x.clone()
     dist.all_reduce(host)
     x = host
 
 
 def added_back(x: Tensor) -> None:
-    """Its own part counts twice."""
+    """Counts its own part twice."""
     host = x.clone()
     dist.all_reduce(host)
     x += host

@@ -1,4 +1,4 @@
-"""The runs that the concept checks ask about: made up line by line, or simulated."""
+"""The runs of the concept checks, written line by line or simulated."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from distkit_simulation.training import Workload, data_parallel, pipeline
 
 MS, MIB = 1e-3, 2**20
 
-#: An operation: what, on which rank, begin and end [ms], the fields of its events.
+#: An operation: op, rank, begin and end [ms], fields of its events.
 Line = tuple[Op, int, float, float, dict[str, Any]]
 
 
 def script(n: int, name: str, *lines: Line) -> Trace:
-    """A trace of ``n`` ranks, line by line; an operation without end never returns."""
+    """Return a trace of ``n`` ranks; an operation without an end never returns."""
     writer = Writer(n)
     for op, rank, begin, end, fields in lines:
         writer.add_operation(op, rank, begin * MS, end * MS, **fields)
@@ -34,12 +34,12 @@ def script(n: int, name: str, *lines: Line) -> Trace:
 
 
 def with_info(trace: Trace, **facts: Any) -> Trace:
-    """The same with other facts, for instance a name that does not tell what was simulated."""
+    """Return the trace with changed info, for instance a neutral name."""
     return Trace(trace.events, structs.replace(trace.info, **facts))
 
 
 def mark(rank: int, begin: float, end: float, label: str) -> Line:
-    """A line of marked computation."""
+    """Return a line of marked computation."""
     return Op.MARK, rank, begin, end, {"attributes": {"label": label}}
 
 
@@ -56,7 +56,7 @@ send, recv = partial(_message, Op.SEND), partial(_message, Op.RECV)
 def collective(
     op: Op, rank: int, begin: float, end: float, nbytes: int, dtype: str = "float32", **fields: Any
 ) -> Line:
-    """A line with a rank's part in a collective."""
+    """Return a line with a rank's part in a collective."""
     shape = (nbytes // (8 if dtype == "float64" else 4),)
     return op, rank, begin, end, {"nbytes": nbytes, "shape": shape, "dtype": dtype, **fields}
 
@@ -65,7 +65,7 @@ all_reduce = partial(collective, Op.ALL_REDUCE)
 
 
 def fork_and_join() -> Trace:
-    """Rank 2 works and gives two ranks something to do; rank 1 puts their results together."""
+    """Rank 2 computes and sends work to two ranks; rank 1 combines their results."""
     return script(
         4,
         "fork and join",
@@ -257,7 +257,7 @@ def central_steps() -> Trace:
 
 
 def ahead_of_the_slowest() -> Trace:
-    """Three workers, one of which is slow; the others must not be far ahead."""
+    """Three workers, one of them slow, with a staleness bound."""
     slow = Stragglers(slow={1: 2.5})
     link = Link(alpha=0.5 * MS, beta=0)
     played = parameter_server(3, [4096], 1, link, 8 * MS, steps=5, staleness=2, stragglers=slow)
@@ -265,11 +265,11 @@ def ahead_of_the_slowest() -> Trace:
 
 
 def counted_to_the_end() -> Trace:
-    """Five rounds of three workers; one dies in the third, when its gradient has arrived."""
+    """Five rounds of three workers; one dies in the third, after its gradient has arrived."""
     lines, at, server, dead = [*_asked(Op.INIT, 0, 0, 1, 1, 2)], 2.0, 3, 2
     for turn in range(5):
         workers = tuple(w for w in range(3) if w != dead or turn < 3)
-        pushed = {w: at + (9, 12, 5)[w] for w in workers}  # the one that dies is the quickest
+        pushed = {w: at + (9, 12, 5)[w] for w in workers}  # the one that dies is the fastest
         full = max(pushed.values()) + 3
         for place, (w, begin) in enumerate(pushed.items()):
             lines += [mark(w, at + 1, begin, "gradient")]
@@ -297,7 +297,7 @@ def _asked(
     server: int = 3,
     nbytes: int = 256,
 ) -> Iterator[Line]:
-    """A worker's request: at the worker, and at the server when it comes and is answered."""
+    """A worker's request: at the worker, and at the server on arrival and reply."""
     about: dict[str, Any] = {"attributes": {"key": "w"}, "match": f"kv:1:{worker}:{begin * 10:.0f}"}
     tensor = {"nbytes": nbytes, "shape": (nbytes // 4,), "dtype": "float32"}
     asks, answers = ({}, tensor) if op is Op.PULL else (tensor, {})
@@ -307,7 +307,7 @@ def _asked(
 
 
 def three_hosts() -> Trace:
-    """A hierarchical all-reduce on three hosts, one of which has a slow line."""
+    """A hierarchical all-reduce on three hosts, one of which has a slow link."""
     inside, between = Link(1e-4, 1e-9), Link(1e-3, 2e-8)
     network, slow = Network.hosts(3, 2, inside, between), Stragglers(slow={2: 2.5})
     trace = simulate("hierarchical", 6, 3 * MIB, network, stragglers=slow)
@@ -324,7 +324,7 @@ def two_gpus(
 
     Args:
         used: the MiB that each rank has in use, by step.
-        device_seconds: what the GPU needs for an all-reduce [s].
+        device_seconds: duration of an all-reduce on the GPU [s].
     """
     lines = list[Line]()
     for rank, steps in enumerate(used):
@@ -369,7 +369,7 @@ def two_devices() -> Trace:
 
 
 def a_script() -> Trace:
-    """A script that others wrote: rank 3 is slow, and rank 1 stops a step too soon."""
+    """A script in which rank 3 is slow and rank 1 stops a step too soon."""
     gradients = partial(all_reduce, nbytes=1 << 20, where="train.py:21")
     lines = [
         collective(Op.BROADCAST, rank, 0, 3, 1 << 20, where="train.py:9", peer=0)
@@ -415,5 +415,5 @@ RUNS: dict[str, Callable[[], Trace]] = {
     "19_gpu_ranks": two_gpus,
 }
 
-#: Those of them that ``dk.Servers`` draws.
+#: Those drawn by ``dk.Servers``.
 OF_SERVERS = {"05_parameter_server", "15_surviving_crashes"}

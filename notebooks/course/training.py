@@ -1,6 +1,6 @@
-"""Training's exercise: the mean over the examples of all ranks, of which each has another number.
+"""Exercises on training: the mean over the examples of all ranks, with unequal numbers.
 
-It is judged on real ranks. What it returns tells which of the usual mistakes it makes.
+They are judged on real ranks. The returned value identifies common mistakes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
 
 
 def mean_loss(losses: Tensor) -> Tensor:
-    """The mean over all ranks' examples: sums and numbers are added, and divided once."""
+    """The mean over all ranks' examples: add sums and counts, and divide once."""
     both = torch.stack([losses.sum(), losses.new_tensor(len(losses))])
     dist.all_reduce(both)
     return both[0] / both[1]
@@ -36,7 +36,7 @@ def average_gradients(gradients: list[Tensor]) -> None:
 
 
 def clip_gradients(gradients: Tensor, most: float) -> None:
-    """The norm that counts is that of the mean: every rank computes the same one."""
+    """Clips by the norm of the mean, which every rank computes alike."""
     dist.all_reduce(gradients)
     gradients /= dist.get_world_size()
     gradients *= min(1.0, most / gradients.norm().item())
@@ -44,17 +44,17 @@ def clip_gradients(gradients: Tensor, most: float) -> None:
 
 # -- the judge -------------------------------------------------------------------------------
 
-#: How many examples the ranks of each trial have; the first one tells the usual mistakes apart.
+#: Numbers of examples of the ranks in each trial; the first trial distinguishes common mistakes.
 SIZES = ((1, 2, 6), (3, 0, 2, 1), (4,))
 
 
 def losses_of(rank: int, sizes: tuple[int, ...]) -> Tensor:
-    """The losses of a rank's examples: whole numbers, larger on later ranks."""
+    """Return the losses of a rank's examples: integers, larger on later ranks."""
     return torch.arange(sizes[rank], dtype=torch.float64) + 10.0 * (rank + 1)
 
 
 def returned(mine: Answer, sizes: tuple[int, ...]) -> float | str:
-    """On each rank: the number that an answer returns, or the type of what is none."""
+    """On each rank: return the answer's number, or the type of another result."""
     got = mine(losses_of(dist.get_rank(), sizes))
     number = got.item() if isinstance(got, Tensor) and got.numel() == 1 else got
     return float(number) if isinstance(number, int | float) else type(got).__name__
@@ -78,7 +78,7 @@ def trial(mine: Answer) -> Iterator[Criterion]:
 
 
 def _wrong(sizes: tuple[int, ...], results: list[float | str]) -> str:
-    """What is wrong with what the ranks returned, in words; "" for nothing."""
+    """Describe the mistake in the returned numbers; "" for none."""
     rows = [losses_of(rank, sizes) for rank in range(len(sizes))]
     right = torch.cat(rows).mean().item()
     for rank, got in enumerate(results):
@@ -94,7 +94,7 @@ def _wrong(sizes: tuple[int, ...], results: list[float | str]) -> str:
 
 
 def _mistakes(rows: list[Tensor]) -> Iterator[tuple[str, list[float]]]:
-    """Usual mistakes in words, and what each rank then returns."""
+    """Return common mistakes with the number that each rank then returns."""
     n, total, means = len(rows), torch.cat(rows).sum().item(), [r.mean().item() for r in rows]
     yield (
         f"{sum(means) / n:.4g} is the mean of the ranks' means, in which a rank with few examples "
@@ -118,7 +118,7 @@ def _is_nan(got: float | str) -> bool:
 
 
 def _listed(sizes: tuple[int, ...]) -> str:
-    """The numbers of examples: "3, 0 and 2"."""
+    """Format the numbers of examples: "3, 0 and 2"."""
     return joined([*map(str, sizes)])
 
 
@@ -126,19 +126,19 @@ def _listed(sizes: tuple[int, ...]) -> str:
 
 
 def mean_of_means(losses: Tensor) -> Tensor:
-    """Ranks count alike, examples do not."""
+    """Averages the means of ranks."""
     dist.all_reduce(mean := losses.mean())
     return mean / dist.get_world_size()
 
 
 def by_ranks(losses: Tensor) -> float:
-    """The number of ranks is not that of examples."""
+    """Divides by the number of ranks."""
     dist.all_reduce(total := losses.sum())
     return total.item() / dist.get_world_size()
 
 
 def by_own_number(losses: Tensor) -> Tensor:
-    """Each rank knows its own number alone."""
+    """Divides by its own number of examples."""
     dist.all_reduce(total := losses.sum())
     return total / len(losses)
 
@@ -151,21 +151,21 @@ def of_weighted_means(losses: Tensor) -> Tensor:
 
 
 def in_two_calls(losses: Tensor) -> Tensor:
-    """Right, with twice the latency."""
+    """Correct, with twice the latency."""
     dist.all_reduce(total := losses.sum())
     dist.all_reduce(number := torch.tensor(len(losses)))
     return total / number
 
 
 def one_by_one(gradients: list[Tensor]) -> None:
-    """A collective for each tensor."""
+    """Uses a collective for each tensor."""
     for g in gradients:
         dist.all_reduce(g)
         g /= dist.get_world_size()
 
 
 def sums(gradients: list[Tensor]) -> None:
-    """Undivided."""
+    """Does not divide."""
     whole = torch.cat(gradients)
     dist.all_reduce(whole)
     for g, total in zip(gradients, whole.split([len(g) for g in gradients]), strict=True):
@@ -173,28 +173,28 @@ def sums(gradients: list[Tensor]) -> None:
 
 
 def averages_a_copy(gradients: list[Tensor]) -> None:
-    """The gradients stay as they are."""
+    """Averages a copy and leaves the gradients."""
     whole = torch.cat(gradients)
     dist.all_reduce(whole)
     whole /= dist.get_world_size()
 
 
 def clips_first(gradients: Tensor, most: float) -> None:
-    """Each rank by its own norm."""
+    """Clips each rank by its own norm."""
     gradients *= min(1.0, most / gradients.norm().item())
     dist.all_reduce(gradients)
     gradients /= dist.get_world_size()
 
 
 def clips_the_sum(gradients: Tensor, most: float) -> None:
-    """The sum is longer than the mean."""
+    """Clips the sum instead of the mean."""
     dist.all_reduce(gradients)
     gradients *= min(1.0, most / gradients.norm().item())
     gradients /= dist.get_world_size()
 
 
 def always_scales(gradients: Tensor, most: float) -> None:
-    """Short gradients grow."""
+    """Also scales short gradients up."""
     dist.all_reduce(gradients)
     gradients /= dist.get_world_size()
     gradients *= most / gradients.norm()
@@ -222,7 +222,7 @@ def _steep(rank: int) -> Tensor:
 
 
 def _why_clipped(results: list[list[list[float]]], rights: list[list[list[float]]]) -> str:
-    """The order of clipping, summing and dividing that gives this."""
+    """Return the order of clipping, summing and dividing that gives this result."""
     n, (long, short) = len(results), results[0]
     if not same(short, rights[0][1]):
         return "gradients whose norm is at most 1 stay as they are"
