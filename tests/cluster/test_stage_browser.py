@@ -82,7 +82,7 @@ class Shown(Sheet):
 
 def test_ring_all_reduce_is_stepped_through_round_by_round(load: Any, real: Any) -> None:
     view = load(real["ring"])
-    assert "messages of a ring all-reduce" in view.text(".dk-said")
+    assert "schedule of an all-reduce" in view.text(".dk-said")
     assert view.texts(".dkm-panels b") == [f"round {k} of 6" for k in range(1, 7)]
     assert view.layers() == 16  # four chunks on each of four ranks, each with its own contribution
     view.root.focus()

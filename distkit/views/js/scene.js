@@ -138,8 +138,9 @@ export class Scene extends Sheet {
     const amid = counted(script.unit) && time !== script.keyframes[keyframe]?.end; // of the next round
     this.marks.draw(time, player.resting && !amid ? keyframe : -1);
     if (picture.side) this.side.draw(time, -1);
+    const shown = keyframe + (amid && time > 0 ? 1 : 0); // the round that the clock names
     const { who = picture.before, more = "", where = "", verdicts = [] } =
-      script.keyframes[keyframe] ?? {};
+      script.keyframes[shown] ?? {};
     const nth = script.first === 0
       ? `${script.unit} ${keyframe + 1} of ${script.keyframes.length}`
       : time > 0 ? `${script.unit} ${Math.ceil(time)} of ${script.end}` : "start";
@@ -148,7 +149,7 @@ export class Scene extends Sheet {
     this.fact.replaceChildren(h("strong", {}, who), h("span", { title: words || null }, words));
     this.verdicts.replaceChildren(...[...picture.verdicts, ...verdicts].map(verdict));
     this.list.mark(keyframe);
-    this.panels.mark(keyframe + (amid && time > 0 ? 1 : 0)); // the round that the clock names
+    this.panels.mark(shown);
     this.root.dataset.keyframe = keyframe;
   }
 
