@@ -1,7 +1,8 @@
-"""The course: exercises and their judges, predictions, quizzes, grading.
+"""The course: exercises and their judges, predictions, quizzes, and grading.
 
-``dk.check``, ``dk.hint``, ``dk.solution``, ``dk.predict`` and ``dk.concept_check`` come from here.
-The exercises themselves are in :mod:`distkit_course.content`, the folder ``notebooks/course``.
+This package defines ``dk.check``, ``dk.hint``, ``dk.solution``, ``dk.predict`` and
+``dk.concept_check``. The exercises are in :mod:`distkit_course.content`, which is the folder
+``notebooks/course``.
 """
 
 from __future__ import annotations

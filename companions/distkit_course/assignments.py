@@ -1,7 +1,7 @@
-"""Exports the exercises of the lessons as nbgrader assignments with solutions, tests and points.
+"""Export of the lessons' exercises as nbgrader assignments with solutions, tests and points.
 
-Each lesson becomes a separate notebook without the lesson's prose; existing files are never
-overwritten. ``nbgrader generate_assignment`` removes the solutions.
+Each lesson becomes a notebook without the lesson's prose. Existing files are never overwritten.
+``nbgrader generate_assignment`` removes the solutions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distkit_course.task import Task, source
 #: Points of a question, which a teacher grades.
 _POINTS = len(LEVELS)
 
-#: Code of a check cell: nbgrader reads its last value as points, and treats output to stderr as a
+#: Code of a check cell: nbgrader reads the last value as points, and treats output to stderr as a
 #: failure.
 _CHECK = """import sys
 from contextlib import redirect_stderr
@@ -39,8 +39,8 @@ def write(folder: Path, lessons: Iterable[str] = (), exercises: Iterable[str] = 
 
     Args:
         folder: the root of an nbgrader course.
-        lessons: prefixes of lesson names, such as "02"; all lessons if empty.
-        exercises: names of exercises and questions; all if empty.
+        lessons: prefixes of lesson names, such as "02"; if empty, all lessons.
+        exercises: names of exercises and questions; if empty, all.
 
     Raises:
         DistkitError: a lesson or exercise is unknown, or one of the files exists.
@@ -49,7 +49,8 @@ def write(folder: Path, lessons: Iterable[str] = (), exercises: Iterable[str] = 
     known = {name for lesson in selected for name in LESSONS[lesson]}
     if unknown := set(exercises) - known:
         raise DistkitError(
-            f"there is no exercise {min(unknown)!r} in these lessons: {', '.join(sorted(known))}"
+            f"these lessons have no exercise {min(unknown)!r}. "
+            f"Available: {', '.join(sorted(known))}"
         )
     parts = {
         lesson: [name for name in LESSONS[lesson] if not exercises or name in exercises]
@@ -57,7 +58,7 @@ def write(folder: Path, lessons: Iterable[str] = (), exercises: Iterable[str] = 
     }
     files = [folder / "source" / name / f"{name}.ipynb" for name in selected if parts[name]]
     if existing := [file for file in files if file.exists()]:
-        raise DistkitError(f"{existing[0]} is there already: remove it, or name another folder.")
+        raise DistkitError(f"{existing[0]} already exists. Remove it, or choose another folder.")
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(notebook(file.stem, parts[file.stem]), indent=1, ensure_ascii=False)

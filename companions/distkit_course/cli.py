@@ -1,4 +1,4 @@
-"""Commands of this companion: ``distkit grade``, ``assignments`` and ``answers``."""
+"""The commands ``distkit grade``, ``assignments`` and ``answers``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
         metavar="DIR",
         help="folder of the reports, one JSON file per submission (default: reports)",
     )
-    exercises = "exercises, separated by commas (default: those in each submission)"
+    exercises = "exercises, separated by commas (default: the exercises of each submission)"
     grade.add_argument("--exercises", default="", metavar="NAMES", help=exercises)
     grade.set_defaults(run=_grade)
     export = commands.add_parser("assignments", help="write nbgrader assignments of the exercises")
@@ -50,7 +50,7 @@ def add(commands: Any) -> None:
         )
 
 
-def _grade(args: argparse.Namespace, rest: list[str]) -> int:
+def _grade(args: argparse.Namespace, remaining: list[str]) -> int:
     from distkit.cli import write
     from distkit_course.grading import grade
 
@@ -61,13 +61,13 @@ def _grade(args: argparse.Namespace, rest: list[str]) -> int:
         args.submissions, grade(args.submissions, args.reports, names), strict=True
     ):
         codes.add(report.exit_code)
-        note = "" if report.criteria else " (there is no exercise in it)"
+        note = "" if report.criteria else " (it contains no exercise)"
         file = args.reports / f"{report.submission}.json"
         print(f"{submission}: {report.points} of {report.max} points{note}, {file}")
     return 1 if 1 in codes else max(codes)
 
 
-def _assignments(args: argparse.Namespace, rest: list[str]) -> None:
+def _assignments(args: argparse.Namespace, remaining: list[str]) -> None:
     from distkit_course import assignments
 
     names = [name for name in args.exercises.split(",") if name]
@@ -75,9 +75,9 @@ def _assignments(args: argparse.Namespace, rest: list[str]) -> None:
         print(file)
 
 
-def _answers(args: argparse.Namespace, rest: list[str]) -> None:
+def _answers(args: argparse.Namespace, remaining: list[str]) -> None:
     from distkit_course.questions import lessons
     from distkit_course.quizzes import QUIZZES
 
-    chosen = [QUIZZES[lesson] for lesson in lessons(args.lessons) if lesson in QUIZZES]
-    print("\n\n".join(quiz.answers for quiz in chosen))
+    quizzes = [QUIZZES[lesson] for lesson in lessons(args.lessons) if lesson in QUIZZES]
+    print("\n\n".join(quiz.answers for quiz in quizzes))

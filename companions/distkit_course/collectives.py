@@ -1,4 +1,4 @@
-"""Judges collectives on real ranks: results, and messages compared with the best algorithm's."""
+"""Judges of collectives on real ranks, which check results and compare messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distkit.trace.trace import Trace
 from distkit_course.judges import at_most, measured, run_answer
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted
 
-#: Calls a function on one of ``n`` ranks, and returns what this rank holds after it.
+#: Calls a function on one of ``n`` ranks, and returns the values of this rank after the call.
 Call = Callable[[Callable[..., object], int, int, int], Tensor]
 
 #: The expected values of a rank: ``f(rank, n, length)``.
@@ -25,23 +25,23 @@ Right = Callable[[int, int, int], Tensor]
 #: The values of a rank after a call, and those of the returned tensor, if any.
 Outcome = tuple[list[float], list[float] | None]
 
-#: World sizes and lengths to test, with odd numbers and fewer elements than ranks. One rank comes
-#: last: mistakes show more clearly on several.
+#: World sizes and lengths to test, including odd numbers and fewer elements than ranks. One rank is
+#: last, since more ranks show mistakes more clearly.
 WORLDS, LENGTHS = (2, 3, 4, 5, 1), (1, 8, 13)
 
-#: World size and length (elements of four bytes) for which messages, bytes and rounds are counted.
+#: World size and length (elements of four bytes) for counts of messages, bytes and rounds.
 N, LENGTH = 4, 1024
 
 
 @dataclass(frozen=True)
 class OnRanks:
-    """Tests a collective on real ranks: its results, and its cost compared with the best algorithm.
+    """Tests a collective on real ranks, and compares its cost with that of the best algorithm.
 
     Args:
         algorithm: the reference for messages, bytes and rounds.
-        call: calls the function.
+        call: a function that calls the answer.
         right: the expected values of a rank.
-        into: the parameter that must hold them.
+        into: the parameter that must hold these values.
         parts: whether the tensor is one of n parts of the tensor that the algorithm counts.
     """
 
@@ -57,7 +57,7 @@ class OnRanks:
             run = run_answer(trial, answer, n, self.call, answer, LENGTHS)
             if called := sorted({str(s.op) for s in run.trace.spans if s.op in events.COLLECTIVES}):
                 calls = ", ".join(f"dist.{op}" for op in called)
-                raise Mistake(f"it calls {calls}: write it with send and recv, isend and irecv")
+                raise Mistake(f"it calls {calls}. Use send and recv, or isend and irecv")
             if wrong := self._wrong(n, run.results):
                 attempted = n == 1 or self._attempted(n, run.results, run.trace)
                 raise Mistake(wrong, run.trace) if attempted else NotAttempted
@@ -73,13 +73,13 @@ class OnRanks:
                     continue
                 if returned is not None and equal(tensor(returned), right):
                     return (
-                        f"it returns the right result, but {self.into} has to hold it: "
+                        f"it returns the right result, but {self.into} must hold it: "
                         f"write into {self.into}, in place"
                     )
                 return (
                     f"on {count(n, 'rank')}, with {count(length, 'element')}, "
-                    f"rank {rank} ends with\n{_few(got)}\n"
-                    f"where {_few(right.tolist())} would be right"
+                    f"rank {rank} ends with\n{_abbreviated(got)}\n"
+                    f"where {_abbreviated(right.tolist())} would be right"
                 )
         return ""
 
@@ -107,7 +107,7 @@ class OnRanks:
 
 
 def trial(call: Call, answer: Answer, lengths: tuple[int, ...]) -> list[Outcome]:
-    """Return a rank's values after the call, and the returned ones, for each length."""
+    """Return a rank's values after the call and the returned values, for each length."""
     rank, n, returned = dist.get_rank(), dist.get_world_size(), list[object]()
 
     def record(*args: object) -> None:
@@ -126,5 +126,5 @@ def _numbers(returned: object) -> list[float] | None:
 # -- messages --------------------------------------------------------------------------
 
 
-def _few(numbers: list[float]) -> str:
+def _abbreviated(numbers: list[float]) -> str:
     return f"[{', '.join(f'{x:g}' for x in numbers[:8])}{', …' if len(numbers) > 8 else ''}]"

@@ -1,6 +1,6 @@
 """Resource limits of the processes that run an answer: time, memory, output and processes.
 
-They do not isolate an answer from files and processes of the same user: use a container for that.
+They do not protect the user's files and other processes from an answer: use a container for that.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, TextIO
 import psutil
 
 #: Limits of each rank: CPU and wall time [s], memory and file size [bytes], printed characters, and
-#: processes beyond those of its user. (Linux does not count the processes of root.)
+#: processes in addition to the user's. (Linux does not count the processes of root.)
 CPU, SECONDS, MEMORY, FILE, PRINTED, PROCESSES = 6, 40, 1 << 29, 1 << 26, 1_000_000, 200
 
-#: Memory limit of the judge process, beyond its initial use [bytes].
+#: Memory limit of the judge process, in addition to its initial use [bytes].
 JUDGE = 2 << 30
 
 
@@ -38,21 +38,23 @@ def confine() -> None:
     sys.stdout, sys.stderr = _Bounded(sys.stdout), _Bounded(sys.stderr)
 
 
-def limit_memory(more: int) -> None:
-    """Limit this process to ``more`` bytes above its current memory use, on Linux."""
+def limit_memory(extra: int) -> None:
+    """Limit this process to ``extra`` bytes above its current memory use, on Linux."""
     if sys.platform == "linux":
-        _limit(resource.RLIMIT_DATA, psutil.Process().memory_info().data + more)
+        _limit(resource.RLIMIT_DATA, psutil.Process().memory_info().data + extra)
 
 
-def _limit(resource_id: int, limit: int, more: int = 0) -> None:
-    """Lower a soft and hard limit; ``more`` is the distance from warning signal to kill."""
+def _limit(resource_id: int, limit: int, margin: int = 0) -> None:
+    """Lower a soft and hard limit; ``margin`` is their distance, from warning signal to kill."""
     _, hard = resource.getrlimit(resource_id)
     soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    resource.setrlimit(resource_id, (soft, soft + more if hard == resource.RLIM_INFINITY else hard))
+    resource.setrlimit(
+        resource_id, (soft, soft + margin if hard == resource.RLIM_INFINITY else hard)
+    )
 
 
 def _limit_processes(limit: int) -> None:
-    """Limit processes, unless those of other containers count and exceed the limit already."""
+    """Limit processes, unless those of other containers already exceed the limit."""
     before = resource.getrlimit(resource.RLIMIT_NPROC)
     resource.setrlimit(resource.RLIMIT_NPROC, (limit, before[1]))
     try:
@@ -66,8 +68,10 @@ def _limit_processes(limit: int) -> None:
 def _threads() -> int:
     """Return the number of threads of this user's processes."""
     processes = [process.info for process in psutil.process_iter(["uids", "num_threads"])]
-    own = [info for info in processes if info["uids"] and info["uids"].real == os.getuid()]
-    return sum(info["num_threads"] or 0 for info in own)
+    own_processes = [
+        info for info in processes if info["uids"] and info["uids"].real == os.getuid()
+    ]
+    return sum(info["num_threads"] or 0 for info in own_processes)
 
 
 class _Bounded:

@@ -1,6 +1,6 @@
-"""Grades submissions: each has a separate judge process; this process writes the reports.
+"""Grading of submissions, each in a separate judge process; this process writes the reports.
 
-A judge sends plain values. Its report is written after the judge and all processes started by the
+A judge sends plain values. Its report is written after the judge and all processes of the
 submission have ended. At the end all reports are written again from memory, so that no submission
 can change another's report.
 """
@@ -31,10 +31,10 @@ from distkit_course.exercises import TASKS
 from distkit_course.judging import row
 from distkit_course.task import BLOCKED, FAIL, PASS
 
-#: The functions that a judge process runs.
+#: The function that a judge process runs, and its argument.
 _JUDGE = "distkit.cluster.processes.forkserver:call_beside", "distkit_course.judging:main"
 
-#: Seconds without a message after which a judge counts as hung and is killed.
+#: Seconds without a message after which a judge is considered hung and is killed.
 TIMEOUT = 300.0
 
 
@@ -44,8 +44,8 @@ class Report:
 
     Args:
         submission: the submission's name.
-        criteria: rows with criteria and points.
-        evidence: traces of failed criteria, by file name.
+        criteria: the rows, with criteria and points.
+        evidence: traces of failed criteria by file name.
     """
 
     submission: str
@@ -54,17 +54,17 @@ class Report:
 
     @property
     def points(self) -> int:
-        """The points given."""
+        """The points of the submission."""
         return sum(row["points"] for row in self.criteria)
 
     @property
     def max(self) -> int:
-        """The highest possible points."""
+        """The maximum number of points."""
         return sum(row["max"] for row in self.criteria)
 
     @property
     def exit_code(self) -> int:
-        """0: all pass; 1: some fail, or there are none; 2: some are blocked, all others pass."""
+        """0 if all pass; 1 if some fail or none exist; 2 if some are blocked and none fail."""
         statuses = {row["status"] for row in self.criteria} - {PASS}
         return 1 if statuses - {BLOCKED} or not self.criteria else 2 if statuses else 0
 
@@ -86,13 +86,13 @@ class Report:
         if trace:
             self.evidence[file] = trace
 
-    def add_failed(self, name: str, why: str) -> None:
-        """Add an exercise without a verdict."""
-        self.add(row(f"{name}.end", FAIL, TASKS[name].worth, why))
+    def add_failed(self, name: str, message: str) -> None:
+        """Add a failed exercise, which has no verdict."""
+        self.add(row(f"{name}.end", FAIL, TASKS[name].worth, message))
 
 
 def titles(submissions: Sequence[Path]) -> list[str]:
-    """Return a name for each submission: its file name, or its path if two file names are equal.
+    """Return the name of each submission: its file name, or its path if file names are not unique.
 
     Raises:
         DistkitError: two submissions would have the same name.
@@ -113,18 +113,20 @@ def titles(submissions: Sequence[Path]) -> list[str]:
 
 
 def grade(submissions: Sequence[Path], folder: Path, names: Sequence[str] = ()) -> Iterator[Report]:
-    """Judge submissions one after the other, isolated from each other.
+    """Judge submissions one after the other, and yield the report of each.
 
     Args:
         submissions: notebooks or Python files.
         folder: the folder of the reports.
-        names: names of exercises; if empty, those in each submission.
+        names: names of exercises; if empty, the exercises of each submission.
 
     Raises:
-        DistkitError: an exercise is unknown, or two submissions have the same name.
+        DistkitError: an exercise is unknown, or two submissions have equal names.
     """
     if unknown := [name for name in names if name not in TASKS]:
-        raise DistkitError(f"there is no exercise {unknown[0]!r}. There are: {', '.join(TASKS)}.")
+        raise DistkitError(
+            f"exercise {unknown[0]!r} does not exist. Available: {', '.join(TASKS)}."
+        )
     written, folder = dict[Path, bytes](), folder.resolve()
     paths = [path.resolve() for path in submissions]  # a submission may remove the current folder
     for path, title in zip(paths, titles(submissions), strict=True):
@@ -132,14 +134,14 @@ def grade(submissions: Sequence[Path], folder: Path, names: Sequence[str] = ()) 
         _judge(path, report, names)
         files = {folder / name: content for name, content in report.files().items()}
         written |= files
-        with suppress(OSError):  # for example a full disk; retried at the end
+        with suppress(OSError):  # such as a full disk; retried at the end
             _write(files)
         yield report
     _write(written)
 
 
 def _judge(submission: Path, report: Report, names: Sequence[str]) -> None:
-    """Judge a submission; if a judge ends in an exercise, start another for the next exercise."""
+    """Judge a submission; if a judge dies in an exercise, start another for the next exercises."""
     pending = [*names]
     while True:
         current, read_error = "", "its judge ended while reading it"
@@ -167,15 +169,15 @@ def _judge(submission: Path, report: Report, names: Sequence[str]) -> None:
 
 
 def _judge_messages(submission: Path, names: Sequence[str]) -> Iterator[Any]:
-    """Start a judge, yield its messages, and end all processes that it has started."""
+    """Start a judge, yield its messages, and end all processes that it started."""
     adopt_orphans()
-    ours, theirs = socket.socketpair()
-    ours.settimeout(TIMEOUT)
-    channel, before = Channel(ours), children()
-    with theirs:
+    parent_end, judge_end = socket.socketpair()
+    parent_end.settimeout(TIMEOUT)
+    channel, before = Channel(parent_end), children()
+    with judge_end:
         process = subprocess.Popen(
-            boot.command(*_JUDGE, theirs.fileno(), submission, *names),
-            pass_fds=[theirs.fileno()],
+            boot.command(*_JUDGE, judge_end.fileno(), submission, *names),
+            pass_fds=[judge_end.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -199,7 +201,7 @@ def _judge_messages(submission: Path, names: Sequence[str]) -> Iterator[Any]:
 
 
 def _write(files: Mapping[Path, bytes]) -> None:
-    """Write files, replacing links and folders in their place."""
+    """Write files, and replace links and folders at their paths."""
     for file, content in files.items():
         folder = file.parent
         if folder.is_symlink() or not folder.is_dir():

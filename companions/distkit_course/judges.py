@@ -1,7 +1,8 @@
 """Tests of answers, each on separate ranks.
 
-:class:`Calls` compares the values of a function, :class:`Program` the results of a program and what
-its busiest rank sent, :class:`Quicker` its time with that of a naive program.
+:class:`Calls` checks the values of a function. :class:`Program` checks the results of a program and
+the number of messages of its busiest rank. :class:`Quicker` compares its time with that of a naive
+program.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from distkit_course.task import (
     raised,
 )
 
-#: One frame of a rank's traceback.
+#: A frame of a rank's traceback.
 _FRAME = re.compile(r' *File "(.+)", line \d+, in .+\n(?: {4}.+\n)?')
 
 #: Warm-up runs of each program, and pairs of measured runs.
@@ -65,7 +66,7 @@ WARM_UPS, PAIRS = 2, 5
 
 @dataclass(frozen=True)
 class AnswerRun:
-    """The results of a program by rank, and its trace."""
+    """The results of a program, by rank, and its trace."""
 
     results: list[Any]
     trace: Trace
@@ -76,7 +77,7 @@ def run_answer(
 ) -> AnswerRun:
     """Run a program that calls an answer on n ranks; errors show the answer's name.
 
-    The answer runs on the ranks only, which send plain values.
+    The answer runs only on the ranks, which send plain values.
 
     Raises:
         NotAttempted: the answer is a stub.
@@ -86,7 +87,7 @@ def run_answer(
     named.__name__ = name_of(answer)  # type: ignore[attr-defined]
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*its limits", CommunicationWarning)  # on purpose
+            warnings.filterwarnings("ignore", ".*its limits", CommunicationWarning)
             run = _run(named, n)
             return AnswerRun([values.unpack(result) for result in run.results], run.trace)
     except RunError as error:
@@ -95,17 +96,17 @@ def run_answer(
         trace = error.run.trace if isinstance(error.run, Run) else None
         raise Mistake(f"on {count(n, 'rank')}:\n{_describe(error, answer)}", trace) from error
     except values.DAMAGED as error:
-        raise Mistake(f"on {count(n, 'rank')}: its results cannot be read: {error}") from error
+        raise Mistake(f"on {count(n, 'rank')}: its results cannot be decoded: {error}") from error
 
 
-def _run(program: Callable[..., object], n: int, again: bool = True) -> Run:
+def _run(program: Callable[..., object], n: int, retry: bool = True) -> Run:
     try:
         server().preload("distkit_course.exercises")  # saves an import in each rank
         return run_ranks(program, n, timeout=SECONDS, raw=True)
     except StartError:
-        if not again:
+        if not retry:
             raise
-        return _run(program, n, False)  # an earlier answer has killed the fork server
+        return _run(program, n, False)  # an earlier answer may have killed the fork server
 
 
 def _confined(program: Callable[..., object], *arguments: object) -> bytes:
@@ -114,23 +115,23 @@ def _confined(program: Callable[..., object], *arguments: object) -> bytes:
 
 
 def _describe(error: RunError, answer: Answer) -> str:
-    """Describe an error with only the learner's lines of its traceback."""
+    """Describe an error, with only the learner's lines of its traceback."""
     if isinstance(error, DeadlockError):
         prefix = "" if isinstance(error, MismatchError) else "deadlock in "
         return f"{prefix}{name_of(answer)}: " + "\n".join(map(str, error.findings))
     if isinstance(error, RunInterrupted):
         return f"{name_of(answer)} did not end within {SECONDS} s"
     if "SIGXCPU" in str(error):
-        return f"{name_of(answer)} computes for more than {CPU} s. Is there an endless loop?"
+        return f"{name_of(answer)} computes for more than {CPU} s. Check for an endless loop."
     if not isinstance(error, RankError) or not error.traceback:
         return str(error)
     folder = Path(__file__).parent
     files = [*folder.glob("*.py"), *folder.glob("content/*.py")]
-    ours = {place(f"{file}:1").rpartition(":")[0] for file in files}
+    course_files = {place(f"{file}:1").rpartition(":")[0] for file in files}
     frames = "".join(
         frame[0]
         for frame in _FRAME.finditer(error.traceback)
-        if "-packages/" not in frame[1] and frame[1] not in ours
+        if "-packages/" not in frame[1] and frame[1] not in course_files
     )
     return str(error).replace(error.traceback, frames)
 
@@ -138,16 +139,16 @@ def _describe(error: RunError, answer: Answer) -> str:
 def call_answer(
     answer: Answer,
     cases: Iterable[tuple[Any, ...]],
-    words: Callable[..., str],
+    describe: Callable[..., str],
     call: Callable[..., Any] = lambda answer, *case: answer(*case),
 ) -> Iterator[Any]:
     """Call an answer with each case on a rank, and yield the returned values.
 
     Args:
         answer: the answer.
-        cases: arguments of ``call``.
-        words: describes a case, with the same arguments.
-        call: calls the answer.
+        cases: the arguments of each call.
+        describe: a function that describes a case, with the same arguments.
+        call: a function that calls the answer.
 
     Raises:
         NotAttempted: the answer is a stub.
@@ -159,14 +160,14 @@ def call_answer(
         if kind == "stub":
             raise NotAttempted
         if kind == "raised":
-            raise Mistake(f"{words(*case)}: {content}")
+            raise Mistake(f"{describe(*case)}: {content}")
         yield values.unpack(content)
 
 
 def _call_each(
     call: Callable[..., Any], answer: Answer, cases: list[tuple[Any, ...]]
 ) -> list[tuple[str, Any]]:
-    """Return the values up to an exception, packed at once: the answer may change them later."""
+    """Return the values up to an exception, packed before the answer can change them."""
     outcomes = list[tuple[str, Any]]()
     for case in cases:
         try:
@@ -180,18 +181,18 @@ def _call_each(
 
 # -- values ------------------------------------------------------------------------------
 
-#: Explains a wrong answer: ``f(returned, right, *arguments)``; "" if no cause is recognised.
+#: Explains a wrong answer: ``f(returned, right, *arguments)``; "" if the cause is unknown.
 Why = Callable[..., str]
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Calls a function and compares what it returns with what the solution returns.
+    """Calls a function and compares its results with the solution's.
 
     Args:
-        solution: the right function.
-        cases: arguments, the simple ones first.
-        why: names common causes.
+        solution: the correct function.
+        cases: the arguments of each call, simple ones first.
+        why: a function that explains common causes.
     """
 
     solution: Answer
@@ -199,9 +200,9 @@ class Calls:
     why: Why = lambda returned, right, *case: ""
 
     def __call__(self, answer: Answer) -> Iterator[Criterion]:
-        """Compare up to the first difference."""
+        """Compare the results, up to the first difference."""
         cases = [*self.cases]
-        for number, returned in enumerate(call_answer(answer, cases, self._words)):
+        for number, returned in enumerate(call_answer(answer, cases, self._describe_case)):
             case = cases[number]
             right = self.solution(*deepcopy(case))
             if returned is None and not number:
@@ -209,18 +210,18 @@ class Calls:
             if not same(returned, right):
                 why = self.why(returned, right, *case)
                 raise Mistake(
-                    f"{self._words(*case)} it returns {returned!r} where {right!r} is right"
+                    f"{self._describe_case(*case)} it returns {returned!r} where {right!r} is right"
                     + (f": {why}" if why else "")
                 )
         yield Criterion("values", f"right in {count(len(cases), 'case')}")
 
-    def _words(self, *case: Any) -> str:
+    def _describe_case(self, *case: Any) -> str:
         named = zip(inspect.signature(self.solution).parameters, case, strict=True)
         return "with " + ", ".join(f"{name}={value!r}" for name, value in named)
 
 
 def same(returned: Any, right: Any) -> bool:
-    """Return whether two values are equal, numbers up to rounding."""
+    """Return whether two values are equal; numbers may differ by rounding."""
     if isinstance(right, list | tuple):
         same_length = isinstance(returned, list | tuple) and len(returned) == len(right)
         return same_length and all(map(same, returned, right))
@@ -238,12 +239,12 @@ class Program:
     """Runs a program on several ranks and compares each rank's result.
 
     Args:
-        call: calls the answer on rank ``rank`` of ``n``; returns plain data.
+        call: a function that calls the answer on rank ``rank`` of ``n`` and returns plain data.
         right: the expected value of a rank.
         worlds: world sizes to test; messages are counted in the first.
-        most: the limits of a rank on n ranks: "messages", "bytes", "rounds", "calls" (collective
-            operations), each with an optional reason.
-        why: names common mistakes: ``f(results, rights)``.
+        most: the limits of a rank on n ranks by name: "messages", "bytes", "rounds" or "calls"
+            (collective operations), each with an optional reason.
+        why: a function ``f(results, rights)`` that explains common mistakes.
     """
 
     call: Callable[[Answer, int, int], Any]
@@ -253,7 +254,7 @@ class Program:
     why: Callable[[list[Any], list[Any]], str] = lambda results, rights: ""
 
     def __call__(self, answer: Answer) -> Iterator[Criterion]:
-        """Compare the values, then the messages in the first world."""
+        """Compare the values of each world, then the messages of the first."""
         traces = [self._compared(answer, n) for n in self.worlds]
         yield Criterion("values", f"right on {', '.join(map(str, sorted(self.worlds)))} ranks")
         sent = measured(traces[0])
@@ -286,7 +287,7 @@ def _called(call: Callable[[Answer, int, int], Any], answer: Answer) -> Any:
     return call(answer, dist.get_rank(), dist.get_world_size())
 
 
-#: Singular and suffix of each counted quantity.
+#: Singular noun and suffix of each counted quantity.
 _COUNTED = {
     "messages": ("message", " sent by the busiest rank"),
     "bytes": ("byte", " sent by the busiest rank"),
@@ -305,7 +306,7 @@ def measured(trace: Trace) -> dict[str, int]:
 
 
 def at_most(name: str, got: int, most: int, reason: str, trace: Trace) -> Criterion:
-    """Return a criterion that passes up to ``most``, and else is wasteful."""
+    """Return a criterion that passes up to ``most``, and is wasteful above."""
     unit, suffix = _COUNTED[name]
     text = count(got, unit) + suffix
     if got <= most:
@@ -315,20 +316,20 @@ def at_most(name: str, got: int, most: int, reason: str, trace: Trace) -> Criter
 
 # -- time ------------------------------------------------------------------------------------
 
-#: Load per core above which a slow answer is not judged.
+#: System load per core above which a slow answer is not judged.
 BUSY = 1.5
 
 
 @dataclass(frozen=True)
 class Quicker:
-    """Compares the time of an answer with that of a naive program, in pairs.
+    """Compares the time of an answer with that of a naive program, in pairs of runs.
 
     Args:
-        call: calls a program on rank ``rank`` of ``n``.
-        naive: the slow program.
-        ratio: the required speedup over it.
+        call: a function that calls a program on rank ``rank`` of ``n``.
+        naive: the naive program.
+        ratio: the required speedup over the naive program.
         why: the usual cause of a slow answer.
-        n: number of ranks.
+        n: the number of ranks.
     """
 
     call: Callable[[Answer, int, int], Any]
@@ -338,7 +339,7 @@ class Quicker:
     n: int = 2
 
     def __call__(self, answer: Answer) -> Iterator[Criterion]:
-        """Run both programs in turn."""
+        """Run both programs alternately."""
         run = run_answer(_timed, answer, self.n, self.call, answer, self.naive)
         by_pair = zip(*run.results, strict=True)
         slowest = [tuple(map(max, zip(*ranks, strict=True))) for ranks in by_pair]
@@ -348,10 +349,10 @@ class Quicker:
 def judged(
     pairs: Sequence[tuple[float, float]], ratio: float, busy: bool, why: str = ""
 ) -> Criterion:
-    """Return the criterion of time.
+    """Return the criterion of the answer's time.
 
     Args:
-        pairs: seconds of the answer and of the naive program, by the slowest rank.
+        pairs: seconds of the answer and of the naive program on the slowest rank.
         ratio: the required speedup.
         busy: whether other processes use the machine.
         why: the usual cause of a slow answer.
@@ -362,7 +363,7 @@ def judged(
     'blocked'
     """
     ratios = [naive / answer for answer, naive in pairs]
-    text = f"{median(ratios):.1f} times as quick as one after the other; {ratio:g} are needed"
+    text = f"{median(ratios):.1f} times as fast as one after the other; {ratio:g} are required"
     if median(ratios) >= ratio:
         return Criterion("time", text)
     if busy:
@@ -371,7 +372,7 @@ def judged(
 
 
 def _timed(call: Callable[[Answer, int, int], Any], *programs: Answer) -> list[list[float]]:
-    """Return this rank's seconds of each program, run in turn."""
+    """Return this rank's seconds of each program; the programs alternate."""
     import torch.distributed as dist
 
     rank, n, seconds = dist.get_rank(), dist.get_world_size(), []
@@ -379,9 +380,9 @@ def _timed(call: Callable[[Answer, int, int], Any], *programs: Answer) -> list[l
         seconds.append([0.0 for _ in programs])
         for i, program in enumerate(programs):
             dist.barrier()
-            began = time.perf_counter()
+            start = time.perf_counter()
             call(program, rank, n)
-            seconds[-1][i] = time.perf_counter() - began
+            seconds[-1][i] = time.perf_counter() - start
     return seconds[WARM_UPS:]
 
 

@@ -1,7 +1,7 @@
 """The judge process of one submission.
 
-The submission's functions run on ranks, which send plain values to this process. This process sends
-the rows of the report to the grading process.
+The submission's functions run on ranks, which send plain values to the judge process. It sends the
+rows of the report to the grading process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(fd: str, submission: str, *names: str) -> None:
     Args:
         fd: the file descriptor of the channel to the grading process.
         submission: the path of the file.
-        names: names of exercises; if empty, those in the submission.
+        names: names of exercises; if empty, the exercises of the submission.
     """
     die_with_parent()
     channel, budget = Channel(socket.socket(fileno=int(fd))), MAX_EVIDENCE
@@ -57,19 +57,19 @@ def _judged(task: Task, answer: Written | str | None) -> Verdict:
     try:
         return task.judge(answer)
     except Exception as error:  # the ranks may send anything
-        why = f"the check failed: {type(error).__name__}: {error}"
-        return Verdict(task.name, FAIL, (Criterion("check", why, FAIL),))
+        message = f"the check failed: {type(error).__name__}: {error}"
+        return Verdict(task.name, FAIL, (Criterion("check", message, FAIL),))
 
 
 def _rows(task: Task, verdict: Verdict, budget: int) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Yield rows of a report and traces of failed criteria; a failure costs all points left.
+    """Yield rows of a report and traces of failed criteria; a failure costs all remaining points.
 
     Traces larger than ``budget`` [bytes] are omitted.
     """
-    left = task.worth
+    remaining = task.worth
     for criterion in verdict.criteria or [Criterion("attempt", "", NOT_ATTEMPTED)]:
-        points = {BLOCKED: 0, FAIL: left, NOT_ATTEMPTED: left}.get(criterion.status, 1)
-        left -= points or 1
+        points = {BLOCKED: 0, FAIL: remaining, NOT_ATTEMPTED: remaining}.get(criterion.status, 1)
+        remaining -= points or 1
         trace = b"" if criterion.status == PASS else _saved(criterion.trace)
         trace = trace if len(trace) <= budget else b""
         budget -= len(trace)
@@ -84,7 +84,7 @@ def _saved(trace: Trace | None) -> bytes:
 
 
 def row(name: str, status: str, worth: int, message: str) -> dict[str, Any]:
-    """Return a row of a report: a criterion, its points and their maximum."""
+    """Return a row of a report, with a criterion, its points and their maximum."""
     points = worth if status == PASS else 0
     text = message[:MAX_MESSAGE]
     return {"criterion": name, "status": status, "points": points, "max": worth, "message": text}

@@ -1,11 +1,11 @@
-"""Predictions: a guess made before a run and compared with the answer afterwards.
+"""Predictions: guesses before a run, which are compared with the answers afterwards.
 
 Example::
 
     guess = dk.predict("How many messages does rank 0 send?")
     guess                                 # shows a field and Commit; or guess.commit(6)
     run = cluster.run(ring)
-    guess.compare(len(sent_by_0))         # shows guess, answer and their difference
+    guess.compare(len(sent_by_0))         # shows the guess, the answer and their difference
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ PASS, CLOSE, FAIL, UNKNOWN = "pass", "close", "fail", "unknown"
 _SIGNS = {PASS: "✓", CLOSE: "≈", FAIL: "✗", UNKNOWN: "–"}
 _COLOURS = {PASS: "#009e73", CLOSE: "#2b83c6", FAIL: "#d55e00", UNKNOWN: "#7f8c99"}
 
-#: Relative differences up to which a guess is close, and exact.
+#: Maximum relative differences of close and of exact guesses.
 NEAR, EXACT = 0.1, 1e-9
-#: Ratios with a name.
+#: Names of ratios.
 _RATIO_NAMES = {2: "twice", 3: "three times", 4: "four times", 10: "ten times"}
-#: Wrong items of a list to show; further ones are only counted.
+#: Maximum number of wrong items of a list to show; further ones are only counted.
 MAX_ITEMS = 6
 
-_TOO_LATE = "The answer is there already. Run the cell with dk.predict again to guess anew."
-_CHOICE_NEEDED = "Choose one of the answers first."
+_TOO_LATE = "The answer is already known. Run the cell with dk.predict again for a new guess."
+_CHOICE_NEEDED = "Select one of the answers first."
 _NUMBER_NEEDED = (
-    "Type a number in digits, such as 12, or several with commas between them, such as 0, 4."
+    "Enter a number in digits, such as 12, or several separated by commas, such as 0, 4."
 )
-_TWO_NEEDED = "Type two numbers with a comma between them, such as 5, 7."
+_TWO_NEEDED = "Enter two numbers separated by a comma, such as 5, 7."
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A guess compared with the answer; true when they are equal.
+    """A guess compared with the answer, which is true if they are equal.
 
     ``status`` is "pass", "close" (a number within 10 %), "fail" or "unknown" (no guess).
     """
@@ -97,17 +97,17 @@ class _Form(anywidget.AnyWidget):
 
 
 class StaticForm(ABC):
-    """A form in a notebook, with a static text for documents without a kernel."""
+    """A form in a notebook, with static text for documents without a kernel."""
 
     _widget: type[Any]
 
     @abstractmethod
     def _picture(self) -> dict[str, object]:
-        """Return the state that the form shows."""
+        """Return the state of the form."""
 
     @abstractmethod
     def _submit(self, message: Mapping[str, Any]) -> None:
-        """Handle a message of the form."""
+        """Handle a message from the form."""
 
     @cached_property
     def form(self) -> Any:
@@ -156,7 +156,7 @@ class Prediction(StaticForm):
         """Set or change the guess: a number, several numbers, or one of the choices.
 
         Raises:
-            DistkitError: it is none of these, or the answer is known already.
+            DistkitError: the guess is none of these, or the answer is already known.
         """
         self._note = ""
         if self._answer is not None:
@@ -172,14 +172,14 @@ class Prediction(StaticForm):
         """Compare the guess with the answer.
 
         Args:
-            actual: the answer: a number, words, a list of either, or one of the choices.
+            actual: the answer: a number, a text, a list of these, or one of the choices.
 
         Raises:
             DistkitError: the answer is none of these.
         """
         actual = self._choice(actual, "The answer") if self.choices else _plain(actual)
         if self.guess is None:
-            verdict = UNKNOWN, "no guess was committed: next time guess first, it is worth it"
+            verdict = UNKNOWN, "no guess was committed. Next time, commit a guess before the run"
         elif isinstance(actual, str):
             verdict = _compared_text(self.guess, actual)
         else:
@@ -189,12 +189,14 @@ class Prediction(StaticForm):
         self._refresh()
         return self._answer
 
-    def _choice(self, value: object, what: str) -> str:
+    def _choice(self, value: object, label: str) -> str:
         if not (text := _format(value)):
             raise DistkitError(_CHOICE_NEEDED)
         matches = [c for c in self.choices if _normalized(c) == _normalized(text)]
         if not matches:
-            raise DistkitError(f"{what} {text!r} is none of the choices: {_joined(self.choices)}.")
+            raise DistkitError(
+                f"{label} {text!r} is not one of the choices: {_joined(self.choices)}."
+            )
         return matches[0]
 
     # -- display -------------------------------------------------------------------------
@@ -205,7 +207,7 @@ class Prediction(StaticForm):
         if self._note:
             return "refused", self._note
         if self._answer is None:
-            return "waits", "" if self.guess is None else "Go on: a cell below has the answer."
+            return "waits", "" if self.guess is None else "Continue: a cell below has the answer."
         if self.guess is None:
             return "waits", _TOO_LATE
         answer = self._answer
@@ -222,7 +224,7 @@ class Prediction(StaticForm):
             "final": self._answer is not None,
             "status": status,
             "note": note,
-            "heard": self._submissions,  # the same guess again is an update, too
+            "heard": self._submissions,  # repeating a guess is an update, too
         }
 
     def _submit(self, message: Mapping[str, Any]) -> None:
@@ -249,14 +251,14 @@ _predictions: dict[object, Prediction] = {}
 
 
 def predict(question: str, choices: Sequence[object] | None = None) -> Prediction:
-    """Ask for a guess before a run. In a notebook, show a field or the choices, and Commit.
+    """Ask for a guess before a run; in a notebook, show a field or the choices, and Commit.
 
-    The guess can be changed until the answer is known; running the cell again shows it.
+    The guess can be changed until the answer is known. Running the cell again shows it.
 
     Args:
-        question: the question. Without choices, it asks for one or several numbers; if it contains
-            the words "two numbers", for two.
-        choices: the possible answers, numbers or words; None for a free number.
+        question: the question. Without choices, it asks for one or several numbers, or for two if
+            it contains the words "two numbers".
+        choices: the possible answers, numbers or texts; None for any number.
 
     Raises:
         DistkitError: there are fewer than two choices, or two are equal.
@@ -269,13 +271,13 @@ def predict(question: str, choices: Sequence[object] | None = None) -> Predictio
       the answer    3
       ✗             twice the answer
     """
-    offered = [_format(c) for c in choices or ()]
-    if choices is not None and len({*map(_normalized, offered)}) < max(2, len(offered)):
-        raise DistkitError(f"{question!r} needs two or more different choices; got {offered}.")
-    prediction, cell_id = Prediction(question, offered), cell()
+    options = [_format(c) for c in choices or ()]
+    if choices is not None and len({*map(_normalized, options)}) < max(2, len(options)):
+        raise DistkitError(f"{question!r} needs two or more different choices; got {options}.")
+    prediction, cell_id = Prediction(question, options), cell()
     if cell_id is None:
         return prediction
-    key: object = (cell_id, question, *offered)
+    key: object = (cell_id, question, *options)
     existing = _predictions.get(key)
     if existing is None or existing.guess is None or existing._answer is not None:
         _predictions[key] = prediction
@@ -289,7 +291,7 @@ def _plain(value: Any) -> Value:
     """Convert numpy and torch values to plain Python.
 
     Raises:
-        DistkitError: the value is neither a number nor words nor a list of either.
+        DistkitError: the value is not a number, a text, or a list of these.
     """
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, bool):
@@ -305,7 +307,7 @@ def _plain(value: Any) -> Value:
             return items  # type: ignore[return-value]
     raise DistkitError(
         f"{value!r} ({type(value).__name__}) cannot be compared. "
-        "Give a number, words, or a list of either."
+        "Pass a number, a text, or a list of these."
     )
 
 
@@ -323,12 +325,12 @@ def _number(word: str) -> float | None:
     if (match := _NUMBER.fullmatch(word)) is None:
         return None
     digits = match[1]
-    whole = re.fullmatch(r"[-+]?\d+", digits) and len(digits) <= _DIGITS
-    return int(digits) if whole else float(digits)
+    is_integer = re.fullmatch(r"[-+]?\d+", digits) and len(digits) <= _DIGITS
+    return int(digits) if is_integer else float(digits)
 
 
 def _readings(guess: Value) -> list[list[float]]:
-    """Return the numbers of a guess: for a text with commas as thousands or number separators.
+    """Return the numbers in a guess, for both meanings of commas: within and between numbers.
 
     >>> _readings("1,024 bytes"), _readings([0, "4 ms"])
     ([[1024], [1, 24]], [[0, 4]])
@@ -341,8 +343,8 @@ def _readings(guess: Value) -> list[list[float]]:
     grouped = [word.replace(",", "" if _GROUPED.fullmatch(word) else " ") for word in words]
     separated = [word.replace(",", " ") for word in words]
     return [
-        [number for word in " ".join(way).split() if (number := _number(word)) is not None]
-        for way in (grouped, separated)
+        [number for word in " ".join(words).split() if (number := _number(word)) is not None]
+        for words in (grouped, separated)
     ]
 
 
@@ -350,7 +352,7 @@ def _validated(guess: Value, question: str) -> Value:
     """Return a valid guess for a question without choices.
 
     Raises:
-        DistkitError: the guess has no number, or not two if two are asked for.
+        DistkitError: the guess has no number, or not two if the question asks for two.
     """
     if not isinstance(guess, str):
         guess = _plain(guess)
@@ -363,14 +365,14 @@ def _validated(guess: Value, question: str) -> Value:
 
 
 def _matching(guess: Value, actual: float | Sequence[float | str]) -> list[float]:
-    """Return the reading of a guess with as many numbers as the answer, else the first."""
+    """Return the reading of a guess with as many numbers as the answer, or the first one."""
     length = 1 if isinstance(actual, int | float) else len(actual)
     readings = _readings(guess)
     return next((numbers for numbers in readings if len(numbers) == length), readings[0])
 
 
 def code_html(text: str) -> str:
-    """Convert a text to HTML, with code between backticks.
+    """Convert text to HTML; text between backticks is code.
 
     >>> code_html("1 < `w`")
     '1 &lt; <code>w</code>'
@@ -413,28 +415,28 @@ def _compared_text(guess: Value, actual: Value) -> tuple[str, str]:
 
 
 def _compared(guess: list[float], actual: float | Sequence[float | str]) -> tuple[str, str]:
-    """Return the status and description of the numbers of a guess."""
+    """Return the status of a guess with these numbers, and a description."""
     expected = [actual] if isinstance(actual, int | float) else list(actual)
     if len(guess) != len(expected):
         return FAIL, f"{count(len(expected), 'number')} in the answer, {len(guess)} in the guess"
-    each = [
+    results = [
         _compared_text(number, right) if isinstance(right, str) else _ratio(number, right)
         for number, right in zip(guess, expected, strict=True)
     ]
     if isinstance(actual, int | float):
-        return each[0]
-    wrong = [n for n, (status, _) in enumerate(each) if status != PASS]
+        return results[0]
+    wrong = [n for n, (status, _) in enumerate(results) if status != PASS]
     if not wrong:
         return PASS, "exactly right"
-    lines = [f"[{n}] {_format(guess[n])}: {each[n][1]}" for n in wrong[:MAX_ITEMS]]
-    more = [f"and {len(wrong) - MAX_ITEMS} more"] * (len(wrong) > MAX_ITEMS)
-    right = f"{len(each) - len(wrong)} of {len(each)} are right"
-    close = all(status in (PASS, CLOSE) for status, _ in each)
-    return CLOSE if close else FAIL, "\n".join([right, *lines, *more])
+    lines = [f"[{n}] {_format(guess[n])}: {results[n][1]}" for n in wrong[:MAX_ITEMS]]
+    omitted = [f"and {len(wrong) - MAX_ITEMS} more"] * (len(wrong) > MAX_ITEMS)
+    right = f"{len(results) - len(wrong)} of {len(results)} are right"
+    close = all(status in (PASS, CLOSE) for status, _ in results)
+    return CLOSE if close else FAIL, "\n".join([right, *lines, *omitted])
 
 
 def _ratio(guess: float, actual: float) -> tuple[str, str]:
-    """Return the status of a guess, and how it compares with the answer.
+    """Return the status of a guess, and describe its ratio to the answer.
 
     >>> _ratio(6, 3), _ratio(5, 6)
     (('fail', 'twice the answer'), ('fail', '1 too low'))

@@ -1,7 +1,7 @@
 """The free-text questions of the lessons, and the exercises of each lesson.
 
-``questions.md`` has a heading for each lesson with the names of its checked exercises, then the
-questions, each with a hint and sample answers of three levels.
+``questions.md`` has a heading for each lesson, followed by the names of its checked exercises and
+its questions. Each question has a hint and sample answers of three levels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from distkit.errors import DistkitError
 from distkit_course import content
 
-#: The levels of sample answers, the best first.
+#: The levels of sample answers, from best to worst.
 LEVELS = ("excellent", "good", "acceptable")
 
 
@@ -51,8 +51,8 @@ def sections(file: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
 
 
 def _question(name: str, body: str) -> Question:
-    question, *rest = (" ".join(p.split()) for p in re.split(r"^- ", body, flags=re.M))
-    fields = dict(line.split(": ", 1) for line in rest)
+    question, *items = (" ".join(p.split()) for p in re.split(r"^- ", body, flags=re.M))
+    fields = dict(item.split(": ", 1) for item in items)
     return Question(name, question, (fields.pop("hint"),), **fields)
 
 
@@ -64,7 +64,7 @@ _lessons = [
 #: Every question by name.
 QUESTIONS = {question.name: question for _, _, questions in _lessons for question in questions}
 
-#: The names of each lesson's exercises and questions, in their order.
+#: The names of each lesson's exercises and questions, in order.
 LESSONS = {
     lesson: [*checked, *(question.name for question in questions)]
     for lesson, checked, questions in _lessons
@@ -72,13 +72,15 @@ LESSONS = {
 
 
 def lessons(prefixes: Iterable[str]) -> list[str]:
-    """Return the lessons with one of these prefixes, such as "02"; all if there are none.
+    """Return the lessons with one of these prefixes, such as "02"; all lessons without prefixes.
 
     Raises:
         DistkitError: no lesson has one of the prefixes.
     """
-    chosen = tuple(prefixes)
-    for prefix in chosen:
+    wanted = tuple(prefixes)
+    for prefix in wanted:
         if not any(lesson.startswith(prefix) for lesson in LESSONS):
-            raise DistkitError(f"there is no lesson {prefix!r}. There are: {', '.join(LESSONS)}.")
-    return [lesson for lesson in LESSONS if not chosen or lesson.startswith(chosen)]
+            raise DistkitError(
+                f"no lesson starts with {prefix!r}. Available: {', '.join(LESSONS)}."
+            )
+    return [lesson for lesson in LESSONS if not wanted or lesson.startswith(wanted)]

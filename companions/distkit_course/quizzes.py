@@ -1,4 +1,4 @@
-"""Concept checks: five questions about the view of a new run.
+"""Concept checks, each with five questions about the view of a new run.
 
 Example::
 
@@ -26,7 +26,7 @@ from distkit_course.questions import sections
 
 @dataclass(frozen=True)
 class Choice:
-    """A multiple-choice question; ``why`` says where the view shows the answer."""
+    """A multiple-choice question; ``why`` explains where the view shows the answer."""
 
     text: str
     choices: tuple[str, ...]
@@ -35,7 +35,7 @@ class Choice:
 
     @classmethod
     def read(cls, text: str, body: str) -> Choice:
-        """Read a question of ``quizzes.md``."""
+        """Parse a question of ``quizzes.md``."""
         options = re.findall(r"^- \[(.)\] (.+)$", body, flags=re.M)
         (answer,) = (choice for mark, choice in options if mark == "x")
         why = " ".join(re.sub(r"^- .*$", "", body, flags=re.M).split())
@@ -44,7 +44,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Quiz:
-    """The concept check of a lesson: a description of its run, and the questions."""
+    """The concept check of a lesson, with a description of its run and its questions."""
 
     lesson: str
     about: str
@@ -52,7 +52,7 @@ class Quiz:
 
     @property
     def answers(self) -> str:
-        """The answer key: each question, its answer and explanation."""
+        """The answer key: each question with its answer and explanation."""
         lines = [self.lesson, self.about]
         for number, question in enumerate(self.questions, 1):
             lines += [f"{number}. {question.text}", f"   {question.answer}", f"   {question.why}"]
@@ -78,7 +78,7 @@ class ConceptCheck(StaticForm):
 
     def __init__(self, quiz: Quiz) -> None:
         self.quiz, self.trace = quiz, RUNS[quiz.lesson]()
-        # sums and notices would answer some of the questions
+        # bare, since sums and notices would answer some of the questions
         self.view = (Servers if quiz.lesson in OF_SERVERS else Timeline)(self.trace, bare=True)
         self._verdicts: dict[int, Comparison] = {}
         self._predictions = [
@@ -103,7 +103,7 @@ class ConceptCheck(StaticForm):
         """
         if number not in range(1, len(self._predictions) + 1):
             raise DistkitError(
-                f"There is no question {number!r}: they are 1 to {len(self._predictions)}."
+                f"Question {number!r} does not exist: use 1 to {len(self._predictions)}."
             )
         self._predictions[number - 1].commit(choice)  # type: ignore[arg-type]
         return self._verdicts[number]
@@ -119,7 +119,7 @@ class ConceptCheck(StaticForm):
 
     @property
     def score(self) -> str:
-        """The number of right answers, as a sentence."""
+        """A sentence with the number of right answers."""
         total, answered = len(self._predictions), len(self._verdicts)
         right = sum(map(bool, self._verdicts.values()))
         if answered < total:
@@ -175,5 +175,5 @@ def concept_check(lesson: str) -> ConceptCheck:
     '1 of 5 questions answered, 0 right'
     """
     if lesson not in QUIZZES:
-        raise DistkitError(f"There is no concept check {lesson!r}. There are: {[*QUIZZES]}.")
+        raise DistkitError(f"Concept check {lesson!r} does not exist. Available: {[*QUIZZES]}.")
     return ConceptCheck(QUIZZES[lesson])

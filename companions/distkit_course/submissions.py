@@ -1,6 +1,6 @@
-"""Reads a submission, a notebook or a Python file, without executing it.
+"""Reading of submissions, which are notebooks or Python files, without executing them.
 
-Only its imports, definitions and constants are used, and only ranks execute them.
+Only imports, definitions and constants are used, and only ranks execute them.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from distkit_course.exercises import TASKS
 #: Maximum size of a submission [bytes].
 MAX_SIZE = 1 << 26
 
-#: The top-level statements used of a submission.
+#: The top-level statements of a submission that are used.
 _DEFINITIONS = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
 #: A call that submits a function: ``dk.check.NAME(function)``.
 _CHECKED = re.compile(r"\bcheck\.(\w+)\((\w+)\)")
-#: Errors of invalid notebooks or invalid Python.
+#: Errors raised for invalid notebooks or invalid Python.
 _UNREADABLE = (ValueError, LookupError, TypeError, SyntaxError, RecursionError, MemoryError)
 
 
 class Written:
-    """A function as source code, which the first call executes, on a rank.
+    """A function as source code, which its first call, on a rank, executes.
 
     Args:
         name: the function's name.
-        text: the source of the function and of definitions that it may use.
-        parameters: number of its parameters; None if not known before it runs.
+        text: the source of the function and of the definitions that it may use.
+        parameters: the number of parameters; None if it is unknown before the function runs.
     """
 
     def __init__(self, name: str, text: str, parameters: int | None) -> None:
@@ -55,7 +55,7 @@ class Written:
 
 
 def read(submission: Path) -> dict[str, Written | str]:
-    """Return the answers of a submission by exercise; an error text for a cell of invalid Python.
+    """Return a submission's answers by exercise; for invalid Python, an error text.
 
     Raises:
         DistkitError: the file cannot be read.
@@ -63,14 +63,14 @@ def read(submission: Path) -> dict[str, Written | str]:
     try:
         cells = [*map(_cell, _texts(submission))]
     except (OSError, *_UNREADABLE) as error:
-        why = str(error) or type(error).__name__
-        raise DistkitError(f"{submission.name} cannot be read: {why}") from error
-    found = _answers(cells)
-    used = {id(cell) for cell, _ in found.values()}
+        reason = str(error) or type(error).__name__
+        raise DistkitError(f"{submission.name} cannot be read: {reason}") from error
+    answers = _answers(cells)
+    used = {id(cell) for cell, _ in answers.values()}
     shared = [
         definition for cell in cells if id(cell) not in used for definition in cell.definitions
     ]
-    return {name: cell.answer(function, shared) for name, (cell, function) in found.items()}
+    return {name: cell.answer(function, shared) for name, (cell, function) in answers.items()}
 
 
 def _texts(submission: Path) -> list[str]:
@@ -84,13 +84,13 @@ def _texts(submission: Path) -> list[str]:
         return [text]
     notebook = json.loads(text)
     if not isinstance(notebook, dict):
-        raise ValueError("it is no notebook")
+        raise ValueError("it is not a notebook")
     return ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
 
 
 @dataclass
 class _Cell:
-    """A cell: the parameter count of its functions, and the source of its definitions."""
+    """A cell, with the parameter counts of its functions and the source of its definitions."""
 
     text: str
     functions: dict[str, int | None]
@@ -114,8 +114,8 @@ def _cell(text: str) -> _Cell:
         ]
         return _Cell(text, functions, defined)
     except _UNREADABLE as exception:
-        found = re.findall(r"^def (\w+)\((\s*\))?", text, flags=re.M)
-        functions = {name: 0 if none else None for name, none in found}
+        headers = re.findall(r"^def (\w+)\((\s*\))?", text, flags=re.M)
+        functions = {name: 0 if empty else None for name, empty in headers}
         return _Cell(text, functions, error=f"it cannot be read: {exception}")
 
 
@@ -135,9 +135,9 @@ def _assigns(node: ast.stmt) -> bool:
 
 
 def _if_defined(node: ast.stmt) -> ast.stmt:
-    """Ignore errors of a statement that needs the notebook's state: ``first = run.results[0]``.
+    """Ignore errors of a statement that may need the notebook's state: ``first = run.results[0]``.
 
-    An answer that uses the name gets a NameError.
+    An answer that uses the missing name raises a NameError.
     """
     handler = ast.ExceptHandler(ast.Name("Exception"), None, [ast.Pass()])
     return ast.Try([node], [handler], [], [])
@@ -155,14 +155,14 @@ def _parameters(node: ast.FunctionDef) -> int | None:
 def _answers(cells: list[_Cell]) -> dict[str, tuple[_Cell, str]]:
     """Return, for each exercise, the cell with its answer and the function's name.
 
-    An answer is passed to its check, or has its exercise's name and parameters. Functions of such a
-    name without parameters are examples of a lesson.
+    An answer is passed to its check, or has its exercise's name and parameters. A function with an
+    exercise's name but no parameters is an example from a lesson.
     """
-    found, homes = dict[str, tuple[_Cell, str]](), dict[str, _Cell]()
+    answers, cell_of = dict[str, tuple[_Cell, str]](), dict[str, _Cell]()
     for cell in cells:
-        homes |= dict.fromkeys(cell.functions, cell)
-        exercises = {name for name, takes in cell.functions.items() if takes != 0 and name in TASKS}
-        found |= {name: (cell, name) for name in cell.functions if name in exercises}
+        cell_of |= dict.fromkeys(cell.functions, cell)
+        exercises = {name for name, n in cell.functions.items() if n != 0 and name in TASKS}
+        answers |= {name: (cell, name) for name in cell.functions if name in exercises}
         checked = [(name, f) for name, f in _CHECKED.findall(cell.text) if name in TASKS]
-        found |= {name: (homes[f], f) for name, f in checked if f in homes}
-    return found
+        answers |= {name: (cell_of[f], f) for name, f in checked if f in cell_of}
+    return answers

@@ -1,4 +1,4 @@
-"""The parts of an exercise: a name, a stub, hints, a solution, and its judge."""
+"""The parts of an exercise: its name, stub, hints, solution and judge."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Answer = Callable[..., Any]
 
 
 class NotAttempted(Exception):
-    """Raised for an answer that is a stub."""
+    """Raised if an answer is still a stub."""
 
 
 class Mistake(Exception):
-    """Raised for a wrong answer, with a description and, if available, the trace that shows it."""
+    """Raised for a wrong answer; has a description and, if available, the trace that shows it."""
 
     def __init__(self, text: str, trace: Trace | None = None) -> None:
         super().__init__(text)
@@ -45,8 +45,8 @@ class Criterion:
     Args:
         name: one word, such as "values" or "messages".
         text: the observation.
-        status: pass, fail, wasteful (right, but more than needed) or blocked (cannot be judged on
-            this machine now: neither gives nor costs points).
+        status: pass, fail, wasteful (correct, but with more than is needed) or blocked (cannot be
+            judged on this machine now; does not affect the points).
         trace: the trace of the run.
     """
 
@@ -63,10 +63,10 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on an answer; true when it passes.
+    """The verdict on an answer, which is true if the answer passes.
 
-    ``status`` is "pass", "fail", "wasteful", "blocked" or "not attempted"; ``points`` of ``max``
-    are given, one for each criterion that is met.
+    ``status`` is "pass", "fail", "wasteful", "blocked" or "not attempted". The answer gets
+    ``points`` of ``max``, one for each criterion that it meets.
     """
 
     name: str
@@ -80,17 +80,17 @@ class Verdict:
 
     @property
     def points(self) -> int:
-        """The points given."""
+        """The points of the answer."""
         return sum(c.status == PASS for c in self.criteria)
 
     @property
     def max(self) -> int:
-        """The highest possible points, without blocked criteria."""
+        """The maximum number of points, without blocked criteria."""
         return self.worth - sum(c.status == BLOCKED for c in self.criteria)
 
     @property
     def credit(self) -> float:
-        """The points scaled to ``worth``, for graders without blocked criteria."""
+        """The points scaled to ``worth``, for graders that do not support blocked criteria."""
         return self.points * self.worth / self.max if self.max else 0.0
 
     def __repr__(self) -> str:
@@ -123,14 +123,14 @@ class Task:
     """One exercise.
 
     Args:
-        name: as in ``dk.check.NAME``.
+        name: the name in ``dk.check.NAME``.
         signature: the function's name and parameters.
-        goal: the task of the function, in a sentence.
-        details: facts needed to write it.
+        goal: the task of the function, in one sentence.
+        details: facts that are needed to write the function.
         solution: an answer that passes.
         hints: hints, the vaguest first.
-        trial: tests a function with the right number of parameters.
-        wrong: common wrong answers, and the text expected in the verdict of each.
+        trial: the test of a function that has the right number of parameters.
+        wrong: common wrong answers, each with the expected text of its verdict.
         worth: the points, one for each criterion that the solution meets.
     """
 
@@ -149,7 +149,7 @@ class Task:
 
     @property
     def question(self) -> str:
-        """The text of the task."""
+        """The text of the exercise."""
         return f"Write  def {self.signature}:\n    {self.goal}.\n{self.details}".rstrip()
 
     @property
@@ -179,14 +179,14 @@ class Task:
 
     @property
     def not_attempted(self) -> Verdict:
-        """The verdict without an answer, which shows the task."""
+        """The verdict if there is no answer; it shows the task."""
         advice = f"{self}\nStuck? dk.hint.{self.name}()"
         return Verdict(self.name, NOT_ATTEMPTED, (), advice, self.worth)
 
     def _criteria(self, answer: Answer) -> Iterator[Criterion]:
-        """Yield the criteria, up to a failed one for the first mistake."""
+        """Yield the criteria until the first mistake, which is a failed criterion."""
         try:
-            if not _takes(answer, self.signature.count(",") + 1):
+            if not _accepts(answer, self.signature.count(",") + 1):
                 signature = inspect.signature(answer)
                 parameters = signature if signature.parameters else "no arguments"
                 raise Mistake(f"write def {self.signature}: yours takes {parameters}")
@@ -216,7 +216,7 @@ def raised(error: Exception, answer: Answer) -> str:
     return f"{name_of(answer)} raised {type(error).__name__}: {error}{where}"
 
 
-def _takes(answer: Answer, count: int) -> bool:
+def _accepts(answer: Answer, count: int) -> bool:
     """Return whether a function can be called with ``count`` arguments."""
     try:
         inspect.signature(answer).bind(*range(count))
@@ -242,14 +242,14 @@ class Words(str):
 
 
 class Source(Words):
-    """Source code, which a notebook highlights."""
+    """Source code that a notebook highlights."""
 
     def _repr_markdown_(self) -> str:
         return f"```python\n{self}\n```"
 
 
 def source(function: Callable[..., Any]) -> Source:
-    """Return a function's source with the imports it needs, without its registration decorator."""
+    """Return a function's source with its imports and without its registration decorator."""
     module = inspect.getmodule(inspect.unwrap(function))
     assert module is not None
     text = inspect.getsource(function)
@@ -259,7 +259,7 @@ def source(function: Callable[..., Any]) -> Source:
 
 
 def _imports(module: ModuleType, used: set[str]) -> Iterator[str]:
-    """Yield a module's imports of these names, and an import of those it defines."""
+    """Yield a module's imports of the used names, and an import of the names it defines."""
     defined = []
     for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.Import | ast.ImportFrom):

@@ -1,7 +1,7 @@
-"""Serializes the values of an answer on its rank for the judge.
+"""Serialization of an answer's values, which its rank sends to the judge.
 
-Unpacking executes no code. Numbers, text, containers and tensors keep their types; any other object
-is replaced by its repr.
+Unpacking does not execute code. Numbers, text, containers and tensors keep their types; the repr
+replaces any other object.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pack(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value for msgpack; other types become a dict whose only key is the type."""
+    """Convert a value for msgpack; other types become a dict with the type as its only key."""
     match value:
         case None | bool():
             return value

@@ -1,7 +1,7 @@
-"""Interactive controls for real runs, like ``ipywidgets.interact`` for functions on ranks.
+"""Interactive controls of real runs, like ``ipywidgets.interact`` for functions on ranks.
 
-experiment.py runs functions once or over many settings; controls.py creates widgets; results.py
-summarizes runs as a table and a plot (pure); panel.py is the user interface.
+experiment.py runs functions with one or many settings; controls.py creates widgets; results.py
+summarizes runs in a table and a plot (pure); panel.py is the user interface.
 """
 
 from distkit_experiments.experiment import Experiment, sweep

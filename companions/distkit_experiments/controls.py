@@ -1,4 +1,4 @@
-"""Controls of an experiment: ipywidgets, from abbreviations as in ``interact``."""
+"""Controls of an experiment: ipywidgets created from abbreviations, as in ``interact``."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ RANKS, STRAGGLER = "ranks", "straggler"
 RESERVED = {RANKS: "the number of ranks", STRAGGLER: "the delay of the last rank in seconds"}
 #: Parameters of :func:`distkit.trouble`, unless the function has parameters of these names.
 NETWORK = {"latency": "seconds of each message", "bandwidth": "bytes per second of each rank"}
-#: Parameters in seconds, shown in milliseconds up to one second; one in bytes per second.
+#: Parameters in seconds, shown in milliseconds up to one second; a parameter in bytes per second.
 TIMES, RATE, MEGA = (STRAGGLER, "latency"), "bandwidth", 1e6
-#: Parameters with a logarithmic range: powers of two with units; powers of ten.
+#: Parameters on a logarithmic scale: powers of two with units, and powers of ten.
 BYTES, LOGARITHMIC = ("size", "nbytes"), ("lr", "learning_rate", *NETWORK)
 
 EMPTY = inspect.Parameter.empty
 
 
 class Settings:
-    """The parameters of a function and of its run, with their controls.
+    """The parameters of a function and its run, with their controls.
 
     Args:
         fn: the function to run on the ranks.
-        given: abbreviations of controls, by parameter.
-        ranks: number of ranks of an existing cluster, if any.
+        abbreviations: abbreviations of controls, by parameter.
+        ranks: the number of ranks of an existing cluster, if any.
 
     Raises:
-        TypeError: the function has no such parameter, or one with neither default nor control.
+        TypeError: the function has no such parameter, or has one with neither default nor control.
         ValueError: a control allows an impossible value.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], given: Mapping[str, Any], ranks: int | None = None
+        self, fn: Callable[..., Any], abbreviations: Mapping[str, Any], ranks: int | None = None
     ) -> None:
         self._fn, self._known = display_name(fn), parameters(fn)
         self.network = set() if "**" in self._known else {*NETWORK} - {*self._known}
-        self._check_names(given)
+        self._check_names(abbreviations)
         defaults = {RANKS: ranks or 4, STRAGGLER: 0}
         self._ranks = defaults[RANKS]
         self.controls = {
             name: make(name, abbreviation, {**self._known, **defaults}.get(name, EMPTY))
-            for name, abbreviation in given.items()
+            for name, abbreviation in abbreviations.items()
         }
-        missing = [n for n, d in self._known.items() if d is EMPTY and n not in given]
+        missing = [n for n, d in self._known.items() if d is EMPTY and n not in abbreviations]
         if missing:
             raise TypeError(
-                f"{self._fn} needs {', '.join(missing)}: give a default, or a control such as "
-                f"{missing[0]}=(8, 128)."
+                f"{self._fn} needs {', '.join(missing)}. Add a default value, or pass a control "
+                f"such as {missing[0]}=(8, 128)."
             )
 
     def complete(self, **changed: Any) -> dict[str, Any]:
-        """Return the values of one run: those of the controls, with ``changed`` ones replaced.
+        """Return the values of one run: ``changed`` values, and the controls' values for the rest.
 
         Raises:
             TypeError: a parameter is unknown.
@@ -75,14 +75,14 @@ class Settings:
         return {RANKS: self._ranks, **current, **changed}
 
     def product(self, **values: Any) -> list[dict[str, Any]]:
-        """Return the values of many runs: the product of given values, the last varying fastest.
+        """Return the values of many runs: the product of the given lists, the last varying fastest.
 
         Raises:
-            TypeError, ValueError: as in :meth:`complete`, or there are no values.
+            TypeError, ValueError: as in :meth:`complete`, or the values are missing.
         """
         if not values:
             raise TypeError("sweep() needs values: experiment.sweep(batch=[8, 16, 32])")
-        lists = [as_list(name, given) for name, given in values.items()]
+        lists = [as_list(name, value) for name, value in values.items()]
         return [
             self.complete(**dict(zip(values, combination, strict=True)))
             for combination in itertools.product(*lists)
@@ -100,22 +100,22 @@ class Settings:
 def check_reserved(name: str, value: Any) -> None:
     """Raise ValueError for an invalid number of ranks or delay."""
     if name == RANKS and not (is_number(value) and isinstance(value, int) and value >= 1):
-        raise ValueError(f"ranks={format_plain(value)}: must be a whole number, at least 1.")
+        raise ValueError(f"ranks={format_plain(value)} must be an integer of at least 1.")
     if name == STRAGGLER and not (is_number(value) and 0 <= value < math.inf):
-        raise ValueError(f"straggler={format_plain(value)}: must be seconds, at least 0.")
+        raise ValueError(f"straggler={format_plain(value)} must be seconds, at least 0.")
 
 
-def as_list(name: str, given: Any) -> list[Any]:
+def as_list(name: str, value: Any) -> list[Any]:
     """Return the values of one parameter in a sweep: a list, or a single value."""
-    values = [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
+    values = [value] if isinstance(value, str) or not isinstance(value, Iterable) else [*value]
     if not values:
-        raise ValueError(f"sweep({name}=[]): it has no values.")
+        raise ValueError(f"sweep({name}=[]) has no values.")
     return values
 
 
 @dataclass(frozen=True)
 class Control:
-    """A widget with its allowed values: a range, choices, or any."""
+    """A widget with its allowed values: a range, choices, or any value."""
 
     name: str
     widget: Any
@@ -124,7 +124,7 @@ class Control:
     choices: tuple[Any, ...] = ()
     scale: float = 1.0  # widget value / parameter value, for another unit
     unit: str = ""
-    owned: bool = True  # False for the user's widget, which is not modified
+    owned: bool = True  # False for a widget of the user, which is not modified
 
     @property
     def value(self) -> Any:
@@ -134,19 +134,19 @@ class Control:
         return self.widget.value if self.scale == 1 else self.widget.value / self.scale
 
     def check(self, value: Any) -> None:
-        """Raise ValueError, with the allowed values, if the control does not allow a value."""
+        """Raise ValueError, with the allowed values, for any other value."""
         if self.choices and value not in self.choices:
-            known = ", ".join(map(format_plain, self.choices))
+            choices = ", ".join(map(format_plain, self.choices))
             raise ValueError(
-                f"{self.name}={format_plain(value)} is not one of its choices: {known}."
+                f"{self.name}={format_plain(value)} is not one of its choices: {choices}."
             )
-        whole = isinstance(self.low, Integral) and isinstance(self.high, Integral)
-        number = is_number(value) and isinstance(value, Integral if whole else Real)
+        integral = isinstance(self.low, Integral) and isinstance(self.high, Integral)
+        number = is_number(value) and isinstance(value, Integral if integral else Real)
         if self.low > -math.inf and not (number and self.low <= value <= self.high):
             raise ValueError(
                 f"{self.name}={format_plain(value)} is outside its control: "
-                f"{'whole numbers ' * whole}{format_plain(self.low)} to {format_plain(self.high)}. "
-                "Make its range wider."
+                f"{'integers from ' * integral}{format_plain(self.low)} to "
+                f"{format_plain(self.high)}. Use a wider range."
             )
 
     def start_at(self, value: Any) -> None:
@@ -196,23 +196,23 @@ def format_value(name: str, value: Any) -> str:
 
 
 def parameters(fn: Callable[..., Any]) -> dict[str, Any]:
-    """Return the function's parameters and defaults, EMPTY for none; ``**`` if it takes any.
+    """Return a function's parameters with their defaults or EMPTY; ``**`` if it accepts any.
 
     Raises:
-        TypeError: the argument is no function, or has a positional-only parameter.
+        TypeError: the argument is not a function, or has a positional-only or reserved parameter.
     """
     if not callable(fn):
-        raise TypeError(f"an experiment needs a function, not {fn!r}: dk.Experiment(train)")
+        raise TypeError(f"an experiment needs a function, not {fn!r}. Use dk.Experiment(train).")
     defaults = {}
     for p in inspect.signature(fn).parameters.values():
         if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL):
             raise TypeError(
-                f"{display_name(fn)}: {p} has no name to set it by. Use named parameters."
+                f"{display_name(fn)}: {p} cannot be passed by name. Use named parameters."
             )
         if p.name in RESERVED:
             raise TypeError(
-                f"{display_name(fn)} has a parameter {p.name}, which an experiment sets itself: "
-                f"{RESERVED[p.name]}. Give it another name; ranks can ask dist.get_world_size()."
+                f"{display_name(fn)} has a parameter {p.name}, which an experiment reserves for "
+                f"{RESERVED[p.name]}. Rename it; ranks can call dist.get_world_size()."
             )
         var_keyword = p.kind is p.VAR_KEYWORD
         defaults["**" if var_keyword else p.name] = None if var_keyword else p.default
@@ -229,21 +229,21 @@ def make(name: str, abbreviation: Any, default: Any = EMPTY) -> Control:
 
     Args:
         name: the parameter.
-        abbreviation: (low, high) or (low, high, step), a list or dict of choices, a bool, text,
-            or a widget; one number for the ranks.
-        default: the initial value; the middle of the range if EMPTY.
+        abbreviation: (low, high) or (low, high, step), a list or dict of choices, a bool, a text,
+            or a widget; for the ranks, also a single number.
+        default: the initial value; EMPTY for the middle of the range.
 
     Raises:
-        ValueError: the range is empty, or the default is outside.
-        TypeError: the abbreviation has no control.
+        ValueError: the range is empty, or the default is outside of it.
+        TypeError: no control exists for the abbreviation.
     """
     try:
         control = _create(name, abbreviation)
     except Exception as error:  # ipywidgets and traitlets raise various types
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(
-            f"{name}={abbreviation!r} cannot become a control: {error} A control is a range "
-            '(8, 128), choices ["ring", "gloo"], True or False, a text, or a widget.'
+            f"{name}={abbreviation!r} is not a control: {error} Use a range (8, 128), choices "
+            '["ring", "gloo"], True or False, a text, or a widget.'
         ) from None
     for value in control.choices or [x for x in (control.low, control.high) if math.isfinite(x)]:
         check_reserved(name, value)
@@ -258,7 +258,7 @@ def make(name: str, abbreviation: Any, default: Any = EMPTY) -> Control:
         control.check(default)
     except ValueError as error:
         if name not in RESERVED:
-            raise ValueError(f"{name} begins at the function's default, and {error}") from None
+            raise ValueError(f"{name} starts at the function's default, but {error}") from None
         default = control.choices[0] if control.choices else control.low
     control.start_at(default)
     return control
@@ -287,25 +287,25 @@ def _create(name: str, abbreviation: Any) -> Control:
     return Control(name, widget, choices=tuple(value for _, value in pairs))
 
 
-def _range(name: str, given: tuple[Any, ...]) -> Control:
-    valid = len(given) in (2, 3) and all(is_number(x) and math.isfinite(x) for x in given)
-    if not valid or not given[0] < given[1] or min(given[2:], default=1) <= 0:
-        raise ValueError("a range is a smaller and a greater number, and a step above 0 if any.")
-    low, high, *step = given
+def _range(name: str, numbers: tuple[Any, ...]) -> Control:
+    valid = len(numbers) in (2, 3) and all(is_number(x) and math.isfinite(x) for x in numbers)
+    if not valid or not numbers[0] < numbers[1] or min(numbers[2:], default=1) <= 0:
+        raise ValueError("a range needs a lower and a higher number, and any step must be above 0.")
+    low, high, *step = numbers
     if name in (*BYTES, *LOGARITHMIC) and not step:
         if low <= 0:
-            raise ValueError(f"{name} is on a logarithmic scale, which begins above 0.")
+            raise ValueError(f"{name} has a logarithmic scale, which must start above 0.")
         return (_byte_slider if name in BYTES else _log_slider)(name, low, high)
     scale, unit = _unit(name, high)
     low, high = (low, high) if scale == 1 else (float(low), float(high))
-    whole = isinstance(low, Integral) and isinstance(high, Integral)
-    increment = step[0] if step else 1 if whole else round_step(high - low, 80)
+    integral = isinstance(low, Integral) and isinstance(high, Integral)
+    increment = step[0] if step else 1 if integral else round_step(high - low, 80)
     widget = _interact_widget((low * scale, high * scale, increment * scale))
     return Control(name, widget, low, high, scale=scale, unit=unit)
 
 
 def _unit(name: str, high: float) -> tuple[float, str]:
-    """Return the scale from the parameter to its displayed unit, and that unit."""
+    """Return the factor from a parameter to its displayed unit, and the unit."""
     if name in TIMES:
         return (1e3, "[ms]") if high <= 1 else (1, "[s]")
     return (1 / MEGA, "[MB/s]") if name == RATE else (1, "")
@@ -322,7 +322,7 @@ def _interact_widget(abbreviation: Any) -> Any:
 
 
 def _byte_slider(name: str, low: float, high: float) -> Control:
-    """Return a slider over powers of two, with units."""
+    """Return a slider over powers of two, labelled with units."""
     powers = (2**k for k in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1))
     options = _byte_options({int(low), int(high), *powers})
     widget = ipywidgets.SelectionSlider(options=options)

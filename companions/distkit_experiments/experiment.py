@@ -1,4 +1,4 @@
-"""Experiments: a function on ranks, controls of its parameters, and its runs."""
+"""Experiments, which run a function on ranks with parameters from controls."""
 
 from __future__ import annotations
 
@@ -55,24 +55,24 @@ if TYPE_CHECKING:
 #: Interval at which an experiment polls its run [s].
 POLL_SECONDS = 0.1
 
-#: Number of printed lines kept.
+#: Number of printed lines that are kept.
 MAX_LINES = 200
 
 
 class BackgroundCluster(Cluster):
-    """A cluster without a card or cell, which ``%%ranks`` does not use."""
+    """A cluster without a card or a cell; ``%%ranks`` does not use it."""
 
     def __init__(self, plan: Plan) -> None:
         self._open(plan, show_card=False)
 
 
-def plan_like(given: Cluster | None, ranks: int) -> Plan:
-    """Return a plan like the given cluster's, with another number of ranks.
+def plan_like(cluster: Cluster | None, ranks: int) -> Plan:
+    """Return a plan like a cluster's, with another number of ranks.
 
     Raises:
         StartError: this machine cannot start ``ranks`` ranks.
     """
-    plan = None if given is None else given.plan
+    plan = None if cluster is None else cluster.plan
     device = "cpu" if plan is not None and {*plan.devices} == {"cpu"} else "auto"
     return make_plan(
         ranks,
@@ -88,9 +88,9 @@ def plan_like(given: Cluster | None, ranks: int) -> Plan:
 def submit(
     cluster: Cluster, fn: Callable[..., Any], setting: dict[str, Any], network: Collection[str] = ()
 ) -> Run:
-    """Start a run on ready ranks; ``network`` names the settings that slow links down.
+    """Start a run on ready ranks.
 
-    They are added to the active faults.
+    Settings that delay messages are added to the active faults; ``network`` contains their names.
 
     Raises:
         ClusterError: the cluster is busy.
@@ -113,7 +113,7 @@ def has_ended(run: Run, printed: deque[str] | None) -> bool:
 
     Args:
         run: the run.
-        printed: collects the lines that ranks print; None prints them.
+        printed: the lines that ranks print are appended to it; None to print them.
 
     Raises:
         RankError, DeadlockError, …: as in :meth:`distkit.cluster.Run.wait`.
@@ -130,8 +130,8 @@ def has_ended(run: Run, printed: deque[str] | None) -> bool:
     return run.finished
 
 
-#: An exiting kernel has no thread that sends messages to the page: messages sent by two of our
-#: threads would be interleaved.
+#: Set when the kernel exits: it no longer has a thread that sends messages to the page, and
+#: messages from two of our threads would be interleaved.
 _update_lock, _exiting = threading.RLock(), threading.Event()
 
 _cell_experiments = CellRegistry(lambda experiment: experiment.close())
@@ -144,37 +144,38 @@ def _stop_updates() -> None:
 
 
 class Experiment:
-    """Sliders and buttons that start real runs, as ``ipywidgets.interact`` calls a function.
+    """Sliders and buttons that start real runs, like ``ipywidgets.interact`` for a function.
 
-    In a notebook it displays as a panel: a control per parameter, Run and Stop, a progress bar, a
-    table of all runs, a plot of the seconds and the returned values against the varied parameter,
-    and the views of the latest run. The notebook stays usable during runs.
+    A notebook displays an experiment as a panel with a control per parameter, the buttons Run and
+    Stop, a progress bar, a table of all runs, a plot of the run time and the returned values
+    against the varied parameter, and the views of the latest run. The notebook stays usable during
+    runs.
 
     A control is a range ``(8, 128)``, choices ``["ring", "gloo"]``, True or False, or an ipywidgets
     widget; its initial value is the function's default. Some names are special:
 
-    - ``ranks=(2, 8)``: number of ranks. The given cluster is used for its own number; for other
-      numbers each run starts a cluster.
-    - ``straggler=(0, 0.5)``: delay of each communication of the last rank [s]; up to one second it
-      is shown in milliseconds.
+    - ``ranks=(2, 8)``: number of ranks. If it equals the cluster's, runs use that cluster;
+      otherwise each run starts a cluster.
+    - ``straggler=(0, 0.5)``: delay of each communication of the last rank [s], shown in
+      milliseconds if the range ends at one second or less.
     - ``latency=(1e-5, 0.01)`` and ``bandwidth=(1e6, 1e9)``: as in :func:`~distkit.trouble`, in
       seconds and bytes per second, if the function has no such parameter.
     - ``size=(64, 2**20)`` or ``nbytes``: bytes, in powers of two, shown with units.
-    - ``lr=(0.01, 1.0)`` or ``learning_rate``: on a logarithmic scale.
+    - ``lr=(0.01, 1.0)`` or ``learning_rate``: a number on a logarithmic scale.
 
-    A function that iterates over ``dk.progress(range(steps))``, or a loop in
-    :func:`~distkit.watch_gradients`, moves the bar.
+    A loop over ``dk.progress(range(steps))`` or in :func:`~distkit.watch_gradients` updates the
+    progress bar.
 
     Args:
         fn: the function, called on every rank with the controls' values as keyword arguments.
-        cluster: the cluster, which the experiment never stops; None starts 4 ranks.
-        picture: ``picture(runs, setting)`` returns a matplotlib figure in place of the plot, after
-            a control has changed or a run has ended: ``runs`` is :meth:`to_dataframe` of successful
-            runs, ``setting`` has the values of the controls.
+        cluster: the cluster, which the experiment never stops; None to start 4 ranks.
+        picture: a function ``picture(runs, setting)`` that returns a matplotlib figure to replace
+            the plot whenever a control changes or a run ends. ``runs`` is :meth:`to_dataframe` of
+            the successful runs; ``setting`` contains the values of the controls.
         controls: controls by parameter.
 
     Raises:
-        TypeError: the function has no such parameter, or one with neither default nor control.
+        TypeError: the function has no such parameter, or has one with neither default nor control.
         ValueError: a control is invalid, or its default is outside its range.
         NotPicklableError: the function cannot be pickled.
 
@@ -196,13 +197,13 @@ class Experiment:
     ) -> None:
         if cluster is not None and not isinstance(cluster, Cluster):
             raise TypeError(
-                f"the second argument is a dk.Cluster, not {cluster!r}; controls have names: "
-                "dk.Experiment(train, cluster, batch=(8, 128))."
+                f"the second argument must be a dk.Cluster, not {cluster!r}. Pass controls by "
+                "name: dk.Experiment(train, cluster, batch=(8, 128))."
             )
         if picture is not None and not callable(picture):
             raise TypeError(
-                f"picture={picture!r}: give a function that draws the runs. A parameter of that "
-                "name cannot be a control: give it another name."
+                f"picture={picture!r} must be a function that draws the runs. If it is a control "
+                "of your function, rename that parameter."
             )
         self.fn, self.name = fn, getattr(fn, "__name__", type(fn).__name__)
         self.settings = Settings(fn, controls, None if cluster is None else cluster.plan.ranks)
@@ -216,12 +217,12 @@ class Experiment:
         self._run_lock, self._stopping = threading.Lock(), threading.Event()
         self._panel: Panel | None = None
         self._watchers: list[Callable[[Experiment], None]] = []
-        self._given, self._closed = cluster, False
+        self._cluster, self._closed = cluster, False
 
     # -- running ----------------------------------------------------------------
 
     def run(self, **parameters: Any) -> Run:
-        """Run once and wait, with the values of the controls, except for given ones.
+        """Run once with the values of the controls, except for the given ones, and wait.
 
         Raises:
             TypeError, ValueError: a parameter is unknown, or a value is outside its control.
@@ -235,7 +236,7 @@ class Experiment:
     def sweep(self, **values: Any) -> list[Run]:
         """Run every combination of the given values, one after the other.
 
-        The Stop button, Ctrl-C and :meth:`stop` end it; finished runs are kept.
+        The Stop button, Ctrl-C and :meth:`stop` end the sweep; finished runs are kept.
 
         Args:
             values: a list per parameter, or one value.
@@ -285,7 +286,7 @@ class Experiment:
 
     @property
     def runs(self) -> list[tuple[dict[str, Any], Run]]:
-        """The parameters of each run, and the run."""
+        """Pairs of the parameters of a run and the run."""
         return [(dict(r.parameters), r.run) for r in self.records]
 
     def to_dataframe(self) -> pandas.DataFrame:
@@ -293,8 +294,8 @@ class Experiment:
 
         Measurements are the seconds from the start on all ranks to the end; the mean time that a
         rank, or a worker of servers, waited for others; the messages and collectives of all ranks;
-        the bytes of all messages, and of each collective's largest tensor once; and with
-        ``dk.progress`` the steps of each rank.
+        the bytes of all messages, with each collective's largest tensor counted once; and, with
+        ``dk.progress``, the steps of each rank.
         """
         return results.frame(self.records)
 
@@ -302,8 +303,8 @@ class Experiment:
         """Plot results against a parameter, as a matplotlib figure with one chart per result.
 
         Args:
-            names: columns of :meth:`to_dataframe`; the run time and one returned value by default.
-            against: a parameter or another result; the varied parameter by default.
+            names: columns of :meth:`to_dataframe`; by default, the run time and one returned value.
+            against: a parameter or another result; by default, the varied parameter.
 
         Raises:
             ValueError: a column is unknown, or no parameter was varied yet.
@@ -317,7 +318,7 @@ class Experiment:
         return results.to_text(self.name, self.records)
 
     def _ipython_display_(self) -> None:
-        """Display the panel, and its static snapshot."""
+        """Display the panel and its static snapshot."""
         self._snapshot.show(*self._repr_mimebundle_())
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
@@ -328,15 +329,15 @@ class Experiment:
         return {**data, "text/html": html, "text/plain": text}, metadata
 
     def _draw(self) -> tuple[str, str]:
-        with suppress(Exception):  # raised by the user's plot function: the panel reports it
+        with suppress(Exception):  # from the user's plot function; the panel reports it
             return results.static_html(self.name, self.records, self.drawn())
         return results.static_html(self.name, self.records)
 
     def drawn(self, colors: Mapping[str, str] | None = None) -> str:
-        """Return the plot of the runs, or the user's picture, as SVG; "" if there is none yet.
+        """Return the plot of the runs, or the user's picture, as SVG; "" if neither exists yet.
 
         Args:
-            colors: replacement colours for display on a page; None for print.
+            colors: the page's colours by print colour; None for print.
         """
         if self._picture is None:
             return results.to_svg(self.records, colors)
@@ -348,7 +349,7 @@ class Experiment:
     def panel(self) -> Panel:
         """The panel in the notebook, created on first use."""
         if self._panel is None:
-            self._panel = Panel(self, own=self._picture is not None)
+            self._panel = Panel(self, has_picture=self._picture is not None)
             self._watchers.append(self._panel.refresh)
         return self._panel
 
@@ -368,7 +369,7 @@ class Experiment:
             try:
                 self._follow(run, meter, prefix, None if echo else self.printed)
             except BaseException as error:
-                self.error = error  # set at once, as reading a long trace takes a while
+                self.error = error  # before the trace is read, which may take long
                 raise
             finally:
                 self._notify(Activity(f"{prefix}reading the trace"))
@@ -381,12 +382,12 @@ class Experiment:
 
         Raises:
             StartError: this machine cannot start ``ranks`` ranks.
-            StoppedError: the given cluster was stopped, or the experiment closed.
+            StoppedError: the given cluster was stopped, or the experiment was closed.
         """
         if self._closed:
-            raise StoppedError("the experiment was closed. Make a new one: run its cell again.")
+            raise StoppedError("the experiment was closed. Run its cell again to create a new one.")
         with ExitStack() as stack:
-            cluster = self._given
+            cluster = self._cluster
             if cluster is None or cluster.plan.ranks != ranks:
                 cluster = stack.enter_context(BackgroundCluster(plan_like(cluster, ranks)))
             cluster.wait()
@@ -401,7 +402,7 @@ class Experiment:
         prefix: str,
         printed: deque[str] | None,
     ) -> None:
-        """Wait until a run has ended, and report its progress."""
+        """Wait for the end of a run, and report its progress."""
         start = time.monotonic()
         unsubscribe = run.subscribe(meter.feed)
         try:
@@ -423,7 +424,7 @@ class Experiment:
                 poll(run, INTERRUPT_TIMEOUT)
 
     def _run_all(self, settings: list[dict[str, Any]]) -> list[Record]:
-        """Run all settings; return the records, also of failed runs."""
+        """Run all settings; return the records of all runs, including failed ones."""
         with self._exclusive(), self._progress_in_cell(keep=False):
             for n, setting in enumerate(settings, 1):
                 with suppress(RankError, RankDied, DeadlockError, NotPicklableError):
@@ -431,7 +432,7 @@ class Experiment:
         return self.records
 
     def _run_in_background(self) -> None:
-        """Run in the Run button's thread; the panel shows errors."""
+        """Run once in the Run button's thread; the panel shows errors."""
         try:
             with self._exclusive():
                 self._run_once(self.settings.complete(), echo=False)
@@ -444,8 +445,8 @@ class Experiment:
         """Ensure that only one run is active."""
         if not self._run_lock.acquire(blocking=False):
             raise ClusterError(
-                f"the experiment is running {self.name}. Wait for it, or end it "
-                "(experiment.stop())."
+                f"the experiment is running {self.name}. Wait for it, or stop it with "
+                "experiment.stop()."
             )
         self._stopping.clear()
         self.error = None
@@ -479,7 +480,7 @@ class Experiment:
         """Show progress in the cell that waits for the runs.
 
         Args:
-            keep: whether to show the results there afterwards.
+            keep: whether to show the results in the cell afterwards.
         """
         if not in_notebook():
             yield
@@ -506,22 +507,22 @@ def sweep(
 ) -> pandas.DataFrame:
     """Run every combination of the given values, one after the other, on real ranks.
 
-    ``ranks``, ``straggler``, ``latency`` and ``bandwidth`` are as for an
+    ``ranks``, ``straggler``, ``latency`` and ``bandwidth`` have the same meaning as for an
     :class:`~distkit.Experiment`; all other values are arguments of the function. Ctrl-C and the
     Stop button end a sweep.
 
     Args:
         fn: the function, called on every rank; numbers that rank 0 returns become columns.
-        cluster: used for its own number of ranks; for others, clusters are started.
+        cluster: the cluster for runs on its number of ranks; other runs start their own clusters.
         values: a list per parameter, or one value.
 
     Returns:
         One row per combination: parameters, seconds, waiting, messages, bytes, values of rank 0,
-        and the ``trace``. A run that failed has its error as ``outcome``.
+        and the ``trace``. The ``outcome`` of a failed run is its error.
 
     Raises:
         TypeError, ValueError: as in :meth:`Experiment.sweep`, before anything runs.
-        RunError: every run failed; the error of the first one.
+        RunError: every run failed; this is the error of the first one.
         RunInterrupted: the Stop button was pressed.
 
     Example:
@@ -535,9 +536,9 @@ def sweep(
     known = parameters(fn)
     if "folder" in values and not {"folder", "**"} & {*known}:
         raise TypeError(GONE["dk.sweep(folder=…)"])
-    lists = {name: as_list(name, given) for name, given in values.items()}
-    needed = {n: lists[n] for n, default in known.items() if default is EMPTY and n in lists}
-    with Experiment(fn, cluster, picture=None, **needed) as experiment:
+    lists = {name: as_list(name, value) for name, value in values.items()}
+    required = {n: lists[n] for n, default in known.items() if default is EMPTY and n in lists}
+    with Experiment(fn, cluster, picture=None, **required) as experiment:
         records = experiment._run_all(experiment.settings.product(**lists))
     _warn_of_failures(records)
     return pd.DataFrame([{**r.row, "trace": r.run.trace} for r in records])
@@ -550,9 +551,9 @@ def _warn_of_failures(records: list[Record]) -> None:
     first, error = failed[0], failed[0].run.error
     if len(failed) == len(records) and error is not None:
         raise error
-    given = ", ".join(f"{n}={format_value(n, v)}" for n, v in first.parameters.items())
+    setting = ", ".join(f"{n}={format_value(n, v)}" for n, v in first.parameters.items())
     warnings.warn(
-        f"{len(failed)} of {count(len(records), 'run')} failed, see the column {OUTCOME!r}. "
-        f"The first of them, {given}: {error}",
+        f"{len(failed)} of {count(len(records), 'run')} failed; see the column {OUTCOME!r}. "
+        f"The first failure, with {setting}: {error}",
         stacklevel=3,
     )

@@ -1,4 +1,4 @@
-"""The panel of an experiment in a notebook: controls, and the results in tabs."""
+"""The panel of an experiment in a notebook, with controls and with results in tabs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from distkit_experiments.results import PAGE_COLORS, Activity, to_html
 if TYPE_CHECKING:
     from distkit_experiments.experiment import Experiment
 
-#: Maximum number of events of a run for Stage and Servers, which show every message.
+#: Maximum number of events for Stage and Servers, which show every message of a run.
 MAX_STAGE_EVENTS = 20_000
 
-NO_RUNS = "<p>No run yet: Run makes one with these values.</p>"
+NO_RUNS = "<p>No run yet. Press Run to start one with these values.</p>"
 
 RUNS = "Runs"
 VIEWS = {"Timeline": Timeline, "Servers": Servers, "Stage": Stage, "Gradients": Gradients}
@@ -68,11 +68,11 @@ class Bar:
 
 
 class RunButton(anywidget.AnyWidget):
-    """The Run button, which first reads the controls' values from the page.
+    """The Run button, which first reads the values of controls from the page.
 
     Args:
-        controls: widgets, whose values on the page may not be synchronized yet.
-        run: the callback.
+        controls: widgets; their values on the page may not be synchronized yet.
+        run: the callback of a click.
     """
 
     _esm = esm_of(Path(__file__).with_name("press.js"))
@@ -81,7 +81,7 @@ class RunButton(anywidget.AnyWidget):
 
     def __init__(self, controls: Sequence[Any], run: Callable[[], None]) -> None:
         keys_of = {c: [k for k in ("index", "value") if k in c.keys] for c in controls}
-        self._synced = {c: keys[0] for c, keys in keys_of.items() if keys}  # the index of a choice
+        self._synced = {c: keys[0] for c, keys in keys_of.items() if keys}  # the index for choices
         self.click = run
         super().__init__(controls=[*self._synced.items()])
         self.on_msg(self._clicked)
@@ -96,7 +96,7 @@ class RunTable(anywidget.AnyWidget):
     """The table of runs.
 
     Args:
-        choose: the callback, with the number of the clicked run.
+        choose: the callback of a click, with the number of the run.
     """
 
     _esm = esm_of(Path(__file__).with_name("rows.js"))
@@ -113,24 +113,25 @@ class Panel:
 
     Args:
         experiment: the experiment.
-        own: whether it has a user's picture, which is redrawn when a control changes.
+        has_picture: whether the user's picture replaces the plot; it is redrawn when a control
+            changes.
     """
 
-    def __init__(self, experiment: Experiment, own: bool) -> None:
+    def __init__(self, experiment: Experiment, has_picture: bool) -> None:
         self._lock, self._shown_runs = threading.RLock(), 0
         self._traces: list[Trace] = []
         self._bar = Bar(experiment.stop)
-        shown = [c.widget for c in experiment.settings.controls.values()]
-        self._run = RunButton(shown, experiment.start)
+        controls = [c.widget for c in experiment.settings.controls.values()]
+        self._run = RunButton(controls, experiment.start)
         self._bar.widget.children = (self._run, *self._bar.widget.children)
         title = _html("dkx-title", f"<strong>{escape(experiment.name)}</strong>")
         self._message, self._printed = _html("dkx-message"), _html("dkx-printed")
         self._table, self._chart = RunTable(self.choose), _html("dkx-chart")
-        for widget in shown if own else ():
+        for widget in controls if has_picture else ():
             widget.observe(lambda _: self.draw(experiment), "value")
-        parts = [self._chart, self._table] if own else [self._table, self._chart]
+        parts = [self._chart, self._table] if has_picture else [self._table, self._chart]
         self._tabs = Tabs(_with_class(ipywidgets.HBox(parts), "dkx-runs"))
-        grid = _with_class(ipywidgets.GridBox(shown), "dkx-controls")
+        grid = _with_class(ipywidgets.GridBox(controls), "dkx-controls")
         column = [title, grid, self._bar.widget, self._message, self._printed]
         side = _with_class(ipywidgets.VBox(column), "dkx-side")
         self.widget = _with_class(ipywidgets.HBox([side, self._tabs.widget]), "distkit-experiment")
@@ -140,7 +141,7 @@ class Panel:
     def refresh(self, experiment: Experiment) -> None:
         """Update the panel, from any thread."""
         with self._lock:
-            now, records = experiment.activity, list(experiment.records)
+            activity, records = experiment.activity, list(experiment.records)
             self._bar.refresh(experiment)
             self._message.value = message(experiment)
             self._printed.value = _output_html(list(experiment.printed))
@@ -148,20 +149,20 @@ class Panel:
                 self._traces = [r.run.trace for r in records]
                 self._table.value = to_html(records)
                 self.draw(experiment)
-            if now is None and len(records) != self._shown_runs:
+            if activity is None and len(records) != self._shown_runs:
                 self._shown_runs = len(records)
                 self._show(len(records))
-            self._run.disabled = now is not None  # last, after the latest run is shown
+            self._run.disabled = activity is not None  # after the latest run is shown
 
     def draw(self, experiment: Experiment) -> None:
-        """Draw the plot, the user's picture, or its error, in the page's colours."""
+        """Draw the plot or the user's picture in the page's colours, or show its error."""
         try:
             self._chart.value = experiment.drawn(PAGE_COLORS)
-        except Exception as error:  # of the user's function
+        except Exception as error:  # from the user's function
             self._chart.value = _error_html(type(error).__name__, str(error))
 
     def choose(self, run: int) -> None:
-        """Show a run of the table."""
+        """Show a run from the table."""
         with self._lock:
             if not self._run.disabled and 0 < run <= len(self._traces):
                 self._show(run)
@@ -171,12 +172,12 @@ class Panel:
         self._tabs.show(self._traces[run - 1], run)
 
     def close(self) -> None:
-        """Remove the panel from the page, except the user's own widgets."""
+        """Remove the panel from the page, but keep the user's widgets."""
         _close([*self._tabs.widget.children[1:], self.widget])
 
 
 class Tabs:
-    """Tabs with all runs, and views of one run, each created when first opened."""
+    """Tabs with the table of runs and views of one run; each view is created when first opened."""
 
     def __init__(self, runs: Any) -> None:
         self._runs, self._trace, self._names = runs, Trace(), list[str]()
@@ -185,7 +186,7 @@ class Tabs:
         self.widget.observe(lambda _: self._create_view(), "selected_index")
 
     def show(self, trace: Trace, run: int) -> None:
-        """Show another run in the open tab, if it has this tab."""
+        """Show another run; keep the open tab if the run has it."""
         old, selected = self.widget.children[1:], self.widget.selected_index or 0
         self._trace, self._names = trace, available_views(trace)
         boxes = [_with_class(ipywidgets.VBox(), "dkx-picture") for _ in self._names]
@@ -203,7 +204,7 @@ class Tabs:
 
 
 def _close(widgets: Iterable[Any]) -> None:
-    """Close widgets and the children of boxes."""
+    """Close widgets, including the children of boxes."""
     for widget in widgets:
         _close(getattr(widget, "children", ()) if isinstance(widget, ipywidgets.VBox) else ())
         widget.close()
@@ -219,7 +220,7 @@ def available_views(trace: Trace) -> list[str]:
 
 
 def message(experiment: Experiment) -> str:
-    """Return the error or the remarks of the latest run as HTML."""
+    """Return the error of the latest run, or remarks on it, as HTML."""
     error = experiment.error
     if error is not None and not isinstance(error, (RunInterrupted, RunStopped)):
         return _error_html(type(error).__name__, str(error))
@@ -230,8 +231,8 @@ def message(experiment: Experiment) -> str:
 
 def _error_html(kind: str, text: str) -> str:
     head, _, traceback = text.partition("\n\nTraceback")
-    more = f"<pre tabindex=0>Traceback{escape(traceback)}</pre>" if traceback else ""
-    return f"<div class=dkx-trouble role=alert><b>{escape(kind)}</b> {escape(head)}{more}</div>"
+    details = f"<pre tabindex=0>Traceback{escape(traceback)}</pre>" if traceback else ""
+    return f"<div class=dkx-trouble role=alert><b>{escape(kind)}</b> {escape(head)}{details}</div>"
 
 
 def _with_class(widget: Any, name: str) -> Any:
@@ -248,4 +249,4 @@ def _output_html(printed: list[str]) -> str:
     if not printed:
         return ""
     text = escape("\n".join(printed))
-    return f'<pre tabindex=0 role=log aria-label="what the ranks printed">{text}</pre>'
+    return f'<pre tabindex=0 role=log aria-label="output of the ranks">{text}</pre>'

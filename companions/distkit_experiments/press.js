@@ -1,14 +1,14 @@
-// The Run button. A press tells what the page shows of the controls: their own messages, of which
-// ipywidgets sends one at a time, may come later.
+// The Run button. A click sends the values of the controls on the page, since ipywidgets may not
+// have synchronized them yet: it sends one message at a time.
 const PREFIX = "IPY_MODEL_".length;
 
 async function shown(model) {
-  const found = [];
+  const states = [];
   for (const [reference, key] of model.get("controls")) {
     const control = await model.widget_manager.get_model(reference.slice(PREFIX));
-    found.push(control.serialize({ [key]: control.get(key) }));
+    states.push(control.serialize({ [key]: control.get(key) }));
   }
-  return found;
+  return states;
 }
 
 function render({ model, el }) {
@@ -17,11 +17,11 @@ function render({ model, el }) {
   button.title = "Run with these values on every rank";
   button.innerHTML = '<i class="fa fa-play"></i>Run';
   button.addEventListener("click", async () => model.send({ shown: await shown(model) }));
-  const follow = () => {
+  const update = () => {
     button.disabled = model.get("disabled");
   };
-  model.on("change:disabled", follow);
-  follow();
+  model.on("change:disabled", update);
+  update();
   el.append(button);
-  return () => model.off("change:disabled", follow);
+  return () => model.off("change:disabled", update);
 }

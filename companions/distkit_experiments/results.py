@@ -1,7 +1,7 @@
-"""The results of an experiment: a record per run, a table and a plot of all runs. Pure.
+"""The results of an experiment: a record per run, and a table and a plot of all runs. Pure.
 
-Charts are drawn by matplotlib. In a live page their colours are CSS variables, which follow its
-theme; static pictures have fixed colours for print.
+matplotlib draws the charts. Their colours are CSS variables of the theme on a live page, and fixed
+colours in static pictures.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ FONT_SIZE = 11.5
 MAX_LABEL = 20
 #: Default number of charts: the seconds, and the first returned value.
 DEFAULT_CHARTS = 2
-#: Number of series with their own colour and name; number of runs that decide the x axis.
+#: Number of series with different colours and names; number of runs that determine the x axis.
 MAX_NAMED, RECENT_RUNS = 7, 6
 #: Line styles of series.
 DASHES = ("-", "--", ":", "-.")
 
-#: Colours of a live page: see panel.css.
+#: Colours of a live page; see panel.css.
 PAGE_COLORS = {
     INK: "var(--dkx-fg)",
     GRAY: "var(--dkx-muted)",
     "#ffffff": "var(--dkx-bg)",
     **{c.lower(): f"color-mix(in srgb, {c} 80%, var(--dkx-fg))" for c in RANKS_LIGHT if c != GRAY},
 }
-#: matplotlib's settings are global, and widgets call from other threads.
+#: Protects matplotlib's global settings, since widgets draw in several threads.
 _drawing = threading.Lock()
 
 
@@ -65,8 +65,8 @@ class Activity:
     """The current activity of an experiment."""
 
     words: str
-    since: float | None = None  # start of the run
-    share: float | None = None  # share of finished steps; None if unknown
+    since: float | None = None  # time at which the run started
+    share: float | None = None  # fraction of finished steps; None if unknown
     can_stop: bool = False
 
 
@@ -83,7 +83,7 @@ def progress_text(done: int | None, total: int | None, operations: int) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """One run: its parameters and results.
+    """The parameters and results of one run.
 
     ``bytes`` counts all messages, and each collective's largest tensor once. ``values`` are the
     numbers that rank 0 returned; ``outcome`` is "" if the run succeeded.
@@ -94,7 +94,7 @@ class Record:
     measured: Mapping[str, float]
     values: Mapping[str, float] = field(default_factory=dict)
     outcome: str = ""
-    remarks: tuple[str, ...] = ()  # mistakes that caused no hang
+    remarks: tuple[str, ...] = ()  # mistakes that did not cause a hang
 
     @property
     def row(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Record:
 
 
 def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) -> Record:
-    """Return the record of a finished run with ``steps`` steps, if known."""
+    """Return the record of a finished run, which had ``steps`` steps, if known."""
     columns = Columns(run.trace)
     summary, waited = columns.frame, measures(columns)
     measured = {
@@ -118,9 +118,9 @@ def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) ->
         stopped = isinstance(run.error, RunInterrupted)
         outcome = "stopped" if stopped else type(run.error).__name__
         return Record(parameters, run, measured, outcome=outcome)
-    taken = {*parameters, *measured, OUTCOME}
+    reserved = {*parameters, *measured, OUTCOME}
     values = {
-        name if name not in taken else f"{name} returned": value
+        name if name not in reserved else f"{name} returned": value
         for name, value in numbers(run.results[0]).items()
     }
     findings = run.findings if len(run.trace) <= MAX_DIAGNOSED_EVENTS else []
@@ -129,7 +129,7 @@ def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) ->
 
 
 def numbers(value: Any) -> dict[str, float]:
-    """Return the numbers in a result by name, also from tensors with one element.
+    """Return the numbers in a result by name, including scalar tensors.
 
     >>> numbers(0.5), numbers({"loss": 0.25, "weights": [1, 2]}), numbers("done")
     ({'result': 0.5}, {'loss': 0.25}, {})
@@ -150,7 +150,7 @@ def headline(name: str, records: Sequence[Record]) -> str:
     """Summarize an experiment in one line."""
     failed = sum(bool(r.outcome) for r in records)
     runs = count(len(records), "run") if records else "no run yet"
-    return f"Experiment with {name}: {runs}" + (f", {failed} not to the end" if failed else "")
+    return f"Experiment with {name}: {runs}" + (f", {failed} failed or stopped" if failed else "")
 
 
 def frame(records: Sequence[Record]) -> pandas.DataFrame:
@@ -161,7 +161,7 @@ def frame(records: Sequence[Record]) -> pandas.DataFrame:
 
 
 def table(records: Sequence[Record], limit: int) -> pandas.DataFrame:
-    """Return the formatted runs, latest first: for several runs only columns that differ."""
+    """Return the formatted runs, latest first; for several runs, only columns that differ."""
     names = dict.fromkeys(name for r in records for name in r.parameters)
     failed = [OUTCOME] * any(r.outcome for r in records)
     cells = {
@@ -187,7 +187,7 @@ def to_html(records: Sequence[Record], limit: int = 200) -> str:
 def static_html(
     name: str, records: Sequence[Record], drawing: str = "", limit: int = 12
 ) -> tuple[str, str]:
-    """Return table and plot as HTML, and the table as text, for pages without widgets."""
+    """Return the table and plot as HTML, and the table as text, for pages without widgets."""
     head, text = headline(name, records), to_text(name, records, limit)
     plot = as_picture(drawing, text)["text/html"] if drawing else ""
     return f"<b>{escape(head)}</b>{to_html(records, limit)}{plot}", text
@@ -199,7 +199,7 @@ def static_html(
 def varied(records: Sequence[Record]) -> list[str]:
     """Return the parameters in which runs differ, the one for the x axis first.
 
-    Numbers come before words, then parameters with more values in the latest runs.
+    Numbers come before text; then parameters with more values in the latest runs come first.
     """
     latest = [r.parameters for r in records[-RECENT_RUNS:]]
 
@@ -215,13 +215,13 @@ def varied(records: Sequence[Record]) -> list[str]:
 def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = "") -> Figure:
     """Plot results of successful runs against a parameter or a result, one chart per result.
 
-    Runs that also differ in other parameters form separate series: a dot per run, a line through
-    the means.
+    Runs that also differ in other parameters form separate series, with a dot per run and a line
+    through the means.
 
     Args:
         records: the runs.
-        results: names of columns; the seconds and a returned value if empty.
-        against: a varied parameter, or another result; the varied parameter if "".
+        results: names of columns; if empty, the seconds and a returned value.
+        against: a varied parameter or another result; if "", the varied parameter.
 
     Raises:
         ValueError: a result or parameter is unknown, or no parameter was varied.
@@ -229,18 +229,18 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
     successful = [r for r in records if not r.outcome]
     names, known = varied(successful), plottable(successful)
     if not names:
-        raise ValueError("no plot yet: run at least twice, with different values of a parameter.")
+        raise ValueError("no plot yet: run twice or more, with different values of a parameter.")
     against, results = against or names[0], list(results) or known[:DEFAULT_CHARTS]
     for name, choice in [(against, [*names, *known]), *((r, known) for r in results)]:
         if name not in choice:
-            raise ValueError(f"{name!r} cannot be plotted: there is {', '.join(choice)}.")
+            raise ValueError(f"{name!r} cannot be plotted. Available: {', '.join(choice)}.")
     axis = against if against in names else names[0]
     series: dict[str, list[Record]] = defaultdict(list)
     for r in successful:
-        others = (
+        labels = (
             f"{n}={_shortened(format_value(n, r.parameters.get(n)))}" for n in names if n != axis
         )
-        series[", ".join(others)].append(r)
+        series[", ".join(labels)].append(r)
     lines = min(len(series), MAX_NAMED) * (len(series) > 1)
     figure = figures.new(WIDTH * len(results), HEIGHT + LINE * lines, dpi=DPI)
     for axes, result in zip(
@@ -249,8 +249,8 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
         _draw(axes, series, result, against)
         _style(axes, result, against)
     if lines:
-        labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(*labels, loc="outside lower left", frameon=False, labelcolor=INK)
+        legend = figure.axes[0].get_legend_handles_labels()
+        figure.legend(*legend, loc="outside lower left", frameon=False, labelcolor=INK)
     return figure
 
 
@@ -283,7 +283,7 @@ def _draw(axes: Axes, series: Mapping[str, Sequence[Record]], result: str, again
 
 
 def _axis(axes: Axes, values: Sequence[Any], against: str) -> Callable[[Any], float]:
-    """Prepare the x axis for these values; return the function from value to position."""
+    """Set up the x axis for these values; return the function from a value to its position."""
     if not all(map(is_number, values)):
         labels = [*dict.fromkeys(map(format_plain, values))]
         axes.set_xticks(range(len(labels)), map(_shortened, labels))
@@ -301,7 +301,7 @@ def _shortened(name: str) -> str:
 
 
 def _style(axes: Axes, result: str, against: str) -> None:
-    """Set title, units and style."""
+    """Set the title, units and style of a chart."""
     if result == SECONDS:
         axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda y, _: format_value(result, float(y)) if y else "0")
@@ -317,8 +317,8 @@ def figure_svg(figure: Figure, colors: Mapping[str, str] | None = None) -> str:
     """Return a figure as an SVG element with transparent background and the page's fonts.
 
     Args:
-        figure: a figure, such as :func:`plot` returns.
-        colors: replacements of colours; None for print.
+        figure: a figure, for example of :func:`plot`.
+        colors: the page's colours by print colour; None for print.
     """
     import matplotlib
 
@@ -331,7 +331,7 @@ def figure_svg(figure: Figure, colors: Mapping[str, str] | None = None) -> str:
             file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
         )
     text = file.getvalue()
-    # one pixel per point
+    # show one pixel per point
     text = re.sub(r'="([\d.]+)pt"', r'="\1"', text[text.index("<svg") :], count=2)
     for color, replacement in (colors or {}).items():
         text = text.replace(color, replacement)
@@ -339,7 +339,7 @@ def figure_svg(figure: Figure, colors: Mapping[str, str] | None = None) -> str:
 
 
 def to_svg(records: Sequence[Record], colors: Mapping[str, str] | None = None) -> str:
-    """Return the plot of these runs; "" if no parameter was varied yet."""
+    """Return the plot of these runs as SVG; "" if no parameter was varied yet."""
     if not varied([r for r in records if not r.outcome]):
         return ""
     return figure_svg(plot(records), colors)

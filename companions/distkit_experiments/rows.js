@@ -1,10 +1,10 @@
-// The table of runs. A click on a row, or Enter, tells its run; arrows go from row to row.
+// The table of runs. A click on a row, or Enter, selects its run; arrow keys move between rows.
 function render({ model, el }) {
   const draw = () => {
     el.innerHTML = model.get("value");
     mark();
   };
-  const mark = () => { // the rows stay, and with them the focus
+  const mark = () => { // keeps the rows, and with them the focus
     for (const row of el.querySelectorAll("tbody tr")) {
       row.tabIndex = 0;
       row.dataset.run = row.querySelector("th").textContent;
@@ -18,11 +18,11 @@ function render({ model, el }) {
   };
   el.addEventListener("click", choose);
   el.addEventListener("keydown", (event) => {
-    const by = { ArrowUp: "previousElementSibling", ArrowDown: "nextElementSibling" }[event.key];
-    if (!by) return choose(event);
+    const direction = { ArrowUp: "previousElementSibling", ArrowDown: "nextElementSibling" }[event.key];
+    if (!direction) return choose(event);
     event.preventDefault();
-    event.stopPropagation(); // or the notebook would go to another cell
-    event.target.closest("tr[data-run]")?.[by]?.focus();
+    event.stopPropagation(); // the notebook would select another cell
+    event.target.closest("tr[data-run]")?.[direction]?.focus();
   });
   model.on("change:value", draw);
   model.on("change:shown", mark);

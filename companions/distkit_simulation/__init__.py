@@ -1,10 +1,10 @@
-"""Time estimates: closed forms, a simulator, and a calibration of the machine at hand.
+"""Estimates of run time: closed forms, a simulator, and a calibration of this machine.
 
-:mod:`~distkit_simulation.cost` has the formulas of the papers; :func:`simulate` runs a schedule on
-a :class:`Network` and returns the trace that real ranks would record; :func:`data_parallel`,
-:func:`pipeline` and :func:`parameter_server` simulate training steps; :func:`simulate_job` predicts
-a whole training job, and :func:`search_layouts` the best of its layouts; :func:`calibrate` measures
-the parameters of the formulas; :func:`measure_step` measures the parts of a step, from which
+:mod:`~distkit_simulation.cost` contains formulas from papers. :func:`simulate` runs a schedule on a
+:class:`Network` and returns the trace that real ranks would record. :func:`data_parallel`,
+:func:`pipeline` and :func:`parameter_server` simulate training steps. :func:`simulate_job` predicts
+a training job, and :func:`search_layouts` finds its best layout. :func:`calibrate` measures the
+parameters of the formulas. :func:`measure_step` measures the parts of a step, from which
 :func:`plot_speedups` and :func:`plot_prediction` draw speedups.
 """
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from distkit_simulation.training import Workload, data_parallel, pipeline
     from distkit_simulation.what_if import ideal_step
 
-#: Calibration and measurements need torch, and are imported on first use.
-_HOMES = {
+#: The names of each module, which is imported on first use: some modules need torch.
+_NAMES = {
     "distkit_simulation.calibration": ["Measured", "calibrate"],
     "distkit_simulation.job": ["A100", "H100", "Job", "Machine", "search_layouts", "simulate_job"],
     "distkit_simulation.network": ["Link", "Network"],
@@ -66,7 +66,7 @@ _HOMES = {
     "distkit_simulation.training": ["Workload", "data_parallel", "pipeline"],
     "distkit_simulation.what_if": ["ideal_step"],
 }
-_home = {name: module for module, names in _HOMES.items() for name in names}
+_modules = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "A100",
@@ -105,5 +105,5 @@ __all__ = [
 
 
 __getattr__ = attributes(
-    __name__, _home, {name: f"{__name__}.{name}" for name in ("cost", "parallel")}
+    __name__, _modules, {name: f"{__name__}.{name}" for name in ("cost", "parallel")}
 )

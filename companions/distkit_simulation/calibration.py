@@ -1,7 +1,7 @@
-"""Measures the costs of messages and sums on this machine, alone and concurrently.
+"""Measurement of the costs of messages and sums on this machine, single and concurrent.
 
-Ranks of one machine share its processors: a message costs more, the more of them are in flight.
-Three patterns are measured: one ping-pong pair, all pairs, and a ring on which all ranks send and
+Ranks of one machine share its processors, so a message costs more if others are in flight. Three
+patterns are measured: one ping-pong pair, all pairs, and a ring on which all ranks send and
 receive. Costs in between are interpolated.
 """
 
@@ -24,20 +24,20 @@ Batches = Mapping[int, Sequence[float]]
 #: Maximum number of protocols, and minimum number of sizes of each.
 MAX_PROTOCOLS, MIN_SIZES = 3, 3
 
-#: Smallest beta [s/byte]: below it, large messages took no longer than small ones.
+#: Smallest beta [s/byte]: below, large messages took no longer than small ones.
 MIN_BETA = 1e-15
 
 
 def lower_quartile(times: ArrayLike) -> Floats:
-    """Return the lower quartile along the last axis: the time with little other load.
+    """Return the lower quartile along the last axis, which is the time with little other load.
 
     Other load only increases times, so short times are more reliable than long ones.
 
     >>> float(lower_quartile([1.0, 1.0, 1.0, 50.0, 90.0]))
     1.0
     """
-    found: Floats = np.quantile(np.asarray(times, float), 0.25, axis=-1)
-    return found
+    quartile: Floats = np.quantile(np.asarray(times, float), 0.25, axis=-1)
+    return quartile
 
 
 def interpolate(size: Floats, sizes: Floats, times: Floats) -> Floats:
@@ -47,13 +47,13 @@ def interpolate(size: Floats, sizes: Floats, times: Floats) -> Floats:
     [15.0, 40.0]
     """
     slope = max(0.0, (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
-    found: Floats = np.interp(size, sizes, times) + slope * np.maximum(size - sizes[-1], 0.0)
-    return found
+    result: Floats = np.interp(size, sizes, times) + slope * np.maximum(size - sizes[-1], 0.0)
+    return result
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A link and the 95 % confidence intervals of its first protocol's alpha and beta.
+    """A link, with 95 % confidence intervals of its first protocol's alpha and beta.
 
     ``error`` is the median relative distance of the times from the line.
     """
@@ -65,13 +65,13 @@ class Fit:
 
     def __str__(self) -> str:
         low, high = (1e6 * x for x in self.alpha)
-        found = self.last_beta > MIN_BETA
-        bandwidth = f"{1e-9 / self.last_beta:.3g} GB/s" if found else "no bandwidth found"
+        has_bandwidth = self.last_beta > MIN_BETA
+        bandwidth = f"{1e-9 / self.last_beta:.3g} GB/s" if has_bandwidth else "no bandwidth found"
         return f"alpha {1e6 * self.link.alpha:.3g} µs [{low:.3g} to {high:.3g}], {bandwidth}"
 
     @property
     def last_beta(self) -> float:
-        """Seconds per byte of the largest messages."""
+        """The seconds per byte of the largest messages."""
         return max(self.link.switches[-1][2] if self.link.switches else self.link.beta, MIN_BETA)
 
 
@@ -79,18 +79,18 @@ def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: 
     """Fit a link to the lower quartiles, with confidence intervals by bootstrap over the batches.
 
     Args:
-        moves: size of a message [bytes] -> seconds of each batch.
-        adds: size of a sum [bytes] -> seconds of each batch, for gamma.
-        draws: number of bootstrap samples.
+        moves: the seconds of each batch of messages, by size [bytes].
+        adds: the seconds of each batch of sums, by size [bytes]; used for gamma.
+        draws: the number of bootstrap samples.
         seed: the seed of the bootstrap.
 
     Raises:
-        ValueError: there are fewer than two sizes.
+        ValueError: the messages have fewer than two sizes.
 
     Example:
         >>> line = {m: [1e-5 + m * 1e-9] * 3 for m in (4, 1000, 100_000, 10_000_000)}
-        >>> found = fit(line)
-        >>> round(found.link.alpha * 1e6, 6), round(found.link.beta * 1e9, 6), found.link.switches
+        >>> link = fit(line).link
+        >>> round(link.alpha * 1e6, 6), round(link.beta * 1e9, 6), link.switches
         (10.0, 1.0, ())
     """
     if len(moves) < 2:
@@ -107,12 +107,12 @@ def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: 
         (float(sizes[i - 1]), *other) for i, other in zip(starts[1:], others, strict=True)
     )
     link = Link(*first, gamma, switches)
-    rng, drawn = np.random.default_rng(seed), []
+    rng, samples = np.random.default_rng(seed), []
     for _ in range(draws):
-        pick = rng.integers(batches.shape[1], size=batches.shape)
-        again = lower_quartile(np.take_along_axis(batches, pick, axis=1))
-        drawn.append(lines(sizes, again, starts)[0])
-    low, high = np.percentile(np.array(drawn), [2.5, 97.5], axis=0)
+        indices = rng.integers(batches.shape[1], size=batches.shape)
+        resampled = lower_quartile(np.take_along_axis(batches, indices, axis=1))
+        samples.append(lines(sizes, resampled, starts)[0])
+    low, high = np.percentile(np.array(samples), [2.5, 97.5], axis=0)
     error = float(np.median(np.abs(link.seconds(sizes) / times - 1)))
     return Fit(link, (low[0], high[0]), (low[1], high[1]), error)
 
@@ -134,13 +134,13 @@ def line(sizes: Floats, times: Floats) -> tuple[float, float]:
 
 
 def lines(sizes: Floats, times: Floats, starts: Sequence[int]) -> list[tuple[float, float]]:
-    """Fit the line of each protocol; ``starts`` are the indices of their first sizes."""
+    """Fit the line of each protocol; ``starts`` contains the indices of their first sizes."""
     ends = [*starts[1:], len(sizes)]
     return [line(sizes[a:b], times[a:b]) for a, b in zip(starts, ends, strict=True)]
 
 
 def regimes(sizes: Floats, times: Floats) -> list[int]:
-    """Return the indices of the sizes at which protocols begin, by Schwarz's criterion.
+    """Return the indices of the sizes at which protocols start, by Schwarz's criterion.
 
     >>> sizes = np.array([1.0, 2, 3, 100, 200, 300])
     >>> regimes(sizes, np.where(sizes < 50, 5 + sizes, 100 + sizes / 10) / 10)
@@ -166,26 +166,27 @@ def regimes(sizes: Floats, times: Floats) -> list[int]:
 SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
 BATCHES = 7
 
-#: Minimum for the largest message [bytes]: smaller ones take as long as an empty one.
+#: Minimum size of the largest message [bytes]: smaller messages take as long as empty ones.
 MIN_LARGEST = 1 << 16
 
-#: One batch on one rank: for each size, the seconds of each pattern.
+#: A batch of measurements on one rank: the seconds of each pattern, for each size.
 Batch = list[dict[str, float]]
 
 
 def calibrate(cluster: Any, *, sizes: Sequence[int] = SIZES, batches: int = BATCHES) -> Measured:
-    """Measure the links between a cluster's ranks, as a network for :func:`simulate`.
+    """Measure the links between a cluster's ranks, and return a network for :func:`simulate`.
 
-    Takes some seconds, with a progress bar in notebooks; an idle machine gives the best result.
+    The measurement takes some seconds, with a progress bar in notebooks. It is most accurate on an
+    idle machine.
 
     Args:
-        cluster: a :class:`distkit.Cluster` of two ranks or more.
+        cluster: a :class:`distkit.Cluster` of two or more ranks.
         sizes: sizes of messages [bytes], in ascending order.
-        batches: number of measurements of each size, alternating.
+        batches: the number of measurements of each size; sizes alternate.
 
     Raises:
         TypeError: ``cluster`` is not a cluster.
-        ValueError: there is only one rank, or the sizes are too few or too small for a line.
+        ValueError: the cluster has one rank, or the sizes are too few or too small for a line fit.
 
     Example:
         >>> cluster = dk.Cluster(4)                  # doctest: +SKIP
@@ -195,28 +196,28 @@ def calibrate(cluster: Any, *, sizes: Sequence[int] = SIZES, batches: int = BATC
     """
     if not hasattr(cluster, "submit"):
         raise TypeError(
-            f"calibrate needs a dk.Cluster, not {type(cluster).__name__}, as in "
+            f"calibrate needs a dk.Cluster, not {type(cluster).__name__}: use "
             "dk.simulation.calibrate(dk.Cluster(4))"
         )
-    rising = list(sizes) == sorted(set(sizes)) and min(sizes, default=0) > 0
-    if not rising or len(sizes) < MIN_SIZES or sizes[-1] < MIN_LARGEST or batches < 1:
+    ascending = list(sizes) == sorted(set(sizes)) and min(sizes, default=0) > 0
+    if not ascending or len(sizes) < MIN_SIZES or sizes[-1] < MIN_LARGEST or batches < 1:
         raise ValueError(
-            f"sizes {list(sizes)}, {batches} batches: give at least three sizes in ascending "
+            f"got sizes {list(sizes)} and {batches} batches: use at least three sizes in ascending "
             f"order, up to {MIN_LARGEST} bytes or more for the bandwidth, and at least one batch"
         )
-    each = [cluster.submit(probe, list(sizes)).results for _ in advance(range(batches))]
-    return Measured.of(sizes, each)
+    results = [cluster.submit(probe, list(sizes)).results for _ in advance(range(batches))]
+    return Measured.of(sizes, results)
 
 
 def probe(sizes: Sequence[int]) -> Batch:
-    """Measure one batch of every pattern and size on this rank; nothing in a world of one."""
+    """Measure a batch of every pattern and size on this rank; return [] in a world of one rank."""
     import torch.distributed as dist
 
     return [measure_patterns(nbytes) for nbytes in sizes] if dist.get_world_size() > 1 else []
 
 
 def measure_patterns(nbytes: int) -> dict[str, float]:
-    """Measure one batch of each pattern on this rank: seconds of a message, a sum, a call."""
+    """Return the seconds of a message of each pattern, a sum and a call, on this rank."""
     import torch
     import torch.distributed as dist
 
@@ -239,8 +240,8 @@ def measure_patterns(nbytes: int) -> dict[str, float]:
     def pass_on(tokens: int) -> None:
         first = rank % (n // tokens) == 0 and rank // (n // tokens) < tokens
         moves = ((send, out, right), (recv, into, left))
-        for move, what, peer in moves if first else moves[::-1]:
-            move(what, peer, None)
+        for move, tensor, peer in moves if first else moves[::-1]:
+            move(tensor, peer, None)
 
     def ring() -> None:
         exchange(out, right, into, left, None)
@@ -249,39 +250,39 @@ def measure_patterns(nbytes: int) -> dict[str, float]:
     def one_exchange(x: torch.Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
         combine(x, exchange(x, right, torch.empty_like(x), left, group), op)
 
-    in_turn = 2 * (n - 1)  # number of messages in a ring all-reduce
-    add = times(lambda: combine(out, into, SUM), nbytes, in_turn)
+    repeats = 2 * (n - 1)  # number of messages in a ring all-reduce
+    add = times(lambda: combine(out, into, SUM), nbytes, repeats)
     return {
         "one": times(lambda: pass_on(1), nbytes, 2) / n,
         "some": times(lambda: pass_on(half), nbytes, 2) * half / n,
-        "all": times(ring, nbytes, in_turn),
+        "all": times(ring, nbytes, repeats),
         "add": add,
         "call": times(lambda: one_exchange(out), nbytes) - times(ring, nbytes) - add,
     }
 
 
-def times(action: Callable[[], object], nbytes: int, in_turn: int = 1) -> float:
-    """Return the lower quartile of an action's time per call [s]; ranks start together."""
+def times(action: Callable[[], object], nbytes: int, repeats: int = 1) -> float:
+    """Return the lower quartile of an action's time per call [s]; all ranks start together."""
     import torch.distributed as dist
 
-    taken = []
+    durations = []
     dist.barrier()
     for _ in range(12 if nbytes <= 1 << 16 else 6 if nbytes <= 1 << 20 else 4):
-        began = perf_counter()
-        for _ in range(in_turn):
+        start = perf_counter()
+        for _ in range(repeats):
             action()
-        taken.append((perf_counter() - began) / in_turn)
-    return float(lower_quartile(taken[1:]))
+        durations.append((perf_counter() - start) / repeats)
+    return float(lower_quartile(durations[1:]))
 
 
 class Measured(Network):
-    """A measured machine: times of messages by size and by the number of concurrent messages.
+    """A measured machine, with times of messages by size and by number of concurrent messages.
 
     Args:
-        n: number of ranks.
-        moves: number of concurrent transfers -> size -> seconds of each batch.
-        adds: size -> seconds of each batch of sums.
-        calls: size -> seconds of each batch of the rest of a collective: checks, allocations.
+        n: the number of ranks.
+        moves: the seconds of each batch of messages, by number of concurrent ones and by size.
+        adds: the seconds of each batch of sums, by size.
+        calls: the seconds of each batch of a collective's overhead (checks, allocations), by size.
     """
 
     def __init__(
@@ -293,18 +294,18 @@ class Measured(Network):
     ) -> None:
         self.n, self.moves, self.adds = n, dict(sorted(moves.items())), adds
         self.sizes = np.array(list(adds), float)
-        self._times = np.array([lower_quartile(list(at.values())) for at in self.moves.values()])
+        self._times = np.array([lower_quartile(list(x.values())) for x in self.moves.values()])
         self._adds = lower_quartile(list(adds.values()))
-        self.fits = {count: fit(at, adds) for count, at in self.moves.items()}
+        self.fits = {count: fit(batches, adds) for count, batches in self.moves.items()}
         self._calls = np.maximum(0.0, [np.median(batch) for batch in calls.values()])
-        super().__init__(self.fits[1].link, n, "the ranks that were measured")
+        super().__init__(self.fits[1].link, n, "measured")
 
     @classmethod
     def of(cls, sizes: Sequence[int], batches: Sequence[Sequence[Batch]]) -> Measured:
-        """Create a network from the batches of each rank, averaged over the ranks."""
+        """Create a network from the batches of all ranks, averaged over the ranks."""
         n = len(batches[0])
         if n < 2:
-            raise ValueError("calibrate needs at least 2 ranks: one rank has no partner to send to")
+            raise ValueError("calibrate needs at least 2 ranks: a single rank cannot send messages")
         mean = {
             pattern: {
                 size: [float(np.mean([rank[i][pattern] for rank in batch])) for batch in batches]
@@ -316,23 +317,25 @@ class Measured(Network):
         return cls(n, moves, mean["add"], mean["call"])
 
     def __repr__(self) -> str:
-        return f"<Measured: {self.n} ranks; {self.fits[1]} alone; {self.fits[self.n]} all at once>"
+        return f"<Measured: {self.n} ranks; {self.fits[1]} single; {self.fits[self.n]} concurrent>"
 
     def fit(self, count: int = 1) -> Fit:
         """Return the fit for a number of concurrent transfers, with confidence intervals."""
         if count not in self.fits:
-            raise ValueError(f"{count} at once was not measured: ask for one of {list(self.fits)}")
+            raise ValueError(
+                f"{count} concurrent transfers were not measured: use one of {list(self.fits)}"
+            )
         return self.fits[count]
 
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
-        """See :meth:`Network.seconds`; interpolated between measured sizes and numbers."""
+        """See :meth:`Network.seconds`; interpolate between measured sizes and transfer counts."""
         size = np.asarray(nbytes, float)
         counts = np.array(list(self.moves), float)
-        share = np.interp(size.size, counts, np.arange(len(counts)))
-        low = int(share)
+        position = np.interp(size.size, counts, np.arange(len(counts)))
+        low = int(position)
         high = min(low + 1, len(counts) - 1)
-        fewer, more = (interpolate(size, self.sizes, self._times[i]) for i in (low, high))
-        return fewer + (share - low) * (more - fewer)
+        lower, upper = (interpolate(size, self.sizes, self._times[i]) for i in (low, high))
+        return lower + (position - low) * (upper - lower)
 
     def calling(self, nbytes: int) -> float:
         """See :meth:`Network.calling`."""

@@ -1,9 +1,9 @@
-"""Costs of all-reduce: the closed forms of the papers over alpha, beta and gamma. Pure.
+"""Closed forms of the cost of all-reduce over alpha, beta and gamma, from papers. Pure.
 
-n ranks, K bytes; a message of m bytes takes t(m) = alpha + m·beta, and adding m bytes takes
+n ranks reduce K bytes. A message of m bytes takes t(m) = alpha + m·beta, and adding m bytes takes
 m·gamma. All functions broadcast arrays of ``n`` and ``nbytes``. If n divides K, each form equals
 :func:`~distkit_simulation.simulator.finish_times` on a flat network, except the double tree's,
-which is an upper bound of up to four times as much. Tests verify this.
+which is an upper bound of at most four times this time. Tests verify this.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from distkit_simulation.network import Link, check_link, plain
 
 
 def lower_bound(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
-    """max(⌈lg n⌉ alpha + 2(n-1)/n K·beta, (n-1)/n K·gamma): no all-reduce on such links is faster.
+    """Return max(⌈lg n⌉ alpha + 2(n-1)/n K·beta, (n-1)/n K·gamma), a lower bound of all-reduce.
 
-    Sums may overlap with messages, so the larger counts. With several protocols the smallest alpha
-    and beta count. Chan et al., 2007.
+    Sums may overlap with messages, so the larger term counts. If links have several protocols, the
+    smallest alpha and beta count. Chan et al., 2007.
 
     >>> lower_bound(4, 4000, Link(alpha=1e-6, beta=1e-9))
     8e-06
@@ -41,17 +41,17 @@ def _checked(n: Numbers, nbytes: Numbers, link: Link) -> tuple[Numbers, Numbers]
 
 
 def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **options: Any) -> Numbers:
-    """Return the seconds of an all-reduce by the name of its algorithm.
+    """Return the seconds of an all-reduce with a named algorithm.
 
     Args:
         algorithm: a name in :data:`~distkit.algorithms.ALL_REDUCES`.
-        n: number of ranks.
-        nbytes: size of the tensor [bytes].
+        n: the number of ranks.
+        nbytes: the size of the tensor [bytes].
         link: the link between any two ranks.
-        options: options of the algorithm's form.
+        options: options of the algorithm's formula.
 
     Raises:
-        ValueError: the algorithm is unknown, there is no rank, or the size is negative.
+        ValueError: the algorithm is unknown, the number of ranks is 0, or the size is negative.
 
     Example:
         >>> all_reduce("ring", [2, 4], 4000, Link(alpha=1e-6, beta=1e-9))
@@ -74,7 +74,7 @@ def ring(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
 
 
 def table(n: Numbers, nbytes: Numbers, link: Link) -> dict[str, Any]:
-    """Return the seconds of every all-reduce: name -> array.
+    """Return the seconds of every all-reduce, as an array by name.
 
     >>> times = table(8, 1e9, Link(1e-6, 1e-9))
     >>> times["ring"] < times["tree"] < times["flat"]
@@ -91,14 +91,14 @@ def crossovers(
     largest: float = 1e10,
     among: Iterable[str] | None = None,
 ) -> list[tuple[float, str]]:
-    """Return the fastest algorithm from each size on: ``(nbytes, name)`` in ascending order.
+    """Return the sizes at which the fastest algorithm changes: ``(nbytes, name)``, ascending.
 
     Args:
         n: number of ranks.
         link: the link between any two ranks.
         smallest: the first size [bytes].
         largest: the last size [bytes].
-        among: names of all-reduces; None for all.
+        among: names of all-reduce algorithms; None for all.
 
     Example:
         >>> crossovers(8, Link(1e-6, 1e-9), among=["tree", "ring"])
@@ -108,24 +108,24 @@ def crossovers(
     sizes = np.geomspace(smallest, largest, 4001)
     times = np.array([all_reduce(name, n, sizes, link) for name in names])
     best = times.argmin(axis=0)
-    found = [(float(smallest), names[best[0]])]
+    result = [(float(smallest), names[best[0]])]
     for i in np.flatnonzero(np.diff(best)):
         gap = [times[best[i + 1], j] - times[best[i], j] for j in (i, i + 1)]
-        at = sizes[i] + (sizes[i + 1] - sizes[i]) * gap[0] / (gap[0] - gap[1])
-        found.append((float(at), names[best[i + 1]]))
-    return found
+        crossover = sizes[i] + (sizes[i + 1] - sizes[i]) * gap[0] / (gap[0] - gap[1])
+        result.append((float(crossover), names[best[i + 1]]))
+    return result
 
 
 # -- training ---------------------------------------------------------------------------------
 
 
 def exposed(sync: Numbers, backward: Numbers, buckets: Numbers = 1) -> Numbers:
-    """Communication not hidden by backward: max(sync/b, sync - backward (1 - 1/b)).
+    """Return the communication that backward does not hide: max(sync/b, sync - backward (1 - 1/b)).
 
     Args:
-        sync: total seconds of all buckets' all-reduces.
-        backward: seconds of backward.
-        buckets: number b of equal buckets, each reduced while the next is computed.
+        sync: the total seconds of all buckets' all-reduces.
+        backward: the seconds of backward.
+        buckets: the number b of equal buckets, each reduced while the next is computed.
 
     Source:
         Li et al., "PyTorch distributed", VLDB 2020.
@@ -134,13 +134,13 @@ def exposed(sync: Numbers, backward: Numbers, buckets: Numbers = 1) -> Numbers:
         >>> exposed(sync=1.0, backward=2.0, buckets=4)
         0.25
     """
-    t, back = at_least(0, seconds=sync), at_least(0, seconds=backward)
+    t, t_backward = at_least(0, seconds=sync), at_least(0, seconds=backward)
     b = at_least(1, buckets=buckets)
-    return plain(np.maximum(t / b, t - back * (1 - 1 / b)))
+    return plain(np.maximum(t / b, t - t_backward * (1 - 1 / b)))
 
 
 def speedup(n: Numbers, compute: Numbers, sync: Numbers) -> Numbers:
-    """n·compute/(compute + sync): samples per second relative to one rank.
+    """Return n·compute/(compute + sync), the samples per second relative to one rank.
 
     >>> speedup(4, compute=3.0, sync=1.0)
     3.0
@@ -150,9 +150,9 @@ def speedup(n: Numbers, compute: Numbers, sync: Numbers) -> Numbers:
 
 
 def break_even(compute: Numbers, sync: Numbers) -> Numbers:
-    """Training with n ranks pays when n > 1 + sync/compute.
+    """Return 1 + sync/compute; training with n ranks pays if n is larger.
 
-    ``sync`` is taken as constant: true for a ring's bandwidth, false for its latency.
+    ``sync`` is assumed to be constant, which is true for a ring's bandwidth, but not its latency.
 
     >>> break_even(compute=1.0, sync=2.5)
     3.5
@@ -163,14 +163,14 @@ def break_even(compute: Numbers, sync: Numbers) -> Numbers:
 def epoch(
     samples: Numbers, batch: Numbers, n: Numbers, compute: Numbers, sync: Numbers = 0.0
 ) -> Numbers:
-    """N/(R·B)·(Tcomp + Tsync): the seconds of an epoch.
+    """Return N/(R·B)·(Tcomp + Tsync), the seconds of an epoch.
 
     Args:
         samples: N, the size of the data set.
-        batch: B, samples per rank and step.
-        n: R, number of ranks.
-        compute: Tcomp of a batch while R ranks compute [s].
-        sync: Tsync [s]; 0 for one rank.
+        batch: B, the samples per rank and step.
+        n: R, the number of ranks.
+        compute: Tcomp, the time of a batch while R ranks compute [s].
+        sync: Tsync, the time of communication [s]; 0 for one rank.
 
     Example:
         >>> epoch(1000, batch=10, n=1, compute=0.5), epoch(1000, 10, n=4, compute=0.5, sync=0.3)
@@ -186,16 +186,17 @@ def epoch(
 def parameter_server(
     workers: Numbers, servers: Numbers, nbytes: Numbers, link: Link, *, largest: float = 0.0
 ) -> Numbers:
-    """Pull and push of all workers: 2 t(max(K, W·max(K/S, largest))).
+    """Return the seconds of all workers' pull and push: 2 t(max(K, W·max(K/S, largest))).
 
-    The maximum of a worker, which moves K bytes, and a server, which moves a share per worker.
+    The slower of a worker, which moves K bytes, and a server, which moves a share for each worker,
+    determines the time.
 
     Args:
-        workers: W.
-        servers: S, each on a separate machine.
+        workers: W, the number of workers.
+        servers: S, the number of servers, each on a separate machine.
         nbytes: K, the size of all parameters [bytes].
         link: the link of each machine.
-        largest: size of the largest array, if arrays are not split [bytes].
+        largest: the size of the largest array, if arrays are not split [bytes].
 
     Source:
         Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014.

@@ -1,9 +1,9 @@
-"""Predicts a training job: time of a step by part, memory of each rank, and the best layout.
+"""Prediction of a training job: time of a step by part, memory of each rank, and best layout.
 
-The time of a matrix product is its operations over the reachable FLOP/s, plus the bytes of its
-three matrices over the memory bandwidth, so efficiency grows with size. Other operations (norms,
-activations, dropout, attention scores) are bound by memory. Collectives are rings over the links
-between their ranks. Pure.
+The time of a matrix product is its operations divided by the reachable FLOP/s, plus the bytes of
+its three matrices divided by the memory bandwidth, so efficiency grows with size. Other operations
+(norms, activations, dropout, attention scores) are memory-bound. Collectives are rings over the
+links between their ranks. Pure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from distkit_simulation.training import play_pipeline
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Bytes of a number in half precision, of a gradient and of Adam's state in mixed precision.
+#: Bytes of a number in half precision, and of a gradient and Adam's state in mixed precision.
 HALF, GRADIENT, OPTIMIZER = 2, 4, 12
 #: Bytes that an update reads and writes for each parameter.
 UPDATE = 30
@@ -47,16 +47,16 @@ class Machine:
     """Hosts of several devices each.
 
     Args:
-        name: name of the device.
-        flops: peak FLOP/s of a device.
-        bandwidth: peak memory bandwidth of a device [bytes/s].
-        memory: memory of a device [bytes].
+        name: the name of the device.
+        flops: the peak FLOP/s of a device.
+        bandwidth: the peak memory bandwidth of a device [bytes/s].
+        memory: the memory of a device [bytes].
         inside: the link between devices of a host; :func:`.calibrate` measures one.
-        between: the link of a host, all its network cards together.
-        devices: number of devices on a host.
-        matmul: share of ``flops`` that large matrix products reach.
-        stream: share of ``bandwidth`` that is reached.
-        launch: CPU time to launch a layer's forward, the minimum for small layers [s].
+        between: the link of a host, with all its network cards.
+        devices: the number of devices on a host.
+        matmul: the fraction of ``flops`` that large matrix products reach.
+        stream: the fraction of ``bandwidth`` that is reached.
+        launch: the CPU time to launch a layer's forward, the minimum for small layers [s].
 
     Raises:
         ValueError: a number is missing, zero or negative.
@@ -81,8 +81,8 @@ class Machine:
         }
         if missing := [name for name, value in numbers.items() if not value > 0]:
             raise ValueError(
-                f"the machine {self.name} has no {joined(missing)}: give a positive number, a "
-                "bandwidth in bytes/s as in dk.simulation.Link.of(latency, bandwidth)"
+                f"the machine {self.name} has no {joined(missing)}: use positive numbers, and "
+                "dk.simulation.Link.of(latency, bandwidth) for a bandwidth in bytes/s"
             )
 
     def product(self, m: float, n: float, k: float) -> float:
@@ -98,8 +98,8 @@ class Machine:
     def link(self, ranks: int, stride: int) -> Link:
         """Return the link of a ring of ranks ``stride`` apart, while neighbouring rings run.
 
-        Within a host it is the inner link. Otherwise ``stride`` rings leave each host and share its
-        network cards.
+        A ring within a host uses the inner link. Otherwise ``stride`` rings leave each host and
+        share its network cards.
         """
         if ranks * stride <= self.devices:
             return self.inside
@@ -107,16 +107,16 @@ class Machine:
         return Link(self.between.alpha, max(self.inside.beta, share))
 
 
-#: NVIDIA's A100 with 80 GB, 8 in a host with 4 InfiniBand cards of 200 Gbit/s. The shares are
-#: fitted on 21 of vTrain's runs by ``distkit bench published``; the inner link is NCCL's ring.
+#: NVIDIA's A100 with 80 GB, 8 in a host with 4 InfiniBand cards of 200 Gbit/s. ``distkit bench
+#: published`` fitted the fractions to 21 of vTrain's runs; the inner link is that of NCCL's ring.
 A100 = Machine("A100", 312e12, 2.0e12, 80e9, Link.of(3e-6, 230e9), Link.of(5e-6, 0.923 * 100e9))
-#: NVIDIA's H100 with 80 GB, 8 in a host with 8 cards of 400 Gbit/s; shares as measured on A100.
+#: NVIDIA's H100 with 80 GB, 8 in a host with 8 cards of 400 Gbit/s; fractions as on the A100.
 H100 = Machine("H100", 989e12, 3.35e12, 80e9, Link.of(3e-6, 370e9), Link.of(5e-6, 0.923 * 400e9))
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training job with its predicted time and memory; see :func:`simulate_job`."""
+    """A training job, with its predicted time and memory; see :func:`simulate_job`."""
 
     model: Transformer
     layout: Layout
@@ -136,18 +136,18 @@ class Job:
         for name in ("batch", "sequence", "micro_batch"):
             number = getattr(self, name)
             if type(number) is not int or number < 1:
-                raise LayoutError(f"{name} = {number!r} is no positive whole number")
+                raise LayoutError(f"{name} = {number!r} is not a positive integer")
         model, layout = self.model, self.layout
-        each = layout.dp * self.micro_batch
-        if self.batch < each:
+        samples = layout.dp * self.micro_batch
+        if self.batch < samples:
             raise LayoutError(
                 f"a batch of {self.batch} is smaller than dp · micro-batch = {layout.dp} · "
-                f"{self.micro_batch}: give a batch of {each} or more, or fewer copies"
+                f"{self.micro_batch}: use a batch of {samples} or more, or fewer copies"
             )
-        if self.batch % each:
+        if self.batch % samples:
             raise LayoutError(
                 f"a batch of {self.batch} cannot be divided by dp · micro-batch = {layout.dp} · "
-                f"{self.micro_batch}: give a multiple of {each}"
+                f"{self.micro_batch}: use a multiple of {samples}"
             )
         replace(
             layout,
@@ -164,7 +164,7 @@ class Job:
 
     @property
     def microbatches(self) -> int:
-        """Number of micro-batches of each copy in a step."""
+        """The number of micro-batches of each copy in a step."""
         return self.batch // (self.layout.dp * self.micro_batch)
 
     # -- memory ---------------------------------------------------------------------------------
@@ -197,14 +197,14 @@ class Job:
 
     @property
     def memory(self) -> list[dict[str, float]]:
-        """Bytes on each rank by kind, for each pipeline stage."""
+        """The bytes on each rank by kind, for each pipeline stage."""
         return [self.stage_memory(stage) for stage in range(self.layout.pp)]
 
     # -- time -----------------------------------------------------------------------------------
 
     @cached_property
     def _layer(self) -> tuple[float, float, float]:
-        """Seconds of a micro-batch in a layer: forward, backward, and all-reduces in these."""
+        """The seconds of a micro-batch in a layer: forward, backward, and their all-reduces."""
         model, machine, t = self.model, self.machine, self.layout.tp
         tokens, h = self.sequence * self.micro_batch, model.hidden
         keys, gates = h * model.kv_heads // model.heads, model.matrices - 1
@@ -232,19 +232,19 @@ class Job:
 
     @property
     def _stage(self) -> float:
-        """Seconds of a micro-batch on a rank in the middle of the pipeline, without messages."""
+        """The seconds of a micro-batch on a middle rank of the pipeline, without messages."""
         return sum(self._layer[:2]) * self.model.layers / self.layout.pp
 
     @cached_property
     def _logits(self) -> float:
-        """Seconds of a micro-batch's logits and loss, on the last stage."""
+        """The seconds of a micro-batch's logits and loss, on the last stage."""
         tokens, share = self.sequence * self.micro_batch, self.model.vocabulary / self.layout.tp
         product = self.machine.product(tokens, share, self.model.hidden)
         return 3 * product + self.machine.moved(LOGIT * tokens * share)
 
     @cached_property
     def _message(self) -> float:
-        """Seconds of a message between two stages; all devices of a host send at once."""
+        """The seconds of a message between two stages; all devices of a host send concurrently."""
         if self.layout.pp == 1:
             return 0.0
         nbytes = HALF * self.sequence * self.micro_batch * self.model.hidden / self.layout.tp
@@ -253,7 +253,7 @@ class Job:
 
     @property
     def _gradients(self) -> float:
-        """Seconds of the gradients' all-reduce; ZeRO gathers parameters in half precision."""
+        """The seconds of the gradients' all-reduce; ZeRO gathers parameters in half precision."""
         layout, parameters = self.layout, self.model.largest_stage(self.layout.pp) / self.layout.tp
         sizes = [GRADIENT, (GRADIENT + HALF) / 2, (GRADIENT + HALF) / 2, GRADIENT / 2 + HALF]
         link = self.machine.link(layout.dp, layout.stride("dp"))
@@ -289,12 +289,12 @@ class Job:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of all devices."""
+        """The tokens per second of all devices together."""
         return self.batch * self.sequence / self.seconds
 
     @property
     def utilization(self) -> float:
-        """Model FLOPs utilization (MFU): the share of the peak FLOP/s that trains the model."""
+        """The model FLOPs utilization (MFU): the fraction of peak FLOP/s used for the model."""
         model = self.model
         dense = 6 * (model.layers * model.layer + model.embedding)
         scores = 12 * model.layers * self.sequence * model.hidden
@@ -305,7 +305,7 @@ class Job:
     def trace(self) -> Trace:
         """The trace of a step of one pipeline, with one rank per tensor-parallel group.
 
-        With "zero_bubble_h2" steps overlap, and a single one takes longer than ``seconds``.
+        With "zero_bubble_h2", steps overlap, so a single one takes longer than ``seconds``.
         """
         p, parts = self.layout.pp, self.parts
         writer, layers = Writer(p), self.model.layers / p
@@ -330,7 +330,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """The layout, and number × size of the micro-batches of each copy."""
+        """The layout, with the number and size of the micro-batches of each copy."""
         layout, size = self.layout, self.micro_batch
         axes = f"dp {layout.dp} · tp {layout.tp} · pp {layout.pp}"
         return f"{axes}, {self.microbatches} × {size}"
@@ -342,7 +342,7 @@ class Job:
         lines = [
             f"{self.model.parameters / 1e9:.1f} billion parameters on {self.layout.size:,} "
             f"{self.machine.name}: {self.title}, {self.schedule}, recompute {self.recompute}",
-            f"{human_seconds(total)} a step, {self.tokens_per_second:,.0f} tokens/s, "
+            f"{human_seconds(total)} per step, {self.tokens_per_second:,.0f} tokens/s, "
             f"{self.utilization:.1%} of the peak",
             *(f"  {line}" for line in aligned(rows)),
             f"{sum(first_stage.values()) / GIB:.1f} GiB on rank 0: {memory}",
@@ -359,14 +359,14 @@ def simulate_job(
     sequence: int,
     **options: Any,
 ) -> Job:
-    """Predict a step of a training job: its seconds by part, memory, tokens/s, utilization.
+    """Predict a step of a training job: its seconds by part, memory, tokens/s and utilization.
 
     Args:
-        model: a transformer; :meth:`.parallel.Transformer.gpt` makes one like GPT-3.
+        model: a transformer; :meth:`.parallel.Transformer.gpt` creates one like GPT-3.
         layout: the layout of the model on the devices.
-        machine: :data:`A100`, :data:`H100` or a :class:`Machine`.
-        batch: samples of a step over all copies.
-        sequence: tokens of a sample.
+        machine: :data:`A100`, :data:`H100` or another :class:`Machine`.
+        batch: the samples of a step over all copies.
+        sequence: the tokens of a sample.
         options: ``micro_batch`` (1), samples of a micro-batch; ``schedule`` ("1f1b") and
             ``chunks`` (1), as in :data:`dk.algorithms.PIPELINES`; ``recompute`` ("full"): "none",
             "selective" or "full"; ``sequence_parallel`` (False); ``flash`` (False), fused attention
@@ -374,16 +374,16 @@ def simulate_job(
             gradients' all-reduce with the last backward.
 
     Returns:
-        A :class:`Job`, printed as a table: ``seconds``, ``parts``, ``memory``,
+        A :class:`Job`, which prints as a table. It has ``seconds``, ``parts``, ``memory``,
         ``tokens_per_second``, ``utilization``, and ``trace``, a step of one of its pipelines.
 
     Raises:
-        LayoutError: The layout does not divide the model or the batch, or a rank has too little
-            memory; the message names it, and a layout that fits.
+        LayoutError: the layout does not divide the model or the batch, or a rank has too little
+            memory; the message explains it, and suggests a layout that fits.
 
     Source:
-        Narayanan et al., 2021; Korthikanti et al., 2022. Fitted on 21 of vTrain's runs (Bang et
-        al., 2024): `distkit bench published` prints its errors on the others.
+        Narayanan et al., 2021; Korthikanti et al., 2022. Fitted to 21 of vTrain's runs (Bang et
+        al., 2024): ``distkit bench published`` prints the errors for the others.
 
     Example:
         >>> gpt = Transformer.gpt(96, 12288, 96)
@@ -398,7 +398,7 @@ def simulate_job(
 
 
 def _shortage(job: Job) -> str:
-    """Describe the missing memory of rank 0, which needs most; return "" if the job fits."""
+    """Describe the missing memory of rank 0, which needs the most; return "" if the job fits."""
     kinds = job.stage_memory(0)
     excess = sum(kinds.values()) - job.machine.memory
     if excess <= 0:
@@ -411,13 +411,13 @@ def _shortage(job: Job) -> str:
 
 
 def _remedy(job: Job) -> str:
-    """Suggest one changed option, or else the fastest layout of as many devices that fits."""
+    """Suggest to change one option, or the fastest layout on the same number of devices."""
     changes = ({"recompute": "selective"}, {"recompute": "full"}, {"zero": 1})
     for change in changes:
         if not _shortage(replace(job, **change)):
             return "; {}={!r} would fit".format(*next(iter(change.items())))
     options = {name: getattr(job, name) for name in ("schedule", "chunks", "sequence_parallel")}
-    found = search_layouts(
+    layouts = search_layouts(
         job.model,
         job.machine,
         job.layout.size,
@@ -429,12 +429,14 @@ def _remedy(job: Job) -> str:
         **options,
     )
     return (
-        f"; {found[0].title}, zero=1 would fit" if found else "; no layout of as many devices fits"
+        f"; {layouts[0].title}, zero=1 would fit"
+        if layouts
+        else "; no layout of these devices fits"
     )
 
 
 class Jobs(list[Job]):
-    """Jobs in ascending order of their time, shown as a table."""
+    """A list of jobs in ascending order of time, shown as a table."""
 
     def __repr__(self) -> str:
         rows = [(job.title, human_seconds(job.seconds), f"{job.utilization:.1%}") for job in self]
@@ -443,10 +445,10 @@ class Jobs(list[Job]):
     def plot(self, most: int = 10) -> Figure:
         """Plot the seconds of the ``most`` fastest jobs, by part."""
         figure = figures.new(8, 0.6 + 0.4 * min(most, len(self)))
-        axes, shown = figure.subplots(), self[:most]
-        offset, names = np.zeros(len(shown)), [job.title for job in shown]
-        for i, part in enumerate(shown[0].parts if shown else ()):
-            width = np.array([job.parts[part] for job in shown])
+        axes, fastest = figure.subplots(), self[:most]
+        offset, names = np.zeros(len(fastest)), [job.title for job in fastest]
+        for i, part in enumerate(fastest[0].parts if fastest else ()):
+            width = np.array([job.parts[part] for job in fastest])
             axes.barh(names, width, left=offset, color=rank_color(i), label=part)
             offset += width
         axes.invert_yaxis()
@@ -468,26 +470,26 @@ def search_layouts(
 ) -> Jobs:
     """Predict a job on every layout of ``devices`` that divides the model and fits, fastest first.
 
-    Tensor-parallel groups stay within a host; groups of pipelines are outermost, as in Megatron.
+    Tensor-parallel groups stay within a host; pipelines are the outermost axis, as in Megatron.
 
     Args:
         model: the model, as in :func:`simulate_job`.
         machine: the machine of the devices.
-        devices: number of devices.
-        batch: samples of a step.
-        sequence: tokens of a sample.
+        devices: the number of devices.
+        batch: the samples of a step.
+        sequence: the tokens of a sample.
         micro_batches: the sizes of micro-batches to try.
         options: options of :func:`simulate_job`.
 
     Returns:
-        A list of :class:`Job`, printed as a table; ``plot()`` draws the best.
+        A list of :class:`Job`, which prints as a table; ``plot()`` draws the fastest ones.
 
     Example:
-        >>> found = search_layouts(Transformer.gpt(24, 2048, 16), A100, 16, batch=64, sequence=1024)
-        >>> found[0].layout.size
+        >>> jobs = search_layouts(Transformer.gpt(24, 2048, 16), A100, 16, batch=64, sequence=1024)
+        >>> jobs[0].layout.size
         16
     """
-    found = []
+    jobs = []
     for tp in _divisors(machine.devices):
         for pp in (n for n in _divisors(model.layers) if devices % (n * tp) == 0):
             for size in micro_batches:
@@ -497,8 +499,8 @@ def search_layouts(
                 except LayoutError:
                     continue
                 if not _shortage(job):
-                    found.append(job)
-    return Jobs(sorted(found, key=lambda job: job.seconds))
+                    jobs.append(job)
+    return Jobs(sorted(jobs, key=lambda job: job.seconds))
 
 
 def _divisors(number: int) -> list[int]:

@@ -1,6 +1,6 @@
-"""Networks of ranks: durations of messages that start at the same time. Pure.
+"""Networks of ranks, which determine the durations of messages that start together. Pure.
 
-A network computes the durations of many transfers at once. Transfers of a round share a host's
+A network computes the durations of many transfers together. Transfers of a round share a host's
 network card, a switch's uplink or a torus's cable fairly.
 """
 
@@ -18,7 +18,7 @@ from distkit.algorithms.rounds import Ints
 
 Floats = NDArray[np.float64]
 
-#: Maximum beta [s/byte]: larger values are bandwidths that were not inverted by mistake.
+#: Maximum beta [s/byte]: larger values are probably bandwidths that were not inverted.
 MAX_BETA = 1.0
 
 
@@ -27,10 +27,10 @@ class Link:
     """A link between two ranks, on which m bytes take alpha + beta·m seconds.
 
     Args:
-        alpha: latency [s].
-        beta: seconds per byte, the inverse of the bandwidth.
-        gamma: seconds per byte to add received values.
-        switches: the transport's other protocols, as ``(nbytes, alpha, beta)``, for messages
+        alpha: the latency [s].
+        beta: the seconds per byte, which is the inverse of the bandwidth.
+        gamma: the seconds per byte to add received values.
+        switches: further protocols of the transport, as ``(nbytes, alpha, beta)``, for messages
             larger than ``nbytes``.
 
     Raises:
@@ -58,78 +58,74 @@ class Link:
             numbers |= {f"alpha of switch {i}": alpha, f"beta of switch {i}": beta}
         for name, value in numbers.items():
             if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"a link's {name} is {value}: give seconds ≥ 0")
+                raise ValueError(f"a link's {name} must be seconds ≥ 0; got {value}")
             if name.startswith("beta") and value > MAX_BETA:
                 raise ValueError(
-                    f"a link's {name} is {value:g}: beta is seconds per byte: give 1/{value:g}, "
-                    "or dk.simulation.Link.of(latency, bandwidth)"
+                    f"a link's {name} is seconds per byte; got {value:g}. Use 1/{value:g}, or "
+                    "dk.simulation.Link.of(latency, bandwidth)"
                 )
         starts = [s[0] for s in self.switches]
         if starts != sorted(set(starts)):
-            raise ValueError(f"switches at {starts} bytes: give them in ascending order")
+            raise ValueError(f"switches must be in ascending order; got {starts} bytes")
 
     @classmethod
     def of(cls, latency: float, bandwidth: float, gamma: float = 0.0) -> Link:
-        """Create a link of ``latency`` seconds and ``bandwidth`` bytes per second.
+        """Create a link with ``latency`` [s] and ``bandwidth`` [bytes/s].
 
         >>> Link.of(1e-6, 12.5e9)                  # 100 Gb/s
         Link(alpha=1e-06, beta=8e-11, gamma=0.0, switches=())
         """
         if not bandwidth > 0:
-            raise ValueError(f"a bandwidth of {bandwidth} bytes/s: give a positive one")
+            raise ValueError(f"a bandwidth must be positive; got {bandwidth} bytes/s")
         return cls(latency, 1 / bandwidth, gamma)
 
     def seconds(self, nbytes: ArrayLike) -> Any:
-        """Return the seconds of a message of ``nbytes``; an array for an array."""
+        """Return the seconds of a message of ``nbytes``, or an array for an array."""
         size = np.asarray(nbytes, float)
         if not self.switches:
             return plain(self.alpha + self.beta * size)
         starts, alphas, betas = map(np.array, zip(*self.switches, strict=True))
-        at = np.searchsorted(starts, size, side="left")
-        return plain(np.r_[self.alpha, alphas][at] + np.r_[self.beta, betas][at] * size)
+        index = np.searchsorted(starts, size, side="left")
+        return plain(np.r_[self.alpha, alphas][index] + np.r_[self.beta, betas][index] * size)
 
 
-def check_link(given: object) -> None:
-    """Check that an object is a link.
-
-    Raises:
-        TypeError: it is not a link.
-    """
-    if not isinstance(given, Link):
+def check_link(link: object) -> None:
+    """Raise TypeError if an object is not a link."""
+    if not isinstance(link, Link):
         remedy = (
-            "give its .link"
-            if isinstance(given, Network)
-            else "give dk.simulation.Link(alpha, beta)"
+            "pass its .link"
+            if isinstance(link, Network)
+            else "pass dk.simulation.Link(alpha, beta)"
         )
         raise TypeError(
-            f"a formula takes a dk.simulation.Link, not {type(given).__name__}: {remedy}"
+            f"a formula needs a dk.simulation.Link, not {type(link).__name__}: {remedy}"
         )
 
 
-def check_network(given: object, n: int) -> None:
+def check_network(network: object, n: int) -> None:
     """Check that an object is a network of ``n`` ranks.
 
     Raises:
-        TypeError: it is not a network.
-        ValueError: it has another number of ranks.
+        TypeError: the object is not a network.
+        ValueError: the network has another number of ranks.
     """
-    if not isinstance(given, Network):
-        link = "the link" if isinstance(given, Link) else "a dk.simulation.Link"
+    if not isinstance(network, Network):
+        link = "the link" if isinstance(network, Link) else "a dk.simulation.Link"
         raise TypeError(
-            f"ranks are simulated on a dk.simulation.Network, not {type(given).__name__}: "
-            f"give dk.simulation.Network({link}) for equal links between all ranks"
+            f"a simulation needs a dk.simulation.Network, not {type(network).__name__}: "
+            f"use dk.simulation.Network({link}) for equal links between all ranks"
         )
     if n < 1:
-        raise ValueError(f"{n} ranks: at least 1 is needed")
-    if given.ranks not in (None, n):
+        raise ValueError(f"the number of ranks must be at least 1; got {n}")
+    if network.ranks not in (None, n):
         raise ValueError(
-            f"{given.shown} are {given.ranks} ranks, not {n}: give a network of {n}, "
-            f"or simulate {given.ranks}"
+            f"the network ({network.shown}) has {network.ranks} ranks, not {n}: use one of {n}, "
+            f"or simulate {network.ranks}"
         )
 
 
 def plain(numbers: ArrayLike) -> Any:
-    """Return an array, or the number in an array without dimensions."""
+    """Return an array, or a number for an array without dimensions."""
     array = np.asarray(numbers)
     return array if array.ndim else array.item()
 
@@ -137,8 +133,8 @@ def plain(numbers: ArrayLike) -> Any:
 class Network:
     """Ranks connected by equal links through a perfect switch.
 
-    A rank sends one message and receives one at a time. Other networks are :meth:`hosts`,
-    :meth:`tree` and :meth:`torus`; :func:`distkit_simulation.calibrate` measures one.
+    A rank sends one message and receives one at a time. :meth:`hosts`, :meth:`tree` and
+    :meth:`torus` create other networks; :func:`distkit_simulation.calibrate` measures one.
 
     Args:
         link: the link between any two ranks.
@@ -148,9 +144,9 @@ class Network:
         array([2.e-06, 3.e-06])
     """
 
-    def __init__(self, link: Link, ranks: int | None = None, shown: str = "its places") -> None:
+    def __init__(self, link: Link, ranks: int | None = None, shown: str = "equal links") -> None:
         self.link = link
-        self.ranks, self.shown = ranks, shown  # None: any number; description of the ranks
+        self.ranks, self.shown = ranks, shown  # None for any number; description for messages
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.link})"
@@ -165,8 +161,8 @@ class Network:
         """Create hosts of several devices each, with fast links inside and slower ones between.
 
         Args:
-            hosts: number of hosts.
-            devices: ranks on each host; ranks are numbered host by host.
+            hosts: the number of hosts.
+            devices: the number of ranks on each host; ranks are numbered host by host.
             inside: the link between devices of a host.
             between: the link of a host's network card, in each direction.
         """
@@ -179,10 +175,10 @@ class Network:
         """Create racks with oversubscribed uplinks.
 
         Args:
-            racks: number of racks.
-            hosts: ranks in each rack; rank = rack · hosts + host.
+            racks: the number of racks.
+            hosts: the number of ranks in each rack; rank = rack · hosts + host.
             link: the link of each rank to its rack's switch.
-            oversubscription: total bandwidth of a rack's hosts over that of its uplink.
+            oversubscription: the ratio of a rack's total host bandwidth to that of its uplink.
         """
         _positive(racks=racks, hosts=hosts, oversubscription=oversubscription)
         share, shown = oversubscription / hosts, f"{racks} racks of {hosts} hosts"
@@ -190,10 +186,10 @@ class Network:
 
     @staticmethod
     def torus(shape: Sequence[int], link: Link) -> Torus:
-        """Create a grid whose rows are rings: messages go dimension by dimension, the shorter way.
+        """Create a grid of rings; messages go dimension by dimension, in the shorter direction.
 
         Args:
-            shape: ranks along each dimension; the last one varies fastest.
+            shape: the number of ranks along each dimension; the last dimension varies fastest.
             link: the link of a hop, in each direction; ``alpha`` counts for every hop.
         """
         return Torus(tuple(shape), link)
@@ -202,15 +198,15 @@ class Network:
         """Return the seconds of transfers that start together.
 
         Args:
-            src: sending ranks, shape (m,).
-            dst: receiving ranks, shape (m,).
-            nbytes: bytes of each, shape (m,).
+            src: the sending ranks, shape (m,).
+            dst: the receiving ranks, shape (m,).
+            nbytes: the bytes of each transfer, shape (m,).
         """
-        took: Floats = self.link.seconds(nbytes)
-        return took
+        seconds: Floats = self.link.seconds(nbytes)
+        return seconds
 
     def calling(self, nbytes: int) -> float:
-        """Return the seconds of a collective besides its messages and sums."""
+        """Return the seconds of a collective in addition to its messages and sums."""
         return 0.0
 
     def adding(self, rank: ArrayLike, nbytes: ArrayLike) -> Floats:
@@ -219,15 +215,15 @@ class Network:
 
 
 class Grouped(Network):
-    """Groups of ranks that share a link to the others: see :meth:`Network.hosts`, ``tree``.
+    """Groups of ranks that share a link to other groups; see :meth:`Network.hosts` and ``tree``.
 
     Args:
-        groups: number of groups.
-        each: ranks in each group.
+        groups: the number of groups.
+        each: the number of ranks in each group.
         inside: the link within a group.
         between: the link to other groups.
-        share: the seconds that a byte takes on the shared link, relative to ``between``.
-        shown: description of the ranks, for messages.
+        share: the time of a byte on the shared link, relative to ``between``.
+        shown: the description of the network for messages.
     """
 
     def __init__(
@@ -239,21 +235,21 @@ class Grouped(Network):
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
         """See :meth:`Network.seconds`."""
         src, dst, size = _ends(src, dst, nbytes)
-        took: Floats = self.inside.seconds(size)
+        seconds: Floats = self.inside.seconds(size)
         out, into = src // self.each, dst // self.each
         remote = np.flatnonzero(out != into)
         m = size[remote]
         queued = np.maximum(shared(out[remote], m), shared(into[remote], m))
-        took[remote] = _loaded(self.link, m, np.maximum(m, queued * self.share))
-        return took
+        seconds[remote] = _loaded(self.link, m, np.maximum(m, queued * self.share))
+        return seconds
 
 
 class Torus(Network):
-    """See :meth:`Network.torus`."""
+    """A grid of rings; see :meth:`Network.torus`."""
 
     def __init__(self, shape: tuple[int, ...], link: Link) -> None:
         _positive(**{f"dimension {d}": size for d, size in enumerate(shape)})
-        shown = f"the places of a torus of {' × '.join(map(str, shape))}"
+        shown = f"a torus of {' × '.join(map(str, shape))}"
         super().__init__(link, math.prod(shape), shown)
         self.shape = shape
 
@@ -269,23 +265,23 @@ class Torus(Network):
         return _loaded(self.link, size, queued) + (np.maximum(hops, 1) - 1) * self.link.alpha
 
     def _route(self, src: Ints, dst: Ints) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the transfers of each hop, and the indices of their cables."""
-        at, to = (np.array(np.unravel_index(r, self.shape)) for r in (src, dst))
+        """Yield the transfers of each hop and the indices of their cables."""
+        position, target = (np.array(np.unravel_index(r, self.shape)) for r in (src, dst))
         for d, size in enumerate(self.shape):
-            distance = (to[d] - at[d]) % size
+            distance = (target[d] - position[d]) % size
             step = np.where(distance * 2 > size, -1, 1)
             remaining = np.minimum(distance, size - distance)
             while (moving := np.flatnonzero(remaining)).size:
-                position = np.ravel_multi_index(tuple(at[:, moving]), self.shape)
-                yield moving, (position * len(self.shape) + d) * 2 + (step[moving] < 0)
-                at[d, moving] = (at[d, moving] + step[moving]) % size
+                rank = np.ravel_multi_index(tuple(position[:, moving]), self.shape)
+                yield moving, (rank * len(self.shape) + d) * 2 + (step[moving] < 0)
+                position[d, moving] = (position[d, moving] + step[moving]) % size
                 remaining[moving] -= 1
 
 
 def shared(resource: Ints, nbytes: Floats) -> Floats:
-    """Return the bytes that a resource has carried by the end of transfers that start at once.
+    """Return the bytes that a resource has carried at the end of transfers that start together.
 
-    Under processor sharing of transfers of sizes m_j, the i-th ends after Σ_j min(m_i, m_j) bytes.
+    If transfers of sizes m_j share a resource fairly, the i-th ends after Σ_j min(m_i, m_j) bytes.
 
     >>> shared(np.array([7, 7, 3]), np.array([10.0, 4.0, 5.0]))
     array([14.,  8.,  5.])
@@ -305,10 +301,10 @@ def shared(resource: Ints, nbytes: Floats) -> Floats:
 
 def _loaded(link: Link, nbytes: Floats, queued: Floats) -> Floats:
     """Return the seconds of a message that ends after ``queued`` bytes on its link."""
-    alone: Floats = link.seconds(nbytes)
+    unloaded: Floats = link.seconds(nbytes)
     alpha: Floats = link.seconds(np.zeros(1))
-    beta = np.where(nbytes > 0, (alone - alpha) / np.maximum(nbytes, 1e-300), 0.0)
-    return alone + beta * (queued - nbytes)
+    beta = np.where(nbytes > 0, (unloaded - alpha) / np.maximum(nbytes, 1e-300), 0.0)
+    return unloaded + beta * (queued - nbytes)
 
 
 def _ends(src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> tuple[Ints, Ints, Floats]:
@@ -319,4 +315,4 @@ def _ends(src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> tuple[Ints, Ints
 def _positive(**numbers: float) -> None:
     for name, value in numbers.items():
         if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"a network with {name} = {value}: give a positive number")
+            raise ValueError(f"a network needs a positive {name}; got {value}")

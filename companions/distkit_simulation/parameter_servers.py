@@ -1,6 +1,6 @@
-"""Simulates parameter servers: synchronous, asynchronous, with bounded staleness. Pure.
+"""Simulation of synchronous, asynchronous and bounded-staleness parameter servers. Pure.
 
-Servers and workers send one message and receive one at a time, which forms queues. The model covers
+Servers and workers send one message and receive one at a time, so messages queue. The model covers
 machines connected by links, but not processes that share the processors of one machine.
 """
 
@@ -27,9 +27,9 @@ from distkit_simulation.simulator import Delay, Stragglers, Writer, constant
 class Served:
     """The result of :func:`parameter_server`.
 
-    ``finished`` are the times [s] at which gradients were applied, ``workers`` their workers,
-    ``staleness`` the number of others applied since their worker's pull (0 if synchronous),
-    ``waited`` the seconds each worker waited.
+    ``finished`` contains the time [s] at which each gradient was applied, ``workers`` its worker,
+    and ``staleness`` the number of gradients applied since this worker's pull (0 if synchronous).
+    ``waited`` contains the seconds that each worker waited.
     """
 
     finished: list[float] = field(default_factory=list)
@@ -69,8 +69,8 @@ class Simulation:
         self.compute, self.slow = compute, slow
         self.receiving_until, self.sending_until = [0.0] * self.servers, [0.0] * self.servers
         self.step, self.pulled = [0] * workers, [0] * workers
-        self.version = 0  # number of gradients applied, of all workers
-        self.arrived: list[list[int]] = [[] for _ in range(steps)]  # workers, in each step
+        self.version = 0  # number of gradients of all workers that were applied
+        self.arrived: list[list[int]] = [[] for _ in range(steps)]  # workers, by step
         self.updates = 0
         self.waiting: dict[int, float] = {}  # worker -> start of its wait
         self.held: dict[tuple[int, int], tuple[float, str]] = {}  # held pulls, by worker and server
@@ -99,9 +99,9 @@ class Simulation:
         self._push_event(end, w, *(("pull", j + 1) if j + 1 < self.servers else ("compute", 0)))
 
     def _compute(self, time: float, w: int, j: int) -> None:
-        took = float(self.slow[w] * self.compute(self.rng, (1,))[0])
-        self._record(w, Op.MARK, time, time + took, attributes={"step": self.step[w]})
-        self._push_event(time + took, w, "push", 0)
+        duration = float(self.slow[w] * self.compute(self.rng, (1,))[0])
+        self._record(w, Op.MARK, time, time + duration, attributes={"step": self.step[w]})
+        self._push_event(time + duration, w, "push", 0)
 
     def _push(self, time: float, w: int, j: int) -> None:
         if j == self.servers:
@@ -112,7 +112,7 @@ class Simulation:
         )
 
     def _transfer(self, op: Op, time: float, w: int, j: int, busy: list[float]) -> float:
-        """Send a message between worker ``w`` and the j-th server of its round; return its end."""
+        """Send a message between worker ``w`` and its round's j-th server; return the end time."""
         s = (w + j) % self.servers
         begin = max(time, busy[s])
         end = float(begin + self.durations[s])
@@ -126,33 +126,33 @@ class Simulation:
         step = self.step[w]
         self.result.finished.append(time)
         self.result.workers.append(w)
-        behind = self.version - self.pulled[w] if self.staleness else 0  # synchronous: none
-        self.result.staleness.append(behind)
+        staleness = self.version - self.pulled[w] if self.staleness else 0  # 0 if synchronous
+        self.result.staleness.append(staleness)
         self.version += 1
         self.arrived[step].append(w)
         self.step[w] += 1
         self.waiting[w] = time
         if self.rule.complete(self.arrived[step], range(self.workers)):
-            self._record_update(time, self.arrived[step] if self.rule.halts else [w], behind)
+            self._record_update(time, self.arrived[step] if self.rule.halts else [w], staleness)
         self._resume(time)
 
     def _resume(self, time: float) -> None:
         """Start the next step of the workers that may continue."""
         slowest = min(self.step)
-        for w, since in list(self.waiting.items()):
+        for w, start in list(self.waiting.items()):
             if self.step[w] == self.steps:
                 continue
             if slowest >= self.rule.needs(self.step[w]):
                 del self.waiting[w]
-                self.result.waited[w] += time - since
+                self.result.waited[w] += time - start
                 self._push_event(time, w, "pull", 0)
-            elif since == time:
+            elif start == time:
                 self._record_held_pull(time, w, w % self.servers)
 
     # -- the trace ----------------------------------------------------------------------
 
     def _record_update(self, time: float, workers: Sequence[int], staleness: int) -> None:
-        """Record an update with these workers' gradients on all servers, as the KVStore does."""
+        """Record an update with these workers' gradients on all servers, like the KVStore."""
         self.updates += 1
         sources = {"workers": tuple(sorted(workers)), "late": (staleness,) * len(workers)}
         for s in range(self.servers):
@@ -176,10 +176,10 @@ class Simulation:
         peer, held = self.workers + s, None
         if op is Op.PULL:
             held = self.held.pop((w, s), None)
-        since, match = held or (requested, self._new_match(op))
+        start, match = held or (requested, self._new_match(op))
         fields = self._message_fields(s, match)
         arrival, reply = (begin, end) if op is Op.PULL else (end, end)
-        self._record(w, op, since, end, peer=peer, **fields)
+        self._record(w, op, start, end, peer=peer, **fields)
         if held is None:
             self._record(peer, Op.RECV, arrival, arrival, peer=w, **fields)
         self._record(peer, Op.SEND, arrival, reply, peer=w, **fields)
@@ -221,16 +221,16 @@ class Simulation:
 
 
 def place(tensors: Sequence[int], servers: int) -> Floats:
-    """Assign each whole tensor to the server with the fewest bytes; return the bytes per server.
+    """Assign each tensor to the server with the fewest bytes; return the bytes per server.
 
-    ``tf_cnn_benchmarks`` places variables like this: beyond some number of servers the largest
-    tensor determines the load. MXNet splits tensors: pass their parts.
+    ``tf_cnn_benchmarks`` places variables in this way: with many servers, the largest tensor
+    determines the load. MXNet splits tensors; pass their parts.
 
     >>> place([8, 4, 3, 2], 2)
     array([8., 9.])
     """
     if servers < 1:
-        raise ValueError(f"{servers} servers: at least 1 is needed")
+        raise ValueError(f"servers must be at least 1; got {servers}")
     load = np.zeros(servers)
     for nbytes in tensors:
         load[np.argmin(load)] += nbytes
@@ -253,21 +253,21 @@ def parameter_server(
     """Simulate training with a parameter server.
 
     Args:
-        workers: number of workers; their ranks come first, then the servers'.
-        tensors: bytes of each parameter array, placed whole by :func:`place`.
-        servers: number of servers.
+        workers: the number of workers; their ranks precede the servers' ranks.
+        tensors: the bytes of each parameter array, which :func:`place` assigns to a server.
+        servers: the number of servers.
         link: the link between workers and servers.
-        compute: seconds of a step's computation, or their distribution.
-        steps: number of steps of each worker.
+        compute: the seconds of a step's computation, or their distribution.
+        steps: the number of steps of each worker.
         staleness: the number of steps by which a worker may be ahead of the slowest: 0 is
-            synchronous (``dist_sync``), infinity asynchronous (``dist_async``), between them
-            bounded.
+            synchronous (``dist_sync``), infinity is asynchronous (``dist_async``), and numbers in
+            between are bounded.
         stragglers: slow workers.
-        seed: the seed of the draws.
+        seed: the seed of all random draws.
         record: whether to record a trace.
 
     Raises:
-        ValueError: there is no worker or server, or a number is negative.
+        ValueError: the number of workers, servers or steps is 0, or a number is negative.
 
     Source:
         Li et al., OSDI 2014; Ho et al. (bounded), NIPS 2013.
@@ -279,9 +279,9 @@ def parameter_server(
     """
     check_link(link)
     if workers < 1 or steps < 1:
-        raise ValueError(f"workers={workers}, steps={steps}: there must be at least one of each")
+        raise ValueError(f"workers and steps must be at least 1; got {workers} and {steps}")
     if staleness < 0:
-        raise ValueError(f"staleness={staleness}: give a number of steps, 0 or more")
+        raise ValueError(f"staleness must be at least 0 steps; got {staleness}")
     load = place(tensors, servers)
     draw = compute if callable(compute) else constant(compute)
     slow = (stragglers or Stragglers()).factors(workers)

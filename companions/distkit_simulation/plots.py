@@ -1,4 +1,4 @@
-"""Plots of the cost model: predictions, measurements, and the lower bound."""
+"""Plots of the cost model with predictions, measurements and the lower bound."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: The number of sizes at which predictions are drawn.
+#: Number of sizes at which predictions are drawn.
 POINTS = 60
 
 
@@ -33,20 +33,20 @@ def compare(
     smallest: int = 1 << 8,
     largest: int = 1 << 24,
 ) -> Figure:
-    """Plot time against size for each algorithm, on logarithmic axes, with the lower bound.
+    """Plot time against size for each algorithm, with the lower bound, on logarithmic axes.
 
-    Shows a progress bar in notebooks.
+    A notebook shows a progress bar.
 
     Args:
-        n: number of ranks.
-        network: the network on which lines are simulated.
-        algorithms: names; None for those measured, or all.
-        measured: algorithm -> bytes -> seconds, drawn as dots.
+        n: the number of ranks.
+        network: the network, on which predictions are simulated.
+        algorithms: names of algorithms; None for the measured ones, or all if none was measured.
+        measured: measured seconds by algorithm and bytes, drawn as dots.
         smallest: the first size [bytes].
         largest: the last size [bytes].
 
     Returns:
-        A figure of matplotlib; the fastest algorithm of each range of sizes is on top.
+        A matplotlib figure; the fastest algorithm of each range of sizes is shown at the top.
     """
     names = list(algorithms or measured or ALL_REDUCES)
     sizes = np.unique(np.geomspace(smallest, largest, POINTS).astype(int) // 4 * 4)
@@ -67,7 +67,7 @@ def compare(
         )
         points = (measured or {}).get(name, {})
         axes.loglog(list(points), list(points.values()), "o", color=color, markeredgecolor="white")
-    fastest = getattr(network, "inside", network.link)  # between two ranks
+    fastest = getattr(network, "inside", network.link)  # fastest link between two ranks
     lower_bound = cost.lower_bound(n, sizes, fastest)
     axes.loglog(sizes, lower_bound, ":", color=GRAY, label="lower bound")
     _mark_crossovers(axes, sizes, times)
@@ -76,7 +76,7 @@ def compare(
 
 
 def _mark_crossovers(axes: Axes, sizes: Any, times: Mapping[str, Sequence[float]]) -> None:
-    """Mark the fastest algorithm above the frame, and the sizes where it changes."""
+    """Mark the fastest algorithm above the frame, and the sizes at which it changes."""
     best = np.argmin(np.array(list(times.values())), axis=0)
     starts = [0, *(np.flatnonzero(np.diff(best)) + 1)]
     for start, end in zip(starts, [*starts[1:], -1], strict=True):

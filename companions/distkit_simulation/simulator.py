@@ -1,11 +1,12 @@
-"""Simulates a schedule on a network, and writes the trace that real ranks would record. Pure.
+"""Simulation of a schedule on a network, with the trace that real ranks would record. Pure.
 
-All transfers of a round are computed at once: a ring of thousands of ranks takes seconds. A
-transfer begins when both ends are ready, like large messages of gloo and MPI. A rank sends one
+All transfers of a round are computed together, so a ring of thousands of ranks takes seconds. A
+transfer starts when both ends are ready, like large messages of gloo and MPI. A rank sends one
 message and receives one at a time, and enters the next round when its part of this one is complete.
 Received data are reduced during the next transfers, unless these move the same chunks.
 
-:class:`Stragglers` are slow or late; every random draw comes from a seeded generator.
+:class:`Stragglers` describes slow ranks and late messages. A seeded generator makes every random
+draw.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from distkit.trace.info import RankInfo, RunInfo
 from distkit.trace.trace import Trace
 from distkit_simulation.network import Floats, Network, check_network
 
-#: Draws an array of delays [s]: ``delay(rng, shape)``.
+#: A function ``delay(rng, shape)`` that draws an array of delays [s].
 Delay = Callable[[Generator, tuple[int, ...]], Floats]
 
 
 def exponential(mean: float) -> Delay:
-    """Memoryless delays of ``mean`` seconds: many short ones, few long ones.
+    """Return exponentially distributed delays of ``mean`` seconds: many short and few long ones.
 
     >>> exponential(1.0)(np.random.default_rng(0), (2,)).round(2)
     array([0.68, 1.02])
@@ -44,7 +45,7 @@ def exponential(mean: float) -> Delay:
 
 
 def lognormal(median: float, sigma: float) -> Delay:
-    """Delays around ``median`` seconds with a long tail, like step times.
+    """Return lognormal delays around ``median`` seconds, with a long tail like step times.
 
     >>> lognormal(2.0, 0.0)(np.random.default_rng(0), (2,))
     array([2., 2.])
@@ -55,19 +56,19 @@ def lognormal(median: float, sigma: float) -> Delay:
 
 
 def constant(seconds: float) -> Delay:
-    """A constant delay."""
+    """Return a constant delay."""
     _seconds("delay", seconds)
     return lambda rng, shape: np.full(shape, float(seconds))
 
 
 @dataclass(frozen=True)
 class Stragglers:
-    """Faults of the ranks.
+    """Slow ranks and late transfers.
 
     Args:
-        slow: rank -> factor by which everything the rank takes part in lasts longer. Slow ranks
-            of real clusters are persistent.
-        jitter: random delay of each transfer; see :func:`exponential`.
+        slow: the slowdown of everything in which a rank participates, by rank. Slow ranks of real
+            clusters are persistent.
+        jitter: the random delay of each transfer; see :func:`exponential`.
 
     Source:
         Persistence: Lin et al., "Understanding stragglers in large model training", 2025.
@@ -83,37 +84,38 @@ class Stragglers:
     def __post_init__(self) -> None:
         for rank, factor in self.slow.items():
             if not (math.isfinite(factor) and factor > 0):
-                raise ValueError(f"rank {rank} is {factor} times as slow: give a positive factor")
+                raise ValueError(f"the slowdown of rank {rank} must be positive; got {factor}")
 
     def factors(self, n: int) -> Floats:
         """Return the slowdown of each of ``n`` ranks, shape (n,)."""
         factors = np.ones(n)
         for rank, factor in self.slow.items():
             if not 0 <= rank < n:
-                raise ValueError(f"there is no rank {rank} among {n}: name one from 0 to {n - 1}")
+                raise ValueError(f"slow rank {rank} does not exist: use a rank from 0 to {n - 1}")
             factors[rank] = factor
         return factors
 
 
 def _seconds(name: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"a {name} of {value}: give a number that is not negative")
+        raise ValueError(f"{name} must be a finite number of at least 0; got {value}")
 
 
 Schedule = str | Algorithm | Callable[..., Iterable[Round]]
 
-#: Largest trace that :func:`simulate` writes: views of more events are unreadable.
+#: Maximum number of events of :func:`simulate`: views of more are unreadable.
 MAX_EVENTS = 2_000_000
 
-#: Bytes per element: simulated tensors are float32.
+#: Bytes per element of simulated tensors, which are float32.
 ITEMSIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Transfers of one round and their times [s]; arrays of shape (m,).
+    """Transfers of one round with their times [s], as arrays of shape (m,).
 
-    ``sent`` and ``requested`` are the times of the send and receive calls, ``end`` of completion.
+    ``sent`` and ``requested`` are the times of the send and receive calls; ``end`` is the time of
+    completion.
     """
 
     src: Ints
@@ -128,7 +130,7 @@ class RankClocks:
     """Advances the clocks of ranks round by round.
 
     Args:
-        n: number of ranks.
+        n: the number of ranks.
         network: the network of the ranks.
         stragglers: slow ranks and late transfers; none by default.
         seed: the seed of the jitter.
@@ -145,72 +147,74 @@ class RankClocks:
         self._clock, self._sum_ends = np.zeros(n), np.zeros(n)  # end times of messages and sums
 
     def begin(self, start: ArrayLike, nbytes: int) -> None:
-        """Begin a collective: a rank calls it at ``start``, or when its previous one has ended."""
+        """Begin a collective; a rank calls it at ``start``, or when its previous one has ended."""
         begin = np.broadcast_to(np.asarray(start, float), (self.n,))
         self._clock = np.maximum(self.finish, begin) + self.network.calling(nbytes)
         self._low, self._high = np.zeros(self.n, int), np.zeros(self.n, int)  # chunks being summed
 
     @property
     def finish(self) -> Floats:
-        """The time when each rank has finished all its rounds [s]."""
+        """The time at which each rank has finished all its rounds [s]."""
         return np.maximum(self._clock, self._sum_ends)
 
     def play(self, rounds: Iterable[Round], sizes: Ints) -> Iterator[Transfers]:
-        """Simulate rounds with chunks of these sizes [bytes], and advance the clocks."""
+        """Simulate rounds with chunks of these sizes [bytes]; advance the clocks."""
         edges = np.r_[0, np.cumsum(sizes)]
         for t in rounds:
             last = t.chunk + t.count
             nbytes = edges[last] - edges[t.chunk]
             adds = np.broadcast_to(t.reduce, nbytes.shape)
             out, into = self._clock, self._clock
-            for at in matchings(t.src, t.dst, self.n):
-                src, dst = t.src[at], t.dst[at]
-                sent = self._free(out, src, t.chunk[at], last[at])
-                requested = self._free(into, dst, t.chunk[at], last[at])
-                end = self._end(src, dst, nbytes[at], np.maximum(sent, requested))
+            for part in matchings(t.src, t.dst, self.n):
+                src, dst = t.src[part], t.dst[part]
+                sent = self._free(out, src, t.chunk[part], last[part])
+                requested = self._free(into, dst, t.chunk[part], last[part])
+                end = self._end(src, dst, nbytes[part], np.maximum(sent, requested))
                 out, into = out.copy(), into.copy()
                 out[src] = into[dst] = end
-                yield Transfers(src, dst, nbytes[at], sent, requested, end)
-                into[dst] = self._add(dst, nbytes[at] * adds[at], end, t.chunk[at], last[at])
+                yield Transfers(src, dst, nbytes[part], sent, requested, end)
+                into[dst] = self._add(
+                    dst, nbytes[part] * adds[part], end, t.chunk[part], last[part]
+                )
             self._clock = np.maximum(out, into)
 
     def _free(self, port: Floats, rank: Ints, first: Ints, last: Ints) -> Floats:
         """Return the times when ranks can move these chunks, after pending sums."""
-        at = port[rank]
+        times = port[rank]
         if self.network.link.gamma:
             busy = (self._low[rank] < last) & (first < self._high[rank])
-            at = np.maximum(at, np.where(busy, self._sum_ends[rank], 0.0))
-        return at
+            times = np.maximum(times, np.where(busy, self._sum_ends[rank], 0.0))
+        return times
 
     def _end(self, src: Ints, dst: Ints, nbytes: Ints, begin: Floats) -> Floats:
         """Return the end times of transfers."""
-        took = self.network.seconds(src, dst, nbytes)
+        duration = self.network.seconds(src, dst, nbytes)
         if self._factors is not None:
-            took = took * np.maximum(self._factors[src], self._factors[dst])
+            duration = duration * np.maximum(self._factors[src], self._factors[dst])
         if self._jitter is not None:
-            took = took + self._jitter(self._rng, src.shape)
-        end: Floats = begin + took
+            duration = duration + self._jitter(self._rng, src.shape)
+        end: Floats = begin + duration
         return end
 
     def _add(self, rank: Ints, nbytes: Ints, end: Floats, first: Ints, last: Ints) -> Floats:
-        """Sum received data; return when ranks can receive again: one message is buffered."""
+        """Sum received data; return when ranks can receive again, as they buffer one message."""
         if not self.network.link.gamma:
             return end
         free = np.where(nbytes > 0, np.maximum(end, self._sum_ends[rank]), end)
-        took = self.network.adding(rank, nbytes)
+        duration = self.network.adding(rank, nbytes)
         if self._factors is not None:
-            took = took * self._factors[rank]
-        self._sum_ends[rank] = np.where(nbytes > 0, free + took, self._sum_ends[rank])
+            duration = duration * self._factors[rank]
+        self._sum_ends[rank] = np.where(nbytes > 0, free + duration, self._sum_ends[rank])
         self._low[rank] = np.where(nbytes > 0, first, self._low[rank])
         self._high[rank] = np.where(nbytes > 0, last, self._high[rank])
         return free
 
 
 def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
-    """Split transfers into parts in which a rank sends and receives at most one message.
+    """Split transfers into parts in which each rank sends and receives at most one message.
 
-    Ranks with the most transfers come first and begin with their nearest right neighbour: an
-    all-to-all exchange needs no more parts than partners.
+    Ranks with the most transfers come first and start with their nearest right neighbour, so that
+    an all-to-all exchange needs no more parts than partners.
 
     >>> [part.tolist() for part in matchings(np.array([0, 0, 1]), np.array([1, 2, 2]), 3)]
     [[0, 2], [1]]
@@ -218,27 +222,27 @@ def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
     if all(np.bincount(ranks, minlength=n).max(initial=0) <= 1 for ranks in (src, dst)):
         yield slice(None)
         return
-    left = np.argsort((dst - src) % n, kind="stable")
-    while left.size:
-        load = np.bincount(src[left], minlength=n), np.bincount(dst[left], minlength=n)
-        urgent = -np.maximum(load[0][src[left]], load[1][dst[left]])
-        part = _matching(left[np.argsort(urgent, kind="stable")], src, dst, n)
+    remaining = np.argsort((dst - src) % n, kind="stable")
+    while remaining.size:
+        load = np.bincount(src[remaining], minlength=n), np.bincount(dst[remaining], minlength=n)
+        urgent = -np.maximum(load[0][src[remaining]], load[1][dst[remaining]])
+        part = _matching(remaining[np.argsort(urgent, kind="stable")], src, dst, n)
         yield part
-        left = left[~np.isin(left, part)]
+        remaining = remaining[~np.isin(remaining, part)]
 
 
-def _matching(left: Ints, src: Ints, dst: Ints, n: int) -> Ints:
-    """Return a maximal set of transfers that can run at once, preferring the first ones."""
-    sends, takes = np.zeros(n, bool), np.zeros(n, bool)
-    found = []
-    while left.size:
-        _, first = np.unique(src[left], return_index=True)
-        one = left[np.sort(first)]
-        _, first = np.unique(dst[one], return_index=True)
-        found.append(one[first])
-        sends[src[found[-1]]], takes[dst[found[-1]]] = True, True
-        left = left[~(sends[src[left]] | takes[dst[left]])]
-    return np.sort(np.concatenate(found))
+def _matching(remaining: Ints, src: Ints, dst: Ints, n: int) -> Ints:
+    """Return a maximal set of transfers that can run concurrently; the first ones are preferred."""
+    sends, receives = np.zeros(n, bool), np.zeros(n, bool)
+    chosen = []
+    while remaining.size:
+        _, first = np.unique(src[remaining], return_index=True)
+        one_each = remaining[np.sort(first)]
+        _, first = np.unique(dst[one_each], return_index=True)
+        chosen.append(one_each[first])
+        sends[src[chosen[-1]]], receives[dst[chosen[-1]]] = True, True
+        remaining = remaining[~(sends[src[remaining]] | receives[dst[remaining]])]
+    return np.sort(np.concatenate(chosen))
 
 
 def plan(
@@ -247,12 +251,13 @@ def plan(
     """Return the name of a schedule, its rounds, and the sizes of its chunks [bytes].
 
     Raises:
-        ValueError: the algorithm is unknown, or the bytes are not whole elements.
+        ValueError: the algorithm is unknown, or ``nbytes`` is negative or not a multiple of the
+            element size.
     """
     if nbytes < 0:
-        raise ValueError(f"{nbytes} bytes: nbytes must not be negative")
+        raise ValueError(f"nbytes must not be negative; got {nbytes}")
     if nbytes % ITEMSIZE:
-        raise ValueError(f"{nbytes} bytes are not whole elements of {ITEMSIZE}: give a multiple")
+        raise ValueError(f"nbytes must be a multiple of the element size {ITEMSIZE}; got {nbytes}")
     if isinstance(schedule, str):
         schedule = algorithm(schedule)
     if isinstance(schedule, Algorithm):
@@ -266,14 +271,14 @@ def plan(
 
 
 def algorithm(name: str) -> Algorithm:
-    """Return the algorithm of this name.
+    """Return an algorithm by its name.
 
     Raises:
         ValueError: the algorithm is unknown.
     """
     known = {**COLLECTIVES, **ALL_REDUCES}
     if name not in known:
-        raise ValueError(f"there is no algorithm {name!r}: choose from {', '.join(known)}")
+        raise ValueError(f"unknown algorithm {name!r}: choose from {', '.join(known)}")
     return known[name]
 
 
@@ -289,7 +294,7 @@ def finish_times(
     seed: int = 0,
     **options: Any,
 ) -> Floats:
-    """Simulate without a trace; return the end time of each rank [s], shape (n,).
+    """Simulate a schedule without a trace; return the end time of each rank [s], shape (n,).
 
     >>> from distkit_simulation.network import Link
     >>> finish_times("ring", 4, 4000, Network(Link(alpha=1e-6, beta=1e-9)))
@@ -320,18 +325,19 @@ def simulate(
     Args:
         schedule: the name of an algorithm, an entry of the catalogue, or a function from the
             number of ranks to rounds.
-        n: number of ranks.
-        nbytes: size of the tensor of floats [bytes]; an element is never cut.
+        n: the number of ranks.
+        nbytes: the size of the tensor of floats [bytes]; elements are never split.
         network: the network of the ranks.
-        start: the time of each rank's call [s], one number or shape (n,).
-        stragglers: slow ranks, jitter.
-        chunks: number of chunks of the tensor, if the schedule does not define it.
+        start: the time of each rank's call [s], a number or shape (n,).
+        stragglers: slow ranks and jitter.
+        chunks: the number of chunks of the tensor, if the schedule does not define it.
         seed: the seed of the jitter; equal seeds give equal traces.
         options: options of the schedule, such as ``devices_per_host``.
 
     Raises:
         TypeError: ``network`` is not a network.
-        ValueError: an unknown algorithm, a network of another size, too many events …
+        ValueError: the algorithm is unknown, the network has another size, there would be too many
+            events, …
 
     Example:
         >>> from distkit_simulation.network import Link
@@ -344,22 +350,22 @@ def simulate(
     _check_events(plan(schedule, n, nbytes, chunks, **options)[1])
     name, rounds, sizes = plan(schedule, n, nbytes, chunks, **options)
     writer = Writer(n)
-    for moved in player.play(rounds, sizes):
-        writer.add_transfers(moved)
+    for transfers in player.play(rounds, sizes):
+        writer.add_transfers(transfers)
     return writer.trace(name)
 
 
 def _check_events(rounds: Iterable[Round]) -> None:
-    """Refuse traces that are too large: a transfer has two ends with two events each."""
+    """Raise ValueError if a trace is too large; a transfer has two ends of two events each."""
     if (events := 4 * sum(len(t.src) for t in rounds)) > MAX_EVENTS:
         raise ValueError(
-            f"{events:,} events are more than {MAX_EVENTS:,}: simulate fewer ranks, or use "
-            "finish_times(), which records none"
+            f"the trace would have {events:,} events, more than {MAX_EVENTS:,}: simulate fewer "
+            "ranks, or use finish_times(), which records no trace"
         )
 
 
 class Writer:
-    """Collects transfers and computations as events, numbered like those of a recorder."""
+    """Collects transfers and computations as events, numbered as a recorder numbers them."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -367,7 +373,7 @@ class Writer:
         self.events: list[Event] = []
 
     def add_transfers(self, t: Transfers) -> None:
-        """Add the sends and receives of one round."""
+        """Add the sends and receives of a round."""
         send = self._seq[t.src]
         self._seq[t.src] += 1
         recv = self._seq[t.dst]
@@ -379,7 +385,7 @@ class Writer:
             self._add_events(dst, r, Op.RECV, requested, end, self.message_fields(src, nbytes))
 
     def add_operation(self, op: Op, rank: int, begin: float, end: float, **fields: Any) -> None:
-        """Add an operation of one rank."""
+        """Add an operation of a rank."""
         seq = int(self._seq[rank])
         self._seq[rank] += 1
         self._add_events(rank, seq, op, begin, end, fields)
@@ -407,7 +413,7 @@ class Writer:
             self.events.append(Event(rank, seq, op, State.COMPLETED, end, **fields))
 
     def trace(self, name: str, **fields: Any) -> Trace:
-        """Return the events as a trace; ``fields`` override those of its info."""
+        """Return the events as a trace; ``fields`` override fields of its info."""
         ranks = {
             r: RankInfo(f"rank {r}", "rank", host="none", device="simulated") for r in range(self.n)
         }

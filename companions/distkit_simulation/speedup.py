@@ -1,4 +1,4 @@
-"""Speedup of data-parallel training: measured parts of a step, and predictions from them."""
+"""Speedup of data-parallel training, measured and predicted from the parts of a step."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ def measure_step(
     blocks: int = 5,
     threads: int = 1,
 ) -> dict[str, float]:
-    """Measure the parts of a training step, on every rank at once.
+    """Measure the parts of a training step, on every rank.
 
     - ``compute``: :func:`~distkit.algorithms.sync_sgd_step` without communication. Ranks compute
-      concurrently: if they share processors, it grows with the number of ranks.
+      concurrently: if they share processors, this part grows with the number of ranks.
     - ``sync``: only the step's all-reduces, of the same tensors.
     - ``step``: the whole step.
 
-    Each is timed in blocks, from a barrier to the end of the slowest rank, alternating with the
-    others: changes in the machine's load affect all three.
+    Each part is timed in blocks, from a barrier to the end of the slowest rank. Blocks of all three
+    parts alternate, so that changes in the machine's load affect all of them.
 
     Args:
         model: the model, which is trained.
         batch: this rank's inputs and targets.
-        loss_fn: mean loss of outputs and targets.
-        lr: learning rate.
-        all_reduce: sums a tensor over all ranks in place.
-        steps: number of steps in a block.
-        blocks: number of blocks of each part, whose median is returned.
-        threads: number of threads of each rank.
+        loss_fn: a function that returns the mean loss of outputs and targets.
+        lr: the learning rate.
+        all_reduce: a function that sums a tensor over all ranks in place.
+        steps: the number of steps in a block.
+        blocks: the number of blocks of each part; their median is returned.
+        threads: the number of threads of each rank.
 
     Returns:
-        Seconds per step by part; ``sync`` is 0 on one rank.
+        The seconds per step by part; ``sync`` is 0 on one rank.
 
     Raises:
         ValueError: ``steps`` or ``blocks`` is less than 1.
@@ -73,11 +73,11 @@ def measure_step(
         >>> dk.sweep(parts, ranks=[1, 2, 4], batch=[16, 64, 256])        # doctest: +SKIP
     """
     if steps < 1 or blocks < 1:
-        raise ValueError(f"steps={steps}, blocks={blocks}: measure at least 1 step in 1 block.")
+        raise ValueError(f"steps and blocks must be at least 1; got {steps} and {blocks}.")
     reduced: list[Tensor] = []
 
-    def step(how: Callable[[Tensor], Any]) -> None:
-        sync_sgd_step(model, batch, loss_fn, lr, all_reduce=how)
+    def step(all_reduce: Callable[[Tensor], Any]) -> None:
+        sync_sgd_step(model, batch, loss_fn, lr, all_reduce=all_reduce)
 
     def sync() -> None:
         for tensor in reduced:
@@ -91,20 +91,22 @@ def measure_step(
     previous_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        seconds = _in_turn(kinds, steps, blocks)
+        seconds = _alternating(kinds, steps, blocks)
     finally:
         torch.set_num_threads(previous_threads)
     return seconds if not single_rank else {**seconds, "sync": 0.0, "step": seconds["compute"]}
 
 
-def _in_turn(kinds: Mapping[str, Callable[[], Any]], steps: int, blocks: int) -> dict[str, float]:
-    """Return the median seconds of each part, after a warm-up block."""
+def _alternating(
+    kinds: Mapping[str, Callable[[], Any]], steps: int, blocks: int
+) -> dict[str, float]:
+    """Return the median seconds of each part over alternating blocks, after a warm-up block."""
     times = [{kind: _block(act, steps) for kind, act in kinds.items()} for _ in range(blocks + 1)]
     return {kind: median(block[kind] for block in times[1:]) for kind in kinds}
 
 
 def _block(action: Callable[[], Any], steps: int) -> float:
-    """Return the seconds per action, to the end of the slowest rank."""
+    """Return the seconds per action, until the end of the slowest rank."""
     dist.barrier()
     begin = time.perf_counter()
     for _ in range(steps):
@@ -116,18 +118,18 @@ def _block(action: Callable[[], Any], steps: int) -> float:
 def speedups(measured: Any) -> list[Row]:
     """Return the predicted and measured speedup of each setting over one rank.
 
-    predicted = R·Tcomp(1)/(Tcomp(R) + Tsync(R)), measured = R·T(1)/T(R), T the time of a step:
-    samples per second relative to one rank with the same batch per rank.
+    With the time T of a step, predicted = R·Tcomp(1)/(Tcomp(R) + Tsync(R)) and measured =
+    R·T(1)/T(R): samples per second relative to one rank with the same batch per rank.
 
     Args:
         measured: the data frame of a sweep over :func:`measure_step`, or rows with ``ranks``,
             ``batch``, ``compute``, ``sync`` and ``step``.
 
     Returns:
-        The rows, with ``predicted``, ``measured``, and ``pays``, the break-even number of ranks.
+        The rows with ``predicted``, ``measured``, and ``pays``, the break-even number of ranks.
 
     Raises:
-        ValueError: there is no row of one rank for a batch.
+        ValueError: a batch has no row of one rank.
 
     >>> rows = speedups([dict(ranks=1, batch=8, compute=1.0, sync=0.0, step=1.0),
     ...                  dict(ranks=4, batch=8, compute=1.5, sync=0.5, step=2.5)])
@@ -139,8 +141,8 @@ def speedups(measured: Any) -> list[Row]:
     missing = {row["batch"] for row in rows} - {*single}
     if missing:
         raise ValueError(
-            f"no row of one rank with batch={min(missing)}: the speedup is relative to one rank. "
-            "Sweep with ranks=[1, …]."
+            f"batch={min(missing)} has no row of one rank, but the speedup is relative to one "
+            "rank. Include one rank in the sweep: ranks=[1, …]."
         )
     return [_compared(row, single[row["batch"]]) for row in rows]
 
@@ -154,25 +156,25 @@ def predict(
     latency: float = 0.0,
     bandwidth: float = math.inf,
 ) -> Row:
-    """Predict the speedup of a setting from measured ones, also on a slower network.
+    """Predict the speedup of a setting from measured ones, possibly on a slower network.
 
     Tcomp and Tsync are interpolated linearly between measured batches and numbers of ranks; the
     slower network adds latency + nbytes/bandwidth to Tsync.
 
     Args:
-        measured: as for :func:`speedups`, on the actual network.
-        ranks: R.
-        batch: samples per rank and step.
-        nbytes: size of a step's all-reduce, in one message [bytes].
-        latency: latency of the slower network [s].
-        bandwidth: bandwidth of the slower network [bytes/s].
+        measured: measurements on the actual network, as for :func:`speedups`.
+        ranks: R, the number of ranks.
+        batch: the samples per rank and step.
+        nbytes: the size of a step's all-reduce, in one message [bytes].
+        latency: the latency of the slower network [s].
+        bandwidth: the bandwidth of the slower network [bytes/s].
 
     Returns:
         ``ranks``, ``batch``, ``compute``, ``sync``, ``predicted``, and ``pays`` as in
         :func:`speedups`.
 
     Raises:
-        ValueError: there is no row of one rank, or the setting is outside the measured range.
+        ValueError: no row has one rank, or the setting is outside the measured range.
 
     >>> rows = [dict(ranks=r, batch=b, compute=b / 8, sync=float(r > 1), step=1.0)
     ...         for r in (1, 2) for b in (8, 24)]
@@ -185,7 +187,8 @@ def predict(
         known = [row[name] for row in rows]
         if not min(known) <= value <= max(known):
             raise ValueError(
-                f"{name}={value}: measured from {min(known)} to {max(known)}. Sweep further."
+                f"{name}={value} is outside the measured range, {min(known)} to {max(known)}. "
+                "Extend the sweep."
             )
     parts = _between(rows, ranks, batch)
     if ranks > 1:
@@ -221,7 +224,7 @@ def _rows(measured: Any) -> list[Row]:
 
 
 def plot_speedups(measured: Any) -> Figure:
-    """Plot the speedup against ranks, in a color per batch: predicted lines, measured dots.
+    """Plot predicted speedups as lines and measured ones as dots, with a color per batch.
 
     Args:
         measured: as for :func:`speedups`.
@@ -250,19 +253,19 @@ def plot_prediction(
     latency: float = 0.0,
     bandwidth: float = math.inf,
 ) -> Figure:
-    """Plot the predicted speedup against the number of ranks, and measurements.
+    """Plot the predicted speedup and measurements against the number of ranks.
 
-    As the picture of an experiment the line follows the sliders, and each run adds a dot.
+    In the picture of an experiment, the line follows the sliders and each run adds a dot.
 
     Args:
         measured: the measurements to predict from, as for :func:`predict`.
-        runs: further measurements, with ``latency`` and ``bandwidth``. Runs of the same batch
+        runs: further measurements, with ``latency`` and ``bandwidth``. Runs with the same batch
             and network are drawn as dots, others as rings.
-        ranks: the number of ranks R that is marked.
-        batch: samples per rank and step.
-        nbytes: size of a step's all-reduce, in one message [bytes].
-        latency: latency of the network [s].
-        bandwidth: bandwidth of the network [bytes/s].
+        ranks: R, the number of ranks that is marked.
+        batch: the samples per rank and step.
+        nbytes: the size of a step's all-reduce, in one message [bytes].
+        latency: the latency of the network [s].
+        bandwidth: the bandwidth of the network [bytes/s].
 
     Raises:
         ValueError: as for :func:`predict`.
@@ -298,7 +301,7 @@ def plot_prediction(
     measurements = [y for (n, y), matches in zip(dots, same, strict=True) if matches and n == ranks]
     _style(axes, counts, _summary(prediction, measurements))
     highest = max([1.0, *(row["predicted"] for row in line), *(y for _, y in dots)])
-    axes.set_ylim(0, 1.2 * highest)  # keeps measurements readable; the ideal line may leave
+    axes.set_ylim(0, 1.2 * highest)  # keeps measurements readable, even if it cuts the ideal line
     return figure
 
 

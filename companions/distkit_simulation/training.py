@@ -1,6 +1,6 @@
-"""Simulates training steps: data parallel with overlapping buckets, and pipelines. Pure.
+"""Simulation of data-parallel training with overlapping buckets, and of pipelines. Pure.
 
-The parameter server is in :mod:`~distkit_simulation.parameter_servers`.
+:mod:`~distkit_simulation.parameter_servers` simulates parameter servers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Workload:
     """The work of one rank in one step.
 
     Args:
-        forward: seconds.
-        backward: seconds.
-        buckets: sizes of the gradient buckets [bytes], in the order of backward, whose time they
-            share by size; each is reduced as soon as it is ready.
-        update: seconds of the optimizer's update.
+        forward: the seconds of forward.
+        backward: the seconds of backward.
+        buckets: the sizes of the gradient buckets [bytes], in the order of backward. They share its
+            time in proportion to size; each is reduced as soon as it is ready.
+        update: the seconds of the optimizer's update.
 
     Raises:
         ValueError: a number is negative.
@@ -41,11 +41,11 @@ class Workload:
     def __post_init__(self) -> None:
         numbers = [self.forward, self.backward, self.update, *self.buckets]
         if not all(x >= 0 for x in numbers):
-            raise ValueError(f"a step of {numbers}: give seconds and bytes that are not negative")
+            raise ValueError(f"seconds and bytes of a step must not be negative; got {numbers}")
 
     @property
     def ready(self) -> Floats:
-        """Seconds from the start of backward until each bucket is ready, shape (buckets,)."""
+        """The seconds from the start of backward until each bucket is ready, shape (buckets,)."""
         share = np.cumsum(np.asarray(self.buckets, float))
         return self.backward * (share / share[-1] if len(share) and share[-1] else share)
 
@@ -64,14 +64,14 @@ def data_parallel(
     """Simulate synchronous data-parallel training, and return the trace that DDP would record.
 
     Args:
-        n: number of ranks.
+        n: the number of ranks.
         work: the work of each rank in a step.
         network: the network of the ranks.
         algorithm: the algorithm of the all-reduce.
-        count: number of steps.
-        delay: random delay of each rank's computation in each step.
-        stragglers: slow ranks, jitter of messages.
-        seed: the seed of all draws.
+        count: the number of steps.
+        delay: the random delay of each rank's computation in each step.
+        stragglers: slow ranks and jitter of messages.
+        seed: the seed of all random draws.
 
     Example:
         >>> from distkit_simulation.network import Link
@@ -90,14 +90,14 @@ def data_parallel(
         writer.add_operations(Op.MARK, clock, forward, attributes={"label": "forward"})
         writer.add_operations(Op.MARK, forward, backward, attributes={"label": "backward"})
         for nbytes, ready in zip(work.buckets, work.ready, strict=True):
-            at = forward + slow * ready
-            player.begin(at, nbytes)  # or after the previous bucket
+            start = forward + slow * ready
+            player.begin(start, nbytes)  # or after the previous bucket
             for _ in player.play(*plan(algorithm, n, nbytes)[1:]):
                 pass
             fields = {"dtype": "float32", "attributes": {"gradients": True}}
             shape = (nbytes // 4,)
             writer.add_operations(
-                Op.ALL_REDUCE, at, player.finish, nbytes=nbytes, shape=shape, **fields
+                Op.ALL_REDUCE, start, player.finish, nbytes=nbytes, shape=shape, **fields
             )
             last = np.maximum(backward, player.finish)
         clock = last + slow * work.update
@@ -122,20 +122,20 @@ def pipeline(
 ) -> Trace:
     """Simulate one step of a pipeline, and return its trace.
 
-    With free messages GPipe and 1F1B take (microbatches + ranks - 1)(forward + backward);
-    (ranks - 1)/(microbatches + ranks - 1) of that is the bubble.
+    With free messages, GPipe and 1F1B need (microbatches + ranks - 1)(forward + backward). The
+    bubble is (ranks - 1)/(microbatches + ranks - 1) of this time.
 
     Args:
-        ranks: number of ranks.
-        microbatches: number of micro-batches in a step.
-        forward: seconds of one micro-batch on one rank, for all its stages.
-        backward: the same for backward, with gradients of inputs and weights.
-        nbytes: size of the activations between two stages, and of their gradients [bytes].
+        ranks: the number of ranks.
+        microbatches: the number of micro-batches in a step.
+        forward: the seconds of a micro-batch's forward on one rank, for all its stages.
+        backward: the seconds of its backward, with gradients of inputs and weights.
+        nbytes: the size of the activations between two stages, and of their gradients [bytes].
         network: the network of the ranks.
         order: the name of a schedule in ``dk.algorithms.PIPELINES``, or the actions of each rank.
-        chunks: stages on each rank, if the schedule has several.
-        weights: the time in ``backward`` for gradients of weights, which zero-bubble schedules
-            separate [s]; half of it by default.
+        chunks: the number of stages on each rank, if the schedule has several.
+        weights: the part of ``backward`` for gradients of weights [s], which zero-bubble schedules
+            separate; half of ``backward`` by default.
         overlap: whether a rank computes while it sends.
         stragglers: slow ranks.
 
@@ -183,7 +183,7 @@ def play_pipeline(
     seconds = {"F": forward, "B": backward, "I": backward - weights, "W": weights}
     stages, slow = ranks * chunks, (stragglers or Stragglers()).factors(ranks).tolist()
     clock = [0.0] * ranks
-    arrived: dict[Action, float] = {}  # arrival time of an action's result at the next rank
+    arrived: dict[Action, float] = {}  # arrival time of each action's result at the next rank
     for rank, action in played(orders):
         needed, begin = action.needs(stages), clock[rank]
         if needed in arrived and needed.stage % ranks != rank:
@@ -209,5 +209,5 @@ def _orders(order: str | Orders, ranks: int, microbatches: int, chunks: int) -> 
     if not isinstance(order, str):
         return order
     if order not in PIPELINES:
-        raise ValueError(f"order {order!r}: give one of {', '.join(PIPELINES)}")
+        raise ValueError(f"unknown order {order!r}: use one of {', '.join(PIPELINES)}")
     return PIPELINES[order].orders(ranks, microbatches, chunks)

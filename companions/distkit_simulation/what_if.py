@@ -1,4 +1,4 @@
-"""Estimates the ideal step of a recorded job without stragglers, and names the slow rank. Pure."""
+"""Estimate of a recorded job's ideal step without stragglers, with the slow rank. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distkit_simulation.network import Link, Network
 from distkit_simulation.simulator import Writer
 from distkit_simulation.training import play_pipeline
 
-#: Ratio to the median compute time from which a stage or worker is slow.
+#: Ratio to the median compute time above which a stage or worker is slow.
 SLOW = 1.1
 _COMPUTE = {"forward-compute": "F", "backward-compute": "B"}
 _MESSAGES = ["forward-send", "forward-recv", "backward-send", "backward-recv"]
@@ -19,7 +19,7 @@ _MESSAGES = ["forward-send", "forward-recv", "backward-send", "backward-recv"]
 
 @dataclass(frozen=True)
 class IdealStep:
-    """The result of :func:`ideal_step`: measured and ideal seconds of a step, and the straggler."""
+    """Measured and ideal seconds of a step, and the straggler; see :func:`ideal_step`."""
 
     measured: float
     ideal: float
@@ -27,22 +27,22 @@ class IdealStep:
 
     def __str__(self) -> str:
         return (
-            f"{self.measured:.3f} s a step, {self.ideal:.3f} s without stragglers "
+            f"{self.measured:.3f} s per step, {self.ideal:.3f} s without stragglers "
             f"({self.measured / self.ideal:.2f} times as fast): {self.slow or 'no rank is slow'}"
         )
 
 
 def ideal_step(trace: Trace) -> IdealStep:
-    """Replay a step of a recorded pipeline with equal durations, as without stragglers.
+    """Replay a step of a recorded pipeline with equal durations, as if no rank were a straggler.
 
-    Computations take the mean of their kind over ranks, steps and micro-batches, messages and
-    collectives the median.
+    A computation takes the mean time of its kind over ranks, steps and micro-batches; a message or
+    collective takes the median.
 
     Args:
-        trace: the trace of a job whose events name their stage, such as ByteDance's.
+        trace: the trace of a job whose events have a stage, such as ByteDance's.
 
     Raises:
-        ValueError: no event names a stage.
+        ValueError: no event has a stage.
 
     Source:
         Lin et al., "Understanding stragglers in large model training using what-if analysis", 2025.
@@ -55,7 +55,7 @@ def ideal_step(trace: Trace) -> IdealStep:
         for s in finished
     )
     if table.empty:
-        raise ValueError("no event of this trace names its stage: record a pipeline's steps")
+        raise ValueError("no event of this trace has a stage: record the steps of a pipeline")
     computed = table[table["label"].isin(_COMPUTE)]
     means = computed.groupby("label")["seconds"].mean()
     medians = table[~table["label"].isin(_COMPUTE)].groupby("label")["seconds"].median()
@@ -77,7 +77,7 @@ def ideal_step(trace: Trace) -> IdealStep:
 
 
 def _slow(computed: Any) -> str:
-    """Describe the slow stage, or else the slow rank; return "" if there is none."""
+    """Describe the slow stage or, without one, the slow rank; return "" if neither exists."""
     ranks = computed.groupby(["stage", "rank"])["seconds"].mean()
     ranks /= ranks.median()
     fastest = ranks.groupby("stage").min()

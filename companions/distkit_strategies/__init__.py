@@ -1,4 +1,4 @@
-"""Strategies: one training loop, and one line that selects how it is distributed.
+"""Strategies, which distribute a training loop: one line selects how.
 
 ::
 
@@ -7,7 +7,7 @@
             model = torch.nn.Linear(64, 10)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-        def step(x, y):                              # plain torch: one replica
+        def step(x, y):                              # plain torch code of one replica
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()
@@ -20,7 +20,7 @@
 
     cluster.run(train, dk.strategies.MirroredStrategy())
 
-A replica is a rank. :class:`Strategy` documents the interface of all strategies.
+Each rank is a replica. :class:`Strategy` documents the interface of all strategies.
 """
 
 from distkit.data.policies import AutoShardPolicy

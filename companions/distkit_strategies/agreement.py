@@ -1,7 +1,7 @@
-"""Consistency checks between replicas before each collective, so that all replicas raise an error.
+"""Consistency checks before each collective, so that an error is raised on all replicas.
 
-Before each collective of a strategy, the replicas exchange their position (the ``run`` and the
-call), and shapes or numbers of rows, in one small all-gather. If they agree, the values are sent.
+Before each collective of a strategy, one small all-gather exchanges the replicas' positions (the
+``run`` and the call), and their shapes or numbers of rows. If they agree, the values are sent.
 Otherwise *every* replica raises, before any of them waits for values that are never sent:
 
 * A replica whose function raised has a later position. The others raise as well, name it, and
@@ -25,7 +25,7 @@ CALLS = (
     "scope all_gather(parameters) reduce_scatter(gradients) optimizer.step reduce gather all_reduce"
     " all_gather average_loss buffers checkpoint"
 ).split()
-#: Numbers that each replica sends: position, call, number of facts, and the facts.
+#: Length of the row that each replica sends: position, call, number of facts, and the facts.
 WIDTH = 16
 
 
@@ -50,7 +50,7 @@ class Agreement:
             self._position, self._exit_reason = max(self._position, start + 1), reason
 
     def compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
-        """Return the facts of all replicas, once all are in this call.
+        """Return the facts of all replicas once all are in this call.
 
         Args:
             call: one of :data:`CALLS`.
@@ -66,10 +66,10 @@ class Agreement:
             return self.compare(call, facts)  # replicas that were behind also reach this call
         calls = [CALLS[s[1]] for s in gathered]
         if len({*calls}) > 1:
-            places = ", ".join(f"replica {r} is in {c}" for r, c in enumerate(calls))
+            locations = ", ".join(f"replica {r} is in {c}" for r, c in enumerate(calls))
             raise StrategyError(
-                f"The replicas are in different calls: {places}. All replicas must make the same "
-                "calls in the same order: look for an `if` that depends on the replica."
+                f"The replicas are in different calls: {locations}. All replicas must make the "
+                "same calls in the same order. Look for an `if` that depends on the replica."
             )
         return [s[3 : 3 + s[2]] for s in gathered]
 
@@ -94,7 +94,7 @@ def group_device() -> torch.device:
 
 
 def all_gather_object(obj: Any) -> list[Any]:
-    """Gather an object of each rank."""
+    """Return the objects of all ranks."""
     objects: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(objects, obj)
     return objects
@@ -114,7 +114,7 @@ def check_shapes(call: str, shapes: Sequence[Sequence[int]], axis: int | None = 
     Args:
         call: the call, for messages.
         shapes: the shape of each replica.
-        axis: a dimension that may differ; None for none.
+        axis: the dimension that may differ; None if all must be equal.
 
     Raises:
         StrategyError: the shapes differ in another dimension, or have no dimension ``axis``.
@@ -133,13 +133,13 @@ def check_shapes(call: str, shapes: Sequence[Sequence[int]], axis: int | None = 
                 f"{call} along dimension {axis}: the value of replica {replica} has shape "
                 f"{shape}, which has no such dimension. Reshape a scalar with .reshape(1)."
             )
-        free = None if axis is None else axis % len(shape)
+        ignored = None if axis is None else axis % len(shape)
         pairs = enumerate(zip(first, shape, strict=False))
-        differ = [f"dimension {d}" for d, (a, b) in pairs if a != b and d != free]
+        differ = [f"dimension {d}" for d, (a, b) in pairs if a != b and d != ignored]
         if len(first) != len(shape) or differ:
             raise StrategyError(
                 f"{call} of unequal shapes: replica 0 has {first} and replica {replica} has "
                 f"{shape}, which differ in {[*differ, 'the number of dimensions'][0]}. All "
-                "replicas must give the same shape"
-                + ("." if axis is None else f" but for dimension {axis}.")
+                "replicas must pass the same shape"
+                + ("." if axis is None else f", except for dimension {axis}.")
             )

@@ -26,21 +26,21 @@ def save(
     optimizer: Optimizer | None = None,
     **extra: Any,
 ) -> None:
-    """Save a model, its optimizer and more; all ranks call it and write their own shards.
+    """Save a model, its optimizer and other values; all ranks call it, and each writes its shards.
 
-    Different copies of a variable are saved as their aggregate. The optimizer state of parameter
+    Copies of a variable that differ are saved as their aggregate. The optimizer state of parameter
     servers is not saved. Ranks that train independently, as under the default strategy, save
-    separate checkpoints: rank r > 0 saves in the folder ``rank-r`` beside ``folder``.
+    separate checkpoints: rank r > 0 saves in the folder ``rank-r`` next to ``folder``.
 
     Args:
         strategy: the strategy of the model.
         folder: the folder of the files, visible to all ranks.
-        model: the model, whose parameters (also sharded ones) and buffers are saved.
-        optimizer: the optimizer, whose state is saved by names of parameters.
+        model: the model; its parameters, sharded or not, and buffers are saved.
+        optimizer: the optimizer; its state is saved by parameter names.
         extra: numbers, strings and tensors, for example ``epoch=3``.
 
     Raises:
-        StrategyError: on all ranks: a rank could not write.
+        StrategyError: a rank could not write; raised on all ranks.
 
     Source:
         PyTorch, ``torch.distributed.checkpoint``.
@@ -61,20 +61,20 @@ def load(
     optimizer: Optimizer | None = None,
     **extra: Any,
 ) -> dict[str, Any]:
-    """Load what :func:`save` saved, on any number of ranks, into a model and its optimizer.
+    """Load a checkpoint of :func:`save` into a model and its optimizer, on any number of ranks.
 
     Args:
         strategy: the strategy of the model.
-        folder: the folder of the files; a rank that trains independently loads its own.
-        model: loaded in place.
-        optimizer: loaded in place.
-        extra: names of further values, with defaults.
+        folder: the folder of the files; ranks that train independently load separate ones.
+        model: the model, loaded in place.
+        optimizer: the optimizer, loaded in place.
+        extra: defaults of further values, by name.
 
     Returns:
-        The saved ``extra``.
+        The saved values of ``extra``.
 
     Raises:
-        StrategyError: on all ranks: there is no checkpoint, or it belongs to another model.
+        StrategyError: the checkpoint does not exist or is of another model; raised on all ranks.
     """
     strategy._check_context("load()")
     local, own_folder = strategy._local_optimizer(optimizer), rank_path(strategy, folder)
@@ -91,13 +91,13 @@ def load(
 
 
 def _check(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
-    """Compare a checkpoint with the model; all ranks read the same and reach the same result.
+    """Compare a checkpoint with the model; the result is the same on all ranks.
 
     Raises:
-        StrategyError: names or shapes differ, or there is no state for the optimizer.
+        StrategyError: names or shapes differ, or the checkpoint has no optimizer state.
     """
     if not (folder / ".metadata").exists():
-        raise StrategyError(f"There is no checkpoint in {folder}.")
+        raise StrategyError(f"There is no checkpoint in {folder}. Check the path.")
     saved = _dcp().FileSystemReader(folder).read_metadata().state_dict_metadata
     in_checkpoint: dict[str, Any] = {
         n: tuple(m.size) for n, m in saved.items() if hasattr(m, "size")
@@ -109,14 +109,14 @@ def _check(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
         shapes = in_checkpoint.get(name, "missing"), in_model.get(name, "missing")
         if name.startswith("model.") and shapes[0] != shapes[1]:
             raise StrategyError(
-                f"The checkpoint in {folder} is of another model: {name.removeprefix('model.')} "
-                f"is {shapes[0]} there and {shapes[1]} here. Load it into a model "
-                "like the saved one."
+                f"The checkpoint in {folder} is of another model: the shape of "
+                f"{name.removeprefix('model.')} is {shapes[0]} in the checkpoint and {shapes[1]} "
+                "in the model. Load it into a model with the same layers."
             )
     if optimizer is not None and not any(name.startswith("optimizer.") for name in saved):
         raise StrategyError(
             f"The checkpoint in {folder} has no optimizer state: it was saved without an "
-            "optimizer, or by parameter servers, which keep it. Load the model alone."
+            "optimizer, or by parameter servers, which keep it. Load only the model."
         )
 
 
@@ -132,7 +132,8 @@ def save_weights(strategy: Strategy, path: str | Path, model: nn.Module) -> None
         model: the model; its parameters may be sharded.
 
     Raises:
-        StrategyError: on all ranks: safetensors is not installed, or the chief could not write.
+        StrategyError: safetensors is not installed, or the chief could not write; raised on all
+            ranks.
     """
     tensors, path = _safetensors(), rank_path(strategy, path)
     state = state_dict(strategy, model)
@@ -142,7 +143,7 @@ def save_weights(strategy: Strategy, path: str | Path, model: nn.Module) -> None
             path.parent.mkdir(exist_ok=True)
             copies = {
                 name: value.detach().clone() for name, value in gathered.items()
-            }  # also tied ones
+            }  # tied weights too
             tensors.save_file(copies, str(path), metadata={"format": "pt"})
 
 
@@ -151,7 +152,7 @@ def load_weights(path: str | Path, model: nn.Module) -> None:
 
     Args:
         path: the file.
-        model: loaded in place.
+        model: the model, loaded in place.
 
     Raises:
         StrategyError: safetensors is not installed.
@@ -167,7 +168,7 @@ def load_weights(path: str | Path, model: nn.Module) -> None:
 
 
 def rank_path(strategy: Strategy, path: str | Path) -> Path:
-    """Return the path of this process: independent ranks must not write the same files.
+    """Return the path for this process: independent ranks must not write the same files.
 
     Args:
         strategy: the strategy of the model.
@@ -184,17 +185,13 @@ def rank_path(strategy: Strategy, path: str | Path) -> Path:
 
 @contextmanager
 def _raise_on_all(strategy: Strategy, failed: str) -> Iterator[None]:
-    """Raise an error on all replicas if a replica raises in the context.
-
-    Raises:
-        StrategyError: a replica has raised.
-    """
+    """Raise StrategyError on all replicas if one of them raises in the context."""
     error: Exception | None = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warnings about its internals
         try:
             yield
-        except _dcp().CheckpointException as raised:  # raised on all ranks, with the failed ones
+        except _dcp().CheckpointException as raised:  # raised on all ranks, with the errors of each
             error = raised.failures.get(strategy._replica * strategy._sharded, [None])[0]
         except Exception as raised:
             error = raised
@@ -206,7 +203,7 @@ def _raise_on_all(strategy: Strategy, failed: str) -> Iterator[None]:
 
 
 def _optimizer_state(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
-    """Return the state of an optimizer, if there is one, by names of parameters."""
+    """Return the state of an optimizer, if there is one, by parameter names."""
     if optimizer is None:
         return {}
     return {"optimizer": _state_dict_module().get_optimizer_state_dict(model, optimizer)}

@@ -1,4 +1,4 @@
-"""Training by scheduled functions: worker 0 schedules functions, which the other workers run.
+"""Training by scheduled functions: worker 0 schedules functions, and the other workers run them.
 
 ::
 
@@ -8,8 +8,8 @@
                                       ◄───result─────    gradients to the servers
     coordinator.join()
 
-A function is sent with everything it captures except the strategy's variables: each worker has its
-own, which it pulls before each function. When a worker dies, it is replaced and its function runs
+A function is sent with everything it captures except the strategy's variables: each worker has a
+copy, which it pulls before each function. When a worker dies, it is replaced and its function runs
 again. The servers identify a function's pushes by its number and count them once.
 """
 
@@ -38,19 +38,19 @@ from distkit.recording.trouble import Dropped
 from distkit_strategies.parameter_server import ParameterServerStrategy
 from distkit_strategies.variables import owner_of
 
-#: Timeout of a worker's request before it is sent again [ms]: the coordinator may have been
-#: replaced, or have ended.
+#: Time after which a worker repeats a request [ms]: the coordinator may have been replaced or have
+#: ended.
 _RETRY = 200
 
-#: The note with the coordinator's address, and its final text.
+#: The name of the note with the coordinator's address, and the note's final value.
 _NOTE, _ENDED = "coordinator", "over"
 
-#: Number of pending functions from which ``schedule`` blocks.
+#: Number of pending functions at which ``schedule`` blocks.
 MAX_PENDING = 256
 
 
 class Worker(NamedTuple):
-    """A worker's process: its rank, and the number of processes it has replaced."""
+    """A worker process: its rank, and the number of processes that it has replaced."""
 
     rank: int
     life: int
@@ -61,15 +61,15 @@ class FunctionQueue:
 
     ::
 
-        worker w, life l:  ready ──────► the function of its earlier life, if any, is pending
-                           finished f ─► f is finished, on any worker; further runs do not count
+        worker w, life l:  ready ──────► any function of its earlier life is pending again
+                           finished f ─► f is finished on all workers; further runs do not count
 
     >>> queue = FunctionQueue()
     >>> queue.schedule("f"), queue.schedule("g")
     (0, 1)
     >>> queue.ready(Worker(1, 0)); queue.assign()
     [(Worker(rank=1, life=0), 0)]
-    >>> queue.ready(Worker(1, 1)); queue.assign()        # worker 1 has died: again
+    >>> queue.ready(Worker(1, 1)); queue.assign()        # worker 1 was replaced
     [(Worker(rank=1, life=1), 0)]
     >>> queue.finished(Worker(1, 1), 0), queue.assign()
     ('f', [(Worker(rank=1, life=1), 1)])
@@ -78,7 +78,7 @@ class FunctionQueue:
     def __init__(self) -> None:
         self.unfinished: dict[int, Any] = {}  # functions by number
         self.pending: deque[int] = deque()
-        #: The function that each worker runs, if any; in the order in which they became idle.
+        #: The function that each worker runs, if any, in the order in which they became idle.
         self.workers: dict[Worker, int | None] = {}
         self._scheduled = 0
 
@@ -106,8 +106,8 @@ class FunctionQueue:
         self.workers.setdefault(worker)
 
     def finished(self, worker: Worker, number: int) -> Any:
-        """Mark a function as run; return it for its first result, else None."""
-        if number in self.pending:  # its worker was considered dead
+        """Mark a function as finished; return it at its first result, else None."""
+        if number in self.pending:  # its worker had been considered dead
             self.pending.remove(number)
         self.workers = {w: n for w, n in self.workers.items() if n != number}
         self.ready(worker)
@@ -141,7 +141,7 @@ class RemoteValue:
 
         Raises:
             StrategyError: the function was cancelled.
-            Exception: the exception of the function.
+            Exception: the function raised.
         """
         while self._outcome is None:
             self._coordinator._receive(None)
@@ -153,12 +153,12 @@ class RemoteValue:
     get = fetch
 
     def __reduce__(self) -> Any:
-        """Pickle the value, as an argument of another function."""
+        """Pickle the value, so that it can be an argument of another function."""
         return itemgetter(0), ((self.fetch(),),)
 
 
 class PerWorkerIterator:
-    """An iterator over each worker's own dataset, for the arguments of scheduled functions."""
+    """An iterator over each worker's dataset, to pass to scheduled functions."""
 
     def __init__(self, dataset: int, number: int) -> None:
         self.key = dataset, number
@@ -168,13 +168,13 @@ class PerWorkerIterator:
 
     def __next__(self) -> Any:
         raise StrategyError(
-            "next() of a per-worker iterator on the coordinator: each worker has its own batches. "
-            "Give it to a function: coordinator.schedule(step, args=(iterator,))."
+            "next() was called on a per-worker iterator on the coordinator, but only the workers "
+            "have batches. Pass it to a function: coordinator.schedule(step, args=(iterator,))."
         )
 
 
 class PerWorkerDataset:
-    """A dataset that each worker creates; its iterators are arguments of functions."""
+    """A dataset that each worker creates; its iterators are arguments of scheduled functions."""
 
     def __init__(self, number: int) -> None:
         self._number, self._iterators = number, 0
@@ -188,22 +188,22 @@ class ClusterCoordinator:
     """Schedules functions on the workers of a :class:`ParameterServerStrategy`.
 
     Every worker creates it at the same point, after all variables. On worker 0 the call returns; on
-    the others it does not: they run scheduled functions until worker 0's function returns, and have
-    no result. Worker 0's function returns after all scheduled functions have finished.
+    the others it does not: they run scheduled functions until worker 0's function returns, and
+    return no result. Worker 0's function returns after all scheduled functions have finished.
 
     If a worker dies, its function runs again in the replacement process, and its gradients count
-    once. If worker 0 dies, its function starts again: its functions get the same numbers, so
-    gradients that the servers already have are not counted again.
+    once. If worker 0 dies, its function starts again. Scheduled functions then get the same
+    numbers, so the servers do not count gradients twice.
 
     Buffers are not shared: a function that changes a floating-point buffer, such as batch
-    normalization's, is an error.
+    normalization's, raises an error.
 
     Args:
         strategy: a strategy with ``mode="async"``.
 
     Raises:
-        StrategyError: the strategy is another one or already has a coordinator, or there are no
-            servers or no worker besides worker 0.
+        StrategyError: the strategy is not asynchronous or already has a coordinator, or the cluster
+            has no servers or no worker besides worker 0.
 
     Example:
         >>> def train(strategy):
@@ -223,30 +223,30 @@ class ClusterCoordinator:
     def __init__(self, strategy: ParameterServerStrategy) -> None:
         if not isinstance(strategy, ParameterServerStrategy) or strategy.mode != "async":
             raise StrategyError(
-                f"ClusterCoordinator({strategy!r}): a function runs when a worker is free, "
-                'so the strategy must be dk.strategies.ParameterServerStrategy(mode="async").'
+                f"ClusterCoordinator runs a function when a worker is idle; {strategy!r} is not "
+                'asynchronous. Use dk.strategies.ParameterServerStrategy(mode="async").'
             )
         store, node = strategy.store, kvstore.here()
         assert node is not None
         if node.workers < 2:
             raise StrategyError(
-                "ClusterCoordinator in a cluster with one worker, which coordinates: there is "
-                "none to run functions. Start dk.Cluster(workers=3, servers=1)."
+                "The cluster has one worker, which coordinates, and no worker to run functions. "
+                "Start dk.Cluster(workers=3, servers=1)."
             )
         if strategy.coordinated:
             raise StrategyError(
-                "A second ClusterCoordinator of the same strategy: its workers run what the first "
-                "one schedules until this run ends. Make one, and use it everywhere."
+                "The strategy already has a ClusterCoordinator, whose functions the workers run "
+                "until this run ends. Create one coordinator, and use it everywhere."
             )
         self.strategy, strategy.coordinated = strategy, True
         if node.index:
             try:
                 _FunctionRunner(strategy, node).serve()
             finally:
-                strategy.coordinated = False  # the run is over
+                strategy.coordinated = False  # the run has ended
         self._queue, self._store = FunctionQueue(), store
         self._datasets: list[bytes] = []
-        self._sent: dict[Worker, int] = {}  # number of datasets that a worker has
+        self._sent: dict[Worker, int] = {}  # number of datasets sent to each worker
         self._connections: dict[Worker, bytes] = {}
         self._error: BaseException | None = None
         self._socket = open_socket(context(), zmq.ROUTER, node.keys)
@@ -270,12 +270,12 @@ class ClusterCoordinator:
         Args:
             fn: the function. Gradients that an optimizer applies in ``strategy.run`` go to the
                 servers.
-            args: its arguments: picklable objects, values of other functions, and iterators over
+            args: the arguments: picklable objects, values of other functions, and iterators over
                 datasets of :meth:`create_per_worker_dataset`.
-            kwargs: its keyword arguments, with the same types.
+            kwargs: the keyword arguments, of the same types.
 
         Raises:
-            Exception: the exception of an earlier function; pending functions are cancelled.
+            Exception: an earlier function raised; pending functions are cancelled.
         """
         while len(self._queue.pending) >= MAX_PENDING:
             self._receive(None)
@@ -288,10 +288,10 @@ class ClusterCoordinator:
         return value
 
     def join(self) -> None:
-        """Wait until all scheduled functions have finished; then pull the variables.
+        """Wait until all scheduled functions have finished, then pull the variables.
 
         Raises:
-            Exception: the exception of a function; pending functions are cancelled.
+            Exception: a function raised; pending functions are cancelled.
         """
         self._finish()
         self.strategy.pull()
@@ -316,10 +316,11 @@ class ClusterCoordinator:
     def create_per_worker_dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
         """Create a dataset on each worker by calling ``dataset_fn()``, on first use.
 
-        The replacement of a dead worker creates it again, and starts from the beginning.
+        The replacement of a dead worker creates it again and starts from the beginning.
 
         Args:
-            dataset_fn: returns an iterable, such as ``strategy.distribute_dataset(data, 128)``.
+            dataset_fn: a function that returns an iterable, such as
+                ``strategy.distribute_dataset(data, 128)``.
         """
         self._datasets.append(_pack(dataset_fn, self.strategy))
         return PerWorkerDataset(len(self._datasets) - 1)
@@ -387,7 +388,8 @@ class ClusterCoordinator:
 
     def __reduce__(self) -> Any:
         raise StrategyError(
-            "A scheduled function uses the coordinator, which stays on worker 0: schedule there."
+            "A scheduled function uses the coordinator, which exists only on worker 0. Schedule "
+            "all functions from worker 0."
         )
 
 
@@ -398,7 +400,7 @@ class _FunctionRunner:
     """Runs functions on a worker until the coordinator has ended.
 
     Args:
-        strategy: the strategy with the variables.
+        strategy: the strategy of the variables.
         node: this worker.
 
     Raises:
@@ -408,7 +410,7 @@ class _FunctionRunner:
     def __init__(self, strategy: ParameterServerStrategy, node: kvstore.Node) -> None:
         self._strategy, self._node = strategy, node
         self._worker, self._runs = Worker(node.index, node.life), 0
-        self._factories: dict[int, bytes] = {}  # of datasets, pickled
+        self._factories: dict[int, bytes] = {}  # pickled functions that create datasets
         self._datasets: dict[int, Any] = {}
         self._iterators: dict[tuple[int, int], Any] = {}
         self._socket: Any = None
@@ -437,7 +439,7 @@ class _FunctionRunner:
         return None
 
     def _run(self, number: int, floor: int, name: str, payload: bytes) -> tuple[bytes, str]:
-        """Run a function; return its pickled result or error, and the error's traceback."""
+        """Run a function; return its pickled result or error, and the traceback of an error."""
         value, error, details = None, None, ""
         try:
             fn, args, kwargs = self._unpack(payload)
@@ -456,7 +458,7 @@ class _FunctionRunner:
         return reader.load()
 
     def _resolve(self, name: tuple[str, Any]) -> Any:
-        """Return this worker's object for a name of :class:`_Pickler`."""
+        """Return this worker's object for a name from :class:`_Pickler`."""
         kind, key = name
         if kind == "strategy":
             return self._strategy
@@ -484,27 +486,22 @@ class _FunctionRunner:
 
 
 def _endpoint(node: kvstore.Node) -> str:
-    """Return the endpoint of worker 0 for workers of its host, different for each run."""
+    """Return worker 0's endpoint for workers on its host, which differs between runs."""
     return f"ipc://{node.folder}/co{zlib.crc32(repr(node.keys).encode())}"
 
 
 @contextmanager
 def _check_buffers(strategy: ParameterServerStrategy) -> Iterator[None]:
-    """Check that a scheduled function changes no buffer, as buffers are not shared.
-
-    Raises:
-        StrategyError: it has changed one.
-    """
+    """Raise StrategyError if a scheduled function changes a buffer; buffers are not shared."""
     buffers = [v for v in strategy._variables if not isinstance(v, nn.Parameter)]
     before = [(b, b.nan_to_num()) for b in buffers if b.is_floating_point()]
     yield
     for buffer, previous in before:
         if not buffer.nan_to_num().equal(previous):
             raise StrategyError(
-                f"A scheduled function changed {owner_of(buffer)[1]}, a buffer: under a "  # type: ignore[index]
-                "ClusterCoordinator each worker would have its own, and the coordinator none. "
-                "Put such layers into eval() mode, use nn.GroupNorm or nn.LayerNorm, or "
-                "return the numbers from the function."
+                f"A scheduled function changed {owner_of(buffer)[1]}, a buffer, which a "  # type: ignore[index]
+                "ClusterCoordinator does not share between workers. Put its layer into eval() "
+                "mode, use nn.GroupNorm or nn.LayerNorm, or return the values from the function."
             )
 
 
@@ -512,7 +509,7 @@ def _check_buffers(strategy: ParameterServerStrategy) -> Iterator[None]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles by value, except objects that each worker has."""
+    """Pickles by value, except for objects that each worker has."""
 
     def __init__(self, file: io.BytesIO, strategy: ParameterServerStrategy) -> None:
         super().__init__(file)
@@ -535,21 +532,21 @@ def _pack(obj: Any, strategy: ParameterServerStrategy) -> bytes:
 
 
 def _packed(value: Any, error: Exception | None, name: str, details: str) -> bytes:
-    """Pickle a result or an error; if that fails, an error that explains it."""
+    """Pickle a result or an error; if that fails, pickle an error that explains it."""
     try:
         result: bytes = cloudpickle.dumps((value, error))
         pickle.loads(result)
     except Exception as failure:
         unsendable = (
             f"The result of {name} a {type(value).__name__}, cannot be pickled and unpickled: "
-            f"{type(failure).__name__}: {failure}. Return tensors, numbers, or other plain values."
+            f"{type(failure).__name__}: {failure}. Return tensors, numbers or other plain values."
         )
         result = pickle.dumps((None, StrategyError(details or unsendable)))
     return result
 
 
 def _name(fn: Callable[..., Any], args: Sequence[Any]) -> str:
-    """Return the name of a scheduled function; for ``strategy.run``, of the replica function.
+    """Return the name of a scheduled function; for ``strategy.run``, that of the replica function.
 
     >>> _name(len, ()), _name(ParameterServerStrategy().run, (abs, (1,)))
     ('len', 'abs')

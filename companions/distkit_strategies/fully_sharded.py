@@ -31,9 +31,9 @@ class FullyShardedStrategy(ReplicatedStrategy):
 
     At the end of the scope, parameters get rank 0's values and are sharded along their first
     dimension. A layer's parameters are gathered before it computes, and freed afterwards. Each rank
-    gets its shard of the gradients by reduce-scatter, and updates its shard with its part of the
-    optimizer's state. The result equals that of one process. When a function raises on any rank,
-    its gradients are lost on all ranks.
+    receives its shard of the gradients by reduce-scatter, and updates its shard with its part of
+    the optimizer's state. The result equals that of one process. If a function raises on any rank,
+    its gradients are discarded on all ranks.
 
     Args:
         reshard_after_forward: whether to free gathered parameters between forward and backward;
@@ -55,7 +55,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
     def __init__(self, reshard_after_forward: bool = True) -> None:
         super().__init__()
         self._reshard = reshard_after_forward
-        #: id of an original parameter -> the parameter, its local shard, and its layer's number.
+        #: Parameter, local shard and layer number, by the id of the original parameter.
         self._shards: dict[int, tuple[Tensor, Tensor, int]] = {}
         self._layers = 0
         self._nonfinite: dict[int, int] = {}  # layer -> a replica with a non-finite gradient
@@ -108,7 +108,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
         self._compare_collective("all_gather(parameters)", [parameters.numel()])
 
     def _before_scatter(self, layer: int, gradients: Tensor) -> None:
-        """Weight this replica's gradients, as FSDP2 computes the unweighted mean.
+        """Weight this replica's gradients, since FSDP2 computes the unweighted mean.
 
         With n_r rows on replica r of R::
 
@@ -131,16 +131,17 @@ class FullyShardedStrategy(ReplicatedStrategy):
     def _compare_collective(
         self, call: str, common: list[int], facts: Sequence[int] = ()
     ) -> list[list[int]]:
-        """Return the numbers of all replicas, once all are in the same collective of FSDP2.
+        """Return the facts of all replicas once all are in the same collective of FSDP2.
 
         Raises:
-            StrategyError: on all replicas: one has left the run, or is in another layer.
+            StrategyError: a replica has left the run, or is in another layer; raised on all of
+                them.
         """
         gathered = self._compare(call, [*common, *facts])
         if any(s[: len(common)] != gathered[0][: len(common)] for s in gathered):
             raise StrategyError(
                 f"The replicas are in {call} of different layers, or only one of them used "
-                "compute_average_loss. All replicas must make the same step: look for an `if` that "
+                "compute_average_loss. All replicas must run the same step. Look for an `if` that "
                 "depends on the replica."
             )
         return gathered
@@ -153,24 +154,24 @@ class FullyShardedStrategy(ReplicatedStrategy):
                 yield
         except Exception:
             for root in self._used_models:
-                root.zero_grad()  # also of gathered layers
+                root.zero_grad()  # gathered layers too
             raise
         finally:
             self._replica_context = ReplicaContext(self)
             for root in self._used_models:
-                root.reset_iter_state()  # the same state on all ranks, after an error too
+                root.reset_iter_state()  # keeps ranks equal after an error
 
     # -- a step ----------------------------------------------------------------------------------
 
     def _local_optimizer(self, optimizer: Optimizer | None) -> Optimizer | None:
-        """Replace an optimizer's original parameters, from the scope, with their shards."""
+        """Replace an optimizer's original parameters with their shards."""
         for group in [] if optimizer is None else optimizer.param_groups:
             group["params"] = [self._shards.get(id(w), (w, w, 0))[1] for w in group["params"]]
         return optimizer
 
     @torch.no_grad()
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
-        """Check the gradients, which FSDP2 has reduced during backward."""
+        """Check the gradients that FSDP2 has reduced during backward."""
         self._local_optimizer(optimizer)
         weights = strategy_parameters(self, optimizer)
         if self._single_replica:
@@ -188,33 +189,33 @@ class FullyShardedStrategy(ReplicatedStrategy):
 
 
 def _check_gradients(kind: str, unit: nn.Module, _: object) -> None:
-    """Check gradients of a layer's gathered parameters before FSDP2 uses them."""
+    """Check the gradients of a layer's gathered parameters before FSDP2 uses them."""
     for name, w in unit.named_parameters():
         if w.requires_grad and not w._backward_hooks:
-            w.register_hook(partial(_refuse_sparse, f"{kind}.{name}"))
+            w.register_hook(partial(_reject_sparse, f"{kind}.{name}"))
 
 
-def _refuse_sparse(name: str, gradient: Tensor) -> None:
+def _reject_sparse(name: str, gradient: Tensor) -> None:
     if gradient.is_sparse:
         raise StrategyError(
-            f"The gradient of {name} is sparse, and FullyShardedStrategy cuts only dense ones. "
-            "Make the layer with sparse=False, or use MirroredStrategy, which makes them dense."
+            f"The gradient of {name} is sparse, but FullyShardedStrategy shards only dense ones. "
+            "Create the layer with sparse=False, or use MirroredStrategy, which converts them."
         )
 
 
 class _Collective:
-    """A collective for FSDP2 with a hook.
+    """A collective for FSDP2 that first calls a hook.
 
     Args:
-        collective: a function of ``torch.distributed`` with output, input, options.
-        before: called with the input before the collective.
+        collective: a function of ``torch.distributed`` with the arguments output, input, options.
+        before: the hook, called with the input.
     """
 
     def __init__(self, collective: Callable[..., Any], before: Callable[[Tensor], None]) -> None:
         self._collective, self._before = collective, before
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: Any) -> Tensor:
-        """Allocate memory for its input or output."""
+        """Allocate memory for the collective's input or output."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **options: Any) -> Any:
@@ -223,7 +224,7 @@ class _Collective:
 
 
 def _units(root: nn.Module) -> list[nn.Module]:
-    """Return the modules to shard: each layer of a model, and then the model itself.
+    """Return the modules to shard: each layer of a model, then the model itself.
 
     Layers that share a parameter are sharded with the model.
     """
@@ -236,7 +237,7 @@ def _units(root: nn.Module) -> list[nn.Module]:
 
 
 def _layers_of(module: nn.Module) -> list[nn.Module]:
-    """Return a module with parameters; for a list of layers, each of them."""
+    """Return the layers of a list, or the module itself if it has parameters."""
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         return [layer for child in module.children() for layer in _layers_of(child)]
     return [module] if next(module.parameters(), None) is not None else []

@@ -18,12 +18,12 @@ from distkit_strategies import checkpoint
 from distkit_strategies.replica import get_strategy
 from distkit_strategies.variables import synchronize_buffers
 
-#: The results of an epoch, by name; the same on all replicas.
+#: The results of an epoch by name, which are equal on all replicas.
 Logs = dict[str, float]
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return 1 for each row whose largest output is at its target, else 0.
+    """Return 1 for each row whose largest output is at the index of its target, else 0.
 
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor([1., 0.])
@@ -40,13 +40,13 @@ class Model:
     Args:
         module: the network.
         optimizer: the optimizer of its parameters; None for a model that is not trained.
-        loss: the mean over the rows of outputs and targets, with equal weights. For tokens of rows
-            with different lengths, or for class weights, divide the sum by the number of rows.
-        metrics: functions that return a value per row, by name; the mean is a result.
+        loss: a function of outputs and targets that returns the unweighted mean over rows. For
+            tokens in rows of different lengths, or for class weights, divide the sum by the rows.
+        metrics: functions that return a value per row, by name; their means are results.
 
     Raises:
-        StrategyError: in training or evaluation: the loss has a value per row.
-        ValueError: in training or evaluation: a metric has no value per row.
+        StrategyError: the loss returns a value per row, in training or evaluation.
+        ValueError: a metric does not return a value per row, in training or evaluation.
 
     Source:
         Keras, ``Model.fit``.
@@ -81,7 +81,7 @@ class Model:
             StrategyError: the model has none.
         """
         if self._optimizer is None:
-            raise StrategyError("This model has no optimizer: give Model(...) one to train it.")
+            raise StrategyError("This model has no optimizer. Pass one to Model(...) to train it.")
         return self._optimizer
 
     @property
@@ -101,16 +101,16 @@ class Model:
         seed: int = 0,
         verbose: bool = True,
     ) -> dict[str, list[float]]:
-        """Train up to epoch ``epochs``.
+        """Train until epoch ``epochs``.
 
         Args:
             data: inputs and targets, see :meth:`.Strategy.distribute_dataset`.
             global_batch: rows of all replicas in a step.
-            epochs: the last epoch, counted from 1; a loaded checkpoint counts.
-            validation_data: evaluated after each epoch, as results ``val_…``.
-            callbacks: called on every replica.
+            epochs: the last epoch, counted from 1; epochs of a loaded checkpoint count.
+            validation_data: data to evaluate after each epoch, for the results ``val_…``.
+            callbacks: callbacks, called on every replica.
             shuffle: whether each epoch has a new random order.
-            seed: the seed of the orders.
+            seed: the seed of the random orders.
             verbose: whether the chief prints a line after each epoch.
 
         Returns:
@@ -136,9 +136,9 @@ class Model:
         return history
 
     def evaluate(self, data: Any, *, global_batch: int = 32) -> Logs:
-        """Return loss and metrics over all rows, independent of the number of replicas.
+        """Return loss and metrics over all rows, which do not depend on the number of replicas.
 
-        With asynchronous parameter servers each worker is one replica: it evaluates all rows with
+        With asynchronous parameter servers, each worker is one replica and evaluates all rows with
         its current values.
 
         Args:
@@ -168,7 +168,7 @@ class Model:
         checkpoint.save(self.strategy, folder, self.module, self._optimizer, epoch=self.epoch)
 
     def load(self, folder: str | Path) -> None:
-        """Load what :meth:`save` saved, also with another number of replicas."""
+        """Load a checkpoint of :meth:`save`, on any number of replicas."""
         extra = checkpoint.load(self.strategy, folder, self.module, self._optimizer, epoch=0)
         self.epoch = extra["epoch"]
 
@@ -187,9 +187,9 @@ class Model:
     def _each_row_once(self, fn: Any, data: Any, global_batch: int) -> tuple[Any, list[Any]]:
         """Return the plan of the rows and a function's result for each batch, without training.
 
-        The rows are divided among the replicas in sync, even if each worker has its own data.
+        The rows are divided among the replicas in sync, even if each worker has separate data.
         """
-        strategy, trains = self.strategy, self.module.training
+        strategy, was_training = self.strategy, self.module.training
         synchronize_buffers(strategy, self.module)
         share = strategy._replica, strategy.num_replicas_in_sync
         batches = strategy._batches(data, global_batch, *share, policy="DATA")
@@ -197,25 +197,25 @@ class Model:
         try:
             with torch.no_grad():
                 args = (b if isinstance(b, tuple | list) else (b,) for b in batches)
-                return batches.plan, [strategy.run(fn, args=each) for each in args]
+                return batches.plan, [strategy.run(fn, args=batch) for batch in args]
         finally:
-            self.module.train(trains)
+            self.module.train(was_training)
 
-    def _step(self, x: Tensor, y: Tensor, trains: bool = False) -> Tensor:
-        """Return the number of rows, and the sums of the loss and of each metric over them."""
+    def _step(self, x: Tensor, y: Tensor, training: bool = False) -> Tensor:
+        """Return the number of rows, and the sums of the loss and each metric over them."""
         outputs = self.module(x)
         loss = self.loss(outputs, y)
         if loss.dim():
             raise StrategyError(
                 f"The loss of Model(...) has shape {tuple(loss.shape)}, but must be the mean over "
-                'the rows. Leave out reduction="none".'
+                'the rows. Remove reduction="none".'
             )
-        if trains:
+        if training:
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-        found, rows = outputs.detach(), torch.full_like(loss, len(y), dtype=torch.float64)
-        sums = [total(metric, found, y) for metric in self.metrics.values()]
+        predictions, rows = outputs.detach(), torch.full_like(loss, len(y), dtype=torch.float64)
+        sums = [total(metric, predictions, y) for metric in self.metrics.values()]
         return torch.stack([rows, loss.detach() * rows if len(y) else rows, *sums])
 
     def _results(self, sums: Sequence[Tensor]) -> Logs:
@@ -226,17 +226,17 @@ class Model:
         names = ["loss", *self.metrics]
         return {name: x / max(rows, 1) for name, x in zip(names, totals, strict=True)}
 
-    def _call(self, callbacks: Sequence[Callback], moment: str, *args: Any) -> None:
+    def _call(self, callbacks: Sequence[Callback], hook: str, *args: Any) -> None:
         for callback in callbacks:
             callback.model = self
-            getattr(callback, moment)(*args)
+            getattr(callback, hook)(*args)
 
 
 class Callback:
-    """Base class of callbacks: override the methods you need. Every replica calls its own.
+    """Base class of callbacks, which every replica calls; override the methods you need.
 
-    ``self.model`` is the :class:`.Model` being trained. Work that must happen once, such as writing
-    a file, belongs under ``if self.model.is_chief``.
+    ``self.model`` is the :class:`.Model` in training. Put work that must happen once, such as
+    writing a file, under ``if self.model.is_chief``.
     """
 
     model: Model
@@ -261,18 +261,18 @@ class EarlyStopping(Callback):
     """Stops training when a result has not improved for some epochs.
 
     Args:
-        monitor: the result, for example "loss" or "val_accuracy".
-        patience: number of epochs without improvement that are allowed.
-        mode: "min" or "max", the direction of improvement.
+        monitor: the name of the result, for example "loss" or "val_accuracy".
+        patience: the number of epochs without improvement that are allowed.
+        mode: the direction of improvement, "min" or "max".
 
     Raises:
-        ValueError: another mode.
+        ValueError: the mode is unknown.
     """
 
     def __init__(self, monitor: str = "loss", patience: int = 0, mode: str = "min") -> None:
         self.monitor, self.patience = monitor, patience
         if mode not in ("min", "max"):
-            raise ValueError(f'EarlyStopping(mode={mode!r}): give "min" or "max".')
+            raise ValueError(f'EarlyStopping needs mode "min" or "max"; got {mode!r}.')
         self._sign = 1.0 if mode == "min" else -1.0
 
     def on_train_begin(self) -> None:
@@ -284,7 +284,7 @@ class EarlyStopping(Callback):
         if self.monitor not in logs:
             names = ", ".join(logs)
             raise StrategyError(
-                f"There is no result {self.monitor!r} to watch. There are: {names}."
+                f"EarlyStopping cannot monitor {self.monitor!r}. Available results: {names}."
             )
         value = self._sign * logs[self.monitor]
         self._waited = 0 if value < self._best else self._waited + 1
@@ -296,7 +296,8 @@ class LearningRate(Callback):
     """Sets the learning rate of each epoch.
 
     Args:
-        schedule: epoch, counted from 0, and current rate -> new rate.
+        schedule: a function of the epoch, counted from 0, and the current rate; returns the new
+            rate.
     """
 
     def __init__(self, schedule: Callable[[int, float], float]) -> None:
@@ -309,17 +310,17 @@ class LearningRate(Callback):
 
 
 class Checkpoint(Callback):
-    """Saves a checkpoint after each epoch, and resumes from the latest in the folder.
+    """Saves a checkpoint after each epoch, and resumes from the latest one in the folder.
 
     Args:
-        folder: the folder of the checkpoints, one folder per epoch; visible to all ranks.
+        folder: the folder of the checkpoints, visible to all ranks; each epoch has a subfolder.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
     def on_train_begin(self) -> None:
-        """Load the latest checkpoint, if there is one."""
+        """Load the latest checkpoint, if one exists."""
         folder = checkpoint.rank_path(self.model.strategy, self.folder / "epoch").parent
         epochs = [int(f.parent.name[6:]) for f in folder.glob("epoch-*/.metadata")]
         latest = self.model.strategy._decide(max(epochs, default=-1))  # the same on all replicas
@@ -354,7 +355,7 @@ class TensorBoard(Callback):
         except ImportError:
             raise StrategyError(
                 "TensorBoard summaries need the package tensorboard, which is not installed. "
-                "Install it with `pip install tensorboard`, or leave this callback out."
+                "Install it with `pip install tensorboard`, or remove this callback."
             ) from None
         self._writer: Any = SummaryWriter(self.folder) if self.model.is_chief else None
 

@@ -25,7 +25,7 @@ from distkit_strategies.synchronous import (
 )
 from distkit_strategies.variables import CreatedVariables
 
-#: A ``bigarray_bound`` with which the KVStore never splits arrays: the partitioner does.
+#: A ``bigarray_bound`` so large that only the partitioner splits arrays, not the KVStore.
 _NEVER_SPLIT = 1 << 62
 
 
@@ -33,21 +33,21 @@ class ParameterServerStrategy(ReplicatedStrategy):
     """Training with the variables on the servers of ``dk.Cluster(workers=2, servers=1)``.
 
     At the end of the scope, the servers get worker 0's values. Each ``optimizer.step()`` in ``run``
-    pushes gradients and pulls values: the servers keep the optimizer's state and apply the update,
-    and a checkpoint has only the values. With "async", as in TensorFlow, each worker is one
-    replica: it steps with its own batches of ``global_batch`` rows, and does not wait for others. A
-    dead worker is replaced; its replacement runs the function from the start, with the current
-    values. With "sync" the replicas are synchronized: the result equals that of one process.
+    pushes gradients and pulls values: the servers keep the optimizer's state and apply the update.
+    Checkpoints contain only the values. With "async", as in TensorFlow, each worker is one replica:
+    it steps with separate batches of ``global_batch`` rows, and does not wait for others. A dead
+    worker is replaced; its replacement runs the function from the start, with the current values.
+    With "sync" the replicas are synchronized: the result equals that of one process.
 
     Args:
-        variable_partitioner: returns the number of shards of a variable; None for the KVStore's
-            rule.
+        variable_partitioner: a function that returns the number of shards of a variable; None for
+            the KVStore's rule.
         mode: "async" or "sync".
-        options: options of :func:`distkit.kvstore.create`, such as ``replication=2``, with which a
-            server may crash without loss.
+        options: options of :func:`distkit.kvstore.create`, such as ``replication=2``, which
+            tolerates the crash of a server.
 
     Raises:
-        StrategyError: the mode is unknown; or, at the first scope, the cluster has no servers.
+        StrategyError: the mode is unknown, or the cluster has no servers at the first scope.
 
     Source:
         TensorFlow, ``tf.distribute.ParameterServerStrategy``; Li et al., 2014.
@@ -62,11 +62,11 @@ class ParameterServerStrategy(ReplicatedStrategy):
     ) -> None:
         super().__init__()
         if mode not in ("async", "sync"):
-            raise StrategyError(f'mode={mode!r}: give "async" or "sync".')
+            raise StrategyError(f'mode must be "async" or "sync"; got {mode!r}.')
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise StrategyError(
-                f"variable_partitioner={variable_partitioner!r:.60} is no partitioner. Give one "
-                "such as dk.strategies.FixedShardsPartitioner(2)."
+                "variable_partitioner must be callable, such as "
+                f"dk.strategies.FixedShardsPartitioner(2); got {variable_partitioner!r:.60}."
             )
         self.mode, self._partitioner = mode, variable_partitioner
         self._options: dict[str, Any] = {} if mode == "sync" else {"on_crash": "replace"}
@@ -100,14 +100,14 @@ class ParameterServerStrategy(ReplicatedStrategy):
 
     @property
     def _pipeline(self) -> tuple[int, int]:
-        """This worker's index among training workers, which exclude a coordinator."""
+        """This worker's index among the workers without a coordinator, and their number."""
         node = kvstore.here()
         if self.mode == "sync" or node is None:
             return super()._pipeline
         if self._coordinates:
             raise StrategyError(
-                "Worker 0 coordinates, so it has no rows of a dataset. Let each worker make its "
-                "own: coordinator.create_per_worker_dataset(lambda: "
+                "Worker 0 coordinates, so it has no share of a dataset. Create a dataset on each "
+                "other worker: coordinator.create_per_worker_dataset(lambda: "
                 "strategy.distribute_dataset(data, global_batch=64))."
             )
         return node.index - self.coordinated, node.workers - self.coordinated
@@ -121,9 +121,8 @@ class ParameterServerStrategy(ReplicatedStrategy):
         super()._check_context(call)
         if call in ("run()", "reduce()") and self._coordinates:  # like TensorFlow
             warnings.warn(
-                f"strategy.{call} on worker 0, which coordinates, without coordinator.schedule: it "
-                "runs there, and the other workers have no part in it. Call it in a function that "
-                "coordinator.schedule gets.",
+                f"strategy.{call} was called on worker 0, which coordinates: it runs only there, "
+                "not on the other workers. Call it in a function passed to coordinator.schedule.",
                 stacklevel=3,
             )
 
@@ -137,8 +136,8 @@ class ParameterServerStrategy(ReplicatedStrategy):
         node = kvstore.here()
         if node is None or not node.servers:
             raise StrategyError(
-                f"{self} needs parameter servers, and this process is no worker of a cluster "
-                "that has them. Run the function there: dk.Cluster(workers=2, servers=1)"
+                f"{self} needs parameter servers, but this process is not a worker of a cluster "
+                "that has them. Run the function with dk.Cluster(workers=2, servers=1)"
                 ".run(train, strategy)."
             )
         return kvstore.create(f"dist_{self.mode}", **self._options)
@@ -148,8 +147,8 @@ class ParameterServerStrategy(ReplicatedStrategy):
     def _after_scope(self, created: CreatedVariables) -> None:
         if self.coordinated:
             raise StrategyError(
-                "Variables were made after ClusterCoordinator(strategy): the other workers do "
-                "not have them. Make all variables before the coordinator."
+                "Variables were created after ClusterCoordinator(strategy), so the other workers "
+                "do not have them. Create all variables before the coordinator."
             )
         super()._after_scope(created)
         known, shards = len(self._variables), len(self._shards)
@@ -179,7 +178,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         if not isinstance(first, int) or first < 1 or others != [1] * (len(shape) - 1):
             raise StrategyError(
                 f"variable_partitioner returned {shards!r:.60} for a variable of shape {shape}. "
-                "Variables are cut along their first axis: return the number of shards of each "
+                "Variables are split along their first axis: return the number of shards of each "
                 f"axis, {[2] + [1] * (len(shape) - 1)} for two."
             )
         return max(1, min(first, shape[0]))
@@ -194,7 +193,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
 
     @torch.no_grad()
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
-        """Push gradients and pull values; afterwards the local optimizer has no gradients."""
+        """Push gradients and pull values; clear the gradients of the local optimizer."""
         weights, first = (
             strategy_parameters(self, optimizer),
             self.store.rank * self._single_replica,
@@ -208,7 +207,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         optimizer.zero_grad()
 
     def _push(self, weights: set[int]) -> None:
-        """Push gradients and pull the new values, first layers first."""
+        """Push gradients and pull the new values, in the order of the layers."""
         shards = [(w, keys) for w, keys in self._shards if id(w) in weights]
         values = _rows_by_key(shards)
         gradients = _rows_by_key((w.grad, keys) for w, keys in shards if w.grad is not None)
@@ -224,8 +223,8 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self._optimized = self._optimized or ids
         if ids != self._optimized:
             raise StrategyError(
-                f"a second optimizer, {type(optimizer).__name__}, under {self}: its servers have "
-                "one. Give one optimizer all parameters, in groups if their rates differ."
+                f"{type(optimizer).__name__} is a second optimizer under {self}, whose servers "
+                "support one. Pass all parameters to one optimizer, in groups if rates differ."
             )
         keys_of = {id(w): keys for w, keys in self._shards}
         groups = groups_of(optimizer)
@@ -251,8 +250,8 @@ class ParameterServerStrategy(ReplicatedStrategy):
         if self._chief and not self.store.note(mark):
             if optimizer is not None:
                 warnings.warn(
-                    "The servers begin with a new optimizer: they keep its state for one run, and "
-                    "no checkpoint has it.",
+                    "The servers start with a new optimizer state: they keep it for one run, and "
+                    "checkpoints do not contain it.",
                     stacklevel=3,
                 )
             for key, value in _rows_by_key(self._shards).items():
@@ -270,11 +269,11 @@ class ParameterServerStrategy(ReplicatedStrategy):
 
 
 def _summed_by_servers(gradients: Tensor) -> None:
-    """Leave gradients as they are: the servers sum what replicas push."""
+    """Do nothing: the servers sum the gradients that replicas push."""
 
 
 def _rows_by_key(tensors: Iterable[tuple[Tensor, range]]) -> dict[Key, Tensor]:
-    """Return views of the rows of each key; the first shards are larger if sizes differ."""
+    """Return a view of the rows of each key; if sizes differ, the first shards are larger."""
     return {
         key: rows
         for tensor, keys in tensors
@@ -290,7 +289,7 @@ def _rows_by_key(tensors: Iterable[tuple[Tensor, range]]) -> dict[Key, Tensor]:
 
 
 class Partitioner(ABC):
-    """Determines the number of shards of a variable on the servers.
+    """A function that determines the number of shards of a variable on the servers.
 
     It is called with the variable's shape and dtype, and returns the number of shards of each axis,
     like TensorFlow's ``tf.distribute.experimental.partitioners``. Each shard is a key of the
@@ -298,15 +297,11 @@ class Partitioner(ABC):
     """
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            StrategyError: a number is not whole, or smaller than 1.
-        """
+        """Raise StrategyError if a number is not a positive integer."""
         for name, n in vars(self).items():
             if n is not None and (not isinstance(n, int) or n < 1):
                 raise StrategyError(
-                    f"{type(self).__name__}({name}={n!r}): give a whole number, at least 1."
+                    f"{type(self).__name__} needs an integer {name} of at least 1; got {n!r}."
                 )
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype) -> list[int]:
@@ -322,7 +317,7 @@ class Partitioner(ABC):
 
     @abstractmethod
     def count(self, rows: int, row: int) -> int:
-        """Return the requested number of shards, which is limited to the number of rows.
+        """Return the requested number of shards; the number of rows limits it.
 
         Args:
             rows: the size of the first axis.
@@ -332,10 +327,10 @@ class Partitioner(ABC):
 
 @dataclass(frozen=True)
 class FixedShardsPartitioner(Partitioner):
-    """The same number of shards for every variable.
+    """Splits every variable into the same number of shards.
 
     Args:
-        num_shards: number of shards.
+        num_shards: the number of shards.
 
     >>> FixedShardsPartitioner(num_shards=2)((10, 3), torch.float32)
     [2, 1]
@@ -352,7 +347,7 @@ class FixedShardsPartitioner(Partitioner):
 
 @dataclass(frozen=True)
 class MinSizePartitioner(Partitioner):
-    """Shards of about ``min_shard_bytes`` each, at most ``max_shards``.
+    """Splits variables into shards of about ``min_shard_bytes`` each, at most ``max_shards``.
 
     Like TensorFlow's, it rounds the number of shards up, so shards may have about half the size.
 
@@ -376,11 +371,11 @@ class MinSizePartitioner(Partitioner):
 
 @dataclass(frozen=True)
 class MaxSizePartitioner(Partitioner):
-    """The fewest shards of at most ``max_shard_bytes`` each, at most ``max_shards``.
+    """Splits variables into the fewest shards of at most ``max_shard_bytes`` each.
 
     Args:
         max_shard_bytes: maximum size of a shard [bytes]; rows are never split.
-        max_shards: maximum number of shards, which may then be larger; None for no limit.
+        max_shards: maximum number of shards, which takes precedence; None for no limit.
 
     >>> MaxSizePartitioner(max_shard_bytes=8)((6, 1), torch.float32)
     [3, 1]

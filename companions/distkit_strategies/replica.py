@@ -34,12 +34,12 @@ class ReduceOp(str, Enum):
     def _missing_(cls, value: object) -> ReduceOp:
         name = str(value).rpartition(".")[2].upper()  # TensorFlow's names are ReduceOp.SUM, …
         if name not in cls.__members__:
-            raise ValueError(f'no reduction {value!r}: there are "sum" and "mean".')
+            raise ValueError(f'unknown reduction {value!r}: use "sum" or "mean".')
         return cls[name]
 
 
 def get_strategy() -> Strategy:
-    """Return the strategy of the current scope or replica function; elsewhere the default one.
+    """Return the strategy of the current scope or replica function, or the default one elsewhere.
 
     Library code that uses it works with and without distribution.
 
@@ -52,9 +52,9 @@ def get_strategy() -> Strategy:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """Return the replica of the current function; None in a scope, whose code is for all replicas.
+    """Return the replica of the current function; None in a scope, which applies to all replicas.
 
-    Outside of every scope it is the only replica of the default strategy.
+    Outside of any scope, return the only replica of the default strategy.
 
     >>> get_replica_context().replica_id_in_sync_group
     0
@@ -64,7 +64,7 @@ def get_replica_context() -> ReplicaContext | None:
 
 @contextmanager
 def activate(strategy: Strategy, replica: ReplicaContext | None) -> Iterator[None]:
-    """Make a strategy, and a replica if given, the current ones in the context."""
+    """Make a strategy and a replica, if given, current in the context."""
     strategy_token, replica_token = _strategy.set(strategy), _replica.set(replica)
     try:
         yield
@@ -75,25 +75,25 @@ def activate(strategy: Strategy, replica: ReplicaContext | None) -> Iterator[Non
 
 @dataclass
 class ReplicaContext:
-    """One replica during ``strategy.run``: its number and its collectives.
+    """A replica during ``strategy.run``, with its collectives.
 
     Args:
         strategy: the strategy that runs it.
-        rows: number of rows of its batch, if the function has a tensor argument.
+        rows: the number of rows of its batch, if the function has a tensor argument.
         number: the number of the strategy's run, from 1.
     """
 
     strategy: Strategy
     rows: int | None = None
     number: int = 0
-    #: The loss is already divided by the global batch, so gradients are summed.
+    #: True if the loss is already divided by the global batch, so that gradients are summed.
     summed: bool = field(default=False, repr=False)
-    #: A regularization loss is divided by the number of replicas.
+    #: True if a regularization loss is divided by the number of replicas.
     scaled: bool = field(default=False, repr=False)
 
     @property
     def replica_id_in_sync_group(self) -> int:
-        """This replica's number, from 0."""
+        """This replica's index, from 0."""
         return self.strategy._replica
 
     @property
@@ -113,7 +113,7 @@ class ReplicaContext:
             value: a tensor of the same shape on all replicas, or a structure of them.
 
         Raises:
-            StrategyError: on all replicas: the shapes differ.
+            StrategyError: the shapes differ; raised on all replicas.
         """
         reduce = self.strategy._reduce
         return pytree.tree_map(lambda x: reduce("all_reduce", ReduceOp(op), x), value)
@@ -123,10 +123,11 @@ class ReplicaContext:
 
         Args:
             value: a tensor, or a structure of them; its size along ``axis`` may differ.
-            axis: the dimension along which they are concatenated.
+            axis: the dimension to concatenate along.
 
         Raises:
-            StrategyError: on all replicas: other dimensions differ, or the value is a scalar.
+            StrategyError: other dimensions differ, or the value is a scalar; raised on all
+                replicas.
         """
         gather = self.strategy._gather
         return pytree.tree_map(lambda x: gather("all_gather", x, axis), value)
@@ -136,12 +137,12 @@ class ReplicaContext:
     ) -> Any:
         """Call ``fn(strategy, *args, **kwargs)`` outside the replica function.
 
-        ``strategy.reduce`` works there. All replicas call it, each with its own arguments.
+        The function may call ``strategy.reduce``. All replicas call it, with their own arguments.
 
         Args:
             fn: the function; its first argument is the strategy.
-            args: further arguments.
-            kwargs: keyword arguments.
+            args: its other arguments.
+            kwargs: its keyword arguments.
         """
         with activate(self.strategy, None):
             return fn(self.strategy, *args, **(kwargs or {}))
@@ -155,18 +156,18 @@ def compute_average_loss(
 ) -> Tensor:
     """Return this replica's part of the global batch's mean loss: Σ of its rows / global batch.
 
-    The gradients of this run are then summed over the replicas. Sum the loss likewise, by
+    The gradients of this run are then summed over the replicas. Sum the loss in the same way, with
     ``strategy.reduce("sum", loss)``.
 
     A row of shape (T,), such as the losses of a text's tokens, contributes the sum of its T losses.
-    For the mean over tokens give their number as ``global_batch_size``.
+    For the mean over tokens, pass their number as ``global_batch_size``.
 
     Args:
-        per_example_loss: a loss for each row, shape (B, …), as with ``reduction="none"``.
-        global_batch_size: rows of all replicas; None to count them in a small message.
+        per_example_loss: the loss of each row, shape (B, …), as with ``reduction="none"``.
+        global_batch_size: the rows of all replicas; None to count them with a small message.
 
     Raises:
-        StrategyError: the loss is a scalar or no tensor, the size is no whole number, or the call
+        StrategyError: the loss is a scalar or not a tensor, the size is not an integer, or the call
             is outside of a replica function.
 
     Source:
@@ -179,13 +180,13 @@ def compute_average_loss(
     replica, size = _replica_of_loss("compute_average_loss", per_example_loss), global_batch_size
     if not per_example_loss.dim():
         raise StrategyError(
-            "compute_average_loss needs a loss for each example, not a scalar, which has been "
-            'averaged already. Compute the loss with reduction="none".'
+            "compute_average_loss needs the loss of each example, not a scalar, which is already "
+            'averaged. Compute the loss with reduction="none".'
         )
     if size is not None and not (isinstance(size, Integral) and size >= 0):
         raise StrategyError(
-            f"compute_average_loss(global_batch_size={size!r}): give the rows of all replicas' "
-            "batches together, a whole number, or None to count them."
+            "compute_average_loss needs an integer global_batch_size, the total number of rows in "
+            f"all replicas' batches, or None to count them; got {size!r}."
         )
     if size is None:
         gathered = replica.strategy._compare("average_loss", [len(per_example_loss)])
@@ -198,7 +199,7 @@ def scale_regularization_loss(regularization_loss: Tensor) -> Tensor:
     """Return this replica's share of a loss that does not depend on the batch.
 
     Use it with :func:`compute_average_loss`; a plain mean loss needs no scaling. A loss of sharded
-    parameters is not divided in ``backward``, since each gradient exists on one replica only.
+    parameters is not divided in ``backward``, since each gradient exists on only one replica.
 
     Raises:
         StrategyError: the loss is not a tensor, or the call is outside of a replica function.
@@ -222,12 +223,12 @@ def scale_regularization_loss(regularization_loss: Tensor) -> Tensor:
 def _replica_of_loss(call: str, loss: Any) -> ReplicaContext:
     if not isinstance(loss, Tensor):
         raise StrategyError(
-            f"{call} of {loss!r:.60}, a {type(loss).__name__}: give a tensor. Of a list of tensors "
-            "torch.stack makes one, through which gradients flow."
+            f"{call} needs a tensor; got {loss!r:.60}, a {type(loss).__name__}. Use torch.stack to "
+            "combine a list of tensors, so that gradients flow through it."
         )
     if (replica := get_replica_context()) is None:
         raise StrategyError(
-            f"{call} outside of a replica function: it divides what one replica computes. Call it "
-            "in the function passed to strategy.run."
+            f"{call} was called outside of a replica function, but it divides the loss of one "
+            "replica. Call it in the function passed to strategy.run."
         )
     return replica

@@ -1,4 +1,4 @@
-"""The base class of strategies, which is also the default one with a single replica."""
+"""The base class of all strategies, which is also the default strategy with one replica."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _HALF = torch.float16, torch.bfloat16
 
 @dataclass(frozen=True)
 class InputContext:
-    """The share of the batches that a dataset function creates.
+    """The position of one dataset function among all of them.
 
     Args:
-        num_input_pipelines: number of dataset functions; here one per replica.
-        input_pipeline_id: index of this one, from 0.
+        num_input_pipelines: the number of dataset functions; here one per replica.
+        input_pipeline_id: the index of this one, from 0.
         num_replicas_in_sync: the number of replicas.
     """
 
@@ -61,18 +61,18 @@ class InputContext:
         >>> InputContext(4, 0, 4).get_per_replica_batch_size(128)
         32
         """
-        each, rest = divmod(global_batch_size, self.num_replicas_in_sync)
-        if rest:
+        per_replica, remainder = divmod(global_batch_size, self.num_replicas_in_sync)
+        if remainder:
             raise StrategyError(
                 f"A global batch of {global_batch_size} cannot be divided among "
-                f"{self.num_replicas_in_sync} replicas. Take a multiple of that, or "
-                "strategy.distribute_dataset, which divides any batch."
+                f"{self.num_replicas_in_sync} replicas. Use a multiple of the number of replicas, "
+                "or strategy.distribute_dataset, which divides any batch."
             )
-        return each
+        return per_replica
 
 
 class DeviceBatches:
-    """Batches moved to a device, each while the previous one is in use.
+    """Batches that are copied to a device, each while the previous one is in use.
 
     Args:
         batches: an iterable; its ``len`` and other attributes are forwarded.
@@ -80,12 +80,12 @@ class DeviceBatches:
     """
 
     def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
-        self._batches, self._to = batches, device
+        self._batches, self._device = batches, device
 
     def __iter__(self) -> Iterator[Any]:
-        batches = map(self._moved, self._batches)
-        for ahead, _ in pairwise(chain(batches, [None])):
-            yield ahead
+        batches = map(self._copied, self._batches)
+        for batch, _ in pairwise(chain(batches, [None])):  # copies the next batch first
+            yield batch
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
@@ -93,15 +93,15 @@ class DeviceBatches:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_batches"], name)
 
-    def _moved(self, batch: Any) -> Any:
-        return pytree.tree_map_only(Tensor, lambda t: t.to(self._to, non_blocking=True), batch)
+    def _copied(self, batch: Any) -> Any:
+        return pytree.tree_map_only(Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
 
 
 class Strategy:
-    """The default strategy: one replica, as without any strategy.
+    """The default strategy: one replica, as in a program without strategies.
 
-    A strategy can be created in the notebook. It is pickled as its constructor call, and on the
-    ranks uses their process group. A replica is a rank.
+    A strategy can be created in the notebook: it is pickled as its constructor call, and uses the
+    process group of the ranks that unpickle it. Each rank is a replica.
 
     Args:
         device: the device of variables and batches; None for torch's default device.
@@ -124,7 +124,7 @@ class Strategy:
     _call: partial[Strategy]
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
-        """Remember the constructor call."""
+        """Record the constructor call, for pickling."""
         strategy = super().__new__(cls)
         strategy._call = partial(cls, *args, **options)
         return strategy
@@ -153,11 +153,11 @@ class Strategy:
 
     @contextmanager
     def scope(self) -> Iterator[Strategy]:
-        """Open a block that creates variables; at its end all replicas get rank 0's values.
+        """Create variables in the context; at its end all replicas get rank 0's values.
 
         Raises:
-            StrategyError: inside another strategy's scope or a replica function; the replicas
-                have created different variables, or some on another device.
+            StrategyError: the call is inside another strategy's scope or a replica function, or
+                the replicas have created different variables, or some on another device.
         """
         self._check_context("scope()")
         with activate(self, None), self.device, variables.watch_modules(self) as created:
@@ -173,8 +173,8 @@ class Strategy:
     ) -> Any:
         """Run a function as this replica, and return this replica's results, without gradients.
 
-        Before each ``optimizer.step()`` in it, gradients are combined. If replica r has a batch of
-        n_r rows, and its loss is their mean::
+        Each ``optimizer.step()`` in the function first combines the gradients of all replicas. If
+        replica r has a batch of n_r rows, and its loss is their mean::
 
             g = Σ_r n_r g_r / Σ_r n_r
 
@@ -184,12 +184,13 @@ class Strategy:
 
         Args:
             fn: plain torch code of one replica.
-            args: its arguments, with this replica's tensors.
-            kwargs: its keyword arguments.
+            args: the arguments of ``fn``, with this replica's tensors.
+            kwargs: the keyword arguments of ``fn``.
 
         Raises:
-            StrategyError: inside a replica function; another replica's function raised.
-            Exception: the exception of ``fn``; the strategy can be used again.
+            StrategyError: the call is inside a replica function, or another replica's function
+                raised.
+            Exception: ``fn`` raised; the strategy can still be used.
         """
         self._check_context("run()")
         self._runs += 1
@@ -210,13 +211,13 @@ class Strategy:
         Args:
             op: "sum" or "mean".
             value: a tensor or number of the same shape on all replicas, or a structure of them;
-                sparse tensors give dense results.
+                sparse tensors become dense.
             axis: also reduce this dimension, whose size may then differ: the mean is the sum of
                 all elements divided by their number.
 
         Raises:
-            StrategyError: shapes differ, no such dimension, no numbers, or this is a replica
-                function.
+            StrategyError: the shapes differ, the dimension does not exist, the values are not
+                numbers, or the call is inside a replica function.
         """
         self._check_context("reduce()")
         return pytree.tree_map(
@@ -231,12 +232,12 @@ class Strategy:
 
         Args:
             value: a tensor, or a structure of them; its size along ``axis`` may differ. Sparse
-                tensors give dense results.
-            axis: the dimension along which they are concatenated.
+                tensors become dense.
+            axis: the dimension to concatenate along.
 
         Raises:
-            StrategyError: other dimensions differ, a scalar, no numbers, or this is a replica
-                function.
+            StrategyError: other dimensions differ, the values are scalars or not numbers, or the
+                call is inside a replica function.
         """
         self._check_context("gather()")
         return pytree.tree_map(lambda x: self._gather("gather", x, axis).detach(), value)
@@ -254,20 +255,20 @@ class Strategy:
 
         Args:
             data: see :class:`distkit.data.DistributedDataset`.
-            global_batch: rows of all replicas' batches together; required, since torch's datasets,
-                unlike ``tf.data``, are not batched.
+            global_batch: the total number of rows in all replicas' batches; required, since
+                torch's datasets, unlike ``tf.data``, are not batched.
             division: ``policy``, ``shuffle``, ``seed``, as in ``DistributedDataset``.
 
         Raises:
-            StrategyError: ``global_batch`` is missing or no whole number, an argument is unknown,
-                or this is a coordinator, which has no rows.
+            StrategyError: ``global_batch`` is missing or not an integer, an argument is unknown,
+                or this process is a coordinator, which has no data.
             ValueError: see :class:`distkit.data.DistributedDataset`.
         """
         if unknown := sorted(division.keys() - {*_DIVISION}):
             raise StrategyError(
-                f"distribute_dataset has no argument {unknown[0]}: there are global_batch, "
-                f"{', '.join(_DIVISION)}. There is no drop_remainder, since gradients "
-                "are weighted by rows: the last batch of an epoch may have fewer."
+                f"distribute_dataset has no argument {unknown[0]}; it accepts global_batch, "
+                f"{', '.join(_DIVISION)}. drop_remainder is not supported: gradients are "
+                "weighted by rows, so the last batch of an epoch may have fewer."
             )
         return self._batches(data, global_batch, *self._pipeline, **division)
 
@@ -277,35 +278,35 @@ class Strategy:
         """Return this replica's batches from a function that creates them, on its device.
 
         Args:
-            dataset_fn: gets an :class:`InputContext`, and returns an iterable of this replica's
-                batches.
+            dataset_fn: a function of an :class:`InputContext` that returns an iterable of this
+                replica's batches.
 
         Raises:
-            StrategyError: this is a coordinator, which has no rows.
+            StrategyError: this process is a coordinator, which has no data.
         """
         pipeline, pipelines = self._pipeline
         context = InputContext(pipelines, pipeline, self.num_replicas_in_sync)
         return DeviceBatches(dataset_fn(context), self.device)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Return the values of the replicas in this process, always one."""
+        """Return a tuple with the value of the only replica in this process."""
         return (value,)
 
     # -- hooks of subclasses ----------------------------------------------------------------
 
     @property
     def _replica(self) -> int:
-        """The number of the replica in this process."""
+        """The index of the replica in this process."""
         return 0
 
     @property
     def _chief(self) -> bool:
-        """True in the one process that prints and writes shared files."""
+        """True in the only process that prints and writes shared files."""
         return self._replica == 0
 
     @property
     def _pipeline(self) -> tuple[int, int]:
-        """Index of this process's share of a dataset, and number of shares."""
+        """The index of this process's share of a dataset, and the number of shares."""
         return self._replica, self.num_replicas_in_sync
 
     @property
@@ -314,21 +315,17 @@ class Strategy:
         return self._single_replica
 
     def _check_context(self, call: str) -> None:
-        """Check that a call is not inside another strategy or a replica function.
-
-        Raises:
-            StrategyError: it is.
-        """
+        """Raise StrategyError if a call is inside another strategy or a replica function."""
         outer = current_strategy()
         if outer is not None and outer is not self:
             raise StrategyError(
-                f"{call} of {self} inside {outer}: strategies do not nest. Leave the scope of the "
-                "outer one first."
+                f"{call} of {self} was called inside {outer}, but strategies cannot be nested. "
+                "Leave the scope of the outer strategy first."
             )
         if current_replica() is not None:
             raise StrategyError(
-                f"{call} inside a replica function of {outer}. Call it outside `run`; in a replica "
-                "function use dk.strategies.get_replica_context()."
+                f"{call} was called inside a replica function of {outer}. Call it outside `run`, "
+                "or use dk.strategies.get_replica_context() in the replica function."
             )
 
     def _run(self, replica: ReplicaContext) -> contextlib.AbstractContextManager[None]:
@@ -339,28 +336,28 @@ class Strategy:
         """Make variables equal on all replicas, at the end of a scope.
 
         Raises:
-            StrategyError: on all replicas: they have created different variables.
+            StrategyError: the replicas have created different variables; raised on all of them.
         """
         description = repr([(name, tuple(t.shape), t.dtype) for name, t in created.tensors])
         facts = [len(created.tensors), zlib.crc32(description.encode())]
         gathered = self._compare("scope", facts)
         if gathered.count(facts) < len(gathered):
-            counts = ", ".join(f"replica {r} made {n}" for r, (n, _) in enumerate(gathered))
+            counts = ", ".join(f"replica {r} created {n}" for r, (n, _) in enumerate(gathered))
             raise StrategyError(
-                f"The replicas made different variables, by number, name, shape or dtype: {counts}."
-                " All replicas must make the same model."
+                f"The replicas created variables that differ in number, name, shape or dtype: "
+                f"{counts}. All replicas must create the same model."
             )
         for _, tensor in () if self._single_replica else created.tensors:
             dist.broadcast(tensor.detach(), 0)
 
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
-        """Before a step, combine the gradients of its parameters over the replicas."""
+        """Combine the gradients of an optimizer's parameters over the replicas, before its step."""
 
     def _after_optimizer_step(self) -> None:
-        """After a step, send its results to the other replicas."""
+        """Send the results of a step to the other replicas."""
 
     def _local_optimizer(self, optimizer: Optimizer | None) -> Optimizer | None:
-        """Return the optimizer whose state is in this process, to save or load; None for none."""
+        """Return the optimizer whose state is saved or loaded by this process, if any."""
         return optimizer
 
     def _after_load(self, optimizer: Optimizer | None) -> None:
@@ -377,11 +374,11 @@ class Strategy:
         return self.num_replicas_in_sync == 1
 
     def _compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
-        """Return the facts of all replicas, once all are in this call: see :mod:`.agreement`."""
+        """Return the facts of all replicas once all are in this call; see :mod:`.agreement`."""
         return [list(facts)] if self._single_replica else self._agreement.compare(call, facts)
 
     def _failures(self, error: Exception | None) -> list[str]:
-        """Return the replicas' errors in reading or writing files, once all have tried."""
+        """Return the replicas' errors in file access, once all have tried."""
         message = "" if error is None else f"{type(error).__name__}: {error}"
         if not any(failed for (failed,) in self._compare("checkpoint", [bool(message)])):
             return []
@@ -411,7 +408,7 @@ class Strategy:
         axis: int | None = None,
         rows: int | None = None,
     ) -> Tensor:
-        """Return the sum or mean over the replicas, weighted by rows, also along a dimension."""
+        """Return the sum or mean over the replicas and, if given, a dimension; rows are weights."""
         x, mean = self._tensor(call, value), op is ReduceOp.MEAN
         dtype, x = x.dtype, _wide(x, mean)
         count = 1 if rows is None or not mean else rows
@@ -421,7 +418,7 @@ class Strategy:
         gathered = self._compare(call, [count, *x.shape])
         check_shapes(call, [shape for _, *shape in gathered])
         if axis is None and mean:
-            x = x * count if count else torch.zeros_like(x)  # without rows a mean is NaN
+            x = x * count if count else torch.zeros_like(x)  # the mean over no rows is NaN
         total: Tensor = _Summed.apply(x, self, self._all_reduce)  # type: ignore[no-untyped-call]
         total = total / sum(n for n, *_ in gathered) if mean else total
         return total.to(dtype) if dtype in _HALF else total
@@ -435,8 +432,8 @@ class Strategy:
         longest, offsets = max(sizes), [0, *accumulate(sizes)]
         padded = self._all_gather(_padded(local.detach(), 0, longest))
         joined = torch.cat([rows[:size] for rows, size in zip(padded, sizes, strict=True)])
-        own = _padded(local, offsets[self._replica], offsets[-1])
-        with_gradient: Tensor = _Summed.apply(own, self, lambda _: joined)  # type: ignore[no-untyped-call]
+        padded_local = _padded(local, offsets[self._replica], offsets[-1])
+        with_gradient: Tensor = _Summed.apply(padded_local, self, lambda _: joined)  # type: ignore[no-untyped-call]
         return with_gradient.movedim(0, axis)
 
     def _batches(
@@ -449,8 +446,8 @@ class Strategy:
     ) -> DeviceBatches:
         if not isinstance(global_batch, Integral):
             raise StrategyError(
-                f"distribute_dataset(global_batch={global_batch!r}): give the rows of all "
-                "replicas' batches together, a whole number, such as global_batch=64."
+                f"distribute_dataset needs an integer global_batch, the total number of rows in "
+                f"all replicas' batches, such as 64; got {global_batch!r}."
             )
         rows = int(global_batch) * (replicas // self.num_replicas_in_sync)
         batches = DistributedDataset(data, rows, replica=replica, replicas=replicas, **division)
@@ -461,25 +458,26 @@ class Strategy:
             return torch.as_tensor(value, dtype=dtype, device=self.device).to_dense()
         except (TypeError, ValueError, RuntimeError) as error:
             raise StrategyError(
-                f"{call} of {value!r:.60}, a {type(value).__name__}: it combines tensors and "
-                "numbers. Does the function that `run` gets return its result?"
+                f"{call} accepts tensors and numbers; got {value!r:.60}, a "
+                f"{type(value).__name__}. Check that the function passed to `run` returns its "
+                "result."
             ) from error
 
     def _check_devices(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        expected = torch.empty(0, device=self.device).device  # with its index, if it has one
+        expected = torch.empty(0, device=self.device).device  # adds a missing index
         for name, tensor in named:
             if tensor.device != expected:
                 raise StrategyError(
                     f"{name} is on {tensor.device}, but the replica of {self} is on {self.device}. "
-                    "Leave the placing to the scope, or choose the strategy's device."
+                    "Let the scope choose its device, or pass its device to the strategy."
                 )
 
     def __getattr__(self, name: str) -> Any:
-        """Resolve TensorFlow's names with ``experimental_``, which its tutorials use."""
+        """Resolve TensorFlow's names that start with ``experimental_``, as in its tutorials."""
         plain = name.removeprefix("experimental_")
         if plain == name or not hasattr(type(self), plain):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        warnings.warn(f"{name} is {plain} here: it is no experiment.", stacklevel=2)
+        warnings.warn(f"{name} is called {plain} in distkit.", stacklevel=2)
         return getattr(self, plain)
 
     def __repr__(self) -> str:
@@ -493,7 +491,7 @@ class ReplicatedStrategy(Strategy):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of ranks; without a process group, 1."""
+        """The number of ranks; 1 without a process group."""
         return dist.get_world_size() if dist.is_initialized() else 1
 
     @property
@@ -502,7 +500,7 @@ class ReplicatedStrategy(Strategy):
 
 
 class _Summed(torch.autograd.Function):
-    """A sum over the replicas, whose gradient is the sum of the replicas' gradients."""
+    """A sum over the replicas; its gradient is the sum of the replicas' gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, strategy: Strategy, total: Callable[..., Tensor]) -> Tensor:
@@ -515,13 +513,13 @@ class _Summed(torch.autograd.Function):
 
 
 def _padded(rows: Tensor, begin: int, size: int) -> Tensor:
-    """Place the rows at ``begin`` among ``size`` rows; the others are 0."""
+    """Return ``size`` rows: the given ones from index ``begin``, and zeros elsewhere."""
     zeros = rows.new_zeros(size - len(rows), *rows.shape[1:])
     return torch.cat([zeros[:begin], rows, zeros[begin:]])
 
 
 def _wide(x: Tensor, mean: bool) -> Tensor:
-    """Convert to a dtype wide enough for sums; whole numbers as in ``torch.sum``."""
+    """Convert to a dtype wide enough for sums; integers as in ``torch.sum``."""
     if x.dtype in _HALF:
         return x.float()
     if x.is_floating_point() or x.is_complex():
@@ -529,5 +527,5 @@ def _wide(x: Tensor, mean: bool) -> Tensor:
     return x.double() if mean else x.long()
 
 
-#: The strategy outside of every scope.
+#: The strategy outside of any scope.
 DEFAULT = Strategy()

@@ -1,6 +1,6 @@
-"""Synchronous strategies, in which replicas combine their gradients before a step.
+"""Synchronous strategies, whose replicas combine their gradients before each step.
 
-They differ in the location of variables, and in how gradients are summed.
+They differ in where they keep variables and in how they sum gradients.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ CROSS_DEVICE_OPS: dict[Any, str] = {
 
 
 def strategy_parameters(strategy: Strategy, optimizer: Optimizer) -> list[Tensor]:
-    """Return the parameters that an optimizer updates, all of them variables of the strategy.
+    """Return an optimizer's parameters, which must all be variables of the strategy.
 
     Raises:
-        StrategyError: one was not created in the strategy's scope, or was moved to another device.
+        StrategyError: a parameter was not created in the strategy's scope, or is on another device.
     """
     weights = parameters_of(optimizer)
     for k, w in enumerate(weights):
-        found = owner_of(w)
-        if found is None or found[0] is not strategy:
-            whose = "outside of every scope" if found is None else f"in the scope of {found[0]}"
+        owner = owner_of(w)
+        if owner is None or owner[0] is not strategy:
+            origin = "outside of any scope" if owner is None else f"in the scope of {owner[0]}"
             raise StrategyError(
                 f"{type(optimizer).__name__}.step() in {strategy}.run would update parameter {k}, "
-                f"of shape {tuple(w.shape)}, which was made {whose}: its values may differ between "
-                f"replicas. Make the model in `with strategy.scope():`."
+                f"of shape {tuple(w.shape)}, which was created {origin}: its values may differ "
+                f"between replicas. Create the model in `with strategy.scope():`."
             )
     strategy._check_devices((owner_of(w)[1], w) for w in weights)  # type: ignore[index]
     return weights
@@ -67,16 +67,17 @@ def combine(
     """Replace each gradient with the gradient of the global batch, Σ n_r g_r / Σ n_r or Σ g_r.
 
     Args:
-        strategy: compares the replicas before gradients are sent.
+        strategy: the strategy, which compares the replicas before gradients are sent.
         weights: the parameters, the same on all replicas.
-        replica: has the rows n_r, and whether losses are divided by the global batch already.
-        all_reduce: sums a tensor over the replicas, in place.
-        kind: the name of replicas in messages.
+        replica: this replica, with its rows n_r and the kind of its loss.
+        all_reduce: a function that sums a tensor over the replicas, in place.
+        kind: the name of a replica in messages.
         first: the number of the first replica.
 
     Raises:
-        StrategyError: on all replicas: one has other parameters, or is not inside the same step.
-        TrainingError: on all replicas: one has a gradient that is not finite.
+        StrategyError: a replica has other parameters, or is not inside the same step; raised on
+            all replicas.
+        TrainingError: a replica has a gradient that is not finite; raised on all replicas.
     """
     check_losses(replica)
     for w in weights:
@@ -85,14 +86,14 @@ def combine(
         1 if replica.rows is None else replica.rows,
         [w.grad is not None for w in weights],
     )
-    bad = first_not_finite(w.grad for w in weights) if rows else -1  # without rows a mean is NaN
+    bad = first_not_finite(w.grad for w in weights) if rows else -1  # the mean over no rows is NaN
     facts = [rows, replica.summed, len(weights), zlib.crc32(bytes(has_gradient)), bad]
     gathered = strategy._compare("optimizer.step", facts)
     for r, (_, summed, count, _, bad) in enumerate(gathered):
         if count != len(weights) or summed != gathered[0][1]:
             raise StrategyError(
                 f"The optimizers of {kind} {r} and of this one update different parameters, or "
-                "only one of them used compute_average_loss. All replicas must make the same step."
+                "only one of them used compute_average_loss. All replicas must run the same step."
             )
         if bad >= 0:
             raise_not_finite(weights[bad], replica, first + r, kind)
@@ -110,30 +111,27 @@ def combine(
 
 
 def check_losses(replica: ReplicaContext) -> None:
-    """Check that the losses of a step belong together.
-
-    Raises:
-        StrategyError: one is divided by the replicas, and the other is a mean.
-    """
+    """Raise StrategyError if a scaled regularization loss is combined with a mean loss."""
     if replica.scaled and not replica.summed:
         raise StrategyError(
-            "scale_regularization_loss in a step with a mean loss makes it too small: the mean "
-            "over replicas divides it once more. Use compute_average_loss, or leave it out."
+            "scale_regularization_loss was used in a step with a mean loss, so the mean over "
+            "replicas divides the regularization twice. Use compute_average_loss for the other "
+            "loss, or do not scale the regularization."
         )
 
 
 def apply_flattened(tensors: Sequence[Tensor], function: Callable[[Tensor], Any]) -> None:
-    """Apply a function in place to tensors flattened into one tensor per dtype."""
+    """Apply an in-place function to all tensors, flattened into one tensor per dtype."""
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         group = [t for t in tensors if t.dtype == dtype]
         flat = torch.cat([t.reshape(-1) for t in group])
         function(flat)
-        for t, changed in zip(group, flat.split([t.numel() for t in group]), strict=True):
-            t.copy_(changed.view_as(t))
+        for t, result in zip(group, flat.split([t.numel() for t in group]), strict=True):
+            t.copy_(result.view_as(t))
 
 
 def first_not_finite(gradients: Iterable[Tensor | None]) -> int:
-    """Return the index of the first gradient that is NaN or infinite; -1 for none."""
+    """Return the index of the first gradient that is NaN or infinite; -1 if all are finite."""
     bad = (k for k, g in enumerate(gradients) if g is not None and not g.isfinite().all())
     return next(bad, -1)
 
@@ -145,9 +143,9 @@ def raise_not_finite(
 
     Args:
         weight: the parameter.
-        replica: the replica, for the number of the run.
-        culprit: the number of the replica with it; None if only the sum is not finite.
-        kind: the name of replicas in messages.
+        replica: this replica, for the number of the run.
+        culprit: the number of the replica with the gradient; None if only the sum is not finite.
+        kind: the name of a replica in messages.
 
     Raises:
         TrainingError: always.
@@ -156,7 +154,7 @@ def raise_not_finite(
     where = "as the sum of all replicas" if culprit is None else f"on {kind} {culprit}"
     raise TrainingError(
         f"The gradient of {layer} is not finite {where} in run {replica.number} of the strategy. "
-        "This step was not made. Look for NaN in its batch, or lower the learning rate.",
+        "The step was not applied. Look for NaN in its batch, or lower the learning rate.",
         rank=culprit or 0,
         step=replica.number,
         layer=layer,
@@ -167,15 +165,15 @@ def raise_not_finite(
 
 
 class OneDeviceStrategy(Strategy):
-    """One replica on a chosen device: variables are created there, batches are moved there ahead.
+    """One replica on a requested device, where variables are created and batches prefetched.
 
     A program written for it runs unchanged under every other strategy.
 
     Args:
-        device: such as "cpu" or "cuda:1".
+        device: the device, such as "cpu" or "cuda:1".
 
     Raises:
-        StrategyError: there is no such device.
+        StrategyError: the device does not exist.
 
     >>> OneDeviceStrategy("cpu").num_replicas_in_sync
     1
@@ -184,11 +182,13 @@ class OneDeviceStrategy(Strategy):
     def __init__(self, device: torch.device | str = "cpu") -> None:
         super().__init__(device)
         if not _is_present(torch.device(device)):
-            raise StrategyError(f"There is no device {device} here. There are: {_device_names()}.")
+            raise StrategyError(
+                f"Device {device} does not exist on this machine. Available: {_device_names()}."
+            )
 
 
 class MirroredStrategy(ReplicatedStrategy):
-    """Synchronous training: a copy of each variable on every replica, kept the same by all-reduce.
+    """Synchronous training with a copy of each variable on every replica, kept equal by all-reduce.
 
     At the end of the scope all replicas get rank 0's values. Before each step the gradients of all
     replicas are summed; every replica then applies the same step.
@@ -198,12 +198,12 @@ class MirroredStrategy(ReplicatedStrategy):
             process group. Missing devices are skipped with a warning. With fewer devices than
             ranks, ranks share them round-robin, with a warning.
         cross_device_ops: the all-reduce of gradients: "native" (the backend's),
-            "hierarchical", "reduce_to_one" or TensorFlow's names for them, another name of
+            "hierarchical", "reduce_to_one" or TensorFlow's names for them, another name in
             :data:`~distkit.algorithms.all_reduce.ALL_REDUCES`, "auto", "shared_memory", or a
             function with the contract of ``dist.all_reduce``.
 
     Raises:
-        StrategyError: none of the devices is present.
+        StrategyError: none of the devices exists.
         ValueError: the algorithm is unknown.
 
     Source:
@@ -228,16 +228,16 @@ class MirroredStrategy(ReplicatedStrategy):
         name = CROSS_DEVICE_OPS.get(cross_device_ops, cross_device_ops)
         self._all_reduce_gradients = dist.all_reduce if name == "native" else implementation(name)
 
-    def _after_scope(self, made: CreatedVariables) -> None:
+    def _after_scope(self, created: CreatedVariables) -> None:
         replicas, devices = self.num_replicas_in_sync, self._devices
         if self._chief and 0 < len(devices) < replicas:
             warnings.warn(
-                f"There are {replicas} replicas, which are the ranks, and fewer devices: replica r "
-                f"is on the device r mod {len(devices)} of {', '.join(map(str, devices))}. Choose "
+                f"There are {replicas} replicas, one per rank, but fewer devices: replica r uses "
+                f"device r mod {len(devices)} of {', '.join(map(str, devices))}. Choose "
                 "a device for each rank, or start fewer ranks.",
                 stacklevel=2,
             )
-        super()._after_scope(made)
+        super()._after_scope(created)
 
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
         weights = strategy_parameters(self, optimizer)
@@ -263,7 +263,7 @@ class CommunicationOptions:
     """How workers exchange gradients.
 
     Args:
-        bytes_per_pack: maximum size of a message with gradients [bytes]; 0 for a single one.
+        bytes_per_pack: maximum size of a message with gradients [bytes]; 0 for no limit.
         implementation: "RING", "NCCL" or "AUTO".
 
     Raises:
@@ -280,7 +280,7 @@ class CommunicationOptions:
         CommunicationImplementation(self.implementation)
         if self.bytes_per_pack < 0:
             raise ValueError(
-                "CommunicationOptions needs bytes_per_pack of at least 0; got "
+                "CommunicationOptions needs a bytes_per_pack of at least 0; got "
                 f"{self.bytes_per_pack}."
             )
 
@@ -288,8 +288,8 @@ class CommunicationOptions:
 class MultiWorkerMirroredStrategy(MirroredStrategy):
     """Synchronous training on several workers: :class:`MirroredStrategy` over all their replicas.
 
-    In a separate script it reads its task from ``TF_CONFIG``, if that is set, and connects to the
-    other workers at the address of worker 0, through torch's TCPStore.
+    In a separate script it reads its task from ``TF_CONFIG``, if set, and connects to the other
+    workers at the address of worker 0, through torch's TCPStore.
 
     Args:
         communication_options: options of the all-reduce of gradients.
@@ -305,27 +305,27 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     """
 
     def __init__(self, communication_options: CommunicationOptions | None = None) -> None:
-        super().__init__(cross_device_ops=self._in_packs)
+        super().__init__(cross_device_ops=self._all_reduce_in_packs)
         self.options = communication_options or CommunicationOptions()
         config = None if dist.is_initialized() else TFConfig.from_environment()
         if config is not None and config.workers:
             join(config)
 
-    def _in_packs(self, x: Tensor) -> None:
+    def _all_reduce_in_packs(self, x: Tensor) -> None:
         size = self.options.bytes_per_pack // x.element_size()
         for part in x.split(max(size, 1)) if self.options.bytes_per_pack else (x,):
             self._all_reduce_pack(part)
 
     @cached_property
     def _all_reduce_pack(self) -> Callable[..., Any]:
-        chosen = CommunicationImplementation(self.options.implementation)
+        requested = CommunicationImplementation(self.options.implementation)
         on_gpus = dist.get_backend() == "nccl"
-        if chosen is CommunicationImplementation.NCCL and not on_gpus:
+        if requested is CommunicationImplementation.NCCL and not on_gpus:
             raise StrategyError(
-                f"CommunicationOptions asks for NCCL, and these ranks use {dist.get_backend()}. "
+                f"CommunicationOptions requests NCCL, but these ranks use {dist.get_backend()}. "
                 "Start them on GPUs with backend nccl, or choose RING or AUTO."
             )
-        if chosen is CommunicationImplementation.RING:
+        if requested is CommunicationImplementation.RING:
             return implementation("ring")
         return dist.all_reduce if on_gpus else implementation("auto")
 
@@ -333,8 +333,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
 class TPUStrategy(MirroredStrategy):
     """:class:`MirroredStrategy` over XLA devices, one replica on each core.
 
-    Run it where ``torch_xla`` starts a process for each core; gradients are summed by the XLA
-    backend of the process group. It has not been run on a TPU by distkit's own tests.
+    Run it where ``torch_xla`` starts a process for each core; the XLA backend of the process group
+    sums gradients. distkit's tests have not run it on a TPU.
 
     Raises:
         StrategyError: ``torch_xla`` is not installed.
@@ -346,19 +346,19 @@ class TPUStrategy(MirroredStrategy):
     def __init__(self) -> None:
         if importlib.util.find_spec("torch_xla") is None:
             raise StrategyError(
-                "TPUStrategy needs torch_xla and a TPU; torch_xla is not installed here. The same "
-                "program runs under MirroredStrategy() on CPUs and GPUs."
+                "TPUStrategy needs torch_xla, which is not installed, and a TPU. Use "
+                "MirroredStrategy() to run the same program on CPUs and GPUs."
             )
         super().__init__()
         self._devices = [torch.device("xla")]  # this process's device
 
 
 class CentralStorageStrategy(ReplicatedStrategy):
-    """Synchronous training with the variables on rank 0, and computation on all ranks.
+    """Synchronous training with variables on rank 0 and computation on all ranks.
 
-    Before each step the gradients of all replicas are summed on rank 0. Rank 0 alone applies the
-    step and keeps the optimizer's state; then it broadcasts the new values. The result equals that
-    of one process. All messages go to or from one rank: compare :class:`MirroredStrategy`.
+    Before each step the gradients of all replicas are summed on rank 0. Only rank 0 applies the
+    step and keeps the optimizer's state; it then broadcasts the new values. The result equals that
+    of one process. In contrast to :class:`MirroredStrategy`, all messages go to or from rank 0.
 
     Source:
         TensorFlow, ``tf.distribute.experimental.CentralStorageStrategy``.
@@ -404,15 +404,15 @@ def _device_names() -> str:
 
 
 def _available(devices: Sequence[torch.device | str]) -> list[torch.device]:
-    """Return the devices that are present; rank 0 warns about missing ones."""
+    """Return the devices that exist; rank 0 warns about missing ones."""
     requested = [torch.device(d) for d in devices]
     present = [d for d in requested if _is_present(d)]
     missing = ", ".join(str(d) for d in requested if d not in present)
     if not present:
         raise StrategyError(
-            f"None of the devices {missing} is present. There are: {_device_names()}."
+            f"None of the devices {missing} exists on this machine. Available: {_device_names()}."
         )
     if missing and not (dist.is_initialized() and dist.get_rank()):
-        message = f"Not present, and left out: {missing}. There are: {_device_names()}."
+        message = f"Devices that do not exist are skipped: {missing}. Available: {_device_names()}."
         warnings.warn(message, stacklevel=3)
     return present

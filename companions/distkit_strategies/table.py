@@ -1,4 +1,4 @@
-"""The support table of strategies and ways to train, computed by running each of them."""
+"""A table of the training methods that each strategy supports, computed by running them all."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from distkit_strategies.synchronous import (
 if TYPE_CHECKING:
     import pandas
 
-#: Tolerance of results in float64, for sums in another order.
+#: Relative tolerance of float64 results, which may be summed in a different order.
 TOLERANCE = 1e-12
 ROWS, BATCH, EPOCHS = 210, 50, 2
 
-#: Name of a row -> strategy.
+#: The strategy of each row, by name.
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "Strategy (default)": Strategy,
     "OneDeviceStrategy": OneDeviceStrategy,
@@ -46,15 +46,15 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 
 
 def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> pandas.DataFrame:
-    """Run every strategy in every way to train, and compare the results with one process.
+    """Run every strategy with every training method, and compare the results with one process.
 
     Each cell is "equal to one process", "differs by …" (the largest difference of losses and
     outputs, relative to the largest of them) or "refused because …".
 
     Args:
-        run: ``cluster.run`` of a cluster of a few ranks, with a server for the strategies that need
-            one: ``dk.Cluster(workers=3, servers=1)``.
-        only: the names of strategies; None for all of :data:`STRATEGIES`.
+        run: ``cluster.run`` of a small cluster, with a server for parameter servers:
+            ``dk.Cluster(workers=3, servers=1)``.
+        only: names of strategies; None for all of :data:`STRATEGIES`.
 
     Example:
         >>> dk.strategies.support(cluster.run)                        # doctest: +SKIP
@@ -76,14 +76,14 @@ def _cell(run: Callable[..., Any], make: Any, way: str, expected: Any) -> str:
         results = run(update_wrapper(partial(_train_results, WAYS[way]), WAYS[way]), make()).results
     except StrategyError as error:
         results = [str(error)]
-    for error_text in (f for f in results if isinstance(f, str)):
+    for error_text in (result for result in results if isinstance(result, str)):
         return f"refused because {error_text.split('. ')[0].rstrip('.')}"
     difference = max(float((f - expected).abs().max() / expected.abs().max()) for f in results)
     return "equal to one process" if difference <= TOLERANCE else f"differs by {difference:.1e}"
 
 
 def _train_results(train: Callable[[Model], Iterable[float]], strategy: Strategy) -> Tensor | str:
-    """Return the results of a way to train and the model's outputs, or the error."""
+    """Return the results of a training method and the model's outputs, or the error."""
     try:
         with strategy.scope():
             torch.manual_seed(0)
@@ -101,7 +101,7 @@ def _data() -> tuple[Tensor, Tensor]:
     return images[:ROWS].double(), labels[:ROWS]
 
 
-# -- the ways to train, and their results ------------------------------------------------------
+# -- training methods and their results ------------------------------------------------------
 
 
 def _fit(model: Model) -> list[float]:
@@ -125,7 +125,7 @@ def _evaluate(model: Model) -> Iterable[float]:
     return model.evaluate(_data(), global_batch=BATCH).values()
 
 
-#: Name of a column -> way to train.
+#: The training method of each column, by name.
 WAYS: dict[str, Callable[[Model], Iterable[float]]] = {
     "fit": _fit,
     "custom loop": _custom_loop,

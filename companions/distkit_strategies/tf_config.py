@@ -20,8 +20,8 @@ TASKS = ("chief", "worker", "ps", "evaluator")
 
 #: The expected form, for error messages.
 _FORM = (
-    'It is {"cluster": {"worker": ["host:port", …], …}, "task": {"type": "worker", "index": 0}}, '
-    f"with the tasks {', '.join(TASKS)}."
+    'Expected {"cluster": {"worker": ["host:port", …], …}, "task": {"type": "worker", "index": 0}} '
+    f"with tasks of the types {', '.join(TASKS)}."
 )
 
 _Address = Annotated[str, Meta(pattern=r"^.+:[0-9]{1,5}$")]
@@ -65,11 +65,11 @@ class _Config(Struct, forbid_unknown_fields=True):
             if int(address.rpartition(":")[2]) not in range(1, 1 << 16)
         ]
         for failed, message in (
-            (duplicates, f"{duplicates} in cluster: each task needs an address of its own"),
-            (bad_ports, f"{bad_ports} in cluster: a port is a number from 1 to 65535"),
+            (duplicates, f"{duplicates} in cluster: each task needs a different address"),
+            (bad_ports, f"{bad_ports} in cluster: a port must be a number from 1 to 65535"),
             (
                 (addresses or self.task) and not (self.cluster.chief or self.cluster.worker),
-                "cluster: has neither a chief nor a worker",
+                "cluster: it needs a chief or a worker",
             ),
             (len(addresses) > 1 and not self.task, 'task: must be {"type": …, "index": …}'),
         ):
@@ -78,7 +78,10 @@ class _Config(Struct, forbid_unknown_fields=True):
         if self.task is not None and self.task.type != "evaluator":
             tasks = len(hosts[self.task.type])
             if self.task.index >= tasks:
-                raise ValueError(f"task: {self.task.type} {self.task.index}, of {tasks} such tasks")
+                raise ValueError(
+                    f"task: {self.task.type} {self.task.index} does not exist, "
+                    f"the cluster has {tasks}"
+                )
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,8 @@ class TFConfig:
         type: this process's kind of task.
         index: the index of this process among them.
 
-    As in TensorFlow's ``TFConfigClusterResolver``, an index may be a string, and ``{}`` is a single
-    process. ``rpc_layer`` and ``environment`` are ignored.
+    As in TensorFlow's ``TFConfigClusterResolver``, an index may be a string, and ``{}`` means a
+    single process. ``rpc_layer`` and ``environment`` are ignored.
 
     Source:
         TensorFlow, "Multi-worker training with Keras", ``TF_CONFIG``.
@@ -108,7 +111,7 @@ class TFConfig:
 
     @classmethod
     def from_environment(cls) -> TFConfig | None:
-        """Return the configuration in the variable ``TF_CONFIG``; None if it is not set.
+        """Return the configuration in the environment variable ``TF_CONFIG``, if set.
 
         Raises:
             StrategyError: the configuration is malformed.
@@ -121,8 +124,8 @@ class TFConfig:
         """Read and check a configuration.
 
         Raises:
-            StrategyError: it is not valid JSON, or a field is missing or wrong; the error has the
-                position or the field.
+            StrategyError: the text is not valid JSON, or a field is missing or wrong; the message
+                names the position or the field.
         """
         try:
             config = convert(json.loads(text), _Config, strict=False)
@@ -164,7 +167,7 @@ class TFConfig:
 
     @property
     def master(self) -> str:
-        """The rendezvous address, that of rank 0; "" if there is no cluster."""
+        """The rendezvous address, which is rank 0's; "" without a cluster."""
         return self.workers[0] if self.workers else ""
 
     @property
@@ -185,34 +188,35 @@ def join(config: TFConfig) -> None:
         StrategyError: this process does not train, its address is not on this machine, or other
             processes did not join.
     """
-    task = f"TF_CONFIG says that this process is {config.type} {config.index}"
+    task = f"TF_CONFIG assigns this process the task {config.type} {config.index}"
     if config.rank is None:
         raise StrategyError(
-            f"{task}, which does not train: MultiWorkerMirroredStrategy is for the chief and the "
-            "workers."
+            f"{task}, which does not train. Use MultiWorkerMirroredStrategy only on the chief and "
+            "the workers."
         )
-    address, own = config.master, config.workers[config.rank]
-    try:  # torch would try for half an hour
+    address, own_address = config.master, config.workers[config.rank]
+    try:  # fail early: torch would retry for half an hour
         socket.getaddrinfo(*_host_and_port(address))
-        host, port = _host_and_port(address := own)
+        host, port = _host_and_port(address := own_address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         socket.create_server((host, port), family=family).close()
     except (OSError, ValueError) as error:
         raise StrategyError(
-            f"{task} at {own}, and that it meets the others at {config.master}. This machine, "
+            f"{task} at {own_address}, with rendezvous at {config.master}. This machine, "
             f"{socket.gethostname()}, cannot use {address}: {error}. A process's own address must "
-            "be one of its machine, with a free port: check task.index, and give each machine its "
-            "own TF_CONFIG."
+            "belong to its machine and have a free port. Check task.index, and set TF_CONFIG on "
+            "each machine separately."
         ) from None
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     method, size = f"tcp://{config.master}", config.world_size
     try:
         dist.init_process_group(backend, init_method=method, rank=config.rank, world_size=size)
     except dist.DistError as error:
-        why = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         raise StrategyError(
-            f"{task} of {size}, and it has not met the others at {config.master}: {why}. See that "
-            "all of them run, each with its own TF_CONFIG, and that this machine reaches that port."
+            f"{task}, one of {size}, but it could not connect to the others at {config.master}: "
+            f"{reason}. Check that all of them run, each with its own TF_CONFIG, and that this "
+            "machine can reach that port."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Variables of a strategy: registration in scopes, checks of optimizer steps, and synchronization.
+"""Registration of a strategy's variables, checks of optimizer steps, and synchronization.
 
 A scope uses torch's registration hooks to find the parameters and buffers of any model.
 """
@@ -31,9 +31,9 @@ from distkit_strategies.replica import ReduceOp, current_replica, get_strategy
 if TYPE_CHECKING:
     from distkit_strategies.strategy import Strategy
 
-#: Strategy and name of each variable, as weak references: a strategy may hold its variables.
+#: Strategy and name of each variable; weak references, since a strategy may hold its variables.
 _owners: Any = WeakTensorKeyDictionary()
-#: Key in a state's metadata: its values are aggregated over all replicas.
+#: Key in a state's metadata that marks values aggregated over all replicas.
 _AGGREGATED = "of_all_replicas"
 
 
@@ -42,8 +42,8 @@ class CreatedVariables:
     """The variables created in a scope.
 
     Args:
-        tensors: names, and parameters or buffers.
-        roots: living models: modules with parameters that are not part of other modules.
+        tensors: the parameters and buffers, with their names.
+        roots: the models: modules with parameters that are not part of other modules.
     """
 
     tensors: list[tuple[str, Tensor]] = field(default_factory=list)
@@ -51,7 +51,7 @@ class CreatedVariables:
 
 
 def owner_of(tensor: Tensor) -> tuple[Strategy, str] | None:
-    """Return a variable's strategy and name; None for a tensor created outside of every scope."""
+    """Return a variable's strategy and name; None if it was created outside of any scope."""
     owner, name = _owners.get(tensor, (lambda: None, ""))
     strategy = owner()
     return None if strategy is None else (strategy, name)
@@ -64,10 +64,10 @@ def register_variable(tensor: Tensor, strategy: Strategy, name: str) -> None:
 
 @contextmanager
 def watch_modules(strategy: Strategy) -> Iterator[CreatedVariables]:
-    """Collect the parameters and buffers that modules get in the context.
+    """Collect the parameters and buffers that modules register in the context.
 
     Raises:
-        StrategyError: a parameter is lazy, and has no value to share yet.
+        StrategyError: a parameter is lazy, so it has no value to share yet.
     """
     seen: dict[tuple[int, str], nn.Module] = {}
 
@@ -85,7 +85,7 @@ def watch_modules(strategy: Strategy) -> Iterator[CreatedVariables]:
     finally:
         for handle in handles:
             handle.remove()
-    for (_, name), owner in seen.items():  # at the end, as ``.double()`` replaces buffers
+    for (_, name), owner in seen.items():  # at the end, since ``.double()`` replaces buffers
         value = {**owner._parameters, **owner._buffers, **owner._modules}.get(name)
         full_name = f"{type(owner).__name__}.{name}"
         if isinstance(value, nn.Module):
@@ -95,7 +95,7 @@ def watch_modules(strategy: Strategy) -> Iterator[CreatedVariables]:
                 raise StrategyError(
                     f"{full_name} has no shape yet: it belongs to a lazy module. Call the model "
                     "once with an example inside the scope, so that every replica gets the same "
-                    "first weights."
+                    "initial weights."
                 )
             register_variable(value, strategy, full_name)
             created.tensors.append((full_name, value))
@@ -114,7 +114,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Run before any ``optimizer.step()`` of this process.
 
     Raises:
-        StrategyError: it is called with a closure on several replicas.
+        StrategyError: the step has a closure, and there are several replicas.
     """
     replica, closure = current_replica(), (args[1:2] or (kwargs.get("closure"),))[0]
     if replica is None:
@@ -123,21 +123,21 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         replica.strategy._synchronize(optimizer, replica)
     else:
         raise StrategyError(
-            f"{type(optimizer).__name__}.step(closure) under {replica.strategy}: the gradients "
-            "that the closure computes would be those of this replica alone. Compute them before, "
-            "and call step() without a closure."
+            f"{type(optimizer).__name__}.step(closure) was called under {replica.strategy}, but a "
+            "closure computes the gradients of this replica only. Compute them first, then call "
+            "step() without a closure."
         )
 
 
 def _check_outside(optimizer: Optimizer) -> None:
-    """Refuse a step outside ``run``, except with rate 0, which torch uses to initialize state."""
+    """Reject a step outside ``run``, unless its rate is 0, as in torch's state initialization."""
     owner = next(filter(None, map(owner_of, parameters_of(optimizer))), None)
     updates = any(group.get("lr", 1) for group in optimizer.param_groups)
     if owner is not None and updates and not owner[0]._steps_outside_run:
         raise StrategyError(
-            f"{type(optimizer).__name__}.step() outside `run`: it updates {owner[1]}, a variable "
-            f"of {owner[0]}, with the gradients of this replica alone. Call it in the function "
-            "that strategy.run gets."
+            f"{type(optimizer).__name__}.step() was called outside `run`: it updates {owner[1]}, a "
+            f"variable of {owner[0]}, with the gradients of this replica only. Call it in the "
+            "function passed to strategy.run."
         )
 
 
@@ -152,8 +152,8 @@ def _before_parameter(owner: nn.Module, name: str, parameter: Any) -> None:
     replica, new = current_replica(), parameter is not None and owner_of(parameter) is None
     if new and replica is not None and not replica.strategy._steps_outside_run:
         raise StrategyError(
-            f"{type(owner).__name__}.{name} is made inside `run` of {replica.strategy}: each "
-            "replica would begin with other values. Make the model before, in `with "
+            f"{type(owner).__name__}.{name} was created inside `run` of {replica.strategy}, so its "
+            "initial values differ between replicas. Create the model before, in `with "
             "strategy.scope():`."
         )
 
@@ -164,11 +164,11 @@ hooks.register_module_parameter_registration_hook(_before_parameter)
 
 
 class Mean(float):
-    """A number with its number of rows."""
+    """A float that carries the number of rows over which it is the mean."""
 
 
 def with_rows(result: Any, rows: int | None) -> Any:
-    """Detach a result of ``run``, and attach the number of rows of which it is the mean."""
+    """Detach a result of ``run``, and attach the number of rows over which it is the mean."""
     result = Mean(result) if type(result) is float else result
     result = result.detach() if isinstance(result, Tensor) else result
     if rows is not None and isinstance(result, Tensor | Mean):
@@ -186,7 +186,7 @@ class VariableSynchronization(str, Enum):
     AUTO      like ON_WRITE
     NONE      never: each replica has its own value
     ON_WRITE  at each assignment: the copies are always equal
-    ON_READ   at a read outside ``run``: replicas change their own copies. Fast, for statistics
+    ON_READ   at a read outside ``run``: replicas change only their copies. Fast, for statistics
     ========  ==================================================================================
 
     Source:
@@ -209,13 +209,14 @@ class VariableAggregation(str, Enum):
 class Variable(nn.Module):
     """A value with a copy on each replica, such as a metric or a counter.
 
-    Created in a scope or in ``run``, it starts with rank 0's value everywhere. ``value`` is this
-    replica's copy. It can be an attribute of a module, and is in the module's ``state_dict``. A
-    checkpoint has one value for all replicas; a sum is divided among the replicas again.
+    A variable that is created in a scope or in ``run`` starts with rank 0's value on all replicas.
+    ``value`` is this replica's copy. If the variable is an attribute of a module, it is part of the
+    module's ``state_dict``. A checkpoint has one value for all replicas; loading divides a sum
+    among the replicas again.
 
-    Not supported: ``trainable``, since no optimizer updates it (use an ``nn.Parameter``), and
-    arithmetic on the variable itself, such as ``seen + 1``, since reading an ON_READ variable sends
-    messages: write ``seen.read_value() + 1``.
+    ``trainable`` is not supported, since no optimizer updates a variable: use an ``nn.Parameter``.
+    Nor is arithmetic such as ``seen + 1``, since reading an ON_READ variable sends messages: write
+    ``seen.read_value() + 1``.
 
     Args:
         value: the initial value.
@@ -223,7 +224,8 @@ class Variable(nn.Module):
         aggregation: how different copies are aggregated.
 
     Raises:
-        StrategyError: a mean of whole numbers; in ``run``, only some replicas create it.
+        StrategyError: integers have the aggregation MEAN, or only some replicas create the
+            variable in ``run``.
 
     Source:
         TensorFlow, ``tf.Variable`` under ``tf.distribute``.
@@ -247,16 +249,16 @@ class Variable(nn.Module):
         self.strategy = get_strategy()
         self.synchronization = VariableSynchronization(synchronization)
         self.aggregation = VariableAggregation(aggregation)
-        first = self.strategy._tensor("Variable", value).detach().clone()
-        if self.aggregation is VariableAggregation.MEAN and _is_integral(first):
+        initial = self.strategy._tensor("Variable", value).detach().clone()
+        if self.aggregation is VariableAggregation.MEAN and _is_integral(initial):
             raise StrategyError(
-                f"A variable of {first.dtype} with aggregation MEAN: a mean of whole numbers need "
-                "not be one. Make it of floating-point numbers, or use SUM or ONLY_FIRST_REPLICA."
+                f"A variable of {initial.dtype} cannot have aggregation MEAN, since the mean of "
+                "integers may be fractional. Use a floating-point dtype, SUM or ONLY_FIRST_REPLICA."
             )
-        self.register_buffer("value", first)
+        self.register_buffer("value", initial)
         if current_replica() is not None:  # otherwise at the end of the scope
-            register_variable(first, self.strategy, "Variable.value")
-            self.strategy._after_scope(CreatedVariables([("Variable.value", first)]))
+            register_variable(initial, self.strategy, "Variable.value")
+            self.strategy._after_scope(CreatedVariables([("Variable.value", initial)]))
 
     def assign(self, value: Any) -> None:
         """Replace the value."""
@@ -266,7 +268,7 @@ class Variable(nn.Module):
         """Add to the value.
 
         Raises:
-            StrategyError: a replica writes an ON_WRITE variable without an aggregation.
+            StrategyError: a replica changes an ON_WRITE variable that has no aggregation.
         """
         self.value.add_(self._delta(delta))
 
@@ -278,32 +280,32 @@ class Variable(nn.Module):
         """Return this replica's copy in ``run``, and the aggregated value elsewhere.
 
         Raises:
-            StrategyError: the copies differ, and there is no aggregation.
+            StrategyError: the copies may differ, and the variable has no aggregation.
         """
-        if self._has_own_copies and current_replica() is None:
+        if self._copies_may_differ and current_replica() is None:
             return _aggregate(self.strategy, self.value, self.aggregation)
         return self.value.clone()
 
     @property
-    def _has_own_copies(self) -> bool:
-        alone = VariableSynchronization.NONE, VariableSynchronization.ON_READ
-        return self.synchronization in alone and not self.strategy._single_replica
+    def _copies_may_differ(self) -> bool:
+        unsynchronized = VariableSynchronization.NONE, VariableSynchronization.ON_READ
+        return self.synchronization in unsynchronized and not self.strategy._single_replica
 
     def _delta(self, value: Any) -> Tensor:
-        """Return the change of this replica's copy."""
+        """Return this replica's part of an assigned or added value."""
         x = self.strategy._tensor("assign", value, self.value.dtype)
         if current_replica() is None:  # the same on all replicas
             return self._share(x)
-        if self._has_own_copies or self.strategy._single_replica:
+        if self._copies_may_differ or self.strategy._single_replica:
             return x
         return _aggregate(self.strategy, x, self.aggregation)
 
     def _share(self, total: Tensor) -> Tensor:
-        """Return this replica's share of the value of all replicas, as TensorFlow divides a sum.
+        """Return this replica's share of a value of all replicas; divide a sum as TensorFlow does.
 
         The shares differ by at most one in the last digit, so that they add up exactly.
         """
-        if not (self._has_own_copies and self.aggregation is VariableAggregation.SUM):
+        if not (self._copies_may_differ and self.aggregation is VariableAggregation.SUM):
             return total
         if total.is_complex():
             return torch.view_as_complex(self._share(torch.view_as_real(total)))
@@ -314,12 +316,12 @@ class Variable(nn.Module):
         return share if integral else torch.where(share.isfinite(), share, total / replicas)
 
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any
+        self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any
     ) -> None:
         key = f"{prefix}value"
         if local_metadata.get(_AGGREGATED) and key in state_dict:
             state_dict = {**state_dict, key: self._share(state_dict[key])}
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
 
 def _is_integral(x: Tensor) -> bool:
@@ -327,20 +329,20 @@ def _is_integral(x: Tensor) -> bool:
     return not (x.is_floating_point() or x.is_complex())
 
 
-def _aggregate(strategy: Strategy, x: Tensor, how: VariableAggregation) -> Tensor:
+def _aggregate(strategy: Strategy, x: Tensor, aggregation: VariableAggregation) -> Tensor:
     """Return the aggregate of the values of all replicas.
 
     Raises:
         StrategyError: the aggregation is NONE.
     """
-    if how is VariableAggregation.NONE:
+    if aggregation is VariableAggregation.NONE:
         raise StrategyError(
-            "The replicas have different values, and the variable's aggregation is NONE. Make it "
-            "with aggregation SUM, MEAN or ONLY_FIRST_REPLICA."
+            "The replicas may have different values, but the variable's aggregation is NONE. "
+            "Create it with aggregation SUM, MEAN or ONLY_FIRST_REPLICA."
         )
-    if how is VariableAggregation.ONLY_FIRST_REPLICA and strategy._replica:
+    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA and strategy._replica:
         x = torch.zeros_like(x)
-    op = ReduceOp.MEAN if how is VariableAggregation.MEAN else ReduceOp.SUM
+    op = ReduceOp.MEAN if aggregation is VariableAggregation.MEAN else ReduceOp.SUM
     return strategy._reduce("all_reduce", op, x.detach()).to(x.dtype)
 
 
@@ -348,24 +350,26 @@ def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor, VariableAggregatio
     """Yield each buffer with its name and aggregation.
 
     Batch normalization's statistics differ between replicas: floating-point buffers are averaged,
-    others are taken from the first replica. A :class:`Variable` has its own aggregation.
+    others are copied from the first replica. A :class:`Variable` sets its aggregation itself.
     """
     first, mean = VariableAggregation.ONLY_FIRST_REPLICA, VariableAggregation.MEAN
     for path, owner in model.named_modules():
         for name, tensor in owner.named_buffers(recurse=False):
-            how = mean if tensor.is_floating_point() else first
+            aggregation = mean if tensor.is_floating_point() else first
             if isinstance(owner, Variable):
-                how = owner.aggregation if owner._has_own_copies else first
-            yield ".".join(filter(None, (path, name))), tensor, how
+                aggregation = owner.aggregation if owner._copies_may_differ else first
+            yield ".".join(filter(None, (path, name))), tensor, aggregation
 
 
-def _aggregate_if_different(strategy: Strategy, tensor: Tensor, how: VariableAggregation) -> Tensor:
-    """Return the value of all replicas; equal copies are not sent."""
+def _aggregate_if_different(
+    strategy: Strategy, tensor: Tensor, aggregation: VariableAggregation
+) -> Tensor:
+    """Return the aggregate of all replicas; equal copies are not sent."""
     content = tensor.cpu().reshape(-1).contiguous().view(torch.uint8)  # numpy has no bfloat16
     gathered = strategy._compare("buffers", [zlib.crc32(content.numpy().tobytes())])
-    if how is not VariableAggregation.SUM and gathered.count(gathered[0]) == len(gathered):
+    if aggregation is not VariableAggregation.SUM and gathered.count(gathered[0]) == len(gathered):
         return tensor.clone()
-    return _aggregate(strategy, tensor, how)
+    return _aggregate(strategy, tensor, aggregation)
 
 
 @torch.no_grad()
@@ -374,26 +378,34 @@ def synchronize_buffers(strategy: Strategy, model: nn.Module) -> None:
 
     Variables with aggregation SUM or NONE keep their own copies.
     """
-    for _, tensor, how in _buffers(model):
-        if how not in (VariableAggregation.SUM, VariableAggregation.NONE):
-            tensor.copy_(_aggregate_if_different(strategy, tensor, how))
+    for _, tensor, aggregation in _buffers(model):
+        if aggregation not in (VariableAggregation.SUM, VariableAggregation.NONE):
+            tensor.copy_(_aggregate_if_different(strategy, tensor, aggregation))
 
 
 @torch.no_grad()
 def state_dict(strategy: Strategy, model: nn.Module) -> dict[str, Any]:
-    """Return a model's state, aggregated over all replicas, to save.
+    """Return a model's state, aggregated over all replicas, for a checkpoint.
 
-    ``model.load_state_dict`` gives each replica its share of a sum.
+    ``model.load_state_dict`` divides a sum among the replicas.
     """
     state = model.state_dict()
-    saved = ((name, tensor, how) for name, tensor, how in _buffers(model) if name in state)
+    saved = (
+        (name, tensor, aggregation)
+        for name, tensor, aggregation in _buffers(model)
+        if name in state
+    )
     return as_global_state(
-        model, {**state, **{n: _aggregate_if_different(strategy, t, how) for n, t, how in saved}}
+        model,
+        {
+            **state,
+            **{n: _aggregate_if_different(strategy, t, aggregation) for n, t, aggregation in saved},
+        },
     )
 
 
 def as_global_state(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state of a model, marked as aggregated over all replicas."""
+    """Return a model's state, marked as aggregated over all replicas."""
     state = cast(Any, OrderedDict(values))
     metadata = cast(Any, model.state_dict())._metadata
     state._metadata = {path: {**entry, _AGGREGATED: True} for path, entry in metadata.items()}

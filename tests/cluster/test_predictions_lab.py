@@ -46,7 +46,7 @@ def test_prediction_works_when_scripts_load_late(lab: Any, tab: Any) -> None:
     field = forms.nth(0).locator("input")
     field.click()
     field.press("Enter")
-    forms.nth(0).get_by_text("Type a number in digits").wait_for()
+    forms.nth(0).get_by_text("Enter a number in digits").wait_for()
     field.press_sequentially("a lot")
     field.press("Enter")
     forms.nth(0).locator("[aria-invalid]").wait_for()
@@ -57,7 +57,7 @@ def test_prediction_works_when_scripts_load_late(lab: Any, tab: Any) -> None:
     forms.nth(0).get_by_role("button", name="Change").click()
     field.fill("12 messages")
     field.press("Enter")
-    forms.nth(0).get_by_text("Go on: a cell below has the answer.").wait_for()
+    forms.nth(0).get_by_text("Continue: a cell below has the answer.").wait_for()
     assert field.is_disabled() and field.input_value() == "12 messages"
 
     forms.nth(1).locator("input").first.focus()
@@ -65,7 +65,7 @@ def test_prediction_works_when_scripts_load_late(lab: Any, tab: Any) -> None:
     page.keyboard.press("ArrowDown")
     look(page, {"predict-choosing": forms.nth(1)})
     page.keyboard.press("Enter")
-    forms.nth(1).get_by_text("Go on: a cell below has the answer.").wait_for()
+    forms.nth(1).get_by_text("Continue: a cell below has the answer.").wait_for()
     assert page.evaluate(active) == 1  # Shift+Enter runs the selected cell
 
     run_cell(page, 0)  # again: the guess is kept

@@ -185,16 +185,19 @@ def test_break_even_has_speedup_one() -> None:
         (lambda: cost.all_reduce("circle", 4, 8, Link(1, 1)), "no cost formula for 'circle'"),
         (lambda: cost.parameter_server(4, 0, 8, Link(1, 1)), "0 servers"),
         (lambda: cost.exposed(1, 1, 0), "0 buckets"),
-        (lambda: Link(-1e-6, 1e-9), "alpha is -1e-06"),
-        (lambda: Link(0, math.inf), "beta is inf"),
-        (lambda: Link(5e-6, 12.5e9), "beta is 1.25e.10: beta is seconds per byte: give 1/1.25e"),
-        (lambda: Link(0, 0, switches=((2.0, 0, 1e9),)), "beta of switch 0 is 1e.09: beta is sec"),
+        (lambda: Link(-1e-6, 1e-9), "alpha must be .*; got -1e-06"),
+        (lambda: Link(0, math.inf), "beta must be .*; got inf"),
+        (lambda: Link(5e-6, 12.5e9), "beta is seconds per byte; got 1.25e.10. Use 1/1.25e"),
+        (
+            lambda: Link(0, 0, switches=((2.0, 0, 1e9),)),
+            "beta of switch 0 is seconds per byte; got 1e.09",
+        ),
         (
             lambda: torus(8, 8, Link(1, 1), devices_per_host=3),
             "do not fill hosts of 3",
         ),
-        (lambda: Link.of(1e-6, -1e9), "bandwidth of -1000000000.0"),
-        (lambda: Link.of(1e-6, 0), "bandwidth of 0"),
+        (lambda: Link.of(1e-6, -1e9), "bandwidth must be positive; got -1000000000.0"),
+        (lambda: Link.of(1e-6, 0), "bandwidth must be positive; got 0"),
         (lambda: Link(0, 0, switches=((2.0, 0, 0), (1.0, 0, 0))), "ascending order"),
         (lambda: Link(0, 0, switches=((2.0, 0, -1),)), "beta of switch 0"),
         (lambda: fit({4: [1.0]}), "two sizes"),
@@ -217,9 +220,9 @@ def test_invalid_arguments_raise(call: object, says: str) -> None:
     ],
 )
 def test_network_is_not_accepted_as_link(call: Callable[..., object]) -> None:
-    with pytest.raises(TypeError, match=r"takes a dk.simulation.Link, not Network: give its .link"):
+    with pytest.raises(TypeError, match=r"needs a dk.simulation.Link, not Network: pass its .link"):
         call(4, 1000, Network(Link(1e-6, 1e-9)))
-    with pytest.raises(TypeError, match=r"not float: give dk.simulation.Link\(alpha, beta\)"):
+    with pytest.raises(TypeError, match=r"not float: pass dk.simulation.Link\(alpha, beta\)"):
         call(4, 1000, 1e-6)
 
 

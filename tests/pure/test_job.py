@@ -77,12 +77,12 @@ def test_tensor_parallelism_across_hosts_is_network_bound() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"batch": 1}, "a batch of 1 is smaller than dp · micro-batch = 2 · 4: give a batch of 8"),
+        ({"batch": 1}, "a batch of 1 is smaller than dp · micro-batch = 2 · 4: use a batch of 8"),
         ({"batch": 12}, "a batch of 12 cannot be divided by dp · micro-batch = 2 · 4"),
-        ({"micro_batch": 0}, "micro_batch = 0 is no positive whole number"),
+        ({"micro_batch": 0}, "micro_batch = 0 is not a positive integer"),
         ({"chunks": 2}, "1F1B has one stage a rank"),
-        ({"recompute": "most"}, "recompute='most': there are 'none', 'selective', 'full'"),
-        ({"zero": 4}, "ZeRO stage 4"),
+        ({"recompute": "most"}, "recompute='most': use 'none', 'selective', 'full'"),
+        ({"zero": 4}, "ZeRO needs a stage from 0 to 3"),
         (
             {"sequence": 65536, "recompute": "none"},
             r"rank 0 needs .* GiB more than the 74.5 GiB of an A100, most of it for activations",
@@ -106,7 +106,7 @@ def test_suggested_layout_fits() -> None:
     simulate_job(GPT, Layout(tp=8, pp=16), A100, **given | {"recompute": "selective"})
     with pytest.raises(dk.errors.LayoutError, match=r"; dp .*, zero=1 would fit"):
         simulate_job(GPT, Layout(dp=64), A100, batch=64, sequence=2048)
-    with pytest.raises(dk.errors.LayoutError, match="no layout of as many devices fits"):
+    with pytest.raises(dk.errors.LayoutError, match="no layout of these devices fits"):
         simulate_job(GPT, Layout(), A100, batch=1, sequence=2048)
 
 

@@ -41,9 +41,9 @@ from distkit_simulation.parallel.memory import GIB
             "9 micro-batches on 4 ranks come in 2 turns",
         ),
         ({"schedule": "zigzag"}, "no algorithm 'zigzag'; there are gpipe"),
-        ({"dp": 0}, "dp = 0 is no positive whole number"),
-        ({"tp": 2.0}, "tp = 2.0 is no positive whole number"),
-        ({"heads": True}, "heads = True is no positive whole number"),
+        ({"dp": 0}, "dp = 0 is not a positive integer"),
+        ({"tp": 2.0}, "tp = 2.0 is not a positive integer"),
+        ({"heads": True}, "heads = True is not a positive integer"),
     ],
 )
 def test_invalid_layout_raises_before_start(sizes: dict[str, int], says: str) -> None:
@@ -57,7 +57,7 @@ def test_layout_error_lists_all_violations_and_nearest_layouts() -> None:
     assert str(caught.value).splitlines() == [
         "Layout(dp=1, tp=6, pp=4) does not fit:",
         "  heads = 32 cannot be divided by tp = 6",
-        "The nearest that do: Layout(dp=3, tp=2, pp=4), Layout(dp=3, tp=4, pp=2)",
+        "The nearest valid layouts: Layout(dp=3, tp=2, pp=4), Layout(dp=3, tp=4, pp=2)",
     ]
 
 
@@ -96,7 +96,7 @@ def test_every_rank_has_one_position_and_its_groups() -> None:
         assert {len(group) for group in groups} == {size}
         assert sorted(rank for group in groups for rank in group) == list(range(12))
     assert layout.group(0, "tp") == [0, 1]
-    with pytest.raises(dk.errors.LayoutError, match="no rank 12"):
+    with pytest.raises(dk.errors.LayoutError, match="rank 12 does not exist"):
         layout.place(12)
 
 
@@ -162,7 +162,7 @@ def test_stage_activations_follow_the_recomputation_options() -> None:
     kept = {"tensor": 8, "recompute": "none", "sequence_parallel": True}
     stage = LLAMA_3_8B.stage_activations(4096, stages=8, microbatches=32, **kept)
     assert stage == LLAMA_3_8B.activations(4096, **kept)
-    with pytest.raises(ValueError, match="recompute='all': there are 'none', 'selective', 'full'"):
+    with pytest.raises(ValueError, match="recompute='all': use 'none', 'selective', 'full'"):
         LLAMA_3_8B.activations(4096, recompute="all")
 
 
@@ -181,7 +181,7 @@ def test_pipeline_saves_parameters_but_no_activations() -> None:
 
 
 def test_zero_has_four_stages() -> None:
-    with pytest.raises(ValueError, match="ZeRO stage 4 on 8 ranks"):
+    with pytest.raises(ValueError, match=r"ZeRO needs a stage .*; got 4 and 8"):
         States.of(1, ranks=8, stage=4)
 
 

@@ -70,12 +70,12 @@ def test_long_lists_show_the_first_mistakes() -> None:
 @pytest.mark.parametrize(
     ("question", "guess", "remedy"),
     [
-        ("How many?", "many", "Type a number in digits"),
-        ("How many?", "  ", "Type a number in digits"),
-        ("How many?", ["send", "recv"], "Type a number in digits"),
-        ("How many?", True, "Type a number in digits"),
-        ("How many? (two numbers)", "3", "Type two numbers"),
-        ("Which two numbers? For example: 5, 7", "1, 2, 3", "Type two numbers"),
+        ("How many?", "many", "Enter a number in digits"),
+        ("How many?", "  ", "Enter a number in digits"),
+        ("How many?", ["send", "recv"], "Enter a number in digits"),
+        ("How many?", True, "Enter a number in digits"),
+        ("How many? (two numbers)", "3", "Enter two numbers"),
+        ("Which two numbers? For example: 5, 7", "1, 2, 3", "Enter two numbers"),
         ("How many?", {}, r"\{\} \(dict\) cannot be compared"),
     ],
 )
@@ -89,17 +89,17 @@ def test_guess_of_another_type_is_rejected(question: str, guess: Any, remedy: st
 
 
 def test_incomparable_answer_raises() -> None:
-    with pytest.raises(DistkitError, match="Give a number, words, or a list"):
+    with pytest.raises(DistkitError, match="Pass a number, a text, or a list"):
         compared(6, [[1]])
 
 
 def test_unknown_choice_is_rejected() -> None:
     made = predict("Does it end?", ["yes", "no"])
-    with pytest.raises(DistkitError, match="The guess 'perhaps' is none of the choices: yes · no"):
+    with pytest.raises(DistkitError, match="guess 'perhaps' is not one of the choices: yes · no"):
         made.commit("perhaps")
-    with pytest.raises(DistkitError, match="Choose one"):
+    with pytest.raises(DistkitError, match="Select one"):
         made.commit("")
-    with pytest.raises(DistkitError, match="The answer '3' is none of the choices"):
+    with pytest.raises(DistkitError, match="The answer '3' is not one of the choices"):
         made.compare(3)
     with pytest.raises(DistkitError, match="two or more different choices"):
         predict("Does it end?", ["yes", "Yes"])
@@ -113,7 +113,7 @@ def test_guess_can_change_until_the_answer() -> None:
     late = predict("How many?")
     card = late.compare(6)
     assert card.status == "unknown" and not card
-    with pytest.raises(DistkitError, match="is there already"):
+    with pytest.raises(DistkitError, match="is already known"):
         late.commit(6)
     assert "your guess" not in repr(card) and "6" in repr(card)
 

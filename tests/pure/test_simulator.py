@@ -299,35 +299,53 @@ def test_nodes_handle_one_message_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: simulate("ring", 0, 4, NET), "0 ranks: at least 1 is needed"),
-        (lambda: simulate("ring", -1, 4, NET), "-1 ranks"),
-        (lambda: simulate("circle", 4, 4, NET), "no algorithm 'circle': choose from .*ring"),
-        (lambda: simulate("ring", 4, 6, NET), "6 bytes are not whole elements of 4"),
-        (lambda: simulate("ring", 4, -4, NET), "-4 bytes: nbytes must not be negative"),
+        (lambda: simulate("ring", 0, 4, NET), "ranks must be at least 1; got 0"),
+        (lambda: simulate("ring", -1, 4, NET), "ranks must be at least 1; got -1"),
+        (lambda: simulate("circle", 4, 4, NET), "unknown algorithm 'circle': choose from .*ring"),
+        (
+            lambda: simulate("ring", 4, 6, NET),
+            "nbytes must be a multiple of the element size 4; got 6",
+        ),
+        (lambda: simulate("ring", 4, -4, NET), "nbytes must not be negative; got -4"),
         (
             lambda: simulate("ring", 4, 4, Network.torus((2, 3), ONE)),
-            "the places of a torus of 2 × 3 are 6 ranks, not 4",
+            r"network \(a torus of 2 × 3\) has 6 ranks, not 4",
         ),
         (
             lambda: simulate("ring", 4, 4, Network.hosts(2, 4, ONE, ONE)),
-            "^2 hosts of 4 devices are 8 ranks, not 4: give a network of 4, or simulate 8$",
+            r"network \(2 hosts of 4 devices\) has 8 ranks, not 4: use one of 4, or simulate 8$",
         ),
-        (lambda: simulate("ring", 4, 4, Network.tree(2, 4, ONE)), "^2 racks of 4 hosts are 8"),
-        (lambda: simulate("ring", 4, 4, NET, stragglers=Stragglers(slow={4: 2})), "no rank 4"),
-        (lambda: simulate("ring", 4, 4, NET, stragglers=Stragglers(slow={-1: 1})), "no rank -1"),
+        (
+            lambda: simulate("ring", 4, 4, Network.tree(2, 4, ONE)),
+            r"network \(2 racks of 4 hosts\) has 8",
+        ),
+        (
+            lambda: simulate("ring", 4, 4, NET, stragglers=Stragglers(slow={4: 2})),
+            "rank 4 does not exist",
+        ),
+        (
+            lambda: simulate("ring", 4, 4, NET, stragglers=Stragglers(slow={-1: 1})),
+            "rank -1 does not exist",
+        ),
         (lambda: simulate("ring", 1024, 4096, NET), "use finish_times"),
-        (lambda: Network.hosts(0, 4, ONE, ONE), "hosts = 0"),
-        (lambda: Network.torus((2, 0), ONE), "dimension 1 = 0"),
-        (lambda: Network.tree(2, 2, ONE, oversubscription=-1), "oversubscription = -1"),
-        (lambda: Stragglers(slow={0: 0.0}), "rank 0 is 0.0 times as slow"),
-        (lambda: exponential(-1.0), "mean of -1.0"),
-        (lambda: Workload(1.0, -1.0, [4]), "not negative"),
+        (lambda: Network.hosts(0, 4, ONE, ONE), "positive hosts; got 0"),
+        (lambda: Network.torus((2, 0), ONE), "positive dimension 1; got 0"),
+        (lambda: Network.tree(2, 2, ONE, oversubscription=-1), "positive oversubscription; got -1"),
+        (lambda: Stragglers(slow={0: 0.0}), "slowdown of rank 0 must be positive; got 0.0"),
+        (lambda: exponential(-1.0), "mean must be .*; got -1.0"),
+        (lambda: Workload(1.0, -1.0, [4]), "must not be negative"),
         (lambda: pipeline(2, 0, 1, 1, 0, NET), "at least one micro-batch"),
         (lambda: pipeline(2, 1, 1, 1, 0, NET, order="zigzag"), "one of gpipe, 1f1b"),
         (lambda: pipeline(2, 2, 1, 1, 0, NET, chunks=2), "one stage a rank, not 2"),
-        (lambda: parameter_server(0, [4], 1, ONE, 1.0), "workers=0"),
-        (lambda: parameter_server(2, [4], 0, ONE, 1.0), "0 servers"),
-        (lambda: parameter_server(3, [4], 1, ONE, 1.0, staleness=-1), "staleness=-1"),
+        (
+            lambda: parameter_server(0, [4], 1, ONE, 1.0),
+            "workers and steps must be at least 1; got 0",
+        ),
+        (lambda: parameter_server(2, [4], 0, ONE, 1.0), "servers must be at least 1; got 0"),
+        (
+            lambda: parameter_server(3, [4], 1, ONE, 1.0, staleness=-1),
+            "staleness must be .*; got -1",
+        ),
     ],
 )
 def test_invalid_arguments_raise(call: object, says: str) -> None:
@@ -345,10 +363,10 @@ def test_invalid_arguments_raise(call: object, says: str) -> None:
     ],
 )
 def test_link_is_not_accepted_as_network(call: Callable[[object], object]) -> None:
-    with pytest.raises(TypeError, match=r"not Link: give dk.simulation.Network\(the link\)"):
+    with pytest.raises(TypeError, match=r"not Link: use dk.simulation.Network\(the link\)"):
         call(ONE)
     with pytest.raises(
-        TypeError, match=r"not float: give dk.simulation.Network\(a dk.simulation.Link\)"
+        TypeError, match=r"not float: use dk.simulation.Network\(a dk.simulation.Link\)"
     ):
         call(1e-6)
 

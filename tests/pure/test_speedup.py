@@ -36,7 +36,7 @@ def test_prediction_equals_the_ratio_of_epochs(
 
 
 def test_speed_up_needs_one_rank() -> None:
-    with pytest.raises(ValueError, match=r"no row of one rank with batch=16.*ranks=\[1, …\]"):
+    with pytest.raises(ValueError, match=r"batch=16 has no row of one rank.*ranks=\[1, …\]"):
         speedups([row(1, 8, 1, 0, 1), row(2, 8, 1, 1, 2), row(2, 16, 1, 1, 2)])
 
 
@@ -77,7 +77,10 @@ def test_predictions_interpolate_and_do_not_extrapolate() -> None:
     found = predict(SWEPT, ranks=3, batch=16)
     assert (found["compute"], found["sync"], found["predicted"]) == (2, 1, 2)
     assert found["pays"] == 1.5
-    for outside, says in (({"batch": 32}, "from 8 to 24"), ({"ranks": 8}, "from 1 to 4")):
+    for outside, says in (
+        ({"batch": 32}, "measured range, 8 to 24"),
+        ({"ranks": 8}, "measured range, 1 to 4"),
+    ):
         with pytest.raises(ValueError, match=says):
             predict(SWEPT, **{"ranks": 2, "batch": 8, **outside})
 
@@ -100,5 +103,5 @@ def test_plot_of_one_setting_shows_prediction_and_measurement() -> None:
 
 
 def test_setting_outside_the_measurements_raises() -> None:
-    with pytest.raises(ValueError, match=r"ranks=9: measured from 1 to 4\. Sweep further\."):
+    with pytest.raises(ValueError, match=r"ranks=9 is outside the measured range, 1 to 4\."):
         plot_prediction(SWEPT, ranks=9, batch=16)

@@ -86,5 +86,5 @@ def test_ideal_step_has_equal_durations_and_names_the_slow_rank(
 
 
 def test_other_traces_raise() -> None:
-    with pytest.raises(ValueError, match="names its stage"):
+    with pytest.raises(ValueError, match="has a stage"):
         ideal_step(dk.Trace())

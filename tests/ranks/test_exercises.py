@@ -192,7 +192,7 @@ def test_catalogues_list_the_exercises() -> None:
     assert all(name in repr(dk.check) for name in TASKS)
     assert "def ring_all_reduce(x)" in repr(dk.check.ring_all_reduce)
     assert dir(dk.check) == sorted(TASKS) and dir(dk.solution) == sorted([*TASKS, *QUESTIONS])
-    with pytest.raises(AttributeError, match=r"no exercise 'ring'. There are: relay"):
+    with pytest.raises(AttributeError, match=r"exercise 'ring' does not exist. Available: relay"):
         _ = dk.check.ring
     assert dk.solution.broadcast()._repr_markdown_().startswith("```python\nfrom torch")
 

@@ -44,5 +44,5 @@ def test_slow_network_increases_communication_time() -> None:
 
 @pytest.mark.parametrize("given", [{"steps": 0}, {"blocks": 0}])
 def test_empty_measurement_raises(given: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="at least 1 step in 1 block"):
+    with pytest.raises(ValueError, match="steps and blocks must be at least 1"):
         parts(**given)

@@ -38,7 +38,7 @@ def test_mesh_follows_the_layout() -> None:
     for rank, (place, groups) in enumerate(dk.run_ranks(program, 4).results):
         assert place == list(layout.place(rank).values())
         assert groups == [layout.group(rank, axis) for axis in ("dp", "tp")]
-    with pytest.raises(dk.errors.RankError, match="is for 4 ranks, and this run has 2"):
+    with pytest.raises(dk.errors.RankError, match="needs 4 ranks, but this run has 2"):
         dk.run_ranks(program, 2)
 
 

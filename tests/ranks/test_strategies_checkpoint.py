@@ -105,7 +105,9 @@ def test_sharded_model_saves_safetensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [FullyShardedStrategy, CentralStorageStrategy])
 def test_checkpoint_of_another_model_raises_on_all_ranks(tmp_path: Path, kind) -> None:
     train(Strategy(), tmp_path, "save")
-    with pytest.raises(RankError, match=r"0.weight is \(7, 6\) there and \(8, 6\) here") as told:
+    with pytest.raises(
+        RankError, match=r"0.weight is \(7, 6\) in the checkpoint and \(8, 6\)"
+    ) as told:
         run_ranks(train, 2, kind(), tmp_path, "load", hidden=8)
     assert "ranks 0 and 1 raised" in str(told.value)
 

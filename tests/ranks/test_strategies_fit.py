@@ -126,9 +126,9 @@ def test_callbacks() -> None:
     )
     assert len(history["loss"]) == 3  # the learning rate is 0 from the second epoch on
     assert calls == ["batch 0", "batch 1"] * 3 + ["rate 0.0"]
-    with pytest.raises(StrategyError, match=r"no result 'val_loss' to watch.*loss, accuracy"):
+    with pytest.raises(StrategyError, match=r"cannot monitor 'val_loss'.*loss, accuracy"):
         model.fit(digits(slice(5)), epochs=99, callbacks=[EarlyStopping("val_loss")])
-    with pytest.raises(ValueError, match='give "min" or "max"'):
+    with pytest.raises(ValueError, match='mode "min" or "max"; got'):
         EarlyStopping(mode="auto")
 
 

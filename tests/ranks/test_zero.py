@@ -214,5 +214,5 @@ def test_invalid_stage_and_tied_weights_raise() -> None:
         return said
 
     first, second = dk.run_ranks(program, 1).results[0]
-    assert first == "ZeRO has stages 0 (none) to 3, not 4"
+    assert first == "ZeRO needs a stage from 0 to 3; got 4"
     assert second.startswith("'b' and 'a' share a parameter")

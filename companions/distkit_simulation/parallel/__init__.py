@@ -1,7 +1,7 @@
-"""A model on many ranks: valid layouts, memory, pieces of parameters, and waits.
+"""Layouts, memory, parameter shards and idle time of a model on many ranks.
 
 :class:`Layout` checks whether dp · tp · pp ranks can share a model; :class:`Transformer` computes
-memory; :func:`shards` lists the pieces on each rank; :func:`idle` measures waits.
+memory; :func:`shards` lists the shards on each rank; :func:`idle` measures waits.
 """
 
 from distkit_simulation.parallel.layout import Layout

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: The axes of the mesh, outermost first: ranks of a tensor-parallel group are neighbours.
 AXES = ("dp", "pp", "tp")
-#: The axes with pipelines outermost: copies are neighbours, stages are far apart.
+#: The axes with pipelines outermost: copies are neighbours, and stages are far apart.
 MEGATRON = ("pp", "dp", "tp")
 #: The sizes that tensor parallelism divides.
 SLICED = ("heads", "kv_heads", "hidden", "inner", "vocabulary", "sequence")
@@ -25,31 +25,31 @@ SLICED = ("heads", "kv_heads", "hidden", "inner", "vocabulary", "sequence")
 
 @dataclass(frozen=True)
 class Layout:
-    """dp · pp · tp ranks: copies of a model, its layers in stages, each layer in slices.
+    """A division of a model over dp · pp · tp ranks: into copies, stages of layers, and slices.
 
-    All given numbers are checked before any process starts.
+    All numbers are checked before any process starts.
 
     Args:
-        dp: number of data-parallel copies; each gets an equal part of the batch.
-        tp: number of tensor-parallel ranks that share each layer.
-        pp: number of pipeline ranks.
-        world: number of ranks available.
-        heads: attention heads; each tensor-parallel rank has an equal number.
-        kv_heads: heads of keys and values; each tensor-parallel rank has an equal number.
-        hidden: width of the model.
-        inner: width of the feed-forward layer.
-        vocabulary: tokens of the embedding.
-        sequence: tokens of a sample, if they are sharded too.
-        layers: layers of the model; each stage has an equal number.
-        batch: samples of a step over all copies.
-        microbatches: micro-batches of each copy.
-        schedule: name of the pipeline schedule.
-        chunks: stages on each pipeline rank.
-        devices_per_host: devices of a host, which must hold whole tensor-parallel groups.
+        dp: the number of data-parallel copies; each gets an equal part of the batch.
+        tp: the number of tensor-parallel ranks that share each layer.
+        pp: the number of pipeline ranks.
+        world: the number of available ranks.
+        heads: the attention heads; each tensor-parallel rank has an equal number.
+        kv_heads: the heads of keys and values; each tensor-parallel rank has an equal number.
+        hidden: the width of the model.
+        inner: the width of the feed-forward layer.
+        vocabulary: the tokens of the embedding.
+        sequence: the tokens of a sample, if they are sharded too.
+        layers: the layers of the model; each stage has an equal number.
+        batch: the samples of a step over all copies.
+        microbatches: the micro-batches of each copy.
+        schedule: the name of the pipeline schedule.
+        chunks: the stages on each pipeline rank.
+        devices_per_host: the devices of a host, which must hold whole tensor-parallel groups.
         axes: the axes of the mesh, outermost first.
 
     Raises:
-        LayoutError: some numbers do not fit; the message names them and the nearest valid layouts.
+        LayoutError: the numbers do not fit; the message lists the problems and valid layouts.
 
     Example:
         >>> Layout(dp=2, tp=2, pp=2, world=8, heads=32, layers=32).place(5)
@@ -59,7 +59,7 @@ class Layout:
         distkit.errors.LayoutError: Layout(dp=1, tp=3, pp=1) does not fit:
           heads = 32 cannot be divided by tp = 3
           hidden = 4096 cannot be divided by tp = 3
-        The nearest that do: Layout(dp=1, tp=4, pp=1), Layout(dp=1, tp=2, pp=1)
+        The nearest valid layouts: Layout(dp=1, tp=4, pp=1), Layout(dp=1, tp=2, pp=1)
     """
 
     dp: int = 1
@@ -82,8 +82,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         numbers = asdict(self)
-        if wrong := [*_invalid_numbers(numbers)] or [*_violations(SimpleNamespace(**numbers))]:
-            raise LayoutError("\n  ".join([f"{self} does not fit:", *wrong]) + _remedy(numbers))
+        if problems := [*_invalid_numbers(numbers)] or [*_violations(SimpleNamespace(**numbers))]:
+            raise LayoutError("\n  ".join([f"{self} does not fit:", *problems]) + _remedy(numbers))
 
     def __str__(self) -> str:
         return f"Layout(dp={self.dp}, tp={self.tp}, pp={self.pp})"
@@ -100,11 +100,11 @@ class Layout:
         {'dp': 0, 'pp': 1, 'tp': 0}
         """
         if not 0 <= rank < self.size:
-            raise LayoutError(f"{self} has ranks 0 to {self.size - 1}, and no rank {rank}")
+            raise LayoutError(f"rank {rank} does not exist: {self} has ranks 0 to {self.size - 1}")
         return {axis: rank // self.stride(axis) % getattr(self, axis) for axis in self.axes}
 
     def stride(self, axis: str) -> int:
-        """Return the distance of neighbours on an axis.
+        """Return the distance between neighbouring ranks on an axis.
 
         >>> Layout(dp=2, tp=4, pp=3).stride("dp")
         12
@@ -113,17 +113,17 @@ class Layout:
         return math.prod(getattr(self, other) for other in inner)
 
     def group(self, rank: int, axis: str) -> list[int]:
-        """Return the ranks that differ from a rank on one axis only, including the rank itself.
+        """Return the ranks that differ from a rank only on one axis, including the rank itself.
 
         >>> Layout(dp=2, tp=2).group(0, "dp")
         [0, 2]
         """
         position = self.place(rank)
         others = [(other, self.place(other)) for other in range(self.size)]
-        return [other for other, at in others if {**at, axis: position[axis]} == position]
+        return [other for other, place in others if {**place, axis: position[axis]} == position]
 
     def mesh(self, device_type: str = "cpu") -> DeviceMesh:
-        """Create torch's mesh, on every rank: ``mesh["tp"]`` is this rank's group.
+        """Create torch's mesh; all ranks call it, and ``mesh["tp"]`` is this rank's group.
 
         Raises:
             LayoutError: the run has another number of ranks.
@@ -133,8 +133,8 @@ class Layout:
 
         if dist.get_world_size() != self.size:
             raise LayoutError(
-                f"{self} is for {self.size} ranks, and this run has {dist.get_world_size()}: "
-                f"give world={dist.get_world_size()}, and the layout is checked before"
+                f"{self} needs {self.size} ranks, but this run has {dist.get_world_size()}. Pass "
+                f"world={dist.get_world_size()} to check the layout before a run"
             )
         shape = tuple(getattr(self, axis) for axis in self.axes)
         return init_device_mesh(device_type, shape, mesh_dim_names=self.axes)
@@ -150,11 +150,11 @@ def _invalid_numbers(numbers: dict[str, Any]) -> Iterator[str]:
             and value is not None
             and (type(value) is not int or value < 1)
         ):
-            yield f"{name} = {value!r} is no positive whole number"
+            yield f"{name} = {value!r} is not a positive integer"
 
 
 def _violations(layout: Any) -> Iterator[str]:
-    """Yield a sentence for each violated rule."""
+    """Yield a message for each violated rule."""
     if layout.world not in (None, ranks := layout.dp * layout.tp * layout.pp):
         yield f"dp · tp · pp = {ranks} ranks, but there are {layout.world}"
     tp, stages, pieces = (
@@ -177,9 +177,9 @@ def _violations(layout: Any) -> Iterator[str]:
         ),
         (layout.batch, f"a batch of {layout.batch}", pieces, f"dp · microbatches = {pieces}"),
     ]
-    for value, what, divisor, by in rules:
+    for value, label, divisor, divisor_label in rules:
         if value is not None and value % divisor:
-            yield f"{what} cannot be divided by {by}"
+            yield f"{label} cannot be divided by {divisor_label}"
     yield from _schedule_violations(layout)
 
 
@@ -197,7 +197,7 @@ def _remedy(numbers: dict[str, Any]) -> str:
     requested = [numbers[axis] for axis in ("dp", "tp", "pp")]
     nearest = sorted(
         _candidates(requested, numbers["world"]),
-        key=lambda at: sum(abs(math.log(a / b)) for a, b in zip(at, requested, strict=True)),
+        key=lambda sizes: sum(abs(math.log(a / b)) for a, b in zip(sizes, requested, strict=True)),
     )
     valid = (
         f"Layout(dp={dp}, tp={tp}, pp={pp})"
@@ -206,14 +206,14 @@ def _remedy(numbers: dict[str, Any]) -> str:
     )
     suggestions = ", ".join(islice(valid, 2))
     return (
-        f"\nThe nearest that do: {suggestions}"
+        f"\nThe nearest valid layouts: {suggestions}"
         if suggestions
         else "\nNo layout fits the other numbers."
     )
 
 
 def _candidates(requested: list[int], world: int | None) -> Iterator[tuple[int, ...]]:
-    """Yield all layouts of the world; without one, all up to twice the requested numbers."""
+    """Yield all layouts of the world or, without one, all up to twice the requested numbers."""
     if world is None:
         yield from product(*(range(1, 2 * number + 1) for number in requested))
     else:

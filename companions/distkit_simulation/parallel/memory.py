@@ -1,7 +1,7 @@
-"""Memory of training on each rank: by formula, and measured in a process.
+"""Memory of training on each rank, by formula and measured in a process.
 
-Parameters and gradients have 2 bytes each, Adam's state 8: two moments of 4. Published tables often
-write "GB" for :data:`GIB`.
+Parameters and gradients use 2 bytes each; Adam's state uses 8, for two moments of 4. Published
+tables often write "GB" for :data:`GIB`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class States:
 
     @property
     def total(self) -> float:
-        """The sum [bytes]."""
+        """The sum of all parts [bytes]."""
         return self.parameters + self.gradients + self.optimizer
 
     @classmethod
@@ -39,21 +39,21 @@ class States:
         gradient: int = 2,
         optimizer: int = 8,
     ) -> States:
-        """Return the state of a data-parallel rank, with sharded parts divided by the ranks.
+        """Return the state of a data-parallel rank; sharded parts are divided by the ranks.
 
-        Stage 1 shards the optimizer's states, 2 also the gradients, 3 also the parameters; 0 is
-        DDP, which shards nothing.
+        Stage 1 shards the optimizer's state, stage 2 also the gradients, and stage 3 also the
+        parameters; stage 0 is DDP, which shards nothing.
 
         Args:
-            parameters: number of parameters.
-            ranks: number of data-parallel ranks.
-            stage: stage of ZeRO, from 0 to 3.
-            parameter: bytes of a parameter.
-            gradient: bytes of a gradient.
-            optimizer: bytes of optimizer state for each parameter.
+            parameters: the number of parameters.
+            ranks: the number of data-parallel ranks.
+            stage: the stage of ZeRO, from 0 to 3.
+            parameter: the bytes of a parameter.
+            gradient: the bytes of a gradient.
+            optimizer: the bytes of optimizer state for each parameter.
 
         Raises:
-            ValueError: the stage is unknown, or there is no rank.
+            ValueError: the stage is unknown, or the number of ranks is 0.
 
         Source:
             Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter
@@ -64,30 +64,32 @@ class States:
             States(parameters=2000000000.0, gradients=2000000000.0, optimizer=2000000000.0)
         """
         if not 0 <= stage <= 3 or ranks < 1:
-            raise ValueError(f"ZeRO stage {stage} on {ranks} ranks: stages are 0 to 3, ranks ≥ 1")
+            raise ValueError(
+                f"ZeRO needs a stage from 0 to 3 and ranks ≥ 1; got {stage} and {ranks}"
+            )
         sizes = (parameter, gradient, optimizer)
         sharded = (stage >= 3, stage >= 2, stage >= 1)
         return cls(
             *(
-                parameters * size / (ranks if cut else 1)
-                for size, cut in zip(sizes, sharded, strict=True)
+                parameters * size / (ranks if is_sharded else 1)
+                for size, is_sharded in zip(sizes, sharded, strict=True)
             )
         )
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """The sizes of a decoder like Llama, and its memory.
+    """The sizes and memory of a decoder like Llama.
 
     Args:
-        layers: L.
-        hidden: h.
-        heads: heads of queries.
-        kv_heads: heads of keys and values.
-        inner: width of the gated feed-forward layer.
-        vocabulary: number of tokens.
-        matrices: matrices of the feed-forward layer; 2 if it is not gated.
-        embeddings: 1 if input and output share an embedding.
+        layers: L, the number of layers.
+        hidden: h, the width.
+        heads: the heads of queries.
+        kv_heads: the heads of keys and values.
+        inner: the width of the gated feed-forward layer.
+        vocabulary: the number of tokens.
+        matrices: the matrices of the feed-forward layer; 2 if it is not gated.
+        embeddings: the number of embeddings; 1 if input and output share one.
 
     Example:
         >>> LLAMA_3_8B.parameters
@@ -107,7 +109,7 @@ class Transformer:
 
     @classmethod
     def gpt(cls, layers: int, hidden: int, heads: int, vocabulary: int = 51200) -> Transformer:
-        """Create a model like GPT-3: feed-forward layers of four times the width, one embedding.
+        """Create a model like GPT-3, with one embedding and feed-forward layers of four times h.
 
         >>> round(Transformer.gpt(96, 12288, 96).parameters / 1e9, 1)
         174.6
@@ -116,12 +118,12 @@ class Transformer:
 
     @property
     def embedding(self) -> int:
-        """Parameters of one embedding."""
+        """The parameters of one embedding."""
         return self.vocabulary * self.hidden
 
     @property
     def layer(self) -> int:
-        """Parameters of one layer: queries and output, keys and values, feed-forward."""
+        """The parameters of one layer: queries and output, keys and values, and feed-forward."""
         h, keys = self.hidden, self.hidden * self.kv_heads // self.heads
         return 2 * h * h + 2 * h * keys + self.matrices * h * self.inner
 
@@ -141,7 +143,7 @@ class Transformer:
     ) -> float:
         """Return the bytes that the layers keep for backward, on each tensor-parallel rank.
 
-        With a attention heads, as multiples of s·b·h·L:
+        With a attention heads, the bytes are these multiples of s·b·h·L:
 
         ===========  =====================  ==================
         recompute    tensor parallel        sequence parallel
@@ -157,10 +159,10 @@ class Transformer:
         Args:
             sequence: s, the tokens of a sample.
             batch: b, the samples of a micro-batch.
-            tensor: t, the ranks of tensor parallelism.
+            tensor: t, the number of tensor-parallel ranks.
             recompute: "none", "selective" or "full".
-            sequence_parallel: the ranks of tensor parallelism also divide the tokens between its
-                layers.
+            sequence_parallel: whether tensor-parallel ranks also divide the tokens outside of
+                tensor-parallel layers.
 
         Raises:
             ValueError: ``recompute`` is unknown.
@@ -183,7 +185,9 @@ class Transformer:
             "full": 2.0,
         }
         if recompute not in factors:
-            raise ValueError(f"recompute={recompute!r}: there are {', '.join(map(repr, factors))}")
+            raise ValueError(
+                f"unknown recompute={recompute!r}: use {', '.join(map(repr, factors))}"
+            )
         return factors[recompute] * sequence * batch * self.hidden * self.layers
 
     def largest_stage(self, stages: int) -> float:
@@ -209,8 +213,8 @@ class Transformer:
     ) -> float:
         """Return the bytes of activations on a pipeline rank, for all micro-batches in flight.
 
-        With 1F1B the first rank has one micro-batch per stage in flight: a pipeline does not reduce
-        activations. ``options`` are arguments of :meth:`activations`, such as ``tensor``.
+        With 1F1B the first rank has one micro-batch per stage in flight, so a pipeline does not
+        reduce its activations. ``options`` are arguments of :meth:`activations`: ``tensor``, …
 
         Example:
             >>> whole = LLAMA_3_8B.activations(1024)
@@ -221,14 +225,14 @@ class Transformer:
         return self.activations(sequence, batch, **options) * in_flight / (stages * chunks)
 
 
-#: 8 billion parameters. Dubey et al., 2024.
+#: Llama 3 with 8 billion parameters. Dubey et al., 2024.
 LLAMA_3_8B = Transformer(32, 4096, 32, 8, 14336, 128256)
 
 
 def tensor_bytes() -> int:
-    """Return the bytes of all tensors in this process, with gradients; shared storage counts once.
+    """Return the bytes of all tensors and gradients in this process; shared storage counts once.
 
-    Tensors that only autograd holds are not counted: call it after backward.
+    Tensors that only autograd holds are not counted, so call it after backward.
 
     Example:
         >>> import torch

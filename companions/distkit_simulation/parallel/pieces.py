@@ -1,4 +1,4 @@
-"""Pieces of a model on each rank, and idle time of ranks in a run."""
+"""Shards of a model on each rank, and idle time of ranks in a run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def shards(
     model: nn.Module | Tensor | Mapping[str, Tensor], name: str = "tensor"
 ) -> list[dict[str, Any]]:
-    """List the pieces of each parameter on each rank; a collective, called on every rank.
+    """List the pieces of each parameter on each rank; all ranks must call it.
 
-    Covers plain tensors, DTensors of any mesh, models under ``fully_shard``, ranks that hold
+    It supports plain tensors, DTensors of any mesh, models under ``fully_shard``, ranks that hold
     different layers, and the layers of :mod:`distkit.algorithms.tensor_parallel`. Only sizes are
     sent.
 
@@ -29,13 +29,13 @@ def shards(
         name: the name of a single tensor.
 
     Returns:
-        The ``name``, global ``shape`` and ``pieces`` of each tensor, one for each rank that holds
-        a part: ``rank``, ``offset`` and ``shape`` in each dimension, and ``placement``
-        as torch names it, such as "Shard(0)" or "Replicate()".
+        The ``name``, global ``shape`` and ``pieces`` of each tensor. Each rank that holds a part
+        has a piece with ``rank``, ``offset`` and ``shape`` in each dimension, and ``placement`` in
+        torch's notation, such as "Shard(0)" or "Replicate()".
 
     Raises:
-        ValueError: ranks disagree about the shape of a tensor, or it is in a vector of stage 3 of
-            :class:`.zero.Zero`, whose parts are not pieces of the tensor.
+        ValueError: a tensor's shape differs between ranks, or the tensor is in a vector of
+            :class:`.zero.Zero` in stage 3, whose parts are not pieces of the tensor.
 
     Example:
         >>> import torch
@@ -55,14 +55,14 @@ def shards(
         for key, shape, piece in pieces:
             if shape is None:
                 raise ValueError(
-                    f"{key!r} is in a vector of Zero, of which each rank keeps a part: that is no "
-                    "piece of the tensor. Use torch's fully_shard, which cuts each tensor"
+                    f"{key!r} is in a vector of Zero, whose parts on the ranks are not pieces of "
+                    "the tensor. Use torch's fully_shard, which shards each tensor"
                 )
             entry = entries.setdefault(key, {"name": key, "shape": shape, "pieces": []})
             if entry["shape"] != shape:
                 raise ValueError(
                     f"{key!r} has shape {entry['shape']} on rank {entry['pieces'][0]['rank']} and "
-                    f"{shape} on rank {rank}: give different tensors different names"
+                    f"{shape} on rank {rank}: use different names for different tensors"
                 )
             if piece is not None:
                 entry["pieces"].append({"rank": rank, **piece})
@@ -82,10 +82,10 @@ _Piece = tuple[str, list[int] | None, dict[str, Any] | None]
 
 
 def _declared_shards(model: Any) -> dict[str, _Piece]:
-    """Return the parameters that layers declare as sharded equally over a group."""
+    """Return the parameters that layers declare as equally sharded over a group."""
     import torch.distributed as dist
 
-    found: dict[str, _Piece] = {}
+    declared: dict[str, _Piece] = {}
     for path, module in model.named_modules() if hasattr(model, "named_modules") else ():
         for name, dim in getattr(module, "sharded", {}).items():
             if (part := getattr(module, name)) is not None:
@@ -94,8 +94,12 @@ def _declared_shards(model: Any) -> dict[str, _Piece]:
                 shape[dim] *= dist.get_world_size(module.group)
                 offset[dim] = local[dim] * dist.get_rank(module.group)
                 placement = f"Shard({dim})"
-                found[key] = key, shape, {"offset": offset, "shape": local, "placement": placement}
-    return found
+                declared[key] = (
+                    key,
+                    shape,
+                    {"offset": offset, "shape": local, "placement": placement},
+                )
+    return declared
 
 
 def _piece(key: str, tensor: Tensor) -> _Piece:
@@ -121,7 +125,7 @@ def _piece(key: str, tensor: Tensor) -> _Piece:
 
 
 def _placement(placement: Any) -> str:
-    """Format a placement as in code."""
+    """Format a placement as code."""
     if placement.is_partial():
         return f"Partial({placement.reduce_op})"
     return "Replicate()" if placement.is_replicate() else f"Shard({placement.dim})"
@@ -132,18 +136,18 @@ _NON_BLOCKING = {Op.MARK, Op.SEND}
 
 
 def idle(trace: EventLog, label: str = "") -> dict[int, float]:
-    """Return the share of time in which each rank waits in a receive or a collective, or has ended.
+    """Return the fraction of time that each rank waits in a receive or collective, or has ended.
 
-    The time is from the first start to the last end of any rank. For a pipeline with one stage per
-    rank and free messages, the result is (p-1)/(m+p-1).
+    The time extends from the first start to the last end of any rank. For a pipeline with one stage
+    per rank and free messages, the result is (p-1)/(m+p-1).
 
     Args:
         trace: the trace of a run or of the simulator.
-        label: the label of a ``dk.mark`` on every rank, whose last span is measured; by default
-            the whole trace.
+        label: the label of a ``dk.mark`` on every rank, whose last span is measured; "" for the
+            whole trace.
 
     Returns:
-        rank -> share from 0 to 1.
+        The fraction, from 0 to 1, of each rank.
 
     Raises:
         ValueError: a rank has no such mark.
@@ -170,7 +174,7 @@ def _window(spans: Iterable[Span], rank: int, label: str) -> tuple[float, float]
     """Return the start and end of the measured part on a rank."""
     candidates = [s for s in spans if s.rank == rank and label in ("", s.label)]
     if not candidates:
-        missing = f"no finished span {label!r}: put `with dk.mark({label!r}):` around it"
+        missing = f"no finished span {label!r}: put `with dk.mark({label!r}):` around the code"
         raise ValueError(f"rank {rank} has {missing if label else 'recorded nothing'}")
     measured = candidates[-1:] if label else candidates
     return min(s.start for s in measured), max(s.end for s in measured if s.end is not None)

@@ -1,7 +1,7 @@
-"""Sharded data parallelism (ZeRO): each of R replicas keeps 1/R of the states.
+"""Sharded data parallelism (ZeRO), in which each of R replicas keeps 1/R of the states.
 
 DDP keeps parameters, gradients and optimizer states on every rank. ZeRO's stage 1 shards the
-optimizer states, stage 2 also the gradients, stage 3 also the parameters::
+optimizer states, stage 2 also the gradients, and stage 3 also the parameters::
 
                  before          forward, backward           step            after
     DDP          w               all-reduce g                on all          -
@@ -9,8 +9,8 @@ optimizer states, stage 2 also the gradients, stage 3 also the parameters::
     stage 2      w               reduce-scatter g            on its part     all-gather w
     stage 3      all-gather w    all-gather w, reduce-sc. g  on its part     -
 
-An all-reduce is a reduce-scatter and an all-gather: stages 1 and 2 send the same bytes as DDP,
-stage 3 sends 1.5 times as many.
+An all-reduce is a reduce-scatter and an all-gather, so stages 1 and 2 send the same bytes as DDP.
+Stage 3 sends 1.5 times as many.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ class Zero:
     """A model whose optimizer states, gradients and parameters are sharded over the ranks.
 
     Use the model directly, with a different batch on each rank: ``loss.backward()`` averages the
-    gradients over the ranks, :meth:`step` updates. Each child of the model with parameters, also of
-    a ModuleList, is a unit: one flat vector, of which rank r keeps the r-th part.
+    gradients over the ranks, and :meth:`step` updates the parameters. Each child with parameters of
+    the model or of a ModuleList in it is a unit: a flat vector, of which rank r keeps the r-th
+    part.
 
     Every rank must use the same units in the same order, because their messages have no names:
-    ranks that skip different layers would mix gradients, or wait for each other. Therefore the
-    ranks compare the next call in an all-reduce of R numbers before they send.
+    ranks that skip different layers would mix gradients or wait for each other. The ranks therefore
+    compare their next calls in an all-reduce of R numbers before they send.
 
     Args:
-        model: the same weights on every rank.
-        optimizer: creates the optimizer of this rank's parts, such as
-            ``lambda parts: torch.optim.Adam(parts, lr=1e-3)``; it must work element by element.
+        model: the model, with the same weights on every rank.
+        optimizer: a function that creates the optimizer of this rank's parts, such as
+            ``lambda parts: torch.optim.Adam(parts, lr=1e-3)``; it must be elementwise.
         stage: 0 shards nothing, like DDP; 1 optimizer states; 2 also gradients; 3 also parameters.
-        group: the process group; None is the world.
+        group: the process group; None for all ranks.
         check: whether the ranks compare their calls; False sends only the messages of the paper.
 
     Raises:
@@ -81,7 +82,7 @@ class Zero:
         check: bool = True,
     ) -> None:
         if stage not in range(4):
-            raise ValueError(f"ZeRO has stages 0 (none) to 3, not {stage}")
+            raise ValueError(f"ZeRO needs a stage from 0 to 3; got {stage}")
         units = [*_units(model)]
         self._check_calls = _CallCheck([name for name, *_ in units], group, check)
         self.units = [
@@ -104,9 +105,9 @@ class _CallCheck:
     """Compares the next call of all ranks of a group.
 
     Args:
-        units: names of the units, the same on every rank.
+        units: the names of the units, which are equal on all ranks.
         group: the process group.
-        check: False disables the comparison.
+        check: whether to compare.
     """
 
     def __init__(self, units: list[str], group: Group, check: bool) -> None:
@@ -123,8 +124,8 @@ class _CallCheck:
             calls = ", ".join(f"rank {r}: {self._known[n]}" for r, n in enumerate(table.tolist()))
             raise TrainingError(
                 f"the ranks of Zero are in different layers ({calls}): their messages would mix. "
-                "Use the same layers in the same order on every rank; let the loss of a rank that "
-                "does without a layer contain its output times 0."
+                "Use the same layers in the same order on every rank. On a rank that does not need "
+                "a layer, add the layer's output times 0 to the loss."
             )
 
 
@@ -132,7 +133,7 @@ _CALLS = GATHER, REDUCE = "the gather", "the gradients"
 
 
 class _Unit:
-    """The parameters of a module in one vector: ``w`` is all of it, ``part`` this rank's shard."""
+    """The parameters of a module in a vector ``w``, with this rank's shard ``part``."""
 
     def __init__(
         self,
@@ -150,9 +151,7 @@ class _Unit:
         self.w = self._flatten([p.detach() for p in parameters])
         self.part = nn.Parameter(self._shard(self.w).clone() if stage == 3 else self._shard(self.w))
         self._point_parameters()
-        unit = weakref.proxy(
-            self
-        )  # the garbage collector does not see reference cycles through these hooks
+        unit = weakref.proxy(self)  # the garbage collector cannot see cycles through the hooks
         for p in parameters:
             p.register_post_accumulate_grad_hook(lambda p: unit._gradient_ready(p))
         if stage == 3:
@@ -163,14 +162,14 @@ class _Unit:
             self.free()
 
     def _point_parameters(self) -> None:
-        """Make the model's parameters views of w."""
+        """Make the model's parameters views of ``w``."""
         sizes = [shape.numel() for shape in self.shapes]
         parts = self.w[: sum(sizes)].split(sizes)
         for p, part, shape in zip(self.parameters, parts, self.shapes, strict=True):
             p.data = part.view(shape)
 
     def gather(self, *_: Any) -> None:
-        """Gather w on every rank; for stage 3, before forward and backward."""
+        """Gather ``w`` on every rank; stage 3 needs it before forward and backward."""
         if not self.w.untyped_storage().size():
             self._check_calls(f"{GATHER} of {self.name!r}", self.w.device)
             self.w.untyped_storage().resize_(self.w.nbytes)
@@ -178,7 +177,7 @@ class _Unit:
             self._point_parameters()
 
     def free(self) -> None:
-        """Free w, and keep ``part``; for stage 3, after forward and backward."""
+        """Free ``w`` but keep ``part``, after forward and backward in stage 3."""
         for p in self.parameters:
             p.data = p.new_empty(0)
         self.w.untyped_storage().resize_(0)
@@ -195,7 +194,7 @@ class _Unit:
             self.reduce_gradients()
 
     def reduce_gradients(self) -> None:
-        """Average gradients over the ranks; from stage 2 on, each rank gets those of its part."""
+        """Average gradients over the ranks; in stages 2 and 3, each rank gets only its part."""
         if not any(p.grad is not None for p in self.parameters):
             return
         self._check_calls(f"{REDUCE} of {self.name!r}", self.w.device)
@@ -219,23 +218,23 @@ class _Unit:
             self.free()
 
     def share(self) -> None:
-        """Gather w after the update, for stages 1 and 2."""
+        """Gather ``w`` after the update, in stages 1 and 2."""
         self.part.grad = None
         if self.stage in (1, 2):
             all_gather_single(self.w, self.part.detach().clone(), group=self.group)
 
-    def _shard(self, whole: Tensor) -> Tensor:
-        """Return this rank's part; at stage 0, the whole vector."""
-        return whole if self.stage == 0 else whole.chunk(self.ranks)[self.rank]
+    def _shard(self, vector: Tensor) -> Tensor:
+        """Return this rank's part of a vector, or the whole vector in stage 0."""
+        return vector if self.stage == 0 else vector.chunk(self.ranks)[self.rank]
 
     def _flatten(self, tensors: list[Tensor]) -> Tensor:
-        """Concatenate tensors into a vector, padded with zeros so that all parts are equal."""
+        """Concatenate tensors into a vector, padded with zeros for parts of equal size."""
         flat = torch.cat([t.reshape(-1) for t in tensors])
         return nn.functional.pad(flat, (0, -len(flat) % self.ranks))
 
 
 def _units(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[nn.Parameter]]]:
-    """Yield name, module and parameters of each child, and of the model itself."""
+    """Yield the name, module and parameters of each child and of the model itself."""
     owners: dict[nn.Parameter, str] = {}
     containers = list(_containers(model))
     children = [
@@ -249,7 +248,7 @@ def _units(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[nn.Parameter
         trainable = [p for p in parameters if p.requires_grad]
         if shared := [owners[p] for p in trainable if p in owners]:
             raise ValueError(
-                f"{name!r} and {shared[0]!r} share a parameter, which can be in one unit only: "
+                f"{name!r} and {shared[0]!r} share a parameter, which can be in only one unit: "
                 "put both into one child of the model, or untie them"
             )
         owners.update(dict.fromkeys(trainable, name))
@@ -258,7 +257,7 @@ def _units(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[nn.Parameter
 
 
 def _containers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the model and its containers of layers, with the prefix of the names."""
+    """Yield the model and its containers of layers, with the prefixes of their names."""
     yield prefix, module
     for name, child in module.named_children():
         if _is_container(child):

@@ -1,7 +1,7 @@
-"""The pieces of each parameter by rank, as a static scene.
+"""A static scene with the pieces of each parameter by rank.
 
-Each parameter has a line with its name and shape. A box per rank represents the whole parameter, in
-which the rank's pieces are coloured.
+Each parameter has a line with its name and shape. A box for each rank represents the whole
+parameter; the rank's pieces are coloured.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from distkit.views.scene.svg import text_width
 #: Maximum number of parameters of one kind to list by name.
 MAX_NAMES = 3
 
-#: A parameter: ``name``, ``shape`` and ``pieces``, each with ``rank``, ``offset``, ``shape`` and
-#: ``placement``, such as "Shard(0)".
+#: A parameter with ``name``, ``shape`` and ``pieces``. Each piece has ``rank``, ``offset``,
+#: ``shape`` and ``placement``, such as "Shard(0)".
 Parameter = dict[str, Any]
 
 WIDTH, LEFT, GAP, MAX_COLUMN = 900, 268, 10, 150  # width of the drawing; of rank columns
@@ -30,8 +30,8 @@ WIDTH, LEFT, GAP, MAX_COLUMN = 900, 268, 10, 150  # width of the drawing; of ran
 HEAD, MAX_LINE, MIN_LINE, MAX_HEIGHT, VECTOR_WIDTH = 22, 50, 23, 430, 14
 MAX_LINES = 14  # further parameters share one line
 DESCRIPTION = (
-    "Each box is a whole parameter; the part that a rank holds is coloured. Ranks with the same "
-    "part coloured hold copies."
+    "Each box is a whole parameter; the part that a rank holds is coloured. Ranks that hold the "
+    "same part have copies."
 )
 
 
@@ -87,7 +87,7 @@ class Painter:
             self.scene.add(self._x(rank), 0, dot, text(f"rank {rank}", "small", x=17, y=9.5))
 
     def _add_parameter(self, y: float, kind: Sequence[Parameter]) -> None:
-        """Add a line for parameters with equal pieces, drawn as the first of them."""
+        """Add a line for parameters with equal pieces; the first one is drawn."""
         parameter, height = kind[0], self.line_height - 8
         self.scene.add(0, y, *_labels(kind, height))
         width, axes = (
@@ -107,15 +107,15 @@ class Painter:
             self.scene.add(self._x(rank), y, title(f"rank {rank} holds {label}"), *boxes)
 
     def _add_total(self, y: float, label: str, members: Sequence[Parameter]) -> None:
-        """Add a bar with the share of several parameters on each rank."""
+        """Add a bar with each rank's share of several parameters."""
         total, height = max(1, sum(map(size, members))), self.line_height - 8
         self.scene.add(0, y, text(label, "name", y=height / 2 + 5))
         for rank, lane in self.lanes.items():
-            held = sum(
+            values_held = sum(
                 size(p) for parameter in members for p in parameter["pieces"] if p["rank"] == rank
             )
-            values = f"{held:,}"
-            share = f"{held / total:.1%}".replace(".0%", "%").replace("%", " %")
+            values = f"{values_held:,}"
+            share = f"{values_held / total:.1%}".replace(".0%", "%").replace("%", " %")
             fits = text_width(f"{values} {share}", 11) < self.column_width
             self.scene.add(
                 self._x(rank),
@@ -123,7 +123,11 @@ class Painter:
                 title(f"rank {rank} holds {values} of {total:,} values"),
                 rect(self.column_width, 5, "now", r=2.5),
                 rect(
-                    max(1.5, self.column_width * min(1.0, held / total)), 5, "own", r=2.5, lane=lane
+                    max(1.5, self.column_width * min(1.0, values_held / total)),
+                    5,
+                    "own",
+                    r=2.5,
+                    lane=lane,
                 ),
                 text(share, "strong", y=19),
                 *([text(values, "small", x=self.column_width, y=19, anchor="end")] if fits else []),
@@ -133,7 +137,7 @@ class Painter:
 def _labels(kind: Sequence[Parameter], height: float) -> Iterator[Shape]:
     """Yield the name, shape and placement of parameters."""
     parameter, name = kind[0], group_name(kind)
-    # torch also reports Replicate() for a parameter on a single rank
+    # torch reports Replicate() even for a parameter on a single rank
     placements = (
         {str(p["placement"]) for p in parameter["pieces"]}
         if len(parameter["pieces"]) > 1
@@ -162,7 +166,7 @@ def grouped(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
 
 
 def group_name(kind: Sequence[Parameter]) -> str:
-    """Return the names of a few parameters; for more, a pattern with a star for layer numbers.
+    """Return the names of a few parameters, or a pattern with a star for layer numbers.
 
     >>> group_name([{"name": f"{i}.weight"} for i in (0, 2)])
     '0.weight, 2.weight'
@@ -206,18 +210,18 @@ def format_slice(shape: Sequence[int], piece: Parameter) -> str:
 
 
 def drawn_axes(parameter: Parameter) -> list[int]:
-    """Return the two drawn dimensions, vertical and horizontal: the first sharded ones."""
+    """Return the drawn dimensions, vertical and horizontal; sharded ones come first."""
     shape = parameter["shape"]
 
-    def whole(d: int) -> bool:
+    def is_whole(d: int) -> bool:
         return all(p["shape"][d] == shape[d] for p in parameter["pieces"])
 
-    chosen = sorted(sorted(range(len(shape)), key=whole)[:2])
+    chosen = sorted(sorted(range(len(shape)), key=is_whole)[:2])
     return [*chosen, -1, -1][:2]
 
 
 def _part(shape: Sequence[int], piece: Parameter, d: int) -> tuple[float, float]:
-    """Return the relative offset and extent of a piece in a dimension; -1 is a missing one."""
+    """Return the relative offset and extent of a piece in a dimension; -1 if it is missing."""
     if d < 0:
         return 0.0, float(all(piece["shape"]))
     return piece["offset"][d] / max(1, shape[d]), piece["shape"][d] / max(1, shape[d])

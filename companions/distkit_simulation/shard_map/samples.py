@@ -1,6 +1,7 @@
-"""The samples of a dataset that each replica uses in each step, as a static scene.
+"""A static scene with the samples of a dataset that each replica uses in each step.
 
-The upper part has a cell per sample, in the order of the data; the lower part a row per replica.
+The upper part has a cell for each sample, in the order of the data; the lower part has a row for
+each replica.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ WIDTH, LEFT, RIGHT = 900, 92, 812  # width of the drawing; of the steps
 MAX_SAMPLES_HEIGHT, MAX_ROW, MAX_ROWS, MAX_CELL = 190, 34, 176, 30
 #: Maximum numbers of sample cells, of drawn steps, and of files with separate lines.
 MAX_SAMPLES, MAX_STEPS, MAX_FILES = 2_000, 400, 8
-MAX_LABELLED = 240  # pieces; with more, pieces have no labels
+MAX_LABELLED = 240  # maximum number of pieces with labels
 NAME_WIDTH = 110  # width of file names
 DESCRIPTIONS = {
-    "FILE": "Each replica reads separate files, and takes its piece of each batch from them.",
-    "DATA": "Each replica takes its piece of each global batch, and skips the samples of others.",
-    "OFF": "Each replica reads all samples: each sample is used {} times.",
+    "FILE": "Each replica reads separate files, which contain its piece of each batch.",
+    "DATA": "Each replica uses its piece of each global batch, and skips the other samples.",
+    "OFF": "Each replica reads all samples, so each sample is used {} times.",
 }
 
 
@@ -69,7 +70,7 @@ class Painter:
             view="shards",
             facts=self._facts(),
             said=self._description(),
-            empty="" if self.steps else "these data have no samples",
+            empty="" if self.steps else "the dataset has no samples",
         )
 
     def _facts(self) -> list[str]:
@@ -102,7 +103,7 @@ class Painter:
         self.scene.add(0, 0, *grid.labels())
 
     def _replica(self, replica: int, y: float) -> None:
-        """Add the samples of a replica in each step, as bars; many steps as a single path."""
+        """Add the samples of a replica in each step as bars, or many steps as a single path."""
         middle = self.row_height / 2 + 1.5
         self.scene.add(
             0,
@@ -124,7 +125,7 @@ class Painter:
     def _piece(
         self, step: int, replica: int, width: float, height: float, bar: float
     ) -> Iterator[Shape]:
-        """Yield the samples of a replica in a step, labelled if space permits."""
+        """Yield the samples of a replica in a step, with a label if it fits."""
         rows, label = self.rows[replica][step], f"step {step + 1}, replica {replica}"
         yield title(f"{label}: {count(len(rows), 'sample')}: {format_rows(rows, 12)}".rstrip(": "))
         if not rows:
@@ -139,11 +140,11 @@ class Painter:
 
 
 class Grid:
-    """The cells of samples, in lines; each file starts on a new line if there are few.
+    """The cells of samples, in lines; each of a few files starts on a new line.
 
     Args:
-        samples: number of samples.
-        files: name and number of samples of each file, if there are files.
+        samples: the number of samples.
+        files: the name and number of samples of each file, if the dataset has files.
     """
 
     def __init__(self, samples: int, files: Sequence[tuple[str, int]] = ()) -> None:
@@ -164,7 +165,7 @@ class Grid:
         ]
 
     def area(self, samples: Sequence[int], top: float, part: float) -> str:
-        """Return the path of samples' cells, or of a ``part`` of each from its ``top`` on."""
+        """Return the path of samples' cells, or of a ``part`` of each cell, starting at ``top``."""
         edge = self.cell - min(1.0, self.cell / 8)
         return "".join(
             f"M{x:g} {y + top * edge:.4g}h{edge:g}v{part * edge:.4g}h{-edge:g}z"
@@ -172,7 +173,7 @@ class Grid:
         )
 
     def labels(self) -> Iterator[Shape]:
-        """Yield the names of files, and the indices of samples if they fit."""
+        """Yield the names of files, and the indices of samples if these fit."""
         for (name, _), first in zip(self.files, self.lines, strict=False):
             label = cut(name.rpartition("/")[2], NAME_WIDTH - 12, 12)
             yield text(label, "words", x=2, y=(first + 0.5) * self.cell + 4)
@@ -183,7 +184,7 @@ class Grid:
 
 
 def format_rows(rows: Sequence[int], most: int) -> str:
-    """Format samples: a range, a stride, or at most ``most`` numbers.
+    """Format samples as a range, a stride, or at most ``most`` numbers.
 
     >>> format_rows([4, 5, 6, 7], 3), format_rows([0, 4, 8, 12], 3)
     ('4–7', '0, 4 … 12')
@@ -202,7 +203,7 @@ def format_rows(rows: Sequence[int], most: int) -> str:
 
 
 def describe(plan: Plan) -> Iterator[str]:
-    """Yield lines of text: the samples of each replica in the first two steps and the last."""
+    """Yield lines of text with the samples of each replica in the first two steps and the last."""
     steps = range(plan.steps)
     for replica, share in enumerate(plan.shares):
         yield f"replica {replica}: {count(share, 'sample')}"

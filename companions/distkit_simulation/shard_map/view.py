@@ -1,4 +1,4 @@
-"""The view of samples by replica, or of pieces of parameters by rank."""
+"""A view of samples by replica, or of pieces of parameters by rank."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from distkit_simulation.shard_map import pieces, samples
 
 
 class ShardMap(SceneView):
-    """Shows how data or parameters are divided.
+    """A view that shows how data or parameters are divided.
 
-    For a dataset: a cell for each sample in the colour of its replica, and the samples of each
-    replica in each step. For a model: a box for each parameter and rank, in which the rank's piece
-    is coloured.
+    A dataset is shown with a cell for each sample in the colour of its replica, and with the
+    samples of each replica in each step. A model is shown with a box for each parameter and rank,
+    in which the rank's piece is coloured.
 
     Args:
         source: a :class:`~distkit.data.DistributedDataset` or its ``plan``; or parameters with
@@ -24,7 +24,7 @@ class ShardMap(SceneView):
         name: the title.
 
     Raises:
-        TypeError: ``source`` is neither.
+        TypeError: ``source`` is none of these.
 
     >>> half = {"rank": 1, "offset": [2, 0], "shape": [2, 3], "placement": "Shard(0)"}
     >>> ShardMap([{"name": "weight", "shape": [4, 3], "pieces": [half]}])
