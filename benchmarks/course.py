@@ -1,4 +1,4 @@
-"""The course: each lesson's duration and memory, and the time to its first picture."""
+"""Duration and memory of each lesson of the course, and the time to its first picture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from distkit.pytest_plugin import NotebookFailed, execute
 LESSONS = sorted(Path(__file__).parents[1].glob("notebooks/[0-9]*.ipynb"))
 FIRST = next(path for path in LESSONS if path.name.startswith("01_"))
 
-#: Interval between two samples of the memory [s].
+#: Interval between two memory samples [s].
 PERIOD = 0.3
 
 _MEMORY = "peak memory (PSS) of kernel and ranks"
@@ -57,20 +57,20 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
                 failed[path.stem] = _run(path)
             peaks[path.stem], seconds[path.stem] = max(peak), time.perf_counter() - began
             log(f"course: {path.stem}: {seconds[path.stem]:.0f} s {failed[path.stem]}")
-        left = len(marked(mark))
+        remaining = len(marked(mark))
         kill_marked(mark)
-    why = lab.missing()
+    reason = lab.missing()
     samples: Samples = {
         "all": [sum(seconds.values()) / 60],
         "failed": [len([*filter(None, failed.values())])],
-        "left": [left],
+        "left": [remaining],
         "most": [max(peaks.values())],
         "first": [peaks[FIRST.stem]],
-        "opening": [] if why else _opened(reps, log),
+        "opening": [] if reason else _opened(reps, log),
     }
-    each = [figure(f"lesson {name}", "s", [seconds[name]]) for name in seconds]
+    lessons = [figure(f"lesson {name}", "s", [seconds[name]]) for name in seconds]
     details = {"seconds": seconds, "peaks": peaks, "failed": failed}
-    return [*fill(FIGURES, samples, why), *each], details
+    return [*fill(FIGURES, samples, reason), *lessons], details
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def _peak(mark: str) -> Iterator[list[float]]:
 
     def watch() -> None:
         while not stopped.wait(PERIOD):
-            with suppress(OSError, DistkitError):  # a process has just ended
+            with suppress(OSError, DistkitError):  # a process may have just ended
                 samples.append(sum(pss(p.pid) for p in marked(mark)) / 1e6)
 
     watcher = threading.Thread(target=watch)
@@ -104,16 +104,16 @@ def _peak(mark: str) -> Iterator[list[float]]:
 def _run(lesson: Path) -> str:
     """Run a lesson and return its error, or ""."""
     notebook = nbformat.read(lesson, as_version=4)  # type: ignore[no-untyped-call]
-    with tempfile.TemporaryDirectory(prefix="bench-") as here:
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         try:
-            execute(notebook, Path(here))
+            execute(notebook, Path(folder))
         except NotebookFailed as error:
             return str(error)[-2000:]
     return ""
 
 
 def _opened(reps: int, log: Log) -> list[float]:
-    """Seconds to the first picture, each in a new kernel; an extra first run warms the caches."""
+    """Return seconds to the first picture in new kernels, after a run that warms the caches."""
     seconds = []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         root = shutil.copytree(FIRST.parent, Path(folder, "notebooks"))
@@ -134,8 +134,8 @@ def _open(browser: Any, server: lab.Lab) -> float:
     page.evaluate("() => void jupyterapp.commands.execute('notebook:run-all-cells')")
     page.wait_for_selector(".distkit-timeline[data-drawn], .distkit-timeline [data-drawn]")
     page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))")
-    took = time.perf_counter() - began
+    seconds = time.perf_counter() - began
     page.wait_for_function(lab.IDLE)
     page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     page.close()
-    return took
+    return seconds

@@ -1,4 +1,4 @@
-"""Runs contenders in turn, and measures in fresh Python processes."""
+"""Alternation of contenders, and measurement in fresh Python processes."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ def take_turns(
 
 
 def open_mpi_environ() -> dict[str, str]:
-    """The environment, with Open MPI allowed to run programs for root."""
-    allowed = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"]
-    return {**os.environ, **dict.fromkeys(allowed, "1")}
+    """Return the environment, with permission for Open MPI to run as root."""
+    permissions = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"]
+    return {**os.environ, **dict.fromkeys(permissions, "1")}
 
 
 def torch_timeout(nccl: bool = False) -> float:
-    """Default time after which torch gives up a collective [s]; the error names no rank."""
+    """Return torch's default timeout of a collective [s], whose error names no rank."""
     from torch.distributed import constants
 
-    nccls = constants.default_pg_nccl_timeout if nccl else None  # None in a build without NCCL
-    return (nccls or constants.default_pg_timeout).total_seconds()
+    timeout = constants.default_pg_nccl_timeout if nccl else None  # None in a build without NCCL
+    return (timeout or constants.default_pg_timeout).total_seconds()
 
 
-#: Environment variable that marks every process a driver starts, directly or not.
+#: Environment variable that marks all processes that a driver starts, directly or not.
 MARK = "DISTKIT_BENCH"
 
-#: Prepended to each program: ``reply(value)`` sends a value, ``request()`` awaits a request.
+#: Prepended to each program: ``reply(value)`` sends a value, ``request()`` waits for a request.
 _PROLOGUE = """
 import json, os, sys, time
 _replies = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # keep what libraries print out of the replies
+os.dup2(2, 1)  # keep the output of libraries out of the replies
 def reply(value):
     print(json.dumps(value), file=_replies, flush=True)
 def request():
@@ -67,33 +67,34 @@ folder = sys.argv[1]
 
 
 class Driver:
-    """A program in a fresh Python. Leaving the ``with`` block kills all processes it started.
+    """A program in a fresh Python process; leaving the ``with`` block kills its processes.
 
     Args:
-        program: its source, which may use the names of ``_PROLOGUE``; ``folder`` is temporary.
+        program: its source, which may use the names of ``_PROLOGUE``, such as the temporary
+            ``folder``.
     """
 
     def __init__(self, program: str) -> None:
         self.mark = uuid.uuid4().hex
         self._folder = tempfile.TemporaryDirectory(prefix="distkit-bench-")
-        here = Path(self._folder.name)
-        self._log = here / "log"
+        folder = Path(self._folder.name)
+        self._log = folder / "log"
         environ = {
             **os.environ,
             MARK: self.mark,
-            "IPYTHONDIR": str(here / "ipython"),
+            "IPYTHONDIR": str(folder / "ipython"),
             "GLOO_SOCKET_IFNAME": "lo",
             "IPP_NONINTERACTIVE": "1",
         }
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _PROLOGUE + program, str(here)],
+                [sys.executable, "-c", _PROLOGUE + program, str(folder)],
                 env=environ,
                 stderr=log,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
-                cwd=here,
+                cwd=folder,
             )
 
     def __enter__(self) -> Driver:
@@ -111,18 +112,18 @@ class Driver:
         """Wait for the program's next reply.
 
         Raises:
-            DistkitError: the program ended, or did not reply ``within`` this time [s].
+            DistkitError: the program ended, or did not reply ``within`` this many seconds.
         """
         stdout = _pipe(self.process.stdout)
         ready, _, _ = select.select([stdout], [], [], within)
         line = stdout.readline() if ready else b""
         if not line:
             log = self._log.read_text(errors="replace")[-2000:].strip()
-            raise DistkitError(f"a measured program did not reply; the end of its log:\n{log}")
+            raise DistkitError(f"a measured program did not reply. The end of its log:\n{log}")
         return json.loads(line)
 
     def close(self) -> None:
-        """End the program, by force after 20 s, and kill the processes it left."""
+        """End the program, kill it after 20 s, and kill remaining processes that it started."""
         _pipe(self.process.stdin).close()
         try:
             self.process.wait(20)
@@ -135,32 +136,32 @@ class Driver:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The living processes with this mark and their descendants: sshd does not pass the mark on."""
-    found = {p for p in psutil.process_iter() if _mark(p) == mark}
-    return [*found, *(descendants(found) - found)]
+    """Return the live processes with this mark and their descendants, as sshd drops the mark."""
+    processes = {p for p in psutil.process_iter() if _mark(p) == mark}
+    return [*processes, *(descendants(processes) - processes)]
 
 
 def descendants(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
-    """The living descendants of these processes."""
+    """Return the live descendants of these processes."""
     children = defaultdict(set)
     for process in psutil.process_iter(["ppid", "status"]):
         if process.info["status"] != psutil.STATUS_ZOMBIE:
             children[process.info["ppid"]].add(process)
-    found, pending = set[psutil.Process](), [p.pid for p in processes]
+    reached, pending = set[psutil.Process](), [p.pid for p in processes]
     while pending:
         new = children.pop(pending.pop(), set())
-        found |= new
+        reached |= new
         pending += [p.pid for p in new]
-    return found
+    return reached
 
 
 def kill_marked(mark: str) -> None:
     """Kill the processes with this mark."""
-    while left := marked(mark):
-        for process in left:
+    while remaining := marked(mark):
+        for process in remaining:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(left, timeout=5)
+        psutil.wait_procs(remaining, timeout=5)
 
 
 def _mark(process: psutil.Process) -> str:

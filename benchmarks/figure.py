@@ -1,4 +1,4 @@
-"""A measured number beside its reference, tables of them, and a report."""
+"""Measured numbers with their references, tables of them, and a report."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured number with its reference; without values, a row of a benchmark's table.
+    """A measured number with its reference; without a value, a row of a benchmark's table.
 
     Args:
-        name: what is measured.
-        unit: of the value and of the reference.
+        name: the quantity that is measured.
+        unit: the unit of the value and of the reference.
         value: the median of the repetitions; None if it could not be measured.
-        low: their minimum.
-        high: their maximum.
-        reps: their number.
-        reference: what it is compared with.
+        low: the minimum of the repetitions.
+        high: the maximum of the repetitions.
+        reps: the number of repetitions.
+        reference: the quantity that it is compared with.
         reference_value: the reference's median.
         must: the upper limit of value over reference, or of the value if ``absolute``.
         aim: a stricter limit of the same kind.
-        absolute: the limits apply to the value itself.
-        note: why there is no value.
+        absolute: whether the limits apply to the value itself.
+        note: the reason for a missing value.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Figure:
     note: str = ""
 
     def of(self, samples: Sequence[float], against: Sequence[float] = (), note: str = "") -> Figure:
-        """The figure with the medians of these samples; ``note`` explains why there are none.
+        """Return the figure with the medians of these samples; ``note`` explains missing ones.
 
         >>> start = Figure("start", "s", reference="stock", must=0.25)
         >>> start.of([2.0, 1.0, 3.0], [8.0, 10.0]).reached
@@ -53,26 +53,26 @@ class Figure:
         """
         if not samples:
             return replace(self, note=note or "not measured")
-        theirs = median(against) if against else None
+        reference_value = median(against) if against else None
         return replace(
             self,
             value=median(samples),
             low=min(samples),
             high=max(samples),
             reps=len(samples),
-            reference_value=theirs,
+            reference_value=reference_value,
         )
 
     @property
     def ratio(self) -> float | None:
-        """Value over reference, None without one."""
+        """Value over reference; None if either is missing."""
         if self.value is None or not self.reference_value:
             return None
         return self.value / self.reference_value
 
     @property
     def reached(self) -> str:
-        """The stricter of the two limits that the number meets; "" without limits."""
+        """The strictest limit that the number meets; "" without limits."""
         if self.must is None and self.aim is None:
             return ""
         number = self.value if self.absolute else self.ratio
@@ -83,7 +83,7 @@ class Figure:
         return "must" if self.must is not None and number <= self.must else "not reached"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the figure as plain data."""
         return {**asdict(self), "ratio": self.ratio, "reached": self.reached}
 
 
@@ -95,7 +95,7 @@ def figure(
     against: Sequence[float] | None = None,
     **limits: Any,
 ) -> Figure:
-    """A figure with a name or limits that depend on the measurement."""
+    """Return a figure whose name or limits depend on the measurement."""
     return Figure(name, unit, reference=reference, **limits).of(samples, against or ())
 
 
@@ -106,8 +106,8 @@ def fill(
 
     Args:
         table: the figures by the names of their samples, ``"ours"`` or ``"ours / reference"``.
-        samples: repetitions by name; a missing one was not measured.
-        note: why samples are missing.
+        samples: repetitions by name; missing ones were not measured.
+        note: the reason for missing samples.
 
     >>> table = {"one / two": Figure("one", "s", reference="two", must=0.6)}
     >>> [row.reached for row in fill(table, {"one": [1.0], "two": [2.0]})]
@@ -115,13 +115,13 @@ def fill(
     """
     keys = [key.partition(" / ") for key in table]
     return [
-        row.of(samples.get(ours, ()), samples.get(theirs, ()), note)
-        for (ours, _, theirs), row in zip(keys, table.values(), strict=True)
+        row.of(samples.get(name, ()), samples.get(reference, ()), note)
+        for (name, _, reference), row in zip(keys, table.values(), strict=True)
     ]
 
 
 def machine() -> dict[str, Any]:
-    """The machine, its software, and its load before the measurement."""
+    """Return facts about the machine, its software, and its load before the measurement."""
     from distkit import __version__
     from distkit.cluster import machine
 
@@ -138,14 +138,14 @@ def machine() -> dict[str, Any]:
 
 @dataclass
 class Report:
-    """The figures of one or several benchmarks, and their samples."""
+    """The figures of one or more benchmarks, and their samples."""
 
     machine: dict[str, Any]
     figures: list[Figure] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """One JSON object."""
+        """Return the report as a JSON object."""
         plain = {**asdict(self), "figures": [f.to_dict() for f in self.figures]}
         return json.dumps(plain, indent=2)
 
@@ -159,20 +159,20 @@ class Report:
 
 
 def _paragraph(figure: Figure) -> str:
-    """A figure as three lines of at most 80 columns."""
-    against = f", {figure.note}" if figure.note else ""
+    """Format a figure as at most three lines."""
+    comparison = f", {figure.note}" if figure.note else ""
     if figure.ratio is not None:
-        against = f" = {_short(figure.ratio)} of {figure.reference}: "
-        against += _number(figure.reference_value, figure.unit)
+        comparison = f" = {_short(figure.ratio)} of {figure.reference}: "
+        comparison += _number(figure.reference_value, figure.unit)
     elif figure.reference and not figure.absolute and not figure.note:
-        against = f", {figure.reference}"
-    sign = "" if figure.absolute else "x"
+        comparison = f", {figure.reference}"
+    unit = "" if figure.absolute else "x"
     limits = [
-        f"{word} ≤ {_short(limit)}{sign}"
+        f"{word} ≤ {_short(limit)}{unit}"
         for word, limit in (("must", figure.must), ("aim", figure.aim))
         if limit is not None
     ]
-    lines = [figure.name, f"    {_number(figure.value, figure.unit)}{_range(figure)}{against}"]
+    lines = [figure.name, f"    {_number(figure.value, figure.unit)}{_range(figure)}{comparison}"]
     if limits:
         lines.append(f"    {', '.join(limits)}: {figure.reached}")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""GPU ranks beside their references. Without a GPU, figures are marked unproven or use the CPU.
+"""GPU ranks compared with their references. Without a GPU, figures are marked as unproven.
 
-A stand-in runs the same code on the CPU to test the benchmark itself. Its numbers say nothing about
-a GPU, and their names carry the stand-in.
+A stand-in runs the same code on the CPU to test the benchmark itself. Its numbers do not apply to
+GPUs, and the names of its figures include the stand-in.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from benchmarks.memory import pss
 from benchmarks.train import torchrun
 from distkit.errors import DistkitError
 
-#: Ranks that share a GPU; bytes of the large all-reduce; time allowed for freeing memory [s].
+#: Number of ranks that share a GPU; bytes of the large all-reduce; time limit to free memory [s].
 RANKS, SIZE, WITHIN = 4, 64 << 20, 5.0
 
-#: Warm-up steps, timed steps of training, and calls of the all-reduce.
+#: Numbers of warm-up steps, timed training steps, and all-reduce calls.
 WARM, STEPS, CALLS = 3, 30, 3
 
-#: distkit's samples, and the reference's.
+#: The samples of distkit and of the reference.
 Pair = tuple[list[float], list[float]]
 
 
 class Row(NamedTuple):
-    """A figure and the function that measures it on a device, with a number of repetitions."""
+    """A figure, and the function that measures it from a device and a number of repetitions."""
 
     figure: Figure
     measure: Callable[[str, int], Pair]
 
 
 def measure(reps: int, log: Log, stand_in: str = "") -> tuple[list[Figure], dict[str, Any]]:
-    """Measure all :data:`ROWS`; with ``stand_in="cpu"`` on the CPU."""
-    found, present = [], bool(stand_in or gpus())
+    """Measure all :data:`ROWS`, with ``stand_in="cpu"`` on the CPU."""
+    figures, present = [], bool(stand_in or gpus())
     for row in ROWS:
         log(f"gpu: {row.figure.name}")
-        found.append(
+        figures.append(
             measured(row, reps, stand_in) if present else row.figure.of([], note="unproven: no GPU")
         )
-    return found, {"stand_in": stand_in, **environment()}
+    return figures, {"stand_in": stand_in, **environment()}
 
 
 def measured(row: Row, reps: int, stand_in: str = "") -> Figure:
-    """Measure a figure; a failure becomes its note, and the next figure is measured."""
+    """Measure a figure; an error is reported in its note."""
     figure = row.figure
     if stand_in:
         name = f"{figure.name} [stand-in: {stand_in}]"
@@ -64,7 +64,7 @@ def measured(row: Row, reps: int, stand_in: str = "") -> Figure:
 
 
 def gpus() -> int:
-    """Number of GPUs by NVML: this process starts ranks and must not initialize CUDA."""
+    """Return the number of GPUs without initializing CUDA, because this process forks ranks."""
     import torch
 
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -72,7 +72,7 @@ def gpus() -> int:
 
 
 def environment() -> dict[str, Any]:
-    """Date, GPUs, driver, and torch with its CUDA and NCCL."""
+    """Return the date, GPUs, driver, and versions of torch, CUDA and NCCL."""
     import torch
 
     command = [
@@ -80,13 +80,13 @@ def environment() -> dict[str, Any]:
         "--query-gpu=name,memory.total,driver_version",
         "--format=csv,noheader",
     ]
-    found = ""
+    listed = ""
     with suppress(OSError, subprocess.SubprocessError):
-        found = subprocess.check_output(command, text=True, timeout=60)
+        listed = subprocess.check_output(command, text=True, timeout=60)
     has_nccl = hasattr(torch._C, "_nccl_version")
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "gpus": found.splitlines(),
+        "gpus": listed.splitlines(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
@@ -95,7 +95,7 @@ def environment() -> dict[str, Any]:
 
 # -- starting and ending -------------------------------------------------------------------------
 
-#: Replies with the seconds to the first all_reduce and the pids of ranks that hold 64 MiB each.
+#: Replies with seconds to the first all_reduce, and the pids of ranks that hold 64 MiB each.
 _CLUSTER = """
 def first(device):
     import torch, torch.distributed as dist
@@ -140,8 +140,8 @@ def _start(device: str, reps: int) -> Pair:
     def theirs() -> dict[str, float]:
         begun = time.monotonic()
         lines = torchrun(_TORCHRUN, RANKS, device).splitlines()
-        done = [float(line.split()[1]) for line in lines if line.startswith("done ")]
-        return {"theirs": max(done) - begun}
+        times = [float(line.split()[1]) for line in lines if line.startswith("done ")]
+        return {"theirs": max(times) - begun}
 
     samples = take_turns("gpu", reps, lambda line: None, ours, theirs)
     return samples["ours"], samples["theirs"]
@@ -152,7 +152,7 @@ def _leaving(killed: bool, device: str, reps: int) -> Pair:
 
 
 def _left(device: str, killed: bool) -> float:
-    """MiB still in use 5 s after the cluster or its kernel ended."""
+    """Return the MiB still in use 5 s after the cluster or its kernel ended."""
     before = _used(device, [])
     with Driver(_CLUSTER) as driver:
         _, ranks = driver.request(device)
@@ -160,7 +160,7 @@ def _left(device: str, killed: bool) -> float:
             driver.process.kill()
             driver.process.wait()
         else:
-            driver.request()  # the cluster is stopped, and its kernel waits
+            driver.request()  # stops the cluster; its kernel waits
         end = time.monotonic() + WITHIN
         while (left := _used(device, ranks) - before) > 0 and time.monotonic() < end:
             time.sleep(0.05)
@@ -168,7 +168,7 @@ def _left(device: str, killed: bool) -> float:
 
 
 def _used(device: str, ranks: list[int]) -> float:
-    """Bytes in use on the GPUs; for the CPU, by these processes."""
+    """Return the bytes in use on the GPUs or, on the CPU, by these processes."""
     if device == "cpu":
         return float(sum(map(_pss, ranks)))
     from distkit.cluster import machine
@@ -201,7 +201,7 @@ def _training(ranks: int, device: str, reps: int) -> Pair:
 
 
 def train(device: str, steps: int) -> float:
-    """On each rank: seconds per step of DDP with a small convolutional network."""
+    """Return this rank's seconds per DDP step of a small convolutional network."""
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -246,7 +246,7 @@ def _reducing(device: str, reps: int) -> Pair:
 
 
 def reduce(device: str, size: int) -> tuple[float, float]:
-    """On each rank: seconds per all-reduce of ``size`` bytes, by shared memory and by gloo."""
+    """Return this rank's seconds per all-reduce of ``size`` bytes, with shared memory and gloo."""
     import torch
     import torch.distributed as dist
 
@@ -267,7 +267,7 @@ def reduce(device: str, size: int) -> tuple[float, float]:
 
 
 def receive(device: str) -> None:
-    """Each of two ranks waits for the other; using the received value synchronizes with the GPU."""
+    """Wait for the other of two ranks; using the received value synchronizes with the GPU."""
     import torch
     import torch.distributed as dist
 
@@ -280,7 +280,7 @@ def _finding(device: str, reps: int) -> Pair:
     from distkit import Cluster
     from distkit.errors import DeadlockError
 
-    found = []
+    times = []
     with Cluster(2, device=device) as cluster:
         for _ in range(reps):
             run = cluster.submit(receive, device)
@@ -288,14 +288,14 @@ def _finding(device: str, reps: int) -> Pair:
                 run.wait(60)
             except DeadlockError:
                 blocked = [e.time for e in run.trace if e.state == "blocked"]
-                found.append(time.monotonic() - max(blocked))
-    return found, [torch_timeout(nccl=True)]
+                times.append(time.monotonic() - max(blocked))
+    return times, [torch_timeout(nccl=True)]
 
 
 def _interrupting(device: str, reps: int) -> Pair:
     from distkit import Cluster
 
-    found = []
+    times = []
     with Cluster(2, device=device) as cluster:
         for _ in range(reps):
             cluster.submit(receive, device, wait_forever=True)
@@ -304,17 +304,17 @@ def _interrupting(device: str, reps: int) -> Pair:
             begun = time.perf_counter()
             cluster.interrupt()
             cluster.submit(abs, -1).wait()
-            found.append(time.perf_counter() - begun)
-    return found, [torch_timeout(nccl=True)]
+            times.append(time.perf_counter() - begun)
+    return times, [torch_timeout(nccl=True)]
 
 
 # -- traces --------------------------------------------------------------------------------------
 
 
 def record(folder: Path, device: str) -> list[str]:
-    """Record GPU runs, to be viewed without a GPU; return the names of the files.
+    """Record GPU runs for views without a GPU; return the names of the files.
 
-    The runs: four ranks that train on one GPU, one rank with NCCL, a hang, and one rank per GPU
+    The runs are four ranks that train on one GPU, one rank with NCCL, a hang, and one rank per GPU
     if there are several.
     """
     from distkit import Cluster
@@ -328,8 +328,8 @@ def record(folder: Path, device: str) -> list[str]:
         programs.append(("each", n, "cuda", train, ("cuda", 5)))
     folder.mkdir(parents=True, exist_ok=True)
     saved = []
-    for name, ranks, where, program, arguments in programs:
-        with Cluster(ranks, device=where) as cluster:
+    for name, ranks, target, program, arguments in programs:
+        with Cluster(ranks, device=target) as cluster:
             run = cluster.submit(program, *arguments)
             with suppress(DistkitError):
                 run.wait(60)

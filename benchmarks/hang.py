@@ -9,7 +9,7 @@ from benchmarks.driver import Log, Samples, take_turns, torch_timeout
 from benchmarks.figure import Figure, fill
 from distkit.errors import DeadlockError
 
-#: Interrupts for each repetition.
+#: Number of interrupts in each repetition.
 INTERRUPTS = 15
 
 FIGURES = {
@@ -41,14 +41,14 @@ FIGURES = {
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Run every hang of the catalogue ``reps`` times, then interrupt hung and endless runs."""
+    """Run every hanging program of the catalogue, then interrupt hung and endless runs."""
     import distkit as dk
     from distkit.hangs import ALL
 
     hangs = [case for case in ALL.values() if case.how == "hangs" and not case.servers]
     with dk.Cluster(2) as two, dk.Cluster(3) as three:
         clusters = {2: two, 3: three}
-        found = take_turns(
+        findings = take_turns(
             "hang",
             reps,
             log,
@@ -60,14 +60,14 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
             log,
             lambda: {"interrupt": _hung(three), "stop": _endless(three)},
         )
-    turns = [*zip(*found.values(), strict=True)]
+    turns = [*zip(*findings.values(), strict=True)]
     samples: Samples = {"finding": [*map(max, turns)], "torch": [torch_timeout()], **times}
     samples["median"] = [seconds for turn in turns for seconds in turn]
-    return fill(FIGURES, samples), {**samples, "by program": found}
+    return fill(FIGURES, samples), {**samples, "by program": findings}
 
 
 def _finding(cluster: Any, case: Any) -> float:
-    """Seconds from the moment the last rank blocks to the error."""
+    """Return the seconds from the moment the last rank blocks to the error."""
     run = cluster.submit(case.program)
     try:
         run.wait(60)
@@ -77,7 +77,7 @@ def _finding(cluster: Any, case: Any) -> float:
 
 
 def _hung(cluster: Any) -> float:
-    """Seconds from the interrupt of a hung run to the end of the next run."""
+    """Return the seconds from the interrupt of a hung run to the end of the next run."""
     from distkit.hangs import ring_of_recvs
 
     cluster.submit(ring_of_recvs, wait_forever=True)
@@ -87,7 +87,7 @@ def _hung(cluster: Any) -> float:
 
 
 def _endless(cluster: Any) -> float:
-    """The same for ranks that communicate in an endless loop."""
+    """Return the same for ranks that communicate in an endless loop."""
 
     def all_reduces() -> None:
         import torch
@@ -103,7 +103,7 @@ def _endless(cluster: Any) -> float:
 
 
 def _interrupt(cluster: Any) -> float:
-    """Seconds from an interrupt to the end of the next run."""
+    """Return the seconds from an interrupt to the end of the next run."""
     started = time.perf_counter()
     cluster.interrupt()
     cluster.submit(abs, -1).wait()

@@ -1,6 +1,6 @@
-"""Ranks on three machines, in a laboratory of hosts made of namespaces.
+"""Ranks on three hosts of a laboratory, which are Linux namespaces.
 
-The laboratory's head runs ``python -m benchmarks.hosts JOB``, which prints JSON.
+The laboratory's head node runs ``python -m benchmarks.hosts JOB``, which prints JSON.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ HOSTS = ("alpha", "beta", "gamma")
 EACH = dict.fromkeys(HOSTS, 2)
 ROOT = Path(__file__).resolve().parents[1]
 
-#: Offset of beta's clock, and time allowed for processes to end [s].
+#: Offset of beta's clock, and grace period for processes to end [s].
 SKEW, EXIT_GRACE = 5, 5.0
 
-#: Bandwidth limit of each host, in each direction; bytes of the all-reduce, and repetitions.
+#: Bandwidth limit of each host in each direction; bytes of the all-reduce, and repetitions.
 RATE, REDUCED, TIMES = "100mbit", 1 << 22, 7
 
 #: Substrings of the command lines of a cluster's processes.
@@ -63,7 +63,7 @@ FIGURES = {
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Measure all figures; none, with the reason, where a laboratory cannot be made."""
+    """Measure all figures; if a laboratory cannot be created, report the reason instead."""
     try:
         samples = _samples(reps, log)
     except LaboratoryError as error:
@@ -72,14 +72,14 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _samples(reps: int, log: Log) -> Samples:
-    """Time starts beside ipyparallel's, kills and cut links, hangs, and all-reduces."""
+    """Time starts, kills, cut links, hangs, and all-reduces."""
     samples = take_turns(
         "hosts: start", reps, log, lambda: _start("ours"), lambda: _start("theirs")
     )
     for turn in range(reps):
-        for how in ("kill", "cut"):
-            log(f"hosts: {how}, {turn + 1} of {reps}")
-            for name, value in _break(how).items():
+        for fault in ("kill", "cut"):
+            log(f"hosts: {fault}, {turn + 1} of {reps}")
+            for name, value in _break(fault).items():
                 samples.setdefault(name, []).append(value)
     with laboratory() as lab:
         samples["hang"] = [line["seconds"] for line in run_job(lab, "hanging")]
@@ -87,13 +87,13 @@ def _samples(reps: int, log: Log) -> Samples:
             lab.slow(host, RATE)
         log("hosts: limited bandwidth")
         samples |= run_job(lab, "reducing")[0]
-    samples["left"] = [sum(samples["left"])]  # a single process left in a single trial counts
+    samples["left"] = [sum(samples["left"])]  # even one process left in one trial counts
     return samples
 
 
 @contextmanager
 def laboratory() -> Iterator[Laboratory]:
-    """Three hosts with SSH access to each other; one has a skewed clock."""
+    """Create three hosts with SSH access to each other, one with a skewed clock."""
     from distkit_hosts.laboratory import Laboratory
 
     with Laboratory(HOSTS, skew={"beta": SKEW}) as lab:
@@ -111,7 +111,7 @@ def start_job(lab: Laboratory, job: str) -> subprocess.Popen[str]:
 
 
 def run_job(lab: Laboratory, job: str) -> list[dict[str, Any]]:
-    """Run a job and return the lines of JSON it printed."""
+    """Run a job and return the lines of JSON that it printed."""
     out, _ = start_job(lab, job).communicate(timeout=300)
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
@@ -123,35 +123,37 @@ def _start(contender: str) -> dict[str, float]:
     return {contender: line["seconds"]}
 
 
-def _break(how: str) -> dict[str, float]:
-    """The processes left after :data:`EXIT_GRACE`, and the seconds until the loss is reported."""
+def _break(fault: str) -> dict[str, float]:
+    """Return the processes left after :data:`EXIT_GRACE`, and the seconds until an error."""
     with laboratory() as lab:
         job = start_job(lab, "working")
         assert job.stdout is not None
         job.stdout.readline()
-        began, found = time.monotonic(), {}
-        if how == "kill":
+        began, times = time.monotonic(), {}
+        if fault == "kill":
             job.kill()
         else:
             lab.cut("beta")
             ready, _, _ = select.select([job.stdout], [], [], EXIT_GRACE)
-            at = json.loads(job.stdout.readline())["at"] if ready else math.inf
-            found["partition"] = at - began
-        while (left := _left(lab, how)) and time.monotonic() < began + EXIT_GRACE:
+            reported = json.loads(job.stdout.readline())["at"] if ready else math.inf
+            times["partition"] = reported - began
+        while (left := _left(lab, fault)) and time.monotonic() < began + EXIT_GRACE:
             time.sleep(0.05)
         job.kill()
         job.communicate()
-    return {**found, "left": left}
+    return {**times, "left": left}
 
 
-def _left(lab: Laboratory, how: str) -> int:
-    """Count processes of the cluster; on the head only if the kernel was killed."""
-    listed = [
+def _left(lab: Laboratory, fault: str) -> int:
+    """Count the cluster's processes, on the head node only if the kernel was killed."""
+    listings = [
         lab.run(host, ["ps", "-eo", "args"], capture_output=True, text=True).stdout
         for host in lab.hosts
-        if host != "head" or how == "kill"
+        if host != "head" or fault == "kill"
     ]
-    return sum(any(part in line for part in _OURS) for text in listed for line in text.splitlines())
+    return sum(
+        any(part in line for part in _OURS) for text in listings for line in text.splitlines()
+    )
 
 
 # -- jobs on the head ------------------------------------------------------------------------------
@@ -163,7 +165,7 @@ def print_json(**fields: Any) -> None:
 
 
 def total() -> float:
-    """One all-reduce; the sum is the number of ranks."""
+    """Return the number of ranks, the result of one all-reduce."""
     import torch
     import torch.distributed as dist
 
@@ -173,7 +175,7 @@ def total() -> float:
 
 
 def ours() -> None:
-    """distkit: start a cluster and run its first all-reduce."""
+    """Start a cluster of distkit and run its first all-reduce."""
     began = time.perf_counter()
     import distkit as dk
 
@@ -183,7 +185,7 @@ def ours() -> None:
 
 
 def theirs() -> None:
-    """The same with ipyparallel's SSH cluster, torch and gloo."""
+    """Start ipyparallel's SSH cluster and run the first all-reduce with torch and gloo."""
     began = time.perf_counter()
     import ipyparallel
     from traitlets.config import Config
@@ -191,9 +193,9 @@ def theirs() -> None:
     config = Config()
     config.SSHEngineSetLauncher.engines = dict(EACH)
     config.SSHEngineSetLauncher.remote_python = sys.executable
-    here = _address("alpha")
+    controller = _address("alpha")
     with ipyparallel.Cluster(
-        n=6, engines="ssh", config=config, controller_ip=here, controller_location=here
+        n=6, engines="ssh", config=config, controller_ip=controller, controller_location=controller
     ) as client:
         client.wait_for_engines(6, timeout=180)
         address = client[:].apply_sync(_address, "head")[0]
@@ -203,7 +205,7 @@ def theirs() -> None:
 
 
 def _address(target: str) -> str:
-    """The address of this host that routes to another."""
+    """Return the address from which this host reaches another."""
     import socket  # on an engine
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -230,7 +232,7 @@ def _reduce_forever() -> None:
 
 
 def working() -> None:
-    """Communicate until this process is killed or a machine is lost."""
+    """Communicate until this process is killed or a host is lost."""
     import distkit as dk
 
     with dk.Cluster(hosts=EACH) as cluster:
@@ -254,7 +256,7 @@ def _hang() -> None:
 
 
 def hanging() -> None:
-    """Time hangs over three machines."""
+    """Time hangs on three hosts."""
     import distkit as dk
 
     with dk.Cluster(hosts=EACH) as cluster:
@@ -268,7 +270,7 @@ def hanging() -> None:
 
 
 def _times() -> Samples:
-    """On each rank: seconds of all-reduces, in turn, to the end of the slowest rank."""
+    """Return the seconds of alternating all-reduces, measured on the slowest rank."""
     import torch
     import torch.distributed as dist
 
@@ -281,9 +283,9 @@ def _times() -> Samples:
         began = time.perf_counter()
         with algorithm():
             dist.all_reduce(x)
-        took = torch.tensor([time.perf_counter() - began])
-        dist.all_reduce(took, dist.ReduceOp.MAX)
-        return float(took)
+        elapsed = torch.tensor([time.perf_counter() - began])
+        dist.all_reduce(elapsed, dist.ReduceOp.MAX)
+        return float(elapsed)
 
     def turn() -> dict[str, float]:
         hierarchical = seconds(lambda: dk.algorithms.use_algorithm("shared_memory"))
@@ -294,7 +296,7 @@ def _times() -> Samples:
 
 
 def reducing() -> None:
-    """Time all-reduces between the machines."""
+    """Time all-reduces between the hosts."""
     import distkit as dk
 
     with dk.Cluster(hosts=EACH) as cluster:

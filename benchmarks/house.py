@@ -1,4 +1,4 @@
-"""Size of distkit's packages, and import cycles between its modules. Only parses the source."""
+"""Size of distkit's packages, and import cycles between its modules, from the parsed source."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Line(NamedTuple):
-    """The size that a package may have now, and its target."""
+    """The maximum size of a package, and its target."""
 
     most: int
     target: int
 
 
-#: Statements of each folder, without subfolders that have a separate line. A test fails when one
-#: grows beyond its line. A commit that makes a package smaller lowers its line; a package that
-#: moves keeps it.
+#: Statements of each folder, without subfolders that have a separate line. A test fails when a
+#: folder exceeds its line. A commit that makes a package smaller lowers its line; a package that
+#: moves keeps its line.
 LINES = {
     "distkit": Line(1_286, 550),
     "distkit/algorithms": Line(1_433, 1_300),
@@ -47,7 +47,7 @@ LINES = {
 }
 #: Folders that do not count as product.
 BESIDE = ("tests", "benchmarks")
-#: The same for sums and other counts.
+#: Limits and targets of sums and other counts.
 TOTALS = {
     "all of distkit": Line(18_753, 15_000),
     "the whole product": Line(29_517, 25_000),
@@ -58,7 +58,7 @@ TOTALS = {
 
 
 def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """Count; the result does not depend on ``reps``."""
+    """Count sizes and cycles; ``reps`` has no effect."""
     modules = {
         module_name(path, root): ast.parse(path.read_text(encoding="utf-8"))
         for root, folder in ((ROOT, "distkit"), (ROOT / "companions", "."))
@@ -91,22 +91,22 @@ def _figure(
 
 
 def packages(root: Path) -> dict[str, int]:
-    """The statements of each folder of ``LINES``."""
-    found = Counter(dict.fromkeys(LINES, 0))
+    """Return the number of statements in each folder of ``LINES``."""
+    counts = Counter(dict.fromkeys(LINES, 0))
     for folder in ("distkit", "companions", "notebooks", "tests", "benchmarks"):
         for path in sorted(root.glob(f"{folder}/**/*.py")):
-            found[package_of(path.relative_to(root))] += size(path)
-    return dict(found)
+            counts[package_of(path.relative_to(root))] += size(path)
+    return dict(counts)
 
 
 @cache
 def size(path: Path) -> int:
-    """The statements of a file."""
+    """Return the number of statements in a file."""
     return statements(ast.parse(path.read_text(encoding="utf-8")))
 
 
 def package_of(path: Path) -> str:
-    """The folder whose line a file counts for: its nearest parent in ``LINES``.
+    """Return the folder that a file counts for, its nearest parent in ``LINES``.
 
     >>> [package_of(Path(p)) for p in ("distkit/cli.py", "distkit/views/scene/svg.py")]
     ['distkit', 'distkit/views']
@@ -115,7 +115,7 @@ def package_of(path: Path) -> str:
 
 
 def totals(root: Path, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The counts named in ``TOTALS``."""
+    """Return the counts named in ``TOTALS``."""
     product = {name: size for name, size in sizes.items() if not name.startswith(BESIDE)}
     return {
         "all of distkit": sum(s for name, s in product.items() if name.startswith("distkit")),
@@ -127,30 +127,30 @@ def totals(root: Path, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _javascript(root: Path) -> list[str]:
-    """The lines of JavaScript, without vendored files."""
+    """Return the lines of JavaScript, without vendored files."""
     scripts = [*root.glob("distkit/**/*.js"), *root.glob("companions/**/*.js")]
-    own = [path for path in sorted(scripts) if "vendor" not in path.parts]
-    return [line for path in own for line in path.read_text(encoding="utf-8").splitlines()]
+    files = [path for path in sorted(scripts) if "vendor" not in path.parts]
+    return [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def table(counts: Mapping[str, int], lines: Mapping[str, Line]) -> list[str]:
-    """A table of the packages: size, limit and target.
+    """Return a table of the packages with size, limit and target.
 
     >>> table({"distkit/views": 900}, {"distkit/views": Line(1000, 800)})[1]
     'distkit/views     900  1,000     800'
     """
-    wide = max(map(len, [*lines, "package"]))
+    width = max(map(len, [*lines, "package"]))
     return [
-        f"{'package':{wide}} {'now':>7} {'most':>6} {'target':>7}",
+        f"{'package':{width}} {'now':>7} {'most':>6} {'target':>7}",
         *(
-            f"{name:{wide}} {counts[name]:>7,} {line.most:>6,} {line.target:>7,}"
+            f"{name:{width}} {counts[name]:>7,} {line.most:>6,} {line.target:>7,}"
             for name, line in lines.items()
         ),
     ]
 
 
 def module_name(path: Path, root: Path) -> str:
-    """The name under which a file is imported.
+    """Return the name under which a file is imported.
 
     >>> module_name(Path("/here/distkit/views/__init__.py"), Path("/here"))
     'distkit.views'
@@ -160,7 +160,7 @@ def module_name(path: Path, root: Path) -> str:
 
 
 def statements(tree: ast.Module) -> int:
-    """The statements of a module without its docstrings."""
+    """Return the number of statements in a module, without docstrings."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = list(ast.walk(tree))
     docstrings = sum(
@@ -170,21 +170,21 @@ def statements(tree: ast.Module) -> int:
 
 
 def imports(modules: Mapping[str, ast.Module]) -> dict[str, set[str]]:
-    """The modules each of them imports, including in functions and for type checkers."""
-    found: dict[str, set[str]] = {name: set() for name in modules}
+    """Return the imports of each module, including those in functions and for type checkers."""
+    graph: dict[str, set[str]] = {name: set() for name in modules}
     for name, tree in modules.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
-                found[name].update(alias.name for alias in node.names)
+                graph[name].update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     full = f"{node.module}.{alias.name}"
-                    found[name].add(full if full in modules else node.module)
-    return {name: {n for n in names if n in modules and n != name} for name, names in found.items()}
+                    graph[name].add(full if full in modules else node.module)
+    return {name: {n for n in names if n in modules and n != name} for name, names in graph.items()}
 
 
 def import_cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """The sets of modules that import each other, directly or not, largest first.
+    """Return the sets of modules that import each other, directly or not, largest first.
 
     Two modules are in one cycle if each reaches the other.
 
@@ -201,12 +201,12 @@ def import_cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def _reached(start: str, graph: Mapping[str, Iterable[str]]) -> set[str]:
-    """What is imported from here on; the start only where a cycle leads back to it."""
-    found: set[str] = set()
-    ahead = list(graph[start])
-    while ahead:
-        name = ahead.pop()
-        if name not in found:
-            found.add(name)
-            ahead += graph[name]
-    return found
+    """Return all modules that a module imports, itself only if it is part of a cycle."""
+    reached: set[str] = set()
+    pending = list(graph[start])
+    while pending:
+        name = pending.pop()
+        if name not in reached:
+            reached.add(name)
+            pending += graph[name]
+    return reached

@@ -1,9 +1,9 @@
-"""The parameter server beside MXNet 1.9.1's, in turn on the same arrays, model and machine.
+"""The parameter server compared with MXNet 1.9.1's, in turn with the same arrays and model.
 
 MXNet needs a separate Python: ``pip install "numpy<1.24" mxnet==1.9.1`` under Python 3.8, and
-the path of that Python in ``DISTKIT_MXNET_PYTHON``. Without it the reference is a loopback ZeroMQ
-socket that echoes the same bytes.
-TensorFlow trains the same model, see :mod:`benchmarks.kvstore_tensorflow`.
+the path of that Python in ``DISTKIT_MXNET_PYTHON``. Otherwise the reference is a loopback ZeroMQ
+socket that echoes the same bytes. TensorFlow trains the same model, see
+:mod:`benchmarks.kvstore_tensorflow`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 from benchmarks import kvstore_peers, kvstore_tensorflow
 from benchmarks.figure import Figure, figure
 
-#: Workers and servers.
+#: Numbers of workers and servers.
 CLUSTERS = ((2, 1), (4, 2))
 
-#: Round trips by mode and bytes, with their number; steps of training by mode.
+#: Number of round trips by mode and bytes; number of training steps by mode.
 TRIPS = {("dist_sync", 4 << 20): 12, ("dist_sync", 64 << 20): 2, ("dist_async", 1 << 10): 300}
 STEPS = {"dist_sync": 150, "dist_async": 150}
 BATCH, RATE = 32, 0.1
 
-#: Upper limits of distkit's time over MXNet's: must and aim.
+#: Upper limits of distkit's time over MXNet's, must and aim, by bytes.
 _LIMITS = {1 << 10: (1 / 0.7, 1 / 1.5), 4 << 20: (1.0, 0.5), 64 << 20: (1.0, 0.5)}
 
-#: Each contender's seconds in every turn, by size and by "step" of training.
+#: Each contender's seconds in every turn, by size or for a "step" of training.
 Seconds = dict[Any, list[float]]
 Turns = dict[str, Seconds]
 OURS = "ours"
@@ -41,15 +41,15 @@ def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[s
         for mode in STEPS:
             trips = {size: n for (m, size), n in TRIPS.items() if m == mode}
             turns = _turns(workers, servers, mode, trips, reps, log)
-            where = f"{workers} workers + {servers} server{'s' * (servers > 1)}, {mode}"
-            figures += _figures(where, workers, turns)
-            details[where] = {
-                f"{what}, {name}": {
+            setup = f"{workers} workers + {servers} server{'s' * (servers > 1)}, {mode}"
+            figures += _figures(setup, workers, turns)
+            details[setup] = {
+                f"{task}, {name}": {
                     "us": [1e6 * s for s in times],
                     "median_us": 1e6 * median(times),
                 }
-                for name, found in turns.items()
-                for what, times in found.items()
+                for name, seconds in turns.items()
+                for task, times in seconds.items()
             }
     return figures, details
 
@@ -62,7 +62,7 @@ def _turns(
     reps: int,
     log: Callable[[str], None],
 ) -> Turns:
-    """Each contender's seconds: distkit, MXNet or the echo, TensorFlow."""
+    """Return the seconds of each contender: distkit, MXNet or the echo, TensorFlow."""
     from distkit.cluster.cluster import Cluster
 
     turns: Turns = {OURS: {}}
@@ -70,7 +70,7 @@ def _turns(
     mxnet, tensorflow = map(os.environ.get, ("DISTKIT_MXNET_PYTHON", "DISTKIT_TENSORFLOW_PYTHON"))
     with (
         kvstore_peers.reference(mxnet, workers, servers, mode, data) as reference,
-        kvstore_tensorflow.tensorflow(tensorflow, workers, servers, data) as other,
+        kvstore_tensorflow.tensorflow(tensorflow, workers, servers, data) as coordinator,
         Cluster(workers=workers, servers=servers) as cluster,
     ):
         for rep in range(reps):
@@ -79,43 +79,43 @@ def _turns(
                 run = cluster._submit(on_worker, (mode, job, data), {}, record=False).wait()
                 _add(turns[OURS], run.results)
                 _add(turns.setdefault(reference.name, {}), reference.turn(job))
-            if other is not None:
-                _add(turns.setdefault(kvstore_tensorflow.NAME, {}), [other.turn(STEPS[mode])])
+            if coordinator is not None:
+                _add(turns.setdefault(kvstore_tensorflow.NAME, {}), [coordinator.turn(STEPS[mode])])
     return turns
 
 
 def _add(seconds: Seconds, results: list[dict[Any, float]]) -> None:
-    for what in results[0]:
-        seconds.setdefault(what, []).append(max(result[what] for result in results))
+    for task in results[0]:
+        seconds.setdefault(task, []).append(max(result[task] for result in results))
 
 
-def _figures(where: str, workers: int, turns: Turns) -> list[Figure]:
-    """distkit's times beside those of MXNet or the echo; a step also beside TensorFlow's."""
-    found = []
+def _figures(setup: str, workers: int, turns: Turns) -> list[Figure]:
+    """Return figures of distkit's times, compared with MXNet's or the echo's."""
+    figures = []
     reference = kvstore_peers.MXNET if kvstore_peers.MXNET in turns else kvstore_peers.ECHO
     for what, seconds in turns[OURS].items():
         limits: dict[str, Any] = {}
         if what == "step":
             rate = workers * BATCH / median(seconds)
-            name = f"training step of the digits MLP, {where} ({rate:,.0f} samples/s)"
+            name = f"training step of the digits MLP, {setup} ({rate:,.0f} samples/s)"
             limits = {"must": 1.0, "aim": 0.5}
         else:
             rate = 2 * int(what) / median(seconds) / 1e6
-            name = f"push + pull of {_size(int(what))}, {where} ({rate:,.4g} MB/s per worker)"
+            name = f"push + pull of {_size(int(what))}, {setup} ({rate:,.4g} MB/s per worker)"
             limits = dict(zip(("must", "aim"), _LIMITS[int(what)], strict=True))
         if reference != kvstore_peers.MXNET:
             limits = {}  # the limits apply to MXNet only
-        found.append(
+        figures.append(
             figure(name, "us", _us(seconds), reference, _us(turns[reference].get(what)), **limits)
         )
         if what == "step":
-            found += _beside_tensorflow(name, seconds, turns.get(kvstore_tensorflow.NAME, {}))
-    return found
+            figures += _against_tensorflow(name, seconds, turns.get(kvstore_tensorflow.NAME, {}))
+    return figures
 
 
-def _beside_tensorflow(name: str, seconds: list[float], theirs: Seconds) -> list[Figure]:
-    """A step beside TensorFlow's, with one and with ten steps per call of its coordinator."""
-    if not theirs:
+def _against_tensorflow(name: str, seconds: list[float], reference: Seconds) -> list[Figure]:
+    """Compare a step with TensorFlow's, with one and ten steps per call of its coordinator."""
+    if not reference:
         return [figure(name, "us", _us(seconds), kvstore_tensorflow.MISSING, must=1 / 3, aim=0.1)]
     limits: dict[str, dict[str, float]] = {"step": {"must": 1 / 3, "aim": 0.1}}
     return [
@@ -127,12 +127,12 @@ def _beside_tensorflow(name: str, seconds: list[float], theirs: Seconds) -> list
             _us(times),
             **limits.get(what, {}),
         )
-        for what, times in theirs.items()
+        for what, times in reference.items()
     ]
 
 
 def on_worker(mode: str, job: tuple[str, Any], data: Any) -> dict[Any, float]:
-    """On each worker: seconds per push and pull of each size, or per step of training."""
+    """Return this worker's seconds per push and pull of each size, or per training step."""
     from distkit import kvstore
 
     kv = kvstore.create(mode)
@@ -144,7 +144,7 @@ def on_worker(mode: str, job: tuple[str, Any], data: Any) -> dict[Any, float]:
 
 
 def _trip(kv: Any, size: int, calls: int) -> float:
-    """Seconds per push and pull."""
+    """Return the seconds per push and pull."""
     import torch
 
     w, g = torch.zeros(size // 4), torch.ones(size // 4)
@@ -158,7 +158,7 @@ def _trip(kv: Any, size: int, calls: int) -> float:
 
 
 def _train(kv: Any, steps: int, images: Any, labels: Any) -> float:
-    """Seconds per step of the digits MLP on this worker's share."""
+    """Return the seconds per step of the digits MLP on this worker's shard."""
     import torch
     from torch import nn
 
@@ -181,8 +181,8 @@ def _train(kv: Any, steps: int, images: Any, labels: Any) -> float:
         done += 1
 
     seconds = _timed(kv, step, steps)
-    right = (model(torch.tensor(images)).argmax(1) == torch.tensor(labels)).float().mean()
-    assert right > 0.5, f"the model did not learn: accuracy {right:.0%}"
+    accuracy = (model(torch.tensor(images)).argmax(1) == torch.tensor(labels)).float().mean()
+    assert accuracy > 0.5, f"the model did not learn: accuracy {accuracy:.0%}"
     return seconds
 
 

@@ -19,7 +19,7 @@ from distkit.errors import DistkitError
 MXNET = "MXNet 1.9.1's"
 ECHO = "a bare ZeroMQ echo's (MXNet's: set DISTKIT_MXNET_PYTHON)"
 
-#: A program for MXNet's Python: runs and times a job for each line of its input.
+#: A program for MXNet's Python, which runs and times a job for each line of its input.
 _MXNET_PROGRAM = """
 import json, os, sys, time
 replies = os.fdopen(os.dup(1), "w")
@@ -50,7 +50,7 @@ def trips():
     kv._barrier()
     arrays = {}
     def job(sizes):
-        found = {}
+        times = {}
         for size, calls in sizes.items():
             if size not in arrays:
                 arrays[size] = mx.nd.zeros((int(size) // 4,)), mx.nd.ones((int(size) // 4,))
@@ -62,8 +62,8 @@ def trips():
                 kv.push(key, g)
                 kv.pull(key, out=w)
                 w.wait_to_read()
-            found[size] = timed(kv, trip, calls)
-        return found
+            times[size] = timed(kv, trip, calls)
+        return times
     return job
 
 def train():
@@ -85,8 +85,8 @@ def train():
         images, labels = batches[done[0] % len(batches)]
         done[0] += 1
         with autograd.record():
-            wrong = loss(net(images), labels)
-        wrong.backward()
+            value = loss(net(images), labels)
+        value.backward()
         trainer.step(examples)
     step()
     return lambda steps: {"step": timed(trainer._kvstore, step, steps)}
@@ -102,7 +102,7 @@ for line in sys.stdin:
 
 
 class Reference(Protocol):
-    """A running reference."""
+    """A reference that is running."""
 
     name: str
 
@@ -111,7 +111,7 @@ class Reference(Protocol):
 
 
 def digits() -> tuple[Any, Any]:
-    """Images of digits (1797, 64) from 0 to 1, and their labels (1797,), in random order."""
+    """Return images of digits (1797, 64) from 0 to 1 and labels (1797,), in random order."""
     import numpy as np
     from sklearn.datasets import load_digits
 
@@ -124,7 +124,7 @@ def digits() -> tuple[Any, Any]:
 def reference(
     python: str | None, workers: int, servers: int, mode: str, data: Any
 ) -> Iterator[Reference]:
-    """MXNet if its Python is configured, else an echo."""
+    """Run MXNet if its Python is configured, otherwise an echo."""
     if python is None:
         yield Echo()
         return
@@ -140,7 +140,7 @@ def reference(
 
 
 class MXNet:
-    """Two clusters of MXNet with separate optimizers: for round trips and for training."""
+    """Two MXNet clusters with separate optimizers, for round trips and for training."""
 
     name = MXNET
 
@@ -200,12 +200,12 @@ class MXNetCluster:
         lines = [_pipe(process.stdout).readline() for process in self._workers]
         if not all(lines):
             log = Path(self._log.name).read_text(errors="replace")[-1000:]
-            raise DistkitError(f"MXNet did not reply; the end of its log:\n{log}")
-        found = [json.loads(line) for line in lines]
-        return [{k if k == "step" else int(k): v for k, v in result.items()} for result in found]
+            raise DistkitError(f"MXNet did not reply. The end of its log:\n{log}")
+        results = [json.loads(line) for line in lines]
+        return [{k if k == "step" else int(k): v for k, v in result.items()} for result in results]
 
     def close(self) -> None:
-        """Close the inputs, and kill the processes that have not ended 5 s later."""
+        """Close the inputs, and kill the processes that are still running 5 s later."""
         for process in self._processes:
             _pipe(process.stdin).close()
         for process in self._processes:
@@ -219,12 +219,12 @@ class MXNetCluster:
 
 
 class Echo:
-    """A socket that sends back what it receives."""
+    """A socket that echoes messages."""
 
     name = ECHO
 
     def turn(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
-        """Seconds of one worker's round trips; it does not train."""
+        """Return the seconds of one worker's round trips, or nothing for training."""
         kind, what = job
         if kind != "trips":
             return [{}]
@@ -232,19 +232,19 @@ class Echo:
 
 
 def _echo(size: int, calls: int) -> float:
-    """Seconds of a round trip of ``size`` bytes."""
+    """Return the seconds of a round trip of ``size`` bytes."""
     import zmq
 
     with (
         zmq.Context() as context,
-        context.socket(zmq.PAIR) as near,
-        context.socket(zmq.PAIR) as far,
+        context.socket(zmq.PAIR) as client,
+        context.socket(zmq.PAIR) as server,
     ):
-        near.connect(f"tcp://127.0.0.1:{far.bind_to_random_port('tcp://127.0.0.1')}")
+        client.connect(f"tcp://127.0.0.1:{server.bind_to_random_port('tcp://127.0.0.1')}")
 
         def serve() -> None:
             for _ in range(calls + 1):
-                far.send(far.recv(copy=False), copy=False)
+                server.send(server.recv(copy=False), copy=False)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
@@ -252,17 +252,17 @@ def _echo(size: int, calls: int) -> float:
         for call in range(calls + 1):
             if call == 1:
                 start = time.perf_counter()
-            near.send(message, copy=False)
-            near.recv(copy=False)
+            client.send(message, copy=False)
+            client.recv(copy=False)
         seconds = (time.perf_counter() - start) / calls
         thread.join()
         return seconds
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

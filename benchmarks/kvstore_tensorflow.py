@@ -1,8 +1,8 @@
-"""TensorFlow's ParameterServerStrategy, which is always asynchronous, training the digits MLP.
+"""TensorFlow's ParameterServerStrategy, which is always asynchronous, on the digits MLP.
 
 It needs ``pip install tensorflow-cpu`` in a separate Python, the path of that Python in
-``DISTKIT_TENSORFLOW_PYTHON``, and Linux with unshare and ip: its servers listen on all interfaces
-and run in a network namespace.
+``DISTKIT_TENSORFLOW_PYTHON``, and Linux with unshare and ip, because its servers listen on all
+interfaces and therefore run in a network namespace.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from distkit.errors import DistkitError
 NAME = "TensorFlow's ParameterServerStrategy"
 MISSING = f"{NAME}: set DISTKIT_TENSORFLOW_PYTHON"
 
-#: Training steps per call of the coordinator: one, as in its tutorial, and several.
-CALLS = {"step": 1, "ten steps a call": 10}
+#: Training steps per call of the coordinator: one, as in TensorFlow's tutorial, and several.
+CALLS = {"step": 1, "ten steps per call": 10}
 
-#: Starts and coordinates servers and workers; times steps for each line of its input.
+#: A program that starts and coordinates servers and workers, and times steps for each input line.
 _PROGRAM = """
 import json, os, socket, subprocess, sys, threading, time
 replies = os.fdopen(os.dup(1), "w")
@@ -31,9 +31,9 @@ os.dup2(2, 1)
 workers, servers, path, batch, rate, calls = json.loads(sys.argv[1])
 
 def port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 if "TF_CONFIG" not in os.environ:
     nodes = {"chief": 1, "worker": workers, "ps": servers}
@@ -77,9 +77,9 @@ def training(count):
         for _ in range(count):
             images, labels = next(batches)
             with tf.GradientTape() as tape:
-                found = tf.matmul(tf.nn.relu(tf.matmul(images, w1) + b1), w2) + b2
+                logits = tf.matmul(tf.nn.relu(tf.matmul(images, w1) + b1), w2) + b2
                 loss = tf.reduce_mean(
-                    tf.nn.sparse_softmax_cross_entropy_with_logits(labels, found))
+                    tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
             weights = [w1, b1, w2, b2]
             for w, g in zip(weights, tape.gradient(loss, weights)):
                 w.assign_sub(rate * g)
@@ -94,16 +94,16 @@ def many(steps, count):
     coordinator.join()
 
 for line in sys.stdin:
-    wanted, found = json.loads(line), {}
+    requested, results = json.loads(line), {}
     for what, (count, steps) in jobs.items():
-        each = max(1, wanted // count)
+        each = max(1, requested // count)
         many(steps, workers * max(3, each // 5))
         start = time.perf_counter()
         many(steps, workers * each)
-        found[what] = (time.perf_counter() - start) / (each * count)
+        results[what] = (time.perf_counter() - start) / (each * count)
     hidden = np.maximum(x @ w1.numpy() + b1.numpy(), 0)
-    found["right"] = float(((hidden @ w2.numpy() + b2.numpy()).argmax(1) == y).mean())
-    replies.write(json.dumps(found) + "\\n")
+    results["accuracy"] = float(((hidden @ w2.numpy() + b2.numpy()).argmax(1) == y).mean())
+    replies.write(json.dumps(results) + "\\n")
     replies.flush()
 for child in children:
     child.stdin.close()
@@ -153,20 +153,20 @@ class TensorFlow:
         )
 
     def turn(self, steps: int) -> dict[str, float]:
-        """Seconds per step of a worker, by the number of steps in a call."""
+        """Return a worker's seconds per step, by the number of steps per call."""
         stdin, stdout = self._pipes()
         stdin.write(json.dumps(steps).encode() + b"\n")
         line = stdout.readline()
         if not line:
             log = Path(self._log.name).read_text(errors="replace")[-1000:]
-            raise DistkitError(f"TensorFlow did not reply; the end of its log:\n{log}")
-        found: dict[str, float] = json.loads(line)
-        right = found.pop("right")
-        assert right > 0.5, f"TensorFlow's model did not learn: accuracy {right:.0%}"
-        return found
+            raise DistkitError(f"TensorFlow did not reply. The end of its log:\n{log}")
+        results: dict[str, float] = json.loads(line)
+        accuracy = results.pop("accuracy")
+        assert accuracy > 0.5, f"TensorFlow's model did not learn: accuracy {accuracy:.0%}"
+        return results
 
     def close(self) -> None:
-        """Close the input: the coordinator ends, then the other processes."""
+        """Close the input, which ends the coordinator and then the other processes."""
         stdin, stdout = self._pipes()
         stdin.close()
         try:
@@ -186,7 +186,7 @@ class TensorFlow:
 def tensorflow(
     python: str | None, workers: int, servers: int, data: Any
 ) -> Iterator[TensorFlow | None]:
-    """TensorFlow if its Python is configured."""
+    """Run TensorFlow if its Python is configured."""
     if python is None:
         yield None
         return

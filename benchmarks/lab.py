@@ -1,4 +1,4 @@
-"""Runs a real JupyterLab and browser, for measurements and browser tests."""
+"""A real JupyterLab and browser, for benchmarks and browser tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from urllib.request import urlopen
 
 from distkit.errors import DistkitError
 
-#: Environment variables of JupyterLab's folders, and their names in an isolated home.
+#: Environment variables of JupyterLab's folders, and the folders' names in an isolated home.
 _FOLDERS = {
     "JUPYTER_CONFIG_DIR": "config",
     "JUPYTER_DATA_DIR": "data",
@@ -32,7 +32,7 @@ _FOLDERS = {
     "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
 }
 
-#: Disables the JupyterLab extensions of test tools, which users do not have.
+#: Settings that disable the JupyterLab extensions of test tools, which users do not have.
 _FOREIGN = {
     "config/jupyter_server_config.json": {
         "ServerApp": {
@@ -55,7 +55,7 @@ _FOREIGN = {
     },
 }
 
-#: In the page: whether the active notebook is open and its kernel is idle.
+#: In the page, return whether the active notebook is open and its kernel is idle.
 IDLE = """() => {
     const panel = window.jupyterapp?.shell.currentWidget;
     return panel?.context?.isReady && panel.sessionContext?.session?.kernel?.status === 'idle';
@@ -71,11 +71,11 @@ class Lab:
     root: Path
 
     def address(self, notebook: str) -> str:
-        """The URL that opens a single notebook."""
+        """Return the URL that opens a single notebook."""
         return f"{self.url}/lab/tree/{notebook}?reset&token={self.token}"
 
     def ready(self) -> bool:
-        """True if the server answers."""
+        """Return whether the server answers."""
         try:
             with urlopen(f"{self.url}/api/status?token={self.token}", timeout=5):
                 return True
@@ -84,8 +84,8 @@ class Lab:
 
 
 def isolated_environment(home: Path) -> dict[str, str]:
-    """Environment variables of a JupyterLab that does not touch the user's settings."""
-    # answers the prompt about news, which would cover the notebook
+    """Return the environment variables of a JupyterLab that ignores the user's settings."""
+    # answer the prompt about news, which would cover the notebook
     news = "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
     preferences = {"fetchNews": "false", "checkForUpdates": False}
     for name, settings in {news: preferences, **_FOREIGN}.items():
@@ -116,7 +116,7 @@ def serve(
     try:
         end, retries = time.monotonic() + 120, 2
         while not running.ready():
-            if server.poll() is not None and retries:  # another process may have taken its port
+            if server.poll() is not None and retries:  # another process may be using its port
                 retries -= 1
                 running, server = _start(root, log, environ, prefix)
             elif server.poll() is not None or time.monotonic() > end:
@@ -127,7 +127,7 @@ def serve(
         server.terminate()
         try:
             server.wait(60)
-        except subprocess.TimeoutExpired:  # for lack of memory
+        except subprocess.TimeoutExpired:  # it may lack memory
             server.kill()
             server.wait()
 
@@ -164,7 +164,7 @@ def _command(lab: Lab, port: int) -> list[str]:
 
 @cache
 def missing() -> str:
-    """The reason why no browser is available, or ""."""
+    """Return the reason why no browser is available, or ""."""
     driver = [sys.executable, "-m", "playwright", "--version"]
     if shutil.which("chromium") and not subprocess.run(driver, capture_output=True).returncode:
         return ""
@@ -176,7 +176,7 @@ def missing() -> str:
 
 @contextmanager
 def browse() -> Iterator[Any]:
-    """Run Debian's chromium headless under Playwright."""
+    """Run Debian's chromium headless with Playwright."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -190,12 +190,12 @@ def browse() -> Iterator[Any]:
 
 
 def command(page: Any, name: str, **args: str) -> Any:
-    """Execute one of JupyterLab's commands, as its menus do."""
+    """Execute a JupyterLab command, as its menus do."""
     return page.evaluate("([name, args]) => jupyterapp.commands.execute(name, args)", [name, args])
 
 
 def run_cell(page: Any, index: int) -> None:
-    """Run a cell of the active notebook to its end."""
+    """Run a cell of the active notebook, and wait until it ends."""
     page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
     command(page, "notebook:run-cell")
     page.wait_for_function(IDLE, timeout=120_000)
@@ -208,7 +208,7 @@ def open_notebook(
     """Open a notebook with these cells in a new JupyterLab.
 
     Args:
-        cells: their sources.
+        cells: the sources of the cells.
         height: height of the page, whose width is 1280 [px].
         files: writes other files into the notebook's folder.
 
@@ -229,8 +229,8 @@ def open_notebook(
 
 
 def notebook(*cells: str) -> str:
-    """The text of a notebook file with these cells."""
-    made: list[dict[str, Any]] = [
+    """Return the text of a notebook file with these cells."""
+    entries: list[dict[str, Any]] = [
         {
             "cell_type": "code",
             "execution_count": None,
@@ -242,4 +242,4 @@ def notebook(*cells: str) -> str:
         for i, text in enumerate(cells)
     ]
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    return json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
+    return json.dumps({"cells": entries, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})

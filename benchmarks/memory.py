@@ -1,7 +1,7 @@
-"""Memory of the processes of a four-rank cluster: the sum of their PSS.
+"""Memory of the processes of a four-rank cluster, as the sum of their PSS.
 
-PSS (proportional set size) divides each page by the number of processes that map it: memory shared
-by forked ranks counts once. Linux only.
+PSS (proportional set size) divides each page by the number of processes that map it, so memory
+shared by forked ranks counts once. This needs Linux.
 """
 
 from __future__ import annotations
@@ -63,9 +63,11 @@ FIGURES = {
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Measure PSS and number of the processes that a driver started, without the driver."""
+    """Measure the PSS and the number of the processes that a driver started, without the driver."""
     if not Path("/proc/self/smaps_rollup").exists():
-        raise DistkitError("bench memory reads /proc/PID/smaps_rollup, which Linux has (>= 4.14).")
+        raise DistkitError(
+            "bench memory needs /proc/PID/smaps_rollup: run it on Linux 4.14 or later."
+        )
     samples = take_turns("memory", reps, log, _ours, _stock)
     return fill(FIGURES, samples), samples
 
@@ -83,15 +85,15 @@ def _stock() -> dict[str, float]:
 
 
 def _descendants(driver: Driver) -> tuple[float, float]:
-    """Memory [MB] and number of a driver's descendants at its next reply."""
+    """Return the memory [MB] and the number of a driver's descendants at its next reply."""
     driver.request()
     time.sleep(SETTLE)
-    below = psutil.Process(driver.process.pid).children(recursive=True)
-    return sum(pss(p.pid) for p in below) / 1e6, len(below)
+    processes = psutil.Process(driver.process.pid).children(recursive=True)
+    return sum(pss(p.pid) for p in processes) / 1e6, len(processes)
 
 
 def pss(pid: int) -> int:
-    """Proportional set size of a process [bytes]."""
+    """Return the proportional set size of a process [bytes]."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024

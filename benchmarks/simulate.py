@@ -1,4 +1,4 @@
-"""The simulator's speed, and the error of calibrated predictions on this machine."""
+"""Speed of the simulator, and errors of calibrated predictions on this machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.figure import Figure, fill
 
 RANKS, MANY, GPUS = 4096, 1_000_000, 9_600
 
-#: Numbers of ranks and sizes of tensors [bytes] to predict and measure.
+#: Numbers of ranks and sizes of tensors [bytes] that are predicted and measured.
 GROUPS = (2, 3, 4, 8)
 TENSORS = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 
-#: Ranks and batch sizes for which to predict the speedup of training.
+#: Numbers of ranks and batch sizes at which the speedup of training is predicted.
 SPEEDUP: dict[str, Any] = {"ranks": [1, 2, 4], "batch": [32, 256, 1024]}
 
 FIGURES = {
@@ -37,7 +37,7 @@ FIGURES = {
         absolute=True,
     ),
     "layouts": Figure(
-        f"256 layouts of a job on {GPUS:,} GPUs searched", "s", must=10, aim=2, absolute=True
+        f"search of 256 layouts of a job on {GPUS:,} GPUs", "s", must=10, aim=2, absolute=True
     ),
     "error": Figure(
         "error of calibrated predictions over algorithms, sizes and ranks",
@@ -87,12 +87,12 @@ def _speed() -> dict[str, float]:
 
     gpt = Transformer.gpt(120, 12288, 96)
     link, jitter = Link(1e-6, 1e-9, 1e-10), Stragglers(jitter=exponential(1e-6))
-    many = np.arange(1, MANY + 1)
+    ranks = np.arange(1, MANY + 1)
     return {
         "ring": _seconds(
             lambda: finish_times("ring", RANKS, 4 * RANKS, Network(link), stragglers=jitter)
         ),
-        "forms": _seconds(lambda: cost.table(many, 1e8, link)),
+        "forms": _seconds(lambda: cost.table(ranks, 1e8, link)),
         "layouts": _seconds(
             lambda: search_layouts(gpt, A100, GPUS, batch=8 * GPUS, sequence=2048, zero=1)
         ),
@@ -124,7 +124,7 @@ def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]
             "bytes": nbytes,
             "predicted": float(finish_times(name, n, nbytes, machine).max()),
             "measured": float(
-                lower_quartile(np.mean([taken[name][nbytes] for _, taken in results], 0))
+                lower_quartile(np.mean([measured[name][nbytes] for _, measured in results], 0))
             ),
         }
         for name in names
@@ -135,25 +135,25 @@ def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]
 def take_turns_on_rank(
     names: Sequence[str], tensors: Sequence[int], sizes: Sequence[int], reps: int
 ) -> tuple[Any, Any]:
-    """On each rank: alternate a batch of the calibration and a batch of every algorithm."""
+    """Alternate a batch of the calibration and a batch of every algorithm on this rank."""
     import torch
 
     from distkit.algorithms.all_reduce import ALL_REDUCES
     from distkit_simulation.calibration import probe, times
 
     batches = []
-    taken: dict[str, dict[int, list[float]]] = {}
+    measured: dict[str, dict[int, list[float]]] = {}
     for _ in range(reps):
         batches.append(probe(sizes))
         for name in names:
             for nbytes in tensors:
                 call = partial(ALL_REDUCES[name].reference, torch.ones(nbytes // 4))
-                taken.setdefault(name, {}).setdefault(nbytes, []).append(times(call, nbytes))
-    return batches, taken
+                measured.setdefault(name, {}).setdefault(nbytes, []).append(times(call, nbytes))
+    return batches, measured
 
 
 def parts(batch: int) -> dict[str, float]:
-    """On a rank: seconds of each part of a training step."""
+    """Return this rank's seconds for each part of a training step."""
     import torch
     import torch.nn.functional as F
 
@@ -161,5 +161,5 @@ def parts(batch: int) -> dict[str, float]:
 
     images, labels = dk.demos.digits()
     rows = torch.arange(batch) % len(images)
-    given = images[rows], labels[rows]
-    return dk.simulation.measure_step(dk.demos.model(), given, F.cross_entropy, blocks=15)
+    examples = images[rows], labels[rows]
+    return dk.simulation.measure_step(dk.demos.model(), examples, F.cross_entropy, blocks=15)

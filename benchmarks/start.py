@@ -1,4 +1,4 @@
-"""Time until ranks are ready: to the first all_reduce, cold and warm; DDP; imports."""
+"""Time to the first all_reduce, cold and warm, to the first DDP run, and of imports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.driver import Driver, Log, take_turns
 from benchmarks.figure import Figure, fill
 from benchmarks.house import size
 
-#: Warm runs and imports for each repetition of the slow measurements.
+#: Numbers of warm runs and imports per repetition of the slow measurements.
 WARM, IMPORTS = 12, 4
 
 FIRST = """
@@ -28,7 +28,7 @@ def seconds(run, start):  # to the end of the all_reduce on the last rank
 import distkit
 """
 
-#: From the call of Cluster(4) to the end of its first run; then warm runs.
+#: Times Cluster(4) to the end of its first run, then warm runs.
 CLUSTER = (
     FIRST
     + """
@@ -43,7 +43,7 @@ while request():
 """
 )
 
-#: The same with ipyparallel's cluster and hand-written code that turns engines into ranks.
+#: Times the same with ipyparallel's cluster and hand-written code that turns engines into ranks.
 STOCK = """
 def first(rank, store):
     import torch, torch.distributed as dist
@@ -75,7 +75,7 @@ while request():
 """
 )
 
-#: accelerate in a process that has imported torch, like a notebook.
+#: Times accelerate in a process that has imported torch, like a notebook.
 ACCELERATE = """
 import socket
 from pathlib import Path
@@ -97,7 +97,7 @@ while request():
     reply(max(float(file.read_text()) for file in Path(folder).glob("rank*")) - start)
 """
 
-#: The first DDP run of a cluster that was idle for five seconds.
+#: Times the first DDP run of a cluster that was idle for five seconds.
 DDP = (
     FIRST
     + """
@@ -117,7 +117,7 @@ reply(time.monotonic() - start)
 """
 )
 
-#: The files of distkit's modules loaded by four ranks and their parent.
+#: Replies with the files of distkit's modules loaded by four ranks and their parent.
 MODULES = (
     FIRST
     + """
@@ -127,8 +127,8 @@ def loaded():
     return [m.__file__ for m in modules]
 
 request()
-found = distkit.run_ranks(loaded, 4).results
-reply(sorted({*loaded(), *sum(found, [])}))
+files = distkit.run_ranks(loaded, 4).results
+reply(sorted({*loaded(), *sum(files, [])}))
 """
 )
 
@@ -170,7 +170,7 @@ FIGURES = {
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Measure ``reps`` fresh processes of each contender, then warm ones."""
+    """Measure ``reps`` fresh processes of each contender, then warm processes."""
     programs = {"cluster": CLUSTER, "stock": STOCK, "ddp": DDP}
     samples = take_turns("start: fresh processes", reps, log, lambda: _fresh(programs))
     samples |= _warm(reps * WARM, log)
@@ -182,17 +182,17 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _fresh(programs: dict[str, str]) -> dict[str, float]:
-    found = {}
+    seconds = {}
     for name, program in programs.items():
         with Driver(program) as driver:
-            found[name] = float(driver.request())
+            seconds[name] = float(driver.request())
     start = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    return {**found, "torch": time.monotonic() - start}
+    return {**seconds, "torch": time.monotonic() - start}
 
 
 def _warm(reps: int, log: Log) -> dict[str, list[float]]:
-    """Measure warm processes in turn, after two turns of warm-up."""
+    """Measure warm processes in turn, after two warm-up turns."""
     programs = {"run": CLUSTER, "run_ranks": RUN_RANKS}
     if find_spec("accelerate") is not None:
         programs["accelerate"] = ACCELERATE
@@ -205,7 +205,7 @@ def _warm(reps: int, log: Log) -> dict[str, list[float]]:
 
 
 def _imports() -> dict[str, float]:
-    """Import times in fresh interpreters, without interpreter startup."""
+    """Return import times in fresh interpreters, without interpreter startup."""
     program = "from time import perf_counter as now\nstart = now()\nimport {}\nprint(now() - start)"
     return {
         name: float(subprocess.check_output([sys.executable, "-c", program.format(name)]))

@@ -23,7 +23,7 @@ stepper = cluster.step(reduce_often, %d)
 stepper
 """
 
-#: In the page: click on Next, and resolve with the milliseconds until the cockpit has drawn.
+#: In the page, click on Next and resolve with the milliseconds until the cockpit has drawn.
 _CLICK = """() => new Promise((resolve) => {
     const root = document.querySelector('[data-cockpit="ready"]');
     const before = root.dataset.moment;
@@ -53,18 +53,18 @@ FIGURES = {
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Time ``reps`` steps of an all-reduce on four ranks, from Python and by clicks."""
+    """Time ``reps`` steps of an all-reduce on four ranks, from Python and with clicks."""
     samples = _calls(reps, log)
-    why = lab.missing()
-    if not why:
+    reason = lab.missing()
+    if not reason:
         log(f"step: {reps} clicks in JupyterLab")
         samples["clicks"] = _clicks(reps)
         samples["p95"] = [p95(samples["clicks"])]
-    return fill(FIGURES, samples, why), samples
+    return fill(FIGURES, samples, reason), samples
 
 
 def reduce_often(count: int) -> None:
-    """The stepped program: ``count`` all-reduces of eight numbers."""
+    """Run ``count`` all-reduces of eight numbers."""
     import torch
     import torch.distributed as dist
 
@@ -74,7 +74,7 @@ def reduce_often(count: int) -> None:
 
 
 def _calls(reps: int, log: Log) -> dict[str, list[float]]:
-    """Milliseconds of each next(), alternating with ipyparallel's round trips."""
+    """Return the milliseconds of each next(), alternating with ipyparallel's round trips."""
     import distkit as dk
 
     def step() -> dict[str, float]:
@@ -91,7 +91,7 @@ def _calls(reps: int, log: Log) -> dict[str, list[float]]:
 
 
 def _clicks(reps: int) -> list[float]:
-    """Milliseconds from a click on Next in JupyterLab until the cockpit shows the new moment."""
+    """Return the milliseconds from a click on Next until the cockpit shows the new moment."""
     with lab.open_notebook(_CELL % (reps + 20), "cluster.stop()", height=1600) as (page, _):
         lab.command(page, "notebook:run-cell-and-select-next")
         page.wait_for_selector('[data-cockpit="ready"]', timeout=60_000)
@@ -101,5 +101,5 @@ def _clicks(reps: int) -> list[float]:
 
 
 def p95(values: list[float]) -> float:
-    """The 95th percentile."""
+    """Return the 95th percentile."""
     return quantiles(values, n=20)[-1] if len(values) > 1 else values[0]

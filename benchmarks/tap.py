@@ -1,8 +1,8 @@
-"""Overhead of recording: steps of DDP and single all-reduces on two ranks, with and without.
+"""Overhead of recording DDP steps and single all-reduces on two ranks.
 
-The ratio of wall times is what a user notices, but it is noisy: on few cores a step mostly waits
-for threads to wake up. The CPU time of the rank's threads is more stable. It excludes gloo's
-polling thread, whose CPU time depends on the other rank.
+Users notice the ratio of wall times, but it is noisy: on few cores a step mostly waits for threads
+to wake up. The CPU time of a rank's threads is more stable. It excludes gloo's polling thread,
+whose CPU time depends on the other rank.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 from benchmarks.driver import Log, take_turns
 from benchmarks.figure import Figure, fill
 
-#: gloo's thread that polls the sockets.
+#: Name of gloo's thread that polls the sockets.
 POLLING = "gloo_tcp_loop"
 
-#: Warm-up calls; timed steps of DDP and all-reduces; numbers in an all-reduce.
+#: Numbers of warm-up calls, timed DDP steps, timed all-reduces, and elements in an all-reduce.
 WARM, STEPS, CALLS, NUMBERS = 50, 300, 1000, 9_000
 
 _PLAIN = "the same without recording"
@@ -43,7 +43,7 @@ FIGURES = {
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Alternate ``reps`` runs of each kind with and without recording."""
+    """Alternate ``reps`` runs with recording and without."""
     samples = take_turns("tap", reps, log, lambda: _run(True), lambda: _run(False))
     pairs = zip(samples["call cpu"], samples["plain call cpu"], strict=True)
     samples["added"] = [recorded - plain for recorded, plain in pairs]
@@ -51,19 +51,19 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _run(record: bool) -> dict[str, float]:
-    """Wall milliseconds of the slower rank and mean CPU milliseconds of both."""
+    """Return the wall milliseconds of the slower rank and the mean CPU milliseconds of both."""
     import distkit as dk
 
     kind = "" if record else "plain "
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     for name, fn in (("step", train), ("call", reduce)):
         wall, busy = zip(*dk.run_ranks(fn, 2, record=record).results, strict=True)
-        found |= {f"{kind}{name}": 1e3 * max(wall), f"{kind}{name} cpu": 1e3 * sum(busy) / 2}
-    return found
+        times |= {f"{kind}{name}": 1e3 * max(wall), f"{kind}{name} cpu": 1e3 * sum(busy) / 2}
+    return times
 
 
 def reduce() -> tuple[float, float]:
-    """On each rank: seconds and CPU seconds of one all-reduce."""
+    """Return this rank's seconds and CPU seconds per all-reduce."""
     import torch
     import torch.distributed as dist
 
@@ -72,7 +72,7 @@ def reduce() -> tuple[float, float]:
 
 
 def train() -> tuple[float, float]:
-    """On each rank: seconds and CPU seconds of one step."""
+    """Return this rank's seconds and CPU seconds per step."""
     import torch
     import torch.nn.functional as F
     from torch.nn.parallel import DistributedDataParallel
@@ -109,7 +109,7 @@ def _timed(call: Callable[[int], object], calls: int) -> tuple[float, float]:
 
 
 def _busy() -> float:
-    """CPU seconds of this process so far, on Linux without gloo's polling thread."""
+    """Return this process's CPU seconds so far, on Linux without gloo's polling thread."""
     if not Path("/proc/self/schedstat").exists():
         return time.process_time()
     nanoseconds = 0

@@ -1,7 +1,7 @@
-"""Samples per second of synchronous SGD, beside DDP under torchrun and MXNet's dist_sync.
+"""Time per sample of synchronous SGD, compared with DDP under torchrun and MXNet's dist_sync.
 
-MXNet needs a separate Python, named by ``DISTKIT_MXNET_PYTHON`` (see kvstore.py). The figures are
-microseconds per sample: lower is better.
+MXNet needs a separate Python, set in ``DISTKIT_MXNET_PYTHON`` (see kvstore.py). The figures are
+microseconds per sample; lower is better.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks import kvstore_peers
 from benchmarks.driver import Log, take_turns
 from benchmarks.figure import Figure, fill
 
-#: Ranks; batch size of a rank; steps per turn; learning rate.
+#: Number of ranks; batch size per rank; steps per turn; learning rate.
 RANKS, BATCH, STEPS, RATE = 4, 32, 300, 0.2
 
 _NAME = f"sync-SGD, digits MLP, {RANKS} ranks: time per sample"
@@ -51,19 +51,19 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
                 lambda: {"mxnet": max(r["step"] for r in mxnet.turn(("steps", STEPS)))}
             )
         seconds = take_turns("train", reps, log, *contenders)
-    each = {name: [1e6 * s / (RANKS * BATCH) for s in found] for name, found in seconds.items()}
-    return fill(FIGURES, each), each
+    samples = {name: [1e6 * s / (RANKS * BATCH) for s in turns] for name, turns in seconds.items()}
+    return fill(FIGURES, samples), samples
 
 
 def _ours() -> dict[str, float]:
     import distkit as dk
 
     results = dk.run_ranks(steps_on_rank, RANKS, record=False).results
-    return {how: max(result[how] for result in results) for how in results[0]}
+    return {variant: max(result[variant] for result in results) for variant in results[0]}
 
 
 def steps_on_rank() -> dict[str, float]:
-    """On a rank: seconds per step with distkit's default all-reduce, and without communication."""
+    """Return this rank's seconds per step with distkit's all-reduce, and without communication."""
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -73,9 +73,9 @@ def steps_on_rank() -> dict[str, float]:
     torch.set_num_threads(1)
     images, labels = dk.data.shard(*dk.demos.digits())
     batches = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))[:-1]
-    found = {}
+    seconds = {}
     with dk.algorithms.use_algorithm("auto"):
-        for how, all_reduce in (
+        for variant, all_reduce in (
             ("auto", dist.all_reduce),
             ("no reduce", lambda tensor: None),
         ):
@@ -88,11 +88,11 @@ def steps_on_rank() -> dict[str, float]:
                 dk.algorithms.sync_sgd_step(
                     net, batch, F.cross_entropy, RATE, all_reduce=all_reduce
                 )
-            found[how] = (time.perf_counter() - start) / STEPS
-    return found
+            seconds[variant] = (time.perf_counter() - start) / STEPS
+    return seconds
 
 
-#: The same training as in PyTorch's tutorial; prints the seconds per step.
+#: Trains the same model as in PyTorch's tutorial, and prints the seconds per step.
 DDP = """
 import sys, time
 import torch
@@ -119,7 +119,7 @@ for step in range(int(steps) + 20):
     optimizer.zero_grad()
     F.cross_entropy(net(images), labels).backward()
     optimizer.step()
-sys.stdout.write(f"seconds {(time.perf_counter() - start) / steps}\\n")  # in one write
+sys.stdout.write(f"seconds {(time.perf_counter() - start) / steps}\\n")  # a single write
 dist.barrier()  # gloo may abort a rank whose peers have ended
 dist.destroy_process_group()
 """

@@ -1,10 +1,10 @@
-"""The timeline in JupyterLab: time to the first picture, frame rate, and lag of a live view.
+"""Time to the first picture, frame rate and live lag of the timeline in JupyterLab.
 
 The first picture is timed from running the cell ``Timeline(trace)`` to painting in a headless
-browser. A live run is synchronous SGD on four ranks: its *lag* is the time from the
-recording of an event until the browser has painted it (all processes of a host share one clock),
-its *cost* compares samples/s with and without the view, both recorded. Kernel and
-browser share the CPUs with the ranks.
+browser. A live run is synchronous SGD on four ranks. Its *lag* is the time from the recording of
+an event until the browser has painted it (all processes of a host share one clock). Its *cost*
+compares samples/s with and without the view, both recorded. Kernel and browser share the CPUs with
+the ranks.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from distkit.events import Event, Op, State
 from distkit.trace.info import RunInfo
 from distkit.trace.trace import Trace
 
-#: Ranks and events of the long traces; ranks, warm-up steps and steps of the live run.
+#: Numbers of ranks and events of long traces; of ranks, warm-up steps and steps of the live run.
 RANKS, SIZES = 8, (100_000, 1_000_000)
 LIVE, WARM, STEPS = 4, 50, 1000
 
-#: In the page: run the next cell, and resolve with the milliseconds until a timeline is drawn.
+#: In the page, run the next cell and resolve with the milliseconds until a timeline is drawn.
 _DRAWN = """() => new Promise((resolve) => {
     const known = new Set(document.querySelectorAll('[data-drawn]'));
     const started = performance.now();
@@ -41,7 +41,7 @@ _DRAWN = """() => new Promise((resolve) => {
     jupyterapp.commands.execute('notebook:run-cell-and-select-next');
 })"""
 
-#: In the page: show all, then zoom and pan, with one wheel event per frame; resolves with the
+#: In the page, show all, then zoom and pan with one wheel event per frame, and resolve with the
 #: duration of each frame [ms].
 _MOVE = """(frames) => new Promise((resolve) => {
     const canvas = [...document.querySelectorAll('[data-drawn] canvas[role]')].at(-1);
@@ -64,7 +64,7 @@ _MOVE = """(frames) => new Promise((resolve) => {
     requestAnimationFrame(turn);
 })"""
 
-#: In the page: appends ``[updates until the picture, seconds since 1970]`` after each paint.
+#: In the page, append ``[updates until the picture, seconds since 1970]`` after each paint.
 _WATCH_PAINTS = """() => {
     window.painted = [];
     const after = new MessageChannel();
@@ -93,7 +93,7 @@ def save_result():
 class Watched(dk.Timeline):
     seen = 0
 
-    def _look(self, trace, live):  # notes what is new in each update
+    def _look(self, trace, live):  # records the new events of each update
         super()._look(trace, live)
         if live:
             taken.append((self._updates, trace.table.time[self.seen:].tolist()))
@@ -102,7 +102,7 @@ class Watched(dk.Timeline):
 cluster = dk.Cluster(LIVE).wait()
 submit(WARM).wait()
 """
-#: The indices of the cells after the first, and their texts.
+#: Indices of the cells after the first, and their sources.
 _WITH, _WITHOUT, _SAVE, _STOP = 1, 2, 3, 4
 _TEXTS = "Watched(submit())", "submit(); None", "save_result()", "cluster.stop()"
 
@@ -133,15 +133,15 @@ FIGURES = {
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     """Measure first pictures and frames of long traces, live runs, and sizes of static pictures."""
-    why = lab.missing()
-    samples = {} if why else {**_in_lab(reps, log), **_live(reps, log)}
+    reason = lab.missing()
+    samples = {} if reason else {**_in_lab(reps, log), **_live(reps, log)}
     samples["static"] = [max(map(_static, (100, 1_000, SIZES[0])))]
-    return fill(FIGURES, samples, why), samples
+    return fill(FIGURES, samples, reason), samples
 
 
 def long_trace(events: int) -> Trace:
-    """A trace of messages and all-reduces on eight ranks, with three events per operation."""
-    found, at = [], 0.0
+    """Return a trace of messages and all-reduces on eight ranks."""
+    events_made, at = [], 0.0
     for seq in range(events // (3 * RANKS)):
         reduces = seq % 3 == 2
         for r in range(RANKS):
@@ -155,21 +155,21 @@ def long_trace(events: int) -> Trace:
                 (State.COMPLETED, at + 2e-6 + seconds),
             ):
                 event = Event(r, seq, op, state, now, peer, "world", 4096, (1024,), "float32")
-                found.append(replace(event, where="train.py:31"))
+                events_made.append(replace(event, where="train.py:31"))
         at += 0.6e-3
-    return Trace(found, RunInfo(name="a long run", world_size=RANKS, backend="gloo"))
+    return Trace(events_made, RunInfo(name="a long run", world_size=RANKS, backend="gloo"))
 
 
 def _static(events: int) -> float:
-    """Size of the static picture of a trace [kB]."""
+    """Return the size of the static picture of a trace [kB]."""
     from distkit.views import Timeline
 
     return len(Timeline(long_trace(events))._svg().encode()) / 1000
 
 
 def _in_lab(reps: int, log: Log) -> Samples:
-    """Milliseconds to the first picture of traces, and of frames while panning and zooming."""
-    found: Samples = {}
+    """Return milliseconds to the first picture of traces, and per frame of panning and zooming."""
+    samples: Samples = {}
     cells = [
         cell
         for n in SIZES
@@ -185,12 +185,12 @@ def _in_lab(reps: int, log: Log) -> Samples:
             started = time.perf_counter()
             lab.command(page, "notebook:run-cell-and-select-next")
             page.wait_for_function(lab.IDLE, timeout=120_000)
-            found[f"load {n}"] = [1e3 * (time.perf_counter() - started)]
-            found[f"open {n}"] = [float(page.evaluate(_DRAWN)) for _ in range(reps)]
+            samples[f"load {n}"] = [1e3 * (time.perf_counter() - started)]
+            samples[f"open {n}"] = [float(page.evaluate(_DRAWN)) for _ in range(reps)]
             page.wait_for_function(lab.IDLE, timeout=120_000)
             if n == SIZES[0]:
-                found["frame"] = page.evaluate(_MOVE, 240)
-    return found
+                samples["frame"] = page.evaluate(_MOVE, 240)
+    return samples
 
 
 def _write_traces(root: Path) -> None:
@@ -202,17 +202,17 @@ def _write_traces(root: Path) -> None:
 
 
 def _live(reps: int, log: Log) -> Samples:
-    """``reps`` pairs of runs: lag [ms] and cost [%] of each."""
+    """Return the lag [ms] and the cost [%] of ``reps`` pairs of runs."""
     with lab.open_notebook(_SETUP, *_TEXTS) as (page, root):
         page.evaluate(_WATCH_PAINTS)
         lab.run_cell(page, 0)
-        found = take_turns("views: live", reps, log, lambda: _pair(page, root / "results.jsonl"))
+        samples = take_turns("views: live", reps, log, lambda: _pair(page, root / "results.jsonl"))
         lab.run_cell(page, _STOP)
-    return found
+    return samples
 
 
 def _pair(page: Any, file: Path) -> dict[str, float]:
-    """One run with the view, and one without."""
+    """Run once with the view and once without."""
     page.evaluate("() => { painted.length = 0; }")
     for cell in (_WITH, _SAVE, _WITHOUT, _SAVE):
         lab.run_cell(page, cell)
@@ -224,14 +224,14 @@ def _pair(page: Any, file: Path) -> dict[str, float]:
 def lag(
     taken: Sequence[tuple[int, list[float]]], painted: Sequence[tuple[int, float]], epoch: float
 ) -> list[float]:
-    """Seconds from each event to the first picture that shows it.
+    """Return the seconds from each event to the first picture that shows it.
 
     Args:
         taken: the number of each update and the times of its events on the monotonic clock.
         painted: the number of updates until each picture, and its time in seconds since 1970.
         epoch: the zero of the monotonic clock in seconds since 1970.
 
-    Events recorded before the first picture are left out.
+    Events recorded before the first picture are omitted.
 
     >>> lag([(0, [1.0]), (1, [1.5, 2.0]), (2, [3.0])], [(1, 11.2), (2, 12.5), (3, 13.5)], 10.0)
     [1.0, 0.5, 0.5]
@@ -242,7 +242,7 @@ def lag(
 
 
 def train(warm: int, steps: int) -> float:
-    """On each rank: samples/s of synchronous SGD, after warm-up steps."""
+    """Return this rank's samples/s of synchronous SGD, after warm-up steps."""
     import torch.distributed as dist
     import torch.nn.functional as F
 

@@ -4,12 +4,12 @@
 
     import distkit as dk
 
-    cluster = dk.Cluster(4)                  # four real ranks, each a process
+    cluster = dk.Cluster(4)                  # four real ranks, one process each
     run = cluster.run(fn)                    # fn on every rank -> results and a trace
     run.trace.messages                       # which rank sent what to which, and when
     dk.Timeline(run.trace)                   # the same as a picture
 
-Importing distkit is light: torch and ipyparallel are imported where they are needed.
+Importing distkit is fast, because torch and ipyparallel are imported only when needed.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _HOMES = {
     # starting ranks and running functions on them
     "distkit.cluster.cluster": ["Cluster"],
     "distkit.cluster.runs.run_ranks": ["run_ranks"],
-    # what they said to each other
+    # traces and comparisons
     "distkit.trace.trace": ["Trace"],
     "distkit.diagnosis.equality": ["equal"],
     "distkit.recording.recorder": ["mark"],
     "distkit.recording.gradients": ["watch_gradients"],
     "distkit.recording.progress": ["progress"],
     "distkit.views": ["Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline"],
-    # what can go wrong
+    # fault injection
     "distkit.recording.trouble": ["trouble"],
     # controls that start runs
     "distkit_experiments": ["Experiment", "sweep"],
-    # your turn
+    # exercises
     "distkit_course": ["check", "hint", "solution", "predict", "concept_check"],
 }
 _MODULES = {
@@ -106,7 +106,7 @@ __getattr__ = attributes(__name__, _home, _MODULES, FORMER)
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """The entry point of ``%load_ext distkit``: it adds the ``%%ranks`` magic."""
+    """Add the ``%%ranks`` magic; called by ``%load_ext distkit``."""
     from distkit import ipython
 
     ipython.install(shell)
@@ -116,11 +116,11 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
 
-def _meet_ipython() -> None:
-    found = sys.modules.get("IPython")
-    shell = found.get_ipython() if found is not None else None
+def _load_in_ipython() -> None:
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
     if shell is not None:
         load_ipython_extension(shell)
 
 
-_meet_ipython()
+_load_in_ipython()

@@ -1,9 +1,9 @@
-"""``python -m distkit``: the same as the command ``distkit``."""
+"""Run the command ``distkit`` with ``python -m distkit``."""
 
 import os
 import sys
 
-if sys.path[0] == os.getcwd():  # noqa: PTH109  # -m put it there: a random.py here would be found
+if sys.path[0] == os.getcwd():  # noqa: PTH109  # -m adds it, so a random.py here would be imported
     del sys.path[0]
 
 from distkit.cli import main

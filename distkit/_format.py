@@ -10,7 +10,7 @@ MOST_TICKS = 8
 
 
 def count(n: int, noun: str) -> str:
-    """Format a number with its noun.
+    """Format a number with a noun.
 
     >>> count(1, "message"), count(1203, "event")
     ('1 message', '1,203 events')
@@ -29,7 +29,7 @@ def ordinal(n: int) -> str:
 
 
 def times(n: int) -> str:
-    """Format a number of times: "once", "3 times"."""
+    """Format a number of times, such as "once" or "3 times"."""
     return "once" if n == 1 else f"{n} times"
 
 
@@ -70,7 +70,7 @@ def human_seconds(s: float) -> str:
 
 
 def joined(words: Sequence[str]) -> str:
-    """Join words as in a sentence.
+    """Join words with commas and "and".
 
     >>> joined(["a", "b", "c"]), joined(["a"])
     ('a, b and c', 'a')
@@ -84,16 +84,16 @@ def named(ranks: Iterable[int]) -> str:
     >>> named([3]), named([2, 0, 3]), named(range(100))
     ('rank 3', 'ranks 0, 2 and 3', 'ranks 0, 1, 2 … 99 (100 in all)')
     """
-    *some, last = sorted(ranks)
-    if not some:
+    *first, last = sorted(ranks)
+    if not first:
         return f"rank {last}"
-    if len(some) > 7:
-        return f"ranks {', '.join(map(str, some[:3]))} … {last} ({len(some) + 1} in all)"
-    return f"ranks {', '.join(map(str, some))} and {last}"
+    if len(first) > 7:
+        return f"ranks {', '.join(map(str, first[:3]))} … {last} ({len(first) + 1} in all)"
+    return f"ranks {', '.join(map(str, first))} and {last}"
 
 
 def time_unit(s: float) -> tuple[float, str]:
-    """Return the factor and the unit in which a duration of ``s`` seconds is short."""
+    """Return the factor and the unit that keep the number of a duration short."""
     if abs(s) >= 0.9995:
         return 1, "s"
     return (1e3, "ms") if abs(s) >= 0.9995e-3 else (1e6, "µs")
@@ -111,7 +111,7 @@ def round_step(span: float, steps: int) -> float:
 
 
 def ticks(first: float, last: float, *, percent: bool = False) -> Iterator[tuple[float, str]]:
-    """Yield round times on an axis [s], or parts of a whole, with their names.
+    """Yield round times [s], or fractions, with their labels on an axis.
 
     >>> list(ticks(0, 0.0021))
     [(0.0, '0'), (0.0005, '0.5 ms'), (0.001, '1.0 ms'), (0.0015, '1.5 ms'), (0.002, '2.0 ms')]
@@ -124,7 +124,7 @@ def ticks(first: float, last: float, *, percent: bool = False) -> Iterator[tuple
 
 
 def _short(x: float) -> str:
-    """Format three significant digits, without trailing zeros."""
+    """Format a number with three significant digits, without trailing zeros."""
     if abs(x) >= 100:
         return f"{x:.0f}"
     return f"{x:.3g}"

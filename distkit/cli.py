@@ -1,8 +1,8 @@
 """The command line: ``distkit demo``, ``trace``, ``replay``, ``doctor`` and others.
 
-A command imports its modules when it runs, so that ``distkit --help`` is quick. Errors that
-distkit raises on purpose are printed as one message, with exit status 1; wrong arguments give 2,
-Ctrl-C 130.
+A command imports its modules when it runs, so that ``distkit --help`` is quick. distkit's errors
+are printed as one message, with exit status 1. The exit status is 2 for wrong arguments and 130
+for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     Args:
-        argv: the words after ``distkit``; by default those of this process.
+        argv: the arguments after ``distkit``; by default those of this process.
 
     Raises:
         SystemExit: The arguments are wrong (status 2), or help was requested (0).
@@ -52,22 +52,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ░ shows ?
     words = list(sys.argv[1:] if argv is None else argv)
-    cut = next((i for i, word in enumerate(words) if _ends_ours(word, words)), len(words))
-    rest = words[cut + 1 :] if words[cut : cut + 1] == ["--"] else words[cut:]
-    options = [word.partition("=")[0] for word in words[1:cut]]
+    end = next((i for i, word in enumerate(words) if _is_passed_on(word, words)), len(words))
+    passed_on = words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
+    options = [word.partition("=")[0] for word in words[1:end]]
     names = [" ".join(["distkit", *words[:1], *option]) for option in ([], *zip(options))]
-    if gone := [GONE[name] for name in names if name in GONE]:
-        print(f"distkit: {gone[0]}", file=sys.stderr)
+    if removed := [GONE[name] for name in names if name in GONE]:
+        print(f"distkit: {removed[0]}", file=sys.stderr)
         return 2
     try:
         if words and words[0] in COMPANIONS:
             load(COMPANIONS[words[0]])
-        args = _parser().parse_args(words[:cut])
-        return int(args.run(args, rest) or 0)
+        args = _parser().parse_args(words[:end])
+        return int(args.run(args, passed_on) or 0)
     except KeyboardInterrupt:
         print("\ndistkit: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader, such as head or less, has closed the pipe
+    except BrokenPipeError:  # a reader such as head or less has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except DistkitError as error:
@@ -75,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _ends_ours(word: str, words: list[str]) -> bool:
-    """Return whether the words from here on belong to another program, such as JupyterLab."""
+def _is_passed_on(word: str, words: list[str]) -> bool:
+    """Return whether this and later arguments are for another program, such as JupyterLab."""
     return word == "--" or (
         words[0] == "lab" and word.startswith("-") and word not in ("-h", "--help")
     )
@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def add_demo(commands: Any) -> None:
     """Add the command ``demo`` to the parser."""
-    demo = commands.add_parser("demo", help="see ranks send, reduce and train, on real data")
+    demo = commands.add_parser("demo", help="watch ranks send, reduce and train on real data")
     demo.add_argument(
         "names",
         nargs="*",
@@ -113,31 +113,31 @@ def add_demo(commands: Any) -> None:
     demo.set_defaults(run=_demo, wrong=demo.error)
 
 
-def _demo(args: argparse.Namespace, rest: list[str]) -> None:
+def _demo(args: argparse.Namespace, passed_on: list[str]) -> None:
     from distkit import demos
 
     for name in args.names:
         if name not in demos.ALL and name != "all":
             args.wrong(f"unknown demo {name!r}: choose from {', '.join(demos.ALL)}, or all")
     check_folder(args.html, args.wrong)
-    shown = []
+    results = []
     for name, demo in demos.ALL.items():
         if name in args.names or not args.names or "all" in args.names:
-            shown.append(demo())
-            _print_demo(shown[-1])
+            results.append(demo())
+            _print_demo(results[-1])
     if args.html:
         print()
-        _demo_page(shown, args.html)
+        _demo_page(results, args.html)
 
 
-def _demo_page(shown: list[Demo], file: Path) -> None:
-    """Write a page of all demonstrations, which begins with the stage view of the ring."""
-    runs = [(name, trace, demo) for demo in shown for name, trace in demo.traces.items()]
+def _demo_page(demos: list[Demo], file: Path) -> None:
+    """Write a page of all demonstrations, starting with the stage view of the ring."""
+    runs = [(name, trace, demo) for demo in demos for name, trace in demo.traces.items()]
     runs.sort(key=lambda run: run[0] != _RING)
     replay_page(
         {name: trace for name, trace, _ in runs},
         file,
-        title="What ranks say to each other",
+        title="Messages between ranks",
         about={name: f"{demo.title.partition(': ')[2].capitalize()}." for name, _, demo in runs},
         first={name: demo.view.lower() for name, _, demo in runs} | {_RING: "stage"},
     )
@@ -166,36 +166,36 @@ def add_trace(commands: Any) -> None:
         "       distkit trace [--out FILE] [--html FILE]"
         " -- torchrun [OPTION ...] script.py [ARGUMENT ...]",
     )
-    trace.add_argument("--ranks", type=int, default=4, metavar="N", help="how many ranks (4)")
+    trace.add_argument("--ranks", type=int, default=4, metavar="N", help="number of ranks (4)")
     trace.add_argument(
         "--seed",
         type=int,
         metavar="S",
-        help="the seed of the ranks' random numbers, to repeat a run",
+        help="seed of the ranks' random numbers, to repeat a run",
     )
     trace.add_argument(
         "--out",
         type=Path,
         default=Path("trace.gz"),
         metavar="FILE",
-        help="the file of the trace (trace.gz); with torchrun the ranks' files are in a folder "
-        "beside it, without the .gz",
+        help="the trace file (trace.gz); with torchrun, the ranks' files are in a folder of the "
+        "same name without .gz",
     )
-    trace.add_argument("--html", type=Path, metavar="FILE", help="write a replay page, too")
+    trace.add_argument("--html", type=Path, metavar="FILE", help="also write a replay page")
     trace.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     trace.set_defaults(run=_trace, wrong=trace.error)
 
 
-def _trace(args: argparse.Namespace, rest: list[str]) -> int | None:
-    command = [*args.command, *rest]
+def _trace(args: argparse.Namespace, passed_on: list[str]) -> int | None:
+    command = [*args.command, *passed_on]
     if not command:
-        args.wrong("name the script: distkit trace -- train.py")
+        args.wrong("missing script; usage: distkit trace -- train.py")
     if Path(command[0]).suffix != ".py":
         hosts = load("distkit_hosts.cli")
         if hosts.is_launcher(command):
             return int(hosts.trace(args, command))
     if not Path(command[0]).is_file():
-        args.wrong(f"{command[0]}: no such script")
+        args.wrong(f"{command[0]}: script not found")
     for file in (args.out, args.html):
         check_folder(file, args.wrong)
     from distkit.cluster.runs.run import Run
@@ -205,7 +205,7 @@ def _trace(args: argparse.Namespace, rest: list[str]) -> int | None:
         run = run_ranks(command[0], args.ranks, *command[1:], seed=args.seed)
     except (RunError, KeyboardInterrupt) as error:
         unfinished = getattr(error, "run", None)
-        if isinstance(unfinished, Run):  # its trace shows how far it came
+        if isinstance(unfinished, Run):  # its trace shows its progress
             keep(unfinished.trace, args)
         raise
     keep(run.trace, args)
@@ -222,8 +222,8 @@ def keep(trace: Trace, args: argparse.Namespace) -> None:
         replay_page({Path(args.out).stem: trace}, args.html)
 
 
-#: Maximum number of files that are named.
-_MOST_FILES = 8
+#: Maximum number of files that are listed.
+_MAX_LISTED = 8
 
 
 def add_replay(commands: Any) -> None:
@@ -243,13 +243,15 @@ def add_replay(commands: Any) -> None:
         "sync_sgd_8, servers_6, simulated_64 or h100_4, which come with distkit",
     )
     replay.add_argument(
-        "--html", type=Path, metavar="OUT", help="the file of the page (a temporary one)"
+        "--html", type=Path, metavar="OUT", help="the file of the page (a temporary file)"
     )
-    replay.add_argument("--no-browser", action="store_true", help="write the page, open nothing")
+    replay.add_argument(
+        "--no-browser", action="store_true", help="write the page without opening it"
+    )
     replay.set_defaults(run=_replay, wrong=replay.error)
 
 
-def _replay(args: argparse.Namespace, rest: list[str]) -> None:
+def _replay(args: argparse.Namespace, passed_on: list[str]) -> None:
     check_folder(args.html, args.wrong)
     trace, name = open_trace(args.files), args.files[0].stem
     print(f"{trace.info.name or name}: {summary(trace)}.")
@@ -261,18 +263,18 @@ def _replay(args: argparse.Namespace, rest: list[str]) -> None:
     page = args.html or Path(tempfile.mkdtemp(prefix="distkit-"), f"{name}.html")
     replay_page({name: trace}, page)
     if not args.no_browser and not webbrowser.open(page.resolve().as_uri()):
-        print("No browser could be started here: open that address in one.")
+        print("No browser could be started: open this address in a browser.")
 
 
 def _files(trace: Trace) -> list[str]:
-    """Return lines with the file of each rank, if each rank has one."""
-    told = [f"rank {rank}: {its.file}" for rank, its in trace.info.ranks.items() if its.file]
-    more = len(told) - _MOST_FILES
-    return [*told[:_MOST_FILES], *([f"… and {more} more files"] if more > 0 else [])]
+    """Return lines that name the file of each rank, if ranks have files."""
+    lines = [f"rank {rank}: {info.file}" for rank, info in trace.info.ranks.items() if info.file]
+    hidden = len(lines) - _MAX_LISTED
+    return [*lines[:_MAX_LISTED], *([f"… and {hidden} more files"] if hidden > 0 else [])]
 
 
 def open_trace(files: list[Path]) -> Trace:
-    """Return the trace in some files, or one that comes with distkit."""
+    """Return the trace in these files, or the trace of this name that comes with distkit."""
     from distkit.demos import RECORDED, recorded
     from distkit.trace.trace import Trace
 
@@ -289,17 +291,17 @@ def open_trace(files: list[Path]) -> Trace:
 
 def add_explain(commands: Any) -> None:
     """Add the command ``explain`` to the parser."""
-    explain = commands.add_parser("explain", help="read what a finding means: explain DK303")
+    explain = commands.add_parser("explain", help="explain what a finding means, for example DK303")
     explain.add_argument(
         "finding",
         nargs="?",
         metavar="CODE",
-        help="a finding's code or name; without it, all of them are listed",
+        help="a finding's code or name; without it, all findings are listed",
     )
     explain.set_defaults(run=_explain)
 
 
-def _explain(args: argparse.Namespace, rest: list[str]) -> None:
+def _explain(args: argparse.Namespace, passed_on: list[str]) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
@@ -307,26 +309,26 @@ def _explain(args: argparse.Namespace, rest: list[str]) -> None:
     from distkit.explain import find, nearest, page
 
     if args.finding is None:
-        for code, known in RULES.items():
-            _print_wrapped(f"{code}  {known.name:<20}  {known.title()}", 29)
+        for code, listed in RULES.items():
+            _print_wrapped(f"{code}  {listed.name:<20}  {listed.title()}", 29)
         return
     rule = find(args.finding)
     if rule is None:
-        near = nearest(args.finding)
+        similar = nearest(args.finding)
         raise DistkitError(
-            f"no finding is called {args.finding}: the nearest is {near.code}, {near.name}."
+            f"unknown finding {args.finding}. The most similar is {similar.code}, {similar.name}."
         )
     Console().print(Markdown(page(rule)))
 
 
-# -- distkit lab and distkit bench, which use folders of the checkout ----------------------------
+# -- distkit lab and distkit bench, which need a checkout ----------------------------------------
 
 
 #: The checkout that distkit runs from, with the notebooks and the benchmarks.
 CHECKOUT = Path(__file__).resolve().parents[1]
-#: The folder of copies in the checkout, which git ignores, and its record of the originals.
+#: The folder of copies in the checkout, which git ignores, and the record of their originals.
 FOLDER, RECORD = "my-notebooks", ".originals.json"
-#: Runs jupyterlab as a module, but does not import a random.py in the current folder.
+#: Runs jupyterlab as a module without importing modules from the current folder.
 JUPYTERLAB = "import sys; del sys.path[0]; from jupyterlab.labapp import main; sys.exit(main())"
 
 
@@ -342,7 +344,7 @@ def add_lab(commands: Any) -> None:
         nargs="?",
         type=Path,
         metavar="NOTEBOOK",
-        help="a notebook or a folder; options are JupyterLab's",
+        help="a notebook or a folder; options are passed to JupyterLab",
     )
     lab.set_defaults(run=_lab)
 
@@ -350,33 +352,33 @@ def add_lab(commands: Any) -> None:
 def add_bench(commands: Any) -> None:
     """Add the command ``bench`` to the parser."""
     bench = commands.add_parser("bench", help="measure distkit and compare it with other programs")
-    bench.add_argument("name", metavar="NAME", help="a file of the checkout's benchmarks/, or all")
-    bench.add_argument("--json", action="store_true", help="print one JSON object, not a table")
+    bench.add_argument("name", metavar="NAME", help="a file in the checkout's benchmarks/, or all")
+    bench.add_argument("--json", action="store_true", help="print a JSON object instead of a table")
     bench.add_argument("--reps", type=int, metavar="N", help="repetitions of each measurement")
     bench.add_argument(
         "--stand-in",
         choices=["cpu"],
-        help="with gpu: run the same code on the CPU, whose numbers say nothing about a GPU",
+        help="with gpu: run the same code on the CPU; the numbers do not apply to GPUs",
     )
     bench.set_defaults(run=_bench, wrong=bench.error)
 
 
-def _lab(args: argparse.Namespace, rest: list[str]) -> None:
+def _lab(args: argparse.Namespace, passed_on: list[str]) -> None:
     from importlib.util import find_spec
 
     if find_spec("jupyterlab") is None:
-        raise DistkitError("JupyterLab is not installed here. Run: pip install jupyterlab")
+        raise DistkitError("JupyterLab is not installed. Run: pip install jupyterlab")
     target = args.notebook or _welcome()
     if args.notebook is None:  # the notebooks link to distkit's sources
-        rest = [f"--ServerApp.root_dir={CHECKOUT}", *rest]
+        passed_on = [f"--ServerApp.root_dir={CHECKOUT}", *passed_on]
     if not target.exists():
-        raise DistkitError(f"{target}: there is no such notebook or folder.")
-    if os.geteuid() == 0 and "--allow-root" not in rest:  # as usual in containers
-        rest = [*rest, "--allow-root"]
+        raise DistkitError(f"{target}: notebook or folder not found.")
+    if os.geteuid() == 0 and "--allow-root" not in passed_on:  # as usual in containers
+        passed_on = [*passed_on, "--allow-root"]
     # hides the question about Jupyter's news, which would cover the notebook
     paths = [str(Path(__file__).parent / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]
     os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, paths))
-    os.execv(sys.executable, [sys.executable, "-c", JUPYTERLAB, str(target), *rest])
+    os.execv(sys.executable, [sys.executable, "-c", JUPYTERLAB, str(target), *passed_on])
 
 
 def _welcome() -> Path:
@@ -385,37 +387,35 @@ def _welcome() -> Path:
         folder, older = copies(CHECKOUT)
         for name in older:
             print(
-                f"{folder.name}/{name}: yours is kept; there is a newer one in notebooks/. "
-                "Rename yours to get it."
+                f"{folder.name}/{name}: your copy is kept; notebooks/ has a newer version. "
+                "Rename your copy to get it."
             )
         return folder / "00_welcome.ipynb"
     raise DistkitError(
-        "the notebooks are not installed with distkit: ask your teacher for the folder "
-        "notebooks, or take it from the project's repository, and name it: distkit lab notebooks"
+        "the notebooks are not installed with distkit: get the folder notebooks from your teacher "
+        "or the project's repository, then run: distkit lab notebooks"
     )
 
 
 def copies(checkout: Path) -> tuple[Path, list[str]]:
-    """Update the copies that their reader has not changed.
-
-    Running a copy changes it, too.
+    """Update the copies that have not been changed; running a copy changes it.
 
     Returns:
-        The folder, and the names of changed copies that are older than their originals.
+        The folder, and the names of changed copies with newer originals.
     """
     folder = checkout / FOLDER
     folder.mkdir(exist_ok=True)
     record = folder / RECORD
-    known: dict[str, str] = json.loads(record.read_text()) if record.exists() else {}
+    digests: dict[str, str] = json.loads(record.read_text()) if record.exists() else {}
     older = []
     for original in sorted((checkout / "notebooks").glob("*.ipynb")):
-        copy, now = folder / original.name, _digest(original)
-        if not copy.exists() or _digest(copy) == known.get(copy.name):
+        copy, digest = folder / original.name, _digest(original)
+        if not copy.exists() or _digest(copy) == digests.get(copy.name):
             shutil.copyfile(original, copy)
-            known[copy.name] = now
-        elif known.get(copy.name) != now:
+            digests[copy.name] = digest
+        elif digests.get(copy.name) != digest:
             older.append(copy.name)
-    record.write_text(json.dumps(known, indent=1))
+    record.write_text(json.dumps(digests, indent=1))
     return folder, older
 
 
@@ -423,21 +423,21 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _bench(args: argparse.Namespace, rest: list[str]) -> None:
+def _bench(args: argparse.Namespace, passed_on: list[str]) -> None:
     if not CHECKOUT.joinpath("benchmarks").is_dir():
         raise DistkitError(
-            "the benchmarks are not installed with distkit: get them with its source, "
-            "and install that: pip install --editable FOLDER"
+            "the benchmarks are not installed with distkit: get its source, then run: "
+            "pip install --editable FOLDER"
         )
     sys.path.insert(0, str(CHECKOUT))
     import benchmarks
 
     if args.name not in {"all", *benchmarks.ALL}:
-        args.wrong(f"there is no benchmark {args.name!r}: {', '.join(benchmarks.ALL)} or all")
+        args.wrong(f"unknown benchmark {args.name!r}: choose {', '.join(benchmarks.ALL)} or all")
     if args.reps is not None and args.reps < 1:
         args.wrong("--reps must be at least 1")
     if args.stand_in and args.name != "gpu":
-        args.wrong("--stand-in is an option of bench gpu alone")
+        args.wrong("--stand-in is only an option of bench gpu")
     names = benchmarks.ALL if args.name == "all" else [args.name]
     log = partial(print, file=sys.stderr, flush=True)
     options = {"stand_in": args.stand_in} if args.stand_in else {}
@@ -448,32 +448,32 @@ def _bench(args: argparse.Namespace, rest: list[str]) -> None:
 # -- shared by several commands -------------------------------------------------------------------
 
 
-def replay_page(traces: dict[str, Trace], file: Path, **how: Any) -> None:
-    """Write the stand-alone page, as ``to_html`` does, and print its address."""
+def replay_page(traces: dict[str, Trace], file: Path, **options: Any) -> None:
+    """Write a stand-alone page with ``to_html``, and print its address."""
     from distkit.views.widget.page import to_html
 
-    write(file, lambda: to_html(traces, file, **how))
+    write(file, lambda: to_html(traces, file, **options))
     print(f"Replay: {file.resolve().as_uri()}")
 
 
 def check_folder(file: Path | None, wrong: Callable[[str], NoReturn]) -> None:
-    """Check before the work that a file can be written."""
+    """Check in advance that a file can be written."""
     if file is None:
         return
     if file.is_dir():
-        wrong(f"{file} is a folder: name a file")
+        wrong(f"{file} is a folder: pass the name of a file")
     if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
-        wrong(f"{file}: cannot write a file there")
+        wrong(f"{file}: the file cannot be written there")
 
 
-def write(file: Path, how: Callable[[], object]) -> None:
-    """Write a file.
+def write(file: Path, save: Callable[[], object]) -> None:
+    """Write a file by calling ``save``.
 
     Raises:
         DistkitError: The file cannot be written.
     """
     try:
-        how()
+        save()
     except OSError as error:
         raise DistkitError(f"{file} cannot be written ({error.strerror}).") from error
 
@@ -481,35 +481,35 @@ def write(file: Path, how: Callable[[], object]) -> None:
 def print_findings(findings: Iterable[Finding]) -> None:
     """Print the findings of a diagnosis, each with its remedy."""
     for finding in findings:
-        said = f"{finding.message}\n{finding.remedy} [{finding.code}]"
-        for i, line in enumerate(said.splitlines()):
+        text = f"{finding.message}\n{finding.remedy} [{finding.code}]"
+        for i, line in enumerate(text.splitlines()):
             _print_wrapped(("    " if i else "  - ") + line, 4)
 
 
 def _print_wrapped(line: str, inner: int) -> None:
-    """Print a line as a paragraph, wrapped to the terminal's width with indented lines."""
+    """Print a line, wrapped to the terminal's width; continuation lines are indented."""
     width = shutil.get_terminal_size().columns
     parts = textwrap.wrap(line, width, subsequent_indent=" " * inner, break_on_hyphens=False)
     print("\n".join(parts))
 
 
 def clocks(trace: Trace) -> list[str]:
-    """Return lines with the offsets of the hosts' clocks and their errors."""
+    """Return lines that report the offsets of the hosts' clocks and their errors."""
     from distkit._format import human_seconds
 
-    first, said = trace.info.rank(0).host, []
+    reference, lines = trace.info.rank(0).host, []
     for host, clock in trace.info.clocks.items():
-        sure = _BY_WALL if clock.error is None else f"± {human_seconds(clock.error)}"
-        way = "ahead of" if clock.ahead >= 0 else "behind"
-        said += [f"The clock of {host} is {abs(clock.ahead):.6f} s {way} that of {first} ({sure})."]
-    return said[1:]  # the first is the reference
+        error = _WALL_CLOCKS if clock.error is None else f"± {human_seconds(clock.error)}"
+        offset = f"{abs(clock.ahead):.6f} s {'ahead of' if clock.ahead >= 0 else 'behind'}"
+        lines += [f"The clock of {host} is {offset} that of {reference} ({error})."]
+    return lines[1:]  # the first is the reference
 
 
-_BY_WALL = "by their wall clocks only"
+_WALL_CLOCKS = "by their wall clocks only"
 
 
 def summary(trace: Trace) -> str:
-    """Return a summary of a trace in one line."""
+    """Return a one-line summary of a trace."""
     from distkit._format import count
 
     lost = f", {trace.dropped} events dropped" if trace.dropped else ""

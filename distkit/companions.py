@@ -1,6 +1,6 @@
 """Companion packages, which distkit imports lazily for some of its public names.
 
-Companions import distkit like any program; distkit imports companions only by :func:`load`.
+Companions import distkit like any program; distkit imports companions only through :func:`load`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def load(module: str) -> ModuleType:
         if package == "distkit" or error.name != package:
             raise
         raise CompanionError(
-            f"{package} is not installed. It comes with distkit: run 'python -m pip install "
+            f"{package} is not installed. It is part of distkit: run 'python -m pip install "
             "--force-reinstall distkit', or in a checkout 'python -m pip install --editable .'."
         ) from None
 
@@ -50,7 +50,7 @@ def attributes(
         package: the name of the package.
         homes: the module of each public name.
         modules: the full name of each public name that is a module.
-        former: the new module of each name that has moved; using it warns.
+        former: the new module of each name that has moved; using the name warns.
     """
     modules, former = modules or {}, former or {}
 
@@ -60,11 +60,11 @@ def attributes(
         if name in modules:
             return load(modules[name])
         if name in former:
-            now = f"{former[name]}.{name}"
+            target = f"{former[name]}.{name}"
             warnings.warn(
-                f"{package}.{name} has moved: write {now} instead.", DeprecationWarning, 2
+                f"{package}.{name} has moved: use {target} instead.", DeprecationWarning, 2
             )
-            return pkgutil.resolve_name(now)
+            return pkgutil.resolve_name(target)
         raise AttributeError(
             GONE.get(f"{package}.{name}", f"module {package!r} has no attribute {name!r}")
         )

@@ -1,4 +1,4 @@
-"""Consistency models: the gradients of an update, and the workers that a pull waits for. Pure.
+"""Consistency models, which define an update's gradients and a pull's waiting. Pure.
 
 =============  =======================================  =====================================
 model          an update applies                        a pull waits for
@@ -12,9 +12,10 @@ bounded s      each gradient as it arrives              workers more than s grad
 
 With ``s = 0`` no worker runs ahead; ``s = ∞`` is asynchronous. A worker's *clock* counts its
 gradients of a key. The server, the simulation, diagnosis and the Servers view use these rules.
-Sources: Li et al., 2014; Chen et al., Revisiting
-distributed synchronous SGD, 2016 (backup workers); Ho et al., More effective distributed ML via a
-stale synchronous parallel parameter server, 2013.
+
+Sources: Li et al., 2014; Chen et al., Revisiting distributed synchronous SGD, 2016 (backup
+workers); Ho et al., More effective distributed ML via a stale synchronous parallel parameter
+server, 2013.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Synchronous:
-    """An update applies one gradient of every worker, except ``backup`` of them.
+    """A model whose updates apply one gradient of every worker, except ``backup`` workers.
 
     >>> Synchronous().awaits(clock=1, version=0, arrived={0}, members={0, 1, 2}, clocks={})
     {1, 2}
@@ -39,7 +40,7 @@ class Synchronous:
     def place(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
         """Return the round of a gradient and its worker's next clock; None if it is too late.
 
-        With backup workers it is the round of the weights that the gradient was computed from.
+        With backup workers, this is the round of the weights that the gradient was computed from.
         ``clock`` is its worker's clock, ``pulled`` the version it was computed from, ``version``
         the current version, which is also the number of the current round.
         """
@@ -51,7 +52,7 @@ class Synchronous:
         return bool(arrived) and len(set(members).difference(arrived)) <= self.backup
 
     def needs(self, clock: int) -> int:
-        """Return the number of gradients of each worker that a pull needs: its own number."""
+        """Return the number of gradients that a pull needs from each worker, its own number."""
         return clock
 
     def awaits(
@@ -64,14 +65,14 @@ class Synchronous:
     ) -> set[int]:
         """Return the workers that a pull waits for, made when its worker was at ``clock``.
 
-        These are the workers missing in the round, until its own gradients are applied.
+        These are the workers missing in the round, until the worker's gradients are applied.
         """
         return set() if version >= self.needs(clock) else set(members).difference(arrived)
 
 
 @dataclass(frozen=True)
 class Asynchronous:
-    """Each gradient is an update; workers run at most ``staleness`` gradients ahead.
+    """A model in which each gradient is an update; workers are at most ``staleness`` ahead.
 
     >>> Asynchronous(staleness=3).awaits(5, 9, (), members={0, 1, 2}, clocks={0: 5, 1: 2, 2: 1})
     {2}
@@ -82,15 +83,15 @@ class Asynchronous:
     halts: ClassVar[bool] = False
 
     def place(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
-        """Return the current version as the round: gradients are applied at once."""
+        """Return the current version as the round, since gradients are applied immediately."""
         return version, clock + 1
 
     def complete(self, arrived: Collection[int], members: Collection[int]) -> bool:
-        """Return whether there is a gradient."""
+        """Return whether a gradient has arrived."""
         return bool(arrived)
 
     def needs(self, clock: int) -> int:
-        """Return its own number of gradients less ``staleness``."""
+        """Return the pulling worker's number of gradients less ``staleness``."""
         return 0 if self.staleness is None else clock - self.staleness
 
     def awaits(
@@ -102,8 +103,8 @@ class Asynchronous:
         clocks: Mapping[int, int],
     ) -> set[int]:
         """Return the workers that are too far behind."""
-        least = self.needs(clock)
-        return {m for m in members if clocks.get(m, 0) < least}
+        minimum = self.needs(clock)
+        return {m for m in members if clocks.get(m, 0) < minimum}
 
 
 #: ``backup``: number of workers that a round does not wait for. ``staleness``: number of gradients

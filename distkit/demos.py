@@ -1,9 +1,9 @@
 """Four demonstrations on real ranks and real data: send, reduce, train, serve.
 
 Each is a function for notebooks (``dk.demos.p2p()``) and an argument of the command line
-(``distkit demo p2p``). It returns a :class:`Demo`: a summary in sentences, and the traces, the
-first of which is displayed. The programs of the ranks come first. They are plain
-``torch.distributed``, to be read and copied.
+(``distkit demo p2p``). It returns a :class:`Demo`, with a summary and the traces, the first of
+which is displayed. The ranks' programs come first; they are plain ``torch.distributed``, to be
+read and copied.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def model() -> nn.Module:
 
 
 def pass_a_digit() -> tuple[Tensor, Tensor]:
-    """Pass an image from rank 0 along all ranks, each of which receives it and sends it on."""
+    """Pass an image from rank to rank; return this rank's image before and after."""
     import torch
     import torch.distributed as dist
 
@@ -69,7 +69,7 @@ def average_digit(all_reduce: Callable[[Tensor], Any] | None = None) -> tuple[Te
 def train_in_step(
     epochs: int = EPOCHS, all_reduce: Callable[[Tensor], Any] | None = None
 ) -> dict[str, Any]:
-    """Train by synchronous data-parallel SGD, each rank on its shard."""
+    """Train with synchronous data-parallel SGD, each rank on its shard."""
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -118,7 +118,7 @@ def train_with_servers(mode: str, epochs: int = PS_EPOCHS) -> dict[str, Any]:
     keys, weights = zip(*net.named_parameters(), strict=True)
     kv = kvstore.create(mode)
     kv.init(keys, weights)
-    # the servers add the workers' gradients; dividing makes the sum a mean
+    # the servers add the workers' gradients; dividing turns the sum into a mean
     kv.set_optimizer(kvstore.SGD(learning_rate=LR / kv.num_workers))
     for i in epochs * [*range(0, len(images) - BATCH + 1, BATCH)]:
         kv.pull(keys, out=weights)
@@ -154,7 +154,7 @@ def accuracy(weights: Tensor) -> float:
 
 @dataclass
 class Demo:
-    """The result of a demonstration: sentences, the traces they are drawn from, and a view."""
+    """The result of a demonstration: a summary, its traces, and the name of a view."""
 
     title: str
     lines: list[str]
@@ -172,7 +172,7 @@ class Demo:
 
 
 def p2p() -> Demo:
-    """Pass a handwritten digit from rank to rank by send and receive."""
+    """Pass a handwritten digit from rank to rank with send and recv."""
     import torch
 
     run = run_ranks(pass_a_digit, RANKS)
@@ -183,8 +183,10 @@ def p2p() -> Demo:
         for rank, (before, after) in enumerate(run.results)
         for line in _picture(f"rank {rank}", before, after)
     ]
-    lines += [_brief(run.trace), f"every rank ends with the same image, bit by bit: {_yes(equal)}"]
-    return Demo("p2p: a digit passed from rank to rank by send and recv", lines, {"p2p": run.trace})
+    lines += [_brief(run.trace), f"all ranks have the same image, bit by bit: {_yes(equal)}"]
+    return Demo(
+        "p2p: a digit passed from rank to rank with send and recv", lines, {"p2p": run.trace}
+    )
 
 
 def all_reduce() -> Demo:
@@ -204,15 +206,15 @@ def all_reduce() -> Demo:
         *_picture("rank 0", partial / (len(images) // RANKS), mean),
         f"native: {_brief(native.trace)}",
         f"ring:   {_brief(ring.trace)}, {len(ring.trace.messages) // RANKS} per rank = 2(n-1)",
-        f"ring: all ranks equal to the bit: {_yes(same)}; "
-        f"largest difference to one process's mean: {error:.1e}",
+        f"ring: all ranks bitwise equal: {_yes(same)}; "
+        f"largest difference from one process's mean: {error:.1e}",
     ]
     traces = {"all_reduce (native)": native.trace, "all_reduce (ring)": ring.trace}
     return Demo("all_reduce: the average digit, from partial sums on every rank", lines, traces)
 
 
 def sync_sgd() -> Demo:
-    """Train by synchronous SGD, and compare the replicas with one process on the whole batch."""
+    """Train with synchronous SGD, and compare the replicas with one process on the whole batch."""
     import torch
 
     run = run_ranks(train_in_step, RANKS)
@@ -222,7 +224,7 @@ def sync_sgd() -> Demo:
     lines = [
         f"{len(losses)} steps of {RANKS} x {BATCH} images: loss {losses[0]:.3f} → "
         f"{losses[-1]:.3f}, accuracy {accuracy(weights[0]):.1%}",
-        f"replicas identical to the bit: {_yes(identical)}",
+        f"replicas bitwise equal: {_yes(identical)}",
         _compared(weights[0], train_alone(RANKS)),
         _brief(run.trace),
     ]
@@ -234,7 +236,7 @@ def parameter_server() -> Demo:
     """Train with a parameter server, synchronously and asynchronously."""
     from distkit.cluster.cluster import Cluster
 
-    lines = ["2 workers, 2 servers and a scheduler, each a process of its own"]
+    lines = ["2 workers, 2 servers and a scheduler, each in a separate process"]
     traces = {}
     with Cluster(workers=2, servers=2) as cluster:
         for mode in ("dist_sync", "dist_async"):
@@ -251,7 +253,7 @@ def parameter_server() -> Demo:
     return Demo("parameter_server: workers push gradients to servers", lines, traces, "Servers")
 
 
-#: The demonstrations by name, in the order in which they teach.
+#: The demonstrations by name, in teaching order.
 ALL: dict[str, Callable[[], Demo]] = {
     "p2p": p2p,
     "all_reduce": all_reduce,
@@ -260,7 +262,7 @@ ALL: dict[str, Callable[[], Demo]] = {
 }
 
 
-# -- runs that were recorded before ------------------------------------------------
+# -- recorded runs -----------------------------------------------------------------
 
 _FOLDER = Path(__file__).parent / "recorded"
 #: The names of larger runs that come with distkit, recorded by tools/record.
@@ -268,7 +270,7 @@ RECORDED = sorted(file.stem for file in _FOLDER.glob("*.trace"))
 
 
 def recorded(name: str) -> Trace:
-    """Return the trace of a run that comes with distkit; needs no torch.
+    """Return the trace of a run that comes with distkit; this needs no torch.
 
     Args:
         name: one of ``dk.demos.RECORDED``.
@@ -281,22 +283,22 @@ def recorded(name: str) -> Trace:
     (480, 'A ring all-reduce on 16 ranks')
     """
     if name not in RECORDED:
-        raise ValueError(f"no recorded run is called {name!r}. There are: {', '.join(RECORDED)}.")
+        raise ValueError(f"unknown recorded run {name!r}. Choose from: {', '.join(RECORDED)}.")
     return Trace.load(_FOLDER / f"{name}.trace")
 
 
-# -- small parts -----------------------------------------------------------------
+# -- formatting ------------------------------------------------------------------
 
 
 def _brief(trace: Trace) -> str:
     sizes = sum(m.nbytes for m in trace.messages)
-    said = f"{count(len(trace.messages), 'message')}, {sizes:,} bytes" if trace.messages else ""
-    called = count(len(trace.collectives), "collective") if trace.collectives else ""
-    return ", ".join(filter(None, [said, called, human_seconds(trace.seconds)]))
+    messages = f"{count(len(trace.messages), 'message')}, {sizes:,} bytes" if trace.messages else ""
+    calls = count(len(trace.collectives), "collective") if trace.collectives else ""
+    return ", ".join(filter(None, [messages, calls, human_seconds(trace.seconds)]))
 
 
 def _picture(title: str, before: Tensor, after: Tensor) -> list[str]:
-    """Return two images side by side in block characters: a rank's image before and after."""
+    """Return a rank's images before and after, side by side in block characters."""
     left, right = _blocks(before), _blocks(after)
     lines = [f"{a}   →   {b}" for a, b in zip(left, right, strict=True)]
     return [f"{title:<9}{lines[0]}", *(" " * 9 + line for line in lines[1:])]
@@ -308,9 +310,9 @@ def _blocks(image: Tensor) -> list[str]:
     return ["".join(shades[v] * 2 for v in row) for row in rows]
 
 
-def _compared(weights: Tensor, alone: Tensor) -> str:
-    difference = float((weights - alone).abs().max())
-    return f"largest difference of a weight to one process on the whole batch: {difference:.1e}"
+def _compared(weights: Tensor, reference: Tensor) -> str:
+    difference = float((weights - reference).abs().max())
+    return f"largest difference of a weight from one process on the whole batch: {difference:.1e}"
 
 
 def _yes(fact: bool) -> str:

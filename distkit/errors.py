@@ -4,27 +4,27 @@
 
     DistkitError
     ├── ClusterError            the cluster as a whole
-    │   ├── StartError          it could not be started (too many ranks, no such GPU, a folder…)
+    │   ├── StartError          it could not be started (too many ranks, a missing GPU, a folder…)
     │   └── StoppedError        it was used after stop()
     ├── RunError                one run of a function on the ranks
-    │   ├── RankError           the function raised on a rank: its traceback is in the message
+    │   ├── RankError           the function raised on a rank; its traceback is in the message
     │   ├── RankDied            a rank's process ended in the middle of the run
-    │   ├── DeadlockError       ranks waited for each other for ever: its findings say why
-    │   │   └── MismatchError   their calls do not match: in size, order, root …
-    │   ├── NotPicklableError   the function, an argument or a result
+    │   ├── DeadlockError       ranks waited for each other forever; its findings explain why
+    │   │   └── MismatchError   their calls do not match in size, order, root …
+    │   ├── NotPicklableError   the function, an argument or a result cannot be pickled
     │   └── RunInterrupted      the run was interrupted by cluster.interrupt() or the stop button
-    ├── StepError               a stepper cannot do what was asked
-    ├── KVStoreError            a parameter-server call that cannot be served
-    ├── LayoutError             ranks that cannot share a model in this way
+    ├── StepError               a stepper cannot carry out a command
+    ├── KVStoreError            a parameter-server call failed
+    ├── LayoutError             ranks cannot share a model in this way
     ├── StrategyError           replicas made calls that do not match
-    ├── TrainingError           training cannot go on: a gradient is NaN, for example
-    ├── CompanionError          a companion of distkit that is not installed
-    ├── LaboratoryError         hosts that cannot be created on this machine
-    └── TraceFileError          a trace file that cannot be read
+    ├── TrainingError           training cannot continue, for example because a gradient is NaN
+    ├── CompanionError          a companion of distkit is not installed
+    ├── LaboratoryError         hosts cannot be created on this machine
+    └── TraceFileError          a trace file cannot be read
 
-Beside them are ``RunStopped``, a KeyboardInterrupt, and ``CommunicationWarning``.
+``RunStopped``, a KeyboardInterrupt, and ``CommunicationWarning`` are separate.
 
-Each message is a sentence or two: *what* happened, *where*, and the *remedy*.
+Each message states *what* happened, *where*, and the *remedy*, in a sentence or two.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from functools import partial
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
-#: Path prefixes of distkit and its companions. Installed, they are side by side and the companions'
-#: names begin with distkit's; a checkout has the companions in a folder.
+#: Path prefixes of distkit and its companions. Installed, the packages are side by side and the
+#: companions' names start with distkit's; a checkout has the companions in a folder.
 OWN = (str(_ROOT / "distkit"), str(_ROOT / "companions"))
 
 #: Maximum width of errors in a notebook [columns].
@@ -45,7 +45,7 @@ WIDTH = 100
 
 
 class _BriefTraceback(BaseException):
-    """In a notebook, shows its message and the user's line instead of distkit's frames."""
+    """An exception that shows the user's line instead of distkit's frames in a notebook."""
 
     def _render_traceback_(self) -> list[str]:
         """Return the traceback that IPython shows."""
@@ -68,7 +68,7 @@ class _BriefTraceback(BaseException):
 
 
 def _wrap(line: str) -> str:
-    """Break a line at spaces, since JupyterLab breaks long ones within words; code stays whole."""
+    """Wrap a line at spaces, because JupyterLab breaks words; code is not wrapped."""
     if line.startswith(" "):
         return line
     wrapped = textwrap.wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False)
@@ -81,11 +81,11 @@ def is_generated(file: str, function: str) -> bool:
 
 
 class DistkitError(_BriefTraceback, Exception):
-    """Base class of every error that distkit raises on purpose."""
+    """The base class of all errors that distkit raises on purpose."""
 
 
 class ClusterError(DistkitError):
-    """The cluster as a whole cannot do what was asked."""
+    """The cluster as a whole cannot carry out a call."""
 
 
 class StartError(ClusterError):
@@ -99,7 +99,7 @@ class StoppedError(ClusterError):
 class RunError(DistkitError):
     """One run of a function on the ranks failed.
 
-    ``run`` is the :class:`distkit.cluster.Run` up to the failure: its trace, and the
+    ``run`` is the :class:`distkit.cluster.Run` up to the failure, with its trace and the
     results of the ranks that finished.
     """
 
@@ -109,7 +109,7 @@ class RunError(DistkitError):
 class RankError(RunError):
     """The function raised on a rank.
 
-    ``rank`` is the first rank that raised, ``line`` its ``file:line``,
+    ``rank`` is the first rank that raised, ``line`` its ``file:line``, and
     ``traceback`` the remote traceback as text.
     """
 
@@ -125,7 +125,7 @@ class RankError(RunError):
 class RankDied(RankError):
     """A rank's process ended in the middle of the run.
 
-    ``line`` is the line of the crash, if it was reported; otherwise of the last recorded call.
+    ``line`` is the line of the crash if it was reported, otherwise that of the last recorded call.
     """
 
 
@@ -133,10 +133,10 @@ class DeadlockError(RunError):
     """Ranks waited for each other forever, and were released.
 
     ``findings`` describes which ranks waited for which, on which lines, and the remedy. A notebook
-    shows a picture of that above the message.
+    shows a picture of the waits above the message.
     """
 
-    #: Returns the picture as a MIME bundle; empty if there is none.
+    #: Returns the picture as a MIME bundle, or an empty one.
     draw: Callable[[], dict[str, str]] = dict
 
     def __init__(self, message: str, findings: Sequence[object] = ()) -> None:
@@ -149,7 +149,7 @@ class DeadlockError(RunError):
         return self.draw() or {"text/plain": repr(self)}
 
     def _render_traceback_(self) -> list[str]:
-        if not self._shown and (picture := self.draw()):  # a kernel asks twice
+        if not self._shown and (picture := self.draw()):  # a kernel calls this twice
             from IPython.display import display
 
             self._shown = True
@@ -160,7 +160,7 @@ class DeadlockError(RunError):
 class MismatchError(DeadlockError):
     """Ranks called collectives that do not match and would have hung.
 
-    They differ in the operation, the tensor's size or dtype, the root or the order: ``findings``
+    They differ in the operation, the tensor's size or dtype, the root or the order. ``findings``
     describes the difference and the lines.
     """
 
@@ -174,7 +174,7 @@ class RunInterrupted(RunError):
 
 
 class StepError(DistkitError):
-    """A stepper cannot do what was asked."""
+    """A stepper cannot carry out a command."""
 
 
 class RunStopped(_BriefTraceback, KeyboardInterrupt):
@@ -191,7 +191,7 @@ class CommunicationWarning(UserWarning):
 
 
 class KVStoreError(DistkitError):
-    """A parameter-server call that cannot be served."""
+    """A parameter-server call failed."""
 
 
 class StrategyError(DistkitError):
@@ -199,7 +199,7 @@ class StrategyError(DistkitError):
 
 
 class TrainingError(DistkitError):
-    """Training cannot go on: ``rank``, ``step`` (from 1) and ``layer`` are those of the cause."""
+    """Training cannot continue; ``rank``, ``step`` (from 1) and ``layer`` locate the cause."""
 
     def __init__(self, message: str, *, rank: int = 0, step: int = 0, layer: str = "") -> None:
         super().__init__(message)
@@ -207,16 +207,16 @@ class TrainingError(DistkitError):
 
 
 class LayoutError(DistkitError, ValueError):
-    """Ranks that cannot share a model in this way."""
+    """Ranks cannot share a model in this way."""
 
 
 class CompanionError(DistkitError, ModuleNotFoundError):
-    """A companion of distkit is not installed; the message says how to install it."""
+    """A companion of distkit is not installed; the message explains how to install it."""
 
 
 class LaboratoryError(DistkitError):
-    """A laboratory of several hosts that cannot be made, or cannot do what was asked."""
+    """A laboratory of several hosts cannot be created, or cannot carry out a call."""
 
 
 class TraceFileError(DistkitError, ValueError):
-    """A trace file that cannot be read: corrupt, truncated, or of a newer distkit."""
+    """A trace file cannot be read, because it is corrupt, truncated or from a newer distkit."""

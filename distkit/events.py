@@ -1,4 +1,4 @@
-"""Events: the plain data that all parts of distkit exchange.
+"""Events, the plain data that all parts of distkit exchange.
 
 Recorders, simulators and files *produce* events; views, diagnosis, export and
 statistics *consume* them. Nothing here imports torch, so a saved trace opens anywhere.
@@ -47,7 +47,7 @@ class Op(_StringEnum):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_TO_ALL = "all_to_all"
     BARRIER = "barrier"
-    NEW_GROUP = "new_group"  # called by every rank of the world, member or not
+    NEW_GROUP = "new_group"  # called by every rank of the world, members or not
     # dist.Store: the method and the keys are attributes
     STORE_WAIT = "store_wait"
     STORE_SET = "store_set"
@@ -81,7 +81,7 @@ class State(_StringEnum):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Bounded summary of a tensor's values: events never contain whole tensors.
+    """A bounded summary of a tensor's values, because events never contain whole tensors.
 
     ``values`` are at most 64 numbers at equal strides through the flattened
     tensor of ``size`` elements; ``norm`` (Euclidean), ``min`` and ``max`` are over
@@ -97,7 +97,7 @@ class Summary:
 
 
 class Attributes(dict[str, Any]):
-    """Immutable mapping of the attributes that only some operations have.
+    """An immutable mapping of attributes that only some operations have.
 
     The values are strings, numbers, booleans, or tuples of them.
 
@@ -114,7 +114,7 @@ class Attributes(dict[str, Any]):
         return Attributes, (dict(self),)
 
     def _raise_immutable(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError("attributes of an event do not change; use dataclasses.replace(event, ...)")
+        raise TypeError("event attributes are immutable; use dataclasses.replace(event, ...)")
 
     __setitem__ = __delitem__ = __ior__ = _raise_immutable
     update = pop = popitem = setdefault = clear = _raise_immutable
@@ -122,13 +122,13 @@ class Attributes(dict[str, Any]):
 
 NO_ATTRIBUTES = Attributes()
 
-#: Attributes that hold a source line: of a reference implementation's caller, and of ``wait()``.
+#: Attributes that hold source lines, of a reference implementation's caller and of ``wait()``.
 LINES = "caller", "waits_at"
 
 #: Attribute that holds the call stack of a wait as source lines, innermost first.
 STACK = "stack"
 
-#: Attributes that the label leaves out.
+#: Attributes that the label omits.
 _NOT_IN_LABEL = frozenset(
     {*LINES, STACK, "device", "stream", "memory", "device_seconds"}
     | {"sends", "receives", "zeroes_gradient", "lost"}
@@ -172,7 +172,7 @@ def _format_value(value: Any) -> str:
 
 
 def key_name(key: object) -> str:
-    """Return a key as display text; a string of digits is quoted, unlike a number.
+    """Return a key as display text, with quotes around a string of digits.
 
     >>> key_name("w"), key_name(7), key_name("7")
     ('w', '7', "'7'")
@@ -184,14 +184,14 @@ def key_name(key: object) -> str:
 class Event:
     """One state transition of one operation on one rank.
 
-    ``time`` is in seconds on a monotonic clock common to the host's processes,
-    ``nbytes`` in bytes, ``peer`` a global rank (the other end of a point-to-point
-    call or of a request, the root of a rooted collective), ``shape`` and ``dtype``
+    ``time`` is in seconds on a monotonic clock common to the host's processes, and
+    ``nbytes`` in bytes. ``peer`` is a global rank: the other end of a point-to-point
+    call or of a request, or the root of a rooted collective. ``shape`` and ``dtype``
     describe the tensor. ``tag`` is the tag of a point-to-point call, ``where`` the user's
     ``file:line``. ``match`` links a request to its reply if the transport
     numbers its messages; otherwise :attr:`distkit.Trace.matches` finds the matches.
 
-    ``attributes`` holds what only some operations have; ``label`` is its text for display:
+    ``attributes`` holds values that only some operations have; ``label`` is its display text:
 
     ===============================  ============================================================
     operation                        attributes
@@ -257,8 +257,8 @@ class Event:
 class Span:
     """One operation from start to completion, derived from its events.
 
-    ``start`` is the time at which it went to the backend, or of the call until then.
-    ``end`` is None until it completes.
+    ``start`` is the time at which the operation was passed to the backend, or that of the call
+    before then. ``end`` is None until it completes.
     ``before`` and ``after`` summarize the tensor's values at start and end.
     """
 
@@ -284,13 +284,13 @@ class Span:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds from start to end, None until it ends."""
+        """Seconds from start to end; None until it ends."""
         return None if self.end is None else self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One point-to-point transfer: ``sent`` and ``received`` in seconds, None if never.
+    """One point-to-point transfer, ``sent`` and ``received`` at times [s], None if never.
 
     ``send`` and ``recv`` are the ``(rank, seq)`` of the two operations.
     """

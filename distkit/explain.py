@@ -1,4 +1,4 @@
-"""Pages of the rules, which ``distkit explain`` prints and ``tools/findings`` writes."""
+"""Pages about the rules, which ``distkit explain`` prints and ``tools/findings`` writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distkit.diagnosis.rules import RULES, Rule
 
 
 def find(word: str) -> Rule | None:
-    """Return the rule with this code or name.
+    """Return the rule with this code or name, or None.
 
     >>> [find(word).code for word in ("dk303", "wrong_tag")]
     ['DK303', 'DK303']
@@ -20,15 +20,15 @@ def find(word: str) -> Rule | None:
 
 def nearest(word: str) -> Rule:
     """Return the rule whose code or name is most similar to a word."""
-    known = {**{rule.name: rule for rule in RULES.values()}, **RULES}
-    return known[get_close_matches(word, known, 1, 0)[0]]
+    rules = {**{rule.name: rule for rule in RULES.values()}, **RULES}
+    return rules[get_close_matches(word, rules, 1, 0)[0]]
 
 
 def page(rule: Rule) -> str:
     """Return a rule's page in Markdown, with a program of :mod:`distkit.hangs`."""
     from distkit.hangs import ALL
 
-    title, meaning, rest = inspect.cleandoc(rule.page).split("\n\n", 2)
+    title, meaning, remedy = inspect.cleandoc(rule.page).split("\n\n", 2)
     cases = [case for case in ALL.values() if case.kind == rule.name]
     example = ""
     if cases:
@@ -37,4 +37,4 @@ def page(rule: Rule) -> str:
         source = f"```python\n{cases[0].source}```"
         example = f"\n\n## Example\n\n{call} runs this program:\n\n{source}"
     head = f"# {rule.code} {rule.name}\n\n**{title}**"
-    return f"{head}\n\n{meaning}{example}\n\n## What to do\n\n{rest}\n"
+    return f"{head}\n\n{meaning}{example}\n\n## What to do\n\n{remedy}\n"

@@ -1,7 +1,7 @@
-"""The ways in which distributed programs hang, crash or go wrong silently, each in a few lines.
+"""Short programs that hang, crash or compute wrong results.
 
-Run one and read why: ``cluster.run(hangs.recv_cycle)``. ``ALL`` has them by name,
-with what :meth:`distkit.Trace.diagnose` must find in each.
+Run one and read the explanation: ``cluster.run(hangs.recv_cycle)``. ``ALL`` has them by name,
+with the finding that :meth:`distkit.Trace.diagnose` must report for each.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def ring_of_recvs() -> None:
 
 
 def ring_of_sends() -> None:
-    """Every rank sends to the right first: a send waits for its receiver."""
+    """Every rank sends to the right first, and each send waits for its receiver."""
     me, n, z = dist.get_rank(), dist.get_world_size(), torch.zeros(3)
     dist.send(z + 1, dst=(me + 1) % n)
     dist.recv(z, src=(me - 1) % n)
@@ -87,7 +87,7 @@ def wrong_source() -> None:
 
 
 def wrong_destination() -> None:
-    """Rank 0 sends to rank 2, and it is rank 1 that waits for the message."""
+    """Rank 0 sends to rank 2, but rank 1 waits for the message."""
     x = torch.ones(3)
     if dist.get_rank() == 0:
         dist.send(x, dst=2)
@@ -96,7 +96,7 @@ def wrong_destination() -> None:
 
 
 def message_race() -> None:
-    """Rank 0 receives from any source, twice: which message is which is left to chance."""
+    """Rank 0 receives twice from any source, so the order of the messages is random."""
     first, second = torch.zeros(1), torch.zeros(1)
     if dist.get_rank() == 0:
         dist.recv(first)
@@ -107,7 +107,7 @@ def message_race() -> None:
 
 
 def wrong_dtype() -> None:
-    """Floats are received into integers: nothing hangs, but the numbers are wrong."""
+    """Rank 1 receives floats into integers: nothing hangs, but the numbers are wrong."""
     if dist.get_rank() == 0:
         dist.send(torch.ones(3), dst=1)
     elif dist.get_rank() == 1:
@@ -115,7 +115,7 @@ def wrong_dtype() -> None:
 
 
 def wrong_shape() -> None:
-    """The receiver's tensor is too small: the backend ends the process."""
+    """The receiver's tensor is too small, so the backend aborts the process."""
     if dist.get_rank() == 0:
         dist.send(torch.ones(100), dst=1)
     elif dist.get_rank() == 1:
@@ -123,7 +123,7 @@ def wrong_shape() -> None:
 
 
 def early_read() -> None:
-    """The buffer of an irecv is used before wait(): it may hold anything."""
+    """Rank 1 uses the buffer of an irecv before wait(), when it may hold anything."""
     x = torch.zeros(3)
     if dist.get_rank() == 0:
         dist.send(x + 1, dst=1)
@@ -134,7 +134,7 @@ def early_read() -> None:
 
 
 def never_waited() -> None:
-    """Rank 0 does not wait for its isend: it might change x before x has been sent."""
+    """Rank 0 does not wait for its isend, so it might change x before x has been sent."""
     x = torch.ones(3)
     if dist.get_rank() == 0:
         dist.isend(x, dst=1)
@@ -144,11 +144,11 @@ def never_waited() -> None:
 
 
 def criss_cross() -> None:
-    """Two stages of a pipeline send past each other: the next activation, and a gradient."""
+    """Two stages of a pipeline send to each other at once: an activation and a gradient."""
     x = torch.ones(3)
     if dist.get_rank() == 0:
         dist.send(x, dst=1)  # the activation of micro-batch 0
-        dist.send(x, dst=1)  # that of micro-batch 1
+        dist.send(x, dst=1)  # the activation of micro-batch 1
         dist.recv(x, src=1)
     elif dist.get_rank() == 1:
         dist.recv(x, src=0)
@@ -164,13 +164,13 @@ def early_receive() -> None:
         dist.recv(x, src=1)  # for stage 2, micro-batch 0: too early
         dist.send(x, dst=1)  # stage 0, micro-batch 1
     elif dist.get_rank() == 1:
-        dist.recv(x, src=0)  # stage 1 takes both micro-batches before it sends one on
+        dist.recv(x, src=0)  # stage 1 receives both micro-batches before it sends one
         dist.recv(x, src=0)
         dist.send(x, dst=0)
 
 
 def missing_key() -> None:
-    """Rank 0 sets one key, and the others wait for a different one."""
+    """Rank 0 sets one key, but the others wait for a different one."""
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 0:
         store.set("data ready", "yes")
@@ -206,7 +206,7 @@ def another_order() -> None:
 
 
 def swapped_lines() -> None:
-    """Rank 0 reduces b before a, on different lines than the others."""
+    """Rank 0 reduces b before a, in a different order from the others."""
     a, b = torch.ones(3), torch.ones(5)
     first, second = (b, a) if dist.get_rank() == 0 else (a, b)
     dist.all_reduce(first)
@@ -214,7 +214,7 @@ def swapped_lines() -> None:
 
 
 def different_reduction() -> None:
-    """Rank 0 reduces by MAX, the others by SUM: nothing hangs, but the numbers are wrong."""
+    """Rank 0 reduces with MAX, the others with SUM: nothing hangs, but the numbers are wrong."""
     op = dist.ReduceOp.MAX if dist.get_rank() == 0 else dist.ReduceOp.SUM
     dist.all_reduce(torch.ones(3), op=op)
 
@@ -230,14 +230,14 @@ def different_shape() -> None:
 
 
 def split_mismatch() -> None:
-    """Rank 0 sends one row to rank 1, which awaits two: the other one stays as it was."""
+    """Rank 0 sends one row to rank 1, which expects two: the second keeps its old value."""
     first = dist.get_rank() == 0
     sent, awaited = ([1, 1], [1, 2]) if first else ([2, 2], [2, 2])
     dist.all_to_all_single(torch.zeros(sum(awaited)), torch.ones(sum(sent)), awaited, sent)
 
 
 def skipped() -> None:
-    """Rank 0 does not take part."""
+    """Rank 0 does not call the collective."""
     x = torch.ones(3)
     if dist.get_rank() != 0:
         dist.all_reduce(x)
@@ -251,7 +251,7 @@ def uneven() -> None:
 
 
 def missing_barrier() -> None:
-    """Rank 2 forgets the barrier."""
+    """Rank 2 does not call the barrier."""
     if dist.get_rank() != 2:
         dist.barrier()
 
@@ -281,7 +281,7 @@ def new_group_skipped() -> None:
 
 
 def leaked_group() -> None:
-    """Each step makes a group, and none is destroyed."""
+    """Each step creates a group, and none is destroyed."""
     for _ in range(3):
         group = dist.new_group()
         dist.all_reduce(torch.ones(3), group=group)
@@ -300,7 +300,7 @@ def destroyed_group() -> None:
 
 
 def missing_push() -> None:
-    """Rank 1 pushes once less than rank 0, which waits for the gradient."""
+    """Rank 1 pushes one gradient fewer than rank 0, which waits for it."""
     kv = kvstore.create("dist_sync")
     kv.init("w", torch.zeros(4))
     for _ in range(2 if kv.rank == 1 else 3):
@@ -321,11 +321,11 @@ def missing_worker() -> None:
         kvstore.create("dist_sync")
 
 
-# -- training, and ranks that end ---------------------------------------------------
+# -- training, and ranks that fail --------------------------------------------------
 
 
 class _TwoHeads(torch.nn.Module):
-    """Has a second head that is not always used."""
+    """A network with a second head that is not always used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -343,7 +343,7 @@ def unused_parameter() -> None:
 
 
 def lost_gradient() -> None:
-    """In a group, torch's broadcast with a gradient takes another rank for the source."""
+    """In a group, torch's differentiable broadcast uses the wrong rank as the source."""
     from torch.distributed.nn.functional import broadcast
 
     last = dist.new_group([1])
@@ -367,7 +367,7 @@ def killed() -> None:
 
 
 def straggler() -> None:
-    """Rank 2 is slow in every step: the others wait, and nothing is wrong."""
+    """Rank 2 is slow in every step: the others wait, but the results are right."""
     for _ in range(5):
         if dist.get_rank() == 2:
             time.sleep(0.2)
@@ -378,7 +378,7 @@ def straggler() -> None:
 class Case:
     """A program of the catalogue, with the expected finding.
 
-    ``how`` is its end: it "hangs", it "fails" with an error, or it "finishes".
+    ``how`` is its outcome: it "hangs", it "fails" with an error, or it "finishes".
     """
 
     program: Callable[[], None]
@@ -395,14 +395,14 @@ class Case:
 
     @property
     def source(self) -> str:
-        """The program's text."""
+        """The program's source code."""
         return inspect.getsource(self.program)
 
     def run(self) -> Run:
-        """Run the program on ranks of its own.
+        """Run the program on new ranks.
 
         Raises:
-            RunError: it hangs or fails, as most do.
+            RunError: it hangs or fails, as most programs do.
         """
         from distkit.cluster.cluster import Cluster
         from distkit.cluster.runs.run_ranks import run_ranks

@@ -1,16 +1,16 @@
-"""The additions of ``import distkit`` to IPython: ``%%ranks``, and errors in a line or two.
+"""The IPython extension of ``import distkit``: ``%%ranks``, and short error messages.
 
 ::
 
-    %%ranks                     the cell on every rank
-    %%ranks 0,2                 only on these
-    %%ranks --step              paused before each communication, in the cockpit
-    %%ranks --seed 3            with the random numbers of this seed
+    %%ranks                     run the cell on every rank
+    %%ranks 0,2                 only on these ranks
+    %%ranks --step              pause before each communication, in the cockpit
+    %%ranks --seed 3            with this seed for random numbers
 
-Each is a short form of :meth:`distkit.Cluster.execute` on the cluster that was made last.
+Each is a short form of :meth:`distkit.Cluster.execute` on the latest cluster.
 
-An error that distkit or torch raises about a mistake in a cell is shown with the cell's line and
-the message. Any other error is shown as IPython does.
+An error that distkit or torch raises about a mistake in a cell is shown as the cell's line and
+the message. IPython shows other errors as usual.
 """
 
 from __future__ import annotations
@@ -35,18 +35,21 @@ _TORCH = "-packages/torch/"
 #: Torch's message for a missing process group, and its replacement.
 _NO_GROUP = "process group has not been initialized"
 _ON_THE_RANKS = (
-    "this runs in the notebook, which is no rank and has no process group. Call torch.distributed "
-    "inside a function and give the function itself, without parentheses, to the ranks: "
-    "cluster.run(fn)."
+    "this runs in the notebook, which is not a rank and has no process group. Call "
+    "torch.distributed inside a function, and pass the function itself, without parentheses, to "
+    "the ranks: cluster.run(fn)."
 )
 
 
 def install(shell: Any) -> None:
-    """Add ``%%ranks`` to an IPython shell, and shorten the tracebacks of such errors."""
+    """Add ``%%ranks`` to an IPython shell, and shorten the tracebacks of users' mistakes."""
     shell.register_magic_function(ranks, "cell")
-    shown = shell.InteractiveTB
-    if not hasattr(shown, "distkit"):
-        shown.distkit, shown.structured_traceback = True, _shortened(shown.structured_traceback)
+    printer = shell.InteractiveTB
+    if not hasattr(printer, "distkit"):
+        printer.distkit, printer.structured_traceback = (
+            True,
+            _shortened(printer.structured_traceback),
+        )
 
 
 # -- %%ranks -----------------------------------------------------------------------------------
@@ -59,9 +62,9 @@ _options.add_argument("ranks", nargs="*")
 
 
 def ranks(line: str, cell: str) -> Any:
-    """Run a cell on the ranks of the latest cluster, in their own variables.
+    """Run a cell on the ranks of the latest cluster, each with separate variables.
 
-    ``torch``, ``dist``, ``rank`` and ``world_size`` are defined; variables stay from cell to cell.
+    ``torch``, ``dist``, ``rank`` and ``world_size`` are defined; variables persist between cells.
     """
     from distkit.cluster.cluster import latest
     from distkit.cluster.notebook import name_running_cell, place
@@ -69,7 +72,7 @@ def ranks(line: str, cell: str) -> Any:
     args = _options.parse_args(line.replace(",", " ").split())
     cluster = latest()
     if cluster is None:
-        raise UsageError("there is no cluster. Make one first: cluster = dk.Cluster(4)")
+        raise UsageError("no cluster is running. Start one first: cluster = dk.Cluster(4)")
     chosen = _numbers(args.ranks, cluster)
     file = name_running_cell(f"%%ranks {line}".rstrip() + f"\n{cell}")
     try:
@@ -91,22 +94,22 @@ def _explain_name(error: RankError) -> None:
 
     name = str(error).partition("name '")[2].partition("' is not defined")[0]
     if name in get_ipython().user_ns:
-        more = f"{name} is a variable of the notebook, and the ranks have their own: set it in "
-        more += "a %%ranks cell."
-        error.args = (f"{error.args[0]}\n{more}",)
+        hint = f"{name} is a variable of the notebook, which ranks do not have: set it in "
+        hint += "a %%ranks cell."
+        error.args = (f"{error.args[0]}\n{hint}",)
 
 
 def _numbers(words: list[str], cluster: Cluster) -> list[int] | None:
-    """Return the ranks in words such as ["0", "2"] or ["1-3"]; None, for all ranks, if empty."""
+    """Parse ranks such as ["0", "2"] or ["1-3"]; return None, for all ranks, if there are none."""
     chosen: list[int] = []
     for word in words:
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
-        span = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
+        span = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
         if not span:
-            most = cluster.plan.ranks - 1
-            said = f"%%ranks {' '.join(words)}: name ranks from 0 to {most}, as 0,2 or 1-3"
-            raise UsageError(said)
-        chosen += span[: cluster.plan.ranks + 1]  # enough to find one that is not there
+            last = cluster.plan.ranks - 1
+            text = f"%%ranks {' '.join(words)}: pass ranks from 0 to {last}, such as 0,2 or 1-3"
+            raise UsageError(text)
+        chosen += span[: cluster.plan.ranks + 1]  # enough to detect a missing rank
     return chosen or None
 
 
@@ -131,19 +134,19 @@ def shorten(
 ) -> tuple[type[BaseException], BaseException, TracebackType]:
     """Return an error and its traceback, shortened if it is about the user's line."""
     files = [frame.filename for frame in traceback.extract_tb(tb)]
-    ours = files[-1].startswith(OWN) and _raised_on_purpose(tb)
-    torchs = _NO_GROUP in str(error) and _TORCH in files[-1]
+    from_distkit = files[-1].startswith(OWN) and _raised_on_purpose(tb)
+    from_torch = _NO_GROUP in str(error) and _TORCH in files[-1]
     first = next((i for i, f in enumerate(files) if f.startswith(OWN) or _TORCH in f), None)
-    if not (ours or torchs) or not first:
+    if not (from_distkit or from_torch) or not first:
         return type(error), error, tb
-    if torchs:
+    if from_torch:
         error = type(error)(_ON_THE_RANKS)
     error.__cause__, error.__suppress_context__ = None, True
     return type(error), error, _cut(tb, first)
 
 
 def _raised_on_purpose(tb: TracebackType) -> bool:
-    """Return whether the innermost line is a ``raise``; errors of the library itself are not."""
+    """Return whether the innermost line is a ``raise``, unlike in errors of the library itself."""
     while tb.tb_next is not None:
         tb = tb.tb_next
     line = linecache.getline(tb.tb_frame.f_code.co_filename, tb.tb_lineno)
@@ -152,5 +155,5 @@ def _raised_on_purpose(tb: TracebackType) -> bool:
 
 def _cut(tb: TracebackType, count: int) -> TracebackType:
     """Return the ``count`` outermost frames of a traceback."""
-    rest = _cut(tb.tb_next, count - 1) if count > 1 and tb.tb_next is not None else None
-    return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+    inner = _cut(tb.tb_next, count - 1) if count > 1 and tb.tb_next is not None else None
+    return TracebackType(inner, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)

@@ -1,8 +1,8 @@
-"""A plug-in for pytest: ``pytest --distkit-notebooks lessons/`` runs each notebook as a test.
+"""A pytest plugin, whose option ``--distkit-notebooks`` runs each notebook as a test.
 
 A cell that raises an error fails the test, unless it has Jupyter's tag ``raises-exception``. A cell
-that takes too long is interrupted as by the stop button, so the test fails with distkit's diagnosis
-of the ranks instead of hanging.
+that takes too long is interrupted as with the stop button, so the test fails with distkit's
+diagnosis of the ranks instead of hanging.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ from typing import Any
 
 import pytest
 
-#: Time for the kernel to end an interrupted cell [s].
+#: Grace period for an interrupted cell to end [s].
 _GRACE = 30.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the plug-in's options."""
+    """Add the plugin's options."""
     group = parser.getgroup("distkit")
     group.addoption(
-        "--distkit-notebooks", action="store_true", help="run each *.ipynb that is found as a test"
+        "--distkit-notebooks", action="store_true", help="run each *.ipynb file as a test"
     )
     group.addoption(
         "--distkit-notebook-timeout",
         type=float,
         default=240,
         metavar="SECONDS",
-        help="how long a cell may take before it is interrupted (default: %(default)s)",
+        help="time after which a cell is interrupted (default: %(default)s)",
     )
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect a notebook, if the option is set."""
-    wanted = file_path.suffix == ".ipynb" and ".ipynb_checkpoints" not in file_path.parts
-    if wanted and parent.config.getoption("--distkit-notebooks"):
+    """Collect a notebook if the option is set."""
+    is_notebook = file_path.suffix == ".ipynb" and ".ipynb_checkpoints" not in file_path.parts
+    if is_notebook and parent.config.getoption("--distkit-notebooks"):
         return NotebookFile.from_parent(parent, path=file_path)
     return None
 
 
 class NotebookFile(pytest.File):
-    """A notebook with its one test."""
+    """A notebook file, with one test."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """Return the one test."""
+        """Yield the notebook's test."""
         yield NotebookItem.from_parent(self, name="runs")
 
 
 class NotebookItem(pytest.Item):
-    """The run of a notebook from top to bottom, with a new kernel in an empty folder."""
+    """A test that runs a notebook from top to bottom, with a new kernel in an empty folder."""
 
     def runtest(self) -> None:
-        """Run it."""
+        """Run the notebook."""
         import nbformat
 
         try:
             notebook = nbformat.read(self.path, as_version=4)  # type: ignore[no-untyped-call]
         except Exception as error:
-            raise NotebookFailed(f"Jupyter cannot read it: {error}") from None
+            raise NotebookFailed(f"Jupyter cannot read the notebook: {error}") from None
         limit = self.config.getoption("--distkit-notebook-timeout")
         with TemporaryDirectory(prefix="distkit-notebook-") as folder:
             execute(notebook, Path(folder), limit)
@@ -69,18 +69,18 @@ class NotebookItem(pytest.Item):
     def repr_failure(  # type: ignore[override]
         self, excinfo: pytest.ExceptionInfo[BaseException], **_: Any
     ) -> str:
-        """Return the failure's message, without the plug-in's traceback."""
+        """Return the failure's message, without the plugin's traceback."""
         if isinstance(excinfo.value, NotebookFailed):
             return f"{self.path.name}: {excinfo.value}"
         return str(super().repr_failure(excinfo))
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        """Name the notebook in the report's heading."""
+        """Return the notebook's name for the report's heading."""
         return self.path, None, self.path.name
 
 
 class NotebookFailed(Exception):
-    """A notebook has failed; the message names the cell and the reason."""
+    """A notebook failed; the message names the cell and the reason."""
 
 
 def execute(notebook: Any, folder: Path, limit: float = 240) -> None:
@@ -92,22 +92,22 @@ def execute(notebook: Any, folder: Path, limit: float = 240) -> None:
         limit: the time after which a cell is interrupted [s].
 
     Raises:
-        NotebookFailed: A cell has raised an error or taken too long, or the kernel has died.
+        NotebookFailed: A cell raised an error or took too long, or the kernel died.
     """
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    at, timer, late = 0, None, 0
+    current, timer, timed_out = 0, None, 0
     interrupts: list[asyncio.Future[None]] = []
 
     def interrupt() -> None:
-        nonlocal late
-        late = at
+        nonlocal timed_out
+        timed_out = current
         interrupts.append(asyncio.ensure_future(client.km.interrupt_kernel()))
 
     def begin(cell: Any, cell_index: int) -> None:
-        nonlocal at, timer
-        at = cell_index + 1
+        nonlocal current, timer
+        current = cell_index + 1
         timer = asyncio.get_running_loop().call_later(limit, interrupt)
 
     client: Any = NotebookClient(
@@ -117,16 +117,18 @@ def execute(notebook: Any, folder: Path, limit: float = 240) -> None:
         on_cell_execute=begin,
         on_cell_executed=lambda **_: timer.cancel() if timer else None,
     )
-    why = ""
+    reason = ""
     try:
         client.execute()
     except CellExecutionError as error:
-        why = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+        reason = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     except CellTimeoutError:
-        why = "It did not end then."
+        reason = "It did not end even then."
     except DeadKernelError as error:
-        raise NotebookFailed(f"cell {at}: {error}") from error
-    if late:
-        raise NotebookFailed(f"cell {late} took longer than {limit:g} s and was interrupted. {why}")
-    if why:
-        raise NotebookFailed(f"cell {at} failed. {why}")
+        raise NotebookFailed(f"cell {current}: {error}") from error
+    if timed_out:
+        raise NotebookFailed(
+            f"cell {timed_out} took longer than {limit:g} s and was interrupted. {reason}"
+        )
+    if reason:
+        raise NotebookFailed(f"cell {current} failed. {reason}")

@@ -1,6 +1,6 @@
 """Detection of user files that shadow a module.
 
-With a ``random.py`` beside a notebook, ``import random`` imports that file. Python's error names
+With a ``random.py`` next to a notebook, ``import random`` imports that file. Python's error names
 the missing attribute, not the wrong file.
 """
 
@@ -18,21 +18,21 @@ _TYPICAL_PACKAGES = ("torch", "numpy", "ipyparallel")
 
 
 def libraries(path: Iterable[str]) -> list[str]:
-    """Return the entries of a module search path with libraries, the standard library first.
+    """Return the library folders of a module search path, the standard library first.
 
     Args:
-        path: such as ``sys.path``; relative entries are the user's folder.
+        path: a search path such as ``sys.path``; relative entries are the user's folder.
     """
     entries = [entry for entry in dict.fromkeys(path) if Path(entry).is_absolute()]
-    own = [entry for entry in entries if _is_standard_library(entry)]
-    return own + [e for e in entries if e not in own and _has_packages(Path(e))]
+    standard = [entry for entry in entries if _is_standard_library(entry)]
+    return standard + [e for e in entries if e not in standard and _has_packages(Path(e))]
 
 
 def _is_standard_library(entry: str) -> bool:
     """Return whether an entry is the standard library, its zip file or its compiled modules."""
-    homes = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
-    return entry in homes or Path(entry).name in (zipped, "lib-dynload")
+    return entry in folders or Path(entry).name in (zipped, "lib-dynload")
 
 
 def _has_packages(folder: Path) -> bool:
@@ -55,7 +55,7 @@ def check(*names: str) -> None:
 
 
 def explain(error: BaseException) -> str:
-    """Return a message about the file that shadows a module, if it caused the error; else ""."""
+    """Return a message about a file that shadows a module if that caused the error; else ""."""
     if type(error) not in (AttributeError, ImportError, ModuleNotFoundError):
         return ""  # a subclass may have attributes with side effects
     if isinstance(error, AttributeError):
@@ -71,11 +71,11 @@ def explain(error: BaseException) -> str:
 
 
 def _message(name: str, file: str | None) -> str:
-    """Return that a file shadows the module of this name; "" if it is the module."""
+    """Return a message that a file shadows the module of this name; "" if it does not."""
     hidden = None if file is None else PathFinder.find_spec(name, libraries(sys.path))
     if hidden is None or hidden.origin is None or "." in name:
         return ""
     if Path(str(file)).resolve() == Path(hidden.origin).resolve():
         return ""
     kind = "Python's module" if name in sys.stdlib_module_names else "the package"
-    return f"{file} has the name of {kind} {name} and hides it: rename the file."
+    return f"{file} has the same name as {kind} {name} and shadows it: rename the file."

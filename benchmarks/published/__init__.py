@@ -1,7 +1,7 @@
-"""Published scaling tables beside the cost model's predictions. Nothing is measured here.
+"""Published scaling tables compared with the cost model's predictions, without measurements.
 
-tables.py holds the numbers with their sources; the other modules predict one kind of table each.
-Some rows of a table determine the constants of its machine; they are marked and never scored.
+tables.py holds the numbers and their sources; each other module predicts one kind of table. Some
+rows of a table determine the constants of its machine; they are marked and never scored.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from benchmarks.published.rows import Row
 
 
 def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """Predict every row, and score the rows that determine no constant; ``reps`` is ignored."""
-    found = {
+    """Predict every row, and score the rows that were not fitted; ``reps`` is ignored."""
+    predictions = {
         "collectives": collectives.rows(),
         "training": training.rows(),
         "parameter server": parameter_servers.rows(),
@@ -33,22 +33,30 @@ def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[s
         "Megatron": jobs.megatron(),
         "memory": jobs.memory(),
     }
-    for name, table in found.items():
+    for name, table in predictions.items():
         log(f"published: {name}")
         for row in table:
             log(f"    {_line(row)}")
     details: dict[str, Any] = {
-        name: [row.to_dict() for row in table] for name, table in found.items()
+        name: [row.to_dict() for row in table] for name, table in predictions.items()
     }
     details["not predicted"] = tables.NOT_PREDICTED
-    interleaved = [row for row in found["pipelines"] if "1F1B's" in row.table]
+    interleaved = [row for row in predictions["pipelines"] if "1F1B's" in row.table]
     return [
-        _figure("all-reduce, geometric mean error", found["collectives"], rows.geomean, 15, 8),
-        _figure("training throughput, median error", found["training"], rows.median_error, 10, 5),
         _figure(
-            "parameter server, median error", found["parameter server"], rows.median_error, 15, 10
+            "all-reduce, geometric mean error", predictions["collectives"], rows.geomean, 15, 8
         ),
-        _figure("pipelines, largest error", found["pipelines"], rows.largest_error, 3, 3),
+        _figure(
+            "training throughput, median error", predictions["training"], rows.median_error, 10, 5
+        ),
+        _figure(
+            "parameter server, median error",
+            predictions["parameter server"],
+            rows.median_error,
+            15,
+            10,
+        ),
+        _figure("pipelines, largest error", predictions["pipelines"], rows.largest_error, 3, 3),
         _figure(
             "interleaving from 1F1B's constant, largest error",
             interleaved,
@@ -56,10 +64,14 @@ def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[s
             6,
             3,
         ),
-        _figure("jobs of vTrain, median error", found["jobs"], rows.median_error, 6, 4),
-        _figure("jobs of vTrain, largest error", found["jobs"], rows.largest_error, 30, 20),
-        _figure("jobs of Megatron, largest error", found["Megatron"], rows.largest_error, 8, 5),
-        _figure("memory of Megatron, largest error", found["memory"], rows.largest_error, 0, 0),
+        _figure("jobs of vTrain, median error", predictions["jobs"], rows.median_error, 6, 4),
+        _figure("jobs of vTrain, largest error", predictions["jobs"], rows.largest_error, 30, 20),
+        _figure(
+            "jobs of Megatron, largest error", predictions["Megatron"], rows.largest_error, 8, 5
+        ),
+        _figure(
+            "memory of Megatron, largest error", predictions["memory"], rows.largest_error, 0, 0
+        ),
     ], details
 
 
@@ -90,8 +102,8 @@ def _figure(
 
 
 def _line(row: Row) -> str:
-    """A row as text: prediction, published number, whether it was fitted or asked, error."""
+    """Format a row: prediction, published number, whether it was fitted, and error."""
     return (
         f"{row.table}, {row.case}: {row.predicted:.4g} for {row.published:.4g} {row.unit}, "
-        f"{'fitted' if row.fitted else 'asked'}, {100 * row.error:+.1f} %"
+        f"{'fitted' if row.fitted else 'scored'}, {100 * row.error:+.1f} %"
     )

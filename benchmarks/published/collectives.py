@@ -1,4 +1,4 @@
-"""All-reduce microbenchmarks: latency, bandwidth, and the protocols between them."""
+"""All-reduce microbenchmarks, from small to large messages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from benchmarks.published.tables import GB, KB, MB
 from distkit_simulation import cost
 from distkit_simulation.network import Link
 
-#: The terms of a regime's line in K bytes: 1 and K, and √K if chunks are pipelined: with the best
-#: number of chunks, (√(latency) + √(K·beta))² has such a term.
+#: The terms of a regime's time for K bytes: 1, K, and √K if chunks are pipelined, because the time
+#: with the best number of chunks is (√(latency) + √(K·beta))².
 _TERMS: list[Callable[[float], float]] = [lambda k: 1.0, lambda k: k, math.sqrt]
 
 
 def rows() -> list[Row]:
-    """Every row of the tables of collectives."""
+    """Return every row of the tables of collectives."""
     h200 = {k: 1e-3 * 2 * 7 / 8 * k / busbw for k, busbw in tables.H200.items()}  # µs
     return [
         *_regimes(
@@ -33,20 +33,20 @@ def rows() -> list[Row]:
 
 
 def _regimes(table: str, times: Mapping[int, float], regimes: Sequence[Sequence[int]]) -> list[Row]:
-    """One line for each protocol, fitted through the given sizes and valid from the first on."""
-    found = []
+    """Fit each protocol's time through its sizes, and apply it from the first of them."""
+    predictions = []
     ends = [*(sizes[0] for sizes in regimes[1:]), math.inf]
     for fit, end in zip(regimes, ends, strict=True):
         terms = _TERMS[: len(fit)]
         constants = solve([[f(k) for f in terms] for k in fit], [times[k] for k in fit])
         for k in (k for k in times if fit[0] <= k < end):
             predicted = sum(c * f(k) for c, f in zip(constants, terms, strict=True))
-            found.append(Row(table, f"{k:,} bytes", "µs", times[k], predicted, k in fit))
-    return found
+            predictions.append(Row(table, f"{k:,} bytes", "µs", times[k], predicted, k in fit))
+    return predictions
 
 
 def _latency() -> list[Row]:
-    """A ring's latency: a constant and 2(nodes - 1) network hops."""
+    """Predict a ring's latency as a constant and 2(nodes - 1) network hops."""
     nodes = list(tables.P3DN)
     base, hop = solve([[1, 2 * (m - 1)] for m in nodes[:2]], [tables.P3DN[m] for m in nodes[:2]])
     return [
@@ -63,22 +63,22 @@ def _latency() -> list[Row]:
 
 
 def _infiniband() -> list[Row]:
-    """A ring over n workers; alpha and beta are fitted on eight."""
+    """Predict a ring over n workers, with alpha and beta fitted on eight workers."""
     a, b = tables.INFINIBAND[8]
     link = Link(a / cost.ring(8, 0, Link(1, 0)), b / cost.ring(8, 1, Link(0, 1)))
-    found = []
+    predictions = []
     for n, (alpha, beta) in tables.INFINIBAND.items():
         start, large = cost.ring(n, 0, link), cost.ring(n, 1e9, link)
         slope = (large - start) / 1e9
-        found += [
+        predictions += [
             Row("56 Gb/s InfiniBand, lines", f"latency, {n} workers", "s", alpha, start, n == 8),
             Row("56 Gb/s InfiniBand, lines", f"s/byte, {n} workers", "s", beta, slope, n == 8),
         ]
-    return found
+    return predictions
 
 
 def _roce() -> list[Row]:
-    """A ring saturates the network cards; a tree reaches NCCL's share of that."""
+    """Predict that a ring saturates the network cards, and a tree reaches NCCL's share of that."""
     cards = 4 * 400 / 8
     predicted = {"ring": cards, "tree": tables.NCCL_TREE * cards}
     return [

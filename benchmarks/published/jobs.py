@@ -1,8 +1,8 @@
-"""Whole training jobs: measured steps of vTrain's runs and of Megatron, and Megatron's memory.
+"""Whole training jobs: step times of vTrain's runs and of Megatron, and Megatron's memory.
 
-Three constants of an A100 are fitted on 21 of vTrain's 109 runs, drawn by chance within each size
-of model: the reachable shares of its operations, of its memory's bandwidth, and of a host's network
-cards. All other rows are asked, Megatron's too: its hosts have twice the cards.
+Three constants of an A100 are fitted on 21 of vTrain's 109 runs, drawn at random within each model
+size: the reachable shares of peak operations, of memory bandwidth, and of the host's network cards.
+All other rows are scored, including Megatron's, whose hosts have twice as many cards.
 
 vtrain.csv is data/ground_truth_multi.csv of VIA-Research/vTrain: copyright (c) 2024, VIA Research
 Group at KAIST, MIT licence.
@@ -25,59 +25,64 @@ from distkit_simulation.network import Link
 from distkit_simulation.parallel.layout import MEGATRON, Layout
 from distkit_simulation.parallel.memory import GIB, Transformer
 
-#: Bytes a second of the network cards of a host: vTrain's cluster, Megatron's.
+#: Bandwidth of a host's network cards in vTrain's and Megatron's clusters [bytes/s].
 CARDS = {"vTrain": 100e9, "Megatron": 200e9}
-#: Errors beyond this count less in the fit: some runs were disturbed.
+#: Larger errors have less weight in the fit, because some runs were disturbed.
 USUAL = 0.08
 
 
-#: What Megatron recomputes: everything; attention only, with sequence parallelism.
+#: Megatron's recomputation of everything, or only of attention with sequence parallelism.
 FULL: dict[str, Any] = {"recompute": "full"}
 SELECTIVE: dict[str, Any] = {"recompute": "selective", "sequence_parallel": True}
 
 
 def rows() -> list[Row]:
-    """Every measured run of vTrain's."""
+    """Return every measured run of vTrain."""
     best = fitted()
     return [
-        Row("vTrain", job.title, "s", seconds, replace(job, machine=machine(best)).seconds, known)
-        for job, seconds, known in runs()
+        Row("vTrain", job.title, "s", seconds, replace(job, machine=machine(best)).seconds, fit)
+        for job, seconds, fit in runs()
     ]
 
 
 def megatron() -> list[Row]:
-    """Megatron's steps, of which none is fitted."""
+    """Return Megatron's steps, none of which is fitted."""
     gpus = machine(fitted(), "Megatron")
     return [
         Row(
             "Megatron",
-            f"{name}, {way['recompute']}",
+            f"{name}, {options['recompute']}",
             "s",
             published,
-            _megatron(name, gpus, way).seconds,
+            _megatron(name, gpus, options).seconds,
         )
         for name, (_, seconds, _) in tables.MEGATRON.items()
-        for way, published in zip((FULL, SELECTIVE), seconds, strict=True)
+        for options, published in zip((FULL, SELECTIVE), seconds, strict=True)
     ]
 
 
 def memory() -> list[Row]:
-    """Megatron's memory on the first rank, without embeddings."""
-    found = []
+    """Return Megatron's memory on the first rank, without embeddings."""
+    predictions = []
     for name, (_, _, published) in tables.MEGATRON.items():
-        every, few = (
-            _megatron(name, A100, way).stage_memory(0) for way in ({"recompute": "none"}, SELECTIVE)
+        everything, selective = (
+            _megatron(name, A100, options).stage_memory(0)
+            for options in ({"recompute": "none"}, SELECTIVE)
         )
-        states = every["parameters"] + every["gradients"] + every["optimizer"]
-        held = {"states": states, "none": every["activations"], "selective": few["activations"]}
-        found += [
+        states = everything["parameters"] + everything["gradients"] + everything["optimizer"]
+        held = {
+            "states": states,
+            "none": everything["activations"],
+            "selective": selective["activations"],
+        }
+        predictions += [
             Row("Megatron's memory", f"{name}, {kind}", "GiB", gib, nbytes / GIB)
             for (kind, nbytes), gib in zip(held.items(), published, strict=True)
         ]
-    return found
+    return predictions
 
 
-def _megatron(name: str, gpus: Machine, way: dict[str, Any]) -> Job:
+def _megatron(name: str, gpus: Machine, options: dict[str, Any]) -> Job:
     (layers, hidden, heads, tp, pp, chunks, batch, size), *_ = tables.MEGATRON[name]
     schedule = "1f1b" if chunks == 1 else "interleaved"
     return Job(
@@ -89,12 +94,12 @@ def _megatron(name: str, gpus: Machine, way: dict[str, Any]) -> Job:
         size,
         schedule,
         chunks,
-        **way,
+        **options,
     )
 
 
 def machine(shares: Sequence[float], cards: str = "vTrain") -> Machine:
-    """An A100 that reaches these shares of operations, memory and network cards."""
+    """Return an A100 that reaches these shares of operations, memory and network cards."""
     matmul, stream, between = shares
     link = Link.of(A100.between.alpha, between * CARDS[cards])
     return replace(A100, matmul=matmul, stream=stream, between=link)
@@ -102,7 +107,7 @@ def machine(shares: Sequence[float], cards: str = "vTrain") -> Machine:
 
 @cache
 def runs() -> list[tuple[Job, float, bool]]:
-    """Each of vTrain's runs with its seconds, and whether it is fitted."""
+    """Return vTrain's runs, each with its seconds and whether it is fitted."""
     with (Path(__file__).parent / "vtrain.csv").open() as file:
         table = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
     return [(_run(row), row["milliseconds"] / 1e3, bool(row["fitted"])) for row in table]
@@ -117,7 +122,7 @@ def _run(row: dict[str, float]) -> Job:
 
 @cache
 def fitted() -> list[float]:
-    """The shares that predict the fitted runs best: a search along each of them."""
+    """Return the shares that best predict the fitted runs, found by coordinate search."""
     known = [(job, seconds) for job, seconds, fit in runs() if fit]
 
     def loss(shares: Sequence[float]) -> float:

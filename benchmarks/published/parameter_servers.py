@@ -1,4 +1,4 @@
-"""Training with parameter servers: null steps, and the cost of unsplit tensors on 128 workers."""
+"""Training with parameter servers: null steps, and unsplit tensors on up to 128 workers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ BATCH = 64
 
 
 def rows() -> list[Row]:
-    """Every row of the tables of parameter servers."""
+    """Return every row of the tables of parameter servers."""
     return [*_null_steps(), *_piz_daint(), *_p2()]
 
 
 def _null_steps() -> list[Row]:
-    """A constant, a time for each further worker, and the formula of the busiest machine.
+    """Predict a constant, a time per further worker, and the busiest machine's transfer.
 
-    Both times are fitted on the scalar rows, the bandwidth on one worker that moves 1 GB.
+    Both times are fitted on the scalar rows, the bandwidth on one worker that transfers 1 GB.
     """
     start = tables.NULL_STEPS[0, 1]
     each = (tables.NULL_STEPS[0, 100] - start) / 99
@@ -46,7 +46,7 @@ def _null_steps() -> list[Row]:
 
 
 def slowest(workers: int) -> float:
-    """Expected delay of the slowest normal worker, in standard deviations (Blom, 1958).
+    """Return the expected delay of the slowest worker, in standard deviations (Blom, 1958).
 
     >>> round(slowest(1), 2), round(slowest(100), 2)
     (0.0, 2.5)
@@ -55,23 +55,23 @@ def slowest(workers: int) -> float:
 
 
 def step_seconds(compute: float, sigma: float, beta: float, workers: int, servers: int) -> float:
-    """A synchronous step of Inception-v3 with unsplit tensors.
+    """Return the seconds of a synchronous step of Inception-v3 with unsplit tensors.
 
-    The fullest server sends its tensors to every worker during forward, a third of the time, and
-    receives their gradients during backward; the longer of compute and transfer counts. ``sigma``
-    is the standard deviation of the workers' steps [s].
+    The fullest server sends its tensors to every worker during forward, a third of the compute
+    time, and receives the gradients during backward; the longer of compute and transfer counts.
+    ``sigma`` is the standard deviation of the workers' steps [s].
     """
     busy = workers * float(place(inception_v3(), servers).max()) * beta
     return max(compute / 3, busy) + max(compute * 2 / 3, busy) + sigma * slowest(workers)
 
 
 def _piz_daint() -> list[Row]:
-    """The step is fitted on one worker, its spread on 16, the servers' bandwidth on 128."""
+    """Predict with a step fitted on one worker, its spread on 16, and the bandwidth on 128."""
     table = tables.PIZ_DAINT
     fitted = [(1, 1), (16, 4), (128, 116)]
     step = {key: BATCH * key[0] / x for key, x in table.items()}
     compute, sigma, beta = step[1, 1], 0.0, 0.0
-    for _ in range(20):  # fixed point of sigma and beta, which converges at once
+    for _ in range(20):  # fixed point of sigma and beta, which converges quickly
         sigma = (step[16, 4] - step_seconds(compute, 0, beta, 16, 4)) / slowest(16)
         queued = (step[128, 116] - sigma * slowest(128)) / 2
         beta = queued / (128 * float(place(inception_v3(), 116).max()))
@@ -90,7 +90,7 @@ def _piz_daint() -> list[Row]:
 
 
 def _p2() -> list[Row]:
-    """With few servers and nodes, workers only wait for the slowest GPU; fitted on 128."""
+    """Predict that workers only wait for the slowest GPU, with its delay fitted on 128."""
     table: Mapping[tuple[int, int], float] = tables.P2_SERVED
     compute = BATCH / table[1, 1]
     sigma = (BATCH * 128 / table[128, 16] - compute) / slowest(128)

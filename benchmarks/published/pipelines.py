@@ -1,9 +1,9 @@
-"""Throughput of pipelines: simulated schedules against the Zero Bubble paper.
+"""Throughput of pipelines: simulated schedules compared with the Zero Bubble paper.
 
-Two sets of rows. In "own constant" each schedule's speed is fitted on its row of 24 micro-batches;
-for ZB-1P also the share of the weights' gradients, which fill its bubble. In "1F1B's constant"
-interleaving is predicted from 1F1B: it sends v times the messages, in the computing thread; the
-cost of a message per byte is fitted on one row of the smaller model.
+There are two sets of rows. In "own constant", each schedule's speed is fitted on its row of 24
+micro-batches; for ZB-1P, so is the share of the weights' gradients, which fill its bubble. In
+"1F1B's constant", interleaving is predicted from 1F1B: it sends v times the messages, in the
+computing thread, and the cost of a message per byte is fitted on one row of the smaller model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RANKS, MICROBATCHES = 8, tables.ZERO_BUBBLE_MICROBATCHES
 
 
 def rows() -> list[Row]:
-    """Every row of the table."""
+    """Return every row of the table."""
     return [*_own_constant(), *_from_1f1b()]
 
 
@@ -29,7 +29,7 @@ def rows() -> list[Row]:
 def seconds(
     order: str, microbatches: int, chunks: int = 1, weights: float = 1 / 3, message: float = 0.0
 ) -> float:
-    """The time of a step in units of a rank's time for a micro-batch; ``message`` is a message's.
+    """Return the time of a step, in units of a rank's time for a micro-batch, like ``message``.
 
     >>> seconds("1f1b", 1)
     8.0
@@ -50,7 +50,7 @@ def seconds(
 
 
 def chunks(model: str) -> int:
-    """The stages of a rank in interleaved schedules: the first and last stage have one layer less.
+    """Return the stages of a rank; the first and the last stage have one layer fewer.
 
     >>> chunks("1.5B"), chunks("6.2B")
     (3, 4)
@@ -59,9 +59,9 @@ def chunks(model: str) -> int:
 
 
 def share_of_weights(model: str) -> float:
-    """The share of the weights' gradients for which 1F1B and ZB-1P compute at the same speed.
+    """Return the share of the weights' gradients at which 1F1B and ZB-1P compute equally fast.
 
-    The bubble of ZB-1P is (p-1)(F + I - W), as that of 1F1B is (p-1)(F + I + W).
+    The bubble of ZB-1P is (p-1)(F + I - W), that of 1F1B (p-1)(F + I + W).
     """
     m, rates = MICROBATCHES[0], tables.ZERO_BUBBLE[model]
     speed = rates["1F1B"][0] * (1 + PIPELINES["1f1b"].bubble_to_work(RANKS, m))
@@ -70,7 +70,7 @@ def share_of_weights(model: str) -> float:
 
 
 def _own_constant() -> list[Row]:
-    found = []
+    predictions = []
     for model, rates in tables.ZERO_BUBBLE.items():
         weights, v = share_of_weights(model), chunks(model)
         steps = {
@@ -81,8 +81,8 @@ def _own_constant() -> list[Row]:
         }
         for name, step in steps.items():
             speed = rates[name][0] * step[0] / MICROBATCHES[0]
-            found += _rows("own constant", model, rates, name, speed, step, fitted=1)
-    return found
+            predictions += _rows("own constant", model, rates, name, speed, step, fitted=1)
+    return predictions
 
 
 def _from_1f1b() -> list[Row]:
@@ -104,29 +104,29 @@ def _interleaving(model: str, message: float, fitted: int) -> list[Row]:
 
 
 def _activations(model: str) -> float:
-    """Bytes of a message, up to a factor."""
+    """Return the bytes of a message, up to a factor."""
     _, hidden, samples = tables.ZERO_BUBBLE_MODELS[model]
     return float(hidden * samples)
 
 
 def _work(model: str) -> float:
-    """Seconds of a micro-batch, up to a factor."""
+    """Return the seconds of a micro-batch, up to a factor."""
     return tables.ZERO_BUBBLE_MODELS[model][2] / tables.ZERO_BUBBLE[model]["1F1B"][0]
 
 
 def _message(model: str) -> float:
-    """The time of a message that explains the first row of 1F1B-I, by the secant method."""
+    """Return the time of a message that matches the first row of 1F1B-I (secant method)."""
     rates, m = tables.ZERO_BUBBLE[model], MICROBATCHES[0]
 
-    def off(message: float) -> float:
+    def error(message: float) -> float:
         ratio = seconds("1f1b", m, message=message) / seconds(
             "interleaved", m, chunks(model), message=message
         )
         return ratio - rates["1F1B-I"][0] / rates["1F1B"][0]
 
     x, y = 0.0, 0.02
-    while abs(off(y)) > 1e-9:
-        x, y = y, y - off(y) * (y - x) / (off(y) - off(x))
+    while abs(error(y)) > 1e-9:
+        x, y = y, y - error(y) * (y - x) / (error(y) - error(x))
     return y
 
 
@@ -139,7 +139,7 @@ def _rows(
     steps: Sequence[float],
     fitted: int,
 ) -> list[Row]:
-    """Rows of a schedule: ``speed`` is that of computing alone [samples/s]."""
+    """Return the rows of a schedule; ``speed`` is that of pure computation [samples/s]."""
     return [
         Row(
             f"Zero Bubble, {table}",

@@ -1,4 +1,4 @@
-"""A published number beside its prediction, and the errors of many."""
+"""Published numbers with their predictions, and statistics of the errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Relative to the published number; positive if the prediction is too high.
+        """The relative error; positive if the prediction is too high.
 
         >>> Row("a table", "a case", "s", 2.0, 2.5).error
         0.25
@@ -36,19 +36,19 @@ class Row:
         return self.predicted / self.published - 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the row as plain data."""
         return {**asdict(self), "error": round(self.error, 4)}
 
 
 def scored(rows: Iterable[Row]) -> list[Row]:
-    """The rows that determine no constant."""
+    """Return the rows that do not determine constants."""
     return [row for row in rows if not row.fitted]
 
 
 def geomean(rows: Iterable[Row]) -> float:
-    """Geometric mean of the factors by which predictions are off, less one.
+    """Return the geometric mean of the predictions' error factors, less one.
 
-    Stricter than the geometric mean of errors, which one lucky row can pull to zero.
+    This is stricter than the geometric mean of errors, which one lucky row can reduce to zero.
 
     >>> rows = [Row("", "", "s", 1.0, 2.0), Row("", "", "s", 2.0, 1.0)]
     >>> geomean(rows)
@@ -59,30 +59,32 @@ def geomean(rows: Iterable[Row]) -> float:
 
 
 def median_error(rows: Iterable[Row]) -> float:
-    """The median of the absolute errors."""
+    """Return the median of the absolute errors."""
     return median(abs(row.error) for row in scored(rows))
 
 
 def naive_error(rows: Iterable[Row]) -> float:
-    """The median of the absolute errors of perfect scaling, over the rows with ``naive``."""
+    """Return the median absolute error of perfect scaling, over the rows with ``naive``."""
     return median(abs(row.naive / row.published - 1) for row in scored(rows) if row.naive)
 
 
 def worst(rows: Iterable[Row]) -> Row:
-    """The row with the largest absolute error."""
+    """Return the row with the largest absolute error."""
     return max(scored(rows), key=lambda row: abs(row.error))
 
 
 def largest_error(rows: Iterable[Row]) -> float:
-    """The absolute error of the worst row."""
+    """Return the absolute error of the worst row."""
     return abs(worst(rows).error)
 
 
 def solve(terms: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """Solve for as many constants as rows: Σ constant · term = value in each.
+    """Solve Σ constant · term = value in each row, for as many constants as rows.
 
     >>> solve([[1, 0], [1, 2]], [3, 7])
     [3.0, 2.0]
     """
-    found: list[float] = np.linalg.solve(np.array(terms, float), np.array(values, float)).tolist()
-    return found
+    constants: list[float] = np.linalg.solve(
+        np.array(terms, float), np.array(values, float)
+    ).tolist()
+    return constants

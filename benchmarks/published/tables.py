@@ -1,4 +1,4 @@
-"""The numbers as published. Sizes are in bytes and times in seconds unless stated otherwise.
+"""The published numbers, with sizes in bytes and times in seconds unless stated otherwise.
 
 Sources: nccl-tests on 8 A100 and 8 H200: S. Bekman, ml-engineering, network/README.md and
 network/benchmarks. p3dn: J. Kahn, gists a92f4425, 1fb3977e, 3150a1a3. InfiniBand: HKBU-HPML, MG-
@@ -49,7 +49,7 @@ H200 = {
 P3DN = {2: 163.4, 4: 319.4, 8: 631.3}
 
 #: Lines fitted to 56 Gb/s InfiniBand, T = a + b·bytes: workers -> (a [s], b [s/byte]). The
-#: lines of 2 and 4 workers, inside a node, exceed the bandwidth of the wire and are left out.
+#: lines of 2 and 4 workers, inside a node, exceed the bandwidth of the wire and are omitted.
 INFINIBAND = {8: (9.75e-5, 3.06e-10), 16: (2.358e-4, 4.06e-10)}
 
 #: NCCL's own constants for the Simple protocol on a ring [µs]: a PCIe hop, a network hop, and

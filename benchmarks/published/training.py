@@ -1,7 +1,7 @@
-"""Throughput of synchronous training: one GPU's step plus the exposed all-reduce.
+"""Throughput of synchronous training, from one GPU's step plus the exposed all-reduce.
 
-A series is fitted on its one-GPU row and one row of several nodes (MXNet's also on its largest
-single node); the constants include the share of communication that overlap does not hide.
+A series is fitted on its one-GPU row and on one row of several nodes; MXNet's is also fitted on its
+largest single node. The constants include the share of communication that overlap does not hide.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Term = Callable[[int], float]
 
 
 def rows() -> list[Row]:
-    """Every row of the tables of synchronous training."""
+    """Return every row of the tables of synchronous training."""
     return [*_horovod(), *_dlperf(), *_mxnet(), *_dgx1(), *_p2(), *_facebook()]
 
 
@@ -31,13 +31,13 @@ def _series(
     terms: Sequence[Term],
     fit: Sequence[int],
 ) -> list[Row]:
-    """Step time = one GPU's + Σ constant · term, the constants from the rows ``fit``."""
+    """Predict step times as one GPU's + Σ constant · term, with constants from the rows ``fit``."""
     step = {n: batch * n / x for n, x in zip(gpus, throughput, strict=True)}
     constants = solve([[f(n) for f in terms] for n in fit], [step[n] - step[1] for n in fit])
-    found = []
+    predictions = []
     for n, x in zip(gpus, throughput, strict=True):
         predicted = step[1] + sum(c * f(n) for c, f in zip(constants, terms, strict=True))
-        found.append(
+        predictions.append(
             Row(
                 table,
                 f"{name}, {n} GPUs",
@@ -48,11 +48,11 @@ def _series(
                 n * throughput[0],
             )
         )
-    return found
+    return predictions
 
 
 def between(per_node: int) -> Term:
-    """The share of the tensor that a hierarchical all-reduce sends through a node's card: 2(m-1)/m.
+    """Return the term of a hierarchical all-reduce's traffic between m nodes, 2(m-1)/m tensors.
 
     >>> between(8)(8), between(8)(32)
     (0.0, 1.5)
@@ -61,7 +61,7 @@ def between(per_node: int) -> Term:
 
 
 def bus(per_node: int) -> Term:
-    """The tensors on the bus shared by a node's GPUs: one for each GPU but one.
+    """Return the term of the tensors on the bus of a node's GPUs, one for each GPU but one.
 
     >>> bus(16)(4), bus(16)(64)
     (3.0, 15.0)
@@ -70,7 +70,7 @@ def bus(per_node: int) -> Term:
 
 
 def _dlperf() -> list[Row]:
-    """NVLink inside a node is free; the card between nodes is fitted on 32 GPUs."""
+    """Assume that NVLink inside a node is free; fit the card between nodes on 32 GPUs."""
     gpus = (1, 8, 16, 32)
     return [
         row
@@ -80,7 +80,7 @@ def _dlperf() -> list[Row]:
 
 
 def _mxnet() -> list[Row]:
-    """A bus inside a node, fitted on one; a card between nodes, fitted on sixteen."""
+    """Fit the bus inside a node on one node, and the card between nodes on sixteen."""
     gpus = [2**i for i in range(9)]
     return [
         row
@@ -90,7 +90,7 @@ def _mxnet() -> list[Row]:
 
 
 def _dgx1() -> list[Row]:
-    """One node: a bus, fitted on all eight."""
+    """Fit the bus of a single node on all eight GPUs."""
     return [
         row
         for name, (batch, *x) in tables.DGX1.items()
@@ -99,7 +99,7 @@ def _dgx1() -> list[Row]:
 
 
 def _p2() -> list[Row]:
-    """Eight nodes, fitted on all of them."""
+    """Fit the card between nodes on all eight nodes."""
     return [
         row
         for name, (batch, *x) in tables.P2.items()
@@ -110,30 +110,30 @@ def _p2() -> list[Row]:
 
 
 def _horovod() -> list[Row]:
-    """From 128 to 512 GPUs only latency grows, by NCCL's constants for each fused buffer."""
-    found = []
+    """Assume that from 128 to 512 GPUs only latency grows, by NCCL's constants per buffer."""
+    predictions = []
     for name, (nbytes, rate, few, many) in tables.HOROVOD.items():
         step = 64 / rate
         buffers = math.ceil(nbytes / tables.HOROVOD_FUSION)
-        more = buffers * (_latency(512) - _latency(128))
-        predicted = step / (step / few + more)
+        added = buffers * (_latency(512) - _latency(128))
+        predicted = step / (step / few + added)
         table = "Horovod, RoCE"
-        found += [
+        predictions += [
             Row(table, f"{name}, 128 GPUs", "efficiency", few, few, True),
             Row(table, f"{name}, 512 GPUs", "efficiency", many, predicted),
         ]
-    return found
+    return predictions
 
 
 def _latency(n: int) -> float:
-    """Latency of NCCL's ring over servers of four GPUs [s]."""
-    far = 2 * (n // 4 - 1)
-    near = 2 * (n - 1) - far
-    return 1e-6 * tables.NCCL_PLATEAU * (far * tables.NCCL_NET + near * tables.NCCL_PCIE)
+    """Return the latency of NCCL's ring over servers of four GPUs [s]."""
+    network = 2 * (n // 4 - 1)
+    pcie = 2 * (n - 1) - network
+    return 1e-6 * tables.NCCL_PLATEAU * (network * tables.NCCL_NET + pcie * tables.NCCL_PCIE)
 
 
 def _facebook() -> list[Row]:
-    """A hierarchical all-reduce at wire speed, overlapped with backward but for its last bucket."""
+    """Assume an all-reduce at wire speed that backward overlaps, except for the last bucket."""
     backward, step, nbytes = 0.120, 0.180, 100e6
     sync = float(cost.ring(32, nbytes, Link.of(0, 50e9 / 8)))
     predicted = step / (step + float(cost.exposed(sync, backward, buckets=nbytes / 25e6)))

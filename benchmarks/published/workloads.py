@@ -1,4 +1,4 @@
-"""The parameter arrays of a published model, from its architecture."""
+"""The parameter arrays of a published model, derived from its architecture."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def _c(n: int) -> list[list[Conv]]:
 
 
 def _column(channels: int, convs: list[Conv]) -> list[int]:
-    """Bytes of each convolution's weights."""
-    found = []
+    """Return the bytes of each convolution's weights."""
+    sizes = []
     for out, height, width in convs:
-        found.append(4 * channels * out * height * width)
+        sizes.append(4 * channels * out * height * width)
         channels = out
-    return found
+    return sizes
 
 
 def inception_v3(classes: int = 1001) -> list[int]:
-    """Bytes of each weight array, the classifier's last.
+    """Return the bytes of each weight array, the classifier's last.
 
     >>> sizes = inception_v3()
     >>> len(sizes), max(sizes), round(sum(sizes) / 1e6)

@@ -1,8 +1,8 @@
 """Distributed algorithms, each as published in its paper. Start reading here.
 
 An algorithm has two parts. Its *schedule* lists which rank sends which chunk to which rank in each
-round, for all ranks at once. Its *reference implementation* is the program of one rank in
-``torch.distributed`` calls. A test asserts that the recorded run of the reference implementation is
+round, for all ranks. Its *reference implementation* is the program of one rank in
+``torch.distributed`` calls. A test asserts that the reference implementation sends the messages of
 the schedule. Each all-reduce has a file in :mod:`~distkit.algorithms.all_reduce`; the other
 collectives are in :mod:`~distkit.algorithms.collectives`; catalogues list them::
 
@@ -10,9 +10,9 @@ collectives are in :mod:`~distkit.algorithms.collectives`; catalogues list them:
     dk.algorithms.ALL_REDUCES["ring"].schedule(4)   # its rounds on four ranks
     dk.algorithms.ALL_REDUCES["ring"].reference(x)  # on a rank: reduces x in place
     dk.algorithms.COLLECTIVES["scatter"].reference  # the other collectives
-    dk.algorithms.PIPELINES["1f1b"].schedule(4, 8)  # what each of four stages computes, and when
+    dk.algorithms.PIPELINES["1f1b"].schedule(4, 8)  # the actions of four stages, in order
 
-Nothing here prints, traces or calls back: recording is invisible to the algorithms.
+The algorithms do not print, trace or call back; recording is invisible to them.
 """
 
 from __future__ import annotations

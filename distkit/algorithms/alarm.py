@@ -1,7 +1,7 @@
-"""Detects NaN or infinite gradients on any replica, and raises the error on all of them.
+"""Detection of NaN or infinite gradients on any replica, with an error on all replicas.
 
-The flags are part of the message that the replicas exchange anyway: one number per rank, 0 if its
-gradients are finite. No extra communication is needed, so no rank can hang in it.
+Replicas add flags to a message that they exchange anyway: one number per rank, 0 if its gradients
+are finite. No extra communication is needed, so no rank can hang in it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def trainable_parameters(model: nn.Module | Iterable[Tensor]) -> dict[str, Tenso
 def first_nonfinite(gradients: Sequence[Tensor]) -> int:
     """Return the number, from 1, of the layer with the first NaN or infinite gradient; 0 if none.
 
-    First in the order of ``backward``: a NaN spreads from the loss towards the first layers.
+    The first one in the order of ``backward``, because a NaN spreads from the loss to lower layers.
     """
     nonfinite = [i for i, g in enumerate(gradients, 1) if not torch.isfinite(g).all()]
     return max(nonfinite, default=0)
@@ -44,13 +44,13 @@ def raise_if_nonfinite(flags: Sequence[float], weights: Mapping[str, Tensor]) ->
     step = _steps[first] = _steps.get(first, 0) + 1
     if not any(flags):
         return
-    found = [(rank, names[int(layer) - 1]) for rank, layer in enumerate(flags) if layer]
-    where = "; ".join(f"rank {rank}: {layer}" for rank, layer in found)
+    causes = [(rank, names[int(layer) - 1]) for rank, layer in enumerate(flags) if layer]
+    layers = "; ".join(f"rank {rank}: {layer}" for rank, layer in causes)
     raise TrainingError(
-        f"step {step}: gradients are NaN or infinite on {len(found)} of {len(flags)} ranks. Where "
-        f"backward met the first of them: {where}. Look at these ranks' loss and examples in this "
-        "step; if it happens on all ranks after some steps, lower the learning rate.",
-        rank=found[0][0],
+        f"step {step}: gradients are NaN or infinite on {len(causes)} of {len(flags)} ranks. The "
+        f"first layer affected in backward: {layers}. Check the loss and examples of these ranks "
+        "in this step; if it happens on all ranks after some steps, lower the learning rate.",
+        rank=causes[0][0],
         step=step,
-        layer=found[0][1],
+        layer=causes[0][1],
     )

@@ -1,4 +1,4 @@
-"""Batch norm over the examples of all replicas: the layer whose result data parallelism changes."""
+"""Batch norm over the examples of all replicas, as on a single process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ class SyncBatchNorm(nn.BatchNorm1d):
         s² = Σ_r Σ_i (x_ri - m)² / n        all-reduce
         y  = γ (x - m) / √(s² + ε) + β
 
-    ``BatchNorm1d`` uses the statistics of its own replica's examples, so R replicas do not compute
-    what one process computes on the whole batch. Here the gradient also passes through the
-    all-reduces: with equal shards the results agree. One message for both sums would need
-    s² = Σ x²/n - m², which loses a small variance next to a large mean. In evaluation mode it is
-    ``BatchNorm1d``.
+    ``BatchNorm1d`` uses only the statistics of its replica's examples, so R replicas do not match
+    one process on the whole batch. Here the gradient also passes through the all-reduces, so with
+    equal shards the results match. One message for both sums would need s² = Σ x²/n - m², which
+    loses a small variance next to a large mean. In evaluation mode it equals ``BatchNorm1d``.
 
     Args:
-        num_features: C, of inputs (B, C) or (B, C, L); other arguments as for ``BatchNorm1d``.
+        num_features: C, for inputs (B, C) or (B, C, L); other arguments as for ``BatchNorm1d``.
 
     Source:
         ``torch.nn.SyncBatchNorm``, which needs GPUs; Ioffe and Szegedy, "Batch normalization",

@@ -1,4 +1,4 @@
-"""Catalogue of algorithms by name, with schedule, reference implementation and cost."""
+"""A catalogue of algorithms by name, with schedule, reference implementation and cost."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ Reference = TypeVar("Reference", bound=Callable[..., None])
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An algorithm: its schedule for all ranks, and its reference implementation for one rank.
+    """An algorithm, with its schedule for all ranks and its reference implementation for one rank.
 
-    In costs, n is the number of ranks, K [bytes] the size of the tensor, or of all chunks
-    together, α [s] the latency of a message, β [s/byte] the inverse bandwidth, and γ [s/byte] the
-    time to reduce.
+    In costs, n is the number of ranks, K [bytes] the total size of the tensor or of all chunks, α
+    [s] the latency of a message, β [s/byte] the inverse bandwidth, and γ [s/byte] the time to
+    reduce.
 
     Args:
         name: its key in the catalogue.
         reference: the program of one rank, with the contract of the ``torch.distributed`` call.
         title: its name for headings.
-        summary: what it does, in one sentence.
-        source: paper or documentation.
-        cost: its time, as a formula for readers.
-        schedule: number of ranks -> rounds; its keyword options are documented there.
-        seconds: computes ``cost``: ``seconds(n, nbytes, link)`` of arrays of ranks and
-            bytes and a :class:`~distkit_simulation.Link`, with the options of the schedule; None
-            if there is no formula.
-        chunks: number of ranks -> number of chunks, split by ``torch.tensor_split``; with the
-            options of the schedule.
+        summary: one sentence about it.
+        source: its paper or documentation.
+        cost: its time, as a formula to display.
+        schedule: returns the rounds for a number of ranks; it documents its keyword options.
+        seconds: computes ``cost`` as ``seconds(n, nbytes, link)``, from arrays of ranks and bytes
+            and a :class:`~distkit_simulation.Link`, with the options of the schedule; None if
+            there is no formula.
+        chunks: returns the number of chunks of ``torch.tensor_split`` for a number of ranks, with
+            the options of the schedule.
 
     Example:
         >>> from distkit.algorithms import ALL_REDUCES
@@ -41,7 +41,7 @@ class Algorithm:
         >>> a.rounds(4), a.messages(4), a.volume(4), a.chunks(4)
         (6, 6, 1.5, 4)
         >>> a
-        Ring: chunks go round once to be reduced, once more to be shared
+        Ring: chunks travel around once to be reduced, once more to be gathered
             2(n-1)α + 2(n-1)/n Kβ + (n-1)/n Kγ    Patarasuk & Yuan, 2009
     """
 
@@ -69,7 +69,7 @@ class Algorithm:
         return int(self._traffic(n)[0].max())
 
     def volume(self, n: int) -> float:
-        """Return the largest amount that any of n ranks sends, as a multiple of K."""
+        """Return the largest amount of data that any of n ranks sends, as a multiple of K."""
         return float(self._traffic(n)[1].max() / self.chunks(n))
 
     def _traffic(self, n: int) -> Any:
@@ -86,7 +86,7 @@ class Catalogue(dict[str, Entry]):
     """Algorithms by name; shown as a table."""
 
     def __missing__(self, name: str) -> Entry:
-        raise KeyError(f"no algorithm {name!r}; there are {', '.join(self)}")
+        raise KeyError(f"unknown algorithm {name!r}; choose from {', '.join(self)}")
 
     def __repr__(self) -> str:
         """Return one line per algorithm: name, cost and summary."""

@@ -81,7 +81,7 @@ def _tree(n: int, root: int) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
 
 
 def broadcast_schedule(n: int, root: int = 0) -> Schedule:
-    """Yield the rounds: every rank that has the tensor forwards it, which doubles their number."""
+    """Yield the rounds: every rank that has the tensor forwards it, so their number doubles."""
     for parent, child, _, _ in _tree(n, root):
         yield Round(parent, child, np.zeros_like(child), reduce=False)
 
@@ -104,7 +104,7 @@ def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
         0 ─────► 2       4 ─────► 6
         0 ► 1    2 ► 3   4 ► 5    6 ► 7
 
-    ⌈lg n⌉(α + Kβ): no algorithm takes fewer rounds.
+    ⌈lg n⌉(α + Kβ): no algorithm needs fewer rounds.
 
     Args:
         tensor: of any shape, the same on every rank; K bytes.
@@ -140,7 +140,7 @@ def reduce_schedule(n: int, root: int = 0) -> Schedule:
 def reduce(tensor: Tensor, dst: int = 0, op: ReduceOp = SUM, group: Group = None) -> None:
     """Reduce to rank ``dst``, as ``dist.reduce`` does; other tensors do not change.
 
-    The binomial tree of :func:`broadcast`, from the leaves to the root.
+    Partial results move up the binomial tree of :func:`broadcast`, from the leaves to the root.
     ⌈lg n⌉(α + Kβ + Kγ).
 
     Args:
@@ -162,7 +162,7 @@ def reduce(tensor: Tensor, dst: int = 0, op: ReduceOp = SUM, group: Group = None
 
 
 def scatter_schedule(n: int, root: int = 0) -> Schedule:
-    """Yield the rounds: messages carry the chunks of a subtree; chunk i is for rank root + i."""
+    """Yield the rounds: each message carries a subtree's chunks; chunk i is for rank root + i."""
     for parent, child, first, count in _tree(n, root):
         yield Round(parent, child, first, reduce=False, count=count)
 
@@ -180,8 +180,8 @@ def scatter(
 ) -> None:
     """Send the i-th tensor of rank ``src`` to the i-th rank, as ``dist.scatter`` does.
 
-    Down the binomial tree of :func:`broadcast`: each message carries the parts of a whole
-    subtree, so a rank sends half of what it holds in each round::
+    The tensors move down the binomial tree of :func:`broadcast`: each message carries the parts of
+    a whole subtree, so a rank sends half of its parts in each round::
 
         0 ──── 4 5 6 7 ────► 4      round 0
         0 ─ 2 3 ─► 2   4 ─ 6 7 ─► 6
@@ -228,7 +228,7 @@ def gather(
 ) -> None:
     """Gather the tensors of all ranks on rank ``dst``, as ``dist.gather`` does.
 
-    Up the tree of :func:`scatter`. ⌈lg n⌉α + (n-1)/n Kβ.
+    The tensors move up the tree of :func:`scatter`. ⌈lg n⌉α + (n-1)/n Kβ.
 
     Args:
         tensor: this rank's part; K/n bytes.
@@ -253,17 +253,17 @@ def gather(
         gather_list[(root + i) % n].copy_(part)  # type: ignore[index]
 
 
-# -- symmetric collectives--------------------------------------------------------------
+# -- symmetric collectives -------------------------------------------------------------
 
 
 def all_gather_schedule(n: int) -> Schedule:
-    """Return the rounds: the chunk of each rank travels round the ring."""
+    """Return the rounds: each rank's chunk travels around the ring."""
     return ring_trip(n, 0, reduce=False)
 
 
 @COLLECTIVES.register(
     title="All-gather",
-    summary="every rank's chunk goes round a ring",
+    summary="every rank's chunk travels around a ring",
     source="Patarasuk & Yuan, 2009",
     cost="(n-1)α + (n-1)/n Kβ",
     schedule=all_gather_schedule,
@@ -272,7 +272,7 @@ def all_gather_schedule(n: int) -> Schedule:
 def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Group = None) -> None:
     """Gather the tensors of all ranks on every rank, as ``dist.all_gather`` does.
 
-    The second half of a ring all-reduce: each rank forwards the tensor received last.
+    This is the second half of a ring all-reduce: each rank forwards the tensor received last.
     (n-1)α + (n-1)/n Kβ.
 
     Args:
@@ -293,13 +293,13 @@ def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Group = None) -
 
 
 def reduce_scatter_schedule(n: int) -> Schedule:
-    """Return the rounds: chunks are reduced on their way round the ring; chunk r ends at rank r."""
+    """Return the rounds: chunks are reduced on their way around the ring; rank r gets chunk r."""
     return ring_trip(n, -1, reduce=True)
 
 
 @COLLECTIVES.register(
     title="Reduce-scatter",
-    summary="chunks are reduced on their way round a ring",
+    summary="chunks are reduced on their way around a ring",
     source="Patarasuk & Yuan, 2009",
     cost="(n-1)α + (n-1)/n Kβ + (n-1)/n Kγ",
     schedule=reduce_scatter_schedule,
@@ -310,7 +310,7 @@ def reduce_scatter(
 ) -> None:
     """Reduce the i-th tensors of all ranks to the i-th rank, as ``dist.reduce_scatter`` does.
 
-    The first half of a ring all-reduce, shifted by one chunk so that rank r ends with chunk r.
+    This is the first half of a ring all-reduce, shifted by one chunk: rank r ends with chunk r.
     (n-1)α + (n-1)/n Kβ + (n-1)/n Kγ.
 
     Args:
@@ -343,7 +343,7 @@ def all_to_all_schedule(n: int) -> Schedule:
 
 @COLLECTIVES.register(
     title="All-to-all",
-    summary="in round s every rank serves the rank s places to the right",
+    summary="in round s every rank sends to the rank s places to the right",
     source="Thakur et al., 2005",
     cost="(n-1)α + (n-1)/n² Kβ",
     schedule=all_to_all_schedule,
@@ -353,7 +353,7 @@ def all_to_all_schedule(n: int) -> Schedule:
 def all_to_all(
     output_tensor_list: list[Tensor], input_tensor_list: list[Tensor], group: Group = None
 ) -> None:
-    """Send the i-th tensor to the i-th rank, a transpose, as ``dist.all_to_all`` does.
+    """Send the i-th tensor to the i-th rank, like a transpose, as ``dist.all_to_all`` does.
 
     *Pairwise exchange*: in round s each rank sends to the rank s to its right and receives
     from the rank s to its left. (n-1)α + (n-1)/n Kβ.
@@ -383,7 +383,7 @@ def barrier_schedule(n: int) -> Schedule:
 
 @COLLECTIVES.register(
     title="Barrier",
-    summary="every rank tells ranks at distance 1, 2, 4, … who has arrived",
+    summary="every rank notifies the ranks at distance 1, 2, 4, … of arrivals",
     source="Hensgen, Finkel & Manber, 1988",
     cost="⌈lg n⌉α",
     schedule=barrier_schedule,

@@ -1,8 +1,8 @@
 """The contract of ``torch.distributed`` collectives, and the algorithms' point-to-point calls.
 
-Reference implementations handle the plain case only: flat, contiguous tensors, one of four
-operations, a rank that belongs to the group. :func:`collective` converts every other case to it, or
-raises an error before anything is sent.
+Reference implementations handle only the plain case: flat, contiguous tensors, one of four
+operations, a rank that belongs to the group. :func:`collective` converts every other case to the
+plain one, or raises an error before anything is sent.
 
 Lengths that differ between ranks are not checked in advance: that would cost a message that no
 paper counts. In an all-reduce some rank then receives more than it expects, which terminates its
@@ -82,10 +82,10 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatt
 def collective(
     *, reads: str = "", uneven: bool = False, on_device: bool = False
 ) -> Callable[[Reference], Reference]:
-    """Give a reference implementation the contract of its ``torch.distributed`` counterpart.
+    """Wrap a reference implementation in the contract of its ``torch.distributed`` counterpart.
 
-    It receives contiguous, flat tensors without gradients, and results are written back; AVG is a
-    SUM divided at the end; a rank outside the group gets a warning and does nothing.
+    The implementation receives contiguous, flat tensors without gradients, and results are written
+    back; AVG is a SUM divided at the end; a rank outside the group gets a warning and does nothing.
 
     Args:
         reads: the read-only tensor argument, if any; the others are written to.
@@ -117,26 +117,32 @@ def collective(
                 return
             bound = parameters.bind(*args, **kwargs)
             bound.apply_defaults()
-            given = bound.arguments
-            group, op, root = given["group"], given.get("op"), given.get("src", given.get("dst"))
+            arguments = bound.arguments
+            group, op, root = (
+                arguments["group"],
+                arguments.get("op"),
+                arguments.get("src", arguments.get("dst")),
+            )
             op = getattr(op, "op", op)  # unwrap ReduceOp(ReduceOp.SUM)
             if dist.get_rank(group) < 0:
                 c10d._warn_not_in_group(name)
                 return
-            tensors = {key: given[key] for key in names if given[key] is not None}
+            tensors = {key: arguments[key] for key in names if arguments[key] is not None}
             outputs = {key: listed(value) for key, value in tensors.items() if key != reads}
             if root is not None:
                 _check_root(name, root, set(names) - tensors.keys(), group)
             _check(name, tensors, op, group, uneven)
             _check_outputs(name, [t for values in outputs.values() for t in values])
-            given.update({key: _plain(value, group, on_device) for key, value in tensors.items()})
+            arguments.update(
+                {key: _plain(value, group, on_device) for key, value in tensors.items()}
+            )
             if op is not None:
-                given["op"] = SUM if op == AVG else op
+                arguments["op"] = SUM if op == AVG else op
             with torch.no_grad():
-                reference(**given)
-                if "dst" not in given or root == dist.get_rank():  # ranks with a result
+                reference(**arguments)
+                if "dst" not in arguments or root == dist.get_rank():  # ranks with a result
                     for key, values in outputs.items():
-                        _write_back(values, listed(given[key]), op == AVG, group)
+                        _write_back(values, listed(arguments[key]), op == AVG, group)
 
         return call  # type: ignore[return-value]
 
@@ -163,20 +169,20 @@ def _is_plain(name: str, x: Any, op: Any = SUM, group: Group = None) -> bool:
     return True
 
 
-def _check(name: str, given: dict[str, Any], op: Any, group: Group, uneven: bool) -> None:
+def _check(name: str, arguments: dict[str, Any], op: Any, group: Group, uneven: bool) -> None:
     """Validate the arguments before anything is sent."""
     tensors: list[Tensor] = []
-    for key, value in given.items():
+    for key, value in arguments.items():
         tensors += (values := listed(value))
         if values is value and len(value) != (n := dist.get_world_size(group)):
             raise ValueError(f"{name}: {key} has {len(value)} tensors; {n} ranks need {n}.")
     for t in tensors:
         if not isinstance(t, Tensor) or t.layout != torch.strided:
-            what = f"a {t.layout} tensor" if isinstance(t, Tensor) else f"a {type(t).__name__}"
-            raise TypeError(f"{name} needs dense tensors, not {what}.")
-    for what in ("dtype", "device"):
-        if len(found := {getattr(t, what) for t in tensors}) > 1:
-            raise TypeError(f"{name}: tensors differ in {what}: {_join(found)}.")
+            kind = f"a {t.layout} tensor" if isinstance(t, Tensor) else f"a {type(t).__name__}"
+            raise TypeError(f"{name} needs dense tensors, not {kind}.")
+    for attribute in ("dtype", "device"):
+        if len(kinds := {getattr(t, attribute) for t in tensors}) > 1:
+            raise TypeError(f"{name}: tensors differ in {attribute}: {_join(kinds)}.")
     if len(sizes := {t.numel() for t in tensors}) > 1 and not uneven:
         raise ValueError(f"{name}: tensors differ in their number of elements: {_join(sizes)}.")
     for t in tensors[:1]:
@@ -189,17 +195,17 @@ def _check_root(name: str, root: int, missing: set[str], group: Group) -> None:
     members = dist.get_process_group_ranks(group)
     if root not in members:
         ranks = ", ".join(map(str, members))
-        raise ValueError(f"{name}: rank {root} is not in the group; it has ranks {ranks}.")
+        raise ValueError(f"{name}: rank {root} is not in the group, which has ranks {ranks}.")
     if missing and dist.get_rank() == root:
-        raise ValueError(f"{name}: rank {root} must give {', '.join(missing)}.")
+        raise ValueError(f"{name}: rank {root} must pass {', '.join(missing)}.")
 
 
 def _check_outputs(name: str, tensors: Sequence[Tensor]) -> None:
     for t in tensors:
         if any(k > 1 and step == 0 for k, step in zip(t.shape, t.stride(), strict=True)):
             raise ValueError(
-                f"{name}: elements of a tensor of shape {tuple(t.shape)} share their memory, as "
-                "after .expand(…), so that it cannot hold the result. Use .clone() first."
+                f"{name}: elements of a tensor of shape {tuple(t.shape)} share memory, as after "
+                ".expand(…), so it cannot hold the result. Use .clone() first."
             )
 
 
@@ -211,10 +217,11 @@ def _check_device(name: str, device: torch.device, group: Group) -> None:
     try:
         (group or c10d._get_default_group())._get_backend(device)
     except RuntimeError:
-        found = _join(dist.get_backend_config(group).split(","))
+        backends = _join(dist.get_backend_config(group).split(","))
         raise ValueError(
-            f"{name}: this group cannot send tensors on {device.type!r}: its backends are {found}. "
-            f"Move the tensor with .to(…), or start ranks with a backend for {device.type!r}."
+            f"{name}: this group cannot send tensors on {device.type!r}: its backends are "
+            f"{backends}. Move the tensor with .to(…), or start ranks with a backend for "
+            f"{device.type!r}."
         ) from None
 
 
@@ -222,21 +229,19 @@ def _check_device(name: str, device: torch.device, group: Group) -> None:
 def _check_reduction(name: str, op: ReduceOp, dtype: torch.dtype, device: str) -> None:
     if op not in _COMBINE and op != AVG:
         supported = _join(o.name for o in [*_COMBINE, AVG])
-        raise ValueError(
-            f"{name}: op is {op}; these are supported: {supported} (dist.ReduceOp.SUM, …)."
-        )
+        raise ValueError(f"{name}: op is {op}; supported are {supported} (dist.ReduceOp.SUM, …).")
     if op == AVG and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(
-            f"{name}: the average of {_join([dtype])} numbers is not of that type. Use SUM, or "
-            "convert with .float() first."
+            f"{name}: the average of {_join([dtype])} numbers does not have that dtype. Use SUM, "
+            "or convert with .float() first."
         )
     one = torch.ones(1, device=device).to(dtype)
     try:
         combine(one, one.clone(), SUM if op == AVG else op)
     except (NotImplementedError, RuntimeError) as error:
         raise TypeError(
-            f"{name}: torch has no {op.name} of {_join([dtype])} on {device!r}. "
-            "Convert the tensor first, for instance with .float()."
+            f"{name}: torch does not support {op.name} of {_join([dtype])} on {device!r}. "
+            "Convert the tensor first, for example with .float()."
         ) from error
 
 
@@ -256,10 +261,10 @@ def _plain(value: Any, group: Group, on_device: bool) -> Any:
 
 
 def _write_back(
-    given: Sequence[Tensor], plain: Sequence[Tensor], average: bool, group: Group
+    tensors: Sequence[Tensor], plain: Sequence[Tensor], average: bool, group: Group
 ) -> None:
     """Copy the results into the caller's tensors."""
-    for t, result in zip(given, plain, strict=True):
+    for t, result in zip(tensors, plain, strict=True):
         if average:
             result.div_(dist.get_world_size(group))
         if result.data_ptr() != t.data_ptr():

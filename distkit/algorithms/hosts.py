@@ -1,4 +1,4 @@
-"""Maps the ranks of a group to hosts; ranks exchange their host names once."""
+"""Mapping of a group's ranks to hosts, after one exchange of host names."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _hosts: WeakKeyDictionary[dist.ProcessGroup, Hosts] = WeakKeyDictionary()
 
 
 def hosts_of(group: Group = None) -> Hosts:
-    """Return the group ranks of each host: hosts by their first rank, ranks in order.
+    """Return the group ranks of each host, with hosts ordered by their first rank.
 
-    If the launcher put all ranks on one host, nothing is exchanged. Otherwise the first call for a
-    group publishes this rank's host name in the store and waits for the others': all members must
-    call it.
+    If the launcher put all ranks on one host, nothing is exchanged. Otherwise all members must make
+    the first call for a group, which publishes this rank's host name in the store and waits for the
+    other ranks'.
 
     Args:
         group: the process group; None is the world.
@@ -43,7 +43,7 @@ def hosts_of(group: Group = None) -> Hosts:
 
 
 def layout(group: Group, devices_per_host: int | None) -> Hosts:
-    """Return the ranks of each host, given or detected; [] if all are on one host."""
+    """Return the ranks of each host, specified or detected; [] if all are on one host."""
     if devices_per_host is not None:
         return neighbours(dist.get_world_size(group), devices_per_host)
     hosts = hosts_of(group)

@@ -18,7 +18,7 @@ def average_weights(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -
 
     Args:
         model: the same layers on every rank.
-        all_reduce: sums a tensor over all ranks in place, as ``dist.all_reduce`` does.
+        all_reduce: sums a tensor over all ranks in place, like ``dist.all_reduce``.
     """
     weights = [w.detach() for w in model.parameters()]
     message = torch.cat([w.reshape(-1) for w in weights])
@@ -43,17 +43,17 @@ def local_sgd_round(
         w_r ← w_r - η ∇L(w_r; B_r)      H times, without communication
         w   = (1/R) Σ_r w_r             all-reduce
 
-    With H = 1 and plain SGD it equals synchronous SGD. With H > 1 it is a different algorithm: it
-    sends 1/H of the messages, and the replicas differ between averages.
+    With H = 1 and plain SGD, this equals synchronous SGD. With H > 1 it is a different algorithm,
+    which sends 1/H of the messages; the replicas differ between averages.
 
     Args:
         model: the same weights on every rank.
         batches: this rank's H minibatches, of inputs (B, …) and targets (B, …); a batch of
-            0 rows makes no step.
+            0 rows is skipped.
         loss_fn: mean loss of outputs and targets.
         lr: learning rate η, or an optimizer of ``torch.optim``; its state, such as momentum, is
             not averaged.
-        all_reduce: sums a tensor over all ranks in place, as ``dist.all_reduce`` does.
+        all_reduce: sums a tensor over all ranks in place, like ``dist.all_reduce``.
 
     Returns:
         This rank's loss before each step, (H,); NaN for a batch of 0 rows.
@@ -92,8 +92,8 @@ def accumulated_sgd_step(
         g   = Σ_r n_r g_r / Σ_r n_r             all-reduce
         w   ← w - η g
 
-    It equals one step on all examples together, in the memory of one minibatch. Unlike
-    :func:`local_sgd_round` it makes one update for all of them.
+    This equals one step on all examples together, with the memory use of one minibatch. Unlike
+    :func:`local_sgd_round` it updates the weights once.
 
     Args:
         model: the same weights on every rank.
@@ -101,7 +101,7 @@ def accumulated_sgd_step(
             0 rows are skipped.
         loss_fn: mean loss of outputs and targets.
         lr: learning rate η, or an optimizer of ``torch.optim``.
-        all_reduce: sums a tensor over all ranks in place, as ``dist.all_reduce`` does.
+        all_reduce: sums a tensor over all ranks in place, like ``dist.all_reduce``.
 
     Returns:
         This rank's mean loss before the update, a scalar; NaN if it has no examples.

@@ -1,8 +1,8 @@
-"""Pipeline parallelism: layers on different ranks, activations and gradients as messages.
+"""Pipeline parallelism: layers on different ranks exchange activations and gradients.
 
-:func:`split` cuts a model into stages. :func:`pipeline_step` is the reference implementation: GPipe
-and 1F1B with ``send`` and ``recv``. ``torch.distributed.pipelining`` also runs several stages per
-rank.
+:func:`split` cuts a model into stages. :func:`pipeline_step` is the reference implementation of
+GPipe and 1F1B with ``send`` and ``recv``. ``torch.distributed.pipelining`` also supports several
+stages per rank.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def pipeline_step(
         rank 2         F0 F1    B0 F2    B1 F3    …
         rank 3            F0 B0 F1 B1 F2 B2 F3 B3 …
 
-    Gradients are accumulated in the stage's parameters, as ``loss.backward()`` does. They equal the
-    gradients of one process if no layer mixes examples, as batch norm does.
+    Gradients are accumulated in the stage's parameters, as in ``loss.backward()``. They equal the
+    gradients of one process unless a layer mixes examples, like batch norm.
 
     Args:
         stage: this rank's layers; they map a tensor (rows, …) to one with the same number of rows.
         batch: inputs (B, …) and targets (B, …), both on every rank; the first rank reads the
             inputs, the last one the targets.
         loss_fn: mean loss of outputs and targets.
-        microbatches: m, the number of micro-batches: from 1 to B; may be smaller than p.
+        microbatches: m, the number of micro-batches, from 1 to B; it may be smaller than p.
         schedule: "gpipe" or "1f1b".
         group: the process group; None is the world.
 
@@ -54,9 +54,9 @@ def pipeline_step(
         The mean loss of the batch, a float64 scalar on every rank.
 
     Raises:
-        ValueError: There are more micro-batches than rows, the schedule is another one, or the
+        ValueError: There are more micro-batches than rows, the schedule is not supported, or the
             backend is NCCL.
-        TypeError: A stage does not return such a tensor.
+        TypeError: A stage does not return a tensor with the same number of rows.
 
     Source:
         Huang et al., "GPipe", 2019; Narayanan et al., "Efficient large-scale language model
@@ -93,7 +93,7 @@ def pipeline_step(
 
 
 class _Link:
-    """Messages to and from a neighbour; a message with the shape precedes the first ones."""
+    """A link to a neighbouring rank; a message with the shape precedes the first activations."""
 
     def __init__(self, peer: int, group: Group) -> None:
         self.peer, self.group = peer, group
@@ -101,7 +101,7 @@ class _Link:
         self._sending: tuple[dist.Work, Tensor] | None = None
 
     def send(self, x: Tensor) -> None:
-        """Start sending once the previous message is sent."""
+        """Start sending once the previous message has been sent."""
         self.wait()
         x = x.detach().contiguous()
         self._sending = isend(x, self.peer, self.group), x
@@ -129,7 +129,7 @@ class _Link:
             self._sending = None
 
 
-#: Schedules with one stage per rank, whose backward computes all gradients at once.
+#: Schedules with one stage per rank, whose backward is not split.
 _SCHEDULES = ("gpipe", "1f1b")
 
 
@@ -138,32 +138,33 @@ def _check_step(
 ) -> None:
     rows = [len(t) for t in batch]
     if rows[0] != rows[1]:
-        raise ValueError(f"pipeline_step: {rows[0]} inputs and {rows[1]} targets: give as many")
+        raise ValueError(
+            f"pipeline_step: {rows[0]} inputs and {rows[1]} targets: use equal numbers of both"
+        )
     if not 1 <= microbatches <= rows[0]:
         raise ValueError(
             f"pipeline_step: a batch of {rows[0]} rows in {microbatches} micro-batches: "
-            f"give microbatches from 1 to {rows[0]}"
+            f"use 1 to {rows[0]} micro-batches"
         )
     if schedule not in _SCHEDULES:
         raise ValueError(
-            f"pipeline_step runs {' and '.join(_SCHEDULES)}, not {schedule!r}: simulate it by "
-            "dk.simulation.pipeline, or run it by torch.distributed.pipelining"
+            f"pipeline_step runs {' and '.join(_SCHEDULES)}, not {schedule!r}: simulate it with "
+            "dk.simulation.pipeline, or run it with torch.distributed.pipelining"
         )
     if dist.get_backend(group) == "nccl":
         raise ValueError(
-            "pipeline_step sends activations and gradients past each other, which would wait for "
-            "each other under NCCL: use gloo, or torch.distributed.pipelining, which sends "
-            "them together"
+            "pipeline_step sends activations and gradients in opposite directions, which deadlocks "
+            "under NCCL: use gloo, or torch.distributed.pipelining, which sends them together"
         )
 
 
 def _check_output(y: Any, rows: int, stage: nn.Module) -> Tensor:
     """Return ``y`` if a pipeline can send it."""
     if not isinstance(y, Tensor) or y.dim() == 0 or len(y) != rows:
-        what = f"a tensor of {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+        result = f"a tensor of {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
         raise TypeError(
-            f"pipeline_step: stage {type(stage).__name__} returned {what} for {rows} rows: "
-            f"a stage sends one tensor with as many rows to the next"
+            f"pipeline_step: stage {type(stage).__name__} returned {result} for {rows} rows: "
+            f"a stage must return one tensor with the same number of rows"
         )
     return y
 
@@ -177,11 +178,11 @@ def split(model: nn.Sequential, stages: int) -> list[nn.Sequential]:
     Layers keep their names; one tensor is sent between stages.
 
     Args:
-        model: the layers in the order of their use.
+        model: the layers in execution order.
         stages: number of stages.
 
     Raises:
-        TypeError: The model is no Sequential.
+        TypeError: The model is not a Sequential.
         ValueError: There are fewer layers than stages, or two stages share a parameter or buffer.
 
     Example:
@@ -191,12 +192,12 @@ def split(model: nn.Sequential, stages: int) -> list[nn.Sequential]:
     """
     if not isinstance(model, nn.Sequential):
         raise TypeError(
-            f"split takes an nn.Sequential, not {type(model).__name__}: put its layers into one, "
+            f"split expects an nn.Sequential, not {type(model).__name__}: put its layers into one, "
             "or use torch.distributed.pipelining.pipeline, which traces a model"
         )
     layers = len(model)
     if not 1 <= stages <= layers:
-        raise ValueError(f"{stages} stages of a model of {layers} layers: give from 1 to {layers}")
+        raise ValueError(f"{stages} stages of a model of {layers} layers: use 1 to {layers} stages")
     named = list(zip(model._modules, model, strict=True))  # may contain one layer twice
     cuts = torch.arange(layers).tensor_split(stages)
     parts = [nn.Sequential(OrderedDict(named[i] for i in cut)) for cut in cuts]
@@ -209,9 +210,9 @@ def _check_shared(parts: Sequence[nn.Module]) -> None:
     seen: dict[Tensor, tuple[int, str]] = {}
     for stage, part in enumerate(parts):
         for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
-            before, first = seen.setdefault(tensor, (stage, name))
-            if before != stage:
+            earlier, first = seen.setdefault(tensor, (stage, name))
+            if earlier != stage:
                 raise ValueError(
-                    f"{first!r} of stage {before} and {name!r} of stage {stage} are one tensor, of "
-                    "which each rank would update a copy of its own: untie them, or split elsewhere"
+                    f"{first!r} of stage {earlier} and {name!r} of stage {stage} are one tensor, "
+                    "but each rank would update a separate copy: untie them, or split elsewhere"
                 )

@@ -1,14 +1,14 @@
 """Pipeline schedules as data: the actions of each rank in order. Pure.
 
-A model of p·v stages is on p ranks, stage s on rank s mod p; a batch is split into m micro-batches.
-Each rank has a list of :class:`Action`, which :mod:`~distkit.algorithms.pipeline` executes and
-:func:`~distkit_simulation.training.pipeline` simulates; they equal the schedules of
-``torch.distributed``. Every schedule but GPipe follows one pattern::
+A model of p·v stages runs on p ranks, stage s on rank s mod p; a batch is split into m
+micro-batches. Each rank has a list of :class:`Action`, which :mod:`~distkit.algorithms.pipeline`
+executes and :func:`~distkit_simulation.training.pipeline` simulates; the lists equal the schedules
+of ``torch.distributed``. All schedules except GPipe follow one pattern::
 
     F F F   F B F B F B   B B B
     warm-up one each      drain
 
-A rank further from the last stage has a longer warm-up; idle time is the *bubble*.
+A rank farther from the last stage has a longer warm-up; idle time is called the *bubble*.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Action(NamedTuple):
     """The computation of a stage on one micro-batch, printed as in torch.
 
     Args:
-        stage: counted from 0, the stage that gets the inputs.
-        kind: "F" forward, "B" backward; or split into "I", the gradient of the input, and "W",
-            the gradient of the weights, which no other rank waits for.
+        stage: counted from 0; stage 0 receives the inputs.
+        kind: "F" for forward, "B" for backward; or backward split into "I", the gradient of the
+            input, and "W", the gradient of the weights, which no other rank waits for.
         microbatch: counted from 0.
 
     Example:
@@ -41,7 +41,7 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind}{self.microbatch}"
 
     def needs(self, stages: int) -> Action | None:
-        """Return the action that this one depends on, None for an input of the pipeline.
+        """Return the action that this one depends on; None for an input of the pipeline.
 
         >>> Action(1, "F", 0).needs(stages=2), Action(1, "B", 0).needs(stages=2)
         (0F0, 1F0)
@@ -88,7 +88,7 @@ def one_f_one_b(ranks: int, microbatches: int) -> Orders:
 
 
 def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Orders:
-    """Run 1F1B with v stages per rank: the bubble is divided by v, messages are multiplied by v.
+    """Run 1F1B with v stages per rank: 1/v of the bubble, v times the messages.
 
     Micro-batches pass a rank's stages in groups of about p. Narayanan et al., 2021.
 
@@ -105,10 +105,10 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Orders:
 
 
 def zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> Orders:
-    """Run ZB-H1: gradients of inputs at once, gradients of weights when the rank would be idle.
+    """Run ZB-H1, which delays gradients of weights until the rank would be idle.
 
-    With one chunk no rank holds more than rank 0 does in 1F1B; with more chunks it is torch's
-    InterleavedZeroBubble. Qi et al., 2024.
+    With one chunk no rank holds more micro-batches than rank 0 in 1F1B; with more chunks it is
+    torch's InterleavedZeroBubble. Qi et al., 2024.
 
     Raises:
         ValueError: The micro-batches cannot be divided into turns of equal size.
@@ -130,7 +130,7 @@ def zero_bubble_h2(ranks: int, microbatches: int) -> Orders:
     """Run ZB-H2: longer warm-up and delayed gradients of weights, so that no rank waits.
 
     A rank starts its next step as soon as it has finished this one, without waiting for the last
-    rank's update. Qi et al., 2024, whose ZB-2P is such an order found by search.
+    rank's update. Qi et al., 2024, find such an order by search and call it ZB-2P.
 
     >>> zero_bubble_h2(2, 3)
     [[0F0, 0F1, 0F2, 0I0, 0W0, 0I1, 0W1, 0I2, 0W2], [1F0, 1I0, 1F1, 1I1, 1F2, 1I2, 1W0, 1W1, 1W2]]
@@ -150,7 +150,7 @@ def _orders(
     if min(ranks, microbatches, chunks) < 1:
         raise ValueError(
             f"a pipeline of {ranks} ranks with {chunks} stages each and {microbatches} "
-            "micro-batches: give at least one micro-batch, one rank and one stage a rank"
+            "micro-batches: use at least one micro-batch, one rank and one stage per rank"
         )
     turns = list(_turns(ranks, microbatches, chunks))
     return [_order(rank, ranks, turns, warm_up(rank), split, delay * rank) for rank in range(ranks)]
@@ -161,8 +161,8 @@ def _turn(ranks: int, microbatches: int) -> int:
     rounds = max(1, microbatches // ranks)
     if microbatches % rounds:
         raise ValueError(
-            f"{microbatches} micro-batches on {ranks} ranks come in {rounds} turns, which would "
-            f"differ in size: give a multiple of {rounds}, best of {ranks}"
+            f"{microbatches} micro-batches on {ranks} ranks would form {rounds} turns of different "
+            f"sizes: use a multiple of {rounds}, ideally of {ranks}"
         )
     return microbatches // rounds
 
@@ -197,10 +197,10 @@ def _order(
 
 
 def played(orders: Orders) -> Iterator[tuple[int, Action]]:
-    """Yield every action and its rank, each after its dependencies; this proves termination.
+    """Yield every action and its rank, each after its dependencies, until the schedule has ended.
 
     Raises:
-        ValueError: Ranks wait for each other, or for an action that is in no list.
+        ValueError: Ranks wait for each other, or for an action that is not in any list.
 
     Example:
         >>> [action for _, action in played(gpipe(2, 1))]
@@ -210,12 +210,12 @@ def played(orders: Orders) -> Iterator[tuple[int, Action]]:
     done: set[Action | None] = {None}
     remaining = [list(reversed(order)) for order in orders]
     while any(remaining):
-        before = len(done)
+        done_before = len(done)
         for rank, order in enumerate(remaining):
             while order and order[-1].needs(stages) in done:
                 done.add(action := order.pop())
                 yield rank, action
-        if len(done) == before:
+        if len(done) == done_before:
             stuck = {
                 rank: f"{order[-1]} (needs {order[-1].needs(stages)})"
                 for rank, order in enumerate(remaining)
@@ -223,14 +223,14 @@ def played(orders: Orders) -> Iterator[tuple[int, Action]]:
             }
             raise ValueError(
                 "this schedule never ends: "
-                + ", ".join(f"rank {rank} waits in {what}" for rank, what in stuck.items())
+                + ", ".join(f"rank {rank} waits in {action}" for rank, action in stuck.items())
             )
 
 
 def held(orders: Orders) -> list[int]:
     """Return each rank's peak number of activations, in micro-batches of one stage.
 
-    They are created by F and needed until B, or until W if backward is split.
+    F creates them; they are needed until B, or until W if backward is split.
 
     >>> held(gpipe(4, 8)), held(one_f_one_b(4, 8))
     ([8, 8, 8, 8], [4, 3, 2, 1])
@@ -246,12 +246,12 @@ class PipelineSchedule:
     Args:
         name: its key in the catalogue.
         title: its name for headings.
-        summary: what it does, in one sentence.
-        source: paper.
-        schedule: p, m, and v if it is looped -> the actions of each rank.
-        cost: bubble and activations, as formulas for readers.
-        bubble_to_work: p, m, v -> idle time over compute time, if messages are free and backward
-            takes twice as long as forward.
+        summary: one sentence about it.
+        source: its paper.
+        schedule: returns the actions of each rank for p, m, and v if it is looped.
+        cost: bubble and activations, as formulas to display.
+        bubble_to_work: returns idle time over compute time for p, m and v, if messages are free and
+            backward takes twice as long as forward.
         looped: whether a rank may have several stages.
 
     Example:
@@ -273,13 +273,13 @@ class PipelineSchedule:
         """Check that the schedule supports these numbers.
 
         Raises:
-            ValueError: It does not.
+            ValueError: The schedule does not support them.
         """
         if self.looped:
             _turn(ranks, microbatches)
         elif chunks != 1:
             raise ValueError(
-                f"{self.title} has one stage a rank, not {chunks}: take interleaved or zero_bubble"
+                f"{self.title} has one stage per rank, not {chunks}: use interleaved or zero_bubble"
             )
 
     def orders(self, ranks: int, microbatches: int, chunks: int = 1) -> Orders:
@@ -311,7 +311,7 @@ def _bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
 
 
 def _interleaved_bubble(ranks: int, microbatches: int, chunks: int = 2) -> float:
-    """Return (p-1)/(m·v); if m < p, a rank waits p-m more before each further stage."""
+    """Return (p-1)/(m·v); if m < p, a rank waits p-m longer before each further stage."""
     late = max(0, ranks - microbatches)
     return (ranks - 1 + (chunks - 1) * late) / (microbatches * chunks)
 
@@ -346,7 +346,7 @@ SCHEDULES = (
     PipelineSchedule(
         "interleaved",
         "Interleaved 1F1B",
-        "1F1B with v stages a rank, which micro-batches pass in turns",
+        "1F1B with v stages per rank, which micro-batches pass in turns",
         "Narayanan et al., 2021",
         interleaved,
         "bubble (p-1)/(mv) of the work, v times the messages",
@@ -356,7 +356,7 @@ SCHEDULES = (
     PipelineSchedule(
         "zero_bubble",
         "Zero bubble, ZB-H1",
-        "1F1B that computes gradients of weights where it would be idle",
+        "1F1B that computes gradients of weights in idle time",
         "Qi et al., 2024",
         zero_bubble,
         "bubble (p-1)/(3m) of the work, p micro-batches held",
@@ -366,10 +366,10 @@ SCHEDULES = (
     PipelineSchedule(
         "zero_bubble_h2",
         "Zero bubble, ZB-H2",
-        "ZB-H1 that warms up longer, until no rank waits within a step",
+        "ZB-H1 with a longer warm-up, so that no rank waits within a step",
         "Qi et al., 2024",
         zero_bubble_h2,
-        "no bubble with 2p-1 micro-batches or more, which are held",
+        "no bubble with 2p-1 or more micro-batches, which are held",
         lambda ranks, microbatches, chunks=1: (
             max(0, 2 * ranks - 1 - microbatches) / (3 * microbatches)
         ),

@@ -1,4 +1,4 @@
-"""Building blocks of schedules and cost formulas, and functions that evaluate schedules. Pure."""
+"""Building blocks for schedules and cost formulas, and evaluation of schedules. Pure."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Numbers = Any  # a number or an array
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of an algorithm: simultaneous transfers, each of them one message.
+    """One round of an algorithm, a set of simultaneous transfers of one message each.
 
     Transfer ``i`` carries the chunks ``chunk[i]`` … ``chunk[i] + count[i] - 1`` from rank
-    ``src[i]`` to rank ``dst[i]``, which combines them with its own (``reduce``) or overwrites
-    its own. Every message carries the sender's values from the start of the round.
+    ``src[i]`` to rank ``dst[i]``, which combines them with its chunks (``reduce``) or overwrites
+    them. Every message carries the sender's values from the start of the round.
 
     Args:
         src: sending rank of each transfer.
         dst: receiving rank of each transfer.
         chunk: the first chunk of each transfer.
-        reduce: whether the receiver combines; one value for all, or one per transfer.
-        count: number of consecutive chunks; one value for all, or one per transfer.
+        reduce: whether the receiver combines chunks; one value for all transfers, or one for each.
+        count: number of consecutive chunks; one value for all transfers, or one for each.
     """
 
     src: Ints
@@ -56,7 +56,7 @@ Schedule = Iterator[Round]
 
 
 def ring_trip(n: int, first: int, *, reduce: bool) -> Schedule:
-    """Yield one trip round a ring: rank r sends chunk r + ``first``, then the chunk received last.
+    """Yield one trip around a ring: rank r sends chunk r + ``first``, then each chunk it received.
 
     >>> [t.chunk.tolist() for t in ring_trip(3, 0, reduce=True)]
     [[0, 1, 2], [2, 0, 1]]
@@ -69,12 +69,12 @@ def ring_trip(n: int, first: int, *, reduce: bool) -> Schedule:
 def folded(inner: Schedule, outside: Ints, partners: Ints, chunks: int) -> Schedule:
     """Yield ``inner`` with outside ranks folded in.
 
-    They send everything to their partners first, and receive the result last.
+    The outside ranks send everything to their partners first, and receive the result last.
 
     Args:
         inner: the rounds of the other ranks.
-        outside: ranks that do not take part in these.
-        partners: the rank that represents each of them.
+        outside: ranks that do not take part in ``inner``.
+        partners: the rank that represents each outside rank.
         chunks: number of chunks of the tensor.
     """
     start = np.zeros_like(outside)
@@ -88,7 +88,7 @@ def folded(inner: Schedule, outside: Ints, partners: Ints, chunks: int) -> Sched
 def held(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
     """Count the contributions each rank holds at the end: ``counts[rank, chunk, contributor]``.
 
-    An all-reduce is correct if every entry is 1: each rank contributes exactly once.
+    An all-reduce is correct if every entry is 1, so that each rank contributes exactly once.
 
     Args:
         schedule: rounds over ``n`` ranks.
@@ -116,7 +116,7 @@ def held(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
         if np.isin(target[~reduce], target[reduce]).any() or len(set(target[~reduce])) < sum(
             ~reduce
         ):
-            raise ValueError(f"round {number} replaces a chunk of a rank that it also writes")
+            raise ValueError(f"round {number} overwrites a chunk that it also writes")
         counts[dst[~reduce], chunk[~reduce]] = 0
         np.add.at(counts, (dst, chunk), sent_counts)
     return counts
@@ -148,7 +148,7 @@ def traffic(
     Args:
         schedule: rounds over ``n`` ranks.
         n: number of ranks.
-        nbytes: size of all chunks together [bytes].
+        nbytes: total size of all chunks [bytes].
         chunks: number of chunks of the tensor; by default n.
         itemsize: size of an element, which is never split [bytes].
 
@@ -202,7 +202,7 @@ def lowest_bit(n: int) -> int:
 
 
 def bits(n: int) -> list[int]:
-    """Return the powers of two below ``n``: the distances in a tree or hypercube of n ranks.
+    """Return the powers of two below ``n``, the distances in a tree or hypercube of n ranks.
 
     >>> bits(8), bits(9)
     ([1, 2, 4], [1, 2, 4, 8])
@@ -211,11 +211,11 @@ def bits(n: int) -> list[int]:
 
 
 def parents(n: int, other: bool = False) -> Ints:
-    """Return each rank's parent in the balanced tree with odd ranks as leaves; -1 for the root.
+    """Return each rank's parent in the balanced tree with the odd ranks as leaves; -1 for the root.
 
     Args:
         n: number of ranks.
-        other: return the second tree: mirrored for even n, shifted by one for odd n.
+        other: whether to return the second tree, mirrored for even n, shifted by one for odd n.
 
     Example:
         >>> parents(8)
@@ -270,16 +270,16 @@ class LinkCost(Protocol):
         """Return the time of a message [s]."""
 
 
-def at_least(least: float, **given: Numbers) -> Numbers:
+def at_least(least: float, **named: Numbers) -> Numbers:
     """Convert to an array of floats, and check its minimum.
 
     Raises:
         ValueError: A number is below ``least``.
     """
-    ((name, numbers),) = given.items()
+    ((name, numbers),) = named.items()
     array = np.asarray(numbers, float)
     if not np.all(array >= least):
-        raise ValueError(f"{np.min(array):g} {name}: give {least:g} or more")
+        raise ValueError(f"{np.min(array):g} {name}: expected {least:g} or more")
     return array
 
 

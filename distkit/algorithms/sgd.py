@@ -1,4 +1,4 @@
-"""Synchronous data-parallel SGD: R replicas compute the same update as one process on all data."""
+"""Synchronous data-parallel SGD, in which R replicas match one process on all data."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ def sync_gradients(
 
         g = Σ_r n_r g_r / Σ_r n_r
 
-    Sums of gradients and counts are divided once: the mean of the replicas' means would be wrong
-    if their numbers of examples differ. All gradients travel in one message, because latency
+    The sum of gradients is divided by the sum of counts: the mean of the replicas' means would be
+    wrong if their numbers of examples differ. One message carries all gradients, because latency
     dominates small messages.
 
     Args:
         model: a model, or its parameters. A missing gradient counts as zeros; a parameter without
-            a gradient on every replica keeps None, and optimizers skip it. Sparse gradients
+            a gradient on all replicas keeps None, and optimizers skip it. Sparse gradients
             become dense.
         count: n_r, the number of examples behind this replica's mean gradient, 0 or more; None if
             it is the same on all replicas.
-        all_reduce: sums a tensor over all ranks in place, as ``dist.all_reduce`` does.
+        all_reduce: sums a tensor over all ranks in place, like ``dist.all_reduce``.
 
     Raises:
         TrainingError: A gradient is NaN or infinite on some replica; raised on all replicas.
 
     Source:
-        Li et al., "PyTorch distributed", 2020: DDP's buckets.
+        Li et al., "PyTorch distributed", 2020, on DDP's buckets.
 
     Example:
         >>> import distkit as dk, torch
         >>> def mean_of_three():
         ...     w = torch.zeros(1, requires_grad=True)
-        ...     mine = torch.tensor([1.0, 2.0] if dist.get_rank() == 0 else [6.0])
-        ...     (w * mine).mean().backward()
-        ...     dk.algorithms.sync_gradients([w], count=len(mine))
+        ...     shard = torch.tensor([1.0, 2.0] if dist.get_rank() == 0 else [6.0])
+        ...     (w * shard).mean().backward()
+        ...     dk.algorithms.sync_gradients([w], count=len(shard))
         ...     return w.grad.item()
         >>> dk.run_ranks(mean_of_three, 2).results        # doctest: +SKIP
         [3.0, 3.0]
@@ -116,17 +116,17 @@ def sync_sgd_step(
         g   = Σ_r |B_r| g_r / Σ_r |B_r|    all-reduce
         w   ← w - η g                      the same update on every rank
 
-    It equals one process's step on the whole minibatch when L is a mean over examples and no
-    layer mixes them (batch norm does). The shards may differ in size.
+    This equals one process's step on the whole minibatch if L is a mean over examples and no
+    layer mixes them, as batch norm does. The shards may differ in size.
 
     Args:
         model: the same weights on every rank.
         batch: this rank's inputs (B, …) and targets (B, …); B may be 0.
         loss_fn: mean loss of outputs and targets.
-        lr: learning rate η, or an optimizer of ``torch.optim`` with the model's parameters: the
-            same gradient and state give the same update on every rank.
-        all_reduce: sums a tensor over all ranks in place, as ``dist.all_reduce`` does;
-            :func:`~distkit.algorithms.all_reduce.ring.ring_all_reduce` gives the same weights.
+        lr: learning rate η, or an optimizer of ``torch.optim`` with the model's parameters, which
+            makes the same update on every rank from the same gradient and state.
+        all_reduce: sums a tensor over all ranks in place, like ``dist.all_reduce``;
+            :func:`~distkit.algorithms.all_reduce.ring.ring_all_reduce` leads to the same weights.
 
     Returns:
         This rank's loss before the update, a scalar; NaN if it has no examples.

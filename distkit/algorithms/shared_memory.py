@@ -1,4 +1,4 @@
-"""All-reduce through shared memory on a host, with a ring between hosts."""
+"""An all-reduce through shared memory within a host, with a ring between hosts."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from distkit.algorithms.all_reduce.ring import ring_of
 from distkit.algorithms.contract import SUM, Group, ReduceOp, collective
 from distkit.algorithms.hosts import hosts_of
 
-#: Maximum size of a rank's slot [bytes], so that it stays in the cache.
+#: Maximum size of a rank's slot [bytes], which should stay in the cache.
 SLOT = 1 << 20
 #: Maximum size of all slots [bytes]; containers have little shared memory.
 SLOTS = 1 << 25
-#: Up to this total size [bytes] every rank reduces everything: one barrier instead of two.
+#: Maximum total size [bytes] at which every rank reduces everything, which saves a barrier.
 SMALL = 1 << 18
-#: Numbers in each rank's status, which has its own cache line.
+#: Number of integers in each rank's status, which fills a cache line.
 _STATUS = 8
 #: Number of cached slot views.
 _CACHED_VIEWS = 64
-#: Polls of a barrier before it sleeps; shortest and longest sleep between polls [s].
+#: Number of polls of a barrier before it sleeps; shortest and longest sleep between polls [s].
 _POLLS, _MIN_SLEEP, _MAX_SLEEP = 200, 2e-5, 1e-3
-#: Linux has anonymous files (memfd) that other processes can open.
+#: Whether the system has anonymous files (memfd) that other processes can open.
 _HAS_MEMFD = sys.platform == "linux"
 
 
@@ -44,9 +44,8 @@ _HAS_MEMFD = sys.platform == "linux"
 def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     """Reduce ``x`` through shared memory, in place, as ``dist.all_reduce(x)`` does.
 
-    No message is sent within a host. Every rank writes its tensor, block by block, into its slot
-    of the shared memory; then rank r sums part r of all slots, and every rank reads all the
-    sums::
+    No message is sent within a host. Every rank writes its tensor block by block into its slot of
+    the shared memory; then rank r sums part r of all slots, and every rank reads all sums::
 
         rank 0  writes slot 0 ─┐           ┌─ sums part 0 ─┐           ┌─ reads the sums
         rank 1  writes slot 1 ─┼─ barrier ─┼─ sums part 1 ─┼─ barrier ─┼─ reads the sums
@@ -57,7 +56,7 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
     all-reduce the sums in a ring, and the other ranks copy the result.
 
     Args:
-        x: a tensor of any shape, the same on every rank. GPUs copy to the slots directly.
+        x: a tensor of any shape, the same on every rank; GPUs copy directly to and from the slots.
         op: SUM, AVG, MIN, MAX or PRODUCT.
         group: the process group; None is the world.
 
@@ -66,7 +65,7 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
 
     Source:
         Jain et al., "Framework for scalable intra-node collective operations using shared
-        memory", SC 2018. NCCL and MPI implementations do so within a host.
+        memory", SC 2018. NCCL and MPI implementations do the same within a host.
 
     Example:
         >>> import distkit as dk, torch
@@ -88,13 +87,12 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
 class Segment:
     """Memory shared by the ranks of a group on one host, with a barrier.
 
-    ``leaders`` are the first ranks of all hosts.
-
-    It has a cache line per rank with its status, and two sets of slots that alternate: a barrier
-    lies between the last read of a slot and the next write.
+    ``leaders`` are the first ranks of all hosts. The segment has one cache line per rank for its
+    status, and two sets of slots that alternate, so that a barrier separates the last read of a
+    slot from the next write.
 
     Args:
-        group: the process group. All its ranks on a host must create the segment together.
+        group: the process group; all its ranks on a host must create the segment together.
     """
 
     _all: ClassVar[WeakKeyDictionary[dist.ProcessGroup, Segment]] = WeakKeyDictionary()
@@ -123,7 +121,7 @@ class Segment:
         status_bytes = self.n * _STATUS * 8
         memory = _map_shared(group, local_ranks, status_bytes + 2 * (self.n + 1) * self.slot)
         self._status = memoryview(memory)[:status_bytes].cast("q")
-        with torch.inference_mode(False):  # it outlives the caller's inference mode
+        with torch.inference_mode(False):  # the tensor outlives the caller's inference mode
             self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=status_bytes)
         self._slots = self._slots.view(2, self.n + 1, self.slot)
         self._views = lru_cache(_CACHED_VIEWS)(self._make_views)
@@ -133,7 +131,7 @@ class Segment:
         self._lock.acquire()
 
     def pin(self) -> None:
-        """Pin the slots for the GPU; if that fails, copies are slower."""
+        """Pin the slots for the GPU; without pinning, copies are slower."""
         self.pinned, runtime, address = True, torch.cuda.cudart(), self._slots.data_ptr()
         runtime.cudaHostRegister(address, self._slots.nbytes, 0)
         finalize(self, runtime.cudaHostUnregister, address).atexit = False
@@ -152,14 +150,14 @@ class Segment:
 
         for block in x.split(self.slot // x.element_size()):
             slots, sums = self.write(block, signature)
-            own = self.part(len(block))
+            part = self.part(len(block))
             self._barrier()
-            reduce(slots[:, own], out=sums[own])
+            reduce(slots[:, part], out=sums[part])
             self._barrier()
             block.copy_(sums)
 
     def broadcast(self, x: Tensor) -> None:
-        """Copy ``x`` of this host's first rank to the others."""
+        """Copy ``x`` from this host's first rank to its other ranks."""
         signature = _signature_of(x, SUM)
         for block in x.split(self.slot // x.element_size()):
             slots, _ = self.write(block, signature)
@@ -174,8 +172,8 @@ class Segment:
             All slots (n, k), complete after the next barrier, and a buffer for sums (k,).
         """
         self._set, self._signature = 1 - self._set, signature
-        slots, own, sums = self._views(self._set, block.dtype, len(block))
-        own.copy_(block)
+        slots, slot, sums = self._views(self._set, block.dtype, len(block))
+        slot.copy_(block)
         self._status[self.rank * _STATUS + 1 + self._set] = signature
         return slots, sums
 
@@ -208,12 +206,12 @@ class Segment:
             raise ValueError(_mismatch(signatures))
 
     def _fence(self) -> None:
-        """Issue a memory fence, for processors with weak memory ordering."""
+        """Issue a memory fence for processors with weak memory ordering."""
         self._lock.release()
         self._lock.acquire()
 
     def _wait_for(self, index: int) -> None:
-        """Poll until this rank has arrived; after many polls sleep in between."""
+        """Poll until a rank has arrived; after many polls, sleep between them."""
         polls, sleep = 0, _MIN_SLEEP
         while self._status[index] < self._generation:
             polls += 1
@@ -225,7 +223,7 @@ class Segment:
 
 
 def _map_shared(group: dist.ProcessGroup, local_ranks: Sequence[int], size: int) -> mmap.mmap:
-    """Map memory that one rank creates and all open; its name is removed once they have."""
+    """Map memory that one rank creates and all ranks open; its name is then removed."""
     store, key = group.get_group_store(), f"distkit/shared_memory/{local_ranks[0]}"
     rank = dist.get_rank(group)
     if rank != local_ranks[0]:
@@ -249,9 +247,9 @@ def _map_shared(group: dist.ProcessGroup, local_ranks: Sequence[int], size: int)
 
 
 def _create_file(size: int) -> tuple[int, str]:
-    """Return an open file of ``size`` bytes, and the path under which other processes open it.
+    """Return an open file of ``size`` bytes, and its path for other processes.
 
-    On Linux it is in memory, and is freed with the last process that has it open.
+    On Linux the file is in memory and freed with the last process that has it open.
 
     Raises:
         OSError: There is too little memory.
@@ -266,7 +264,7 @@ def _create_file(size: int) -> tuple[int, str]:
     except OSError as error:
         os.close(file)
         raise OSError(
-            f"all-reduce through shared memory needs {size:,} bytes, but less memory is free. "
+            f"shared_memory_all_reduce needs {size:,} bytes, but less memory is free. "
             "Free memory, or use another algorithm."
         ) from error
     return file, f"/proc/{os.getpid()}/fd/{file}"
@@ -280,7 +278,7 @@ def _open_file(host: str, path: str, inode: int, rank: int, first: int) -> int:
         os.close(file)
     raise ValueError(
         f"rank {rank} cannot open the memory of rank {first}, although both have the host name "
-        f"{host}: they may be in different containers. Give these different host names, or use "
+        f"{host}: they may be in different containers. Set different host names there, or use "
         '"ring" or "halving_doubling".'
     )
 
@@ -312,22 +310,24 @@ _OPS = list(_REDUCE)
 
 
 def _signature_of(x: Tensor, op: ReduceOp) -> int:
-    """Return length, dtype and reduction as one number."""
+    """Encode length, dtype and reduction as one integer."""
     if x.dtype not in _DTYPES:
         raise TypeError(f"shared_memory_all_reduce does not support {x.dtype}. Convert it first.")
     return (len(x) * len(_DTYPES) + _DTYPES.index(x.dtype)) * len(_OPS) + _OPS.index(op)
 
 
 def _mismatch(signatures: list[int]) -> str:
-    """Return an error message that lists the different calls by rank."""
+    """Return an error message that lists the ranks of each different call."""
 
     def call(number: int) -> str:
-        rest, op = divmod(number, len(_OPS))
-        length, dtype = divmod(rest, len(_DTYPES))
+        layout, op = divmod(number, len(_OPS))
+        length, dtype = divmod(layout, len(_DTYPES))
         return f"{_OPS[op].name} of {str(_DTYPES[dtype])[6:]}[{length:,}]"
 
     calls: dict[str, list[str]] = {}
     for rank, number in enumerate(signatures):
         calls.setdefault(call(number), []).append(str(rank))
-    diff = "; ".join(f"rank {', '.join(ranks)}: {signature}" for signature, ranks in calls.items())
-    return f"all_reduce of different tensors. {diff}. Pass the same shape and dtype on every rank."
+    listed = "; ".join(f"rank {', '.join(ranks)}: {text}" for text, ranks in calls.items())
+    return (
+        f"all_reduce of different tensors. {listed}. Pass the same shape and dtype on every rank."
+    )

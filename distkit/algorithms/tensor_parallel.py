@@ -1,11 +1,11 @@
-"""Tensor parallelism: layers split over ranks by columns and by rows.
+"""Tensor parallelism, with layers split over ranks by columns and by rows.
 
 Y = X·A and Z = Y·B are split over R ranks, A by columns and B by rows::
 
     rank r    X ─► [A_r] ─► Y_r ─► [B_r] ─► Z_r ─ all-reduce ─► Z = Σ_r Z_r
 
 No communication is needed between the two layers, even with an element-wise function between them.
-Forward needs one all-reduce, backward another, which sums the gradient of X.
+Forward needs one all-reduce, and backward needs another, which sums the gradient of X.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from distkit.errors import LayoutError
 class ColumnLinear(nn.Module):
     """This rank's columns of a linear layer: X -> Y_r = X·A_r + b_r.
 
-    Every rank passes the same X and receives different features. torch stores the transpose:
-    columns of A are rows of ``weight``.
+    Every rank passes the same X and receives different features. Columns of A are rows of
+    ``weight``, because torch stores the transpose.
 
     Args:
         whole: the full layer, the same on every rank; only this rank's part is kept.
@@ -48,7 +48,7 @@ class ColumnLinear(nn.Module):
         self.bias = None if whole.bias is None else nn.Parameter(_shard(whole.bias, 0, group))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Copy in forward, all-reduce in backward."""
+        """Apply the columns to a copy of ``x``; backward all-reduces its gradient."""
         return nn.functional.linear(copy_to_ranks(x, self.group), self.weight, self.bias)
 
 
@@ -68,13 +68,13 @@ class RowLinear(nn.Module):
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """All-reduce in forward, copy in backward; the bias is added once, after the sum."""
+        """Apply the rows and all-reduce, then add the bias once; backward copies the gradient."""
         y = sum_of_ranks(nn.functional.linear(x, self.weight), self.group)
         return y if self.bias is None else y + self.bias
 
 
 class _Copy(torch.autograd.Function):
-    """The identity, whose gradient is the sum of all ranks' gradients."""
+    """The identity in forward; backward sums the gradients of all ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -89,7 +89,7 @@ class _Copy(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """The sum of all ranks' tensors, whose gradient is the identity."""
+    """The sum of all ranks' tensors in forward; backward passes the gradient unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -111,8 +111,8 @@ def _shard(whole: Tensor, dim: int, group: Group) -> Tensor:
     n = dist.get_world_size(group)
     if whole.shape[dim] % n:
         raise LayoutError(
-            f"{whole.shape[dim]} features on {n} tensor-parallel ranks: give a number of features "
-            f"that {n} divides, or check dk.simulation.parallel.Layout(tp={n}, "
-            f"hidden={whole.shape[dim]}) before"
+            f"{whole.shape[dim]} features on {n} tensor-parallel ranks: use a multiple of {n}. "
+            f"To check this in advance, use dk.simulation.parallel.Layout(tp={n}, "
+            f"hidden={whole.shape[dim]})"
         )
     return whole.detach().chunk(n, dim)[dist.get_rank(group)].clone()

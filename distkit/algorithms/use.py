@@ -1,4 +1,4 @@
-"""Makes ``dist.all_reduce``, and therefore DDP, use one of distkit's algorithms."""
+"""Replacement of ``dist.all_reduce``, and therefore DDP's, by one of distkit's algorithms."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from distkit.algorithms.contract import SUM, Group, ReduceOp
 from distkit.algorithms.hosts import hosts_of
 from distkit.algorithms.shared_memory import shared_memory_all_reduce
 
-#: Reduces a tensor in place; the contract of ``dist.all_reduce``.
+#: A function that reduces a tensor in place, with the contract of ``dist.all_reduce``.
 AllReduce = Callable[..., Any]
 
-#: Size from which, between hosts, bandwidth matters more than latency [bytes].
+#: Size above which bandwidth matters more than latency between hosts [bytes].
 LARGE = 1 << 16
 
 
@@ -36,14 +36,14 @@ def use_algorithm(algorithm: str | AllReduce = "auto") -> Iterator[None]:
 
     Args:
         algorithm: a name of :data:`~distkit.algorithms.all_reduce.ALL_REDUCES`,
-            ``"shared_memory"``, ``"auto"``, or a function of yours with the contract
-            ``f(x, op, group)``, in place.
+            ``"shared_memory"``, ``"auto"``, or your function ``f(x, op, group)``, which reduces in
+            place.
             ``"auto"`` uses ``"shared_memory"`` if hosts have several ranks, with a ring between the
             hosts. Otherwise, and for small tensors on many hosts, it uses halving-doubling for
             small tensors and the ring for large ones.
 
     Raises:
-        ValueError: There is no such algorithm.
+        ValueError: The algorithm is unknown.
         RuntimeError: This process is not a rank.
 
     Example:
@@ -59,8 +59,8 @@ def use_algorithm(algorithm: str | AllReduce = "auto") -> Iterator[None]:
     kernel = partial(_all_reduce, implementation(algorithm))
     if not dist.is_initialized():
         raise RuntimeError(
-            "dk.algorithms.use_algorithm was opened in a process that is not a rank, where it has "
-            "no effect. Open it inside the function that runs on the ranks."
+            "dk.algorithms.use_algorithm was entered in a process that is not a rank, where it has "
+            "no effect. Enter it inside the function that runs on the ranks."
         )
     library = torch.library.Library("c10d", "IMPL")
     try:
@@ -74,20 +74,20 @@ def use_algorithm(algorithm: str | AllReduce = "auto") -> Iterator[None]:
 
 
 def implementation(algorithm: str | AllReduce) -> AllReduce:
-    """Return the function of an algorithm's name.
+    """Return the function of an algorithm by name.
 
     Raises:
-        ValueError: There is no such algorithm.
+        ValueError: The algorithm is unknown.
     """
     if callable(algorithm):
         return algorithm
-    known: dict[str, AllReduce] = _WITHOUT_SCHEDULE | {
+    functions: dict[str, AllReduce] = _WITHOUT_SCHEDULE | {
         name: a.reference for name, a in ALL_REDUCES.items()
     }
-    if algorithm not in known:
-        names = ", ".join(f'"{name}"' for name in known)
-        raise ValueError(f'there is no all-reduce "{algorithm}". There are: {names}.')
-    return known[algorithm]
+    if algorithm not in functions:
+        names = ", ".join(f'"{name}"' for name in functions)
+        raise ValueError(f'unknown all-reduce "{algorithm}". Choose from: {names}.')
+    return functions[algorithm]
 
 
 def auto_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
@@ -102,7 +102,7 @@ def auto_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     if pg is None or dist.get_rank(pg) < 0:
         return
     hosts, n, large = len(hosts_of(pg)), dist.get_world_size(pg), x.nbytes >= LARGE
-    rounds = (n - 1).bit_length()  # of halving and doubling
+    rounds = (n - 1).bit_length()  # of halving, and of doubling
     use_hosts = large or hosts - 1 <= rounds
     by_host = x.is_cpu or dist.get_backend(pg) == "gloo"  # gloo stages through host memory anyway
     if by_host and (hosts == 1 or (hosts < n and use_hosts)):
@@ -136,7 +136,7 @@ def _all_reduce(
 def _caller_reduction(frame: FrameType | None) -> Any:
     """Return the reduction from the caller's frame; the operator receives an opaque object.
 
-    DDP's reducer calls from C++: it divides first, then sums.
+    DDP's reducer calls it from C++; it divides first, then sums.
     """
     for _ in range(3):  # the recorder may add frames
         if frame is not None and frame.f_code.co_filename == c10d.__file__:
@@ -152,9 +152,9 @@ def _completed_future(value: Any) -> Any:
 
 
 class _Finished(threading.local):
-    """A reusable finished work: creating one takes longer than a small all-reduce.
+    """A finished work to reuse, because creating one takes longer than a small all-reduce.
 
-    It is thread-local, because recorders identify operations in flight by their work.
+    It is thread-local, because recorders identify operations in flight by their work object.
     """
 
     def __init__(self) -> None:

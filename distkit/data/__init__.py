@@ -1,13 +1,13 @@
-"""Data for data-parallel training: division of samples among replicas, and data sets.
+"""Data for data-parallel training: assignment of samples to replicas, and data sets.
 
 ::
 
     data = dk.data.DistributedDataset(dk.data.digits(), 128, replica=rank, replicas=4)
     for images, labels in data:              # this replica's part of each global batch
         ...
-    data.plan.rows(0, 3)                     # the samples of replica 3 in step 0
+    data.plan.rows(0, 3)                     # samples of replica 3 in step 0
 
-Every replica runs the same number of steps, even if the last samples do not suffice for all.
+Every replica runs the same number of steps, even if there are too few samples in the last step.
 """
 
 from __future__ import annotations

@@ -18,27 +18,27 @@ from distkit.data.policies import AutoShardPolicy, Plan, make_plan
 
 
 class DistributedDataset:
-    """One replica's part of each global batch, for any dataset and any number of replicas.
+    """An iterable over one replica's part of each global batch, for any dataset.
 
-    Every replica runs the same number of steps: a replica without samples gets batches of 0 rows.
-    The parts of a step add up to the global batch; with the default policy they are together the
+    Every replica runs the same number of steps; a replica without samples gets batches of 0 rows.
+    The parts of a step add up to the global batch. With the default policy, their union is the
     batch of a single process that reads the data in the same order.
 
     Args:
         data: a map-style :class:`torch.utils.data.Dataset`; a tensor or an array; a tuple of them,
             of equal lengths; or a list of files, see :class:`~distkit.data.Files`.
-        global_batch: samples of all replicas in one step, at least one per replica.
+        global_batch: number of samples of all replicas in one step, at least one per replica.
         replica: the index of this replica, from 0.
         replicas: number of replicas.
-        policy: how the samples are divided, see :class:`~distkit.data.AutoShardPolicy`.
+        policy: assignment of samples to replicas, see :class:`~distkit.data.AutoShardPolicy`.
         shuffle: whether to shuffle in each epoch. A complete iteration ends the epoch;
-            :meth:`set_epoch` sets it, as in torch's DistributedSampler.
+            :meth:`set_epoch` sets the epoch, as in torch's DistributedSampler.
         seed: seed of the shuffle, the same on every replica.
 
     Raises:
         ValueError: A batch has fewer samples than replicas, ``replica`` is out of range, arrays
             differ in length, or FILE has fewer files than replicas.
-        TypeError: ``data`` has another type.
+        TypeError: ``data`` has an unsupported type.
 
     Source:
         TensorFlow, ``tf.distribute.Strategy.experimental_distribute_dataset``.
@@ -69,7 +69,10 @@ class DistributedDataset:
             seed=seed if shuffle else None,
         )
         if not 0 <= replica < replicas:
-            raise ValueError(f"There is no replica {replica} of {replicas}: they count from 0.")
+            raise ValueError(
+                f"replica={replica} is out of range: {replicas} replicas are numbered from 0 to "
+                f"{replicas - 1}."
+            )
 
     @property
     def plan(self) -> Plan:
@@ -93,20 +96,20 @@ class DistributedDataset:
 class _Arrays:
     """Tensors with one sample per row."""
 
-    def __init__(self, given: Any) -> None:
-        self._is_single = not isinstance(given, tuple)
-        self._tensors = tuple(map(torch.as_tensor, (given,) if self._is_single else given))
+    def __init__(self, arrays: Any) -> None:
+        self._is_single = not isinstance(arrays, tuple)
+        self._tensors = tuple(map(torch.as_tensor, (arrays,) if self._is_single else arrays))
         lengths = [len(t) for t in self._tensors]
         if len(set(lengths)) != 1:
             raise ValueError(
-                f"The arrays of a dataset have a row for each sample; these have {lengths} rows."
+                f"The arrays of a dataset must have equal numbers of rows, but have {lengths} rows."
             )
 
     def __len__(self) -> int:
         return len(self._tensors[0])
 
     def take(self, rows: Sequence[int]) -> Any:
-        """Return the samples of these rows; a range is a view, not a copy."""
+        """Return the samples of these rows; a range returns a view, not a copy."""
         index = (
             slice(rows.start, rows.stop, rows.step)
             if isinstance(rows, range)
@@ -126,7 +129,7 @@ class _Items:
         return len(self._dataset)
 
     def take(self, rows: Sequence[int]) -> Any:
-        """Return the samples of these rows as one batch, by torch's collate function."""
+        """Return the samples of these rows as one batch, made by torch's collate function."""
         getitems = getattr(self._dataset, "__getitems__", None)
         samples = (
             getitems(list(rows)) if getitems and rows else [self._dataset[row] for row in rows]
@@ -138,7 +141,7 @@ def open_data(data: Any) -> Any:
     """Return the data as an object with ``len`` and ``take``.
 
     Raises:
-        TypeError: They are no dataset with an order.
+        TypeError: The data is not a map-style dataset.
     """
     if isinstance(data, Files):
         return data
@@ -155,7 +158,7 @@ def open_data(data: Any) -> Any:
     if not is_iterable and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return _Items(data)
     raise TypeError(
-        f"a {type(data).__name__} is no dataset with an order. Pass a map-style "
+        f"a {type(data).__name__} is not a map-style dataset. Pass a "
         "torch.utils.data.Dataset, a tensor, an array, a tuple of them, or a list of files."
     )
 

@@ -1,4 +1,4 @@
-"""Evaluation in which every sample counts once, on any number of replicas."""
+"""Evaluation that counts every sample once, on any number of replicas."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from distkit.data.dataset import open_data
 from distkit.data.shards import place
 
-#: One number per sample, from outputs (B, …) and targets (B, …).
+#: A function that returns one number per sample from outputs (B, …) and targets (B, …).
 Metric = Callable[[Tensor, Tensor], Tensor]
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return for each sample (B,) whether the largest output (B, C) is that of its class."""
+    """Return for each sample (B,) whether the largest of its outputs (B, C) is its class."""
     return outputs.argmax(-1) == targets
 
 
@@ -29,14 +29,14 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
         m = Σ_r Σ_i metric_ri / N        all-reduce of sums, then one division
 
     Replicas evaluate batches in turn. The batches do not depend on the number of replicas, and
-    their sums are added in order, so the result is bitwise the same on any number of replicas.
-    Torch's ``DistributedSampler`` repeats samples to give all replicas equally many.
+    their sums are added in order, so the result is bitwise equal on any number of replicas. In
+    contrast, torch's ``DistributedSampler`` repeats samples to even out the replicas.
 
     Args:
-        model: the same weights on every rank; it is evaluated in ``eval`` mode, without gradients.
+        model: a model with the same weights on every rank, evaluated in ``eval`` mode.
         data: inputs and targets, as for :class:`~distkit.data.DistributedDataset`.
-        metric: one number per sample; by default 1 if the class is correct, which gives the
-            accuracy.
+        metric: returns one number per sample; by default whether the class is correct, so that
+            the mean is the accuracy.
         batch: samples per batch.
 
     Raises:
@@ -76,7 +76,7 @@ def _sum_metric(model: nn.Module, samples: Any, metric: Metric) -> tuple[float, 
 
 
 def total(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the sum of a metric over some samples.
+    """Return the sum of a metric over samples.
 
     Raises:
         ValueError: The metric does not return one number per sample.
@@ -84,8 +84,8 @@ def total(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
     scores = metric(outputs, targets)
     if scores.shape[:1] != targets.shape[:1] or scores.numel() != len(targets):
         raise ValueError(
-            f"The metric returned shape {tuple(scores.shape)} for {len(targets)} samples. Return a "
-            "number for each sample, such as cross_entropy(..., reduction='none')."
+            f"The metric returned shape {tuple(scores.shape)} for {len(targets)} samples. Return "
+            "one number for each sample, for example cross_entropy(..., reduction='none')."
         )
     return scores.double().sum()
 

@@ -1,4 +1,4 @@
-"""Samples in several files, each read only by the replicas that need it."""
+"""A dataset in several files, each read only by the replicas that need it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torch.utils.data import Dataset
 #: Arrays of a file, of equal length: inputs and targets, for example.
 Arrays = tuple[Any, ...]
 
-#: No file is in memory.
+#: The cache when no file is in memory.
 _NO_FILE: tuple[Path | None, Arrays] = None, ()
 
 
 class Files(Dataset[tuple[Tensor, ...]]):
-    """A dataset of samples in files, in file order. One file at a time is in memory.
+    """A dataset of samples in files, in file order, with one file at a time in memory.
 
     Args:
         paths: files that every rank can read, in the same order on every rank.
         read: returns the arrays of a file, samples along the first dimension. By default it reads
             ``.npy`` and ``.npz`` (all arrays, in their order), never pickled objects.
-        count: returns the number of samples of a file; by default ``read`` is used.
+        count: returns the number of samples of a file; by default it calls ``read``.
 
     Raises:
         FileNotFoundError: A file does not exist on this rank.
@@ -46,15 +46,15 @@ class Files(Dataset[tuple[Tensor, ...]]):
         self.paths = tuple(map(Path, paths))
         if missing := [str(path) for path in self.paths if not path.is_file()]:
             raise FileNotFoundError(
-                f"no such file: {', '.join(missing)}. Every rank reads files by itself: put them "
-                "where all ranks see them, such as a shared folder."
+                f"files not found: {', '.join(missing)}. Every rank reads the files: put them in a "
+                "folder that all ranks share."
             )
         self._reader, self._cached = read or read_arrays, _NO_FILE
         self.sizes = tuple(map(count, self.paths) if count else map(self._count, self.paths))
         #: Name and number of samples of each file.
         self.files = tuple(zip(map(str, self.paths), self.sizes, strict=True))
         self._ends = list(accumulate(self.sizes))
-        self._latest = 0  # the file read last; it gives batches of 0 rows their shape
+        self._latest = 0  # the file read last, which determines the shape of batches of 0 rows
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -63,7 +63,7 @@ class Files(Dataset[tuple[Tensor, ...]]):
         return tuple(part[0] for part in self.take([range(len(self))[row]]))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cached": _NO_FILE}  # other processes read files themselves
+        return {**self.__dict__, "_cached": _NO_FILE}  # other processes read the files again
 
     def take(self, rows: Sequence[int]) -> tuple[Tensor, ...]:
         """Return the samples of these rows, as one batch."""
@@ -75,8 +75,8 @@ class Files(Dataset[tuple[Tensor, ...]]):
 
     def _take_from(self, file: int, rows: list[int]) -> tuple[Tensor, ...]:
         self._latest, first = file, self._ends[file] - self.sizes[file]
-        within = np.array(rows, dtype=np.int64) - first
-        return tuple(torch.as_tensor(a[within]) for a in self._read(self.paths[file]))
+        indices = np.array(rows, dtype=np.int64) - first
+        return tuple(torch.as_tensor(a[indices]) for a in self._read(self.paths[file]))
 
     def _read(self, path: Path) -> Arrays:
         if self._cached[0] != path:
@@ -99,6 +99,6 @@ def read_arrays(path: Path) -> Arrays:
         with np.load(path) as arrays:
             return tuple(arrays[name] for name in arrays.files)
     raise ValueError(
-        f"{path} is neither .npy nor .npz. Say how to read it: Files(paths, read=function), where "
-        "the function returns a tuple of arrays."
+        f"{path} is neither .npy nor .npz. Pass a function that reads it and returns a tuple of "
+        "arrays: Files(paths, read=function)."
     )

@@ -1,6 +1,6 @@
 """Assignment of samples to replicas and steps. Pure: no torch, no files, no communication.
 
-Every replica computes the plan of all replicas, so no communication is needed at the end of the
+Every replica computes the plan of all replicas, so they need not communicate at the end of the
 data.
 """
 
@@ -16,11 +16,11 @@ from itertools import accumulate, chain
 
 
 class AutoShardPolicy(str, Enum):
-    """Policy that divides data among replicas, with TensorFlow's names and meanings.
+    """A policy that divides data among replicas, with TensorFlow's names and meanings.
 
     ====== ===================================================================================
     AUTO   FILE if there are at least as many files as replicas, else DATA
-    FILE   each replica reads its own files, and takes its part of each batch from them
+    FILE   each replica reads separate files, and takes its part of each batch from them
     DATA   each replica takes its part of each global batch, and skips other samples
     OFF    each replica reads all samples
     ====== ===================================================================================
@@ -38,11 +38,11 @@ def split(global_batch: int, replicas: int) -> tuple[int, ...]:
     The parts add up to the global batch and differ by at most one; larger parts come first.
 
     Args:
-        global_batch: samples of all replicas together, 0 or more.
+        global_batch: total number of samples of all replicas, 0 or more.
         replicas: number of replicas, 1 or more.
 
     Raises:
-        ValueError: The batch is negative, or there is no replica.
+        ValueError: The batch is negative, or there are no replicas.
 
     >>> split(10, 4), split(2, 3)
     ((3, 3, 2, 2), (1, 1, 0))
@@ -52,8 +52,8 @@ def split(global_batch: int, replicas: int) -> tuple[int, ...]:
             f"split needs a batch of 0 or more samples and at least 1 replica; got "
             f"global_batch={global_batch}, replicas={replicas}."
         )
-    each, remainder = divmod(global_batch, replicas)
-    return (each + 1,) * remainder + (each,) * (replicas - remainder)
+    size, remainder = divmod(global_batch, replicas)
+    return (size + 1,) * remainder + (size,) * (replicas - remainder)
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Plan:
 
     Args:
         policy: FILE, DATA or OFF.
-        global_batch: samples of all replicas in one step.
+        global_batch: number of samples of all replicas in one step.
         replicas: number of replicas.
         samples: number of samples.
-        files: name and number of samples of each file, if the data are in files.
+        files: name and number of samples of each file, if the data is in files.
         seed: seed of the random order; None for the order of the data.
-        epoch: number of earlier epochs; each has another random order.
+        epoch: number of earlier epochs; each epoch has a different random order.
 
     >>> plan = Plan(AutoShardPolicy.DATA, global_batch=4, replicas=2, samples=10)
     >>> plan.steps, [list(plan.rows(2, replica)) for replica in (0, 1)]
@@ -97,26 +97,26 @@ class Plan:
     @property
     def shares(self) -> tuple[int, ...]:
         """Number of samples of each replica in an epoch."""
-        full, rest = divmod(self.samples, self.global_batch)
+        steps, remainder = divmod(self.samples, self.global_batch)
         if self.policy is not AutoShardPolicy.DATA:
             return tuple(len(_order(self, replica)) for replica in range(self.replicas))
-        last = split(rest, self.replicas)
-        return tuple(full * b + remainder for b, remainder in zip(self.pieces, last, strict=True))
+        last = split(remainder, self.replicas)
+        return tuple(steps * full + part for full, part in zip(self.pieces, last, strict=True))
 
     def rows(self, step: int, replica: int) -> Sequence[int]:
-        """Return the samples of a replica in a step, counted from 0; none once all are used.
+        """Return the samples of a replica in a step, counted from 0; none are left at the end.
 
         ::
 
             DATA        rows r, r + R, r + 2R, … of global batch k
-            FILE, OFF   rows k·b … (k + 1)·b of the replica's samples; b is its part of the batch
+            FILE, OFF   rows k·b … (k + 1)·b of the replica's samples, b being its part of the batch
         """
         batch, piece = self.global_batch, self.pieces[replica]
         if self.policy is AutoShardPolicy.DATA:
             part = slice(step * batch + replica, (step + 1) * batch, self.replicas)
         else:
             part = slice(step * piece, (step + 1) * piece)
-        # under DATA all replicas share one order, and skip other samples
+        # under DATA all replicas share one order and skip other samples
         return _order(self, 0 if self.policy is AutoShardPolicy.DATA else replica)[part]
 
 
@@ -132,10 +132,10 @@ def make_plan(
     """Return the plan of the data under a policy, with AUTO resolved.
 
     Args:
-        global_batch: samples of all replicas in one step, at least one per replica.
+        global_batch: number of samples of all replicas in one step, at least one per replica.
         replicas: number of replicas.
         samples: number of samples.
-        files: name and number of samples of each file, if the data are in files.
+        files: name and number of samples of each file, if the data is in files.
         policy: a policy or its name.
         seed: seed of the random order; None for the order of the data.
 
@@ -156,8 +156,8 @@ def make_plan(
 def _resolve(policy: AutoShardPolicy, files: int, replicas: int) -> AutoShardPolicy:
     """Return FILE, DATA or OFF.
 
-    TensorFlow also warns if data are not in files, which affects nearly every program; distkit
-    warns only if there are too few files.
+    TensorFlow also warns if the data is not in files, as in nearly every program; distkit warns
+    only if there are too few files.
     """
     enough_files = files >= replicas
     if policy is AutoShardPolicy.FILE and not enough_files:
@@ -195,7 +195,7 @@ def _file_ranges(plan: Plan) -> list[range]:
 
 
 def _shuffled(blocks: list[range], seed: list[int]) -> array[int]:
-    """Return blocks in random order, each shuffled inside, so that files are read one at a time."""
+    """Return shuffled blocks in random order, so that files are read one at a time."""
     import numpy as np
 
     draw = np.random.default_rng(seed)

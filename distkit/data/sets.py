@@ -1,4 +1,4 @@
-"""A data set for training: handwritten digits."""
+"""A data set of handwritten digits for training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def digits() -> tuple[Tensor, Tensor]:
     """Load scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels.
 
-    They are read from its file, because importing scikit-learn takes a second on every rank.
+    They are read from scikit-learn's file, because importing it takes a second on every rank.
 
     Returns:
         Images (1797, 64) float32 in [0, 1], and labels (1797,) int64; copies.
@@ -32,7 +32,7 @@ def _digits() -> tuple[Tensor, Tensor]:
 
     package = find_spec("sklearn")
     if package is None or package.origin is None:
-        raise DistkitError("the digits come with scikit-learn: pip install scikit-learn")
+        raise DistkitError("the digits are part of scikit-learn. Run: pip install scikit-learn")
     file = Path(package.origin).parent / "datasets/data/digits.csv.gz"
     table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.float32))
     return table[:, :-1] / 16, table[:, -1].long()

@@ -1,4 +1,4 @@
-"""Shards for this rank: its replica index, and its rows of tensors that all ranks have."""
+"""This rank's replica index, and its rows of tensors that all ranks have."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return this rank's equal share of each tensor: every R-th row, starting with its rank.
+    """Return this rank's equal share of each tensor, every R-th row from its rank on.
 
-    Remaining rows are dropped, so that all shards have the same size: only then is the average of
-    the shards' gradients the gradient of the whole batch.
+    Remaining rows are dropped, because the average of the shards' gradients is the gradient of the
+    whole batch only if all shards have the same size.
 
     Args:
         tensors: shape (N, …), the same on every rank.

@@ -113,7 +113,7 @@ def test_last_value_is_printed_by_each_rank(cells: dict[str, Cell]) -> None:
 
 
 def test_notebook_mistake_is_explained_in_a_line(cells: dict[str, Cell]) -> None:
-    assert "the notebook, which is no rank" in cells["in the notebook"].error
+    assert "the notebook, which is not a rank" in cells["in the notebook"].error
     assert "run() needs a function or the path of a script, got False" in cells["a result"].error
     assert all(len(cells[c].error.splitlines()) < 8 for c in ("in the notebook", "a result"))
     assert "ZeroDivisionError: division by zero" in cells["own mistake"].error
@@ -187,7 +187,9 @@ def test_unknown_ranks_raise(cells: dict[str, Cell]) -> None:
         )
     for name in ("negative", "no number", "half a span", "backwards", "others"):
         said = CELLS[name].splitlines()[0]
-        assert cells[name].usage == f"UsageError: {said}: name ranks from 0 to 2, as 0,2 or 1-3"
+        assert (
+            cells[name].usage == f"UsageError: {said}: pass ranks from 0 to 2, such as 0,2 or 1-3"
+        )
 
 
 def test_syntax_error_points_into_the_cell(cells: dict[str, Cell]) -> None:
@@ -200,7 +202,7 @@ def test_syntax_error_points_into_the_cell(cells: dict[str, Cell]) -> None:
 def test_cell_without_a_cluster_raises(cells: dict[str, Cell]) -> None:
     for name in ("too early", "too late"):
         assert cells[name].usage == (
-            "UsageError: there is no cluster. Make one first: cluster = dk.Cluster(4)"
+            "UsageError: no cluster is running. Start one first: cluster = dk.Cluster(4)"
         )
 
 

@@ -61,7 +61,7 @@ def test_each_notebook_is_a_test(run: Callable[..., tuple[dict[str, str], str]],
     failed = dict.fromkeys(["bad.ipynb", "dies.ipynb", "hangs.ipynb"], "FAILED")
     assert outcomes == failed | dict.fromkeys(["good.ipynb", "meant.ipynb"], "PASSED")
     assert "rank 0 waits in recv(src=1) at In[2]:2" in said  # and not after a timeout
-    assert "bad.ipynb: Jupyter cannot read it" in said
+    assert "bad.ipynb: Jupyter cannot read the notebook" in said
     assert "dies.ipynb: cell 1: Kernel died" in said
 
 

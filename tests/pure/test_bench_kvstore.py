@@ -20,7 +20,7 @@ def test_each_peer_has_limits() -> None:
     turns = {
         kvstore.OURS: OURS,
         kvstore_peers.MXNET: {4 << 20: [2e-3], "step": [1.5e-3]},
-        kvstore_tensorflow.NAME: {"step": [5e-3], "ten steps a call": [2e-3]},
+        kvstore_tensorflow.NAME: {"step": [5e-3], "ten steps per call": [2e-3]},
     }
     trip, step, one, ten = kvstore._figures("somewhere", 2, turns)
     assert (trip.ratio, trip.reached) == (1, "must")

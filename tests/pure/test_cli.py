@@ -64,17 +64,17 @@ def test_python_m_distkit() -> None:
     [
         ([], "required: COMMAND"),
         (["demo", "p3p"], "unknown demo 'p3p': choose from p2p, all_reduce, sync_sgd"),
-        (["demo", "--html", "nowhere/d.html"], "nowhere/d.html: cannot write a file there"),
-        (["demo", "--html", "."], ". is a folder: name a file"),
-        (["trace"], "name the script: distkit trace -- train.py"),
-        (["trace", "--", "missing.py"], "missing.py: no such script"),
+        (["demo", "--html", "nowhere/d.html"], "nowhere/d.html: the file cannot be written there"),
+        (["demo", "--html", "."], ". is a folder: pass the name of a file"),
+        (["trace"], "missing script; usage: distkit trace -- train.py"),
+        (["trace", "--", "missing.py"], "missing.py: script not found"),
         (["trace", "--ranks", "two", "--", "x.py"], "invalid int value: 'two'"),
         (["replay"], "arguments are required: FILE"),
-        (["replay", "t.gz", "--html", "nowhere/r.html"], "cannot write a file there"),
-        (["bench", "speed"], "there is no benchmark 'speed': start, "),
-        (["bench", "course.nothing"], "there is no benchmark 'course.nothing': start, "),
+        (["replay", "t.gz", "--html", "nowhere/r.html"], "the file cannot be written there"),
+        (["bench", "speed"], "unknown benchmark 'speed': choose start, "),
+        (["bench", "course.nothing"], "unknown benchmark 'course.nothing': choose start, "),
         (["bench", "tap", "--reps", "0"], "--reps must be at least 1"),
-        (["bench", "tap", "--stand-in", "cpu"], "--stand-in is an option of bench gpu alone"),
+        (["bench", "tap", "--stand-in", "cpu"], "--stand-in is only an option of bench gpu"),
     ],
 )
 def test_wrong_arguments_exit_with_usage(
@@ -94,7 +94,7 @@ def test_unwritable_output_is_rejected_before_the_work(
     script = tmp_path / "train.py"
     script.touch()
     said = wrong(capsys, "trace", "--out", f"{tmp_path}/no/t.gz", "--", str(script))
-    assert "cannot write a file there" in said
+    assert "the file cannot be written there" in said
 
 
 # -- errors of distkit ------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_lab_keeps_changed_notebooks(
         "mine",
     ]
     said = capsys.readouterr().out
-    assert "my-notebooks/01_messages.ipynb: yours is kept" in said and "00_welcome" not in said
+    assert "my-notebooks/01_messages.ipynb: your copy is kept" in said and "00_welcome" not in said
 
 
 def test_lab_without_a_checkout_names_the_notebooks_location(
@@ -248,7 +248,7 @@ def test_lab_without_a_checkout_names_the_notebooks_location(
     monkeypatch.setattr("distkit.cli.CHECKOUT", tmp_path)
     assert cli.main(["lab"]) == 1
     said = capsys.readouterr().err
-    assert "ask your teacher for the folder notebooks" in said
+    assert "get the folder notebooks from your teacher" in said
     assert said.endswith("distkit lab notebooks\n") and executed == []
 
 
@@ -262,7 +262,10 @@ def test_lab_names_missing_packages(
     if missing == "jupyterlab":
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["lab", "no.ipynb"]) == 1
-    remedy = {"notebook": "no.ipynb: there is no such", "jupyterlab": "pip install jupyterlab"}
+    remedy = {
+        "notebook": "no.ipynb: notebook or folder not found",
+        "jupyterlab": "pip install jupyterlab",
+    }
     assert remedy[missing] in capsys.readouterr().err
     assert executed == []
 

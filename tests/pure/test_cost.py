@@ -179,8 +179,8 @@ def test_break_even_has_speedup_one() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: cost.ring(0, 8, Link(1, 1)), "0 ranks: give 1"),
-        (lambda: cost.ring(4, -8, Link(1, 1)), "-8 bytes: give 0"),
+        (lambda: cost.ring(0, 8, Link(1, 1)), "0 ranks: expected 1"),
+        (lambda: cost.ring(4, -8, Link(1, 1)), "-8 bytes: expected 0"),
         (lambda: cost.ring(math.nan, 8, Link(1, 1)), "nan ranks"),
         (lambda: cost.all_reduce("circle", 4, 8, Link(1, 1)), "no cost formula for 'circle'"),
         (lambda: cost.parameter_server(4, 0, 8, Link(1, 1)), "0 servers"),

@@ -113,7 +113,7 @@ def test_auto_policy_shards_files_if_there_are_enough() -> None:
         ({"policy": "MINE"}, "MINE"),
         ({"global_batch": 3}, "3 samples cannot be divided among 4 replicas.*global_batch=4"),
         ({"replicas": 0}, "divided among 0 replicas"),
-        ({"replica": 4}, "no replica 4 of 4"),
+        ({"replica": 4}, "replica=4 is out of range"),
         ({"data": (torch.ones(3), torch.ones(4))}, r"\[3, 4\] rows"),
     ],
 )
@@ -132,7 +132,7 @@ class Stream(IterableDataset[Tensor]):
 
 @pytest.mark.parametrize("data", ["digits.npz", 7, {1, 2}, None, Stream()])
 def test_invalid_dataset_raises(data: object) -> None:
-    with pytest.raises(TypeError, match="is no dataset"):
+    with pytest.raises(TypeError, match="is not a map-style dataset"):
         DistributedDataset(data, 4, replica=0, replicas=2)
 
 
@@ -240,7 +240,7 @@ def test_too_few_files_are_read_by_every_replica(files: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("name", "make", "error", "says"),
     [
-        ("none.npz", lambda path: None, FileNotFoundError, "such as a shared folder"),
+        ("none.npz", lambda path: None, FileNotFoundError, "that all ranks share"),
         ("some.txt", lambda path: path.write_text("1 2"), ValueError, "read=function"),
     ],
 )

@@ -85,5 +85,5 @@ def test_explain_suggests_the_nearest_code(
 ) -> None:
     assert cli.main(["explain", word]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"distkit: no finding is called {word}: the nearest is ")
+    assert said.startswith(f"distkit: unknown finding {word}. The most similar is ")
     assert near in said and said.count("\n") == 1

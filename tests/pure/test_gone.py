@@ -44,7 +44,7 @@ def test_removed_option_after_two_dashes_is_passed_on(
 @pytest.mark.parametrize("name", FORMER)
 def test_moved_name_works_with_a_warning(name: str) -> None:
     now = f"{FORMER[name]}.{name}".replace(".", r"\.")
-    with pytest.warns(DeprecationWarning, match=f"distkit.{name} has moved: write {now} instead"):
+    with pytest.warns(DeprecationWarning, match=f"distkit.{name} has moved: use {now} instead"):
         assert getattr(dk, name)
 
 

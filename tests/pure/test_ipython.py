@@ -33,7 +33,7 @@ def shown(program: Callable[[], object]) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("program", [dist.get_rank, lambda: ring_all_reduce(1)])
 def test_notebook_is_not_a_rank(program: Callable[[], object]) -> None:
     said, way = shown(program)
-    assert said.startswith("this runs in the notebook, which is no rank")
+    assert said.startswith("this runs in the notebook, which is not a rank")
     assert set(way) <= {"shown", "<lambda>"}
 
 

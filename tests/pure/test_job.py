@@ -80,7 +80,7 @@ def test_tensor_parallelism_across_hosts_is_network_bound() -> None:
         ({"batch": 1}, "a batch of 1 is smaller than dp · micro-batch = 2 · 4: use a batch of 8"),
         ({"batch": 12}, "a batch of 12 cannot be divided by dp · micro-batch = 2 · 4"),
         ({"micro_batch": 0}, "micro_batch = 0 is not a positive integer"),
-        ({"chunks": 2}, "1F1B has one stage a rank"),
+        ({"chunks": 2}, "1F1B has one stage per rank"),
         ({"recompute": "most"}, "recompute='most': use 'none', 'selective', 'full'"),
         ({"zero": 4}, "ZeRO needs a stage from 0 to 3"),
         (

@@ -222,19 +222,22 @@ def test_rescheduled_function_counts_once() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"mode": "dist"}, 'no "dist" store'),
+        ({"mode": "dist"}, 'unknown store "dist"'),
         ({"on_crash": "pray"}, "Choose from: halt, continue, replace"),
         ({"staleness": 3}, 'Use "dist_async"'),
-        ({"mode": "dist_async", "staleness": -1}, "must be 0 or more"),
-        ({"mode": "dist_async", "staleness": 1.5}, "staleness=1.5: give a whole number"),
-        ({"mode": "dist_async", "staleness": math.inf}, "give a whole number, or None for any."),
-        ({"replication": 1.5}, "replication=1.5: give a whole number."),
-        ({"replication": "2"}, "replication='2': give a whole number"),
+        ({"mode": "dist_async", "staleness": -1}, "expected 0 or more"),
+        ({"mode": "dist_async", "staleness": 1.5}, "staleness=1.5: expected an integer"),
+        (
+            {"mode": "dist_async", "staleness": math.inf},
+            "expected an integer, or None for no limit.",
+        ),
+        ({"replication": 1.5}, "replication=1.5: expected an integer."),
+        ({"replication": "2"}, "replication='2': expected an integer"),
         ({"bound": -3}, "bigarray_bound=-3"),
         ({"mode": "dist_async", "backup": 1}, 'Use "dist_sync"'),
         ({"backup": -1}, "0 or more"),
-        ({"replication": 0}, "give 1, or 2 for a backup"),
-        ({"replication": 3}, "give 1, or 2 for a backup"),
+        ({"replication": 0}, "use 1, or 2 for a backup"),
+        ({"replication": 3}, "use 1, or 2 for a backup"),
     ],
 )
 def test_conflicting_options_raise(options, says: str) -> None:

@@ -160,8 +160,8 @@ def test_reply_in_flight_keeps_its_version() -> None:
         (Init, ("w", (2,), "float32", torch.ones(2)), "already initialised"),
         (Init, ("w", (3,), "float32", torch.ones(3)), "init of 'w' with float32[3]"),
         (SetOptimizer, ("sgd", {"learning_rate": 0.5}), "once per run"),
-        (SetOptimizer, ("adamm", {}), "no optimizer 'adamm'"),
-        (SetOptimizer, ("sgd", {"rate": 1.0}), "'rate'. It takes lr, momentum"),
+        (SetOptimizer, ("adamm", {}), "the optimizer 'adamm'"),
+        (SetOptimizer, ("sgd", {"rate": 1.0}), "'rate'. Its options are lr, momentum"),
     ],
 )
 def test_invalid_requests_raise_and_the_store_continues(kind, fields, says) -> None:

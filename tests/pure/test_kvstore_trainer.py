@@ -88,5 +88,5 @@ def test_new_adagrad_is_accepted() -> None:
     assert w.item() == pytest.approx(0.5)
     used = torch.optim.Adagrad([w], lr=0.5)
     used.step()
-    with pytest.raises(KVStoreError, match="has already made steps"):
+    with pytest.raises(KVStoreError, match="has already taken steps"):
         Trainer([w], used)

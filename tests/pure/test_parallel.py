@@ -38,9 +38,9 @@ from distkit_simulation.parallel.memory import GIB
         ({"tp": 16, "devices_per_host": 8}, "8 devices of a host cannot be divided by tp = 16"),
         (
             {"pp": 4, "microbatches": 9, "schedule": "interleaved", "chunks": 2},
-            "9 micro-batches on 4 ranks come in 2 turns",
+            "9 micro-batches on 4 ranks would form 2 turns",
         ),
-        ({"schedule": "zigzag"}, "no algorithm 'zigzag'; there are gpipe"),
+        ({"schedule": "zigzag"}, "unknown algorithm 'zigzag'; choose from gpipe"),
         ({"dp": 0}, "dp = 0 is not a positive integer"),
         ({"tp": 2.0}, "tp = 2.0 is not a positive integer"),
         ({"heads": True}, "heads = True is not a positive integer"),

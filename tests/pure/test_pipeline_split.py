@@ -43,7 +43,7 @@ def test_stages_in_sequence_equal_the_model(stages: int) -> None:
 
 
 def test_more_stages_than_layers_raise() -> None:
-    with pytest.raises(ValueError, match="5 stages of a model of 4 layers: give from 1 to 4"):
+    with pytest.raises(ValueError, match="5 stages of a model of 4 layers: use 1 to 4 stages"):
         split(chain(), 5)
 
 
@@ -61,5 +61,5 @@ def test_layer_may_repeat_within_a_stage() -> None:
 
 
 def test_model_that_is_no_sequence_of_layers_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"takes an nn.Sequential, not Residual: put its layers"):
+    with pytest.raises(TypeError, match=r"expects an nn.Sequential, not Residual: put its layers"):
         split(Residual(), 2)

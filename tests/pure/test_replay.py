@@ -78,7 +78,7 @@ def test_missing_browser_is_not_an_error(
     monkeypatch.setattr("webbrowser.open", lambda uri: False)
     file = ring().save(tmp_path / "ring.gz")
     assert main(["replay", str(file), "--html", str(tmp_path / "r.html")]) == 0
-    assert "No browser could be started here: open that address" in capsys.readouterr().out
+    assert "No browser could be started: open this address" in capsys.readouterr().out
 
 
 def newer(file: Path) -> None:

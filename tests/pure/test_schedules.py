@@ -87,7 +87,7 @@ def test_missing_or_repeated_round_raises() -> None:
 def test_inconsistent_round_raises() -> None:
     two, one = np.array([1, 2]), np.array([0, 0])
     for reduce in (False, np.array([True, False])):
-        with pytest.raises(ValueError, match="round 0 replaces a chunk"):
+        with pytest.raises(ValueError, match="round 0 overwrites a chunk"):
             held([Round(two, one, one, reduce)], 3)
     assert held([Round(two, one, one, reduce=True)], 3)[0, 0].tolist() == [1, 1, 1]
 
@@ -142,7 +142,7 @@ def test_catalogue_is_a_table() -> None:
     assert dk.algorithms.ALL_REDUCES is ALL_REDUCES
     assert len(repr(ALL_REDUCES).splitlines()) == len(ALL_REDUCES)
     assert all(f"<code>{name}</code>" in ALL_REDUCES._repr_html_() for name in ALL_REDUCES)
-    with pytest.raises(KeyError, match=r"no algorithm 'rings'; there are .*ring"):
+    with pytest.raises(KeyError, match=r"unknown algorithm 'rings'; choose from .*ring"):
         ALL_REDUCES["rings"]
     with pytest.raises(AttributeError, match="no attribute 'ring'"):
         dk.algorithms.ring  # noqa: B018

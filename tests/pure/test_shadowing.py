@@ -51,7 +51,7 @@ def test_shadowing_file_is_named(folder: Path, code: str, monkeypatch: pytest.Mo
     file = shadow(folder, "wave", monkeypatch)
     with pytest.raises((AttributeError, ImportError)) as caught:
         exec(code)
-    assert explain(caught.value).startswith(f"{file} has the name of Python's module wave and")
+    assert explain(caught.value).startswith(f"{file} has the same name as Python's module wave and")
     sys.modules.pop("wave")
 
 
@@ -78,7 +78,7 @@ def test_shadowing_is_checked_before_the_import(
 ) -> None:
     check("wave", "torch", "nowhere")
     file = shadow(folder, "wave", monkeypatch)
-    with pytest.raises(ImportError, match="wave and hides it: rename the file") as caught:
+    with pytest.raises(ImportError, match="wave and shadows it: rename the file") as caught:
         check("torch", "wave")
     assert caught.value.path == file
     check("statistics")

@@ -166,27 +166,27 @@ WRONG = {
     "an integer average": (
         lambda: (torch.ones(3, dtype=torch.int32), dist.ReduceOp.AVG),
         TypeError,
-        "the average of int32 numbers is not of that type. Use SUM, or",
+        "the average of int32 numbers does not have that dtype. Use SUM, or",
     ),
     "an unknown operation": (
         lambda: (torch.ones(3), dist.ReduceOp.BXOR),
         ValueError,
-        "op is .*BXOR; these are supported: AVG, MAX, MIN, PRODUCT, SUM",
+        "op is .*BXOR; supported are AVG, MAX, MIN, PRODUCT, SUM",
     ),
     "no order": (
         lambda: (torch.ones(3, dtype=torch.complex64), dist.ReduceOp.MIN),
         TypeError,
-        "torch has no MIN of complex64 on 'cpu'. Convert",
+        "torch does not support MIN of complex64 on 'cpu'. Convert",
     ),
     "an unsupported dtype": (
         lambda: (torch.ones(3).to(torch.float8_e4m3fn),),
         TypeError,
-        "torch has no SUM of float8_e4m3fn on 'cpu'. Convert",
+        "torch does not support SUM of float8_e4m3fn on 'cpu'. Convert",
     ),
     "shared memory inside": (
         lambda: (torch.ones(1, 2).expand(3, 2),),
         ValueError,
-        r"shape \(3, 2\) share their memory",
+        r"shape \(3, 2\) share memory",
     ),
     "no tensor": (lambda: ([1.0, 2.0],), TypeError, "needs dense tensors, not a float"),
     "a sparse tensor": (

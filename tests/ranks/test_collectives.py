@@ -220,16 +220,16 @@ WRONG = {
     ),
     "parts that are missing": (
         lambda: dist.get_rank() == 0 and ours.scatter(torch.ones(2), None, 0),
-        "ValueError: scatter: rank 0 must give scatter_list.",
+        "ValueError: scatter: rank 0 must pass scatter_list.",
     ),
     "an integer average": (
         lambda: ours.reduce(torch.ones(2).int(), 0, dist.ReduceOp.AVG),
-        "TypeError: reduce: the average of int32 numbers is not of that type. "
+        "TypeError: reduce: the average of int32 numbers does not have that dtype. "
         "Use SUM, or convert with .float() first.",
     ),
     "a root that is not there": (
         lambda: ours.broadcast(torch.ones(2), 7),
-        "ValueError: broadcast: rank 7 is not in the group; it has ranks 0, 1.",
+        "ValueError: broadcast: rank 7 is not in the group, which has ranks 0, 1.",
     ),
 }
 

@@ -258,4 +258,4 @@ def creates_local(kv: KVStore) -> str:
 
 def test_local_store_in_a_cluster_warns(team: Nodes) -> None:
     for said in team.run("dist_sync", creates_local):
-        assert 'kvstore.create("dist_sync") is shared by its workers' in said
+        assert 'shared by its workers, use kvstore.create("dist_sync")' in said

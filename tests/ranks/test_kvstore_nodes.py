@@ -144,7 +144,7 @@ def test_mixed_modes_raise(nodes: Nodes) -> None:
     nodes.begin("dist_async", trivial, only=[1], join=True)
     (refused,) = wait([nodes.lines[0], nodes.lines[1]], WAIT)
     loser = 0 if refused is nodes.lines[0] else 1
-    assert f"worker {loser} asks for" in nodes.result(loser)
+    assert f"worker {loser} requests" in nodes.result(loser)
     interrupt(nodes, 1 - loser)
     assert nodes.run("dist_sync", trivial) == [0, 1, 2]
 

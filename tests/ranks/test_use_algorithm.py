@@ -106,7 +106,7 @@ def test_hosts_are_detected(name: str, size: int) -> None:
 
 def test_torus_needs_equal_hosts() -> None:
     assert dk.run_ranks(on_hosts, 4, "torus", 5, [2, 2]).results == [(True, [[0, 1], [2, 3]])] * 4
-    with pytest.raises(dk.errors.RankError, match="hosts of 1, 2 ranks are no grid"):
+    with pytest.raises(dk.errors.RankError, match="hosts of 1, 2 ranks do not form a grid"):
         dk.run_ranks(on_hosts, 3, "torus", 5, [1, 2])
 
 
@@ -229,7 +229,7 @@ def test_custom_function_is_used() -> None:
 
 
 def test_unknown_name_raises() -> None:
-    with pytest.raises(ValueError, match=r'no all-reduce "star".*"auto", .*"ring"'):
+    with pytest.raises(ValueError, match=r'unknown all-reduce "star".*"auto", .*"ring"'):
         implementation("star")
 
 

@@ -1,6 +1,6 @@
-"""All-reduce algorithms: one file each, with schedule, cost formula and reference implementation.
+"""All-reduce algorithms, one per file, with schedule, cost formula and reference implementation.
 
-Every file of this folder is imported and registers its algorithm with
+Every file in this folder is imported and registers its algorithm with
 :meth:`~distkit.algorithms.catalogue.Algorithms.register`.
 """
 

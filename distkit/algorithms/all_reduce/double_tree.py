@@ -1,4 +1,4 @@
-"""Double binary tree: two trees, each for half of the data, with all links busy both ways."""
+"""Double binary tree: two trees, each for half of the data, use all links in both directions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def schedule(n: int, segments: int = 4) -> Schedule:
     """Yield the rounds: two trees, each for half of the data.
 
     Leaves of one tree are inner nodes of the other. Each half moves up and down in segments. In
-    round t a rank at depth d sends segment t - (D-d) up and segment t - (D+d) down, where D is
+    round t, a rank at depth d sends segment t - (D-d) up and segment t - (D+d) down, where D is
     the depth of the tree.
 
     Args:
@@ -43,9 +43,14 @@ def schedule(n: int, segments: int = 4) -> Schedule:
                 (child, up[child], up_segment, True),
                 (up[child], child, down_segment, False),
             ]:
-                now = (k >= 0) & (k < segments)
+                active = (k >= 0) & (k < segments)
                 moves.append(
-                    (src[now], dst[now], half * segments + k[now], np.full(now.sum(), adds))
+                    (
+                        src[active],
+                        dst[active],
+                        half * segments + k[active],
+                        np.full(active.sum(), adds),
+                    )
                 )
         yield Round(*(np.concatenate(column) for column in zip(*moves, strict=True)))
 
@@ -53,18 +58,18 @@ def schedule(n: int, segments: int = 4) -> Schedule:
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost, *, segments: Numbers = 4) -> Numbers:
     """Return (S + 2⌈lg n⌉ - 1) (4 t(K/2S) + K/S·gamma), an upper bound.
 
-    It holds up to eight segments: no rank has more than four messages and two reductions in a
-    round. With many more segments, ranks in different rounds wait for each other, and the time is
-    up to 50 % longer. Sanders, Speck & Träff, 2009.
+    The bound holds for up to eight segments: no rank has more than four messages and two reductions
+    in a round. With many more segments, ranks in different rounds wait for each other, and the time
+    is up to 50 % longer. Sanders, Speck & Träff, 2009.
     """
     s = at_least(1, segments=segments)
-    each = 4 * link.seconds(nbytes / 2 / s) + nbytes / s * link.gamma
-    return (s + 2 * ceil_lg(n) - 1) * each * (n > 1)
+    round_seconds = 4 * link.seconds(nbytes / 2 / s) + nbytes / s * link.gamma
+    return (s + 2 * ceil_lg(n) - 1) * round_seconds * (n > 1)
 
 
 @ALL_REDUCES.register(
     title="Double binary tree",
-    summary="two trees, each for half of the data, with all links busy both ways",
+    summary="two trees, each for half of the data, use all links in both directions",
     source="Sanders et al., 2009; NCCL 2.4",
     cost="at most (S + 2⌈lg n⌉ - 1)(4α + 2K/S β + K/S γ), S ≤ 8 segments",
     schedule=schedule,
@@ -84,8 +89,8 @@ def double_tree_all_reduce(
                       2 ──┴── 6                  1 ──┴── 5
                     1─┴─3   5─┴─7              0─┴─2   4─┴─6
 
-    Each half moves up its tree and down again in S segments, one level per round, both ways at
-    the same time: about S + 2⌈lg n⌉ rounds, which grows with lg n and not with n.
+    Each half moves up its tree and down again in S segments, one level per round, in both
+    directions at the same time: about S + 2⌈lg n⌉ rounds, which grow with lg n, not with n.
 
     Args:
         x: tensor of any shape, the same on every rank; K bytes.

@@ -25,7 +25,7 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 
 @ALL_REDUCES.register(
     title="Flat exchange",
-    summary="every rank sends everything to every other rank and reduces by itself",
+    summary="every rank sends everything to every other rank and reduces locally",
     source="Chan et al., 2007",
     cost="(n-1)(α + Kβ + Kγ)",
     schedule=schedule,
@@ -44,7 +44,7 @@ def flat_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
         2 ◄──► 3
 
     (n-1)(α + Kβ + Kγ), one message after the other, in one round. Every rank reduces in rank
-    order, so that rounding is the same everywhere.
+    order, so rounding is the same everywhere.
 
     Source:
         The "all-to-all" variant of Chan, Heimlich, Purkayastha & van de Geijn, "Collective

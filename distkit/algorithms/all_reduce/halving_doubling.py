@@ -47,23 +47,23 @@ def _halve_and_double(p: int) -> Schedule:
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
     """Return 2 lg n·alpha + 2(n-1)/n K·beta + (n-1)/n K·gamma, plus folding.
 
-    Folding applies if n is no power of two. Rabenseifner, 2004; used in Gloo and by Goyal et al.,
-    2017.
+    Folding applies if n is not a power of two. Rabenseifner, 2004; used in Gloo and by Goyal et
+    al., 2017.
     """
     rounds = floor_lg(n)
     part = 1 - 1 / np.exp2(rounds)
     if link.switches:
-        each = np.zeros(np.broadcast(n, nbytes).shape)
+        total = np.zeros(np.broadcast(n, nbytes).shape)
         for i in range(1, int(np.max(rounds)) + 1):
-            each += np.where(i <= rounds, 2 * link.seconds(nbytes / 2.0**i), 0.0)
+            total += np.where(i <= rounds, 2 * link.seconds(nbytes / 2.0**i), 0.0)
     else:
-        each = 2 * (rounds * link.alpha + part * nbytes * link.beta)
-    return each + part * nbytes * link.gamma + folded_seconds(n, nbytes, link)
+        total = 2 * (rounds * link.alpha + part * nbytes * link.beta)
+    return total + part * nbytes * link.gamma + folded_seconds(n, nbytes, link)
 
 
 @ALL_REDUCES.register(
     title="Recursive halving and doubling",
-    summary="partners exchange halves, quarters, … to reduce, and the same way back to share",
+    summary="partners exchange halves, quarters, … to reduce, then gather in reverse order",
     source="Rabenseifner, 2004",
     cost="2 lg n α + 2(n-1)/n Kβ + (n-1)/n Kγ",
     schedule=schedule,
@@ -72,16 +72,16 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 )
 @collective()
 def halving_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Halve the exchanged size in each round, then double it again: Rabenseifner's algorithm.
+    """Halve the exchanged size in total round, then double it again: Rabenseifner's algorithm.
 
-    *Reduce-scatter*: partners at distance n/2, n/4, … send each other the half that the other
-    one keeps. *All-gather*: the same in reverse. Complete chunks are in brackets::
+    *Reduce-scatter*: partners at distance n/2, n/4, … send total other the half that the other
+    keeps. *All-gather*: the same in reverse. Complete chunks are in brackets::
 
         rank 0    0 1 2 3  ──►   0 1  ──►  [0]  ──►  [0 1]  ──►  [0 1 2 3]
         rank 3    0 1 2 3  ──►   2 3  ──►  [3]  ──►  [2 3]  ──►  [0 1 2 3]
 
-    2 lg n α + 2(n-1)/n Kβ + (n-1)/n Kγ: a ring's bytes in a tree's rounds. If n is no
-    power of two, two rounds of K bytes are added.
+    2 lg n α + 2(n-1)/n Kβ + (n-1)/n Kγ: a ring's bytes in a tree's rounds. If n is
+    not a power of two, two rounds of K bytes are added.
 
     Source:
         Rabenseifner, "Optimization of collective reduction operations", 2004.

@@ -1,4 +1,4 @@
-"""Hierarchical: reduce to the leader of each host, a ring of the leaders, and back."""
+"""Hierarchical: reduce to each host's leader, all-reduce between leaders, broadcast back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distkit.algorithms.rounds import (
 
 
 def schedule(n: int, devices_per_host: int = 2) -> Schedule:
-    """Yield the rounds: devices to their host's leader, a ring of leaders, leaders to devices.
+    """Yield the rounds: from devices to leaders, a ring of leaders, and from leaders to devices.
 
     Args:
         n: number of ranks.
@@ -51,13 +51,13 @@ def seconds(
     TensorFlow's ``HierarchicalCopyAllReduce``.
     """
     g = np.minimum(at_least(1, devices=devices_per_host), n)
-    near = (g - 1) * (2 * link.seconds(nbytes) + nbytes * link.gamma)
-    return near + ring.seconds(np.ceil(n / g), nbytes, link)
+    local = (g - 1) * (2 * link.seconds(nbytes) + nbytes * link.gamma)
+    return local + ring.seconds(np.ceil(n / g), nbytes, link)
 
 
 @ALL_REDUCES.register(
     title="Hierarchical",
-    summary="devices to their host's leader, a ring of leaders, and back",
+    summary="reduce to each host's leader, a ring of leaders, broadcast back",
     source="TensorFlow's HierarchicalCopyAllReduce; Horovod",
     cost="(g-1)(2α + 2Kβ + Kγ) + 2(m-1)α + (m-1)/m K(2β + γ), m hosts of g",
     schedule=schedule,
@@ -83,8 +83,8 @@ def hierarchical_all_reduce(
         op: SUM, AVG, MIN, MAX or PRODUCT.
         group: the process group; None is the world.
         devices_per_host: ranks per host, which are consecutive; the last host may have fewer.
-            By default the real hosts are used; if all ranks are on one host, hosts of two
-            ranks are assumed.
+            By default the real hosts are used; if there is one real host, hosts of two ranks are
+            assumed.
 
     Source:
         TensorFlow, ``tf.distribute.HierarchicalCopyAllReduce``; the ring between hosts: Horovod,

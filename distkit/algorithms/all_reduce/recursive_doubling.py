@@ -46,7 +46,7 @@ def _doubling(p: int) -> Schedule:
 
 
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
-    """Return ⌊lg n⌋ (t(K) + K·gamma), plus 2t(K) + K·gamma if n is no power of two.
+    """Return ⌊lg n⌋ (t(K) + K·gamma), plus 2t(K) + K·gamma if n is not a power of two.
 
     Thakur, Rabenseifner & Gropp, 2005.
     """
@@ -66,13 +66,13 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 )
 @collective()
 def recursive_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Exchange the whole tensor with partners at distances 1, 2, 4 and so on.
+    """Exchange the whole tensor with partners at distance 1, 2, 4 and so on.
 
     After k rounds each rank holds the sum of 2^k ranks::
 
         round 0   0 ◄► 1   2 ◄► 3        round 1   0 ◄───► 2   1 ◄───► 3
 
-    lg n (α + Kβ + Kγ): no algorithm takes fewer rounds. If n is no power of two, it takes two more.
+    lg n (α + Kβ + Kγ): no algorithm needs fewer rounds. If n is not a power of two, two are added.
 
     Source:
         Thakur, Rabenseifner & Gropp, 2005.
@@ -101,7 +101,7 @@ def to_power_of_two(n: int, inner: Schedule, chunks: int) -> Schedule:
 
 
 def folded_seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
-    """Return the time of folding: send the tensor to a partner first, receive the sum last."""
+    """Return the time to send the tensor to a partner first and receive the sum last."""
     return (n != np.exp2(floor_lg(n))) * (2 * link.seconds(nbytes) + nbytes * link.gamma)
 
 
@@ -109,7 +109,7 @@ def fold(x: Tensor, op: ReduceOp, group: Group) -> list[int]:
     """Fold to a power of two ranks: in the first pairs, the odd rank represents the even one.
 
     Returns:
-        The remaining ranks; on a represented rank [], returned after it has received the result.
+        The remaining ranks; a represented rank returns [] after it has received the result.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     pairs = 2 * (n - highest_bit(n))

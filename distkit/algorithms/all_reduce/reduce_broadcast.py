@@ -20,7 +20,7 @@ def schedule(n: int) -> Schedule:
 
 
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
-    """Return 2(n-1) t(K) + (n-1) K·gamma: every rank sends to rank 0 in turn, and back.
+    """Return 2(n-1) t(K) + (n-1) K·gamma: rank 0 receives from every rank in turn, then sends.
 
     TensorFlow's ``ReductionToOneDevice``.
     """
@@ -46,7 +46,7 @@ def reduce_broadcast_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = No
         2 ─┼─► 0: Σ ──┼─► 2
         3 ─┘          └─► 3
 
-    2(n-1)(α + Kβ) + (n-1)Kγ: two rounds, in which all data pass through one rank's link.
+    2(n-1)(α + Kβ) + (n-1)Kγ: two rounds, in which all data passes through one rank's link.
 
     Source:
         TensorFlow, ``tf.distribute.ReductionToOneDevice``.

@@ -1,4 +1,4 @@
-"""Ring: chunks travel round the ring once to be reduced, and once more to be gathered."""
+"""Ring: chunks travel around the ring once to be reduced, and once more to be gathered."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 
 @ALL_REDUCES.register(
     title="Ring",
-    summary="chunks go round once to be reduced, once more to be shared",
+    summary="chunks travel around once to be reduced, once more to be gathered",
     source="Patarasuk & Yuan, 2009",
     cost="2(n-1)α + 2(n-1)/n Kβ + (n-1)/n Kγ",
     schedule=schedule,
@@ -52,9 +52,9 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 def ring_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     """Reduce ``x`` over all ranks, in place, as ``dist.all_reduce(x)`` does.
 
-    In n-1 rounds of *reduce-scatter* each rank sends a chunk to its right neighbour and
-    adds the chunk received from the left: then rank r holds the complete sum of chunk r+1. In
-    n-1 rounds of *all-gather* the complete chunks travel round once more::
+    In n-1 rounds of *reduce-scatter* each rank sends a chunk to its right neighbour and adds the
+    chunk received from the left; then rank r holds the complete sum of chunk r+1. In n-1 rounds
+    of *all-gather* the complete chunks travel around once more::
 
         rank 0 ── chunk r-s ──► rank 1 ──► … ──► rank n-1 ──► rank 0
 
@@ -99,15 +99,15 @@ def go_round(
     group: Group,
     op: ReduceOp | None = None,
 ) -> None:
-    """Go once round a ring: send chunk ``first``, then in each round the chunk received last.
+    """Go around a ring once: send chunk ``first``, then in each round the chunk received last.
 
     Args:
         chunks: one for each rank of the ring.
-        first: the chunk that this rank sends first.
+        first: index of the chunk that this rank sends first.
         left: neighbour in the group to receive from.
         right: neighbour in the group to send to.
         group: the process group.
-        op: how to combine a received chunk with the local one; None replaces the local one.
+        op: combines a received chunk with the local one; None replaces the local one.
     """
     m, inbox = len(chunks), empty_like(chunks[0])
     for s in range(m - 1):
@@ -119,7 +119,7 @@ def go_round(
 
 
 def ring_of(leaders: Sequence[int], x: Tensor, op: ReduceOp, group: Group) -> None:
-    """All-reduce in a ring of some ranks of the group; this rank must be one of them."""
+    """All-reduce in a ring of some ranks of the group, including this rank."""
     n, position = len(leaders), leaders.index(dist.get_rank(group))
     left, right = leaders[position - 1], leaders[(position + 1) % n]
     chunks = x.tensor_split(n)

@@ -35,7 +35,7 @@ def schedule(n: int, devices_per_host: int | None = None) -> Schedule:
     m, r = n // g, np.arange(n)
     row, column = np.divmod(r, g)
     right, down = row * g + (column + 1) % g, (r + g) % n
-    shard = (column + 1) % g  # the complete shard of a rank after the first phase, m chunks
+    shard = (column + 1) % g  # complete on this rank after the first phase, m chunks
 
     for t in ring_trip(g, 0, reduce=True):
         yield Round(r, right, t.chunk[column] * m, t.reduce, count=m)
@@ -67,7 +67,9 @@ def columns(n: int, devices_per_host: int | None = None) -> int:
     if devices_per_host is None:
         return max(g for g in range(1, math.isqrt(n) + 1) if n % g == 0)
     if n % devices_per_host:
-        raise ValueError(f"{n} ranks do not fill hosts of {devices_per_host}: a torus has no gaps.")
+        raise ValueError(
+            f"{n} ranks do not fill hosts of {devices_per_host} ranks, as a torus requires."
+        )
     return devices_per_host
 
 
@@ -92,15 +94,15 @@ def torus_all_reduce(
                   ▼    ▼    ▼          passes only K/g bytes
         host 1    3 ─► 4 ─► 5 ─┐
 
-    2(g-1 + m-1)α + 2(n-1)/n Kβ: a ring's bytes in fewer rounds. 2(g-1)/g Kβ of it is
-    traffic inside a host, 2(m-1)/m K/g β between hosts.
+    2(g-1 + m-1)α + 2(n-1)/n Kβ: a ring's bytes in fewer rounds. Traffic inside a host costs
+    2(g-1)/g Kβ of it, traffic between hosts 2(m-1)/m K/g β.
 
     Args:
         x: tensor of any shape, the same on every rank; K bytes.
         op: SUM, AVG, MIN, MAX or PRODUCT.
         group: the process group; None is the world.
-        devices_per_host: g, which divides the number of ranks. By default the real hosts, which
-            must have equally many ranks; if all ranks are on one host, a grid as
+        devices_per_host: g, which divides the number of ranks. By default the real hosts are used,
+            which must have equal numbers of ranks; if there is one real host, the grid is as
             square as possible.
 
     Raises:
@@ -115,8 +117,8 @@ def torus_all_reduce(
     if len({*map(len, rows)}) > 1:
         sizes = ", ".join(str(len(host)) for host in rows)
         raise ValueError(
-            f"hosts of {sizes} ranks are no grid: a torus has no gaps. Give devices_per_host, or "
-            'use "hierarchical".'
+            f"hosts of {sizes} ranks do not form a grid, as a torus requires. Pass "
+            'devices_per_host, or use "hierarchical".'
         )
     m, g = len(rows), len(rows[0])
     row = next(host for host in rows if rank in host)

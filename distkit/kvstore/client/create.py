@@ -1,4 +1,4 @@
-"""Creates the store of a worker, one per run, and closes it at the end of the run."""
+"""Creation of a worker's store, one per run, and its release at the end of the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distkit.kvstore.transport.sockets import BROKEN
 
 _here: Node | None = None
 _store: KVStore | None = None
-_options: StoreOptions | None = None  # of _store
+_options: StoreOptions | None = None  # options of _store
 _report: Callable[[str], None]
 
 
@@ -36,15 +36,15 @@ def create(
     """Create a store by name; every worker of a run creates the same one.
 
     Args:
-        name: ``"local"``: in this process only. ``"device"``: the same, on the device of its
-            tensors. ``"dist_sync"``: servers wait for every worker's gradient, and update with
+        name: ``"local"``: a store in this process only. ``"device"``: the same, on the device of
+            its tensors. ``"dist_sync"``: servers wait for every worker's gradient, and update with
             their sum. ``"dist_async"``: servers update with each gradient as it arrives; no worker
             waits. ``"dist_sync_device"``, ``"dist_async_device"``: the same, but the gradients of
             a worker's devices are added on a device. MXNet's other spellings, such as
             ``"dist_device_sync"``, are accepted.
         bigarray_bound: number of elements from which an array is split over all servers.
         staleness: for dist_async: the number of gradients by which a worker may be ahead of the
-            slowest; beyond it, its pulls wait (bounded staleness). None: any number.
+            slowest; beyond it, its pulls wait (bounded staleness). None: no limit.
         backup: for dist_sync: the number of workers that a round does not wait for; gradients
             that arrive too late are dropped (``kv.dropped`` counts them).
         replication: 2 for a backup of each server's values on another server: one server may
@@ -52,10 +52,10 @@ def create(
         on_crash: for dist_sync, the effect of a worker's crash. ``"halt"``: workers that wait for
             it get an error that names it; with ``backup`` only if too many have ended.
             ``"continue"``: the others continue without it, with sums of fewer gradients.
-            ``"replace"``: they wait for a replacement, which a ``dk.Cluster`` starts at once: it
-            runs the function from its beginning, and pulls the current values. With dist_async
-            a replacement is started, too, but no worker waits.
-        unknown: rejected.
+            ``"replace"``: they wait for a replacement, which a ``dk.Cluster`` starts immediately;
+            it runs the function from the start and pulls the current values. With dist_async a
+            replacement is also started, but no worker waits.
+        unknown: other options, which are rejected.
 
     Raises:
         KVStoreError: The name is unknown, the cluster has no servers, or other workers passed
@@ -68,34 +68,34 @@ def create(
     global _store, _options
     refuse("kvstore.create", unknown)
     if not isinstance(name, str):
-        raise KVStoreError(f'create got {name!r:.60}. Give a name such as "dist_sync".')
-    spelled, name = name.lower(), canonical(name)
+        raise KVStoreError(f'create got {name!r:.60}. Pass a name such as "dist_sync".')
+    spelling, name = name.lower(), canonical(name)
     if name in ("local", "device"):
         _hint(name)
         local = Requests(LocalLink(), 0, local=True, servers=[0])
         return KVStore(
-            local, type=spelled, num_workers=1, servers=[0], scheduler=None, bound=bigarray_bound
+            local, type=spelling, num_workers=1, servers=[0], scheduler=None, bound=bigarray_bound
         )
     options = StoreOptions(name, bigarray_bound, staleness, backup, replication, on_crash)
     node = _check(name)
     options.fit(node.workers, node.servers)
     if _store is None:
         _report(options.aftermath)  # before registering: a worker may end at any time
-        _store, _options = _join(node, options, spelled), options
+        _store, _options = _join(node, options, spelling), options
     if _options != options:
         raise KVStoreError(
-            f"worker {node.index} has a store {_options} in this run and asks for {options}. "
-            "Use one kind per run."
+            f"worker {node.index} already has a store {_options} in this run, and requests {options}. "
+            "Create the same store in the whole run."
         )
     return _store
 
 
 def _hint(name: str) -> None:
-    """Warn of a store of one process in a cluster with servers, which is probably a mistake."""
+    """Warn about a single-process store in a cluster with servers, probably a mistake."""
     if _here is not None and _here.servers:
         warnings.warn(
-            f'a "{name}" store is each worker\'s own, and this cluster has servers: '
-            'kvstore.create("dist_sync") is shared by its workers.',
+            f'a "{name}" store is private to each worker, but this cluster has servers. For a '
+            'store shared by its workers, use kvstore.create("dist_sync").',
             stacklevel=3,
         )
 
@@ -104,14 +104,14 @@ def _check(name: str) -> Node:
     """Return this process's node in a cluster with servers."""
     if _here is None or not _here.servers:
         raise KVStoreError(
-            f'a "{name}" store needs a cluster with servers, and this process is not one of its '
-            "workers: start one with dk.Cluster(workers=4, servers=2) "
+            f'a "{name}" store needs a cluster with servers, and this process is not a worker of '
+            "one. Start a cluster with dk.Cluster(workers=4, servers=2), "
             "and call kvstore.create inside the function that it runs."
         )
     return _here
 
 
-def _join(node: Node, options: StoreOptions, spelled: str) -> KVStore:
+def _join(node: Node, options: StoreOptions, spelling: str) -> KVStore:
     """Register with the scheduler, wait for all nodes, and connect to the servers."""
     link, servers = ZmqLink(node.keys, node.way), range(node.workers, node.scheduler)
     requests = Requests(
@@ -125,21 +125,21 @@ def _join(node: Node, options: StoreOptions, spelled: str) -> KVStore:
     )
     try:
         link.connect(node.scheduler, node.endpoint(node.scheduler))
-        me = ("", options, os.getpid())
-        (book,) = requests.ask([Call(node.scheduler, Register, me)])
+        fields = ("", options, os.getpid())
+        (book,) = requests.ask([Call(node.scheduler, Register, fields)])
         assert isinstance(book, AddressBook)
         for server in servers:
             if server in book.endpoints:
                 link.connect(server, book.endpoints[server])
             else:
-                requests.depart(server, BROKEN)  # before this worker began
+                requests.depart(server, BROKEN)  # it ended before this worker started
     except BaseException:
         requests.close()
         raise
     requests.clocks = options.backup > 0
     return KVStore(
         requests,
-        type=spelled,
+        type=spelling,
         num_workers=node.workers,
         servers=servers,
         scheduler=node.scheduler,
@@ -163,7 +163,7 @@ def use(node: Node, report: Callable[[str], None] = lambda aftermath: None) -> N
 
 
 def here() -> Node | None:
-    """Return this process's node in its cluster during a run; None if it is no worker."""
+    """Return this process's node in its cluster during a run; None if it is not a worker."""
     return _here
 
 
@@ -175,7 +175,7 @@ def release(*, flush: bool = True) -> None:
             or failed.
 
     Raises:
-        KVStoreError: A push was rejected, and no call has raised that yet.
+        KVStoreError: A push was rejected, and no earlier call has raised its error.
     """
     global _here, _store
     store, _here, _store = _store, None, None

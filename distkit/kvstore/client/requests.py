@@ -1,4 +1,4 @@
-"""Client side of a node: requests in flight, and their outcome."""
+"""The client side of a node: its requests in flight and their outcomes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from distkit.trace.calls import SILENT, STOPPED
 WINDOW = 1 << 28
 #: Size of pushes sent together [bytes].
 LETTER = 1 << 20
-#: Maximum number of keys named in a message.
+#: Maximum number of keys listed in an error message.
 _MAX_NAMED = 12
 
 
 class Call(NamedTuple):
-    """A request to be made: its destination, its class, and its fields after the head."""
+    """The destination, class and fields of a request that has no number yet."""
 
     to: int
     kind: type[Request]
@@ -42,15 +42,15 @@ class _InFlight:
 
 
 class Requests:
-    """Numbers requests, sends them, and sorts the answers.
+    """Numbers requests, sends them, and matches the answers.
 
     Args:
         link: the transport.
         node: id of this node.
         first: number of its first request.
-        local: whether the server is this process; then the trace shows no messages.
+        local: whether the server is in this process, so that the trace shows no messages.
         name: returns the name of a node, for error messages.
-        scheduler: the scheduler, whose end fails all requests.
+        scheduler: id of the scheduler, whose end fails all requests.
         servers: the nodes that hold the values.
         replication: number of servers that hold each value.
     """
@@ -73,7 +73,7 @@ class Requests:
         self._owners = {
             n: (n, servers[backup_of(i, len(servers))])[:replication] for i, n in enumerate(servers)
         }
-        #: Returns the keys of which a server holds a part.
+        #: Returns the keys that a server holds a part of.
         self.held_by: Callable[[int], list[Key]] = lambda server: []
         #: The user's next call, on a worker with gates.
         self.step: Step | None = None
@@ -82,16 +82,18 @@ class Requests:
         self._gone: dict[int, str] = {}  # nodes that have ended, and how
         self._next = first
         self._outbox: dict[int, list[Request]] = {}  # by node
-        self._in_flight: dict[int, _InFlight] = {}  # by number
-        self._refused: dict[Key, str] = {}  # pushes, raised by the next call on that key
+        self._in_flight: dict[int, _InFlight] = {}  # by request number
+        self._push_errors: dict[
+            Key, str
+        ] = {}  # errors of pushes, raised by the next call on the key
         self._pushed = 0  # bytes in flight
         self._closed = False
 
     def ask(self, calls: Sequence[Call]) -> list[Answer]:
-        """Send requests to several nodes at once, and wait for all answers.
+        """Send requests to several nodes together, and wait for all answers.
 
         Raises:
-            KVStoreError: a request was rejected; the first such error.
+            KVStoreError: a request was rejected; the first error is raised.
         """
         in_flight, waiting = [self._create(call) for call in calls], None
         try:
@@ -113,7 +115,7 @@ class Requests:
     def post(self, call: Call) -> None:
         """Queue a push for the next :meth:`dispatch`; if it is rejected, :meth:`check` raises.
 
-        Pushes larger than LETTER are sent at once; more than WINDOW bytes in flight block.
+        Pushes larger than LETTER are sent immediately; more than WINDOW bytes in flight block.
         """
         self._create(call)
         if self._pushed > LETTER:
@@ -134,7 +136,7 @@ class Requests:
             KVStoreError: a push was rejected.
         """
         self.arrive()
-        self.check(list(self._refused))
+        self.check(list(self._push_errors))
 
     def arrive(self) -> None:
         """Wait until every push is acknowledged or rejected."""
@@ -143,14 +145,14 @@ class Requests:
             self._receive(wait=True)
 
     def check(self, keys: Iterable[Key]) -> None:
-        """Raise, once, the error of a rejected push of these keys.
+        """Raise the error of a rejected push of these keys, unless it was raised before.
 
         Raises:
             KVStoreError: a push was rejected.
         """
         for key in keys:
-            if key in self._refused:
-                raise KVStoreError(self._refused.pop(key))
+            if key in self._push_errors:
+                raise KVStoreError(self._push_errors.pop(key))
 
     def close(self) -> None:
         """Close the connections."""
@@ -162,7 +164,7 @@ class Requests:
     # -- nodes that end -----------------------------------------------------------
 
     def depart(self, node: int, how: str) -> None:
-        """Handle the end of a node; the backup of a server takes over, if there is one."""
+        """Handle the end of a node; the backup of a server takes over, if it has one."""
         self._gone[node] = how
         self._link.disconnect(node)
         self._resend(node)
@@ -185,39 +187,39 @@ class Requests:
         for node, how in self._gone.items():
             if self._serving(node) is not None:
                 continue
-            mine = [f for f in self._in_flight.values() if node in (f.to, self._scheduler)]
-            why = self._loss_text(node) if mine else ""
-            why += f"{STOPPED} " if SILENT in how else ""
-            for f in mine:
+            failing = [f for f in self._in_flight.values() if node in (f.to, self._scheduler)]
+            details = self._loss_text(node) if failing else ""
+            details += f"{STOPPED} " if SILENT in how else ""
+            for f in failing:
                 text = (
                     f"{self._name(node)} {ended(how)} while {self._name(self.node)} waited for the "
-                    f"answer to {_request_name(f.request)}. {why}Run again: it is replaced."
+                    f"answer to {_request_name(f.request)}. {details}Run again with a replacement."
                 )
                 self._complete(f, refusal(f.request, text))
 
     def _loss_text(self, node: int) -> str:
-        """Return what is lost with a node, and how to avoid that."""
+        """Describe the values lost with a node, and how to avoid the loss."""
         if node == self._scheduler:
             return _WITHOUT_SCHEDULER
         keys = self.held_by(node)
-        what = ", ".join(map(repr, keys[:_MAX_NAMED])) or "no key yet"
-        what += f" and {len(keys) - _MAX_NAMED} more" * (len(keys) > _MAX_NAMED)
+        lost = ", ".join(map(repr, keys[:_MAX_NAMED])) or "no key yet"
+        lost += f" and {len(keys) - _MAX_NAMED} more" * (len(keys) > _MAX_NAMED)
         owners, remedy = self._owners[node], ""
-        who = " and ".join(map(self._name, owners))
+        names = " and ".join(map(self._name, owners))
         if len(owners) == 1:
             remedy = "To survive this, create the store with replication=2, and servers=2 or more. "
         return (
-            f"Lost with it: the values of {what}, which only {who} had. "
-            f"{remedy}Save what kv.pull returns, to init from it later. "
+            f"Lost with it: the values of {lost}, which only {names} had. "
+            f"{remedy}Save the values that kv.pull returns, to initialise from them later. "
         )
 
-    # -- both ways ----------------------------------------------------------------
+    # -- sending and receiving ------------------------------------------------------
 
     def _create(self, call: Call) -> _InFlight:
         if self._closed:
             raise KVStoreError(
                 "this store belongs to a run that has ended. "
-                "Make a new one with kvstore.create(...) inside the function that is run."
+                "Create a new one with kvstore.create(...) inside the function that is run."
             )
         number, step = self._next, self.step
         self._next, self.step = number + 1, None
@@ -230,8 +232,8 @@ class Requests:
         return entry
 
     def _send(self) -> None:
-        letters, self._outbox = self._outbox, {}
-        for to, requests in letters.items():
+        outbox, self._outbox = self._outbox, {}
+        for to, requests in outbox.items():
             self._deliver(to, requests)
 
     def _receive(self, *, wait: bool) -> None:
@@ -257,7 +259,7 @@ class Requests:
             return
         entry.asking.failed()
         if isinstance(request, Push):
-            self._refused.setdefault(request.key, answer.text)
+            self._push_errors.setdefault(request.key, answer.text)
 
     def _abandon(self, in_flight: Iterable[_InFlight]) -> None:
         """Stop waiting for requests; later answers are ignored."""
@@ -272,8 +274,8 @@ class Requests:
 
 
 _WITHOUT_SCHEDULER = (
-    "Without it no worker can register or meet the others at a barrier, and no node learns which "
-    "others have ended, so the run ends. "
+    "Without it no worker can register or pass a barrier, and no node is notified of other nodes' "
+    "ends, so the run ends. "
 )
 
 

@@ -1,9 +1,9 @@
-"""Prepares a worker's tensors for sending: flat copies in host memory.
+"""Preparation of a worker's tensors for sending, as flat copies in host memory.
 
 The gradients of a worker's devices are summed. Without ``device`` in a store's name each device's
-gradient is copied to host memory and added there; with it they are added on the first device, and
-only the sum is copied: fewer copies, more device memory. Source: MXNet's ``device`` and
-``dist_sync_device``.
+gradient is copied to host memory and added there; with ``device`` they are added on the first
+device, and only the sum is copied, which needs fewer copies but more device memory. Source: MXNet's
+``device`` and ``dist_sync_device``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Keys: TypeAlias = "Key | Sequence[Key]"
 Values: TypeAlias = "Tensor | Sequence[Tensor] | Sequence[Tensor | Sequence[Tensor]]"
 
 
-def by_key(what: str, key: Keys, value: Values) -> dict[Key, list[Tensor]]:
-    """Return the tensors of each key; a key that is given twice has those of both.
+def by_key(action: str, key: Keys, value: Values) -> dict[Key, list[Tensor]]:
+    """Return the tensors of each key; a repeated key has the tensors of all its values.
 
     Raises:
         KVStoreError: The arguments are not keys and tensors, or their numbers differ.
@@ -37,20 +37,20 @@ def by_key(what: str, key: Keys, value: Values) -> dict[Key, list[Tensor]]:
     values: list[Any] = list(value) if isinstance(key, (list, tuple)) else [value]
     if len(keys) != len(values):
         raise KVStoreError(
-            f"{what} of {len(keys)} keys with {len(values)} tensors. Give one tensor per key, or "
+            f"{action} of {len(keys)} keys with {len(values)} tensors. Pass one tensor per key, or "
             "one list of tensors (one per device) per key."
         )
-    found: dict[Key, list[Tensor]] = {k: [] for k in keys}
+    tensors: dict[Key, list[Tensor]] = {k: [] for k in keys}
     for k, v in zip(keys, values, strict=True):
-        found[k] += _tensors(what, k, v)
-    return found
+        tensors[k] += _tensors(action, k, v)
+    return tensors
 
 
 def each(key: Keys) -> list[Key]:
     """Return the keys as a list.
 
     Raises:
-        KVStoreError: A key is neither a number of at most 64 bits nor a string.
+        KVStoreError: A key is neither an integer of at most 64 bits nor a string.
     """
     keys: list[Any] = list(key) if isinstance(key, (list, tuple)) else [key]
     for k in keys:
@@ -61,31 +61,31 @@ def each(key: Keys) -> list[Key]:
     return keys
 
 
-def _tensors(what: str, key: Key, value: Any) -> list[Tensor]:
+def _tensors(action: str, key: Key, value: Any) -> list[Tensor]:
     tensors = list(value) if isinstance(value, (list, tuple)) else [value]
     for t in tensors or [None]:
         if not isinstance(t, Tensor):
             got = type(t).__name__ if tensors else "no tensor"
             raise KVStoreError(
-                f"{what} of {key!r} got {got}. Give a tensor (torch.as_tensor(x) makes one of a "
+                f"{action} of {key!r} got {got}. Pass a tensor (torch.as_tensor(x) converts a "
                 "number, a list or an array; a gradient is None before backward()), or a list of "
                 "tensors, one for each device."
             )
         if t.layout is not torch.strided:
             raise KVStoreError(
-                f"{what} of {key!r} with a sparse tensor, which servers do not accept. Give "
-                "tensor.to_dense(), or make such gradients dense: Embedding(..., sparse=False)."
+                f"{action} of {key!r} with a sparse tensor, which servers do not accept. Pass "
+                "tensor.to_dense(), or make gradients dense with Embedding(..., sparse=False)."
             )
         if dtype_name(t) not in DTYPES:
             raise KVStoreError(
-                f"{what} of {key!r} with {t.dtype}, which cannot be added up. "
+                f"{action} of {key!r} with {t.dtype}, which cannot be summed. "
                 f"Use one of {', '.join(DTYPES)}."
             )
     return tensors
 
 
 def fresh(tensor: Tensor) -> Tensor:
-    """Return a flat copy in host memory, so that the caller may change its tensor meanwhile."""
+    """Return a flat copy in host memory, so that the caller may change its tensor."""
     copy = empty(tensor.numel(), tensor.dtype)
     copy.view(tensor.shape).copy_(tensor.detach())
     return copy
@@ -108,16 +108,17 @@ def write(out: Tensor, parts: Sequence[Part], values: Sequence[Tensor]) -> None:
 
 
 def cut(flat: Tensor, part: Part) -> Tensor:
-    """Return a part of an array, which is usually all of it."""
+    """Return a part of an array, usually the whole array."""
     return flat if part.stop - part.start == flat.numel() else flat[part.start : part.stop]
 
 
 @dataclass
 class Traffic:
-    """The total size of a worker's pushes so far [bytes].
+    """Traffic of a worker's pushes so far [bytes].
 
-    ``gradients`` counts those of all devices, ``to_host`` the bytes copied from device to host
-    memory, ``sent`` those sent to the servers; ``held`` is the peak device memory of a sum.
+    ``gradients`` is the size of all devices' gradients, ``to_host`` the amount copied from device
+    to host memory, ``sent`` the amount sent to servers; ``held`` is the peak device memory of a
+    sum.
     """
 
     gradients: int = 0
@@ -149,13 +150,13 @@ def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: boo
         traffic.held = max(traffic.held, first.nbytes)
         traffic.to_host += first.nbytes * (where == "device")
     if len(tensors) > 1:
-        on = "cpu" if where == "host" else first.device
-        total = summed([t.detach().to(on) for t in tensors])
+        device = "cpu" if where == "host" else first.device
+        total = summed([t.detach().to(device) for t in tensors])
         first, copy = total.to(first.dtype), where == "device" and total.is_cuda
     if where == "stay":
         return first.reshape(-1).clone() if copy else first.reshape(-1)
-    alone = first.device.type == "cpu" and first.is_contiguous() and not copy
-    return first.view(-1) if alone else fresh(first)
+    shareable = first.device.type == "cpu" and first.is_contiguous() and not copy
+    return first.view(-1) if shareable else fresh(first)
 
 
 def split_and_load(
@@ -165,7 +166,7 @@ def split_and_load(
 
     Args:
         data: the batch, a tensor or an argument of ``torch.as_tensor``.
-        devices: such as ``["cuda:0", "cuda:1"]``; repeat ``"cpu"`` to try it without GPUs.
+        devices: for example ``["cuda:0", "cuda:1"]``; repeat ``"cpu"`` to try it without GPUs.
         batch_axis: the axis to split.
         even_split: whether to reject a batch that cannot be divided evenly.
 

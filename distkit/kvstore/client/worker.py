@@ -1,4 +1,4 @@
-"""Worker side: the KVStore used by training code."""
+"""The KVStore that training code uses on a worker."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from distkit.kvstore.protocol.options import canonical
 from distkit.kvstore.protocol.placement import Layout, Part, dtype_name, place
 from distkit.kvstore.transport.recording import Step, gates, stepped
 
-#: For each key the tensors to write its value to.
+#: The tensors to write each key's value to.
 _Outs: TypeAlias = "dict[Key, list[Tensor]]"
 
 
 class KeyDirectory:
-    """Layouts of a store's keys, and their placement on servers.
+    """The layouts of a store's keys, and their placement on servers.
 
     Args:
         servers: the ids of the nodes that hold the values.
@@ -50,50 +50,50 @@ class KeyDirectory:
         self.servers, self.bound = servers, bound
         self.layouts: dict[Key, Layout] = {}
 
-    def layout(self, key: Key, what: str = "pull of") -> Layout:
+    def layout(self, key: Key, action: str = "pull of") -> Layout:
         """Return the layout of a key.
 
         Raises:
             KVStoreError: this worker has not initialised it.
         """
         if key not in self.layouts:
-            near = ", ".join(get_close_matches(repr(key), map(repr, self.layouts), 5, cutoff=0))
+            similar = ", ".join(get_close_matches(repr(key), map(repr, self.layouts), 5, cutoff=0))
             raise KVStoreError(
-                f"{what} {key!r}, a key that this worker has not initialised in this run. "
+                f"{action} {key!r}, a key that this worker has not initialised in this run. "
                 f"Call kv.init({key!r}, value) on every worker first."
-                + (f" The most similar keys: {near}." if near else "")
+                + (f" The most similar keys: {similar}." if similar else "")
             )
         return self.layouts[key]
 
     def parts(self, key: Key, layout: Layout | None = None) -> list[tuple[int, Part]]:
         """Return the parts of a key with the ids of their servers; a new key needs its layout."""
         size = (layout or self.layout(key)).size
-        found = place(key, size, len(self.servers), self.bound)
-        return [(self.servers[part.server], part) for part in found]
+        parts = place(key, size, len(self.servers), self.bound)
+        return [(self.servers[part.server], part) for part in parts]
 
     def held_by(self, server: int) -> list[Key]:
-        """Return the keys of which a server holds a part."""
+        """Return the keys that a server holds a part of."""
         return [k for k in self.layouts if any(server == node for node, _ in self.parts(k))]
 
-    def check(self, what: str, found: _Outs, *, dtype: bool) -> None:
+    def check(self, action: str, tensors_by_key: _Outs, *, dtype: bool) -> None:
         """Check that tensors have the shape of their key, and its dtype if ``dtype``.
 
         Raises:
-            KVStoreError: a tensor has not, or its key is not initialised.
+            KVStoreError: a tensor does not fit, or its key is not initialised.
         """
-        for key, tensors in found.items():
-            layout = self.layout(key, what)
+        for key, tensors in tensors_by_key.items():
+            layout = self.layout(key, action)
             for tensor in tensors:
-                has = dtype_name(tensor) if dtype else layout.dtype
-                layout.check(what, key, tensor.shape, has)
+                checked = dtype_name(tensor) if dtype else layout.dtype
+                layout.check(action, key, tensor.shape, checked)
 
 
 class KVStore:
     """Tensors by key, shared by several processes; created by :func:`distkit.kvstore.create`.
 
     Args:
-        requests: sends its requests.
-        type: the name it was created by, such as "dist_sync".
+        requests: sends the store's requests.
+        type: the name it was created with, such as "dist_sync".
         num_workers: number of workers that share the store.
         servers: the ids of the nodes that hold the values.
         scheduler: the id of the scheduler; None if there is one worker.
@@ -125,22 +125,22 @@ class KVStore:
         barriers: int = 0,
         giver: int = 0,
     ) -> None:
-        #: The name it was created by; the number of workers; this worker's rank.
+        #: The name it was created with; the number of workers; this worker's rank.
         self.type, self.num_workers, self.rank = type, num_workers, requests.node
         self._mode = canonical(type)
         place = "device" if self._mode.endswith("_device") else "host"
-        self._where = "stay" if self._mode == "device" else place  # devices' gradients are added
+        self._where = "stay" if self._mode == "device" else place  # device gradients are summed
         self._requests, self._scheduler = requests, scheduler
         self._keys = KeyDirectory(servers, bound)
         requests.held_by = self._keys.held_by
         self._replaces, self._barriers, self._giver = replaces, barriers, giver
         self._compression: Compression | None = None
         self._optimizer: OptimizerSpec | None = None
-        self._function: tuple[int, int] | None = None  # see ``once``: its number, and the floor
-        self._made: Counter[Key] = Counter()  # number of its pushes so far
-        self._weights: set[Key] = set()  # keys whose first value is not zero …
-        self._read: set[Key] = set()  # … and those of them that were pulled
-        self._versions: dict[tuple[Key, int], int] = {}  # last pulled, by key and server
+        self._function: tuple[int, int] | None = None  # arguments of ``once``
+        self._push_counts: Counter[Key] = Counter()  # pushes of that function so far
+        self._weights: set[Key] = set()  # keys whose first value is not zero
+        self._read: set[Key] = set()  # the keys among these that were pulled
+        self._versions: dict[tuple[Key, int], int] = {}  # last version pulled, by key and server
         #: Number of this worker's gradients of each key that were too late for their round.
         self.dropped: dict[Key, int] = {}
         #: Called at the end of a successful run, before the store is closed.
@@ -160,34 +160,36 @@ class KVStore:
     def init(self, key: Keys, value: Values) -> None:
         """Initialise keys with the value of worker 0, whatever the others pass.
 
-        Every worker calls it; it returns when the value is set. If worker 0 was not present at the
-        beginning of the run, the first of the other workers sets the value.
+        Every worker must call it; it returns when the value is set. If worker 0 was not present at
+        the start of the run, the lowest-numbered worker sets the value.
 
         Args:
             key: a key or a list of keys: numbers or strings.
             value: a tensor for each.
 
         Raises:
-            KVStoreError: already initialised in this run, or with another shape or dtype; or a
-                key is given twice.
+            KVStoreError: the key was already initialised in this run or on a worker with another
+                shape or dtype, or is repeated.
         """
-        found = by_key("init", key, value)
-        layouts = {k: Layout.of(tensors[0]) for k, tensors in found.items()}
-        gives = self.rank == self._giver
-        self._step([*layouts], layouts.values() if gives else ())
-        self._requests.ask([c for k in found for c in self._inits(k, layouts[k], found[k], gives)])
+        grouped = by_key("init", key, value)
+        layouts = {k: Layout.of(tensors[0]) for k, tensors in grouped.items()}
+        is_giver = self.rank == self._giver
+        self._step([*layouts], layouts.values() if is_giver else ())
+        self._requests.ask(
+            [c for k in grouped for c in self._inits(k, layouts[k], grouped[k], is_giver)]
+        )
         self._keys.layouts |= layouts
-        self._weights |= {k for k, (t, *_) in found.items() if bool(t.any())}
+        self._weights |= {k for k, (t, *_) in grouped.items() if bool(t.any())}
 
     def _inits(
-        self, key: Key, layout: Layout, tensors: list[Tensor], gives: bool
+        self, key: Key, layout: Layout, tensors: list[Tensor], is_giver: bool
     ) -> Iterable[Call]:
         if len(tensors) > 1:
-            raise KVStoreError(f"init of {key!r} with {len(tensors)} tensors. Give one.")
-        value = add_up(tensors, self._where, Traffic()) if gives else None
+            raise KVStoreError(f"init of {key!r} with {len(tensors)} tensors. Pass one tensor.")
+        value = add_up(tensors, self._where, Traffic()) if is_giver else None
         for node, part in self._keys.parts(key, layout):
-            mine = None if value is None else cut(value, part)
-            fields = key, layout.shape, layout.dtype, mine, self._giver
+            shard = None if value is None else cut(value, part)
+            fields = key, layout.shape, layout.dtype, shard, self._giver
             yield Call(node, messages.Init, fields)
 
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
@@ -195,40 +197,40 @@ class KVStore:
 
         Args:
             key: a key or a list of keys.
-            value: for each key a tensor like the first, or a list of tensors, whose sum is sent. A
-                key that is given twice is sent once, with the sum.
-            priority: accepted as in MXNet; keys are sent in the order given.
+            value: for each key a tensor like the initial one, or a list of tensors, whose sum is
+                sent. A repeated key is sent once, with the sum.
+            priority: accepted for compatibility with MXNet; keys are sent in the order passed.
 
         Raises:
-            KVStoreError: not initialised, or with another shape or dtype. Errors found by a server
-                are raised by the next call on that key.
+            KVStoreError: the key is not initialised, or has another shape or dtype. Errors found by
+                a server are raised by the next call on that key.
         """
-        found = by_key("push", key, value)
+        gradients = by_key("push", key, value)
         sums = self._optimizer is None and self._mode.startswith("dist_sync")
-        if sums and (lost := self._read.intersection(found)):
+        if sums and (replaced := self._read.intersection(gradients)):
             self._weights, self._read = set(), set()  # warn once
             warnings.warn(
-                f"push of {next(iter(lost))!r} without an optimizer: the sum of this round "
+                f"push of {next(iter(replaced))!r} without an optimizer: the sum of this round "
                 "replaces the value that was pulled before. To update it instead, call "
                 "kv.set_optimizer(kvstore.SGD(learning_rate=...)) on every worker first.",
                 stacklevel=2,
             )
-        self._push(found)
+        self._push(gradients)
 
-    def _push(self, found: _Outs) -> None:
+    def _push(self, gradients: _Outs) -> None:
         try:
-            self._post(found)
+            self._post(gradients)
         finally:
             self._requests.dispatch()
         if gates and stepped():
-            self._requests.arrive()  # before pushes that others make afterwards
+            self._requests.arrive()  # before later pushes of other workers
 
-    def _post(self, found: _Outs, *, copy: bool = True) -> None:
+    def _post(self, gradients: _Outs, *, copy: bool = True) -> None:
         """Sum each key's gradients, and queue the sums."""
-        self._requests.check(found)
-        self._keys.check("push of", found, dtype=True)
-        self._step([*found], map(self._keys.layout, found))
-        for k, tensors in found.items():
+        self._requests.check(gradients)
+        self._keys.check("push of", gradients, dtype=True)
+        self._step([*gradients], map(self._keys.layout, gradients))
+        for k, tensors in gradients.items():
             total, once = add_up(tensors, self._where, self.traffic, copy=copy), self._once(k)
             shape = self._keys.layout(k).shape
             for node, part in self._keys.parts(k):
@@ -245,8 +247,8 @@ class KVStore:
         """Identify the next push of a key by a function that may run again."""
         if self._function is None:
             return ()
-        self._made[key] += 1
-        return self._function[0], self._made[key] - 1, self._function[1]
+        self._push_counts[key] += 1
+        return self._function[0], self._push_counts[key] - 1, self._function[1]
 
     def pull(
         self, key: Keys, out: Values | None = None, priority: int = 0
@@ -255,14 +257,15 @@ class KVStore:
 
         Args:
             key: a key or a list of keys.
-            out: for each key a tensor to write to, or a list of tensors; of any dtype.
+            out: for each key a tensor of any dtype to write to, or a list of tensors.
             priority: as in :meth:`push`.
 
         Returns:
-            The tensor, or the list of tensors, if there is no ``out``.
+            The tensor or the list of tensors, if ``out`` is None.
 
         Raises:
-            KVStoreError: not initialised, ``out`` does not fit, or an earlier push was rejected.
+            KVStoreError: a key is not initialised, ``out`` does not fit, or an earlier push was
+                rejected.
         """
         outs = self._outs(key, out)
         self._step(keys := each(key), map(self._keys.layout, keys))
@@ -277,18 +280,18 @@ class KVStore:
     def _pull(self, key: Keys, outs: _Outs | None) -> Tensor | list[Tensor] | None:
         keys = each(key)
         self._read |= self._weights.intersection(keys)
-        asked = {k: self._keys.parts(k) for k in keys}
-        calls = [Call(node, messages.Pull, (k,)) for k in asked for node, _ in asked[k]]
+        parts = {k: self._keys.parts(k) for k in keys}
+        calls = [Call(node, messages.Pull, (k,)) for k in parts for node, _ in parts[k]]
         answers = iter(self._requests.ask(calls))
-        self._requests.check(asked)
-        values = {k: [self._value(k, p, next(answers)) for _, p in asked[k]] for k in asked}
+        self._requests.check(parts)
+        values = {k: [self._value(k, p, next(answers)) for _, p in parts[k]] for k in parts}
         if outs is not None:
             for k, tensors in outs.items():
                 for tensor in tensors:
-                    write(tensor, [part for _, part in asked[k]], values[k])
+                    write(tensor, [part for _, part in parts[k]], values[k])
             return None
-        found = [whole(values[k], self._keys.layout(k).shape) for k in keys]
-        return found if isinstance(key, (list, tuple)) else found[0]
+        arrays = [whole(values[k], self._keys.layout(k).shape) for k in keys]
+        return arrays if isinstance(key, (list, tuple)) else arrays[0]
 
     def _value(self, key: Key, part: Part, reply: Answer) -> Tensor:
         """Return the value of a pull, and record the version that gradients are computed from."""
@@ -315,34 +318,34 @@ class KVStore:
             priority: as in :meth:`push`.
 
         Returns:
-            The pulled values, if there is no ``out``.
+            The pulled values, if ``out`` is None.
 
         Raises:
             KVStoreError: as :meth:`push` and :meth:`pull`.
         """
-        found, outs = by_key("push", key, value), self._outs(key, out)
-        if gates or sum(tensors[0].nbytes for tensors in found.values()) > LETTER:
-            self._push(found)
+        gradients, outs = by_key("push", key, value), self._outs(key, out)
+        if gates or sum(tensors[0].nbytes for tensors in gradients.values()) > LETTER:
+            self._push(gradients)
             self._step(keys := each(key), map(self._keys.layout, keys))
         else:  # the tensors cannot change before this returns
-            self._post(found, copy=self._scheduler is None)
+            self._post(gradients, copy=self._scheduler is None)
         pulled = self._pull(key, outs)
         if outs is None:
-            news: Any = pulled if isinstance(pulled, list) else [pulled]
-            for k, new in zip(each(key), news, strict=True):
-                for tensor in found[k]:
-                    tensor.detach().copy_(new)
+            results: Any = pulled if isinstance(pulled, list) else [pulled]
+            for k, result in zip(each(key), results, strict=True):
+                for tensor in gradients[k]:
+                    tensor.detach().copy_(result)
         return pulled
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Send 2 bits per element of a gradient; the error is added to the next push.
 
         Args:
-            compression_params: ``{"type": "2bit", "threshold": 0.5}``: the servers get
+            compression_params: ``{"type": "2bit", "threshold": 0.5}``: the servers receive
                 −threshold, 0 or +threshold.
 
         Raises:
-            KVStoreError: another type or parameter, or a store that sends nothing.
+            KVStoreError: the type or a parameter is unknown, or the store sends nothing.
         """
         if not self._mode.startswith("dist"):
             raise KVStoreError(
@@ -355,18 +358,18 @@ class KVStore:
     def once(self, function: int, floor: int = 0) -> Iterator[None]:
         """Apply the pushes in this block once, even if the function runs again elsewhere.
 
-        At the end of the block all pushes have arrived. Servers apply the first n-th push of a key
-        by a function, and ignore repetitions.
+        At the end of the block all pushes have arrived. Servers ignore repetitions of the n-th push
+        of a key by a function.
 
         Args:
-            function: its number in this run.
+            function: the function's number in this run.
             floor: all functions with a lower number have finished and will not run again.
 
         Raises:
             KVStoreError: a push was rejected.
         """
         self._function = function, floor
-        self._made.clear()
+        self._push_counts.clear()
         try:
             yield
             self._requests.flush()
@@ -383,20 +386,21 @@ class KVStore:
         anew: bool = False,
         **options: Any,
     ) -> None:
-        """Let the servers update the values with each gradient (or sum of gradients).
+        """Set the optimizer with which the servers apply each gradient, or sum of gradients.
 
-        Every worker calls it with the same optimizer, before the first push.
+        Every worker must call it with the same optimizer, before the first push.
 
         Args:
             optimizer: ``kvstore.SGD(learning_rate=0.1)``, a class or an instance of
                 ``torch.optim``, or a name such as "sgd" or "adam".
-            keys: the keys it updates; by default all without an optimizer of their own.
-            anew: replace the servers' optimizer; between two barriers, on one worker.
-            options: options of a name or class, such as ``lr=0.1``; and the common options
+            keys: the keys it updates; by default all without a separate optimizer.
+            anew: whether to replace the servers' optimizer; call it between two barriers, on one
+                worker.
+            options: options of the optimizer, such as ``lr=0.1``, and the common options
                 ``rescale_grad`` and ``multi_precision``, see :class:`.OptimizerSpec`.
 
         Raises:
-            KVStoreError: unknown to the servers, or different from the one already set.
+            KVStoreError: the optimizer is not supported, or differs from the current one.
         """
         self._set_optimizer(spec_of(optimizer, options), keys, messages.ALWAYS * anew)
 
@@ -425,9 +429,9 @@ class KVStore:
             if self._replaces:
                 self._requests.ask([Call(s, messages.AtBarrier, ()) for s in self._keys.servers])
             call = Call(self._scheduler, messages.Barrier, (self._barriers,))
-            (done,) = self._requests.ask([call])
-            assert isinstance(done, Reply)
-            self._barriers = done.version
+            (reply,) = self._requests.ask([call])
+            assert isinstance(reply, Reply)
+            self._barriers = reply.version
 
     _barrier = barrier  # MXNet's name
 
@@ -439,7 +443,7 @@ class KVStore:
             text: the text to store; None to read it.
         """
         if self._scheduler is None:
-            raise KVStoreError(f'a "{self.type}" store has no other workers to leave notes for.')
+            raise KVStoreError(f'a "{self.type}" store has no other workers to share notes with.')
         (stored,) = self._requests.ask([Call(self._scheduler, messages.Note, (name, text))])
         assert isinstance(stored, messages.NoteStored)
         return stored.text
@@ -455,8 +459,8 @@ class KVStore:
         Raises:
             KVStoreError: a key is not initialised.
         """
-        wanted = list(self._keys.layouts) if keys is None else each(keys)
-        return {k: [part for _, part in self._keys.parts(k)] for k in wanted}
+        selected = list(self._keys.layouts) if keys is None else each(keys)
+        return {k: [part for _, part in self._keys.parts(k)] for k in selected}
 
     def close(self, *, flush: bool = True) -> None:
         """Close the connections at the end of a run, by default after all pushes have arrived.

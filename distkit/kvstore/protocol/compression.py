@@ -18,7 +18,7 @@ from distkit.kvstore.protocol.messages import Key
 
 
 class Compression:
-    """A worker's compression: a threshold, and the current error of each part of each key.
+    """Compresses a worker's gradients, and keeps the current error of each part of each key.
 
     Args:
         params: MXNet's ``compression_params``.
@@ -33,30 +33,30 @@ class Compression:
     """
 
     def __init__(self, params: Mapping[str, Any]) -> None:
-        given = {"threshold": 0.5, **params} if isinstance(params, Mapping) else {}
-        threshold = given.pop("threshold", None)
-        fits = isinstance(threshold, (int, float)) and 0 < threshold < math.inf
-        if given != {"type": "2bit"} or not fits:
+        options = {"threshold": 0.5, **params} if isinstance(params, Mapping) else {}
+        threshold = options.pop("threshold", None)
+        is_valid = isinstance(threshold, (int, float)) and 0 < threshold < math.inf
+        if options != {"type": "2bit"} or not is_valid:
             raise KVStoreError(
-                'set_gradient_compression takes {"type": "2bit", "threshold": 0.5}, with a '
-                f"threshold above 0; it got {params!r:.60}."
+                f"set_gradient_compression got {params!r:.60}. "
+                'Pass {"type": "2bit", "threshold": 0.5}, with a threshold above 0.'
             )
         self.threshold = float(threshold)
-        self._lost: dict[tuple[Key, int], Tensor] = {}
+        self._errors: dict[tuple[Key, int], Tensor] = {}
 
     def pack(self, key: Key, server: int, gradient: Tensor) -> Tensor:
-        """Compress a server's part of a gradient, including the error of the push before."""
-        lost = self._lost.get((key, server))
-        x = gradient.float() if lost is None else gradient.float() + lost
+        """Compress a server's part of a gradient, including the error of the previous push."""
+        error = self._errors.get((key, server))
+        x = gradient.float() if error is None else gradient.float() + error
         codes = (x >= self.threshold).byte() + 2 * (x <= -self.threshold).byte()
-        fours: Tensor = torch.nn.functional.pad(codes, (0, -len(codes) % 4)).view(-1, 4)
-        packed = (fours << _SHIFTS).sum(1, dtype=torch.uint8)
-        self._lost[key, server] = x - unpack(packed, self.threshold, len(x))
+        groups: Tensor = torch.nn.functional.pad(codes, (0, -len(codes) % 4)).view(-1, 4)
+        packed = (groups << _SHIFTS).sum(1, dtype=torch.uint8)
+        self._errors[key, server] = x - unpack(packed, self.threshold, len(x))
         return packed
 
 
 def unpack(packed: Tensor, threshold: float, size: int) -> Tensor:
-    """Return the gradient of ``size`` elements in compressed bytes."""
+    """Decompress a gradient of ``size`` elements."""
     codes = (packed[:, None] >> _SHIFTS) & 3
     return torch.tensor([0, threshold, -threshold, 0])[codes.view(-1)[:size].long()]
 

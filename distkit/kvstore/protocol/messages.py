@@ -18,18 +18,18 @@ from distkit.trace.calls import SILENT
 #: Names a parameter array: a number or a string, as in MXNet.
 Key: TypeAlias = int | str
 
-#: The number of an optimizer's change that applies whenever it arrives.
+#: The ``change`` of a :class:`SetOptimizer` that applies regardless of its order of arrival.
 ALWAYS = -1
 
-#: The first request number of the first replacement of a worker; the second one starts at twice
-#: this. So the number of a request identifies the process that sent it.
+#: The n-th replacement of a worker numbers its requests from n times this, so the number of a
+#: request identifies the process that sent it.
 LIFE = 1 << 40
 
 
 class Message(Struct, array_like=True, tag=True, forbid_unknown_fields=True, eq=False):
-    """The head of every message.
+    """The base class of all messages.
 
-    Do not change a message that was sent; to enforce this would triple the cost of creating one.
+    Do not change a message after sending it; frozen messages would cost three times as much.
 
     ``node`` is the id of the node that sent the request, ``number`` counts its requests.
     """
@@ -44,11 +44,11 @@ class Message(Struct, array_like=True, tag=True, forbid_unknown_fields=True, eq=
 
 
 class Request(Message):
-    """A message from ``node``."""
+    """A message sent by ``node``."""
 
 
 class Answer(Message):
-    """A reply to ``node``."""
+    """A message sent to ``node`` in reply."""
 
 
 # -- to the scheduler -----------------------------------------------------------
@@ -57,8 +57,8 @@ class Answer(Message):
 class Register(Request):
     """Register a node and its endpoint with the scheduler.
 
-    Workers have no endpoint, and servers no ``options``: workers choose these. ``number`` is
-    :data:`LIFE` times the number of earlier processes of this node. ``pid`` is its process.
+    Workers have no endpoint; servers have no ``options``, which workers choose. ``number`` is
+    :data:`LIFE` times the number of earlier processes of this node; ``pid`` is its process id.
     """
 
     endpoint: str
@@ -76,27 +76,27 @@ class Barrier(Request):
 
 
 class Note(Request):
-    """Store a text under a name, or, without a text, read the stored one."""
+    """Store a text under a name, or read the stored text if ``text`` is None."""
 
     name: str
     text: str | None = None
 
 
 class NoteStored(Answer):
-    """The text stored under the name, "" if there is none."""
+    """The text stored under the name; "" if none is stored."""
 
     text: str
 
 
-#: The ``how`` of a worker that has finished regularly.
+#: The ``how`` of a worker that has finished normally.
 FINISHED = "finished"
 
 
 class Departed(Answer):
     """Node ``who`` has ended; ``first`` is the first request number of its replacement.
 
-    Servers receive it for all nodes, workers for servers. If ``how`` is :data:`FINISHED`, ``first``
-    is the number of its last request.
+    Servers receive it for every node, workers only for servers. If ``how`` is :data:`FINISHED`,
+    ``first`` is the number of its last request.
     """
 
     who: int
@@ -105,7 +105,7 @@ class Departed(Answer):
 
 
 class AddressBook(Answer):
-    """All nodes have registered; ``endpoints`` by node id.
+    """The endpoints of all nodes by node id, sent once all have registered.
 
     ``barriers`` counts the barriers that the run has passed.
     """
@@ -154,7 +154,7 @@ class Push(Request):
 
 
 class Pull(Request):
-    """Get the value, as soon as the consistency model allows."""
+    """Get the value as soon as the consistency model allows it."""
 
     key: Key
 
@@ -168,7 +168,7 @@ class SetOptimizer(Request):
 
     ``change`` is 0 for the first optimizer, n for the n-th change, which every worker sends and
     which is ignored after a later change, or :data:`ALWAYS` for a change that one worker sends.
-    ``keys`` are the keys it updates; empty for all keys without an optimizer of their own.
+    ``keys`` are the keys it updates; empty for all keys without a separate optimizer.
     """
 
     name: str
@@ -214,7 +214,7 @@ class Error(Answer):
 
 
 def ended(how: str) -> str:
-    """Return a node's end as the predicate of a sentence.
+    """Return how a node ended, as a phrase for error messages.
 
     >>> ended("its connection was lost")
     'has ended (its connection was lost)'

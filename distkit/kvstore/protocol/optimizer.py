@@ -1,6 +1,6 @@
-"""Optimizers, with which a server or a worker computes the next value of a key from gradients.
+"""Optimizers that compute the next value of a key from gradients, on a server or a worker.
 
-A specification is a name and options of plain data, which is all that a server accepts from a peer.
+A server accepts only a specification from a peer: a name, and options of plain data.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from distkit.kvstore.transport.memory import empty_like
 
 #: MXNet's names of torch's options.
 _ALIASES = {"learning_rate": "lr", "wd": "weight_decay"}
-#: Options of every optimizer, beside those of its class.
+#: Options of every optimizer besides those of its class.
 _COMMON = ("rescale_grad", "multi_precision")
 #: Options of torch that select an implementation.
-_HOW = ("params", "foreach", "fused", "capturable", "differentiable")
+_IMPLEMENTATION_OPTIONS = ("params", "foreach", "fused", "capturable", "differentiable")
 #: Optimizers of torch that need more than the gradient of a part of an array.
-_NOT = ("Optimizer", "LBFGS", "SparseAdam", "Adafactor", "Muon")
+_UNSUPPORTED = ("Optimizer", "LBFGS", "SparseAdam", "Adafactor", "Muon")
 
 
 class _SGD(torch.optim.Optimizer):
@@ -59,18 +59,20 @@ class _SGD(torch.optim.Optimizer):
 _TORCH: dict[str, Any] = {
     name: kind
     for name, kind in vars(torch.optim).items()
-    if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and name not in _NOT
+    if inspect.isclass(kind)
+    and issubclass(kind, torch.optim.Optimizer)
+    and name not in _UNSUPPORTED
 }
 #: By name in lower case: "sgd" is MXNet's.
 _KINDS = {name.lower(): kind for name, kind in _TORCH.items()}
 _KINDS |= {f"torch.optim.{name}": kind for name, kind in _KINDS.items()} | {"sgd": _SGD}
 
 
-def _unknown(given: str) -> KVStoreError:
+def _unsupported(optimizer: str) -> KVStoreError:
     return KVStoreError(
-        f"servers know no optimizer {given}. Give kvstore.SGD(learning_rate=0.1), or a class of "
-        "torch.optim and its options, such as (torch.optim.Adam, lr=0.001). There are: "
-        f"{', '.join(sorted(_TORCH))}."
+        f"servers do not support the optimizer {optimizer}. Use kvstore.SGD(learning_rate=0.1), or "
+        "a class of torch.optim with its options, such as (torch.optim.Adam, lr=0.001). "
+        f"Supported classes: {', '.join(sorted(_TORCH))}."
     )
 
 
@@ -81,10 +83,11 @@ class OptimizerSpec:
     Args:
         name: ``"sgd"`` for MXNet's; ``"adam"`` or ``"torch.optim.Adam"`` for a class of
             ``torch.optim``.
-        options: the optimizer's (``learning_rate`` and ``wd`` are ``lr`` and ``weight_decay``),
-            and two more: ``rescale_grad``, a factor on every gradient (under dist_sync a server
-            *sums* the workers' gradients; 1 / number of workers gives their mean); and
-            ``multi_precision``, to update 16-bit weights in a float32 copy.
+        options: the options of the class (``learning_rate`` and ``wd`` are aliases of ``lr`` and
+            ``weight_decay``), ``rescale_grad`` and ``multi_precision``. ``rescale_grad`` multiplies
+            every gradient: under dist_sync a server *sums* the workers' gradients, and 1 / number
+            of workers yields their mean. ``multi_precision`` updates 16-bit weights in a float32
+            copy.
     """
 
     name: str
@@ -101,17 +104,17 @@ class OptimizerSpec:
             KVStoreError: The name is unknown.
         """
         if self.name.lower() not in _KINDS:
-            raise _unknown(repr(self.name))
+            raise _unsupported(repr(self.name))
         return _KINDS[self.name.lower()]
 
     @property
     def group(self) -> dict[str, Any]:
-        """The options of the class, given or default."""
-        given = {_ALIASES.get(k, k): v for k, v in self.options.items() if k not in _COMMON}
-        return {**_defaults(self.kind), **given}
+        """All options of the class, including defaults."""
+        explicit = {_ALIASES.get(k, k): v for k, v in self.options.items() if k not in _COMMON}
+        return {**_defaults(self.kind), **explicit}
 
     def divided(self, batch_size: float) -> OptimizerSpec:
-        """Return the same optimizer for gradients that are divided by ``batch_size`` first."""
+        """Return the same optimizer with gradients divided by ``batch_size`` first."""
         others = dict(self.options)
         scale = others.pop("rescale_grad", 1) / batch_size
         return OptimizerSpec(self.name, others if scale == 1 else {**others, "rescale_grad": scale})
@@ -126,15 +129,15 @@ class OptimizerSpec:
         try:
             Updater(self, one).update(one, one)
         except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as e:
-            takes = ", ".join([*_defaults(self.kind), *_COMMON])
-            raise KVStoreError(f"optimizer {self}: {e}. It takes {takes}.") from None
+            supported = ", ".join([*_defaults(self.kind), *_COMMON])
+            raise KVStoreError(f"optimizer {self}: {e}. Its options are {supported}.") from None
         return self
 
 
 def SGD(
     learning_rate: float = 0.01, momentum: float = 0.0, wd: float = 0.0, **options: Any
 ) -> OptimizerSpec:
-    """MXNet's stochastic gradient descent with momentum and weight decay.
+    """Return the specification of MXNet's SGD with momentum and weight decay.
 
     ::
 
@@ -144,8 +147,8 @@ def SGD(
 
     Args:
         learning_rate: step size η.
-        momentum: share of the last step that is kept, 0 to 1.
-        wd: weight decay, the L2 penalty's factor.
+        momentum: fraction of the previous step that is kept, 0 to 1.
+        wd: weight decay, the factor of the L2 penalty.
         options: ``rescale_grad``, ``multi_precision``: see :class:`OptimizerSpec`.
 
     Raises:
@@ -167,26 +170,28 @@ class Updater:
     """
 
     def __init__(self, spec: OptimizerSpec, value: Tensor) -> None:
-        wide = spec.options.get("multi_precision") and value.dtype in NARROW
-        self._master = value.float() if wide else None  # the float32 copy of a 16-bit value
+        mixed = spec.options.get("multi_precision") and value.dtype in NARROW
+        self._master = value.float() if mixed else None  # the float32 copy of a 16-bit value
         self._weight = torch.empty_like(value if self._master is None else self._master)
         self._optimizer: torch.optim.Optimizer = spec.kind([self._weight], **spec.group)
         self._in_place, self.spec = spec.kind is not _SGD, spec
 
     def follow(self, spec: OptimizerSpec, value: Tensor) -> Updater:
-        """Return this updater with changed options, or a new one if they need another state."""
-        before, wide = self.spec, "multi_precision"
-        if spec.kind is not before.kind or spec.options.get(wide) != before.options.get(wide):
+        """Return this updater with changed options, or a new one if they need different state."""
+        previous, option = self.spec, "multi_precision"
+        if spec.kind is not previous.kind or spec.options.get(option) != previous.options.get(
+            option
+        ):
             return Updater(spec, value)
         self._optimizer.param_groups[0].update(spec.group)
         self.spec = spec
         return self
 
     def update(self, value: Tensor, gradient: Tensor) -> Tensor:
-        """Return the next value in new memory, so that an answer being sent keeps the last one.
+        """Return the next value in new memory, so that an answer being sent keeps the previous one.
 
         Args:
-            value: the last value.
+            value: the previous value.
             gradient: a gradient of its shape.
         """
         w = value if self._master is None else self._master
@@ -204,83 +209,83 @@ class Updater:
 
 @cache
 def _defaults(kind: Any) -> dict[str, Any]:
-    takes = inspect.signature(kind).parameters.items()
-    return {name: p.default for name, p in takes if name not in _HOW}
+    parameters = inspect.signature(kind).parameters.items()
+    return {name: p.default for name, p in parameters if name not in _IMPLEMENTATION_OPTIONS}
 
 
 # -- sums of gradients ---------------------------------------------------------------
 
-#: Dtypes whose sums are computed in float32, to be rounded once.
+#: Dtypes whose sums are computed in float32 and rounded once.
 NARROW = torch.float16, torch.bfloat16
 
 
 def summed(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of tensors of one dtype, in float32 if that is narrow.
+    """Return the sum of tensors of one dtype, in float32 if the dtype is narrow.
 
-    A single tensor is returned as it is.
+    A single tensor is returned unchanged.
 
     >>> summed([torch.ones(2), torch.ones(2)])
     tensor([2., 2.])
     """
-    first, *rest = tensors
-    if not rest:
+    first, *others = tensors
+    if not others:
         return first
     if first.dtype in NARROW:
-        first, *rest = (t.float() for t in tensors)
-    total: Tensor = torch.add(first, rest[0], out=empty_like(first))
-    for t in rest[1:]:
+        first, *others = (t.float() for t in tensors)
+    total: Tensor = torch.add(first, others[0], out=empty_like(first))
+    for t in others[1:]:
         total += t
     return total
 
 
-# -- optimizers as users pass them --------------------------------------------------
+# -- optimizers passed by users -----------------------------------------------------
 
 
-def spec_of(given: Any, options: Mapping[str, Any] | None = None) -> OptimizerSpec:
+def spec_of(optimizer: Any, options: Mapping[str, Any] | None = None) -> OptimizerSpec:
     """Return the checked specification of a name, or of a class or instance of ``torch.optim``.
 
     Options replace those of an instance or a specification.
 
     Raises:
-        KVStoreError: The optimizer is unknown to servers, or an option is wrong.
+        KVStoreError: Servers do not support the optimizer, or an option is wrong.
     """
     options = dict(options or {})
-    if isinstance(given, torch.optim.Optimizer):
-        (given, _), *more = groups_of(given)
-        if more:
+    if isinstance(optimizer, torch.optim.Optimizer):
+        (optimizer, _), *others = groups_of(optimizer)
+        if others:
             raise KVStoreError(
-                f"an optimizer with {1 + len(more)} groups of parameters: which keys they are is "
-                "not known. Give it to kvstore.Trainer, or call kv.set_optimizer(..., keys=[...]) "
-                "for each group."
+                f"an optimizer with {1 + len(others)} parameter groups: their keys are not known. "
+                "Pass it to kvstore.Trainer, or call kv.set_optimizer(..., keys=[...]) for each "
+                "group."
             )
-    if isinstance(given, OptimizerSpec):
+    if isinstance(optimizer, OptimizerSpec):
         if not options:
-            return given  # checked when it was created
-        given, options = given.name, {**given.options, **options}
-    if isinstance(given, type) and given in _TORCH.values():
-        given = f"torch.optim.{given.__name__}"
-    if not isinstance(given, str):
-        raise _unknown(f"{given!r:.60}")
-    return _as_data(given, options).check()
+            return optimizer  # checked when it was created
+        optimizer, options = optimizer.name, {**optimizer.options, **options}
+    if isinstance(optimizer, type) and optimizer in _TORCH.values():
+        optimizer = f"torch.optim.{optimizer.__name__}"
+    if not isinstance(optimizer, str):
+        raise _unsupported(f"{optimizer!r:.60}")
+    return _as_data(optimizer, options).check()
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> list[tuple[OptimizerSpec, list[Tensor]]]:
     """Return the specification and the parameters of each group of a new optimizer.
 
     Raises:
-        KVStoreError: The optimizer is unknown to servers, or has made steps.
+        KVStoreError: Servers do not support the optimizer, or it has already taken steps.
     """
     name = type(optimizer).__name__
     if _TORCH.get(name) is not type(optimizer):
-        raise _unknown(f"{type(optimizer)!r:.60}")
+        raise _unsupported(f"{type(optimizer)!r:.60}")
     if any(float(state.get("step", 1)) for state in optimizer.state.values()):
         raise KVStoreError(
-            f"torch.optim.{name} has already made steps, and its state would be lost. Give a new "
+            f"torch.optim.{name} has already taken steps, and its state would be lost. Pass a new "
             "one."
         )
-    takes = _defaults(_TORCH[name])
+    options = _defaults(_TORCH[name])
     return [
-        (_as_data(f"torch.optim.{name}", {n: g[n] for n in takes}), g["params"])
+        (_as_data(f"torch.optim.{name}", {n: g[n] for n in options}), g["params"])
         for g in optimizer.param_groups
     ]
 
@@ -293,10 +298,10 @@ def _as_data(name: str, options: Mapping[str, Any]) -> OptimizerSpec:
         plain = to_builtins({_ALIASES.get(k, k): v for k, v in options.items()}, enc_hook=_plain)
     except (TypeError, ValueError, RuntimeError) as e:
         raise KVStoreError(
-            f"optimizer {name!r} with {e}: only numbers and names can be sent to servers."
+            f"optimizer {name!r} with {e}: servers accept only numbers and names as options."
         ) from None
-    given = {k: v for k, v in plain.items() if k not in default or v != default[k]}
-    return OptimizerSpec(name, given)
+    changed = {k: v for k, v in plain.items() if k not in default or v != default[k]}
+    return OptimizerSpec(name, changed)
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Options of a store, on which the workers of a run agree, and the names of stores."""
+"""Options of a store, the same on all workers of a run, and the names of stores."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from distkit._format import count
 from distkit.consistency import Rule, rule_of, synchronous
 from distkit.errors import KVStoreError
 
-#: MXNet's: arrays of this many elements and more are split over all servers.
+#: MXNet's default: arrays with at least this many elements are split over all servers.
 BIGARRAY_BOUND = 1_000_000
 
-#: The modes of a distributed store; with ``_device`` a worker's devices add up on a device.
+#: The modes of a distributed store; ``_device`` adds the gradients of a worker on its device.
 MODES = ("dist_sync", "dist_async", "dist_sync_device", "dist_async_device")
 
-#: The names of all stores, for a message.
+#: The names of all stores, for error messages.
 _STORES = ", ".join(f'"{name}"' for name in ("local", "device", *MODES))
 
 #: Effects of a worker's crash on workers that wait for it.
@@ -29,7 +29,8 @@ class StoreOptions:
     Args:
         mode: one of :data:`MODES`.
         bound: number of elements from which an array is split over all servers.
-        staleness: by how many gradients a worker may run ahead of the slowest; None for any.
+        staleness: number of gradients by which a worker may be ahead of the slowest; None for no
+            limit.
         backup: number of workers that a round does not wait for.
         replication: number of servers that hold each value: 1, or 2 with a backup.
         on_crash: one of :data:`ON_CRASH`.
@@ -49,17 +50,17 @@ class StoreOptions:
     on_crash: str = "halt"
 
     def __post_init__(self) -> None:
-        whole = "bound", "staleness", "backup", "replication"
-        given = {name: getattr(self, name) for name in whole}
-        for name, n in given.items():
+        names = "bound", "staleness", "backup", "replication"
+        numbers = {name: getattr(self, name) for name in names}
+        for name, n in numbers.items():
             if n is not None and type(n) is not int:
                 raise KVStoreError(
-                    f"{name}={n!r}: give a whole number"
-                    f"{', or None for any' * (name == 'staleness')}."
+                    f"{name}={n!r}: expected an integer"
+                    f"{', or None for no limit' * (name == 'staleness')}."
                 )
-        for wrong, what in (
-            (self.bound < 0, f"bigarray_bound={self.bound}: give 0 or more elements."),
-            (self.mode not in MODES, f'there is no "{self.mode}" store. There are: {_STORES}.'),
+        for is_invalid, text in (
+            (self.bound < 0, f"bigarray_bound={self.bound}: expected 0 or more elements."),
+            (self.mode not in MODES, f'unknown store "{self.mode}". Choose from: {_STORES}.'),
             (
                 self.on_crash not in ON_CRASH,
                 f"unknown on_crash={self.on_crash!r}. Choose from: {', '.join(ON_CRASH)}.",
@@ -71,20 +72,20 @@ class StoreOptions:
             ),
             (
                 self.staleness is not None and self.staleness < 0,
-                f"staleness={self.staleness}: staleness must be 0 or more.",
+                f"staleness={self.staleness}: expected 0 or more gradients.",
             ),
             (
                 self.backup and not self.sync,
                 f'backup={self.backup} with "{self.mode}", which has no rounds. Use "dist_sync".',
             ),
-            (self.backup < 0, f"backup={self.backup}: give 0 or more workers."),
+            (self.backup < 0, f"backup={self.backup}: expected 0 or more workers."),
             (
                 self.replication not in (1, 2),
-                f"replication={self.replication}: give 1, or 2 for a backup of each server.",
+                f"replication={self.replication}: use 1, or 2 for a backup of each server.",
             ),
         ):
-            if wrong:
-                raise KVStoreError(what)
+            if is_invalid:
+                raise KVStoreError(text)
 
     @property
     def sync(self) -> bool:
@@ -100,7 +101,7 @@ class StoreOptions:
     def aftermath(self) -> str:
         """The effect of a worker's end on the run.
 
-        Without rounds no worker halts; with backup workers only those that wait for too many.
+        Without rounds no worker halts; with backup workers, only workers that wait for too many.
         """
         halts = self.on_crash == "halt" and self.sync and not self.backup
         return self.on_crash if halts or self.on_crash == "replace" else "continue"
@@ -109,24 +110,24 @@ class StoreOptions:
         """Check that a cluster has enough workers and servers.
 
         Raises:
-            KVStoreError: It has not.
+            KVStoreError: The cluster has too few.
         """
-        for asked, there, what in (
+        for needed, available, option in (
             (self.replication, servers, "replication"),
             (self.backup + 1, workers, "backup"),
         ):
-            if asked > there:
+            if needed > available:
                 raise KVStoreError(
-                    f"{what}={getattr(self, what)} in a cluster of {count(workers, 'worker')} "
+                    f"{option}={getattr(self, option)} in a cluster of {count(workers, 'worker')} "
                     f"and {count(servers, 'server')}: "
-                    f"too few. Use a larger cluster or a smaller {what}."
+                    f"too few. Use a larger cluster or a smaller {option}."
                 )
 
     @property
     def non_default(self) -> dict[str, Any]:
-        """The options that are not the defaults, without the mode."""
-        given = asdict(self).items()
-        return {k: v for k, v in given if k != "mode" and v != getattr(StoreOptions(), k)}
+        """The options that differ from the defaults, without the mode."""
+        options = asdict(self).items()
+        return {k: v for k, v in options if k != "mode" and v != getattr(StoreOptions(), k)}
 
     def __str__(self) -> str:
         parts = (f"{k}={v!r}" for k, v in self.non_default.items())

@@ -21,7 +21,7 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Key
 from distkit.kvstore.protocol.options import BIGARRAY_BOUND
 
-#: The dtypes that can be added up, by name.
+#: The dtypes that can be summed, by name.
 DTYPES = {
     name: getattr(torch, name)
     for name in (
@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
 
 def home(key: Key, servers: int) -> int:
-    """Return the server of a key that is not split; as in MXNet, numbers take turns.
+    """Return the server of a key that is not split; integers are spread evenly, as in MXNet.
 
     >>> [home(key, 2) for key in ("weight", "bias", 3)]
     [1, 0, 1]
@@ -103,7 +103,7 @@ class Layout:
         """Size of such a tensor [bytes]."""
         return self.size * int(DTYPES[self.dtype].itemsize)
 
-    def check(self, what: str, key: Key, shape: Sequence[int], dtype: str) -> None:
+    def check(self, action: str, key: Key, shape: Sequence[int], dtype: str) -> None:
         """Check that a tensor fits the key.
 
         Raises:
@@ -112,7 +112,7 @@ class Layout:
         if shape != self.shape or dtype != self.dtype:
             other = Layout(tuple(shape), dtype)
             raise KVStoreError(
-                f"{what} {key!r} with {other}, but the key was initialised as {self}. "
+                f"{action} {key!r} with {other}, but the key was initialised as {self}. "
                 "The shape and dtype of a key are fixed: use a tensor like the first one, or "
                 "another key."
             )

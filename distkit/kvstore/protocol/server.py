@@ -8,7 +8,7 @@
 
 The consistency model (:mod:`distkit.consistency`) decides when a round is complete and which
 workers a pull waits for. *Synchronous*: all workers compute from the same version and wait for the
-slowest. *Asynchronous*: no worker waits, and gradients are stale. Others lie in between.
+slowest. *Asynchronous*: no worker waits, and gradients are stale. Other models lie in between.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Entry(Struct, eq=False):
         author, number = push.author
         if push.once and push.once[2] > self.floor:
             self.floor = push.once[2]
-            kept = {a: n for a, n in self.accepted.items() if a >= 0 or -1 - a >= self.floor}
-            self.accepted = kept
+            accepted = {a: n for a, n in self.accepted.items() if a >= 0 or -1 - a >= self.floor}
+            self.accepted = accepted
         self.accepted[author] = number
 
     def reply(self, request: Request, value: Tensor | None = None) -> Reply:
@@ -111,15 +111,15 @@ Watch = Callable[[Entry, list[Push]], AbstractContextManager[object]]
 
 
 class KVServer:
-    """A shard of the weights: takes messages, returns answers, does no I/O.
+    """A shard of the weights. It handles messages and returns answers, without I/O.
 
     Args:
         rule: the consistency model.
         workers: the workers whose gradients are applied.
         on_crash: the effect of a worker's crash on workers that wait for it: "halt" returns an
             error, "continue" excludes the crashed worker, "replace" waits for its replacement.
-        must_update: reject gradients while no optimizer is set. Without one the sum of a round
-            *replaces* the value, which is only meaningful if the round includes all workers.
+        must_update: whether to reject gradients while no optimizer is set. Without an optimizer the
+            sum of a round *replaces* the value, which is only meaningful if all workers contribute.
         watch: returns a context manager for each update.
 
     >>> import torch
@@ -148,10 +148,12 @@ class KVServer:
         self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
         self.members = set(workers)  # workers whose gradients are required
         self.gone: dict[int, str] = {}  # workers that have ended, and how
-        self.at_barrier: set[int] = set()  # workers whose gradients are not required meanwhile
+        self.at_barrier: set[int] = (
+            set()
+        )  # workers whose gradients are not required until they leave
         #: By ended worker: the first request number of its replacement.
         self.firsts: dict[int, int] = {}
-        #: By key; None for all keys without an optimizer of their own.
+        #: By key; None for all keys without a separate optimizer.
         self.optimizers: dict[Key | None, OptimizerSpec] = {}
         self._changes: Counter[Key | None] = Counter()  # number of changes of each optimizer
         self.entries: dict[Key, Entry] = {}
@@ -179,12 +181,12 @@ class KVServer:
                     return self._set_optimizer(request)
                 case Assign():
                     return [self._assign(request)]
-            raise KVStoreError(f"a server has no answer to {type(request).__name__}.")
-        except KVStoreError as refusal:
-            return [error(request, refusal)]
+            raise KVStoreError(f"a server cannot handle {type(request).__name__}.")
+        except KVStoreError as e:
+            return [error(request, e)]
 
     def _init(self, init: Init) -> list[Answer]:
-        """Set the value given by the first worker; other inits wait for it, and check its shape."""
+        """Set the value sent by the first worker; other inits wait for it and check its shape."""
         entry = self.entries.get(init.key)
         if entry is None:
             if init.value is None:
@@ -237,8 +239,8 @@ class KVServer:
     def _apply(self, entry: Entry, gradient: Tensor) -> None:
         """Update the value with a sum of gradients, which may have a wider dtype."""
         if (spec := self._optimizer(entry.key)) is None:
-            fits = gradient.dtype is entry.value.dtype
-            entry.value = gradient if fits else gradient.to(entry.value.dtype)
+            same_dtype = gradient.dtype is entry.value.dtype
+            entry.value = gradient if same_dtype else gradient.to(entry.value.dtype)
             return
         updater = entry.updater or Updater(spec, entry.value)
         if updater.spec is not spec:
@@ -262,8 +264,8 @@ class KVServer:
             missed = self._missing_workers(entry, awaited)
             if missed or not awaited:
                 del entry.waiting[name]
-                refused = error(pull, self._halted(pull, missed)) if missed else None
-                answers.append(refused or entry.reply(pull, entry.value))
+                failure = error(pull, self._halted(pull, missed)) if missed else None
+                answers.append(failure or entry.reply(pull, entry.value))
         return answers
 
     # -- workers that leave and join --------------------------------------------
@@ -271,7 +273,7 @@ class KVServer:
     def leave(self, worker: int, how: str, first: int) -> list[Answer]:
         """Handle the end of a worker; return answers to requests that waited for it.
 
-        ``first`` is the first request number of its replacement; earlier requests are its own.
+        ``first`` is the first request number of its replacement.
         """
         if first <= self.firsts.get(worker, 0):
             return []
@@ -293,7 +295,7 @@ class KVServer:
         return [error(i, text.format(i.key, giver, ended(self.gone[giver]))) for i in failed]
 
     def finish(self, worker: int, last: int) -> list[Answer]:
-        """Handle the regular end of a worker after this request.
+        """Handle the normal end of a worker after request number ``last``.
 
         A replacement may still make pushes, so it must not wait for workers that have finished.
         """
@@ -347,16 +349,18 @@ class KVServer:
 
     def _set_optimizer(self, request: SetOptimizer) -> list[Answer]:
         spec, keys = OptimizerSpec(request.name, request.options).check(), request.keys or (None,)
-        known = {} if request.change else self.optimizers
+        current = {} if request.change else self.optimizers
         replaces = request.node in self.firsts  # a replacement may not know of a change
-        now = [k for k in keys if not 0 <= request.change < self._changes[k]]
-        if other := [known[k] for k in now if known.get(k, spec) != spec and not replaces]:
+        applicable = [k for k in keys if not 0 <= request.change < self._changes[k]]
+        if conflicts := [
+            current[k] for k in applicable if current.get(k, spec) != spec and not replaces
+        ]:
             raise KVStoreError(
-                f"set_optimizer with {spec}, but the servers have {other[0]}. "
-                "Give the same on every worker, once per run."
+                f"set_optimizer with {spec}, but the servers have {conflicts[0]}. "
+                "Set the same optimizer on every worker, once per run."
             )
-        self.optimizers |= {k: spec for k in now if k not in known}
-        self._changes |= Counter(dict.fromkeys(now, request.change))
+        self.optimizers |= {k: spec for k in applicable if k not in current}
+        self._changes |= Counter(dict.fromkeys(applicable, request.change))
         return [Reply(request.node, request.number)]
 
     def _assign(self, request: Assign) -> Reply:
@@ -367,16 +371,16 @@ class KVServer:
 
     # -- validation -------------------------------------------------------------
 
-    def _entry(self, what: str, key: Key) -> Entry:
+    def _entry(self, action: str, key: Key) -> Entry:
         if key not in self.entries:
             raise KVStoreError(
-                f"{what} {key!r}, a key that this run has not initialised. "
+                f"{action} {key!r}, a key that this run has not initialised. "
                 f"Call kv.init({key!r}, value) on every worker first."
             )
         return self.entries[key]
 
     def _validate(self, push: Push, entry: Entry) -> Push:
-        """Reject a push that cannot be applied; accepted gradients are applied exactly once."""
+        """Return a push, decompressed; reject it if it cannot be applied."""
         if push.threshold:
             value = unpack(push.value, push.threshold, entry.value.numel())
             push = replace(push, value=value.to(entry.value.dtype))
@@ -395,10 +399,10 @@ class KVServer:
             )
         return push
 
-    def _check(self, what: str, entry: Entry, shape: tuple[int, ...], value: Tensor) -> None:
-        entry.layout.check(what, entry.key, shape, dtype_name(value))
+    def _check(self, action: str, entry: Entry, shape: tuple[int, ...], value: Tensor) -> None:
+        entry.layout.check(action, entry.key, shape, dtype_name(value))
         if value.shape != entry.value.shape:
             raise KVStoreError(
-                f"{what} {entry.key!r} with {value.numel()} elements, but this server's part has "
+                f"{action} {entry.key!r} with {value.numel()} elements, but this server's part has "
                 f"{entry.value.numel()}."
             )

@@ -23,7 +23,7 @@ from distkit.kvstore.transport.memory import LARGE, Exchange, over
 
 Frame: TypeAlias = "bytes | memoryview"
 
-#: Every message type that is sent.
+#: All types of messages that are sent.
 _AnyMessage = (
     messages.Register
     | messages.Barrier
@@ -46,7 +46,7 @@ _AnyMessage = (
 class Batch(NamedTuple):
     """Messages that are sent together: the content of a header.
 
-    ``to`` is the server addressed, although its backup may answer; ``back`` lists the returned
+    ``to`` is the addressed server, although its backup may answer; ``back`` lists the returned
     loans (:mod:`.memory`).
     """
 
@@ -61,7 +61,7 @@ def encode(*messages: Message, exchange: Exchange | None = None, to: int = 0) ->
     Args:
         messages: the messages to one node.
         exchange: lends tensors to that node; None to send all of them.
-        to: the server addressed.
+        to: the addressed server.
 
     >>> encode(messages.Pull(1, 2, "w"))
     [b'\x93\x00\x90\x91\x94\xa4Pull\x01\x02\xa1w']
@@ -70,9 +70,9 @@ def encode(*messages: Message, exchange: Exchange | None = None, to: int = 0) ->
 
     def enclose(tensor: Any) -> list[Any]:
         name = dtype_name(tensor)
-        where = None if exchange is None else exchange.lend(tensor)
-        if where is not None:
-            return [name, *where]
+        address = None if exchange is None else exchange.lend(tensor)
+        if address is not None:
+            return [name, *address]
         if tensor.nbytes < LARGE:
             return [name, _buffer(tensor)]
         large.append(_buffer(tensor))
@@ -97,11 +97,11 @@ def decode(frames: Sequence[Frame], exchange: Exchange | None = None) -> Batch:
         _reader.exchange = exchange
         batch: Batch = _reader.decoder.decode(header)
         if _reader.large:
-            raise ValueError("more frames than the header has tensors for")
+            raise ValueError("more frames than tensors in the header")
     except _MALFORMED as e:
         raise KVStoreError(
-            f"a message that is not distkit's: {type(e).__name__}: {e}. "
-            "Let only nodes of one cluster, with one version of distkit, use its folder."
+            f"malformed message: {type(e).__name__}: {e}. "
+            "Only nodes of one cluster, with one version of distkit, may use its folder."
         ) from None
     finally:
         _reader.large, _reader.exchange = [], None
@@ -124,23 +124,23 @@ _MALFORMED = (
 
 
 class _Reader(threading.local):
-    """A thread's decoder, with the large tensors of the frames that it decodes."""
+    """The decoder of a thread, with the large tensors of the frames that it decodes."""
 
     def __init__(self) -> None:
         self.large: list[Frame] = []
         self.exchange: Exchange | None = None
         self.decoder = Decoder(Batch, dec_hook=self._tensor)
 
-    def _tensor(self, kind: type, told: Any) -> Tensor:
+    def _tensor(self, kind: type, encoded: Any) -> Tensor:
         """Return a tensor from the header, the next large frame, or borrowed memory."""
-        name, *where = told
-        dtype, data = DTYPES[name], where[0] if where else None
+        name, *address = encoded
+        dtype, data = DTYPES[name], address[0] if address else None
         if data is None:
             data = self.large.pop(0)
         elif type(data) is not bytes:
-            if self.exchange is None or {*map(type, where)} != {int}:
-                raise ValueError(f"a tensor at the invalid address {where!r:.40}")
-            data = self.exchange.borrow(where)
+            if self.exchange is None or {*map(type, address)} != {int}:
+                raise ValueError(f"a tensor at the invalid address {address!r:.40}")
+            data = self.exchange.borrow(address)
         tensor = over(data, dtype)
         aligned = tensor.data_ptr() % dtype.itemsize == 0  # frames may be unaligned
         return tensor if aligned else tensor.clone()
@@ -151,5 +151,5 @@ _reader = _Reader()
 
 def _buffer(tensor: Tensor) -> Frame:
     """Return the memory of a flat, contiguous CPU tensor."""
-    array: Any = tensor.view(torch.uint8).numpy()  # there is no bfloat16 in NumPy
+    array: Any = tensor.view(torch.uint8).numpy()  # NumPy has no bfloat16
     return memoryview(array)

@@ -1,4 +1,4 @@
-"""Links to server nodes: a ZeroMQ DEALER for each, or a function call."""
+"""Links to server nodes, over a ZeroMQ DEALER each or by a function call."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from distkit.kvstore.transport.memory import Exchange, MemoryGone
 from distkit.kvstore.transport.recording import updating
 from distkit.kvstore.transport.sockets import ConnectionMonitor, open_socket, receive
 
-#: A batch without a message: its sender closes the connection, and has not crashed.
+#: A batch without messages: its sender closes the connection and has not crashed.
 GOODBYE = encode()
 
 
 @dataclass
 class _Connection:
-    """A connection to a server node: its socket, and the shared memory of both ends."""
+    """The socket of a connection to a server node, and the shared memory of both ends."""
 
     socket: Any
     ends: ConnectionMonitor
     exchange: Exchange
 
     def receive(self) -> Iterator[Message]:
-        """Yield the messages that have arrived, except those whose shared memory has gone.
+        """Yield the messages that have arrived, except those whose shared memory is gone.
 
         Raises:
             KVStoreError: the memory of a live process cannot be opened.
@@ -45,24 +45,24 @@ class ZmqLink:
     """Connections to nodes that answer.
 
     Args:
-        keys: the cluster's, see :func:`.sockets.open_socket`.
-        route: from here to a node, given its endpoint, see :meth:`.Node.way`.
+        keys: the keys of the cluster, see :func:`.sockets.open_socket`.
+        route: returns the route to a node, given its endpoint; see :meth:`.Node.way`.
     """
 
     def __init__(
         self, keys: tuple[str, str] | None = None, route: Callable[[str], str] = str
     ) -> None:
         self.context: Any = zmq.Context()
-        #: Of what :meth:`wait` waits for.
+        #: Polls the sockets that :meth:`wait` waits for.
         self.poller = zmq.Poller()
         self._keys, self._route = keys, route
         self._connections: dict[int, _Connection] = {}
         self._changes: list[tuple[int, str | None]] = []
 
     def connect(self, node: int, endpoint: str, heartbeat_timeout: float = 0.0) -> None:
-        """Connect to a node, which may come up later.
+        """Connect to a node, which may start later.
 
-        Memory is lent to nodes of this host alone: not to one at the other end of TCP.
+        Memory is lent only to nodes of this host, never over TCP.
         """
         route = self._route(endpoint)
         sock = open_socket(self.context, zmq.DEALER, self._keys, heartbeat_timeout)
@@ -88,7 +88,9 @@ class ZmqLink:
         """
         if node in self._connections:
             frames = encode(*messages, exchange=self._connections[node].exchange, to=to)
-            self._connections[node].socket.send_multipart(frames, copy=False)  # but for small ones
+            self._connections[node].socket.send_multipart(
+                frames, copy=False
+            )  # pyzmq copies small ones
 
     def wait(self) -> Collection[Any]:
         """Wait until a registered socket is readable, and return the readable sockets."""
@@ -105,12 +107,12 @@ class ZmqLink:
         return [m for connection in self._connections.values() for m in connection.receive()]
 
     def changes(self) -> list[tuple[int, str | None]]:
-        """Return, once, the nodes whose connections ended and how (None: restored)."""
-        found, self._changes = self._changes, []
-        return found
+        """Return new changes: a node, and how its connection ended (None: it was restored)."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def close(self) -> None:
-        """Close all connections at once; unsent messages are lost."""
+        """Close all connections immediately; unsent messages are lost."""
         for connection in self._connections.values():
             connection.ends.close(connection.socket, GOODBYE)
         self._connections.clear()
@@ -125,21 +127,21 @@ class LocalLink:
         self._answers: list[Message] = []
 
     def send(self, node: int, requests: Sequence[Request], to: int) -> None:
-        """Handle requests at once."""
+        """Handle requests immediately."""
         for request in requests:
             self._answers += self._server.handle(request)
 
     def receive(self, *, wait: bool) -> list[Message]:
-        """Return the answers to the requests sent since."""
+        """Return the answers to the requests sent since the last call."""
         answers, self._answers = self._answers, []
         return answers
 
     def changes(self) -> list[tuple[int, str | None]]:
-        """Return no changes: there are no connections."""
+        """Return no changes, because there are no connections."""
         return []
 
     def disconnect(self, node: int) -> None:
-        """Do nothing: there are no connections."""
+        """Do nothing, because there are no connections."""
 
     def close(self) -> None:
-        """Do nothing: there are no connections."""
+        """Do nothing, because there are no connections."""

@@ -39,13 +39,13 @@ _SIZE = 1 << 38
 
 
 class MemoryGone(KVStoreError):
-    """The memory of a tensor belonged to a process that has ended."""
+    """Raised for a tensor in the memory of a process that has ended."""
 
 
 class Pool:
-    """Shared memory of this process: a file without a name.
+    """Shared memory of this process, in an anonymous file.
 
-    ``used`` is the number of bytes from its beginning that were ever in use.
+    ``used`` is the number of bytes from the start of the file that were ever in use.
 
     >>> pool = Pool()
     >>> x = pool.empty(100_000, torch.float32)
@@ -72,14 +72,14 @@ class Pool:
             self.used += block
         start = free.pop()
         view = memoryview(self._memory)[start : start + nbytes]
-        # only the tensor's storage references the view: the block is free once that is freed
+        # only the tensor's storage references the view, so the block is free when that is freed
         weakref.finalize(view, free.append, start).atexit = False
         return over(view, dtype)
 
     def place(self, tensor: Tensor) -> list[int]:
         """Return the address of a tensor: process, file, inode, first byte and number of bytes.
 
-        The first byte of a tensor of other memory is not in the file.
+        For a tensor in other memory, the first byte is outside the file.
         """
         start = tensor.data_ptr() - self._begin
         return [os.getpid(), self._file, self._inode, start, tensor.nbytes]
@@ -114,55 +114,57 @@ class Exchange:
         return [*self._pool.place(tensor), number]
 
     def take_back(self, numbers: list[int]) -> None:
-        """Handle the return of these loans."""
+        """Release the tensors of loans that the peer has returned."""
         for number in numbers:
             self._lent.pop(number, None)
 
-    def borrow(self, where: list[int]) -> memoryview:
+    def borrow(self, address: list[int]) -> memoryview:
         """Return the bytes of a tensor at an address from the peer's :meth:`lend`.
 
         Raises:
             MemoryGone: The peer has ended.
             KVStoreError: The memory cannot be opened.
-            ValueError: There is no such memory, or it is smaller.
+            ValueError: The memory does not exist, or is too small.
         """
-        pid, file, inode, start, nbytes, number = where
+        pid, file, inode, start, nbytes, number = address
         memory = self._map(pid, file, inode)
         if not 0 <= start <= start + nbytes <= len(memory):
-            raise ValueError(f"{nbytes} bytes from {start} on in memory of {len(memory)} bytes")
+            raise ValueError(f"{nbytes} bytes at offset {start} in memory of {len(memory)} bytes")
         self._pool = self._pool or _pool  # a peer that lends is on this host
         view = memoryview(memory)[start : start + nbytes]
         weakref.finalize(view, self._given_up.append, number).atexit = False
         return view
 
     def given_up(self) -> list[int]:
-        """Return, once, the numbers of the loans that are not needed any more."""
+        """Return the numbers of loans that are no longer needed, each number once."""
         numbers = self._given_up.copy()
         del self._given_up[: len(numbers)]
         return numbers
 
-    def _map(self, *place: int) -> mmap.mmap:
-        if place not in self._maps:
+    def _map(self, *address: int) -> mmap.mmap:
+        if address not in self._maps:
             try:
-                self._maps[place] = _mapped(*place)
+                self._maps[address] = _mapped(*address)
             except OSError as e:
-                if not outlives_connection(place[0]):
-                    raise MemoryGone(f"process {place[0]} has ended, with its memory") from None
+                if not outlives_connection(address[0]):
+                    raise MemoryGone(
+                        f"process {address[0]} has ended, and its memory is gone"
+                    ) from None
                 raise KVStoreError(
-                    f"the memory of process {place[0]} cannot be opened: {e}. Run all nodes of a "
-                    "cluster as one user, where /proc shows them to each other."
+                    f"the memory of process {address[0]} cannot be opened: {e}. Run all nodes of a "
+                    "cluster as one user, visible to each other in /proc."
                 ) from None
-        return self._maps[place]
+        return self._maps[address]
 
 
 def _mapped(pid: int, number: int, inode: int) -> mmap.mmap:
-    """Map a file of another process, after checking that it is the sealed memory expected."""
+    """Map a file of another process, after checking that it is the expected sealed memory."""
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     file = os.open(f"/proc/{pid}/fd/{number}", flags)
     try:
         sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS == _SEALS
         if not sealed or os.fstat(file).st_ino != inode:
-            raise ValueError(f"file {number} of process {pid} is not the sealed memory expected")
+            raise ValueError(f"file {number} of process {pid} is not the expected sealed memory")
         return mmap.mmap(file, 0)
     finally:
         os.close(file)
@@ -172,7 +174,7 @@ def over(view: Any, dtype: torch.dtype) -> Tensor:
     """Return a flat tensor over these bytes, without copying them.
 
     Raises:
-        ValueError: The bytes are no whole number of elements.
+        ValueError: The size is not a multiple of the element size.
     """
     if not len(view):
         return torch.empty(0, dtype=dtype)
@@ -190,16 +192,16 @@ _pool: Pool | None = None
 
 
 def shared() -> Pool | None:
-    """Return this process's pool, which :func:`empty` uses from then on; None without support."""
+    """Return this process's pool, which :func:`empty` then uses; None if not supported."""
     global _pool
     if _pool is None and sys.platform == "linux":
-        with suppress(OSError):  # the limit of address space may be lower
+        with suppress(OSError):  # the address space may be limited
             _pool = Pool()
     return _pool
 
 
 def empty(size: int, dtype: torch.dtype) -> Tensor:
-    """Return a flat tensor of ``size`` elements, in the pool if there is one and it is large."""
+    """Return a flat tensor of ``size`` elements; a large one is in the pool, if there is one."""
     if _pool is None or size * dtype.itemsize < LARGE:
         return torch.empty(size, dtype=dtype)
     return _pool.empty(size, dtype)
@@ -213,7 +215,7 @@ def empty_like(tensor: Tensor) -> Tensor:
 
 
 def _forget() -> None:
-    """Use no pool after a fork: the memory is the parent's."""
+    """Drop the pool after a fork, because its memory is the parent's."""
     global _pool
     _pool = None
 

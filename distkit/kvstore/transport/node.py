@@ -12,17 +12,17 @@ class Node:
 
     Args:
         role: "worker", "server" or "scheduler".
-        index: its number within the role, from 0.
+        index: its number within its role, from 0.
         workers: number of workers, W.
         servers: number of servers, S.
-        folder: shared by the nodes of one cluster, and readable by its user only (0700), which
+        folder: shared by the nodes of one cluster, and readable only by its user (0700), which
             protects the sockets in it.
-        keys: public and secret key of the run (CurveZMQ); None to rely on the folder alone.
+        keys: public and secret key of the run (CurveZMQ); None to rely on the folder's permissions.
         life: number of earlier processes of this node.
         heartbeat_timeout: a node counts as dead if its heartbeats are missing for this long [s],
-            never before half of it. ZeroMQ's own thread sends them, so a process that computes
-            sends them whatever lock it holds.
-        address: with several hosts, the address of this host's interface to the others.
+            never before half of it. ZeroMQ's own thread sends them, even while the process
+            computes and holds a lock.
+        address: the address of this host's interface to the other hosts, if there are any.
         scheduler_endpoint: the scheduler's endpoint, if it is on another host.
 
     >>> Node("server", 1, workers=4, servers=2, folder="f").id
@@ -79,7 +79,7 @@ class Node:
         >>> node.way("tcp://10.0.0.2:4711 ipc:///tmp/of-another-host/kv4")
         'tcp://10.0.0.2:4711'
         """
-        far, _, near = endpoint.partition(" ")
-        if not far.startswith("tcp://"):  # all nodes are on one host
+        remote, _, local = endpoint.partition(" ")
+        if not remote.startswith("tcp://"):  # all nodes are on one host
             return endpoint
-        return near if Path(near.removeprefix("ipc://")).parent == Path(self.folder) else far
+        return local if Path(local.removeprefix("ipc://")).parent == Path(self.folder) else remote

@@ -1,7 +1,7 @@
-"""Records the requests of the parameter server, if the run is recorded.
+"""Records requests to the parameter server if the run is recorded.
 
-In a stepped run a worker also waits here before it sends a request. A request is one operation at
-the node that sends it (``push`` …), and a ``recv`` and a ``send`` at the node that answers. All
+In a stepped run a worker also waits here before it sends a request. A request is one operation on
+the node that sends it (``push`` …), and a ``recv`` and a ``send`` on the node that answers. All
 three share a ``match``, from which a trace draws two arrows.
 """
 
@@ -48,7 +48,7 @@ _OPS = {**_MESSAGES, Barrier: Op.BARRIER}
 gates = tap.before
 
 #: Maximum number of keys that a step names.
-_NAMED = 4
+_MAX_NAMED = 4
 
 
 class Step(NamedTuple):
@@ -63,17 +63,17 @@ class Step(NamedTuple):
     @classmethod
     def of(cls, keys: Sequence[Key], nbytes: int = 0) -> Step:
         """Return a step for a call with these keys."""
-        few = keys if len(keys) <= _NAMED else (*keys[: _NAMED - 1], "…", keys[-1])
-        return cls({"keys": tuple(few)} if len(few) > 1 else (), nbytes)
+        names = keys if len(keys) <= _MAX_NAMED else (*keys[: _MAX_NAMED - 1], "…", keys[-1])
+        return cls({"keys": tuple(names)} if len(names) > 1 else (), nbytes)
 
 
 class Asking:
-    """One request, until its answer, as an operation of the node that sends it.
+    """Records one request, until its answer, as an operation of the node that sends it.
 
     Args:
         request: the request.
-        peer: id of the node that it is sent to; None if it is this process.
-        step: the call of which it is the first request, if that has gates to pass.
+        peer: id of the node that receives it; None for this process.
+        step: the user's call that starts with this request, if it must pass gates.
     """
 
     __slots__ = ("_rec", "done", "fields", "op", "seq")
@@ -87,14 +87,14 @@ class Asking:
         facts, tensor, match = _facts(request), _tensor(request), request.match
         if isinstance(request, Barrier):
             peer, match = None, f"kv:barrier:{request.nth}"
-        where, called = recorder.user_line(), time.monotonic()
-        values, begins = _values(rec, tensor), Step() if step is None else step
-        self.fields = _fields(peer, tensor, facts, match, where)
-        scheduled = _fields(peer, tensor, begins.facts or facts, match, where)
-        seen = values if step is not None and rec.stepped else None
-        rec.put(self.seq, op, State.SCHEDULED, called, scheduled, seen)
-        for pass_by in gates if step is not None else ():
-            pass_by(op, begins.nbytes)
+        line, called_at = recorder.user_line(), time.monotonic()
+        values, call = _values(rec, tensor), Step() if step is None else step
+        self.fields = _fields(peer, tensor, facts, match, line)
+        scheduled = _fields(peer, tensor, call.facts or facts, match, line)
+        shown = values if step is not None and rec.stepped else None
+        rec.put(self.seq, op, State.SCHEDULED, called_at, scheduled, shown)
+        for gate in gates if step is not None else ():
+            gate(op, call.nbytes)
         rec.put(self.seq, op, State.STARTED, time.monotonic(), self.fields, values)
 
     def answered(self, answer: Answer, *, clock: bool = False) -> None:
@@ -105,7 +105,7 @@ class Asking:
         self._end(State.COMPLETED, _tensor(answer))
 
     def failed(self) -> None:
-        """Record that it was rejected or abandoned."""
+        """Record that the request was rejected or abandoned."""
         self._end(State.FAILED)
 
     def _end(self, state: State, tensor: Tensor | None = None) -> None:
@@ -123,8 +123,8 @@ class Asking:
 def begin_wait(askings: Iterable[Asking]) -> Recorder | None:
     """Report that this thread waits for the answers, until ``end_wait()``."""
     rec = recorder.current()
-    if rec is not None and (noted := [a for a in askings if a._rec is not None]):
-        rec.begin_wait(*noted)
+    if rec is not None and (recorded := [a for a in askings if a._rec is not None]):
+        rec.begin_wait(*recorded)
     return rec
 
 
@@ -138,7 +138,7 @@ class Answering:
     """Records requests and answers as messages of the node that answers."""
 
     def __init__(self) -> None:
-        self._open: dict[str, dict[str, Any]] = {}  # facts of the requests not answered yet
+        self._open: dict[str, dict[str, Any]] = {}  # facts of unanswered requests
 
     def arrived(self, request: Request) -> None:
         """Record the arrival of a request."""
@@ -154,18 +154,18 @@ class Answering:
             return
         if isinstance(answer, Error):
             facts = {**facts, "refused": True}
-        if late := getattr(answer, "dropped", 0):  # gradients that came too late for their round
+        if late := getattr(answer, "dropped", 0):  # gradients that arrived too late for their round
             facts = {**facts, "dropped": late}
         _note(rec, Op.SEND, State.STARTED, answer, facts, last=False)
 
 
 def _note(
-    rec: Recorder, op: Op, begins: State, message: Message, facts: Facts, *, last: bool
+    rec: Recorder, op: Op, first: State, message: Message, facts: Facts, *, last: bool
 ) -> None:
-    """Record both events of a message, with its values in the last or the first."""
+    """Record both events of a message, with its values in the last or the first one."""
     seq, tensor = rec.next_seq(), _tensor(message)
     fields, values = _fields(message.node, tensor, facts, message.match), _values(rec, tensor)
-    rec.put(seq, op, begins, time.monotonic(), fields, None if last else values)
+    rec.put(seq, op, first, time.monotonic(), fields, None if last else values)
     rec.put(seq, op, State.COMPLETED, time.monotonic(), fields, values if last else None)
 
 
@@ -173,13 +173,13 @@ def _note(
 def updating(entry: Entry, pushes: Sequence[Push], server: int | None = None) -> Iterator[None]:
     """Record an update as a marked span, with the weights before and after.
 
-    It names the workers whose gradients it applies, and how ``late`` each is: the number of updates
-    between the worker's pull and this one.
+    The span names the workers whose gradients it applies, and how ``late`` each gradient is: the
+    number of updates between the worker's pull and this one.
 
     Args:
         entry: the key that is updated.
         pushes: the gradients.
-        server: the server that this process replaces, if any; the span's peer.
+        server: the server that this process replaces, if any; it is the span's peer.
     """
     rec = recorder.current()
     if rec is None:
@@ -201,13 +201,13 @@ def updating(entry: Entry, pushes: Sequence[Push], server: int | None = None) ->
 
 
 def _facts(request: Request) -> dict[str, Any]:
-    """Return the attributes of a request; for a registration the options that affect waiting."""
+    """Return the attributes of a request; for a registration, the options that affect waiting."""
     if isinstance(request, SetOptimizer):
         return {"optimizer": request.name}
     if isinstance(request, Register) and request.options is not None:
-        given = request.options.non_default.items()
-        others = {k: v for k, v in given if k not in ("bound", "replication")}
-        return {"mode": request.options.mode, **others}
+        options = request.options.non_default.items()
+        facts = {k: v for k, v in options if k not in ("bound", "replication")}
+        return {"mode": request.options.mode, **facts}
     return {"key": request.key} if isinstance(request, (Init, Push, Pull)) else {}
 
 
@@ -220,10 +220,10 @@ def _values(rec: Recorder, tensor: Tensor | None) -> Any:
 
 
 def _fields(
-    peer: int | None, tensor: Tensor | None, facts: Facts, match: str | None, where: str = ""
+    peer: int | None, tensor: Tensor | None, facts: Facts, match: str | None, line: str = ""
 ) -> tuple[Any, ...]:
     """Return an event's fields, see :meth:`.Recorder.put`."""
     layout: tuple[int, tuple[int, ...], str] = 0, (), ""
     if tensor is not None:
         layout = tensor.nbytes, tuple(tensor.shape), dtype_name(tensor)
-    return peer, WORLD, *layout, None, where, facts, match
+    return peer, WORLD, *layout, None, line, facts, match

@@ -1,4 +1,4 @@
-"""The scheduler: sends every node the address book when all have registered."""
+"""The scheduler, which sends every node the address book when all have registered."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNSOLICITED = -1
 
 
 class Scheduler:
-    """Registration and barriers of one run: takes messages, returns answers, does no I/O.
+    """Handles the registration and the barriers of one run, without I/O.
 
     Node ids are 0 to W−1 for workers, W to W+S−1 for servers.
 
@@ -56,10 +56,10 @@ class Scheduler:
     ) -> None:
         self.workers, self.servers, self.lost, self.on_begin = workers, servers, lost, on_begin
         self.begun = False  # whether all nodes have the address book
-        self.options: StoreOptions | None = None  # as given by the first worker
+        self.options: StoreOptions | None = None  # chosen by the first worker
         self.present: dict[int, Register] = {}  # nodes that have registered and not ended
         self.gone: dict[int, str] = {}  # how a node has ended, until it is replaced
-        self.finished: set[int] = set()  # workers that have ended regularly
+        self.finished: set[int] = set()  # workers that have finished normally
         self.at_barrier: dict[int, Barrier] = {}
         self.barriers = 0  # number of barriers passed
         self._lives: Counter[int] = Counter()  # number of times that each node has ended
@@ -76,9 +76,9 @@ class Scheduler:
                     return self._release_barrier()
                 case Note():
                     return [self._note(request)]
-            raise KVStoreError(f"the scheduler has no answer to {type(request).__name__}.")
-        except KVStoreError as refusal:
-            return [error(request, refusal)]
+            raise KVStoreError(f"the scheduler cannot handle {type(request).__name__}.")
+        except KVStoreError as e:
+            return [error(request, e)]
 
     # -- registration -----------------------------------------------------------
 
@@ -101,10 +101,10 @@ class Scheduler:
         """Send the address book once all nodes are present; fail if that is impossible."""
         dead = [n for n in self.gone if n < self.workers]
         if dead and self._on_worker_end == "halt":
-            text = self._missing("the beginning", dead)
+            text = self._missing("the start", dead)
             return [error(self.present.pop(n), text) for n in self._active_workers()]
-        wanted = self.workers - len(dead) * (self._on_worker_end == "continue") + self.servers
-        if self.options is None or len(self.present) < wanted:
+        expected = self.workers - len(dead) * (self._on_worker_end == "continue") + self.servers
+        if self.options is None or len(self.present) < expected:
             return []
         self.begun = True
         self.on_begin()
@@ -114,7 +114,7 @@ class Scheduler:
         others = [n for n in self._active_workers() if n != register.node]
         if others and register.options != self.options:
             raise KVStoreError(
-                f"worker {register.node} asks for {register.options}, but worker {others[0]} for "
+                f"worker {register.node} requests {register.options}, but worker {others[0]} "
                 f"{self.options}. Create the same store on every worker."
             )
         self.options = register.options
@@ -131,7 +131,7 @@ class Scheduler:
     # -- barrier ----------------------------------------------------------------
 
     def _release_barrier(self) -> list[Answer]:
-        """Release the barrier once all workers are there; fail if that is impossible."""
+        """Release the barrier once all workers have arrived; fail if that is impossible."""
         waiting = [self.at_barrier[n] for n in sorted(self.at_barrier)]
         dead = {n for n in self.gone if n < self.workers}
         if dead and self._on_worker_end == "halt":
@@ -177,7 +177,7 @@ class Scheduler:
         return [*notices, *(self._release_barrier() if self.begun else self._begin_if_complete())]
 
     def finish(self, node: int, last: int) -> list[Answer]:
-        """Handle the regular end of a node; barriers no longer wait for it."""
+        """Handle the normal end of a node, for which barriers no longer wait."""
         if node not in self.present:
             return []
         self.finished.add(node)
@@ -188,9 +188,9 @@ class Scheduler:
         """The effect of a worker's end on the others."""
         return "" if self.options is None else self.options.aftermath
 
-    def _missing(self, what: str, workers: Collection[int]) -> str:
+    def _missing(self, event: str, workers: Collection[int]) -> str:
         names = joined([f"worker {n}, which {ended(self.gone[n])}" for n in sorted(workers)])
         return (
-            f"{what} waits for {names}. To continue with the others, create the store with "
+            f"{event} waits for {names}. To continue with the others, create the store with "
             'on_crash="continue"; to replace it, with on_crash="replace".'
         )

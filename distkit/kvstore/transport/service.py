@@ -47,7 +47,7 @@ from distkit.trace.calls import silence
 
 @dataclass
 class Peer:
-    """A node that sends requests: its connection, shared memory and latest request."""
+    """The connection, shared memory and latest request of a node that sends requests."""
 
     identity: bytes
     exchange: Exchange
@@ -61,8 +61,8 @@ class Peer:
         return self.last // LIFE
 
 
-#: Maximum number of batches answered together, so that the first does not wait long.
-_AT_ONCE = 8
+#: Maximum number of batches answered together, which limits the wait of the first.
+_MAX_BATCHES = 8
 
 
 #: Maximum size of a notice [bytes].
@@ -70,7 +70,7 @@ _NOTICE = 1 << 16
 
 
 class Service:
-    """A server, or the scheduler, run by this process.
+    """The server or the scheduler that this process runs.
 
     Args:
         node: its identity in the cluster.
@@ -85,18 +85,18 @@ class Service:
                 f"worker {node.index} has nothing to serve. Call kvstore.use(node) there instead."
             )
         self.node = node
-        #: Called with "missed" and a node that counts as dead with its pid (0 for the scheduler);
-        #: by a scheduler with "listens" and its endpoint, and "begun" when all have registered.
+        #: Called with "missed" for a node that counts as dead, with its pid (0 for the scheduler).
+        #: A scheduler also reports "listens" with its endpoint, and "begun" when the run starts.
         self.report: Callable[[str, Any], None] = lambda what, which: None
-        #: Passes notices of other threads, such as the end of a node, to the serving thread.
+        #: Passes notices from other threads, such as the end of a node, to the serving thread.
         self._inside, self._outside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         #: Set by another thread at the end of the run: no more answers are sent.
         self.resting = False
         self._notes = Answering()
         self._link = ZmqLink(node.keys, node.way)  # to the scheduler and the backup
         self._peers: dict[bytes, Peer] = {}  # by ZeroMQ's identity of the connection
-        self._names: dict[int, bytes] = {}  # of connections, by descriptor
-        self._ways: dict[int, Peer] = {}  # the latest connection of each node, for answers
+        self._names: dict[int, bytes] = {}  # connections by descriptor
+        self._routes: dict[int, Peer] = {}  # latest connection of each node, for answers
         self._broken: list[bytes] = []  # connections that have ended
         self._machine: ServerSession | Scheduler = (
             ServerSession(node)
@@ -117,7 +117,7 @@ class Service:
         """Serve in this thread until the process ends.
 
         Raises:
-            KVStoreError: It cannot listen in its folder, or the scheduler rejects it.
+            KVStoreError: The node cannot listen in its folder, or the scheduler rejects it.
         """
         torch.set_num_threads(1)  # other processes of this host need the processors
         self._pool = memory.shared()
@@ -138,7 +138,7 @@ class Service:
         except (zmq.ZMQError, OSError) as e:
             raise KVStoreError(
                 f"{node.role} {node.index} cannot listen at {endpoint}: {e}. "
-                "Give a folder that exists and can be written."
+                "Use an existing, writable folder."
             ) from e
         self._link.poller.register(self._inside, zmq.POLLIN)
         if node.address:
@@ -149,12 +149,12 @@ class Service:
             return
         register = self._machine.register(endpoint)
         self._registering = Asking(register, node.scheduler)
-        at = node.endpoint(node.scheduler)
-        self._link.connect(node.scheduler, at, node.heartbeat_timeout)
+        scheduler = node.endpoint(node.scheduler)
+        self._link.connect(node.scheduler, scheduler, node.heartbeat_timeout)
         self._link.send(node.scheduler, [register])
 
     def _begin(self) -> None:
-        """Start to read requests, which workers may have sent before this server was ready."""
+        """Start reading requests, which workers may have sent before this server was ready."""
         for end in (self._router, self._ends.socket):
             self._link.poller.register(end, zmq.POLLIN)
 
@@ -169,32 +169,32 @@ class Service:
             self._remove_broken()
         for answer in self._link.receive(wait=False):
             assert isinstance(answer, Answer)
-            self._deliver(self._answered(answer))
+            self._deliver(self._handle_answer(answer))
         if (self.node.scheduler, BROKEN) in self._link.changes():
             self.report("missed", (self.node.scheduler, 0))
         if self._inside.fileno() in ready:
             self._deliver(self._machine.leave(*msgpack.decode(self._inside.recv(_NOTICE))))
 
-    def _answered(self, answer: Answer) -> list[Message]:
-        """Handle an answer of the scheduler or of the backup; return further messages."""
+    def _handle_answer(self, answer: Answer) -> list[Message]:
+        """Handle an answer from the scheduler or the backup; return messages to send."""
         assert isinstance(self._machine, ServerSession)
-        found = self._machine.handle_answer(answer)
+        messages = self._machine.handle_answer(answer)
         if isinstance(answer, AddressBook):
             self._registering.answered(answer)
             self._begin()
             if (backup := self._machine.backup.to) is not None:
                 self._link.connect(backup, answer.endpoints[backup])
-        return found
+        return messages
 
     # -- nodes that send requests -----------------------------------------------
 
     def _serve_all(self) -> bool:
         """Handle a few batches of requests, and send their answers together.
 
-        Returns False if there are no more.
+        Return False if no batches are left.
         """
         answers: list[Message] = []
-        for _ in range(_AT_ONCE):
+        for _ in range(_MAX_BATCHES):
             frames = receive(self._router)
             if frames is None:
                 break
@@ -203,11 +203,11 @@ class Service:
         return frames is not None
 
     def _find_broken(self) -> None:
-        """Find the ended connections, before a new one reuses a descriptor."""
+        """Find ended connections before a new one reuses a descriptor."""
         self._broken += [self._names.pop(d, b"") for d in self._ends.broken()]
 
     def _remove_broken(self) -> None:
-        """Read the last messages of ended connections; nodes without a goodbye count as dead.
+        """Read the last messages of ended connections; a node that sent no goodbye counts as dead.
 
         The scheduler notifies the other nodes.
         """
@@ -220,9 +220,9 @@ class Service:
     def _remove(self, name: bytes) -> Peer | None:
         """Remove an ended connection; return its node, unless that has another connection."""
         peer = self._peers.pop(name, None)
-        if peer is None or self._ways.get(peer.node) is not peer:
+        if peer is None or self._routes.get(peer.node) is not peer:
             return None
-        return self._ways.pop(peer.node)
+        return self._routes.pop(peer.node)
 
     def _peer(self, frame: Any) -> Peer:
         """Return the peer whose identity is in this frame."""
@@ -249,18 +249,18 @@ class Service:
             last = self._remove(peer.identity)
             return [] if last is None else [*machine.finish(last.node, last.last)]
         peer.node, peer.last = requests[-1].node, requests[-1].number
-        before = self._ways.get(peer.node, peer)
-        self._ways[peer.node] = peer if peer.life >= before.life else before
+        current = self._routes.get(peer.node, peer)
+        self._routes[peer.node] = peer if peer.life >= current.life else current
         answers: list[Message] = []
         for request in requests:
             self._notes.arrived(request)
             try:
                 answers += machine.handle(request, batch.to)
-            except Exception as e:  # such as out of memory: only this request fails
+            except Exception as e:  # e.g. out of memory: only this request fails
                 if isinstance(request, Copy):
-                    raise  # a backup without every message must end
-                what = f"{self.node.role} {self.node.index} could not serve"
-                text = f"{what} {type(request).__name__}: {type(e).__name__}: {e}"
+                    raise  # a backup that misses a message must end
+                server = f"{self.node.role} {self.node.index}"
+                text = f"{server} could not serve {type(request).__name__}: {type(e).__name__}: {e}"
                 answers.append(error(request, text))
         return answers
 
@@ -268,19 +268,19 @@ class Service:
         """Return messages as the requests of one node of this cluster.
 
         Raises:
-            KVStoreError: They are not.
+            KVStoreError: A message is not a request, or its sender is not in this cluster.
         """
-        found = [m for m in messages if isinstance(m, Request)]
+        requests = [m for m in messages if isinstance(m, Request)]
         nodes = {m.node for m in messages}
-        known = range(self.node.scheduler)
-        if len(found) < len(messages) or len(nodes) > 1 or not all(n in known for n in nodes):
+        node_ids = range(self.node.scheduler)
+        if len(requests) < len(messages) or len(nodes) > 1 or not all(n in node_ids for n in nodes):
             raise KVStoreError(f"requests of nodes {nodes}, which are not in this cluster.")
-        return found
+        return requests
 
     def _cause(self, node: int, pid: int, how: str) -> str:
-        """Return how a node was lost, and report it: the cluster must end one that hangs.
+        """Return how a node was lost, and report it so that the cluster can end a hung node.
 
-        Only for a node of this host can the scheduler know whether it hangs.
+        The scheduler can detect a hung node only on its own host.
         """
         if how == BROKEN:
             self.report("missed", (node, pid))
@@ -294,17 +294,17 @@ class Service:
         """Record each message, then send it, so that the trace has every received answer."""
         if self.resting:
             return
-        letters: dict[int, list[Message]] = {}
+        batches: dict[int, list[Message]] = {}
         copies: list[Message] = []
         for message in messages:
             if isinstance(message, Copy):
                 copies.append(message)
-            elif message.node in self._ways:
+            elif message.node in self._routes:
                 self._notes.answering(message)
-                letters.setdefault(message.node, []).append(message)
+                batches.setdefault(message.node, []).append(message)
         if copies and isinstance(self._machine, ServerSession):
             self._link.send(self._machine.backup.to, copies)
-        for node, letter in letters.items():
-            peer = self._ways[node]
-            frames = encode(*letter, exchange=peer.exchange)
+        for node, batch in batches.items():
+            peer = self._routes[node]
+            frames = encode(*batch, exchange=peer.exchange)
             self._router.send_multipart([peer.identity, *frames], copy=False)

@@ -1,6 +1,6 @@
-"""A server of a run: its :class:`KVServer`, and its copies of another server's values.
+"""A server of a run, with its :class:`KVServer` and its copies of another server's values.
 
-With one backup for each server a crash loses nothing that was acknowledged.
+With one backup per server, a crash loses no acknowledged push.
 
 ::
 
@@ -39,7 +39,7 @@ from distkit.kvstore.transport.recording import updating
 
 
 def backup_of(server: int, servers: int) -> int:
-    """Return the server that holds copies of another's values, both numbered from 0.
+    """Return the server that holds copies of another server's values, both numbered from 0.
 
     >>> [backup_of(server, servers=3) for server in range(3)]
     [1, 2, 0]
@@ -48,11 +48,11 @@ def backup_of(server: int, servers: int) -> int:
 
 
 class Backup:
-    """Primary side of replication: holds answers until the copies have arrived.
+    """The primary's side of replication. It holds answers until the copies have arrived.
 
     Args:
         node: id of the primary.
-        to: id of its backup, to which copies go; None if there is none.
+        to: id of its backup, which receives the copies; None if there is none.
     """
 
     def __init__(self, node: int, to: int | None = None) -> None:
@@ -77,10 +77,10 @@ class Backup:
     def arrived(self, number: int) -> list[Message]:
         """Record that the backup has a copy; return the answers that waited for it."""
         self._copies_acknowledged = max(self._copies_acknowledged, number)
-        found: list[Message] = []
+        answers: list[Message] = []
         while self._held_answers and self._held_answers[0][0] <= number:
-            found.append(self._held_answers.popleft()[1])
-        return found
+            answers.append(self._held_answers.popleft()[1])
+        return answers
 
     def lost(self) -> list[Message]:
         """Record that the backup has ended; return the answers that waited for it."""
@@ -89,7 +89,7 @@ class Backup:
 
 
 class ServerSession:
-    """Registers a server and hands its requests to its KVServer; no I/O.
+    """Registers a server and passes requests to its KVServer, without I/O.
 
     ``stores`` holds the values that it serves, by server, including those it has taken over.
     ``replicas`` holds its copies of other servers' values.
@@ -110,7 +110,7 @@ class ServerSession:
         return Register(self.node.id, 0, endpoint, pid=os.getpid())
 
     def handle_answer(self, answer: Answer) -> list[Message]:
-        """Handle an answer of the scheduler, or of the backup."""
+        """Handle an answer from the scheduler or the backup."""
         match answer:
             case AddressBook():
                 self._begin(answer)
@@ -121,16 +121,18 @@ class ServerSession:
         return []
 
     def _begin(self, book: AddressBook) -> None:
-        """Begin to serve."""
+        """Start serving."""
         n, options = self.node, book.options
         workers = [node for node in book.endpoints if node < n.workers]
         must_update, on_crash = not options.sync, options.on_crash
-        fresh = partial(KVServer, options.rule, workers, on_crash=on_crash, must_update=must_update)
-        self.stores = {n.id: fresh(watch=updating)}
+        new_server = partial(
+            KVServer, options.rule, workers, on_crash=on_crash, must_update=must_update
+        )
+        self.stores = {n.id: new_server(watch=updating)}
         if options.replication > 1:
             self.backup = Backup(n.id, n.workers + backup_of(n.index, n.servers))
             others = [i for i in range(n.servers) if backup_of(i, n.servers) == n.index]
-            self.replicas = {n.workers + i: fresh() for i in others}
+            self.replicas = {n.workers + i: new_server() for i in others}
 
     def handle(self, request: Request, to: int) -> list[Message]:
         """Handle a worker's request to server ``to``, or a copy from a primary."""
@@ -162,14 +164,14 @@ class ServerSession:
                 store.handle(departed)
         return self.stores[server]
 
-    # -- others that end --------------------------------------------------------
+    # -- nodes that end ---------------------------------------------------------
 
     def leave(self, node: int, life: int, how: str) -> list[Message]:
         """Ignore a broken connection; the scheduler reports if the node has ended."""
         return []
 
     def finish(self, node: int, last: int) -> list[Message]:
-        """Handle the regular end of a node after this request."""
+        """Handle the normal end of a node after request number ``last``."""
         return self._depart(Departed(self.node.id, 0, node, FINISHED, last))
 
     def _depart(self, departed: Departed) -> list[Message]:

@@ -1,7 +1,7 @@
-"""ZeroMQ sockets that reject strangers, drop no message, and report when the peer has ended.
+"""ZeroMQ sockets that admit only the cluster, never drop a message, and report a peer's end.
 
 On one host sockets are ``ipc://`` files in the cluster's folder, which only its user may enter.
-Between hosts they are ports of the one interface that leads to the others. If the cluster has keys
+Between hosts they are ports on the one interface that reaches the others. If the cluster has keys
 (CurveZMQ), a process without them cannot connect.
 """
 
@@ -22,7 +22,7 @@ import zmq
 #: as dead.
 CLOSE_LINGER_MS = 2000
 
-#: A process whose connections break because it ends is gone within this time [ms].
+#: Grace period before a disconnected process counts as hung [ms].
 _EXIT_MS = 200
 
 
@@ -43,7 +43,7 @@ def open_socket(
 
     Args:
         context: ZeroMQ's context.
-        kind: ``zmq.ROUTER`` to answer, ``zmq.DEALER`` to send requests.
+        kind: ``zmq.ROUTER`` to answer requests, ``zmq.DEALER`` to send them.
         keys: the cluster's public and secret key; None to rely on the folder's permissions.
         heartbeat_timeout: a connection that is silent for this long counts as broken [s]; 0 for no
             limit. ZeroMQ's own threads send the heartbeats (ZMTP's PING and PONG).
@@ -72,7 +72,7 @@ def new_keys() -> tuple[str, str]:
 def outlives_connection(pid: int) -> bool:
     """Return True if a process is alive shortly after its connection broke, hung or not.
 
-    Only Linux can tell; elsewhere the process counts as ended.
+    This needs Linux; elsewhere the process counts as ended.
     """
     if sys.platform != "linux":
         return False
@@ -92,7 +92,7 @@ def outlives_connection(pid: int) -> bool:
 BROKEN = "its connection was lost"
 
 
-#: As plain ints: each use of pyzmq's enums costs a microsecond.
+#: Plain ints, because each use of pyzmq's enums costs a microsecond.
 _EVENTS, _READABLE, _NOBLOCK = map(int, (zmq.EVENTS, zmq.POLLIN, zmq.NOBLOCK))
 
 #: A monitor's first frame: an event and its value. zmq.utils.monitor imports asyncio.
@@ -100,7 +100,7 @@ _MONITOR_EVENT = struct.Struct("=Hi")
 
 
 class ConnectionMonitor:
-    """Reports when connections of a socket begin and end: at once when the other process ends.
+    """Reports when connections of a socket begin and end, without delay.
 
     Args:
         sock: the socket to monitor. Poll :attr:`socket` for changes.
@@ -114,18 +114,18 @@ class ConnectionMonitor:
 
     def changes(self) -> list[str | None]:
         """Return in order why the DEALER's connection ended, or None for a new connection."""
-        found: list[str | None] = []
+        changes: list[str | None] = []
         for event, _ in self._events():
             was_connected, self._connected = self._connected, event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if self._connected:
-                found += [None] * self._ended
+                changes += [None] * self._ended
             else:
-                found += [BROKEN] * was_connected
-            self._ended = self._ended or bool(found)
-        return found
+                changes += [BROKEN] * was_connected
+            self._ended = self._ended or bool(changes)
+        return changes
 
     def close(self, sock: Any, goodbye: Sequence[Any]) -> None:
-        """Close the DEALER with a last message, which expires soon without a connection."""
+        """Close the DEALER with a last message, which soon expires without a connection."""
         self.changes()
         sock.disable_monitor()
         self.socket.close()
@@ -147,14 +147,14 @@ class ConnectionMonitor:
 def receive(sock: Any) -> list[Any] | None:
     """Return the frames of the next message, without copying them; None if there is none."""
     if sock.get(_EVENTS) & _READABLE:  # cheaper than zmq.Again
-        with suppress(zmq.Again):  # its sender has gone meanwhile
+        with suppress(zmq.Again):  # the sender may have disconnected since
             frames: list[Any] = sock.recv_multipart(_NOBLOCK, copy=False)
             return frames
     return None
 
 
 def listen_on(sock: Any, address: str) -> str:
-    """Have a socket listen at a free port of an interface; return the endpoint."""
+    """Bind a socket to a free port of an interface; return the endpoint."""
     sock.bind(f"tcp://{address}:*")
     return str(sock.last_endpoint.decode())
 

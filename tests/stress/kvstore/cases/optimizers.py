@@ -127,7 +127,7 @@ def unknown_optimizer_error_lists_known_names(name: str) -> None:
 def unknown_option_error_lists_known_options(name: str, option: str) -> None:
     options: Any = {option: 1.0}
     assert_refused(
-        lambda: store("local").set_optimizer(name, **options), f"'{option}'", "It takes lr"
+        lambda: store("local").set_optimizer(name, **options), f"'{option}'", "Its options are lr"
     )
 
 
@@ -139,7 +139,7 @@ def invalid_values_are_refused(which: str) -> None:
     elif which == "text":
         assert_refused(lambda: kv.set_optimizer("sgd", learning_rate="much"), "lr='much'")
     else:
-        assert_refused(lambda: kv.set_optimizer(print), "servers know no optimizer")
+        assert_refused(lambda: kv.set_optimizer(print), "servers do not support the optimizer")
 
 
 @case()
@@ -148,13 +148,14 @@ def optimizer_with_state_is_refused() -> None:
     optimizer = torch.optim.Adam([weight])
     weight.grad = torch.ones(1)
     optimizer.step()
-    assert_refused(lambda: store("local").set_optimizer(optimizer), "made steps")
+    assert_refused(lambda: store("local").set_optimizer(optimizer), "taken steps")
 
 
 @case("LBFGS", "Adafactor", "Muon", "SparseAdam")
 def optimizer_that_needs_whole_gradients_is_refused(name: str) -> None:
     assert_refused(
-        lambda: store("local").set_optimizer(getattr(torch.optim, name)), "know no optimizer"
+        lambda: store("local").set_optimizer(getattr(torch.optim, name)),
+        "do not support the optimizer",
     )
 
 

@@ -244,7 +244,7 @@ def batch_size_changes_only_in_local_stores(kind: str) -> None:
     steps(trainer, w)
     backward(w)
     if kind == "dist_sync":
-        assert_refused(lambda: trainer.step(2), "servers divide by 1")
+        assert_refused(lambda: trainer.step(2), "have divided by 1")
     else:
         trainer.step(2)
         assert_equal(w.detach(), -1.5)
@@ -269,7 +269,7 @@ def misuses() -> dict[str, tuple[Callable[[], object], str]]:
     return {
         "no parameters": (lambda: Trainer([]), "no parameters to train"),
         "numbers": (lambda: Trainer([1.0]), "float"),
-        "unknown optimizer": (lambda: Trainer([w], "sgdd"), "servers know no optimizer"),
+        "unknown optimizer": (lambda: Trainer([w], "sgdd"), "servers do not support the optimizer"),
         "unknown option": (lambda: Trainer([w], "sgd", {"rate": 1}), "'rate'"),
         "unknown store": (lambda: Trainer([w], kvstore="nothing"), 'no "nothing"'),
         "no store": (lambda: Trainer([w], kvstore=3), "kvstore=3"),  # type: ignore[arg-type]
