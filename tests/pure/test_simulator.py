@@ -336,7 +336,7 @@ def test_nodes_handle_one_message_at_a_time() -> None:
         (lambda: Workload(1.0, -1.0, [4]), "must not be negative"),
         (lambda: pipeline(2, 0, 1, 1, 0, NET), "at least one micro-batch"),
         (lambda: pipeline(2, 1, 1, 1, 0, NET, order="zigzag"), "one of gpipe, 1f1b"),
-        (lambda: pipeline(2, 2, 1, 1, 0, NET, chunks=2), "one stage a rank, not 2"),
+        (lambda: pipeline(2, 2, 1, 1, 0, NET, chunks=2), "one stage per rank, not 2"),
         (
             lambda: parameter_server(0, [4], 1, ONE, 1.0),
             "workers and steps must be at least 1; got 0",

@@ -84,8 +84,8 @@ def create(
         _store, _options = _join(node, options, spelling), options
     if _options != options:
         raise KVStoreError(
-            f"worker {node.index} already has a store {_options} in this run, and requests {options}. "
-            "Create the same store in the whole run."
+            f"worker {node.index} already has a store {_options} in this run, and requests "
+            f"{options}. Create the same store in the whole run."
         )
     return _store
 
