@@ -177,8 +177,8 @@ class _DifferenceFinder:
         if self._exceeds_tolerance(abs(mine - theirs), max(abs(mine), abs(theirs)), same):
             bad = [
                 rank
-                for rank, told in sorted(a.told.items())
-                if not math.isfinite(told.loss) and told.samples != 0
+                for rank, report in sorted(a.reports.items())
+                if not math.isfinite(report.loss) and report.samples != 0
             ]
             where = f", not finite on rank {bad[0]}" if bad else ""
             text = f"is {mine:.6g} and {theirs:.6g}{where}"

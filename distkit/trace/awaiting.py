@@ -1,4 +1,4 @@
-"""Workers that a request to the parameter server waits for, and keys that a store waits for. Pure.
+"""Infers which workers a parameter-server request waits for, and which keys a store call. Pure.
 
 The state of a parameter server is inferred from its workers' events:
 
@@ -6,11 +6,11 @@ The state of a parameter server is inferred from its workers' events:
 request      is answered when
 ===========  =====================================================================
 register     every worker has registered
-init         worker 0 has given the value
+init         worker 0 has sent the value
 push         it arrives
 pull         it arrives (``dist_async``); no worker is more than s pushes of the key
-             behind the one that pulls (``staleness=s``); every worker has pushed it
-             as often (``dist_sync``), or all but b in each round (``backup=b``)
+             behind the puller (``staleness=s``); every worker has pushed it equally
+             often (``dist_sync``), or all but b in each round (``backup=b``)
 barrier      every worker has called it
 ===========  =====================================================================
 
@@ -38,7 +38,7 @@ from distkit.events import NO_ATTRIBUTES, REQUESTS, Event, Op, Span, State
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """The workers that a request waits for, of which ``spare`` are not needed.
+    """The workers that a request waits for; ``spare`` of them are not needed.
 
     Each of them must have made ``count`` such requests. ``certain`` is False if the request might
     be answered earlier.
@@ -51,20 +51,20 @@ class Awaited:
 
 
 class PendingRequests:
-    """Tracks the requests of the workers of one run.
+    """A tracker of the requests of one run's workers.
 
     Args:
         workers: number of workers.
 
-    >>> def asked(rank, seq, op, state):
-    ...     about = dict(attributes={"key": "w"}, match=f"kv:1:{rank}:{seq}")
-    ...     return Event(rank, seq, op, state, 0.0, peer=2, **about)
+    >>> def request(rank, seq, op, state):
+    ...     fields = dict(attributes={"key": "w"}, match=f"kv:1:{rank}:{seq}")
+    ...     return Event(rank, seq, op, state, 0.0, peer=2, **fields)
     >>> pending = PendingRequests(2)
     >>> mode = {"mode": "dist_sync"}
     >>> pending.feed(Event(0, 0, Op.REGISTER, State.STARTED, 0.0, peer=3, attributes=mode))
     >>> for state in (State.STARTED, State.COMPLETED):
-    ...     pending.feed(asked(0, 1, Op.PUSH, state))
-    >>> pending.awaited_by(asked(0, 2, Op.PULL, State.BLOCKED))
+    ...     pending.feed(request(0, 1, Op.PUSH, state))
+    >>> pending.awaited_by(request(0, 2, Op.PULL, State.BLOCKED))
     Awaited(workers=(1,), count=1, spare=0, certain=True)
     """
 
@@ -75,21 +75,21 @@ class PendingRequests:
         self._dead: set[int] = set()
         self._changed = False  # workers were excluded or replaced
         #: Number of requests of each worker, by topic; and of pushes that have arrived.
-        self._asked: dict[object, Counter[int]] = defaultdict(Counter)
+        self._requested: dict[object, Counter[int]] = defaultdict(Counter)
         self._arrived: dict[object, Counter[int]] = defaultdict(Counter)
         #: With backup workers: each worker's clock, and the workers in each round.
         self._clocks: dict[object, Counter[int]] = defaultdict(Counter)
         self._rounds: dict[object, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
 
     def feed(self, e: Event) -> None:
-        """Process a worker's event; each worker's events must come in order."""
+        """Process a worker's event; each worker's events must arrive in order."""
         topic = _topic(e)
         if e.state is State.STARTED:
-            self._asked[topic][e.rank] += 1
+            self._requested[topic][e.rank] += 1
             if e.op is Op.REGISTER:
                 self._register(e)
         elif e.state is State.FAILED and e.op in (Op.PUSH, Op.INIT):
-            self._asked[topic][e.rank] -= 1  # rejected
+            self._requested[topic][e.rank] -= 1  # rejected
         elif e.state is State.COMPLETED and e.op is Op.PUSH:
             self._arrived[topic][e.rank] += 1
             clock = e.attributes.get("clock", 0)
@@ -100,18 +100,18 @@ class PendingRequests:
     def _register(self, e: Event) -> None:
         self._options = e.attributes
         self.rule = rule_of(**{"mode": "", **e.attributes})
-        self._changed |= self._asked[_topic(e)][e.rank] > 1
+        self._changed |= self._requested[_topic(e)][e.rank] > 1
 
     def worker_died(self, worker: int) -> None:
         """Record that a worker's process has ended; ``dist_sync`` then halts by default."""
         self._dead.add(worker)
         self._changed |= "on_crash" in self._options or not self.rule.halts
 
-    # -- questions --------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------
 
     def done(self, worker: int, like: Event | Span) -> int:
-        """Return how often a worker has made the request that one like ``like`` waits for."""
-        return self._asked[_awaited_topic(like)][worker]
+        """Return how often a worker has made the request that ``like`` waits for."""
+        return self._requested[_awaited_topic(like)][worker]
 
     def awaited_by(self, request: Event | Span) -> Awaited:
         """Return the workers that an unanswered request waits for."""
@@ -123,23 +123,23 @@ class PendingRequests:
         ):
             return Awaited()
         if request.op is Op.INIT:
-            givers = [] if "optimizer" in request.attributes else [0]
-            return self._behind(request, givers, 1)
-        asked = self.done(request.rank, request)
+            initializers = [] if "optimizer" in request.attributes else [0]
+            return self._behind(request, initializers, 1)
+        requested = self.done(request.rank, request)
         if request.op is not Op.PULL:
-            return self._behind(request, self.workers, asked)
+            return self._behind(request, self.workers, requested)
         if self._has_unacknowledged(request, request.rank):
-            return Awaited()  # its own push is not acknowledged and may be rejected
+            return Awaited()  # the worker's own push is unacknowledged and may be rejected
         if self.rule.backup and not self._changed:
             return self._in_round(request)
-        return self._behind(request, self.workers, self.rule.needs(asked))
+        return self._behind(request, self.workers, self.rule.needs(requested))
 
     def _has_unacknowledged(self, pull: Event | Span, worker: int) -> bool:
         topic = _awaited_topic(pull)
-        return self._arrived[topic][worker] < self._asked[topic][worker]
+        return self._arrived[topic][worker] < self._requested[topic][worker]
 
     def _behind(self, request: Event | Span, workers: Iterable[int], count: int) -> Awaited:
-        """Return the workers that have made fewer such requests than ``count``."""
+        """Return the workers that have made fewer than ``count`` such requests."""
         if count <= 0:
             return Awaited()
         others = [w for w in workers if w != request.rank]
@@ -164,25 +164,29 @@ class PendingRequests:
 
 
 def is_server_request(e: Event | Span) -> bool:
-    """Return whether this belongs to a request to the parameter server or scheduler."""
+    """Return whether an event belongs to a request to the parameter server or scheduler."""
     barrier = e.op is Op.BARRIER and e.match is not None
     return barrier or (e.op in REQUESTS and e.peer is not None)
 
 
-def _topic(it: Event | Span) -> object:
-    """Return what a request is about: its kind for the scheduler, its kind and key for servers."""
-    if it.op in (Op.REGISTER, Op.BARRIER):
-        return it.op
-    return it.op, it.peer, it.attributes.get("key")
+def _topic(request: Event | Span) -> object:
+    """Return a request's topic: its kind for the scheduler, its kind and key for servers."""
+    if request.op in (Op.REGISTER, Op.BARRIER):
+        return request.op
+    return request.op, request.peer, request.attributes.get("key")
 
 
-def _awaited_topic(it: Event | Span) -> object:
-    """Return the topic of the other workers' requests that must precede the answer."""
-    return (Op.PUSH, it.peer, it.attributes.get("key")) if it.op is Op.PULL else _topic(it)
+def _awaited_topic(request: Event | Span) -> object:
+    """Return the topic of the requests of other workers that must precede the answer."""
+    return (
+        (Op.PUSH, request.peer, request.attributes.get("key"))
+        if request.op is Op.PULL
+        else _topic(request)
+    )
 
 
 class Keys:
-    """Tracks the keys set in stores.
+    """A tracker of the keys that are set in stores.
 
     A store is shared by all processes that know its address, and a prefix store renames keys. Two
     keys are treated as the same if one ends with the other, to avoid false reports.
@@ -192,18 +196,18 @@ class Keys:
         self.set: dict[str, Event] = {}  # the first event that set each key
 
     def feed(self, e: Event) -> None:
-        """Process a call that sets keys."""
+        """Record the keys that a call sets."""
         if e.op is Op.STORE_SET:
             for key in _keys(e):
                 self.set.setdefault(key, e)
 
-    def missing(self, it: Event | Span) -> list[str]:
+    def missing(self, call: Event | Span) -> list[str]:
         """Return the keys that a call waits for and no rank has set."""
-        return [key for key in _keys(it) if not any(map(partial(_same_key, key), self.set))]
+        return [key for key in _keys(call) if not any(map(partial(_same_key, key), self.set))]
 
 
-def _keys(it: Event | Span) -> tuple[str, ...]:
-    keys: tuple[str, ...] = it.attributes.get("keys", ())
+def _keys(request: Event | Span) -> tuple[str, ...]:
+    keys: tuple[str, ...] = request.attributes.get("keys", ())
     return keys
 
 
@@ -225,5 +229,5 @@ def similar(key: str, others: Iterable[str]) -> str:
 
     known = [*others]
     same_digits = [other for other in known if re.findall(r"\d+", other) == re.findall(r"\d+", key)]
-    found = get_close_matches(key, same_digits, 1) or get_close_matches(key, known, 1)
-    return found[0] if found else ""
+    matches = get_close_matches(key, same_digits, 1) or get_close_matches(key, known, 1)
+    return matches[0] if matches else ""

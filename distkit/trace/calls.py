@@ -1,4 +1,4 @@
-"""Calls as text, and the rules for matching calls of a collective. Pure."""
+"""Formats calls as text, and defines when the calls of a collective match. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Called = Any
 
 
 class Channel(NamedTuple):
-    """A sequence in which operations match in order: a group's collectives, or one rank to another.
+    """A sequence of operations that match in order: a group's collectives, or a pair's messages.
 
     >>> str(Channel("world")), str(Channel("world", 0, 1, 7))
     ('world', 'world:0>1:7')
@@ -39,22 +39,22 @@ class Channel(NamedTuple):
         return self.group if self.src is None else f"{self.group}:{self.src}>{self.dst}:{self.tag}"
 
 
-def channel_of(rank: int, it: Called) -> tuple[Channel, int]:
+def channel_of(rank: int, record: Called) -> tuple[Channel, int]:
     """Return the channel of a collective or point-to-point call, and its side of the channel.
 
     The n-th operation of a side matches the n-th of every other side. Each member of a group is a
     side of its collectives; messages have two sides, receiver (0) and sender (1).
     """
-    if it.op in COLLECTIVES:
-        return Channel(it.group), rank
-    src, dst = (rank, it.peer) if it.op is Op.SEND else (it.peer, rank)
-    return Channel(it.group, src, dst, it.tag), int(it.op is Op.SEND)
+    if record.op in COLLECTIVES:
+        return Channel(record.group), rank
+    src, dst = (rank, record.peer) if record.op is Op.SEND else (record.peer, rank)
+    return Channel(record.group, src, dst, record.tag), int(record.op is Op.SEND)
 
 
 _HAVE_SOURCE = {Op.RECV, Op.BROADCAST, Op.SCATTER}
 
 
-def call(it: Called) -> str:
+def call(record: Called) -> str:
     """Return an operation as a call in source code.
 
     >>> from distkit.events import State
@@ -62,32 +62,32 @@ def call(it: Called) -> str:
     'recv(src=0, tag=7)'
     >>> call(Event(2, 0, Op.PUSH, State.SCHEDULED, 0.0, attributes={"keys": ("w", "b")}))
     "push(['w', 'b'])"
-    >>> got = {"method": "get", "keys": ("ready",)}
-    >>> call(Event(2, 0, Op.STORE_WAIT, State.STARTED, 0.0, attributes=got))
+    >>> facts = {"method": "get", "keys": ("ready",)}
+    >>> call(Event(2, 0, Op.STORE_WAIT, State.STARTED, 0.0, attributes=facts))
     "store.get('ready')"
     """
-    if it.op is None:
+    if record.op is None:
         return ""
-    facts = it.attributes
-    if it.op in REQUESTS:
-        return _request(it)
-    if it.op in STORES:
+    facts = record.attributes
+    if record.op in REQUESTS:
+        return _request(record)
+    if record.op in STORES:
         return f"store.{facts.get('method', '')}({keys(facts.get('keys', ()))})"
-    name = facts.get("function", it.op)
-    given = [facts["reduction"]] if "reduction" in facts else []
+    name = facts.get("function", record.op)
+    args = [facts["reduction"]] if "reduction" in facts else []
     if "members" in facts:
-        given.append(str([*facts["members"]]))
-    if it.peer is not None and it.op in P2P | COLLECTIVES:
-        given.append(f"{'src' if it.op in _HAVE_SOURCE else 'dst'}={it.peer}")
-    elif it.op is Op.RECV:
-        given.append("src=any")
-    if it.tag and it.op in P2P:
-        given.append(f"tag={it.tag}")
-    return f"{name}({', '.join(given)})"
+        args.append(str([*facts["members"]]))
+    if record.peer is not None and record.op in P2P | COLLECTIVES:
+        args.append(f"{'src' if record.op in _HAVE_SOURCE else 'dst'}={record.peer}")
+    elif record.op is Op.RECV:
+        args.append("src=any")
+    if record.tag and record.op in P2P:
+        args.append(f"tag={record.tag}")
+    return f"{name}({', '.join(args)})"
 
 
-def wait_of(it: Called) -> str:
-    """Return the ``wait()`` in which a rank is blocked, if on a line of its own; else "".
+def wait_of(record: Called) -> str:
+    """Return the ``wait()`` in which a rank is blocked, if it is on a separate line; else "".
 
     >>> from distkit.events import State
     >>> facts = {"waits_at": "In[5]:6"}
@@ -95,31 +95,31 @@ def wait_of(it: Called) -> str:
     >>> wait_of(sent)
     'wait() of isend, line 4'
     """
-    if it.op is None or "waits_at" not in it.attributes or "device" in it.attributes:
+    if record.op is None or "waits_at" not in record.attributes or "device" in record.attributes:
         return ""
-    line = it.where.rpartition(":")[2]
-    return f"wait() of {'i' * (it.op in P2P)}{it.op}, line {line}"
+    line = record.where.rpartition(":")[2]
+    return f"wait() of {'i' * (record.op in P2P)}{record.op}, line {line}"
 
 
-def op_name(it: Called) -> str:
+def op_name(record: Called) -> str:
     """Return the operation's name in source code.
 
     >>> from distkit.events import State
-    >>> got = {"method": "get", "keys": ("ready",)}
-    >>> op_name(Event(2, 0, Op.STORE_WAIT, State.STARTED, 0.0, attributes=got))
+    >>> facts = {"method": "get", "keys": ("ready",)}
+    >>> op_name(Event(2, 0, Op.STORE_WAIT, State.STARTED, 0.0, attributes=facts))
     'store.get'
     """
-    return call(it).partition("(")[0] if it.op in STORES else str(it.op)
+    return call(record).partition("(")[0] if record.op in STORES else str(record.op)
 
 
-def _request(it: Called) -> str:
+def _request(record: Called) -> str:
     """Return a request to a parameter server as a call."""
-    facts = it.attributes
-    if it.op is Op.REGISTER:
+    facts = record.attributes
+    if record.op is Op.REGISTER:
         return f"kvstore.create({facts.get('mode', '')!r})"
     if "optimizer" in facts:
         return f"set_optimizer({facts['optimizer']})"
-    return f"{it.op}({keys(facts.get('keys') or (facts.get('key', ''),))})"
+    return f"{record.op}({keys(facts.get('keys') or (facts.get('key', ''),))})"
 
 
 def keys(names: Sequence[Any]) -> str:
@@ -128,17 +128,17 @@ def keys(names: Sequence[Any]) -> str:
     >>> keys(["w"]), keys((0, 1, "…", 9))
     ("'w'", '[0, 1, …, 9]')
     """
-    shown = [name if name == "…" else repr(name) for name in names]
-    return shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
+    texts = [name if name == "…" else repr(name) for name in names]
+    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
 
 def at(where: str) -> str:
-    """Return a line as part of a sentence: " at train.py:31"; "" if unknown."""
+    """Return a line for use in a sentence: " at train.py:31"; "" if unknown."""
     return f" at {where}" if where else ""
 
 
 def raised_at(text: str, where: str) -> str:
-    """Return an exception and its line as part of a sentence.
+    """Return an exception and its line for use in a sentence.
 
     >>> raised_at("ValueError: ranks are 0 to 1.", "In[3]:1")
     'ValueError: ranks are 0 to 1 at In[3]:1'
@@ -155,7 +155,7 @@ _STATE_WORDS = {
 }
 
 
-def seen(it: Event | Span) -> str:
+def seen(record: Event | Span) -> str:
     """Return the last known position of a rank that ended without an exception.
 
     >>> from distkit.trace.log import EventLog
@@ -163,7 +163,7 @@ def seen(it: Event | Span) -> str:
     >>> seen(trace.spans[0])
     "last seen after push('w')"
     """
-    return f"last seen {_STATE_WORDS.get(it.state, 'calling')} {call(it)}{at(it.where)}"
+    return f"last seen {_STATE_WORDS.get(record.state, 'calling')} {call(record)}{at(record.where)}"
 
 
 def last_call(spans: Iterable[Span], rank: int) -> Span | None:
@@ -177,14 +177,14 @@ SILENT = "missed heartbeats"
 
 #: Remedy for a process that hung.
 STOPPED = (
-    "Look for what stopped it: SIGSTOP, a debugger, or swapping because memory is full; a process "
-    "that computes sends heartbeats, however long it takes. If such a pause is expected, give "
+    "Find the cause of the pause: SIGSTOP, a debugger, or swapping because memory is full. A "
+    "process sends heartbeats even during a long computation. If such a pause is expected, pass "
     "dk.Cluster a longer heartbeat_timeout."
 )
 
 
 def silence(seconds: float) -> str:
-    """Return that a process hung, as part of a sentence.
+    """Return a clause that reports a hung process.
 
     >>> silence(30.0)
     'missed heartbeats for 30 s and was killed'
@@ -198,21 +198,21 @@ def silence(seconds: float) -> str:
 UNEQUAL = {Op.ALL_TO_ALL, Op.BARRIER, Op.NEW_GROUP}
 
 
-def share(it: Event | Span) -> int:
-    """Return the size that must be equal on all ranks, in bytes.
+def share(record: Event | Span) -> int:
+    """Return the size [bytes] that must be equal on all ranks.
 
-    For a scatter and for sparse tensors, whose number of stored elements may differ, it is the
+    For a scatter, and for sparse tensors, whose number of stored elements may differ, return the
     number of elements of the shape.
     """
-    by_shape = it.op is Op.SCATTER or it.dtype.startswith(SPARSE)
-    return math.prod(it.shape) if by_shape else it.nbytes
+    by_shape = record.op is Op.SCATTER or record.dtype.startswith(SPARSE)
+    return math.prod(record.shape) if by_shape else record.nbytes
 
 
 def difference(one: Event | Span, other: Event | Span) -> str:
     """Return the aspect in which two ranks' calls of one collective differ; "" if they agree.
 
-    It is "op", "members" (of a new group), "root", "dtype", "size" or "reduction": aspects that
-    cause hangs come before those that only produce wrong values.
+    The result is "op", "members" (of a new group), "root", "dtype", "size" or "reduction". Aspects
+    that cause hangs take precedence over aspects that only produce wrong values.
 
     >>> from distkit.events import State
     >>> one, other = (
@@ -223,11 +223,11 @@ def difference(one: Event | Span, other: Event | Span) -> str:
     >>> difference(one, other)
     'size'
     """
-    facts, others = one.attributes.get, other.attributes.get
-    if one.op is not other.op or facts("function") != others("function"):
+    attribute, other_attribute = one.attributes.get, other.attributes.get
+    if one.op is not other.op or attribute("function") != other_attribute("function"):
         return "op"
     if one.op is Op.NEW_GROUP:
-        return "members" if facts("members") != others("members") else ""
+        return "members" if attribute("members") != other_attribute("members") else ""
     if one.peer != other.peer:
         return "root"
     if one.dtype and other.dtype and ((one.nbytes and other.nbytes) or one.op not in UNEQUAL):
@@ -235,7 +235,7 @@ def difference(one: Event | Span, other: Event | Span) -> str:
             return "dtype"
         if one.op not in UNEQUAL and share(one) != share(other):
             return "size"
-    return "reduction" if facts("reduction") != others("reduction") else ""
+    return "reduction" if attribute("reduction") != other_attribute("reduction") else ""
 
 
 def never_meet(one: Event | Span, other: Event | Span) -> bool:

@@ -1,7 +1,7 @@
 """Export to Chrome's Trace Event Format, for https://ui.perfetto.dev and chrome://tracing.
 
-There is one process per rank, with threads for communication and for marked computation; there
-are several of a kind if operations overlap without nesting, which one thread cannot hold. Each
+Each rank is a process with threads for communication and for marked computation. Operations that
+overlap without nesting are on several threads, because one thread cannot represent them. Each
 operation is a complete slice ("X"), or a begin ("B") without end if it is unfinished. Flow arrows
 ("s", "t", "f") lead from each send to its receive and through the calls of each collective.
 
@@ -78,8 +78,8 @@ def chrome(trace: EventLog) -> Json:
 
 def _threads(trace: EventLog, *, marks: bool) -> dict[Key, int]:
     """Assign operations to threads, in which they nest or do not overlap."""
-    found: dict[Key, int] = {}
-    busy: dict[int, list[list[float]]] = defaultdict(list)  # per thread: the ends of open slices
+    threads: dict[Key, int] = {}
+    busy: dict[int, list[list[float]]] = defaultdict(list)  # ends of each thread's open slices
     for s in sorted(trace.spans, key=lambda s: (s.start, -_end(s))):
         if (s.op is Op.MARK) is not marks:
             continue
@@ -88,13 +88,13 @@ def _threads(trace: EventLog, *, marks: bool) -> dict[Key, int]:
             while stack and stack[-1] <= s.start:
                 stack.pop()
         # only marks nest
-        fit = (not stack or (marks and _end(s) <= stack[-1]) for stack in stacks)
-        n = next((i for i, fits in enumerate(fit) if fits), len(stacks))
+        fitting = (not stack or (marks and _end(s) <= stack[-1]) for stack in stacks)
+        n = next((i for i, fits in enumerate(fitting) if fits), len(stacks))
         if n == len(stacks):
             stacks.append([])
         stacks[n].append(_end(s))
-        found[s.rank, s.seq] = n if marks else _COMMUNICATION + n
-    return found
+        threads[s.rank, s.seq] = n if marks else _COMMUNICATION + n
+    return threads
 
 
 def _end(span: Span) -> float:
@@ -117,7 +117,7 @@ def _meta(rank: int, thread: int, kind: str, **args: Any) -> Json:
 
 
 def _ids(rank: int, thread: int) -> Json:
-    """Return ids from 1 on, with threads unique across processes; 0 is special in some viewers."""
+    """Return ids that start at 1, since some viewers treat 0 specially; thread ids are global."""
     return {"pid": rank + 1, "tid": (rank + 1) * _THREADS + thread}
 
 
@@ -164,8 +164,8 @@ def _args(span: Span) -> Json:
 def _values(s: Summary | None) -> Json | None:
     if s is None:
         return None
-    shown = ", ".join(f"{v:.4g}" for v in s.values[:16]) + (", …" if s.size > 16 else "")
-    return {"values": f"[{shown}]", **{k: finite(getattr(s, k)) for k in ("min", "max", "norm")}}
+    values = ", ".join(f"{v:.4g}" for v in s.values[:16]) + (", …" if s.size > 16 else "")
+    return {"values": f"[{values}]", **{k: finite(getattr(s, k)) for k in ("min", "max", "norm")}}
 
 
 # -- arrows ---------------------------------------------------------------------
@@ -174,8 +174,8 @@ def _values(s: Summary | None) -> Json | None:
 def _arrows(trace: EventLog, slices: dict[Key, Json]) -> Iterator[Json]:
     """Yield the arrows from each send to its receive, and through the calls of each collective.
 
-    Messages that seem to arrive before they were sent, because clocks differ, have no arrow: one
-    that ends before it starts is invalid in the format.
+    Messages that seem to arrive before they were sent, because clocks differ, have no arrow: the
+    format does not allow an arrow that ends before it starts.
     """
     numbers = count(1)
     for m in trace.messages:
@@ -214,14 +214,14 @@ def _arrival(m: Message, recv: Json) -> Json:
     }
 
 
-def _flow(ph: str, number: int, name: str, at: Json, time: float) -> Json:
+def _flow(ph: str, number: int, name: str, anchor: Json, time: float) -> Json:
     event = {
         "ph": ph,
         "id": number,
         "name": name,
         "cat": "flow",
-        "pid": at["pid"],
-        "tid": at["tid"],
+        "pid": anchor["pid"],
+        "tid": anchor["tid"],
         "ts": time,
     }
     return {**event, "bp": "e"} if ph == "f" else event

@@ -42,16 +42,16 @@ class Category(NamedTuple):
         return label_of(self)
 
 
-_facts = attrgetter(*Category._fields)
+_shared_fields = attrgetter(*Category._fields)
 
 
 class Table(Sequence[Event]):
     """The events of a trace, in time order.
 
     Args:
-        rank, seq: of each event.
-        category: index into ``categories`` of each event.
-        time: of each event [s].
+        rank, seq: rank and sequence number of each event.
+        category: each event's index into ``categories``.
+        time: time of each event [s].
         categories: the distinct combinations of the shared fields.
         match: ``{event index: match}`` of the events with a match.
         summary: ``{event index: summary}`` of the events with values.
@@ -76,13 +76,13 @@ class Table(Sequence[Event]):
 
     @classmethod
     def of(cls, events: Sequence[Event], before: Table | None = None) -> Table:
-        """Return a table of events in time order, appended to those of another table."""
+        """Return a table of events in time order, appended to another table."""
         none = np.zeros(0, np.int64)
         old = before or cls(none, none, none, np.zeros(0), [], {}, {})
         codes: dict[tuple[Any, ...], int] = {
             category: n for n, category in enumerate(old.categories)
         }
-        category = [codes.setdefault(key, len(codes)) for key in map(_facts, events)]
+        category = [codes.setdefault(key, len(codes)) for key in map(_shared_fields, events)]
         first = len(old)
         return cls(
             np.append(old.rank, np.array([e.rank for e in events], np.int64)),
@@ -99,17 +99,17 @@ class Table(Sequence[Event]):
         """Expand one value per category to one value per event."""
         return np.array([*fact] or [0])[self.category]
 
-    def part(self, chosen: NDArray[np.bool_]) -> Table:
-        """Return a table of the chosen events."""
-        place = np.cumsum(chosen) - 1
+    def part(self, mask: NDArray[np.bool_]) -> Table:
+        """Return a table of the events that a mask selects."""
+        position = np.cumsum(mask) - 1
         return Table(
-            self.rank[chosen],
-            self.seq[chosen],
-            self.category[chosen],
-            self.time[chosen],
+            self.rank[mask],
+            self.seq[mask],
+            self.category[mask],
+            self.time[mask],
             self.categories,
-            {int(place[i]): match for i, match in self.match.items() if chosen[i]},
-            {int(place[i]): summary for i, summary in self.summary.items() if chosen[i]},
+            {int(position[i]): match for i, match in self.match.items() if mask[i]},
+            {int(position[i]): summary for i, summary in self.summary.items() if mask[i]},
         )
 
     @cached_property

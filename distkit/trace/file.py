@@ -1,4 +1,4 @@
-"""Saved traces: gzipped JSON lines, so that loading a file executes no code.
+"""Saves and loads traces as gzipped JSON lines; loading a file executes no code.
 
 The first line is a header with the format's version, the number of events and the metadata of the
 run. Each further line is an object with a column of :class:`distkit.trace.columns.Table`:
@@ -66,8 +66,8 @@ def load(path: Path, kind: type[Log]) -> Log:
         ) from e
     if len(trace) != head.events:
         raise TraceFileError(
-            f"{path}: {len(trace)} of {head.events} events are there. "
-            "Copy the file again, or save the trace once more with trace.save(path)."
+            f"{path}: {len(trace)} of {head.events} events are in the file. "
+            "Copy the file again, or save the trace again with trace.save(path)."
         )
     return trace
 
@@ -76,7 +76,7 @@ def checked(trace: Log) -> Log:
     """Return the trace as it would be loaded after saving.
 
     Raises:
-        ValueError: the trace is invalid in a file.
+        ValueError: the trace contains values that the format does not allow.
     """
     head, *columns = _encoded(trace)
     return type(trace).of(_table(columns), msgspec.json.decode(head, type=_Head).meta)
@@ -87,7 +87,7 @@ def is_ours(path: Path) -> bool:
     return f'"{FORMAT}"'.encode() in unpacked(path, 256)
 
 
-# -- bytes, gzipped or not; bounded, since a small file can unpack to a huge one ----------------
+# -- unpacking; bounded, since a small file can unpack to a huge one -----------------------------
 
 
 def unpacked(path: Path, size: int | None = None) -> bytearray:
@@ -117,7 +117,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield cast("BinaryIO", file)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceFileError(
-            f"{path}: the file is truncated or damaged. Copy it again, or write it once more."
+            f"{path}: the file is truncated or damaged. Copy or write it again."
         ) from error
 
 
@@ -135,7 +135,7 @@ class _Head(_Format, kw_only=True):
 
 
 def _head(line: bytearray, path: Path) -> _Head:
-    """Check the first line of a trace file."""
+    """Decode and check the first line of a trace file."""
     first = msgspec.json.decode(line, type=_Format)
     if first.format != FORMAT:
         raise ValueError("it does not begin with a trace's header")
@@ -191,9 +191,9 @@ _KnownAttributes = msgspec.defstruct(
 )
 
 
-def _attributes(_: type, found: Any) -> Attributes:
-    msgspec.convert(found, _KnownAttributes)
-    return Attributes(msgspec.convert(found, dict[str, _Fact | tuple[_Fact, ...]]))
+def _attributes(_: type, attributes: Any) -> Attributes:
+    msgspec.convert(attributes, _KnownAttributes)
+    return Attributes(msgspec.convert(attributes, dict[str, _Fact | tuple[_Fact, ...]]))
 
 
 _columns = msgspec.json.Decoder(_Columns, dec_hook=_attributes)
@@ -213,29 +213,29 @@ def _encoded(trace: EventLog) -> Iterator[bytes]:
 
 
 def _table(lines: Iterable[bytes | bytearray]) -> Table:
-    found: _Columns = {}
+    columns: _Columns = {}
     for line in lines:
-        found.update(_columns.decode(line))
+        columns.update(_columns.decode(line))
     rank, seq, category = (
         np.array(column, np.int64)
-        for column in (found.get("rank", []), found.get("seq", []), found.get("category", []))
+        for column in (columns.get("rank", []), columns.get("seq", []), columns.get("category", []))
     )
-    time = np.array(found.get("time", []), np.float64)
+    time = np.array(columns.get("time", []), np.float64)
     n = min(map(len, (rank, seq, category, time)))  # ``load`` compares it with the header
-    categories = found.get("categories", [])
+    categories = columns.get("categories", [])
     if n and category[:n].max() >= len(categories):
-        raise ValueError("field category: an event refers to a category that is not in the file")
+        raise ValueError("field category: an event refers to a missing category")
     if (np.diff(time) < 0).any():
-        raise ValueError("field time: the events are not in order")
-    match = dict(found.get("match", []))
-    summary = {entry[0]: _summary(entry) for entry in found.get("summary", [])}
+        raise ValueError("field time: the events are not in time order")
+    match = dict(columns.get("match", []))
+    summary = {entry[0]: _summary(entry) for entry in columns.get("summary", [])}
     if not all(i < n for i in (*match, *summary)):
-        raise ValueError("field match or summary: it refers to an event that is not in the file")
+        raise ValueError("field match or summary: an entry refers to a missing event")
     return Table(rank[:n], seq[:n], category[:n], time[:n], categories, match, summary)
 
 
-def _summary(found: _Summary) -> Summary:
-    _, values, norm, low, high, size, sampled = found
+def _summary(fields: _Summary) -> Summary:
+    _, values, norm, low, high, size, sampled = fields
     return Summary(tuple(map(float, values)), float(norm), float(low), float(high), size, sampled)
 
 

@@ -1,4 +1,4 @@
-"""Hosts of a run's ranks, traffic between them, and accuracy of their clocks. Pure."""
+"""Reports a run's hosts, the traffic between them, and the accuracy of their clocks. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 
 from distkit.trace.info import RunInfo
 
-#: Messages and bytes from each host to each host, including itself.
+#: Number of messages and bytes for each pair of source and destination host.
 Traffic = dict[tuple[str, str], tuple[int, int]]
 
 
 def hosts_of(info: RunInfo) -> dict[int, str]:
     """Return the host of each rank, if known."""
-    return {rank: about.host for rank, about in sorted(info.ranks.items()) if about.host}
+    return {rank: process.host for rank, process in sorted(info.ranks.items()) if process.host}
 
 
 def several(info: RunInfo) -> dict[int, str]:
@@ -23,8 +23,8 @@ def several(info: RunInfo) -> dict[int, str]:
     >>> several(RunInfo(ranks={0: RankInfo(host="alpha"), 1: RankInfo(host="alpha")}))
     {}
     """
-    found = hosts_of(info)
-    return found if len(set(found.values())) > 1 else {}
+    known = hosts_of(info)
+    return known if len(set(known.values())) > 1 else {}
 
 
 def traffic(hosts: Mapping[int, str], sent: Iterable[tuple[int, int, int, int]]) -> Traffic:
@@ -37,25 +37,25 @@ def traffic(hosts: Mapping[int, str], sent: Iterable[tuple[int, int, int, int]])
     >>> traffic({0: "alpha", 1: "alpha", 2: "beta"}, [(0, 1, 1, 8), (1, 2, 1, 4), (0, 2, 1, 4)])
     {('alpha', 'alpha'): (1, 8), ('alpha', 'beta'): (2, 8)}
     """
-    found: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    by_pair: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for src, dst, messages, nbytes in sent:
         if src in hosts and dst in hosts:
-            totals = found[hosts[src], hosts[dst]]
+            totals = by_pair[hosts[src], hosts[dst]]
             totals[0] += messages
             totals[1] += nbytes
-    return {pair: (messages, nbytes) for pair, (messages, nbytes) in sorted(found.items())}
+    return {pair: (messages, nbytes) for pair, (messages, nbytes) in sorted(by_pair.items())}
 
 
-def between(found: Traffic) -> tuple[int, int]:
+def between(by_pair: Traffic) -> tuple[int, int]:
     """Return the messages and bytes sent between different hosts."""
-    cross_host = [totals for (src, dst), totals in found.items() if src != dst]
+    cross_host = [totals for (src, dst), totals in by_pair.items() if src != dst]
     return sum(messages for messages, _ in cross_host), sum(nbytes for _, nbytes in cross_host)
 
 
 def agreement(info: RunInfo) -> float | None:
-    """Return the largest error of comparing times of two hosts of a run [s].
+    """Return the maximum error when times of two hosts of a run are compared [s].
 
-    None if the clocks were not measured, or if there is only one host.
+    The result is None if the clocks were not measured, or if there is only one host.
     """
     errors = [clock.error for clock in info.clocks.values() if clock.error is not None]
     known = errors and len(errors) == len(info.clocks) and several(info)

@@ -1,4 +1,4 @@
-"""Metadata of a run. Pure data; msgspec reads, validates and writes it."""
+"""Defines the metadata of a run: pure data that msgspec reads, validates and writes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from msgspec import Meta, Struct, structs
 
 #: Upper bound of ranks in a trace; ten times the size of the largest simulations.
 MAX_RANKS = 100_000
-#: Upper bound of integers, which JSON and numpy represent exactly.
+#: Upper bound of integers: JSON and numpy represent smaller ones exactly.
 MAX_INTEGER = 2**53
-#: Each process that replaces a rank numbers its operations from a multiple of this.
+#: Distance between the first operation numbers of a rank's successive processes.
 SEQ_STRIDE = 1 << 32
 
 Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
@@ -40,14 +40,14 @@ class RankInfo(Struct, frozen=True, omit_defaults=True):
 
 
 class RankEnd(Struct, frozen=True, omit_defaults=True):
-    """How a rank ended.
+    """The end of a rank.
 
     Args:
-        how: "returned", "raised", "died", or "released" by others' failure or an interrupt; or
-            "elsewhere": not in a call when the trace ends.
+        how: "returned", "raised" or "died"; "released" after another rank's failure or an
+            interrupt; "elsewhere" if it is not in a call when the trace ends.
         text: the exception, or the cause of the death.
         where: the user's ``file:line``.
-        time: of the end [s], if known.
+        time: time of the end [s], if known.
     """
 
     how: Literal["returned", "raised", "died", "released", "elsewhere"]
@@ -62,7 +62,7 @@ class RankEnd(Struct, frozen=True, omit_defaults=True):
 
 
 class Replacement(Struct, frozen=True):
-    """A process that ended and was replaced, with the time [s]."""
+    """A process that ended and was replaced, and the time [s]."""
 
     node: Rank
     name: str
@@ -90,7 +90,7 @@ class Limitation(Struct, frozen=True, omit_defaults=True):
 
 
 class Raising(Struct, frozen=True):
-    """An exception that propagates on a rank since its operation ``seq``."""
+    """An exception that has propagated on a rank since its operation ``seq``."""
 
     seq: Whole
     text: str

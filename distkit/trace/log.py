@@ -28,17 +28,17 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     >>> grouped([3, 1, 4, 1, 5], lambda n: n % 2)
     {1: [3, 1, 1, 5], 0: [4]}
     """
-    found: dict[K, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 @dataclass(frozen=True)
 class EventLog(Sequence[Event]):
     """Immutable sequence of events, with the operations and messages derived from them.
 
-    :class:`~distkit.Trace` adds diagnosis, files and views; see there for the arguments.
+    :class:`~distkit.Trace` adds diagnosis, files and views, and documents the arguments.
     """
 
     events: Sequence[Event] = ()
@@ -71,10 +71,10 @@ class EventLog(Sequence[Event]):
         return iter(self.events)
 
     def __repr__(self) -> str:
-        lost = f", {self.dropped} dropped" if self.dropped else ""
+        dropped = f", {self.dropped} dropped" if self.dropped else ""
         return (
             f"<{type(self).__name__}: {len(self)} events on {len(self.ranks)} ranks, "
-            f"{len(self.messages)} messages, {self.seconds:.3g} s{lost}>"
+            f"{len(self.messages)} messages, {self.seconds:.3g} s{dropped}>"
         )
 
     def __hash__(self) -> int:
@@ -89,7 +89,7 @@ class EventLog(Sequence[Event]):
 
     @cached_property
     def ranks(self) -> list[int]:
-        """The ranks of the run, sorted: those in ``info`` and those with events."""
+        """The ranks of the run, sorted: all ranks in ``info`` or with events."""
         known = {*range(self.info.world_size), *self.info.ranks}
         return sorted(known.union(e.rank for e in self.events))
 
@@ -124,7 +124,7 @@ class EventLog(Sequence[Event]):
 
     @cached_property
     def spans(self) -> list[Span]:
-        """One entry per operation, in order of start."""
+        """The operations, in order of start."""
         return self.pairs.spans()
 
     @cached_property
@@ -139,18 +139,18 @@ class EventLog(Sequence[Event]):
 
     @cached_property
     def messages(self) -> list[Message]:
-        """One entry per point-to-point transfer, in order of sending."""
+        """The point-to-point transfers, in order of sending."""
         return self.pairs.messages()
 
     @cached_property
     def collectives(self) -> list[list[Span]]:
-        """One entry per collective: the calls of the participating ranks."""
+        """The collectives, each as the list of the participating ranks' calls."""
         return self.together(s for s in self.spans if s.op in COLLECTIVES)
 
     def together(self, spans: Iterable[Span]) -> list[list[Span]]:
         """Group operations by their match; an unmatched operation forms its own group."""
-        found = grouped(spans, lambda s: self.matches.get((s.rank, s.seq), (s.rank, s.seq)))
-        return list(found.values())
+        groups = grouped(spans, lambda s: self.matches.get((s.rank, s.seq), (s.rank, s.seq)))
+        return list(groups.values())
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -188,7 +188,7 @@ class EventLog(Sequence[Event]):
             "host",
             "peer_host",
         ]
-        where = self.hosts
+        host_of = self.hosts
         rows = [
             (
                 e.rank,
@@ -206,8 +206,8 @@ class EventLog(Sequence[Event]):
                 e.label,
                 e.match or self.matches.get((e.rank, e.seq)),
                 dict(e.attributes),
-                where.get(e.rank),
-                None if e.peer is None else where.get(e.peer),
+                host_of.get(e.rank),
+                None if e.peer is None else host_of.get(e.peer),
             )
             for e in self.events
         ]

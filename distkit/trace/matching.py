@@ -1,8 +1,8 @@
-"""Matching: builds operations from events, and pairs them, in columns (one array per field). Pure.
+"""Builds operations from events and matches them, in columns (one array per field). Pure.
 
 All matching rules are in this module. Spans, matches and messages are rows of these columns,
-created on demand; views of whole traces read the columns. Events may come in batches, in time order
-per rank and with ranks in any order; the result does not depend on either.
+created on demand; views of whole traces read the columns. Events may arrive in batches, with ranks
+in any order, but in time order per rank; batches and the order of ranks do not affect the result.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Operations:
         self._table = table
         rank, seq, time = table.rank, table.seq, table.time
         order = np.lexsort((seq, rank))
-        fresh = (np.diff(rank[order], prepend=-1) != 0) | (np.diff(seq[order], prepend=-1) != 0)
-        heads = np.flatnonzero(fresh)
+        is_first = (np.diff(rank[order], prepend=-1) != 0) | (np.diff(seq[order], prepend=-1) != 0)
+        heads = np.flatnonzero(is_first)
         self.begin: Ints = order[heads]
         self.last = order[np.append(heads[1:], len(order))[: len(heads)] - 1]
         self.rank, self.seq = rank[self.begin], seq[self.begin]
-        operation = np.cumsum(fresh) - 1
+        operation = np.cumsum(is_first) - 1
         started, blocked = (
             np.flatnonzero(
                 table.each(category.state is state for category in table.categories)[order]
@@ -68,7 +68,7 @@ class Operations:
         )
         self._begun = self.begin.copy()
         self.blocked: Floats = np.full(len(heads), np.nan)
-        self._begun[operation[started[::-1]]] = order[started[::-1]]  # the first of several counts
+        self._begun[operation[started[::-1]]] = order[started[::-1]]  # the first one counts
         self.blocked[operation[blocked]] = time[order[blocked]]
         self.start: Floats = time[self._begun]
         nbytes = table.each(category.nbytes for category in table.categories)[order]
@@ -94,19 +94,19 @@ class Operations:
         key = (first * len(categories) + last) * len(sizes) + size
         _, index, code = np.unique(key, return_index=True, return_inverse=True)
         parts = zip(*(a[index].tolist() for a in (first, last, self.nbytes)), strict=True)
-        found: dict[Category, int] = {}
+        indices: dict[Category, int] = {}
         numbers = [
-            found.setdefault(_join(categories[a], categories[b], size), len(found))
+            indices.setdefault(_join(categories[a], categories[b], size), len(indices))
             for a, b, size in parts
         ]
-        self.category, self.categories = np.array(numbers, np.int64)[code], [*found]
+        self.category, self.categories = np.array(numbers, np.int64)[code], [*indices]
 
     def _match(self) -> None:
-        """Number the matches: first those with an id, then those matched by order."""
+        """Number the matches: first by id, then by order."""
         ids: dict[str, int] = {}
         number = np.full(len(self._table), -1)
-        ids_given = {i: match for i, match in self._table.match.items() if match}
-        number[[*ids_given]] = [ids.setdefault(match, len(ids)) for match in ids_given.values()]
+        given_ids = {i: match for i, match in self._table.match.items() if match}
+        number[[*given_ids]] = [ids.setdefault(match, len(ids)) for match in given_ids.values()]
         first, last = number[[self.begin, self.last]]
         self.match = np.where(first < 0, last, first)
         self.named, self._ids = len(ids), [*ids]
@@ -123,17 +123,17 @@ class Operations:
         )
         self.match_count = len(self._channel)
 
-    def _channels_of(self, some: Ints) -> tuple[Ints, Ints]:
-        """Return the channel numbers of some operations, and their sides of the channel."""
+    def _channels_of(self, indices: Ints) -> tuple[Ints, Ints]:
+        """Return the channel numbers of operations, and their sides of the channel."""
         kinds, kind = np.unique(
-            self.rank[some] * len(self.categories) + self.category[some], return_inverse=True
+            self.rank[indices] * len(self.categories) + self.category[indices], return_inverse=True
         )
         pairs = (divmod(k, len(self.categories)) for k in kinds.tolist())
-        found = [channel_of(rank, self.categories[category]) for rank, category in pairs]
+        channels = [channel_of(rank, self.categories[category]) for rank, category in pairs]
         numbers: dict[Channel, int] = {}
-        both = [(numbers.setdefault(channel, len(numbers)), side) for channel, side in found]
+        numbered = [(numbers.setdefault(channel, len(numbers)), side) for channel, side in channels]
         self._channels = [*numbers]
-        channel, side = np.array(both, np.int64).reshape(-1, 2)[kind].T
+        channel, side = np.array(numbered, np.int64).reshape(-1, 2)[kind].T
         return channel, side
 
     def match_id(self, match: int) -> str:
@@ -148,8 +148,8 @@ class Operations:
 
     def among(self, ops: Iterable[Op]) -> Bools:
         """Return for each operation whether its kind is one of ``ops``."""
-        some = frozenset(ops)
-        return self.each(category.op in some for category in self.categories).astype(bool)
+        wanted = frozenset(ops)
+        return self.each(category.op in wanted for category in self.categories).astype(bool)
 
     @cached_property
     def mark(self) -> Bools:
@@ -159,23 +159,23 @@ class Operations:
     @cached_property
     def order(self) -> Ints:
         """The operations in order of their start."""
-        found: Ints = np.lexsort((self.seq, self.rank, self.start))
-        return found
+        order: Ints = np.lexsort((self.seq, self.rank, self.start))
+        return order
 
-    def values(self, some: Ints) -> list[Values]:
-        """Return the values of some operations' tensors before and after them."""
+    def values(self, indices: Ints) -> list[Values]:
+        """Return the values of the operations' tensors before and after them."""
         summary = self._table.summary.get
         # the buffer of a receive is undefined before
         begin = np.where(self.among([Op.RECV]), -1, np.stack([self._begun, self.begin]))
         last = np.where(self.ended, self.last, -1)
-        numbers = [*begin[:, some].tolist(), last[some].tolist()]
+        numbers = [*begin[:, indices].tolist(), last[indices].tolist()]
         return [(summary(s) or summary(b), summary(e)) for s, b, e in zip(*numbers, strict=True)]
 
     @cached_property
     def rows(self) -> list[Span]:
         """The operations as spans."""
         columns = (self.rank, self.seq, self.category, self.start, _optional(self.end), self.match)
-        ids = [*self._ids, *[None] * (self.match_count - self.named + 1)]  # -1: the last
+        ids = [*self._ids, *[None] * (self.match_count - self.named + 1)]  # index -1: no match
         rows = zip(*(c.tolist() for c in columns), self.values(np.arange(len(self))), strict=True)
         parts: list[tuple[Any, Any]] = [
             (category[:2], category[2:]) for category in self.categories
@@ -198,7 +198,7 @@ class Operations:
 
 
 class Pairs:
-    """The messages between operations, and the operations of each collective.
+    """Columns of the messages between operations, and of the operations of each collective.
 
     ``tie`` has one element per operation: the number of its collective (-1: none), out of ``ties``.
     These arrays have one element per message: ``send`` and ``recv`` (operations, -1: none),
@@ -218,30 +218,30 @@ class Pairs:
         self.ties = len(ties)
         begun = np.zeros(ops.match_count, bool)
         begun[ops.match[(ops.match >= 0) & ~ops.scheduled]] = True
-        send, recv, ask = map(self._first, ([Op.SEND], [Op.RECV], REQUESTS))
+        send, recv, request = map(self._first, ([Op.SEND], [Op.RECV], REQUESTS))
         counted = np.arange(ops.match_count) >= ops.named
-        plain = np.flatnonzero(counted & ((send >= 0) | (recv >= 0)))
+        unnamed = np.flatnonzero(counted & ((send >= 0) | (recv >= 0)))
         peer = ops.each(-1 if k.peer is None else k.peer for k in ops.categories)
-        asked = np.flatnonzero(begun & (ask >= 0))
-        asked = asked[peer[ask[asked]] >= 0]
-        replied = asked[send[asked] >= 0]
-        self._requests = ask[asked], recv[asked], send[asked]
-        self.send = np.concatenate([send[plain], ask[asked], send[replied]])
-        self.recv = np.concatenate([recv[plain], recv[asked], ask[replied]])
-        self.match = np.concatenate([plain, asked, replied])
+        requested = np.flatnonzero(begun & (request >= 0))
+        requested = requested[peer[request[requested]] >= 0]
+        replied = requested[send[requested] >= 0]
+        self._requests = request[requested], recv[requested], send[requested]
+        self.send = np.concatenate([send[unnamed], request[requested], send[replied]])
+        self.recv = np.concatenate([recv[unnamed], recv[requested], request[replied]])
+        self.match = np.concatenate([unnamed, requested, replied])
         self.p2p, self.begun = self.match >= ops.named, begun[self.match]
         self.place = ops.place[self.match]
         self.src = np.where(self.send >= 0, ops.rank[self.send], peer[self.recv])
         self.dst = np.where(self.recv >= 0, ops.rank[self.recv], peer[self.send])
         self._measure()
 
-    def _first(self, some: Iterable[Op]) -> Ints:
+    def _first(self, ops: Iterable[Op]) -> Ints:
         """Return the first of these operations in each match; repetitions are ignored."""
-        matched = np.flatnonzero(self.ops.among(some) & (self.ops.match >= 0))
+        matched = np.flatnonzero(self.ops.among(ops) & (self.ops.match >= 0))
         matched = matched[np.argsort(self.ops.start[matched], kind="stable")[::-1]]
-        found = np.full(self.ops.match_count, -1)
-        found[self.ops.match[matched]] = matched
-        return found
+        first = np.full(self.ops.match_count, -1)
+        first[self.ops.match[matched]] = matched
+        return first
 
     def _measure(self) -> None:
         ops, send, recv = self.ops, self.send, self.recv
@@ -250,20 +250,20 @@ class Pairs:
         failed = ops.each(k.state is State.FAILED for k in ops.categories).astype(bool)
         unreceived = (recv < 0) | (self.p2p & failed[recv])
         self.received = np.where(unreceived, np.nan, ops.end[recv])
-        asks = (send >= 0) & request[send]
+        is_request = (send >= 0) & request[send]
         self.about = np.where((recv >= 0) & request[recv], recv, np.where(send >= 0, send, recv))
         self.back = ~self.p2p & (self.about == recv)
-        payload = np.where(asks & (recv >= 0), recv, np.where(send >= 0, send, recv))
+        payload = np.where(is_request & (recv >= 0), recv, np.where(send >= 0, send, recv))
         self.nbytes = ops.nbytes[payload]
 
     def sums(self) -> list[tuple[int, int, int, int]]:
-        """Return source, destination, number and bytes of the messages between each two ranks."""
+        """Return source, destination, number and bytes of the messages of each pair of ranks."""
         is_sent = ~np.isnan(self.sent)
         src, dst = self.src[is_sent], self.dst[is_sent]
         base = int(max(src.max(initial=0), dst.max(initial=0))) + 1
-        both, which = np.unique(src * base + dst, return_inverse=True)
-        sizes = np.bincount(which, weights=self.nbytes[is_sent], minlength=len(both))
-        parts = (both // base, both % base, np.bincount(which, minlength=len(both)), sizes)
+        pairs, pair = np.unique(src * base + dst, return_inverse=True)
+        sizes = np.bincount(pair, weights=self.nbytes[is_sent], minlength=len(pairs))
+        parts = (pairs // base, pairs % base, np.bincount(pair, minlength=len(pairs)), sizes)
         return list(zip(*(part.astype(int).tolist() for part in parts), strict=True))
 
     # -- as objects ---------------------------------------------------------------
@@ -275,17 +275,17 @@ class Pairs:
     def matches(self) -> dict[tuple[int, int], str]:
         """Return the match id of each operation, by ``(rank, seq)``."""
         ops = self.ops
-        some = ops.match >= 0
+        matched = ops.match >= 0
         ids = [*map(ops.match_id, range(ops.match_count))]
-        numbers = zip(*(c[some].tolist() for c in (ops.rank, ops.seq, ops.match)), strict=True)
+        numbers = zip(*(c[matched].tolist() for c in (ops.rank, ops.seq, ops.match)), strict=True)
         return {(rank, seq): ids[match] for rank, seq, match in numbers}
 
     def messages(self) -> list[Message]:
-        """Return the messages in order of sending; those never sent come last."""
-        ops, none = self.ops, len(self.ops)
-        place = np.full(none + 1, none)  # the last element stands for a missing end
-        place[ops.order] = np.arange(none)
-        first = np.minimum(place[self.send], place[self.recv])
+        """Return the messages in order of sending; messages never sent come last."""
+        ops, missing = self.ops, len(self.ops)
+        position = np.full(missing + 1, missing)  # the last element represents a missing end
+        position[ops.order] = np.arange(missing)
+        first = np.minimum(position[self.send], position[self.recv])
         order = np.lexsort((first, ~self.p2p, np.nan_to_num(self.sent, nan=np.inf)))
         columns = (self.src, self.dst, self.nbytes, _optional(self.sent), _optional(self.received))
         rows = zip(
@@ -312,11 +312,11 @@ class Pairs:
         ]
 
     def requests(self) -> list[tuple[Span, Span | None, Span | None]]:
-        """Return each request with its arrival and its reply, if known, in order of start."""
+        """Return each request with its arrival and reply, if known, in order of start."""
         rows: list[Any] = [*self.ops.rows, None]
-        found = [[rows[i] for i in ends.tolist()] for ends in self._requests]
+        columns = [[rows[i] for i in ends.tolist()] for ends in self._requests]
         return sorted(
-            zip(*found, strict=True), key=lambda ends: (ends[0].start, ends[0].rank, ends[0].seq)
+            zip(*columns, strict=True), key=lambda ends: (ends[0].start, ends[0].rank, ends[0].seq)
         )
 
 
@@ -345,13 +345,13 @@ def occurrence(key: Ints) -> Ints:
     order = np.argsort(key, kind="stable")
     heads = np.flatnonzero(np.diff(key[order], prepend=key[order][:1] - 1))
     lengths = np.diff(np.append(heads, len(key)))
-    found = np.empty(len(key), np.int64)
-    found[order] = np.arange(len(key)) - np.repeat(heads, lengths)
-    return found
+    counts = np.empty(len(key), np.int64)
+    counts[order] = np.arange(len(key)) - np.repeat(heads, lengths)
+    return counts
 
 
 def _optional(times: Floats) -> NDArray[Any]:
     """Return times as objects, with None for NaN."""
-    found = times.astype(object)
-    found[np.isnan(times)] = None
-    return found
+    objects = times.astype(object)
+    objects[np.isnan(times)] = None
+    return objects

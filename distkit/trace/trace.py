@@ -24,8 +24,8 @@ class Trace(EventLog):
 
     Args:
         events: in any order; the trace sorts them by time.
-        info: metadata of the run, a :class:`~distkit.trace.info.RunInfo`: its name, ranks,
-            groups, ends, sources, and the limits of the record.
+        info: metadata of the run: its name, ranks, groups, ends, sources, and the limits of the
+            record.
 
     >>> from distkit.events import Event, Op, State
     >>> t = Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
@@ -36,7 +36,7 @@ class Trace(EventLog):
 
     @property
     def meta(self) -> NoReturn:
-        """Removed: see :attr:`info`."""
+        """Removed; use :attr:`info`."""
         raise AttributeError(GONE["Trace.meta"])
 
     def diagnose(self) -> list[Finding]:
@@ -57,12 +57,12 @@ class Trace(EventLog):
     def load(cls, path: str | Path | Sequence[str | Path]) -> Trace:
         """Read a saved trace, or files recorded by another program. Does not import torch.
 
-        PyTorch's flight-recorder dumps (JSON or pickle, of which only plain values are read)
-        and the Chrome traces of ``torch.profiler`` have one file per rank: pass a list of files or
-        their folder. The rank is read from the file's content, or else from a number in its name;
-        ``info.ranks`` contains the file of each. Recorded steps of pipelines, as published with
+        PyTorch's flight-recorder dumps (JSON or pickle; only plain values are read) and the
+        Chrome traces of ``torch.profiler`` have one file per rank: pass a list of files or their
+        folder. The rank is read from the file's content, or else from a number in its name;
+        ``info.ranks`` contains the file of each. Recorded pipeline steps, as published with
         ByteDance's what-if analysis, are one file. The format is detected from the content, not
-        from the name. :meth:`diagnose` reports what cannot be judged from such files.
+        from the name. :meth:`diagnose` reports the limits of such files.
 
         A folder written by :func:`distkit_hosts.record` is merged into one trace, even while the
         ranks run; if it contains several runs, the latest is read.
@@ -94,7 +94,7 @@ class Trace(EventLog):
         return chrome.to_chrome(self, path)
 
     def to_html(self, path: str | Path) -> Path:
-        """Write a self-contained replay page: one file that needs no server and no network."""
+        """Write a self-contained replay page: one file that needs neither server nor network."""
         from distkit.views.widget.page import to_html
 
         return to_html(self, path)
@@ -118,6 +118,6 @@ def without_idle_servers(trace: Trace) -> Trace:
     >>> len(without_idle_servers(Trace([waits, create], info)))
     2
     """
-    idle = {r for r, about in trace.info.ranks.items() if about.role in ("server", "scheduler")}
+    idle = {r for r, process in trace.info.ranks.items() if process.role in ("server", "scheduler")}
     used = not idle or any(e.op is Op.REGISTER and e.rank not in idle for e in trace.events)
     return trace if used else Trace((e for e in trace if e.rank not in idle), trace.info)

@@ -15,9 +15,9 @@ from distkit.trace.log import EventLog, grouped
 ByRank = dict[int, Summary]
 
 
-def is_note(it: Event | Category) -> bool:
-    """Return whether this is a mark of ``watch_gradients``, which only its own view shows."""
-    return "watched" in it.attributes and it.op is Op.MARK
+def is_note(record: Event | Category) -> bool:
+    """Return whether this is a mark of ``watch_gradients``, which only the gradients view shows."""
+    return "watched" in record.attributes and record.op is Op.MARK
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class StepReport:
 
 @dataclass
 class Step:
-    """One step of all ranks, as far as its values were recorded."""
+    """The recorded values of one step of all ranks."""
 
     before: dict[str, ByRank] = field(default_factory=lambda: defaultdict(dict))
     after: dict[str, ByRank] = field(default_factory=lambda: defaultdict(dict))
     alone: dict[str, ByRank] = field(default_factory=lambda: defaultdict(dict))
-    told: dict[int, StepReport] = field(default_factory=dict)
+    reports: dict[int, StepReport] = field(default_factory=dict)
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Training:
         default_factory=lambda: defaultdict(dict)
     )
     dtypes: dict[str, str] = field(default_factory=dict)
-    # the norms of the weights of the layers ``named``, after 0, 1, 2 … steps, by rank
+    # norms of the weights of the layers ``named``, after 0, 1, 2 … steps, by rank
     norms: dict[int, dict[int, tuple[float, ...]]] = field(
         default_factory=lambda: defaultdict(dict)
     )
@@ -63,7 +63,7 @@ class Training:
             kind, name = s.attributes.get("watched"), str(s.attributes.get("name", ""))
             if kind == "step" and s.after:
                 loss, lr, samples = (*s.after.values, *[float("nan")] * 3)[:3]
-                self.steps[n].told[rank] = StepReport(loss, lr, samples, s.end or s.start)
+                self.steps[n].reports[rank] = StepReport(loss, lr, samples, s.end or s.start)
                 n += 1
             elif kind == "weights" and s.after:
                 self.weights[n][rank] = str(s.attributes.get("checksum", "")), s.after
@@ -97,14 +97,14 @@ def read(trace: EventLog) -> Training:
 def mean_loss(step: Step) -> float:
     """Return the mean loss over the examples of all ranks."""
     shares = shares_of(step)
-    return sum(report.loss * shares[r] for r, report in step.told.items() if shares[r]) / (
+    return sum(report.loss * shares[r] for r, report in step.reports.items() if shares[r]) / (
         len(shares) or math.nan
     )
 
 
 def shares_of(step: Step) -> dict[int, float]:
     """Return each rank's number of examples relative to the mean; 1 if unknown."""
-    samples = {r: report.samples for r, report in step.told.items()}
+    samples = {r: report.samples for r, report in step.reports.items()}
     mean = sum(samples.values()) / (len(samples) or 1)
     return {r: n / mean if mean > 0 else 1.0 for r, n in samples.items()}
 
@@ -112,7 +112,7 @@ def shares_of(step: Step) -> dict[int, float]:
 def _in_order(
     layers: dict[str, tuple[int, ...]], lanes: dict[int, list[Span]]
 ) -> dict[str, tuple[int, ...]]:
-    """Sort layers in the model's order, in which the gradients' marks are completed."""
+    """Sort layers in the model's order, given by the completion of the gradients' marks."""
     done = sorted(
         (s.end, str(s.attributes.get("name", "")))
         for lane in lanes.values()

@@ -248,7 +248,7 @@ def test_loop_records_gradients_before_and_after(recording) -> None:
     assert step.before["0.weight"][0].values == tuple(own.flatten().tolist())
     assert step.after["0.weight"][0].values == tuple((2 * own).flatten().tolist())
     assert step.alone["0.weight"][0].values == pytest.approx(own.flatten().tolist())
-    assert step.told[0].loss == pytest.approx(loss.item()) and step.told[0].samples == 4
+    assert step.reports[0].loss == pytest.approx(loss.item()) and step.reports[0].samples == 4
     assert sorted(training.weights) == [0, 1, 2]
     assert not model[0].weight._post_accumulate_grad_hooks
 
@@ -268,7 +268,7 @@ def test_largest_parameters_of_a_large_model_are_watched(recording) -> None:
         watch.step()
     training = read(recording())
     assert list(training.layers) == ["0.weight"]
-    assert math.isnan(training.steps[0].told[0].loss)
+    assert math.isnan(training.steps[0].reports[0].loss)
 
 
 def test_shares_of_different_sizes_are_weighted() -> None:

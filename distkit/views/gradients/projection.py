@@ -65,7 +65,7 @@ def project(trace: EventLog, *, live: bool = False) -> Json:
     weights = next(iter(training.weights.get(0, {}).values()), None)
     if weights:
         head["facts"].append(count(weights[1].size, "weight"))
-    rates = {told.lr for step in training.steps.values() for told in step.told.values()}
+    rates = {r.lr for step in training.steps.values() for r in step.reports.values()}
     if len(rates) == 1 and math.isfinite(*rates):
         head["facts"].append(f"learning rate {number(rates.pop())}")
     return {
@@ -306,9 +306,9 @@ def _line(rank: int | None, points: Points) -> Json:
 
 
 def _loss(training: Training, ranks: Sequence[int]) -> list[Json]:
-    told = [(n + 1, step.told) for n, step in sorted(training.steps.items()) if step.told]
+    told = [(n + 1, step.reports) for n, step in sorted(training.steps.items()) if step.reports]
     lines = [_line(r, [(n, t[r].loss) for n, t in told if r in t]) for r in ranks]
-    means = [(n + 1, mean_loss(s)) for n, s in sorted(training.steps.items()) if s.told]
+    means = [(n + 1, mean_loss(s)) for n, s in sorted(training.steps.items()) if s.reports]
     return [*lines, _line(None, means)]
 
 
