@@ -1,7 +1,7 @@
 """Starts ranks, runs functions on them, and cleans up.
 
 Only this package imports ipyparallel. ``processes`` forks, connects and ends processes; ``rank``
-runs in a rank; ``runs`` conducts a run from the kernel; ``cluster`` is the user's interface, and
+runs in a rank; ``runs`` controls a run from the kernel; ``cluster`` is the user's interface, and
 ``supervisor`` manages its processes.
 """
 

@@ -1,4 +1,4 @@
-"""The status card: a cluster's processes and their state, updated live in a notebook."""
+"""The status card shows a cluster's processes and their state, live in a notebook."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Status:
 
 
 def status(supervisor: Supervisor) -> Status:
-    """Return the present status of the cluster."""
+    """Return the current status of the cluster."""
     plan = supervisor.plan
     stage = supervisor.failure if supervisor.stage == "failed" else supervisor.stage
-    parts = [plan.note or plan.backend, f"{count(plan.threads, 'thread')} a rank"]
+    parts = [plan.note or plan.backend, f"{count(plan.threads, 'thread')} per rank"]
     return Status(f"distkit cluster: {plan.what}", stage, " · ".join(parts), _rows(supervisor))
 
 
@@ -81,11 +81,11 @@ def _state(supervisor: Supervisor, rank: int, child: Child | None) -> str:
 
 
 class Card:
-    """The status in the output of the cell that made the cluster, kept up to date."""
+    """The status in the output of the cell that created the cluster, updated live."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
-        self._shown: list[HtmlSnapshot] = []  # in notebooks
+        self._snapshots: list[HtmlSnapshot] = []  # one per display in a notebook
         self._last = ""
         self._lock = threading.Lock()
 
@@ -93,25 +93,25 @@ class Card:
         """Show the card in the running cell of a notebook."""
         from distkit.views.widget.snapshot import HtmlSnapshot
 
-        shown = HtmlSnapshot(self._draw)
-        shown.alone = True
-        self._shown.append(shown)
-        shown.show({})
+        snapshot = HtmlSnapshot(self._draw)
+        snapshot.alone = True
+        self._snapshots.append(snapshot)
+        snapshot.show({})
 
     def _draw(self) -> tuple[str, str]:
-        now = status(self._supervisor)
-        return now._repr_html_(), repr(now)
+        current = status(self._supervisor)
+        return current._repr_html_(), repr(current)
 
     def refresh(self) -> None:
         """Update the card if the status has changed. Called from any thread."""
-        if not self._shown:
+        if not self._snapshots:
             return
         from zmq import ZMQError
 
         with self._lock:
-            now = repr(status(self._supervisor))
-            if now != self._last:
-                self._last = now
+            current = repr(status(self._supervisor))
+            if current != self._last:
+                self._last = current
                 with suppress(ZMQError):  # the kernel is ending
-                    for shown in self._shown:
-                        shown.renew()
+                    for snapshot in self._snapshots:
+                        snapshot.renew()

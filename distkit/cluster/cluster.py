@@ -41,7 +41,7 @@ _clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
 
 def _forget_clusters() -> None:
-    """End clusters and runs for a process that was forked from this one: its parent has them."""
+    """Mark clusters and runs as ended in a forked child, because its parent owns them."""
     for cluster in _clusters:
         supervisor = cluster._supervisor
         supervisor.closed = True
@@ -57,33 +57,33 @@ _cells = CellRegistry(lambda cluster: cluster.stop())
 class Cluster:
     """Real ``torch.distributed`` ranks behind this notebook or script.
 
-    The constructor returns at once and shows a status card; the first use waits until the ranks
-    are ready. All processes end with :meth:`stop`, at the end of the ``with`` block, when the
+    The constructor returns immediately and shows a status card; the first use waits until the
+    ranks are ready. All processes end with :meth:`stop`, at the end of the ``with`` block, when the
     object is garbage-collected, and when this kernel ends in any way.
 
     Args:
         ranks: number of ranks, default 4.
         workers: synonym of ``ranks`` for clusters with parameter servers.
-        servers: number of parameter servers; with servers a scheduler starts, too. On several
-            machines servers are assigned round-robin; the scheduler runs on the first.
-        device: "auto" (GPUs if there are any), "cpu", "cuda" or "cuda:0".
+        servers: number of parameter servers; a scheduler starts with them. On several machines
+            servers are assigned round-robin; the scheduler runs on the first machine.
+        device: "auto" (GPUs if available), "cpu", "cuda" or "cuda:0".
         backend: "auto" (nccl if every rank has its own GPU, else gloo), "gloo" or "nccl".
         threads: torch threads per rank; None for as many as the cgroup's quota allows.
-        memory_fraction: share of its GPU's memory that torch may allocate on a rank, in (0, 1]; by
-            default an equal share of the free memory if ranks share a GPU, else all.
+        memory_fraction: fraction of a GPU's memory that torch may allocate per rank, in (0, 1]; by
+            default an equal share of the free memory if ranks share a GPU, else all of it.
         heartbeat_timeout: with servers: seconds without a heartbeat after which a worker or server
             is killed and treated as crashed. A process that only computes still sends heartbeats.
         hosts: number of ranks per machine, reached by SSH: ``{"alpha": 2, "beta": 2}``; or a list
             of machines, which get the ranks in blocks.
         engines: ipyparallel launcher that starts the ranks: "slurm", "mpi", "ssh", …. A site sets
-            defaults for it and for ``hosts`` by the environment variables ``DISTKIT_ENGINES`` and
-            ``DISTKIT_HOSTS`` (names, separated by commas), with options as JSON in
+            defaults for it and for ``hosts`` in the environment variables ``DISTKIT_ENGINES`` and
+            ``DISTKIT_HOSTS`` (names, separated by commas), and options as JSON in
             ``DISTKIT_OPTIONS``.
-        interface: with other machines: an address of this machine that they reach, or a machine
-            that is reached by the right interface; optionally with a port:
+        interface: with other machines: an address of this machine that they can reach, or a machine
+            that this one reaches through the right interface, optionally with a port, as in
             ``"10.0.0.1:45000"``; or a listening socket. Detected by default.
-        timeout: with other machines: seconds until they must have connected; a job's time in the
-            queue does not count.
+        timeout: with other machines: time limit for them to connect [s]; a job's time in the queue
+            does not count.
         options: with other machines: the launcher's configuration, such as ``ssh_args=[…]`` or
             ``account="physics"``.
 
@@ -117,9 +117,11 @@ class Cluster:
         **options: Any,
     ) -> None:
         if not heartbeat_timeout > 0:
-            raise StartError(f"heartbeat_timeout={heartbeat_timeout}: give seconds, more than 0.")
+            raise StartError(
+                f"heartbeat_timeout={heartbeat_timeout}: expected seconds, more than 0."
+            )
         if ranks is not None and workers is not None:
-            raise StartError("give ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
+            raise StartError("pass ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
         count = ranks if ranks is not None else workers
         for option in options:
             if removed := GONE.get(f"dk.Cluster({option}=…)"):
@@ -172,14 +174,14 @@ class Cluster:
         interface: str | socket.socket = "",
         timeout: float = 60.0,
     ) -> Cluster:
-        """Start ranks beside the engines of a running ipyparallel cluster, one per engine.
+        """Start ranks next to the engines of a running ipyparallel cluster, one per engine.
 
         The engines keep running when this cluster is stopped; a rank ends with its engine.
 
         Args:
             cluster: an ``ipyparallel.Client``, or the name of its profile or cluster.
             servers: number of parameter servers, on the engines' machines.
-            device: see :class:`Cluster`, as for all that follow.
+            device: see :class:`Cluster`.
             backend: see :class:`Cluster`.
             threads: see :class:`Cluster`.
             memory_fraction: see :class:`Cluster`.
@@ -207,7 +209,7 @@ class Cluster:
         return self
 
     def _open_remote(self, remote: Any, servers: int, heartbeat_timeout: float) -> None:
-        """Start processes on other machines; the plan is refined when they have connected."""
+        """Start processes on other machines; the plan is refined once they connect."""
         count, note = remote.count, "on other machines"
         plan = Plan(count, servers, "gloo", (CPU,) * count, 1, note)
         self._open(plan, heartbeat_timeout, remote.start)
@@ -230,7 +232,7 @@ class Cluster:
         self._submitting = threading.Lock()
         if show_card and in_notebook():
             self._supervisor.card.show()
-        _clusters.add(self)  # from now on ``%%ranks`` runs on it
+        _clusters.add(self)  # ``%%ranks`` now runs on it
 
     # -- running ----------------------------------------------------------------
 
@@ -245,18 +247,18 @@ class Cluster:
         """Run a function, or a torchrun-style script, on every rank, and wait for it.
 
         The function is pickled with everything it captures; ``args`` and ``kwargs`` are the same on
-        every rank, which ``dist.get_rank()`` distinguishes. A ``.py`` path runs as ``__main__``
+        every rank; ``dist.get_rank()`` returns the rank. A ``.py`` path runs as ``__main__``
         with ``args`` as its arguments. Deadlocked ranks are released with an explanation, unless
         ``wait_forever``. Each run has its own processes, as under torchrun: settings, threads and
         children of the function end with it.
 
         Every rank draws different random numbers, as under torchrun. A run with the same
         ``seed`` draws the same numbers again: each rank derives the seeds of torch's, numpy's and
-        Python's generators from it. Without a seed the run chooses one and stores it in
+        Python's generators from it. Without a seed the run draws one and stores it in
         ``run.trace.info.seed``. If the function has a parameter ``seed``, it receives the seed.
 
         Raises:
-            DeadlockError: ranks waited for each other forever; it says which, where and why.
+            DeadlockError: ranks waited for each other forever; the message explains where and why.
             RankError: the function raised on a rank; the others were released.
             RankDied: a rank's process ended.
             NotPicklableError: an object cannot be pickled; the message names it.
@@ -272,7 +274,7 @@ class Cluster:
         seed: int | None = None,
         **kwargs: Any,
     ) -> Run:
-        """Like :meth:`run`, but return at once; the run's ``wait()`` blocks."""
+        """Like :meth:`run`, but return without waiting; the run's ``wait()`` blocks."""
         return self._submit(fn, args, kwargs, wait_forever=wait_forever, seed=seed)
 
     def execute(
@@ -284,7 +286,7 @@ class Cluster:
         file: str = "",
         seed: int | None = None,
     ) -> Run | Stepper:
-        """Run source code on the ranks, whose variables persist; ``%%ranks`` calls this.
+        """Run source code on the ranks, where variables persist; ``%%ranks`` calls this.
 
         ``torch``, ``dist``, ``rank`` and ``world_size`` are predefined. The value of an expression
         in the last line is printed and returned in ``results``.
@@ -306,7 +308,7 @@ class Cluster:
         selected = range(self.plan.ranks) if ranks is None else sorted(set(ranks))
         if unknown := [r for r in selected if r not in range(self.plan.ranks)]:
             raise ClusterError(
-                f"there is no rank {unknown[0]}: this cluster has ranks 0 to {self.plan.ranks - 1}."
+                f"rank {unknown[0]} does not exist: the ranks are 0 to {self.plan.ranks - 1}."
             )
         run = self.step if step else self.run
         return run(Cell(source, file, list(selected)), seed=seed)
@@ -404,7 +406,7 @@ class Cluster:
     def _busy_message(self, run: Conductor) -> str:
         if self.stepper is not None and self.stepper.run.number == run.number:
             return (
-                f"the cluster is stepping through {run.name}. Let it run to its end "
+                f"the cluster is stepping through {run.name}. Finish it "
                 "(cluster.stepper.finish()), or end it (cluster.interrupt())."
             )
         return (
@@ -428,11 +430,13 @@ class Cluster:
             ready = self._supervisor.ready.wait(timeout)
         except KeyboardInterrupt:
             raise RunStopped(
-                "interrupted while the ranks are starting; nothing ran. They continue to start, "
-                "and the cluster is usable as soon as they are ready. cluster.stop() ends them."
+                "interrupted while the ranks were starting; nothing ran. They continue to start, "
+                "and the cluster is usable once they are ready. To end them, use cluster.stop()."
             ) from None
         if not ready:
-            raise TimeoutError(f"the ranks are not ready after {timeout} s; they still start")
+            raise TimeoutError(
+                f"the ranks are not ready after {timeout} s; they are still starting"
+            )
         if self._supervisor.stage == "failed":
             raise StartError(self._supervisor.failure)
         return self
@@ -462,19 +466,19 @@ class Cluster:
         processes = self.wait()._supervisor.processes
         numbers = {info.name: n for n, info in processes.info().ranks.items()}
         if name not in numbers:
-            raise ClusterError(f"there is no {name!r} here. There are {', '.join(numbers)}.")
+            raise ClusterError(f"{name!r} does not exist. This cluster has {', '.join(numbers)}.")
         child, ended = processes.children.get(numbers[name]), threading.Event()
         if child is None:
             raise ClusterError(
-                f"{name} has no process now: processes start and end with their run. Kill it "
-                "during a run, for example one that cluster.submit() has started."
+                f"{name} has no process now: processes exist only during a run. Kill it during a "
+                "run, for example one started with cluster.submit()."
             )
         child.on_exit(lambda status: ended.set())  # called after the cluster's callback
         end([child])
         ended.wait(INTERRUPT_TIMEOUT)
 
     def diagnose(self) -> list[Finding]:
-        """Diagnose the current or latest run: which rank waits for which, and why."""
+        """Diagnose the current or latest run: report the ranks that wait, and why."""
         run = self._supervisor.run or self._latest
         return [] if run is None else run.findings
 
@@ -499,7 +503,7 @@ class Cluster:
 
     def _stopped_error(self) -> StoppedError:
         return StoppedError(
-            "the cluster was stopped, or is another process's. Make a new one: "
+            "the cluster was stopped, or belongs to another process. Create a new one: "
             f"dk.Cluster({self.plan.cluster_args})."
         )
 
@@ -510,7 +514,7 @@ class Cluster:
 
     @property
     def stepper(self) -> Stepper | None:
-        """The latest stepper, such as that of a ``%%ranks --step`` cell."""
+        """The latest stepper, for example of a ``%%ranks --step`` cell."""
         return self._stepper[1] if self._stepper is not None else None
 
     @property
@@ -536,12 +540,12 @@ class Cluster:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Defer interrupts to the end of the block: a call that reached only some ranks would hang."""
+    """Defer interrupts to the end of the block, since a call on only some ranks would hang."""
     other_thread = threading.current_thread() is not threading.main_thread()
     if other_thread or signal.getsignal(signal.SIGINT) is None:  # a handler installed from C
         yield
         return
-    received: list[int] = []  # masking is no help: another thread would take the signal
+    received: list[int] = []  # a mask does not help: another thread would get it
     previous = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
     try:
         yield
@@ -552,6 +556,6 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def latest() -> Cluster | None:
-    """Return this process's most recent cluster that is not stopped; None if there is none."""
+    """Return this process's most recent cluster that was not stopped; None without one."""
     alive = [c for c in _clusters if not c._supervisor.closed]
     return max(alive, key=lambda c: c._supervisor.started, default=None)

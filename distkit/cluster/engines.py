@@ -1,4 +1,4 @@
-"""ipyparallel's cluster behind ``%%ranks`` cells and ``%px``: one engine per rank.
+"""Runs ``%%ranks`` cells and ``%px`` on an ipyparallel cluster with one engine per rank.
 
 Unlike the ranks of a run, engines and their variables persist between cells. They start with the
 first cell. Killing a cell ends its engines.
@@ -19,18 +19,18 @@ from distkit.cluster.runs.outcome import Failure, Outcome
 from distkit.cluster.runs.ranks import Ranks
 from distkit.errors import StartError
 
-#: Heartbeat period of the hub [ms], and number of heartbeats that an engine may miss. It is large,
-#: because an engine on a busy machine is not dead, and the fork server reports dead ones at once.
+#: Heartbeat period of the hub [ms], and number of heartbeats that an engine may miss. The
+#: limit is large: busy engines are slow, and the fork server reports dead ones immediately.
 HEARTBEAT_PERIOD, MAX_MISSES = 50, 1200
 
-#: Time for the engines to register [s]: long, for machines under load.
+#: Timeout for the engines to register [s]; long enough for busy machines.
 REGISTRATION_TIMEOUT = 120.0
 
 
 class Engines(Ranks):
     """Ranks that run cells.
 
-    ``usable`` is False after a process has ended, or its process group is not intact;
+    ``usable`` is False after a process has ended, or if its process group is not intact;
     ``loss_reported`` is True if a run has warned about it.
     """
 
@@ -95,8 +95,8 @@ class Engines(Ranks):
                 raise StartError("the engines ended while they were starting. Run the cell again.")
             if time.monotonic() > end:
                 raise StartError(
-                    f"ranks {sorted(missing)} did not report within {REGISTRATION_TIMEOUT:.0f} s. "
-                    "The machine may be overloaded: stop other programs, or ask for fewer ranks."
+                    f"ranks {sorted(missing)} did not register in {REGISTRATION_TIMEOUT:.0f} s. "
+                    "The machine may be overloaded: stop other programs, or use fewer ranks."
                 )
             time.sleep(0.005)
 

@@ -1,4 +1,4 @@
-"""Assign devices to ranks, choose the backend, and explain the choice. Pure.
+"""Assigns devices to ranks, chooses the backend, and explains the choice. Pure.
 
 The machine's GPUs come from nvidia-smi (:func:`distkit.cluster.machine.gpus`). The status card, the
 doctor and errors quote the explanation.
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from distkit._format import count, human_bytes, joined, named
 from distkit.errors import StartError
 
-#: GPU memory of a rank: CUDA context, libraries, a little for tensors [bytes]; estimated.
+#: Estimated GPU memory of a rank: CUDA context, libraries and small tensors [bytes].
 GPU_RANK_BYTES = 700_000_000
 
 #: Oldest driver version for each major version of CUDA.
@@ -26,7 +26,7 @@ _NCCL = {"NCCL_SOCKET_IFNAME": "=lo"}
 
 
 class Obstacle(NamedTuple):
-    """Reason why a machine's GPUs cannot be used, and the remedy."""
+    """The reason why a machine's GPUs cannot be used, and the remedy."""
 
     kind: str
     what: str
@@ -40,8 +40,8 @@ class Obstacle(NamedTuple):
 class Gpu:
     """A GPU.
 
-    ``index`` is nvidia-smi's; sizes are in bytes, 0 if unknown. With ``mig`` it stands for one of
-    its slices: CUDA shows a process only one, the first or that in CUDA_VISIBLE_DEVICES.
+    ``index`` is nvidia-smi's; sizes are in bytes, 0 if unknown. With ``mig`` it is one MIG
+    slice: CUDA shows a process only one, the first or the one in CUDA_VISIBLE_DEVICES.
     """
 
     index: int
@@ -53,22 +53,22 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """Name in messages."""
+        """The name in messages."""
         return f"{'a slice of ' if self.mig else ''}GPU {self.index}"
 
     @property
     def capacity(self) -> float:
-        """Number of ranks that fit in its free memory."""
+        """The number of ranks that fit in its free memory."""
         return self.free // GPU_RANK_BYTES if self.total else float("inf")
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """GPUs that ranks on one machine may use.
+    """The GPUs that ranks on one machine may use.
 
     Args:
         usable: the GPUs in CUDA's order.
-        obstacle: why none is usable, although the machine may have some.
+        obstacle: reason why no GPU is usable, although the machine may have some.
         nccl: version of torch's NCCL; () if torch has none.
     """
 
@@ -79,7 +79,7 @@ class Gpus:
 
 @dataclass(frozen=True)
 class DeviceAssignment:
-    """Device assignment of a rank.
+    """The device of a rank.
 
     Args:
         device: torch's name of the device on the rank.
@@ -130,30 +130,32 @@ def examine(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
 
 
 def _no_driver(found: Mapping[str, Any]) -> Obstacle | None:
-    lost = [f"GPU {each['index']}: {each['error']}" for each in found["found"] if "error" in each]
-    if "error" in found or (lost and len(lost) == len(found["found"])):
-        what = f"the GPU driver does not answer: {found.get('error') or joined(lost)}"
-        return Obstacle("driver", what, "Reboot, or load the driver anew.")
+    failed = [
+        f"GPU {entry['index']}: {entry['error']}" for entry in found["found"] if "error" in entry
+    ]
+    if "error" in found or (failed and len(failed) == len(found["found"])):
+        what = f"the GPU driver does not respond: {found.get('error') or joined(failed)}"
+        return Obstacle("driver", what, "Reboot, or reload the driver.")
     return None
 
 
 def _visible(devices: Sequence[Gpu], setting: str | None) -> tuple[list[Gpu], Obstacle | None]:
-    """Apply CUDA_VISIBLE_DEVICES by CUDA's rules: the first invalid name ends the list."""
+    """Apply CUDA_VISIBLE_DEVICES as CUDA does: the first invalid name ends the list."""
     slices = [gpu for gpu in devices if gpu.mig]
     if slices and (setting is None or setting.startswith("MIG-")):
         return slices[:1], None
     if setting is None:
         return list(devices), None
-    found: list[Gpu] = []
+    selected: list[Gpu] = []
     for name in filter(None, (name.strip() for name in setting.split(","))):
         matches = [gpu for gpu in devices if _matches(gpu, name)]
         if len(matches) != 1:
             break
-        found += matches
-    if found:
-        return found, None
+        selected += matches
+    if selected:
+        return selected, None
     existing = joined([gpu.label for gpu in devices])
-    what = f"CUDA_VISIBLE_DEVICES={setting!r} names none of the GPUs here: {existing}"
+    what = f"CUDA_VISIBLE_DEVICES={setting!r} selects none of the GPUs here: {existing}"
     return [], Obstacle("hidden", what, "Unset it: del os.environ['CUDA_VISIBLE_DEVICES'].")
 
 
@@ -164,14 +166,14 @@ def _matches(gpu: Gpu, name: str) -> bool:
 
 def _no_torch(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Obstacle | None:
     if "cuda" not in torch:
-        what = "torch did not answer, so its CUDA version is unknown"
-        return Obstacle("torch", what, "Make import torch work.")
+        what = "torch did not respond, so its CUDA version is unknown"
+        return Obstacle("torch", what, "Check that import torch works.")
     if not torch["cuda"]:
         return Obstacle("torch", "torch is built without CUDA", "Install torch with CUDA.")
     driver = found.get("driver", "")
     needed = OLDEST_DRIVERS.get(int(torch["cuda"].split(".")[0]), 0)
     if driver and int(driver.split(".")[0]) < needed:
-        what = f"the driver {driver} is too old for CUDA {torch['cuda']}, which torch is built for"
+        what = f"the driver {driver} is too old for CUDA {torch['cuda']}, for which torch is built"
         return Obstacle("old", what, f"Install driver {needed} or later, or an older torch.")
     return None
 
@@ -200,8 +202,8 @@ def assign_devices(
     if not usable:
         if backend == "nccl":
             raise StartError(
-                f"backend='nccl' needs one GPU for each of {ranks} ranks; 0 can be used. "
-                f"{why or 'Leave it out.'}"
+                f"backend='nccl' needs one GPU for each of {ranks} ranks; none is usable. "
+                f"{why or 'Omit the backend.'}"
             )
         return (CPU,) * ranks, "gloo", f"gloo on CPU{': ' if why else ''}{why}"
     by_rank = [usable[r % len(usable)] for r in range(ranks)]
@@ -221,22 +223,22 @@ def assign_devices(
         for gpu in by_rank
     )
     if not no_nccl and backend != "gloo":
-        return assignments, "nccl", "nccl: every rank has a GPU of its own"
-    note = f"gloo: {no_nccl or 'as asked'}, so messages go through host memory"
+        return assignments, "nccl", "nccl: every rank has its own GPU"
+    note = f"gloo: {no_nccl or 'as requested'}, so messages go through host memory"
     return assignments, "gloo", note
 
 
 def _check(device: str, backend: str, memory_fraction: float | None) -> None:
     if device not in ("auto", "cpu") and not re.fullmatch(r"cuda(:\d+)?", device):
         raise StartError(
-            f"device={device!r} is not known. Use device='auto', 'cpu', 'cuda' or 'cuda:0'."
+            f"device={device!r} is invalid. Use device='auto', 'cpu', 'cuda' or 'cuda:0'."
         )
     if backend not in ("auto", "gloo", "nccl"):
-        raise StartError(f"backend={backend!r} is not known. Use 'auto', 'gloo' or 'nccl'.")
+        raise StartError(f"backend={backend!r} is invalid. Use 'auto', 'gloo' or 'nccl'.")
     if memory_fraction is not None and not 0 < memory_fraction <= 1:
         raise StartError(
-            f"memory_fraction={memory_fraction}: give a part of a GPU's memory, more than 0 and at "
-            "most 1."
+            f"memory_fraction={memory_fraction}: expected a fraction of a GPU's memory, more than "
+            "0 and at most 1."
         )
 
 
@@ -250,14 +252,14 @@ def _choose(ranks: int, device: str, gpus: Gpus) -> tuple[Sequence[Gpu], str]:
             "torch sees no GPU here (no driver, or a CPU build of torch). Use device='cpu' or "
             "'auto', or install torch with CUDA."
         )
-        raise StartError(f"device={device!r} was asked for, and {why}")
+        raise StartError(f"device={device!r} was requested, but {why}")
     if ":" in device:
         index = int(device.partition(":")[2])
         if index >= len(usable):
-            have = f"cuda:0 to cuda:{len(usable) - 1}" if len(usable) > 1 else "cuda:0"
+            names = f"cuda:0 to cuda:{len(usable) - 1}" if len(usable) > 1 else "cuda:0"
             raise StartError(
-                f"device={device!r} was asked for, of {count(len(usable), 'GPU')} here: {have}. "
-                "Name one of those, or use device='auto'."
+                f"device={device!r} does not exist: this machine has {count(len(usable), 'GPU')}, "
+                f"{names}. Use one of these names, or device='auto'."
             )
         usable = usable[index : index + 1]
     free = [gpu for gpu in usable if gpu.capacity >= 1] or usable
@@ -275,8 +277,8 @@ def _full(sharers: Mapping[Gpu, int]) -> str:
     for gpu, n in sharers.items():
         if n > gpu.capacity:
             return (
-                f"{gpu.label} has {human_bytes(gpu.free)} of {human_bytes(gpu.total)} free, too "
-                f"little for {count(n, 'rank')}: about {human_bytes(n * GPU_RANK_BYTES)}, so "
+                f"{gpu.label} has {human_bytes(gpu.free)} of {human_bytes(gpu.total)} free, and "
+                f"{count(n, 'rank')} need about {human_bytes(n * GPU_RANK_BYTES)}: "
                 f"{gpu.capacity:g} fit."
             )
     return ""
@@ -294,7 +296,7 @@ def _why_not_nccl(by_rank: Sequence[Gpu], gpus: Gpus) -> str:
 
 
 def _memory_share(gpu: Gpu, sharers: int) -> float:
-    """Return an equal share of the free memory, less each rank's memory beside its tensors."""
+    """Return an equal share of the free memory, minus each rank's memory besides its tensors."""
     if sharers == 1:
         return 0.0
     if not gpu.total:

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 class Nodes:
-    """The processes of servers and scheduler; their ids follow those of the workers (the ranks).
+    """The processes of the servers and the scheduler, with ids after the workers' (the ranks').
 
     Args:
         plan: the numbers of workers and servers.
         folder: the cluster's folder on this machine.
-        hosts: their machines, with the scheduler on the first.
-        on_message: called with a node's id and its messages; with "replaced" and the exit status of
-            a server that ends during the run; with "lost" if a node ends before the run; and with
-            "missed" and the pid of a process whose heartbeats the scheduler misses.
+        hosts: their machines; the scheduler runs on the first.
+        on_message: called with a node's id, and the kind and content of its message; also with
+            "replaced" and its exit status if a server ends during the run, "lost" if a node ends
+            before the run, and "missed" and the pid if a process misses heartbeats.
         heartbeat_timeout: time without heartbeats after which a node is reported [s].
     """
 
@@ -67,15 +67,15 @@ class Nodes:
 
             self._keys = new_keys()
             scheduler = max(self.roles)
-            if self._hosts[0].address:  # the others need its endpoint
+            if self._hosts[0].address:  # other machines need its endpoint
                 self._fork([scheduler])
                 self._await_scheduler(self.children[scheduler])
             self._fork(self.roles.keys() - self.children.keys())
 
     def _fork(self, nodes: Iterable[int]) -> None:
         nodes = [*nodes]
-        each = [self._fork_args(n) for n in nodes]
-        children = fork_all("distkit.cluster.processes.roles:node", each)
+        requests = [self._fork_args(n) for n in nodes]
+        children = fork_all("distkit.cluster.processes.roles:node", requests)
         for n, child in zip(nodes, children, strict=True):
             self.children[n] = child
             child.on_message(partial(self._handle_message, n))
@@ -98,7 +98,7 @@ class Nodes:
             last_line = log.read_text().splitlines()[-1:] if log.exists() else []
             raise StartError(
                 f"the scheduler on {child.server.host} ended while starting ({child.status}), "
-                f"before it could listen to the other machines. {''.join(last_line)}"
+                f"before the other machines could connect. {''.join(last_line)}"
             )
 
     def _set_endpoint(self, endpoint: str) -> None:
@@ -166,9 +166,9 @@ class Nodes:
             self._on_message(node, kind, what)
 
     def settle(self, command: str = "flush", timeout: float = 2.0) -> None:
-        """Make the nodes flush their events; after "rest" they record no more.
+        """Make the nodes flush their events; after "rest" they stop recording.
 
-        Wait ``timeout`` seconds for each node that does not respond.
+        Wait up to ``timeout`` seconds for each node.
         """
         requests = 0
         for child in self.children.values():

@@ -1,4 +1,4 @@
-"""The processors, memory, files and GPUs that this machine, container or pod allows.
+"""Returns the processors, memory, files and GPUs that this machine, container or pod allows.
 
 In a container the host's numbers are wrong (Binder: 1 CPU and 2 GB of a 64-core host), so the
 cgroup's quota applies. The doctor sends this file to machines where distkit may not be installed:
@@ -24,14 +24,14 @@ _CGROUP, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 #: nvidia-smi's query of each GPU; the name comes last, since it may contain a comma.
 _QUERY = "index,uuid,memory.total,memory.free,driver_version,mig.mode.current,name"
 
-#: Timeout of nvidia-smi [s]; with a cold driver it takes most of it.
+#: Timeout of nvidia-smi [s]; a cold driver needs most of it.
 SMI_TIMEOUT = 20.0
 
 Json = dict[str, Any]
 
 
 def usable_cores() -> int:
-    """Return the number of processors this process may use, by its affinity."""
+    """Return the number of processors in this process's affinity mask."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -56,9 +56,9 @@ def memory() -> int:
 
 def _quota(cgroup: Path) -> float:
     v1 = words(cgroup / "cpu.cfs_quota_us") + words(cgroup / "cpu.cfs_period_us")
-    found = words(cgroup / "cpu.max") or v1
-    limited = len(found) == 2 and found[0] not in ("max", "-1")
-    return int(found[0]) / int(found[1]) if limited else math.inf
+    quota = words(cgroup / "cpu.max") or v1
+    limited = len(quota) == 2 and quota[0] not in ("max", "-1")
+    return int(quota[0]) / int(quota[1]) if limited else math.inf
 
 
 def cgroup_memory() -> float:
@@ -68,22 +68,22 @@ def cgroup_memory() -> float:
 
 def _memory_left(cgroup: Path) -> float:
     limit = words(cgroup / "memory.max") or words(cgroup / "memory.limit_in_bytes")
-    now = words(cgroup / "memory.current") or words(cgroup / "memory.usage_in_bytes")
-    if not limit or not now or limit[0] == "max":
+    used = words(cgroup / "memory.current") or words(cgroup / "memory.usage_in_bytes")
+    if not limit or not used or limit[0] == "max":
         return math.inf
-    found = words(cgroup / "memory.stat")
-    stat = dict(zip(found[::2], found[1::2], strict=False))
+    fields = words(cgroup / "memory.stat")
+    stat = dict(zip(fields[::2], fields[1::2], strict=False))
     cached = stat.get("total_inactive_file") or stat.get("inactive_file") or "0"
-    return max(0, int(limit[0]) - int(now[0]) + int(cached))  # the page cache is reclaimable
+    return max(0, int(limit[0]) - int(used[0]) + int(cached))  # the page cache is reclaimable
 
 
 def cgroups(controller: str) -> Iterator[Path]:
     """Yield the cgroup of this process and its ancestors, whose limits also apply.
 
-    In a container its own is often the outermost visible one. Services of systemd, such as a user's
-    server on a hub, and Slurm's jobs have nested ones.
+    In a container the process's own cgroup is often the outermost visible one. systemd services,
+    such as a user's server on a hub, and Slurm jobs have nested cgroups.
     """
-    # 4:memory:/system.slice/it.service; of version 2: 0::/the/path
+    # version 1: 4:memory:/system.slice/it.service; version 2: 0::/the/path
     for names, path in re.findall(r"\d+:([\w,=]*):(/\S*)", " ".join(words(_OWN_CGROUP))):
         if not names or controller in names.split(","):
             parts = path.strip("/").split("/")
@@ -92,7 +92,7 @@ def cgroups(controller: str) -> Iterator[Path]:
 
 
 def words(path: Path) -> list[str]:
-    """Return the words in a file of Linux; [] if it does not exist."""
+    """Return the fields of a /proc or cgroup file; [] if it does not exist."""
     try:
         return path.read_text().split()
     except OSError:
@@ -106,7 +106,7 @@ def raise_files() -> None:
 
 
 def own_address(towards: str) -> str:
-    """Return this machine's source address for packets to another; send nothing."""
+    """Return this machine's source address for packets to another, without sending any."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         s.connect((towards, 9))
         return str(s.getsockname()[0])
@@ -139,18 +139,18 @@ def _smi(*options: str) -> list[str]:
     """Return the lines that nvidia-smi prints.
 
     Raises:
-        OSError: it fails; the text is its own message.
+        OSError: nvidia-smi failed; the text is its own message.
     """
     command = ["nvidia-smi", *options]
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT)
     except subprocess.TimeoutExpired:
-        raise OSError(f"nvidia-smi does not answer within {SMI_TIMEOUT:.0f} s") from None
-    if ran.stdout.startswith("No devices"):
+        raise OSError(f"nvidia-smi did not respond within {SMI_TIMEOUT:.0f} s") from None
+    if result.stdout.startswith("No devices"):
         return []
-    if ran.returncode:
-        raise OSError((ran.stdout + ran.stderr).strip().partition("\n")[0])
-    return [line for line in ran.stdout.splitlines() if line.strip()]
+    if result.returncode:
+        raise OSError((result.stdout + result.stderr).strip().partition("\n")[0])
+    return [line for line in result.stdout.splitlines() if line.strip()]
 
 
 def _gpu(row: list[str]) -> Json:
@@ -160,7 +160,7 @@ def _gpu(row: list[str]) -> Json:
     if not index.isdigit() or uuid.startswith("["):  # [GPU is lost]
         return {"index": int(index) if index.isdigit() else 0, "error": uuid.strip("[]")}
     known = {"index": int(index), "name": name, "uuid": uuid}
-    if mig == "Enabled":  # the sizes are those of the whole GPU
+    if mig == "Enabled":  # nvidia-smi reports the sizes of the whole GPU
         return {**known, "mig": True}
     return {**known, "total": _bytes(total), "free": _bytes(free)}
 

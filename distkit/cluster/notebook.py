@@ -1,4 +1,4 @@
-"""The notebook's side of source files: which file is which cell, and their text."""
+"""Maps source files to notebook cells, and reads their text."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from distkit.events import LINES, STACK, Event
 _files: dict[str, str] = {}  # label of a file -> its path
 _labels: dict[str, str] = {}  # file of a cell that runs on the ranks -> its label
 _cells = itertools.count()
-_MAX_SOURCE = 200_000  # characters of one source file that go into a trace
+_MAX_SOURCE = 200_000  # maximum number of characters of a source file in a trace
 
 
 def shell() -> Any:
-    """Return the IPython shell of this process; None outside IPython. Never import IPython."""
+    """Return the IPython shell of this process; None outside IPython. Never imports IPython."""
     module = sys.modules.get("IPython")
     return module.get_ipython() if module is not None else None
 
 
 def in_notebook() -> bool:
-    """Return True if a front end can show images."""
+    """Return True if this process is a notebook's kernel, whose front end can show images."""
     current = shell()
     return current is not None and hasattr(current, "kernel")
 
 
 def cell() -> str | None:
-    """Return the identity of the notebook's cell; None if the front end does not send it."""
+    """Return the id of the running notebook cell; None if the front end does not send it."""
     if not in_notebook():
         return None
     parent = shell().kernel.get_parent("shell") or {}
-    found: str | None = parent.get("metadata", {}).get("cellId")
-    return found
+    cell_id: str | None = parent.get("metadata", {}).get("cellId")
+    return cell_id
 
 
 class CellRegistry:
-    """Objects by cell: running a cell again ends the objects of its previous execution.
+    """A registry of objects by cell. Running a cell again ends its previous objects.
 
     Args:
-        end: ends an object.
+        end: called to end an object.
     """
 
     def __init__(self, end: Callable[[Any], None]) -> None:
@@ -54,7 +54,7 @@ class CellRegistry:
         self._by_cell: dict[str, tuple[str, weakref.WeakSet[Any]]] = {}
 
     def add(self, cell: str | None, value: Any) -> None:
-        """Register an object of ``cell``, which may have several."""
+        """Register an object of ``cell``; a cell may have several."""
         if cell is None:
             return
         header = (shell().kernel.get_parent("shell") or {}).get("header", {})
@@ -71,7 +71,7 @@ class CellRegistry:
 def name_running_cell(source: str) -> str:
     """Return a new file name, labelled ``In[n]`` in tracebacks, for code of the running cell."""
     history = getattr(shell(), "history_manager", None)
-    # its first input is empty; execution_count is one more here in IPython 9, not in 8
+    # the first input is empty; execution_count differs between IPython 8 and 9
     count = 0 if history is None else len(history.input_hist_raw) - 1
     file, label = f"distkit-cell-{next(_cells)}", f"In[{count}]"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
@@ -81,7 +81,7 @@ def name_running_cell(source: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """Source code of a ``%%ranks`` cell, for some ranks, whose variables persist."""
+    """The source code of a ``%%ranks`` cell, for some ranks."""
 
     source: str
     file: str
@@ -89,7 +89,7 @@ class Cell:
     __name__ = "cell"
 
     def __call__(self, namespace: dict[str, Any]) -> Any:
-        """Run it; print the value of an expression in the last line, and return it."""
+        """Run the cell; print and return the value of an expression in its last line."""
         tree = ast.parse(self.source, self.file)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, self.file, "exec"), namespace)
@@ -108,7 +108,7 @@ def place(where: str) -> str:
 
 @lru_cache(4096)
 def _label_line(where: str, count: int) -> str:
-    """Like :func:`place`, during cell ``count``: a repeated cell gets another number."""
+    """Return the result of :func:`place` during cell ``count``: numbers of cells change."""
     file, _, line = where.rpartition(":")
     return f"{_label(file, count)}:{line}" if file else where
 
@@ -129,9 +129,9 @@ def _short_path(file: str) -> str:
         return Path(file).name
 
 
-def sources(events: Iterable[Event], more: Iterable[str] = ()) -> dict[str, str]:
-    """Return the text of every source file of events and ``more`` lines, by label."""
-    lines = {*more} | {
+def sources(events: Iterable[Event], extra: Iterable[str] = ()) -> dict[str, str]:
+    """Return the text of every source file of the events and extra lines, by label."""
+    lines = {*extra} | {
         line
         for e in events
         for line in (e.where, *map(e.attributes.get, LINES), *e.attributes.get(STACK, ()))

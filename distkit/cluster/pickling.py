@@ -1,4 +1,4 @@
-"""Pickles functions for the ranks with cloudpickle; names the object that cannot be pickled."""
+"""Pickles functions for the ranks with cloudpickle, and names unpicklable objects."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """
     if isinstance(fn, (str, Path)):
         if kwargs:
-            raise TypeError("a script's arguments are words: run('train.py', '--steps', '10')")
+            raise TypeError(
+                "a script accepts only positional arguments: run('train.py', '--steps', '10')"
+            )
         fn = _script(Path(fn))
         add_user_file(str(fn))  # treat its lines as the user's in any folder
         args = tuple(map(str, args))
     elif not callable(fn):
         raise TypeError(
-            f"run() needs a function or the path of a script, got {reprlib.repr(fn)}. Give the "
+            f"run() needs a function or the path of a script, got {reprlib.repr(fn)}. Pass the "
             "function itself, without parentheses: cluster.run(hello), not cluster.run(hello())."
         )
     try:
@@ -53,11 +55,11 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
 
 @contextmanager
 def _users_modules_by_value() -> Iterator[None]:
-    """Pickle the user's modules by value in the block, since they change while ranks live."""
+    """Pickle the user's modules by value in the block, since they may change between runs."""
     files = [(m, getattr(m, "__file__", None)) for m in list(sys.modules.values())]
-    users = [m for m, file in files if file and not file.startswith(OWN) and is_users(file)]
+    user_modules = [m for m, file in files if file and not file.startswith(OWN) and is_users(file)]
     # by name: a module that sys.modules lists twice can be registered only once
-    named = {m.__name__: m for m in users if sys.modules.get(m.__name__) is m}
+    named = {m.__name__: m for m in user_modules if sys.modules.get(m.__name__) is m}
     named.pop("__main__", None)
     for module in named.values():
         cloudpickle.register_pickle_by_value(module)
@@ -70,10 +72,10 @@ def _users_modules_by_value() -> Iterator[None]:
 
 def _script(path: Path) -> Path:
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such script. Name a .py file.")
+        raise FileNotFoundError(f"{path}: script not found. Pass the path of a .py file.")
     if b"\0" in path.read_bytes()[:1024]:
         raise DistkitError(
-            f"{path} is not a Python script. If it is a saved trace: distkit replay {path}"
+            f"{path} is not a Python script. If it is a saved trace, run: distkit replay {path}"
         )
     return path.resolve()
 
@@ -89,11 +91,11 @@ def _explain_failure(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                     "kernel to stop: it ends when its function ends. Use `return` instead."
                 )
             return (
-                f"{name}() cannot travel to the ranks: {what} is a "
+                f"{name}() cannot be sent to the ranks: {what} is a "
                 f"{type(value).__module__}.{type(value).__qualname__}, which cannot be pickled. "
                 f"Create it inside {name}(), or pass plain data and tensors."
             )
-    return f"{name}() cannot travel to the ranks. Create what cannot be pickled inside {name}()."
+    return f"{name}() cannot be sent to the ranks. Create unpicklable objects inside {name}()."
 
 
 def captured(
@@ -101,12 +103,12 @@ def captured(
 ) -> Iterator[tuple[str, list[Any] | dict[Any, Any] | set[Any]]]:
     """Yield the lists, dicts and sets that a call passes to the ranks, with their names."""
     if inspect.isfunction(fn):
-        found = (
+        variables = (
             dict(zip(fn.__code__.co_varnames, args, strict=False))
             | kwargs
             | _captured_variables(fn)
         )
-        yield from ((name, v) for name, v in found.items() if type(v) in (list, dict, set))
+        yield from ((name, v) for name, v in variables.items() if type(v) in (list, dict, set))
 
 
 def _captured_variables(fn: FunctionType) -> dict[str, Any]:
@@ -129,7 +131,7 @@ def _candidates(
         for key, value in _captured_variables(fn).items():
             yield f"the captured variable {key!r}", value
     elif hasattr(fn, "__self__"):
-        yield "the object whose method it is", fn.__self__
+        yield "the object that the method is bound to", fn.__self__
 
 
 def _is_picklable(value: Any) -> bool:

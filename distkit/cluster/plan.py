@@ -1,6 +1,6 @@
-"""Plan a cluster before anything starts: the number of ranks and servers, devices and backend.
+"""Plans a cluster before anything starts: the number of ranks and servers, devices and backend.
 
-Pure: takes the machine's resources, returns a plan or raises :class:`StartError`.
+Pure: it computes a plan from the machine's resources, or raises :class:`StartError`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from distkit._format import count, human_bytes
 from distkit.cluster.gpus import DeviceAssignment, Gpus, assign_devices
 from distkit.errors import StartError
 
-#: Memory of one more rank, with torch shared by fork and some space for small work [bytes].
+#: Memory per additional rank [bytes]: torch is shared by fork, and small tensors are included.
 RANK_BYTES = 90_000_000
 
 #: Default number of ranks.
 DEFAULT = 4
 
-#: Number of processes per core that start within seconds and share it without long waits.
+#: Number of processes per core that start within seconds and do not wait long for the core.
 COMFORTABLE = 8
 
-#: A node of the parameter server that sends no heartbeat for this long counts as dead [s].
+#: Time without heartbeats after which a node of the parameter server counts as dead [s].
 HEARTBEAT_TIMEOUT = 30.0
 
 
@@ -63,7 +63,7 @@ class Plan:
 
     @property
     def cluster_args(self) -> str:
-        """The arguments of ``dk.Cluster(…)`` for another such cluster."""
+        """The arguments of ``dk.Cluster(…)`` that create the same cluster."""
         ranks = f"workers={self.ranks}" if self.servers else str(self.ranks)
         rank_args = [] if self.host_args.startswith("hosts=") else [ranks]
         server_args = [f"servers={self.servers}"] if self.servers else []
@@ -100,8 +100,8 @@ def make_plan(
     """
     check_counts(ranks, servers)
     _check_memory(ranks, servers, memory, cpus)
-    wanted = device, backend, memory_fraction
-    assignments, backend, note = assign_devices(ranks, gpus or Gpus(), *wanted)
+    request = device, backend, memory_fraction
+    assignments, backend, note = assign_devices(ranks, gpus or Gpus(), *request)
     if threads is None:
         threads = max(1, cpus // (ranks + servers))
     full = device == "auto" and gpus is not None and gpus.usable and not assignments[0].gpu
@@ -113,7 +113,7 @@ def make_plan(
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine for ranks: their number, and its resources as for :func:`make_plan`."""
+    """A machine, its number of ranks, and its resources as for :func:`make_plan`."""
 
     name: str
     ranks: int
@@ -187,13 +187,13 @@ def _warn_oversubscribed(processes: int, cpus: int) -> str:
         return ""
     return (
         f"{processes} processes share {count(cpus, 'core')}: they start slowly and take turns to "
-        f"compute, so measured times say little. Use up to {limit} here, and "
+        f"compute, so timings are unreliable. Use at most {limit} here, and "
         "dk.simulation.simulate for more ranks."
     )
 
 
 def check_counts(ranks: int, servers: int) -> None:
-    """Validate the numbers of processes.
+    """Validate the numbers of ranks and servers.
 
     Raises:
         StartError: a number is not an integer, or is too small.
@@ -201,7 +201,7 @@ def check_counts(ranks: int, servers: int) -> None:
     counts = ("ranks", ranks, "1 rank"), ("servers", servers, "0 servers")
     for name, n, minimum in counts:
         if not isinstance(n, int) or isinstance(n, bool):
-            raise StartError(f"{name} must be a whole number, not {n!r}. Try dk.Cluster(4).")
+            raise StartError(f"{name} must be an integer, not {n!r}. Try dk.Cluster(4).")
         if n < int(minimum[0]):
             raise StartError(f"a cluster needs at least {minimum}; got {n}. Try dk.Cluster(4).")
 
@@ -213,6 +213,6 @@ def _check_memory(ranks: int, servers: int, memory: int, cpus: int) -> None:
         suggestion = min(fit, COMFORTABLE * cpus)
         remedy = f"Use dk.Cluster({suggestion})" if fit else "Stop other programs or clusters"
         raise StartError(
-            f"{processes} processes need about {human_bytes(processes * RANK_BYTES)} and "
-            f"{human_bytes(memory)} of memory is free: {fit} fit. {remedy}."
+            f"{processes} processes need about {human_bytes(processes * RANK_BYTES)} of "
+            f"memory, and {human_bytes(memory)} is free: {fit} fit. {remedy}."
         )

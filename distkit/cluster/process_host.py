@@ -21,7 +21,7 @@ DRIFT = 5e-4
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Another host's clock minus this one's.
+    """The offset of another host's clock from this host's.
 
     Args:
         seconds: the difference [s] when the other clock shows ``at``.
@@ -50,7 +50,7 @@ class Offset:
 
 @dataclass
 class ProcessHost:
-    """This machine, with the ranks of a cluster.
+    """A machine with ranks of a cluster; in this class, the local machine.
 
     Args:
         server: forks and kills processes, and reports their ends.
@@ -68,15 +68,15 @@ class ProcessHost:
 
     @property
     def clock(self) -> Offset | None:
-        """Offset of its clock; None for this machine's, or before the first comparison."""
+        """The offset of its clock; None for this machine, or before the first measurement."""
         return None
 
     def spec_fields(self, rank: int, hosts: Sequence[ProcessHost]) -> dict[str, Any]:
-        """Return fields of Spec for a rank of this machine."""
+        """Return the machine's fields of Spec for a rank."""
         return {"folder": self.folder, **inherited()}
 
     def certainly(self, since: float, until: float) -> tuple[float, float]:
-        """Convert an interval of its clock to this machine's, shortened by the maximum error."""
+        """Convert an interval to this machine's clock; the maximum error shortens it."""
         return since, until
 
     def remove_store(self, name: str) -> None:
@@ -87,7 +87,7 @@ class ProcessHost:
 
 
 class Fleet(Protocol):
-    """The other machines of a cluster, while they start and later."""
+    """The other machines of a cluster."""
 
     def gather(self, plan: Plan) -> tuple[list[Any], Plan]:
         """Wait for all machines; return the :class:`ProcessHost` of each, and the refined plan.

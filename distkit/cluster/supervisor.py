@@ -1,4 +1,4 @@
-"""Starts, monitors and ends a cluster's processes: of the current run, and the engines of cells."""
+"""Starts, monitors and ends the processes of a cluster's current run, and the engines of cells."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from distkit.errors import DistkitError, StartError
 
 _FOLDER_REMOVED = (
     "the cluster's folder {} was removed, perhaps by a program that cleans temporary folders, and "
-    "its ranks cannot meet without it."
+    "its ranks cannot connect without it."
 )
 
 
 class Supervisor:
     """The processes of one cluster.
 
-    ``stage`` is the progress of starting; the card shows it, and each process's state.
+    ``stage`` is the progress of the start; the card shows it, and each process's state.
 
     Args:
         plan: number and devices of the ranks.
@@ -75,7 +75,7 @@ class Supervisor:
             self._set_stage("failed")
             self._end_all()
         finally:
-            if self.closed:  # stopped while starting: end what was started since
+            if self.closed:  # stopped while starting: end the processes started since then
                 self._end_all()
             self.ready.set()
 
@@ -93,7 +93,7 @@ class Supervisor:
             return str(error)
         return (
             f"the cluster could not be started ({type(error).__name__}: {error}). The machine may "
-            "be overloaded: stop other programs and make the cluster again."
+            "be overloaded: stop other programs and create the cluster again."
         )
 
     # -- running ----------------------------------------------------------------
@@ -179,29 +179,29 @@ class Supervisor:
 
     # -- ending -----------------------------------------------------------------
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         """Mark the cluster as failed: the fork server has ended, or the folder was removed."""
         with self._failing:
             if self.closed or self.stage == "failed" or not self.ready.is_set():
                 return
-            self.failure = self._final_message(why)
+            self.failure = self._final_message(reason)
             self._set_stage("failed")
         run, ranks = self.run, self.ranks
         if run is not None:
-            run.cluster_failure = why
+            run.cluster_failure = reason
         if ranks is not None:
             ranks.end(ranks.ranks)
         threading.Thread(target=self._clean_up, name="distkit-tidy", daemon=True).start()
 
     def _check_folder_exists(self) -> None:
-        """Fail if the folder was removed, without which ranks cannot rendezvous."""
+        """Mark the cluster as failed if its folder was removed: ranks rendezvous in it."""
         if not folders.has_owner(self.folder):
             self._fail(_FOLDER_REMOVED.format(self.folder))
 
-    def _final_message(self, why: str) -> str:
-        """Return the reason why the cluster failed, and the remedy."""
-        reason = why.rstrip().removesuffix(".")
-        return f"{reason}. Make the cluster again: dk.Cluster({self.plan.cluster_args})."
+    def _final_message(self, reason: str) -> str:
+        """Return the sentence reason the cluster failed, and the remedy."""
+        sentence = reason.rstrip().removesuffix(".")
+        return f"{sentence}. Create the cluster again: dk.Cluster({self.plan.cluster_args})."
 
     def _clean_up(self) -> None:
         """End the remaining processes of a failed cluster after its last run has settled."""

@@ -264,11 +264,11 @@ def test_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
         ({"ranks": -2}, "at least 1"),
         ({"ranks": 10**7}, "fit"),
         ({"ranks": 2, "device": "cuda"}, "no GPU"),
-        ({"ranks": 2, "device": "tpu"}, "not known"),
+        ({"ranks": 2, "device": "tpu"}, "is invalid"),
         ({"ranks": 2, "backend": "nccl"}, "one GPU for each of 2 ranks"),
         ({"ranks": 2, "workers": 2}, "not both"),
         ({"workers": 2, "servers": -1}, "at least 0"),
-        ({"ranks": "four"}, "whole number"),
+        ({"ranks": "four"}, "integer"),
     ],
 )
 def test_invalid_cluster_raises(asked: dict[str, object], says: str) -> None:
@@ -284,7 +284,7 @@ def test_stopped_cluster_raises() -> None:
     processes = [psutil.Process(row[2]) for row in cluster.status().rows]
     cluster.stop()
     cluster.stop()
-    with pytest.raises(dk.errors.StoppedError, match="Make a new one"):
+    with pytest.raises(dk.errors.StoppedError, match="Create a new one"):
         cluster.run(sum_of_ranks)
     _, alive = psutil.wait_procs(processes, timeout=5)
     assert not alive
@@ -332,7 +332,7 @@ with dk.Cluster(2).wait() as cluster:
     stepper.finish()
     print(cluster.run(dist.get_rank).results, cluster.restart().run(dist.get_rank).results)
 """
-STOPPED = "StoppedError: the cluster was stopped, or is another process's. Make a new one: "
+STOPPED = "StoppedError: the cluster was stopped, or belongs to another process. Create a new one: "
 #: Statements of the children, and the text that they print.
 IN_FORKS = {
     "pass": "",
@@ -340,8 +340,8 @@ IN_FORKS = {
     "cluster.run(dist.get_rank)": f"{STOPPED}dk.Cluster(2).\n",
     "cluster.restart()": f"{STOPPED}dk.Cluster(2).\n",
     "stepper.run.wait()": "RunError: barrier runs in the parent process.\n",
-    "stepper.next()": "StepError: barrier has ended with RunError: there is nothing left to step "
-    "through. Look back with back(), or step through it again: cluster.step(…).\n",
+    "stepper.next()": "StepError: barrier has ended with RunError: no step is left. Look "
+    "back with back(), or step through it again: cluster.step(…).\n",
     "print(dk.Cluster(3).run(dist.get_world_size).results)": "[3, 3, 3]\n",
     "print(dk.run_ranks(dist.get_world_size, 3).results)": "[3, 3, 3]\n",
 }

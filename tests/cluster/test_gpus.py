@@ -48,7 +48,7 @@ def test_unsupported_gpus_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = {"index": 0, "name": "H200", "uuid": "GPU-a", "total": 80 * GIB, "free": 80 * GIB}
     monkeypatch.setattr(machine, "gpus", lambda: {"found": [gpu]})
     with pytest.raises(
-        dk.errors.StartError, match=r"'cuda' was asked for, and torch is built without CU"
+        dk.errors.StartError, match=r"'cuda' was requested, but torch is built without CU"
     ):
         dk.Cluster(2, device="cuda")
     with dk.Cluster(2) as cluster:

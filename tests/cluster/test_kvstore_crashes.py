@@ -85,7 +85,7 @@ def test_killed_server_is_replaced_by_its_backup(cluster, tmp_path) -> None:
     until(flag.exists)
     cluster.kill("server 0")
     with pytest.warns(
-        dk.errors.CommunicationWarning, match="server 0 ended .* its backup answered"
+        dk.errors.CommunicationWarning, match="server 0 ended .* its backup took over"
     ):
         assert run.results == [[400.0] * 6] * 2
     shown = project(run.trace)

@@ -316,7 +316,8 @@ def test_killed_paused_worker_is_reported_immediately(usable: dk.Cluster, option
     told(
         stepper,
         1,
-        "rank 1: died: signal SIGKILL; the others go on without it; last seen before push('w') at ",
+        "rank 1: died: signal SIGKILL; the others continue without it; "
+        "last seen before push('w') at ",
     )
     assert len(stepper.moments) == moments and status(stepper) == ["paused", "died", "paused"]
     with pytest.raises(dk.errors.StepError, match=r"not paused .* rank 1: died: signal SIGKILL"):
@@ -339,8 +340,8 @@ def test_worker_killed_in_a_step_stops_no_other(usable: dk.Cluster, options) -> 
             stepper.next()
             assert status(stepper)[1] == ("died" if n > 2 else "paused")
             assert not stepper.finished and "failed" not in status(stepper)
-    assert "dk.trouble killed it, as asked; the others go on" in repr(stepper)
-    with pytest.warns(dk.errors.CommunicationWarning, match="as asked.; last seen before push"):
+    assert "dk.trouble killed it, as requested; the others continue" in repr(stepper)
+    with pytest.warns(dk.errors.CommunicationWarning, match="as requested.; last seen before push"):
         stepper.finish()
 
 
@@ -353,7 +354,7 @@ def test_replacement_worker_can_be_stepped(usable: dk.Cluster) -> None:
     stepper.next(rank=1)
     assert str(stepper.moment.rank_states[1]).startswith("rank 1: paused before init('w')")
     assert "replaces one" not in repr(stepper)
-    with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended .* replaced at once"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended .* was replaced"):
         assert len(stepper.finish().results[1]) == 3
 
 

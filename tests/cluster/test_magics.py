@@ -182,7 +182,7 @@ def test_notebook_variable_on_a_rank_is_explained(cells: dict[str, Cell]) -> Non
 def test_unknown_ranks_raise(cells: dict[str, Cell]) -> None:
     for name in ("no such rank", "endless"):
         assert re.match(
-            r"ClusterError: there is no rank \d+: this cluster has ranks 0 to 2\.",
+            r"ClusterError: rank \d+ does not exist: the ranks are 0 to 2\.",
             cells[name].error,
         )
     for name in ("negative", "no number", "half a span", "backwards", "others"):

@@ -119,6 +119,6 @@ class Interrupted(threading.Event):
 def test_interrupt_during_start_is_one_line(shared: dk.Cluster) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared.wait()._supervisor, "ready", Interrupted())
-        with pytest.raises(dk.errors.RunStopped, match="while the ranks are starting"):
+        with pytest.raises(dk.errors.RunStopped, match="while the ranks were starting"):
             shared.run(dist.get_rank)
     assert shared.run(dist.get_rank).results == [0, 1, 2]

@@ -174,7 +174,7 @@ def test_past_moments_show_past_values(usable: dk.Cluster) -> None:
     assert stepper.seek(-1).position == last
     reduced = [e for e in stepper.shown if e.op is Op.ALL_REDUCE and e.state is State.COMPLETED]
     assert {e.summary.values for e in reduced if e.summary} == {(6.0, 6.0, 6.0)}
-    with pytest.raises(dk.errors.StepError, match="there are moments 0 to"):
+    with pytest.raises(dk.errors.StepError, match="the moments are 0 to"):
         stepper.seek(99)
 
 
@@ -325,10 +325,10 @@ def test_deadlock_can_be_kept(usable: dk.Cluster) -> None:
 def test_unknown_ranks_raise(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
     for unknown in (7, -1, "one"):
-        with pytest.raises(dk.errors.StepError, match="there are ranks 0 to 2"):
+        with pytest.raises(dk.errors.StepError, match="the ranks are 0 to 2"):
             stepper.next(rank=unknown)  # type: ignore[arg-type]
     stepper.next(rank=2)
-    with pytest.raises(dk.errors.StepError, match=r"rank 2 is not paused.*Let ranks 0 and 1 go"):
+    with pytest.raises(dk.errors.StepError, match=r"rank 2 is not paused.*Resume ranks 0 and 1"):
         stepper.next(rank=2)
     stepper.back()
     with pytest.raises(dk.errors.StepError, match="this is the past"):

@@ -85,9 +85,7 @@ def test_async_workers_step_independently(cluster) -> None:
 
 
 def test_dead_worker_is_replaced_and_trains_again(cluster, tmp_path) -> None:
-    with pytest.warns(
-        dk.errors.CommunicationWarning, match="worker 1 ended .* was replaced at once"
-    ):
+    with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended .* was replaced"):
         run = cluster.run(
             train, ParameterServerStrategy(), torch.optim.Adam, 20, str(tmp_path / "died")
         )
@@ -330,9 +328,7 @@ def test_checkpoint_is_loaded_once_despite_deaths(cluster, tmp_path, who: str, s
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(model.weight, 100.0)
     save(Strategy(), tmp_path / "saved", model)
-    with pytest.warns(
-        dk.errors.CommunicationWarning, match=f"worker {who} ended .* was replaced at once"
-    ):
+    with pytest.warns(dk.errors.CommunicationWarning, match=f"worker {who} ended .* was replaced"):
         run = cluster.run(
             loads_and_dies,
             ParameterServerStrategy(),
@@ -372,8 +368,6 @@ def fits(strategy: Strategy, folder: str) -> int:
 
 
 def test_replaced_worker_fits_from_the_same_epoch(cluster, tmp_path) -> None:
-    with pytest.warns(
-        dk.errors.CommunicationWarning, match="worker 1 ended .* was replaced at once"
-    ):
+    with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended .* was replaced"):
         run = cluster.run(fits, ParameterServerStrategy(), str(tmp_path))
     assert run.results == [2, 2]

@@ -125,9 +125,9 @@ GPUS: Json = {
     [
         ({}, {}, "ok GPU 0 (H200) and GPU 1 (H200), 278 GiB free; driver 580.65.06"),
         ({}, {}, "torch's NCCL 2.29.7"),
-        ({}, {}, "2 ranks: nccl: every rank has a GPU of its own; 4 ranks: gloo: ranks 0 and 2"),
-        ({}, {"visible": ""}, "no GPU can be used here: CUDA_VISIBLE_DEVICES='' names none"),
-        ({"error": "OSError"}, {}, "here: torch did not answer, so its CUDA version"),
+        ({}, {}, "2 ranks: nccl: every rank has its own GPU; 4 ranks: gloo: ranks 0 and 2"),
+        ({}, {"visible": ""}, "no GPU can be used here: CUDA_VISIBLE_DEVICES='' selects none"),
+        ({"error": "OSError"}, {}, "here: torch did not respond, so its CUDA version"),
         ({"cuda": None}, {}, "no GPU can be used here: torch is built without CUDA. Install torch"),
         ({}, {"driver": "550.54"}, "the driver 550.54 is too old for CUDA 13.0"),
         ({}, {"found": [*GPUS["found"], {"index": 2, "error": "GPU is lost"}]}, "GPU 2 here does"),

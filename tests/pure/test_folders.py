@@ -79,5 +79,5 @@ def test_low_disk_space_raises_before_start(
     folders.check_space(str(tmp_path), 4)
     full = os.statvfs_result((4096, 4096, 100, 0, 10, 100, 100, 100, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: full)
-    with pytest.raises(StartError, match=r"has 40 KiB left, and 4 (?s:.*)1\.91 MiB(?s:.*)TM"):
+    with pytest.raises(StartError, match=r"has 40 KiB free, and 4 (?s:.*)1\.91 MiB(?s:.*)TM"):
         folders.check_space(str(tmp_path), 4)

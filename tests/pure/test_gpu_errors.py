@@ -41,7 +41,7 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 
 def test_rank_takes_its_share_of_memory(calls: dict[str, Any], tmp_path: Path) -> None:
-    gpu.take(spec(tmp_path, fraction=0.25))
+    gpu.initialize(spec(tmp_path, fraction=0.25))
     assert calls["set_device"] == ("cuda:0",)
     assert calls["set_per_process_memory_fraction"] == (0.25,)
     assert os.environ.pop("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
@@ -50,14 +50,14 @@ def test_rank_takes_its_share_of_memory(calls: dict[str, Any], tmp_path: Path) -
 @pytest.mark.parametrize(
     ("said", "remedy"),
     [
-        ("CUDA error: no CUDA-capable device is detected", "it is gone or not visible"),
-        ("CUDA error: invalid device ordinal\nCompile with …", "it is gone or not visible"),
-        ("CUDA error: device is lost", "it is gone or not visible"),
+        ("CUDA error: no CUDA-capable device is detected", "it is missing or not visible"),
+        ("CUDA error: invalid device ordinal\nCompile with …", "it is missing or not visible"),
+        ("CUDA error: device is lost", "it is missing or not visible"),
         ("The NVIDIA driver on your system is too old", "install a newer driver"),
         ("Cannot re-initialize CUDA in forked subprocess.", "sitecustomize"),
         ("CUDA error: initialization error", "sitecustomize"),
         ("Torch not compiled with CUDA enabled", "install torch with CUDA"),
-        ("CUDA error: out of memory", "other programs fill it"),
+        ("CUDA error: out of memory", "other programs use its memory"),
         ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "nvidia-smi -c 0"),
         ("CUDA error: no kernel image is available for execution on the device", "generation"),
         ("something else", "distkit doctor"),
@@ -72,7 +72,7 @@ def test_unusable_gpu_raises(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", raising(RuntimeError(said)))
     with pytest.raises(StartError) as refused:
-        gpu.take(spec(tmp_path))
+        gpu.initialize(spec(tmp_path))
     first = said.partition("\n")[0].rstrip(".")
     assert str(refused.value).startswith(f"rank 1 on cuda:0 (GPU 0, H200) cannot use it: {first};")
     assert remedy in str(refused.value)

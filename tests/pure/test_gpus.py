@@ -24,9 +24,9 @@ def assigned(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str
     ("ranks", "gpus", "devices", "backend", "said"),
     [
         (4, some_gpus(0), ["cpu"] * 4, "gloo", ["gloo on CPU"]),
-        (1, some_gpus(1), ["cuda:0"], "nccl", ["every rank has a GPU of its own"]),
-        (2, some_gpus(2), ["cuda:0", "cuda:1"], "nccl", ["every rank has a GPU of its own"]),
-        (2, some_gpus(8), ["cuda:0", "cuda:1"], "nccl", ["every rank has a GPU of its own"]),
+        (1, some_gpus(1), ["cuda:0"], "nccl", ["every rank has its own GPU"]),
+        (2, some_gpus(2), ["cuda:0", "cuda:1"], "nccl", ["every rank has its own GPU"]),
+        (2, some_gpus(8), ["cuda:0", "cuda:1"], "nccl", ["every rank has its own GPU"]),
         (
             4,
             some_gpus(1),
@@ -56,7 +56,7 @@ def test_ranks_are_assigned_round_robin(
     ("ranks", "gpus", "wanted", "backend", "said"),
     [
         (2, some_gpus(2), {"device": "cpu"}, "gloo", "gloo on CPU"),
-        (2, some_gpus(2), {"backend": "gloo"}, "gloo", "as asked"),
+        (2, some_gpus(2), {"backend": "gloo"}, "gloo", "as requested"),
         (2, some_gpus(2), {"device": "cuda:1"}, "gloo", "ranks 0 and 1 share GPU 1"),
     ],
 )
@@ -71,14 +71,14 @@ def test_requested_device_is_used(
     ("ranks", "gpus", "wanted", "said"),
     [
         (2, some_gpus(0), {"device": "cuda"}, "torch sees no GPU here"),
-        (2, some_gpus(2), {"device": "cuda:2"}, "of 2 GPUs here: cuda:0 to cuda:1"),
-        (2, some_gpus(1), {"device": "cuda:1"}, "of 1 GPU here: cuda:0."),
-        (2, some_gpus(2), {"device": "cuda:"}, "device='cuda:' is not known"),
-        (2, some_gpus(2), {"device": "gpu"}, "device='gpu' is not known"),
-        (2, some_gpus(2), {"backend": "mpi"}, "backend='mpi' is not known"),
+        (2, some_gpus(2), {"device": "cuda:2"}, "2 GPUs, cuda:0 to cuda:1"),
+        (2, some_gpus(1), {"device": "cuda:1"}, "has 1 GPU, cuda:0."),
+        (2, some_gpus(2), {"device": "cuda:"}, "device='cuda:' is invalid"),
+        (2, some_gpus(2), {"device": "gpu"}, "device='gpu' is invalid"),
+        (2, some_gpus(2), {"backend": "mpi"}, "backend='mpi' is invalid"),
         (2, some_gpus(2), {"memory_fraction": 1.5}, "memory_fraction=1.5"),
         (4, some_gpus(2), {"backend": "nccl"}, "at most 2 ranks"),
-        (2, some_gpus(0), {"backend": "nccl"}, "one GPU for each of 2 ranks; 0 can be used"),
+        (2, some_gpus(0), {"backend": "nccl"}, "one GPU for each of 2 ranks; none is usable"),
         (2, some_gpus(1, free=GIB), {"device": "cuda"}, "GPU 0 has 1 GiB of 80 GiB free"),
     ],
 )
@@ -174,16 +174,16 @@ LOST = {"index": 0, "error": "GPU is lost"}
 @pytest.mark.parametrize(
     ("found", "torch", "kind", "said"),
     [
-        ({"visible": ""}, {}, "hidden", "CUDA_VISIBLE_DEVICES='' names none of the GPUs here"),
+        ({"visible": ""}, {}, "hidden", "CUDA_VISIBLE_DEVICES='' selects none of the GPUs here"),
         ({"visible": "7"}, {}, "hidden", "GPU 0, GPU 1 and GPU 2. Unset it"),
-        ({"visible": "GPU-a"}, {}, "hidden", "names none"),  # of two
-        ({"visible": "MIG-x"}, {}, "hidden", "names none"),
+        ({"visible": "GPU-a"}, {}, "hidden", "selects none"),  # of two
+        ({"visible": "MIG-x"}, {}, "hidden", "selects none"),
         ({}, {"cuda": None}, "torch", "torch is built without CUDA. Install torch with CUDA"),
         (
             {"driver": "550.1"},
             {},
             "old",
-            "550.1 is too old for CUDA 13.0, which torch",
+            "550.1 is too old for CUDA 13.0, for which torch",
         ),
         ({"found": [LOST]}, {}, "driver", "GPU 0: GPU is lost"),
         ({"found": [], "error": "Driver not loaded"}, {}, "driver", "Driver not loaded. Reboot"),
@@ -221,5 +221,5 @@ def test_each_machine_assigns_its_ranks() -> None:
     assert (mixed.backend, mixed.devices[2:]) == ("gloo", ("cuda:0", "cuda:0"))
     assert "alpha: cuda:0, cuda:1 · beta: cuda:0, gloo: ranks 0 and 1 share GPU 0" in mixed.note
     assert plan(0, 0, threads=None).note == "2 on alpha, 2 on beta · gloo"
-    with pytest.raises(StartError, match="on beta: device='cuda' was asked for"):
+    with pytest.raises(StartError, match="on beta: device='cuda' was requested"):
         plan(2, 0, threads=None, device="cuda")

@@ -47,7 +47,7 @@ def test_result_is_not_a_function(given: object) -> None:
 def test_other_exceptions_are_unchanged() -> None:
     assert shown(a_function) == ("'own'", ["shown", "a_function"])
     said, way = shown(lambda: make_plan("x", 0, "cpu", "gloo", cpus=1, memory=1).ranks)  # type: ignore[arg-type]
-    assert "whole number" in said and way == ["shown", "<lambda>"]
+    assert "integer" in said and way == ["shown", "<lambda>"]
     said, way = shown(lambda: make_plan(1, 0, "cpu", "gloo", cpus=1, memory=""))  # type: ignore[arg-type]
     assert "unsupported operand" in said and "_check_memory" in way  # a mistake in the library
 
@@ -58,4 +58,4 @@ def test_oversubscription_prints_a_notice() -> None:
 
     assert crowd(16, 2) == crowd(219, 64) == ""
     assert crowd(219, 2).startswith("219 processes share 2 cores:")
-    assert "Use up to 8 here, and dk.simulation.simulate for more ranks" in crowd(9, 1)
+    assert "Use at most 8 here, and dk.simulation.simulate for more ranks" in crowd(9, 1)

@@ -30,7 +30,7 @@ def test_kept_output_is_bounded(monkeypatch) -> None:
     prints = Prints()
     for _ in range(5):
         prints.add(0, "stdout", "1234")
-    assert prints.all_of(0) == "1234123412\n… 10 characters were not kept …\n"
+    assert prints.all_of(0) == "1234123412\n… 10 characters were discarded …\n"
     assert prints.all_of(1) == ""
 
 

@@ -124,9 +124,9 @@ def test_crash_during_termination_is_a_crash() -> None:
     [
         (
             f"it {silence(1)}",
-            "server 0 hung in the middle of train (it missed heartbeats for 1 s",
+            "server 0 hung during train (it missed heartbeats for 1 s",
         ),
-        ("signal SIGKILL", "server 0 ended in the middle of train (signal SIGKILL)"),
+        ("signal SIGKILL", "server 0 ended during train (signal SIGKILL)"),
     ],
 )
 def test_remedy_of_a_replaced_process_fits_its_end(how: str, says: str) -> None:
@@ -147,7 +147,7 @@ def replaced(*hows: str, rank: int = 1) -> list[Replacement]:
     [
         (
             replaced(*["exit status 3"] * 3),
-            "replaced 3 times, which is the most, and ended each time (exit status 3).",
+            "replaced 3 times, which is the maximum, and ended each time (exit status 3).",
         ),
         (
             replaced("exit status 3", "signal SIGSEGV"),

@@ -46,7 +46,7 @@ def test_runs_are_reseeded_and_cells_are_not() -> None:
 
 @pytest.mark.parametrize("seed", ["3", 0.5, [1]])
 def test_seed_must_be_an_integer(seed: object) -> None:
-    with pytest.raises(TypeError, match="seed must be a whole number"):
+    with pytest.raises(TypeError, match="seed must be an integer"):
         seeds.for_call(plain, {}, seed)
 
 

@@ -57,7 +57,7 @@ def test_ranks_are_assigned_in_blocks() -> None:
         (None, {"alpha": 0}, "", {}, "at least one rank"),
         (None, {}, "", {}, "at least one machine"),
         (0, ["alpha"], "", {}, "at least 1 rank"),
-        ("4", ["alpha"], "", {}, "whole number"),
+        ("4", ["alpha"], "", {}, "integer"),
         (4, None, "ssh", {}, "DISTKIT_HOSTS=alpha,beta"),
         (4, None, "", environ("ssh"), "DISTKIT_HOSTS=alpha,beta"),
         (4, None, "", environ("slurm", "alpha"), "'slurm' chooses them"),

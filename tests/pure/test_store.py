@@ -60,10 +60,10 @@ def test_torch_uses_it_through_a_prefix(store: InterruptibleStore, file: str) ->
 
 
 def test_wait_times_out(store: InterruptibleStore) -> None:
-    with pytest.raises(dist.DistStoreError, match="did not come within"):
+    with pytest.raises(dist.DistStoreError, match="were not set within"):
         store.wait(["never"], timedelta(seconds=0.01))
     store.set_timeout(timedelta(seconds=0.01))
-    with pytest.raises(dist.DistStoreError, match=r"\['never'\] did not come"):
+    with pytest.raises(dist.DistStoreError, match=r"\['never'\] were not set"):
         store.get("never")
 
 

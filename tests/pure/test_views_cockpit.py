@@ -296,7 +296,7 @@ def test_static_picture_shows_errors_and_the_shown_moment():
 
 def test_dead_rank_is_labelled_everywhere():
     stepper = ring(1)
-    stepper.fail("", 1, "signal SIGKILL; the others go on without it", "", how="died")
+    stepper.fail("", 1, "signal SIGKILL; the others continue without it", "", how="died")
     told = "last seen before send(dst=2) at collectives.py:15"
     moment = snapshot(stepper)["moment"]
     one = moment["ranks"][1]

@@ -51,7 +51,7 @@ def use_another_none() -> None:
 
 
 def test_collective_that_returns_nothing_is_named() -> None:
-    with pytest.raises(dk.errors.RankError, match="y is None: all_reduce returns None and leaves"):
+    with pytest.raises(dk.errors.RankError, match="y is None: all_reduce returns None and stores"):
         dk.run_ranks(use_what_all_reduce_returns, 2)
     with pytest.raises(dk.errors.RankError) as caught:
         dk.run_ranks(use_another_none, 2)

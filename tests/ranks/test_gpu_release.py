@@ -31,7 +31,7 @@ def on_a_device() -> torch.futures.Future[Any]:
 
     group, stream = Rank.here.group, torch.futures.Future[Any]()
     group.spec = replace(group.spec, backend="nccl")
-    group._kept.append(Pretended(stream))
+    group._groups.append(Pretended(stream))
     return stream
 
 

@@ -360,7 +360,7 @@ def test_invalid_numbers_of_ranks_raise(n: int) -> None:
 def test_non_callable_raises() -> None:
     with pytest.raises(TypeError, match="needs a function"):
         dk.run_ranks(42, 2)  # type: ignore[arg-type]
-    with pytest.raises(FileNotFoundError, match="no such script"):
+    with pytest.raises(FileNotFoundError, match="script not found"):
         dk.run_ranks("nowhere.py", 2)
 
 

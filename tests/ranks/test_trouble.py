@@ -89,7 +89,7 @@ def test_rank_may_be_dropped_at_once() -> None:
 
 
 def test_rank_is_killed_after_its_nth_communication() -> None:
-    asked = r"rank 1 .*dk.trouble killed it, as asked\); last seen after all_reduce\(\) at "
+    asked = r"rank 1 .*dk.trouble killed it, as requested\); last seen after all_reduce\(\) at "
     with dk.trouble(kill={1: 4}), pytest.raises(dk.errors.RankDied, match=asked) as caught:
         dk.run_ranks(steps, 3, 5)
     run = caught.value.run

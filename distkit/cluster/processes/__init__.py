@@ -1,1 +1,1 @@
-"""Processes: forks ranks, exchanges messages with them, and ends them."""
+"""Forks ranks, exchanges messages with them, and ends them."""

@@ -1,8 +1,8 @@
 """Entry point of distkit's own processes, such as the one that ranks are forked from.
 
-Run as a file, ``python boot.py MODULE:FUNCTION PATH ARGUMENT ...``, not as a module: Python would
-put the notebook's folder first on its path, where a user's ``random.py`` would hide the standard
-library's.
+It runs as a file, ``python boot.py MODULE:FUNCTION PATH ARGUMENT ...``, not as a module, because
+Python would put the notebook's folder first on its path, where a user's ``random.py`` would hide
+the standard library's.
 """
 
 import sys

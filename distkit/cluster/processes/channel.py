@@ -1,9 +1,9 @@
-"""A private channel between two processes of one user: framed messages over a socket pair.
+"""A private channel for framed messages between two processes of one user, over a socket pair.
 
 Both ends come from :func:`socket.socketpair` and are inherited or passed as file descriptors, so no
 other process can connect. Messages are plain values, and receiving one executes no code: the other
-end may run an untrusted program. When the other end dies, :meth:`Channel.recv` raises EOFError at
-once: a channel is also a lifeline.
+end may run an untrusted program. When the other end dies, :meth:`Channel.recv` raises
+EOFError immediately, so a channel is also a lifeline.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Channel:
         self.close()
 
     def broken(self) -> bool:
-        """Return True if the other end is closed; do not wait."""
+        """Return True if the other end is closed, without waiting."""
         try:
             return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
@@ -105,7 +105,7 @@ class Channel:
             return True
 
     def hang_up(self) -> None:
-        """Shut the connection down. After the messages so far, both ends read EOFError."""
+        """Shut the connection down; both ends raise EOFError after the messages sent so far."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -140,7 +140,7 @@ def _read(sock: socket.socket, size: int) -> bytes:
 
 
 def _call(callback: Callable[..., None], *message: Any) -> None:
-    """Call a callback; an exception must not lose the messages that follow."""
+    """Call a callback; print its exception, so that later messages are still handled."""
     try:
         callback(*message)
     except Exception:

@@ -15,7 +15,7 @@ from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 
-#: Time for orphans to end after SIGKILL [s]: a process that waits for a disk takes long.
+#: Timeout for orphans to end after SIGKILL [s]; a process that waits for a disk ends slowly.
 PATIENCE = 5.0
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -33,7 +33,7 @@ def adopt_orphans(adopt: bool = True) -> None:
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        import ctypes  # not needed by the kernel process, which imports this module, too
+        import ctypes  # here: the kernel process imports this module but does not need it
 
         ctypes.CDLL(None).prctl(option, value)
 
@@ -42,7 +42,7 @@ def children() -> list[int]:
     """Return the pids of this process's children, including zombies."""
     if sys.platform != "linux":
         return []
-    try:  # Linux's own lists: only this process can remove an entry
+    try:  # Linux's lists: only this process can remove an entry
         lists = [task.joinpath("children") for task in Path("/proc/self/task").iterdir()]
         return [int(pid) for file in lists for pid in file.read_text().split()]
     except OSError:  # Linux is built without them
@@ -52,15 +52,15 @@ def children() -> list[int]:
 
 
 def end_children(exclude: Container[int] = ()) -> None:
-    """Kill this process's children except some; their pids are valid until they are reaped."""
+    """Kill this process's children, except ``exclude``; pids stay valid until they are reaped."""
     for pid in children():
         if pid not in exclude:
-            with suppress(ProcessLookupError, PermissionError):  # it has changed its user
+            with suppress(ProcessLookupError, PermissionError):  # it has changed its user id
                 os.kill(pid, signal.SIGKILL)
 
 
 def end_orphans(exclude: Container[int]) -> None:
-    """Wait until all children except some have ended; kill them after ``PATIENCE`` seconds."""
+    """Wait until all children except ``exclude`` have ended; kill them after a timeout."""
     end = time.monotonic() + PATIENCE
     while remaining := [pid for pid in children() if pid not in exclude]:
         if time.monotonic() > end:
@@ -74,7 +74,7 @@ def end_orphans(exclude: Container[int]) -> None:
 def end_all_children() -> None:
     """Kill all children, and their children once adopted; wait until all have ended."""
     end = time.monotonic() + PATIENCE
-    with suppress(ChildProcessError):  # there are no more
+    with suppress(ChildProcessError):  # no children are left
         while time.monotonic() < end:
             end_children()
             if os.waitpid(-1, os.WNOHANG) == (0, 0):

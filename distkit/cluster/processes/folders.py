@@ -1,7 +1,7 @@
 """Private folders of clusters and runs: created, locked while in use, removed when stale.
 
 They contain sockets and rendezvous files. The kernel process holds a shared ``flock`` on each
-folder, which ends with the process in any case: a folder of ours without a lock is stale, and the
+folder, which is released however the process ends. An unlocked folder of ours is stale, and the
 next start removes it. Programs that clean temporary folders (systemd-tmpfiles) skip locked ones.
 """
 
@@ -27,7 +27,7 @@ _NAME = re.compile(r"distkit-[a-z0-9_]{8}")
 #: The file that marks a folder as ours; it contains the pid of the process that created it.
 OWNER = "owner"
 
-#: Space for a cluster's files, and for those of each process [bytes].
+#: Space for a cluster's files, and for the files of each process [bytes].
 _BASE, _EACH = 1_000_000, 250_000
 
 
@@ -40,9 +40,9 @@ def make(processes: int = 1) -> tuple[str, int]:
     parent = tempfile.gettempdir()
     try:
         check_space(parent, processes)
-        folder = tempfile.mkdtemp(prefix="distkit-")  # created with mode 0700
+        folder = tempfile.mkdtemp(prefix="distkit-")  # mkdtemp uses mode 0700
         if len(os.fsencode(folder)) <= MAX_PATH:
-            lock = hold(folder)  # before the folder is marked as ours, and may be removed
+            lock = hold(folder)  # an unlocked folder with an owner file may be removed
             Path(folder, OWNER).write_text(f"{os.getpid()}\n")
             return folder, lock
         Path(folder).rmdir()
@@ -50,8 +50,7 @@ def make(processes: int = 1) -> tuple[str, int]:
     except OSError as error:
         raise StartError(
             f"cannot create a folder in {parent} ({error.strerror}). "
-            "Free some space there, or set TMPDIR to a folder with a short path that can be "
-            "written to."
+            "Free some space there, or set TMPDIR to a writable folder with a short path."
         ) from error
 
 
@@ -70,7 +69,7 @@ def check_space(parent: str, processes: int) -> None:
     needed, free = space_needed(processes), status.f_bavail * status.f_frsize
     if free < needed:
         raise StartError(
-            f"{parent} has {human_bytes(free)} left, and {processes} processes need "
+            f"{parent} has {human_bytes(free)} free, and {processes} processes need "
             f"{human_bytes(needed)} there for their sockets, logs and black boxes. Free some "
             "space, or set TMPDIR to a folder with more."
         )
@@ -79,13 +78,13 @@ def check_space(parent: str, processes: int) -> None:
 def hold(folder: str) -> int:
     """Lock a folder for as long as the returned file descriptor is open."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with suppress(OSError):  # a file system without locks is not swept either
+    with suppress(OSError):  # without locks, stale folders are not swept either
         fcntl.flock(lock, fcntl.LOCK_SH)
     return lock
 
 
 def is_ours(folder: str | Path) -> bool:
-    """Return True if a folder belongs to this user and is closed to others."""
+    """Return True if a folder belongs to this user, and others have no access."""
     with suppress(OSError):
         status = os.lstat(folder)
         private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
@@ -110,7 +109,7 @@ def sweep(parent: str) -> list[str]:
 
 
 def _is_stale(entry: os.DirEntry[str]) -> bool:
-    """Return True for a folder of ours whose owners have all ended."""
+    """Return True if a folder is ours and its owners have all ended."""
     with suppress(OSError):
         return is_ours(entry.path) and has_owner(entry.path) and _is_unlocked(entry.path)
     return False

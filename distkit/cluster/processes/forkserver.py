@@ -1,8 +1,8 @@
 """The kernel's client of a zygote: forks processes and receives their exit statuses.
 
-This machine's, :func:`server`, starts on first use and is kept: a second cluster forks from the
-same process. :mod:`distkit_hosts.remote.host` has those of other machines, and
-:mod:`distkit.cluster.processes.zygote` the other side.
+This machine's client, :func:`server`, starts on first use, and all clusters use it.
+:mod:`distkit_hosts.remote.host` has the clients for other machines;
+:mod:`distkit.cluster.processes.zygote` is the zygote's side.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from distkit.errors import StartError
 #: Timeout of a zygote's response [s]; it may be importing torch.
 RESPONSE_TIMEOUT = 60.0
 
-#: Time in which a killed process ends [s].
+#: Timeout for a killed process to end [s].
 KILL_TIMEOUT = 5.0
 
 
@@ -50,7 +50,7 @@ class Child:
         self.pid = 0  # until it has started
         self.status: int | None = None  # exit status, negative for a signal
         self._channel_closed = False
-        #: Its exit status, after its last message was handled.
+        #: Its exit status, set after its last message was handled.
         self._exit: futures.Future[int] = futures.Future()
 
     def await_start(self) -> None:
@@ -76,13 +76,13 @@ class Child:
         self._exit.add_done_callback(lambda future: callback(future.result()))
 
     def wait(self, timeout: float) -> bool:
-        """Wait until the process has ended; return False after ``timeout`` seconds."""
+        """Wait until the process has ended; return False after a timeout [s]."""
         return bool(futures.wait([self._exit], timeout).done)
 
     def set_exit_status(self, status: int) -> None:
         """Set the exit status; callbacks follow after its last message was handled."""
         self.status = status
-        self.server.hang_up(self.channel)  # a child of the process may hold the other end
+        self.server.hang_up(self.channel)  # children of the process may hold the other end
         self._resolve()
 
     def _on_channel_closed(self) -> None:
@@ -96,7 +96,7 @@ class Child:
 
 
 class ForkServer:
-    """Client of a zygote on this host, see :func:`server`, or on another one.
+    """The client of a zygote on this host (see :func:`server`) or another one.
 
     Args:
         channel: the channel to the zygote.
@@ -123,7 +123,7 @@ class ForkServer:
         channel.hang_up()
 
     def make_folder(self, processes: int) -> str:
-        """Create a folder that only this user can enter, for the files of some processes.
+        """Create a folder that only this user can access, for the files of some processes.
 
         Raises:
             StartError: there is too little space.
@@ -137,13 +137,13 @@ class ForkServer:
     def on_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Call ``callback(reason)``, from another thread, if the zygote ends with its children.
 
-        It is called before the children's exit callbacks. Return a function that removes it.
+        It is called before the children's exit callbacks. Returns a function that removes it.
         """
         self._on_loss.append(callback)
         return partial(self._on_loss.remove, callback)
 
     def preload(self, *modules: str) -> None:
-        """Make the zygote import modules now; do not wait."""
+        """Make the zygote import modules now, without waiting."""
         self._send({"do": "import", "modules": list(modules)})
 
     def fork(self, run: str, *, folder: str, log: str, **arguments: Any) -> Child:
@@ -151,7 +151,7 @@ class ForkServer:
         return fork_all(run, [(self, {"folder": folder, "log": log, **arguments})])[0]
 
     def start_fork(self, run: str, *, folder: str, log: str, **arguments: Any) -> Child:
-        """Request the fork of a child; do not wait until it has started."""
+        """Request the fork of a child, without waiting for its start."""
         number = next(self._numbers)
         request = {"do": "fork", "number": number, "run": run, "log": log, "folder": folder}
         channel, remote = Channel.pair()
@@ -163,15 +163,15 @@ class ForkServer:
 
     def gpus(self, device: str) -> Gpus:
         """Return the GPUs that ranks may use; query torch only if there are some."""
-        found = {"found": []} if device == "cpu" else self.devices()
-        return examine(found, self._ask({"do": "torch"}) if found["found"] else {})
+        report = {"found": []} if device == "cpu" else self.devices()
+        return examine(report, self._ask({"do": "torch"}) if report["found"] else {})
 
     def devices(self) -> dict[str, Any]:
         """Return the machine's result of :func:`distkit.cluster.machine.gpus`."""
         return machine.gpus()
 
     def complete(self) -> None:
-        """Make the zygote import ``LATE`` now; do not wait."""
+        """Make the zygote import ``LATE`` now, without waiting."""
         self._send({"do": "complete"})
 
     def wait_until_idle(self) -> None:
@@ -185,7 +185,7 @@ class ForkServer:
             self.channel.send({"do": "kill", "numbers": numbers, "over": over})
 
     def remove(self, folder: str) -> None:
-        """Remove a folder that children worked in."""
+        """Remove a folder that children used."""
         with suppress(OSError):
             self.channel.send({"do": "remove", "folder": folder})
 
@@ -196,13 +196,13 @@ class ForkServer:
             raise StartError(self.loss_reason()) from e
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return the response, one caller after the other."""
+        """Send a request and return the response; callers take turns."""
         with self._request_lock:
             self._send(message)
             try:
                 response = self._responses.get(timeout=RESPONSE_TIMEOUT)
             except queue.Empty:
-                raise StartError(f"the fork server on {self.host} does not answer.") from None
+                raise StartError(f"the fork server on {self.host} did not respond.") from None
         if "lost" in response:
             raise StartError(self.loss_reason())
         return response
@@ -233,10 +233,10 @@ class ForkServer:
 
 
 class LocalForkServer(ForkServer):
-    """Client of this machine's zygote, which it starts. Use :func:`server`."""
+    """The client of this machine's zygote; it starts the zygote. Use :func:`server`."""
 
     def __init__(self) -> None:
-        self._folders: dict[str, int] = {}  # with their locks
+        self._folders: dict[str, int] = {}  # folder -> its lock
         channel, remote = Channel.pair()
         with remote:
             self.process = start_zygote(remote)
@@ -254,7 +254,7 @@ class LocalForkServer(ForkServer):
         return folder
 
     def remove(self, folder: str) -> None:
-        """Remove a folder that children worked in."""
+        """Remove a folder that children used."""
         lock = self._folders.pop(folder, None)
         try:
             self.channel.send({"do": "remove", "folder": folder})
@@ -270,7 +270,7 @@ class LocalForkServer(ForkServer):
         self.closed = True
         self.channel.close()
         self._await_end()
-        for folder in list(self._folders):  # left over if the zygote was killed
+        for folder in list(self._folders):  # remaining if the zygote was killed
             self.remove(folder)
 
     def _await_end(self) -> None:
@@ -289,11 +289,11 @@ class LocalForkServer(ForkServer):
             code = self.process.wait(1 if self.channel.broken() else 0)
             return (
                 f"the process that ranks are forked from ended ({_describe_exit(code)}), and all "
-                "ranks with it. Its messages are in the terminal that runs Jupyter."
+                "ranks with it. Its output is in the terminal that runs Jupyter."
             )
         return (
             "no more processes can be started: the limit of processes or of memory is reached. "
-            "Stop other clusters, or ask for fewer ranks."
+            "Stop other clusters, or use fewer ranks."
         )
 
     def forget(self) -> None:
@@ -304,16 +304,16 @@ class LocalForkServer(ForkServer):
         self._folders.clear()
 
 
-def fork_all(run: str, each: Iterable[tuple[ForkServer, dict[str, Any]]]) -> list[Child]:
+def fork_all(run: str, requests: Iterable[tuple[ForkServer, dict[str, Any]]]) -> list[Child]:
     """Fork several processes concurrently; if one fails, end the others.
 
     Args:
         run: the function that they call, "module:function".
-        each: fork server and arguments of each process.
+        requests: the fork server and arguments of each process.
     """
     children: list[Child] = []
     try:
-        for fork_server, arguments in each:
+        for fork_server, arguments in requests:
             children.append(fork_server.start_fork(run, **arguments))
         for child in children:
             child.await_start()
@@ -347,17 +347,17 @@ def shut_down(children: Iterable[Child], timeout: float = KILL_TIMEOUT) -> None:
         child.channel.hang_up()
 
 
-def start_zygote(line: socket.socket, stderr: int | None = None) -> subprocess.Popen[bytes]:
+def start_zygote(remote: socket.socket, stderr: int | None = None) -> subprocess.Popen[bytes]:
     """Start a zygote on this machine.
 
     Args:
-        line: the zygote's end of its channel.
+        remote: the zygote's end of its channel.
         stderr: its standard error, as for Popen.
     """
     zygote = "distkit.cluster.processes.zygote:main"
     return subprocess.Popen(
-        boot.command(zygote, line.fileno(), tempfile.gettempdir()),
-        pass_fds=[line.fileno()],
+        boot.command(zygote, remote.fileno(), tempfile.gettempdir()),
+        pass_fds=[remote.fileno()],
         env=_environ(),
         stdin=subprocess.DEVNULL,
         stderr=stderr,
@@ -366,15 +366,15 @@ def start_zygote(line: socket.socket, stderr: int | None = None) -> subprocess.P
 
 
 def _environ() -> dict[str, str]:
-    """Return the zygote's environment: it gets its path as argument, and ranks set their own."""
+    """Return the zygote's environment; its path is an argument, and ranks set their own."""
     environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     environ.pop("PYTHONPATH", None)
-    environ.pop("CUDA_VISIBLE_DEVICES", None)  # of a MIG slice: torch would ask CUDA, not NVML
+    environ.pop("CUDA_VISIBLE_DEVICES", None)  # with a MIG slice torch would query CUDA, not NVML
     return environ
 
 
 def _describe_exit(code: int) -> str:
-    """Describe the end of the zygote by the exit status of its reaper, or the reaper's own end."""
+    """Describe how the zygote ended, from the reaper's exit status."""
     number = -code if code < 0 else code - 128
     return f"signal {signal.Signals(number).name}" if number > 0 else f"exit status {code}"
 
@@ -396,7 +396,7 @@ def server() -> LocalForkServer:
 
 
 def call_beside(run: str, *arguments: str) -> None:
-    """Call ``run`` ("module:function") while the fork server, which it needs, starts."""
+    """Start the fork server, and call ``run`` ("module:function") without waiting for it."""
     server()
     boot.call(run, *arguments)
 

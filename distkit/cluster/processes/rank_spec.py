@@ -1,4 +1,4 @@
-"""Specification of a rank. Imported by kernel and ranks; imports nothing heavy."""
+"""The specification of a rank. The kernel imports this module, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from distkit.cluster.gpus import CPU, DeviceAssignment
 
-#: Imported by DistributedDataParallel and optimizers, which takes seconds unless preloaded.
+#: Module that DistributedDataParallel and optimizers import; it takes seconds unless preloaded.
 LATE = "torch._dynamo"
 
-#: The exit status of a rank whose program has closed the channel to the kernel.
+#: Exit status of a rank after its program closed the channel to the kernel.
 LINE_CLOSED = 86
 
 
@@ -23,10 +23,10 @@ class Spec:
     """Specification of a forked rank.
 
     ``name`` is the prefix of its files in ``folder``; ``threads`` is torch's intra-op thread count;
-    ``backend`` and ``assignment`` are chosen, not "auto"; ``store`` names the store for the
-    rendezvous; ``port`` is a free port, for programs that use ``MASTER_PORT`` themselves, at the
-    ``address`` of rank 0's machine. ``host`` is the number of its machine among ``hosts``;
-    ``local_rank`` and ``local_world_size`` count the ranks there; ``interface`` is the network
+    ``backend`` and ``assignment`` are final, not "auto"; ``store`` names the store for the
+    rendezvous; ``port`` is a free port at the ``address`` of rank 0's machine, for programs that
+    use ``MASTER_PORT`` themselves. ``host`` is the number of its machine among ``hosts``;
+    ``local_rank`` and ``local_world_size`` count the ranks on it; ``interface`` is the network
     interface to the other machines, "" if there are none.
     """
 
@@ -56,7 +56,7 @@ class Spec:
 
     @property
     def launched(self) -> dict[str, str]:
-        """torchrun's environment variables; a machine is a group of ranks."""
+        """torchrun's environment variables; each machine is a group of ranks."""
         rank, world_size = str(self.rank), str(self.world_size)
         local = self.rank if self.local_rank is None else self.local_rank
         locals_ = self.local_world_size or self.world_size
@@ -85,11 +85,11 @@ class Spec:
 
 
 def inherited() -> dict[str, Any]:
-    """Return what a rank inherits from this process, as fields of Spec."""
+    """Return the fields of Spec that a rank inherits from this process."""
     return {"environ": dict(os.environ), "path": list(sys.path), "cwd": str(Path.cwd())}
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that is free now."""
+    """Return a currently free port of the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

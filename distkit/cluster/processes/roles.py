@@ -1,4 +1,4 @@
-"""Roles of forked children: an engine, a plain rank, the controller, or a kvstore node.
+"""Defines the roles of forked children: engine, plain rank, controller, or kvstore node.
 
 Each function is called in a new fork of the zygote; its first argument is the lifeline.
 """
@@ -29,7 +29,8 @@ PORTS = 20
 def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None:
     """Run ipyparallel's own IPController, on Unix sockets in the cluster's private folder.
 
-    Not on TCP: the controller picks free ports before it binds them, so concurrent starts collide.
+    It does not use TCP, because the controller picks free ports before it binds them, so concurrent
+    starts collide.
     CURVE authenticates the connections, and an HMAC key signs every message.
 
     ``period`` is the heartbeat period [ms]: an engine is registered after its first heartbeat.
@@ -61,7 +62,7 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
     lifeline.send({f.stem.rsplit("-", 1)[1]: json.loads(f.read_text()) for f in files})
 
     def end_with_monitor(number: int, frame: object) -> None:
-        """Without a heart monitor calls still reach ranks, but no new rank registers."""
+        """End the controller if its heart monitor has ended: no new rank could register."""
         if not app.heartmonitor_process.is_alive():
             os._exit(1)
 
@@ -87,7 +88,7 @@ def engine(
     from distkit.cluster.rank.rank import Rank
 
     class PythonOutput(OutStream):
-        """Streams Python's output; that of C++ stays in the log, for crash reports."""
+        """Stream of Python's output; C++ output stays in the log, for crash reports."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, watchfd=False, **kwargs)  # type: ignore[no-untyped-call]
@@ -105,7 +106,7 @@ def engine(
         out_stream_factory=PythonOutput,
     )
     app.initialize(_folder_options(profile, folder))
-    sys.path[:] = spec.path  # from here on imports are the user's
+    sys.path[:] = spec.path  # later imports are the user's
     app.start()
 
 
@@ -126,7 +127,7 @@ def plain(lifeline: Channel, spec: Any, folder: str) -> None:
     payload, options = pickle.loads(lifeline.recv())
     rank = Rank(spec, lifeline)
     rank.start()
-    sys.path[:] = spec.path  # from here on imports are the user's
+    sys.path[:] = spec.path  # later imports are the user's
     rank.execute(payload, options)
     threading.Event().wait()  # ending now would break the connections of running ranks
 
@@ -152,11 +153,11 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
             service.leave(*command[1:])
             return
         flusher.flush()
-        if command == "rest":  # the run is being ended; the consequences are not recorded
+        if command == "rest":  # the run is ending: do not record the consequences
             service.resting = True
             recorder.set_current(None)
         lifeline.send(("flushed", command))
 
     _end_with(lifeline, handle_command)
-    service.report = lambda what, which: lifeline.send((what, which))
+    service.report = lambda kind, what: lifeline.send((kind, what))
     service.run()

@@ -4,13 +4,12 @@ A fork starts a rank in milliseconds instead of seconds, and the ranks share the
 The zygote starts once per kernel (see :mod:`distkit.cluster.processes.boot`), outlives the kernel's
 clusters, and ends with the kernel: then it kills all its descendants.
 
-Its parent is the *reaper*, which ends the remaining descendants when the zygote ends in any way. It
-is forked from the same Python before large imports, holds no lifeline, only waits, and removes
-stale folders. When the zygote is killed, the reaper adopts the ranks' children (see
+Its parent is the *reaper*, which ends the remaining descendants however the zygote ends. It forks
+the zygote before large imports, holds no lifeline, waits for the zygote's end, and removes stale
+folders. When the zygote is killed, the reaper adopts the ranks' children (see
 :mod:`distkit.cluster.processes.descendants`). If the reaper is killed, the zygote shuts down.
 
-Nothing here may start a thread, open a ZeroMQ context or use CUDA: forks would inherit
-them broken.
+Nothing here may start a thread, open a ZeroMQ context or use CUDA: they do not work after a fork.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Forked:
 
 
 class Zygote:
-    """Forks on command, and reports the ends of its children.
+    """The process that forks children on command, and reports their ends.
 
     Args:
         channel: the channel to the kernel.
@@ -81,15 +80,15 @@ class Zygote:
         """Execute the kernel's commands until it ends, then end all descendants."""
         try:
             while os.getppid() == self.parent:
-                line = self.channel.fileno()
+                channel_fd = self.channel.fileno()
                 wait = PARENT_POLL if self.complete or self.children else IDLE_TIME
-                ready, _, _ = select.select([line, self.wakeup], [], [], wait)
+                ready, _, _ = select.select([channel_fd, self.wakeup], [], [], wait)
                 if not (ready or self.complete or self.children):
                     self.do_complete(None)
                 if self.wakeup in ready:
                     os.read(self.wakeup, 512)
                 self._reap()
-                if line in ready:
+                if channel_fd in ready:
                     message, fd = self.channel.recv_fd()
                     getattr(self, "do_" + message.pop("do"))(fd, **message)
         except (EOFError, OSError):
@@ -129,12 +128,12 @@ class Zygote:
 
         ``arguments`` are pickled by the kernel.
         """
-        kwargs = pickle.loads(arguments)  # here, so that all children share its imports
+        kwargs = pickle.loads(arguments)  # in the zygote, so that all children share its imports
         gc.collect()
-        gc.freeze()  # the collector would write to, and so copy, every shared page
+        gc.freeze()  # the collector would write to every shared page, which copies it
         try:
             pid = os.fork()
-        except OSError as error:  # no memory or processes left: the lifeline closes
+        except OSError as error:  # out of memory or processes; closing the lifeline reports it
             print(f"distkit: cannot fork: {error}", file=sys.stderr)
             os.close(fd)
             return
@@ -206,9 +205,9 @@ class Zygote:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
                 child = self.children.pop(pid)
-                how = {"status": os.waitstatus_to_exitcode(status), "log": child.log}
-                self.channel.send({"exit": child.number, **how})
-            end_children(exclude=self.children)  # orphans, and orphans of orphans
+                fields = {"status": os.waitstatus_to_exitcode(status), "log": child.log}
+                self.channel.send({"exit": child.number, **fields})
+            end_children(exclude=self.children)  # orphans and their orphans
 
     def _clean_up(self) -> None:
         """Kill every child; the reaper removes their folders."""
@@ -219,7 +218,7 @@ class Zygote:
 
 
 def _next_status() -> tuple[int, int] | None:
-    """Return pid and status of a child that ended; None without one."""
+    """Return the pid and status of a child that ended; None without one."""
     with suppress(ChildProcessError):
         pid, status = os.waitpid(-1, os.WNOHANG)
         return (pid, status) if pid else None

@@ -14,7 +14,7 @@ class Gate:
     *scheduled* and not *started*, which :class:`distkit.diagnosis.rank_state.WaitForGraph`
     interprets.
 
-    ``arrived`` is called when a communication has to wait.
+    ``arrived`` is called before a communication waits.
     """
 
     def __init__(self) -> None:

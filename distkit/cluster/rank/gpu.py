@@ -21,7 +21,7 @@ from distkit.recording.operators import CALLS
 _REMEDIES = (
     (
         "bad fork|re-initialize|initialization error",
-        "a module that Python imports at its start (sitecustomize, *.pth) uses CUDA, in the "
+        "a module that Python imports at startup (sitecustomize, *.pth) uses CUDA in the "
         "process that ranks are forked from: find it with python -X importtime -c pass",
     ),
     (
@@ -31,24 +31,27 @@ _REMEDIES = (
     ("not compiled with CUDA", "install torch with CUDA, or use device='cpu'"),
     (
         "no CUDA-capable device|No CUDA GPUs|invalid device ordinal|is lost|fallen off the bus",
-        "it is gone or not visible: nvidia-smi and the system's log (dmesg) tell more; use another "
-        "one, or device='cpu'",
+        "it is missing or not visible: see nvidia-smi and the system log (dmesg); use another GPU, "
+        "or device='cpu'",
     ),
     (
         "out of memory",
-        "other programs fill it (nvidia-smi lists them): stop them, or use fewer ranks or "
+        "other programs use its memory (nvidia-smi lists them): stop them, or use fewer ranks or "
         "device='cpu'",
     ),
     (
         "busy or unavailable",
-        "another process has it to itself: set its compute mode to DEFAULT with nvidia-smi -c 0",
+        "another process uses it exclusively: set its compute mode to DEFAULT with nvidia-smi -c 0",
     ),
     (
         "device-side assert|illegal memory access",
-        "a kernel failed, and this process cannot use CUDA any more; after a %%ranks cell "
-        "cluster.restart() starts new ones",
+        "a kernel failed, and this process can no longer use CUDA; after a %%ranks cell, start new "
+        "processes with cluster.restart()",
     ),
-    ("no kernel image", "torch's build has no code for this GPU: install one for its generation"),
+    (
+        "no kernel image",
+        "torch is built without code for this GPU: install a build for its generation",
+    ),
 )
 
 #: torch's error for a tensor on a device that the backend does not support.
@@ -57,14 +60,14 @@ _WRONG_DEVICE = re.compile(
 )
 
 
-def take(spec: Spec) -> None:
+def initialize(spec: Spec) -> None:
     """Initialize CUDA on the rank's GPU.
 
     Raises:
-        StartError: the GPU cannot be used; the message says why.
+        StartError: the GPU cannot be used; the message contains the reason.
     """
     assignment = spec.assignment
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as nvidia-smi numbers them
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order of nvidia-smi
     try:
         torch.cuda.init()
         torch.cuda.set_device(assignment.device)
@@ -94,10 +97,10 @@ def hint(error: BaseException, spec: Spec) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return f"\n{_describe_rank(spec)}. {_MEMORY_HINT}"
     message = text(error)
-    if found := _WRONG_DEVICE.search(message):
+    if match := _WRONG_DEVICE.search(message):
         return (
-            f"\nTensors of a collective are on its backend's device. {_describe_rank(spec)} "
-            f"communicates by {spec.backend}, and this tensor is on {found[1] or 'the CPU'}: move "
+            f"\nA collective's tensors must be on its backend's device. {_describe_rank(spec)} "
+            f"communicates by {spec.backend}, but this tensor is on {match[1] or 'the CPU'}: move "
             f'it with x.to("{spec.device}").'
         )
     if "invalid device ordinal" in message:
@@ -108,18 +111,17 @@ def hint(error: BaseException, spec: Spec) -> str:
 
 
 _MEMORY_HINT = (
-    "Use smaller batches or fewer ranks, or give a rank more: dk.Cluster(…, memory_fraction=…). "
-    "cluster.restart() frees what variables of %%ranks cells hold."
+    "Use smaller batches or fewer ranks, or raise the limit: dk.Cluster(…, memory_fraction=…). "
+    "cluster.restart() frees the memory of %%ranks cells' variables."
 )
 
 
 # -- messages through host memory ----------------------------------------------------------------
 #
-# Messages between ranks that share a GPU: gloo transfers them from and to host memory.
-#
-# NCCL does not support several ranks on one GPU. gloo's collectives accept CUDA tensors; its
-# ``send`` and ``recv`` do not. These kernels pass gloo a copy in pinned host memory, and copy
-# received data to the device when the program waits for it.
+# Ranks that share a GPU exchange messages through host memory: NCCL does not support several ranks
+# on one GPU, and gloo accepts CUDA tensors in collectives, but not in ``send`` and ``recv``. These
+# kernels pass gloo a copy in pinned host memory, and copy received data to the device when the
+# program waits for it.
 
 _HOST = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
@@ -127,7 +129,7 @@ _HOST = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 _libraries: list[Any] = []
-#: Receives in progress: id of the work -> the work, and its tensors with their copies.
+#: Receives in progress: id of the work -> the work, and its tensors with their host copies.
 _receiving: dict[int, tuple[Any, _Pairs]] = {}
 
 

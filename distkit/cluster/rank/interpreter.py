@@ -1,7 +1,7 @@
 """Prepares a rank's interpreter for programs: scripts, launchers, and child processes.
 
-Processes that a program starts are not ranks; they must behave like children of a plain Python
-process: ``multiprocessing.Pool`` ends its processes by SIGTERM, a DataLoader's workers print.
+Processes that a program starts are not ranks. They must behave like children of a plain Python
+process: ``multiprocessing.Pool`` ends them with SIGTERM, and a DataLoader's workers print.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from distkit.diagnosis.advice import OWN_PROCESSES
 from distkit.recording import recorder
 from distkit.recording.tap import tap
 
-#: Modules whose signal handlers are removed in child processes; the program's are inherited.
+#: Modules whose signal handlers are removed in child processes, which inherit only the program's.
 _OWN_MODULES = ("distkit.", "ipyparallel.", "ipykernel.")
 
 
@@ -39,26 +39,26 @@ def run_script(path: Path, argv: Iterable[str]) -> None:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         runpy.run_path(str(path), run_name="__main__")
-    except SystemExit as end:  # scripts like to end with sys.exit(main())
+    except SystemExit as end:  # scripts often end with sys.exit(main())
         if end.code not in (None, 0):
             raise
 
 
 _ARGUMENTS_HINT = (
-    "Give a script its arguments after its name: cluster.run('train.py', '--lr', '0.1'). "
-    "A function takes them as parameters: cluster.run(train, lr=0.1)."
+    "Pass a script's arguments after its name: cluster.run('train.py', '--lr', '0.1'). "
+    "Pass a function's as parameters: cluster.run(train, lr=0.1)."
 )
 
 
 def explain_launchers(rank: int) -> None:
     """Print an explanation when a rank calls ``torch.multiprocessing.spawn``, which may hang."""
     spawning = sys.modules["torch.multiprocessing.spawn"]
-    stock = spawning.start_processes
+    original = spawning.start_processes
 
     def start_processes(*args: Any, **options: Any) -> Any:
         if rank == 0:
             print(f"torch.multiprocessing.spawn: {OWN_PROCESSES}", file=sys.stderr)
-        return stock(*args, **options)
+        return original(*args, **options)
 
     for module in (spawning, torch.multiprocessing):
         module.start_processes = start_processes  # type: ignore[attr-defined]
@@ -74,14 +74,14 @@ def frame_of_call(error: BaseException) -> list[tuple[str, int, str, str | None]
 
 
 def hint(error: BaseException) -> str:
-    """Return a remedy for an error of a wrong call or of an argument parser; "" otherwise."""
+    """Return a remedy for an error in a call or from an argument parser; else ""."""
     if isinstance(error, TypeError):
         functions = [name for *_, name, _ in frame_of_call(error)]
         return "".join(f"\ncluster.run({f}, x) calls {f}(x) on every rank." for f in functions)
     if isinstance(error, SystemExit):
         for frame, _ in [*traceback.walk_tb(error.__traceback__)][-1:]:
             if frame.f_code is argparse.ArgumentParser.exit.__code__:
-                with suppress(Exception):  # the parser may be a subclass of the user's
+                with suppress(Exception):  # the parser may be an instance of a user's subclass
                     usage = frame.f_locals["self"].format_usage()
                     return f"\n{usage}{frame.f_locals['message']}{_ARGUMENTS_HINT}"
     return ""
@@ -90,30 +90,30 @@ def hint(error: BaseException) -> str:
 # -- processes that the program starts ----------------------------------------------------
 
 
-def install_child_hooks(forget: Callable[[], None]) -> None:
-    """Reset the rank's state in every process that this one forks from now on.
+def install_child_hooks(callback: Callable[[], None]) -> None:
+    """Reset the rank's state in every process that this process forks later.
 
-    ``forget`` is called last in each of them.
+    ``callback`` is called last in each of them.
     """
-    os.register_at_fork(after_in_child=partial(_reset_child, forget))
+    os.register_at_fork(after_in_child=partial(_reset_child, callback))
     ForkingPickler.reducer_override = _reduce  # type: ignore[method-assign]
 
 
-def _reduce(pickler: Any, thing: Any) -> Any:
+def _reduce(pickler: Any, obj: Any) -> Any:
     """Pickle functions and classes of a notebook by value, since no module exports them."""
-    if not isinstance(thing, FunctionType | type) or _is_importable(thing):
+    if not isinstance(obj, FunctionType | type) or _is_importable(obj):
         return NotImplemented
-    return cloudpickle.loads, (cloudpickle.dumps(thing),)
+    return cloudpickle.loads, (cloudpickle.dumps(obj),)
 
 
-def _is_importable(thing: FunctionType | type) -> bool:
+def _is_importable(obj: FunctionType | type) -> bool:
     try:
-        return attrgetter(thing.__qualname__)(sys.modules[thing.__module__]) is thing
+        return attrgetter(obj.__qualname__)(sys.modules[obj.__module__]) is obj
     except (AttributeError, KeyError):
         return False
 
 
-def _reset_child(forget: Callable[[], None]) -> None:
+def _reset_child(callback: Callable[[], None]) -> None:
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
         if (getattr(handler, "__module__", None) or "").startswith(_OWN_MODULES):
@@ -123,4 +123,4 @@ def _reset_child(forget: Callable[[], None]) -> None:
     recorder.set_current(None)
     tap.before.clear()
     tap.groups.on_group = None
-    forget()
+    callback()

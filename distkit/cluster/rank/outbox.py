@@ -1,4 +1,4 @@
-"""Sends a rank's messages over its lifeline: events, output, outcomes."""
+"""Sends a rank's events, output and outcomes over its lifeline."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MAX_UNSENT = 1 << 22
 #: Maximum number of bytes read at once from the output of other processes.
 MAX_READ = 1 << 26
 
-#: Interval of polls for output that did not come from Python [s].
+#: Interval between polls for output that did not come from Python [s].
 POLL_INTERVAL = 0.2
 
 
 class Outbox:
-    """Sends over the lifeline from its own thread, where no signal interrupts a message."""
+    """Queue of messages; a separate thread sends them, where no signal interrupts a message."""
 
     def __init__(self, lifeline: Channel) -> None:
         self._lifeline = lifeline
@@ -69,7 +69,7 @@ class Outbox:
                 return polled
 
     def capture(self, path: str) -> None:
-        """Redirect descriptor 1 to a file: output of C code and of other processes.
+        """Redirect descriptor 1, the output of C code and other processes, to a file.
 
         Writing to a file never blocks. Descriptor 2 stays in the log, for crash reports.
         """
@@ -100,7 +100,7 @@ class Outbox:
             self._queue.put(current)  # polls it now, and wakes the thread
 
     def _stream(self, name: str, run: int) -> io.TextIOWrapper:
-        """Return the stream, which is the same in all runs because loggers keep it."""
+        """Return the stream; all runs use the same one, because loggers keep it."""
         try:
             stream = self._streams[name]
             stream.flush()
@@ -118,7 +118,7 @@ def _text_stream(binary: io.BufferedWriter) -> io.TextIOWrapper:
     )
 
 
-#: A message, a source of output to read at its turn, or an event to set at its turn.
+#: A message, a source of output to read, or an event to set, in order.
 Item: TypeAlias = "tuple[int, str, Any] | OutputSource | threading.Event"
 
 
@@ -138,7 +138,7 @@ class OutputSource:
 
 
 class FileOutput(OutputSource):
-    """Reads what other processes append to a file."""
+    """Output that other processes append to a file."""
 
     def __init__(self, run: int, file: io.FileIO) -> None:
         super().__init__("stdout", run)
@@ -152,7 +152,7 @@ class FileOutput(OutputSource):
 
 
 class PythonOutput(OutputSource, io.RawIOBase):
-    """Python's output to a stream: small pieces, sent together."""
+    """Python's output to a stream, in small pieces that are sent together."""
 
     def __init__(self, name: str, send: Callable[[OutputSource], None]) -> None:
         super().__init__(name)
@@ -185,6 +185,6 @@ class PythonOutput(OutputSource, io.RawIOBase):
 
 
 def print_to_descriptor() -> None:
-    """Print to descriptor 1, in a child process of a rank, which has no outbox."""
+    """Print to descriptor 1 in a child process of a rank, because it has no outbox."""
     for name in ("stdout", "stderr"):
         setattr(sys, name, _text_stream(io.BufferedWriter(io.FileIO(1, "w", closefd=False))))

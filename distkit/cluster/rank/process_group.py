@@ -1,7 +1,7 @@
 """The process group of a rank, which it joins when its program begins.
 
 * Rendezvous uses a ``FileStore`` in a 0700 folder: a TCPStore would listen on all interfaces
-  without authentication. Ranks on several machines use a store of the kernel through their tunnels.
+  without authentication. Ranks on several machines use the kernel's store through their tunnels.
 * gloo is pinned to one interface: loopback, or the interface to the other machines.
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 #: Enables NCCL's timing of its kernels.
 TIMING = "TORCH_NCCL_ENABLE_TIMING", "1"
 
-#: Disables torch's own handling of failed or hanging collectives, which ends the process: the
-#: conductor handles them. Its monitor thread would also query the store, which needs the GIL, while
-#: a thread that holds the GIL destroys the group and joins the monitor.
+#: Disables torch's handling of failed or hanging collectives, which ends the process: the
+#: conductor handles them. torch's monitor thread would also query the store, which needs the GIL,
+#: while a thread that holds the GIL destroys the group and joins the monitor.
 NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -45,24 +45,24 @@ class Group:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.alone = False  # this rank replaces a dead one, without a group
+        self.is_replacement = False  # this rank replaces a dead one, and has no group
         self._joins = 0  # number of joins, since a script may destroy and recreate the group
         self._claimed = False  # a script called init_process_group and got this group
         #: Keeps every group alive: destroying a group joins its threads while holding the GIL,
         #: which a thread that has just finished a work may need.
-        self._kept: list[Any] = []
+        self._groups: list[Any] = []
         self._store: InterruptibleStore | None = None
         self._init: Callable[..., Any] = dist.init_process_group
 
     def join(self) -> None:
-        """Join the group; do nothing if it has joined before."""
+        """Join the group, unless the rank has joined before."""
         if not self._joins:
             self._join()
 
     def enter(self, run: int) -> None:
         """Wait for the other ranks of a run, so its trace does not begin with their skew.
 
-        A rank that ended before all have joined would leave the others waiting, too.
+        A rank that ends before all have joined would also leave the others waiting.
         """
         assert self._store is not None
         name = f"distkit/entered/{run}"
@@ -71,9 +71,9 @@ class Group:
 
     def _join(self) -> None:
         spec = self.spec
-        if self.alone:
+        if self.is_replacement:
             raise RuntimeError(
-                f"rank {spec.rank} replaces one that ended, and for it the default process group "
+                f"rank {spec.rank} replaces a process that ended, and its default process group "
                 "has not been initialized: a group needs all its ranks from the start. With "
                 'on_crash="replace", let workers communicate through the store only.'
             )
@@ -127,7 +127,7 @@ class Group:
 
         def new_process_group_helper(*args: Any, **options: Any) -> Any:
             result = helper(*args, **options)
-            self._kept.append(result)
+            self._groups.append(result)
             return result
 
         c10d._new_process_group_helper = new_process_group_helper
@@ -143,17 +143,17 @@ class Group:
             if requested not in (-1, actual):
                 raise ValueError(
                     f"init_process_group({name}={requested}) on a rank whose {name} is {actual}. "
-                    f"Leave {name} out, or start as many ranks as the script wants."
+                    f"Leave {name} out, or start as many ranks as the script expects."
                 )
 
 
 # -- the store for the rendezvous -------------------------------------------------------------
 
-#: Interval of polls for a key [s]. torch's own FileStore polls every 10 ms.
+#: Interval between polls for a key [s]; torch's FileStore polls every 10 ms.
 POLL_INTERVAL = 0.001
 
 
-#: Timeout for a store's file that was removed, perhaps by a cleaning program [s].
+#: Timeout for a store's file that was removed, perhaps by a cleanup program [s].
 FILE_TIMEOUT = 1.0
 
 
@@ -213,9 +213,9 @@ class InterruptibleStore(dist.Store):
         """Return the number of values."""
         return int(self._backing.num_keys())
 
-    deleteKey, getNumKeys = delete_key, num_keys  # what C++ calls them
+    deleteKey, getNumKeys = delete_key, num_keys  # their names in C++
 
-    # not torch's, which would call what the recorder puts in place of them
+    # instead of torch's methods, which would call the recorder's replacements
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Wait for several values."""
@@ -235,5 +235,5 @@ class InterruptibleStore(dist.Store):
         end = time.monotonic() + (timeout or self.timeout).total_seconds()
         while not self._backing.check(keys):
             if time.monotonic() > end:
-                raise dist.DistStoreError(f"{keys} did not come within {timeout or self.timeout}")
+                raise dist.DistStoreError(f"{keys} were not set within {timeout or self.timeout}")
             time.sleep(POLL_INTERVAL)

@@ -2,7 +2,7 @@
 
 A rank has a lifeline (a :class:`Channel` to the process that started the cluster), a process
 group, and :meth:`Rank.execute`, which runs one function. When the lifeline closes, the rank and its
-descendants end at once.
+descendants end immediately.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from distkit.recording.witness import CallContext, CollectiveFingerprint
 #: matplotlib's backend in notebooks, which ranks do not have.
 INLINE = "module://matplotlib_inline.backend_inline"
 
-#: Time in which a cell handles a signal, unless it waits in C++ [s].
+#: Timeout for a cell to handle a signal; a cell that waits in C++ does not [s].
 SIGNAL_TIMEOUT = 0.3
 
-#: Sends a message about the run to the kernel: its kind and content.
+#: Sends a message of a run to the kernel: its kind and content.
 Emit = Callable[[str, Any], None]
 
 
@@ -111,7 +111,7 @@ class Rank:
         seeds.set_all()  # forked processes would all draw the same numbers
         tap.on_gloo = spec.backend == "gloo"
         if spec.device != "cpu":
-            gpu.take(spec)
+            gpu.initialize(spec)
             tap.remove()  # reinstalled outside of the staging, so a receive includes its copy
             if tap.on_gloo:
                 gpu.stage_messages()
@@ -150,7 +150,7 @@ class Rank:
         os.killpg(0, signal.SIGKILL)
 
     def _raise_in_cell(self, run: int) -> bool:
-        """Raise Released in the cell; return False if it does not end because it waits in C++."""
+        """Raise Released in the cell; return False if the cell waits in C++ and does not end."""
         self._released_run = run
         self._release_event.set()
         if run != self._running:
@@ -173,7 +173,7 @@ class Rank:
         self._running = run
         self._idle.clear()
         try:
-            if self._is_released:  # the release arrived before the call
+            if self._is_released:  # released before the call
                 raise Released
             yield
         finally:
@@ -194,8 +194,8 @@ class Rank:
         outcome, run, life = Outcome(self.spec.rank, intact=True), options["run"], options["life"]
         self._error = None
         try:
-            self.group.alone = life > 0
-            if not self.group.alone:
+            self.group.is_replacement = life > 0
+            if not self.group.is_replacement:
                 self.group.join()
             with (
                 self._recording(options, emit, outcome),
@@ -228,7 +228,7 @@ class Rank:
     def _call(self, payload: bytes, run: int) -> tuple[Any, list[str]]:
         """Call the function; return its result, and the names of containers that it has extended.
 
-        The names only if it returns None, since the copies of the containers are lost then.
+        The names are returned only if the result is None: then the extended copies are lost.
         """
         fn, args, kwargs = cloudpickle.loads(payload)
         if isinstance(fn, Cell):
@@ -237,7 +237,7 @@ class Rank:
             recorder.add_user_file(str(fn))
             fn, args, kwargs = interpreter.run_script, (fn, args), {}
         sizes = {name: (c, len(c)) for name, c in captured(fn, args, kwargs)}
-        if not self.group.alone:  # a replacement starts alone
+        if not self.group.is_replacement:  # a replacement has no group
             self.group.enter(run)
         try:
             value = fn(*args, **kwargs)
@@ -317,7 +317,7 @@ class Rank:
 
     @contextmanager
     def _monitoring_links(self, emit: Emit) -> Iterator[None]:
-        """Report changes of the machines that this rank cannot reach."""
+        """Report changes in the set of machines that this rank cannot reach."""
         done = threading.Event()
         if self.spec.hosts > 1:
             companions.load("distkit_hosts.links").watch(partial(emit, "unreached"), done)
@@ -327,19 +327,18 @@ class Rank:
     def _call_context(self, run: int, emit: Emit) -> CallContext:
         """Create the check of this run's collectives before they go to the backend."""
         spec, fingerprint = self.spec, None
-        if spec.backend == "gloo" and spec.hosts == 1:  # it needs shared memory
+        if spec.backend == "gloo" and spec.hosts == 1:  # the check needs shared memory
             fingerprint = CollectiveFingerprint(Path(spec.folder), run, spec.rank)
         self._release_event.clear()
         context = CallContext(emit, fingerprint, self._release_event.wait)
-        context.add_group(
-            WORLD, list(range(spec.world_size))
-        )  # since new_group may be the first call
+        # new_group may be the first call
+        context.add_group(WORLD, list(range(spec.world_size)))
         return context
 
 
 def _no_keyboard(prompt: object = "") -> str:
     raise EOFError(
-        "input() has no keyboard on a rank. Ask in the notebook, and pass the answer as an "
+        "input() has no keyboard on a rank. Call it in the notebook, and pass the answer as an "
         "argument: cluster.run(fn, answer)."
     )
 
@@ -361,11 +360,11 @@ def _dump_result(value: Any) -> bytes:
         raise
     except BaseException as e:
         raise _Unpicklable(
-            f"the function returned a {type(value).__name__} that cannot travel back "
+            f"the function returned a {type(value).__name__} that cannot be sent back "
             f"({type(e).__name__}: {text(e)}). "
             "Return plain data: numbers, strings, lists, dicts, tensors."
         ) from None
 
 
 class _Unpicklable(TypeError):
-    """Recognised by its name in the kernel."""
+    """Raised for a result that cannot be pickled; the kernel recognizes its name."""

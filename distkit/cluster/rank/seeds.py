@@ -1,4 +1,4 @@
-"""Seeds of the ranks' random number generators: different on every rank, and reproducible.
+"""Seeds the ranks' random number generators, differently on every rank and reproducibly.
 
 Ranks are forked from one process, so by default they would all draw the same numbers. Each run has
 a seed, stored in its trace (``trace.info.seed``), from which each rank derives its own.
@@ -38,7 +38,7 @@ def for_call(fn: Any, kwargs: dict[str, Any], seed: Any) -> tuple[int | None, di
     try:
         return operator.index(seed), kwargs
     except TypeError:
-        raise TypeError(f"seed must be a whole number, not {seed!r}") from None
+        raise TypeError(f"seed must be an integer, not {seed!r}") from None
 
 
 def _takes_seed(fn: Any) -> bool:
@@ -58,11 +58,11 @@ def for_rank(seed: int, rank: int, life: int = 0) -> int:
 
 
 def set_all(seed: int | None = None) -> None:
-    """Seed torch's generators (each device's), numpy's and Python's; unpredictably when None."""
+    """Seed the generators of torch (on all devices), numpy and Python; randomly if None."""
     import torch
 
     seed = secrets.randbits(64) if seed is None else seed
     torch.manual_seed(seed)
     random.seed(seed)
-    if "numpy" in sys.modules:  # if it is imported later, its state is random
+    if "numpy" in sys.modules:  # a later import seeds it randomly
         sys.modules["numpy"].random.seed([seed & 0xFFFFFFFF, seed >> 32])

@@ -1,4 +1,4 @@
-"""Conducts one run: handles its ranks' messages, and ends the ranks when one has failed.
+"""Controls one run: handles its ranks' messages, and ends the ranks after one has failed.
 
 When a rank fails, the others get a grace period to finish. They are then released, and finally
 killed. The processes belong to a :class:`RankController`.
@@ -39,10 +39,10 @@ from distkit.trace.trace import Trace, without_idle_servers
 GRACE = 0.3
 #: Time from a rank's release until its process is killed [s].
 RELEASE_TIMEOUT = 2.0
-#: Time from an interrupt until the run has ended, at most [s].
+#: Maximum time from an interrupt to the end of the run [s].
 INTERRUPT_TIMEOUT = GRACE + 2 * RELEASE_TIMEOUT
 
-#: A finished run with more events is not diagnosed unasked.
+#: A finished run with more events is only diagnosed on request.
 MAX_DIAGNOSED_EVENTS = 10_000
 
 #: State of the cluster after a failed run, in error messages.
@@ -53,7 +53,7 @@ class RankController:
     """The owner of a run's ranks."""
 
     def release(self, ranks: Iterable[int]) -> None:
-        """Make these ranks leave their function and report their position."""
+        """Make these ranks leave their function, and report their position."""
         raise NotImplementedError
 
     def end(self, ranks: Iterable[int]) -> None:
@@ -69,7 +69,7 @@ class RankController:
 
 
 class Conductor:
-    """The state of a run, from its beginning to its end.
+    """The state of a run, and the control of its ranks.
 
     Args:
         name: name of the function.
@@ -78,7 +78,7 @@ class Conductor:
         info: facts about the cluster, for the trace.
         stepped: every rank pauses before each communication.
         wait_forever: do not end the run when its ranks are deadlocked.
-        expected_exits: the ranks that ``dk.trouble`` is going to kill.
+        expected_exits: the ranks that ``dk.trouble`` will kill.
         afterwards: state of the cluster after the run, for error messages.
         is_cell: the run executes a ``%%ranks`` cell, whose processes stay.
     """
@@ -105,12 +105,12 @@ class Conductor:
         #: Outcome of each rank, in the order in which the ranks ended.
         self.outcomes: dict[int, Outcome] = {}
         self._killed: set[int] = set()  # ranks whose processes were killed on purpose
-        #: Time without heartbeats of the nodes that were killed for it [s].
+        #: Time without heartbeats of the nodes that were killed for missing them [s].
         self.silent_for: dict[int, float] = {}
         #: Processes that ended and were replaced: node, name, cause and time.
         self.replacements: list[Replacement] = []
         self._pending_replacements: dict[int, str] = {}  # ranks, and the causes of their ends
-        self._on_crash = "halt"  # the store's policy for a rank that dies
+        self._on_crash = "halt"  # the store's policy if a rank dies
         self._interrupted, self._afterwards = False, afterwards
         self.cluster_failure = ""  # why the cluster failed, and all ranks with it
         self.changed = threading.Condition()
@@ -126,12 +126,12 @@ class Conductor:
 
     @property
     def finished(self) -> bool:
-        """True if all ranks have ended, well or not."""
+        """True if all ranks have ended, successfully or not."""
         return self.done.is_set()
 
     @property
     def ending(self) -> bool:
-        """True if it has finished, or was interrupted."""
+        """True if the run has finished, or was interrupted."""
         return self.finished or self._interrupted
 
     @property
@@ -173,7 +173,7 @@ class Conductor:
 
     @property
     def trace(self) -> Trace:
-        """The communication of the ranks, as far as it has arrived."""
+        """The communication of the ranks that has been received so far."""
         if self._trace is not None:
             return self._trace
         complete = self._concluded  # read first: events may arrive while the trace is built
@@ -187,7 +187,7 @@ class Conductor:
 
     @property
     def findings(self) -> list[Finding]:
-        """The deadlock that ended it, or the findings of a diagnosis."""
+        """The deadlock that ended the run, or the findings of a diagnosis."""
         return self.deadlock or self.trace.diagnose()
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
@@ -205,10 +205,10 @@ class Conductor:
             self._interrupted = True
             self.changed.notify_all()
 
-    def abandon(self, why: str) -> None:
-        """End the run because the cluster is stopped or restarted, as ``why`` says."""
+    def abandon(self, reason: str) -> None:
+        """End the run because the cluster stops or restarts; errors quote ``reason``."""
         self._killed.update(self.ranks)
-        self._afterwards = why
+        self._afterwards = reason
         self.interrupt()
 
     # -- messages from the ranks ------------------------------------------------
@@ -261,17 +261,17 @@ class Conductor:
 
     def add_death(self, rank: int, status: int, files: Path) -> None:
         """Record the end of a rank's process; ``files`` are its black box and its log."""
-        if self.finished:  # its process was ended with its cluster
+        if self.finished:  # the cluster has ended the process
             return
-        at, log = self.live.clock(time.monotonic()), self._read_files(rank, files)
+        died_at, log = self.live.clock(time.monotonic()), self._read_files(rank, files)
         if rank in self._killed:
-            self.add_outcome(Outcome(rank, error=Failure("Released", time=at, released=True)))
+            self.add_outcome(Outcome(rank, error=Failure("Released", time=died_at, released=True)))
         else:
             silent_for = self.silent_for.get(rank, 0.0)
-            asked = rank in self._expected_exits
-            how = report.cause(status, asked=asked, silent_for=silent_for, log=log)
+            expected = rank in self._expected_exits
+            how = report.cause(status, expected=expected, silent_for=silent_for, log=log)
             if not self._request_replacement(rank, how):
-                self.add_outcome(Outcome(rank, died=how, died_at=at, log=log))
+                self.add_outcome(Outcome(rank, died=how, died_at=died_at, log=log))
 
     def _read_files(self, rank: int, files: Path) -> str:
         """Add the events in a rank's black box; return the end of its log."""
@@ -297,8 +297,8 @@ class Conductor:
     # -- conducting --------------------------------------------------------------
 
     def conduct(self, controller: RankController) -> None:
-        """Conduct the run to its end: when one rank fails, release the others."""
-        # now, while the ranks begin: an import at exit would hide that Ctrl-C ended the program
+        """Control the run until it ends; when one rank fails, release the others."""
+        # import while the ranks start: an import at exit would hide that Ctrl-C ended the program
         importlib.import_module("distkit.trace.matching")
         try:
             self._monitor(controller)
@@ -306,7 +306,7 @@ class Conductor:
                 self._release(controller)
             controller.settle()
             self._conclude()
-        except Exception as error:  # a bug of distkit must not leave callers waiting
+        except Exception as error:  # after a bug in distkit callers must not wait forever
             traceback.print_exc(file=sys.__stderr__)
             self.error = report.internal_error(self.name, error)
             self._kill_ranks(controller, self.waiting)
@@ -317,7 +317,7 @@ class Conductor:
         return self._interrupted or self.failed or not self.waiting
 
     def _monitor(self, controller: RankController) -> None:
-        """Replace ranks that die, until all have ended, one has failed or all are deadlocked."""
+        """Replace ranks that die, until all have ended, one has failed or there is a deadlock."""
         while True:
             self._wait_until(
                 lambda: self._is_over() or self._pending_replacements or self._may_be_deadlocked()
@@ -339,7 +339,7 @@ class Conductor:
         return bool(self.deadlock)
 
     def _release(self, controller: RankController) -> None:
-        """Release the remaining ranks, and kill those that do not end."""
+        """Release the remaining ranks, and kill the ranks that do not end."""
         if not (self._interrupted or self.deadlock):
             self._wait_until(lambda: self._interrupted or not self.waiting, GRACE)
         if self._interrupted and self.live.arrived <= MAX_DIAGNOSED_EVENTS:
@@ -358,7 +358,7 @@ class Conductor:
             self.changed.wait_for(condition, timeout)
 
     def _replace(self, controller: RankController, rank: int, how: str) -> None:
-        """Replace a rank's process: its pending operations failed, and another process begins."""
+        """Replace a rank's process: fail its pending operations, and start another process."""
         began = time.monotonic()
         self.live.fail_pending(rank, began)
         self._begin_process(rank, how, began)
@@ -374,42 +374,42 @@ class Conductor:
         self.live.mark_replacement(rank, how, began, time.monotonic())
         self.on_end()
 
-    def _begin_process(self, node: int, how: str, at: float) -> None:
-        """Record that a new process of this node begins, and how the previous one ended."""
+    def _begin_process(self, node: int, how: str, began: float) -> None:
+        """Record that a new process of this node starts, and how the previous one ended."""
         self.live.begin_process(node)
         name = self.live.info.ranks[node].name
-        self.replacements.append(Replacement(node, name, how, at))
+        self.replacements.append(Replacement(node, name, how, began))
 
     # -- conclusion ----------------------------------------------------------------
 
     def _conclude(self) -> None:
         """Determine the run's error; later checks take precedence."""
         self.seconds = time.perf_counter() - self._started
-        no_answer = [Outcome(r, died="no answer") for r in self.waiting]
-        ended = [*self.outcomes.values(), *no_answer]
+        unresponsive = [Outcome(r, died="no response") for r in self.waiting]
+        ended = [*self.outcomes.values(), *unresponsive]
         outcomes = sorted(ended, key=lambda o: o.rank)
         self._note_ends(outcomes)
         error = self.error
-        if self.failed or no_answer:
+        if self.failed or unresponsive:
             error = report.verdict(self.name, ended, self.trace)
         if self.deadlock:
             error = report.deadlock(self.name, self.deadlock, outcomes, self._afterwards)
         if self._interrupted and not self.died:
-            found = self._interrupt_findings
-            error = report.interrupted(self.name, self._afterwards, outcomes, found)
+            findings = self._interrupt_findings
+            error = report.interrupted(self.name, self._afterwards, outcomes, findings)
         if self.cluster_failure and error is not None:
             error = RunError(f"{self.name} was ended: {self.cluster_failure}")
         self.error = error  # assigned once: other threads read it during a long diagnosis
 
     def _note_ends(self, outcomes: list[Outcome]) -> None:
-        """Add the facts that the ranks reported at their end to the trace."""
+        """Add the facts that the ranks reported when they ended to the trace."""
 
         def reported(name: str) -> dict[Any, Any]:
             return {o.rank: getattr(o, name) for o in outcomes if getattr(o, name)}
 
-        lost = {"notebook": self.live.dropped} if self.live.dropped else {}
+        dropped = {"notebook": self.live.dropped} if self.live.dropped else {}
         self.live.update(
-            dropped=reported("dropped") | lost,
+            dropped=reported("dropped") | dropped,
             without_values=reported("without_values"),
             unwaited=reported("unwaited"),
             unrecorded=reported("unrecorded"),

@@ -23,12 +23,12 @@ from distkit.trace.trace import Trace
 if TYPE_CHECKING:
     from distkit.cluster.process_host import Offset
 
-#: Maximum number of events of a trace; further ones are only counted.
+#: Maximum number of events of a trace; later events are only counted.
 LIMIT = 2_000_000
 
 
 class LiveTrace:
-    """Event buffer of a run.
+    """The event buffer of a run.
 
     Rows stay packed until they are read: on a busy machine unpacking would slow the ranks.
 
@@ -38,18 +38,18 @@ class LiveTrace:
 
     def __init__(self, info: RunInfo) -> None:
         self.info, self._info_lock = structs.replace(info, groups={}), threading.RLock()
-        #: Converts the ranks' times to the trace's; in a stepped run it leaves the pauses out.
+        #: Converts the ranks' times to the trace's; in a stepped run it excludes the pauses.
         self.clock: Callable[[float], float] = float
         #: Offset of the clock of a rank's machine; None for this machine.
         self.offset: Callable[[int], Offset | None] = lambda rank: None
-        self._live_clocks: Any = None  # of other machines, from their first events on
+        self._live_clocks: Any = None  # of other machines, once they send events
         self.arrived = self.dropped = 0  # number of events
-        self.rows: Counter[int] = Counter()  # number of rows of each rank's present process
+        self.rows: Counter[int] = Counter()  # number of rows of each rank's current process
         self._first_seq: Counter[int] = Counter()  # offset of that process's sequence numbers
         self._events: list[Event] = []
         #: Rows not yet unpacked.
         self._packed: list[tuple[int, int, bytes, Offset | None]] = []
-        self._unpacking = threading.RLock()  # a subscriber may look at the trace
+        self._unpacking = threading.RLock()  # reentrant: a subscriber may read the trace
         self._subscribers: list[Callable[[list[Event]], None]] = []
 
     def add(self, rank: int, count: int, packed: bytes) -> None:
@@ -79,15 +79,15 @@ class LiveTrace:
         self._first_seq[rank] += SEQ_STRIDE
         self.rows[rank] = 0
 
-    def fail_pending(self, rank: int, at: float) -> None:
+    def fail_pending(self, rank: int, ended: float) -> None:
         """Mark the pending operations of a rank as failed, because its process has ended."""
         self._unpack()
         first = self._first_seq[rank]
         latest = {e.seq: e for e in self._events if e.rank == rank and e.seq >= first}
-        over = (State.COMPLETED, State.FAILED)
-        pending = [e for e in latest.values() if e.state not in over]
+        final = (State.COMPLETED, State.FAILED)
+        pending = [e for e in latest.values() if e.state not in final]
         self.arrived += len(pending)
-        now = self.clock(at)
+        now = self.clock(ended)
         self._append([replace(e, state=State.FAILED, time=now, summary=None) for e in pending])
 
     def mark_replacement(self, rank: int, how: str, began: float, ended: float) -> None:
@@ -96,7 +96,10 @@ class LiveTrace:
         states = (State.STARTED, began), (State.COMPLETED, ended)
         self.arrived += len(states)
         self._append(
-            [Event(rank, seq, Op.MARK, s, self.clock(at), attributes=label) for s, at in states]
+            [
+                Event(rank, seq, Op.MARK, state, self.clock(when), attributes=label)
+                for state, when in states
+            ]
         )
 
     def so_far(self, ends: dict[int, RankEnd], replaced: list[Replacement]) -> Trace:
@@ -156,7 +159,7 @@ class LiveTrace:
                 to_event(rank, row if not first else (row[0] + first, *row[1:]), place, clock)
                 for row in rows
             ]
-        del self._packed[: len(packed)]  # only now: an interrupt may occur before
+        del self._packed[: len(packed)]  # last, because an interrupt may occur before
         return new
 
     def _clock_of(self, rank: int, offset: Offset, rows: list[Any]) -> Callable[[float], float]:

@@ -1,4 +1,4 @@
-"""Steps the ranks of a run: resumes them, and waits until all are paused, blocked or at their end.
+"""Steps the ranks of a run: resumes them, and waits until all are paused, blocked or finished.
 
 The rules are in :class:`distkit.diagnosis.rank_state.WaitForGraph`, which is pure; this module adds
 threads and time.
@@ -16,10 +16,10 @@ from distkit.cluster.runs.conductor import Conductor
 from distkit.diagnosis.rank_state import RankState, RankStatus, WaitForGraph
 from distkit.events import Event
 
-#: Time without events after which a blocked rank counts as settled: a message may unblock it [s].
+#: Time without events after which a blocked rank counts as settled [s]: messages may be in transit.
 SETTLE_TIME = 0.01
 
-#: Time that the explanation of a deadlock may take [s].
+#: Timeout for the explanation of a deadlock [s].
 DIAGNOSIS_TIMEOUT = 3.0
 
 #: Opens the ranks' gates a number of times, or permanently if None.
@@ -30,7 +30,7 @@ Go = Callable[[Iterable[int], "int | None"], None]
 class Moment:
     """The state of the program between two steps.
 
-    ``choice`` are the ranks that the step resumed, none at the beginning and after ``finish()``;
+    ``choice`` has the ranks that the step resumed, none at the beginning and after ``finish()``;
     ``rank_states`` is the state of each rank; ``events`` is the number of events so far; ``time``
     is the trace's time [s].
     """
@@ -45,7 +45,7 @@ class Lockstep:
     """The ranks of a stepped run, and its moments so far.
 
     Args:
-        run: the submitted run; its times leave the pauses out from now on.
+        run: the submitted run; its times exclude the pauses from now on.
         go: opens ranks' gates.
         collect: makes servers flush their events.
         changed: called, from any thread, when there is a new moment, or the run has ended.
@@ -58,7 +58,7 @@ class Lockstep:
         self.moments: list[Moment] = []
         self._graph = WaitForGraph(len(run.ranks))
         self._received: Counter[int] = Counter()  # number of events of each rank
-        self._received_before: dict[int, int] = {}  # at the resumption of each resumed rank
+        self._received_before: dict[int, int] = {}  # when each resumed rank was resumed
         #: Start of each pause, and total length of all pauses before it and including it [s].
         self._pauses: list[tuple[float, float, float]] = []
         self._last_time = 0.0  # time of the latest event, without the pauses
@@ -150,7 +150,7 @@ class Lockstep:
         tolerated = {o.rank for o in outcomes if o.tolerated}
         for rank, end in report.ends(outcomes).items():
             why = end.text.partition("\n")[0]
-            why += "; the others go on without it" * (rank in tolerated)
+            why += "; the others continue without it" * (rank in tolerated)
             self._graph.end(rank, end.how, why)
 
     def _on_end(self) -> None:
@@ -166,7 +166,7 @@ class Lockstep:
         self._changed()
 
     def _update_moment(self) -> None:
-        """Add events that occur without a step to the latest moment."""
+        """Update the latest moment with events that occur without a step."""
         if self._paused and self._is_stale:
             self._note_ends()
             self.moments[-1] = self._current_moment(self.moments[-1].choice)
@@ -183,14 +183,14 @@ class Lockstep:
 
     @property
     def _total_pause(self) -> float:
-        """Total length of all pauses except the present one [s]."""
+        """The total length of all pauses except the current one [s]."""
         return self._pauses[-1][-1] if self._pauses else 0.0
 
-    def _clock(self, at: float) -> float:
-        """Subtract the pauses from a time; within a pause return the pause's beginning."""
-        if self._paused and at >= self._last_time + self._total_pause:
+    def _clock(self, timestamp: float) -> float:
+        """Subtract the pauses from a time; for a time in a pause return the pause's start."""
+        if self._paused and timestamp >= self._last_time + self._total_pause:
             return self._last_time
         for begin, before, total in reversed(self._pauses):
-            if at >= begin:
-                return max(begin - before, at - total)
-        return at
+            if timestamp >= begin:
+                return max(begin - before, timestamp - total)
+        return timestamp

@@ -1,6 +1,6 @@
-"""The outcome of a function on one rank, as plain data; its exception, as text.
+"""The outcome of a function on one rank as plain data, with its exception as text.
 
-Exceptions are the user's objects: their ``__str__`` may raise, end the process or return no text.
+Exceptions are the user's objects: ``__str__`` may raise, end the process or not return a string.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Failure:
         type: name of its class.
         text: its text, with its notes and the members of a group.
         frames: frames of its traceback, outermost first.
-        time: when it was described [s].
-        released: it is the consequence of the rank's release.
+        time: time of the description [s].
+        released: whether it is the consequence of the rank's release.
         cause: the exception that it was raised from, as text.
-        consequence: it is the consequence of a broken connection to another rank.
+        consequence: whether it is the consequence of a broken connection to another rank.
         handled: the exception that was raised or handled when the rank was released.
     """
 
@@ -78,18 +78,18 @@ class Outcome:
         rank: the rank.
         result: the result, pickled.
         result_type: name of the result's class.
-        remark: why there is no result, if that was requested.
+        remark: reason for a missing result, if the user requested it.
         error: the exception that it raised.
         died: how its process ended; "" if it is alive.
-        died_at: when the end was noticed, in the trace's time [s].
+        died_at: time at which the end was noticed, on the trace's clock [s].
         log: the end of the log of a process that ended.
-        tolerated: the others continue without it, by the store's ``on_crash="continue"``.
-        intact: the next cell can use the process.
+        tolerated: whether the others continue without it, with ``on_crash="continue"``.
+        intact: whether the next cell can use the process.
         collectives: number of issued collectives, by group.
-        imported: it has imported the modules that programs import late.
-        grown: the notebook's containers whose copies it has extended.
+        imported: whether it has imported the module ``LATE``.
+        grown: names of the notebook's containers whose copies it has extended.
         missed: faults of :func:`distkit.trouble` that did not occur.
-        dropped, without_values, unwaited, unseen: facts of the recorder, for the trace.
+        dropped, without_values, unwaited, unrecorded: facts from the recorder, for the trace.
     """
 
     rank: int
@@ -118,13 +118,13 @@ class Outcome:
 
 
 class Released(BaseException):
-    """Raised in a program that is released because another rank failed, or by interrupt()."""
+    """Raised in a program that is released after another rank's failure or an interrupt."""
 
 
 def describe(error: BaseException, *, released: bool) -> Failure:
     """Describe an exception; for a released rank add the exception that it was handling.
 
-    Never raises; if the exception's own methods hang, it hangs.
+    Never raises, but hangs if the exception's methods hang.
     """
     contexts = list(_contexts(error))
     broken = any(CONNECTION_BROKEN.search(text(e)) for e in (error, *contexts))
@@ -135,7 +135,7 @@ def describe(error: BaseException, *, released: bool) -> Failure:
 def released_in(thread: int) -> Failure:
     """Describe the position of a thread, as if :class:`Released` were raised there.
 
-    Never raises; if the methods of an exception that the thread handles hang, it hangs.
+    Never raises, but hangs if the methods of an exception that the thread handles hang.
     """
     frame = sys._current_frames().get(thread)
     walked = [(f, line) for f, line in traceback.walk_stack(frame)][::-1]
@@ -160,8 +160,8 @@ def _with_handled(errors: list[BaseException], failure: Failure) -> Failure:
 def _with_cause(error: BaseException, released: bool) -> Failure:
     cause = error.__cause__
     description = None if cause is None else f"{_name(cause)}: {text(cause)}"
-    at = time.monotonic()
-    return Failure(_name(error), text(error), _frames(error), at, released, description)
+    described_at = time.monotonic()
+    return Failure(_name(error), text(error), _frames(error), described_at, released, description)
 
 
 def text(error: BaseException) -> str:
@@ -186,11 +186,11 @@ def printable(text: str) -> str:
 
 
 def _safe_str(value: object) -> str:
-    """Return the text of a user's object, or the reason why it has none."""
+    """Return the text of a user's object, or the reason why there is none."""
     try:
         return printable(str.__str__(str(value)))
     except BaseException as e:  # its __str__ may even exit
-        return f"(its text cannot be shown: {_name(e)} while it was made)"
+        return f"(no text: its __str__ raised {_name(e)})"
 
 
 def _name(error: BaseException) -> str:
@@ -198,7 +198,7 @@ def _name(error: BaseException) -> str:
 
 
 def _contexts(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exceptions that were being handled when this was raised, latest first."""
+    """Yield the exceptions that were being handled when an error was raised, latest first."""
     seen = {id(error)}
     while len(seen) <= MAX_CAUSES:
         context = error.__context__
@@ -210,13 +210,13 @@ def _contexts(error: BaseException) -> Iterator[BaseException]:
 
 
 def _frames(error: BaseException) -> list[Frame]:
-    """Return the frames of its traceback; of a long one, both ends."""
+    """Return the frames of an exception's traceback; omit the middle of a long one."""
     walked = [*traceback.walk_tb(error.__traceback__)]
     return _trim(walked, MAX_RECURSION_FRAMES if isinstance(error, RecursionError) else MAX_FRAMES)
 
 
 def _trim(walked: list[tuple[Any, int]], limit: int) -> list[Frame]:
-    """Return the user's frames; of more than ``limit``, omit those in the middle."""
+    """Return the user's frames; omit the middle ones if there are more than ``limit``."""
     walked = [item for item in walked if not item[0].f_code.co_filename.startswith(_OWN_FILES)]
     omitted = len(walked) - limit
     if omitted <= 0:

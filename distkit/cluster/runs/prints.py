@@ -1,4 +1,4 @@
-"""Output of a run's ranks: printed in labelled lines by the caller that waits for the run."""
+"""Prints the output of a run's ranks in labelled lines, in the thread that waits for the run."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ from distkit.cluster.notebook import in_notebook
 #: A line of output: rank, "stdout" or "stderr", text.
 Text = tuple[int, str, str]
 
-#: Maximum number of characters per rank kept for ``run.output``.
+#: Maximum number of characters per rank for ``run.output``.
 MAX_KEPT = 10_000_000
 
 #: Number of lines per call of print.
 BATCH = 1_000
 
-#: Limits of a notebook's output: rows at once, rows at once of a rank, further rows per second.
+#: Limits of a notebook's output: rows in a burst, in a burst of one rank, and per second.
 BURST, SHARE, RATE = 1_000, 400, 5
 #: Characters per row; maximum length of a line; number of omitted lines of a rank shown at the end.
 ROW_WIDTH, MAX_WIDTH, LAST = 80, 2_000, 3
 
 
 class Prints:
-    """Collects pieces of output, prints lines."""
+    """Buffer that collects pieces of output and prints complete lines."""
 
     def __init__(self) -> None:
         self._texts: queue.SimpleQueue[list[Text] | None] = queue.SimpleQueue()
         self._partial: dict[tuple[int, str], str] = {}
-        self._kept: dict[int, list[str]] = defaultdict(list)
+        self._output: dict[int, list[str]] = defaultdict(list)
         self._remaining: dict[int, int] = defaultdict(lambda: MAX_KEPT)  # characters
-        self._page = OutputLimiter() if in_notebook() else None
+        self._limiter = OutputLimiter() if in_notebook() else None
         self._lock = threading.Lock()
 
     def add(self, rank: int, stream: str, text: str) -> None:
         """Add a piece of a rank's output."""
         with self._lock:
             self._keep(rank, text)
-        *lines, rest = (self._partial.pop((rank, stream), "") + text).split("\n")
-        if rest:
-            self._partial[rank, stream] = rest
+        *lines, partial = (self._partial.pop((rank, stream), "") + text).split("\n")
+        if partial:
+            self._partial[rank, stream] = partial
         if lines:
             self._texts.put([(rank, stream, _overwrite(line)) for line in lines])
 
     def _keep(self, rank: int, text: str) -> None:
         if (remaining := self._remaining[rank]) > 0:
-            self._kept[rank].append(text[:remaining])
+            self._output[rank].append(text[:remaining])
         self._remaining[rank] = remaining - len(text)
 
     def all_of(self, rank: int) -> str:
         """Return a rank's output, up to ``MAX_KEPT`` characters."""
         with self._lock:
-            text, more = "".join(self._kept[rank]), -self._remaining[rank]
-        return f"{text}\n… {more:,} characters were not kept …\n" if more > 0 else text
+            text, excess = "".join(self._output[rank]), -self._remaining[rank]
+        return f"{text}\n… {excess:,} characters were discarded …\n" if excess > 0 else text
 
     def end(self) -> None:
         """Mark the end of the output."""
-        for (rank, stream), rest in sorted(self._partial.items()):
-            self._texts.put([(rank, stream, _overwrite(rest))])
+        for (rank, stream), partial in sorted(self._partial.items()):
+            self._texts.put([(rank, stream, _overwrite(partial))])
         self._texts.put(None)
 
     def take(self) -> Iterator[Text]:
@@ -87,32 +87,32 @@ class Prints:
             with suppress(queue.Empty):
                 first = self._texts.get(timeout=wait)
             self._print(itertools.chain(first or (), self.take()))
-        if self._page is not None:
-            _write(self._page.rest())
+        if self._limiter is not None:
+            _write(self._limiter.rest())
         return True
 
     def _print(self, lines: Iterator[Text]) -> None:
-        _write(lines if self._page is None else self._page.admit(lines, time.monotonic()))
+        _write(lines if self._limiter is None else self._limiter.admit(lines, time.monotonic()))
 
 
 class Budget:
-    """Token bucket of rows that may be shown: ``capacity`` at once, and ``RATE`` more a second."""
+    """Token bucket of rows: ``capacity`` in a burst, and ``RATE`` more per second."""
 
     def __init__(self, capacity: int) -> None:
-        self.rows, self._capacity, self._at = float(capacity), capacity, 0.0
+        self.rows, self._capacity, self._updated = float(capacity), capacity, 0.0
 
     def left(self, now: float) -> float:
         """Return the number of rows left now."""
-        since = now - self._at if self._at else 0.0
-        self.rows, self._at = min(self._capacity, self.rows + RATE * since), now
+        elapsed = now - self._updated if self._updated else 0.0
+        self.rows, self._updated = min(self._capacity, self.rows + RATE * elapsed), now
         return self.rows
 
 
 class OutputLimiter:
-    """Limits the ranks' output in a notebook, which a flood would make unusable. Pure.
+    """A limit of the ranks' output, since a flood makes a notebook unusable. Pure.
 
-    It admits at most ``BURST`` rows at once and ``RATE`` a second in the long run. Omitted lines
-    are counted, and the last ones are shown when the run is over.
+    It admits at most ``BURST`` rows in a burst, and ``RATE`` per second on average. Omitted lines
+    are counted, and the last ones are shown at the end of the run.
     """
 
     def __init__(self) -> None:
@@ -139,21 +139,21 @@ class OutputLimiter:
         """Yield a notice about the omitted lines, and the last ones."""
         for rank, count in sorted(self._omitted.items()):
             last = self._last[rank]
-            if (more := count - len(last)) > 0:
-                yield rank, "stdout", f"… {more:,} lines are not shown: see run.output[{rank}] …"
+            if (hidden := count - len(last)) > 0:
+                yield rank, "stdout", f"… {hidden:,} lines are not shown: see run.output[{rank}] …"
             yield from last
         self._omitted.clear()
         self._last.clear()
 
 
 def _overwrite(line: str) -> str:
-    """Return a line as a terminal shows it finally: a progress bar overwrites itself."""
+    """Return the final state of a line in a terminal: a progress bar overwrites itself."""
     return line.rstrip("\r").rpartition("\r")[2]
 
 
 def _truncate(line: str) -> str:
-    more = len(line) - MAX_WIDTH
-    return line if more <= 0 else f"{line[:MAX_WIDTH]} … {more:,} more characters"
+    excess = len(line) - MAX_WIDTH
+    return line if excess <= 0 else f"{line[:MAX_WIDTH]} … {excess:,} more characters"
 
 
 def _write(lines: Iterator[Text]) -> None:

@@ -1,7 +1,7 @@
-"""The processes of one run: fork, message, release and end them.
+"""Forks, releases and ends the processes of one run, and exchanges messages with them.
 
-The semantics of torchrun at the speed of fork: every run has its own ranks, forked from a process
-that has imported torch, and they end with the run, including their children.
+A run has the semantics of torchrun at the speed of fork: its ranks are forked from a process that
+has imported torch, and end with the run, including their children.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from distkit.trace.info import RankInfo, RunInfo
 if TYPE_CHECKING:
     from distkit.cluster.process_host import Offset
 
-#: Time in which a server flushes its events, unless it is stopped [s].
+#: Timeout for a server to flush its events [s]; a stopped server does not.
 QUICK_FLUSH_TIMEOUT = 0.2
 
 #: Grace period before a disconnected process counts as hung [s].
@@ -104,8 +104,13 @@ class Ranks(RankController):
         ranks, requests = [*ranks], []
         for r in ranks:
             spec = self._spec(r)
-            each = {"spec": spec, "folder": spec.folder, "log": f"{spec.name}.log", **arguments}
-            requests.append((self.host(r).server, each))
+            fork_args = {
+                "spec": spec,
+                "folder": spec.folder,
+                "log": f"{spec.name}.log",
+                **arguments,
+            }
+            requests.append((self.host(r).server, fork_args))
         for r, child in zip(ranks, fork_all(self.role, requests), strict=True):
             self.ranks[r] = child
             child.on_message(partial(self._handle_message, r))
@@ -138,7 +143,7 @@ class Ranks(RankController):
         return {**self.ranks, **self.nodes.children}
 
     def info(self) -> RunInfo:
-        """Return the trace's facts about the processes; before their start without a pid."""
+        """Return the trace's facts about the processes, without pids before they start."""
         plan, role = self.plan, "worker" if self.plan.servers else "rank"
         nodes = {r: (f"{role} {r}", role, device) for r, device in enumerate(plan.devices)}
         for n, (role, i) in self.nodes.roles.items():
@@ -174,10 +179,10 @@ class Ranks(RankController):
         args = run, on_settled
         threading.Thread(target=self._conduct, args=args, name="distkit-run", daemon=True).start()
 
-    def _execute(self, rank: int, life: int = 0, **other: Any) -> None:
+    def _execute(self, rank: int, life: int = 0, **overrides: Any) -> None:
         payload, options = self._call
         node = self.nodes.worker(rank, self.host(rank), life)
-        self._send(rank, payload, {**options, **other, "life": life, "node": node})
+        self._send(rank, payload, {**options, **overrides, "life": life, "node": node})
 
     def _send(self, rank: int, payload: bytes, options: dict[str, Any]) -> None:
         with suppress(OSError):  # it has just ended, which is reported
@@ -204,7 +209,7 @@ class Ranks(RankController):
         """
         self._fork([rank])
         faults = self._call[1].get("trouble")
-        if faults is not None:  # the fault that killed the rank has occurred
+        if faults is not None:  # do not repeat the fault that killed the rank
             faults = replace(faults, kill={r: n for r, n in faults.kill.items() if r != rank})
         self._execute(rank, life, trouble=faults)
 
@@ -270,7 +275,7 @@ class Ranks(RankController):
     def _handle_missed_heartbeat(self, node: int, pid: int) -> None:
         """Kill a process that has missed heartbeats, unless it has ended.
 
-        Without a ``pid`` it is the scheduler.
+        The scheduler has ``pid`` 0.
         """
         child = self.children.get(node)
         if child is None or pid not in (0, child.pid) or child.wait(DISCONNECT_GRACE):
@@ -280,7 +285,7 @@ class Ranks(RankController):
         end([child])
 
     def _on_exit(self, rank: int, child: Child, status: int) -> None:
-        """Report to the run that a rank's process has ended."""
+        """Notify the run that a rank's process has ended."""
         run = self.run
         if self.ranks.get(rank) is child and run is not None and not run.finished:
             life = run.life(rank)

@@ -37,7 +37,7 @@ from distkit.trace.trace import Trace
 #: torch's error without a process group, and the explanation.
 _NO_GROUP = "process group has not been initialized"
 _GROUP_IS_OVER = (
-    "A worker was replaced before. A torch.distributed group ends with any of its ranks, "
+    "A worker was replaced earlier. A torch.distributed group ends with any of its ranks, "
     'and a new process cannot join it. With on_crash="replace", let workers communicate '
     "through the store only."
 )
@@ -47,26 +47,28 @@ LOST_CELLS = (
     "engines."
 )
 
-#: Exceptions within this time are reported by rank: a busy machine changes their order [s].
+#: Exceptions within this time are ordered by rank, since a busy machine changes their order [s].
 SIMULTANEOUS = 0.1
 
 #: Maximum number of replacements of a process in a run, since its failure may be permanent.
 MAX_REPLACEMENTS = 3
 
 
-def cause(status: int, *, asked: bool = False, silent_for: float = 0.0, log: str = "") -> str:
+def cause(status: int, *, expected: bool = False, silent_for: float = 0.0, log: str = "") -> str:
     """Return the cause of a process's end.
 
     Args:
-        status: exit status, as of ``os.waitstatus_to_exitcode``.
-        asked: ``dk.trouble`` has killed it.
-        silent_for: time without heartbeats for which it was killed [s]; 0 if it was not.
+        status: exit status, as from ``os.waitstatus_to_exitcode``.
+        expected: whether ``dk.trouble`` killed it.
+        silent_for: time without heartbeats, if it was killed for missing them [s]; else 0.
         log: end of its log, which may contain gloo's reason.
     """
-    if status == -signal.SIGKILL and (asked or silent_for):
-        return "dk.trouble killed it, as asked" if asked else f"it {silence(silent_for)}"
+    if status == -signal.SIGKILL and (expected or silent_for):
+        return "dk.trouble killed it, as requested" if expected else f"it {silence(silent_for)}"
     if status == LINE_CLOSED:
-        return "it broke what distkit needs: descriptors, as os.closerange() does, or modules"
+        return (
+            "it closed descriptors that distkit needs, as os.closerange() does, or changed modules"
+        )
     how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     larger = _LARGER.search(log)
     reason = "gloo received {} bytes where {} were expected"
@@ -106,7 +108,7 @@ def internal_error(name: str, error: Exception) -> RunError:
     """Return the error of a run that ended by a bug in distkit."""
     return RunError(
         f"internal error in distkit while it ran {name} "
-        f"({type(error).__name__}: {text_of(error)}). Its ranks were ended. Please report it."
+        f"({type(error).__name__}: {text_of(error)}). Its ranks were ended. Please report this bug."
     )
 
 
@@ -122,7 +124,7 @@ def deadlock(
 
 
 def _raised_before(rank: int, error: Failure | None) -> list[str]:
-    """Describe the exception that a rank was handling at its release or broken connection."""
+    """Describe the exception that a rank was handling when it was released or disconnected."""
     handled = error.handled if error is not None else None
     if handled is None:
         return []
@@ -130,11 +132,11 @@ def _raised_before(rank: int, error: Failure | None) -> list[str]:
     return [f"Before that, rank {rank} {description}."]
 
 
-def of_deadlock(findings: list[Finding], more: Iterable[str]) -> DeadlockError:
-    """Return the error that consists of these findings and ``more`` lines."""
+def of_deadlock(findings: list[Finding], extra: Iterable[str]) -> DeadlockError:
+    """Return the error that consists of these findings and further lines."""
     differ = all(f.code in rules.MISMATCHES for f in findings)
     kind = MismatchError if differ else DeadlockError
-    return kind("\n".join([*map(str, findings), *more]), findings)
+    return kind("\n".join([*map(str, findings), *extra]), findings)
 
 
 def _with_state(text: str, afterwards: str) -> str:
@@ -150,7 +152,7 @@ def interrupted(
 
 
 def _released_at(outcomes: Iterable[Outcome]) -> list[str]:
-    """Name the user's lines at which ranks were released."""
+    """Describe the user's lines at which ranks were released."""
     places: dict[str, list[int]] = {}
     for o in outcomes:
         if o.error and o.error.released and (line := _users_line(o.error.frames)):
@@ -167,12 +169,12 @@ def of_findings(findings: Iterable[Finding]) -> list[str]:
 def of_replacements(name: str, replaced: list[Replacement]) -> list[str]:
     """Describe the processes that ended without ending the run."""
     consequence = {
-        "worker": "and was replaced at once: a new process ran the function from its beginning",
-        "server": "and its backup answered in its place: no acknowledged push is lost. A second "
-        "crash may lose values; the next run has all its servers again",
+        "worker": "and was replaced: a new process ran the function from its beginning",
+        "server": "and its backup took over: no acknowledged push is lost. A second crash may "
+        "lose values; the next run starts with all servers",
     }
     return [
-        f"{r.name} {gone(r.how)} in the middle of {name} ({r.how}), "
+        f"{r.name} {gone(r.how)} during {name} ({r.how}), "
         f"{consequence[r.name.split()[0]]}.{f' {STOPPED}' if SILENT in r.how else ''}"
         for r in replaced
     ]
@@ -189,7 +191,7 @@ def of_copies(name: str, outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def warn(texts: list[str], category: type[Warning] = CommunicationWarning) -> None:
-    """Warn at the user's line: not at a line of distkit, or of IPython, which runs magics."""
+    """Warn at the user's line, not at a line of distkit or of IPython, which runs magics."""
     frame = sys._getframe()
     while frame.f_back is not None and (
         (file := frame.f_code.co_filename).startswith(OWN) or not is_users(file)
@@ -203,8 +205,8 @@ def warn(texts: list[str], category: type[Warning] = CommunicationWarning) -> No
 def verdict(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | None:
     """Return the error of a run; None if every rank returned.
 
-    It reports the first cause, then its consequences. The end of a process explains other ranks'
-    errors, unless one of them occurred before and has another reason.
+    The error reports the first cause, then its consequences. The end of a process explains other
+    ranks' errors, unless one of them occurred earlier for another reason.
 
     Args:
         name: name of the function.
@@ -224,7 +226,7 @@ def verdict(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | None
 
 
 def _first_cause(raised: list[tuple[Outcome, Failure]]) -> tuple[int, Failure]:
-    """Return the first exception; among simultaneous ones that of the lowest rank.
+    """Return the first exception; if several are simultaneous, the lowest rank's.
 
     A KVStoreError may be the consequence of another exception.
     """
@@ -245,11 +247,11 @@ def _is_consequence(error: Failure) -> bool:
 
 
 def _findings(rank: int, default: str, trace: Trace) -> list[str]:
-    """Return the finding about a rank's end, or ``default``; then those about other ends."""
-    found = trace.diagnose()
+    """Return the finding about a rank's end, or ``default``; then findings about other ends."""
+    findings = trace.diagnose()
     codes = {rules.raised.code, rules.died.code}
-    ends = [f for f in found if f.code in codes or f.rule is rules.unused_before]
-    own = [f for f in found if rank in f.victims] + [f for f in ends if rank in f.culprits]
+    ends = [f for f in findings if f.code in codes or f.rule is rules.unused_before]
+    own = [f for f in findings if rank in f.victims] + [f for f in ends if rank in f.culprits]
     others = [f for f in ends if f not in own[:1]]
     return [str(own[0]) if own else default, *map(str, others)]
 
@@ -262,7 +264,7 @@ def _death(outcome: Outcome, trace: Trace) -> RankDied:
         finding += f"\nThe {ended}"
     last, crash = last_call(trace.spans, rank), _crash_report(outcome.log)
     parts = [f"{finding} {_replacement_history(trace, rank)}".rstrip(), *others]
-    parts += [f"Its last words:\n{crash}"] if crash else []
+    parts += [f"Its last output:\n{crash}"] if crash else []
     line = end.where or (last.where if last is not None else "")
     return RankDied("\n".join(parts), rank=rank, line=line)
 
@@ -272,7 +274,7 @@ def _replacement_history(trace: Trace, rank: int) -> str:
     causes = [r.how for r in trace.info.replaced if r.node == rank]
     if not causes:
         return ""
-    limit = ", which is the most," if len(causes) >= MAX_REPLACEMENTS else ""
+    limit = ", which is the maximum," if len(causes) >= MAX_REPLACEMENTS else ""
     each = "; ".join(dict.fromkeys(causes))
     return f"In this run it was replaced {times(len(causes))}{limit} and ended each time ({each})."
 
@@ -317,7 +319,7 @@ _IN_PLACE = re.compile(
 
 
 def _explain_none(error: Failure) -> list[str]:
-    """Explain a variable that is None on the line that raised: a collective returned it."""
+    """Explain why a variable is None on the line that raised: a collective returned None."""
     frame = next((f for f in reversed(error.frames) if is_users(f[0])), None)
     if frame is None or "NoneType" not in error.text:
         return []
@@ -327,7 +329,7 @@ def _explain_none(error: Failure) -> list[str]:
 
 
 def _find_none(lines: list[str]) -> list[str]:
-    """Explain a name in the last of these lines that is None: a collective returned it."""
+    """Explain why a name in the last line is None: a collective returned None."""
     unknown = set(re.findall(r"\w+", lines[-1])) if lines else set()
     for line in reversed(lines[:-1]):
         if line.lstrip().startswith(("def ", "async def ", "class ")):
@@ -336,23 +338,23 @@ def _find_none(lines: list[str]) -> list[str]:
         if assigned is None or assigned[1] not in unknown:
             continue
         unknown.remove(assigned[1])
-        if found := _IN_PLACE.match(assigned[2]):
-            return [f"{assigned[1]} is None: {_in_place_remedy(*found.groups())}"]
+        if match := _IN_PLACE.match(assigned[2]):
+            return [f"{assigned[1]} is None: {_in_place_remedy(*match.groups())}"]
     return []
 
 
 def _in_place_remedy(collective: str, tensor: str) -> str:
-    """Name the tensor with the result of a collective that returns None."""
+    """Return the name of the tensor with the result of a collective that returns None."""
     if collective == "send":
-        return "send returns None when the transfer is over. isend returns a request to wait for."
+        return "send returns None after the transfer. isend returns a request to wait for."
     tensor = "gather_list" if collective == "gather" else tensor
-    return f"{collective} returns None and leaves its result in {tensor}. Use {tensor}."
+    return f"{collective} returns None and stores its result in {tensor}. Use {tensor}."
 
 
 def _users_line(frames: list[Frame]) -> str:
-    """Return the innermost line of user code: not of an installed package or of Cython.
+    """Return the innermost line of user code, not of an installed package or of Cython.
 
-    A line of distkit's reference implementations counts only if there is no other.
+    A line of distkit's reference implementations counts only without any other.
     """
     known = [
         (file, number)
@@ -374,7 +376,7 @@ def _visible_frames(frames: list[Frame]) -> list[Frame]:
 
 
 def _frame(file: str, number: int, function: str, text: str | None) -> str:
-    """Format a frame of a remote traceback; the sources of cells are known only here."""
+    """Format a frame of a remote traceback; only the kernel knows the sources of cells."""
     if not file:
         return f"  [{function}]\n"
     linecache.checkcache(file)  # a script may have been edited since its last run

@@ -71,7 +71,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """True if all ranks have ended, well or not."""
+        """True if all ranks have ended, successfully or not."""
         return self._conductor.finished
 
     @property
@@ -81,18 +81,18 @@ class Run:
 
     @property
     def results(self) -> list[Any]:
-        """The function's results, by rank; waits, and raises as :meth:`wait` does."""
+        """The function's results, by rank. Waits for the run, and raises like :meth:`wait`."""
         self.wait()
         return self._read_results()
 
     @property
     def output(self) -> list[str]:
-        """The output of each rank so far, by rank; a notebook may show less of it."""
+        """The output of each rank so far; a notebook may show less of it."""
         return [self._conductor.prints.all_of(rank) for rank in self.ranks]
 
     @property
     def error(self) -> RunError | None:
-        """The error of the run, None if there is none."""
+        """The error of the run; None without one."""
         error = self._conductor.error
         if self.finished and error is None:
             self._read_results()
@@ -110,7 +110,7 @@ class Run:
 
     @property
     def trace(self) -> Trace:
-        """The communication of the ranks, as far as it has arrived."""
+        """The communication of the ranks that has been received so far."""
         return self._conductor.trace
 
     @property
@@ -123,7 +123,7 @@ class Run:
 
         Raises:
             RankError: the function raised on a rank, or a rank died.
-            DeadlockError: ranks waited for each other forever; it says which, where and why.
+            DeadlockError: ranks waited for each other forever; the message explains where and why.
             RunInterrupted: the run was interrupted by ``cluster.interrupt()``.
             KeyboardInterrupt: the wait was interrupted: all ranks have ended.
             TimeoutError: ``timeout`` seconds have passed; the run continues.
@@ -132,7 +132,9 @@ class Run:
         try:
             with ended_by_interrupt(self):
                 if not conductor.prints.print_until(lambda: self.finished, timeout):
-                    raise TimeoutError(f"{self.name} still runs after {timeout} s, and continues")
+                    raise TimeoutError(
+                        f"{self.name} is still running after {timeout} s, and continues"
+                    )
         finally:
             with conductor.announcing:  # a view's last update belongs to the cell that waited
                 pass
@@ -172,7 +174,7 @@ class Run:
         return [f for f in self.findings if f.code not in codes]
 
     def _read_results(self) -> list[Any]:
-        """Return the results by rank; unpickle them on first use, which may run the user's code."""
+        """Return the results by rank; unpickle them on first use, which may execute user code."""
         with self._results_lock:
             if self._results is None:
                 outcomes = self._conductor.outcomes
@@ -195,14 +197,14 @@ class Run:
 
 
 def draw_waits(trace: Trace) -> dict[str, str]:
-    """Draw which ranks wait for which, for every kind of front end; {} if none waits."""
+    """Draw the wait-for graph of the ranks, for any front end; {} if no rank waits."""
     from distkit.views.scene.svg import dark
     from distkit.views.scene.waits import waits_svg
     from distkit.views.widget.snapshot import as_picture
 
     states = rank_states(trace)
     svg = waits_svg(states)
-    text = "; ".join(["who waits for whom", *map(str, states)])
+    text = "; ".join(["wait-for graph", *map(str, states)])
     return as_picture(svg, text, dark=dark(svg)) if svg else {}
 
 
@@ -223,14 +225,14 @@ def ended_by_interrupt(run: Run) -> Iterator[None]:
 
 def follow(run: Run) -> Run:
     """Wait for a run; in a notebook show the timeline of a long run, and fold it at the end."""
-    with ended_by_interrupt(run):  # to draw a large trace takes time
+    with ended_by_interrupt(run):  # drawing a large trace takes time
         if not in_notebook():
             return run.wait()
-        silent = True
-        while silent:  # a run without events has no timeline
-            with suppress(TimeoutError):  # it may have finished meanwhile
+        no_events = True
+        while no_events:  # a run without events has no timeline
+            with suppress(TimeoutError):  # the run may have finished
                 return run.wait(TIMELINE_DELAY)
-            silent = not run._conductor.live.arrived
+            no_events = not run._conductor.live.arrived
         from IPython.display import display
 
         from distkit.views import Timeline

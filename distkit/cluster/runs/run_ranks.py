@@ -1,4 +1,4 @@
-"""Ranks without ipyparallel, for one run of a function in tests, scripts and checks."""
+"""Runs a function once on ranks without ipyparallel, for tests, scripts and checks."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def run_ranks(
 ) -> Run:
     """Run a function on ``n`` new ranks, forked from a running process, and wait for it.
 
-    Ranks, recording and errors are those of :meth:`Cluster.run`, without ipyparallel. It takes
-    some tens of milliseconds once the fork server has imported torch. CPU and gloo only.
+    Ranks, recording and errors are the same as in :meth:`Cluster.run`. A run takes some tens of
+    milliseconds once the fork server has imported torch. It uses only the CPU and gloo.
 
     Args:
         fn: a function, or the path of a torchrun-style script.
@@ -46,12 +46,12 @@ def run_ranks(
         wait_forever: do not release deadlocked ranks.
         seed: seed of the ranks' random numbers, as in :meth:`Cluster.run`.
         timeout: time limit after which the ranks are killed [s].
-        raw: ``fn`` returns bytes, which ``results`` contains unchanged. Nothing that the ranks send
-            is unpickled, so an untrusted function cannot execute code in this process.
+        raw: ``fn`` returns bytes, which ``results`` contains unchanged. This process unpickles
+            nothing, so an untrusted function cannot execute code in it.
 
     Raises:
         DeadlockError, RankError, RankDied, NotPicklableError, StartError: as :meth:`Cluster.run`.
-        RunInterrupted: the run did not end ``timeout`` its time limit.
+        RunInterrupted: the run did not end within ``timeout``.
 
     Example:
         >>> def total():

@@ -1,4 +1,4 @@
-"""Steps through a run, and looks back."""
+"""Steps through a run, forward and back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Stepper:
     It steps through any program, including DDP: the gate is where torch passes a communication to
     the backend. A worker of a parameter server pauses before each call of its KVStore, for any
     number of keys; a push has arrived at the end of its step, so workers that are stepped one after
-    the other reach the servers in this order. Times in its trace leave the pauses out.
+    the other reach the servers in this order. Times in its trace exclude the pauses.
 
     Created by :meth:`distkit.Cluster.step`. In a notebook it displays as a cockpit with the same
     controls. As a context manager it ends the run at the end of the block.
@@ -54,7 +54,7 @@ class Stepper:
         """Execute the next communication of every paused rank, or of one rank.
 
         Returns when each rank is paused again, blocked or at its end. While looking back,
-        ``next()`` goes one moment forward instead.
+        ``next()`` moves one moment forward instead.
 
         Raises:
             StepError: the run has ended, the rank does not exist, or is not paused.
@@ -70,13 +70,13 @@ class Stepper:
     def play(self, speed: float = 1.0) -> Stepper:
         """Make ``speed`` steps per second until the end, :meth:`pause` or the stop button.
 
-        While looking back it shows the moments up to now again; no rank is resumed.
+        While looking back it replays the moments up to now, without resuming ranks.
 
         Raises:
             StepError: ``speed`` is not positive, or the run has ended.
         """
         if not speed > 0:
-            raise StepError(f"play(speed={speed}): steps per second must be more than 0.")
+            raise StepError(f"play(speed={speed}): expected steps per second, more than 0.")
         self._pause_requested.clear()
         self._set_playing(True)
         looking_back = self.position < len(self.moments) - 1
@@ -97,7 +97,7 @@ class Stepper:
         return self
 
     def finish(self) -> Run:
-        """Run all ranks to their end, and wait for it.
+        """Run all ranks to their end, and wait until they have ended.
 
         Raises:
             RankError, DeadlockError, …: as :meth:`distkit.Cluster.run`.
@@ -111,7 +111,7 @@ class Stepper:
             self._record_moment(())
 
     def let_go(self) -> None:
-        """Run all ranks to their end, without waiting for it."""
+        """Run all ranks to their end, without waiting."""
         self.pause()
         if not self.run.finished:
             self._lockstep.resume(self.ranks, None)
@@ -128,7 +128,7 @@ class Stepper:
     # -- looking back ---------------------------------------------------------------
 
     def back(self, n: int = 1) -> Stepper:
-        """Show the moment ``n`` steps earlier; the ranks do not move."""
+        """Show the moment ``n`` steps earlier; the ranks stay paused."""
         return self.seek(max(0, self.position - n))
 
     def seek(self, position: int) -> Stepper:
@@ -139,7 +139,7 @@ class Stepper:
         """
         count = len(self.moments)
         if not -count <= position < count:
-            raise StepError(f"there is no moment {position}: there are moments 0 to {count - 1}.")
+            raise StepError(f"moment {position} does not exist: the moments are 0 to {count - 1}.")
         self.position = position % count
         self._notify()
         return self
@@ -151,12 +151,12 @@ class Stepper:
 
     @property
     def moment(self) -> Moment:
-        """The shown moment."""
+        """The displayed moment."""
         return self.moments[self.position]
 
     @property
     def shown(self) -> Trace:
-        """The trace up to the shown moment, with the tensors' values at that time."""
+        """The trace up to the displayed moment, with the tensors' values at that time."""
         trace = self.trace
         return Trace(trace.events[: self.moment.events], trace.info)
 
@@ -164,7 +164,7 @@ class Stepper:
 
     @property
     def trace(self) -> Trace:
-        """The recorded events; their times leave the pauses out."""
+        """The recorded events; their times exclude the pauses."""
         return self.run.trace
 
     @property
@@ -240,25 +240,27 @@ class Stepper:
     def _check(self, rank: int) -> int:
         self._check_running()
         if rank not in self.ranks:
-            raise StepError(f"there is no rank {rank!r}: there are ranks 0 to {self.ranks[-1]}.")
+            raise StepError(f"rank {rank!r} does not exist: the ranks are 0 to {self.ranks[-1]}.")
         if self.position < len(self.moments) - 1:
             raise StepError(
                 f"this is the past (step {self.position} of {len(self.moments) - 1}): "
-                "go back to now with seek(-1) before you let a rank go."
+                "return to now with seek(-1) before you resume a rank."
             )
         rank_state = self._lockstep.rank_states[rank]
         if rank_state.status is not RankStatus.PAUSED:
             paused = [s.rank for s in self._lockstep.paused]
-            can = f"Let {named(paused)} go." if paused else "No rank can."
-            raise StepError(f"rank {rank} is not paused and cannot be let go. {rank_state}. {can}")
+            remedy = f"Resume {named(paused)}." if paused else "No rank can be resumed."
+            raise StepError(
+                f"rank {rank} is not paused and cannot be resumed. {rank_state}. {remedy}"
+            )
         return rank
 
     def _check_running(self) -> None:
         if self.run.finished:
             error = f" with {type(self.run.error).__name__}" if self.run.error else ""
             raise StepError(
-                f"{self.name} has ended{error}: there is nothing left to step through. Look back "
-                "with back(), or step through it again: cluster.step(…)."
+                f"{self.name} has ended{error}: no step is left. Look back with back(), or "
+                "step through it again: cluster.step(…)."
             )
 
     def settle(self) -> Stepper:

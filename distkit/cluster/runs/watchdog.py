@@ -1,8 +1,8 @@
 """Detects deadlocks from the ranks' reports of their waits. Pure.
 
-A waiting rank reports periodically since when it waits. When the waits of several ranks overlap at
-an instant, the trace contains everything that they did before it, and they did nothing after it.
-A deadlock at that instant is permanent, so no correct program is ever reported.
+A waiting rank periodically reports the start of its wait. When the waits of several ranks overlap
+at an instant, the trace contains everything that they did before it, and they did nothing after it.
+A deadlock at that instant is permanent, so a correct program is never reported.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ CHECK_INTERVAL = 1.0
 
 
 class DeadlockWatchdog:
-    """The waits of the ranks of one run."""
+    """Detector of deadlocks among the ranks of one run."""
 
     def __init__(self) -> None:
-        # rank -> the operations that its threads wait in, begin and latest report of the wait
+        # rank -> the operations that its threads wait in, start and latest report of the wait
         self._waits: dict[int, tuple[tuple[int, ...], float, float]] = {}
         self._harmless_key: object = None  # state of the waits in which no deadlock was found
         self._key: object = None
@@ -52,15 +52,19 @@ class DeadlockWatchdog:
         return time.monotonic() - self._since > max(CHECK_INTERVAL, self._interval)
 
     def judge(self, trace: EventLog, running: Collection[int]) -> list[Finding]:
-        """Return the deadlocks that are certain."""
-        found = [f for f in diagnose(trace) if f.hang and not self._is_progressing(trace, running)]
-        if not found:
+        """Return the certain deadlocks."""
+        deadlocks = [
+            f for f in diagnose(trace) if f.hang and not self._is_progressing(trace, running)
+        ]
+        if not deadlocks:
             self._harmless_key, self._judged_at = self._key, time.monotonic()
             self._interval *= 2
-        return [f for f in found if self._is_simultaneous({*f.waiting, *f.culprits} & set(running))]
+        return [
+            f for f in deadlocks if self._is_simultaneous({*f.waiting, *f.culprits} & set(running))
+        ]
 
     def _is_progressing(self, trace: EventLog, running: Collection[int]) -> bool:
-        """Return True if one of several threads of a rank waits for a message under way."""
+        """Return True if one of several threads of a rank waits for a message in transit."""
         waits = {
             (r, seq)
             for r in running
@@ -74,7 +78,7 @@ class DeadlockWatchdog:
         return len(spans) < len(waits) or any(graph.has_come(s) for s in spans)
 
     def _is_simultaneous(self, ranks: Iterable[int]) -> bool:
-        """Return True if there is an instant at which all of these ranks waited."""
+        """Return True if all of these ranks waited at some instant."""
         waits = [self._waits.get(r) for r in ranks]
         known = [w for w in waits if w is not None]
         return len(known) == len(waits) > 0 and (

@@ -31,7 +31,7 @@ MAX_REMARKS = 3
 FAILURES = ("raised", "died", "unused_parameter")
 
 #: Start of the detailed parts of an error message.
-_TRACEBACK = re.compile(r"\n+(?=Traceback on rank |Its last words:)")
+_TRACEBACK = re.compile(r"\n+(?=Traceback on rank |Its last output:)")
 _MORE = re.compile(r"\n+(?=Other ranks that raised:|The others were released:)")
 
 

@@ -58,7 +58,7 @@ def test_killed_servers_lose_no_acknowledged_push() -> None:
             run = cluster.submit(push_for_a_while, None, replication=2)
             until(lambda run=run: len(run.trace) > 100)
             cluster.kill(f"server {server}")
-            with pytest.warns(dk.errors.CommunicationWarning, match=r"its backup answered"):
+            with pytest.warns(dk.errors.CommunicationWarning, match=r"its backup took over"):
                 found = run.wait().results
             assert max(pause for pause, _, _ in found) < 5
             total = sum(sent for _, sent, _ in found)

@@ -467,12 +467,12 @@ def raises_and_hangs_in_del() -> None:
 # -- results ----------------------------------------------------------------------------
 
 
-@returns(ending="rank 1: the function returned a generator that cannot travel back")
+@returns(ending="rank 1: the function returned a generator that cannot be sent back")
 def returns_a_generator() -> Iterator[int]:
     yield 1
 
 
-@returns(ending="rank 1: the function returned a lock that cannot travel back")
+@returns(ending="rank 1: the function returned a lock that cannot be sent back")
 def returns_a_lock() -> Any:
     return threading.Lock()
 
@@ -482,7 +482,7 @@ class PicklingExits:
         sys.exit(4)
 
 
-@returns(ending="rank 1: the function returned a PicklingExits that cannot travel back")
+@returns(ending="rank 1: the function returned a PicklingExits that cannot be sent back")
 def returns_value_that_exits_when_pickled() -> Any:
     return PicklingExits()
 
@@ -507,7 +507,7 @@ def returns_value_that_exits_when_unpickled() -> Any:
     return UnpicklingExits()
 
 
-@returns(ending="rank 1: the function returned a list that cannot travel back .*recursion")
+@returns(ending="rank 1: the function returned a list that cannot be sent back .*recursion")
 def returns_a_deep_list() -> Any:
     nested: list[Any] = []
     for _ in range(100_000):
@@ -643,13 +643,13 @@ def replaces_its_streams() -> None:
     sys.__stdout__ = None  # type: ignore[misc]
 
 
-@dies("signal SIGABRT|it broke")
+@dies("signal SIGABRT|it closed descriptors")
 def closes_all_descriptors() -> None:
     os.closerange(3, 1 << 16)
     time.sleep(10)
 
 
-@dies("signal SIGABRT|it broke")
+@dies("signal SIGABRT|it closed descriptors")
 def closes_all_descriptors_and_returns() -> None:
     os.closerange(0, 1 << 16)
 
@@ -767,7 +767,7 @@ def replaces_builtins() -> None:
     builtins.len = builtins.isinstance = None  # type: ignore[assignment]
 
 
-@dies("it broke what distkit needs", isolated=True)
+@dies("it closed descriptors that distkit needs", isolated=True)
 def breaks_what_sends_its_result() -> None:
     from distkit.cluster.processes import channel
 
