@@ -1,4 +1,4 @@
-"""Pictures of a trace: pure projections, with a painter for the browser and a static one."""
+"""Draws traces: pure projections, painted in the browser or as static pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "to_html",
 ]
 
-_HOMES = {
+_MODULES = {
     "Cockpit": "cockpit.scene",
     "Compare": "compare.view",
     "Gradients": "scenes",
@@ -36,5 +36,5 @@ _HOMES = {
 }
 
 
-#: A view is loaded when it is first used: widgets take a while to import.
-__getattr__ = attributes(__name__, {n: f"{__name__}.{home}" for n, home in _HOMES.items()})
+#: Views are imported on first use, because widgets are slow to import.
+__getattr__ = attributes(__name__, {n: f"{__name__}.{module}" for n, module in _MODULES.items()})

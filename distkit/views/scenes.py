@@ -1,6 +1,6 @@
-"""Widgets of the views that are scenes; each draws the picture of its own module.
+"""Defines the widgets of the scene views.
 
-They are separate from the scenes, which replay pages draw without widgets being installed.
+They are separate from the scenes, because replay pages draw those without installed widgets.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from distkit.views.widget.view import SceneView
 class Stage(SceneView):
     """Animates a run: the messages between ranks, and the contributions in each tensor.
 
-    The messages determine the layout of the ranks. Each rank has its tensor as a strip of numbered
-    chunks. A chunk has one layer per rank: it has that rank's colour when the chunk contains its
-    contribution, so a complete chunk has all colours; "values" shows numbers instead. A
-    collective of torch is a hub in the middle. All messages of a round move together, as in a
-    textbook. Space plays, arrows go from round to round.
+    The messages determine the layout of the ranks. A strip of numbered chunks shows each rank's
+    tensor. A chunk has a layer in the colour of each rank whose contribution it contains, and a
+    complete chunk has all colours; "values" shows numbers instead. A hub in the middle stands for
+    a collective of torch. All messages of a round move together, as in a textbook. Space plays,
+    arrow keys step through rounds.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
@@ -54,7 +54,7 @@ class Tensors(SceneView):
 
     A slider moves from operation to operation. Each rank has a heat map, a histogram and the
     numbers; a line reports whether the ranks hold equal values, which ranks differ, and by how
-    much. For a tensor with more than 64 elements, 64 elements at equal strides are shown.
+    much. Of a tensor with more than 64 elements, 64 evenly spaced ones are shown.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
@@ -64,10 +64,10 @@ class Tensors(SceneView):
 
     >>> from distkit.events import Event, Op, State, Summary
     >>> ones = Summary((1.0, 1.0), 2**0.5, 1.0, 1.0, 2)
-    >>> said = dict(nbytes=8, shape=(2,), dtype="float32")
-    >>> Tensors(EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, summary=ones, **said),
-    ...                Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0, **said),
-    ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, summary=ones, **said)]))
+    >>> facts = dict(nbytes=8, shape=(2,), dtype="float32")
+    >>> Tensors(EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, summary=ones, **facts),
+    ...                Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0, **facts),
+    ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, summary=ones, **facts)]))
     Tensors: 2 ranks
       rank 0 → rank 1  float32 [2] · at 0 µs
         = rank 1 received what rank 0 sent
@@ -81,12 +81,13 @@ class Tensors(SceneView):
 class Gradients(SceneView):
     """Shows gradients, replicas and loss of a watched training loop.
 
-    Per layer and rank: norm, histogram, heat map, and the result of the all-reduce, next to the
-    gradient of a single process if it was recorded; per layer the agreement, which is the mean
-    cosine of two ranks' gradients; the drift between replicas; the loss, live.
+    A table has the norm, histogram and heat map of each layer and rank, the result of the
+    all-reduce, and the gradient of a single process if it was recorded. Each layer also has its
+    agreement, the mean cosine of two ranks' gradients. Curves show the loss and the drift between
+    replicas.
 
     Args:
-        source: a :class:`~distkit.Trace`, or a run that has one, of a program whose loop is
+        source: a :class:`~distkit.Trace`, or a run that has one; the program must run its loop
             inside :func:`~distkit.watch_gradients`.
 
     Raises:
@@ -104,8 +105,8 @@ class Gradients(SceneView):
 class Servers(SceneView):
     """Shows a run with a parameter server in trace time, message by message.
 
-    Each server has its keys with their versions, and an inbox per key in which gradients wait for
-    an update. A gradient carries the version that it was computed from; an update shows the
+    Each server shows its keys with their versions, and an inbox per key in which gradients wait
+    for an update. A gradient carries the version from which it was computed; an update shows the
     workers and staleness of its gradients. Arrows lead from a waiting worker to the workers it
     waits for. Space plays, arrow keys step through messages, page up and down through updates.
 
@@ -120,9 +121,9 @@ class Servers(SceneView):
     >>> from distkit.trace.info import RankInfo, RunInfo
     >>> ranks = {0: RankInfo("worker", "worker"), 1: RankInfo("server", "server")}
     >>> facts = dict(attributes={"key": "w", "version": 1, "workers": (0,), "late": (0,)})
-    >>> asked = dict(peer=1, attributes={"key": "w"}, match="kv:0:0", nbytes=8, dtype="float32")
-    >>> Servers(EventLog([Event(0, 0, Op.PUSH, State.STARTED, 0.0, **asked),
-    ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, **asked | {"peer": 0}),
+    >>> request = dict(peer=1, attributes={"key": "w"}, match="kv:0:0", nbytes=8, dtype="float32")
+    >>> Servers(EventLog([Event(0, 0, Op.PUSH, State.STARTED, 0.0, **request),
+    ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, **request | {"peer": 0}),
     ...                Event(1, 1, Op.MARK, State.STARTED, 0.1, **facts),
     ...                Event(1, 1, Op.MARK, State.COMPLETED, 0.2, **facts)],
     ...               RunInfo(ranks=ranks)))

@@ -1,4 +1,4 @@
-"""Tensors of all ranks before and after each operation, and their differences.
+"""Compares the tensors of all ranks before and after each operation.
 
 ``project`` compares the ranks as plain data, ``draw`` draws the result.
 """
@@ -32,74 +32,74 @@ MAX_RANKS, MAX_VALUES = 16, 120_000
 AGREEING = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.BROADCAST})
 
 
-def project(trace: EventLog, *, live: bool = False, room: int = MAX_VALUES) -> Json:
-    """Return the tensors of a trace: one entry per message and collective with recorded values.
+def project(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -> Json:
+    """Return the tensors of each message and collective with recorded values.
 
     Args:
         trace: the run.
         live: whether the run is in progress.
-        room: maximum number of values; a notice reports further operations.
+        max_values: maximum number of values; a notice reports further operations.
     """
     groups = operations(trace)
-    seen = [g for g in groups if any(s.before or s.after for s in g)]
+    recorded = [g for g in groups if any(s.before or s.after for s in g)]
     ops: list[Json] = []
     cost = 0
-    for group in seen:
+    for group in recorded:
         cost += sum(len(x.values) for s in group[:MAX_RANKS] for x in (s.before, s.after) if x)
-        if cost > room:
+        if cost > max_values:
             break
         ops.append(_operation(trace, group))
     return {
         **headline(trace),
         "live": live,
         "ops": ops,
-        "notices": list(_notices(groups, seen, len(ops))),
+        "notices": list(_notices(groups, recorded, len(ops))),
     }
 
 
 def operations(trace: EventLog) -> list[list[Span]]:
     """Return the spans of each message and collective with a tensor, sorted by start."""
-    found = trace.together(s for s in trace.spans if s.op not in COMPUTATION)
-    groups = [sorted(g, key=_place) for g in found if any(s.dtype for s in g)]
+    tied = trace.together(s for s in trace.spans if s.op not in COMPUTATION)
+    groups = [sorted(g, key=_sort_key) for g in tied if any(s.dtype for s in g)]
     return sorted(groups, key=lambda group: group[0].start)  # a receiver may start much earlier
 
 
-def _place(s: Span) -> tuple[bool, int]:
-    """Return a sort key: sender before receiver, otherwise by rank."""
+def _sort_key(s: Span) -> tuple[bool, int]:
+    """Return a key that sorts the sender before the receiver, and collectives by rank."""
     return s.op is Op.RECV, s.rank
 
 
-def _notices(groups: Sequence[object], seen: Sequence[list[Span]], shown: int) -> Iterator[str]:
-    if len(seen) < len(groups):
+def _notices(groups: Sequence[object], recorded: Sequence[list[Span]], shown: int) -> Iterator[str]:
+    if len(recorded) < len(groups):
         yield (
-            f"{count(len(groups) - len(seen), 'operation')} not shown: their values were not "
+            f"{count(len(groups) - len(recorded), 'operation')} not shown: their values were not "
             "recorded, to keep recording cheap"
         )
-    if shown < len(seen):
-        yield f"the first {shown:,} of {len(seen):,} operations with values are shown"
-    if any(len(group) > MAX_RANKS for group in seen[:shown]):
-        yield f"the first {MAX_RANKS} ranks are drawn; all of them are compared"
+    if shown < len(recorded):
+        yield f"the first {shown:,} of {len(recorded):,} operations with values are shown"
+    if any(len(group) > MAX_RANKS for group in recorded[:shown]):
+        yield f"the first {MAX_RANKS} ranks are drawn; all ranks are compared"
 
 
 def _operation(trace: EventLog, group: list[Span]) -> Json:
     first = group[0]
     before = _verdict(trace, [(s.rank, s.before) for s in group], "")
-    held = [(s.rank, s.before if s.op is Op.SEND else s.after) for s in group]
-    after = _verdict(trace, held, "message" if first.op in P2P else first.op)
-    off = after.pop("off")
+    results = [(s.rank, s.before if s.op is Op.SEND else s.after) for s in group]
+    after = _verdict(trace, results, "message" if first.op in P2P else first.op)
+    differing = after.pop("off")
     before.pop("off")
     shown = group[:MAX_RANKS]
-    seen = [x for s in shown for x in (s.before, s.after) if x]
+    summaries = [x for s in shown for x in (s.before, s.after) if x]
     return {
         "title": _title(trace, group),
         "where": clean(first.where.rpartition("/")[2]),
         "time": first.start - trace.start,
         "tensor": f"{first.dtype} {list(first.shape)}" if first.dtype else "",
-        "ranks": [_rank(trace, s, off.get(s.rank, [])) for s in shown],
+        "ranks": [_rank(trace, s, differing.get(s.rank, [])) for s in shown],
         "more": len(group) - len(shown),
         "before": before,
         "after": after,
-        "most": rounded(largest(v for x in seen for v in x.values)),
+        "most": rounded(largest(v for x in summaries for v in x.values)),
         "message": first.op in P2P,
     }
 
@@ -137,15 +137,15 @@ def _role(trace: EventLog, s: Span) -> str:
 # -- equality across ranks -----------------------------------------------------------
 
 
-def _verdict(trace: EventLog, held: list[tuple[int, Summary | None]], what: str) -> Json:
-    """Return whether the ranks hold equal values: verdict, sentence, differing ranks.
+def _verdict(trace: EventLog, summaries: list[tuple[int, Summary | None]], what: str) -> Json:
+    """Return the verdict on equal values, a sentence, and the positions at which ranks differ.
 
     Args:
-        trace: has the ranks' names.
-        held: each rank and its values.
-        what: "message", the collective, or "" before it, which determines the sentence.
+        trace: the run, for the names of its ranks.
+        summaries: each rank and its values.
+        what: "message", the collective's name, or "" for values before the call.
     """
-    known = [(rank, s) for rank, s in held if s is not None]
+    known = [(rank, s) for rank, s in summaries if s is not None]
     if len(known) < 2:
         return {"word": "", "text": "", "off": {}}
     by_key: dict[object, list[int]] = defaultdict(list)
@@ -156,13 +156,13 @@ def _verdict(trace: EventLog, held: list[tuple[int, Summary | None]], what: str)
     base = values[known[0][0]] if what == "message" else values[same[0]]
     if len(by_key) == 1:
         return {"word": "same", "text": _same(trace, known, what), "off": {}}
-    differ = [rank for rank, s in known if key(s) != key(base)]
-    off = {rank: unequal(base, values[rank]) for rank in differ}
-    by = rounded(max(distance(base, values[rank]) for rank in differ))
+    differing = [rank for rank, s in known if key(s) != key(base)]
+    off = {rank: unequal(base, values[rank]) for rank in differing}
+    by = rounded(max(distance(base, values[rank]) for rank in differing))
     return {
         "word": "different",
         "expected": what == "message" or what in AGREEING,
-        "text": _different(trace, what, len(by_key), differ, by),
+        "text": _different(trace, what, len(by_key), differing, by),
         "off": off,
     }
 
@@ -171,18 +171,18 @@ def _same(trace: EventLog, known: list[tuple[int, Summary]], what: str) -> str:
     if what == "message":
         return f"{name(trace.info, known[1][0])} received what {name(trace.info, known[0][0])} sent"
     s = known[0][1]
-    part = f", by {len(s.values)} of {s.size:,} values" if s.size > len(s.values) else ""
+    part = f", comparing {len(s.values)} of {s.size:,} values" if s.size > len(s.values) else ""
     return f"the same on all {len(known)} ranks{part}"
 
 
 def _different(trace: EventLog, what: str, kinds: int, differ: list[int], by: float | None) -> str:
     amount = f", by up to {by:g}" if by else ""
     if what == "message":
-        return f"what arrived differs from what was sent{amount}"
+        return f"the received values differ from the sent values{amount}"
     if kinds > 2 or len(differ) > 3:
         return f"{kinds} different tensors{amount}"
-    who = ", ".join(name(trace.info, rank) for rank in differ)
-    return f"{who} differ{'s' if len(differ) == 1 else ''} from the others{amount}"
+    names = ", ".join(name(trace.info, rank) for rank in differ)
+    return f"{names} differ{'s' if len(differ) == 1 else ''} from the others{amount}"
 
 
 #: Widths of the scene and of row names, height of a tensor [px].
@@ -190,31 +190,31 @@ WIDTH, LEFT, HIGH = 720, 84, 120
 STILLS = 12  # operations in the table; the static picture has fewer
 
 
-def draw(found: Json) -> Json:
+def draw(data: Json) -> Json:
     """Return the picture of a run's tensors, for both painters.
 
     Args:
-        found: the result of ``projection.project``.
+        data: the result of :func:`project`.
     """
-    ops, scene = found["ops"], Scene(WIDTH, 0)
+    ops, scene = data["ops"], Scene(WIDTH, 0)
     heights = [_table(scene, n, op) for n, op in enumerate(ops)]
     scene.height = max(heights, default=0)
     waiting = "waiting for the first message"
     last = max(0.0, len(ops) - 1.0)
     return picture(
         scene,
-        title=found["title"] or "Tensors",
+        title=data["title"] or "Tensors",
         view="tensors",
-        facts=found["facts"],
-        notices=found["notices"],
-        live=found["live"],
-        empty="" if ops else waiting if found["live"] else "no tensor values were recorded",
+        facts=data["facts"],
+        notices=data["notices"],
+        live=data["live"],
+        empty="" if ops else waiting if data["live"] else "no tensor values were recorded",
         unit="operation",
         end=last,
-        opening=last if found["live"] else 0.0,
+        opening=last if data["live"] else 0.0,
         keyframes=[_keyframe(n, op) for n, op in enumerate(ops)],
         list={"name": "operations", "all": "all ranks", "rows": [*map(_row, range(len(ops)), ops)]},
-        stills=[[n, heights[n]] for n in _chosen(ops)],
+        stills=[[n, heights[n]] for n in _select_stills(ops)],
     )
 
 
@@ -226,27 +226,27 @@ def _keyframe(n: int, op: Json) -> Json:
     ]
     tensors = [s for r in op["ranks"] for s in (r["before"], r["after"]) if s]
     size, shown = max((s["size"], len(s["values"])) for s in tensors)
-    part = f"{shown} of {count(size, 'value')}, at equal distances" if shown < size else ""
-    more = filter(None, [op["tensor"], part, f"at {human_seconds(op['time'])}"])
+    part = f"{shown} of {count(size, 'value')}, evenly spaced" if shown < size else ""
+    details = filter(None, [op["tensor"], part, f"at {human_seconds(op['time'])}"])
     return {
         "begin": float(n),
         "end": float(n),
         "who": op["title"],
-        "more": " · ".join(more),
+        "more": " · ".join(details),
         "where": op["where"],
         "verdicts": verdicts,
     }
 
 
 def _row(n: int, op: Json) -> list[object]:
-    """Return an operation's row of the list, which can be filtered by rank."""
+    """Return the list row of an operation; readers filter the list by rank."""
     wrong = bool(op["after"].get("expected"))
-    off = [[r["lane"] % 8, str(r["rank"]), ""] for r in op["ranks"] if r["off"] and wrong]
+    differing = [[r["lane"] % 8, str(r["rank"]), ""] for r in op["ranks"] if r["off"] and wrong]
     names = [r["name"] for r in op["ranks"]]
-    return [n, names, op["title"], f" {op['tensor']}", "≠" if wrong else "", off, 0]
+    return [n, names, op["title"], f" {op['tensor']}", "≠" if wrong else "", differing, 0]
 
 
-def _chosen(ops: list[Json]) -> list[int]:
+def _select_stills(ops: list[Json]) -> list[int]:
     """Return the first operations, or the first of each kind if there are several kinds."""
     kinds = {(op["title"], op["tensor"], op["where"]): n for n, op in reversed([*enumerate(ops)])}
     firsts = sorted(kinds.values())
@@ -272,9 +272,9 @@ def _table(scene: Scene, n: int, op: Json) -> float:
 
 
 def _after(r: Json) -> Cell:
-    """Return a rank's tensor after a call; cells that differ from other ranks' have a frame."""
-    beside = r["before"]["values"] if r["before"] else ()
-    return Cell(r["after"], _lines(r["after"]), beside, r["off"], wrong=bool(r["off"]))
+    """Return a rank's tensor after a call, with frames around cells that differ by rank."""
+    previous = r["before"]["values"] if r["before"] else ()
+    return Cell(r["after"], _lines(r["after"]), previous, r["off"], wrong=bool(r["off"]))
 
 
 def _lines(s: Json | None) -> list[tuple[str, Sequence[str]]]:

@@ -69,7 +69,7 @@ def test_zoom_and_keys_apply_to_all_runs(tab: Any, tmp_path: Path, runs: dict[st
     sheet.press("0", "c")
     pressed = sheet.root.locator(".dk-lenses button[aria-pressed='true']").all_inner_texts()
     assert pressed == ["Critical path"]
-    assert re.fullmatch(r"ring: through .* · torch: through .*", sheet.text(".dk-told"))
+    assert re.fullmatch(r"ring: through .* · torch: through .*", sheet.text(".dk-lens-status"))
     assert tab.page.evaluate("leaked") == []  # no key reaches the notebook
     sheet.fine()
 
@@ -129,7 +129,7 @@ def test_comparison_follows_a_run(tab: Any, tmp_path: Path, runs: dict[str, Trac
     assert sheet.root.locator(".dk-live").count() == 1
     seen = int(row(sheet, "messages")[0])
     assert 0 < seen < 48
-    sheet.view._look = partial(sheet.view._look_at, 0)
+    sheet.view._look = partial(sheet.view._update_side, 0)
     sheet.renew(Trace(ring[:-8], ring.info), live=True)
     sheet.renew(ring)
     tab.page.wait_for_selector(".dkc-table[aria-label*=' 48 ']", state="attached")

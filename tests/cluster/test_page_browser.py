@@ -154,7 +154,7 @@ def test_many_operations_are_usable(tab: Any, pages: Path) -> None:
 
 def told(tab: Any) -> str:
     settle(tab.page)
-    return str(tab.page.locator(".dk-told").inner_text())
+    return str(tab.page.locator(".dk-lens-status").inner_text())
 
 
 def closer(tab: Any, canvas: Any, times: int) -> None:
@@ -209,7 +209,7 @@ def test_critical_path_and_waiting_are_highlighted(tab: Any, tmp_path: Path) -> 
 
 def test_long_run_opens_as_summary_and_zooms_to_operations(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "big.html")
-    assert told(tab).startswith("the share of time in operations")
+    assert told(tab).startswith("share of time in operations")
     assert tab.page.locator(".dk-stage").evaluate("e => e.getBoundingClientRect().height") < 500
     closer(tab, canvas, 12)
     assert told(tab) == "" and quiet(tab)

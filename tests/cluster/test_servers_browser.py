@@ -15,7 +15,7 @@ import distkit as dk
 from distkit import kvstore
 from distkit.events import Op, State
 from distkit.trace.trace import Trace
-from distkit.views.scene.painter import at, body
+from distkit.views.scene.painter import body, keyframe_at
 from distkit.views.scene.summaries import written
 from distkit.views.scene.theme import theme
 from distkit.views.servers.history import read

@@ -153,7 +153,7 @@ def test_long_run_is_truncated_with_a_notice(tmp_path, monkeypatch):
     monkeypatch.setattr(page_module, "MAX_OPERATIONS", 1000)
     monkeypatch.setattr(page_module, "MAX_EVENTS", 5000)
     found = page(big(5600), tmp_path)
-    assert found.views == ["timeline0"] and "this page has its timeline only" in found.seen
+    assert found.views == ["timeline0"] and "this page shows only the timeline" in found.seen
     (notice,) = [n for n in found.picture()["notices"] if "drawn" in n]
     assert notice.startswith("the first 1,000 of ")
     assert len(found.column("start")) == 1000

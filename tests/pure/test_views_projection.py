@@ -305,7 +305,7 @@ def test_empty_trace_is_an_empty_picture():
 
 def test_operation_on_a_gpu_has_its_device_time_and_memory():
     picture = project(gpus())
-    said = "cuda:1 · stream 7 · 250 µs there · 8 MiB in use"
+    said = "cuda:1 · stream 7 · 250 µs on the device · 8 MiB in use"
     assert said in {bar["gpu"] for bar in picture["bars"]}
     assert {bar.get("label") for bar in picture["bars"]} == {None}  # none is the call's name
 

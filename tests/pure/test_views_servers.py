@@ -136,7 +136,7 @@ def now(spans, time):
 
 def version(run, time, server=None, key="w"):
     """Return the version of a key; None before the first value."""
-    server = run.history.of("server")[0] if server is None else server
+    server = run.history.ranks_of("server")[0] if server is None else server
     made = [v for at, v, *_ in run.history.versions.get((server, key), ()) if at <= time]
     return made[-1] if made else None
 
@@ -336,7 +336,7 @@ def test_dead_worker_is_crossed_out_until_replaced() -> None:
 def test_backup_worker_drops_the_last_gradient() -> None:
     steps = [("pull", 0), ("pull", 1), ("pull", 2), ("push", 0), ("push", 1), ("push", 2)]
     run = project(shop(3, Synchronous(backup=1), steps).trace())
-    assert notices(run) == ["1 gradient came too late: not counted"]
+    assert notices(run) == ["1 gradient too late, not counted"]
     assert rule_sentence(run.history).startswith(
         "An update takes the first 2 gradients of a round."
     )

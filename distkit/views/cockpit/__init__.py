@@ -1,1 +1,1 @@
-"""A run gone through step by step."""
+"""The view that steps through a run."""

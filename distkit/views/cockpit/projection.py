@@ -1,7 +1,6 @@
-"""A stepped run as plain data: its moments, its sources, and the available commands.
+"""Projects a stepped run to plain data: the moment shown, the sources, and the run's state.
 
-The browser receives the moment shown. Its tensors belong to the timeline's bars, which it
-references by id.
+The browser receives one moment. Its tensors are those of the timeline's bars, referenced by id.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _MORE = re.compile(r"\n+(?=Other ranks that raised:|The others were released:)")
 
 
 def project(run: Steppable, trouble: str = "") -> Json:
-    """Return the moment of a run that is shown, and the available commands.
+    """Return the moment shown, the state of the run, and its sources.
 
     Args:
         run: the run.
@@ -48,13 +47,13 @@ def project(run: Steppable, trouble: str = "") -> Json:
     position = min(run.position, last)
     moment = moments[position]
     events, ends = trace.events[: moment.events], _ends(trace)
-    done = dict[int, str]()
+    completed = dict[int, str]()
     for begin, end in pairwise([0, *(m.events for m in moments[: position + 1])]):
-        done |= _completed(events[begin:end])
+        completed |= _completed(events[begin:end])
     callers = {(e.rank, e.seq): e.attributes["caller"] for e in events if "caller" in e.attributes}
     hang = any(f.hang for f in run.findings)
-    stopped = trace.info.interrupted and not hang  # its error adds nothing
-    now, error = position == last, "" if stopped else run.error
+    stopped = trace.info.interrupted and not hang  # the error would only report the stop
+    at_end, error = position == last, "" if stopped else run.error
     return {
         "name": clean(run.name),
         "ranks": list(run.ranks),
@@ -63,7 +62,7 @@ def project(run: Steppable, trouble: str = "") -> Json:
         "moment": {
             "time": round(moment.time, 7),
             "choice": list(moment.choice),
-            "ranks": [_rank(s, done, callers, events, ends) for s in moment.rank_states],
+            "ranks": [_rank(s, completed, callers, events, ends) for s in moment.rank_states],
         },
         "rank_states": [
             {"rank": s.rank, "status": str(s.status), "words": clean(str(s))}
@@ -72,7 +71,7 @@ def project(run: Steppable, trouble: str = "") -> Json:
         "playing": run.playing,
         "finished": run.finished,
         "stopped": stopped,
-        "remarks": _remarks_now(run, error) if now else [],
+        "remarks": _remarks_now(run, error) if at_end else [],
         "pages": PAGES,
         "trouble": trouble,
         "sources": {clean(k): clean(text[:MAX_SOURCE]) for k, text in trace.info.sources.items()},
@@ -81,12 +80,12 @@ def project(run: Steppable, trouble: str = "") -> Json:
 
 def _rank(
     s: RankState,
-    done: Mapping[int, str],
+    completed: Mapping[int, str],
     callers: Mapping[tuple[int, int], str],
     events: Sequence[Event],
     ends: Mapping[int, str],
 ) -> Json:
-    """Return a rank in a moment; inside distkit's algorithms it is at the calling line."""
+    """Return the state of a rank; inside distkit's algorithms its line is the caller's."""
     where = _line(s, events, ends)
     caller = "" if s.seq is None else callers.get((s.rank, s.seq), "")
     return compact(
@@ -99,25 +98,25 @@ def _rank(
         reason=clean(s.reason),
         waits=list(s.waits_for),
         now=None if s.seq is None else f"{s.rank}.{s.seq}",
-        last=done.get(s.rank),
+        last=completed.get(s.rank),
     )
 
 
 def _remarks_now(run: Steppable, error: str) -> list[Json]:
     """Return the remarks for the latest moment."""
-    found = remarks(error, run.findings)
-    if any(r["hang"] for r in found):
-        found[0]["graph"] = waits(rank_states(run.trace))
-    return found
+    result = remarks(error, run.findings)
+    if any(r["hang"] for r in result):
+        result[0]["graph"] = waits(rank_states(run.trace))
+    return result
 
 
 def _ends(trace: EventLog) -> dict[int, str]:
-    """Return the lines at which ranks have failed."""
+    """Return the lines at which ranks failed."""
     return {rank: end.where for rank, end in trace.info.ends.items() if end.where}
 
 
 def remarks(error: str, findings: Sequence[Finding]) -> list[Json]:
-    """Return each problem once: the run's error, and further findings of the diagnosis.
+    """Return the run's error and the findings of the diagnosis, without repetitions.
 
     Findings that repeat the error add their lines to it, and a remedy if it has none.
     """
@@ -130,10 +129,12 @@ def remarks(error: str, findings: Sequence[Finding]) -> list[Json]:
 
 
 def _failure(error: str, findings: Sequence[Finding]) -> Json:
-    """Return the error of a run, with its traceback separate."""
-    said, *traceback = _TRACEBACK.split(error, maxsplit=1)
-    message, *more = _MORE.split(said.strip(), maxsplit=1)
-    remedy = findings[0].remedy if findings and findings[0].kind != "died" else ""  # it has one
+    """Return the error of a run, separate from its traceback."""
+    text, *traceback = _TRACEBACK.split(error, maxsplit=1)
+    message, *more = _MORE.split(text.strip(), maxsplit=1)
+    remedy = (
+        findings[0].remedy if findings and findings[0].kind != "died" else ""
+    )  # its error has a remedy
     return {
         "message": clean(message),
         "more": clean("".join(more)),
@@ -154,17 +155,19 @@ def _finding(f: Finding) -> Json:
 
 
 def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
-    """Yield rank and id of each completed operation on a tensor; the last one counts.
+    """Return rank and id of each completed tensor operation; for each rank the last one counts.
 
-    Received tensors take precedence over tensors sent in the meantime.
+    Sends come first, so that received tensors take precedence.
     """
-    done = [e for e in events if e.state is State.COMPLETED and e.op not in COMPUTATION and e.dtype]
-    done.sort(key=lambda e: e.op is not Op.SEND)
-    return ((e.rank, f"{e.rank}.{e.seq}") for e in done)
+    completed = [
+        e for e in events if e.state is State.COMPLETED and e.op not in COMPUTATION and e.dtype
+    ]
+    completed.sort(key=lambda e: e.op is not Op.SEND)
+    return ((e.rank, f"{e.rank}.{e.seq}") for e in completed)
 
 
 def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str:
-    """Return a rank's line; a rank that ended too early stays at its last line."""
+    """Return a rank's line; a failed or released rank stays at its last line."""
     if s.status is RankStatus.FAILED and s.rank in ends:
         return ends[s.rank]
     if wait_of(s):

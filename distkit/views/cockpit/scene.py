@@ -1,6 +1,7 @@
-"""The cockpit: a program, the position of each rank in it, and buttons that step the ranks.
+"""Defines the cockpit widget, its static picture and its table.
 
-This module has the widget, its static picture and its table; js/cockpit.js draws it in the browser.
+The cockpit shows a program, the position of each rank in it, and buttons that step the ranks.
+js/cockpit.js draws it in the browser.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from distkit.views.timeline.static import WIDTH, paint
 from distkit.views.timeline.view import Timeline
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.live import Live, Notifier, Steppable, Worker
-from distkit.views.widget.view import Look
+from distkit.views.widget.view import OnTrace
 
 #: Maximum number of ranks in the static picture, and the left edges of its columns [px].
 MAX_RANKS, EDGES = 16, (24, 130, 220, 430, 600)
@@ -32,7 +33,7 @@ PERIOD = 0.016
 
 
 def to_svg(steps: Json, picture: Json) -> str:
-    """Return the moment shown as an SVG document: remarks, a line per rank, and the timeline.
+    """Return the moment shown as an SVG document with remarks, a line per rank, and the timeline.
 
     Args:
         steps: the result of :func:`~distkit.views.cockpit.projection.project`.
@@ -46,8 +47,8 @@ def to_svg(steps: Json, picture: Json) -> str:
     ]
     ranks = steps["moment"]["ranks"]
     for row, r in zip(_rows(steps, picture), ranks[:MAX_RANKS], strict=False):
-        why = cut(r.get("reason", ""), WIDTH - EDGES[-1] - 24, 11)
-        lines.append([*((words, INK) for words in row[:-1]), (why, GRAY)])
+        reason = cut(r.get("reason", ""), WIDTH - EDGES[-1] - 24, 11)
+        lines.append([*((words, INK) for words in row[:-1]), (reason, GRAY)])
     if len(ranks) > MAX_RANKS:
         lines.append([(f"… and {len(ranks) - MAX_RANKS} more ranks", GRAY)])
     for line in lines:
@@ -62,13 +63,13 @@ def to_svg(steps: Json, picture: Json) -> str:
 def to_table(steps: Json, picture: Json) -> str:
     """Return the moment shown as a table for terminals."""
     rows = _rows(steps, picture)
-    why = [
+    reasons = [
         f"{row[0]}: {r['reason']}"
         for row, r in zip(rows, steps["moment"]["ranks"], strict=True)
         if r.get("reason") and not r.get("waits")
     ]
     remarks = [f"! {remark['message']} {remark['remedy']}".rstrip() for remark in steps["remarks"]]
-    lines = [*aligned([COLUMNS, *rows]), *why, *remarks]
+    lines = [*aligned([COLUMNS, *rows]), *reasons, *remarks]
     return "\n".join([f"{steps['name']}: {step(steps)}", *(f"  {line}".rstrip() for line in lines)])
 
 
@@ -94,9 +95,9 @@ def _rows(steps: Json, picture: Json) -> list[tuple[str, ...]]:
 def step(steps: Json) -> str:
     """Return the moment's position as text."""
     position, last = steps["position"], steps["last"]
-    words = f"step {position} of {last}" if last else "before the first step"
-    words += " · You stopped it here." * bool(steps["stopped"] and position == last)
-    return words + (", looking back" if position < last else "")
+    text = f"step {position} of {last}" if last else "before the first step"
+    text += " · You stopped it here." * bool(steps["stopped"] and position == last)
+    return text + (", looking back" if position < last else "")
 
 
 #: Methods of a run that the browser may call, and their message fields.
@@ -113,8 +114,8 @@ BUTTONS = {
 class Cockpit(Timeline):
     """Steps through a distributed program: its source with a marker per rank, and buttons.
 
-    Each rank has a card with the ranks it waits for and the values of its tensors; below is the
-    timeline so far. Closing the cockpit does not affect the run.
+    Each rank has a card with the ranks it waits for and the values of its tensors. The timeline so
+    far is below the cards. Closing the cockpit does not affect the run.
 
     Args:
         source: a run that advances step by step, such as ``cluster.step(fn)``.
@@ -122,39 +123,42 @@ class Cockpit(Timeline):
 
     _esm = esm("cockpit")
     _css = css("cockpit")
-    #: Remarks and commands of the moment shown, and the files of the program.
+    #: The moment shown with its remarks, and the source files of the program.
     steps = traitlets.Any().tag(sync=True)
     sources = traitlets.Any().tag(sync=True)
 
     def __init__(self, source: Steppable) -> None:
         self._source, self._trouble = source, ""
-        self._moves, self._looks = Worker(), Worker()  # navigation works while ranks run
+        self._step_worker, self._seek_worker = (
+            Worker(),
+            Worker(),
+        )  # navigation does not wait for running ranks
         self._notifier = Notifier(self._refresh, PERIOD)
         steps = project(source)
         self.sources, self.steps = steps.pop("sources"), steps
         super().__init__(source)
         self.on_msg(self._handle_message)
         notify = self._notifier.notify
-        ends = [thread.close for thread in (self._moves, self._looks, self._notifier)]
+        stops = [thread.close for thread in (self._step_worker, self._seek_worker, self._notifier)]
         watched = source.watch(notify), source.subscribe(lambda _: notify())
-        self._unsubscribes = (*watched, *ends)
+        self._unsubscribes = (*watched, *stops)
 
     # -- to the browser -----------------------------------------------------------
 
-    def _follow(self, run: Live, info: RunInfo, look: Look) -> None:
+    def _follow(self, run: Live, info: RunInfo, on_trace: OnTrace) -> None:
         self._following = 1  # _refresh processes every change
 
     def _refresh(self) -> None:
         """Send the current trace and state to the browser."""
-        before, finished = self.steps, self._source.finished
+        previous, finished = self.steps, self._source.finished
         with self._lock:
             steps = project(self._source, self._trouble)
             self._look(self._source.trace, not finished)  # has all events that the steps reference
             self._publish()
             self.sources, self.steps = steps.pop("sources"), steps
             self._following = int(not finished)
-        if finished and self.steps != before:
-            self._still.renew()
+        if finished and self.steps != previous:
+            self._static.renew()
 
     # -- from the browser ---------------------------------------------------------
 
@@ -163,16 +167,22 @@ class Cockpit(Timeline):
         self.send({"heard": content.get("id")})
         if content.get("do") == "hello":  # the browser checks the connection
             return
-        lane = self._looks if content.get("do") in ("back", "seek", "pause") else self._moves
-        lane.do(partial(self._execute, content))
+        worker = (
+            self._seek_worker
+            if content.get("do") in ("back", "seek", "pause")
+            else self._step_worker
+        )
+        worker.do(partial(self._execute, content))
 
     def _execute(self, command: Json) -> None:
         try:
             self._do(command)
             self._trouble = ""
         except DistkitError as error:
-            said = str(error)
-            self._trouble = "" if said == self._source.error else said  # the error is shown anyway
+            message = str(error)
+            self._trouble = (
+                "" if message == self._source.error else message
+            )  # the run's error is already shown
         except Exception as error:  # a bug in distkit: report it
             self._trouble = f"{type(error).__name__}: {error}"
         self._notifier.notify()

@@ -1,1 +1,1 @@
-"""Several runs on one clock."""
+"""The view that compares several runs."""

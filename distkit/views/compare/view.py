@@ -1,6 +1,6 @@
-"""Several traces on one time axis, and their differences in figures.
+"""Defines the widget that compares traces on one time axis.
 
-projection.py compares the traces; the figures are drawn as marks beside the timeline.
+projection.py compares the traces. Marks next to the timeline show the figures.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ SIZES = ((MAX_BARS, MAX_LANES), (MAX_BARS // 2, MAX_LANES), (MAX_BARS // 4, MAX_
 
 
 class Compare(View):
-    """Shows two or more traces side by side on one time axis, and their differences.
+    """Shows two or more traces on one time axis, and their differences.
 
-    A table has total time, messages, bytes, rounds, communication and waiting of each, as
-    multiples of the first one's. A rank is *waiting* while it only waits for others. The
-    barrier at the end of a run, where ranks that have finished wait, does not count.
+    A table compares the total time, messages, bytes, rounds, communication and waiting of each
+    trace with the first one. A rank is *waiting* while it only waits for others. The barrier at
+    the end of a run, in which finished ranks wait, does not count.
 
-    Hover over the n-th operation of a rank to see the n-th of that rank in the other traces, and
-    the difference in time. The view updates while runs are in progress.
+    Hover over the n-th operation of a rank to see the n-th one of that rank in the other traces,
+    and the difference in time. The view updates while runs are in progress.
 
     Args:
-        traces: a mapping from names to traces or runs, or several of them, then named by
-            their programs.
+        traces: a mapping from names to traces or runs, or several traces or runs, which are
+            named after their programs.
 
     Raises:
         TypeError: A source has no trace.
@@ -93,81 +93,81 @@ class Compare(View):
     ) -> None:
         refuse("dk.Compare", options)
         named = _named(traces)
-        found = {name: trace_of(source, "Compare") for name, source in named.items()}
-        self._sides = [Side(name, trace, live is not None) for name, (trace, live) in found.items()]
-        self._join()
+        known = {name: trace_of(source, "Compare") for name, source in named.items()}
+        self._sides = [Side(name, trace, live is not None) for name, (trace, live) in known.items()]
+        self._merge()
         self._open()
-        for n, (trace, live) in enumerate(found.values()):
+        for n, (trace, live) in enumerate(known.values()):
             if live is not None:
-                self._follow(live, trace.info, partial(self._look_at, n))
+                self._follow(live, trace.info, partial(self._update_side, n))
 
-    def _look_at(self, n: int, trace: EventLog, live: bool) -> None:
+    def _update_side(self, n: int, trace: EventLog, live: bool) -> None:
         self._sides[n] = Side(self._sides[n].name, trace, live)
-        self._join()
+        self._merge()
 
-    def _join(self) -> None:
+    def _merge(self) -> None:
         """Merge all runs into one timeline."""
         sides = self._sides
         live, n = any(side.live for side in sides), len(sides)
         table = joined([relabelled(side, i, n) for i, side in enumerate(sides)])
-        whole = Columns(EventLog.of(table, facts(sides)), MAX_LIVE if live else None, live=live)
+        merged = Columns(EventLog.of(table, facts(sides)), MAX_LIVE if live else None, live=live)
         if not live:
-            end = max(side.told["figures"]["seconds"] for side in sides)
-            whole.causes = causes(whole.ops, whole.pairs, end, n)
-        self._columns = whole
+            end = max(side.data["figures"]["seconds"] for side in sides)
+            merged.causes = causes(merged.ops, merged.pairs, end, n)
+        self._columns = merged
 
     def _summary(self) -> Json:
-        return summary([side.told for side in self._sides])
+        return summary([side.data for side in self._sides])
 
-    def _around(self, picture: Json) -> Json:
-        """Return a timeline's picture without bars and arrows."""
-        told, runs = self._summary(), range(len(self._sides))
+    def _frame(self, picture: Json) -> Json:
+        """Return the fields of the picture around bars and arrows."""
+        data, runs = self._summary(), range(len(self._sides))
         drawn, left_out = self._first(lanes(picture["lanes"], self._sides), MOST_LANES)
         return {
-            **{key: told[key] for key in ("title", "live", "notes")},
-            "notices": told["notices"] + left_out,
+            **{key: data[key] for key in ("title", "live", "notes")},
+            "notices": data["notices"] + left_out,
             "facts": [],  # shown in each run's heading
-            "runs": [run["name"] for run in told["runs"]],
+            "runs": [run["name"] for run in data["runs"]],
             "lanes": drawn,
-            "figures": table(told, width_of(len(runs))).plain(),
+            "figures": table(data, width_of(len(runs))).plain(),
             "styles": MARKS,
-            "table": to_table(told),
+            "table": to_table(data),
         }
 
     def _first(self, drawn: list[Json], most: int) -> tuple[list[Json], list[str]]:
-        """Return the lanes of each run's first ranks, and a notice if there are more."""
+        """Return the lanes of each run's first ranks, and a notice if there are more ranks."""
         runs = len(self._sides)
         first = [lane for lane in drawn if lane["rank"] // runs < most // runs]
-        ranks = sum(len(side.told["figures"]["ranks"]) for side in self._sides)
+        ranks = sum(len(side.data["figures"]["ranks"]) for side in self._sides)
         left_out = [f"the first {most // runs} ranks of each run are drawn here"]
         return first, left_out * (len(first) < ranks)
 
     def _picture(self) -> Json:
         picture = packed(self._columns, thin=True)
-        return {**picture, **self._around(picture)}
+        return {**picture, **self._frame(picture)}
 
     def _svg(self) -> str:
         picture = self._columns.picture(3 * MAX_BARS)
-        picture |= {**self._around(picture), "bare": True}
+        picture |= {**self._frame(picture), "bare": True}
         picture["title"] = cut(picture["title"], 600, 16)
         return svg.fitting(self._document(picture, *size) for size in SIZES)
 
     def _document(self, picture: Json, limit: int, most: int) -> str:
-        """Return the timeline of all runs and the figures below it.
+        """Return an SVG document with the timeline of all runs and the figures below it.
 
         Args:
             picture: the timeline's picture.
             limit: maximum number of operations drawn individually.
             most: maximum number of lanes.
         """
-        told = self._summary()
+        data = self._summary()
         drawn, left_out = self._first(picture["lanes"], most)
-        part = {**picture, "lanes": drawn, "notices": told["notices"] + left_out}
+        part = {**picture, "lanes": drawn, "notices": data["notices"] + left_out}
         timeline, y = paint(part, limit)
-        figures = table(told, WIDE).plain()
+        figures = table(data, WIDE).plain()
         marks = body(figures, 0.0, joined=True)
         below = f'<g transform="translate(24 {y + 10:.0f})">{marks}</g>'
-        return svg.document(WIDTH, y + figures["height"] + 20, told["title"], timeline + below)
+        return svg.document(WIDTH, y + figures["height"] + 20, data["title"], timeline + below)
 
     def __repr__(self) -> str:
         return to_table(self._summary())
@@ -176,10 +176,10 @@ class Compare(View):
 def _named(
     traces: tuple[EventLog | Live | Mapping[str, EventLog | Live], ...],
 ) -> dict[str, EventLog | Live]:
-    """Return the traces by given or generated name."""
+    """Return the traces by name; generate missing names."""
     if len(traces) == 1 and isinstance(traces[0], (list, tuple)):
         raise TypeError(
-            f"Compare got a {type(traces[0]).__name__}. Use Compare(run_a, run_b), without it, or "
+            f"Compare got a {type(traces[0]).__name__}. Use Compare(run_a, run_b) or "
             'Compare({"ring": run_a, "tree": run_b}).'
         )
     if len(traces) == 1 and isinstance(traces[0], Mapping):
@@ -189,13 +189,13 @@ def _named(
     if not 2 <= len(named) <= MAX_TRACES:
         raise ValueError(
             f"Compare needs two to {MAX_TRACES} traces, not {len(named)}. "
-            'Use Compare({"ring": run, "tree": other}), or Timeline(run) for a single one.'
+            'Use Compare({"ring": run, "tree": other}), or Timeline(run) for a single trace.'
         )
     return named
 
 
 def _by_program(traces: tuple[Any, ...]) -> dict[str, EventLog | Live]:
-    """Name traces by their programs; number equal names."""
+    """Return traces named after their programs; number equal names."""
     names = [trace_of(source, "Compare")[0].info.name or "trace" for source in traces]
     return {
         f"{name} {names[:n].count(name)}" if names.count(name) > 1 else name: source
@@ -204,7 +204,7 @@ def _by_program(traces: tuple[Any, ...]) -> dict[str, EventLog | Live]:
 
 
 def relabelled(side: Side, n: int, sides: int) -> Table:
-    """Return the events of run n, with ranks, groups and times of the merged timeline."""
+    """Return the events of run n with the ranks, groups and times of the merged timeline."""
     table = side.trace.table
     categories = [
         category._replace(
@@ -219,7 +219,7 @@ def relabelled(side: Side, n: int, sides: int) -> Table:
 
 
 def joined(tables: Sequence[Table]) -> Table:
-    """Return the events of all runs, with each run's events sorted by time.
+    """Return the events of all runs, sorted by time within each run.
 
     >>> from distkit.events import Event, Op, State
     >>> one = Table.of([Event(0, 0, Op.MARK, State.COMPLETED, 0.5)])
@@ -228,27 +228,27 @@ def joined(tables: Sequence[Table]) -> Table:
     """
     events = list(accumulate(map(len, tables), initial=0))
     categories = list(accumulate((len(table.categories) for table in tables), initial=0))
-    known = [*zip(tables, events, categories, strict=False)]
+    offsets = [*zip(tables, events, categories, strict=False)]
     return Table(
         np.concatenate([table.rank for table in tables]),
         np.concatenate([table.seq for table in tables]),
-        np.concatenate([table.category + first for table, _, first in known]),
+        np.concatenate([table.category + first for table, _, first in offsets]),
         np.concatenate([table.time for table in tables]),
         [*chain.from_iterable(table.categories for table in tables)],
-        {first + i: match for table, first, _ in known for i, match in table.match.items()},
-        {first + i: found for table, first, _ in known for i, found in table.summary.items()},
+        {first + i: match for table, first, _ in offsets for i, match in table.match.items()},
+        {first + i: values for table, first, _ in offsets for i, values in table.summary.items()},
     )
 
 
 def facts(sides: Sequence[Side]) -> RunInfo:
-    """Return the metadata of all runs together."""
+    """Return the metadata of the merged timeline."""
     ranks, ends = {}, dict[int, RankEnd]()
-    called = names([side.told for side in sides])
+    shown_names = names([side.data for side in sides])
     for n, side in enumerate(sides):
-        for lane in side.told["figures"]["ranks"]:
+        for lane in side.data["figures"]["ranks"]:
             rank = lane["rank"]
             ranks[rank * len(sides) + n] = replace(
-                side.trace.info.rank(rank), name=called[rank], host=""
+                side.trace.info.rank(rank), name=shown_names[rank], host=""
             )
         for rank, end in side.trace.info.ends.items():
             time = None if end.time is None else end.time - side.start
@@ -259,30 +259,32 @@ def facts(sides: Sequence[Side]) -> RunInfo:
 
 
 def lanes(drawn: Sequence[Json], sides: Sequence[Side]) -> list[Json]:
-    """Return the lanes of all runs, run by run, with the run's name as heading."""
-    found = []
+    """Return the lanes of all runs, grouped by run, with the run's name as heading."""
+    result = []
     ranks = sorted({lane["rank"] // len(sides) for lane in drawn})
     for lane in drawn:
         rank, n = divmod(lane["rank"], len(sides))
         side = sides[n]
-        known = next((one for one in side.columns.frame["lanes"] if one["rank"] == rank), lane)
-        place = {
+        known = next(
+            (other for other in side.columns.frame["lanes"] if other["rank"] == rank), lane
+        )
+        fields = {
             "run": n,
             "color": ranks.index(rank),
-            "host": side.told["heading"],
+            "host": side.data["heading"],
             "detail": " · ".join(
-                word
-                for word in (known["detail"], known.get("host", ""))
-                if word not in side.told["heading"]
+                detail
+                for detail in (known["detail"], known.get("host", ""))
+                if detail not in side.data["heading"]
             ),
-            "end": side.told["figures"]["seconds"],
+            "end": side.data["figures"]["seconds"],
             "live": side.live,
         }
-        found.append({**lane, **place})
-    return sorted(found, key=lambda lane: (lane["run"], lane["rank"]))
+        result.append({**lane, **fields})
+    return sorted(result, key=lambda lane: (lane["run"], lane["rank"]))
 
 
-#: Maximum number of runs with figures beside the lanes; widths of a column and of all [px].
+#: Maximum number of runs with figures next to the lanes; widths of a column and in total [px].
 FEW, COLUMN, WIDE = 3, 112, 912
 #: Width of the name column, heights of a row and of the column headings [px].
 NAMES, ROW, HEAD = 148, 29, 26
@@ -293,41 +295,41 @@ def width_of(runs: int) -> int:
     return NAMES + COLUMN * runs if runs <= FEW else WIDE
 
 
-def table(told: Json, width: float) -> Scene:
-    """Return a row per figure, compared with the first run's; largest differences first.
+def table(data: Json, width: float) -> Scene:
+    """Return a row per figure, compared with the first run; the largest differences come first.
 
     Args:
-        told: the result of ``projection.summary``.
+        data: the result of ``projection.summary``.
         width: total width [px].
     """
-    runs, rows = told["runs"], sorted(told["rows"], key=_alike)
-    room = (width - NAMES) / len(runs)
-    wide = room - 12
+    runs, rows = data["runs"], sorted(data["rows"], key=_similarity)
+    pitch = (width - NAMES) / len(runs)
+    bar_width = pitch - 12
     scene = Scene(width, HEAD + ROW * len(rows))
     for n, run in enumerate(runs):
-        fits = text_width(run["name"], 13.5) < room - 22
-        words = run["name"] if fits else cut(run["name"], room - 22, 9)
-        name = text(words, "strong", x=16, y=12, size=0 if fits else 9), title(run["name"])
-        scene.add(NAMES + n * room, 0, rect(10, 10, "trace", y=3, lane=n), *name)
+        fits = text_width(run["name"], 13.5) < pitch - 22
+        label = run["name"] if fits else cut(run["name"], pitch - 22, 9)
+        name = text(label, "strong", x=16, y=12, size=0 if fits else 9), title(run["name"])
+        scene.add(NAMES + n * pitch, 0, rect(10, 10, "trace", y=3, lane=n), *name)
     for i, row in enumerate(rows):
         y, values, unit = HEAD + ROW * i, row["values"], row["unit"]
         sizes = [v or 0.0 for v in values]
         most = 1.0 if unit == "%" else max(sizes) or 1.0
         scene.add(0, y, text(row["label"], "tick", y=14), title(row["hint"]))
         for n, size in enumerate(sizes):
-            words = text(figure(values[n], unit), "strong", y=14, size=0 if wide > 90 else 11)
-            bar = rect(size / most * wide, 4, "trace", y=19, lane=n)
-            scene.add(NAMES + n * room, y, words, rect(wide, 4, "now", y=19), bar)
+            label = text(figure(values[n], unit), "strong", y=14, size=0 if bar_width > 90 else 11)
+            bar = rect(size / most * bar_width, 4, "trace", y=19, lane=n)
+            scene.add(NAMES + n * pitch, y, label, rect(bar_width, 4, "now", y=19), bar)
         for n, value in enumerate(values[1:], 1):
-            beside = text(ratio(value, values[0]), "tick", x=wide, y=14, anchor="end")
-            more = title(difference(value, values[0], unit))
-            place = rect(44, ROW - 4, "hover", x=wide - 44)
-            scene.add(NAMES + n * room, y, place, more, beside)
+            multiple = text(ratio(value, values[0]), "tick", x=bar_width, y=14, anchor="end")
+            hint = title(difference(value, values[0], unit))
+            area = rect(44, ROW - 4, "hover", x=bar_width - 44)
+            scene.add(NAMES + n * pitch, y, area, hint, multiple)
     return scene
 
 
-def _alike(row: Json) -> float:
-    """Return the similarity of a row's values, from 0 to 1; the total time comes first."""
+def _similarity(row: Json) -> float:
+    """Return the similarity of a row's values, from 0 to 1; the total time has -1."""
     known: list[float] = [v for v in row["values"] if v is not None]
     if row["key"] == "seconds" or len(known) < len(row["values"]):
         return -1.0 if row["key"] == "seconds" else 0.5

@@ -1,1 +1,1 @@
-"""Gradients of a training loop."""
+"""The view of a training loop's gradients."""

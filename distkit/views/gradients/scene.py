@@ -1,4 +1,4 @@
-"""The view of gradients: a table of layers per step, and curves of the whole loop."""
+"""Draws gradients as a table of layers per step, and curves of the whole loop."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ HINT = "put the loop into with dk.watch_gradients(model) as watch, and call watc
 
 
 class Line(NamedTuple):
-    """A line over steps of a rank, or of all ranks."""
+    """A curve over the steps of one rank, or the mean of all ranks."""
 
     rank: Json | None
     points: dict[int, float]
 
 
-#: Column name of each result of a reduction, and alternative texts below, longest first.
+#: Column name of each kind of reduction, and alternative texts below it, longest first.
 RESULTS = {
     "sum": ("average", ["the sum of all {n}, divided by {n}", "sum of {n} / {n}", "sum / {n}"]),
     "mean": ("average", ["the mean of all {n}", "mean of {n}"]),
-    "own": ("after", ["nothing was averaged", "its own"]),
+    "own": ("after", ["nothing was averaged", "own gradient"]),
     "other": ("after", ["neither the sum nor the mean", "no mean"]),
     "": ("after", ["not averaged yet", "not yet"]),
 }
 AGREEMENT = (
-    "agreement: the mean cosine of all pairs of ranks' gradients, each pair weighted by its norms; "
-    "of all values, by the norms of the gradients and of their sum. "
+    "agreement: the mean cosine of all pairs of ranks' gradients, weighted by their norms. "
+    "All values count, through the norms of the gradients and of their sum. "
     "1: the same direction, 0: unrelated, below 0: opposed"
 )
 DRIFT = (
@@ -53,38 +53,38 @@ DRIFT = (
 )
 
 
-def draw(found: Json) -> Json:
+def draw(data: Json) -> Json:
     """Return the picture of a training loop, for both painters.
 
     Args:
-        found: the result of ``projection.project``.
+        data: the result of ``projection.project``.
     """
-    steps, scene, side = found["steps"], Scene(WIDTH, 20), Scene(SIDE, 0)
-    tables = (_step(scene, k, step, found) for k, step in enumerate(steps))
+    steps, scene, side = data["steps"], Scene(WIDTH, 20), Scene(SIDE, 0)
+    tables = (_step(scene, k, step, data) for k, step in enumerate(steps))
     scene.height = max(tables, default=scene.height)
-    curves = [*_curves(found)]
+    curves = [*_curves(data)]
     for i, curve in enumerate(curves):
         _curve(side, i * PITCH, *curve, [step["n"] for step in steps])
     side.height = len(curves) * PITCH
-    some = len(steps) < found["total"]
-    part = f"values of {len(steps):,} of {count(found['total'], 'step')}" if some else ""
+    sampled = len(steps) < data["total"]
+    note = f"values of {len(steps):,} of {count(data['total'], 'step')}" if sampled else ""
     last = max(0.0, len(steps) - 1.0)
-    hint = "waiting for the first step" if found["live"] else f"nothing was watched: {HINT}"
+    hint = "waiting for the first step" if data["live"] else f"nothing was watched: {HINT}"
     return picture(
         scene,
-        title=found["title"] or "Gradients",
+        title=data["title"] or "Gradients",
         view="gradients",
-        facts=found["facts"],
-        notices=found["notices"],
-        verdicts=found["verdicts"],
-        live=found["live"],
+        facts=data["facts"],
+        notices=data["notices"],
+        verdicts=data["verdicts"],
+        live=data["live"],
         empty="" if steps or curves else hint,
-        unit="shown step" if some else "step",
+        unit="shown step" if sampled else "step",
         end=last,
-        opening=last if found["live"] else 0.0,
+        opening=last if data["live"] else 0.0,
         high=max(440, scene.height),
         keyframes=[
-            {"begin": float(k), "end": float(k), "who": f"step {step['n']}", "more": part}
+            {"begin": float(k), "end": float(k), "who": f"step {step['n']}", "more": note}
             for k, step in enumerate(steps)
         ],
         stills=[[0, scene.height]] if steps else [],
@@ -95,20 +95,22 @@ def draw(found: Json) -> Json:
 # -- a step ---------------------------------------------------------------------------------
 
 
-def _step(scene: Scene, k: int, step: Json, found: Json) -> float:
+def _step(scene: Scene, k: int, step: Json, data: Json) -> float:
     """Draw the table of a step; return its bottom edge."""
-    ranks, cells = found["ranks"], step["layers"]
+    ranks, cells = data["ranks"], step["layers"]
     names = {RESULTS[cell["kind"]][0] for cell in cells}
     alone = any(cell["alone"] for cell in cells)
     heads: list[Head] = [(r["name"], "", r["lane"]) for r in ranks]
     heads.append((names.pop() if len(names) == 1 else "after", "", None))
     heads += [("one process", "", None)] * alone
     table = Table(scene, k, heads, LEFT, WIDTH, HIGH)
-    for layer, cell in zip(found["layers"], cells, strict=True):
-        one = next(filter(None, cell["before"]), None)
-        sampled = one and len(one["values"]) < one["size"]
+    for layer, cell in zip(data["layers"], cells, strict=True):
+        first = next(filter(None, cell["before"]), None)
+        sampled = first and len(first["values"]) < first["size"]
         notes = [" × ".join(map(str, layer["shape"])), f"colours: ±{figure(cell['most'])}"]
-        notes += [f"{len(one['values'])} of {one['size']:,} values"] if one and sampled else []
+        notes += (
+            [f"{len(first['values'])} of {first['size']:,} values"] if first and sampled else []
+        )
         if cell["agreement"] is not None:
             notes.append(f"agreement {figure(cell['agreement'])}")
             table.add(0, table.bottom + 4, title(AGREEMENT), rect(LEFT, HIGH + 24, "hover"))
@@ -117,73 +119,73 @@ def _step(scene: Scene, k: int, step: Json, found: Json) -> float:
 
 
 def _cells(cell: Json, ranks: int, alone: bool) -> Iterator[Cell]:
-    """Yield cells for each rank's gradient, the result, and the single-process gradient."""
-    after, apart = cell["after"], not cell["same"] and cell["kind"] != "own"
+    """Yield the cells of the ranks' gradients, the result, and the single-process gradient."""
+    after, by_rank = cell["after"], not cell["same"] and cell["kind"] != "own"
     for i, s in enumerate(cell["before"]):
-        become = (after[i] if apart else after[0]) if after and cell["kind"] != "own" else None
-        beside: Sequence[float | str] = become["values"] if become else ()
-        yield Cell(s, [norm(s)] if s else [], beside)
+        result = (after[i] if by_rank else after[0]) if after and cell["kind"] != "own" else None
+        reference: Sequence[float | str] = result["values"] if result else ()
+        yield Cell(s, [norm(s)] if s else [], reference)
     _, words = RESULTS[cell["kind"]]
     if after and cell["same"]:
-        said = [option.format(n=ranks) for option in words]
-        yield Cell(after[0], [norm(after[0]), ("small", said)])
+        notes = [option.format(n=ranks) for option in words]
+        yield Cell(after[0], [norm(after[0]), ("small", notes)])
     else:
         yield Cell(None, missing="≠ by rank" if after else "–", wrong=bool(after))
     if alone:
         s, off = cell["alone"], figure(cell["apart"])
-        far = [] if cell["apart"] is None else [("small", [f"up to {off} off", f"± {off}"])]
-        yield Cell(s, [norm(s), *far] if s else [])
+        distance = [] if cell["apart"] is None else [("small", [f"up to {off} off", f"± {off}"])]
+        yield Cell(s, [norm(s), *distance] if s else [])
 
 
 # -- the whole loop -------------------------------------------------------------------------
 
 
-def _curves(found: Json) -> Iterator[tuple[str, list[Line], str]]:
+def _curves(data: Json) -> Iterator[tuple[str, list[Line], str]]:
     """Yield name, lines and tooltip of each curve with data."""
-    curves = found["curves"]
+    curves = data["curves"]
     named = [
         ("loss", curves["loss"], "the mean of all ranks, and each rank"),
         ("replica drift", curves["drift"], DRIFT),
     ]
-    lanes = {r["rank"]: r for r in found["ranks"]}
-    for name, lines, why in named:
+    lanes = {r["rank"]: r for r in data["ranks"]}
+    for name, lines, hint in named:
         known = [
             Line(lanes.get(line["rank"]), {n: y for n, y in line["points"] if y is not None})
             for line in lines
         ]
         if any(line.points for line in known):
-            yield name, [line for line in known if line.points], why
+            yield name, [line for line in known if line.points], hint
 
 
 def _curve(
-    scene: Scene, top: float, name: str, lines: list[Line], why: str, shown: list[int]
+    scene: Scene, top: float, name: str, lines: list[Line], hint: str, shown: list[int]
 ) -> None:
-    """Draw lines over steps, with the value at the current step."""
+    """Draw lines over steps, and the value at the current step."""
     points = [point for line in lines for point in line.points.items()]
     first, last = min(n for n, _ in points), max(n for n, _ in points)
     low, high = min(0.0, *(y for _, y in points)), max(0.0, *(y for _, y in points))
-    across, up = (SIDE - AXIS - 6) / ((last - first) or 1), CURVE / ((high - low) or 1.0)
+    x_scale, y_scale = (SIDE - AXIS - 6) / ((last - first) or 1), CURVE / ((high - low) or 1.0)
 
     def place(n: int, y: float) -> tuple[float, float]:
-        return AXIS + (n - first) * across, 19 + CURVE - (y - low) * up
+        return AXIS + (n - first) * x_scale, 19 + CURVE - (y - low) * y_scale
 
-    whole = next((line.points for line in lines if line.rank is None), None)
-    main = whole or {n: max(line.points.get(n, low) for line in lines) for n, _ in points}
-    ends = f"{name}: {figure(main[min(main)])} → {figure(main[max(main)])}"
+    mean = next((line.points for line in lines if line.rank is None), None)
+    curve = mean or {n: max(line.points.get(n, low) for line in lines) for n, _ in points}
+    ends = f"{name}: {figure(curve[min(curve)])} → {figure(curve[max(curve)])}"
     scene.add(0, top, title(ends, aloud=True), text(cut(name, SIDE - 60, 12), "strong", y=12))
     axis = [line(place(first, 0.0), place(last, 0.0), "base")]
     for value in {low, high}:
         y = place(first, value)[1] + 4
         axis.append(text(figure(value), "tick", x=AXIS - 4, y=y, anchor="end", size=9))
-    for rank, some in lines:
-        d = "L".join(f"{x:.1f} {y:.1f}" for x, y in map(place, some, some.values()))
+    for rank, values in lines:
+        d = "L".join(f"{x:.1f} {y:.1f}" for x, y in map(place, values, values.values()))
         axis.append(path(f"M{d}h3", "graph" if rank else "mean", lane=rank["lane"] if rank else 0))
-    scene.add(0, top, title(why or name), rect(SIDE, CURVE + 8, "hover", y=15), *axis)
+    scene.add(0, top, title(hint or name), rect(SIDE, CURVE + 8, "hover", y=15), *axis)
     for k, n in enumerate(shown):
         x, latest = (
             place(max(n, first), 0.0)[0],
-            max((m for m in main if m <= n), default=min(main)),
+            max((m for m in curve if m <= n), default=min(curve)),
         )
-        told = text(figure(main[latest]), "strong", x=SIDE - 6, y=12, anchor="end")
+        value_text = text(figure(curve[latest]), "strong", x=SIDE - 6, y=12, anchor="end")
         cursor = line((x, 15), (x, 21 + CURVE), "dashes")
-        scene.add(0, top, told, cursor, begin=float(k), end=k + 1.0, layer=1)
+        scene.add(0, top, value_text, cursor, begin=float(k), end=k + 1.0, layer=1)

@@ -9,7 +9,7 @@ const LEGEND = [
   ["store", "store"], ["mark", "step or computation"], ["paused", "paused"],
   ["open", "not finished"], ["touch", "buffer used too early"], ["failed", "failed"],
 ];
-const [FEW, MANY] = [4, 12]; // ranks: more have their sums in a hint, and still more together
+const [FEW, MANY] = [4, 12]; // number of ranks above which sums are hints, and above which they are combined
 
 export function heading({ frame }) {
   return [
@@ -36,13 +36,13 @@ export function sums({ frame }, color) {
     compared = [] } = frame;
   const tile = (value, label, title = null) =>
     h("div", { class: "dk-tile", title }, h("b", {}, value), h("span", {}, label));
-  const some = (n, word, bytes) => tile(grouped(n),
+  const countTile = (n, word, bytes) => tile(grouped(n),
     plural(n, word).replace(/^\S+ /, "") + (bytes ? ` · ${humanBytes(bytes)}` : ""));
   return [
-    messages || !collectives ? some(messages, "message", message_bytes) : null,
-    collectives ? some(collectives, "collective", collective_bytes) : null,
+    messages || !collectives ? countTile(messages, "message", message_bytes) : null,
+    collectives ? countTile(collectives, "collective", collective_bytes) : null,
     tile(end > start ? humanSeconds(end - start) : "0 s", "first to last event"),
-    ...compared.map((told) => tile(...told)),
+    ...compared.map((parts) => tile(...parts)),
     lanes.length ? busy(lanes, color) : null,
   ].filter(Boolean);
 }
@@ -57,18 +57,18 @@ function busy(lanes, color) {
     return h("div", { class: "dk-tile" }, h("b", {}, range(lanes.map((lane) => lane.busy))), label,
       h("span", {}, ` · waiting ${range(lanes.map((lane) => lane.waiting))}`));
   }
-  const some = lanes.length <= FEW && lanes.some((lane) => lane.messages);
+  const detailed = lanes.length <= FEW && lanes.some((lane) => lane.messages);
   const meters = lanes.map((lane) => {
     const { words, bar } = shares(lane, color(lane.rank));
     const { name, messages, bytes } = lane;
     const sent = messages ? `${grouped(messages)} sent · ${humanBytes(bytes)}` : "nothing sent";
     return h("div", { class: "dk-meter", title: words }, h("span", {}, name), bar,
-      h("b", {}, percent(lane.busy)), some ? h("small", {}, sent) : null);
+      h("b", {}, percent(lane.busy)), detailed ? h("small", {}, sent) : null);
   });
   return h("div", { class: "dk-busy" }, label, h("div", { class: "dk-meters" }, meters));
 }
 
-// How a rank spent its time, as text and as a bar; style sheets mark the waiting part.
+// The fractions of a rank's time, as text and as a bar; style sheets mark the waiting part.
 function shares({ name, busy: spent, waiting, messages, bytes }, color) {
   const part = (share, kind) =>
     h("i", { class: kind, style: `width:${100 * Math.max(0, share)}%;color:${color}` });
@@ -80,10 +80,10 @@ function shares({ name, busy: spent, waiting, messages, bytes }, color) {
 }
 
 export function alternative({ frame }) {
-  const told = [
+  const parts = [
     frame.title || "Timeline", ...frame.facts,
     ...(frame.bare ? [] : [plural(frame.messages, "message"),
       plural(frame.collectives, "collective"), ...frame.notices]),
   ];
-  return `Space-time diagram. ${told.join(", ")}.`;
+  return `Space-time diagram. ${parts.join(", ")}.`;
 }

@@ -3,9 +3,9 @@
 import { clamp, humanBytes } from "./numbers.js";
 import { roundRect } from "./canvas.js";
 
-// Minimum pixels per arrow; denser arrows are represented by one without a head.
+// Minimum pixels per arrow; one arrow without a head represents denser ones.
 const EACH = 9;
-const BETWEEN = 6; // pixels between those
+const BETWEEN = 6; // pixels between arrows without heads
 
 export class Arrows {
   constructor(painter) {
@@ -31,21 +31,21 @@ export class Arrows {
     return !bright || bright.arrows.has(a) ? 1 : 0.25;
   }
 
-  // Of many arrows, draw one per pair of lanes and pixel range.
+  // If there are many arrows, one per pair of lanes and pixel range.
   #visible() {
     const { at, store } = this;
     const [from, to] = at.view;
-    const found = [];
+    const visible = [];
     for (let a = 0; a < store.arrows; a++) {
       const begin = store.send[a] < 0 ? store.start[store.recv[a]] : store.sent[a];
       const end = store.received[a];
       if (begin > to || end < from || (Number.isNaN(end) && begin < from)) continue;
-      if (store.send[a] >= 0 || store.recv[a] >= 0) found.push(a);
+      if (store.send[a] >= 0 || store.recv[a] >= 0) visible.push(a);
     }
     const room = (at.right - at.left) / EACH;
-    this.many = found.length > room;
-    this.strong = this.painter.bright?.arrows.size <= room; // else these have no heads, either
-    const shown = this.many ? this.#thinned(found) : found;
+    this.many = visible.length > room;
+    this.strong = this.painter.bright?.arrows.size <= room; // otherwise these have no heads
+    const shown = this.many ? this.#thinned(visible) : visible;
     return shown.map((a) => [a, at.path(a)]);
   }
 
@@ -107,7 +107,7 @@ export class Arrows {
     c.fill();
   }
 
-  // Beside the bar at its end, whose label stays legible.
+  // Next to the end of the bar, so that its label stays legible.
   #nowhere(x, y, color) {
     const { c } = this;
     c.beginPath();
@@ -117,8 +117,8 @@ export class Arrows {
     c.stroke();
   }
 
-  // Size of a message, or its key if there are several; written beside its arrow
-  // where space is free.
+  // The size of a message, or its key if there are several keys, next to its arrow
+  // if space is free.
   #weight(a, [x1, y1, x2, y2, whole]) {
     if (!whole || Math.abs(y2 - y1) < 34) return;
     const { c, look } = this;

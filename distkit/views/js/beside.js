@@ -1,22 +1,22 @@
-// The frame of a scene: panels of moments, a list of keyframes, choices.
+// Elements next to a scene: panels of moments, a list of keyframes, choices.
 
 import { h } from "./dom.js";
 import { Marks } from "./marks.js";
 import { clamp, humanSeconds } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
-export const order = d3.bisector((x) => x); // of sorted numbers
+export const order = d3.bisector((x) => x); // bisection of sorted numbers
 
-// Whether time is measured in these units, not in seconds.
+// Whether time is counted in units, not measured in seconds.
 export const counted = (unit) => unit !== "";
 
-// The next or previous of sorted keyframes.
-export function beyond(keyframes, keyframe, by) {
+// The next or previous one of sorted keyframes.
+export function nextKeyframe(keyframes, keyframe, by) {
   const i = by > 0 ? order.right(keyframes, keyframe) : order.left(keyframes, keyframe) - 1;
   return keyframes[clamp(i, 0, keyframes.length - 1)] ?? keyframe;
 }
 
-// Marks the latest of some keyframes in their list; returns its element, and whether it changed.
+// Marks the latest keyframe of a list; returns its element, and whether it changed.
 function mark(view, keyframe) {
   const now = order.right(view.keyframes, keyframe) - 1;
   const moved = now !== view.marked;
@@ -35,7 +35,7 @@ const onKeyframe = (go) => ({ target }) => {
   if (keyframe !== undefined) go(Number(keyframe));
 };
 
-// Radio buttons; none if there is no choice.
+// Radio buttons, hidden if there is no choice.
 export class Choice {
   constructor(label, choose) {
     const onclick = ({ target }) => target.dataset.name && choose(target.dataset.name);
@@ -60,7 +60,7 @@ export class Choice {
   }
 }
 
-// Key moments, drawn small.
+// Small pictures of key moments.
 export class Panels {
   constructor(go) {
     Object.assign(this, { marks: [], keyframes: [] });
@@ -88,7 +88,7 @@ export class Panels {
   }
 }
 
-// Keyframes as a list, which the reader can filter by group.
+// A list of keyframes, which the reader can filter by group.
 export class List {
   constructor(go) {
     this.name = h("h4");
@@ -102,11 +102,11 @@ export class List {
   load(list, script) {
     this.root.hidden = !list;
     const { name = "", all = "", rows = [] } = list ?? {};
-    const said = JSON.stringify([rows.length, rows.at(-1)]);
-    if (said === this.said) return;
-    Object.assign(this, { rows, script, said });
+    const key = JSON.stringify([rows.length, rows.at(-1)]);
+    if (key === this.key) return;
+    Object.assign(this, { rows, script, key });
     this.name.textContent = name;
-    const groups = [...new Set(rows.flatMap(([, some]) => some))];
+    const groups = [...new Set(rows.flatMap(([, names]) => names))];
     const chosen = this.select.value;
     this.select.replaceChildren(h("option", { value: "" }, all),
       ...groups.map((group) => h("option", { value: group }, group)));
@@ -117,7 +117,7 @@ export class List {
 
   #fill() {
     const { rows, select: { value: only } } = this;
-    const shown = rows.filter(([, some]) => !only || [some].flat().includes(only));
+    const shown = rows.filter(([, names]) => !only || [names].flat().includes(only));
     const none = h("li", { class: "dkm-none" }, "none yet");
     this.list.replaceChildren(...shown.length ? shown.map((row) => this.#row(row)) : [none]);
     this.keyframes = shown.map(([keyframe]) => keyframe);
@@ -139,10 +139,10 @@ export class List {
   }
 
   // redraw: the page may have been resized.
-  mark(keyframe, anew = false) {
+  mark(keyframe, redraw = false) {
     this.keyframe = keyframe;
     const [row, moved] = mark(this, keyframe);
-    if (!moved && !anew) return;
+    if (!moved && !redraw) return;
     if (this.marked < 0) this.list.scrollTop = 0;
     if (!row) return;
     const { offsetTop: top, offsetHeight: height } = row;

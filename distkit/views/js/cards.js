@@ -1,6 +1,6 @@
-// A card per rank: what it does, what it waits for, and the tensors it touches as heat strips.
+// A card per rank: its activity, what it waits for, and its tensors as heat strips.
 
-import { h, still } from "./dom.js";
+import { h, reducedMotion } from "./dom.js";
 import { call } from "./painter.js";
 import { paint, pin } from "./source.js";
 import { figure, largest } from "./numbers.js";
@@ -11,13 +11,13 @@ const FLASH = 700; // milliseconds
 export class Cards {
   constructor(ranks, store) {
     this.store = store;
-    const made = (rank) => ({ root: empty(rank, store.name(rank), store.host(rank)), key: "" });
-    this.cards = new Map(ranks.map((rank) => [rank, made(rank)]));
+    const create = (rank) => ({ root: empty(rank, store.name(rank), store.host(rank)), key: "" });
+    this.cards = new Map(ranks.map((rank) => [rank, create(rank)]));
     this.root = h("section", { class: "dk-cards", "aria-label": "ranks" },
       [...this.cards.values()].map(({ root }) => root));
   }
 
-  // Only changed cards are rebuilt.
+  // Rebuilds only changed cards.
   show(ranks) {
     const scale = scales(ranks, this.store);
     for (const rank of ranks) {
@@ -64,7 +64,7 @@ function body(rank, now, last, scale, store) {
 // Highlights changes.
 function flash(card) {
   const background = "color-mix(in srgb, var(--rank) 30%, transparent)";
-  if (!still()) card.animate([{ background }, {}], FLASH);
+  if (!reducedMotion()) card.animate([{ background }, {}], FLASH);
 }
 
 // Values before and after, on the scale of all tensors of this shape.

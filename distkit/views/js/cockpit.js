@@ -1,10 +1,10 @@
-// The cockpit in the browser: controls, source, a card per rank, and the timeline underneath.
+// The cockpit in the browser: controls, source, a card per rank, and the timeline below.
 // It shows one moment, and requests others from the kernel.
 
 import { Cards } from "./cards.js";
-import { dress } from "./colors.js";
+import { applyTheme } from "./colors.js";
 import { chips, Controls, stepOf } from "./controls.js";
-import { h, modified, obey, spoken } from "./dom.js";
+import { h, modified, handleKey, liveRegion } from "./dom.js";
 import { Follower } from "./follower.js";
 import { Marks } from "./marks.js";
 import { clamp } from "./numbers.js";
@@ -12,8 +12,8 @@ import { Source } from "./source.js";
 import { Talk } from "./talk.js";
 import { Timeline } from "./timeline.js";
 
-const SILENT = "The kernel does not answer. It is busy with a cell, or it has ended: " +
-  "then run the cell again.";
+const SILENT = "The kernel does not answer. It may be busy with a cell. If it has ended, " +
+  "run the cell again.";
 const GONE = "The kernel has ended: run the cell again.";
 // heights of the timeline's lanes and their parts, if space permits [px]
 const SIZES = { height: 118, min_gap: 4, pad: 1, gap: 2, row: 14, axis: 22 };
@@ -22,7 +22,7 @@ export class Cockpit extends Follower {
   constructor(model, el) {
     super(model, "steps");
     Object.assign(this, { state: model.get("steps"), drawn: 0, wanted: null, absent: "" });
-    this.talk = new Talk(model, (how) => this.#miss(how));
+    this.talk = new Talk(model, (how) => this.#setAbsent(how));
     this.#build(el);
     this.source.add(model.get("sources"));
     this.#listen();
@@ -30,7 +30,7 @@ export class Cockpit extends Follower {
     this.root.dataset.cockpit = "ready";
   }
 
-  // -- what is on the page ----------------------------------------------------------
+  // -- elements ---------------------------------------------------------------------
 
   #build(el) {
     const { ranks, name } = this.state;
@@ -38,12 +38,12 @@ export class Cockpit extends Follower {
     this.parts = Object.fromEntries(["step", "finding", "trouble"].map((part) =>
       [part, h("div", { class: `dk-${part}` })]));
     this.chips = h("ul", { class: "dk-chips" });
-    this.spoken = spoken();
+    this.liveRegion = liveRegion();
     this.root = h("figure", { class: "distkit-cockpit", tabindex: 0, role: "group",
       "aria-label": `stepping through ${name}: n next, b back, p play, ? all keys` });
     el.append(this.root);
     this.root.append(below);
-    const onlook = (look) => dress(this.root, look); // the timeline knows whether the page is dark
+    const onlook = (look) => applyTheme(this.root, look); // the timeline detects dark pages
     this.timeline = new Timeline(this.model, below, { stepped: true, onlook });
     const { theme } = this.timeline;
     this.timeline.theme = { ...theme, sizes: { ...theme.sizes, ...SIZES } };
@@ -55,20 +55,20 @@ export class Cockpit extends Follower {
       this.parts.step, this.chips);
     this.root.prepend(head, this.controls.root, this.controls.help, this.parts.trouble,
       this.parts.finding, h("div", { class: "dk-body" }, this.source.root, this.cards.root));
-    this.root.append(this.spoken);
+    this.root.append(this.liveRegion);
   }
 
   // -- from the kernel -----------------------------------------------------------------
 
   #listen() {
-    this.on(this.root, "keydown", (e) => this.#typed(e));
+    this.on(this.root, "keydown", (e) => this.#onKey(e));
     this.on(this.root, "pointerdown", (e) => {
       if (e.target.closest("button, select, input, canvas, details")) return;
       this.root.focus({ preventScroll: true });
     });
   }
 
-  take(steps) {
+  update(steps) {
     this.state = steps;
     this.source.add(this.model.get("sources"));
   }
@@ -89,7 +89,7 @@ export class Cockpit extends Follower {
     if (shown !== this.shown) this.#show(past);
     this.shown = shown;
     const key = JSON.stringify(state.remarks);
-    if (key !== this.told) this.#find(state.remarks, moment, key);
+    if (key !== this.remarksKey) this.#showRemarks(state.remarks, moment, key);
     this.root.dataset.position = position;
     const now = state.playing ? "playing" : state.finished ? "finished" : "now";
     this.root.dataset.state = absent ? "absent" : past ? "past" : now;
@@ -98,34 +98,34 @@ export class Cockpit extends Follower {
   #show(past) {
     const { moment: old, state } = this;
     const { moment } = state;
-    Object.assign(this, { moment, told: null });
+    Object.assign(this, { moment, remarksKey: null });
     this.cards.show(moment.ranks);
     this.timeline.until(past ? moment.time : null);
     this.parts.step.textContent = stepOf(state);
     this.parts.step.dataset.past = past ? "looking back" : "";
     this.chips.replaceChildren(...chips(moment));
-    if (old) this.#speak(old, moment, past);
+    if (old) this.#announceChanges(old, moment, past);
     this.drawn += 1;
     this.root.dataset.moment = this.drawn;
   }
 
-  #find(shown, moment, key) {
-    this.told = key;
+  #showRemarks(shown, moment, key) {
+    this.remarksKey = key;
     this.parts.finding.replaceChildren(...shown.map((one) => remark(one, this.state.pages)));
     const hot = shown.flatMap(({ lines }) => Object.values(lines));
     this.source.show(moment.ranks.filter(({ where }) => where), hot);
-    if (shown.length) this.#say(shown.map(({ message }) => message).join(" "));
+    if (shown.length) this.#announce(shown.map(({ message }) => message).join(" "));
   }
 
-  #speak(old, moment, past) {
+  #announceChanges(old, moment, past) {
     const before = new Map(old.ranks.map(({ rank, words }) => [rank, words]));
     const changed = moment.ranks.filter(({ rank, words }) => before.get(rank) !== words);
     const what = changed.slice(0, 8).map(({ words }) => words).join("; ");
-    this.#say(`${past ? "looking back, " : ""}${stepOf(this.state)}. ${what}`);
+    this.#announce(`${past ? "looking back, " : ""}${stepOf(this.state)}. ${what}`);
   }
 
-  #say(text) {
-    this.spoken.textContent = text;
+  #announce(text) {
+    this.liveRegion.textContent = text;
   }
 
   // -- the reader --------------------------------------------------------------------------
@@ -134,7 +134,7 @@ export class Cockpit extends Follower {
     const { why, speed } = this.controls;
     const [, reason] = name !== "go" ? [name, why[name]]
       : why.letGo.find(([rank]) => rank === value) ?? [value, `There is no rank ${value}.`];
-    if (reason) return this.#say(reason);
+    if (reason) return this.#announce(reason);
     const { position, last, playing } = this.state;
     const past = position < last;
     const commands = {
@@ -148,7 +148,7 @@ export class Cockpit extends Follower {
     else this.talk.send(commands[name]);
   }
 
-  // One seek at a time: while the slider moves, only its last position counts.
+  // Seeks one position at a time; while the slider moves, only the last position counts.
   #seek(position) {
     const pending = this.wanted !== null;
     this.wanted = position;
@@ -163,31 +163,31 @@ export class Cockpit extends Follower {
     });
   }
 
-  #typed(e) {
+  #onKey(e) {
     if (modified(e) || ["Tab", "Escape"].includes(e.key)) return;
-    if (e.key !== "Enter" || !e.shiftKey) e.stopPropagation(); // JupyterLab has uses for these keys
+    if (e.key !== "Enter" || !e.shiftKey) e.stopPropagation(); // JupyterLab has shortcuts for these keys
     if (e.target.closest("canvas, select, input")) return;
-    const press = e.target.closest("button, summary") && e.key === " "; // a button's own
+    const press = e.target.closest("button, summary") && e.key === " "; // the key presses the button
     const act = {
       n: ["next"], ArrowRight: ["next"], b: ["back"], ArrowLeft: ["back"], p: ["play"],
       " ": press ? null : ["play"], f: ["finish"], "?": ["help"],
       Home: ["seek", 0], End: ["seek", this.state.last],
       ...(/^\d$/.test(e.key) ? { [e.key]: ["go", Number(e.key)] } : {}),
     }[e.key];
-    obey(e, act && (() => this.#act(...act)));
+    handleKey(e, act && (() => this.#act(...act)));
   }
 
   // how: "silent", "gone", or "" if the kernel responds.
-  #miss(how) {
+  #setAbsent(how) {
     if (how === this.absent) return;
     this.absent = how;
     [this.wanted, this.controls.scrubbing] = [null, false];
     this.later();
   }
 
-  // The kernel has.
+  // Called when the kernel has ended.
   ended() {
-    this.#miss("gone");
+    this.#setAbsent("gone");
   }
 
   dispose() {
@@ -199,7 +199,7 @@ export class Cockpit extends Follower {
 }
 
 function remark({ message, more, traceback, remedy, hang, graph }, pages) {
-  const words = [more, remedy].filter(Boolean).map((said) => h("span", {}, linked(said, pages)));
+  const words = [more, remedy].filter(Boolean).map((text) => h("span", {}, linked(text, pages)));
   return h("div", { class: "dk-remark", "data-hang": String(hang) },
     h("div", {}, h("strong", {}, linked(message, pages)), words,
       traceback ? h("details", {}, h("summary", {}, "traceback"), h("pre", {}, traceback)) : null),
@@ -208,9 +208,9 @@ function remark({ message, more, traceback, remedy, hang, graph }, pages) {
 }
 
 // Links the code of each finding to its page.
-function linked(said, pages) {
+function linked(text, pages) {
   const page = (code) => h("a", { href: `${pages}/${code}.md`, target: "_blank" }, code);
-  return said.split(/(?<=\[)(DK\d{3})(?=\])/).map((part, i) => (i % 2 ? page(part) : part));
+  return text.split(/(?<=\[)(DK\d{3})(?=\])/).map((part, i) => (i % 2 ? page(part) : part));
 }
 
 function drawn({ scene, styles }) {

@@ -37,13 +37,13 @@ export function lookOf(root, context, theme) {
   };
 }
 
-// The colour of marked computation, as theme.py's work_color has it.
+// The colour of marked computation, as in work_color of theme.py.
 export function workColor({ work }, label = "") {
-  const found = label.match(/^(?:([FBIW])\d*$|(forward|backward))/);
-  return work[found ? found[1] ?? found[2][0].toUpperCase() : ""];
+  const kind = label.match(/^(?:([FBIW])\d*$|(forward|backward))/);
+  return work[kind ? kind[1] ?? kind[2][0].toUpperCase() : ""];
 }
 
-// Zero is paper, positive orange, negative blue; t from -1 to 1.
+// Zero has the paper colour, positive values are orange, negative ones blue; t from -1 to 1.
 function heatColors(paper, dark) {
   const [negative, positive] = dark ? ["#4aa3ff", "#ffb02e"] : ["#0072b2", "#e08200"];
   const mixed = (t) => (t < 0.5 ? d3.interpolateRgb(negative, paper)(2 * t)
@@ -51,8 +51,8 @@ function heatColors(paper, dark) {
   return d3.scaleDiverging([-1, 0, 1], mixed).clamp(true);
 }
 
-// Gives a view's style sheet the colours that depend on the theme.
-export function dress(root, { ranks, traces, warning, heat, paper }) {
+// Sets the colours of a view's style sheet that depend on the theme.
+export function applyTheme(root, { ranks, traces, warning, heat, paper }) {
   const put = (name, color) => root.style.setProperty(`--dk-${name}`, color);
   ranks.forEach((color, i) => {
     put(`r${i}`, color);

@@ -9,8 +9,8 @@ import { Timeline } from "./timeline.js";
 
 const SMALL = { row: 15, mark: 13, gap: 2, pad: 3, min_gap: 5, max_gap: 44, max_rows: 70 };
 const LARGE = 1.2; // maximum scale of the figures
-const [MOST_BESIDE, WIDE] = [3, 820]; // runs, and width [px], with figures beside the lanes
-const [ROOM, HEAD] = [440, 20]; // heights of all lanes beside figures, and of a heading [px]
+const [MOST_BESIDE, WIDE] = [3, 820]; // maximum runs and minimum width [px] for figures next to the lanes
+const [ROOM, HEAD] = [440, 20]; // heights of all lanes next to figures, and of a heading [px]
 
 export class Compare extends Timeline {
   constructor(model, el) {
@@ -27,24 +27,24 @@ export class Compare extends Timeline {
     both.append(this.stage, h("div", { class: "dkc-figures" }, tools, this.table.root));
     parts.sums.remove();
     this.built = true;
-    if (this.look) this.words();
+    if (this.look) this.renderText();
   }
 
   // -- the figures --------------------------------------------------------------------------
 
-  words() {
+  renderText() {
     if (!this.built) return;
-    super.words();
-    const { table, store: { frame: { figures, styles, table: said } } } = this;
+    super.renderText();
+    const { table, store: { frame: { figures, styles, table: text } } } = this;
     table.load(figures, styles);
     table.draw(0, -1);
     table.root.style.maxWidth = `${LARGE * figures.width}px`;
-    table.root.setAttribute("aria-label", said);
+    table.root.setAttribute("aria-label", text);
   }
 
   // -- the lanes ----------------------------------------------------------------------------
 
-  manner() {
+  paintOptions() {
     const { lanes } = this.store.frame;
     return { ...this.look, lanes: new Map(lanes.map((lane) => [lane.rank, lane.color])) };
   }
@@ -67,43 +67,43 @@ export class Compare extends Timeline {
     root.dataset.drawn = this.drawn += 1;
   }
 
-  // -- one operation, and those like it -------------------------------------------------------
+  // -- matching operations --------------------------------------------------------------------
 
   sentence(item) {
     const { store } = this;
     const own = `${store.frame.runs[this.runOf(item)]}: ${super.sentence(item)}`;
-    return [own, ...this.others(item).map((words) => words.join(" "))].join("; ");
+    return [own, ...this.counterparts(item).map((words) => words.join(" "))].join("; ");
   }
 
   runOf({ i, send, recv }) {
     return this.store.run(i ?? (send ?? recv).i);
   }
 
-  more(item) {
+  extraDetails(item) {
     const { store } = this;
     if (item.i === undefined) return [];
     const what = item.kind === "mark" ? "computation" : "operation";
     const nth = `${what} ${grouped(store.place(item.i))} of ${store.name(item.rank)}`;
     return [h("dl", { class: "dkc-others" }, h("dt", {}, store.frame.runs[this.runOf(item)]),
-      h("dd", {}, nth), this.others(item).map(([name, ...words]) =>
+      h("dd", {}, nth), this.counterparts(item).map(([name, ...words]) =>
         [h("dt", {}, name), h("dd", {}, words.join(", "))]))];
   }
 
-  // For each other run its name, and the difference of its equivalent operation.
-  others(item) {
+  // The name of each other run, and the time difference of its matching operation.
+  counterparts(item) {
     const { store } = this;
     if (item.i === undefined) return [];
-    return store.alike(item.i).map((i, n) => {
+    return store.matching(item.i).map((i, n) => {
       if (i === item.i) return null;
       const name = store.frame.runs[n];
       return i < 0 ? [name, "has none"] : [name, call(store.bar(i), store),
-        ...apart(store.bar(i), item)];
+        ...timeDifferences(store.bar(i), item)];
     }).filter(Boolean);
   }
 }
 
-// How much later an operation begins than the hovered one, and how much longer it takes.
-function apart(other, bar) {
+// The differences in start and duration between an operation and the hovered one.
+function timeDifferences(other, bar) {
   const later = other.start - bar.start;
   const words = [`at ${humanSeconds(other.start)}`,
     `${humanSeconds(Math.abs(later))} ${later < 0 ? "earlier" : "later"}`];

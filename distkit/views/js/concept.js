@@ -1,4 +1,4 @@
-// The questions of a concept check, one at a time, so that the picture above stays in sight.
+// The questions of a concept check, one at a time, so that the picture above stays visible.
 
 import { h } from "./dom.js";
 import { Question } from "./prediction.js";
@@ -11,7 +11,7 @@ export class Concept {
     this.model = model;
     this.nav = h("nav", { class: "dk-nav", "aria-label": "questions" });
     this.root = h("figure", { class: "distkit-prediction distkit-concept" });
-    this.asked = this.picture.questions.map((_, number) =>
+    this.views = this.picture.questions.map((_, number) =>
       new Question((guess) => model.send({ number, guess })));
     el.append(this.root);
     this.changed = () => this.#changed();
@@ -25,8 +25,8 @@ export class Concept {
   }
 
   #changed() {
-    const here = this.asked[this.at].root.contains(document.activeElement);
-    this.picture.questions.forEach((question, i) => this.asked[i].show(question));
+    const here = this.views[this.at].root.contains(document.activeElement);
+    this.picture.questions.forEach((question, i) => this.views[i].show(question));
     this.#draw();
     if (here && this.picture.questions[this.at].final) this.next.focus();
   }
@@ -52,12 +52,12 @@ export class Concept {
     this.nav.replaceChildren(step("Back", at - 1), ...dots, this.next,
       h("b", { role: "status" }, score),
       again ? button("Try again", () => this.#again(), { class: "dk-again" }) : "");
-    this.root.replaceChildren(this.asked[at].root, this.nav);
+    this.root.replaceChildren(this.views[at].root, this.nav);
   }
 
   #again() {
     this.at = this.picture.questions.findIndex(({ status }) => status !== "pass");
-    this.asked.forEach((question) => { question.typed = null; });
+    this.views.forEach((question) => { question.typed = null; });
     this.model.send({ again: true });
   }
 

@@ -1,4 +1,4 @@
-// The buttons: available commands, and why others are disabled.
+// The buttons: available commands, and the reasons why others are disabled.
 
 import { h, icon, speedsOf } from "./dom.js";
 import { clamp } from "./numbers.js";
@@ -12,7 +12,7 @@ const HELP = [
 ];
 
 export class Controls {
-  // act(name, value): the reader's command: next, go, back, play, finish, seek, help.
+  // act(name, value): executes next, go, back, play, finish, seek or help.
   constructor(ranks, name, act) {
     this.act = act;
     this.buttons = {
@@ -108,10 +108,10 @@ function able(button, why, title) {
 export function chips({ ranks }) {
   const words = ["paused", "blocked", "running", "finished", "released", "failed", "died"];
   return words.map((word) => [word, ranks.filter(({ status }) => status === word)])
-    .filter(([, some]) => some.length)
-    .map(([word, some]) => h("li", { class: "dk-chip", "data-status": word,
-      title: some.map(({ words: told }) => told).join("\n") },
-    some.length === ranks.length && ranks.length > 1 ? `all ${word}` : `${some.length} ${word}`));
+    .filter(([, members]) => members.length)
+    .map(([word, members]) => h("li", { class: "dk-chip", "data-status": word,
+      title: members.map(({ words: text }) => text).join("\n") },
+    members.length === ranks.length && ranks.length > 1 ? `all ${word}` : `${members.length} ${word}`));
 }
 
 export function stepOf({ position, last, stopped }) {

@@ -1,6 +1,6 @@
-// Small helpers for HTML. Text always goes in as text, never as markup: labels are user input.
+// Small helpers for HTML. Labels are user input, so text is never inserted as markup.
 
-// A property that is a function, such as onclick, listens.
+// Properties that are functions, such as onclick, become event listeners.
 export function h(tag, props = {}, ...children) {
   const element = document.createElement(tag);
   for (const [key, value] of Object.entries(props)) {
@@ -23,7 +23,7 @@ export function s(tag, props = {}, ...children) {
   return element;
 }
 
-export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+export const reducedMotion = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 export const muted = (...words) => h("span", { class: "dkv-muted" }, words);
 export const dot = (color) => h("span", { class: "dk-dot", style: `background:${color}` });
@@ -52,12 +52,12 @@ export const speedsOf = (speeds, unit) => h("select", { class: "dk-speed", "aria
     `${speed} ${unit}`)));
 
 // A live region for screen readers.
-export const spoken = () => h("p", { class: "dk-spoken", "aria-live": "polite" });
+export const liveRegion = () => h("p", { class: "dk-spoken", "aria-live": "polite" });
 
 export const modified = (e) => e.ctrlKey || e.metaKey || e.altKey;
 
-// Runs the action of a key, and keeps the key from JupyterLab.
-export function obey(e, act) {
+// Runs the action of a key, and hides the key from JupyterLab.
+export function handleKey(e, act) {
   if (!act || modified(e)) return;
   e.preventDefault();
   e.stopPropagation();

@@ -4,13 +4,13 @@
 const SIGNS = ["class", "style", "data-jp-theme-light", "data-jp-theme-name",
   "data-vscode-theme-kind"];
 
-// A subclass has take(value), frame(), and a root on the page.
+// A subclass has update(value), frame(), and a root on the page.
 export class Follower {
   // name: the trait of the model that it follows.
   constructor(model, name = "picture") {
     Object.assign(this, { model, name, stop: new AbortController() });
     this.changed = () => {
-      this.take(model.get(name));
+      this.update(model.get(name));
       this.later();
     };
     model.on(`change:${name}`, this.changed);

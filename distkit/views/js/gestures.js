@@ -1,18 +1,18 @@
-// The visible time range, and how the reader changes it: buttons, keys, and, with d3-zoom, wheel,
+// The visible time range, and the controls that change it: buttons, keys, and, with d3-zoom, wheel,
 // drag and pinch.
 
-import { button, h, obey, still } from "./dom.js";
+import { button, h, handleKey, reducedMotion } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
 const GLIDES = 180; // milliseconds
-const FINEST = 1e-7; // seconds in sight at most closely
+const FINEST = 1e-7; // minimum visible time range [s]
 
 class Gestures {
-  // takes(event): whether to handle it; onview([from, to]): the range the reader chose.
-  constructor(canvas, takes, onview) {
+  // handles(event): whether to handle it; onview([from, to]): the range the reader chose.
+  constructor(canvas, handles, onview) {
     this.canvas = canvas;
-    this.zoom = d3.zoom().filter(takes)
+    this.zoom = d3.zoom().filter(handles)
       .extent(() => [[this.left, 0], [this.right, 1]])
       .on("zoom", ({ sourceEvent, transform }) => {
         if (!sourceEvent || !this.base) return;
@@ -23,7 +23,7 @@ class Gestures {
 
   // The visible range and the full range; both may change independently.
   follow({ left, right }, [from, to], [first, last]) {
-    this.base ??= [first, last]; // the reference of all transforms: it stays, while a run grows
+    this.base ??= [first, last]; // the reference of all transforms, which stays while a run grows
     Object.assign(this, { left, right });
     const span = this.base[1] - this.base[0];
     const k = span / (to - from);
@@ -69,7 +69,7 @@ export class Viewport {
 
   glide(target) {
     const [from, begin] = [this.shown, performance.now()];
-    if (still()) return this.show(target);
+    if (reducedMotion()) return this.show(target);
     const step = (time) => {
       const t = clamp((time - begin) / GLIDES, 0, 1);
       const eased = 1 - (1 - t) ** 3;
@@ -107,8 +107,8 @@ export class Viewport {
     else this.glide(target);
   }
 
-  // A wheel event that scrolls the page past the picture does not zoom.
-  takes(e) {
+  // Ignores wheel events that scroll the page past the picture.
+  handles(e) {
     if (e.type !== "wheel") return !e.button;
     const out = e.deltaY > 0 && !this.zoomed;
     return (this.armed || e.ctrlKey || e.metaKey) && (!out || e.ctrlKey) && !sideways(e);
@@ -129,7 +129,7 @@ export class Viewport {
 }
 
 // Pointer and key events on a canvas of a view. The view has a viewport, the hovered and chosen
-// items, choose(item, x, y), tell(item, x, y), later() and on(). hit(x, y): the item
+// items, choose(item, x, y), showTip(item, x, y), later() and on(). hit(x, y): the item
 // there; moved(x, y): the pointer moved; scale(): the picture's position; typed(e): handles a key.
 export function listen(view, canvas, { hit, moved, scale, typed }) {
   const { viewport } = view;
@@ -146,10 +146,10 @@ export function listen(view, canvas, { hit, moved, scale, typed }) {
     if (!drag) {
       view.hovered = hit(...place(e));
       canvas.style.cursor = view.hovered ? "pointer" : "grab";
-      if (!view.chosen) view.tell(view.hovered, e.clientX, e.clientY);
+      if (!view.chosen) view.showTip(view.hovered, e.clientX, e.clientY);
     } else if ((drag.far ||= Math.abs(e.clientX - drag.x) > 4)) {
       canvas.style.cursor = "grabbing";
-      view.tell(null);
+      view.showTip(null);
     }
     view.later();
   });
@@ -161,7 +161,7 @@ export function listen(view, canvas, { hit, moved, scale, typed }) {
   });
   on("pointerleave", () => {
     [view.pointer, view.hovered, viewport.armed] = [null, null, false];
-    if (!view.chosen) view.tell(null);
+    if (!view.chosen) view.showTip(null);
     view.later();
   });
   on("dblclick", () => viewport.reset());
@@ -171,10 +171,10 @@ export function listen(view, canvas, { hit, moved, scale, typed }) {
     const { left, right } = scale();
     viewport.pan((e.shiftKey && !e.deltaX ? e.deltaY : e.deltaX) / (right - left), true);
   }, { passive: false });
-  on("keydown", (e) => obey(e, typed(e)));
+  on("keydown", (e) => handleKey(e, typed(e)));
   on("blur", () => view.choose(null));
-  return new Gestures(canvas, (e) => viewport.takes(e), (range) => {
-    view.tell(null);
+  return new Gestures(canvas, (e) => viewport.handles(e), (range) => {
+    view.showTip(null);
     viewport.show(range);
   });
 }

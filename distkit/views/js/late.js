@@ -2,12 +2,12 @@
 // from the kernel. Such a widget receives its messages directly.
 
 export function initialize({ model }) {
-  const raw = model.set({}); // what anywidget hands over is a part of it
+  const raw = model.set({}); // the model that anywidget passes is a part of it
   raw?._handle_comm_msg?.({ content: { data: {} } }).catch(() => listen(raw));
 }
 
 function listen(raw) {
   const { _handle_comm_msg: handle } = Object.getPrototypeOf(Object.getPrototypeOf(raw));
   raw.comm?.on_msg((message) => handle.call(raw, message));
-  raw.comm?.send({ method: "request_state" }); // messages are lost
+  raw.comm?.send({ method: "request_state" }); // messages have been lost
 }

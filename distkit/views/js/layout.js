@@ -1,14 +1,14 @@
-// Layout: times and lanes to pixels and back, and hit testing.
+// Layout: converts times and lanes to pixels and back, and finds the item under a point.
 
 import { clamp } from "./numbers.js";
 
-export const LEAST = 2.5; // no bar is narrower
+export const LEAST = 2.5; // minimum width of a bar [px]
 const GAP = 1; // pixels between a bar and the next
-const HIGH = 350; // pixels of all lanes, if they are not many: a projector shows them
-const INSIDE = 10; // pixels: an arrow's head
-const HEAD = 20; // pixels of a host's name above its lanes
-const NAMED = 17; // from lane to lane, where there is room for names
-export const TALLEST = 860; // pixels in sight; timeline.css says the same
+const HIGH = 350; // height of a few lanes, so that they fit a projector [px]
+const INSIDE = 10; // length of an arrow's head [px]
+const HEAD = 20; // height of a host's name above its lanes [px]
+const NAMED = 17; // minimum distance of lanes with names [px]
+export const TALLEST = 860; // maximum visible height [px], as in timeline.css
 
 export class Layout {
   constructor(store, sizes, width, view, now, measure) {
@@ -46,7 +46,7 @@ export class Layout {
     return Math.min(this.bottom, (this.foot ?? Infinity) - this.sizes.axis);
   }
 
-  // Height of a lane's communication, and of its marked computation under it.
+  // Heights of a lane's communication, and of the marked computation below it.
   #rows({ rows }) {
     const { row, gap, max_rows } = this.sizes;
     return Math.min(Math.max(1, rows) * (row + gap) - gap, max_rows);
@@ -67,7 +67,7 @@ export class Layout {
     return from + ((x - this.left) / (this.right - this.left)) * (to - from);
   }
 
-  // [x, y, width, height] of a bar; an open one reaches to the right edge, or to its rank's death.
+  // [x, y, width, height] of a bar; open bars extend to the right edge or their rank's death.
   box(i) {
     const { store } = this;
     const [y, height] = this.line(store.track[i]);
@@ -120,7 +120,7 @@ export class Layout {
     return [x1, y1, arrived ? this.x(received) : x1 + 26, y2, arrived];
   }
 
-  // The lane of an operation, or of the peer named by the other end.
+  // The lane of an operation, or of the other end's peer.
   #laneOf(i, other) {
     const { store } = this;
     return i >= 0 ? store.lane(i) : store.laneOf.get(store.categories[store.category[other]].peer) ?? -1;
@@ -142,7 +142,7 @@ export class Layout {
     return y + (hidden ? (down ? 1 : -1) * Math.min(INSIDE, this.line(this.store.track[i])[1]) : 0);
   }
 
-  // The first and one past the last of a row's bars that reach into the view.
+  // The range of a row's bars that are in the view: first, and one past the last.
   inSight({ items }) {
     const { start } = this.store;
     const before = (time) => {

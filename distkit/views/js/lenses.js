@@ -1,5 +1,5 @@
-// Ways to look at a run: find operations, the critical path, waiting time.
-// Each highlights some operations; one is active at a time.
+// Lenses highlight some operations of a run: matches of a search, the critical path, waiting time.
+// At most one lens is active.
 
 import { h, press, toggles } from "./dom.js";
 import { grouped, humanSeconds, plural } from "./numbers.js";
@@ -11,7 +11,7 @@ const LENSES = [
   ["waiting", "w", "Waiting", "time spent waiting for the last rank to arrive"],
 ];
 
-const LATER = { light: null, told: "known once the run has ended" };
+const LATER = { light: null, text: "known once the run has ended" };
 
 const NAMED = 3; // maximum number of operations of a critical path listed one by one
 
@@ -27,16 +27,16 @@ function named(bars, store) {
   }).join("");
 }
 
-// The operations whose name, line, label or rank has this text in it: {bars, arrows}; an arrow
-// matches with either of its ends.
+// The operations whose name, line, label or rank contains this text: {bars, arrows}; an arrow
+// matches if either of its ends does.
 export function search(store, text) {
-  const sought = text.toLowerCase().trim();
-  const has = (told) => told?.toLowerCase().includes(sought);
-  const looks = store.categories.map(({ op, where, label }) => [op, where, label].some(has));
+  const pattern = text.toLowerCase().trim();
+  const has = (value) => value?.toLowerCase().includes(pattern);
+  const matches = store.categories.map(({ op, where, label }) => [op, where, label].some(has));
   const lanes = store.tracks.map(({ rank }) => has(store.name(rank)));
   const [bars, arrows] = [new Set(), new Set()];
   for (let i = 0; i < store.count; i++) {
-    if (looks[store.category[i]] || lanes[store.track[i]]) bars.add(i);
+    if (matches[store.category[i]] || lanes[store.track[i]]) bars.add(i);
   }
   for (let a = 0; a < store.arrows; a++) {
     if (bars.has(store.send[a]) || bars.has(store.recv[a])) arrows.add(a);
@@ -52,21 +52,21 @@ export class Lenses {
     this.input = h("input", { type: "search", hidden: "", spellcheck: "false",
       "aria-label": LENSES[0][3], placeholder: "send, train.py:31, rank 2",
       oninput: () => this.#apply() });
-    this.told = h("span", { class: "dk-told", role: "status" });
+    this.status = h("span", { class: "dk-lens-status", role: "status" });
     this.root = h("div", { class: "dk-lenses" },
-      Object.values(this.buttons), this.input, this.told);
+      Object.values(this.buttons), this.input, this.status);
     press(this.buttons, () => false);
   }
 
   // Handles a key, if a lens uses it.
   key(key) {
-    const lens = LENSES.find(([, its]) => its === key);
+    const lens = LENSES.find(([, shortcut]) => shortcut === key);
     return lens && (() => this.toggle(lens[0]));
   }
 
   toggle(name) {
     this.active = this.active === name ? null : name;
-    press(this.buttons, (its) => its === this.active);
+    press(this.buttons, (lens) => lens === this.active);
     this.input.hidden = this.active !== "find";
     if (this.active === "find") this.input.focus({ preventScroll: true });
     this.#apply();
@@ -74,7 +74,7 @@ export class Lenses {
 
   // Text while no lens is active.
   hint(words) {
-    if (!this.active && this.told.textContent !== words) this.told.textContent = words;
+    if (!this.active && this.status.textContent !== words) this.status.textContent = words;
   }
 
   // The data changed.
@@ -85,11 +85,11 @@ export class Lenses {
   #apply() {
     const { store } = this;
     [this.light, this.waits] = [null, null];
-    this.told.textContent = "";
-    const found = this.active && this[`_${this.active}`](store);
-    if (found) {
-      this.light = found.light;
-      this.told.textContent = found.told;
+    this.status.textContent = "";
+    const result = this.active && this[`_${this.active}`](store);
+    if (result) {
+      this.light = result.light;
+      this.status.textContent = result.text;
     }
     this.onchange();
   }
@@ -98,16 +98,16 @@ export class Lenses {
     if (!this.input.value.trim()) return null;
     const light = search(store, this.input.value);
     const of = plural(store.count, "operation");
-    return { light, told: `${grouped(light.bars.size)} of ${of}` };
+    return { light, text: `${grouped(light.bars.size)} of ${of}` };
   }
 
   _critical(store) {
     if (!store.causes) return LATER;
     const light = store.causes.critical;
-    return { light, told: store.chain?.(light) ?? this.#chain(light, store) };
+    return { light, text: store.chain?.(light) ?? this.#chain(light, store) };
   }
 
-  // A short path operation by operation, a long one in numbers.
+  // Lists a short path, and counts the operations of a long one.
   #chain({ bars, ends }, store) {
     if (bars.size && bars.size <= NAMED) return named(bars, store);
     const ranks = new Set([...bars, ...ends.keys()].map((i) => store.lane(i))).size;
@@ -120,6 +120,6 @@ export class Lenses {
     const { start, end, lanes } = store.frame;
     const sum = lanes.reduce((seconds, { waiting }) => seconds + waiting * (end - start), 0);
     const light = { bars: new Set(this.waits.keys()), arrows: new Set() };
-    return { light, told: `${humanSeconds(sum)} on all ranks together` };
+    return { light, text: `${humanSeconds(sum)} on all ranks together` };
   }
 }

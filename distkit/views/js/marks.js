@@ -27,7 +27,7 @@ export class Marks {
 
   // scene: what Scene.plain() in marks.py returns; styles: attributes by class.
   load(scene, styles) {
-    Object.assign(this, scene, { styles, made: [], layers: [] });
+    Object.assign(this, scene, { styles, cache: [], layers: [] });
     [this.shown, this.resting] = [new Map(), new Map()];
     this.root.setAttribute("viewBox", `0 0 ${scene.width} ${scene.height}`);
     for (const [keyframe, ...mark] of this.holds)
@@ -71,8 +71,8 @@ export class Marks {
   }
 
   #make(n) {
-    this.made[n] ??= s("g", {}, ...this.drawings[n].map((i) => this.shape(this.shapes[i])));
-    return this.made[n].cloneNode(true);
+    this.cache[n] ??= s("g", {}, ...this.drawings[n].map((i) => this.shape(this.shapes[i])));
+    return this.cache[n].cloneNode(true);
   }
 
   shape([tag, style, lane, attributes, words]) {

@@ -29,7 +29,7 @@ export function roundStep(span, steps) {
 
 export const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
 
-// -- values of tensors; those that are no numbers come as words ------------------------------
+// -- values of tensors; non-finite values are strings ----------------------------------------
 
 const WORDS = { nan: "NaN", inf: "∞", "-inf": "−∞" };
 
@@ -44,7 +44,7 @@ export const largest = (values) => Math.max(1e-30, ...finite(values).map(Math.ab
 
 // Number of non-finite values.
 export function oddities({ values }) {
-  const found = Object.entries(WORDS)
+  const counts = Object.entries(WORDS)
     .map(([key, word]) => [values.filter((v) => v === key).length, word]);
-  return found.filter(([n]) => n).map(([n, word]) => `${n} × ${word}`).join(", ");
+  return counts.filter(([n]) => n).map(([n, word]) => `${n} × ${word}`).join(", ");
 }

@@ -11,7 +11,7 @@ export function cursor({ context: c, layout: at, look, pointer, store }) {
   const left = clamp(x - width / 2, 0, at.width - width);
   c.fillStyle = look.hairline;
   c.fillRect(Math.round(x), 0, 1, at.axis);
-  c.fillStyle = look.bg; // no half-covered number beside it
+  c.fillStyle = look.bg; // hides half-covered numbers
   c.fillRect(left - 24, at.axis + 4, width + 48, 21);
   Object.assign(c, { fillStyle: look.fg, textAlign: "left", textBaseline: "middle" });
   c.beginPath();
@@ -21,8 +21,8 @@ export function cursor({ context: c, layout: at, look, pointer, store }) {
   c.fillText(text, left + 6, at.axis + 15);
 }
 
-// A thin line under the axis that shows the visible part of the whole.
-export function whereabouts({ context: c, layout: at, look }, view, [first, last]) {
+// A thin line under the axis that shows the visible time range.
+export function rangeBar({ context: c, layout: at, look }, view, [first, last]) {
   const x = (time) => at.left + ((time - first) / (last - first)) * (at.right - at.left);
   const [from, to] = view.map((time) => x(clamp(time, first, last)));
   c.fillStyle = look.grid;
@@ -32,7 +32,7 @@ export function whereabouts({ context: c, layout: at, look }, view, [first, last
 }
 
 // Dims times after the moment shown.
-export function veil({ context: c, layout: at, look, veil: time }) {
+export function dimLater({ context: c, layout: at, look, veil: time }) {
   const x = clamp(at.x(time), at.left - 4, at.right + 4);
   c.fillStyle = alpha(look.bg, 0.8);
   c.fillRect(x, 0, at.right + 5 - x, at.bottom);
@@ -40,7 +40,7 @@ export function veil({ context: c, layout: at, look, veil: time }) {
   c.fillRect(Math.round(x), 0, 1.5, at.bottom);
 }
 
-export function emptiness({ context: c, layout: at, look, store, stepped }) {
+export function emptyNote({ context: c, layout: at, look, store, stepped }) {
   const waiting = stepped ? "No messages yet." : "Waiting for the first message …";
   const text = store.frame.live ? waiting : "Nothing was recorded.";
   Object.assign(c, { font: `14px ${look.font}`, fillStyle: look.muted, textAlign: "center" });

@@ -4,15 +4,15 @@ import { renders } from "./render.js";
 
 const nothing = () => {};
 
-async function inflated(letters) {
-  const bytes = Uint8Array.from(atob(letters), (letter) => letter.charCodeAt(0));
+async function inflate(encoded) {
+  const bytes = Uint8Array.from(atob(encoded), (letter) => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Response(stream).arrayBuffer();
 }
 
-async function unpacked({ json, bytes }) {
-  const picture = JSON.parse(new TextDecoder().decode(await inflated(json)));
-  if (bytes) picture.columns.bytes = new DataView(await inflated(bytes));
+async function unpack({ json, bytes }) {
+  const picture = JSON.parse(new TextDecoder().decode(await inflate(json)));
+  if (bytes) picture.columns.bytes = new DataView(await inflate(bytes));
   return picture;
 }
 
@@ -32,7 +32,7 @@ export function open(views, known) {
 
   async function draw(el) {
     el.dataset.begun = "";
-    const picture = await unpacked(pictures[el.dataset.picture]);
+    const picture = await unpack(pictures[el.dataset.picture]);
     const get = (key) => (key === "picture" ? picture : undefined);
     renders(views[el.dataset.view], known)({ model: { get, on: nothing, off: nothing }, el });
   }

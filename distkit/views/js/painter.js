@@ -10,7 +10,7 @@ import { FILL, Strips } from "./strips.js";
 export class Painter {
   // look: fg, muted, bg, lane, grid, font, ranks (colours), warning, dark
   // lens: light {bars, arrows} or null, waits: [from, seconds] by bar, or null
-  // look.lanes: from rank to the number of its colour, where that is not its place
+  // look.lanes: colour index by rank, if it differs from the rank's position
   constructor(context, layout, look, focus, { light = null, waits = null } = {}) {
     Object.assign(this, { c: context, at: layout, look, focus, waits, store: layout.store });
     this.bright = light ?? this.store.related(focus);
@@ -114,7 +114,7 @@ export class Painter {
     this.c.fillText(text, x, y + 0.5);
   }
 
-  // Lines are behind everything, numbers in front.
+  // Draws grid lines behind everything; axis() draws the numbers in front.
   grid() {
     for (const [x] of this.#ticks()) this.line(x, 0, x, this.at.bottom, this.look.grid, 1);
   }
@@ -140,12 +140,12 @@ export class Painter {
     const step = roundStep(to - from, (at.right - at.left) / 105);
     const [scale, unit] = timeUnit(Math.max(Math.abs(from), Math.abs(to)) * 0.999);
     const digits = Math.max(0, -Math.floor(Math.log10(step * scale) + 1e-9));
-    const found = [];
+    const ticks = [];
     for (let n = Math.ceil(from / step - 1e-9); n * step <= to; n++) {
       const label = n === 0 ? "0" : `${(n * step * scale).toFixed(digits)} ${unit}`;
-      found.push([Math.round(at.x(zero + n * step)) + 0.5, label]);
+      ticks.push([Math.round(at.x(zero + n * step)) + 0.5, label]);
     }
-    return found;
+    return ticks;
   }
 
   line(x1, y1, x2, y2, color, width, dash = []) {
@@ -264,13 +264,13 @@ export class Painter {
     if (isPaused(bar)) return [`paused before ${called}`, `paused before ${op}`, "paused", op];
     if (!isOpen(bar)) return [bar.kind === "collective" && bar.nbytes
       ? `${called} ${humanBytes(bar.nbytes)}` : called, called, op];
-    const { live, lanes, open: still } = this.store.frame;
-    const open = lanes[this.store.lane(bar.i)].died === undefined ? still : "died in";
+    const { live, lanes, open: openVerb } = this.store.frame;
+    const open = lanes[this.store.lane(bar.i)].died === undefined ? openVerb : "died in";
     const verb = live ? { blocked: "blocked in " }[bar.state] ?? "" : `${open} `;
     return [`${verb}${["recv", "store"].includes(bar.kind) ? called : op}`, `${verb}${op}`, op];
   }
 
-  // The longest text that fits into the visible part of a box, or none.
+  // Writes the first text that fits into the visible part of a box.
   #label(texts, x, y, width, height, color, size, halo) {
     const { c, at } = this;
     const from = Math.max(x, at.left) + 5;
@@ -357,7 +357,7 @@ export class Painter {
   }
 }
 
-// What a bar did, in a few words: "send to rank 1", "all_reduce max".
+// A short description of a bar: "send to rank 1", "all_reduce max".
 export function call(bar, store) {
   const peer = bar.peer === undefined ? "any rank" : store.name(bar.peer);
   if (bar.kind === "send") return `send to ${peer}`;

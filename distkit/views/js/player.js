@@ -1,11 +1,11 @@
-// Keyframes over time, and a player: plays, pauses, steps, seeks; with buttons, slider and keys.
+// Keyframes over time, and a player that plays, pauses, steps and seeks, with buttons and keys.
 
-import { button, h, icon, modified, obey, speedsOf, still } from "./dom.js";
+import { button, h, icon, modified, handleKey, speedsOf, reducedMotion } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
-const GLIDE = 520; // milliseconds of a step
-const MARCH = 800; // milliseconds from keyframe to keyframe without motion
+const GLIDE = 520; // duration of a step [ms]
+const MARCH = 800; // time between keyframes without motion [ms]
 
 // Keyframes sorted by end.
 export class Script {
@@ -14,7 +14,7 @@ export class Script {
     // no motion after the last end, unless something never ends
     const last = this.ends.length < keyframes.length ? end : Math.max(start, ...this.ends.slice(-1));
     Object.assign(this, { start, end, keyframes, last });
-    this.first = Math.min(0, this.at(start)); // 0: there is nothing before the first keyframe
+    this.first = Math.min(0, this.at(start)); // 0: nothing precedes the first keyframe
   }
 
   // The latest ended keyframe, -1 if none.
@@ -22,16 +22,16 @@ export class Script {
     return d3.bisector((x) => x).right(this.ends, time) - 1;
   }
 
-  beside(i, by) {
+  neighbour(i, by) {
     return clamp(i + by, this.first, this.keyframes.length - 1);
   }
 }
 
 export class Player {
-  // show(moving): time or keyframe have changed; told(): it has started or stopped playing.
+  // show(moving): time or keyframe has changed; onplay(): playing has started or stopped.
   // pace(script): the time reached after a number of milliseconds at speed 1.
-  constructor(pace, show, told) {
-    Object.assign(this, { pace, show, told, speed: 1, playing: false, chosen: null, target: null });
+  constructor(pace, show, onplay) {
+    Object.assign(this, { pace, show, onplay, speed: 1, playing: false, chosen: null, target: null });
   }
 
   // follow: stay at the end.
@@ -39,11 +39,11 @@ export class Player {
     Object.assign(this, { script, after: this.pace(script) });
     if (follow) this.chosen = null;
     const first = clamp(opening, script.start, script.end);
-    if (this.time === undefined && !follow) this.fresh = first; // nobody has moved it yet
+    if (this.time === undefined && !follow) this.fresh = first; // the reader has not moved it yet
     this.time = follow ? script.end : clamp(this.time ?? first, script.start, script.end);
   }
 
-  // The keyframe that is shown; -1: none has ended yet.
+  // The keyframe shown; -1 if none has ended yet.
   get keyframe() {
     return this.chosen ?? this.script.at(this.time);
   }
@@ -60,8 +60,8 @@ export class Player {
     if (this.time >= script.last || this.fresh === this.time) this.seek(this.script.start);
     this.fresh = null;
     this.playing = true;
-    this.told();
-    if (still()) return this.#march();
+    this.onplay();
+    if (reducedMotion()) return this.#march();
     let before = performance.now();
     const tick = (now) => {
       if (!this.playing) return;
@@ -74,10 +74,10 @@ export class Player {
     this.ticking = requestAnimationFrame(tick);
   }
 
-  // Without motion: from keyframe to keyframe.
+  // Steps through keyframes without motion.
   #march() {
     if (!this.playing) return;
-    this.place(this.script.beside(this.keyframe, 1));
+    this.place(this.script.neighbour(this.keyframe, 1));
     if (this.time >= this.script.last) return this.pause();
     this.marching = setTimeout(() => this.#march(), MARCH / this.speed);
   }
@@ -93,7 +93,7 @@ export class Player {
     clearTimeout(this.marching);
     const was = this.playing;
     Object.assign(this, { playing: false, target: null });
-    if (was) this.told();
+    if (was) this.onplay();
     if (this.script) this.show(false);
   }
 
@@ -104,7 +104,7 @@ export class Player {
   }
 
   step(by) {
-    this.go(this.script.beside(this.target ?? this.keyframe, by));
+    this.go(this.script.neighbour(this.target ?? this.keyframe, by));
   }
 
   // Moves to a keyframe's end, animated if it is near.
@@ -113,7 +113,7 @@ export class Player {
     this.pause();
     const keyframe = this.script.keyframes[i];
     const end = this.#end(keyframe);
-    if (still() || !keyframe || end <= from) return this.place(i);
+    if (reducedMotion() || !keyframe || end <= from) return this.place(i);
     const begin = Math.max(from, keyframe.begin);
     const started = performance.now();
     this.target = i;
@@ -128,7 +128,7 @@ export class Player {
     this.gliding = requestAnimationFrame(tick);
   }
 
-  // At a keyframe's end.
+  // Moves to a keyframe's end, without animation.
   place(i) {
     const time = this.#end(this.script.keyframes[i]);
     Object.assign(this, { chosen: i, target: null, time, fresh: null });
@@ -140,14 +140,14 @@ export class Player {
   }
 }
 
-// Buttons, speeds, the scale of time, the clock. steps: of the scale.
+// Buttons, speeds, time slider and clock. steps: number of slider steps.
 export class Bar {
   constructor(player, speeds, steps) {
     Object.assign(this, { player, steps });
     const tool = (name, label, sign, act) => {
-      const made = button(label, icon(sign), act);
-      made.className = `dk-button dk-${name}`;
-      return made;
+      const element = button(label, icon(sign), act);
+      element.className = `dk-button dk-${name}`;
+      return element;
     };
     this.play = tool("play", "play (space)", "play", () => player.toggle());
     this.speeds = speedsOf(speeds, "×");
@@ -175,22 +175,22 @@ export class Bar {
     if (this.clock.textContent !== clock) this.clock.textContent = clock;
   }
 
-  // Whether it plays.
-  tell(root) {
+  // Shows whether it is playing.
+  showPlaying(root) {
     const { playing } = this.player;
     this.play.firstChild.className = `dk-icon dk-icon-${playing ? "pause" : "play"}`;
     this.play.setAttribute("aria-label", playing ? "pause (space)" : "play (space)");
     root.dataset.playing = playing;
   }
 
-  // A key was typed; more: what a view's own keys do.
-  typed(e, more) {
+  // Handles a key; more: actions of a view's own keys.
+  onKey(e, more) {
     if (modified(e) || ["Tab", "Escape", "Enter"].includes(e.key)) return;
-    e.stopPropagation(); // JupyterLab has other uses for these keys
+    e.stopPropagation(); // JupyterLab has shortcuts for these keys
     if (e.target.closest("select") || (e.key === " " && e.target.closest("button"))) return;
     const { player } = this;
     const [play, next, back] = [() => player.toggle(), () => player.step(1), () => player.step(-1)];
-    obey(e, { " ": play, p: play, n: next, b: back, ArrowRight: next, ArrowLeft: back,
+    handleKey(e, { " ": play, p: play, n: next, b: back, ArrowRight: next, ArrowLeft: back,
       Home: () => player.go(player.script.first), End: () => player.seek(player.script.end), ...more }[e.key]);
   }
 }

@@ -1,11 +1,11 @@
-// A question, an input for a guess, and Commit. The kernel validates guesses.
+// A question, an input for a guess, and a Commit button. The kernel validates guesses.
 
 import { h } from "./dom.js";
 
 const name = "guess";
 
 // Text between backticks is code.
-const worded = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+const formatted = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 
 // A question; send: receives the committed guess.
 export class Question {
@@ -27,12 +27,12 @@ export class Question {
     const value = open ? this.typed ?? guess : guess;
     const refused = status === "refused" ? "true" : null;
     const here = this.root.contains(document.activeElement);
-    // its keys are not for JupyterLab, where M, say, makes another kind of cell of this one
+    // keys must not reach JupyterLab, where M, for example, changes the cell type
     const own = { disabled: open ? null : "", "data-lm-suppress-shortcuts": "" };
     const field = choices.length
       ? h("div", { class: "dk-choices", role: "radiogroup", "aria-label": question },
         choices.map((choice) => h("label", {}, h("input", { ...own, name, type: "radio",
-          value: choice, checked: choice === value ? "" : null }), h("span", {}, worded(choice)))))
+          value: choice, checked: choice === value ? "" : null }), h("span", {}, formatted(choice)))))
       : h("input", { ...own, name, type: "text", value, autocomplete: "off",
         "aria-invalid": refused, "aria-label": "your guess", placeholder: "your guess" });
     this.button = h("button", { ...own, type: "submit" }, open ? "Commit" : "Committed");
@@ -40,19 +40,19 @@ export class Question {
       ? h("button", { type: "button", class: "dk-change", onclick: () => this.#change() }, "Change")
       : null;
     const onsubmit = (event) => this.#commit(event);
-    const onkeydown = (e) => { // nor do they take the reader to the active cell
+    const onkeydown = (e) => { // nor move the focus to the active cell
       e.stopPropagation();
       if (e.key !== "Enter" || e.target.tagName === "BUTTON") return;
       e.preventDefault();
       e.currentTarget.requestSubmit();
     };
-    const said = h("p", { class: `dk-note dk-${status}`, role: "status" },
-      this.changing && !refused ? "" : worded(note));
+    const statusLine = h("p", { class: `dk-note dk-${status}`, role: "status" },
+      this.changing && !refused ? "" : formatted(note));
     this.root.replaceChildren(
-      h("p", { class: "dk-question" }, worded(question)),
+      h("p", { class: "dk-question" }, formatted(question)),
       h("form", { onsubmit, onkeydown, novalidate: "", hidden: final && !guess ? "" : null },
-        field, this.button, change, refused ? said : null),
-      refused ? "" : said);
+        field, this.button, change, refused ? statusLine : null),
+      refused ? "" : statusLine);
     if (here && open) this.focus();
   }
 
@@ -69,7 +69,7 @@ export class Question {
 
   #commit(event) {
     event.preventDefault();
-    this.button.disabled = true; // until the kernel, which may be busy, has taken it
+    this.button.disabled = true; // until the kernel, which may be busy, has received it
     this.typed = new FormData(event.target).get(name) ?? "";
     this.send(this.typed);
   }

@@ -25,11 +25,11 @@ export function tokenize(text) {
     if (part) lines.at(-1).push([kind, part]);
   });
   let end = 0;
-  for (const found of text.matchAll(TOKEN)) {
-    put("", text.slice(end, found.index));
-    const [kind] = Object.entries(found.groups).find(([, value]) => value !== undefined);
-    put(kind === "name" ? "" : kind, found[0]);
-    end = found.index + found[0].length;
+  for (const match of text.matchAll(TOKEN)) {
+    put("", text.slice(end, match.index));
+    const [kind] = Object.entries(match.groups).find(([, value]) => value !== undefined);
+    put(kind === "name" ? "" : kind, match[0]);
+    end = match.index + match[0].length;
   }
   put("", text.slice(end));
   return lines;

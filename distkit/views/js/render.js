@@ -1,58 +1,58 @@
-// The render function that front ends call: it draws a view, or shows why it cannot.
+// The render function that front ends call. It draws a view, or shows why it cannot.
 
 import { h } from "./dom.js";
 
 const KERNEL_ENDED = "the kernel has ended";
 const LIVE = ".dk-live, .dk-status"; // elements that describe a running program
-const ENDS = ["restarting", "autorestarting", "terminating", "dead"]; // a kernel, says JupyterLab
+const ENDS = ["restarting", "autorestarting", "terminating", "dead"]; // kernel states of JupyterLab
 
 // known: the newest picture format that these painters support.
 export function renders(View, known) {
   return ({ model, el }) => {
     const { format = known } = model.get("picture") ?? {};
     if (format > known) {
-      el.append(newer(format, known));
+      el.append(tooNew(format, known));
       return () => el.replaceChildren();
     }
     const view = new View(model, el);
     // JupyterLab would make this cell the active one, and Shift+Enter would run it again
     for (const type of ["mousedown", "focusin"]) el.addEventListener(type, keep);
-    const forget = onEnd(model, el, view);
+    const unsubscribe = onEnd(model, el, view);
     return () => {
       for (const type of ["mousedown", "focusin"]) el.removeEventListener(type, keep);
-      forget();
+      unsubscribe();
       view.dispose();
     };
   };
 }
 
-// Has a view say when its kernel has ended; one that has words of its own for it says them in
-// ended(). Returns what ends this.
+// Reports the end of the kernel in a view; a view with an ended() method also reports it itself.
+// Returns a function that unsubscribes.
 function onEnd(model, el, view) {
-  const say = () => {
+  const report = () => {
     for (const live of el.querySelectorAll(LIVE)) {
       if (live.textContent !== KERNEL_ENDED) live.textContent = KERNEL_ENDED;
     }
     if (view.ended || el.querySelector(`${LIVE}, .dk-ended`)) return;
     el.querySelector("figure")?.prepend(h("p", { class: "dk-ended", role: "note" }, KERNEL_ENDED));
   };
-  const again = new MutationObserver(say); // what the kernel had said before may be drawn later
+  const observer = new MutationObserver(report); // earlier messages of the kernel may be drawn later
   const ended = () => {
     el.dataset.kernel = "ended";
     view.ended?.();
-    say();
-    again.observe(el, { childList: true, subtree: true });
+    report();
+    observer.observe(el, { childList: true, subtree: true });
   };
-  const heard = (_, status) => ENDS.includes(status) && ended();
+  const onStatus = (_, status) => ENDS.includes(status) && ended();
   const kernel = model.widget_manager?.kernel;
   model.on("comm_live_update", ended); // sent to a widget when its kernel restarts
-  kernel?.statusChanged?.connect(heard);
+  kernel?.statusChanged?.connect(onStatus);
   kernel?.disposed?.connect(ended);
   return () => {
     model.off("comm_live_update", ended);
-    kernel?.statusChanged?.disconnect(heard);
+    kernel?.statusChanged?.disconnect(onStatus);
     kernel?.disposed?.disconnect(ended);
-    again.disconnect();
+    observer.disconnect();
   };
 }
 
@@ -60,7 +60,7 @@ function keep(event) {
   event.stopPropagation();
 }
 
-function newer(format, known) {
+function tooNew(format, known) {
   return h("figure", { class: "distkit-newer", role: "note", style: "margin:4px 0;" +
     "padding:14px 18px;border:1px solid;border-radius:12px;" +
     "font:14px/1.5 var(--jp-ui-font-family,sans-serif)" },

@@ -1,4 +1,4 @@
-// The operations of several runs: rank r of the n-th of N runs has the number N * r + n.
+// The operations of several runs. Rank r of the n-th of N runs has the number N * r + n.
 
 import { plural } from "./numbers.js";
 import { Store } from "./store.js";
@@ -17,14 +17,14 @@ export class Runs extends Store {
 
   related(item) {
     if (item?.i === undefined) return super.related(item);
-    const all = this.alike(item.i).filter((i) => i >= 0).map((i) => super.related(this.bar(i)));
+    const all = this.matching(item.i).filter((i) => i >= 0).map((i) => super.related(this.bar(i)));
     const both = (name) => new Set(all.flatMap((one) => [...one[name]]));
     return { bars: both("bars"), arrows: both("arrows") };
   }
 
-  // For each run the operation like this one: its rank does it with that peer for the same time,
-  // the first, the second …; -1 if there is none.
-  alike(i) {
+  // The matching operation of each run: the n-th one with the same rank, name and peer; -1 if
+  // there is none.
+  matching(i) {
     const { keys, lists } = this.#numbered();
     const n = this.run(i);
     const nth = lists.get(`${n}/${keys[i]}`).indexOf(i);
@@ -39,13 +39,13 @@ export class Runs extends Store {
   chain({ bars, ends }) {
     const on = [...new Set([...bars, ...ends.keys()].map((i) => this.lane(i)))];
     return this.frame.runs.map((name, n) => {
-      const found = this.frame.lanes.filter((lane) => lane.run === n && on.includes(this.laneOf.get(lane.rank)));
-      const few = found.length < 4;
-      return `${name}: through ${few ? found.map((lane) => lane.name).join(", ") : plural(found.length, "rank")}`;
+      const onPath = this.frame.lanes.filter((lane) => lane.run === n && on.includes(this.laneOf.get(lane.rank)));
+      const few = onPath.length < 4;
+      return `${name}: through ${few ? onPath.map((lane) => lane.name).join(", ") : plural(onPath.length, "rank")}`;
     }).join(" · ");
   }
 
-  // The place of an operation among those of its rank, from 1; computation is counted for itself.
+  // The number of an operation of its rank, from 1; computation is counted separately.
   place(i) {
     const { rank, mark } = this.tracks[this.track[i]];
     const own = this.tracks.filter((track) => track.rank === rank && track.mark === mark);
@@ -53,7 +53,7 @@ export class Runs extends Store {
     return own.reduce((sum, track) => sum + before(track), 0);
   }
 
-  // What each operation is, and those of each run that are the same, in their order.
+  // The key of each operation, and the operations of each run with that key, in order.
   #numbered() {
     if (this.numbers) return this.numbers;
     const own = (rank) => Math.floor(rank / this.frame.runs.length);

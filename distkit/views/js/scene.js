@@ -1,6 +1,6 @@
-// A view that is a scene: animated marks, keyframes as text, and panels beside.
+// A scene view: animated marks, keyframes as text, and panels next to them.
 
-import { beyond, Choice, counted, List, order, Panels } from "./beside.js";
+import { nextKeyframe, Choice, counted, List, order, Panels } from "./beside.js";
 import { h, s } from "./dom.js";
 import { Marks } from "./marks.js";
 import { clamp, humanSeconds } from "./numbers.js";
@@ -8,15 +8,15 @@ import { Bar, Player, Script } from "./player.js";
 import { Sheet } from "./sheet.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 16];
-const [SHORT, LONG] = [70, 420]; // milliseconds between two ticks, at least and at most
-const WHOLE = 40_000; // milliseconds of a run in which nothing is too short or too long
-const [ROUND, LONGEST] = [1300, 90_000]; // milliseconds of a round, and at most of all
-const LARGE = 1.4; // times a scene's own size at most
-const BESIDE_PANELS = 430; // so high beside small pictures
+const [SHORT, LONG] = [70, 420]; // minimum and maximum time between two ticks [ms]
+const WHOLE = 40_000; // duration of a run before these limits apply [ms]
+const [ROUND, LONGEST] = [1300, 90_000]; // duration of a round, and maximum duration of all rounds [ms]
+const LARGE = 1.4; // maximum scale of a scene
+const BESIDE_PANELS = 430; // height next to panels [px]
 const KEYS = " Space plays and pauses; arrow right and left step forward and back, page down and " +
-  "page up along what is beside, Home and End go to the ends.";
+  "page up step through the list or panels, Home and End go to the ends.";
 
-// Busy and idle intervals play at a pace that shows every message; all rounds take equally long.
+// Time passes at a pace that shows every message; rounds have equal durations.
 export function pace({ unit, keyframes, ends, start, end, last }) {
   if (counted(unit)) {
     const speed = Math.max(1 / ROUND, end / LONGEST);
@@ -55,7 +55,7 @@ export class Scene extends Sheet {
 
   build() {
     const show = (moving) => (moving ? this.paint() : this.later());
-    this.player = new Player(pace, show, () => this.bar.tell(this.root));
+    this.player = new Player(pace, show, () => this.bar.showPlaying(this.root));
     this.bar = new Bar(this.player, SPEEDS, 2000);
     [this.marks, this.side] = [new Marks("dkm-main"), new Marks("dkm-beside")];
     this.verdicts = h("ul", { class: "dkv-verdicts" });
@@ -75,8 +75,8 @@ export class Scene extends Sheet {
       h("div", { class: "dkm-body" }, h("div", {}, this.field), this.column, this.controls));
     this.tools.append(this.legend, this.layers.root);
     this.body.append(this.empty, this.said, this.verdicts, this.all);
-    this.root.addEventListener("keydown", (e) => this.bar.typed(e, {
-      PageDown: () => this.along(1), PageUp: () => this.along(-1), v: () => this.layers.next() }));
+    this.root.addEventListener("keydown", (e) => this.bar.onKey(e, {
+      PageDown: () => this.stepList(1), PageUp: () => this.stepList(-1), v: () => this.layers.next() }));
     this.load();
   }
 
@@ -93,7 +93,7 @@ export class Scene extends Sheet {
     this.list.load(list, this.script);
     const { width, height } = scene;
     const high = picture.panels.length ? BESIDE_PANELS : picture.high;
-    const wide = `var(--dk-high, ${high}px) * ${width / height}`; // in a tab less high
+    const wide = `var(--dk-high, ${high}px) * ${width / height}`; // lower in a tab
     this.field.style.maxWidth = `min(${wide}, ${width * LARGE}px)`;
     this.field.style.setProperty("--dk-left", left);
     this.field.style.setProperty("--dk-right", right);
@@ -108,7 +108,7 @@ export class Scene extends Sheet {
     this.show(this.layers.chosen ?? picture.layers[0]?.[0]);
   }
 
-  // Shows the layers of one choice and hides those of the others.
+  // Shows the layers of one choice and hides the others.
   show(name) {
     const { layers } = this.picture;
     this.layers.load(layers.map(([choice]) => choice), name);
@@ -128,17 +128,17 @@ export class Scene extends Sheet {
     const { who, more, verdicts = [] } = this.script.keyframes[this.player.keyframe] ?? {};
     const words = [who, more, ...verdicts.map(({ text }) => text), ...this.marks.aloud,
       ...this.side.aloud];
-    this.spoken.textContent = words.filter(Boolean).join("; ");
+    this.liveRegion.textContent = words.filter(Boolean).join("; ");
   }
 
   // Shows a moment.
   paint() {
     const { script, player, picture } = this;
     const { time, keyframe } = player;
-    const amid = counted(script.unit) && time !== script.keyframes[keyframe]?.end; // of the next round
-    this.marks.draw(time, player.resting && !amid ? keyframe : -1);
+    const between = counted(script.unit) && time !== script.keyframes[keyframe]?.end; // within a round
+    this.marks.draw(time, player.resting && !between ? keyframe : -1);
     if (picture.side) this.side.draw(time, -1);
-    const shown = keyframe + (amid && time > 0 ? 1 : 0); // the round that the clock names
+    const shown = keyframe + (between && time > 0 ? 1 : 0); // the round shown by the clock
     const { who = picture.before, more = "", where = "", verdicts = [] } =
       script.keyframes[shown] ?? {};
     const nth = script.first === 0
@@ -153,10 +153,10 @@ export class Scene extends Sheet {
     this.root.dataset.keyframe = keyframe;
   }
 
-  along(by) {
+  stepList(by) {
     const { list, panels, player } = this;
     const { keyframes } = list.root.hidden ? panels : list;
-    player.go(beyond(keyframes, player.keyframe, by));
+    player.go(nextKeyframe(keyframes, player.keyframe, by));
   }
 
   dispose() {

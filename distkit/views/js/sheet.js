@@ -1,7 +1,7 @@
-// A view as a sheet: heading, notices, and a body that is redrawn from the picture.
+// A sheet view: heading, notices, and a body that is redrawn from the picture.
 
-import { dress, lookOf } from "./colors.js";
-import { h, spoken } from "./dom.js";
+import { applyTheme, lookOf } from "./colors.js";
+import { h, liveRegion } from "./dom.js";
 import { Follower } from "./follower.js";
 
 // A subclass has build(), load() and draw().
@@ -14,18 +14,18 @@ export class Sheet extends Follower {
     this.tools = h("div", { class: "dkv-values-tools" });
     this.notices = h("ul", { class: "dk-notices" });
     this.body = h("div", { class: "dkv-body" });
-    this.spoken = spoken();
+    this.liveRegion = liveRegion();
     this.scratch = h("canvas").getContext("2d");
     const kinds = `distkit-timeline distkit-values distkit-${name}`;
     this.root = h("figure", { class: kinds, "aria-label": aria },
-      h("header", {}, this.head, this.tools), this.notices, this.body, this.spoken);
+      h("header", {}, this.head, this.tools), this.notices, this.body, this.liveRegion);
     el.append(this.root);
     this.build();
     this.watch();
     this.later();
   }
 
-  take(picture) {
+  update(picture) {
     this.picture = picture;
     this.load();
   }
@@ -33,7 +33,7 @@ export class Sheet extends Follower {
   frame() {
     if (!this.root.clientWidth) return; // not on the page yet, or hidden
     this.look = lookOf(this.root, this.scratch, this.theme);
-    dress(this.root, this.look);
+    applyTheme(this.root, this.look);
     const { title, facts, live, notices, notes = [] } = this.picture;
     this.head.replaceChildren(h("strong", {}, title || this.constructor.name),
       h("span", { class: "dk-facts" }, facts.join(" · ")),

@@ -1,14 +1,14 @@
-// The program's source, with a pin per rank at the line where it is. Under a line that called a
-// page of distkit's own, such as ring_all_reduce, the lines of that page are folded in.
+// The program's source, with a pin per rank at its current line. Below a line that calls a
+// distkit algorithm, such as ring_all_reduce, that algorithm's lines are folded in.
 
-import { h, still } from "./dom.js";
+import { h, reducedMotion } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { tokenize } from "./python.js";
 
 const GLIDE = 220; // milliseconds
-const COLOURED = 3000; // longer files stay plain
+const COLOURED = 3000; // longer files have no highlighting [lines]
 const LINE = 22; // pixels
-const BEFORE = 2; // lines of a page around those with pins
+const BEFORE = 2; // context lines around folded-in lines with pins
 
 // A rank's number in its colour: blocked ranks are hollow and hatched, failed ranks crossed.
 export function pin(rank) {
@@ -33,9 +33,9 @@ export class Source {
     this.sized.observe(this.window);
   }
 
-  // The reason if there is no source.
-  explain(why) {
-    if (this.nothing.textContent !== why) this.nothing.textContent = why;
+  // Explains why there is no source.
+  explain(reason) {
+    if (this.nothing.textContent !== reason) this.nothing.textContent = reason;
   }
 
   dispose() {
@@ -44,7 +44,7 @@ export class Source {
 
   #resize() {
     const file = this.files.get(this.shown);
-    if (file) this.#keepInSight(file, false); // it may only now be on the page
+    if (file) this.#scrollIntoView(file, false); // it may have become visible just now
   }
 
   add(sources) {
@@ -74,7 +74,7 @@ export class Source {
     for (const file of files) this.#dot(file);
     const open = this.files.get(this.shown);
     const stays = open && count(open) === count(best);
-    for (const mark of marks) put(mark.inner, { ...mark, inner: "" }); // for who opens that page
+    for (const mark of marks) put(mark.inner, { ...mark, inner: "" }); // for readers who open that file
     this.hot = hot;
     if (stays) this.#place(open, true);
     else if (best) this.#open(best.label);
@@ -108,14 +108,14 @@ export class Source {
   }
 
   #place(file, glides) {
-    const before = this.spots; // measured once: asking the page now would cost a layout
+    const before = this.spots; // measured once: measuring again would force a layout
     for (const at of this.pins.values()) at.remove();
     for (const row of this.window.querySelectorAll(".dk-here, .dk-hot")) {
       row.classList.remove("dk-here", "dk-hot");
       delete row.lastChild.dataset.at;
     }
     this.#fold(file);
-    const waiting = file.at.filter(({ status }) => status !== "paused"); // in sight in a crowd
+    const waiting = file.at.filter(({ status }) => status !== "paused"); // visible even with many pins
     const here = new Map();
     for (const mark of [...waiting, ...file.at.filter((mark) => !waiting.includes(mark))]) {
       const row = this.#where(file, mark);
@@ -135,12 +135,12 @@ export class Source {
     const shown = this.window.querySelectorAll(".dk-row, .dk-fold > button").length;
     this.root.style.setProperty("--lines", shown);
     this.spots = new Map([...this.pins].map(([rank, at]) => [rank, spot(at)]));
-    this.#keepInSight(file, glides);
-    if (!glides || still()) return;
+    this.#scrollIntoView(file, glides);
+    if (!glides || reducedMotion()) return;
     for (const [rank, at] of this.pins) glide(at, before.get(rank), this.spots.get(rank));
   }
 
-  // The row of a rank's pin: in the page that its line called, if that is folded out.
+  // The row of a rank's pin: in the called file if that is unfolded.
   #where(file, { line, inner }) {
     const [label, within] = place(inner);
     const page = this.unfolded && label !== file.label && this.files.get(label);
@@ -157,7 +157,7 @@ export class Source {
       row.classList.add("dk-hot");
   }
 
-  // Under each line that called pages: what is called, and its lines around the pins.
+  // Adds, below each calling line, the called function and its lines around the pins.
   #fold(file) {
     for (const fold of this.window.querySelectorAll(".dk-fold")) fold.remove();
     const called = new Map();
@@ -170,38 +170,38 @@ export class Source {
     for (const { line, label, lines } of called.values()) {
       const page = this.files.get(label);
       const from = Math.max(0, Math.min(...lines) - 1 - BEFORE);
-      const some = this.#rows(page).slice(from, Math.max(...lines) + 1);
+      const context = this.#rows(page).slice(from, Math.max(...lines) + 1);
       const head = h("button", { type: "button", "aria-expanded": String(this.unfolded) },
         `in ${named(page.text, Math.min(...lines))}`, h("small", {}, label));
       head.addEventListener("click", () => {
         this.unfolded = !this.unfolded;
         this.#place(file, false);
       });
-      const shown = this.unfolded ? some : null;
+      const shown = this.unfolded ? context : null;
       this.#row(file, line).after(h("div", { class: "dk-fold" }, head, shown));
     }
   }
 
   // Scrolls the window, not the page, until the pins are visible with some context.
-  #keepInSight(file, glides) {
+  #scrollIntoView(file, glides) {
     if (!this.window.clientHeight) return;
-    const tops = this.#worthSeeing(file).map((row) => row.offsetTop);
+    const tops = this.#focusRows(file).map((row) => row.offsetTop);
     if (!tops.length) return;
     const { scrollTop, clientHeight: height } = this.window;
     const [first, last] = [Math.min(...tops), Math.max(...tops) + 2 * LINE];
     if (first - 2 * LINE >= scrollTop && last <= scrollTop + height) return;
     const fits = last - first <= height;
     const top = fits ? (first + last - height) / 2 : tops.at(-1) - height / 2;
-    const behavior = glides && !still() ? "smooth" : "auto";
+    const behavior = glides && !reducedMotion() ? "smooth" : "auto";
     this.window.scrollTo({ top: Math.max(0, top), behavior });
   }
 
-  // The rows with markers; without any, the first that is hot or communicates.
-  #worthSeeing(file) {
+  // The rows with markers, else the first row that is hot or communicates.
+  #focusRows(file) {
     const rows = (mark) => [this.#row(file, mark.line), this.#where(file, mark)];
     if (file.at.length) return file.at.flatMap(rows);
-    const found = (kind) => this.window.querySelector(kind)?.closest(".dk-row");
-    return [found(".dk-hot") ?? found(".dk-py-talk")].filter(Boolean);
+    const rowOf = (kind) => this.window.querySelector(kind)?.closest(".dk-row");
+    return [rowOf(".dk-hot") ?? rowOf(".dk-py-talk")].filter(Boolean);
   }
 }
 
@@ -210,19 +210,19 @@ function place(where = "") {
   return [where.slice(0, at), Number(where.slice(at + 1))];
 }
 
-// What ranks at one line do there: "before send", or of several "0, 2 before send · 1 in recv".
+// The activity of ranks at a line: "before send", or for several "0, 2 before send · 1 in recv".
 function activity(marks) {
-  const said = {};
+  const ranksByText = {};
   for (const { rank, status, call = "" } of [...marks].sort((a, b) => a.rank - b.rank)) {
     const does = { paused: "before", blocked: "waits in" }[status] ?? `${status} in`;
-    (said[call ? `${does} ${call.replace(/\(.*/su, "")}` : status] ??= []).push(rank);
+    (ranksByText[call ? `${does} ${call.replace(/\(.*/su, "")}` : status] ??= []).push(rank);
   }
-  const all = Object.entries(said);
+  const all = Object.entries(ranksByText);
   if (all.length === 1) return all[0][0];
   return all.map(([words, ranks]) => `${ranks.join(", ")} ${words}`).join(" · ");
 }
 
-// The function in which a line of a page is.
+// The function that contains a line of a file.
 function named(text, line) {
   const heads = text.split("\n").slice(0, line).map((row) => /^(?:async )?def (\w+)/u.exec(row));
   return heads.findLast(Boolean)?.[1] ?? "the module";

@@ -1,4 +1,4 @@
-// The data: one picture, which is replaced during a run. Bars and arrows are indices into arrays;
+// The data of one picture, which is replaced during a run. Bars and arrows are indices into arrays;
 // objects are created for visible ones.
 
 import { tensors, unpack } from "./columns.js";
@@ -31,8 +31,8 @@ export class Store {
     this.causes = frame.live ? null : this.#explained(parts); // known once the run has ended
   }
 
-  // waits: which wait, from when after their start, and for how long [s]; the critical path: what
-  // is on it, the arrows to what waited for it, and how long after its start that went on.
+  // waits: by bar, start of the wait relative to the bar, and duration [s]; critical: the bars of
+  // the critical path, its arrows, and the end of the wait of each bar that waited for the path.
   #explained({ waits, since, waited, path, via }) {
     const [bars, arrows] = [new Set(path), new Set()];
     for (const i of via) {
@@ -40,14 +40,14 @@ export class Store {
       if (from >= 0 && bars.has(this.send[from])) arrows.add(from);
       if (to >= 0 && bars.has(this.recv[to])) arrows.add(to);
     }
-    const found = new Map();
-    waits.forEach((i, n) => found.set(i, [since[n], waited[n]]));
-    const after = ([from, seconds]) => from + seconds; // from the arrival on it belongs to the path
-    const ends = new Map(Array.from(via, (i) => [i, after(found.get(i) ?? [0, 0])]));
-    return { waits: found, critical: { bars, arrows, ends } };
+    const waitOf = new Map();
+    waits.forEach((i, n) => waitOf.set(i, [since[n], waited[n]]));
+    const after = ([from, seconds]) => from + seconds; // on the path from the arrival on
+    const ends = new Map(Array.from(via, (i) => [i, after(waitOf.get(i) ?? [0, 0])]));
+    return { waits: waitOf, critical: { bars, arrows, ends } };
   }
 
-  // Always drawn individually: failures and open operations.
+  // Registers failures and open operations, which are always drawn individually.
   #note(i) {
     const { kind, state, op } = this.categories[this.category[i]];
     if (Number.isNaN(this.end[i]) && kind !== "mark") this.open.add(i);
@@ -73,13 +73,13 @@ export class Store {
       values: this.values.get(i), ...this.categories[this.category[i]] };
   }
 
-  // When a bar ends; one that never did: when its rank died, else at this time.
+  // The end of a bar; open bars end when their rank died, else now.
   until(i, now) {
     const end = this.end[i];
     return Number.isNaN(end) ? this.frame.lanes[this.lane(i)]?.died ?? now : end;
   }
 
-  // A request's answer is drawn like the request; a missing end is where the other one says.
+  // A reply is drawn like its request; a missing end is the peer of the other end.
   arrow(a) {
     const [send, recv] = [this.send[a], this.recv[a]].map((i) => (i < 0 ? null : this.bar(i)));
     const asks = send?.kind === "request";
@@ -104,7 +104,7 @@ export class Store {
     return this.laneOf.get(this.tracks[this.track[i]].rank);
   }
 
-  // The bars of one collective, from the top lane down.
+  // The bars of a collective, sorted by lane.
   members(tie) {
     if (tie === undefined || tie < 0) return [];
     if (!this.ties) {

@@ -1,15 +1,15 @@
-// Bars too small to be told apart: a row full of them is summed up, how much of the time is in them,
-// and paler how much of that is waiting; where they fill little of it, as strips of colour. Failures
-// and what has not ended are drawn as themselves.
+// Bars that are too small to distinguish. A row full of them is a sum: the fraction of time in bars,
+// and paler the fraction in waits. If bars fill little of the time, they are strips of colour.
+// Failures and open operations are drawn individually.
 
 import { clamp } from "./numbers.js";
 
-const WIDE = 12; // from this many pixels on a bar is an object with words
-const CROWD = 500; // failures and unfinished operations beyond this number have no words
-const EACH_BAR = 7; // pixels: where bars have less each, their row is a sum
-const BIN = 6; // pixels of a step of the sum
-const DENSE = 0.25; // fraction of time; less is drawn as strips that are a pixel wide
-const FAINT = 0.3; // what touches a pixel at all colours it so much
+const WIDE = 12; // minimum width of a bar with a label [px]
+const MAX_LABELLED = 500; // maximum number of failures and open operations with labels
+const EACH_BAR = 7; // average pixels per bar below which a row is a sum
+const BIN = 6; // width of a step of the sum [px]
+const DENSE = 0.25; // fraction of time below which a row has strips that are a pixel wide
+const FAINT = 0.3; // minimum strength of a touched pixel
 
 // Fill strength of bars that are too small for details.
 export const FILL = { send: 1, collective: 1, request: 0.6, recv: 0.5, store: 0.5, mark: 1 };
@@ -21,7 +21,7 @@ export class Strips {
     this.width = Math.max(1, Math.ceil(at.right - at.left) + 8);
   }
 
-  // Takes stock: {bars: wide ones, as objects; thin: narrow ones, as numbers}; the rest are sums.
+  // Returns {bars: wide ones, as objects; thin: narrow ones, as indices}; the rest become sums.
   sort() {
     const { at, store } = this;
     const [bars, thin] = [[], []];
@@ -38,12 +38,12 @@ export class Strips {
       const [x, , width] = at.box(i);
       return x <= at.right && x + width >= at.left;
     });
-    if (special.length > CROWD) thin.push(...special);
+    if (special.length > MAX_LABELLED) thin.push(...special);
     else bars.push(...special.map((i) => store.bar(i)));
     return { bars, thin };
   }
 
-  // How much of each step a row's bars cover: those that are bright, their waiting, and the others.
+  // The part of each step that a row's bars cover: highlighted bars, their waits, and other bars.
   #sum(track, t, bin) {
     const { store, at, painter: { bright } } = this;
     const [first, last] = at.inSight(track);
@@ -93,7 +93,7 @@ export class Strips {
     c.fillRect(this.at.left - 4 + x, y, width, height);
   }
 
-  // Paints the sums of computation, or those of communication.
+  // Paints the sums of computation or of communication.
   draw(mark) {
     const { c, look } = this.painter;
     for (const { t, dense, bars, waits, dim } of this.sums) {

@@ -1,36 +1,36 @@
 // The timeline in the browser: combines the parts and handles user input.
-// An anywidget module; a stand-alone page gives it a model with the same get and on.
+// An anywidget module. Stand-alone pages pass a model with the same get and on.
 
 import { alternative, heading, legend, notices, sums } from "./around.js";
 import { fit } from "./canvas.js";
-import { dress, lookOf } from "./colors.js";
-import { h, spoken, still } from "./dom.js";
+import { applyTheme, lookOf } from "./colors.js";
+import { h, liveRegion, reducedMotion } from "./dom.js";
 import { Follower } from "./follower.js";
 import { listen, Viewport } from "./gestures.js";
 import { Layout, TALLEST } from "./layout.js";
 import { Lenses } from "./lenses.js";
 import { clamp } from "./numbers.js";
-import { cursor, emptiness, veil, whereabouts } from "./overlay.js";
+import { cursor, emptyNote, dimLater, rangeBar } from "./overlay.js";
 import { Painter } from "./painter.js";
 import { Store } from "./store.js";
-import { beside, card, sentence } from "./tooltip.js";
+import { placeTip, card, sentence } from "./tooltip.js";
 
 const KEYS = "Arrow left and right pan, plus and minus zoom, 0 shows all, " +
-  "arrow up and down go from operation to operation, Escape clears the selection, " +
-  "slash finds, c shows the " +
+  "arrow up and down step through operations, Escape clears the selection, " +
+  "slash finds operations, c shows the " +
   "critical path, w waiting time.";
 
-// Minimum times between updates during a run, when the ranks need the processor [ms].
+// Minimum times between updates during a run, because the ranks need the CPU [ms].
 const GROWTH = 250; // of open bars
-const RETELL = 500; // of the text around the picture
-const MANY_BARS = 150; // average number in a row from which rows are higher, for their sums
+const TEXT_PERIOD = 500; // of the text around the picture
+const MANY_BARS = 150; // average number per row above which rows are higher and show sums
 const HIGHER = 36; // pixels
-const SUMS = "the share of time in operations, waiting hatched; zoom in to see each one";
-const BARE = { height: 240, min_gap: 8, tallest: 240 }; // pixels: questions stand below it
-const PATIENCE = 600_000; // milliseconds without news
+const SUMS = "share of time in operations, waiting hatched; zoom in to see single operations";
+const BARE = { height: 240, min_gap: 8, tallest: 240 }; // pixels; leaves space for questions below
+const MAX_SILENCE = 600_000; // maximum time without events [ms]
 
 export class Timeline extends Follower {
-  // stepped: time stands still between two moments of the run; onlook: called with new colours;
+  // stepped: time stops between two moments of the run; onlook: called with new colours;
   // Data: the class of its store.
   constructor(model, el, { stepped = false, onlook = null, Data = Store } = {}) {
     const picture = model.get("picture");
@@ -46,13 +46,13 @@ export class Timeline extends Follower {
     this.later();
   }
 
-  // -- what is on the page --------------------------------------------------------
+  // -- elements -------------------------------------------------------------------
 
   #build(el) {
     this.canvas = h("canvas",
       { tabindex: 0, role: "application", "aria-roledescription": "timeline" });
     this.tip = h("div", { class: "dk-tip", popover: "manual", role: "tooltip" });
-    this.spoken = spoken();
+    this.liveRegion = liveRegion();
     const part = (tag, name) => [name, h(tag, { class: `dk-${name}` })];
     this.parts = Object.fromEntries([part("div", "head"), part("ul", "notices"),
       part("ul", "legend"), part("div", "sums")]);
@@ -61,12 +61,12 @@ export class Timeline extends Follower {
     this.lenses.root.append(this.viewport.tools());
     this.root = h("figure", { class: "distkit-timeline" },
       h("header", {}, this.parts.head, this.parts.legend),
-      this.lenses.root, this.parts.notices, this.stage, this.parts.sums, this.tip, this.spoken);
+      this.lenses.root, this.parts.notices, this.stage, this.parts.sums, this.tip, this.liveRegion);
     el.append(this.root);
     this.context = this.canvas.getContext("2d");
   }
 
-  words() {
+  renderText() {
     const { parts, store } = this;
     parts.head.replaceChildren(...heading(store));
     parts.notices.replaceChildren(...notices(store));
@@ -80,8 +80,8 @@ export class Timeline extends Follower {
     return ranks[(this.store.laneOf.get(rank) ?? 0) % ranks.length];
   }
 
-  // How the painter draws.
-  manner() {
+  // Colours and fonts for the painter.
+  paintOptions() {
     return this.look;
   }
 
@@ -89,12 +89,12 @@ export class Timeline extends Follower {
     const before = this.look?.warning;
     this.look = lookOf(this.root, this.context, this.theme);
     if (this.look.warning === before) return;
-    dress(this.root, this.look);
+    applyTheme(this.root, this.look);
     this.onlook?.(this.look);
-    this.words();
+    this.renderText();
   }
 
-  // Later times are dimmed, null: none.
+  // Dims times after this one; null: none.
   until(time) {
     this.veil = time;
     this.later();
@@ -105,7 +105,7 @@ export class Timeline extends Follower {
   #now() {
     const { frame } = this.store;
     if (!this.#runs() || frame.end === null) return frame.end ?? 0;
-    return frame.end + (still() ? 0 : (performance.now() - this.taken) / 1000);
+    return frame.end + (reducedMotion() ? 0 : (performance.now() - this.taken) / 1000);
   }
 
   #runs() {
@@ -128,9 +128,9 @@ export class Timeline extends Follower {
     if (this.#grows()) this.growing = setTimeout(() => this.later(), GROWTH);
   }
 
-  // Open bars grow by themselves, until a kernel must be supposed dead.
+  // Open bars grow until the kernel is presumed dead.
   #grows() {
-    return this.#runs() && !still() && performance.now() - this.taken < PATIENCE;
+    return this.#runs() && !reducedMotion() && performance.now() - this.taken < MAX_SILENCE;
   }
 
   #sizes() {
@@ -155,14 +155,14 @@ export class Timeline extends Follower {
     fit(canvas, width, this.layout.height);
     if (this.layout.height > TALLEST) this.layout.foot = this.stage.scrollTop + TALLEST;
     const focus = this.chosen ?? this.hovered;
-    this.painter = new Painter(context, this.layout, this.manner(), focus, this.lenses);
+    this.painter = new Painter(context, this.layout, this.paintOptions(), focus, this.lenses);
     this.painter.draw();
     this.lenses.hint(this.painter.summed ? SUMS : "");
-    if (this.veil !== null) veil(this);
+    if (this.veil !== null) dimLater(this);
     if (this.pointer) cursor(this);
-    if (this.viewport.zoomed) whereabouts(this, view, this.#all());
+    if (this.viewport.zoomed) rangeBar(this, view, this.#all());
     this.gestures.follow(this.layout, view, this.#all());
-    if (!this.store.count) emptiness(this);
+    if (!this.store.count) emptyNote(this);
     this.root.dataset.drawn = this.store.frame.end ?? "";
     this.root.dataset.taken = this.updates;
   }
@@ -174,27 +174,27 @@ export class Timeline extends Follower {
       hit: (x, y) => this.layout.hit(x, y, this.painter.arrows), scale: () => this.layout,
       moved: (...pointer) => { this.pointer = pointer; }, typed: (e) => this.typed(e),
     });
-    this.on(this.lenses.root, "keydown", (e) => this.#sought(e));
+    this.on(this.lenses.root, "keydown", (e) => this.#onSearchKey(e));
     this.on(this.stage, "scroll", () => this.later());
     this.watch(this.stage);
   }
 
-  take(picture) {
+  update(picture) {
     this.store.load(picture);
     [this.updates, this.taken] = [picture.updates, performance.now()];
     if (!this.look) return;
     const { id } = this.chosen ?? {};
-    if (id) this.chosen = this.store.find(id) ?? null; // numbers are new
-    const wait = this.#runs() ? (this.told ?? -RETELL) + RETELL - performance.now() : 0;
-    if (wait <= 0) this.#retell();
-    else this.telling ??= setTimeout(() => this.#retell(), wait);
+    if (id) this.chosen = this.store.find(id) ?? null; // indices have changed
+    const wait = this.#runs() ? (this.textUpdated ?? -TEXT_PERIOD) + TEXT_PERIOD - performance.now() : 0;
+    if (wait <= 0) this.#updateText();
+    else this.textTimer ??= setTimeout(() => this.#updateText(), wait);
   }
 
-  #retell() {
-    clearTimeout(this.telling);
+  #updateText() {
+    clearTimeout(this.textTimer);
     if (this.gone) return;
-    [this.telling, this.told] = [null, performance.now()];
-    this.words();
+    [this.textTimer, this.textUpdated] = [null, performance.now()];
+    this.renderText();
     this.lenses.refresh();
   }
 
@@ -204,8 +204,8 @@ export class Timeline extends Follower {
     return own[e.key] ?? this.lenses.key(e.key);
   }
 
-  // In the search field: Enter goes from match to match, Escape back to the picture.
-  #sought(e) {
+  // In the search field, Enter steps through the matches, and Escape returns to the picture.
+  #onSearchKey(e) {
     e.stopPropagation();
     if (e.key === "Escape") {
       if (this.lenses.active) this.lenses.toggle(this.lenses.active);
@@ -213,14 +213,14 @@ export class Timeline extends Follower {
     } else if (e.key === "Enter" && e.target === this.lenses.input) this.#step(e.shiftKey ? -1 : 1);
   }
 
-  // Steps from operation to operation, sorted by start.
+  // Steps through the operations, sorted by start.
   #step(by) {
     const order = this.store.ordered();
     if (!order.length) return;
     const before = by > 0 ? -1 : order.length;
     const at = this.chosen?.i === undefined ? before : order.indexOf(this.chosen.i);
     let next = clamp(at + by, 0, order.length - 1);
-    const { light } = this.lenses; // only what is bright
+    const { light } = this.lenses; // only highlighted operations
     if (light) {
       while (order[next] !== undefined && !light.bars.has(order[next])) next += by;
       if (order[next] === undefined) return;
@@ -235,25 +235,25 @@ export class Timeline extends Follower {
 
   choose(item, x, y) {
     this.chosen = item;
-    this.spoken.textContent = item ? this.sentence(item) : "";
-    this.tell(item, x, y);
+    this.liveRegion.textContent = item ? this.sentence(item) : "";
+    this.showTip(item, x, y);
     this.later();
   }
 
-  tell(item, x, y) {
+  showTip(item, x, y) {
     const { tip } = this;
     if (!item) return tip.hidePopover();
     const color = this.color(item.rank ?? item.src);
-    tip.replaceChildren(...card(item, this.store, color).filter(Boolean), ...this.more(item));
-    beside(tip, x, y);
+    tip.replaceChildren(...card(item, this.store, color).filter(Boolean), ...this.extraDetails(item));
+    placeTip(tip, x, y);
   }
 
   sentence(item) {
     return sentence(item, this.store);
   }
 
-  // Further elements of an item's card.
-  more() {
+  // Additional elements of an item's tooltip.
+  extraDetails() {
     return [];
   }
 }

@@ -1,4 +1,4 @@
-// Details of a bar or arrow: as a card beside the pointer, and as a sentence.
+// Details of a bar or arrow, as a card next to the pointer and as a sentence.
 
 import { dot, h } from "./dom.js";
 import {
@@ -6,7 +6,7 @@ import {
 } from "./numbers.js";
 import { isOpen, isPaused } from "./store.js";
 
-const NUMBERS = 8; // tensors up to this size are written out
+const NUMBERS = 8; // maximum number of values shown one by one
 
 export function sentence(item, store) {
   const [name, state] = title(item, store);
@@ -14,7 +14,7 @@ export function sentence(item, store) {
 }
 
 // Shows a card near the pointer, within the window.
-export function beside(tip, x, y) {
+export function placeTip(tip, x, y) {
   if (!tip.matches(":popover-open")) tip.showPopover();
   const { width, height } = tip.getBoundingClientRect();
   const below = y + 18 + height < innerHeight || y < height + 18;
@@ -69,11 +69,11 @@ function ofBar(bar, store) {
     ["took", bar.end === null ? null : humanSeconds(bar.end - bar.start)],
     whole(bar, others, store),
     ["began at", humanSeconds(since)],
-    ...rest(bar, store),
+    ...details(bar, store),
   ];
 }
 
-// How long all of it took, as the table says: a collective on all ranks, a message on its way.
+// The total duration, as in the table: of a collective on all ranks, or of a message.
 function whole(bar, others, store) {
   if (others.length) {
     const ends = [bar, ...others].map(({ end }) => end);
@@ -99,11 +99,11 @@ function ofArrow(arrow, store) {
     ["took", whole ? humanSeconds(arrow.received - arrow.sent) : null],
     ["sent at", at(arrow.sent)],
     ["received at", at(arrow.received)],
-    ...rest({ ...bar, ...arrow, kind: "message" }, store),
+    ...details({ ...bar, ...arrow, kind: "message" }, store),
   ];
 }
 
-function rest(item, store) {
+function details(item, store) {
   const members = store.frame.groups[item.group];
   return [
     [item.kind === "request" || item.kind === "message" ? "key" : "label",
@@ -112,11 +112,11 @@ function rest(item, store) {
     ["group", item.group && members ? `${item.group} (${names(members, store)})` : item.group],
     ["GPU", item.gpu],
     ["line", item.where],
-    ["values", kept(item) ? null : "not recorded this late in a long trace"],
+    ["values", hasValues(item) ? null : "not recorded at this point of a long trace"],
   ];
 }
 
-const kept = (item) => item.values || item.kind === "mark";
+const hasValues = (item) => item.values || item.kind === "mark";
 
 function peerWord(bar) {
   return { send: "to", recv: "from", request: "server", collective: "root" }[bar.kind] ?? "peer";
@@ -136,15 +136,15 @@ export function tensor(bar) {
 function values(before, after) {
   const most = largest([before, after].flatMap((s) => s?.values ?? []));
   return h("div", { class: "dk-values" },
-    [["before", before], ["after", after]].map(([when, s]) => (s ? one(when, s, most) : null)));
+    [["before", before], ["after", after]].map(([when, s]) => (s ? valuesAt(when, s, most) : null)));
 }
 
-function one(when, summary, most) {
+function valuesAt(when, summary, most) {
   return [h("span", {}, when), h("div", {}, strip(summary, most),
     h("div", { class: "dk-numbers" }, inNumbers(summary)), alarm(summary))];
 }
 
-// Values as colours; "most" is the one that is painted in full.
+// Values as colours; "most" has the full colour.
 export function strip(summary, most) {
   const cells = summary.values.map((v) => h("i", { class: odd(v), style: heat(v, most) }));
   return h("div", { class: "dk-strip", "aria-hidden": "true" }, cells);
@@ -158,7 +158,7 @@ function inNumbers(s) {
 
 const odd = (v) => (Number.isFinite(v) ? null : v === "nan" ? "dk-nan" : "dk-inf");
 
-// Zero is paper, positive orange, negative blue.
+// Zero has the paper colour, positive values are orange, negative ones blue.
 function heat(v, most) {
   if (!Number.isFinite(v)) return "";
   const hue = v < 0 ? "0,114,178" : "224,130,0";

@@ -1,1 +1,1 @@
-"""The parts that all pictures share: SVG, text tables, colours, units, places."""
+"""Building blocks of all pictures: marks, painters, SVG, text tables, colours."""

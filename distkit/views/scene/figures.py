@@ -1,4 +1,4 @@
-"""Notebook output besides views: matplotlib figures and a progress bar."""
+"""Provides notebook output other than views: matplotlib figures and a progress bar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def new(width: float, height: float, **options: Any) -> Figure:
-    """Return a figure that is not registered with pyplot but that a cell displays as a picture.
+    """Return a figure that cells display as a picture, without registering it with pyplot.
 
     Args:
         width: width [inches].
@@ -24,14 +24,14 @@ def new(width: float, height: float, **options: Any) -> Figure:
     if shell is not None and Figure not in shell.display_formatter.formatters["image/png"]:
         from IPython.core.pylabtools import select_figure_formats
 
-        select_figure_formats(shell, {"png"})  # as pyplot does; otherwise cells show only repr
+        select_figure_formats(shell, {"png"})  # as pyplot does; otherwise cells show the repr
     return Figure(figsize=(width, height), layout="constrained", **options)
 
 
 def _shell() -> Any:
     """Return the running IPython shell, if IPython is imported."""
-    found = sys.modules.get("IPython")
-    return found.get_ipython() if found is not None else None
+    module = sys.modules.get("IPython")
+    return module.get_ipython() if module is not None else None
 
 
 T = TypeVar("T")

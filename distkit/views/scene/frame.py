@@ -1,4 +1,4 @@
-"""Names, lanes, totals and notices around a picture, shared by all projections."""
+"""Computes the names, lanes, totals and notices around a picture, for all projections."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ MAX_UNRECORDED = 3
 
 _INVALID = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
-#: A JSON object: numbers, strings, booleans, lists, objects and None, and finite numbers only.
+#: A JSON object. Its numbers are finite.
 Json = dict[str, Any]
 
 
 def flagged(picture: Json) -> list[str]:
-    """Return the notices as lines of text; those that are not mere notes start with "! ".
+    """Return the notices as lines of text; warnings start with "! ", notes do not.
 
     >>> flagged({"notices": ["2 lost", "9 are drawn"], "notes": ["9 are drawn"]})
     ['! 2 lost', '9 are drawn']
     """
     notes = picture.get("notes", ())
-    return [words if words in notes else f"! {words}" for words in picture["notices"]]
+    return [notice if notice in notes else f"! {notice}" for notice in picture["notices"]]
 
 
 def name(info: RunInfo, rank: int) -> str:
@@ -47,8 +47,8 @@ def lane(info: RunInfo, rank: int) -> Json:
     host = several(info).get(rank)
     detail = [f"rank {rank}"] if display_name != f"rank {rank}" else []
     detail += [known.device] if known.device not in ("", "cpu") else []
-    found = {"rank": rank, "name": display_name, "role": known.role, "detail": " · ".join(detail)}
-    return found if host is None else {**found, "host": clean(host)}
+    result = {"rank": rank, "name": display_name, "role": known.role, "detail": " · ".join(detail)}
+    return result if host is None else {**result, "host": clean(host)}
 
 
 def facts(info: RunInfo, ranks: int) -> list[str]:
@@ -67,19 +67,19 @@ def facts(info: RunInfo, ranks: int) -> list[str]:
     return [*known, *dict.fromkeys(filter(None, (info.backend, info.device)))]
 
 
-def compared(info: RunInfo, found: Traffic) -> list[tuple[str, str, str]]:
-    """Return totals of a run on several hosts: value, label and tooltip of each.
+def compared(info: RunInfo, hosts_traffic: Traffic) -> list[tuple[str, str, str]]:
+    """Return value, label and tooltip of each total of a run on several hosts.
 
     Args:
         info: metadata of the run.
-        found: traffic between its hosts.
+        hosts_traffic: traffic between its hosts.
     """
     if not (hosts := several(info)):
         return []
-    messages, nbytes = between(found)
-    routes = (f"{a} → {b}: {human_bytes(n)}" for (a, b), (_, n) in found.items())
-    words = f"between hosts · {count(messages, 'message')}"
-    totals = [(human_bytes(nbytes), words, clean("\n".join(routes)))] if found else []
+    messages, nbytes = between(hosts_traffic)
+    routes = (f"{a} → {b}: {human_bytes(n)}" for (a, b), (_, n) in hosts_traffic.items())
+    label = f"between hosts · {count(messages, 'message')}"
+    totals = [(human_bytes(nbytes), label, clean("\n".join(routes)))] if hosts_traffic else []
     if (error := agreement(info)) is not None:
         names = [*dict.fromkeys(hosts.values())]
         each = (
@@ -99,47 +99,49 @@ def compared(info: RunInfo, found: Traffic) -> list[tuple[str, str, str]]:
 
 def left_out(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> list[str]:
     """Return notices about missing events, ranks and operations."""
-    dropped, found = sum(info.dropped.values()), list[str]()
+    dropped, notices = sum(info.dropped.values()), list[str]()
     if dropped:
-        found.append(
+        notices.append(
             f"{count(dropped, 'event')} dropped: the recorder's buffer was full, "
             "so operations may be missing here"
         )
-    found += [limit.text for limit in info.limitations.values()]
+    notices += [limit.text for limit in info.limitations.values()]
     unrecorded = sum(map(Counter, info.unrecorded.values()), Counter[str]())
-    found += [f"{what} ({count(n, 'time')})" for what, n in unrecorded.most_common(MAX_UNRECORDED)]
+    notices += [
+        f"{message} ({count(n, 'time')})" for message, n in unrecorded.most_common(MAX_UNRECORDED)
+    ]
     if any(r >= MAX_LANES for r in ranks):
-        found.append(
+        notices.append(
             f"the first {MAX_LANES} of {len(ranks):,} ranks are drawn; the totals include all"
         )
     elif drawn < operations:
-        found.append(
+        notices.append(
             f"the first {drawn:,} of {operations:,} operations are drawn; the totals include all"
         )
-    return found
+    return notices
 
 
 def unfinished(opened: Iterable[tuple[int, Category]], info: RunInfo) -> list[str]:
-    """Return a notice for a stopped run, and one per name of operations that never ended."""
-    stuck: dict[str, list[str]] = defaultdict(list)
+    """Return notices about a stopped run and operations that never ended."""
+    open_calls: dict[str, list[str]] = defaultdict(list)
     stopped = ["the run was stopped"] if info.interrupted else []
     for rank, category in sorted(opened, key=lambda item: item[0]):
         if category.op not in COMPUTATION:
-            open_ = "died in" if info.died(rank) else verb_for_open(info)
-            verb = "paused before" if category.state is State.SCHEDULED else open_
-            stuck[f"{verb} {op_name(category)}"].append(name(info, rank))
-    found = [f"{where}: {_names([*dict.fromkeys(names)])}" for where, names in stuck.items()]
-    return [*stopped, *found]
+            open_verb = "died in" if info.died(rank) else verb_for_open(info)
+            verb = "paused before" if category.state is State.SCHEDULED else open_verb
+            open_calls[f"{verb} {op_name(category)}"].append(name(info, rank))
+    notices = [f"{call}: {_names([*dict.fromkeys(names)])}" for call, names in open_calls.items()]
+    return [*stopped, *notices]
 
 
 def verb_for_open(info: RunInfo) -> str:
-    """Return the verb for operations that have not ended although the run has."""
+    """Return the verb for operations that were still open when the run ended."""
     return "stopped in" if info.interrupted else "still in"
 
 
 def _names(names: list[str]) -> str:
-    more = f" and {len(names) - 16:,} more" if len(names) > 16 else ""
-    return ", ".join(names[:16]) + more
+    others = f" and {len(names) - 16:,} more" if len(names) > 16 else ""
+    return ", ".join(names[:16]) + others
 
 
 def clean(text: str) -> str:

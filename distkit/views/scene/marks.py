@@ -1,7 +1,8 @@
-"""Pictures as timed marks: drawings with position, begin and end times, and a target position.
+"""Defines pictures as timed marks.
 
-A view computes its marks once, in Python. Two painters draw the marks of a moment: js/marks.js in
-the browser and painter.py as SVG. Neither knows their meaning.
+A mark is a drawing with a position, begin and end times, and optionally a target position. A view
+computes its marks once, in Python. Two painters draw the marks that are visible at a moment:
+js/marks.js in the browser, and painter.py as SVG.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from typing import Any, TypeVar, cast
 from distkit.views.scene.frame import Json
 from distkit.views.scene.theme import MARKS
 
-#: A shape of a drawing: SVG tag, class of ``theme.MARKS``, lane that determines the colour, which
-#: repeats after eight, attributes, text. Positions are relative to the mark. Functions that create
-#: shapes cache them.
+#: A shape of a drawing: SVG tag, class of ``theme.MARKS``, lane, attributes, text. The lane selects
+#: one of eight colours. Positions are relative to the mark. Shapes are cached.
 Shape = tuple[str, str, int, tuple[tuple[str, str | float], ...], str]
 
 T = TypeVar("T")
@@ -41,12 +41,12 @@ def rect(
     lane: int = 0,
     opacity: float = 0,
 ) -> Shape:
-    """Return a rectangle from its upper left corner; ``opacity`` overrides that of the class."""
-    tag, *_, place, words = _shape(
+    """Return a rectangle with its upper left corner at x, y; ``opacity`` overrides the class."""
+    tag, *_, position, content = _shape(
         "rect", style, lane, {"x": x, "y": y, "width": w, "height": h, "rx": r}
     )
-    more = (("fill-opacity", round(opacity, 2)),) if opacity else ()
-    return tag, style, lane, (*place, *more), words
+    extra = (("fill-opacity", round(opacity, 2)),) if opacity else ()
+    return tag, style, lane, (*position, *extra), content
 
 
 @cached_drawing
@@ -57,14 +57,14 @@ def circle(r: float, style: str, *, x: float = 0, y: float = 0, lane: int = 0) -
 
 @cached_drawing
 def path(d: str, style: str, *, lane: int = 0, opacity: float = 0) -> Shape:
-    """Return a line or an area from an SVG path; ``opacity`` overrides that of the class."""
-    more = (("fill-opacity", round(opacity, 2)),) if opacity else ()
-    return "path", style, lane, (("d", d), *more), ""
+    """Return a line or an area from an SVG path; ``opacity`` overrides the class."""
+    extra = (("fill-opacity", round(opacity, 2)),) if opacity else ()
+    return "path", style, lane, (("d", d), *extra), ""
 
 
 @cached_drawing
 def text(
-    words: str,
+    content: str,
     style: str,
     *,
     x: float = 0,
@@ -75,31 +75,31 @@ def text(
 ) -> Shape:
     """Return one line of text.
 
-    ``anchor`` is "middle", "end" or "" for start; ``size`` overrides the font size of the class.
+    ``anchor`` is "middle", "end" or "" for the start; ``size`` overrides the class's font size.
     """
-    tag, _, _, place, _ = _shape("text", style, lane, {"x": x, "y": y, "font-size": size})
-    more = (("text-anchor", anchor),) if anchor else ()
-    return tag, style, lane, (*place, *more), words
+    tag, _, _, position, _ = _shape("text", style, lane, {"x": x, "y": y, "font-size": size})
+    extra = (("text-anchor", anchor),) if anchor else ()
+    return tag, style, lane, (*position, *extra), content
 
 
 @cached_drawing
-def letters(words: str, style: str, places: tuple[float, ...], *, y: float = 0) -> Shape:
-    """Return the letters of one line, each centered at its own x."""
-    at = ("x", " ".join(f"{x:g}" for x in places)), ("y", y), ("text-anchor", "middle")
-    return "text", style, 0, at, words
+def letters(content: str, style: str, positions: tuple[float, ...], *, y: float = 0) -> Shape:
+    """Return the letters of one line, each centered at its x coordinate."""
+    attributes = ("x", " ".join(f"{x:g}" for x in positions)), ("y", y), ("text-anchor", "middle")
+    return "text", style, 0, attributes, content
 
 
 @cached_drawing
-def title(words: str, *, aloud: bool = False) -> Shape:
+def title(content: str, *, aloud: bool = False) -> Shape:
     """Return the tooltip of a drawing; with ``aloud``, screen readers read it."""
-    return "title", "aloud" if aloud else "", 0, (), words
+    return "title", "aloud" if aloud else "", 0, (), content
 
 
 @cached_drawing
 def arrow(
     a: tuple[float, float], b: tuple[float, float], style: str, head: str, *, lane: int = 0
 ) -> tuple[Shape, ...]:
-    """Return a line from a to b and its head, which has another class."""
+    """Return a line from a to b, and its head in the class ``head``."""
     (x, y), length = b, math.dist(a, b) or 1.0
     ux, uy = (b[0] - a[0]) / length, (b[1] - a[1]) / length
     tip = f"M{x:.1f} {y:.1f}L{x - 10 * ux - 4.5 * uy:.1f} {y - 10 * uy + 4.5 * ux:.1f}"
@@ -113,8 +113,8 @@ def line(a: tuple[float, float], b: tuple[float, float], style: str, *, lane: in
     return path(f"M{a[0]:.1f} {a[1]:.1f}L{b[0]:.1f} {b[1]:.1f}", style, lane=lane)
 
 
-def _shape(tag: str, style: str, lane: int, at: dict[str, float]) -> Shape:
-    return tag, style, lane, tuple((k, round(v, 1)) for k, v in at.items() if v), ""
+def _shape(tag: str, style: str, lane: int, attributes: dict[str, float]) -> Shape:
+    return tag, style, lane, tuple((k, round(v, 1)) for k, v in attributes.items() if v), ""
 
 
 class Scene:
@@ -159,12 +159,12 @@ class Scene:
             end: when it disappears [s]; by default never.
             to: its position at ``end``.
             steady: whether it moves at constant speed; otherwise it eases in and out.
-            layer: drawn above all lower layers.
+            layer: number of its layer; higher layers cover lower ones.
         """
         if end is None or end > max(begin, self.start):
-            place = [x, y, *(to or ()), *([int(steady)] if to else ())]
+            position = [x, y, *(to or ()), *([int(steady)] if to else ())]
             mark = max(self.when(begin), 0.0), math.inf if end is None else self.when(end)
-            self._marks.append((*mark, layer, drawing, [round(v, 1) for v in place]))
+            self._marks.append((*mark, layer, drawing, [round(v, 1) for v in position]))
 
     def when(self, time: float) -> float:
         """Return a time relative to the start of the picture [s]."""
@@ -173,36 +173,38 @@ class Scene:
     def hold_frame(
         self, keyframe: int, x: float, y: float, *drawing: Shape, layer: int = 0
     ) -> None:
-        """Add a drawing that is visible while the picture holds a keyframe that has just ended."""
+        """Add a drawing that is visible while the picture is held at the end of a keyframe."""
         self._holds.append((keyframe, layer, drawing, [round(x, 1), round(y, 1)]))
 
     def plain(self) -> Json:
         """Return the scene as plain data, with equal drawings and shapes stored once.
 
-        ``drawings`` list the indices of their ``shapes``; ``marks``: drawing, layer, begin, end
-        (None: never), x, y, and for moving marks the target position and whether it moves
-        steadily. They are sorted by begin, so that marks of a live run are appended.
-        ``holds``: keyframe, drawing, layer, x, y.
+        ``drawings`` list the indices of their ``shapes``. ``marks`` have drawing, layer, begin,
+        end (None: never), x, y, and if they move also the target position and ``steady``. They
+        are sorted by begin, so that marks of a live run are appended. ``holds`` have keyframe,
+        drawing, layer, x, y.
         """
-        numbers = self._numbers
-        known: dict[tuple[int, ...], int] = {}  # by identity: to hash cached shapes takes longer
+        drawing_ids = self._numbers
+        cache: dict[tuple[int, ...], int] = {}  # by identity: hashing cached shapes is slower
 
         def number(drawing: tuple[Shape, ...]) -> int:
-            if (ids := tuple(map(id, drawing))) not in known:
-                known[ids] = numbers.setdefault(drawing, len(numbers))
-            return known[ids]
+            if (ids := tuple(map(id, drawing))) not in cache:
+                cache[ids] = drawing_ids.setdefault(drawing, len(drawing_ids))
+            return cache[ids]
 
         marks = [
-            [number(drawing), layer, begin, end if math.isfinite(end) else None, *place]
-            for begin, end, layer, drawing, place in sorted(self._marks, key=lambda m: m[0])
+            [number(drawing), layer, begin, end if math.isfinite(end) else None, *position]
+            for begin, end, layer, drawing, position in sorted(self._marks, key=lambda m: m[0])
         ]
-        holds = [[keyframe, number(d), layer, *place] for keyframe, layer, d, place in self._holds]
+        holds = [
+            [keyframe, number(d), layer, *position] for keyframe, layer, d, position in self._holds
+        ]
         return {
             "width": self.width,
             "height": self.height,
             "drawings": [
                 [self._shapes.setdefault(shape, len(self._shapes)) for shape in drawing]
-                for drawing in numbers
+                for drawing in drawing_ids
             ],
             "shapes": list(self._shapes),
             "marks": marks,
@@ -213,9 +215,9 @@ class Scene:
 def pieces(
     spans: Iterable[tuple[float, float | None, T]],
 ) -> Iterator[tuple[float, float | None, list[T]]]:
-    """Yield begin, end and the items present in each interval between changes, oldest item first.
+    """Yield each interval between changes, with the items present in it, oldest first.
 
-    An item whose end is None or infinite stays.
+    An item with an end of None or infinity stays.
 
     >>> [(a, b, list(items)) for a, b, items in pieces([(0, 2, "x"), (1, None, "y")])]
     [(0, 1, ['x']), (1, 2, ['x', 'y']), (2, None, ['y'])]
@@ -238,7 +240,7 @@ def pieces(
 
 
 def steps(times: Iterable[float]) -> Iterator[tuple[float, float | None, int]]:
-    """Yield begin, end and the number of earlier times for each interval between times.
+    """Yield begin and end of each interval between times, and the number of earlier times.
 
     >>> list(steps([1.0]))
     [(-inf, 1.0, 0), (1.0, None, 1)]
@@ -257,31 +259,31 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         more: values for the keys below.
     """
     last = 0.0 if end is None else scene.when(end)
-    found: Json = {
+    fields: Json = {
         "view": "scene",  # CSS class on the page
         "title": title,
-        "facts": [],  # shown beside the title
+        "facts": [],  # shown next to the title
         "notices": [],  # warnings and notes for the reader
-        "notes": [],  # the notices that report no problem
-        "said": "",  # one sentence on how to read it
+        "notes": [],  # the notices that are not warnings
+        "said": "",  # a sentence that explains the picture
         "live": False,  # whether the run is still in progress
-        "empty": "",  # the reason if there is nothing to draw
+        "empty": "",  # why there is nothing to draw, else ""
         "legend": [],  # in the browser: (shapes, width [px], text)
         "start": 0.0,
         "end": last,
-        "opening": last,  # the moment shown first
-        "high": 440,  # the largest height in the browser [px]
+        "opening": last,  # the first moment shown
+        "high": 440,  # maximum height in the browser [px]
         "keyframes": [],  # begin, end, who, more, where; sorted by end
         "verdicts": [],  # word, text, expected; also in keyframes; drawn above the scene
-        "stills": [],  # moments in the static picture: keyframe, height
+        "stills": [],  # moments of the static picture: keyframe, height
         "list": None,  # name, all, rows [keyframe, groups, key, part, value, who, others]
         "scale": [0.0, 1.0],  # part of the scene's width used by the time axis
-        "unit": "",  # of time, such as "round"; "" means seconds
+        "unit": "",  # unit of time, such as "round"; "" means seconds
         "before": "before the first message",  # text before the end of the first keyframe
-        "layers": [],  # choices for the reader: name, layers shown only then
+        "layers": [],  # selectable by the reader: name, layers shown if selected
         "panels": [],  # key moments: keyframe (-1: the start), title, when
         "scene": scene.plain(),
-        "side": None,  # another scene, beside this one
+        "side": None,  # another scene, next to this one
         "styles": MARKS,
     }
-    return found | more
+    return fields | more

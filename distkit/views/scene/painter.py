@@ -1,4 +1,4 @@
-"""Paints a moment of a scene as SVG, like js/marks.js, and a picture as a document."""
+"""Paints a moment of a scene as SVG, as js/marks.js does, and a picture as a document."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from distkit.views.scene.theme import (
 )
 
 WIDTH, LINE, GAP, STILLS = 960, 20, 20, 5
-OWN = ("fill-opacity", "font-size")  # attributes that override the class
+OVERRIDES = ("fill-opacity", "font-size")  # attributes that override the class
 
 T = TypeVar("T")
 Box = tuple[float, float, float, float]  # y, height, x, width
@@ -44,41 +44,41 @@ def to_svg(picture: Json) -> str:
 
 
 def thinned(items: Sequence[T], most: int) -> list[T]:
-    """Return at most ``most`` items at equal distances, including the last.
+    """Return at most ``most`` evenly spaced items, including the last.
 
     >>> thinned("abcdefg", 3), thinned("ab", 3)
     (['a', 'd', 'g'], ['a', 'b'])
     """
     if len(items) <= most:
         return list(items)
-    apart = (len(items) - 1) / max(most - 1, 1)
-    return [items[round(len(items) - 1 - i * apart)] for i in reversed(range(most))]
+    step = (len(items) - 1) / max(most - 1, 1)
+    return [items[round(len(items) - 1 - i * step)] for i in reversed(range(most))]
 
 
 def _document(picture: Json) -> str:
     parts = [svg.heading(24, 32, picture["title"], " · ".join(picture["facts"]))]
     y = 53.0
-    for words, color in [
+    for content, color in [
         *((line, GRAY) for line in wrapped(picture["said"], WIDTH - 48)),
         *((line, svg.notice_color(line)) for line in flagged(picture)),
         (picture["empty"], GRAY),
     ]:
-        if words:
-            parts.append(svg.text(24, y, words, color))
+        if content:
+            parts.append(svg.text(24, y, content, color))
             y += LINE
     if picture["empty"]:
         return svg.document(WIDTH, y + 10, picture["title"], "".join(parts))
     for verdict in picture["verdicts"]:
         parts.append(_verdict(24, y, verdict))
         y += LINE
-    drawn, bottom = _moments(picture, y)
-    return svg.document(WIDTH, bottom + 14, picture["title"], "".join([*parts, drawn]))
+    moments, bottom = _moments(picture, y)
+    return svg.document(WIDTH, bottom + 14, picture["title"], "".join([*parts, moments]))
 
 
-def wrapped(words: str, width: float) -> list[str]:
+def wrapped(text: str, width: float) -> list[str]:
     """Wrap a text into lines of at most ``width`` pixels."""
     lines = [""]
-    for word in words.split():
+    for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
         if text_width(longer, 12.5) > width:
             lines.append(word)
@@ -87,24 +87,24 @@ def wrapped(words: str, width: float) -> list[str]:
     return lines
 
 
-def _moments_to_draw(picture: Json) -> list[tuple[int, float, str, str]]:
-    """Return keyframe, time and text of each moment to draw.
+def _static_moments(picture: Json) -> list[tuple[int, float, str, str]]:
+    """Return the keyframe, time and text of each panel or still.
 
-    These are the panels or stills of a picture, otherwise its opening moment.
+    A picture with neither has its opening moment.
     """
-    keyframes, last, found = picture["keyframes"], picture["end"], []
-    for n, words, when in picture["panels"]:
+    keyframes, last, moments = picture["keyframes"], picture["end"], []
+    for n, heading, when in picture["panels"]:
         end = keyframes[n]["end"] if n >= 0 else picture["start"]
-        found.append((n, last if end is None else end, words, when))
+        moments.append((n, last if end is None else end, heading, when))
     for n, _ in picture["stills"]:
-        facts = [keyframes[n].get(key) or "" for key in ("more", "where")]
-        found.append((n, keyframes[n]["end"], keyframes[n]["who"], _joined(facts)))
-    if not found:
-        opening, n = picture["opening"], at(picture, picture["opening"])
+        details = [keyframes[n].get(key) or "" for key in ("more", "where")]
+        moments.append((n, keyframes[n]["end"], keyframes[n]["who"], _joined(details)))
+    if not moments:
+        opening, n = picture["opening"], keyframe_at(picture, picture["opening"])
         keyframe = keyframes[n] if n >= 0 else {"who": picture["before"]}
         when = "" if picture["unit"] else f"at {human_seconds(opening)}"
-        found.append((n, opening, keyframe["who"], _joined([when, keyframe.get("more", "")])))
-    return found
+        moments.append((n, opening, keyframe["who"], _joined([when, keyframe.get("more", "")])))
+    return moments
 
 
 def _joined(facts: Sequence[str]) -> str:
@@ -112,16 +112,16 @@ def _joined(facts: Sequence[str]) -> str:
 
 
 def _moments(picture: Json, y: float) -> tuple[str, float]:
-    """Return moments in rows, with headings and verdicts, the side scene, and the bottom edge."""
+    """Return rows of moments with headings and verdicts, the side scene, and the bottom edge."""
     scene, side, keyframes = picture["scene"], picture["side"], picture["keyframes"]
     hidden = {layer for _, layers in picture["layers"][1:] for layer in layers}
-    found, heights, n = _moments_to_draw(picture), dict(picture["stills"]), len(picture["panels"])
+    moments, heights, n = _static_moments(picture), dict(picture["stills"]), len(picture["panels"])
     columns = 3 if n in (3, 5, 6) and scene["width"] < 640 else min(n, 2) or 1
     panel_width = scene["width"] + 6 if side else (WIDTH - 48 - (columns - 1) * GAP) / columns
     fits = min((panel_width - 20) / scene["width"], 420 / scene["height"] if n else 9, 1.2)
     scale = 1.0 if side else fits
     parts, top, bottom = list[str](), y, y - GAP
-    for i, (keyframe, time, words, facts) in enumerate(found):
+    for i, (keyframe, time, heading, details) in enumerate(moments):
         verdicts = keyframes[keyframe].get("verdicts", ()) if keyframe >= 0 else ()
         top = bottom + GAP if i % columns == 0 else top
         x, scene_top = (
@@ -134,15 +134,15 @@ def _moments(picture: Json, y: float) -> tuple[str, float]:
             svg.rect(x, top, panel_width, bottom - top, 'fill="#f5f6f8"', "", 10)
             if n or heights
             else "",
-            svg.heading(x + 14, top + 22, words, facts, 12.5) if keyframes else "",
+            svg.heading(x + 14, top + 22, heading, details, 12.5) if keyframes else "",
             *(_verdict(x + 14, top + 44 + LINE * k, v) for k, v in enumerate(verdicts)),
             f'<g transform="translate({left:.1f} {scene_top:.1f}) scale({scale:.3f})">',
             body(scene, time, keyframe, hidden, joined=bool(n or heights)),
             "</g>",
         ]
     if heights and len(heights) < len(keyframes):
-        words = f"{len(heights)} of {len(keyframes):,} {picture['unit']}s are drawn here"
-        parts.append(svg.text(24, bottom + LINE, words, GRAY))
+        note = f"{len(heights)} of {len(keyframes):,} {picture['unit']}s are drawn here"
+        parts.append(svg.text(24, bottom + LINE, note, GRAY))
         bottom += LINE
     if side:
         left, time = scene["width"] + 38, picture["opening"]
@@ -165,15 +165,15 @@ def _verdict(x: float, y: float, verdict: Json) -> str:
 def body(
     scene: Json, time: float, keyframe: int = -1, hidden: Collection[int] = (), joined: bool = False
 ) -> str:
-    """Return the marks of a scene at a time, and those of the held keyframe.
+    """Return the marks of a scene that are visible at a time, including those of a held keyframe.
 
     Args:
         scene: the result of ``Scene.plain``.
         time: time since the start of the picture [s].
         keyframe: the keyframe that has just ended, -1 for none.
         hidden: layers to leave out.
-        joined: whether to merge plain rectangles of the same look into one path, below the rest
-            of their layer, and drop tooltips, which keeps pictures of many moments small.
+        joined: whether to merge plain rectangles of the same style into one path, below the
+            other marks of their layer, and drop tooltips. This keeps large pictures small.
     """
     layers: dict[int, list[str]] = defaultdict(list)
     areas: dict[int, dict[str, list[Box]]] = defaultdict(lambda: defaultdict(list))
@@ -188,8 +188,8 @@ def body(
                 areas[layer][_look(shape)].append(_box(shape, x, y))
         else:
             layers[layer].append(_translate(x, y, "".join(map(_shape, drawing))))
-    for layer, found in areas.items():
-        layers[layer][:0] = [f'<path{look} d="{_area(boxes)}"/>' for look, boxes in found.items()]
+    for layer, groups in areas.items():
+        layers[layer][:0] = [f'<path{look} d="{_area(boxes)}"/>' for look, boxes in groups.items()]
     return "".join("".join(layers[layer]) for layer in sorted(layers))
 
 
@@ -199,7 +199,7 @@ def drawing_of(scene: Json, n: int) -> list[Shape]:
 
 
 def to_table(picture: Json) -> str:
-    """Return the text of a picture's stills or opening moment, for a terminal."""
+    """Return the text of a picture's stills or opening moment, for terminals."""
     head = f"{picture['title']}: {', '.join(picture['facts'])}".rstrip(": ")
     lines = [*filter(None, [picture["empty"]]), *_verdict_lines(picture)]
     for n, _ in picture["stills"]:
@@ -214,25 +214,27 @@ def to_table(picture: Json) -> str:
     return "\n  ".join([head, *lines, *flagged(picture)])
 
 
-def _verdict_lines(found: Json) -> list[str]:
+def _verdict_lines(item: Json) -> list[str]:
     """Return the verdicts of a picture or a keyframe as text."""
-    return [f"{'=' if v['word'] == 'same' else '≠'} {v['text']}" for v in found.get("verdicts", ())]
+    return [f"{'=' if v['word'] == 'same' else '≠'} {v['text']}" for v in item.get("verdicts", ())]
 
 
 def _text_lines(picture: Json, time: float) -> list[str]:
-    """Return the screen-reader text of a moment; if there is none, its text by line."""
+    """Return the screen-reader text of a moment, else its visible text by line."""
     lines: dict[float, list[tuple[float, str]]] = defaultdict(list)
     aloud = list[tuple[float, float, str]]()
     for scene in filter(None, (picture["scene"], picture["side"])):
         for _, n, x, y in _visible(scene, time):
-            for tag, style, _, attributes, words in drawing_of(scene, n):
+            for tag, style, _, attributes, content in drawing_of(scene, n):
                 if style == "aloud":
-                    aloud.append((y, x, words))
+                    aloud.append((y, x, content))
                 elif tag == "text":
-                    at = {k: float(str(v).split(" ")[0]) for k, v in attributes if k in ("x", "y")}
-                    lines[y + at.get("y", 0)].append((x + at.get("x", 0), words))
-    return [words for *_, words in sorted(aloud)] or [
-        "  ".join(words for _, words in sorted(lines[y])) for y in sorted(lines)
+                    position = {
+                        k: float(str(v).split(" ")[0]) for k, v in attributes if k in ("x", "y")
+                    }
+                    lines[y + position.get("y", 0)].append((x + position.get("x", 0), content))
+    return [content for *_, content in sorted(aloud)] or [
+        "  ".join(content for _, content in sorted(lines[y])) for y in sorted(lines)
     ]
 
 
@@ -261,19 +263,19 @@ def _translate(x: float, y: float, drawn: str) -> str:
 
 
 def _shape(shape: Shape) -> str:
-    tag, _, _, attributes, words = shape
+    tag, _, _, attributes, content = shape
     if tag == "title":
-        return f"<title>{escape(words)}</title>"
+        return f"<title>{escape(content)}</title>"
     attrs = _look(shape) + "".join(
-        f' {k}="{escape(str(v))}"' for k, v in attributes if k not in OWN
+        f' {k}="{escape(str(v))}"' for k, v in attributes if k not in OVERRIDES
     )
-    return f"<{tag}{attrs}>{escape(words)}</{tag}>" if words else f"<{tag}{attrs}/>"
+    return f"<{tag}{attrs}>{escape(content)}</{tag}>" if content else f"<{tag}{attrs}/>"
 
 
 def _look(shape: Shape) -> str:
     """Return the presentation attributes of a shape."""
     _, style, lane, attributes, _ = shape
-    own = {k: v for k, v in attributes if k in OWN}
+    own = {k: v for k, v in attributes if k in OVERRIDES}
     look = {k: _color(v, lane) for k, v in MARKS[style].items()} | own
     return "".join(f' {k}="{escape(str(v))}"' for k, v in look.items())
 
@@ -290,7 +292,7 @@ def _box(shape: Shape, x: float, y: float) -> Box:
 
 
 def _area(boxes: list[Box]) -> str:
-    """Return rectangles as a path; those that touch in a row are merged."""
+    """Return rectangles as a path, merging adjacent ones of a row."""
     d, row, left, right = "", (0.0, 0.0), 0.0, 0.0
     for y, h, x, w in [*sorted(boxes), (0.0, 0.0, 0.0, 0.0)]:
         if row == (y, h) and x <= right + 0.05:
@@ -314,7 +316,7 @@ _ON_WHITE = {
 
 
 def _color(value: str | float, lane: int) -> str | float:
-    """Return the colour on white paper for a colour name; return other values unchanged."""
+    """Return the colour of a colour name on white paper; return other values unchanged."""
     if value == "rank":
         return rank_color(lane)
     if value == "label":
@@ -327,16 +329,16 @@ def _color(value: str | float, lane: int) -> str | float:
     return _ON_WHITE.get(str(value), value)
 
 
-# -- beside the scene -------------------------------------------------------------------
+# -- around the scene -------------------------------------------------------------------
 
 
-def at(picture: Json, time: float) -> int:
-    """Return the index of the keyframe that has ended last, -1 if none has."""
+def keyframe_at(picture: Json, time: float) -> int:
+    """Return the index of the last keyframe that has ended, -1 if none has."""
     ends = [keyframe["end"] for keyframe in picture["keyframes"] if keyframe["end"] is not None]
     return bisect_right(ends, time) - 1
 
 
-def cut(words: str, room: float, size: float) -> str:
-    """Truncate a text to ``room`` pixels, assuming letters of equal width."""
-    fits = max(1, int(room / (0.61 * size)))
-    return words if len(words) <= fits else f"{words[: fits - 1]}…"
+def cut(text: str, width: float, size: float) -> str:
+    """Truncate a text to ``width`` pixels, assuming letters of equal width."""
+    fits = max(1, int(width / (0.61 * size)))
+    return text if len(text) <= fits else f"{text[: fits - 1]}…"

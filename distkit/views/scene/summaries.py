@@ -1,4 +1,4 @@
-"""Functions that compare, measure and format tensor summaries for pictures. Pure."""
+"""Compares, measures and formats tensor summaries for pictures. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from distkit.events import Summary
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, facts
 
-#: Maximum number of values in a single row; row length of longer tensors.
+#: Maximum number of values in a single row, and the row length of longer tensors.
 ONE_ROW, ROW = 16, 8
 
-#: Maximum number of elements of a tensor that is written as text.
+#: Maximum number of elements of a tensor that is formatted as text.
 MAX_WRITTEN = 6
 
 
@@ -39,7 +39,9 @@ def number(x: float, digits: int = 4) -> float | str:
 
 
 def columns(s: Summary, shape: Sequence[int] = ()) -> int:
-    """Return the number of columns: a complete matrix's, a short tensor's length, or 8.
+    """Return the number of columns of a heat map.
+
+    A complete matrix keeps its columns, a short tensor has one row, any other has 8 columns.
 
     >>> columns(Summary((1.0,) * 12, 1, 0, 1, 12), (3, 4))
     4
@@ -51,7 +53,7 @@ def columns(s: Summary, shape: Sequence[int] = ()) -> int:
 
 
 def key(s: Summary) -> tuple[str, ...]:
-    """Return a key that is equal for equal summaries, even with NaN."""
+    """Return a key that compares equal for equal summaries, even with NaN."""
     return tuple(map(repr, (*s.values, s.norm, s.min, s.max, s.size)))
 
 
@@ -66,10 +68,10 @@ def unequal(a: Summary, b: Summary) -> list[int]:
 
 
 def distance(a: Summary, b: Summary) -> float:
-    """Return the largest difference of values at the same position; NaN if none is finite."""
+    """Return the largest difference between values at the same position; NaN if none is finite."""
     pairs = zip(a.values, b.values, strict=False)
-    found = [abs(x - y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
-    return max(found, default=math.nan)
+    differences = [abs(x - y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
+    return max(differences, default=math.nan)
 
 
 def average(summaries: Sequence[Summary]) -> list[float]:
@@ -112,7 +114,7 @@ def figure(x: float | str | None) -> str:
 
 
 def written(s: Summary | None) -> str:
-    """Format all values of a small tensor; return "" for a large or missing one.
+    """Format the values of a small tensor; return "" if it is large or missing.
 
     >>> written(Summary((3.0, -0.5), 3.04, -0.5, 3.0, 2)), written(None)
     ('[3, −0.5]', '')

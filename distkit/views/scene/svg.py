@@ -1,4 +1,4 @@
-"""SVG building blocks, shared by the static painters."""
+"""Provides SVG building blocks for the static painters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_BYTES = 60_000
 
 
 def fitting(drawings: Iterable[str]) -> str:
-    """Return the first picture that is at most MAX_BYTES long, or the last one."""
+    """Return the first picture of at most MAX_BYTES, or the last one."""
     for drawn in drawings:
         if len(drawn.encode()) <= MAX_BYTES:
             break
@@ -64,7 +64,7 @@ def document(width: float, height: float, title: str, body: str) -> str:
 
 
 def rect(x: float, y: float, w: float, h: float, fill: str, stroke: str, rx: float = 3) -> str:
-    """Return a rectangle; a stroke lies inside the box."""
+    """Return a rectangle; its stroke lies inside the box."""
     if stroke:
         x, y, w, h = x + 0.7, y + 0.7, max(w - 1.4, 0.8), h - 1.4
     radius = min(rx, w / 2, h / 2)
@@ -72,24 +72,26 @@ def rect(x: float, y: float, w: float, h: float, fill: str, stroke: str, rx: flo
     return f"<rect {shape} {fill}{' ' + stroke if stroke else ''}/>"
 
 
-def text(x: float, y: float, words: str, color: str, more: str = "") -> str:
+def text(x: float, y: float, content: str, color: str, attributes: str = "") -> str:
     """Return one line of escaped text."""
-    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" {more}>{escape(words)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" {attributes}>{escape(content)}</text>'
 
 
 def heading(x: float, y: float, title: str, facts: str, size: float = 16) -> str:
-    """Return a title with facts in grey after it, for any font width."""
-    head = f'<tspan fill="{INK}" font-size="{size:g}" font-weight="700">{escape(title)}</tspan>'
-    more = f'<tspan dx="14" fill="{GRAY}">{escape(facts)}</tspan>' if facts else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}">{head}{more}</text>'
+    """Return a title followed by facts in grey."""
+    title_span = (
+        f'<tspan fill="{INK}" font-size="{size:g}" font-weight="700">{escape(title)}</tspan>'
+    )
+    facts_span = f'<tspan dx="14" fill="{GRAY}">{escape(facts)}</tspan>' if facts else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}">{title_span}{facts_span}</text>'
 
 
 def line(
-    x1: float, y1: float, x2: float, y2: float, color: str, width: float, more: str = ""
+    x1: float, y1: float, x2: float, y2: float, color: str, width: float, attributes: str = ""
 ) -> str:
     """Return a straight line."""
-    place = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-    return f'<line {place} stroke="{color}" stroke-width="{width}"{more}/>'
+    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+    return f'<line {ends} stroke="{color}" stroke-width="{width}"{attributes}/>'
 
 
 def arrow_head(x1: float, y1: float, x2: float, y2: float, color: str) -> str:
@@ -99,8 +101,8 @@ def arrow_head(x1: float, y1: float, x2: float, y2: float, color: str) -> str:
     size = min(9.0, length)
     bx, by, half = x2 - ux * size, y2 - uy * size, 0.42 * size
     points = ((x2, y2), (bx - uy * half, by + ux * half), (bx + uy * half, by - ux * half))
-    place = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polygon points="{place}" fill="{color}" stroke="#fff" stroke-width=".8"/>'
+    corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polygon points="{corners}" fill="{color}" stroke="#fff" stroke-width=".8"/>'
 
 
 _COLOR = re.compile(r'\b((?:fill|stroke)=")(#(?:[0-9a-fA-F]{3}){1,2})(?=")')
@@ -108,7 +110,7 @@ _COLOR = re.compile(r'\b((?:fill|stroke)=")(#(?:[0-9a-fA-F]{3}){1,2})(?=")')
 
 def dark(picture: str) -> str:
     """Return the same picture on dark paper."""
-    return _COLOR.sub(lambda found: found[1] + darkened(found[2]), picture)
+    return _COLOR.sub(lambda match: match[1] + darkened(match[2]), picture)
 
 
 def tint(color: str, strength: float) -> str:
@@ -117,6 +119,6 @@ def tint(color: str, strength: float) -> str:
 
 
 def readable(color: str) -> str:
-    """Return ink or white, whichever is more legible on a colour."""
+    """Return dark ink or white, whichever is more legible on a colour."""
     red, green, blue = channels(color)
     return DEEP if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else "#fff"

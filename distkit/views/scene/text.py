@@ -1,4 +1,4 @@
-"""The picture as a table with one row per message and collective, ordered by start."""
+"""Formats a picture as a table with one row per message and collective, ordered by start."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from distkit.views.scene.frame import Json
 COLUMNS = ("time", "what", "who", "tensor", "size", "took", "line")
 
 
-#: A message or collective as text, by column. It took the time from the send to the end at the
-#: receiver, or from the first rank's start to the last rank's end; a bar covers one rank only.
+#: A message or collective as text, by column. "took" is the time from the send to the end of the
+#: receive, or from the first rank's start to the last rank's end; a bar covers one rank.
 Row = tuple[str, str, str, str, str, str, str]
 
 
@@ -24,13 +24,13 @@ def rows(picture: Json) -> list[Row]:
         if "tie" in bar:
             ties[bar["tie"]].append(bar)
     zero = picture["start"] or 0.0
-    found = [_message(a, bars, names, zero) for a in picture["arrows"]]
-    found += [_collective(members, names, zero) for members in ties.values()]
-    return [row for _, row in sorted(found, key=lambda pair: pair[0])]
+    entries = [_message(a, bars, names, zero) for a in picture["arrows"]]
+    entries += [_collective(members, names, zero) for members in ties.values()]
+    return [row for _, row in sorted(entries, key=lambda pair: pair[0])]
 
 
 def headline(picture: Json) -> str:
-    """Return the run in one line."""
+    """Return a one-line description of the run."""
     facts = list(picture["facts"])
     if picture.get("bare"):
         return f"{picture['title']}: {', '.join(facts)}"
@@ -45,16 +45,16 @@ def headline(picture: Json) -> str:
 
 
 def table(picture: Json, limit: int = 20) -> str:
-    """Return a table for terminals: headline, first rows, notices."""
+    """Return a table for terminals, with headline, first rows and notices."""
     all_rows = rows(picture)
     lines = aligned([COLUMNS, *all_rows[:limit]]) if all_rows else []
-    parts = [headline(picture), *(f"  {line}" for line in lines)]
-    more = picture.get("entries", len(all_rows)) - limit
-    if more > 0:
-        parts.append(f"  … and {more:,} more")
+    output = [headline(picture), *(f"  {line}" for line in lines)]
+    hidden = picture.get("entries", len(all_rows)) - limit
+    if hidden > 0:
+        output.append(f"  … and {hidden:,} more")
     if not picture.get("bare"):
-        parts += [f"  {value} {label}" for value, label, _ in picture["compared"]]
-    return "\n".join(parts + [f"  ! {notice}" for notice in picture["notices"]])
+        output += [f"  {value} {label}" for value, label, _ in picture["compared"]]
+    return "\n".join(output + [f"  ! {notice}" for notice in picture["notices"]])
 
 
 def _message(
@@ -66,12 +66,12 @@ def _message(
     if sent is not None and received is not None:
         took = human_seconds(received - sent)
     begin = bar["start"] if sent is None else sent
-    who = f"{_name(names, arrow['src'])} → {_name(names, arrow['dst'])}"
-    what = f"{arrow['op']} {arrow.get('label', '')}".rstrip()
+    ranks = f"{_name(names, arrow['src'])} → {_name(names, arrow['dst'])}"
+    call = f"{arrow['op']} {arrow.get('label', '')}".rstrip()
     return begin, (
         human_seconds(begin - zero),
-        what,
-        who,
+        call,
+        ranks,
         _tensor(bar),
         _size(arrow),
         took,
@@ -88,16 +88,16 @@ def _collective(members: list[Json], names: dict[int, str], zero: float) -> tupl
         took = "failed" if failed else human_seconds(max(ends) - begin)
     first = members[0]
     ranks = sorted(bar["rank"] for bar in members)
-    who = (
+    names_text = (
         ", ".join(_name(names, r) for r in ranks)
         if len(ranks) < 4
         else (f"{_name(names, ranks[0])} … {_name(names, ranks[-1])} ({len(ranks)})")
     )
-    what = " / ".join(sorted({bar["op"] for bar in members}))
+    call = " / ".join(sorted({bar["op"] for bar in members}))
     return begin, (
         human_seconds(begin - zero),
-        what,
-        who,
+        call,
+        names_text,
         _tensor(first),
         _size(first),
         took,

@@ -1,8 +1,8 @@
-"""Colours and sizes of all views, shared by the JavaScript and SVG painters.
+"""Defines the colours and sizes of all views, for the JavaScript and SVG painters.
 
-One colour per rank, from the palette of Okabe and Ito (2008), which is distinguishable
-under all common forms of colour blindness; yellow is darkened for white paper, and the dark
-theme's colours are lighter tints of the same hues.
+Ranks have the colours of Okabe and Ito (2008), which are distinguishable under all common forms of
+colour blindness. Yellow is darkened for white paper, and the dark theme has lighter tints of the
+same hues.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ RANKS_DARK = (
     "#AAB5C2",
 )
 
-#: One colour per compared trace, the first three far from the rank colours; curves also have
-#: individual dashes.
+#: One colour per compared trace. The first three differ clearly from the rank colours.
 TRACES_LIGHT = (
     "#3B4754",
     "#6B21C8",
@@ -55,11 +54,11 @@ TRACES_DARK = (
     "#C8B8A0",
 )
 
-#: Failures; always combined with a hatch or cross, never by colour alone.
+#: The colour of failures, which also have a hatch or cross.
 WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"
 
-#: Marked computation; in a pipeline forward, backward, and the two parts of backward, the gradients
-#: of the input and of the weights.
+#: Colours of marked computation. Pipelines mark forward (F), backward (B), and the parts of
+#: backward: the gradients of the input (I) and of the weights (W).
 WORK_LIGHT = {"": "#707C89", "F": "#4A6FA5", "B": "#2F6B5A", "I": "#4B8074", "W": "#8A6D3B"}
 WORK_DARK = {"": "#8694A3", "F": "#86A8DD", "B": "#63B79A", "I": "#86CBB5", "W": "#CBA968"}
 
@@ -76,7 +75,7 @@ SIZES = {
     "mark": 15,  # a bar of marked computation
     "gap": 3,  # between the rows of one lane
     "pad": 6,  # above and below the rows of a lane
-    "pitch": 124,  # from lane to lane, if space permits
+    "pitch": 124,  # from one lane to the next, if space permits
     "height": 380,  # of all lanes together, if space permits
     "min_gap": 14,  # between two lanes
     "max_gap": 84,
@@ -91,20 +90,20 @@ def rank_color(lane: int) -> str:
 
 
 def work_color(label: str) -> str:
-    """The colour of marked computation on white paper.
+    """Return the colour of marked computation on white paper.
 
     >>> work_color("F12") == work_color("forward"), work_color("Fit") == work_color("busy")
     (True, True)
     """
-    found = re.match(r"(?:([FBIW])\d*$|(forward|backward))", label)
-    return WORK_LIGHT[(found[1] or found[2][0].upper()) if found else ""]
+    match = re.match(r"(?:([FBIW])\d*$|(forward|backward))", label)
+    return WORK_LIGHT[(match[1] or match[2][0].upper()) if match else ""]
 
 
 def darkened(color: str) -> str:
     """Return the dark-paper counterpart of a colour on white paper.
 
-    Known colours have a fixed counterpart. Any other colour is taken as a full colour mixed with
-    white, and becomes the same share of that colour, brightened, on dark paper; grey becomes ink.
+    Known colours have a fixed counterpart. Any other colour counts as a full colour mixed with
+    white. Its counterpart is the same share of that colour, brightened, on dark paper.
 
     >>> darkened("#0072B2"), darkened("#fff"), darkened("#eee")
     ('#3D95E0', '#12161b', '#202429')
@@ -174,9 +173,9 @@ _HALO: dict[str, str | float] = {
     "paint-order": "stroke",
     "stroke-linejoin": "round",
 }
-#: SVG presentation attributes of marks, by class. Colours have names: ink, paper, muted and warning
-#: are the page's, "ink 5" is 5 % ink on paper, rank is the rank's colour and label is legible on
-#: it; trace is the colour of a run in comparisons; positive and negative are colours of values.
+#: SVG presentation attributes of marks, by class. The page defines the colours ink, paper, muted
+#: and warning; "ink 5" is 5 % ink on paper. "rank" is the rank's colour, and "label" is legible on
+#: it. "trace" is the colour of a compared run; "positive" and "negative" are for values.
 MARKS: dict[str, dict[str, str | float]] = {
     # areas
     "card": {"fill": "ink 3.5", "stroke": "ink 22", "stroke-width": 1.2},

@@ -1,4 +1,4 @@
-"""Tensor values as marks: heat maps, histograms, and tables of both."""
+"""Draws tensor values as marks: heat maps, histograms, and tables of both."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ ROW, LOW, TALLEST = 18, 4, 26
 BINS, TALL, FEW = 17, 20, 8
 #: Maximum column width, gap between columns, height of a line of text [px].
 WIDEST, GAP, LINE = 330, 12, 13
-NORM = "norm: the square root of the sum of the squared values, its length as a vector"
+NORM = "norm: the square root of the sum of the squared values"
 
 #: Values of a tensor; non-finite values are strings.
 Values = tuple[float | str, ...]
-#: Name, role and lane of a column; None if it belongs to no rank.
+#: Name, role and lane of a column. The lane is None if the column is not that of a rank.
 Head = tuple[str, str, int | None]
 
 
@@ -45,25 +45,25 @@ Head = tuple[str, str, int | None]
 class Cell:
     """A tensor in a table.
 
-    ``summary`` is from ``summaries.in_columns``; ``lines`` below it have a class and alternative
-    texts, longest first; ``beside`` are values of a dashed histogram; cells at ``marked`` have a
-    frame, as has the whole tensor if it is ``wrong``; ``missing`` is the text for an unknown
-    tensor.
+    ``summary`` is a result of ``summaries.in_columns``. Each of the ``lines`` below it has a class
+    and alternative texts, longest first. ``reference`` has the values of a dashed histogram.
+    Values at ``marked`` have a frame; a ``wrong`` tensor has one around all of it. ``missing`` is
+    the text for an unknown tensor.
     """
 
     summary: Json | None
     lines: Sequence[tuple[str, Sequence[str]]] = ()
-    beside: Sequence[float | str] = ()
+    reference: Sequence[float | str] = ()
     marked: Collection[int] = ()
     wrong: bool = False
     missing: str = "–"
 
 
 class Table:
-    """A table of tensors, visible during one step, with one column per rank and one scale per row.
+    """A table of tensors with one column per rank and one scale per row, visible for one step.
 
     Args:
-        scene: receives the marks.
+        scene: the scene to which marks are added.
         step: the number of the step.
         heads: headings of the columns.
         left: width of the row names [px].
@@ -81,10 +81,10 @@ class Table:
         self.bottom = 34.0 if any(role for _, role, _ in heads) else 20.0
         for x, (name, role, lane) in zip(self.places, heads, strict=True):
             dot = circle(4.5, "gray" if lane is None else "own", x=5, y=9, lane=lane or 0)
-            called = fitting([name, name.split()[-1]], self.column_width - 10, 12.5)
-            small = text(fitting([role], self.column_width, 11), "small", y=28)
+            label = fitting([name, name.split()[-1]], self.column_width - 10, 12.5)
+            role_text = text(fitting([role], self.column_width, 11), "small", y=28)
             self.add(
-                x, 0, title(f"{name} {role}"), dot, text(called, "strong", x=15, y=13.5), small
+                x, 0, title(f"{name} {role}"), dot, text(label, "strong", x=15, y=13.5), role_text
             )
 
     def add(self, x: float, y: float, *shapes: Shape) -> None:
@@ -92,17 +92,19 @@ class Table:
         self.scene.add(x, y, *shapes, begin=float(self.step), end=self.step + 1.0)
 
     def row(self, name: str, notes: Sequence[str], cells: Sequence[Cell], most: float) -> None:
-        """Add a row: name, notes, and a tensor or text in each column."""
-        top, found = self.bottom + 4, [cell.summary["values"] for cell in cells if cell.summary]
-        span = span_of(v for values in (*found, *(cell.beside for cell in cells)) for v in values)
+        """Add a row with a name, notes, and a tensor or text in each column."""
+        top, tensors = self.bottom + 4, [cell.summary["values"] for cell in cells if cell.summary]
+        span = span_of(
+            v for values in (*tensors, *(cell.reference for cell in cells)) for v in values
+        )
         descriptions = (
-            f"{head} {', '.join(words[0] for _, words in cell.lines)}"
+            f"{head} {', '.join(options[0] for _, options in cell.lines)}"
             for (head, *_), cell in zip(self.heads, cells, strict=True)
             if cell.summary
         )
-        said = title(f"{name}: {'; '.join([*notes, *descriptions])}", aloud=True)
-        small = (text(words, "small", y=28 + LINE * i) for i, words in enumerate(notes))
-        self.add(0, top, said, text(cut(name, self.left, 12), "strong", y=14), *small)
+        heading = title(f"{name}: {'; '.join([*notes, *descriptions])}", aloud=True)
+        note_texts = (text(note, "small", y=28 + LINE * i) for i, note in enumerate(notes))
+        self.add(0, top, heading, text(cut(name, self.left, 12), "strong", y=14), *note_texts)
         bottoms = [top + 16 + LINE * len(notes)]
         for x, (*_, lane), cell in zip(self.places, self.heads, cells, strict=True):
             if cell.summary is None:
@@ -122,7 +124,7 @@ class Table:
         span: tuple[float, float],
         lane: int | None,
     ) -> float:
-        """Draw a tensor, its histogram and its lines; return their height."""
+        """Draw a tensor with its histogram and lines; return their total height."""
         values, marked = tuple(s["values"]), frozenset(cell.marked)
         shapes, high = heat(
             values, s["columns"], most, self.column_width, self.high, marked, describe(s)
@@ -130,22 +132,25 @@ class Table:
         frame = rect(self.column_width + 6, high + 6, "alarm", x=-3, y=-3, r=3)
         self.add(x, y, *shapes, *([frame] if cell.wrong else []))
         if len(values) >= FEW:
-            series = (tuple(cell.beside), "dashes"), (values, "total" if lane is None else "bins")
+            series = (
+                (tuple(cell.reference), "dashes"),
+                (values, "total" if lane is None else "bins"),
+            )
             bars = histogram(series, span, self.column_width, lane=lane or 0)
             self.add(x, y + high + 5, title(f"from {' to '.join(map(figure, span))}"), *bars)
             high += 5 + TALL
         fitted = ((fitting(options, self.column_width, 11), style) for style, options in cell.lines)
-        words = [
-            text(found, style, y=LINE * (i + 1), size=11)
-            for i, (found, style) in enumerate(pair for pair in fitted if pair[0])
+        texts = [
+            text(content, style, y=LINE * (i + 1), size=11)
+            for i, (content, style) in enumerate(pair for pair in fitted if pair[0])
         ]
-        self.add(x, y + high, title(f"{describe(s)}\n{NORM}"), *words)
-        return high + LINE * len(words) + 3
+        self.add(x, y + high, title(f"{describe(s)}\n{NORM}"), *texts)
+        return high + LINE * len(texts) + 3
 
 
-def fitting(options: Sequence[str], room: float, size: float) -> str:
-    """Return the first text that fits, or ""."""
-    return next((words for words in options if text_width(words, size) <= room), "")
+def fitting(options: Sequence[str], width: float, size: float) -> str:
+    """Return the first text that fits into ``width`` pixels, or ""."""
+    return next((option for option in options if text_width(option, size) <= width), "")
 
 
 @cached_drawing
@@ -156,49 +161,53 @@ def heat(
     width: float,
     high: float,
     marked: frozenset[int] = frozenset(),
-    words: str = "",
+    caption: str = "",
     top: float = 0,
 ) -> tuple[list[Shape], float]:
-    """Return values as a heat map with a tooltip, and its height [px].
+    """Return a heat map with a tooltip, and its height [px].
 
     Args:
-        values: values row by row.
+        values: the values, row by row.
         columns: number of values per row.
         most: magnitude shown in full colour.
         width: available width [px].
         high: available height [px].
         marked: positions of cells with a frame.
-        words: first line of the tooltip.
+        caption: first line of the tooltip.
         top: top of the first row [px].
     """
     columns = max(1, columns)
     rows = max(1, math.ceil(len(values) / columns))
-    side = max(1, math.floor(min(width / columns, LARGEST)))
-    tall = max(1, math.floor(min(max(side, ROW if rows == 1 else LOW), TALLEST, high / rows)))
-    numbered = side >= NUMBERED[0] and tall >= NUMBERED[1]
-    gap = 1 if min(side, tall) > 9 else 0
+    cell_width = max(1, math.floor(min(width / columns, LARGEST)))
+    cell_height = max(
+        1, math.floor(min(max(cell_width, ROW if rows == 1 else LOW), TALLEST, high / rows))
+    )
+    numbered = cell_width >= NUMBERED[0] and cell_height >= NUMBERED[1]
+    gap = 1 if min(cell_width, cell_height) > 9 else 0
     areas: dict[tuple[str, float], str] = defaultdict(str)
     shapes = []
     for i, v in enumerate(values):
-        x, y = i % columns * side, top + i // columns * tall
-        cell = f"M{x} {y}h{side - gap}v{tall - gap}h{gap - side}z"
+        x, y = i % columns * cell_width, top + i // columns * cell_height
+        cell = f"M{x} {y}h{cell_width - gap}v{cell_height - gap}h{gap - cell_width}z"
         if look := shade(v, most):
             areas[look] += cell
         if i in marked:
             areas["fresh", 0] += cell
         if numbered:
             number = figure(v)
-            size = min(11.5, 1.6 * side / max(3, len(number)), tall + 0.5)
-            middle, low = x + side / 2, y + tall / 2 + 0.35 * size
+            size = min(11.5, 1.6 * cell_width / max(3, len(number)), cell_height + 0.5)
+            middle, low = x + cell_width / 2, y + cell_height / 2 + 0.35 * size
             shapes.append(text(number, "cell", x=middle, y=low, anchor="middle", size=size))
         elif isinstance(v, str):
-            areas["alarm", 0] += f"M{x} {y}l{side} {tall}m0-{tall}l-{side} {tall}"
+            areas["alarm", 0] += (
+                f"M{x} {y}l{cell_width} {cell_height}m0-{cell_height}l-{cell_width} {cell_height}"
+            )
     lines = (
         ", ".join(map(figure, values[i : i + columns])) for i in range(0, len(values), columns)
     )
-    found = [path(d, style, opacity=part) for (style, part), d in sorted(areas.items())]
-    paper = rect(columns * side, rows * tall, "now", y=top, opacity=0.5)
-    return [title("\n".join([words, *lines])), paper, *found, *shapes], rows * tall
+    filled = [path(d, style, opacity=part) for (style, part), d in sorted(areas.items())]
+    background = rect(columns * cell_width, rows * cell_height, "now", y=top, opacity=0.5)
+    return [title("\n".join([caption, *lines])), background, *filled, *shapes], rows * cell_height
 
 
 def shade(v: float | str, most: float) -> tuple[str, float] | None:
@@ -224,7 +233,7 @@ def histogram(
     """Return histograms on a common axis, with a line at zero.
 
     Args:
-        series: values and class of each histogram.
+        series: the values and class of each histogram.
         span: the first and last value of the axis.
         width: total width [px].
         lane: lane that determines the colours.
@@ -244,7 +253,7 @@ def histogram(
 
 
 def bins(values: Iterable[float | str], low: float, high: float) -> list[int]:
-    """Count the finite values in equal bins of a range.
+    """Count the finite values in bins of equal width.
 
     >>> counts = bins([0.0, 0.5, 1.0, "nan"], 0.0, 1.0)
     >>> counts[0], counts[8], counts[-1], sum(counts)
@@ -263,26 +272,26 @@ def span_of(values: Iterable[float | str]) -> tuple[float, float]:
     >>> span_of([2.0, "nan"]), span_of([])
     ((1.5, 2.5), (-1.0, 1.0))
     """
-    known = [v for v in values if not isinstance(v, str)]
-    low, high = min(known, default=-1.0), max(known, default=1.0)
+    finite = [v for v in values if not isinstance(v, str)]
+    low, high = min(finite, default=-1.0), max(finite, default=1.0)
     return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
 def describe(s: Json) -> str:
-    """Return a summary in one line.
+    """Return a one-line description of a summary.
 
     >>> describe({"size": 2, "min": 0.0, "max": 1.0, "norm": 2.0, "values": [0.0, "nan"]})
     '2 values, 0 to 1, norm 2, 1 × NaN'
     """
-    words = [count(s["size"], "value"), bounds(s), f"norm {figure(s['norm'])}", oddities(s)]
-    return ", ".join(filter(None, words))
+    parts = [count(s["size"], "value"), bounds(s), f"norm {figure(s['norm'])}", oddities(s)]
+    return ", ".join(filter(None, parts))
 
 
 def bounds(s: Json) -> str:
     """Return the smallest and largest finite value as text."""
-    known = [v for v in s["values"] if not isinstance(v, str)] or ["nan"]
-    whole = not isinstance(s["min"], str)
-    low, high = (s["min"], s["max"]) if whole else (min(known), max(known))
+    finite = [v for v in s["values"] if not isinstance(v, str)] or ["nan"]
+    complete = not isinstance(s["min"], str)
+    low, high = (s["min"], s["max"]) if complete else (min(finite), max(finite))
     return f"{figure(low)} to {figure(high)}"
 
 
@@ -292,12 +301,12 @@ def oddities(s: Json) -> str:
     >>> oddities({"values": [0.0, "nan", "nan", "-inf"]})
     '2 × NaN, 1 × −∞'
     """
-    odd = [(s["values"].count(word), word) for word in ("nan", "inf", "-inf")]
-    return ", ".join(f"{n} × {figure(word)}" for n, word in odd if n)
+    counts = [(s["values"].count(word), word) for word in ("nan", "inf", "-inf")]
+    return ", ".join(f"{n} × {figure(word)}" for n, word in counts if n)
 
 
 def norm(s: Json) -> tuple[str, Sequence[str]]:
-    """Return a line about the norm, or about non-finite values."""
+    """Return the line about the norm, or about non-finite values if there are any."""
     if odd := oddities(s):
         return "late", [odd, "NaN"]
     return "count", [f"norm {figure(s['norm'])}", figure(s["norm"])]

@@ -1,4 +1,4 @@
-"""Projection of a run with a parameter server: keyframes with captions, and keys. Pure."""
+"""Projects a run with a parameter server to captioned keyframes and keys. Pure."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from distkit.views.servers.history import (
     statuses,
 )
 
-#: The last keyframes are drawn, the others dropped in blocks; the counters count all.
+#: Maximum number of drawn keyframes, and the size of dropped blocks. Counters include them.
 MAX_KEYFRAMES, BLOCK = 6_000, 1_000
 
 
 @dataclass(frozen=True)
 class Row:
-    """A key on a server: the size of its value [bytes], and its part, such as (1, 2) of two."""
+    """A key on a server, with the size of its value [bytes], and its part, such as (1, 2)."""
 
     server: int
     key: str
@@ -40,7 +40,7 @@ class Row:
 
     @property
     def size(self) -> str:
-        """The size and the part, in words."""
+        """The size and the part as text."""
         part = "part {} of {}".format(*self.part) if self.part else ""
         return " · ".join(filter(None, [human_bytes(self.nbytes) if self.nbytes else "", part]))
 
@@ -49,7 +49,8 @@ class Row:
 class Keyframe:
     """An event from ``src`` to ``dst``, with its times [s]; ``end`` is None if it never ended.
 
-    ``who`` and ``more`` tell of it; ``lost``: a server refused its value or dropped it as late.
+    ``who`` and ``more`` describe it. It is ``lost`` if a server refused its value or dropped it as
+    late.
     """
 
     kind: str  # push, pull, weights, init, optimizer, register, book, update or death
@@ -65,14 +66,14 @@ class Keyframe:
 
     @property
     def arrived(self) -> bool:
-        """True if it has ended, or was answered, whether its end was recorded or not."""
+        """True if it has ended, or has a reply although its end was not recorded."""
         answered = isinstance(self.subject, Request) and self.subject.back is not None
         return self.end is not None or answered
 
 
 @dataclass(frozen=True)
 class Serving:
-    """All that is drawn of a run; of its keyframes, those from ``first`` on. Times in [s]."""
+    """The data to draw of a run. Keyframes before ``first`` are not drawn. Times are in seconds."""
 
     trace: EventLog
     live: bool
@@ -82,7 +83,7 @@ class Serving:
     keyframes: list[Keyframe]
     first: int
     rows: dict[ServerKey, Row]
-    status: dict[int, list[Stretch]]  # by drawn worker
+    status: dict[int, list[Stretch]]  # of drawn workers
 
     @property
     def start(self) -> float:
@@ -109,23 +110,23 @@ def project(trace: EventLog, live: bool = False) -> Serving:
 
     Args:
         trace: the run.
-        live: whether the run continues.
+        live: whether the run is in progress.
 
     >>> project(EventLog()).keyframes
     []
     """
-    history, ended = read(trace), endings(trace)
+    history, node_ends = read(trace), endings(trace)
     ranks = {*trace.info.ranks, *history.roles, *trace.ranks}
     names = {rank: name(trace.info, rank) for rank in ranks}
     status = statuses(trace, history, names)
-    found = [*_messages(history, names), *_others(history, ended, names)]
-    found.sort(key=lambda b: (b.end is None, b.end or b.begin, b.begin))
-    first = max(0, -(-(len(found) - MAX_KEYFRAMES) // BLOCK) * BLOCK)
-    return Serving(trace, live, history, names, ended, found, first, _rows(history), status)
+    keyframes = [*_messages(history, names), *_others(history, node_ends, names)]
+    keyframes.sort(key=lambda b: (b.end is None, b.end or b.begin, b.begin))
+    first = max(0, -(-(len(keyframes) - MAX_KEYFRAMES) // BLOCK) * BLOCK)
+    return Serving(trace, live, history, names, node_ends, keyframes, first, _rows(history), status)
 
 
 def _rows(history: ServerHistory) -> dict[ServerKey, Row]:
-    """Return every key on every server with a request for it, in the order of the requests."""
+    """Return every requested key on every server, in the order of the requests."""
     size: Counter[ServerKey] = Counter()
     for r in history.requests:
         if r.span.op is not Op.REGISTER and "optimizer" not in r.span.attributes:
@@ -134,17 +135,17 @@ def _rows(history: ServerHistory) -> dict[ServerKey, Row]:
     parts: dict[str, list[int]] = defaultdict(list)
     for server, key in sorted(size):
         parts[key].append(server)
-    found = {}
+    result = {}
     for (server, key), nbytes in size.items():
-        mine = parts[key]
-        part = (mine.index(server) + 1, len(mine)) if len(mine) > 1 else None
-        found[server, key] = Row(server, clean(key), nbytes, part)
-    return found
+        servers = parts[key]
+        part = (servers.index(server) + 1, len(servers)) if len(servers) > 1 else None
+        result[server, key] = Row(server, clean(key), nbytes, part)
+    return result
 
 
 # -- keyframes --------------------------------------------------------------------------
 
-_SAYS = {
+_TEXTS = {
     "push": "{node} pushes its gradient of {key} to {server}",
     "pull": "{node} asks {server} for {key}",
     "weights": "{server} sends {key} v{version} to {node}",
@@ -164,31 +165,34 @@ def _messages(history: ServerHistory, names: dict[int, str]) -> Iterator[Keyfram
     for r in history.requests:
         op, sent, (server, _) = r.span.op, r.span.start, r.place
         kind = "optimizer" if "optimizer" in r.span.attributes else str(op)
-        carried, nbytes = ("", 0) if op in _ANSWERED else (written(r.value), r.span.nbytes)
+        values, nbytes = ("", 0) if op in _ANSWERED else (written(r.value), r.span.nbytes)
         end = None if r.arrived is None else max(sent, r.arrived)
         lost = r.refused or r.dropped
-        more = [_more(r, history, names), human_bytes(nbytes) if nbytes else "", carried]
+        details = [_more(r, history, names), human_bytes(nbytes) if nbytes else "", values]
         if end is None:
-            more[0] = "it has not arrived" if r.back is None else "not recorded by its server"
-        told = _told(kind, r, names), _line(more)
-        yield Keyframe(kind, r.node, server, sent, end, r, *told, nbytes, lost)
+            details[0] = "not arrived" if r.back is None else "not recorded by its server"
+        captions = _text(kind, r, names), _line(details)
+        yield Keyframe(kind, r.node, server, sent, end, r, *captions, nbytes, lost)
         if r.left is None or r.refused or op not in _ANSWERED:
             continue
         end = None if r.back is None else max(r.left, r.back)
         waited = human_seconds(r.answered - (r.arrived or r.left))
-        more = [f"waited {waited}" if r.held else "answered at once", human_bytes(r.span.nbytes)]
+        details = [
+            f"waited {waited}" if r.held else "answered immediately",
+            human_bytes(r.span.nbytes),
+        ]
         if op is Op.REGISTER:
-            yield Keyframe("book", server, r.node, r.left, end, r, _told("book", r, names))
+            yield Keyframe("book", server, r.node, r.left, end, r, _text("book", r, names))
         else:
-            told = _told("weights", r, names), _line([*more, written(r.value)])
-            yield Keyframe("weights", server, r.node, r.left, end, r, *told, r.span.nbytes)
+            captions = _text("weights", r, names), _line([*details, written(r.value)])
+            yield Keyframe("weights", server, r.node, r.left, end, r, *captions, r.span.nbytes)
 
 
-def _told(kind: str, r: Request, names: dict[int, str]) -> str:
+def _text(kind: str, r: Request, names: dict[int, str]) -> str:
     node, server = (names.get(rank, f"rank {rank}") for rank in (r.node, r.place[0]))
     gives = "gives the first value of" if r.span.dtype else "announces"
-    says = {"node": node, "server": server, "key": r.place[1], "version": r.version}
-    return clean(_SAYS[kind].format(**says, gives=gives))
+    fields = {"node": node, "server": server, "key": r.place[1], "version": r.version}
+    return clean(_TEXTS[kind].format(**fields, gives=gives))
 
 
 def _line(parts: list[str]) -> str:
@@ -203,7 +207,7 @@ def _more(r: Request, history: ServerHistory, names: dict[int, str]) -> str:
         return str(r.span.attributes["optimizer"])
     if op is Op.REGISTER:
         present = sum(time <= (r.arrived or 0.0) for time in history.registered.values())
-        return f"{present} of {len(history.of('worker', 'server'))} have registered"
+        return f"{present} of {len(history.ranks_of('worker', 'server'))} have registered"
     if op is Op.PULL:
         return f"waits for the gradient of {others}" if others else "waits" * r.held
     if r.refused:
@@ -211,40 +215,40 @@ def _more(r: Request, history: ServerHistory, names: dict[int, str]) -> str:
     if op is Op.INIT:
         return ""
     counts = f" · {r.nth} of {history.quorum} have arrived" if r.nth and history.quorum > 1 else ""
-    more = f"computed from v{r.version}" + (": too late, not counted" if r.dropped else counts)
+    text = f"computed from v{r.version}" + (": too late, not counted" if r.dropped else counts)
     applied = f" · applied in v{r.by}" if r.by is not None else ""
-    return more + applied
+    return text + applied
 
 
 def _others(
-    history: ServerHistory, ended: list[Ending], names: dict[int, str]
+    history: ServerHistory, node_ends: list[Ending], names: dict[int, str]
 ) -> Iterator[Keyframe]:
     """Yield the updates and deaths."""
     for u in history.updates:
         yield _update(u, names)
-    for ending in ended:
-        node, time, again, words = ending
-        if words == "died":
-            more = "this is its last heartbeat" if again is None else "another takes its place"
+    for ending in node_ends:
+        node, time, replaced, how = ending
+        if how == "died":
+            more = "this is its last heartbeat" if replaced is None else "another takes its place"
             who = f"{names.get(node, f'rank {node}')} dies"
             yield Keyframe("death", node, node, time, time, ending, who, more)
 
 
 def _update(u: Update, names: dict[int, str]) -> Keyframe:
     server, key = u.place
-    took = {names.get(w, f"rank {w}"): late for w, late in u.late.items()}
-    some = " + ".join(f"{w} ({late} late)" if late else w for w, late in took.items())
-    told = f"{len(took)} gradients" if len(took) > 8 else some
+    staleness = {names.get(w, f"rank {w}"): late for w, late in u.late.items()}
+    names_text = " + ".join(f"{w} ({late} late)" if late else w for w, late in staleness.items())
+    workers = f"{len(staleness)} gradients" if len(staleness) > 8 else names_text
     who = clean(f"{names.get(server, f'rank {server}')} updates {key} to v{u.version}")
-    more = _line([told and f"with {told}", written(u.value)])
+    more = _line([workers and f"with {workers}", written(u.value)])
     return Keyframe("update", server, server, u.begin, u.end, u, who, more)
 
 
 def opening(run: Serving) -> float:
-    """Return the moment to show first: the end of a live run, otherwise its most instructive event.
+    """Return the moment to show first: the end of a live run, else its most instructive event.
 
-    This is the last death, the last pull without an answer, or the first update, if possible with
-    a stale gradient.
+    This is the last death, the last pull without a reply, or the first update, preferably with a
+    stale gradient.
     """
     if run.live:
         return run.end
@@ -258,53 +262,53 @@ def opening(run: Serving) -> float:
     return next(ends, run.end)
 
 
-# -- words ------------------------------------------------------------------------------
+# -- text -------------------------------------------------------------------------------
 
 
 def facts(run: Serving) -> list[str]:
-    """Return the facts beside the title."""
+    """Return the facts next to the title."""
     history = run.history
     modes = (clean(r.place[1]) for r in history.requests if r.span.op is Op.REGISTER)
-    roles = [(len(history.of(role)), role) for role in ("worker", "server")]
+    roles = [(len(history.ranks_of(role)), role) for role in ("worker", "server")]
     counts = [count(n, role) for n, role in roles if n]
     return [*filter(None, [*dict.fromkeys(modes), *counts, run.trace.info.device])]
 
 
 def rule_sentence(history: ServerHistory) -> str:
-    """Return the consistency rule of this run's servers, in a sentence."""
-    workers, most, rule = len(history.of("worker")), history.quorum, history.rule
-    known = history.updates or any(r.span.op is Op.REGISTER for r in history.requests)
-    if not known or not workers:
+    """Return a sentence about the consistency rule of the run's servers."""
+    workers, quorum, rule = len(history.ranks_of("worker")), history.quorum, history.rule
+    has_servers = history.updates or any(r.span.op is Op.REGISTER for r in history.requests)
+    if not has_servers or not workers:
         return ""
-    if most <= 1 and workers > 1 and rule.staleness is not None:
+    if quorum <= 1 and workers > 1 and rule.staleness is not None:
         return (
             "Each gradient is applied when it arrives. A worker that is more than "
             f"{count(rule.staleness, 'gradient')} ahead of another waits in its pull."
         )
-    if most <= 1 and workers > 1:
+    if quorum <= 1 and workers > 1:
         return (
-            "Each gradient is applied when it arrives: no worker waits for another's. A gradient "
-            "is late when others updated the value after its worker had pulled it."
+            "Each gradient is applied when it arrives: no worker waits for another. A gradient "
+            "is late if others updated the value after its worker had pulled it."
         )
-    if most == workers > 1:
-        fewer = any(0 < len(u.late) < most for u in history.updates)
+    if quorum == workers > 1:
+        fewer = any(0 < len(u.late) < quorum for u in history.updates)
         return (
             f"An update takes one gradient of each of the {workers} workers. They are collected "
             "in the inbox of their key, and pulls wait for the update."
         ) + (" Some updates of this run took fewer." if fewer else "")
-    late = " of a round. Later ones are not counted." if most > 1 else "."
-    return f"An update takes the first {count(most, 'gradient')}{late}"
+    late = " of a round. Later ones are not counted." if quorum > 1 else "."
+    return f"An update takes the first {count(quorum, 'gradient')}{late}"
 
 
 def notes(run: Serving) -> list[str]:
-    """Return the notices that report no problem."""
+    """Return the notices that are not warnings."""
     late = sum(r.dropped for r in run.history.requests)
-    whole = len(run.keyframes)
-    found = [
-        (f"{count(late, 'gradient')} came too late: not counted", late),
-        (f"the last {whole - run.first:,} of {whole:,} messages and updates are shown", run.first),
+    total = len(run.keyframes)
+    texts = [
+        (f"{count(late, 'gradient')} too late, not counted", late),
+        (f"the last {total - run.first:,} of {total:,} messages and updates are shown", run.first),
     ]
-    return [words for words, shown in found if shown]
+    return [words for words, shown in texts if shown]
 
 
 def notices(run: Serving) -> list[str]:
@@ -315,15 +319,17 @@ def notices(run: Serving) -> list[str]:
     lost = sum(not b.arrived and b.kind != "update" for b in run.keyframes)
     dropped = run.trace.dropped
     dead = [names[rank] for rank in info.ends if info.died(rank) and rank in names]
-    again = [one.name for one in info.replaced]
-    servers = [name for rank in history.of("server") if (name := names[rank]) in (*dead, *again)]
-    found = [
+    replaced = [replacement.name for replacement in info.replaced]
+    servers = [
+        name for rank in history.ranks_of("server") if (name := names[rank]) in (*dead, *replaced)
+    ]
+    texts = [
         (f"{', '.join(dead)} died", dead),
-        (f"{', '.join(again)} died and had to be replaced", again),
-        (f"what {joined(servers)} recorded last may be missing: counts may be too low", servers),
+        (f"{', '.join(replaced)} died and had to be replaced", replaced),
+        (f"the last events of {joined(servers)} may be missing: counts may be too low", servers),
         (f"{count(stuck, 'pull')} never answered", stuck and not run.live),
         (f"{count(lost, 'message')} did not arrive", lost and not run.live),
         (f"{count(refused, 'request')} refused", refused),
         (f"{count(dropped, 'event')} dropped: the recorder's buffer was full", dropped),
     ]
-    return [words for words, shown in found if shown] + notes(run)
+    return [words for words, shown in texts if shown] + notes(run)

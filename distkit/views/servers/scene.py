@@ -1,6 +1,6 @@
-"""The view of a parameter server: servers, keys, inboxes, workers, messages.
+"""Draws a parameter server: servers with keys and inboxes, workers, and messages.
 
-history.py reads the events, projection.py makes keyframes of them and captions these.
+history.py reads the events, projection.py turns them into captioned keyframes.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ Point = tuple[float, float]
 
 #: Layers, from the lowest: messages in flight do not cover keys and versions.
 LINK, CARD, NOW, FLIGHT, ROW, ARC, WORKER, TOKEN = range(8)
-#: Widths of the picture, and of the field to the left of a scheduler and servers not drawn [px].
+#: Widths of the picture, and of the area left of a scheduler and of undrawn servers [px].
 WIDTH, FIELD = 720, 580
 #: Maximum numbers of drawn servers, keys per server, workers of an update, waiting pulls and wait
 #: bars.
 MAX_SERVERS, MAX_KEYS, NAMED, MANY, LANES = 4, 6, 8, 5, 8
-HEAD, TALL, GAP, MARGIN, AISLE = 36, 50, 20, 8, 136  # heights, and the distance to the workers
+HEAD, TALL, GAP, MARGIN, AISLE = 36, 50, 20, 8, 136  # heights, and distance to the workers
 #: Position, distance and height of the wait bars; width of the side panel [px].
 LEFT, RIGHT, PITCH, BAR, SIDE = 78, WIDTH - 82, 12, 7, 200
 #: The last bin of the histogram counts gradients of at least this staleness; width and height of
@@ -81,7 +81,7 @@ LEGEND: list[tuple[list[Shape], float, str]] = [
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A key on a card: its box, the width of a slot of its inbox, where pulls wait."""
+    """The geometry of a key: its box, the width of an inbox slot, and where pulls wait."""
 
     x: float
     y: float
@@ -91,7 +91,7 @@ class Spot:
 
     @property
     def pill(self) -> Point:
-        """The center of its version."""
+        """The center of the version."""
         return self.x + self.w - 19, self.y + 13
 
 
@@ -108,25 +108,25 @@ class _Painter:
     def __init__(self, run: Serving) -> None:
         self.run, history = run, run.history
         self.lanes = {rank: lane for lane, rank in enumerate(run.trace.ranks)}
-        servers, self.workers, scheduler = map(history.of, ("server", "worker", "scheduler"))
-        self.quorum, all_ = history.quorum, len(self.workers)
-        #: The workers with a slot in each inbox; none if slots are shared.
-        self.owners = self.workers if self.quorum == all_ > 1 else []
+        servers, self.workers, scheduler = map(history.ranks_of, ("server", "worker", "scheduler"))
+        self.quorum, total = history.quorum, len(self.workers)
+        #: The owners of the slots of each inbox; none if workers share slots.
+        self.owners = self.workers if self.quorum == total > 1 else []
         self.field = FIELD if scheduler or len(servers) > MAX_SERVERS else WIDTH
-        self.point: dict[int, Point] = {}  # where messages end, by rank
-        self.spots: dict[ServerKey, Spot] = {}  # of the keys that are drawn
+        self.point: dict[int, Point] = {}  # end points of messages, by rank
+        self.spots: dict[ServerKey, Spot] = {}  # of drawn keys
         self.scene, self.side = Scene(WIDTH, 0, run.start), Scene(SIDE, 170, run.start)
         self.servers, self.workers = servers[:MAX_SERVERS], self.workers[:MAX_WORKERS]
         bottom = self._servers(servers)
-        self.radius, spots = 22.0 if all_ <= 6 else 17.0, max(1, min(all_, MAX_WORKERS + 1))
+        self.radius, spots = 22.0 if total <= 6 else 17.0, max(1, min(total, MAX_WORKERS + 1))
         self.pitch = min(240.0, self.field / spots)
         left, self.row = (self.field - self.pitch * (spots - 1)) / 2, bottom + AISLE
         places = [round(left + i * self.pitch, 1) for i in range(spots)]
         self.center = dict(zip(self.workers, places, strict=False))
         top = self.row - self.radius
         self.point |= {rank: (x, top) for rank, x in self.center.items()}
-        if more := all_ - len(self.workers):
-            self._stub(history.of("worker"), (places[-1], self.row), f"+ {more:,}")
+        if hidden := total - len(self.workers):
+            self._stub(history.ranks_of("worker"), (places[-1], self.row), f"+ {hidden:,}")
         self.scheduler = (WIDTH - 66, bottom + AISLE / 2 - 14)
         self.point |= dict.fromkeys(scheduler, (WIDTH - 128, self.scheduler[1]))
         self.bars = (self.row + self.radius if self.workers else 70.0) + 46
@@ -137,7 +137,7 @@ class _Painter:
         for a in self.workers:
             for b in self.servers:
                 self.scene.add(0, 0, line(self.point[a], self.point[b], "link"))
-        if run.history.of("scheduler"):
+        if run.history.ranks_of("scheduler"):
             self._scheduler()
         for place, spot in self.spots.items():
             self._row(run.rows[place], spot)
@@ -161,7 +161,7 @@ class _Painter:
             notes=notes(run),
             said=rule_sentence(run.history),
             live=run.live,
-            empty="" if drawn or run.history.of("server") else waiting,
+            empty="" if drawn or run.history.ranks_of("server") else waiting,
             legend=LEGEND if any(g.late for g in run.history.gradients) else LEGEND[:-1],
             opening=self.scene.when(opening(run)),
             keyframes=[self._caption(keyframe) for keyframe in drawn],
@@ -171,12 +171,12 @@ class _Painter:
         )
 
     def _caption(self, keyframe: Keyframe) -> Json:
-        asked = isinstance(keyframe.subject, Request)
-        where = keyframe.subject.span.where.rpartition("/")[2] if asked else ""
-        words = {"who": keyframe.who, "more": keyframe.more, "where": clean(where)}
+        is_request = isinstance(keyframe.subject, Request)
+        where = keyframe.subject.span.where.rpartition("/")[2] if is_request else ""
+        texts = {"who": keyframe.who, "more": keyframe.more, "where": clean(where)}
         end = None if keyframe.end is None else self.scene.when(keyframe.end)
-        known = {key: word for key, word in words.items() if word}
-        return {"begin": self.scene.when(keyframe.begin), "end": end, **known}
+        present = {key: text for key, text in texts.items() if text}
+        return {"begin": self.scene.when(keyframe.begin), "end": end, **present}
 
     def _lane(self, rank: int) -> int:
         return self.lanes.get(rank, 7)
@@ -184,60 +184,64 @@ class _Painter:
     # -- fixed marks ------------------------------------------------------------------------
 
     def _servers(self, servers: list[int]) -> float:
-        """Draw a card of equal height for each drawn server; return their bottom edge."""
+        """Draw the cards of servers, all of equal height; return their bottom edge."""
         drawn = self.servers
         keys: dict[int, list[ServerKey]] = defaultdict(list)
         for place in self.run.rows:
             keys[place[0]].append(place)
         n, most = max(1, len(drawn)), max((len(keys[s]) for s in drawn), default=0)
-        wide = min(340.0, (self.field - 2 * MARGIN - GAP * (n - 1)) / n)
-        left = (self.field - n * wide - GAP * (n - 1)) / 2
-        high = HEAD + TALL * max(1, min(most, MAX_KEYS)) + (22 if most > MAX_KEYS else 6)
+        width = min(340.0, (self.field - 2 * MARGIN - GAP * (n - 1)) / n)
+        left = (self.field - n * width - GAP * (n - 1)) / 2
+        height = HEAD + TALL * max(1, min(most, MAX_KEYS)) + (22 if most > MAX_KEYS else 6)
         for i, server in enumerate(drawn):
-            x, w, found = round(left + i * (wide + GAP), 1), round(wide, 1), keys[server]
-            words = f"and {len(found) - MAX_KEYS} more keys" if len(found) > MAX_KEYS else ""
+            x, w, server_keys = round(left + i * (width + GAP), 1), round(width, 1), keys[server]
+            note = (
+                f"and {len(server_keys) - MAX_KEYS} more keys"
+                if len(server_keys) > MAX_KEYS
+                else ""
+            )
             shapes = (
-                rect(w, high, "card", r=10),
+                rect(w, height, "card", r=10),
                 rect(11, 11, "own", x=12, y=13, r=3, lane=self._lane(server)),
                 text(self.run.names[server], "name", x=30, y=23),
-                text(words, "words", x=12, y=high - 8),
+                text(note, "words", x=12, y=height - 8),
             )
-            self.scene.add(x, MARGIN, *shapes[: 4 if words else 3], layer=CARD)
-            self.point[server] = x + w / 2, MARGIN + high
-            for nth, place in enumerate(found[:MAX_KEYS]):
+            self.scene.add(x, MARGIN, *shapes[: 4 if note else 3], layer=CARD)
+            self.point[server] = x + w / 2, MARGIN + height
+            for nth, place in enumerate(server_keys[:MAX_KEYS]):
                 slot = min(38.0, max(w - 138, 0.4 * w) / self.quorum)
                 wait = x + 12 + self.quorum * slot + 11
                 self.spots[place] = Spot(x + 12, MARGIN + HEAD + TALL * nth, w - 24, slot, wait)
-        if more := len(servers) - len(drawn):
-            self._stub(servers, (WIDTH - 64, 40), f"+ {more:,} servers")
-        return MARGIN + high if drawn else 80.0 - AISLE
+        if hidden := len(servers) - len(drawn):
+            self._stub(servers, (WIDTH - 64, 40), f"+ {hidden:,} servers")
+        return MARGIN + height if drawn else 80.0 - AISLE
 
     def _stub(self, ranks: list[int], place: Point, words: str) -> None:
-        """Draw one placeholder for all undrawn nodes of a role."""
+        """Draw a placeholder for the undrawn nodes of a role."""
         self.point = dict.fromkeys(ranks, place) | self.point
         self.scene.add(*place, text(words, "words", y=5, anchor="middle"), layer=CARD)
 
     def _scheduler(self) -> None:
         history = self.run.history
-        registered, all_ = history.registered, len(history.of("worker", "server"))
+        registered, total = history.registered, len(history.ranks_of("worker", "server"))
         box = rect(124, 54, "card", x=-62, y=-27, r=27)
         name = text("scheduler", "name", y=-2, anchor="middle")
         self.scene.add(*self.scheduler, box, name, layer=CARD)
         for begin, end, n in steps(sorted(registered.values())):
-            told = f"all {all_} registered" if n >= all_ else f"{n} of {all_} registered"
-            words = text(told, "words", y=16, anchor="middle")
-            self.scene.add(*self.scheduler, words, begin=begin, end=end, layer=CARD)
+            label = f"all {total} registered" if n >= total else f"{n} of {total} registered"
+            shape = text(label, "words", y=16, anchor="middle")
+            self.scene.add(*self.scheduler, shape, begin=begin, end=end, layer=CARD)
 
     def _row(self, row: Row, spot: Spot) -> None:
-        """Draw the fixed marks of a key: name, size and empty inbox."""
-        name, after = _headed(row, spot.w)
+        """Draw the name, size and empty inbox of a key."""
+        name, x_size = _shortened_name(row, spot.w)
         shapes = [
             rect(spot.w + 10, 47, "hover", x=-5, y=-2),
             title(", ".join(filter(None, [row.key, row.size]))),
             text(name, "key", y=17),
         ]
-        if after + text_width(row.size, 11.5) < spot.w - 42:
-            shapes.append(text(row.size, "size", x=after, y=17))
+        if x_size + text_width(row.size, 11.5) < spot.w - 42:
+            shapes.append(text(row.size, "size", x=x_size, y=17))
         for n in range(self.quorum):
             x, w = n * spot.slot, _slot_width(spot)
             shapes.append(rect(w, 17, "slot", x=x, y=26, r=min(4, w / 2)))
@@ -249,22 +253,25 @@ class _Painter:
     # -- states ----------------------------------------------------------------------------
 
     def _slot_of(self, g: Request) -> int:
-        """Return the slot of a gradient in its inbox: its worker's, or the next one."""
+        """Return the inbox slot of a gradient: that of its worker, or the next one."""
         own = self.owners.index(g.node) if g.node in self.owners else g.nth - 1
         return min(max(own, 0), self.quorum - 1)
 
     def _inboxes(self) -> None:
-        """Draw gradients in their slots, and waiting pulls."""
-        lying: dict[tuple[Spot, int], list[Any]] = defaultdict(list)
+        """Draw the gradients in inboxes, and waiting pulls."""
+        waiting: dict[tuple[Spot, int], list[Any]] = defaultdict(list)
         for g in self.run.history.gradients:
             if g.place in self.spots:
-                lying[self.spots[g.place], self._slot_of(g)].append((g.arrived, g.taken, g))
-        for (spot, slot), spans in lying.items():
-            over = spot.x + slot * spot.slot - 0.5, spot.y + 25.5  # covers the empty slot's edge
-            for begin, end, here in pieces(spans):
-                words = f"×{len(here)}" if len(here) > 1 else f"∇v{here[0].version}"
-                box = _box(_slot_width(spot) + 1, 18, words, self._lane(here[0].node))
-                self.scene.add(*over, *box, begin=begin, end=end, layer=ROW)
+                waiting[self.spots[g.place], self._slot_of(g)].append((g.arrived, g.taken, g))
+        for (spot, slot), spans in waiting.items():
+            position = (
+                spot.x + slot * spot.slot - 0.5,
+                spot.y + 25.5,
+            )  # covers the empty slot's edge
+            for begin, end, gradients in pieces(spans):
+                words = f"×{len(gradients)}" if len(gradients) > 1 else f"∇v{gradients[0].version}"
+                box = _box(_slot_width(spot) + 1, 18, words, self._lane(gradients[0].node))
+                self.scene.add(*position, *box, begin=begin, end=end, layer=ROW)
         held: dict[Spot, list[Any]] = defaultdict(list)
         for r in self.run.history.requests:
             if r.held and r.place in self.spots:
@@ -284,28 +291,28 @@ class _Painter:
             yield text(f"+{len(workers) - shown}", "small", x=15 * shown - 3, y=4)
 
     def _versions(self, row: Row, versions: list[Version], spot: Spot) -> None:
-        """Draw the versions of a key, its values if few, and the workers of its last update."""
+        """Draw the versions of a key, its values if few, and the workers of the last update."""
         none = text("no value yet", "small", x=19, y=4, anchor="end")
         first = versions[0][0] if versions else None
         self.scene.add(*spot.pill, none, end=first, layer=ROW)
         ends = [*(time for time, *_ in versions[1:]), None]
-        for (begin, version, late, told), end in zip(versions, ends, strict=False):
-            when: Any = {"begin": begin, "end": end, "layer": ROW}
-            if told:
-                self.scene.add(spot.x, spot.y, *_values(row, spot.w, version, told), **when)
-            self.scene.add(*spot.pill, *_pill(version, "pill", "version"), **when)
+        for (begin, version, late, values), end in zip(versions, ends, strict=False):
+            interval: Any = {"begin": begin, "end": end, "layer": ROW}
+            if values:
+                self.scene.add(spot.x, spot.y, *_values(row, spot.w, version, values), **interval)
+            self.scene.add(*spot.pill, *_pill(version, "pill", "version"), **interval)
             if late:
-                self.scene.add(spot.x + spot.w, spot.y + 39, *self._last(late), **when)
+                self.scene.add(spot.x + spot.w, spot.y + 39, *self._last_update(late), **interval)
 
-    def _last(self, took: Mapping[int, int]) -> list[Shape]:
+    def _last_update(self, staleness: Mapping[int, int]) -> list[Shape]:
         """Return the workers of the last update, and the staleness of their gradients."""
-        late = max(took.values())
-        words = f"{late} late" if late else "fresh" if len(took) == 1 else ""
+        late = max(staleness.values())
+        words = f"{late} late" if late else "fresh" if len(staleness) == 1 else ""
         left = -text_width(words, 14) - 13 if words else -6
-        told = [text(words, "late" if late else "size", anchor="end")] if words else []
-        return told + [
+        shapes = [text(words, "late" if late else "size", anchor="end")] if words else []
+        return shapes + [
             circle(4.2, "own", x=left - 11 * i, y=-4, lane=self._lane(worker))
-            for i, worker in enumerate(reversed(list(took)[:4]))
+            for i, worker in enumerate(reversed(list(staleness)[:4]))
         ]
 
     def _statuses(self, worker: int) -> None:
@@ -320,34 +327,34 @@ class _Painter:
                     self.scene.add(0, 0, *arc, begin=begin, end=end, layer=ARC)
 
     def _worker(self, rank: int, status: Status) -> list[Shape]:
-        """Return a worker: hollow and dashed while it waits, pale after it has ended."""
+        """Return a worker: hollow and dashed while it waits, pale once it has ended."""
         r, name, waits = self.radius, self.run.names[rank], status.kind == "waits"
         style = {"waits": "waiting", "ended": "pale"}.get(status.kind, "own")
-        look, lane = "number" if style == "own" else "hollow", self._lane(rank)
+        text_style, lane = "number" if style == "own" else "hollow", self._lane(rank)
         shapes = [
             title(f"{name} {status.text}".strip(), aloud=waits),
             circle(r, style, lane=lane),
-            text(str(rank), look, y=r * 0.34, anchor="middle", lane=lane, size=r * 0.95),
+            text(str(rank), text_style, y=r * 0.34, anchor="middle", lane=lane, size=r * 0.95),
         ]
         if status.text == "died":
-            near, far = 0.4 * r, 1.1 * r  # beside the number
+            near, far = 0.4 * r, 1.1 * r  # next to the number
             cross = f"M{near} {-far}L{far} {-near}M{far} {-far}L{near} {-near}"
             shapes.append(path(cross, "cross"))
         if self.pitch >= 66:
             size = 0 if r > 20 else 11.0
-            below, look = cut(name, self.pitch, 12), "strong" if waits else "words"
+            below, text_style = cut(name, self.pitch, 12), "strong" if waits else "words"
             shapes.append(text(below, "name", y=r + 17, anchor="middle", size=size))
-            words = status.text
-            if text_width(words, size or 13) > self.pitch:
-                words = cut(words.replace("worker ", ""), self.pitch, 11)
-            if words:
-                shapes.append(text(words, look, y=r + 33, anchor="middle", size=size))
+            status_text = status.text
+            if text_width(status_text, size or 13) > self.pitch:
+                status_text = cut(status_text.replace("worker ", ""), self.pitch, 11)
+            if status_text:
+                shapes.append(text(status_text, text_style, y=r + 33, anchor="middle", size=size))
         return shapes
 
     # -- messages in flight ------------------------------------------------------------------
 
     def _keyframe(self, i: int, keyframe: Keyframe) -> None:
-        """Draw a message in flight, and the frame held after its end."""
+        """Draw a message in flight, and the frame held at its end."""
         begin, end, lane = keyframe.begin, keyframe.end, self._lane(keyframe.src)
         spot = self.spots.get(getattr(keyframe.subject, "place", (-1, "")))
         if spot and end is not None:
@@ -359,24 +366,28 @@ class _Painter:
         if keyframe.src == keyframe.dst or a is None or b is None:
             return
         a, b = self._ends(keyframe, spot, a, b)
-        plain = "wrong" if keyframe.lost else "answer" if keyframe.kind == "book" else ""
-        head = {"wrong": "bad", "answer": "gray"}.get(plain, "own")
+        style = "wrong" if keyframe.lost else "answer" if keyframe.kind == "book" else ""
+        head = {"wrong": "bad", "answer": "gray"}.get(style, "own")
         token = self._token(keyframe, lane)
         if end is None:
-            over = self._replaced(keyframe)
-            way, middle = arrow(a, b, "lost", "bad"), ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
-            self.scene.add(0, 0, *way, begin=begin, end=over, layer=FLIGHT)
-            self.scene.add(*middle, *token, begin=begin, end=over, layer=TOKEN)
+            replaced = self._replaced(keyframe)
+            shapes, middle = arrow(a, b, "lost", "bad"), ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
+            self.scene.add(0, 0, *shapes, begin=begin, end=replaced, layer=FLIGHT)
+            self.scene.add(*middle, *token, begin=begin, end=replaced, layer=TOKEN)
             return
-        way = arrow(a, b, plain or "flight", head, lane=lane)
-        self.scene.add(0, 0, *way, begin=begin, end=end, layer=FLIGHT)
+        shapes = arrow(a, b, style or "flight", head, lane=lane)
+        self.scene.add(0, 0, *shapes, begin=begin, end=end, layer=FLIGHT)
         self.scene.add(*a, *token, begin=begin, end=end, to=b, layer=TOKEN)
-        self.scene.hold_frame(i, 0, 0, *arrow(a, b, plain or "past", head, lane=lane), layer=FLIGHT)
+        self.scene.hold_frame(i, 0, 0, *arrow(a, b, style or "past", head, lane=lane), layer=FLIGHT)
 
     def _replaced(self, keyframe: Keyframe) -> float | None:
-        """Return the time when another takes the place of a sender that died later."""
-        times = (again for node, _, again, _ in self.run.endings if node == keyframe.src and again)
-        return next((again for again in times if again > keyframe.begin), None)
+        """Return when the sender of a keyframe was replaced after it died, else None."""
+        times = (
+            replaced
+            for node, _, replaced, _ in self.run.endings
+            if node == keyframe.src and replaced
+        )
+        return next((replaced for replaced in times if replaced > keyframe.begin), None)
 
     def _token(self, keyframe: Keyframe, lane: int) -> tuple[Shape, ...]:
         """Return the token of a message: a gradient with its version, weights, or a request."""
@@ -404,7 +415,7 @@ class _Painter:
     def _ends(
         self, keyframe: Keyframe, spot: Spot | None, a: Point, b: Point
     ) -> tuple[Point, Point]:
-        """Return the end points of a message, of which one may be at a mark of a key."""
+        """Return the end points of a message; one of them may be at a key."""
         kind = keyframe.kind
         if spot and kind == "push":
             x = spot.x + self._slot_of(keyframe.subject) * spot.slot + _slot_width(spot) / 2
@@ -425,25 +436,25 @@ class _Painter:
             if keyframe.kind == "update" and keyframe.end is not None:
                 row, late = self.run.rows[keyframe.subject.place], keyframe.subject.late
                 part = " {}/{}".format(*row.part) if row.part else ""
-                some = list(late.items())[:NAMED]
-                who = [[self._lane(w), str(w), f"{n} late" if n else ""] for w, n in some]
+                shown = list(late.items())[:NAMED]
+                workers = [[self._lane(w), str(w), f"{n} late" if n else ""] for w, n in shown]
                 others = max(0, len(late) - NAMED)
-                yield [i, row.key, row.key, part, f"v{keyframe.subject.version}", who, others]
+                yield [i, row.key, row.key, part, f"v{keyframe.subject.version}", workers, others]
 
     def _waiting(self) -> None:
         """Draw a bar per worker over the whole run: full while waiting, pale while computing."""
         run, workers = self.run, self.workers[:LANES]
         span = max(run.end - run.start, 1e-12)
         for i, w in enumerate(workers):
-            spent = list(self._spent(w))
-            waited = sum(end - begin for kind, begin, end in spent if kind == "waits")
+            activities = list(self._activities(w))
+            waited = sum(end - begin for kind, begin, end in activities if kind == "waits")
             styles = {"waits": "own", "works": "pale"}
-            bars = _stripes(spent, run.start, span)
+            bars = _stripes(activities, run.start, span)
             self.scene.add(
                 0,
                 self.bars + PITCH * i,
                 text(run.names[w], "small", x=LEFT - 8, y=8, anchor="end"),
-                rect(8, BAR, "own", x=RIGHT + 8, y=2, lane=self._lane(w)),  # as its waits are drawn
+                rect(8, BAR, "own", x=RIGHT + 8, y=2, lane=self._lane(w)),  # colour of its waits
                 text(f"waits {100 * waited / span:.0f} %", "small", x=RIGHT + 20, y=8),
                 title(f"{run.names[w]}: full while it waits for others, pale while it computes"),
                 *(path(d, styles[kind], lane=self._lane(w)) for kind, d in bars.items()),
@@ -454,8 +465,8 @@ class _Painter:
             self.scene.add(*a, cursor, end=run.end, to=b, steady=True, layer=TOKEN)
             self.scene.add(*b, cursor, begin=run.end, layer=TOKEN)
 
-    def _spent(self, worker: int) -> Iterator[tuple[str, float, float]]:
-        """Yield the intervals in which a worker waits or computes, in picture time."""
+    def _activities(self, worker: int) -> Iterator[tuple[str, float, float]]:
+        """Yield the intervals in which a worker waits or computes, clipped to the picture."""
         for begin, end, status in self.run.status[worker]:
             a, b = max(begin, self.run.start), self.run.end if end is None else end
             if status.kind in ("waits", "works") and a < b:
@@ -463,40 +474,40 @@ class _Painter:
 
     def _counters(self) -> None:
         """Draw the numbers of pushes, pulls and updates so far."""
-        of = {"pushes": "push", "pulls": "weights", "updates": "update"}
-        for i, (noun, kind) in enumerate(of.items()):
-            done = self.run.done(kind)
-            sums = list(accumulate((b.nbytes for b in done), initial=0))
-            for begin, end, n in steps(b.end or 0.0 for b in done):
+        kinds = {"pushes": "push", "pulls": "weights", "updates": "update"}
+        for i, (noun, kind) in enumerate(kinds.items()):
+            completed = self.run.done(kind)
+            sums = list(accumulate((b.nbytes for b in completed), initial=0))
+            for begin, end, n in steps(b.end or 0.0 for b in completed):
                 shapes = [text(f"{n:,}", "figure"), text(human_bytes(sums[n]), "small", y=29)]
-                some = shapes[: 1 if kind == "update" else 2]
-                self.side.add(70 * i, 18, *some, begin=begin, end=end)
+                visible = shapes[: 1 if kind == "update" else 2]
+                self.side.add(70 * i, 18, *visible, begin=begin, end=end)
             self.side.add(70 * i, 33, text(noun, "small"))
 
     def _staleness(self) -> None:
-        """Draw a histogram of the gradients so far, with the bins of the whole run."""
+        """Draw a histogram of the staleness so far, with the bins of the whole run."""
         gradients, side, floor = self.run.history.gradients, self.side, 84 + HIGH
         taken = sorted((g.taken, min(g.late, LATEST)) for g in gradients if g.late is not None)
         bins = histogram(late for _, late in taken)
         pitch, most = min(40.0, ROOM / len(bins)), max(1, *bins)
         for begin, end, n in steps([end for end, _ in taken[:1]]):
-            words = "gradients, by staleness" if n else "no gradient applied yet"
-            side.add(0, 66, text(words, "small"), begin=begin, end=end)
+            label = "gradients, by staleness" if n else "no gradient applied yet"
+            side.add(0, 66, text(label, "small"), begin=begin, end=end)
         side.add(0, floor, path(f"M0 0H{pitch * len(bins):.1f}", "axis"))
-        for y, words in (
+        for y, label in (
             (30, "updates between a worker's pull"),
             (43, "and the use of its gradient"),
         ):
-            side.add(0, floor + y, text(words, "small"))
+            side.add(0, floor + y, text(label, "small"))
         for i in range(len(bins)):
-            side.add((i + 0.5) * pitch, floor + 14, text(_named(i), "tick", anchor="middle"))
+            side.add((i + 0.5) * pitch, floor + 14, text(_bin_label(i), "tick", anchor="middle"))
             for begin, end, n in steps([time for time, late in taken if late == i]):
                 if n:
-                    tall = max(2.0, HIGH * n / most)
-                    told = f"{count(n, 'gradient')} of staleness {_named(i)}"
-                    bar = rect(pitch - 2, tall, "bad" if i else "gray", x=1, y=-tall, r=1)
-                    number = text(f"{n:,}", "count", x=pitch / 2, y=-tall - 4, anchor="middle")
-                    side.add(i * pitch, floor, title(told), bar, number, begin=begin, end=end)
+                    height = max(2.0, HIGH * n / most)
+                    hint = f"{count(n, 'gradient')} of staleness {_bin_label(i)}"
+                    bar = rect(pitch - 2, height, "bad" if i else "gray", x=1, y=-height, r=1)
+                    number = text(f"{n:,}", "count", x=pitch / 2, y=-height - 4, anchor="middle")
+                    side.add(i * pitch, floor, title(hint), bar, number, begin=begin, end=end)
 
 
 def histogram(late: Iterable[int]) -> list[int]:
@@ -505,11 +516,11 @@ def histogram(late: Iterable[int]) -> list[int]:
     >>> histogram([0, 0, 1]), histogram([700])[-1]
     ([2, 1, 0], 1)
     """
-    found = Counter(min(value, LATEST) for value in late)
-    return [found[n] for n in range(max([2, *found]) + 1)]  # the axis has at least three values
+    counts = Counter(min(value, LATEST) for value in late)
+    return [counts[n] for n in range(max([2, *counts]) + 1)]  # the axis has at least three values
 
 
-def _named(staleness: int) -> str:
+def _bin_label(staleness: int) -> str:
     return f"{staleness}+" if staleness == LATEST else str(staleness)
 
 
@@ -518,19 +529,19 @@ def _slot_width(spot: Spot) -> float:
     return round(max(0.7 * spot.slot, spot.slot - 4), 1)
 
 
-def _headed(row: Row, w: float) -> tuple[str, float]:
-    """Return the name of a key, shortened to fit, and where the size follows."""
+def _shortened_name(row: Row, w: float) -> tuple[str, float]:
+    """Return the name of a key, shortened to fit, and the x coordinate after it."""
     name = cut(row.key, w - 50, 13)
     return name, 7.9 * len(name) + 8
 
 
-def _values(row: Row, w: float, version: int, told: str) -> Iterator[Shape]:
-    """Yield the values of a key: in a tooltip, and before its version if there is room."""
+def _values(row: Row, w: float, version: int, values: str) -> Iterator[Shape]:
+    """Yield the values of a key as a tooltip, and before its version if they fit."""
     yield rect(w + 10, 47, "hover", x=-5, y=-2)
-    yield title(f"{row.key} v{version} = {told}")
-    _, after = _headed(row, w)
-    if after + text_width(row.size, 11.5) + 6.7 * len(told) < w - 54:
-        yield text(told, "worth", x=w - 44, y=17, anchor="end")
+    yield title(f"{row.key} v{version} = {values}")
+    _, x_size = _shortened_name(row, w)
+    if x_size + text_width(row.size, 11.5) + 6.7 * len(values) < w - 54:
+        yield text(values, "worth", x=w - 44, y=17, anchor="end")
 
 
 @cached_drawing
@@ -545,13 +556,13 @@ def _box(
 
 
 @cached_drawing
-def _pill(version: int | None, style: str, words: str) -> tuple[Shape, ...]:
-    """Return a version, centered."""
-    told = f"v{version}"
-    w = max(34, 8 * len(told) + 14)
+def _pill(version: int | None, style: str, text_style: str) -> tuple[Shape, ...]:
+    """Return a version number, centered."""
+    label = f"v{version}"
+    w = max(34, 8 * len(label) + 14)
     return (
         rect(w, 20, style, x=-w / 2, y=-10, r=10),
-        text(told, words, y=4.5, anchor="middle"),
+        text(label, text_style, y=4.5, anchor="middle"),
     )
 
 
@@ -568,33 +579,33 @@ def _arc(a: float, b: float, y: float, r: float) -> tuple[Shape, ...]:
 
 
 def _stripes(
-    spent: Sequence[tuple[str, float, float]], start: float, span: float
+    activities: Sequence[tuple[str, float, float]], start: float, span: float
 ) -> dict[str, str]:
     """Return paths of waiting and computing, at most one interval per pixel."""
-    found: dict[str, str] = defaultdict(str)
+    paths: dict[str, str] = defaultdict(str)
     reached = 0.0
-    for kind, begin, end in spent:
+    for kind, begin, end in activities:
         a, b = (LEFT + (t - start) / span * (RIGHT - LEFT) for t in (begin, end))
         if b >= reached + 1 and b - a >= 0.5:
             a, reached = max(a, reached), b
-            found[kind] += f"M{a:.1f} 2h{b - a:.1f}v{BAR}h{a - b:.1f}z"
-    return found
+            paths[kind] += f"M{a:.1f} 2h{b - a:.1f}v{BAR}h{a - b:.1f}z"
+    return paths
 
 
 MAX_ROWS = 24  # keys in the table
 
 
 def to_table(run: Serving) -> str:
-    """Return the end of a run as text: keys and their versions, waits, and counters."""
+    """Return the final state of a run as text: keys with versions, waits, and counters."""
     lines = [f"{run.title}: {', '.join(facts(run))}".rstrip(": ")]
     if not run.keyframes:
         return f"{lines[0]}\n  {NOTHING}"
     history = run.history
-    lying = Counter(g.place for g in history.gradients if g.taken > run.end)
+    in_inbox = Counter(g.place for g in history.gradients if g.taken > run.end)
     for place, row in list(run.rows.items())[:MAX_ROWS]:
         versions = history.versions[place]
         version = f"v{versions[-1][1]}" if versions else "no value"
-        inbox = f", {count(lying[place], 'gradient')} in the inbox" if lying[place] else ""
+        inbox = f", {count(in_inbox[place], 'gradient')} in the inbox" if in_inbox[place] else ""
         size = (row.size or "0 B").replace(" · ", ", ")
         lines.append(f"  {run.names[row.server]}: {row.key} {version} ({size}){inbox}")
     if len(run.rows) > MAX_ROWS:
@@ -602,13 +613,13 @@ def to_table(run: Serving) -> str:
     last = {node: stretches[-1][2] for node, stretches in run.status.items()}
     lines += [f"  {run.names[n]} {s.text}" for n, s in last.items() if s.kind == "waits"]
     pushes, pulls, updates = (run.done(kind) for kind in ("push", "weights", "update"))
-    sizes = [human_bytes(sum(b.nbytes for b in some)) for some in (pushes, pulls)]
-    told = (
+    sizes = [human_bytes(sum(b.nbytes for b in keyframes)) for keyframes in (pushes, pulls)]
+    totals = (
         f"  {len(pushes):,} push{'es' * (len(pushes) != 1)} ({sizes[0]}), "
         f"{count(len(pulls), 'pull')} ({sizes[1]}), {count(len(updates), 'update')}"
     )
     bins = histogram(g.late for g in history.gradients if g.late is not None)
-    late = ", ".join(f"{_named(i)}: {n:,}" for i, n in enumerate(bins) if n)
-    lines.append(told + (f"; gradients of staleness {late}" if late else ""))
-    noted = flagged({"notices": notices(run), "notes": notes(run)})
-    return "\n".join([*lines, *(f"  {line}" for line in noted)])
+    late = ", ".join(f"{_bin_label(i)}: {n:,}" for i, n in enumerate(bins) if n)
+    lines.append(totals + (f"; gradients of staleness {late}" if late else ""))
+    notice_lines = flagged({"notices": notices(run), "notes": notes(run)})
+    return "\n".join([*lines, *(f"  {line}" for line in notice_lines)])

@@ -1,1 +1,1 @@
-"""The stage: messages on their way between ranks."""
+"""The stage: an animation of messages between ranks."""

@@ -1,4 +1,4 @@
-"""Arrangements of ranks on a stage, chosen by the messages, and their places. Pure."""
+"""Arranges the ranks on a stage according to their messages. Pure."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def pattern(
 ) -> str:
     """Return the arrangement that fits a run: one of ``KINDS``.
 
-    The ranks of each of several hosts get a separate row. Otherwise the messages decide: a ring if
-    all messages are between neighbours, a star if one rank takes part in every message, else a
-    circle.
+    With several hosts, each host has a row. Otherwise the messages decide: a ring if all messages
+    are between neighbours, a star if one rank takes part in every message, else a circle.
 
     Args:
         ranks: all ranks.
@@ -40,11 +39,11 @@ def pattern(
     sizes = Counter((hosts or {}).values())
     if len(sizes) > 1 and max(sizes.values()) > 1:
         return "hosts"
-    at = {rank: i for i, rank in enumerate(ranks)}
-    edges = {(at[min(p)], at[max(p)]) for p in sent if p[0] != p[1] and at.keys() >= {*p}}
+    index = {rank: i for i, rank in enumerate(ranks)}
+    edges = {(index[min(p)], index[max(p)]) for p in sent if p[0] != p[1] and index.keys() >= {*p}}
     if not edges:
         return "circle"
-    if all((b - a) % len(at) in (1, len(at) - 1) for a, b in edges):
+    if all((b - a) % len(index) in (1, len(index) - 1) for a, b in edges):
         return "ring"
     hubs = [hub for hub in next(iter(edges)) if all(hub in edge for edge in edges)]
     return "star" if hubs else "circle"
@@ -56,7 +55,9 @@ def arrange(
     sent: Sequence[Pair] = (),
     hosts: Mapping[int, str] | None = None,
 ) -> dict[int, Point]:
-    """Return the position of every rank: x, y in [0, 1]; arguments as in :func:`pattern`.
+    """Return the position of every rank, x and y in [0, 1].
+
+    The arguments are those of :func:`pattern`, and its result ``kind``.
 
     >>> arrange("ring", [0, 1, 2, 3])[0]
     (0.5, 0.0)
@@ -78,7 +79,7 @@ def _around(angle: float) -> Point:
 
 
 def _star(ranks: Sequence[int], sent: Sequence[Pair]) -> dict[int, Point]:
-    """Return the rank with the most messages in the middle, the others around it."""
+    """Place the rank with the most messages in the middle, the others around it."""
     count = Counter(chain.from_iterable(sent))
     hub = max(ranks, key=lambda rank: (count[rank], -rank), default=None)
     others = _ring([rank for rank in ranks if rank != hub])
@@ -87,56 +88,56 @@ def _star(ranks: Sequence[int], sent: Sequence[Pair]) -> dict[int, Point]:
 
 def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Point]:
     """Place centered rows from top to bottom, with equal distances between ranks."""
-    wide, deep = max(map(len, rows), default=1), len(rows)
+    longest, count = max(map(len, rows), default=1), len(rows)
     return {
         rank: (
-            round(0.5 + (i - (len(row) - 1) / 2) / max(wide - 1, 1), 4),
-            round(y / (deep - 1), 4) if deep > 1 else 0.5,
+            round(0.5 + (i - (len(row) - 1) / 2) / max(longest - 1, 1), 4),
+            round(y / (count - 1), 4) if count > 1 else 0.5,
         )
         for y, row in enumerate(rows)
         for i, rank in enumerate(row)
     }
 
 
-#: Maximum numbers of ranks that have strips, and numbers.
+#: Maximum numbers of ranks with strips, and of ranks with numbers.
 STRIPS, NUMBERS = 12, 40
-#: Pixels between two cards, side by side, at least, and one below the other; at the edge, between
-#: a badge and its strip; the widest field.
+#: Horizontal distance of cards, its minimum, vertical distance of cards, margin of the field,
+#: distance of a badge from its strip, maximum width of the field [px].
 APART, NEAR, AWAY, EDGE, GAP, WIDEST = 62, 30, 46, 14, 6, 860
-#: Pixels for the name of a host, above its cards.
+#: Height of a host's name above its cards [px].
 NAMED = 16
 ROUND = ("circle", "ring", "star")
 
 
 class Field:
-    """A card per rank: a badge with the rank's number, and a strip for its tensor.
+    """The geometry of a stage: a card per rank, with a badge and a strip for its tensor.
 
-    ``at`` has the center of each card, ``card`` its size, ``strip`` the size of a strip; with more
-    than ``STRIPS`` ranks a card is only a badge of ``radius``.
+    ``at`` has the center of each card, ``card`` is the size of a card, ``strip`` that of a strip.
+    With more than ``STRIPS`` ranks, a card is only a badge of ``radius``.
     """
 
     def __init__(self, stage: Stage) -> None:
         n, names = len(stage.places), stage.names.items()
         most = max((len(change.pieces) for _, change in stage.changes), default=0)
-        self.strip = (_wide(most), _high(n)) if most and n <= STRIPS else (0.0, 0.0)
+        self.strip = (_strip_width(most), _strip_height(n)) if most and n <= STRIPS else (0.0, 0.0)
         self.radius = _radius(n, strips=bool(self.strip[0]))
-        #: Space above the cards for names of ranks, and for those of hosts.
+        #: Space above the cards for the names of ranks and of hosts.
         self.above = 15 if any(name != f"rank {rank}" for rank, name in names) else 0
         self.named = NAMED if stage.hosts else 0
-        wide, deep = self._spread(stage)
+        x_spread, y_spread = self._spread(stage)
         w, h = self.card
-        self.width = wide + w + 2 * EDGE
-        self.height = deep + h + 2 * EDGE + self.above + self.named
+        self.width = x_spread + w + 2 * EDGE
+        self.height = y_spread + h + 2 * EDGE + self.above + self.named
         left, top = EDGE + w / 2, EDGE + h / 2 + self.above + self.named
         self.at: dict[int, Point] = {
-            rank: (round(left + x * wide), round(top + y * deep))
+            rank: (round(left + x * x_spread), round(top + y * y_spread))
             for rank, (x, y) in stage.places.items()
         }
         self._host_of = stage.hosts
 
     @property
     def hosts(self) -> dict[str, tuple[float, float, float, float]]:
-        """The area of each host's cards and its name: left, top, right and bottom."""
+        """The area of each host's name and cards: left, top, right and bottom."""
         (w, h), above = self.card, self.above + self.named
         areas = {}
         for host, ranks in grouped(self._host_of, lambda rank: self._host_of[rank]).items():
@@ -153,7 +154,7 @@ class Field:
         return (badge + GAP + strip if strip else badge), max(high, badge)
 
     def cell(self, rank: int, i: int, of: int) -> tuple[float, float, float]:
-        """Return the upper left corner of a piece of a rank's tensor, and its width."""
+        """Return the upper left corner and the width of a piece of a rank's tensor."""
         (x, y), (w, _), (strip, high) = self.at[rank], self.card, self.strip
         return x + w / 2 - strip + i * strip / of, y - high / 2, strip / of
 
@@ -162,67 +163,67 @@ class Field:
         x, y = self.at[rank]
         return x - self.card[0] / 2 + self.radius, y
 
-    def ends(self, a: int, b: int, aside: float = 0) -> tuple[Point, Point]:
-        """Return a line from the edge of one card to the edge of another."""
+    def ends(self, a: int, b: int, offset: float = 0) -> tuple[Point, Point]:
+        """Return the ends of a line from the edge of one card to the edge of another."""
         (x1, y1), (x2, y2) = self.edge(a, self.at[b]), self.edge(b, self.at[a])
         length = math.dist(self.at[a], self.at[b]) or 1.0
-        dx = -aside * (self.at[b][1] - self.at[a][1]) / length
-        dy = aside * (self.at[b][0] - self.at[a][0]) / length
+        dx = -offset * (self.at[b][1] - self.at[a][1]) / length
+        dy = offset * (self.at[b][0] - self.at[a][0]) / length
         return (x1 + dx, y1 + dy), (x2 + dx, y2 + dy)
 
     def edge(self, rank: int, to: Point) -> Point:
-        """Return the point at the edge of a card towards another point."""
+        """Return the point on a card's edge that faces another point."""
         (x, y), (w, h) = self.at[rank], self.card
         length = math.dist((x, y), to) or 1.0
         ux, uy = (to[0] - x) / length, (to[1] - y) / length
         if self.strip[0]:
-            far = min((w / 2 + 6) / max(abs(ux), 1e-9), (h / 2 + 6) / max(abs(uy), 1e-9))
+            distance = min((w / 2 + 6) / max(abs(ux), 1e-9), (h / 2 + 6) / max(abs(uy), 1e-9))
         else:
-            far = self.radius + 4
-        far = min(far, 0.45 * length)
-        return x + ux * far, y + uy * far
+            distance = self.radius + 4
+        distance = min(distance, 0.45 * length)
+        return x + ux * distance, y + uy * distance
 
     def hub(self, members: Iterable[int]) -> Point:
-        """Return the center of a collective's members, where they meet."""
+        """Return the center of a collective's members."""
         points = [self.at[rank] for rank in members if rank in self.at] or [(0.0, 0.0)]
         return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
 
     def _spread(self, stage: Stage) -> tuple[float, float]:
-        """Return the distances of the outermost cards at which no cards overlap."""
+        """Return the distances between the outermost cards at which no cards overlap."""
         places, n = [*stage.places.values()], len(stage.places)
         _, h = self.card
         levels = len({y for _, y in places})
-        down = h + AWAY + self.above
-        deep = (levels - 1) * down
+        pitch = h + AWAY + self.above
+        height = (levels - 1) * pitch
         circle = stage.kind in ROUND and n > 2
         if circle:
-            deep = 230 if n <= 4 else 310 if n <= STRIPS else 400
-        deep = min(deep, 430) if self.strip[0] else min(max(deep, 300), 460)
+            height = 230 if n <= 4 else 310 if n <= STRIPS else 400
+        height = min(height, 430) if self.strip[0] else min(max(height, 300), 460)
         if n > STRIPS:
-            return 700, deep
-        apart = [
+            return 700, height
+        distances = [
             abs(x1 - x2)
             for i, (x1, y1) in enumerate(places)
             for x2, y2 in places[:i]
-            if abs(y1 - y2) * deep < h + 12 + self.above
+            if abs(y1 - y2) * height < h + 12 + self.above
         ]
-        least = min(apart, default=1.0) or 1.0
-        w, room = self.card[0], WIDEST - 2 * EDGE
-        if self.strip[0] and (over := w - (least * room - NEAR) / (1 + least)) > 0:
+        least = min(distances, default=1.0) or 1.0
+        w, available = self.card[0], WIDEST - 2 * EDGE
+        if self.strip[0] and (over := w - (least * available - NEAR) / (1 + least)) > 0:
             self.strip = max(8.0, self.strip[0] - over), self.strip[1]
         gap = APART if self.strip[0] and n > 2 else 2 * APART
-        wide = min((self.card[0] + gap) / least, room - self.card[0])
+        width = min((self.card[0] + gap) / least, available - self.card[0])
         if circle:
-            return max(wide, 1.15 * deep), deep
-        return wide, max(deep, min(0.5 * wide, 130 * (levels - 1), 430))
+            return max(width, 1.15 * height), height
+        return width, max(height, min(0.5 * width, 130 * (levels - 1), 430))
 
 
-def _wide(pieces: int) -> float:
+def _strip_width(pieces: int) -> float:
     return max(72.0, pieces * (36.0 if pieces <= 4 else 24.0 if pieces <= 8 else 11.0))
 
 
-def _high(ranks: int) -> float:
-    """Return a whole number of pixels for each rank's layer."""
+def _strip_height(ranks: int) -> float:
+    """Return the height of a strip, an integer number of pixels per rank."""
     return float(max(1, ranks) * max(2, round(50 / max(1, ranks))))
 
 

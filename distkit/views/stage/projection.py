@@ -1,7 +1,7 @@
-"""The stage as plain data: places, links, keyframes, and what the ranks hold. Pure.
+"""Projects a run to a stage: places, links, keyframes, and the contents of tensors. Pure.
 
-A *keyframe* is a message, or a collective, whose members send to a hub in the middle and get its
-outcome from there.
+A *keyframe* is a message or a collective. The members of a collective send to a hub in the middle,
+and receive the result from it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ PANELS = 6
 
 @dataclass(frozen=True, slots=True)
 class Keyframe:
-    """A message or a collective: its senders with their starts, its receivers with their ends [s].
+    """A message or collective: its senders with their starts, its receivers with their ends [s].
 
-    ``meet`` is when members of a collective meet, and None for a message; it ``gives`` members an
-    outcome, or only its ``root``, if it has one. ``calls``: the calls that take part.
+    ``meet`` is the time when the members of a collective meet, None for a message. ``gives`` is
+    True if members receive from the ``root`` or from each other, False if the root alone receives.
+    ``calls`` are the participating calls.
     """
 
     op: str
@@ -74,7 +75,7 @@ class Keyframe:
         return max(ends) if len(ends) == len(self.ends) else None
 
     def in_rounds(self) -> Keyframe:
-        """Return the keyframe with its times in rounds."""
+        """Return the keyframe with times in rounds."""
         begin, end = self.round + 1 - FLIGHT, self.round + 1.0
         starts = (begin,) * len(self.starts)
         ends = tuple(None if e is None else end for e in self.ends)
@@ -84,10 +85,9 @@ class Keyframe:
 
 @dataclass(frozen=True)
 class Stage:
-    """All that is drawn of a run. Times are in seconds.
+    """The data to draw of a run. Times are in seconds, except those of ``changes``, in rounds.
 
-    ``links`` are the pairs of ranks that exchange messages, and whether both of them send.
-    ``changes`` have their time in rounds.
+    ``links`` are the pairs of ranks that exchange messages, and whether both ranks send.
     """
 
     title: str
@@ -127,16 +127,16 @@ def project(trace: EventLog, live: bool = False, most: int = MAX_KEYFRAMES) -> S
     sent = [(m.src, m.dst) for m in trace.messages if m.sent is not None]
     hosts = {rank: clean(host) for rank, host in several(info).items() if rank in ranks}
     kind = pattern(ranks, sent, hosts)
-    found = follow(trace)
-    all_ = _number([*_messages(trace, found), *_collectives(trace)], found)
-    keyframes, more = all_[:most], max(0, len(all_) - most)
-    notices, notes = ([], []) if live else _notices(trace, keyframes, more)
+    contributions = follow(trace)
+    numbered = _number([*_messages(trace, contributions), *_collectives(trace)], contributions)
+    keyframes, omitted = numbered[:most], max(0, len(numbered) - most)
+    notices, notes = ([], []) if live else _notices(trace, keyframes, omitted)
     return Stage(
         title=clean(info.name),
         facts=[*facts(info, len(trace.ranks)), *[kind] * bool(sent or hosts)],
         notices=notices,
         notes=notes,
-        said=_certainty(trace, found),
+        said=_certainty(trace, contributions),
         live=live,
         kind=kind,
         start=trace.start,
@@ -145,30 +145,30 @@ def project(trace: EventLog, live: bool = False, most: int = MAX_KEYFRAMES) -> S
         places=arrange(kind, ranks, sent, hosts),
         links=_links(ranks, sent),
         keyframes=keyframes,
-        changes=_changes(found, keyframes),
-        known=found.known,
+        changes=_changes(contributions, keyframes),
+        known=contributions.known,
     )
 
 
 def _links(ranks: list[int], sent: list[Pair]) -> list[tuple[int, int, bool]]:
-    """Return each pair of communicating ranks, and whether both of them send."""
-    ways, drawn = {*sent}, set(ranks)
-    pairs = {(min(p), max(p)) for p in ways if p[0] != p[1] and drawn.issuperset(p)}
-    return [(a, b, {(a, b), (b, a)} <= ways) for a, b in sorted(pairs)][:MAX_LINKS]
+    """Return each pair of communicating ranks, and whether both ranks send."""
+    directions, drawn = {*sent}, set(ranks)
+    pairs = {(min(p), max(p)) for p in directions if p[0] != p[1] and drawn.issuperset(p)}
+    return [(a, b, {(a, b), (b, a)} <= directions) for a, b in sorted(pairs)][:MAX_LINKS]
 
 
 # -- keyframes ------------------------------------------------------------------------------
 
 
-def _messages(trace: EventLog, found: Contributions) -> Iterator[Keyframe]:
+def _messages(trace: EventLog, contributions: Contributions) -> Iterator[Keyframe]:
     spans = {(s.rank, s.seq): s for s in trace.spans}
     for m in trace.messages:
-        one = spans.get(m.send or (-1, -1)) or spans.get(m.recv or (-1, -1))
-        begin = m.sent if m.sent is not None else one.start if one else None
+        span = spans.get(m.send or (-1, -1)) or spans.get(m.recv or (-1, -1))
+        begin = m.sent if m.sent is not None else span.start if span else None
         if begin is None:
             continue
-        summary = one and (one.before or one.after)
-        shown = Cargo(Piece(values=summary.values) if summary else Piece())
+        summary = span and (span.before or span.after)
+        default = Cargo(Piece(values=summary.values) if summary else Piece())
         yield Keyframe(
             op=str(m.op),
             senders=(m.src,),
@@ -178,9 +178,9 @@ def _messages(trace: EventLog, found: Contributions) -> Iterator[Keyframe]:
             calls=(m.send, m.recv),
             nbytes=m.nbytes,
             label=clean(m.label),
-            where=_line(one),
+            where=_line(span),
             sent=m.sent is not None,
-            cargo=found.cargo.get(m.send or (-1, -1), shown),
+            cargo=contributions.cargo.get(m.send or (-1, -1), default),
         )
 
 
@@ -189,11 +189,11 @@ def _line(s: Span | None) -> str:
 
 
 def _collectives(trace: EventLog) -> Iterator[Keyframe]:
-    """Yield collectives: members move to the hub, meet when the last arrives, and move back."""
-    begun = (s for s in trace.spans if s.op in COLLECTIVES and s.state is not State.SCHEDULED)
-    for tied in trace.together(begun):
+    """Yield the collectives; their members meet when the last one arrives."""
+    started = (s for s in trace.spans if s.op in COLLECTIVES and s.state is not State.SCHEDULED)
+    for tied in trace.together(started):
         members = sorted(tied, key=lambda s: s.rank)
-        one, ranks = members[0], tuple(s.rank for s in members)
+        first, ranks = members[0], tuple(s.rank for s in members)
         done, last = [s.end for s in members if s.end is not None], max(s.start for s in members)
         yield Keyframe(
             op=" / ".join(sorted({str(s.op) for s in members})),
@@ -203,20 +203,23 @@ def _collectives(trace: EventLog) -> Iterator[Keyframe]:
             ends=tuple(s.end for s in members),
             calls=tuple((s.rank, s.seq) for s in members),
             nbytes=max(s.nbytes for s in members),
-            label=clean(one.label),
-            where=_line(one),
+            label=clean(first.label),
+            where=_line(first),
             meet=(last + min(done)) / 2 if done and min(done) > last else last,
-            root=one.peer if one.op in (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER) else None,
-            gives=one.op not in (Op.REDUCE, Op.GATHER),
+            root=first.peer
+            if first.op in (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER)
+            else None,
+            gives=first.op not in (Op.REDUCE, Op.GATHER),
         )
 
 
-def _number(keyframes: list[Keyframe], found: Contributions) -> list[Keyframe]:
-    """Return the keyframes by end, numbered by rounds: a round follows its senders' previous ones.
+def _number(keyframes: list[Keyframe], contributions: Contributions) -> list[Keyframe]:
+    """Return the keyframes sorted by end, with their rounds.
 
-    Messages of an all-reduce have the rounds of its schedule.
+    A keyframe is one round after the latest of its senders; messages of an all-reduce have the
+    rounds of its schedule.
     """
-    first: dict[int, int] = {}  # first round of each all-reduce
+    first_rounds: dict[int, int] = {}  # first round of each all-reduce
     latest: dict[int, int] = defaultdict(lambda: -1)  # round of each rank
     numbers: dict[int, int] = {}
     begins = [(keyframe.begin, True, i) for i, keyframe in enumerate(keyframes)]
@@ -224,11 +227,15 @@ def _number(keyframes: list[Keyframe], found: Contributions) -> list[Keyframe]:
     for time, begins_now, i in sorted([*begins, *ends]):
         keyframe, cargo = keyframes[i], keyframes[i].cargo
         if begins_now:
-            which = cargo.all_reduce
-            senders = keyframe.senders if which is None else found.all_reduces[which].members
+            all_reduce = cargo.all_reduce
+            senders = (
+                keyframe.senders
+                if all_reduce is None
+                else contributions.all_reduces[all_reduce].members
+            )
             number = 1 + max(latest[r] for r in senders)
-            if which is not None:
-                number = first.setdefault(which, number) + cargo.round
+            if all_reduce is not None:
+                number = first_rounds.setdefault(all_reduce, number) + cargo.round
             numbers[i] = number
             latest |= dict.fromkeys(keyframe.senders, number)
         if keyframe.end == time:
@@ -237,105 +244,106 @@ def _number(keyframes: list[Keyframe], found: Contributions) -> list[Keyframe]:
     return sorted(numbered, key=lambda b: (b.end is None, b.end or b.begin, b.begin))
 
 
-def _changes(found: Contributions, keyframes: list[Keyframe]) -> list[tuple[float, Change]]:
+def _changes(contributions: Contributions, keyframes: list[Keyframe]) -> list[tuple[float, Change]]:
     """Return each change with its time in rounds, if its keyframe is drawn."""
     rounds = {call: keyframe.round for keyframe in keyframes for call in keyframe.calls}
     changes = [
         (rounds[c.by] + 1.0 if c.after else _begin(rounds[c.by]), c)
-        for c in found.changes[:MAX_CHANGES]
+        for c in contributions.changes[:MAX_CHANGES]
         if c.by in rounds
     ]
     return sorted(changes, key=lambda change: change[0])
 
 
 def _begin(number: int) -> float:
-    """Return the time of a send in rounds; in the first round, the start."""
+    """Return the time of a send in rounds; sends of the first round begin at 0."""
     return number + 1 - FLIGHT if number else 0.0
 
 
 # -- text ------------------------------------------------------------------------------
 
 
-def _certainty(trace: EventLog, found: Contributions) -> str:
-    """Return a sentence about the certainty of contributions."""
+def _certainty(trace: EventLog, contributions: Contributions) -> str:
+    """Return a sentence on how certain the contributions are."""
     if len(trace.ranks) > MAX_RANKS:
         return f"Contributions are traced for at most {MAX_RANKS} ranks."
-    if not found.known and any(s.op in REQUESTS for s in trace.spans):
+    if not contributions.known and any(s.op in REQUESTS for s in trace.spans):
         return "The trace does not record what a server computes: only values are shown."
-    if not found.changes:
+    if not contributions.changes:
         return ""
-    if not found.known:
+    if not contributions.known:
         return "The trace does not show which ranks contributed: only values are shown."
-    told = (
+    explanation = (
         "Each strip is a rank's tensor; a chunk has a layer in the colour of each rank whose "
         "contribution it contains, or shows its first values. "
     )
-    why = (
+    reason = (
         "The messages follow the schedule of an all-reduce, so distkit knows which chunks each one "
         "carries, and whether they are added."
-        if found.all_reduces
+        if contributions.all_reduces
         else "The contributions follow from the meaning of the collectives and from equal values."
     )
-    doubt = (
-        " Pale: at most these ranks, whose values may have reached it; the trace does not record "
-        "what was computed."
-    )
-    return told + why + (doubt if found.doubtful else "")
+    doubt = " Pale: at most these ranks have contributed; the trace does not record computations."
+    return explanation + reason + (doubt if contributions.doubtful else "")
 
 
-def _notices(trace: EventLog, keyframes: list[Keyframe], more: int) -> tuple[list[str], list[str]]:
-    """Return notices for the reader, and those that report no problem."""
+def _notices(
+    trace: EventLog, keyframes: list[Keyframe], omitted: int
+) -> tuple[list[str], list[str]]:
+    """Return all notices for the reader, and those that are not warnings."""
     open_ = [b for b in keyframes if b.end is None]
     lost = [b for b in open_ if b.meet is None]
-    never = sum(not b.sent for b in lost)
-    stuck, dropped, whole = len(open_) - len(lost), trace.dropped, len(keyframes) + more
-    found = [
-        (f"{count(len(lost) - never, 'message')} not received", len(lost) > never),
-        (f"{count(never, 'receive')} without a message", never),
+    unsent = sum(not b.sent for b in lost)
+    stuck, dropped, total = len(open_) - len(lost), trace.dropped, len(keyframes) + omitted
+    warnings = [
+        (f"{count(len(lost) - unsent, 'message')} not received", len(lost) > unsent),
+        (f"{count(unsent, 'receive')} without a message", unsent),
         (f"{count(stuck, 'collective')} not finished", stuck),
         (f"{count(dropped, 'event')} dropped: the recorder's buffer was full", dropped),
     ]
     left_out = [
-        (f"the first {len(keyframes):,} of {whole:,} messages and collectives are drawn", more),
+        (f"the first {len(keyframes):,} of {total:,} messages and collectives are drawn", omitted),
         (
             f"the first {MAX_PLACES:,} of {len(trace.ranks):,} ranks are drawn",
             len(trace.ranks) > MAX_PLACES,
         ),
     ]
     notes = [words for words, shown in left_out if shown]
-    return [words for words, shown in found if shown] + notes, notes
+    return [words for words, shown in warnings if shown] + notes, notes
 
 
 def who(keyframe: Keyframe, names: Mapping[int, str]) -> str:
     """Return the participants of a keyframe."""
-    told = [names.get(r, f"rank {r}") for r in dict.fromkeys(keyframe.senders + keyframe.receivers)]
+    ranks = [
+        names.get(r, f"rank {r}") for r in dict.fromkeys(keyframe.senders + keyframe.receivers)
+    ]
     if keyframe.meet is None:
         op = "" if keyframe.op == "send" else f"{keyframe.op} "
-        return f"{op}{told[0]} → {told[-1]}"
-    if len(told) == len(names):
+        return f"{op}{ranks[0]} → {ranks[-1]}"
+    if len(ranks) == len(names):
         return keyframe.op
-    some = ", ".join(told) if len(told) < 5 else f"{told[0]} … {told[-1]} ({len(told)})"
-    return f"{keyframe.op} of {some}"
+    members = ", ".join(ranks) if len(ranks) < 5 else f"{ranks[0]} … {ranks[-1]} ({len(ranks)})"
+    return f"{keyframe.op} of {members}"
 
 
 def what(keyframe: Keyframe) -> list[str]:
-    """Return the payload of a keyframe, its effect, and whether it is missing."""
+    """Return texts about a keyframe: chunks, effect, root, size, and whether it is missing."""
     cargo, missing = keyframe.cargo, "not received" if keyframe.sent else "not sent"
-    found = [
+    texts = [
         (f"{'chunk' if cargo.count == 1 else 'chunks'} {cargo.chunks}", cargo.at is not None),
         ("added" if cargo.reduce else "replaces", cargo.reduce is not None),
         (f"root {keyframe.root}", keyframe.root is not None),
         (human_bytes(keyframe.nbytes), keyframe.nbytes),
         (missing if keyframe.meet is None else "not finished", keyframe.end is None),
     ]
-    return [words for words, shown in found if shown]
+    return [words for words, shown in texts if shown]
 
 
 # -- rounds ----------------------------------------------------------------------------
 
 
 def flights(stage: Stage) -> list[tuple[int, Keyframe]]:
-    """Return the keyframes with their times in rounds, each with the position of its round."""
+    """Return the keyframes with times in rounds, each with the index of its round."""
     return [
         (i, stage.keyframes[k].in_rounds())
         for i, (_, members) in enumerate(rounds_of(stage))
@@ -347,10 +355,10 @@ def rounds_as_keyframes(stage: Stage) -> Json:
     """Return the fields of a picture that depend on the rounds."""
     rounds, keyframes = rounds_of(stage), list[Json]()
     for number, members in rounds:
-        some = [stage.keyframes[k] for k in members]
-        arrived = any(keyframe.end is not None for keyframe in some)
+        of_round = [stage.keyframes[k] for k in members]
+        arrived = any(keyframe.end is not None for keyframe in of_round)
         times = {"begin": number + 1 - FLIGHT, "end": number + 1.0 if arrived else None}
-        keyframes.append({**times, **_caption(some, stage.names)})
+        keyframes.append({**times, **_caption(of_round, stage.names)})
     return {
         "unit": "round",
         "end": 1.0 + max((number for number, _ in rounds), default=-1),
@@ -360,49 +368,51 @@ def rounds_as_keyframes(stage: Stage) -> Json:
 
 
 def panels(stage: Stage) -> list[list[object]]:
-    """Return the panels: keyframe, -1 for the start; title; time of its end.
+    """Return keyframe (-1: the start), title and end time of each panel.
 
-    These are the start and all rounds, or some of many rounds at equal distances.
+    The panels are the start and all rounds, or a few evenly spaced rounds.
     """
     rounds, latest, short = rounds_of(stage), stage.start, stage.short
-    found: list[list[object]] = [[-1, "before", ""]]
+    result: list[list[object]] = [[-1, "before", ""]]
     for i, (number, members) in enumerate(rounds):
         keyframes = [stage.keyframes[k] for k in members]
         latest = max(latest, *(b.end or b.begin for b in keyframes))
-        alone, nth = len(keyframes) == 1, f"round {number + 1} of {len(rounds)}"
-        title = who(keyframes[0], short) if alone else nth
-        found.append([i, title, human_seconds(latest - stage.start)])
-    return found if len(found) <= PANELS else thinned(found[1:], PANELS)
+        single, label = len(keyframes) == 1, f"round {number + 1} of {len(rounds)}"
+        title = who(keyframes[0], short) if single else label
+        result.append([i, title, human_seconds(latest - stage.start)])
+    return result if len(result) <= PANELS else thinned(result[1:], PANELS)
 
 
 def rounds_of(stage: Stage) -> list[tuple[int, list[int]]]:
-    """Return the rounds in the order of their ends: number and keyframes."""
-    found = grouped(range(len(stage.keyframes)), lambda k: stage.keyframes[k].round)
-    lost = {n for n, some in found.items() if all(stage.keyframes[k].end is None for k in some)}
-    return sorted(found.items(), key=lambda item: (item[0] in lost, item[0]))
+    """Return number and keyframes of each round, sorted by end."""
+    rounds = grouped(range(len(stage.keyframes)), lambda k: stage.keyframes[k].round)
+    lost = {
+        n for n, indices in rounds.items() if all(stage.keyframes[k].end is None for k in indices)
+    }
+    return sorted(rounds.items(), key=lambda item: (item[0] in lost, item[0]))
 
 
 def _caption(keyframes: Sequence[Keyframe], names: Mapping[int, str]) -> dict[str, object]:
-    """Return the caption of one or several keyframes: who, more, where."""
+    """Return the caption of one or more keyframes: who, more, where."""
     where = {keyframe.where for keyframe in keyframes}
-    told, first = _common(keyframes), keyframes[0]
+    texts, first = _common(keyframes), keyframes[0]
     if len(keyframes) == 1:
         took = "" if first.end is None else human_seconds(first.end - first.begin)
         label = "" if first.op == "send" else first.label
-        told = [who(first, names), *what(first), label, took]
-    caption: dict[str, object] = {"who": told[0], "more": " · ".join(filter(None, told[1:]))}
+        texts = [who(first, names), *what(first), label, took]
+    caption: dict[str, object] = {"who": texts[0], "more": " · ".join(filter(None, texts[1:]))}
     return {**caption, "where": where.pop()} if len(where) == 1 else caption
 
 
 def _common(keyframes: Sequence[Keyframe]) -> list[str]:
-    """Return the common properties of several keyframes."""
+    """Return texts about the common properties of several keyframes."""
     messages, sizes = sum(b.meet is None for b in keyframes), {b.nbytes for b in keyframes}
-    does, (size, *others) = {b.cargo.reduce for b in keyframes}, sizes
-    found = [
+    effects, (size, *others) = {b.cargo.reduce for b in keyframes}, sizes
+    texts = [
         (count(messages, "message"), messages),
         (count(len(keyframes) - messages, "collective"), messages < len(keyframes)),
         (f"{human_bytes(size)} each", size and not others),
-        ("the chunks are added", does == {True}),
-        ("the chunks overwrite what is there", does == {False}),
+        ("the chunks are added", effects == {True}),
+        ("the chunks replace the previous ones", effects == {False}),
     ]
-    return [words for words, shown in found if shown]
+    return [words for words, shown in texts if shown]

@@ -1,7 +1,7 @@
-"""The stage: a card per rank with the chunks of its tensor, and messages on their way.
+"""Draws the stage: a card per rank with the chunks of its tensor, and moving messages.
 
-projection.py makes keyframes of a run and numbers their rounds, contributions.py follows which
-ranks contributed, layout.py has the places.
+projection.py turns a run into keyframes with rounds, contributions.py follows the contributions of
+ranks, layout.py places the ranks.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ NOTHING = "this trace has no messages and no collectives"
 
 
 def draw(stage: Stage) -> Json:
-    """Return the picture of a run for both painters; its time counts rounds.
+    """Return the picture of a run for both painters. Its unit of time is the round.
 
     Args:
         stage: the result of ``projection.project``.
     """
     painter = _Painter(stage)
     waiting = "waiting for the first message"
-    there = [(name, layers) for name, layers in LAYERS.items() if painter.shown[layers[0]]]
+    choices = [(name, layers) for name, layers in LAYERS.items() if painter.shown[layers[0]]]
     return picture(
         painter.scene,
         title=stage.title or "Stage",
@@ -73,7 +73,7 @@ def draw(stage: Stage) -> Json:
         said=stage.said,
         live=stage.live,
         empty="" if stage.keyframes else waiting if stage.live else NOTHING,
-        layers=[list(choice) for choice in there],
+        layers=[list(choice) for choice in choices],
         panels=panels(stage),
         **rounds_as_keyframes(stage),
     )
@@ -90,7 +90,7 @@ class _Painter:
         self.most = largest(v for piece in pieces for v in piece.values)
         self.shown = {CELL: stage.known, VALUE: self.most > 0 or not stage.known}
         self.scene = Scene(self.field.width, self.field.height)
-        self.cut: dict[int, int] = {}  # number of pieces of a rank's tensor
+        self.cut: dict[int, int] = {}  # number of pieces of each rank's tensor
         self._hosts()
         self._links()
         self._badges()
@@ -111,7 +111,7 @@ class _Painter:
     # -- static marks --------------------------------------------------------------------
 
     def _hosts(self) -> None:
-        """Draw an area around the cards of each host, and its name."""
+        """Draw each host as an area around its cards, with a name."""
         for name, (left, top, right, bottom) in self.field.hosts.items():
             area = rect(right - left, bottom - top, "host", r=4)
             self.scene.add(left, top, area, layer=LINK)
@@ -124,7 +124,7 @@ class _Painter:
             self.scene.add(0, 0, path(d, "link"), layer=LINK)
 
     def _badges(self) -> None:
-        """Draw a numbered badge per rank; for many ranks, one path of dots per colour."""
+        """Draw a numbered badge per rank, or for many ranks one path of dots per colour."""
         r, spots = self.field.radius, defaultdict[int, str](str)
         for rank, name in self.stage.names.items():
             lane, (x, y) = self._lane(rank), self.field.badge(rank)
@@ -155,68 +155,68 @@ class _Painter:
                 states.append((time, now))
             ends = [*(time for time, _ in states[1:]), None]
             spans = [(*state, end) for state, end in zip(states, ends, strict=False)]
-            for n, some in groupby(spans, key=lambda span: len(span[1])):
-                self._strip(rank, n, [*some])
+            for n, group in groupby(spans, key=lambda span: len(span[1])):
+                self._strip(rank, n, [*group])
             self.cut[rank] = len(now)
-            x, y, w = self.field.cell(rank, 0, 1)  # still unknown
+            x, y, w = self.field.cell(rank, 0, 1)  # until the first change
             empty = rect(w - 1, self.field.strip[1] - 1, "slot", x=0.5, y=0.5, r=2)
             self.scene.add(x, y, empty, end=spans[0][0] if spans else None, layer=CELL)
 
     def _strip(
         self, rank: int, n: int, spans: list[tuple[float, tuple[Piece, ...], float | None]]
     ) -> None:
-        """Draw a rank's tensor while it is split into n chunks, with chunk numbers."""
+        """Draw a rank's tensor, with chunk numbers, while it has n chunks."""
         for i in range(n):
             cells = [(begin, pieces[i], end) for begin, pieces, end in spans]
-            for piece, some in groupby(cells, key=itemgetter(1)):
-                same = [*some]
-                self._piece(rank, i, n, same[0][0], piece, same[-1][2])
+            for piece, group in groupby(cells, key=itemgetter(1)):
+                equal = [*group]
+                self._piece(rank, i, n, equal[0][0], piece, equal[-1][2])
         if n < 2:
             return
-        when: Any = {"begin": spans[0][0], "end": spans[-1][2]}
+        interval: Any = {"begin": spans[0][0], "end": spans[-1][2]}
         x, y, w = self.field.cell(rank, 0, n)
         places = tuple(round((i + 0.5) * w, 1) for i in range(n))
         high, digits = self.field.strip[1], "".join(map(str, range(n))) if n <= 10 else ""
         if self.shown[CELL]:
             cuts = path("".join(f"M{i * w:.1f} 0v{high:g}" for i in range(1, n)), "cut")
-            self.scene.add(x, y, cuts, layer=CHUNK, **when)
+            self.scene.add(x, y, cuts, layer=CHUNK, **interval)
             if digits and w > 16:
                 chunks = letters(digits, "chunk", places, y=high / 2 + 4.5)
-                self.scene.add(x, y, chunks, layer=CHUNK, **when)
+                self.scene.add(x, y, chunks, layer=CHUNK, **interval)
         if self.shown[VALUE] and digits and w > 30:
-            self.scene.add(x, y, letters(digits, "small", places, y=9), layer=PLACE, **when)
+            self.scene.add(x, y, letters(digits, "small", places, y=9), layer=PLACE, **interval)
 
     def _piece(
         self, rank: int, i: int, of: int, begin: float, piece: Piece, end: float | None
     ) -> None:
         x, y, w = self.field.cell(rank, i, of)
-        told = _tooltip(piece) if len(self.stage.changes) <= MAX_TOOLTIPS else ()
+        tooltip = _tooltip(piece) if len(self.stage.changes) <= MAX_TOOLTIPS else ()
         for layer, shapes in self._layers(piece, of, round(w, 2), gap=2).items():
-            self.scene.add(x, y, *told, *shapes, begin=begin, end=end, layer=layer)
+            self.scene.add(x, y, *tooltip, *shapes, begin=begin, end=end, layer=layer)
 
     def _layers(
         self, piece: Piece, of: int, w: float, gap: float = 0
     ) -> dict[int, tuple[Shape, ...]]:
-        """Return a piece as its contributions, and as its values."""
-        high, found = self.field.strip[1], dict[int, tuple[Shape, ...]]()
+        """Return the shapes of a piece's contributions and of its values, by layer."""
+        high, layers = self.field.strip[1], dict[int, tuple[Shape, ...]]()
         if self.shown[CELL]:
             lanes = ((self.lanes[r] for r in sorted(p)) for p in (piece.sure, piece.maybe))
             sure, maybe = map(tuple, lanes)
-            found[CELL] = _contributions(sure, maybe, w, high, len(self.lanes))
+            layers[CELL] = _contributions(sure, maybe, w, high, len(self.lanes))
         if self.shown[VALUE]:
             values = tuple(number(v, 3) for v in thinned(piece.values, MAX_VALUES))
-            found[VALUE] = _values(values, round(w - gap, 1), high, self.most, of > 1)
-        return found
+            layers[VALUE] = _values(values, round(w - gap, 1), high, self.most, of > 1)
+        return layers
 
     # -- messages --------------------------------------------------------------------------
 
     def _message(self, i: int, keyframe: Keyframe, holds: bool) -> None:
-        """Draw an arrow, the moving piece, and the held frame."""
+        """Draw an arrow, the moving piece, and the frame held at the end."""
         (src,), (dst,), end = keyframe.senders, keyframe.receivers, keyframe.end
         a, b = self.field.ends(src, dst, 5 if (src, dst) in self.both else 0)
         lane, lost, cargo = self._lane(src), end is None, keyframe.cargo
-        way = arrow(a, b, "lost" if lost else "flight", "bad" if lost else "own", lane=lane)
-        self.scene.add(0, 0, *way, begin=keyframe.begin, end=end, layer=FLIGHT)
+        shapes = arrow(a, b, "lost" if lost else "flight", "bad" if lost else "own", lane=lane)
+        self.scene.add(0, 0, *shapes, begin=keyframe.begin, end=end, layer=FLIGHT)
         if keyframe.sent:
             self._move_piece(keyframe, a, b)
         if lost or not holds:
@@ -228,38 +228,38 @@ class _Painter:
             self.scene.hold_frame(i, x, y, outline, layer=BADGE)
 
     def _move_piece(self, keyframe: Keyframe, a: Point, b: Point) -> None:
-        """Move a message's piece; a dot if it is unknown or space is lacking."""
+        """Move a message's piece, or a dot if the piece is unknown or does not fit."""
         cargo, (src,), (dst,) = keyframe.cargo, keyframe.senders, keyframe.receivers
         piece, dot = cargo.piece, self._dot(src)
         known = {CELL: piece.sure or piece.maybe, VALUE: piece.values}
         if not (self.strips and any(known.values())):
-            self._fly(keyframe, a, b, dot, DOT)
+            self._move(keyframe, a, b, dot, DOT)
             return
         w, h = self.field.strip
         w = min(w * cargo.count / cargo.of - 2, 46)
-        a, b = self._spot(keyframe, src, a), self._spot(keyframe, dst, b)
+        a, b = self._end_point(keyframe, src, a), self._end_point(keyframe, dst, b)
         digits = cargo.chunks if cargo.of <= 10 else ""
         for layer, inside in self._layers(piece, cargo.of, w).items():
-            over = TOKEN if layer == CELL else CARGO
+            target_layer = TOKEN if layer == CELL else CARGO
             if not known[layer]:
-                self._fly(keyframe, a, b, dot, over)
+                self._move(keyframe, a, b, dot, target_layer)
                 continue
             parcel = _parcel(inside, w, h, digits, layer == CELL)
             corner, to = ((x - w / 2, y - h / 2) for x, y in (a, b))
-            self._fly(keyframe, corner, to, parcel, over)
+            self._move(keyframe, corner, to, parcel, target_layer)
 
     def _dot(self, rank: int) -> tuple[Shape, ...]:
         return (circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(rank)),)
 
-    def _spot(self, keyframe: Keyframe, rank: int, edge: Point) -> Point:
-        """Return the end point of a piece: its place in a rank's tensor, or the card's edge."""
+    def _end_point(self, keyframe: Keyframe, rank: int, edge: Point) -> Point:
+        """Return the end point of a piece: its position in a rank's tensor, or the card's edge."""
         cargo = keyframe.cargo
         if cargo.at is None or self.cut.get(rank) != cargo.of:
             return edge
         x, y, w = self.field.cell(rank, cargo.at, cargo.of)
         return x + cargo.count * w / 2, y + self.field.strip[1] / 2
 
-    def _fly(
+    def _move(
         self, keyframe: Keyframe, a: Point, b: Point, drawing: Sequence[Shape], layer: int
     ) -> None:
         if keyframe.end is None:  # never received
@@ -272,21 +272,21 @@ class _Painter:
     # -- collectives ------------------------------------------------------------------------
 
     def _meeting(self, i: int, keyframe: Keyframe, meet: float, tokens: bool) -> None:
-        """Move every member to the hub and back with the result."""
+        """Move the members to the hub, and the result back."""
         hub, middle = self.field.hub(keyframe.senders), circle(5, "hub")
         self.scene.add(*hub, middle, begin=keyframe.begin, end=keyframe.end, layer=DOT)
         self.scene.hold_frame(i, *hub, middle, layer=DOT)
-        ways: dict[tuple[float, float | None], list[Shape]] = defaultdict(list)
+        lines_by_time: dict[tuple[float, float | None], list[Shape]] = defaultdict(list)
         past = []
         for rank, begin, end in zip(keyframe.senders, keyframe.starts, keyframe.ends, strict=True):
             if rank not in self.lanes:
                 continue
             home, lane = self.field.edge(rank, hub), self._lane(rank)
-            ways[begin, end].append(line(home, hub, "flight", lane=lane))
+            lines_by_time[begin, end].append(line(home, hub, "flight", lane=lane))
             past.append(line(home, hub, "past", lane=lane))
             if tokens:
                 self._member(keyframe, rank, home, hub, (begin, meet, end))
-        for (begin, end), lines in ways.items():
+        for (begin, end), lines in lines_by_time.items():
             self.scene.add(0, 0, *lines, begin=begin, end=end, layer=FLIGHT)
         self.scene.hold_frame(i, 0, 0, *past, layer=FLIGHT)
 
@@ -299,14 +299,14 @@ class _Painter:
         times: tuple[float, float, float | None],
     ) -> None:
         root, (begin, meet, end), dot = keyframe.root, times, self._dot(rank)
-        goes = root is None or rank == root or not keyframe.gives
-        comes = root is None or (rank != root) == keyframe.gives
+        sends = root is None or rank == root or not keyframe.gives
+        receives = root is None or (rank != root) == keyframe.gives
         near = (home[0] + 0.94 * (hub[0] - home[0]), home[1] + 0.94 * (hub[1] - home[1]))
-        if goes:
+        if sends:
             self.scene.add(*home, *dot, begin=begin, end=meet, to=near, layer=DOT)
-        if comes and end is not None:
+        if receives and end is not None:
             self.scene.add(*near, *dot, begin=max(meet, begin), end=end, to=home, layer=DOT)
-        elif goes and end is None:
+        elif sends and end is None:
             self.scene.add(*near, *dot, begin=meet, layer=DOT)
 
 
@@ -321,54 +321,56 @@ def _changed(now: tuple[Piece, ...], change: Change) -> tuple[Piece, ...]:
 
 @cached_drawing
 def _tooltip(piece: Piece) -> tuple[Shape, ...]:
-    """Return the tooltip of a chunk: contributions and values."""
-    parts = (("contributions of rank", piece.sure), ("perhaps of rank", piece.maybe))
-    told = [f"{words} {joined([str(r) for r in sorted(ranks)])}" for words, ranks in parts if ranks]
+    """Return the tooltip of a chunk, with its contributions and values."""
+    parts = (("contributions of rank", piece.sure), ("possible contributions of rank", piece.maybe))
+    lines = [
+        f"{label} {joined([str(r) for r in sorted(ranks)])}" for label, ranks in parts if ranks
+    ]
     if piece.values:
-        more = " …" if len(piece.values) > FIRST else ""
-        some = (figure(number(v, 3)) for v in piece.values[:FIRST])
-        told.append(f"values {', '.join(some)}{more}")
-    return (title("; ".join(told)),) if told else ()
+        ellipsis = " …" if len(piece.values) > FIRST else ""
+        values = (figure(number(v, 3)) for v in piece.values[:FIRST])
+        lines.append(f"values {', '.join(values)}{ellipsis}")
+    return (title("; ".join(lines)),) if lines else ()
 
 
 @cached_drawing
 def _contributions(
     sure: tuple[int, ...], maybe: tuple[int, ...], w: float, h: float, of: int
 ) -> tuple[Shape, ...]:
-    """Return a chunk, with a coloured layer for each (possible) contributor."""
+    """Return a chunk with a coloured layer for each certain or possible contributor."""
     each = h / of
-    found = [rect(w, h, "now")]
+    shapes = [rect(w, h, "now")]
     for style, lanes in (("own", sure), ("pale", maybe)):
-        found += [rect(w, each, style, y=lane * each, lane=lane) for lane in lanes]
-    return tuple(found)
+        shapes += [rect(w, each, style, y=lane * each, lane=lane) for lane in lanes]
+    return tuple(shapes)
 
 
 @cached_drawing
 def _values(
     values: tuple[float | str, ...], w: float, h: float, most: float, numbered: bool
 ) -> tuple[Shape, ...]:
-    """Return a chunk's values: the first as numbers if they fit, else all as colours."""
-    found = [rect(w, h, "now")]
+    """Return a chunk's values: the first ones as numbers if they fit, else all as colours."""
+    shapes = [rect(w, h, "now")]
     if w < NUMBERED[0]:
         cells, _ = heat(values, len(values), most, w, h)
-        return (*found, *cells[1:])
+        return (*shapes, *cells[1:])
     top = 11 if numbered else 1
     if numbered:  # leave space for the chunk number
-        found.append(rect(w, 10.5, "gray", opacity=0.4))
+        shapes.append(rect(w, 10.5, "gray", opacity=0.4))
     columns, rows = max(1, round(w / 36)), int((h - top) // NUMBERED[1])
     cells, _ = heat(values[: columns * rows], columns, most, w, h - top, top=top)
-    return (*found, *cells[1:])
+    return (*shapes, *cells[1:])
 
 
 @cached_drawing
 def _parcel(
-    inside: tuple[Shape, ...], w: float, h: float, digits: str, middle: bool
+    inside: tuple[Shape, ...], w: float, h: float, digits: str, centered: bool
 ) -> Sequence[Shape]:
-    """Return a piece in flight, from its upper left corner."""
+    """Return a piece in flight, relative to its upper left corner."""
     box = rect(w + 6, h + 6, "parcel", x=-3, y=-3, r=4)
     if not digits or w < 14:
         return box, *inside
-    style, y = ("chunk", h / 2 + 4.5) if middle else ("small", 9.0)
+    style, y = ("chunk", h / 2 + 4.5) if centered else ("small", 9.0)
     return box, *inside, text(digits, style, x=w / 2, y=y, anchor="middle")
 
 
@@ -377,7 +379,7 @@ MAX_ROWS = 24
 
 
 def table(stage: Stage, limit: int = MAX_ROWS) -> str:
-    """Return the keyframes, one per line."""
+    """Return a text with one keyframe per line."""
     keyframes, name = stage.keyframes, stage.title or "Stage"
     if not keyframes:
         return f"{name}: {NOTHING}"
@@ -385,9 +387,9 @@ def table(stage: Stage, limit: int = MAX_ROWS) -> str:
     lines = [f"{name}: {' · '.join(stage.facts)}, {count(rounds, 'round')}"]
     for keyframe in keyframes[:limit]:
         when = "never" if keyframe.end is None else human_seconds(keyframe.end - stage.start)
-        told = ", ".join([who(keyframe, stage.names), *what(keyframe)])
-        lines.append(f"  {when:>7}  {told}")
+        caption = ", ".join([who(keyframe, stage.names), *what(keyframe)])
+        lines.append(f"  {when:>7}  {caption}")
     if len(keyframes) > limit:
         lines.append(f"  … and {len(keyframes) - limit:,} more")
-    lines += [f"  {told}" for told in flagged({"notices": stage.notices, "notes": stage.notes})]
+    lines += [f"  {notice}" for notice in flagged({"notices": stage.notices, "notes": stage.notes})]
     return "\n".join([*lines, stage.said] if stage.said else lines)

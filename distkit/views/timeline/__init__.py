@@ -1,1 +1,1 @@
-"""The space-time diagram."""
+"""The space-time diagram of a run."""

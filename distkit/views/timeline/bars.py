@@ -1,8 +1,7 @@
 """Encodes the operations of a trace for the browser.
 
-Columns are arrays in one buffer: ``columns`` holds the text, and ``bytes`` the arrays listed in
-``parts`` as ``[name, type, length]``, concatenated and little-endian. The browser part is
-js/columns.js.
+``columns`` has the text and, as ``bytes``, the concatenated little-endian arrays. ``parts`` lists
+the arrays as ``[name, type, length]``. js/columns.js decodes them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _TYPES = {"f8": "<f8", "i4": "<i4", "f4": "<f4"}
 
 
 def packed(columns: Columns, *, thin: bool = False) -> Json:
-    """Return the frame, with bars and arrows as ``columns``; ``thin`` reduces the values."""
+    """Return the frame with bars and arrows as ``columns``; ``thin`` omits some values."""
     ops, pairs = columns.ops, columns.pairs
     order, tracks = columns.tracks()
     index_of = np.full(len(ops) + 1, -1)  # -1, for "none", stays -1
@@ -44,8 +43,8 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
     valued, numbers = _values(columns, index_of, thin)
     parts |= {"valued": ("i4", valued), "numbers": ("f4", numbers)}
     parts |= {
-        name: ("f4", some) if some.dtype == float else ("i4", index_of[some])
-        for name, some in columns.caused().items()
+        name: ("f4", column) if column.dtype == float else ("i4", index_of[column])
+        for name, column in columns.caused().items()
     }
     return {
         **columns.frame,
@@ -63,9 +62,10 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
 def _values(
     columns: Columns, index_of: NDArray[np.int64], thin: bool
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return five integers per tensor (bar, 0 before or 1 after, size, sampled, count), and values.
+    """Return five integers per tensor, and the values of all tensors.
 
-    Norm, minimum and maximum precede the values.
+    The integers are bar, 0 (before) or 1 (after), size, sampled, count. Norm, minimum and maximum
+    precede a tensor's values.
     """
     heads: list[tuple[int, ...]] = []
     bodies: list[tuple[float, ...]] = []
@@ -84,12 +84,12 @@ def _values(
 
 
 def _thin(s: Summary) -> tuple[float, ...]:
-    """Return at most PAGE_CELLS values at equal strides."""
+    """Return at most PAGE_CELLS evenly spaced values."""
     return s.values[:: -(-len(s.values) // PAGE_CELLS) or 1]
 
 
 def _round(numbers: NDArray[Any]) -> NDArray[Any]:
-    """Round to about four significant digits, which compress well."""
+    """Round to about four significant digits, so that the numbers compress well."""
     bits = numbers.view("<u4")
     finite = np.isfinite(numbers)
     return np.where(finite, (bits + np.uint32(0x200)) & np.uint32(0xFFFFFC00), bits).view("<f4")

@@ -1,8 +1,9 @@
-"""The space-time diagram of a whole trace in columns: a million events in about one second.
+"""Projects a whole trace to the columns of a space-time diagram.
 
-An operation is an index into arrays. Operations are sorted by lane, row and start, so that the
-painter finds the visible ones by bisection. Properties shared by many operations, their category,
-are stored once. During a run the columns are recomputed with each batch of events.
+Operations are indices into arrays, so a million events take about one second. They are sorted by
+lane, row and start, so that the painter finds the visible ones by bisection. Properties shared by
+many operations, their category, are stored once. During a run the columns are recomputed with each
+batch of events.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ from distkit.views.timeline.causes import Causes, causes, unknown
 #: Maximum number of operations with values.
 MAX_VALUES = 2_000
 
-#: Shorter waits are not reported [s].
+#: Minimum duration of a reported wait [s].
 MIN_WAIT = 1e-6
 
 
 class Columns:
-    """The picture of a whole trace.
+    """The space-time diagram of a whole trace.
 
     Args:
         trace: a trace of any length.
-        most: maximum number of operations drawn, by arrival; a notice reports this.
-        live: whether its run is in progress, so that open operations are not reported. The events
-            may then be in the order of arrival, with each rank's events in time order.
+        most: maximum number of operations drawn, in order of arrival; a notice reports the rest.
+        live: whether the run is in progress, so that open operations are not reported. The events
+            may then be in order of arrival, if each rank's events are in time order.
 
     >>> from distkit.events import Event, State
     >>> c = Columns(EventLog([Event(0, 0, Op.SEND, State.STARTED, 1.0, peer=1, nbytes=8)]))
@@ -66,13 +67,13 @@ class Columns:
         self.pairs, self.ops = shown.pairs, shown.pairs.ops
         self._drawn: Bools = self.ops.rank < MAX_LANES
         if most is not None and self._drawn.sum() > most:
-            some = np.flatnonzero(self._drawn)
-            self._drawn[some[np.argsort(self.ops.begin[some])[most:]]] = False
+            drawn = np.flatnonzero(self._drawn)
+            self._drawn[drawn[np.argsort(self.ops.begin[drawn])[most:]]] = False
 
     # -- as plain objects ---------------------------------------------------------
 
     def picture(self, most: int | None = None) -> Json:
-        """Return bars and arrows as objects: all, or about ``most`` with their partners."""
+        """Return bars and arrows as objects: all, or about ``most`` bars and their partners."""
         pairs, chosen = self.pairs, self._drawn.copy()
         if most is not None:
             drawn = np.flatnonzero(chosen)
@@ -95,18 +96,19 @@ class Columns:
         }
 
     def caused(self) -> dict[str, NDArray[Any]]:
-        """Return waits and critical path of the drawn operations, by index.
+        """Return the waits and the critical path of the drawn operations.
 
-        ``waits`` are the waiting operations, ``since`` the time from their start to the wait, and
-        ``waited`` its duration [s]; ``path`` and ``via`` as in :class:`~.causes.Causes`.
+        ``waits`` are the indices of waiting operations, ``since`` is the time from their start to
+        the wait, and ``waited`` its duration [s]. ``path`` and ``via`` are those of
+        :class:`~.causes.Causes`.
         """
-        found, drawn = self.causes, self._drawn
-        waits = np.flatnonzero(drawn & ~found.over & (found.waited > MIN_WAIT))
-        path, via = (np.array(some, np.int64) for some in (found.path, found.via))
+        result, drawn = self.causes, self._drawn
+        waits = np.flatnonzero(drawn & ~result.over & (result.waited > MIN_WAIT))
+        path, via = (np.array(indices, np.int64) for indices in (result.path, result.via))
         return {
             "waits": waits,
-            "since": (found.since[waits] - self.ops.start[waits]).round(7),
-            "waited": found.waited[waits].round(7),
+            "since": (result.since[waits] - self.ops.start[waits]).round(7),
+            "waited": result.waited[waits].round(7),
             "path": path[drawn[path]],
             "via": via[drawn[via]],
         }
@@ -116,9 +118,9 @@ class Columns:
         known, pairs = (
             np.append(chosen, False),
             self.pairs,
-        )  # index -1 is the last element, never chosen
-        found: Ints = np.flatnonzero(pairs.begun & (known[pairs.send] | known[pairs.recv]))
-        return found
+        )  # index -1 is the last element, which is False
+        arrows: Ints = np.flatnonzero(pairs.begun & (known[pairs.send] | known[pairs.recv]))
+        return arrows
 
     def _bar(self, i: int, values: Sequence[Summary | None]) -> Json:
         ops, tie = self.ops, int(self.pairs.tie[i])
@@ -172,7 +174,7 @@ class Columns:
     # -- in columns ---------------------------------------------------------------
 
     def tracks(self) -> tuple[Ints, list[list[int]]]:
-        """Return the operations sorted by lane and row, and each ``[rank, mark, row, count]``."""
+        """Return the operations by lane and row, and ``[rank, mark, row, count]`` of each row."""
         ops = self.ops
         drawn = np.flatnonzero(self._drawn)
         keys = np.stack([ops.rank[drawn], ops.mark[drawn].astype(np.int64), self.row[drawn]])
@@ -189,21 +191,21 @@ class Columns:
         """Return the arrows with a drawn end, sorted by start."""
         arrows, pairs = self._touching(self._drawn), self.pairs
         begins = np.where(np.isnan(pairs.sent), pairs.received, pairs.sent)[arrows]
-        found: Ints = arrows[np.argsort(begins, kind="stable")]
-        return found
+        ordered: Ints = arrows[np.argsort(begins, kind="stable")]
+        return ordered
 
     # -- frame --------------------------------------------------------------------
 
     @cached_property
     def frame(self) -> Json:
-        """Everything but bars and arrows: lanes, totals and notices."""
+        """The picture without bars and arrows: lanes, totals and notices."""
         ops, pairs = self.ops, self.pairs
         sent = ~np.isnan(pairs.sent)
-        said = np.flatnonzero((pairs.tie >= 0) & ~ops.scheduled)
+        participating = np.flatnonzero((pairs.tie >= 0) & ~ops.scheduled)
         sizes = np.full(pairs.ties, -1)
-        members = np.bincount(pairs.tie[said], minlength=pairs.ties) > 0
-        everybody = np.flatnonzero(pairs.tie >= 0)
-        np.maximum.at(sizes, pairs.tie[everybody], ops.nbytes[everybody])
+        members = np.bincount(pairs.tie[participating], minlength=pairs.ties) > 0
+        tied = np.flatnonzero(pairs.tie >= 0)
+        np.maximum.at(sizes, pairs.tie[tied], ops.nbytes[tied])
         sums = {
             "operations": len(ops),
             "messages": int(sent.sum()),
@@ -235,39 +237,39 @@ class Columns:
 
     @property
     def _until(self) -> float:
-        """End of the picture; open operations extend until the trace was taken."""
+        """End of the picture; open operations extend to the end of the recording."""
         if not self.ops.span:
             return -math.inf
         deaths = filter(None, map(self._died, self.info.ends))
         last = max([self.ops.span[1], *deaths])
         return last if self.ops.ended.all() else max(last, self.info.until or 0.0)
 
-    def mine(self, rank: int) -> slice:
+    def of_rank(self, rank: int) -> slice:
         """Return the operations of a rank."""
         return slice(*np.searchsorted(self.ops.rank, [rank, rank + 1]))
 
     def _died(self, rank: int) -> float | None:
-        """Return when a rank died [s]; None if it did not, or the time is unknown."""
+        """Return when a rank died [s], None if it did not or the time is unknown."""
         return self.info.ends[rank].time if self.info.died(rank) else None
 
     def communication(self, rank: int) -> tuple[Floats, Floats]:
-        """Return start and end of a rank's communication, limited by the picture."""
-        ops, mine, waited = self.ops, self.mine(rank), self.causes.waited
-        talk = ~ops.mark[mine] & ~(~ops.ended[mine] & ops.scheduled[mine])
-        ends = np.where(ops.ended[mine], ops.end[mine], self._died(rank) or self._until)
-        starts = ops.start[mine] + np.where(self.causes.over[mine], waited[mine], 0)
-        return starts[talk], ends[talk]
+        """Return start and end of a rank's communication, limited to the picture."""
+        ops, own, waited = self.ops, self.of_rank(rank), self.causes.waited
+        communicates = ~ops.mark[own] & ~(~ops.ended[own] & ops.scheduled[own])
+        ends = np.where(ops.ended[own], ops.end[own], self._died(rank) or self._until)
+        starts = ops.start[own] + np.where(self.causes.over[own], waited[own], 0)
+        return starts[communicates], ends[communicates]
 
     def waiting(self, rank: int) -> tuple[Floats, Floats]:
         """Return start and end of a rank's waits."""
-        found, mine = self.causes, self.mine(rank)
-        some = (found.waited[mine] > 0) & ~found.over[mine]
-        since = found.since[mine][some]
-        return since, since + found.waited[mine][some]
+        result, own = self.causes, self.of_rank(rank)
+        waiting = (result.waited[own] > 0) & ~result.over[own]
+        since = result.since[own][waiting]
+        return since, since + result.waited[own][waiting]
 
     @cached_property
     def causes(self) -> Causes:
-        """Waits and the critical path; empty during a run."""
+        """The waits and the critical path; empty during a run."""
         if self._live:
             return unknown(len(self.ops))
         return causes(self.ops, self.pairs, self._until)
@@ -275,12 +277,12 @@ class Columns:
     @cached_property
     def sent(self) -> tuple[Ints, Ints]:
         """Messages and bytes sent, by rank."""
-        pairs, room = self.pairs, int(self.ops.rank.max(initial=-1)) + 1
+        pairs, ranks = self.pairs, int(self.ops.rank.max(initial=-1)) + 1
         was_sent = ~np.isnan(pairs.sent)
         src = pairs.src[was_sent]
         return (
-            np.bincount(src, minlength=room).astype(np.int64),
-            np.bincount(src, weights=pairs.nbytes[was_sent], minlength=room).astype(np.int64),
+            np.bincount(src, minlength=ranks).astype(np.int64),
+            np.bincount(src, weights=pairs.nbytes[was_sent], minlength=ranks).astype(np.int64),
         )
 
     @property
@@ -290,11 +292,13 @@ class Columns:
         return traffic(hosts, self.pairs.sums()) if hosts else {}
 
     def _totals(self, rank: int) -> Json:
-        """Return the totals of a rank: rows of bars, fractions of time, traffic sent."""
-        mine, died = self.mine(rank), self._died(rank)
-        mark, row = self.ops.mark[mine], self.row[mine]
+        """Return the rows, fractions of time and sent traffic of a rank."""
+        own, died = self.of_rank(rank), self._died(rank)
+        mark, row = self.ops.mark[own], self.row[own]
         seconds = self._until - self.ops.span[0] if self.ops.span else 0.0
-        busy, waiting = (length(*some(rank)) for some in (self.communication, self.waiting))
+        busy, waiting = (
+            length(*intervals(rank)) for intervals in (self.communication, self.waiting)
+        )
         messages, nbytes = (int(n[rank]) if rank < len(n) else 0 for n in self.sent)
         return {
             "rows": int(row[~mark].max(initial=-1)) + 1,
@@ -337,36 +341,38 @@ TOUCHED = "buffer used before wait()"
 
 
 @lru_cache(10_000)
-def category_of(it: Category) -> Json:
+def category_of(category: Category) -> Json:
     """Return the shared properties of operations as plain data; callers must not modify it."""
-    label = TOUCHED if it.op is Op.TOUCH else it.label
-    if it.op in STORES:  # its arguments as in the program
-        label = call(it).removesuffix(")").partition("(")[2]
+    label = TOUCHED if category.op is Op.TOUCH else category.label
+    if category.op in STORES:  # show its arguments as in the program
+        label = call(category).removesuffix(")").partition("(")[2]
     return compact(
-        kind=kind_of(it.op),
-        op=clean(wait_of(it) or op_name(it)),
-        state=str(it.state),
-        peer=it.peer,
-        group=None if it.group == WORLD else it.group,
-        nbytes=it.nbytes,
-        shape=list(it.shape),
-        dtype=it.dtype,
-        tag=it.tag,
-        where=clean(it.where.rpartition("/")[2]),
+        kind=kind_of(category.op),
+        op=clean(wait_of(category) or op_name(category)),
+        state=str(category.state),
+        peer=category.peer,
+        group=None if category.group == WORLD else category.group,
+        nbytes=category.nbytes,
+        shape=list(category.shape),
+        dtype=category.dtype,
+        tag=category.tag,
+        where=clean(category.where.rpartition("/")[2]),
         label=clean(label),
-        gpu=clean(_gpu(it.attributes)),
+        gpu=clean(_gpu(category.attributes)),
     )
 
 
 def _gpu(facts: Mapping[str, Any]) -> str:
     """Return device, stream, GPU time and memory of an operation as text."""
-    facts_text = [str(facts["device"])] if "device" in facts else []
-    facts_text += [f"stream {facts['stream']}"] if "stream" in facts else []
-    facts_text += (
-        [f"{human_seconds(facts['device_seconds'])} there"] if "device_seconds" in facts else []
+    parts = [str(facts["device"])] if "device" in facts else []
+    parts += [f"stream {facts['stream']}"] if "stream" in facts else []
+    parts += (
+        [f"{human_seconds(facts['device_seconds'])} on the device"]
+        if "device_seconds" in facts
+        else []
     )
-    facts_text += [f"{human_bytes(facts['memory'])} in use"] if "memory" in facts else []
-    return " · ".join(facts_text)
+    parts += [f"{human_bytes(facts['memory'])} in use"] if "memory" in facts else []
+    return " · ".join(parts)
 
 
 def kind_of(op: Op) -> str:
@@ -392,28 +398,28 @@ def compact(**fields: Any) -> Json:
 
 
 def rows(ops: Operations, events: int) -> Ints:
-    """Return the row of each operation in its lane: the topmost that is free when it begins.
+    """Return the row of each operation in its lane: the first that is free when it begins.
 
     Args:
         ops: the operations.
         events: the number of their events.
     """
-    found = np.zeros(len(ops), np.int64)
+    result = np.zeros(len(ops), np.int64)
     until = np.where(ops.ended, ops.last, events)
     by_lane = np.lexsort((ops.begin, ops.rank * 2 + ops.mark))
     lane = (ops.rank * 2 + ops.mark)[by_lane]
     for part in np.split(by_lane, np.flatnonzero(np.diff(lane)) + 1):
         if len(part):
-            found[part] = _assign_rows(ops.begin[part], until[part])
-    return found
+            result[part] = _assign_rows(ops.begin[part], until[part])
+    return result
 
 
 def _assign_rows(begin: Ints, until: Ints) -> Ints:
     """Return the rows of one lane's bars, sorted by start."""
     rows = np.zeros(len(begin), np.int64)
-    over = np.maximum.accumulate(until)
-    alone = begin[1:] > over[:-1]  # all before it have ended
-    crowded = np.flatnonzero(~(np.append(True, alone) & np.append(alone, True)))
+    latest_end = np.maximum.accumulate(until)
+    isolated = begin[1:] > latest_end[:-1]  # all before it have ended
+    crowded = np.flatnonzero(~(np.append(True, isolated) & np.append(isolated, True)))
     busy: list[tuple[int, int]] = []
     free: list[int] = []
     count = 0

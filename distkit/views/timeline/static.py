@@ -1,7 +1,7 @@
-"""The static painter: the picture as SVG, for front ends without widgets.
+"""Paints a timeline as SVG for front ends without widgets, such as GitHub, nbconvert and print.
 
-These are GitHub, nbconvert and print. The picture has a light card, so that it is legible on dark
-pages, and no style sheet, script or id, so that a page can have several.
+The picture has a light card, so that it is legible on dark pages. It has no style sheet, script or
+id, so that a page can contain several pictures.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ def _document(picture: Json, limit: int) -> str:
 def paint(
     picture: Json, limit: int = MAX_BARS // 2, until: float | None = None
 ) -> tuple[str, float]:
-    """Return the picture without its card, for use in another picture, and its height.
+    """Return the picture without its card, for use in another one, and its height.
 
     Args:
         picture: a projection's snapshot.
         limit: maximum number of operations; a notice reports the rest.
-        until: later times are dimmed [s].
+        until: time after which the picture is dimmed [s].
     """
-    return _Painter(_part(picture, limit), until).drawn()
+    return _Painter(_part(picture, limit), until).paint()
 
 
 def _part(picture: Json, limit: int) -> Json:
-    """Return the first operations on the first ranks."""
+    """Return the picture limited to the first operations and ranks."""
     lanes = picture["lanes"][:MAX_LANES]
     ranks = {lane["rank"] for lane in lanes}
     bars = sorted((b for b in picture["bars"] if b["rank"] in ranks), key=lambda b: b["start"])
@@ -72,8 +72,8 @@ def _part(picture: Json, limit: int) -> Json:
     if len(bars) > limit:
         end = bars[limit]["start"]
         operations = count(picture["operations"], "operation")
-        took = human_seconds(end - picture["start"])
-        notes.append(f"the first {took} are drawn here: {limit} of {operations}")
+        duration = human_seconds(end - picture["start"])
+        notes.append(f"the first {duration} are drawn here: {limit} of {operations}")
     return {
         **picture,
         "lanes": lanes,
@@ -85,15 +85,15 @@ def _part(picture: Json, limit: int) -> Json:
 
 
 class _Lane:
-    """A lane with rows of communication, and rows of marked computation below them [px]."""
+    """A lane: rows of communication above rows of marked computation [px]."""
 
     top = 0.0
     begins = False  # whether it is the first lane of a host
 
-    def __init__(self, told: Json, number: int) -> None:
-        self.data, self.color = told, rank_color(told.get("color", number))
-        rows = max(1, told["rows"]) * (SIZES["row"] + GAP) - GAP
-        marks = told["marks"] * (SIZES["mark"] + GAP)
+    def __init__(self, data: Json, number: int) -> None:
+        self.data, self.color = data, rank_color(data.get("color", number))
+        rows = max(1, data["rows"]) * (SIZES["row"] + GAP) - GAP
+        marks = data["marks"] * (SIZES["mark"] + GAP)
         self.rows = min(rows, SIZES["max_rows"])
         self.marks = min(marks, SIZES["max_rows"] / 2 + GAP)
         self.height: float = 2 * PAD + self.rows + self.marks
@@ -103,15 +103,15 @@ class _Lane:
         return self.top + self.height / 2
 
     def edge(self, *, bottom: bool) -> float:
-        """Return the top or bottom edge of its communication rows."""
+        """Return the top or bottom edge of the communication rows."""
         return self.top + PAD + (self.rows if bottom else 0)
 
     def row(self, bar: Json) -> tuple[float, float]:
         """Return the top and the height of a bar."""
-        top, high, rows = self.top + PAD, self.rows, self.data["rows"]
+        top, height, rows = self.top + PAD, self.rows, self.data["rows"]
         if bar["kind"] == "mark":
-            top, high, rows = top + self.rows + GAP, self.marks - GAP, self.data["marks"]
-        pitch = (high + GAP) / max(1, rows)
+            top, height, rows = top + self.rows + GAP, self.marks - GAP, self.data["marks"]
+        pitch = (height + GAP) / max(1, rows)
         return top + bar["row"] * pitch, pitch - min(GAP, pitch * 0.2)
 
 
@@ -142,7 +142,7 @@ class _Painter:
         stuck = any(bar["end"] is None and bar["kind"] != "mark" for bar in picture["bars"])
         self.view = start - 0.012 * span, start + span * (1.12 if stuck else 1.02)
 
-    def drawn(self) -> tuple[str, float]:
+    def paint(self) -> tuple[str, float]:
         parts = [*self._head(), *self._lanes(), *self._inside(), *self._dim_later()]
         if not self.picture.get("bare"):
             parts += self._foot()
@@ -158,7 +158,7 @@ class _Painter:
         marks = [bar for bar in self.bars.values() if bar["kind"] == "mark"]
         yield from map(self._bar, marks)
         yield from self._bands()
-        yield from (shaft for shaft, _ in arrows)  # the heads lie on the bars
+        yield from (shaft for shaft, _ in arrows)  # the heads cover the bars
         yield from (self._bar(bar) for bar in self.bars.values() if bar["kind"] != "mark")
         yield from (head for _, head in arrows)
         yield from self._deaths()
@@ -175,10 +175,10 @@ class _Painter:
         title = self.picture["title"] or "Timeline"
         yield svg.heading(24, 32, title, " · ".join(self.picture["facts"]))
         kinds, x = {bar["kind"] for bar in self.bars.values()}, WIDTH - 24.0
-        for kind, word in reversed(LEGEND.items()):
+        for kind, label in reversed(LEGEND.items()):
             if kind in kinds:
-                x -= text_width(word, 12)
-                yield svg.text(x, 32, word, GRAY)
+                x -= text_width(label, 12)
+                yield svg.text(x, 32, label, GRAY)
                 yield svg.rect(x - 29, 22, 22, 12, *_fill(kind, GRAY))
                 x -= 48
         for i, notice in enumerate(self.notices):
@@ -186,24 +186,24 @@ class _Painter:
 
     def _lanes(self) -> Iterator[str]:
         for lane in self.lanes.values():
-            told, top, height = lane.data, lane.top, lane.height
+            data, top, height = lane.data, lane.top, lane.height
             if lane.begins:
-                yield svg.text(24, top - 8, told["host"], GRAY, 'font-weight="700"')
-                x = 36 + text_width(told["host"], 13.5)
+                yield svg.text(24, top - 8, data["host"], GRAY, 'font-weight="700"')
+                x = 36 + text_width(data["host"], 13.5)
                 yield svg.line(x, top - 12, RIGHT + 4, top - 12, "#d3d9df", 1)
             width = RIGHT - self.left + 8
             yield svg.rect(self.left - 4, top, width, height, 'fill="#f5f6f8"', "", 6)
-            if "run" in told:  # its colour at both ends of the lane
-                fill = f'fill="{TRACES_LIGHT[told["run"] % len(TRACES_LIGHT)]}"'
+            if "run" in data:  # the run's colour at both ends of the lane
+                fill = f'fill="{TRACES_LIGHT[data["run"] % len(TRACES_LIGHT)]}"'
                 yield svg.rect(self.left - 8, top, 3, height, fill, "", 1)
-                if told["end"] <= self.view[1]:
-                    yield svg.rect(self.x(told["end"]), top, 2, height, fill, "", 1)
+                if data["end"] <= self.view[1]:
+                    yield svg.rect(self.x(data["end"]), top, 2, height, fill, "", 1)
             yield f'<circle cx="29" cy="{lane.middle:.1f}" r="5" fill="{lane.color}"/>'
-            up = 6 if told["detail"] else 0
+            rise = 6 if data["detail"] else 0
             bold = 'font-size="13" font-weight="700"'
-            yield svg.text(42, lane.middle + 4.5 - up, told["name"], INK, bold)
-            if up:
-                yield svg.text(42, lane.middle + 14, told["detail"], GRAY)
+            yield svg.text(42, lane.middle + 4.5 - rise, data["name"], INK, bold)
+            if rise:
+                yield svg.text(42, lane.middle + 14, data["detail"], GRAY)
 
     def _axis(self) -> Iterator[str]:
         zero = self.picture["start"] or 0.0
@@ -214,17 +214,19 @@ class _Painter:
         yield svg.line(self.left - 4, self.bottom, RIGHT + 4, self.bottom, "#aab2ba", 1)
 
     def _foot(self) -> Iterator[str]:
-        p, y, parts = self.picture, self.bottom + 50, []
-        if p["messages"] or not p["collectives"]:
-            parts.append(f"{count(p['messages'], 'message')}, {human_bytes(p['message_bytes'])}")
-        if p["collectives"]:
-            size = human_bytes(p["collective_bytes"])
-            parts.append(f"{count(p['collectives'], 'collective')}, {size}")
-        parts.append(human_seconds((p["end"] or 0) - (p["start"] or 0)))
-        told = "   ·   ".join(parts)
-        yield svg.text(24, y, told, INK, 'font-weight="700" xml:space="preserve"')
-        told = "   ·   ".join(f"{value} {label}" for value, label, _ in p["compared"])
-        yield svg.text(24, y + 22, told, GRAY, 'xml:space="preserve"') if told else ""
+        picture, y, parts = self.picture, self.bottom + 50, []
+        if picture["messages"] or not picture["collectives"]:
+            parts.append(
+                f"{count(picture['messages'], 'message')}, {human_bytes(picture['message_bytes'])}"
+            )
+        if picture["collectives"]:
+            size = human_bytes(picture["collective_bytes"])
+            parts.append(f"{count(picture['collectives'], 'collective')}, {size}")
+        parts.append(human_seconds((picture["end"] or 0) - (picture["start"] or 0)))
+        line = "   ·   ".join(parts)
+        yield svg.text(24, y, line, INK, 'font-weight="700" xml:space="preserve"')
+        line = "   ·   ".join(f"{value} {label}" for value, label, _ in picture["compared"])
+        yield svg.text(24, y + 22, line, GRAY, 'xml:space="preserve"') if line else ""
 
     def _dim_later(self) -> Iterator[str]:
         """Dim times after the moment shown."""
@@ -237,7 +239,7 @@ class _Painter:
     # -- the picture ----------------------------------------------------------------
 
     def _box(self, bar: Json) -> tuple[float, float, float, float]:
-        """Return x, y, width and height; an open bar extends to the right edge or a death."""
+        """Return x, y, width and height; open bars extend to the right edge or a rank's death."""
         lane, left = self.lanes[bar["rank"]], self.x(bar["start"])
         end = lane.data.get("died") if bar["end"] is None else bar["end"]
         right = RIGHT + 3 if end is None else self.x(end)
@@ -255,12 +257,12 @@ class _Painter:
         box = svg.rect(x, y, width, height, *_fill(look, color), radius)
         open_ = "died in" if "died" in lane.data else self.picture["open"]
         peer = self.lanes.get(bar.get("peer", -1))
-        words = _labels(bar, peer.data["name"] if peer else "", open_) if height >= 11 else []
-        label = next((t for t in words if t and text_width(t, 11.5) < width - 8), "")
+        labels = _labels(bar, peer.data["name"] if peer else "", open_) if height >= 11 else []
+        label = next((t for t in labels if t and text_width(t, 11.5) < width - 8), "")
         if not label:
             return box
-        ink = svg.readable(color) if look in SOLID else INKS.get(look, INK)
-        return box + svg.text(x + 5, y + height / 2 + 4, label, ink, 'font-size="11.5"')
+        label_color = svg.readable(color) if look in SOLID else INKS.get(look, INK)
+        return box + svg.text(x + 5, y + height / 2 + 4, label, label_color, 'font-size="11.5"')
 
     def _deaths(self) -> Iterator[str]:
         """Yield a cross and the text "died" for each dead rank."""
@@ -288,20 +290,22 @@ class _Painter:
                 yield self._band(above, below, WARNING_LIGHT if mixed else INK)
 
     def _band(self, above: Json, below: Json, color: str) -> str:
-        """Return a band from lane to lane, of which only the edges cross other lanes."""
+        """Return a band between two bars; across other lanes it is only an outline."""
         x1, y1, w1, h1 = self._box(above)
         x2, y2, w2, _ = self._box(below)
         top, middle = y1 + h1, (y1 + h1 + y2) / 2
         order = list(self.lanes)
-        next_ = order.index(below["rank"]) == order.index(above["rank"]) + 1
+        adjacent = order.index(below["rank"]) == order.index(above["rank"]) + 1
         path = (
             f"M{x1:.1f} {top:.1f}C{x1:.1f} {middle:.1f} {x2:.1f} {middle:.1f} {x2:.1f} {y2:.1f}"
-            f"{'h' if next_ else 'm'}{w2:.1f}{'' if next_ else ' 0'}"
+            f"{'h' if adjacent else 'm'}{w2:.1f}{'' if adjacent else ' 0'}"
             f"C{x2 + w2:.1f} {middle:.1f} {x1 + w1:.1f} {middle:.1f} "
-            f"{x1 + w1:.1f} {top:.1f}{'z' if next_ else ''}"
+            f"{x1 + w1:.1f} {top:.1f}{'z' if adjacent else ''}"
         )
-        fill = f'fill="{color}" fill-opacity=".08"' if next_ else 'fill="none"'
-        return f'<path d="{path}" {fill} stroke="{color}" stroke-opacity=".{2 if next_ else 4}"/>'
+        fill = f'fill="{color}" fill-opacity=".08"' if adjacent else 'fill="none"'
+        return (
+            f'<path d="{path}" {fill} stroke="{color}" stroke-opacity=".{2 if adjacent else 4}"/>'
+        )
 
     def _drawn_arrows(self) -> list[Json]:
         """Return the arrows with a drawn end."""
@@ -327,8 +331,8 @@ class _Painter:
             return shaft, svg.arrow_head(x1, y1, x2, y2, color)
         shaft = svg.line(x1, y1, x2, y2, WARNING_LIGHT, 1.6, ' stroke-dasharray="4"')
         x, y = (x1, y1) if arrow["sent"] is None else (x2, y2)
-        place = f'cx="{x:.1f}" cy="{y:.1f}" r="4"'
-        return shaft, f'<circle {place} fill="#fff" stroke="{WARNING_LIGHT}"/>'
+        circle = f'cx="{x:.1f}" cy="{y:.1f}" r="4"'
+        return shaft, f'<circle {circle} fill="#fff" stroke="{WARNING_LIGHT}"/>'
 
     def _edge(self, bar: Json | None, rank: int, *, bottom: bool) -> float:
         """Return the edge of a bar, or of its lane if the bar is missing."""
@@ -348,7 +352,7 @@ LEGEND = {
     "store": "store",
     "mark": "step or computation",
 }
-#: Tints of bars and colours of their labels, where they differ from the defaults.
+#: Looks with a solid fill; tints and label colours that differ from the defaults.
 SOLID = ("send", "collective", "mark")
 TINTS = {"request": 0.42, "open": 0.2, "paused": 0.06, "recv": 0.06}
 INKS = {"touch": "#fff", "paused": GRAY, "open": WARNING_LIGHT}
@@ -357,24 +361,24 @@ INKS = {"touch": "#fff", "paused": GRAY, "open": WARNING_LIGHT}
 def _labels(bar: Json, peer: str, open_: str) -> list[str]:
     """Return possible labels of a bar, longest first."""
     op, label, look = bar["op"], bar.get("label", ""), _look(bar)
-    called = f"{op}({label})" if bar["kind"] == "store" else op
+    call = f"{op}({label})" if bar["kind"] == "store" else op
     size = human_bytes(bar["nbytes"]) if bar["nbytes"] else ""
-    whole = f"{op} {label}".rstrip()
+    name = f"{op} {label}".rstrip()
     from_peer = f"{open_} {op} from {peer}" if peer and op == "recv" else ""
     return {
         "mark": [label, label.partition(" (")[0]],
         "touch": [label, "!"],
         "failed": [f"✕ {op} failed", "✕"],
         "paused": [f"paused before {op}", "paused", op],
-        "open": [from_peer, f"{open_} {called}", f"{open_} {op}", op],
+        "open": [from_peer, f"{open_} {call}", f"{open_} {op}", op],
         "send": [f"send to {peer}", "send"],
         "recv": [f"recv from {peer}", "recv"],
-        "store": [called, op],
-    }.get(look, [f"{whole} {size}".rstrip(), whole, op])
+        "store": [call, op],
+    }.get(look, [f"{name} {size}".rstrip(), name, op])
 
 
 def _look(bar: Json) -> str:
-    """Return the look of a bar, from its state or kind."""
+    """Return the look of a bar, which depends on its kind and state."""
     if bar["kind"] == "mark":
         return "touch" if bar["op"] == "touch" else "mark"
     if bar["end"] is None:
@@ -383,7 +387,7 @@ def _look(bar: Json) -> str:
 
 
 def _fill(look: str, color: str) -> tuple[str, str]:
-    """Return the attributes that fill and outline a bar."""
+    """Return the fill and stroke attributes of a bar."""
     if look in ("touch", *SOLID):
         return f'fill="{WARNING_LIGHT if look == "touch" else color}"', ""
     dash = ' stroke-dasharray="5 3"' if look in ("open", "paused") else ""

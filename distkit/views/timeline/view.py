@@ -1,6 +1,6 @@
-"""The space-time diagram of a run as a widget: live during the run, a picture afterwards.
+"""Defines the timeline widget.
 
-The projection is in columns.py, the browser painter in js/, the static painter in static.py.
+columns.py has the projection, js/ the browser painter, static.py the static painter.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_LIVE = 20_000
 class Timeline(View):
     """Draws the calls of each rank over time: one lane per rank, time from left to right.
 
-    Arrows are messages, bars are operations, a band connects the members of a collective, grey
-    bars below them are marked computation. During the run, new operations appear as they
-    happen; an operation that never ends stays open.
+    Bars are operations, arrows are messages, and bands connect the members of a collective. Grey
+    bars at the bottom of a lane are marked computation. During the run, new operations appear as
+    they happen; an operation that never ends stays open.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.

@@ -1,1 +1,1 @@
-"""The parts that all widgets share: live updates, saved pictures, pages, browser modules."""
+"""Shared parts of all widgets: live updates, static pictures, pages, browser modules."""

@@ -1,8 +1,8 @@
-"""The browser part of each view as one script and one style sheet.
+"""Bundles the browser part of each view into one script and one style sheet.
 
 The files of js/ are ordinary ES modules, which browsers, Node and editors use unchanged. Widgets
-and stand-alone pages need a single script that works everywhere, even offline: ``_bundle`` turns
-each module into a function, in dependency order.
+and stand-alone pages need a single script that works offline, therefore ``_bundle`` turns each
+module into a function, in dependency order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from distkit.views.scene.theme import theme
 
-#: Version of the picture format; painters report newer versions.
+#: Version of the picture format; painters refuse newer versions.
 FORMAT = 1
 
 _FOLDER = Path(__file__).parents[1] / "js"
@@ -29,13 +29,13 @@ _SHEETS = {
 
 @cache
 def esm(view: str) -> str:
-    """Return the script of a widget from a view's module, such as "timeline", and its imports."""
+    """Return the script of a widget, bundled from a view's module such as "timeline"."""
     render = f"$render.renders(${view}.{view.title()}, {FORMAT})"
     return _widget(_bundle(view, "render", "late"), render)
 
 
 def esm_of(file: Path) -> str:
-    """Return the script of a widget from a file with a function ``render`` and no imports."""
+    """Return the script of a widget from a file that defines ``render`` and has no imports."""
     return _widget(f"{_bundle('late')}\n{file.read_text(encoding='utf-8')}", "render")
 
 
@@ -45,19 +45,19 @@ def _widget(script: str, render: str) -> str:
 
 @cache
 def page_script(*views: str) -> str:
-    """Return the script of a page, which opens its views."""
+    """Return the script that opens the views of a page."""
     classes = ", ".join(f"{view.title()}: ${view}.{view.title()}" for view in views)
     return f"{_bundle(*views, 'page')}\n$page.open({{ {classes} }}, {FORMAT});\n"
 
 
 def with_theme(picture: dict[str, Any]) -> dict[str, Any]:
-    """Return a picture with colours, sizes, and its format version."""
+    """Return a picture with colours, sizes, and the format version."""
     return {**picture, "theme": theme(), "format": FORMAT}
 
 
 @cache
 def css(*views: str) -> str:
-    """Return the combined style sheet of some views."""
+    """Return the combined style sheet of the given views."""
     sheets = dict.fromkeys(["timeline", *(name for v in views for name in _SHEETS.get(v, (v,)))])
     return "\n".join(_text(f"{name}.css") for name in sheets)
 
@@ -75,7 +75,7 @@ def _bundle(*names: str) -> str:
 
 
 def _scope(name: str) -> tuple[str, list[str]]:
-    """Return a module as a constant with its exports, and the names of its imports.
+    """Return a module as a constant that has its exports, and the names of its imports.
 
     Modules of js/ write imports as ``import { h } from "./dom.js";``, possibly on several lines,
     and exports as ``export`` before a declaration, at the start of a line.
@@ -87,8 +87,8 @@ def _scope(name: str) -> tuple[str, list[str]]:
         if line.startswith("export "):
             line = line.removeprefix("export ")
             exports.append(line.split(maxsplit=2)[1].partition("(")[0])
-        before, found, path = line.partition('} from "./')
-        if found:
+        before, separator, path = line.partition('} from "./')
+        if separator:
             imports.append(path.removesuffix('.js";'))
             line = f"{before}}} = {_constant(imports[-1])};"
         lines.append(line)

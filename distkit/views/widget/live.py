@@ -1,6 +1,6 @@
-"""Protocols for live and stepped runs, and rate-limited updates of views.
+"""Defines protocols of live and stepped runs, and the threads of views.
 
-A view uses threads to execute the reader's commands and to send updates.
+A view uses threads to execute commands and to send updates at a limited rate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from distkit.trace.log import EventLog
 
 #: Minimum time between updates of a live view, and time to collect events of all ranks [s].
 PERIOD, GATHER = 0.06, 0.025
-#: Minimum pause between updates, as a multiple of the last update's duration; ranks need the CPU.
+#: Minimum pause between updates, as a multiple of the last one's duration. Ranks need the CPU.
 PAUSE = 4
 
 
@@ -37,7 +37,7 @@ class Live(Protocol):
     def subscribe(self, callback: Callable[[list[Event]], None], /) -> Callable[[], None]:
         """Call ``callback`` with all events so far, with each new batch, and with [] at the end.
 
-        It is called from any thread.
+        The callback may be called from any thread.
 
         Returns:
             A function that cancels the subscription.
@@ -49,7 +49,7 @@ class Moment(Protocol):
 
     @property
     def events(self) -> int:
-        """Number of the trace's events that had happened."""
+        """Number of the trace's events so far."""
 
     @property
     def time(self) -> float:
@@ -57,7 +57,7 @@ class Moment(Protocol):
 
     @property
     def choice(self) -> Sequence[int]:
-        """The ranks that were released to reach this moment; none for the first one."""
+        """The ranks that were released to reach this moment; empty for the first moment."""
 
     @property
     def rank_states(self) -> Sequence[RankState]:
@@ -67,8 +67,8 @@ class Moment(Protocol):
 class Steppable(Live, Protocol):
     """A run that advances step by step, such as the result of ``cluster.step(fn)``.
 
-    Its methods raise a :class:`~distkit.errors.DistkitError` if they are not applicable, and may be
-    called from any thread; all but ``pause``, ``back`` and ``seek`` may block.
+    Its methods raise :class:`~distkit.errors.DistkitError` if they are not applicable. They may be
+    called from any thread; all except ``pause``, ``back`` and ``seek`` may block.
     """
 
     @property
@@ -81,7 +81,7 @@ class Steppable(Live, Protocol):
 
     @property
     def moments(self) -> Sequence[Moment]:
-        """The moments so far; the first is before any event."""
+        """The moments so far; the first one precedes all events."""
 
     @property
     def position(self) -> int:
@@ -93,7 +93,7 @@ class Steppable(Live, Protocol):
 
     @property
     def findings(self) -> Sequence[Finding]:
-        """The findings, if any, the most important first."""
+        """The findings, the most important first."""
 
     @property
     def error(self) -> str:
@@ -118,7 +118,7 @@ class Steppable(Live, Protocol):
         """Run to the end."""
 
     def watch(self, callback: Callable[[], None], /) -> Callable[[], None]:
-        """Call ``callback`` whenever any of the above changes, from any thread.
+        """Call ``callback``, from any thread, whenever any of the above changes.
 
         Returns:
             A function that cancels the subscription.
@@ -126,7 +126,7 @@ class Steppable(Live, Protocol):
 
 
 class Worker:
-    """Runs functions sequentially in its own thread."""
+    """A thread that calls queued functions one after the other."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -146,9 +146,9 @@ class Worker:
 
 
 class Notifier:
-    """Calls ``act`` soon after notifications, once for all that arrive together.
+    """A thread that calls ``act`` soon after a notification, once for all that arrive together.
 
-    The pause grows with the duration of the call, so large pictures are updated less often.
+    The pause grows with the duration of a call, so large pictures are updated less often.
 
     Args:
         act: called in the notifier's thread.

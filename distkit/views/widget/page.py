@@ -1,7 +1,7 @@
-"""Stand-alone replay pages: one file, no server, no external resources.
+"""Writes stand-alone replay pages: a single file without a server or external resources.
 
-Each run has its views as tabs. One script contains the modules of js/ that they need.
-New views are added to ``VIEWS``.
+Each run has its views as tabs. One script contains the modules of js/ that they need. ``VIEWS``
+lists the views.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import MAX_BARS, to_svg
 from distkit.views.widget.assets import css, page_script, with_theme
 
-#: Maximum number of operations in a page; above MAX_EVENTS events it has the timeline only.
+#: Maximum number of operations in a page; above MAX_EVENTS events it has only the timeline.
 MAX_OPERATIONS, MAX_EVENTS = 40_000, 200_000
 #: Maximum numbers of messages and tensor values in a page, per run.
 MAX_KEYFRAMES, MAX_VALUES = 1_000, 16_000
@@ -43,8 +43,8 @@ MAX_KEYFRAMES, MAX_VALUES = 1_000, 16_000
 class PageView:
     """A view of a page.
 
-    ``name`` is its name, ``about`` describes it, ``fits`` returns whether a trace has data for it,
-    ``scene`` returns its picture; None for the timeline, which is not a scene.
+    ``about`` describes the view. ``fits`` returns whether a trace has data for it. ``scene``
+    returns its picture; it is None for the timeline, which is not a scene.
     """
 
     name: str
@@ -54,11 +54,11 @@ class PageView:
 
     @property
     def painter(self) -> str:
-        """The name of its painter in assets.py."""
+        """The name of the view's script in assets.py."""
         return "scene" if self.scene else self.name
 
     def draw(self, trace: EventLog) -> tuple[Json, str]:
-        """Return the painter's picture and the static one."""
+        """Return the picture for the browser, and the static one."""
         if self.scene is None:
             columns = Columns(trace, MAX_OPERATIONS)
             return packed(columns, thin=True), to_svg(columns.picture(3 * MAX_BARS))
@@ -67,7 +67,7 @@ class PageView:
 
 
 def _has_communication(trace: EventLog) -> bool:
-    """Return True if a trace has ranks that may have communicated."""
+    """Return True if a trace has several ranks and calls other than computation."""
     return len(trace.ranks) > 1 and any(e.op not in COMPUTATION for e in trace.events)
 
 
@@ -105,7 +105,7 @@ VIEWS = (
         "tensors",
         "The values of each message and collective, before and after, on every rank.",
         _has_values,
-        lambda trace: tensor_scene(tensors(trace, room=MAX_VALUES)),
+        lambda trace: tensor_scene(tensors(trace, max_values=MAX_VALUES)),
     ),
     PageView(
         "gradients",
@@ -128,12 +128,12 @@ def fitting(trace: EventLog) -> list[PageView]:
 
 
 def left_out(trace: EventLog) -> str:
-    """Return a notice about views that a page of a long run lacks; "" if none."""
+    """Return a notice if the page of a long run lacks views, else ""."""
     if len(trace) <= MAX_EVENTS:
         return ""
     return (
-        f"A run of {count(len(trace), 'event')}: this page has its timeline only. The other "
-        "views show it in a notebook: dk.Stage(dk.Trace.load(FILE))."
+        f"With {count(len(trace), 'event')}, this page shows only the timeline. For the other "
+        "views, use dk.Stage(dk.Trace.load(FILE)) in a notebook."
     )
 
 
@@ -148,7 +148,9 @@ def to_html(
     about: Mapping[str, str] | None = None,
     first: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write one trace, or several named traces as tabs, as a page that opens from disk.
+    """Write a page with one trace, or with a tab for each of several traces.
+
+    The page opens from disk.
 
     Args:
         trace: a trace, or ``{"p2p": trace, "all_reduce": other}``.
@@ -177,35 +179,35 @@ def to_html(
 
 
 def _page(runs: list[_Run], title: str) -> str:
-    shown = dict.fromkeys(view.painter for run in runs for view in run.views)
+    painters = dict.fromkeys(view.painter for run in runs for view in run.views)
     titles = [run.name or clean(run.trace.info.name) for run in runs]
     return _PAGE.substitute(
         title=escape(title or " · ".join(filter(None, titles)) or "distkit replay"),
         heading=f"<h1>{escape(title)}</h1>" if title else "",
-        css=css(*shown),
+        css=css(*painters),
         tabs=_tabs([run.name for run in runs]) if len(runs) > 1 else "",
         panels="\n".join(run.panel(len(runs) > 1) for run in runs),
         pictures=_json(
             {
-                run.place(view): _pack(with_theme(picture))
+                run.element_id(view): _pack(with_theme(picture))
                 for run in runs
                 for view, (picture, _) in zip(run.views, run.drawn, strict=True)
             }
         ),
-        script=page_script(*shown),
+        script=page_script(*painters),
     )
 
 
 class _Run:
-    """One trace of a page, with its drawn views."""
+    """A trace of a page, with its drawn views."""
 
     def __init__(self, number: int, name: str, trace: EventLog, about: str, first: str) -> None:
         self.number, self.name, self.trace, self.about = number, name, trace, about
         self.views = sorted(fitting(trace), key=lambda view: view.name != first)
         self.drawn = [view.draw(trace) for view in self.views]
 
-    def place(self, view: PageView) -> str:
-        """Return the element id of a view, which is also the name of its picture."""
+    def element_id(self, view: PageView) -> str:
+        """Return the element id of a view, which also names its picture."""
         return f"{view.name}{self.number}"
 
     def panel(self, several: bool) -> str:
@@ -229,7 +231,8 @@ class _Run:
 
     def _tabs(self) -> str:
         buttons = (
-            f'<button role="tab" id="{self.place(view)}tab" aria-controls="{self.place(view)}"'
+            f'<button role="tab" id="{self.element_id(view)}tab" '
+            f'aria-controls="{self.element_id(view)}"'
             f' {_selected(view is self.views[0])} title="{escape(view.about)}">'
             f"{view.name.title()}</button>"
             for view in self.views
@@ -238,18 +241,18 @@ class _Run:
 
     def _view(self, n: int) -> str:
         view, (_, static) = self.views[n], self.drawn[n]
-        place, several = self.place(view), len(self.views) > 1
-        role = f'role="tabpanel" aria-labelledby="{place}tab"' if several else ""
+        name, several = self.element_id(view), len(self.views) > 1
+        role = f'role="tabpanel" aria-labelledby="{name}tab"' if several else ""
         about = f'<p class="about">{escape(view.about)}</p>' if several else ""
         return (
-            f'<div id="{place}" {role}{" hidden" if n else ""}>{about}'
-            f'<div data-view="{view.painter.title()}" data-picture="{place}">'
+            f'<div id="{name}" {role}{" hidden" if n else ""}>{about}'
+            f'<div data-view="{view.painter.title()}" data-picture="{name}">'
             f"<noscript><h2>{view.name.title()}</h2>{static}</noscript></div></div>"
         )
 
 
 def _pack(picture: Json) -> Json:
-    """Return a picture as compressed base64, with its arrays separate from the rest."""
+    """Return a picture as compressed base64, with its arrays as a separate field."""
     arrays = {}
     if "columns" in picture:
         arrays = {"bytes": _base64(picture["columns"]["bytes"])}
@@ -279,5 +282,5 @@ def _tabs(names: list[str]) -> str:
     return f'<div class="tabs" role="tablist" aria-label="runs">{"".join(buttons)}</div>'
 
 
-def _selected(truth: bool) -> str:
-    return f'aria-selected="{str(truth).lower()}" tabindex="{-1 + truth}"'
+def _selected(selected: bool) -> str:
+    return f'aria-selected="{str(selected).lower()}" tabindex="{-1 + selected}"'

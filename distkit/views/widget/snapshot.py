@@ -1,10 +1,9 @@
-"""Static pictures in notebooks, where they remain without a kernel.
+"""Displays static pictures in notebooks, which remain visible without a kernel.
 
 A view has two cell outputs: a picture, which every front end can show, and the widget, which needs
-its kernel. A style sheet in the first output selects the visible one: the picture until the widget
-is drawn, and again when there is no widget. With a single output, JupyterLab would prefer the
-widget even if it only shows "model not found", and nbconvert would load a widget manager from the
-network.
+its kernel. A style sheet in the first output selects the visible one, which is the picture if no
+widget is drawn. With a single output, JupyterLab would prefer the widget even if it only shows
+"model not found", and nbconvert would load a widget manager from the network.
 """
 
 from __future__ import annotations
@@ -19,45 +18,45 @@ from typing import Any
 
 #: The output with the picture, in JupyterLab, Notebook and nbconvert pages.
 _PICTURE = ".jp-OutputArea-child:has(> .jp-OutputArea-output > .distkit-still)"
-#: A drawn widget: the elements that JupyterLab, or a page's widget manager, create.
+#: A drawn widget: elements created by JupyterLab or by a page's widget manager.
 _DRAWN = ":is(.jp-OutputArea-output > .lm-Widget > *, .widget-subarea > * > *)"
-#: JupyterLab found no model for the widget: its kernel has ended.
+#: A widget without a model, because its kernel has ended.
 _UNKNOWN = "+ .jp-OutputArea-child > .jp-OutputArea-output.jupyter-widgets"
 _STYLE = (
     f"{_PICTURE}:has(+ .jp-OutputArea-child {_DRAWN}), "
     f"{_PICTURE} + .jp-OutputArea-child:not(:has({_DRAWN})), .distkit-ended {{ display: none; }} "
     f"{_PICTURE}:has({_UNKNOWN}) .distkit-ended {{ display: block; }}"
 )
-#: Shown below views of unfinished runs; also correct if styles are removed, as on GitHub.
+#: Shown below views of unfinished runs. GitHub removes styles, so it must be correct without them.
 _ENDED = '<div class="distkit-ended">the kernel has ended</div>'
-#: Pictures have white paper; a dark JupyterLab inverts their lightness.
+#: Pictures have white paper; with a dark JupyterLab theme their lightness is inverted.
 _DARK = (
     'body[data-jp-theme-light="false"] .distkit-picture '
     "{ filter: invert(0.93) hue-rotate(180deg); }"
 )
-#: A picture with a dark version shows it, with the rank colours of dark views.
+#: In dark themes, a picture with a dark version shows that one.
 _ON_DARK = (
     ' body[data-jp-theme-light="false"] .distkit-picture.{} '
     "{{ filter: none; content: url(data:image/svg+xml;base64,{}); }}"
 )
 
 
-#: Style of a folded view, which hides its widget in the next output.
+#: Hides the widget of a folded view, which is in the next output.
 _FOLDED = ".jp-OutputArea-child:has(.distkit-folded) + .jp-OutputArea-child { display: none; }"
 
 
 class NotebookSnapshot:
-    """The static picture beside a widget.
+    """The static picture next to a widget.
 
     Args:
         draw: returns the current picture as SVG, and a text for terminals.
-        goes_on: returns whether the run shown is still in progress.
+        is_live: returns whether the run shown is still in progress.
     """
 
     def __init__(
-        self, draw: Callable[[], tuple[str, str]], goes_on: Callable[[], bool] = lambda: False
+        self, draw: Callable[[], tuple[str, str]], is_live: Callable[[], bool] = lambda: False
     ) -> None:
-        self._draw, self._is_live, self._handle = draw, goes_on, None
+        self._draw, self._is_live, self._handle = draw, is_live, None
         self._sending = threading.Lock()
 
     def show(self, widget: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
@@ -71,7 +70,7 @@ class NotebookSnapshot:
 
         view = {kind: value for kind, value in widget.items() if kind.endswith("+json")}
         _pending_updates()
-        with self._sending:  # a concurrent renew() is sent after it
+        with self._sending:  # a concurrent renew() must wait
             self._handle = display(self.bundle(), raw=True, display_id=True)
         if view:  # empty HTML for front ends without widgets
             display({**view, "text/html": ""}, raw=True, metadata=metadata or {})
@@ -79,7 +78,7 @@ class NotebookSnapshot:
     def renew(self) -> None:
         """Update the displayed picture, if any.
 
-        Thread-safe: the lock keeps pictures in the order in which they are drawn.
+        Thread-safe; pictures are displayed in the order in which they are drawn.
         """
         with self._sending:
             if self._handle is not None:
@@ -105,7 +104,7 @@ class NotebookSnapshot:
         return as_picture(*self._draw(), around=self._without_widget)
 
     def _without_widget(self, html: str) -> str:
-        """Wrap HTML that is visible only without the widget."""
+        """Wrap HTML so that it is visible only without the widget."""
         ended = _ENDED * self._is_live()
         return f'<div class="distkit-still"><style>{_STYLE}</style>{html}{ended}</div>'
 
@@ -125,9 +124,9 @@ _REMOVED = {
 
 
 class _PendingUpdates:
-    """Snapshots updated while no cell was running, which the next cell sends again.
+    """Snapshots that were updated between cells, and are sent again with the next cell.
 
-    Programs that execute a notebook (nbclient) only receive output of the running cell.
+    Programs that execute a notebook (nbclient) receive only the output of the running cell.
     """
 
     def __init__(self) -> None:
@@ -152,7 +151,7 @@ _pending_updates = cache(_PendingUpdates)
 class HtmlSnapshot(NotebookSnapshot):
     """A snapshot whose ``draw`` returns HTML instead of SVG.
 
-    ``alone``: whether there is no widget beside it.
+    ``alone`` is True if it has no widget.
     """
 
     alone = False
@@ -168,21 +167,22 @@ def as_picture(
 ) -> dict[str, str]:
     """Return a picture for all front ends.
 
-    As an image in HTML it follows JupyterLab's theme, and is also shown in untrusted notebooks.
+    The image is embedded in HTML, so that it follows JupyterLab's theme and is visible in untrusted
+    notebooks.
 
     Args:
         drawn: the picture, SVG.
         text: the picture as text for terminals; its first line describes the image.
         around: wraps the HTML of the image.
-        dark: a small picture on dark paper; by default the lightness of ``drawn`` is inverted.
+        dark: a small picture on dark paper; by default, the lightness of ``drawn`` is inverted.
     """
-    letters, style = _base64(drawn), _DARK
+    encoded, style = _base64(drawn), _DARK
     name = f"distkit-{zlib.crc32(drawn.encode()):x}"
     if dark:
         style += _ON_DARK.format(name, _base64(dark))
     image = (
         f'<img class="distkit-picture {name}" alt="{escape(text.partition(chr(10))[0])}" '
-        f'style="max-width:100%" src="data:image/svg+xml;base64,{letters}">'
+        f'style="max-width:100%" src="data:image/svg+xml;base64,{encoded}">'
     )
     return {
         "text/html": around(f"<style>{style}</style>{image}"),

@@ -1,7 +1,7 @@
-"""Base classes of all views of a trace: widget, live updates, static picture, files.
+"""Defines the base classes of all views of a trace.
 
-A view has a pure projection (from a trace to plain data) and two painters, live and static.
-All scenes share the same painters.
+A view has a pure projection, from a trace to plain data, and two painters, live and static. All
+scenes share the same painters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from distkit.views.widget.live import PERIOD, Live, Notifier
 from distkit.views.widget.snapshot import NotebookSnapshot
 
 #: Receives the trace so far, and whether the run is still in progress.
-Look = Callable[[EventLog, bool], None]
+OnTrace = Callable[[EventLog, bool], None]
 
 
 def _snapshot(_: object, view: View) -> Json:
@@ -50,10 +50,10 @@ class View(anywidget.AnyWidget):
     #: Minimum time between two updates during a run [s].
     period = PERIOD
     _unsubscribes: tuple[Callable[[], None], ...] = ()
-    _following = 0  # runs that have not ended
-    _updates = 0  # sent to the browser
+    _following = 0  # number of runs that have not ended
+    _updates = 0  # number of updates sent to the browser
     _bare = False
-    #: Computed when sent, and always complete, so that a page opened later gets everything.
+    #: Computed when sent, and always complete, so that pages opened later receive everything.
     picture = traitlets.Any().tag(sync=True, to_json=_snapshot)
 
     def __init__(self, source: EventLog | Live, *, bare: bool = False, **options: object) -> None:
@@ -66,9 +66,9 @@ class View(anywidget.AnyWidget):
             self._follow(live, trace.info, self._look)
 
     def _open(self) -> None:
-        """Initialize the widget; the data to draw must be known."""
+        """Initialize the widget, after the data to draw has been set."""
         self._lock = threading.RLock()
-        self._still = NotebookSnapshot(self._draw, lambda: self._following > 0)
+        self._static = NotebookSnapshot(self._draw, lambda: self._following > 0)
         super().__init__()
 
     def _draw(self) -> tuple[str, str]:
@@ -76,10 +76,10 @@ class View(anywidget.AnyWidget):
         with self._lock:
             return self._svg(), repr(self)
 
-    # -- what each view defines -----------------------------------------------------
+    # -- defined by subclasses ------------------------------------------------------
 
     def _look(self, trace: EventLog, live: bool) -> None:
-        """Process the trace so far; during a run its events are in the order of arrival."""
+        """Process the trace so far; during a run its events are in order of arrival."""
         raise NotImplementedError
 
     def _picture(self) -> Json:
@@ -95,8 +95,8 @@ class View(anywidget.AnyWidget):
 
     # -- live -----------------------------------------------------------------------
 
-    def _follow(self, run: Live, info: RunInfo, look: Look) -> None:
-        """Process a run's events as they arrive, and its trace when it has ended."""
+    def _follow(self, run: Live, info: RunInfo, on_trace: OnTrace) -> None:
+        """Process the events of a run as they arrive, and its trace after it has ended."""
         self._following += 1
         arrived, table = deque[list[Event]](), Table.of(())
         end = threading.Lock()  # acquired once, by the first thread notified of the end
@@ -107,7 +107,7 @@ class View(anywidget.AnyWidget):
                 if not end.locked():
                     new = chain.from_iterable(arrived.popleft() for _ in range(len(arrived)))
                     table = Table.of([*new], table)
-                    look(EventLog.of(table, info), True)
+                    on_trace(EventLog.of(table, info), True)
                     self._publish()
 
         notifier = Notifier(update, self.period)
@@ -119,10 +119,10 @@ class View(anywidget.AnyWidget):
             elif run.finished and end.acquire(blocking=False):
                 notifier.close()
                 with self._lock:
-                    look(run.trace, False)
+                    on_trace(run.trace, False)
                     self._publish()
                 self._following -= 1
-                self._still.renew()
+                self._static.renew()
 
         self._unsubscribes = (*self._unsubscribes, run.subscribe(receive), notifier.close)
         if run.finished:
@@ -138,7 +138,7 @@ class View(anywidget.AnyWidget):
             return {**with_theme(self._apply_bare(self._picture())), "updates": self._updates}
 
     def _apply_bare(self, picture: Json) -> Json:
-        """Return the picture, without text and totals if the view is bare."""
+        """Return the picture; if the view is bare, without text and totals."""
         return {**picture, "notices": [], "said": "", "bare": True} if self._bare else picture
 
     def close(self) -> None:
@@ -150,23 +150,23 @@ class View(anywidget.AnyWidget):
 
     def fold(self) -> None:
         """Fold the displayed view into one line that expands to the picture."""
-        self._still.fold(repr(self).partition("\n")[0])
+        self._static.fold(repr(self).partition("\n")[0])
         self.close()
 
     def remove(self) -> None:
         """Remove the displayed view from the notebook."""
-        self._still.remove()
+        self._static.remove()
         self.close()
 
     # -- output -----------------------------------------------------------------------
 
     def _ipython_display_(self) -> None:
-        """Display the widget, and the picture that remains in the notebook."""
+        """Display the widget, and the picture that the notebook keeps."""
         data, metadata = super()._repr_mimebundle_() or ({}, {})
-        self._still.show(data, metadata)
+        self._static.show(data, metadata)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """Return the widget, and a picture and a table for front ends without widgets."""
+        """Return the widget, with a picture and a table for front ends without widgets."""
         widget = super()._repr_mimebundle_(**kwargs)
         if widget is None:
             return None
@@ -178,17 +178,17 @@ class View(anywidget.AnyWidget):
         """Write the static picture as SVG, for slides and papers.
 
         Args:
-            path: file name ending in ``.svg``.
+            path: file name with the suffix ``.svg``.
             dark: whether to draw on a dark background.
 
         Raises:
-            ValueError: The path has another ending.
+            ValueError: The path has another suffix.
         """
         path = Path(path)
         if path.suffix.lower() != ".svg":
             raise ValueError(
-                f"{path}: a picture is saved as SVG. Use a name that ends in .svg, or "
-                "trace.to_html(path) for a page to replay."
+                f"{path}: pictures are saved as SVG. Use a name that ends in .svg, or "
+                "trace.to_html(path) for a replay page."
             )
         picture = self._svg()
         path.write_text(svg.dark(picture) if dark else picture, encoding="utf-8")
@@ -225,7 +225,7 @@ def trace_of(source: EventLog | Live, view: str) -> tuple[EventLog, Live | None]
     """Return the trace so far, and the run if it is still in progress."""
     if isinstance(source, EventLog):
         return source, None
-    # read before the trace: if the run ends in between, its end is still delivered
+    # read before the trace, so that the end of the run is not missed
     is_live = isinstance(source, Live) and not source.finished
     trace = getattr(source, "trace", None)
     if not isinstance(trace, EventLog):

@@ -1,4 +1,4 @@
-// What the views use of d3; `tools/vendor` bundles it into d3.js.
+// The parts of d3 that the views use; `tools/vendor` bundles it into d3.js.
 export { pointer, select } from "d3-selection";
 export { zoom, zoomIdentity, zoomTransform } from "d3-zoom";
 export {
