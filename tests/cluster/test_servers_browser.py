@@ -259,7 +259,7 @@ def test_both_painters_agree(tab: Any, real: Any, tmp_path: Path) -> None:
     for trace in real.values():
         view = sheet(tab, tmp_path, trace)
         scene, time = view.view._data["scene"], view.view._data["opening"]
-        svg = body(scene, time, at(view.view._data, time))
+        svg = body(scene, time, keyframe_at(view.view._data, time))
         for tag in ("rect", "circle", "path", "text", "title"):
             assert view.root.locator(f".dkm-main {tag}").count() == svg.count(f"<{tag}")
         words = view.root.locator(".dkm-main text").all_text_contents()
