@@ -1,1 +1,1 @@
-"""From a trace to findings: what went wrong, where, and what to do about it. Pure."""
+"""Diagnosis of traces: each finding states what went wrong, where, and the remedy. Pure."""

@@ -1,4 +1,4 @@
-"""Data flow in the program's text: values that depend on the rank, and names of tensors. Pure."""
+"""Data flow analysis of the program's text: rank-dependent values and tensor names. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 
-#: Names, and parts of names, that identify the rank.
+#: Matches names, and parts of names, that identify the rank.
 _RANK = re.compile(
     r"(?<![A-Za-z0-9_])(me|my_?id)(?![A-Za-z0-9_])|rank(?!s\b)"
     r"|is_?(main|master|chief|leader|root)|main_process|master|process_(index|id)",
@@ -26,7 +26,7 @@ def name_of(function: ast.AST) -> str:
 
 
 def names_rank(value: ast.AST) -> bool:
-    """Return whether an expression contains a name of the rank."""
+    """Return whether an expression contains a name that identifies the rank."""
     return _RANK.search(ast.unparse(value)) is not None
 
 
@@ -57,10 +57,10 @@ def depends_on_rank(
 
 
 def _sources(name: str, scopes: Sequence[ast.AST]) -> list[ast.AST]:
-    """Return what the innermost scope assigns to a name, or what the function returns."""
+    """Return the values assigned to a name in its innermost scope, or returned by the function."""
     for scope in scopes:
-        if found := list(assigned(name, scope)):
-            return found
+        if values := list(assigned(name, scope)):
+            return values
     return []
 
 
@@ -101,10 +101,10 @@ def reorders(value: ast.AST, scopes: Sequence[ast.AST], seen: frozenset[str] = f
             by_rank = any(depends_on_rank(argument, scopes) for argument in ordering)
             return by_rank or reorders(first, scopes, seen)
         case ast.IfExp() if depends_on_rank(value.test, scopes):
-            one, other = value.body, value.orelse
-            return _without_order(one) == _without_order(other) and ast.unparse(one) != ast.unparse(
-                other
-            )
+            body, orelse = value.body, value.orelse
+            return _without_order(body) == _without_order(orelse) and ast.unparse(
+                body
+            ) != ast.unparse(orelse)
         case ast.Name(id=name) if name not in seen:
             return any(reorders(v, scopes, seen | {name}) for v in _sources(name, scopes))
     return False
@@ -124,11 +124,11 @@ def _without_order(value: ast.AST) -> str:
 
 
 def names_behind(value: ast.AST, scopes: Sequence[ast.AST]) -> set[str]:
-    """Return the names in an expression, and those in the values assigned to them."""
-    found = {n.id for n in _names(value)}
+    """Return the names in an expression and, recursively, in the values assigned to them."""
+    names = {n.id for n in _names(value)}
     for _ in range(_MAX_DEPTH):
-        found |= {n.id for name in found for s in _sources(name, scopes) for n in _names(s)}
-    return found
+        names |= {n.id for name in names for s in _sources(name, scopes) for n in _names(s)}
+    return names
 
 
 def _nodes_in(scope: ast.AST) -> Iterator[ast.AST]:
@@ -146,11 +146,11 @@ def _bindings(name: str, target: ast.AST, value: ast.AST) -> Iterator[ast.AST]:
     elif isinstance(target, (ast.Tuple, ast.List)):
         values = getattr(value, "elts", None)
         if values is not None and len(values) == len(target.elts):
-            for one, part in zip(target.elts, values, strict=True):
-                yield from _bindings(name, one, part)
+            for part, part_value in zip(target.elts, values, strict=True):
+                yield from _bindings(name, part, part_value)
         else:
-            for one in target.elts:
-                yield from _bindings(name, one, value)
+            for part in target.elts:
+                yield from _bindings(name, part, value)
 
 
 # -- calls and the names of their tensors ---------------------------------------------------
@@ -168,7 +168,7 @@ def calls_at(scope: ast.AST, number: int, names: Sequence[str]) -> list[ast.Call
 def argument(scopes: Sequence[ast.AST], number: int, op: str, nth: int) -> str:
     r"""Return the name of the tensor of a line's ``nth`` send or receive; "" if unknown.
 
-    A call of ``batch_isend_irecv`` makes the operations of its list, in order.
+    A call to ``batch_isend_irecv`` performs the operations of its list in order.
 
     >>> text = "ops = [P2POp(isend, act, 1), P2POp(irecv, grad, 1)]\nbatch_isend_irecv(ops)"
     >>> argument([ast.parse(text)], 2, "recv", 0)
@@ -177,16 +177,18 @@ def argument(scopes: Sequence[ast.AST], number: int, op: str, nth: int) -> str:
     if calls := calls_at(scopes[0], number, (op, f"i{op}")):
         return _name_of_first(calls[0].args[:1]) if len(calls) == 1 else ""
     batches = calls_at(scopes[0], number, ("batch_isend_irecv",))
-    given: ast.AST | None = batches[0].args[0] if len(batches) == 1 and batches[0].args else None
-    if isinstance(given, ast.Name):
-        sources = _sources(given.id, scopes)
-        given = sources[0] if len(sources) == 1 else None
-    made = [
+    operations: ast.AST | None = (
+        batches[0].args[0] if len(batches) == 1 and batches[0].args else None
+    )
+    if isinstance(operations, ast.Name):
+        sources = _sources(operations.id, scopes)
+        operations = sources[0] if len(sources) == 1 else None
+    matching = [
         entry
-        for entry in getattr(given, "elts", ())
+        for entry in getattr(operations, "elts", ())
         if isinstance(entry, ast.Call) and entry.args and name_of(entry.args[0]) == f"i{op}"
     ]
-    return _name_of_first(made[nth % len(made)].args[1:2]) if made else ""
+    return _name_of_first(matching[nth % len(matching)].args[1:2]) if matching else ""
 
 
 def _name_of_first(arguments: Sequence[ast.AST]) -> str:
@@ -201,7 +203,7 @@ _GENERIC_PARTS = frozenset(
 
 
 def resemble(one: str, other: str) -> bool:
-    """Return whether two names have a word in common that identifies a tensor.
+    """Return whether two names share a word that identifies a tensor.
 
     >>> resemble("act", "new_act"), resemble("recv_buf", "send_buf"), resemble("x", "x")
     (True, False, False)
@@ -212,25 +214,27 @@ def resemble(one: str, other: str) -> bool:
     return not parts[0].isdisjoint(parts[1])
 
 
-# -- whether an order matters -------------------------------------------------------------
+# -- dependence on the order ---------------------------------------------------------------
 
-_UNSYMMETRIC = ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.MatMult
+_NONCOMMUTATIVE = ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.MatMult
 
 
 def order_matters(receives: Sequence[ast.Call], scope: ast.AST) -> bool:
     """Return whether the result depends on the order of the received messages.
 
-    This must be evident from the text: a difference, a list returned in order of arrival, or a
-    single value returned. A sum, maximum or set does not depend on the order; a call whose value is
-    used is assumed to check the sender.
+    The text must show it: the program computes a difference, or returns a list in order of arrival
+    or a single value. A sum, maximum or set does not depend on the order. A call whose return value
+    is used is assumed to check the sender.
     """
     parents = {id(c): n for n in ast.walk(scope) for c in ast.iter_child_nodes(n)}
     if any(_is_used(call, parents) for call in receives):
         return False
-    given = [call.args[0] for call in receives if call.args]
-    filled = {_name_of_first([g.value]) for g in given if isinstance(g, ast.Subscript)} - {""}
-    buffers = {_name_of_first([g]) for g in given} - {""}
-    if len(buffers) + len(filled) < len({ast.unparse(g) for g in given}):
+    targets = [call.args[0] for call in receives if call.args]
+    lists = {
+        _name_of_first([target.value]) for target in targets if isinstance(target, ast.Subscript)
+    } - {""}
+    buffers = {_name_of_first([target]) for target in targets} - {""}
+    if len(buffers) + len(lists) < len({ast.unparse(target) for target in targets}):
         return False
     for node in ast.walk(scope):  # names of received tensors
         if isinstance(node, ast.Assign) and _source_name(node.value) in buffers:
@@ -241,10 +245,10 @@ def order_matters(receives: Sequence[ast.Call], scope: ast.AST) -> bool:
         for n in _names(scope)
         if n.id in buffers and isinstance(n.ctx, ast.Load) and n.lineno >= first
     ]
-    return any(_list_depends_on_order(name, scope, parents) for name in filled) or any(
-        _use_depends_on_order(use, parents, scope, buffers, apart=len(given) > 1)
+    return any(_list_depends_on_order(name, scope, parents) for name in lists) or any(
+        _use_depends_on_order(use, parents, scope, buffers, separate=len(targets) > 1)
         for use in uses
-        if not any(use is g for g in given)
+        if not any(use is target for target in targets)
     )
 
 
@@ -268,50 +272,50 @@ def _names(node: ast.AST) -> list[ast.Name]:
 
 
 def _is_used(call: ast.Call, parents: dict[int, ast.AST]) -> bool:
-    """Return whether the result of a blocking receive, the sender's rank, is used."""
+    """Return whether the program uses a blocking receive's result, the sender's rank."""
     return name_of(call.func) == "recv" and not isinstance(parents.get(id(call)), ast.Expr)
 
 
 def _use_depends_on_order(
-    use: ast.AST, parents: dict[int, ast.AST], scope: ast.AST, buffers: set[str], apart: bool
+    use: ast.AST, parents: dict[int, ast.AST], scope: ast.AST, buffers: set[str], separate: bool
 ) -> bool:
-    """Return whether an expression of a received value depends on the order of messages."""
+    """Return whether a use of a received value depends on the order of messages."""
     node: ast.AST = use
-    while (above := parents.get(id(node))) is not None:
-        match above:
+    while (parent := parents.get(id(node))) is not None:
+        match parent:
             case ast.BinOp(op=operation):
-                other = above.right if node is above.left else above.left
+                other = parent.right if node is parent.left else parent.left
                 if any(n.id in buffers for n in _names(other)):
-                    return isinstance(operation, _UNSYMMETRIC)
+                    return isinstance(operation, _NONCOMMUTATIVE)
                 if not isinstance(other, ast.Constant):
-                    return False  # combined with another value: unknown
+                    return False  # cannot be decided: combined with another value
             case ast.Call(func=function) if node is not function:
                 name = name_of(function)
                 if name in ("append", "extend"):
-                    grown = function.value if isinstance(function, ast.Attribute) else None
-                    return isinstance(grown, ast.Name) and _list_depends_on_order(
-                        grown.id, scope, parents
+                    target = function.value if isinstance(function, ast.Attribute) else None
+                    return isinstance(target, ast.Name) and _list_depends_on_order(
+                        target.id, scope, parents
                     )
                 if name not in ("float", "int", "bool", "str"):
                     return False
             case ast.Return():
-                return apart or not isinstance(node, (ast.List, ast.Tuple))
+                return separate or not isinstance(node, (ast.List, ast.Tuple))
             case ast.Attribute() | ast.Subscript() | ast.Call() | ast.UnaryOp():
                 pass
             case _:
                 return False
-        node = above
+        node = parent
     return False
 
 
 def _list_depends_on_order(name: str, scope: ast.AST, parents: dict[int, ast.AST]) -> bool:
-    """Return whether a list is returned in order of arrival, or indexed by a constant."""
+    """Return whether the program returns a list in order of arrival or indexes it by a constant."""
     for use in _names(scope):
         if use.id != name or not isinstance(use.ctx, ast.Load):
             continue
-        above = parents.get(id(use))
-        if isinstance(above, ast.Return) or (
-            isinstance(above, ast.Subscript) and isinstance(above.slice, ast.Constant)
+        parent = parents.get(id(use))
+        if isinstance(parent, ast.Return) or (
+            isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.Constant)
         ):
             return True
     return False

@@ -1,6 +1,6 @@
 """Causes of stuck ranks, found in the wait-for graph. Pure.
 
-Each function takes the operations of the stuck ranks that are not explained yet, and returns a
+Each function receives the operations of the stuck ranks that no finding explains yet. It returns a
 finding and the stuck ranks that it explains, or None.
 """
 
@@ -30,28 +30,28 @@ from distkit.trace.calls import SILENT, STOPPED, at, call, keys, last_call, rais
 #: A finding, and the stuck ranks that it explains.
 Cause = tuple[Finding, set[int]]
 
-#: The operations of stuck ranks.
+#: The operations of the stuck ranks, by rank.
 Stuck = Mapping[int, Span]
 
 
-# -- the other end exists, but does not match ----------------------------------------------
+# -- mismatched ends -----------------------------------------------------------------------
 
 
 def wrong_end(facts: Evidence, stuck: Stuck) -> Cause | None:
-    """Find two ends of a message that were meant for each other but do not match."""
-    for pair in (_tag_or_group, _message_taken, _wrong_source, _wrong_destination, _mixed_groups):
-        for mine in stuck.values():
-            if (finding := pair(facts, mine)) is not None:
-                return finding, {mine.rank, *finding.culprits, *finding.lines} & stuck.keys()
+    """Find two ends of a message that belong together but do not match."""
+    for find in (_tag_or_group, _message_taken, _wrong_source, _wrong_destination, _mixed_groups):
+        for span in stuck.values():
+            if (finding := find(facts, span)) is not None:
+                return finding, {span.rank, *finding.culprits, *finding.lines} & stuck.keys()
     return None
 
 
-def _tag_or_group(facts: Evidence, mine: Span) -> Finding | None:
-    """Find a message between the same two ranks with a different tag or group."""
-    for other in facts.unmatched if mine.op in P2P else ():
-        if not _would_meet(mine, other):
+def _tag_or_group(facts: Evidence, span: Span) -> Finding | None:
+    """Find a message between the same ranks whose ends differ in tag or group."""
+    for other in facts.unmatched if span.op in P2P else ():
+        if not _would_meet(span, other):
             continue
-        send, recv = (mine, other) if mine.op is Op.SEND else (other, mine)
+        send, recv = (span, other) if span.op is Op.SEND else (other, span)
         if send.group != recv.group:
             return _wrong_group(facts, send, recv)
         if send.tag != recv.tag:
@@ -80,59 +80,59 @@ def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
     return rule.finding(*spans, culprits=ranks, here=Calls(spans, facts.call))
 
 
-def _message_taken(facts: Evidence, mine: Span) -> Finding | None:
+def _message_taken(facts: Evidence, span: Span) -> Finding | None:
     """Find a receive whose message was taken by an earlier receive from any source."""
-    if mine.op is not Op.RECV or mine.peer is None:
+    if span.op is not Op.RECV or span.peer is None:
         return None
     taken = [
         s
         for s in facts.any_source_receives
-        if (s.rank, s.peer, s.group, s.tag) == (mine.rank, mine.peer, mine.group, mine.tag)
-        and s.seq < mine.seq
+        if (s.rank, s.peer, s.group, s.tag) == (span.rank, span.peer, span.group, span.tag)
+        and s.seq < span.seq
     ]
-    left = [
+    unmatched = [
         s
         for s in facts.unmatched
-        if s.op is Op.SEND and s.peer == mine.rank and s.rank != mine.peer
+        if s.op is Op.SEND and s.peer == span.rank and s.rank != span.peer
     ]
     if not taken:
         return None
     rule = rules.message_taken
     return rule.finding(
-        mine,
-        *left[:1],
-        culprits=[mine.rank],
-        missing=[mine.peer],
-        mine=mine,
+        span,
+        *unmatched[:1],
+        culprits=[span.rank],
+        missing=[span.peer],
+        span=span,
         early=taken[-1],
-        left=rule.say("left", left=left[0]) if left else "",
+        left=rule.fill("left", left=unmatched[0]) if unmatched else "",
     )
 
 
-def _wrong_source(facts: Evidence, mine: Span) -> Finding | None:
+def _wrong_source(facts: Evidence, span: Span) -> Finding | None:
     """Find a receive from one rank while another rank sends the message."""
-    if mine.op is not Op.RECV or mine.peer is None or _in_conversation(facts, mine):
+    if span.op is not Op.RECV or span.peer is None or _in_conversation(facts, span):
         return None
     for send in facts.unmatched:
-        if send.op is Op.SEND and send.peer == mine.rank and send.group == mine.group:
+        if send.op is Op.SEND and send.peer == span.rank and send.group == span.group:
             return rules.wrong_source.finding(
-                mine,
+                span,
                 send,
-                culprits=[mine.rank],
-                mine=mine,
+                culprits=[span.rank],
+                span=span,
                 send=send,
-                over=facts.clause_if_gone(mine.peer),
+                over=facts.clause_if_gone(span.peer),
             )
     return None
 
 
-def _wrong_destination(facts: Evidence, mine: Span) -> Finding | None:
+def _wrong_destination(facts: Evidence, span: Span) -> Finding | None:
     """Find a message to one rank while another rank waits for it."""
-    if mine.op not in P2P:
+    if span.op not in P2P:
         return None
-    wants = Op.RECV if mine.op is Op.SEND else Op.SEND
+    wants = Op.RECV if span.op is Op.SEND else Op.SEND
     for other in facts.unmatched:
-        send, recv = (mine, other) if mine.op is Op.SEND else (other, mine)
+        send, recv = (span, other) if span.op is Op.SEND else (other, span)
         is_meant = recv.peer == send.rank and recv.group == send.group and send.peer != recv.rank
         if other.op is wants and is_meant and not _in_conversation(facts, send):
             return rules.wrong_destination.finding(
@@ -146,79 +146,79 @@ def _wrong_destination(facts: Evidence, mine: Span) -> Finding | None:
     return None
 
 
-def _in_conversation(facts: Evidence, mine: Span) -> bool:
+def _in_conversation(facts: Evidence, span: Span) -> bool:
     """Return whether a chain of waiting ranks leads from this message back to its rank.
 
-    It does not count if each rank of the chain has an unmatched send: those are misdirected.
+    The chain does not count if each of its ranks has an unmatched send, which is misdirected.
     """
-    rank, circle = mine.peer, [mine.rank]
-    while rank is not None and rank not in circle:
-        circle.append(rank)
+    rank, chain = span.peer, [span.rank]
+    while rank is not None and rank not in chain:
+        chain.append(rank)
         rank_state = facts.stuck.get(rank)
         rank = rank_state.peer if rank_state is not None and rank_state.op in P2P else None
-    astray = {
+    misdirected = {
         s.rank for s in facts.unmatched if s.op is Op.SEND and s is not facts.stuck.get(s.rank)
     }
-    return rank == mine.rank and not astray.issuperset(circle)
+    return rank == span.rank and not misdirected.issuperset(chain)
 
 
-def _mixed_groups(facts: Evidence, mine: Span) -> Finding | None:
+def _mixed_groups(facts: Evidence, span: Span) -> Finding | None:
     """Find ranks that wait for each other in the same collective of different groups."""
-    if mine.op not in COLLECTIVES:
+    if span.op not in COLLECTIVES:
         return None
-    for rank in facts.waits_for[mine.rank]:
-        theirs = facts.stuck.get(rank)
-        if theirs is None or mine.rank not in facts.waits_for[rank] or theirs.group == mine.group:
+    for rank in facts.waits_for[span.rank]:
+        other = facts.stuck.get(rank)
+        if other is None or span.rank not in facts.waits_for[rank] or other.group == span.group:
             continue
-        if theirs.op is mine.op:
-            return _mixed_group_finding(facts, mine.group, theirs.group, mine.op)
+        if other.op is span.op:
+            return _mixed_group_finding(facts, span.group, other.group, span.op)
     return None
 
 
 def _mixed_group_finding(facts: Evidence, group: str, other: str, op: Op) -> Finding:
-    """Return the finding for one collective called on two groups; the culprits are the fewer."""
+    """Return the finding for a collective called on two groups; the culprits are the minority."""
     spans = [s for s in facts.stuck.values() if s.op is op and s.group in (group, other)]
     halves = [[s.rank for s in spans if s.group == g] for g in (group, other)]
     return replace(_wrong_group(facts, *spans), culprits=outliers(halves))
 
 
-# -- the other end has finished -------------------------------------------------------------
+# -- finished partners -----------------------------------------------------------------------
 
 
-def left_alone(facts: Evidence, stuck: Stuck) -> Cause | None:
-    """Find a rank that waits for one that has reached the end of its program; messages first."""
+def finished_partner(facts: Evidence, stuck: Stuck) -> Cause | None:
+    """Find a rank that waits for a finished rank, examining messages before collectives."""
     calls = [s for s in stuck.values() if s.match is None]
-    for mine in sorted(calls, key=lambda s: s.op not in P2P):
-        gone = [r for r in facts.waits_for[mine.rank] if facts.is_gone(r)]
-        everyone = mine.op is Op.RECV and mine.peer is None
-        if not gone or (everyone and len(gone) < len(facts.waits_for[mine.rank])):
+    for span in sorted(calls, key=lambda s: s.op not in P2P):
+        gone = [r for r in facts.waits_for[span.rank] if facts.is_gone(r)]
+        any_source = span.op is Op.RECV and span.peer is None
+        if not gone or (any_source and len(gone) < len(facts.waits_for[span.rank])):
             continue
-        if mine.op in P2P:
-            return _no_partner(facts, mine, gone), {mine.rank}
-        together = {
+        if span.op in P2P:
+            return _no_partner(facts, span, gone), {span.rank}
+        same_call = {
             r
             for r, s in stuck.items()
-            if s.group == mine.group and s.op is mine.op and facts.nth(s) == facts.nth(mine)
+            if s.group == span.group and s.op is span.op and facts.nth(s) == facts.nth(span)
         }
-        return _not_called(facts, {r: stuck[r] for r in together}, gone), together
+        return _not_called(facts, {r: stuck[r] for r in same_call}, gone), same_call
     return None
 
 
-def _no_partner(facts: Evidence, mine: Span, gone: list[int]) -> Finding:
-    if mine.peer is None:
-        done = sum(r.rank == mine.rank and s.rank in gone for s, r in facts.pairs)
+def _no_partner(facts: Evidence, span: Span, gone: list[int]) -> Finding:
+    if span.peer is None:
+        completed = sum(r.rank == span.rank and s.rank in gone for s, r in facts.pairs)
     else:
-        done = sum(_endpoints(s, r) == _endpoints(mine, mine) for s, r in facts.pairs)
-    rule = rules.no_receiver if mine.op is Op.SEND else rules.no_sender
+        completed = sum(_endpoints(s, r) == _endpoints(span, span) for s, r in facts.pairs)
+    rule = rules.no_receiver if span.op is Op.SEND else rules.no_sender
     return rule.finding(
-        mine,
+        span,
         culprits=gone,
         missing=gone,
-        mine=mine,
+        span=span,
         gone=gone,
         one_of="one of " * (len(gone) > 1),
         over=facts.over(gone),
-        done=done,
+        done=completed,
         known=facts.known_reasons(gone),
     )
 
@@ -231,15 +231,15 @@ def _endpoints(send: Span, recv: Span) -> tuple[int | None, int | None]:
 
 
 def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
-    """Return the finding for a collective that some ranks wait in and others ended without."""
-    mine = here[min(here)]
-    if "gradients" in mine.attributes:
+    """Return the finding for a collective that some ranks wait in and others never called."""
+    span = here[min(here)]
+    if "gradients" in span.attributes:
         return _without_backward(facts, here, gone)
-    more, fewer = facts.called(min(here), mine), facts.called(gone[0], mine)
-    rule, remedy = _why_not_called(facts, mine, here, gone)
-    often = mine.where and more > fewer > 0
-    if often and rule in (rules.skipped, rules.missing_barrier):
-        rule, remedy = rules.uneven_end, uneven(facts, mine)
+    called_here, called_gone = facts.called(min(here), span), facts.called(gone[0], span)
+    rule, remedy = _why_not_called(facts, span, here, gone)
+    uneven_calls = span.where and called_here > called_gone > 0
+    if uneven_calls and rule in (rules.skipped, rules.missing_barrier):
+        rule, remedy = rules.uneven_end, uneven(facts, span)
     culprits = outliers([sorted(here), gone])
     if rule is rules.new_group or len(here) == len(gone):
         culprits = tuple(gone)
@@ -252,22 +252,22 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
         gone=gone,
         over=facts.over(gone),
         known=facts.known_reasons(gone),
-        more=more,
-        fewer=fewer,
+        n=called_here,
+        m=called_gone,
     )
 
 
 def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
-    """Return the finding for gradients that some ranks wait for and others ended without."""
-    if (found := left_out(facts, gone, here.values())) is not None:
-        return found
-    mine = here[min(here)]
-    text = facts.program.text(mine.where)
-    inside = bool(text) and "backward" not in text  # the call of an autograd function
-    rule = rules.skipped_function if inside else rules.uneven_backward_end
+    """Return the finding for gradients that some ranks wait for and others never computed."""
+    if (finding := left_out(facts, gone, here.values())) is not None:
+        return finding
+    span = here[min(here)]
+    text = facts.program.text(span.where)
+    is_function = bool(text) and "backward" not in text  # the line calls an autograd function
+    rule = rules.skipped_function if is_function else rules.uneven_backward_end
     return rule.finding(
         *here.values(),
-        remedy=rule.remedy if inside else uneven(facts, mine, gradients=True),
+        remedy=rule.remedy if is_function else uneven(facts, span, gradients=True),
         culprits=gone if len(here) == len(gone) else outliers([sorted(here), gone]),
         missing=gone,
         here=Calls(here.values()),
@@ -278,69 +278,69 @@ def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
 
 
 def _why_not_called(
-    facts: Evidence, mine: Span, here: Stuck, gone: list[int]
+    facts: Evidence, span: Span, here: Stuck, gone: list[int]
 ) -> tuple[rules.Rule, str]:
-    """Return the rule, and a remedy that replaces the rule's; "" for none."""
-    if mine.op is Op.NEW_GROUP:
+    """Return the rule, and the remedy that replaces the rule's remedy, if any."""
+    if span.op is Op.NEW_GROUP:
         return rules.new_group, ""
-    if mine.group != "world" and not any(facts.calls[mine.group].get(r) for r in gone):
+    if span.group != "world" and not any(facts.calls[span.group].get(r) for r in gone):
         return rules.member_missing, ""
-    rule = rules.missing_barrier if mine.op is Op.BARRIER else rules.skipped
-    remedy = not_coming(facts, mine, gone) or fill(rule.remedy, gone=gone)
+    rule = rules.missing_barrier if span.op is Op.BARRIER else rules.skipped
+    remedy = not_coming(facts, span, gone) or fill(rule.remedy, gone=gone)
     return rule, remedy + _group_hint(facts, here)
 
 
 def _group_hint(facts: Evidence, here: Stuck) -> str:
-    """Return a hint if the waiting ranks are the members of a group that they may have meant."""
-    theirs = any({*s.attributes.get("members", ())} == {*here} for s in facts.spans)
-    alone = len(here) > 1 and all(s.group == "world" for s in here.values())
-    return rules.divergence.say("meant", ranks=[*here]) if theirs and alone else ""
+    """Return a hint to pass ``group=`` if the waiting ranks are exactly the members of a group."""
+    is_group = any({*s.attributes.get("members", ())} == {*here} for s in facts.spans)
+    in_world = len(here) > 1 and all(s.group == "world" for s in here.values())
+    return rules.divergence.fill("pass_group", ranks=[*here]) if is_group and in_world else ""
 
 
-def without_key(facts: Evidence, stuck: Stuck) -> Cause | None:
+def missing_key(facts: Evidence, stuck: Stuck) -> Cause | None:
     """Find ranks that wait for a key of a store that no rank has set."""
-    mine = next((s for s in stuck.values() if s.op is Op.STORE_WAIT), None)
-    if mine is None:
+    span = next((s for s in stuck.values() if s.op is Op.STORE_WAIT), None)
+    if span is None:
         return None
-    here = {r: s for r, s in stuck.items() if (s.op, s.attributes) == (mine.op, mine.attributes)}
+    here = {r: s for r, s in stuck.items() if (s.op, s.attributes) == (span.op, span.attributes)}
     others = [r for r in facts.graph.ranks if r not in here]
-    wanted = facts.graph.keys.missing(mine)
-    meant = [similar(key, facts.graph.keys.set) for key in wanted]
-    near = [facts.graph.keys.set[key] for key in meant if key]
-    theirs = [facts.stuck[rank] for rank in others if rank in facts.stuck]
+    missing = facts.graph.keys.missing(span)
+    similar_keys = [similar(key, facts.graph.keys.set) for key in missing]
+    near_events = [facts.graph.keys.set[key] for key in similar_keys if key]
+    other_spans = [facts.stuck[rank] for rank in others if rank in facts.stuck]
     rule = rules.missing_key
     finding = rule.finding(
         *here.values(),
-        *theirs,
+        *other_spans,
         culprits=others or sorted(here),
         missing=others,
         here=Calls(here.values()),
-        keys=keys(wanted),
-        near="".join(rule.say("near", set=e, call=call(e)) for e in near),
+        keys=keys(missing),
+        near="".join(rule.fill("near", set=e, call=call(e)) for e in near_events),
         others=_activity_of(facts, others),
     )
     return finding, {*here}
 
 
 def _activity_of(facts: Evidence, ranks: list[int]) -> str:
-    """Return what ranks that do not wait here are doing, as text."""
+    """Return text that describes what these ranks do instead of setting the key."""
     stuck = [facts.stuck[r] for r in ranks if r in facts.stuck]
     gone = [f"rank {r} has {facts.over([r])}" for r in ranks if facts.is_gone(r)]
-    said = [clauses([s], "wait in", facts.call) for s in stuck]
-    return "".join(f"; {words}" for words in (*gone, *said))
+    waits = [clauses([s], "wait in", facts.call) for s in stuck]
+    return "".join(f"; {text}" for text in (*gone, *waits))
 
 
-# -- all wait for each other --------------------------------------------------------------
+# -- cycles -------------------------------------------------------------------------------
 
 
-def circle(facts: Evidence, stuck: Stuck) -> Cause | None:
+def wait_cycle(facts: Evidence, stuck: Stuck) -> Cause | None:
     """Find a cycle of ranks, each of which waits for the next."""
-    ways = {r: [w for w in facts.waits_for[r] if w in stuck] for r in stuck}
-    start = next((r for r in stuck if ways[r]), None)
+    edges = {r: [w for w in facts.waits_for[r] if w in stuck] for r in stuck}
+    start = next((r for r in stuck if edges[r]), None)
     if start is None:
         return None
     path = [start]
-    while (after := ways[path[-1]][0]) not in path:
+    while (after := edges[path[-1]][0]) not in path:
         path.append(after)
     ring = path[path.index(after) :]
     first = ring.index(min(ring))
@@ -350,7 +350,7 @@ def circle(facts: Evidence, stuck: Stuck) -> Cause | None:
 
 def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
     ops = {s.op for s in ring}
-    remedies = {Op.RECV: rules.recv_cycle.remedy, Op.SEND: rules.cycle.say("sends")}
+    remedies = {Op.RECV: rules.recv_cycle.remedy, Op.SEND: rules.cycle.fill("sends")}
     rule = rules.recv_cycle if ops == {Op.RECV} and len(ring) == 2 else rules.cycle
     ranks = sorted(s.rank for s in ring)
     return rule.finding(
@@ -363,66 +363,66 @@ def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
     )
 
 
-# -- ranks that failed ------------------------------------------------------------------------
+# -- failed ranks -----------------------------------------------------------------------------
 
 
-def gone(how: str) -> str:
+def hung_or_ended(how: str) -> str:
     """Return "hung" or "ended", depending on how a process ended."""
     return "hung" if SILENT in how else "ended"
 
 
-def search(how: str) -> str:
+def remedy_for_end(how: str) -> str:
     """Return the remedy for a process that has ended."""
     if INJECTED in how:
-        return rules.died.say("asked")
+        return rules.died.fill("injected")
     if SILENT in how:
         return STOPPED
-    found = (remedy for words, remedy in rules.ENDINGS.items() if words in how)
-    return next(found, rules.died.remedy)
+    remedies = (remedy for text, remedy in rules.ENDINGS.items() if text in how)
+    return next(remedies, rules.died.remedy)
 
 
-#: DDP's error for two ranks that wrap different models.
+#: Matches DDP's error for two ranks that wrap different models.
 _OTHER_MODEL = re.compile(r"expects same model .* Rank (\d+) has .* rank (\d+) has inconsistent")
 
 
-def _prior_iteration(facts: Evidence, ranks: list[int], places: dict[int, str]) -> Finding:
+def _prior_iteration(facts: Evidence, ranks: list[int], lines_by_rank: dict[int, str]) -> Finding:
     """Return the finding for DDP's error about gradients missing in the previous iteration."""
     rule = rules.unused_before
-    where = sorted(places.values())[0] if any(places.values()) else ""
-    before = rule.say("before", where=where) if where else ""
-    lacking = facts.left_out("unreduced", facts.ranks) or {r: [] for r in ranks}
-    return unused(rule, lacking, [], lines=places, before=before)
+    where = sorted(lines_by_rank.values())[0] if any(lines_by_rank.values()) else ""
+    before = rule.fill("before", where=where) if where else ""
+    missing = facts.left_out("unreduced", facts.ranks) or {r: [] for r in ranks}
+    return unused(rule, missing, [], lines=lines_by_rank, before=before)
 
 
 def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) -> Finding:
-    """Return the finding for ranks that raised or died in the same way."""
-    last = [s for r in ranks if (s := last_call(facts.trace.spans, r)) is not None]
-    places = {r: where for r in ranks} if where else lines_of(*last) if how == "raised" else {}
+    """Return the finding for ranks that raised the same error or died in the same way."""
+    last_calls = [s for r in ranks if (s := last_call(facts.trace.spans, r)) is not None]
+    lines = {r: where for r in ranks} if where else lines_of(*last_calls) if how == "raised" else {}
     if how == "raised":
         if "finished reduction in the prior iteration" in text:
-            return _prior_iteration(facts, ranks, places)
+            return _prior_iteration(facts, ranks, lines)
         line = facts.program.text(where)
-        odd = _OTHER_MODEL.search(text)
+        mismatch = _OTHER_MODEL.search(text)
         return rules.raised.finding(
             remedy=advice(text, line),
-            culprits=ranks if odd is None else sorted(map(int, odd.groups())),
+            culprits=ranks if mismatch is None else sorted(map(int, mismatch.groups())),
             missing=ranks,
-            lines=places,
+            lines=lines,
             ranks=ranks,
             raised=raised(text, where, line),
         )
-    who = f"{named([last[0].rank])} was " if last and len(ranks) > 1 else ""
+    owner = f"{named([last_calls[0].rank])} was " if last_calls and len(ranks) > 1 else ""
     return rules.died.finding(
-        remedy=search(text),
+        remedy=remedy_for_end(text),
         culprits=ranks,
         missing=ranks,
-        lines=places,
+        lines=lines,
         process="process" if len(ranks) == 1 else "processes",
         ranks=ranks,
-        ended=gone(text),
+        ended=hung_or_ended(text),
         how=headline(text),
         where=where,
-        after=f"; {who}{seen(last[0])}" if last and not where else "",
+        after=f"; {owner}{seen(last_calls[0])}" if last_calls and not where else "",
     )
 
 
@@ -430,25 +430,25 @@ def raised(text: str, where: str, line: str = "") -> str:
     """Return an exception as the predicate of a sentence about a rank.
 
     Args:
-        text: the name of its class and its message.
-        where: the user's line that raised it.
-        line: the text of that line.
+        text: the exception's class name and message.
+        where: the line that raised it.
+        line: the source text of that line.
 
     >>> raised("SystemExit: 0", "a.py:3")
     'called sys.exit(0) at a.py:3'
     """
-    said = headline(text, line)
-    name, _, code = said.partition(": ")
+    summary = headline(text, line)
+    name, _, code = summary.partition(": ")
     if name == "SystemExit":
         return f"called sys.exit({code}){at(where)}"
-    return f"raised {raised_at(said, where)}"
+    return f"raised {raised_at(summary, where)}"
 
 
-def first(finding: Finding) -> Finding:
-    """Adapt the finding of a rank that raised while others wait for it."""
+def with_priority(finding: Finding) -> Finding:
+    """Return the finding of a rank that raised, with the remedy for ranks that wait for it."""
     if finding.rule is not rules.raised:
         return finding
     if " called sys.exit(" in finding.message:
-        return replace(finding, remedy=rules.raised.say("leave_together"))
-    known = "" if finding.remedy == rules.raised.remedy else f"{finding.remedy} "
-    return replace(finding, remedy=known + rules.raised.say("first"))
+        return replace(finding, remedy=rules.raised.fill("stop_together"))
+    remedy = "" if finding.remedy == rules.raised.remedy else f"{finding.remedy} "
+    return replace(finding, remedy=remedy + rules.raised.fill("first"))

@@ -1,8 +1,7 @@
-"""Diagnosis of a run: events in, findings out. Pure.
+"""Diagnosis of a run: computes findings from events. Pure.
 
-A rank is stuck if it is blocked, and every rank that it waits for is stuck itself or has ended; a
-rank that still computes may yet arrive. Each cause is reported once, together with the ranks that
-wait because of it.
+A rank is stuck if it is blocked and every rank that it waits for is stuck or has ended; a rank that
+still computes may yet arrive. Each cause is reported once, with the ranks that wait because of it.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ __all__ = ["Finding", "diagnose"]
 
 
 def diagnose(trace: EventLog) -> list[Finding]:
-    """Return the mistakes in a trace, complete or not, most important first.
+    """Return the mistakes in a complete or partial trace, most important first.
 
     Args:
-        trace: live or saved; ``info.ends`` contains how ranks have ended, and ``info.groups`` the
-            members of groups. If the trace has lost events, only failures of ranks are reported.
+        trace: a live or saved trace. ``info.ends`` contains how each rank ended, ``info.groups``
+            the members of each group. If the trace has lost events, only failed ranks are reported.
 
     >>> from distkit.events import Event, Op, State
     >>> states = State.STARTED, State.BLOCKED
@@ -43,35 +42,37 @@ def diagnose(trace: EventLog) -> list[Finding]:
 
 
 class _Diagnosis:
-    """Finds causes one after the other; ``explained_ranks`` are the stuck ranks they explain."""
+    """Finds causes one by one; ``explained_ranks`` are the stuck ranks that they explain."""
 
     def __init__(self, facts: Evidence) -> None:
         self.facts, self.explained_ranks = facts, set[int]()
-        self._leaving_calls = set[tuple[int, int]]()  # calls made while an exception propagates
+        self._leaving_calls = set[
+            tuple[int, int]
+        ]()  # (rank, seq) of calls made while an exception propagates
 
     def findings(self) -> list[Finding]:
-        """Return the causes, and what cannot be judged from the record."""
+        """Return the causes, and a finding for each limitation of the record."""
         limitations = self.facts.trace.info.limitations
-        found = self._causes("matching" not in limitations)
+        results = self._causes("matching" not in limitations)
         for limit in limitations.values():
-            found.append(rules.not_judged.finding(text=limit.text, advice=limit.remedy))
-        return found
+            results.append(rules.not_judged.finding(text=limit.text, advice=limit.remedy))
+        return results
 
     def _causes(self, may_compare: bool) -> list[Finding]:
         if self.facts.trace.dropped or not may_compare:
             return list(self._failures(set()))
-        leaving = list(self._raising_ranks())
-        wrong, broken = self._mismatches()
+        raising = list(self._raising_ranks())
+        mismatches_found, broken = self._mismatches()
         failures = list(self._failures(broken))
         stuck = list(self._stuck())
-        fatal = [f for f in wrong if broken & set(f.lines)]
-        others = [f for f in wrong if f not in fatal]
-        hangs = [*leaving, *fatal, *failures, *(f for f in others if f.hang), *stuck]
-        found = [*hangs, *(f for f in others if not f.hang)]
-        found += silent_findings(self.facts, found)
-        return [*found, *lint_findings(self.facts, found)]
+        fatal = [f for f in mismatches_found if broken & set(f.lines)]
+        others = [f for f in mismatches_found if f not in fatal]
+        hangs = [*raising, *fatal, *failures, *(f for f in others if f.hang), *stuck]
+        results = [*hangs, *(f for f in others if not f.hang)]
+        results += silent_findings(self.facts, results)
+        return [*results, *lint_findings(self.facts, results)]
 
-    # -- exceptions under way -----------------------------------------------------
+    # -- propagating exceptions --------------------------------------------------
 
     def _raising_ranks(self) -> Iterator[Finding]:
         """Find ranks that wait in a collective while an exception propagates."""
@@ -81,7 +82,7 @@ class _Diagnosis:
                 self._leaving_calls.add((rank, span.seq))
                 waiting = self._mark_explained({rank}, also={rank})
                 yield self._with_waiting(finding, [r for r in waiting if r != rank], also=[rank])
-        for rank, end in self.facts.ends.items():  # released there, because of the exception
+        for rank, end in self.facts.ends.items():  # released in a call made during an exception
             last = self.facts.last(rank)
             if end.is_failure and last is not None and self.facts.raising(last)[0]:
                 self._leaving_calls.add((rank, last.seq))
@@ -90,7 +91,7 @@ class _Diagnosis:
 
     def _mismatches(self) -> tuple[list[Finding], set[int]]:
         """Return the mismatches, and the ranks that failed because of them."""
-        found, broken = [], set[int]()
+        results, broken = [], set[int]()
         candidates = [*mismatches.collectives(self.facts), *mismatches.messages(self.facts)]
         for finding, spans in candidates:
             if not self._leaving_calls.isdisjoint((s.rank, s.seq) for s in spans):
@@ -98,9 +99,11 @@ class _Diagnosis:
             victims = [s.rank for s in spans if self.facts.ended_in(s)]
             held = {s.rank for s in spans if self._is_stuck_in(finding, s)}
             waiting = self._mark_explained({*held, *victims}, also=held)
-            found.append(self._with_victims(self._with_explained_ranks(finding, waiting), victims))
+            results.append(
+                self._with_victims(self._with_explained_ranks(finding, waiting), victims)
+            )
             broken.update(victims)
-        return found, broken
+        return results, broken
 
     def _is_stuck_in(self, finding: Finding, span: Span) -> bool:
         """Return whether a rank is stuck in this call, or after it in a shifted sequence."""
@@ -118,7 +121,7 @@ class _Diagnosis:
         message = f"{finding.message} {_capitalized(named(victims))} failed because of it ({how})."
         return replace(finding, message=message, victims=tuple(victims))
 
-    # -- ranks that failed --------------------------------------------------------
+    # -- failed ranks -------------------------------------------------------------
 
     def _failures(self, broken: set[int]) -> Iterator[Finding]:
         """Find ranks that raised or died, grouped by error."""
@@ -136,13 +139,13 @@ class _Diagnosis:
     def _with_waiting(
         self, finding: Finding, waiting: list[int], also: Iterable[int] = ()
     ) -> Finding:
-        """Add the ranks that wait for a failed rank; ``also`` are waiting, without a clause."""
+        """Add the ranks that wait for a failed rank; those in ``also`` get no clause."""
         if not waiting:
             return self._with_explained_ranks(finding, [*also], in_message=False)
         spans = [self.facts.stuck[r] for r in waiting]
         cause = finding.message[:-1]
         message = fill("{cause}; {here:wait in}.", cause=cause, here=Calls(spans))
-        remedy = kvstore.remedy_for_waiting(deadlocks.first(finding), spans)
+        remedy = kvstore.remedy_for_waiting(deadlocks.with_priority(finding), spans)
         return replace(
             self._with_explained_ranks(finding, sorted([*waiting, *also]), in_message=False),
             message=message,
@@ -150,38 +153,38 @@ class _Diagnosis:
             lines={**lines_of(*spans), **finding.lines},
         )
 
-    # -- ranks that wait ------------------------------------------------------------
+    # -- stuck ranks ----------------------------------------------------------------
 
     def _stuck(self) -> Iterator[Finding]:
         """Find causes for the stuck ranks that no other finding has explained."""
         causes = (
             deadlocks.wrong_end,
             kvstore.unanswered,
-            deadlocks.without_key,
+            deadlocks.missing_key,
             groups.destroyed,
-            deadlocks.left_alone,
-            deadlocks.circle,
+            deadlocks.finished_partner,
+            deadlocks.wait_cycle,
         )
         for cause in causes:
-            while (found := cause(self.facts, self._unexplained())) is not None:
-                finding, core = found
-                waiting = self._mark_explained({*finding.culprits, *core}, also=core)
-                yield self._with_explained_ranks(finding, waiting, named_ranks=core)
+            while (result := cause(self.facts, self._unexplained())) is not None:
+                finding, ranks = result
+                waiting = self._mark_explained({*finding.culprits, *ranks}, also=ranks)
+                yield self._with_explained_ranks(finding, waiting, named_ranks=ranks)
 
     def _unexplained(self) -> dict[int, Span]:
         return {r: s for r, s in self.facts.stuck.items() if r not in self.explained_ranks}
 
     def _mark_explained(self, causes: set[int], also: Iterable[int] = ()) -> list[int]:
-        """Return the stuck ranks that wait for ``causes``, directly or not, and mark them."""
+        """Return and mark the stuck ranks that wait for ``causes``, directly or indirectly."""
         waiting = set(also)
         reached = causes | waiting
-        while more := {
+        while added := {
             r
             for r, awaited in self.facts.waits_for.items()
             if r not in waiting and not reached.isdisjoint(awaited)
         }:
-            waiting |= more
-            reached |= more
+            waiting |= added
+            reached |= added
         waiting -= self.explained_ranks
         self.explained_ranks |= waiting
         return sorted(waiting)
@@ -207,10 +210,10 @@ class _Diagnosis:
         )
 
 
-#: Parts of an error's text that identify one rank: addresses and its number.
+#: Matches addresses and rank numbers, which identify one rank, in an error's text.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+| for rank \d+")
 
-#: Numbers, in which two ranks' texts of the same error may differ.
+#: Matches numbers, which may differ between two ranks' texts of the same error.
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 

@@ -1,6 +1,6 @@
-"""Divergence of ranks: calls that only some make, loops that some leave early. Pure.
+"""Divergence of ranks: calls that only some ranks make, and loops that some leave early. Pure.
 
-The sequences of calls show where ranks diverge. The program's text shows which ranks deviate and
+The sequences of calls show where ranks diverge. The program's text shows which ranks deviate, and
 why; see :mod:`distkit.diagnosis.program`.
 """
 
@@ -28,9 +28,9 @@ _MAX_SHIFT = 8  # maximum number of calls by which one rank may be ahead
 def outliers(classes: list[list[int]]) -> tuple[int, ...]:
     """Return the ranks outside the largest class; all ranks if there is no single largest one."""
     sizes = sorted(map(len, classes))
-    most = [c for c in classes if len(c) == sizes[-1]]
-    odd = [c for c in classes if c is not most[0]] if len(most) == 1 else classes
-    return tuple(sorted(r for c in odd for r in c))
+    largest = [c for c in classes if len(c) == sizes[-1]]
+    others = [c for c in classes if c is not largest[0]] if len(largest) == 1 else classes
+    return tuple(sorted(r for c in others for r in c))
 
 
 def diverged(
@@ -46,39 +46,42 @@ def diverged(
         return None
     if any(s.op is Op.NEW_GROUP for s in column.values()):
         return None
-    found = []
-    for inside, outside, mine, theirs in ((one, other, here, there), (other, one, there, here)):
-        before = [s.where == mine[0] for s in calls[outside[0]][:nth]]
-        guard = _diverging_guard(facts.program, mine, theirs, first=not any(before))
+    candidates = []
+    for inside, outside, path, other_path in ((one, other, here, there), (other, one, there, here)):
+        before = [s.where == path[0] for s in calls[outside[0]][:nth]]
+        guard = _diverging_guard(facts.program, path, other_path, first=not any(before))
         if guard is not None and guard.place.loops:
             both = inside[0], outside[0]
-            did = [sum(s.where == mine[0] for s in calls[rank][:nth]) for rank in both]
-            return one_more(facts, column, [inside, outside], did)
-        found += [(guard, inside, outside)] if guard is not None else []
-    found = [f for f in found if not f[0].leads_away] or found
-    return _only_some(facts, column, *found[0]) if len(found) == 1 else None
+            counts = [sum(s.where == path[0] for s in calls[rank][:nth]) for rank in both]
+            return one_more(facts, column, [inside, outside], counts)
+        candidates += [(guard, inside, outside)] if guard is not None else []
+    candidates = [f for f in candidates if not f[0].leads_away] or candidates
+    return _only_some(facts, column, *candidates[0]) if len(candidates) == 1 else None
 
 
 def _diverging_guard(program: Program, here: Path, there: Path, *, first: bool) -> Guard | None:
-    """Return the loop, condition or exit that leads some ranks to a line and others past it.
+    """Return the loop, condition or exit that makes some ranks skip a line.
 
-    ``first``: the others have never called it, so a condition on the rank may be the reason.
+    ``first`` means that the other ranks have never called it, so a condition on the rank may be the
+    reason.
     """
     guards = program.unshared(here, there)
     by_rank = [g for g in guards if g.by_rank and not g.place.loops]
     inward = [g for g in guards if not g.leads_away]
-    best = [*(by_rank[-1:] if first else ()), *inward, *guards]
+    candidates = [*(by_rank[-1:] if first else ()), *inward, *guards]
     # the other ranks have not reached a loop that comes later
-    fits = (g for g in best if not (g.place.loops and program.follows(g.place.where, there)))
-    return next(fits, None)
+    suitable = (
+        g for g in candidates if not (g.place.loops and program.follows(g.place.where, there))
+    )
+    return next(suitable, None)
 
 
 def _only_some(
     facts: Evidence, column: Column, guard: Guard, inside: list[int], outside: list[int]
 ) -> Finding:
-    """Return the finding for a call that only some ranks make, under a condition."""
+    """Return the finding for a call that only some ranks make because of a condition."""
     here, there = [column[r] for r in inside], [column[r] for r in outside]
-    did = [facts.before(r, there[0].where, column[r]) for r in (inside[0], outside[0])]
+    counts = [facts.before(r, there[0].where, column[r]) for r in (inside[0], outside[0])]
     rule = rules.only_some
     return rule.finding(
         *column.values(),
@@ -86,21 +89,21 @@ def _only_some(
         culprits=outliers([inside, outside]) if len(inside) != len(outside) else inside,
         here=Calls(here),
         there=Calls(there),
-        under="" if guard.leads_away else rule.say("under", guard=guard.place),
-        again=rule.say("again", n=did[1] + 1, ranks=inside, m=did[0]) if did[0] else "",
+        under="" if guard.leads_away else rule.fill("under", guard=guard.place),
+        again=rule.fill("again", n=counts[1] + 1, ranks=inside, m=counts[0]) if counts[0] else "",
     )
 
 
 def one_more(
-    facts: Evidence, column: Column, sides: Sequence[list[int]], did: Sequence[int]
+    facts: Evidence, column: Column, sides: Sequence[list[int]], counts: Sequence[int]
 ) -> Finding:
     """Return the finding for a call that some ranks make once more than the others.
 
     Args:
-        facts: the run.
+        facts: the evidence of the run.
         column: the calls of all ranks at this position.
         sides: the ranks that make the call once more, and the others.
-        did: how often each side has made the call before.
+        counts: the number of earlier calls of each side.
     """
     here, there = ([column[r] for r in side] for side in sides)
     gradients = "gradients" in here[0].attributes
@@ -111,21 +114,21 @@ def one_more(
         culprits=outliers([*sides]),
         here=Calls(here),
         there=Calls(there),
-        n=did[0] + 1,
-        after=rule.say("after", n=did[1]) if did[1] else rule.say("without"),
+        n=counts[0] + 1,
+        after=rule.fill("after", n=counts[1]) if counts[1] else rule.fill("without"),
     )
 
 
 def shifted(
     facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
-    """Find calls that match only by chance: one rank makes more calls from here on, and hangs."""
+    """Find calls that match only by chance: one rank makes extra calls from here on, and hangs."""
     group = next(iter(column.values())).group
     if len({s.where for s in column.values()}) < 2 or not _is_stuck(facts, group):
         return None
-    for more in column:
-        for fewer in column:
-            if more != fewer and _has_more(calls[more][nth:], calls[fewer][nth:]):
+    for ahead in column:
+        for behind in column:
+            if ahead != behind and _has_more(calls[ahead][nth:], calls[behind][nth:]):
                 return diverged(facts, calls, nth, column)
     return None
 
@@ -135,7 +138,7 @@ def _is_stuck(facts: Evidence, group: str) -> bool:
 
 
 def _has_more(one: list[Span], other: list[Span]) -> bool:
-    """Return whether ``one`` continues like ``other`` after some extra calls."""
+    """Return whether ``one`` equals ``other`` after some extra calls."""
     a, b = ([(s.op, s.where) for s in row] for row in (one, other))
     if not a or not b or a[0] == b[0]:
         return False
@@ -153,86 +156,92 @@ def all_or_none(facts: Evidence, span: Span, guard: Guard) -> str:
     """Return the remedy for a call that only some ranks make, given its guard."""
     rule, place = rules.divergence, guard.place
     if place.loops:
-        remedy = rule.say("same_number", what=f"iterations of {place}").lower() + "."
+        remedy = rule.fill("same_number", what=f"iterations of {place}").lower() + "."
     elif guard.leads_away:
-        remedy = rule.say("keeps_away", guard=place)
-        remedy += _handler_hint(facts, span) if "raise" in place.words else ""
+        remedy = rule.fill("keeps_away", guard=place)
+        remedy += _handler_hint(facts, span) if "raise" in place.text else ""
     else:
-        remedy = rule.say("all_or_none" if guard.names_rank else "alike", guard=place)
-    return rule.say("same_calls") + remedy
+        remedy = rule.fill("all_or_none" if guard.names_rank else "alike", guard=place)
+    return rule.fill("same_calls") + remedy
 
 
 def _handler_hint(facts: Evidence, span: Span) -> str:
     """Return a hint about a handler that hides an exception of a rank, if there is one."""
     handlers = facts.program.hides(facts.path(span))
-    return " " + rules.divergence.say("hides", handler=handlers[0]) if handlers else ""
+    return " " + rules.divergence.fill("hides", handler=handlers[0]) if handlers else ""
 
 
 def uneven(facts: Evidence, span: Span, gradients: bool = False) -> str:
-    """Return the remedy if some ranks reach a line more often than others."""
+    """Return the remedy for a line that some ranks reach more often than others."""
     rule, path = rules.divergence, facts.path(span)
     exits, loops = facts.program.exits(path), facts.program.loops(path)
     guard = facts.program.keeps_away(path)
-    decides = guard is not None and not (guard.place.loops or guard.leads_away)
-    if guard is not None and decides and guard.names_rank:
+    is_condition = guard is not None and not (guard.place.loops or guard.leads_away)
+    if guard is not None and is_condition and guard.names_rank:
         return all_or_none(facts, span, guard)
-    even = rule.say("same_number", what=f"iterations of {_joined(loops)}" if loops else "batches")
-    if gradients and any("no_sync" in e.words for e in exits):
-        even += rule.say("no_sync")
-    if not exits and loops and loops[0].words.startswith("while "):
-        return f"{even}: " + rule.say("agree")
-    even += rule.say("stream" if facts.program.mentions("IterableDataset") else "batches")
+    remedy = rule.fill(
+        "same_number", what=f"iterations of {_joined(loops)}" if loops else "batches"
+    )
+    if gradients and any("no_sync" in e.text for e in exits):
+        remedy += rule.fill("no_sync")
+    if not exits and loops and loops[0].text.startswith("while "):
+        return f"{remedy}: " + rule.fill("agree")
+    remedy += rule.fill("stream" if facts.program.mentions("IterableDataset") else "batches")
     if exits:
-        return rule.say("same_branch", exits=_joined(exits)) + rule.say("agree") + f" {even}."
-    if guard is not None and decides:
-        return even + rule.say("look_at", guard=guard.place)
-    return f"{even}." if loops else even + rule.say("look")
+        return rule.fill("same_branch", exits=_joined(exits)) + rule.fill("agree") + f" {remedy}."
+    if guard is not None and is_condition:
+        return remedy + rule.fill("look_at", guard=guard.place)
+    return f"{remedy}." if loops else remedy + rule.fill("look")
 
 
 def not_coming(facts: Evidence, mine: Span, gone: Iterable[int]) -> str:
-    """Return the remedy if ranks end without a call that others wait in; "" if unknown."""
-    path, away = facts.path(mine), {*gone}
-    others = {s.where for s in facts.spans if s.rank in away and s.where}
+    """Return the remedy for ranks that end without a call that others wait in; "" if unknown."""
+    path, ended = facts.path(mine), {*gone}
+    others = {s.where for s in facts.spans if s.rank in ended and s.where}
     guard = facts.program.keeps_away(path, [(line,) for line in sorted(others)])
     if guard is not None:
         return all_or_none(facts, mine, guard)
     if exits := facts.program.exits(path):
-        may = rules.divergence.say("may_keep_away", exits=_joined(exits))
-        return rules.divergence.say("reach", exits=may)
-    hidden = _handler_hint(facts, mine)
-    return rules.divergence.say("reach", exits="") + hidden if hidden else ""
+        text = rules.divergence.fill("may_keep_away", exits=_joined(exits))
+        return rules.divergence.fill("reach", exits=text)
+    hint = _handler_hint(facts, mine)
+    return rules.divergence.fill("reach", exits="") + hint if hint else ""
 
 
 def _joined(exits: Iterable[Place]) -> str:
-    some = [str(e) for e in exits]
-    return " and ".join(some) if len(some) <= _MAX_EXITS else ", ".join([*some[:_MAX_EXITS], "…"])
+    texts = [str(e) for e in exits]
+    return (
+        " and ".join(texts) if len(texts) <= _MAX_EXITS else ", ".join([*texts[:_MAX_EXITS], "…"])
+    )
 
 
 # -- gradients ------------------------------------------------------------------------
 
 
 def left_out(facts: Evidence, ranks: Iterable[int], spans: Iterable[Span]) -> Finding | None:
-    """Find ranks whose backward pass has ended without all gradients that the others wait for."""
-    some = [*ranks]
-    if lacking := facts.left_out("unreduced", some):
-        return unused(rules.unused_parameter, lacking, spans)
-    if modules := facts.left_out("unused", some):
+    """Find ranks whose backward pass ended without some of the gradients that others wait for."""
+    selected = [*ranks]
+    if parameters := facts.left_out("unreduced", selected):
+        return unused(rules.unused_parameter, parameters, spans)
+    if modules := facts.left_out("unused", selected):
         return unused(rules.unused_module, modules, spans)
     return None
 
 
 def unused(
     rule: rules.Rule,
-    lacking: dict[int, list[str]],
+    missing: dict[int, list[str]],
     spans: Iterable[Span],
-    **more: Any,
+    **values: Any,
 ) -> Finding:
     """Return the finding for ranks that did not use parameters or modules, with their names."""
-    names = ", ".join(sorted({n for found in lacking.values() for n in found} - {"?"}))
+    names = ", ".join(
+        sorted({n for missing_names in missing.values() for n in missing_names} - {"?"})
+    )
     if rule is not rules.unused_module:
         names = f" ({names})" if names else ""
     waiting = [*spans]
-    ranks = [*lacking]
+    ranks = [*missing]
     return rule.finding(
         *waiting,
         culprits=ranks,
@@ -240,7 +249,7 @@ def unused(
         ranks=ranks,
         names=names,
         others=Calls(waiting),
-        **more,
+        **values,
     )
 
 

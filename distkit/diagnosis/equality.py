@@ -1,6 +1,6 @@
-"""Comparison of two recorded trainings: finds the first different loss, gradient or weight.
+"""Comparison of two recorded trainings, which finds the first different loss, gradient or weight.
 
-Pure: it reads what :func:`distkit.watch_gradients` has recorded, in runs or in saved traces.
+Pure: reads the records of :func:`distkit.watch_gradients` in runs or saved traces.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from distkit.events import Summary
 from distkit.trace.log import EventLog
 from distkit.trace.training import ByRank, Training, mean_loss, read
 
-#: Relative tolerance for sums in a different order, by dtype.
+#: Relative tolerance for a different order of summation, by dtype.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
-#: Relative tolerance for weights that the optimizers of both trainings round twice, by dtype.
+#: Relative tolerance for weights, which the optimizer of each training rounds twice, by dtype.
 ROUNDING = {"float64": 2**-51, "float32": 2**-22, "float16": 2**-9, "bfloat16": 2**-6}
 
-#: A gradient that cancels to zero, such as a bias before batch norm, keeps the rounding errors of
-#: the cancelled values. Gradients below this fraction of the step's largest value are compared
-#: relative to that fraction.
+#: A gradient that cancels to zero, such as that of a bias before batch norm, consists of rounding
+#: errors. Gradients below this fraction of the step's largest value are compared relative to that
+#: fraction.
 CANCELLED = 0.1
 
 T = TypeVar("T")
@@ -42,8 +42,8 @@ class HasTrace(Protocol):
 class Difference:
     """A loss, gradient or weight that differs in two runs.
 
-    ``step`` counts from 1, 0 for the initial weights; ``what`` is "loss", "gradient" or
-    "weights"; ``layer`` is empty for a loss; ``rank`` is a rank of the first run. ``text``
+    ``step`` counts from 1, and is 0 for the initial weights. ``what`` is "loss", "gradient" or
+    "weights"; ``layer`` is empty for a loss; ``rank`` is a rank of the first run; ``text``
     describes the difference.
     """
 
@@ -56,10 +56,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of :func:`equal`: true if there is no difference beyond the tolerance.
+    """The result of :func:`equal`, true if no difference exceeds the tolerance.
 
-    ``first`` is the first difference, None if there is none. ``exact`` is true if everything
-    compared is bitwise equal; ``largest`` is the largest relative difference within the tolerance;
+    ``first`` is the first difference, or None. ``exact`` is true if all compared values are
+    bitwise equal; ``largest`` is the largest relative difference within the tolerance;
     ``compared`` is the number of steps and layers, as text.
     """
 
@@ -75,9 +75,9 @@ class Comparison:
         if self.first is not None:
             return f"Different: {self.first.text}"
         if self.exact:
-            return f"Equal to the bit in {self.compared}"
-        off = f"the largest difference is {self.largest:.0e} of the largest value"
-        return f"Equal in {self.compared}; {off}"
+            return f"Bitwise equal in {self.compared}"
+        note = f"the largest difference is {self.largest:.0e} of the largest value"
+        return f"Equal in {self.compared}; {note}"
 
 
 def equal(
@@ -85,71 +85,73 @@ def equal(
 ) -> Comparison:
     """Compare two trainings step by step: losses, gradients after the all-reduce, and updates.
 
-    Both must have been recorded with :func:`~distkit.watch_gradients`. They may have different
-    numbers of ranks: then each rank is compared with rank 0 of the other run, and the loss is the
-    mean over all examples. Gradients before the all-reduce are not compared.
+    Both must have been recorded with :func:`~distkit.watch_gradients`. If they have different
+    numbers of ranks, each rank is compared with rank 0 of the other run, and the loss is the mean
+    over all examples. Gradients before the all-reduce are not compared.
 
     Gradients of more than 64 elements are compared by 64 elements and by their norm. Weights are
-    equal if their checksums are; otherwise random projections estimate the difference of the latest
-    updates, relative to the longer one. Differences within the rounding of the weights are ignored,
-    however small the update is.
+    equal if their checksums are equal; otherwise random projections estimate the difference of the
+    latest updates, relative to the larger one. Differences within the rounding error of the weights
+    are ignored, even for small updates.
 
     Args:
         run: a run or its trace.
         other: the other run or trace, such as a run of one process.
-        rtol: tolerance relative to the largest value compared; by default it allows for a
-            different order of summation, by dtype: 1e-4 for float32.
+        rtol: tolerance relative to the largest value compared. The default allows for a different
+            order of summation and depends on the dtype: 1e-4 for float32.
 
     Returns:
-        A comparison that is true if the trainings are equal, and otherwise contains the first step,
+        A comparison that is true if the trainings are equal; otherwise it contains the first step,
         layer and rank that differ.
 
     Raises:
-        ValueError: one of them was not recorded with ``watch_gradients``.
+        ValueError: a run was not recorded with ``watch_gradients``.
 
     Source:
-        torchtitan, "Converging": comparing the loss curves of a parallel run and a plain one.
+        torchtitan, "Converging", which compares the loss curves of parallel and single-device runs.
 
     Example:
         >>> dk.equal(cluster.run(train), dk.run_ranks(train, 1))     # doctest: +SKIP
         Equal in all 120 steps and 4 layers; the largest difference is 3e-07 of the largest value
     """
-    mine, theirs = (_training(name, it) for name, it in (("first", run), ("second", other)))
-    found = _DifferenceFinder(mine, theirs, rtol)
-    first = next(chain(found.shapes(), found.differences()), None)
-    both = count(len(mine.steps), "step"), count(len(mine.layers), "layer")
-    compared = "all " * (len(mine.steps) > 1) + " and ".join(both)
-    return Comparison(first, first is None and found.exact, found.largest, compared)
+    first_training, second_training = (
+        _training(name, run_or_trace) for name, run_or_trace in (("first", run), ("second", other))
+    )
+    finder = _DifferenceFinder(first_training, second_training, rtol)
+    difference = next(chain(finder.shapes(), finder.differences()), None)
+    counts = count(len(first_training.steps), "step"), count(len(first_training.layers), "layer")
+    compared = "all " * (len(first_training.steps) > 1) + " and ".join(counts)
+    return Comparison(difference, difference is None and finder.exact, finder.largest, compared)
 
 
-def _training(which: str, given: HasTrace | EventLog) -> Training:
-    training = read(given if isinstance(given, EventLog) else given.trace)
+def _training(position: str, run: HasTrace | EventLog) -> Training:
+    training = read(run if isinstance(run, EventLog) else run.trace)
     if not training.steps:
         raise ValueError(
-            f"the {which} run has no record of a training. Write the loop as `with "
+            f"the {position} run has no record of a training. Write the loop inside `with "
             "dk.watch_gradients(model) as watch:`, and call watch.step(loss=loss) in each step."
         )
     return training
 
 
 class _DifferenceFinder:
-    """Finds the differences of two trainings, in order of computation."""
+    """Finds the differences between two trainings, in order of computation."""
 
-    def __init__(self, mine: Training, theirs: Training, rtol: float | None) -> None:
-        self._first, self._second = mine, theirs
-        dtypes = {**mine.dtypes, **theirs.dtypes}
+    def __init__(self, first: Training, second: Training, rtol: float | None) -> None:
+        self._first, self._second = first, second
+        dtypes = {**first.dtypes, **second.dtypes}
         self._tolerance = {
             layer: TOLERANCES.get(dtype, 0.0) if rtol is None else rtol
             for layer, dtype in dtypes.items()
         }
         self._largest_tolerance = max(self._tolerance.values(), default=rtol or 0.0)
         self._rounding = max((ROUNDING.get(dtype, 0.0) for dtype in dtypes.values()), default=0.0)
-        recorded = sorted(mine.weights.keys() & theirs.weights.keys())
+        recorded = sorted(first.weights.keys() & second.weights.keys())
         self._since = {later: before for before, later in pairwise(recorded)}
         self.exact, self.largest = True, 0.0
 
     def shapes(self) -> Iterator[Difference]:
-        """Yield layers that exist in only one training, or have different shapes."""
+        """Yield a difference for each layer that only one training has, or whose shapes differ."""
         for layer in {**self._first.layers, **self._second.layers}:
             shapes = [t.layers.get(layer) for t in (self._first, self._second)]
             if shapes[0] != shapes[1]:
@@ -165,85 +167,94 @@ class _DifferenceFinder:
             yield from self._gradients(n)
             yield from self._weights(n + 1)
         if steps[0] != steps[1]:
-            text = f"the number of steps: {steps[0]} and {steps[1]}, equal as far as both go"
+            text = f"the number of steps: {steps[0]} and {steps[1]}; the common steps are equal"
             yield Difference(min(steps) + 1, "loss", "", 0, text)
 
     # -- results of a step -----------------------------------------------------------------
 
     def _loss(self, n: int) -> Iterator[Difference]:
         a, b = (t.steps[n] for t in (self._first, self._second))
-        mine, theirs = mean_loss(a), mean_loss(b)
-        same = mine == theirs or (math.isnan(mine) and math.isnan(theirs))
-        if self._exceeds_tolerance(abs(mine - theirs), max(abs(mine), abs(theirs)), same):
-            bad = [
+        loss, other_loss = mean_loss(a), mean_loss(b)
+        same = loss == other_loss or (math.isnan(loss) and math.isnan(other_loss))
+        if self._exceeds_tolerance(abs(loss - other_loss), max(abs(loss), abs(other_loss)), same):
+            not_finite = [
                 rank
-                for rank, report in sorted(a.reports.items())
-                if not math.isfinite(report.loss) and report.samples != 0
+                for rank, values in sorted(a.reports.items())
+                if not math.isfinite(values.loss) and values.samples != 0
             ]
-            where = f", not finite on rank {bad[0]}" if bad else ""
-            text = f"is {mine:.6g} and {theirs:.6g}{where}"
-            yield self._difference(n + 1, "loss", "", bad[0] if bad else 0, text)
+            where = f", not finite on rank {not_finite[0]}" if not_finite else ""
+            text = f"is {loss:.6g} and {other_loss:.6g}{where}"
+            yield self._difference(n + 1, "loss", "", not_finite[0] if not_finite else 0, text)
 
     def _gradients(self, n: int) -> Iterator[Difference]:
         a, b = (t.steps[n].after for t in (self._first, self._second))
         floor = CANCELLED * _largest(a)
-        for layer in reversed(self._first.layers):  # as backward computes them
-            for rank, mine in sorted(a.get(layer, {}).items()):
-                theirs = _for_rank(rank, b.get(layer, {}))
-                if theirs is None:
+        for layer in reversed(self._first.layers):  # in the order of the backward pass
+            for rank, gradient in sorted(a.get(layer, {}).items()):
+                other = _for_rank(rank, b.get(layer, {}))
+                if other is None:
                     continue
-                off, most = _distance(mine, theirs)
-                if self._exceeds_tolerance(off, max(most, floor), mine == theirs, layer):
-                    text = f"{_far(off)} on rank {rank}, where values reach {most:.2g}"
+                distance, largest = _distance(gradient, other)
+                if self._exceeds_tolerance(distance, max(largest, floor), gradient == other, layer):
+                    text = f"{_far(distance)} on rank {rank}, where values reach {largest:.2g}"
                     yield self._difference(
-                        n + 1, "gradient", layer, rank, text + _factor_hint(mine, theirs)
+                        n + 1, "gradient", layer, rank, text + _factor_hint(gradient, other)
                     )
 
     def _weights(self, n: int) -> Iterator[Difference]:
         a, b = (t.weights.get(n, {}) for t in (self._first, self._second))
-        which = "initial weights" if n == 0 else "update"
-        for rank, (crc, mine) in sorted(a.items()):
-            if (found := _for_rank(rank, b)) is None:
+        kind = "initial weights" if n == 0 else "update"
+        for rank, (crc, weights) in sorted(a.items()):
+            if (other_entry := _for_rank(rank, b)) is None:
                 continue
-            other_crc, theirs = found
-            added = self._update_sketches(n, rank, mine, theirs)
-            off, (one, other) = math.dist(*added), (math.hypot(*values) for values in added)
-            norm = max(mine.norm, theirs.norm)
-            most = norm if off <= self._rounding * norm else max(one, other)
-            if self._exceeds_tolerance(off, most, crc == other_crc):
-                text = f"{_far(off)} on rank {rank} ({which}); norms: {one:.2g} and {other:.2g}"
+            other_crc, other_weights = other_entry
+            sketches = self._update_sketches(n, rank, weights, other_weights)
+            distance, (one, other) = (
+                math.dist(*sketches),
+                (math.hypot(*values) for values in sketches),
+            )
+            norm = max(weights.norm, other_weights.norm)
+            scale = norm if distance <= self._rounding * norm else max(one, other)
+            if self._exceeds_tolerance(distance, scale, crc == other_crc):
+                text = f"{_far(distance)} on rank {rank} ({kind}); norms: {one:.2g} and {other:.2g}"
                 yield self._difference(n, "weights", self._layer(n, rank), rank, text)
 
-    def _update_sketches(self, n: int, rank: int, *now: Summary) -> list[list[float]]:
+    def _update_sketches(self, n: int, rank: int, *current: Summary) -> list[list[float]]:
         """Return the sketches of both updates since the last recorded weights.
 
-        A sketch is linear, so the sketch of an update is the difference of two sketches. The first
-        time, the sketches are those of the weights.
+        A sketch is linear, so the sketch of an update is the difference of two sketches. For the
+        first recorded weights, return the sketches of the weights.
         """
         since = self._since.get(n, -1)
-        was = [_for_rank(rank, t.weights.get(since, {})) for t in (self._first, self._second)]
-        before = [found[1].values for found in was if found]
+        previous = [_for_rank(rank, t.weights.get(since, {})) for t in (self._first, self._second)]
+        before = [entry[1].values for entry in previous if entry]
         if len(before) < 2:
-            return [[*summary.values] for summary in now]
-        pairs = zip(now, before, strict=True)
+            return [[*summary.values] for summary in current]
+        pairs = zip(current, before, strict=True)
         return [[x - y for x, y in zip(s.values, old, strict=True)] for s, old in pairs]
 
     def _layer(self, n: int, rank: int) -> str:
-        """Return the layer whose weights' norms differ most."""
+        """Return the layer whose weight norms differ most."""
         norms = self._first.norms[n].get(rank, ()), _for_rank(rank, self._second.norms[n]) or ()
-        apart = [abs(x - y) / (max(x, y) or 1) for x, y in zip(*norms, strict=False)]
+        differences = [abs(x - y) / (max(x, y) or 1) for x, y in zip(*norms, strict=False)]
         names = self._first.named
-        return names[apart.index(max(apart))] if apart and len(names) == len(apart) else ""
+        return (
+            names[differences.index(max(differences))]
+            if differences and len(names) == len(differences)
+            else ""
+        )
 
     # -- tolerance ---------------------------------------------------------------------------
 
-    def _exceeds_tolerance(self, off: float, most: float, same: bool, layer: str = "") -> bool:
+    def _exceeds_tolerance(
+        self, distance: float, scale: float, same: bool, layer: str = ""
+    ) -> bool:
         """Return whether a difference exceeds the tolerance."""
         tolerance = self._tolerance.get(layer, self._largest_tolerance)
         if same:
             return False
         self.exact = False
-        relative = off / most if most else off
+        relative = distance / scale if scale else distance
         if math.isfinite(relative) and relative <= tolerance:
             self.largest = max(self.largest, relative)
             return False
@@ -251,40 +262,46 @@ class _DifferenceFinder:
 
     def _difference(self, step: int, what: str, layer: str, rank: int, text: str) -> Difference:
         when = f"in step {step}" if step else "before the first step"
-        of = f" of {layer}" if layer else ""
-        return Difference(step, what, layer, rank, f"{when} the {what}{of} {text}")
+        owner = f" of {layer}" if layer else ""
+        return Difference(step, what, layer, rank, f"{when} the {what}{owner} {text}")
 
 
 def _for_rank(rank: int, by_rank: Mapping[int, T]) -> T | None:
-    """Return the value of this rank in the other run, or else of its first rank."""
+    """Return the other run's value for this rank, or else for its first rank."""
     if rank in by_rank or not by_rank:
         return by_rank.get(rank)
     return by_rank[min(by_rank)]
 
 
 def _distance(a: Summary, b: Summary) -> tuple[float, float]:
-    """Return the largest known difference of two tensors, and their largest value."""
+    """Return the largest known difference between two tensors, and their largest value."""
     pairs = [*zip(a.values, b.values, strict=False), (a.min, b.min), (a.max, b.max)]
-    most = max((abs(v) for pair in pairs for v in pair if math.isfinite(v)), default=0.0)
+    largest = max((abs(v) for pair in pairs for v in pair if math.isfinite(v)), default=0.0)
     norms = abs(a.norm - b.norm) / (max(a.norm, b.norm) or 1)
-    apart = [norms * most, *(abs(x - y) for x, y in pairs)]
-    return max(d if math.isfinite(d) else math.inf for d in apart), most
+    distances = [norms * largest, *(abs(x - y) for x, y in pairs)]
+    return max(d if math.isfinite(d) else math.inf for d in distances), largest
 
 
-def _far(off: float) -> str:
-    return f"is {off:.2g} apart" if math.isfinite(off) else "is NaN or infinite in one of the runs"
+def _far(distance: float) -> str:
+    return (
+        f"is {distance:.2g} apart"
+        if math.isfinite(distance)
+        else "is NaN or infinite in one of the runs"
+    )
 
 
 def _largest(gradients: Mapping[str, ByRank]) -> float:
     """Return the largest value of a step's gradients."""
-    ends = (abs(v) for by in gradients.values() for s in by.values() for v in (s.min, s.max))
-    return max(filter(math.isfinite, ends), default=0.0)
+    values = (
+        abs(v) for by_rank in gradients.values() for s in by_rank.values() for v in (s.min, s.max)
+    )
+    return max(filter(math.isfinite, values), default=0.0)
 
 
 def _factor_hint(a: Summary, b: Summary) -> str:
-    """Return a hint if one norm is a multiple of the other: a sum versus a mean."""
+    """Return a hint about sum versus mean if one norm is a multiple of the other."""
     low, high = sorted((a.norm, b.norm))
-    times = round(high / low) if 0 < low <= high < math.inf else 1
-    if times < 2 or abs(high / low - times) > 1e-3 * times:
+    factor = round(high / low) if 0 < low <= high < math.inf else 1
+    if factor < 2 or abs(high / low - factor) > 1e-3 * factor:
         return ""
-    return f"; one is {times} times the other: a sum, where the other is a mean?"
+    return f"; one is {factor} times the other, as for a sum versus a mean"

@@ -1,4 +1,4 @@
-"""Evidence for the diagnosis: a trace, indexed for its queries. Pure."""
+"""Evidence for a diagnosis, queried from a trace. Pure."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from distkit.trace.calls import SILENT, call
 from distkit.trace.info import RankEnd
 from distkit.trace.log import EventLog, grouped
 
-#: Marks the end of a rank that was caused by fault injection.
+#: Text that identifies an end caused by fault injection.
 INJECTED = "dk.trouble"
 
-#: Errors of a rank that only waited for another one.
+#: Matches the errors of a rank that only waited for another one.
 _CONSEQUENTIAL = re.compile(
     r"Connection (closed|reset) by peer|[Tt]imed out|"
     rf"waits for .* which (has ended|{SILENT})"
@@ -39,22 +39,20 @@ _CONSEQUENTIAL = re.compile(
 
 
 class Evidence:
-    """The operations of a trace by match, and the stuck ranks.
+    """An index of a trace's operations, with its stuck ranks.
 
-    The effects of a release are undone: released ranks are in the state before it.
+    A released rank is in the state that it had before its release.
     """
 
     def __init__(self, trace: EventLog) -> None:
         self.trace = trace
         self.ranks = trace.ranks
-        begun = [self._with_wait_lines(s) for s in trace.spans if s.state is not State.SCHEDULED]
-        spans = [s for s in begun if s.match is None]
-        self.calls_of_nonmembers = [
-            s for s in spans if not s.group
-        ]  # calls on groups without this rank
+        started = [self._with_wait_lines(s) for s in trace.spans if s.state is not State.SCHEDULED]
+        spans = [s for s in started if s.match is None]
+        self.calls_of_nonmembers = [s for s in spans if not s.group]
         self.spans = [s for s in spans if s.group]
-        self.asked = [s for s in begun if is_server_request(s)]  # requests to a parameter server
-        self.by_key = {(s.rank, s.seq): s for s in (*self.spans, *self.asked)}
+        self.server_requests = [s for s in started if is_server_request(s)]
+        self.by_key = {(s.rank, s.seq): s for s in (*self.spans, *self.server_requests)}
         failed = {s.rank for s in self.by_key.values() if s.state is State.FAILED}
         ends = trace.info.ends
         self.released = {r for r, end in ends.items() if _was_released(end, r in failed)}
@@ -67,7 +65,7 @@ class Evidence:
 
     @cached_property
     def any_source_receives(self) -> list[Span]:
-        """The receives from any source, including those whose sender is known by now."""
+        """The receives from any source, including those that have already matched a sender."""
         open_calls = {
             (e.rank, e.seq) for e in self.trace.events if e.op is Op.RECV and e.peer is None
         }
@@ -82,7 +80,7 @@ class Evidence:
         return graph
 
     def _with_wait_lines(self, span: Span) -> Span:
-        """Add to an operation the lines recorded while its rank waited in it."""
+        """Return an operation with the lines recorded while its rank waited in it."""
         lines = self._waits.get((span.rank, span.seq))
         if lines is None or span.state is State.COMPLETED:
             return span
@@ -98,7 +96,7 @@ class Evidence:
         }
 
     def _before_release(self) -> Iterator[Event]:
-        """Yield the events; failures caused by a release are replaced by waits."""
+        """Yield the events, with waits in place of failures that a release caused."""
         failed = [
             e
             for e in self.trace.events
@@ -115,7 +113,7 @@ class Evidence:
             elif first.get(e.rank) == e.seq:
                 yield replace(e, state=State.BLOCKED)
 
-    # -- what led to a call -----------------------------------------------------
+    # -- source code ------------------------------------------------------------
 
     @cached_property
     def program(self) -> Program:
@@ -125,18 +123,18 @@ class Evidence:
     def left_out(
         self, what: Literal["unreduced", "unused"], ranks: Iterable[int]
     ) -> dict[int, list[str]]:
-        """Return what the last backward pass of each rank did not use, if anything.
+        """Return the names that the last backward pass of each rank did not use.
 
         Args:
-            what: "unreduced": parameters of DDP's models; "unused": modules of FSDP2 whose
+            what: "unreduced" for parameters of DDP's models; "unused" for modules of FSDP2 whose
                 result was not used.
             ranks: the ranks to look up.
         """
         recorded: dict[int, list[str]] = getattr(self.trace.info, what)
-        return {r: found for r in sorted(ranks) if (found := recorded.get(r))}
+        return {r: names for r in sorted(ranks) if (names := recorded.get(r))}
 
     def raising(self, span: Span) -> tuple[str, str]:
-        """Return the exception that propagated during a call, and its line; "" for none."""
+        """Return the exception that propagated during a call, and its line; empty if none."""
         recorded = self.trace.info.raising.get(span.rank)
         if recorded is None or recorded.seq != span.seq:
             return "", ""
@@ -145,7 +143,7 @@ class Evidence:
     def path(self, span: Span) -> tuple[str, ...]:
         """Return the stack of a call as source lines, innermost first.
 
-        The stack is recorded when the rank waits; ``wait()`` may be on another line.
+        The stack is recorded while the rank waits, so it may start at the line of ``wait()``.
         """
         stack: tuple[str, ...] = span.attributes.get(STACK, ())
         if span.where in stack:
@@ -163,33 +161,35 @@ class Evidence:
         """The collectives of each group and rank, in order."""
         spans = sorted(self.spans, key=lambda s: (s.rank, s.seq))
         calls = grouped((s for s in spans if s.op in COLLECTIVES), lambda s: s.group)
-        found = {group: grouped(some, lambda s: s.rank) for group, some in calls.items()}
-        return defaultdict(dict, found)
+        by_group = {
+            group: grouped(group_calls, lambda s: s.rank) for group, group_calls in calls.items()
+        }
+        return defaultdict(dict, by_group)
 
     def nth(self, span: Span) -> int:
         """Return the index of a collective among those of its rank and group."""
         return self.calls[span.group][span.rank].index(span)
 
-    def called(self, rank: int, like: Span) -> int:
-        """Return how often a rank has made the same call on the same line."""
+    def called(self, rank: int, span: Span) -> int:
+        """Return the number of times that a rank has made the same call on the same line."""
         return sum(
-            s.where == like.where and s.op is like.op for s in self.calls[like.group].get(rank, [])
+            s.where == span.where and s.op is span.op for s in self.calls[span.group].get(rank, [])
         )
 
     def before(self, rank: int, where: str, span: Span) -> int:
-        """Return how often a rank has reached a line before a call of its own."""
+        """Return the number of times that a rank has reached a line before one of its calls."""
         calls = self.calls[span.group].get(rank, [])
         return sum(s.where == where and s.seq < span.seq for s in calls)
 
     def call(self, span: Span) -> str:
-        """Return a call as text, with its group unless that is the world."""
+        """Return a call as text, with its group unless it is the world."""
         members = self.trace.info.groups.get(span.group)
         if span.group == WORLD or not members:
             return call(span)
         return f"{call(span)} of the group of {named(members)}"
 
     def members(self, group: str) -> list[int]:
-        """Return the ranks of a group; the ranks seen in it if its members are unknown."""
+        """Return the ranks of a group; if its members are unknown, the ranks seen in it."""
         world = range(self.trace.info.world_size) if group == WORLD else ()
         known = self.trace.info.groups.get(group) or world or self.calls[group]
         return list(known)
@@ -198,7 +198,7 @@ class Evidence:
 
     @cached_property
     def _message_ends(self) -> list[list[Span]]:
-        """The started send and receive of each message, the send first."""
+        """The send and receive of each message, if started; the send comes first."""
         ends = ((m.send, m.recv) for m in self.trace.messages if m.op is Op.SEND)
         return [[self.by_key[end] for end in both if end in self.by_key] for both in ends]
 
@@ -224,7 +224,7 @@ class Evidence:
         return self.by_key[rank_state.rank, rank_state.seq]
 
     def known_reasons(self, ranks: list[int]) -> str:
-        """Return the known reasons why ranks ended early, in brackets; "" for none."""
+        """Return the known reasons why ranks ended early, in parentheses; "" if none."""
         texts = {self.ends[r].text for r in ranks if r in self.ends} - {""}
         return f" ({'; '.join(sorted(texts))})" if texts else ""
 
@@ -253,12 +253,12 @@ class Evidence:
         return rank in self.ends and not self.ends[rank].is_failure
 
     def over(self, ranks: Iterable[int]) -> str:
-        """Return how ended ranks have ended, to follow "have"."""
+        """Return a participle that states how ranks have ended, to follow "have"."""
         finished = all(map(self.returned, ranks))
-        return "finished" if finished else "come to the end of the record"
+        return "finished" if finished else "reached the end of the record"
 
     def clause_if_gone(self, rank: int | None) -> str:
-        """Return a relative clause about a rank that has ended; "" for another rank."""
+        """Return a relative clause about a rank that has ended; "" if it has not ended."""
         return f", which has {self.over([rank])}" if rank is not None and self.is_gone(rank) else ""
 
     def runs(self, rank: int) -> bool:
@@ -268,8 +268,8 @@ class Evidence:
 
 def _was_released(end: RankEnd, failed: bool) -> bool:
     if end.how in ("raised", "died"):
-        waits = _CONSEQUENTIAL.search(end.text) is not None
-        return waits and (failed or end.how == "died")
+        is_consequence = _CONSEQUENTIAL.search(end.text) is not None
+        return is_consequence and (failed or end.how == "died")
     return end.how == "released"
 
 

@@ -17,21 +17,21 @@ from distkit.trace.log import grouped
 if TYPE_CHECKING:
     from distkit.diagnosis.rules import Rule
 
-#: Path of the rules' pages, relative to a notebook of this repository.
+#: Folder of the rules' pages, relative to a notebook of this repository.
 PAGES = "../docs/findings"
 
 
 @dataclass(frozen=True, repr=False)
 class Finding:
-    """One cause of a problem in a run: what happened, where, and the remedy.
+    """A cause of a problem in a run, with the lines involved and the remedy.
 
     Args:
         rule: the kind of mistake.
-        message: what happened, and on which lines.
-        remedy: what to do about it.
-        culprits: the ranks whose lines to look at first.
+        message: the problem and its lines.
+        remedy: the action that fixes it.
+        culprits: the ranks whose lines to check first.
         waiting: the ranks that are stuck because of it.
-        missing_ranks: the ranks that the waiting ranks wait for in vain.
+        missing_ranks: the ranks that the waiting ranks wait for.
         lines: the line of each rank involved.
         hang: whether it makes a rank hang.
         victims: the ranks that raised or died because of it.
@@ -83,7 +83,7 @@ def linked(text: str) -> str:
 
 @dataclass(frozen=True)
 class Calls:
-    """Operations in a sentence, one per rank, and the function that formats one."""
+    """Operations in a sentence, one per rank, with the function that formats an operation."""
 
     spans: Iterable[Span]
     write: Callable[[Span], str] = call
@@ -107,42 +107,42 @@ class _Sentence(Formatter):
         return format(value, spec)
 
 
-def fill(template: str, **words: object) -> str:
+def fill(template: str, **values: object) -> str:
     """Fill a sentence template.
 
-    ``{send}`` is a call with its line, ``{send:wait in}`` a clause about its rank, also for
-    :class:`Calls` of many ranks; ``{send:wait in|a backward pass}`` replaces the call's name.
-    ``{gone}`` are ranks, ``{gone:have}`` ranks with a verb given in the plural. ``{n:th}`` is an
-    ordinal, ``{n:message}`` a count, ``{where:at}`` a line.
+    ``{send}`` becomes a call with its line, ``{send:wait in}`` a clause about its rank or about
+    all ranks of :class:`Calls`; ``{send:wait in|a backward pass}`` replaces the call's name.
+    ``{gone}`` becomes a list of ranks, ``{gone:have}`` ranks with a verb (in the plural in the
+    template), ``{n:th}`` an ordinal, ``{n:message}`` a count, and ``{where:at}`` a line.
 
     >>> fill("{gone:have} sent {n:message}{where:at}.", gone=[0, 2], n=1, where="a.py:3")
     'ranks 0 and 2 have sent 1 message at a.py:3.'
     """
-    return _Sentence().format(template, **words)
+    return _Sentence().format(template, **values)
 
 
-_MAX_CLAUSES = 5  # a longer list of clauses is abbreviated
+_MAX_CLAUSES = 5  # maximum number of clauses in a sentence
 
 
 def verb(ranks: Iterable[int], plural: str) -> str:
-    """Return ranks with a verb: "rank 1 waits", "ranks 0 and 2 wait".
+    """Return ranks with a verb in the right number.
 
     >>> verb([1], "wait"), verb([0, 2], "wait")
     ('rank 1 waits', 'ranks 0 and 2 wait')
     """
-    some = sorted(ranks)
+    ordered = sorted(ranks)
     irregular = {"have": "has", "go": "goes", "were": "was", "are": "is", "do": "does"}
-    single = irregular.get(plural, plural + "s")
-    return f"{named(some)} {plural if len(some) > 1 else single}"
+    singular = irregular.get(plural, plural + "s")
+    return f"{named(ordered)} {plural if len(ordered) > 1 else singular}"
 
 
 def tensor(span: Span) -> str:
-    """Return dtype and shape: "float32[10, 3]"; "" if the call has no tensor."""
+    """Return dtype and shape, such as "float32[10, 3]"; "" if the call has no tensor."""
     return f"{span.dtype}{list(span.shape)}" if span.dtype else ""
 
 
 def with_tensor(span: Span) -> str:
-    """Return a call with its tensor: "all_reduce() of float32[3]"."""
+    """Return a call with its tensor, such as "all_reduce() of float32[3]"."""
     return f"{call(span)} of {tensor(span)}" if span.dtype else call(span)
 
 
@@ -152,27 +152,26 @@ def request_name(span: Span) -> str:
 
 
 def clauses(spans: Iterable[Span], spec: str, write: Callable[[Span], str] = call) -> str:
-    """Return clauses about ranks, their calls and lines; ranks on the same line share a clause.
+    """Return clauses about ranks, calls and lines; ranks with the same call and line share one.
 
     Args:
         spans: the operations, one per rank.
-        spec: the verb in the plural, such as ``"wait in"``; after ``"|"``, text that replaces the
-            call.
+        spec: the verb in the plural, such as ``"wait in"``. Text after ``"|"`` replaces the call.
         write: formats a call.
     """
-    phrase, _, instead = spec.partition("|")
+    phrase, _, replacement = spec.partition("|")
     in_order = sorted(spans, key=lambda s: s.rank)
-    by_call = grouped(in_order, lambda s: (instead or write(s)) + placed(s))
-    plural, _, rest = phrase.partition(" ")
+    by_call = grouped(in_order, lambda s: (replacement or write(s)) + placed(s))
+    plural, _, preposition = phrase.partition(" ")
     parts = [
-        f"{verb([s.rank for s in some], plural)} {rest} {text}".replace("  ", " ")
-        for text, some in by_call.items()
+        f"{verb([s.rank for s in group], plural)} {preposition} {text}".replace("  ", " ")
+        for text, group in by_call.items()
     ]
     return listed(parts)
 
 
 def placed(span: Span) -> str:
-    """Return the line of a call as part of a sentence, and the line of its ``wait()`` if different.
+    """Return a phrase with the line of a call, and the line of its ``wait()`` if different.
 
     >>> from distkit.events import Event, Op, State
     >>> facts = {"waits_at": "a.py:6"}
@@ -186,7 +185,7 @@ def placed(span: Span) -> str:
 
 
 def listed(parts: list[str]) -> str:
-    """Join clauses, abbreviated if there are many."""
+    """Join clauses, and abbreviate a long list."""
     if len(parts) > _MAX_CLAUSES:
         parts = [*parts[:3], "…", f"{parts[-1]} ({len(parts)} in all)"]
     return ", ".join(parts)
@@ -195,7 +194,7 @@ def listed(parts: list[str]) -> str:
 def by_line(spans: Iterable[Span]) -> dict[str, dict[int, Span]]:
     """Return the latest operation on each line, by rank."""
     lines = grouped(spans, lambda s: s.where)
-    return {where: {s.rank: s for s in some} for where, some in lines.items()}
+    return {where: {s.rank: s for s in line_spans} for where, line_spans in lines.items()}
 
 
 def lines_of(*spans: Span) -> dict[int, str]:

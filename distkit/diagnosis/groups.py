@@ -1,4 +1,4 @@
-"""Groups that are leaked, created by some ranks only, or destroyed too early. Pure."""
+"""Mistakes with groups: leaked, created by only some ranks, or destroyed too early. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def remarks(
     """Find mistakes with groups that cause no hang.
 
     Args:
-        facts: the run.
+        facts: the evidence of the run.
         previous: the findings so far.
-        forgotten: ``(rank, seq)`` of calls never waited for, which have a finding already.
+        forgotten: ``(rank, seq)`` of calls never waited for, which already have a finding.
     """
     yield from _used_after(facts)
     yield from _unfinished(facts, forgotten)
@@ -46,13 +46,13 @@ def _leaked(facts: Evidence) -> Iterator[Finding]:
 
 
 def _created_by_some(facts: Evidence) -> Iterator[Finding]:
-    """Find groups that some ranks have created without the others."""
+    """Find groups that only some ranks have created."""
     world = facts.members(WORLD)
     if not world or not all(map(facts.returned, world)):
         return
-    made = {r: [s for s in facts.spans if s.rank == r and s.op is Op.NEW_GROUP] for r in world}
-    fewest = min(map(len, made.values()))
-    here = {r: calls[fewest] for r, calls in made.items() if len(calls) > fewest}
+    created = {r: [s for s in facts.spans if s.rank == r and s.op is Op.NEW_GROUP] for r in world}
+    fewest = min(map(len, created.values()))
+    here = {r: calls[fewest] for r, calls in created.items() if len(calls) > fewest}
     if not here:
         return
     gone = [r for r in world if r not in here]
@@ -71,13 +71,13 @@ def _destroy_marks(facts: Evidence) -> dict[tuple[int, str], Span]:
 
 
 def _used_after(facts: Evidence) -> Iterator[Finding]:
-    """Find calls on groups that the calling rank has destroyed before."""
-    ends, found = _destroy_marks(facts), defaultdict[tuple[str, str], dict[int, Span]](dict)
+    """Find calls on groups that the calling rank has already destroyed."""
+    ends, uses = _destroy_marks(facts), defaultdict[tuple[str, str], dict[int, Span]](dict)
     for s in facts.trace.spans:
         end = ends.get((s.rank, s.group))
         if end is not None and end.seq < s.seq and s.op not in COMPUTATION and s.group != WORLD:
-            found[end.where, s.where].setdefault(s.rank, s)
-    for (where, _), spans in found.items():
+            uses[end.where, s.where].setdefault(s.rank, s)
+    for (where, _), spans in uses.items():
         yield rules.used_after_destroy.finding(
             *spans.values(),
             culprits=sorted(spans),
@@ -88,15 +88,15 @@ def _used_after(facts: Evidence) -> Iterator[Finding]:
 
 
 def _unfinished(facts: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Finding]:
-    """Find groups that were destroyed before calls on them were waited for."""
-    found: dict[str, list[tuple[Span, Span]]] = defaultdict(list)
+    """Find groups that were destroyed before the program waited for calls on them."""
+    destroyed: dict[str, list[tuple[Span, Span]]] = defaultdict(list)
     for (rank, _), end in _destroy_marks(facts).items():
         seqs = end.attributes.get("open")
         keys = [(rank, seq) for seq in seqs] if isinstance(seqs, tuple) else []
         calls = [facts.by_key[key] for key in keys if key in facts.by_key and key not in forgotten]
         if calls:
-            found[end.where].append((end, calls[0]))
-    for where, pairs in found.items():
+            destroyed[end.where].append((end, calls[0]))
+    for where, pairs in destroyed.items():
         ranks = sorted(end.rank for end, _ in pairs)
         yield rules.destroyed_too_early.finding(
             *(end for end, _ in pairs),

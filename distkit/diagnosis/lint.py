@@ -1,4 +1,4 @@
-"""Mistakes that cause no hang: missing waits, lost messages, slow ranks. Pure."""
+"""Mistakes that do not cause a hang: missing waits, lost messages, slow ranks. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from distkit.trace.calls import at, call
 from distkit.trace.hosts import several
 from distkit.trace.log import grouped
 
-#: Thresholds for a straggler: time for which others waited for it [s], and fraction of the run;
-#: number of collectives to which it came last, and fraction of all collectives.
+#: Thresholds for a straggler: the time that others waited for it [s] and its fraction of the run;
+#: the number of collectives that it reached last and their fraction of all collectives.
 _MIN_SECONDS, _MIN_SHARE = 0.1, 0.2
 _MIN_TIMES, _MIN_RATE = 3, 0.75
 
@@ -30,11 +30,11 @@ _LOST_AFTER, _MIN_BANDWIDTH = 1.0, 1e8
 
 
 def lint_findings(facts: Evidence, previous: list[Finding]) -> Iterator[Finding]:
-    """Find problems that cause no hang, mistakes first, except those in ``previous``."""
-    open_still = _never_waited(facts)
-    forgotten = {(s.rank, s.seq) for s in open_still}
+    """Find problems that do not cause a hang, mistakes first, except those in ``previous``."""
+    unwaited = _never_waited(facts)
+    forgotten = {(s.rank, s.seq) for s in unwaited}
     yield from _used_early_findings(facts, forgotten)
-    yield from (f for f in _forgotten(facts, open_still) if not _is_reported(f, previous))
+    yield from (f for f in _forgotten(facts, unwaited) if not _is_reported(f, previous))
     yield from _nonmembers(facts)
     yield from groups.remarks(facts, previous, forgotten)
     in_backend = [] if previous else [*_in_backend(facts)]
@@ -47,29 +47,33 @@ def _is_reported(finding: Finding, previous: list[Finding]) -> bool:
     return any(finding.lines.items() <= other.lines.items() for other in previous)
 
 
-def _forgotten(facts: Evidence, open_still: list[Span]) -> Iterator[Finding]:
+def _forgotten(facts: Evidence, unwaited: list[Span]) -> Iterator[Finding]:
     """Find unmatched messages, and asynchronous calls that were never waited for."""
     unmatched = [s for s in facts.unmatched if facts.returned(s.rank) and facts.returned(s.peer)]
     yield from map(_unmatched_finding, unmatched)
-    lost = {s: finding for s in open_still if s.op in P2P and (finding := _lost_request(facts, s))}
-    yield from (finding for s, finding in lost.items() if s not in unmatched)
-    yield from _forgotten_calls(facts, [s for s in open_still if s not in (*unmatched, *lost)])
-
-
-def _lost_request(facts: Evidence, mine: Span) -> Finding | None:
-    """Return a finding about a request whose message was lost when its rank ended."""
-    other = next((b if a is mine else a for a, b in facts.pairs if mine in (a, b)), None)
-    if other is None or not _waits_long(facts, other):
-        return None
-    return rules.left_behind.finding(
-        mine, culprits=[mine.rank], waiting=[other.rank], hang=True, mine=mine, other=other
+    lost_requests = {
+        s: finding for s in unwaited if s.op in P2P and (finding := _lost_request(facts, s))
+    }
+    yield from (finding for s, finding in lost_requests.items() if s not in unmatched)
+    yield from _forgotten_calls(
+        facts, [s for s in unwaited if s not in (*unmatched, *lost_requests)]
     )
 
 
-def _unmatched_finding(mine: Span) -> Finding:
-    rule = rules.never_received if mine.op is Op.SEND else rules.never_sent
-    gone = [mine.peer] if mine.peer is not None else []
-    return rule.finding(mine, culprits=[mine.rank], missing=gone, mine=mine, gone=gone, one_of="")
+def _lost_request(facts: Evidence, span: Span) -> Finding | None:
+    """Return the finding for a request whose message was lost when its rank ended."""
+    other = next((b if a is span else a for a, b in facts.pairs if span in (a, b)), None)
+    if other is None or not _waits_long(facts, other):
+        return None
+    return rules.left_behind.finding(
+        span, culprits=[span.rank], waiting=[other.rank], hang=True, span=span, other=other
+    )
+
+
+def _unmatched_finding(span: Span) -> Finding:
+    rule = rules.never_received if span.op is Op.SEND else rules.never_sent
+    gone = [span.peer] if span.peer is not None else []
+    return rule.finding(span, culprits=[span.rank], missing=gone, span=span, gone=gone, one_of="")
 
 
 def _nonmembers(facts: Evidence) -> Iterator[Finding]:
@@ -87,8 +91,8 @@ def _used_early_findings(facts: Evidence, forgotten: set[tuple[int, int]]) -> It
     """Find tensors that were used before ``wait()``, one finding per line.
 
     Args:
-        facts: the run.
-        forgotten: ``(rank, seq)`` of calls never waited for, which have a finding already.
+        facts: the evidence of the run.
+        forgotten: ``(rank, seq)`` of calls never waited for, which already have a finding.
     """
     touched: dict[tuple[int, int], Span] = {}
     for touch in facts.trace.spans:
@@ -117,12 +121,12 @@ def _request(touch: Span) -> tuple[int, int] | None:
 
 
 def _is_changed(span: Span) -> bool:
-    """Return whether a sent tensor has other values at the end; numpy may have written them."""
+    """Return whether a sent tensor changed during the send; numpy may have written to it."""
     before, after = span.before, span.after
     if span.op is not Op.SEND or span.state is not State.COMPLETED or not (before and after):
         return False
     texts = [repr((s.values, s.min, s.max)) for s in (before, after) if before != after]
-    return len(set(texts)) > 1  # compares texts, because NaN is not equal to itself
+    return len(set(texts)) > 1  # compare as text, because NaN is not equal to itself
 
 
 def _used_early(spans: list[Span], writes: bool, where: str) -> Finding:
@@ -137,45 +141,45 @@ def _used_early(spans: list[Span], writes: bool, where: str) -> Finding:
         lines={s.rank: where or s.where for s in spans},
         ranks=ranks,
         calls=f"{_possessive(ranks)} {_call_names(spans)}{lines}",
-        early=rule.say("early", where=where) if where else "",
+        early=rule.fill("early", where=where) if where else "",
         name=request_name(spans[0]),
     )
 
 
 def _never_waited(facts: Evidence) -> list[Span]:
     """Return the asynchronous calls of ranks that have finished without waiting for them."""
-    noted = facts.trace.info.unwaited
-    collectives = [facts.by_key.get((r, seq)) for r, calls in noted.items() for seq in calls]
-    open_still = [s for s in facts.spans if s.op in P2P and s.state is State.STARTED]
-    found = [*open_still, *(s for s in collectives if s is not None)]
-    return [s for s in found if facts.returned(s.rank)]
+    recorded = facts.trace.info.unwaited
+    collectives = [facts.by_key.get((r, seq)) for r, calls in recorded.items() for seq in calls]
+    messages = [s for s in facts.spans if s.op in P2P and s.state is State.STARTED]
+    unwaited = [*messages, *(s for s in collectives if s is not None)]
+    return [s for s in unwaited if facts.returned(s.rank)]
 
 
 def _forgotten_calls(facts: Evidence, spans: Iterable[Span]) -> Iterator[Finding]:
-    """Find calls that were never waited for: messages, then the collectives of each line."""
-    together = grouped(spans, lambda s: ("", None) if s.op in P2P else (s.where, s.op))
+    """Find calls never waited for: the messages, and then the collectives of each line."""
+    groups = grouped(spans, lambda s: ("", None) if s.op in P2P else (s.where, s.op))
     uses = {_request(touch): touch.where for touch in facts.trace.spans if touch.op is Op.TOUCH}
-    for (_, op), some in together.items():
-        used = next((uses[s.rank, s.seq] for s in some if (s.rank, s.seq) in uses), "")
+    for (_, op), group in groups.items():
+        used = next((uses[s.rank, s.seq] for s in group if (s.rank, s.seq) in uses), "")
         rule = rules.not_waited
         if op is not None:
             rule = rules.barrier_not_waited if op is Op.BARRIER else rules.result_not_waited
         yield rule.finding(
-            *some,
-            culprits=sorted({s.rank for s in some}),
-            calls=_clauses(some),
-            used=rules.not_waited.say("used", where=used) if used else "",
+            *group,
+            culprits=sorted({s.rank for s in group}),
+            calls=_clauses(group),
+            used=rules.not_waited.fill("used", where=used) if used else "",
             where=used,
         )
 
 
 def _clauses(spans: list[Span]) -> str:
-    """Return clauses about the ranks that have not waited for their calls, with lines."""
+    """Return clauses that name the ranks that have not waited for their calls, with lines."""
     parts = []
-    for where, some in grouped(spans, lambda s: s.where).items():
-        ranks = sorted({s.rank for s in some})
-        its = f"{_possessive(ranks)} " if some[0].op in P2P else ""
-        parts.append(f"{named(ranks)} never waited for {its}{_call_names(some)}{at(where)}")
+    for where, group in grouped(spans, lambda s: s.where).items():
+        ranks = sorted({s.rank for s in group})
+        owner = f"{_possessive(ranks)} " if group[0].op in P2P else ""
+        parts.append(f"{named(ranks)} never waited for {owner}{_call_names(group)}{at(where)}")
     return ", ".join(parts)
 
 
@@ -184,7 +188,7 @@ def _possessive(ranks: list[int]) -> str:
 
 
 def _call_names(spans: list[Span]) -> str:
-    """Return calls as text, with their peers if those are the same everywhere."""
+    """Return calls as text, with their peers if all calls are the same."""
     names = {f"i{call(s)}" if s.op in P2P else f"{s.op}(async_op=True)" for s in spans}
     if len(names) == 1:
         return names.pop()
@@ -195,7 +199,7 @@ def _call_names(spans: list[Span]) -> str:
 
 
 def _slow_ranks(facts: Evidence, in_backend: set[int]) -> Iterator[Finding]:
-    """Find ranks that others wait for and that still compute."""
+    """Find running ranks that others wait for."""
     waiting: dict[int, list[Span]] = defaultdict(list)
     for rank in facts.ranks:
         rank_state = facts.graph.rank_state(rank)
@@ -217,11 +221,11 @@ def _slow_ranks(facts: Evidence, in_backend: set[int]) -> Iterator[Finding]:
 def _stragglers(facts: Evidence) -> Iterator[Finding]:
     """Find a rank that repeatedly came last to collectives at a significant cost.
 
-    The first collective of a group and the worst delay of a rank are ignored, since they may be due
-    to startup, such as imports. So are new groups, and calls made before the previous one has
-    ended, which share one delay.
+    The first collective of a group and the worst delay of a rank are ignored, since startup, such
+    as imports, may cause them. New groups are ignored as well, and calls made before the previous
+    one has ended, which share its delay.
     """
-    lost: dict[int, list[float]] = defaultdict(list)
+    delays_by_rank: dict[int, list[float]] = defaultdict(list)
     total = 0
     for group, calls in facts.calls.items():
         if len(calls) < len(facts.members(group)):
@@ -233,18 +237,24 @@ def _stragglers(facts: Evidence) -> Iterator[Finding]:
             )
             if in_turn and len(starts) > 1 and column[0].op is not Op.NEW_GROUP:
                 total += 1
-                lost[starts[-1][1]].append(starts[-1][0] - starts[(len(starts) - 1) // 2][0])
-    again = {r: sum(sorted(delays)[:-1]) for r, delays in lost.items()}
-    slowest = max(again, key=lambda r: again[r], default=-1)
-    came, seconds = len(lost.get(slowest, [])), again.get(slowest, 0.0)
-    if not came or median(lost[slowest]) < _MIN_DELAY:
+                delays_by_rank[starts[-1][1]].append(
+                    starts[-1][0] - starts[(len(starts) - 1) // 2][0]
+                )
+    repeated = {r: sum(sorted(delays)[:-1]) for r, delays in delays_by_rank.items()}
+    slowest = max(repeated, key=lambda r: repeated[r], default=-1)
+    late, seconds = len(delays_by_rank.get(slowest, [])), repeated.get(slowest, 0.0)
+    if not late or median(delays_by_rank[slowest]) < _MIN_DELAY:
         return
-    if came < max(_MIN_TIMES, _MIN_RATE * total) or seconds < max(
+    if late < max(_MIN_TIMES, _MIN_RATE * total) or seconds < max(
         _MIN_SECONDS, _MIN_SHARE * facts.trace.seconds
     ):
         return
     yield rules.late_again.finding(
-        culprits=[slowest], rank=slowest, came=came, total=total, seconds=sum(lost[slowest])
+        culprits=[slowest],
+        rank=slowest,
+        late=late,
+        total=total,
+        seconds=sum(delays_by_rank[slowest]),
     )
 
 
@@ -267,22 +277,22 @@ def _in_backend(facts: Evidence) -> Iterator[Finding]:
             waiting=[s.rank for s in spans],
             here=Calls(spans, facts.call),
             seconds=max(_waited(facts, s) for s in spans),
-            network=rules.in_backend.say("network", hosts=",".join(hosts)) if hosts else "",
+            network=rules.in_backend.fill("network", hosts=",".join(hosts)) if hosts else "",
         )
 
 
 def _current_operation(facts: Evidence, rank: int) -> Span | None:
-    """Return the operation that a rank waits in, or else its latest."""
+    """Return the operation that a rank waits in, or else its latest operation."""
     spans = [s for s in facts.by_key.values() if s.rank == rank]
     return max(spans, key=lambda s: (s.state is State.BLOCKED, s.seq), default=None)
 
 
 def _waits_long(facts: Evidence, span: Span) -> bool:
     """Return whether a rank has waited longer than any transfer takes."""
-    held = span.state is State.BLOCKED or (
+    blocked = span.state is State.BLOCKED or (
         span.state is State.FAILED and span.rank in facts.released
     )
-    return held and _waited(facts, span) > _LOST_AFTER + span.nbytes / _MIN_BANDWIDTH
+    return blocked and _waited(facts, span) > _LOST_AFTER + span.nbytes / _MIN_BANDWIDTH
 
 
 def _waited(facts: Evidence, span: Span) -> float:

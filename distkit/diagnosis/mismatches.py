@@ -1,8 +1,8 @@
 """Mismatches between the calls of a collective, and between the ends of a message. Pure.
 
-The n-th collective of a rank on a group is compared with the n-th of every other member, so
-mistakes without a hang are found, too. The same call on different lines is not a mistake: programs
-contain ``if rank == 0: … else: …``.
+The n-th collective of a rank on a group is compared with the n-th of every other member, which also
+reveals mistakes without a hang. The same call on different lines is not a mistake: programs contain
+``if rank == 0: … else: …``.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from distkit.trace.log import grouped
 #: A finding, and the operations involved.
 Mismatch = tuple[Finding, list[Span]]
 
-#: Calls that every rank must make: the rule violated otherwise, and their name.
-_WAIT_FOR_ALL: dict[Op, tuple[rules.Rule, str]] = {
+#: For each call that every rank must make: the rule that a missing call violates, and its name.
+_REQUIRED_CALLS: dict[Op, tuple[rules.Rule, str]] = {
     Op.NEW_GROUP: (rules.new_group, "new_group"),
     Op.BARRIER: (rules.missing_barrier, "the barrier"),
 }
@@ -69,7 +69,7 @@ def _thread_remedy(facts: Evidence, group: str, finding: Finding) -> Finding:
     ranks = [rank for rank, groups in facts.trace.info.threads.items() if group in groups]
     if not ranks:
         return finding
-    remedy = rules.mismatch.say("threads", ranks=ranks)
+    remedy = rules.mismatch.fill("threads", ranks=ranks)
     return replace(finding, remedy=remedy)
 
 
@@ -78,8 +78,8 @@ def _compare(
 ) -> Finding | None:
     spans = list(column.values())
     differ = {d for s in spans[1:] if (d := difference(spans[0], s))}
-    what = next((d for d in _FINDERS if d in differ), "")
-    if not what:
+    kind = next((d for d in _FINDERS if d in differ), "")
+    if not kind:
         if spans[0].op is Op.ALL_TO_ALL and (found := _exchanged(facts, column)):
             return found
         if all(s.where == spans[0].where for s in spans):
@@ -91,16 +91,16 @@ def _compare(
             return found
     if _reordered_calls(calls, nth, column, where=False):
         return _another_order(calls, nth, column)
-    return diverged(facts, calls, nth, column) or _FINDERS[what](facts, column)
+    return diverged(facts, calls, nth, column) or _FINDERS[kind](facts, column)
 
 
 def _exchanged(facts: Evidence, column: Column) -> Finding | None:
-    """Find an all_to_all in which a rank is not sent what it expects."""
+    """Find an all_to_all that sends a rank other rows than it expects."""
     if any("sends" in s.attributes for s in column.values()):
         return _splits(facts, column)
     sizes = {s.nbytes for s in column.values()}
     if len(sizes) == 1 or not any(map(facts.ended_in, column.values())):
-        return None  # may be intended
+        return None  # may be intentional
     rows = grouped(column, lambda rank: column[rank].nbytes)
     return replace(_tensor(facts, column), culprits=outliers(list(rows.values())))
 
@@ -149,15 +149,15 @@ def _split(
 
 def _classes(column: Column) -> list[list[int]]:
     """Group the ranks whose calls agree."""
-    found: list[list[int]] = []
+    classes: list[list[int]] = []
     for rank, span in sorted(column.items()):
-        for ranks in found:
+        for ranks in classes:
             if not difference(column[ranks[0]], span):
                 ranks.append(rank)
                 break
         else:
-            found.append([rank])
-    return found
+            classes.append([rank])
+    return classes
 
 
 def _finding(
@@ -167,21 +167,21 @@ def _finding(
     *,
     remedy: str = "",
     culprits: Sequence[int] = (),
-    **words: Any,
+    **values: Any,
 ) -> Finding:
     return rule.finding(
         *column.values(),
         remedy=remedy,
         culprits=culprits or outliers(_classes(column)),
         here=Calls(column.values(), write),
-        **words,
+        **values,
     )
 
 
 def _op(facts: Evidence, column: Column) -> Finding:
     called = {s.op for s in column.values()}
-    for op in [op for op in _WAIT_FOR_ALL if op in called]:
-        rule, name = _WAIT_FOR_ALL[op]
+    for op in [op for op in _REQUIRED_CALLS if op in called]:
+        rule, name = _REQUIRED_CALLS[op]
         without = [r for r, s in column.items() if s.op is not op]
         missing = [r for r in without if not _reaches(facts, column, r, op)]
         if missing and (op is Op.NEW_GROUP or len(without) <= len(column) / 2):
@@ -192,9 +192,9 @@ def _op(facts: Evidence, column: Column) -> Finding:
 
 
 def _reaches(facts: Evidence, column: Column, rank: int, op: Op) -> bool:
-    """Return whether a rank makes an extra call and would then reach the others' call.
+    """Return whether a rank makes an extra call before it reaches the others' call.
 
-    A rank that repeats a call which the others have made equally often has skipped theirs.
+    A rank that repeats a call that the others have made equally often has skipped their call.
     """
     span, other = column[rank], next(s for s in column.values() if s.op is op)
     before = [facts.before(s.rank, span.where, s) for s in (span, other)]
@@ -203,7 +203,7 @@ def _reaches(facts: Evidence, column: Column, rank: int, op: Op) -> bool:
 
 
 def _leads_to(facts: Evidence, span: Span, op: Op) -> bool:
-    """Return whether the program reaches an operation after a call."""
+    """Return whether the program may reach an operation after a call."""
     return any(str(op) in name for name in facts.program.ahead(facts.path(span)))
 
 
@@ -238,24 +238,24 @@ def _tensor(facts: Evidence, column: Column) -> Finding:
 
 
 def _same_tensor(facts: Evidence, column: Column) -> str:
-    """Return the remedy for different tensors, given what differs and the lines of the calls."""
-    rule, order = rules.different_tensor, rules.another_order.remedy
+    """Return the remedy for different tensors, based on their differences and lines."""
+    rule, same_order = rules.different_tensor, rules.another_order.remedy
     spans = [*column.values()]
     dtypes, places = [s.dtype for s in spans], {s.where for s in spans}
     one_call = len(places) == 1
-    unlike = len({s.attributes.get("reduction") for s in spans}) > 1
-    if not one_call and (unlike or _is_reordered(facts, column)):
-        return order + rule.say("one_call")
+    reductions_differ = len({s.attributes.get("reduction") for s in spans}) > 1
+    if not one_call and (reductions_differ or _is_reordered(facts, column)):
+        return same_order + rule.fill("one_call")
     path = facts.path(spans[0])
     if one_call and (loop := facts.program.reordered(path)) is not None:
-        return order + rule.say("reordered", loop=loop)
+        return same_order + rule.fill("reordered", loop=loop)
     if len({*dtypes}) > 1:
-        return rule.say(
+        return rule.fill(
             "dtype", dtype=max(dtypes, key=lambda d: (dtypes.count(d), *_dtype_rank(d)))
         )
     cause = ""
     if one_call and facts.called(spans[0].rank, spans[0]) > 1 and facts.nth(spans[0]):
-        cause = rule.say("last_batch")
+        cause = rule.fill("last_batch")
     return fill(rule.remedy, cause=cause)
 
 
@@ -264,7 +264,7 @@ def _dtype_rank(dtype: str) -> tuple[bool, int]:
     return "float" in dtype, int("".join(filter(str.isdigit, dtype)) or 0)
 
 
-#: The function that returns the finding, by what differs; most serious first.
+#: The function that returns the finding for each kind of difference, most serious first.
 _FINDERS = {
     "op": _op,
     "members": _members,
@@ -276,15 +276,15 @@ _FINDERS = {
 
 
 def _gradients(facts: Evidence, column: Column) -> Finding | None:
-    """Find ranks that continue without gradients that the others send, if some were left out."""
+    """Find ranks that continue without gradients that the others reduce."""
     without = [r for r, s in column.items() if "gradients" not in s.attributes]
-    have = [s for r, s in column.items() if r not in without]
-    gone = [column[r] for r in without]
-    if (found := left_out(facts, without, have)) is None:
+    others = [s for r, s in column.items() if r not in without]
+    skipped = [column[r] for r in without]
+    if (finding := left_out(facts, without, others)) is None:
         return None
-    cause = found.message[:-1]
-    message = fill("{cause}, and {gone:go on to}.", cause=cause, gone=Calls(gone))
-    return replace(found, message=message, lines=lines_of(*column.values()))
+    cause = finding.message[:-1]
+    message = fill("{cause}, and {gone:continue with}.", cause=cause, gone=Calls(skipped))
+    return replace(finding, message=message, lines=lines_of(*column.values()))
 
 
 # -- lines ------------------------------------------------------------------------
@@ -292,15 +292,15 @@ def _gradients(facts: Evidence, column: Column) -> Finding | None:
 
 def _key(span: Span, where: bool) -> tuple[object, ...]:
     facts = span.attributes.get
-    asked = facts("reduction"), facts("function"), facts("members")
-    what = (span.op, span.peer, asked, share(span), span.dtype)
-    return (*what, span.where) if where else what
+    parameters = facts("reduction"), facts("function"), facts("members")
+    key = (span.op, span.peer, parameters, share(span), span.dtype)
+    return (*key, span.where) if where else key
 
 
 def _reordered_calls(calls: dict[int, list[Span]], nth: int, column: Column, where: bool) -> int:
-    """Return the number of next calls that differ between ranks only in order; 0 if none.
+    """Return the number of upcoming calls that differ between ranks only in order; 0 if none.
 
-    With ``where``, calls on different lines are different, and each may occur only once.
+    With ``where``, calls on different lines differ, and each may occur only once.
     """
     rows = [calls[r][nth : nth + _MAX_REORDERED] for r in column]
     keys = [[_key(s, where) for s in row] for row in rows]
@@ -316,7 +316,7 @@ def _reordered_calls(calls: dict[int, list[Span]], nth: int, column: Column, whe
 def _swapped_lines(
     facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
-    """Find equal calls whose lines the ranks reach in a different order: silently wrong."""
+    """Find equal calls that the ranks reach in a different order, which gives wrong results."""
     places = {s.where for s in column.values()}
     if len(places) == 1 or "" in places or {s.op for s in column.values()} <= _WITHOUT_TENSOR:
         return None
@@ -351,13 +351,14 @@ def messages(facts: Evidence) -> Iterator[Mismatch]:
 
     Later differences between the same two ranks are consequences of the first.
     """
-    found: dict[tuple[str, str], list[tuple[Span, Span]]] = defaultdict(list)
-    first: dict[tuple[object, ...], tuple[str, str]] = {}  # the lines that differ, by the two ranks
+    by_lines: dict[tuple[str, str], list[tuple[Span, Span]]] = defaultdict(list)
+    # by sender, receiver, group and tag: the lines of the first different pair
+    first_lines: dict[tuple[object, ...], tuple[str, str]] = {}
     for send, recv in facts.pairs:
         if send.dtype and recv.dtype and not _same_layout(send, recv):
             ends = send.rank, recv.rank, send.group, send.tag
-            found[first.setdefault(ends, (send.where, recv.where))].append((send, recv))
-    for pairs in found.values():
+            by_lines[first_lines.setdefault(ends, (send.where, recv.where))].append((send, recv))
+    for pairs in by_lines.values():
         spans = [s for pair in pairs for s in pair]
         yield _wrong_tensor(facts, *pairs[0], spans), spans
 
@@ -367,7 +368,7 @@ def _same_layout(one: Span, other: Span) -> bool:
 
 
 def _wrong_tensor(facts: Evidence, send: Span, recv: Span, spans: list[Span]) -> Finding:
-    rule, more = rules.wrong_tensor, len(spans) // 2 - 1
+    rule, repeats = rules.wrong_tensor, len(spans) // 2 - 1
     return rule.finding(
         remedy=_same_message(facts, send, recv),
         culprits=sorted({s.rank for s in spans}),
@@ -376,13 +377,13 @@ def _wrong_tensor(facts: Evidence, send: Span, recv: Span, spans: list[Span]) ->
         recv=recv,
         sent=tensor(send),
         got=tensor(recv),
-        others=rule.say("others", n=more) if more else "",
+        others=rule.fill("others", n=repeats) if repeats else "",
     )
 
 
 def _same_message(facts: Evidence, send: Span, recv: Span) -> str:
-    """Return the remedy for a message that does not fit its buffer; another may be meant."""
-    meant = [
+    """Return the remedy for a message that does not fit its buffer."""
+    alternatives = [
         s
         for end, other in ((send, recv), (recv, send))
         for s in facts.spans
@@ -391,8 +392,13 @@ def _same_message(facts: Evidence, send: Span, recv: Span) -> str:
         and s.peer == end.peer
         and _same_layout(s, other)
     ]
-    if meant:
+    if alternatives:
         return rules.crossed_messages.remedy
     ahead = [facts.program.ahead(facts.path(s)) for s in (send, recv)]
-    more = all(any(w in name for name in a) for a, w in zip(ahead, ("send", "recv"), strict=True))
-    return fill(rules.wrong_tensor.remedy, other=rules.wrong_tensor.say("other") if more else "")
+    has_others = all(
+        any(word in name for name in names)
+        for names, word in zip(ahead, ("send", "recv"), strict=True)
+    )
+    return fill(
+        rules.wrong_tensor.remedy, other=rules.wrong_tensor.fill("other") if has_others else ""
+    )

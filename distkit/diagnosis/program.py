@@ -1,9 +1,9 @@
 """Analysis of the program's text: the loops, conditions and exits on the way to a line. Pure.
 
-Calls alone do not distinguish a rank that left its loop early from one that made a call which
-others never make; the text does. A *path* is the stack of a call: its line and its callers' lines,
-innermost first, each ``file:number`` as in events. Files that are unknown or not Python are
-ignored.
+The recorded calls do not distinguish a rank that left its loop early from one that made an extra
+call, but the program's text does. A *path* is the stack of a call: its line and its callers' lines,
+innermost first, each as ``file:number`` as in events. Unknown files and files that are not Python
+are ignored.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from distkit.diagnosis.dataflow import (
 #: A line and its callers' lines, innermost first.
 Path = Sequence[str]
 
-#: The statements and expressions around a line, outermost first, and the branch of each.
+#: The statements and expressions that enclose a line, outermost first, each with its branch.
 Chain = list[tuple[ast.AST, str]]
 
 _LOOPS = ast.For, ast.While, ast.AsyncFor
 _PARTS = ast.stmt, ast.ExceptHandler, ast.match_case
-_MAX_CHARS = 60  # characters of a condition that are shown
+_MAX_CHARS = 60  # maximum length of a condition in a message
 _MAX_TRIES = 5
-_MAX_DEPTH = 4  # maximum depth of calls followed, to callers or to called functions
+_MAX_DEPTH = 4  # maximum depth of callers or called functions
 
 
 @dataclass(frozen=True)
 class Place:
-    """A statement: its text, and the line where it begins."""
+    """The text of a statement, and the line where it begins."""
 
-    words: str
+    text: str
     where: str
 
     @property
     def loops(self) -> bool:
         """Whether it is a loop."""
-        return self.words.startswith(("for ", "while "))
+        return self.text.startswith(("for ", "while "))
 
     def __str__(self) -> str:
-        return f"`{self.words}` at {self.where}"
+        return f"`{self.text}` at {self.where}"
 
 
 @dataclass(frozen=True)
 class Guard:
-    """A statement that may keep a rank from a line.
+    """A statement that may prevent a rank from reaching a line.
 
     Args:
         place: its text and line.
         node: its syntax tree.
-        part: the branch that leads to the line; "exit" if the statement leads away from it.
-        by_rank: whether its condition depends on the rank, directly or by assignments.
+        part: the branch that leads to the line; "exit" for a statement that skips it.
+        by_rank: whether its condition depends on the rank, directly or through assignments.
         names_rank: whether the condition itself names the rank.
         scope: for an exit, the function or loop that it leaves.
     """
@@ -80,12 +80,12 @@ class Guard:
 
 @dataclass(frozen=True)
 class _Frame:
-    """One function of a path: its file and line, and the statements and scopes around the line."""
+    """A function of a path, with its file, line, enclosing statements and scopes."""
 
     file: str
     number: int
     chain: Chain
-    scopes: list[ast.AST]  # the function and those around it, then the module
+    scopes: list[ast.AST]  # the function, its enclosing functions, and the module
 
     @property
     def function(self) -> ast.AST:
@@ -125,20 +125,20 @@ class Program:
         return _parsed(self._sources[file]) if number and self._sources.get(file) else None
 
     def mentions(self, name: str) -> bool:
-        """Return whether a text of the program contains this name."""
+        """Return whether any source text contains this name."""
         return any(name in text for text in self._sources.values())
 
     def scopes(self, where: str) -> list[ast.AST]:
-        """Return the functions around a line, innermost first, and the module."""
+        """Return the functions that enclose a line, innermost first, and the module."""
         frames = self._frames([where])
         return frames[-1].scopes if frames else []
 
-    # -- what keeps ranks away ------------------------------------------------------
+    # -- conditions and exits -------------------------------------------------------
 
     def keeps_away(self, path: Path, others: Sequence[Path] = ()) -> Guard | None:
-        """Return the innermost condition that may make some ranks skip a line, if there is one.
+        """Return the innermost condition that may make some ranks skip a line; None if none does.
 
-        A condition whose other branch was taken is preferred, then one that depends on the rank.
+        Conditions whose other branch was taken come first, then those that depend on the rank.
 
         Args:
             path: the path of the line.
@@ -181,7 +181,7 @@ class Program:
         return file == other and first < number and not any(isinstance(n, _LOOPS) for n in nodes)
 
     def skips(self, here: str, there: str) -> bool:
-        r"""Return whether a line of a function comes before another one, or instead of it.
+        r"""Return whether a line comes before another one of its function, or replaces it.
 
         >>> program = Program({"a.py": "if me:\n    reduce(x)\nelse:\n    end()\nend()\n"})
         >>> program.skips("a.py:4", "a.py:2"), program.skips("a.py:5", "a.py:2")
@@ -195,7 +195,7 @@ class Program:
         return alike or number < last or not self.follows(here, [there])
 
     def loops(self, path: Path) -> list[Place]:
-        """Return the loops around a line, innermost first."""
+        """Return the loops that enclose a line, innermost first."""
         return [
             _place(frame.file, node)
             for frame in reversed(self._frames(path))
@@ -204,10 +204,10 @@ class Program:
         ]
 
     def exits(self, path: Path) -> list[Place]:
-        """Return statements that may keep a rank from reaching a line as often as others do.
+        """Return statements that may make a rank reach a line less often than others.
 
-        These are ``break``, ``continue``, ``return``, silent ``except`` and ``no_sync()`` in the
-        loops around it, and every ``return`` before it.
+        They are ``break``, ``continue``, ``return``, silent ``except`` and ``no_sync()`` in the
+        enclosing loops, and every ``return`` before the line.
         """
         found: dict[Place, None] = {}
         for frame in self._frames(path):
@@ -216,24 +216,24 @@ class Program:
             places += [
                 place
                 for place in _exits(frame.file, frame.function)
-                if place.words.startswith("return") and _split(place.where)[1] < frame.number
+                if place.text.startswith("return") and _split(place.where)[1] < frame.number
             ]
             found.update(dict.fromkeys(places))
         return [*found]
 
     def ahead(self, path: Path) -> set[str]:
-        """Return the names of functions called after a line, before the program's end.
+        """Return the names of functions called between a line and the program's end.
 
         Calls reached only by another iteration of a loop do not count.
         """
-        found: set[str] = set()
+        names: set[str] = set()
         for frame in reversed(self._frames(path)):
             for statement in _after(frame.chain):
-                _add_calls(statement, frame.scopes[-1], found, _MAX_DEPTH)
-        return found
+                _add_calls(statement, frame.scopes[-1], names, _MAX_DEPTH)
+        return names
 
     def hides(self, path: Path) -> list[Place]:
-        """Return the handlers around a line that hide an exception raised before it."""
+        """Return the enclosing handlers that hide an exception raised before a line."""
         return [
             _place(frame.file, handler)
             for frame in self._frames(path)
@@ -246,10 +246,10 @@ class Program:
     # -- order of iteration -----------------------------------------------------------
 
     def reordered(self, path: Path, *, directly: bool = False) -> Place | None:
-        """Return a loop around a line with the same items in another order on some ranks.
+        """Return an enclosing loop that visits its items in a different order on some ranks.
 
         An example is a loop over ``sorted(names, reverse=rank == 1)`` whose variable the line
-        uses, ``directly`` or by a value computed from it.
+        uses; with ``directly``, values computed from the variable do not count.
         """
         for frame in reversed(self._frames(path)):
             used = names_behind(frame.chain[-1][0], () if directly else frame.scopes)
@@ -261,15 +261,15 @@ class Program:
                     return _place(frame.file, node)
         return None
 
-    # -- finding a line ---------------------------------------------------------
+    # -- syntax trees ----------------------------------------------------------
 
     def _guards(self, path: Path) -> list[Guard]:
-        """Return all guards of a line, outermost first; in each frame exits come first."""
+        """Return all guards of a line, outermost first; the exits of each frame come first."""
         frames = self._frames(path)
-        found = []
+        guards = []
         for frame in frames:
-            found += [*_exits_before(frame), *_conditions(frame)]
-        return found
+            guards += [*_exits_before(frame), *_conditions(frame)]
+        return guards
 
     def _branches(self, path: Path) -> set[tuple[int, str]]:
         """Return the branches that contain a line."""
@@ -280,7 +280,7 @@ class Program:
         lines = [*path]
         if len(lines) == 1:
             lines += self._callers(lines[0])
-        found: list[_Frame] = []
+        frames: list[_Frame] = []
         inner = ""  # the function that the frame calls
         for where in lines:
             file, number = _split(where)
@@ -291,12 +291,12 @@ class Program:
             chain = _enclosing(scopes[0], number)
             if chain:
                 chain += _conditions_in(chain[-1][0], number, inner)
-            found.append(_Frame(file, number, chain, scopes))
+            frames.append(_Frame(file, number, chain, scopes))
             inner = getattr(scopes[0], "name", "")
-        return found[::-1]
+        return frames[::-1]
 
     def _callers(self, where: str, depth: int = 0) -> list[str]:
-        """Return the callers' lines of a line, as far as each function is called on one line."""
+        """Return the callers' lines of a line, while each function is called on only one line."""
         file, number = _split(where)
         tree = self.tree(where)
         function = _scopes(tree, number)[0] if tree is not None else None
@@ -323,7 +323,7 @@ def _parsed(text: str) -> ast.Module | None:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             plain = re.sub(r"^( *)[%!].*", r"\1pass", text, flags=re.M)
             return None if plain == text else _parsed(plain)
-        except SystemError:  # concurrent parsing in CPython before 3.11.8, gh-106905
+        except SystemError:  # concurrent parsing fails in CPython before 3.11.8: gh-106905
             continue
     return None
 
@@ -341,21 +341,21 @@ def _extent(node: ast.AST) -> range:
 
 
 def _scopes(tree: ast.Module, number: int) -> list[ast.AST]:
-    """Return the functions around a line, innermost first, and the module."""
-    around = [
+    """Return the functions that enclose a line, innermost first, and the module."""
+    enclosing = [
         n
         for n in ast.walk(tree)
         if isinstance(n, FUNCTIONS) and number in _extent(n) and number >= n.body[0].lineno
     ]
-    return [*sorted(around, key=lambda n: -n.lineno), tree]
+    return [*sorted(enclosing, key=lambda n: -n.lineno), tree]
 
 
 def _enclosing(node: ast.AST, number: int) -> Chain:
-    """Return the statements around a line number in a function or module, and their branches."""
+    """Return the statements that enclose a line of a function or module, and their branches."""
     for field, value in ast.iter_fields(node):
-        for at, child in enumerate(value if isinstance(value, list) else ()):
+        for index, child in enumerate(value if isinstance(value, list) else ()):
             if isinstance(child, _PARTS) and number in _extent(child):
-                part = f"{field} {at}" if isinstance(node, ast.Match) else field
+                part = f"{field} {index}" if isinstance(node, ast.Match) else field
                 return [(node, part), *_enclosing(child, number)]
     return [(node, "")]
 
@@ -368,8 +368,8 @@ def _after(chain: Chain) -> Iterator[ast.stmt]:
         if skipping or not isinstance(block, list):
             skipping = skipping and not isinstance(node, _LOOPS)
             continue
-        rest = block[block.index(child) + 1 :] if child in block else []
-        for statement in [*rest, *(node.finalbody if isinstance(node, ast.Try) else ())]:
+        following = block[block.index(child) + 1 :] if child in block else []
+        for statement in [*following, *(node.finalbody if isinstance(node, ast.Try) else ())]:
             if isinstance(statement, (ast.Return, ast.Raise)):
                 return
             if isinstance(statement, (ast.Break, ast.Continue)):
@@ -379,35 +379,35 @@ def _after(chain: Chain) -> Iterator[ast.stmt]:
 
 
 def _conditions_in(statement: ast.AST, number: int, inner: str) -> Chain:
-    """Return the conditional expressions of a statement around a call on one of its lines.
+    """Return the conditional expressions that enclose a call on one line of a statement.
 
     Args:
         statement: the innermost statement.
         number: the line number.
-        inner: the function that is called there; "" for any communication.
+        inner: the called function; "" for any communication.
     """
     if isinstance(statement, FUNCTIONS):
         return []
     calls = [
-        way
-        for way in _expressions(statement, [])
-        if (call := way[-1][0]) and number in _extent(call) and _is_call(call, inner)
+        chain
+        for chain in _expressions(statement, [])
+        if (call := chain[-1][0]) and number in _extent(call) and _is_call(call, inner)
     ]
     return [(n, p) for n, p in calls[0] if isinstance(n, (ast.IfExp, ast.BoolOp))] if calls else []
 
 
-def _expressions(node: ast.AST, around: Chain) -> Iterator[Chain]:
-    """Yield the calls in an expression, each with the expressions around it."""
+def _expressions(node: ast.AST, enclosing: Chain) -> Iterator[Chain]:
+    """Yield the calls in an expression, each with its enclosing expressions."""
     if isinstance(node, ast.Call):
-        yield [*around, (node, "")]
+        yield [*enclosing, (node, "")]
     for field, value in ast.iter_fields(node):
-        for at, child in enumerate(value if isinstance(value, list) else [value]):
+        for index, child in enumerate(value if isinstance(value, list) else [value]):
             if isinstance(child, ast.AST) and not isinstance(child, _PARTS):
-                part = str(at) if isinstance(node, ast.BoolOp) else field
-                yield from _expressions(child, [*around, (node, part)])
+                part = str(index) if isinstance(node, ast.BoolOp) else field
+                yield from _expressions(child, [*enclosing, (node, part)])
 
 
-#: Pattern of names of functions that communicate.
+#: Matches the names of functions that communicate.
 _COMMUNICATES = re.compile(
     r"^i?(send|recv)|broadcast|reduce|gather|scatter|all_to_all|barrier|new_group|irecv|backward"
 )
@@ -418,36 +418,36 @@ def _is_call(node: ast.AST, inner: str) -> bool:
     return name == inner if inner else bool(_COMMUNICATES.search(name))
 
 
-def _add_calls(node: ast.AST, tree: ast.AST, found: set[str], depth: int) -> None:
-    """Add the names of functions called by a statement, directly or by functions of the file."""
+def _add_calls(node: ast.AST, tree: ast.AST, names: set[str], depth: int) -> None:
+    """Add the names of functions that a statement calls, directly or through other functions."""
     if isinstance(node, FUNCTIONS):
         return
     for call in ast.walk(node):
         name = name_of(call.func) if isinstance(call, ast.Call) else ""
-        if not name or name in found:
+        if not name or name in names:
             continue
-        found.add(name)
+        names.add(name)
         for function in ast.walk(tree) if depth else ():
             if isinstance(function, FUNCTIONS) and function.name == name:
                 for statement in function.body:
-                    _add_calls(statement, tree, found, depth - 1)
+                    _add_calls(statement, tree, names, depth - 1)
 
 
 # -- conditions and exits -----------------------------------------------------------------
 
 
 def _conditions(frame: _Frame) -> Iterator[Guard]:
-    """Yield the loops and conditions around a frame's line."""
+    """Yield the loops and conditions that enclose a frame's line."""
     for (node, part), (child, _) in zip(frame.chain, [*frame.chain[1:], (None, "")], strict=True):
-        words, decides = _describe(node, part, child)
-        if decides is None or _is_certain(decides):
+        text, test = _describe(node, part, child)
+        if test is None or _is_certain(test):
             continue
         yield Guard(
-            Place(_shorten(words), f"{frame.file}:{_line(node, child)}"),
+            Place(_shorten(text), f"{frame.file}:{_line(node, child)}"),
             node,
             part,
-            depends_on_rank(decides, frame.scopes),
-            names_rank(decides),
+            depends_on_rank(test, frame.scopes),
+            names_rank(test),
         )
 
 
@@ -462,7 +462,7 @@ def _line(node: ast.AST, child: ast.AST | None) -> int:
     return int(getattr(node, "lineno", 0))
 
 
-#: A statement, the conditions around it, and the loop around it, if there is one.
+#: A statement, its enclosing conditions, and its enclosing loop, if any.
 _Context = tuple[ast.AST, tuple[ast.AST, ...], "ast.AST | None"]
 
 
@@ -472,17 +472,17 @@ def _statements(
     tests: tuple[ast.AST, ...] = (),
     loop: ast.AST | None = None,
 ) -> Iterator[_Context]:
-    """Yield the statements of a function or loop, except branches not taken by ``parts``."""
+    """Yield the statements of a function or loop, except in branches that ``parts`` excludes."""
     for field, value in ast.iter_fields(node):
         if isinstance(node, ast.If) and parts.get(id(node), field) != field:
             continue
         for child in value if isinstance(value, list) else ():
             if isinstance(child, _PARTS) and not isinstance(child, FUNCTIONS):
                 yield child, tests, loop
-                decides = isinstance(child, _TESTS) and id(child) not in parts
+                conditional = isinstance(child, _TESTS) and id(child) not in parts
                 inside = child if isinstance(child, _LOOPS) else loop
-                deeper = (*tests, child) if decides else tests
-                yield from _statements(child, parts, deeper, inside)
+                inner_tests = (*tests, child) if conditional else tests
+                yield from _statements(child, parts, inner_tests, inside)
 
 
 _TESTS = ast.If, ast.Match, ast.ExceptHandler
@@ -503,15 +503,15 @@ def _exits_before(frame: _Frame) -> Iterator[Guard]:
 def _exit_guard(
     frame: _Frame, child: ast.AST, tests: Sequence[ast.AST], scope: ast.AST | None
 ) -> Guard:
-    """Return the guard for a statement that leaves a function or loop under conditions."""
-    decide = [getattr(t, "test", None) or getattr(t, "subject", None) for t in tests]
-    by_rank = any(t is not None and depends_on_rank(t, frame.scopes) for t in decide)
+    """Return the guard for a conditional exit from a function or loop."""
+    conditions = [getattr(t, "test", None) or getattr(t, "subject", None) for t in tests]
+    by_rank = any(t is not None and depends_on_rank(t, frame.scopes) for t in conditions)
     return Guard(_exit_statement(frame.file, child, tests), child, "exit", by_rank, scope=scope)
 
 
 def _exit_statement(file: str, child: ast.AST, tests: Sequence[ast.AST]) -> Place:
     place = _place(file, child)
-    return Place(f"{place.words}` under `{_text_of(tests[-1])}", place.where)
+    return Place(f"{place.text}` under `{_text_of(tests[-1])}", place.where)
 
 
 def _exits(file: str, node: ast.AST) -> Iterator[Place]:
@@ -547,12 +547,12 @@ def _text_of(node: ast.AST) -> str:
     return _shorten(_describe(node, "body")[0])
 
 
-def _shorten(words: str) -> str:
-    return words if len(words) <= _MAX_CHARS else f"{words[: _MAX_CHARS - 1]}…"
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 1]}…"
 
 
 def _describe(node: ast.AST, part: str, child: ast.AST | None = None) -> tuple[str, ast.AST | None]:
-    """Return a statement as text, and the expression that decides whether a branch is taken."""
+    """Return a statement as text, and the expression that selects its branch."""
     match node:
         case ast.If(test=test) | ast.IfExp(test=test):
             decides = test if part in ("body", "orelse") else None
@@ -587,5 +587,5 @@ def _raises(handler: ast.ExceptHandler) -> bool:
 
 
 def _ends_with_exit(body: Sequence[ast.stmt]) -> bool:
-    """Return whether a block ends with an exit, which is reported instead of the block."""
+    """Return whether a block ends with an exit, which is reported separately."""
     return isinstance(body[-1], (ast.Raise, ast.Return, ast.Break, ast.Continue))

@@ -1,7 +1,7 @@
-"""State of each rank: running, paused, blocked (and the reason), finished or failed. Pure.
+"""State of each rank, such as running, paused, blocked (with the reason) or finished. Pure.
 
-:class:`WaitForGraph` processes events as they arrive, and keeps what it needs to determine which
-blocked rank waits for which. It matches operations as :attr:`distkit.Trace.matches` does.
+:class:`WaitForGraph` processes events as they arrive, and determines which ranks each blocked
+rank waits for. It matches operations as :attr:`distkit.Trace.matches` does.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class RankStatus(_StringEnum):
     """The status of a rank."""
 
     RUNNING = "running"
-    PAUSED = "paused"  # before an operation, until the stepper continues it
-    BLOCKED = "blocked"  # in an operation, until other ranks do their part
+    PAUSED = "paused"  # before an operation, until the stepper resumes it
+    BLOCKED = "blocked"  # in an operation, until other ranks join it
     FINISHED = "finished"
     FAILED = "failed"
     DIED = "died"  # its process has ended
-    RELEASED = "released"  # because others failed, or by an interrupt
+    RELEASED = "released"  # because others failed, or after an interrupt
 
 
 _ENDS = {
@@ -52,10 +52,10 @@ _ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """The state of a rank, with the call that it is paused before or blocked in.
+    """The state of a rank, with the call that it is paused at or blocked in.
 
-    ``waits_for`` are the ranks that have not started their part of the call; ``reason`` is the
-    reason as text.
+    ``waits_for`` contains the ranks that have not started their part of the call; ``reason``
+    explains the wait.
     """
 
     rank: int
@@ -74,7 +74,7 @@ class RankState:
     reason: str = ""
 
     def call(self) -> str:
-        """Return the operation as a call, such as ``recv(src=0, tag=7)``; "" if there is none."""
+        """Return the operation as a call, such as ``recv(src=0, tag=7)``; "" for no operation."""
         return call(self)
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class RankState:
 
 
 class WaitForGraph:
-    """The states of all ranks of a run, updated event by event.
+    """The wait-for graph of a run's ranks, updated event by event.
 
     Args:
         world_size: number of ranks; higher numbers are servers and their scheduler.
@@ -102,14 +102,13 @@ class WaitForGraph:
         self.ranks = range(world_size)
         self._groups: dict[str, Sequence[int]] = {WORLD: self.ranks, **(groups or {})}
         self._ends: dict[int, tuple[RankStatus, str]] = {}
-        self._last: dict[int, Event] = {}  # the operation in which a rank failed
+        self._last: dict[int, Event] = {}  # the operation in which each rank failed
         self._latest: dict[int, Event] = {}  # the latest event of each rank
-        self._starting = set[int]()  # replacements without any event yet
-        self._replaced: dict[
-            int, str
-        ] = {}  # replacements without a request yet, and how their predecessor ended
+        self._starting = set[int]()  # replacement processes without an event yet
+        #: How the predecessor of each replacement process ended, until its first request.
+        self._replaced: dict[int, str] = {}
         self._open: set[tuple[int, int]] = set()
-        self._at: dict[int, Event] = {}  # the call that a rank is paused before or blocked in
+        self._at: dict[int, Event] = {}  # the call that each rank is paused at or blocked in
         #: The calls that each side of a channel has started, in order.
         self._calls: dict[Channel, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
         #: The open receives from any source, by receiver and tag.
@@ -124,19 +123,19 @@ class WaitForGraph:
         self._groups[name] = members
 
     def end(self, rank: int, how: str, reason: str = "") -> None:
-        """Record that a rank "returned", was "released", "died" or failed, and the reason."""
+        """Record how a rank ended ("returned", "released", "died" or failed) and the reason."""
         status = _ENDS.get(how, RankStatus.FAILED)
         self._ends[rank] = status, reason
         if how == "died":
             self.awaiting.worker_died(rank)
 
     def replaced(self, rank: int, how: str) -> None:
-        """Record that a rank's process has ended, and how, and that a new one replaces it."""
+        """Record how a rank's process ended, and that a new process replaces it."""
         self._replaced[rank] = how
         self._starting.add(rank)
 
     def feed(self, events: Iterable[Event]) -> None:
-        """Process events: each rank's in order, with ranks in any order."""
+        """Process events, which must be in order for each rank."""
         for e in events:
             if e.op in COMPUTATION or e.rank not in self.ranks:
                 continue
@@ -162,7 +161,7 @@ class WaitForGraph:
             del self._at[e.rank]
             if e.state is State.FAILED:
                 self._last[e.rank] = e
-        if e.state is not State.FAILED:  # a failure does not determine the position
+        if e.state is not State.FAILED:  # a failure does not show the rank's position
             self._latest[e.rank] = e
             self._starting.discard(e.rank)
         if e.state is State.STARTED:
@@ -179,13 +178,13 @@ class WaitForGraph:
         elif e.op is Op.RECV and e.peer is None:
             _add(self._any_source[_inbox(e)], e)
         elif e.op in COLLECTIVES or (e.op in P2P and e.peer is not None):
-            if e.op is Op.RECV and self._any_source:  # its sender is known by now
+            if e.op is Op.RECV and self._any_source:  # its sender is now known
                 inbox = self._any_source[_inbox(e)]
                 inbox[:] = [receive for receive in inbox if receive.seq != e.seq]
             channel, side = channel_of(e.rank, e)
             _add(self._calls[channel][side], e)
 
-    # -- questions --------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------
 
     @property
     def rank_states(self) -> list[RankState]:
@@ -194,7 +193,7 @@ class WaitForGraph:
 
     @property
     def settled(self) -> bool:
-        """Whether no rank runs, so that nothing changes without the stepper."""
+        """Whether no rank runs, so nothing changes until the stepper resumes one."""
         return all(self.rank_state(rank).status is not RankStatus.RUNNING for rank in self.ranks)
 
     def rank_state(self, rank: int) -> RankState:
@@ -212,14 +211,14 @@ class WaitForGraph:
             reason = f"its process died ({self._replaced[rank]}), and a new one replaces it"
             return self._ended_state(rank, RankStatus.RUNNING, reason)
         how = self._replaced.get(rank)
-        again = f"it replaces one that died ({how})" if how is not None else ""
+        replacement = f"it replaces one that died ({how})" if how is not None else ""
         if e is None:
-            return RankState(rank, RankStatus.RUNNING, reason=again)
+            return RankState(rank, RankStatus.RUNNING, reason=replacement)
         if e.state is State.SCHEDULED:
-            return _state_in(e, RankStatus.PAUSED, reason=again)
+            return _state_in(e, RankStatus.PAUSED, reason=replacement)
         waits_for = self._missing(e)
         if not waits_for:
-            return RankState(rank, RankStatus.RUNNING)  # its partners have arrived
+            return RankState(rank, RankStatus.RUNNING)  # all partners have arrived
         return _state_in(e, RankStatus.BLOCKED, waits_for, self._reason(e, waits_for))
 
     def _ended_state(self, rank: int, status: RankStatus, reason: str) -> RankState:
@@ -229,28 +228,28 @@ class WaitForGraph:
         return RankState(rank, status, where=e.where if e else "", reason=text)
 
     def stuck(self) -> list[int]:
-        """Return the blocked ranks that wait only for stuck or ended ranks."""
+        """Return the blocked ranks that wait only for other stuck or ended ranks."""
         waits = {
             r: self._missing(e)
             for r, e in self._at.items()
             if e.state is State.BLOCKED and r not in self._ends
         }
         held = {rank for rank, missing in waits.items() if missing}
-        while moving := {rank for rank in held if self._may_go_on(rank, waits[rank], held)}:
-            held -= moving
+        while unblocked := {rank for rank in held if self._may_continue(rank, waits[rank], held)}:
+            held -= unblocked
         return sorted(held)
 
-    def _may_go_on(self, rank: int, missing: tuple[int, ...], held: set[int]) -> bool:
+    def _may_continue(self, rank: int, missing: tuple[int, ...], held: set[int]) -> bool:
         e, spare = self._at[rank], 0
         if is_server_request(e):
             awaited = self.awaiting.awaited_by(e)
             spare = awaited.spare if awaited.certain else len(missing)
-        lost = [
+        unavailable = [
             other in held or other in self._ends or self._called_other(e, other)
             for other in missing
         ]
-        anyone = e.op is Op.STORE_WAIT or (e.op is Op.RECV and e.peer is None)
-        return not (all(lost) if anyone else sum(lost) > spare)
+        any_source = e.op is Op.STORE_WAIT or (e.op is Op.RECV and e.peer is None)
+        return not (all(unavailable) if any_source else sum(unavailable) > spare)
 
     def _missing(self, e: Event | Span) -> tuple[int, ...]:
         """Return the ranks that have not started their part of an operation."""
@@ -261,47 +260,53 @@ class WaitForGraph:
         if e.op in COLLECTIVES:
             return tuple(self._not_participating(e))
         if e.op is Op.RECV and e.peer is None:
-            come = self._surplus_messages(e) > _nth(self._any_source[_inbox(e)], e.seq)
-            return () if come else tuple(r for r in self._members(e.group) if r != e.rank)
+            has_arrived = self._surplus_messages(e) > _nth(self._any_source[_inbox(e)], e.seq)
+            return () if has_arrived else tuple(r for r in self._members(e.group) if r != e.rank)
         if e.peer is None:  # the destination does not exist
             return ()
         return () if self._has_partner(e) else (e.peer,)
 
     def _possible_setters(self, e: Event | Span) -> tuple[int, ...]:
-        """Return the ranks that could end a wait on a store; preferably those not in it."""
+        """Return the ranks that could end a wait on a store, preferring ranks not in that wait."""
         if not self.keys.missing(e):
             return ()
         others = [r for r in self.ranks if r != e.rank]
         same_wait = {
-            r for r, at in self._at.items() if (at.op, at.attributes) == (e.op, e.attributes)
+            r
+            for r, position in self._at.items()
+            if (position.op, position.attributes) == (e.op, e.attributes)
         }
         return tuple(r for r in others if r not in same_wait) or tuple(others)
 
-    def has_come(self, it: Event | Span) -> bool:
-        """Return whether an operation waits for no other rank."""
-        return not self._missing(it)
+    def can_complete(self, operation: Event | Span) -> bool:
+        """Return whether an operation does not wait for another rank."""
+        return not self._missing(operation)
 
     def _has_partner(self, e: Event | Span) -> bool:
         """Return whether the other end of a point-to-point call has started."""
         channel, side = channel_of(e.rank, e)
         calls = self._calls[channel]
-        met = len(calls[1 - side]) > _nth(calls[side], e.seq)
-        return met or (e.op is Op.SEND and bool(self._any_source.get(_inbox(e))))
+        has_call = len(calls[1 - side]) > _nth(calls[side], e.seq)
+        return has_call or (e.op is Op.SEND and bool(self._any_source.get(_inbox(e))))
 
     def _surplus_messages(self, e: Event | Span) -> int:
         """Return the number of messages left for receives from any source at this point."""
-        ways = (calls for way, calls in self._calls.items() if way._replace(src=None) == _inbox(e))
-        return sum(max(0, len(calls[1]) - _nth(calls[0], e.seq)) for calls in ways)
+        channels = (
+            calls
+            for channel, calls in self._calls.items()
+            if channel._replace(src=None) == _inbox(e)
+        )
+        return sum(max(0, len(calls[1]) - _nth(calls[0], e.seq)) for calls in channels)
 
     def _not_participating(self, e: Event | Span) -> Iterator[int]:
-        """Yield the members of a group that do not take part in a collective."""
+        """Yield the members of a group that do not participate in a collective."""
         calls = self._column(e)
         for other in self._members(e.group):
             if other != e.rank and (other not in calls or never_meet(e, calls[other])):
                 yield other
 
     def _called_other(self, e: Event | Span, other: int) -> bool:
-        """Return whether another rank made a different call at this position of the group."""
+        """Return whether another rank has already made its call at this position of the group."""
         return e.op in COLLECTIVES and e.match is None and other in self._column(e)
 
     def _column(self, e: Event | Span) -> dict[int, Event]:
@@ -311,7 +316,7 @@ class WaitForGraph:
         return {rank: row[nth] for rank, row in calls.items() if nth < len(row)}
 
     def _members(self, group: str) -> Sequence[int]:
-        """Return the members of a group; the ranks seen in it if they are unknown."""
+        """Return the members of a group; if unknown, the ranks seen in it."""
         return self._groups.get(group) or sorted(self._calls[Channel(group)])
 
     # -- reasons ----------------------------------------------------------------
@@ -330,16 +335,16 @@ class WaitForGraph:
 
     def _why_missing(self, e: Event, other: int) -> str:
         """Return why the only missing rank is missing."""
-        if (instead := self._column(e).get(other) if e.op in COLLECTIVES else None) is not None:
-            size = f" of {instead.dtype}{list(instead.shape)}" if instead.dtype else ""
-            return f"called {call(instead)}{size}{at(instead.where)} instead"
+        if (other_call := self._column(e).get(other) if e.op in COLLECTIVES else None) is not None:
+            size = f" of {other_call.dtype}{list(other_call.shape)}" if other_call.dtype else ""
+            return f"called {call(other_call)}{size}{at(other_call.where)} instead"
         return self._activity(other) or {
             Op.RECV: "has not sent",
             Op.SEND: "has not received",
         }.get(e.op, "has not called it")
 
     def _activity(self, rank: int) -> str:
-        """Return that a rank has ended or is paused; "" for neither."""
+        """Return a phrase if a rank has ended or is paused; "" otherwise."""
         if rank in self._ends:
             return f"has {self._ends[rank][0]}"
         e = self._at.get(rank)
@@ -347,19 +352,19 @@ class WaitForGraph:
         return f"is paused before {call(e)}{at(e.where)}" if e is not None and paused else ""
 
     def _reason_of_server(self, e: Event, waits_for: tuple[int, ...]) -> str:
-        """Return the workers that an unresponsive server waits for, and why they are missing."""
-        who = "the scheduler" if e.peer is None else f"server {e.peer - len(self.ranks)}"
+        """Return a clause about the workers that a server waits for, and why they are missing."""
+        server = "the scheduler" if e.peer is None else f"server {e.peer - len(self.ranks)}"
         if e.op is Op.REGISTER:
-            who = "the scheduler"
+            server = "the scheduler"
         awaited = self.awaiting.awaited_by(e)
         if not awaited.certain:
-            return f"{who} has not answered"
+            return f"{server} has not answered"
         if len(waits_for) > 1:
-            some = f"{len(waits_for) - awaited.spare} of " * bool(awaited.spare)
-            return f"{who} waits for {some}{named(waits_for).replace('rank', 'worker')}"
+            needed = f"{len(waits_for) - awaited.spare} of " * bool(awaited.spare)
+            return f"{server} waits for {needed}{named(waits_for).replace('rank', 'worker')}"
         (rank,) = waits_for
-        does = self._activity(rank) or self._missing_requests(e, rank, awaited)
-        return f"{who} waits for worker {rank}, which {does}"
+        activity = self._activity(rank) or self._missing_requests(e, rank, awaited)
+        return f"{server} waits for worker {rank}, which {activity}"
 
     def _missing_requests(self, e: Event, rank: int, awaited: Awaited) -> str:
         done = self.awaiting.done(rank, e)
@@ -392,7 +397,7 @@ def _state_in(
 
 
 def _inbox(e: Event | Span) -> Channel:
-    """Return the channel of messages with one tag to one rank, from any source."""
+    """Return the channel of messages from any source to one rank with one tag."""
     return Channel(e.group, None, e.peer if e.op is Op.SEND else e.rank, e.tag)
 
 
@@ -402,7 +407,7 @@ def _nth(calls: list[Event], seq: int) -> int:
 
 
 def _add(calls: list[Event], e: Event) -> None:
-    """Insert a call in order of seq, unless it is present."""
+    """Insert a call in order of seq unless it is already present."""
     nth = _nth(calls, e.seq)
     if nth == len(calls) or calls[nth].seq != e.seq:
         calls.insert(nth, e)

@@ -1,8 +1,8 @@
-"""Every kind of mistake that a diagnosis finds: one rule each, with its page and its sentences.
+"""Rules for every kind of mistake that a diagnosis finds, each with its page and its sentences.
 
-To add one, write its rule here and create its findings where they are discovered. A variant of a
-rule is the same mistake in another situation. ``docs/findings`` and ``distkit explain`` are made
-from the pages, and from the programs of :mod:`distkit.hangs`.
+To add a kind, write its rule here and create its findings where they are detected. A variant of a
+rule is the same mistake in a different situation. ``tools/findings`` and ``distkit explain`` read
+the pages, and the programs of :mod:`distkit.hangs`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ RULES: dict[str, Rule] = {}
 
 
 class Rule:
-    """A kind of mistake: its code, and the sentences of its findings.
+    """A kind of mistake, with its code and the sentences of its findings.
 
     Args:
-        code: permanent; "" for sentences that several rules share.
-        name: in findings and commands.
-        page: in ``docs/findings``: a title, what it means, and what to do.
-        message: the template of what happened; for its braces see
+        code: the permanent code; "" for sentences that several rules share.
+        name: the name in findings and commands.
+        page: the page in ``docs/findings``, with a title, the meaning and the remedy.
+        message: the template of the message, as described in
             :func:`distkit.diagnosis.findings.fill`.
-        remedy: the template of what to do.
+        remedy: the template of the remedy.
         desynchronizes: whether later collectives of the ranks no longer match.
-        sentences: others, of which :meth:`say` fills one.
+        sentences: templates of further sentences, for :meth:`fill`.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Rule:
         self.message, self.remedy = message, remedy
         self.desynchronizes, self.sentences = desynchronizes, sentences
         if code:
-            RULES.setdefault(code, self)  # its variants come later
+            RULES.setdefault(code, self)  # the rule itself, not its variants
 
     def variant(self, *, message: str = "", remedy: str = "", **sentences: str) -> Rule:
         """Return a rule for the same mistake in another situation."""
@@ -63,9 +63,9 @@ class Rule:
         """Return the first line of the page."""
         return self.page.partition("\n")[0]
 
-    def say(self, sentence: str, **words: object) -> str:
-        """Fill one of the other sentences."""
-        return fill(self.sentences[sentence], **words)
+    def fill(self, name: str, **values: object) -> str:
+        """Fill the template of one of the further sentences."""
+        return fill(self.sentences[name], **values)
 
     def finding(
         self,
@@ -77,7 +77,7 @@ class Rule:
         missing: Iterable[int] = (),
         hang: bool = False,
         lines: Mapping[int, str] | None = None,
-        **words: object,
+        **values: object,
     ) -> Finding:
         """Return a finding of this kind.
 
@@ -89,13 +89,13 @@ class Rule:
             waiting: see :class:`Finding`.
             missing: see :class:`Finding`.
             hang: see :class:`Finding`.
-            lines: the line of each rank, in place of those of ``spans``.
-            words: values for the braces in the rule's sentences.
+            lines: the line of each rank, instead of the lines of ``spans``.
+            values: values for the placeholders of the rule's templates.
         """
         return Finding(
             self,
-            fill(message or self.message, **words),
-            remedy or fill(self.remedy, **words),
+            fill(message or self.message, **values),
+            remedy or fill(self.remedy, **values),
             tuple(culprits),
             tuple(waiting),
             tuple(missing),
@@ -104,21 +104,22 @@ class Rule:
         )
 
 
-#: The rules about calls that are matched with each other, and differ.
+#: Codes of the rules about matched calls that differ.
 MISMATCHES = frozenset("DK201 DK202 DK203 DK204 DK205 DK206 DK306".split())
 
-#: Remedies for a process that has ended, by words in the cause.
+#: Remedies for a process that has ended, by text in the cause.
 ENDINGS = {
-    "gloo": "What it received is larger than its tensor: compare the shapes, dtypes and splits "
+    "gloo": "It received more data than its tensor holds: compare the shapes, dtypes and splits "
     "that the ranks pass to this call, and the order of their calls.",
-    "SIGKILL": "Another process killed it, or the system when memory ran out: use smaller "
+    "SIGKILL": "Another process killed it, or the system did because memory ran out: use smaller "
     "batches, or fewer ranks.",
-    "SIGSEGV": "It crashed in native code: look at its last call, and at the arguments.",
-    "exit status": "Look for a call of os._exit, also in a library: raise an exception instead.",
+    "SIGSEGV": "It crashed in native code: check the arguments of its last call.",
+    "exit status": "Look for a call to os._exit, including in libraries, and raise an exception "
+    "instead.",
 }
 
 
-# -- DK1xx: ranks that wait forever, or that end --------------------------------------------
+# -- DK1xx: cycles, failed ranks and the backend --------------------------------------------
 
 
 recv_cycle = Rule(
@@ -126,8 +127,8 @@ recv_cycle = Rule(
     "recv_cycle",
     """Two ranks receive from each other before either of them sends.
 
-    `recv` returns when the message has arrived. Each rank blocks in its `recv`, so neither of them
-    comes to its `send`.
+    `recv` returns when the message has arrived. Each rank blocks in its `recv`, so neither rank
+    reaches its `send`.
 
     Let one of the two send first:
 
@@ -141,7 +142,7 @@ recv_cycle = Rule(
     ```
 
     or start the transfers with `isend` and `irecv` and wait for both afterwards. Plain torch blocks
-    until the backend's timeout, 30 minutes with gloo, and then reports the timeout alone.
+    until the backend's timeout, 30 minutes with gloo, and then reports only the timeout.
     """,
     message="{ring}: each waits for the other.",
     remedy="Let one of them send first.",
@@ -151,15 +152,15 @@ recv_cycle = Rule(
 cycle = Rule(
     "DK102",
     "cycle",
-    """Ranks wait for each other in a circle.
+    """Ranks wait for each other in a cycle.
 
-    Each rank blocks in a call that needs the next rank of the circle, and the last one needs the
-    first: a ring in which every rank receives first, two stages of a pipeline that both send,
-    collectives on two groups in opposite orders. A `send` blocks, too, until its receiver calls
-    `recv`: small messages may pass on some backends, and block on others.
+    Each rank blocks in a call that needs the next rank of the cycle, and the last one needs the
+    first. Examples are a ring in which every rank receives first, two pipeline stages that both
+    send, and collectives on two groups in opposite orders. A `send` may also block until its
+    receiver calls `recv`: some backends buffer small messages, and others block.
 
-    Make the calls in the same order on every rank, let one rank of a ring do the opposite of the
-    others, or use `isend` and `irecv`:
+    Make the calls in the same order on every rank, reverse send and receive on one rank of a ring,
+    or use `isend` and `irecv`:
 
     ```python
     request = dist.isend(x, dst=(rank + 1) % n)
@@ -182,13 +183,13 @@ cycle = Rule(
 raised = Rule(
     "DK103",
     "raised",
-    """A rank raised an exception, and perhaps others wait for it.
+    """A rank raised an exception, and others may wait for it.
 
     The rank leaves its program, so it never makes the calls that the other ranks wait in. distkit
-    releases them and reports the exception first. It may also be under way: in a `finally` or an
-    `__exit__` a rank can wait in a collective although an exception has taken it there.
+    releases them and reports the exception first. The exception may still be propagating: a rank
+    can wait in a collective inside a `finally` or an `__exit__` that the exception led to.
 
-    Fix the exception. If a rank must be able to stop, agree on it with the others first:
+    Fix the exception. If one rank may have to stop early, let all ranks agree on it first:
 
     ```python
     stop = torch.tensor(float(no_data_left))
@@ -197,15 +198,15 @@ raised = Rule(
         break
     ```
 
-    Plain torch shows the exception of the rank; the others fail later with `Connection closed by
+    Plain torch shows the exception of the rank. The others fail later with `Connection closed by
     peer`, or wait until the timeout.
     """,
     message="{ranks} {raised}.",
-    remedy="Look at its traceback.",
+    remedy="See its traceback.",
     first="Fix this first: the others wait because of it.",
-    leave_together=(
-        "Leave the program on every rank after the same calls: let an all_reduce tell the others "
-        "that one wants to stop, and leave together."
+    stop_together=(
+        "End the program on every rank after the same calls: use all_reduce to share the decision "
+        "to stop."
     ),
 )
 
@@ -216,7 +217,7 @@ raised_in_flight = raised.variant(
     ),
     remedy=(
         "Fix the exception first. The call at {where} is in a `finally`, an `except` or an "
-        "`__exit__`: without the exception rank {rank} would not have reached it yet."
+        "`__exit__`: without the exception, rank {rank} would not have reached it yet."
     ),
 )
 
@@ -224,28 +225,28 @@ raised_in_flight = raised.variant(
 died = Rule(
     "DK104",
     "died",
-    """The process of a rank ended in the middle of the run.
+    """The process of a rank ended during the run.
 
-    A signal, a crash in native code, `os._exit` or too little memory ended it. The ranks that wait
-    for it cannot go on. The message has the signal or the exit status, and the last call that was
-    recorded.
+    A signal, a crash in native code, `os._exit` or a lack of memory ended it. The ranks that wait
+    for it cannot continue. The message states the signal or the exit status, and the last recorded
+    call.
 
-    In a container, give it more memory or use smaller batches if it was killed by SIGKILL. Raise an
-    exception rather than ending a process:
+    If SIGKILL ended it in a container, increase the container's memory or use smaller batches.
+    Raise an exception instead of ending a process:
 
     ```python
     if broken:
         raise RuntimeError("the batch is empty")
     ```
 
-    Plain torch tells the other ranks `Connection closed by peer`.
+    Plain torch fails on the other ranks with `Connection closed by peer`.
     """,
     message="the {process} of {ranks} {ended} ({how}){where:at}{after}.",
-    remedy="Look for what ended it: os._exit, a crash in native code, or too little memory.",
-    asked="To run without the fault, leave the dk.trouble block.",
-    go_on=(
-        "The others need {ranks} in every round: to continue without it, create the store with "
-        'on_crash="continue"; to replace it, with on_crash="replace".'
+    remedy="Find the cause: os._exit, a crash in native code, or a lack of memory.",
+    injected="To run without the fault, leave the dk.trouble block.",
+    continue_without=(
+        "The others need {ranks} in every round: create the store with "
+        'on_crash="continue" to continue without it, or with on_crash="replace" to replace it.'
     ),
 )
 
@@ -253,11 +254,11 @@ died = Rule(
 in_backend = Rule(
     "DK106",
     "in_backend",
-    """All ranks have made the call, and the backend does not finish it.
+    """All ranks have made the call, but the backend does not complete it.
 
-    The ranks' calls fit together, so none of them is to blame for the wait. Usually the network
-    loses messages, an earlier `isend`, `irecv` or `async_op=True` is still open, a process is
-    stopped, or there is just a lot of data.
+    The ranks' calls match, so no rank causes the wait. Usually the network loses messages, an
+    earlier `isend`, `irecv` or `async_op=True` call is still pending, a process is stopped, or the
+    amount of data is large.
 
     Wait for every request, try a smaller tensor, and test the network with `distkit doctor
     --hosts`:
@@ -270,29 +271,29 @@ in_backend = Rule(
     Plain torch reports its timeout.
     """,
     message=(
-        "{here:stay in} for {seconds:.2g} s; no rank is missing, but the backend does not finish "
-        "it."
+        "{here:stay in} for {seconds:.2g} s; no rank is missing, but the backend does not "
+        "complete it."
     ),
     remedy=(
-        "Possible causes: {network}an operation that is still open (isend, irecv or async_op=True "
-        "without wait()), a stopped process, or a large amount of data. If it does not end, "
-        "interrupt the run."
+        "Possible causes: {network}a pending operation (isend, irecv or async_op=True without "
+        "wait()), a stopped process, or a large amount of data. If it does not complete, interrupt "
+        "the run."
     ),
     network="messages lost between hosts (see distkit doctor --hosts {hosts}), ",
 )
 
 
-# -- DK2xx: collectives that do not fit together -----------------------------------------------
+# -- DK2xx: mismatched collectives ------------------------------------------------------------
 
 
 mismatch = Rule(
     "",
     "mismatch",
-    """The ranks' calls are matched with each other, and they differ.""",
+    """The ranks' calls are matched with each other, but they differ.""",
     desynchronizes=True,
     threads=(
-        "Several threads of {ranks} call collectives on this group, in an undefined order: give "
-        "each thread a group of its own, made by new_group, or call them all from one thread."
+        "Several threads of {ranks} call collectives on this group, in an undefined order: create "
+        "a separate group for each thread with new_group, or call them all from one thread."
     ),
 )
 
@@ -300,29 +301,30 @@ mismatch = Rule(
 divergence = Rule(
     "",
     "divergence",
-    """Some ranks make a call that others do not make. The remedies name what keeps them away.""",
+    """Some ranks make a call that others do not make. The remedies name the cause.""",
     message="{here:wait in}, but {gone:have} {over} without calling it{known}.",
     desynchronizes=True,
     waits_for_all="{here:call}: {name} waits for every rank.",
-    same_calls="Every rank of the group has to make the same calls: ",
-    all_or_none="move this one out of the condition {guard}, or let no rank make it.",
-    alike="make {guard} give the same result on every rank, or move this one out of it.",
+    same_calls="Every rank of the group must make the same calls: ",
+    all_or_none="move this one out of the condition {guard}, or remove it from all ranks.",
+    alike="make {guard} have the same result on every rank, or move this one out of it.",
     keeps_away="some ranks do not reach this one because of {guard}.",
-    hides="{handler} hides the exception of a rank that raises before it gets here.",
+    hides="{handler} hides exceptions raised before this call.",
     reach="Make every rank reach it{exits}.",
-    may_keep_away=": {exits} may keep some away",
-    same_number="Give every rank the same number of {what}",
+    may_keep_away=": {exits} may make some ranks skip it",
+    same_number="Run the same number of {what} on every rank",
     agree="the condition must have the same value on every rank, so all_reduce it first.",
-    same_branch="Make all ranks take the same branch at {exits}: ",
+    same_branch="Take the same branch at {exits} on every rank: ",
     batches=" (for batches, use DistributedSampler and drop_last=True)",
     stream=(
-        " (an IterableDataset has no length: for batches of DDP, write the loop inside `with "
-        "Join([model]):`, from torch.distributed.algorithms.join; else agree on the number first)"
+        " (an IterableDataset has no length: with DDP, write the loop inside `with "
+        "Join([model]):`, from torch.distributed.algorithms.join; otherwise agree on the number "
+        "first)"
     ),
-    look=", and look for a break, return or continue that only some ranks reach.",
-    look_at=", and look at {guard}.",
+    look=", and look for a `break`, `return` or `continue` that only some ranks reach.",
+    look_at=", and check {guard}.",
     no_sync=", and the same number of backward passes outside of no_sync()",
-    meant=" Or pass group=, if only {ranks} are meant.",
+    pass_group=" If only {ranks} should call it, pass group= instead.",
 )
 
 
@@ -332,8 +334,8 @@ different_collective = Rule(
     """Ranks call different collectives at the same position.
 
     The n-th collective of a rank on a group is matched with the n-th of every other member,
-    whatever its name. If one rank calls `broadcast` where the others call `all_reduce`, they wait
-    for each other, or exchange bytes that mean nothing.
+    regardless of its name. If one rank calls `broadcast` where the others call `all_reduce`, they
+    wait for each other, or exchange meaningless bytes.
 
     Make the same calls in the same order on every rank, outside of any condition on the rank:
 
@@ -343,11 +345,11 @@ different_collective = Rule(
     ```
 
     gloo blocks until its timeout or fails because the sizes do not match.
-    `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares the calls before it makes them.
+    `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares the calls before they run.
     """,
     message="{here:call}: these calls are matched with each other, but they differ.",
     remedy=(
-        "Call the same collectives on every rank, in the same order; look for an `if` around one."
+        "Call the same collectives on every rank, in the same order: look for an `if` around one."
     ),
     desynchronizes=True,
 )
@@ -356,7 +358,7 @@ different_collective = Rule(
 only_some = different_collective.variant(
     message="only {here:call}{under}; meanwhile {there:call}{again}.",
     under=", under {guard}",
-    again=" for the {n:th} time, which {ranks:have} called {m:time}",
+    again=" for the {n:th} time, which {ranks:have} called only {m:time}",
 )
 
 
@@ -365,23 +367,23 @@ another_order = Rule(
     "another_order",
     """Ranks make the same calls in a different order.
 
-    Collectives are matched by their order alone, and messages between two ranks by their order and
-    tag. If two calls are swapped on one rank, their values are silently swapped, too.
+    Collectives are matched only by their order, and messages between two ranks by their order and
+    tag. If two calls are swapped on one rank, their values are silently swapped as well.
 
-    Call them in one order everywhere, such as that of `model.parameters()`, and sort what is
-    unordered:
+    Call them in the same order on every rank, such as that of `model.parameters()`, and sort
+    unordered items:
 
     ```python
     for name in sorted(gradients):
         dist.all_reduce(gradients[name])
     ```
 
-    torch raises no error if the sizes are equal.
+    torch does not raise an error if the sizes are equal.
     """,
     message="{here:call}: the same collectives in a different order.",
     remedy=(
-        "Call the collectives in the same order on every rank: they are matched by their order "
-        "alone."
+        "Call the collectives in the same order on every rank: they are matched only by their "
+        "order."
     ),
     desynchronizes=True,
 )
@@ -389,20 +391,20 @@ another_order = Rule(
 
 reordered_loop = another_order.variant(
     message=(
-        "{ranks:call} {op}(){where:at} in {loop}, which takes its items in another order on some "
-        "ranks: values change places, and nothing warns of it."
+        "{ranks:call} {op}(){where:at} in {loop}, which visits its items in a different order on "
+        "some ranks: values are silently swapped."
     ),
 )
 
 
 crossed_messages = another_order.variant(
     message=(
-        "rank {recv.rank} receives in another order{where} what rank {send.rank} sends: "
-        "{sent[0]} into {got[0]}, {sent[1]} into {got[1]}. The sizes are equal, so nothing stops."
+        "rank {recv.rank} receives messages of rank {send.rank} in a different order{where}: "
+        "{sent[0]} into {got[0]}, {sent[1]} into {got[1]}. The sizes are equal, so no error occurs."
     ),
     remedy=(
-        "Receive messages in the order in which they are sent, or give them tags: between two "
-        "ranks they are matched by their order and tag alone."
+        "Receive messages in the order in which they are sent, or use tags: between two ranks, "
+        "they are matched only by order and tag."
     ),
 )
 
@@ -413,47 +415,47 @@ different_tensor = Rule(
     """The ranks of a collective pass tensors of different sizes or dtypes.
 
     Every rank of an `all_reduce` or `broadcast` must pass the same number of elements of the same
-    dtype. A smaller last batch, a list of another length, or calls in another order make them
-    differ.
+    dtype. A smaller last batch, a list of a different length, or calls in a different order
+    cause a mismatch.
 
-    Pad or cut the tensors, or convert them:
+    Pad, truncate or convert the tensors:
 
     ```python
     x = torch.nn.functional.pad(x, (0, longest - len(x)))
     dist.all_reduce(x.to(torch.float32))
     ```
 
-    gloo fails with `op.preamble.length <= op.nbytes`, which ends the process, or blocks; NCCL
-    blocks or gives wrong numbers.
+    gloo fails with `op.preamble.length <= op.nbytes`, which ends the process, or blocks. NCCL
+    blocks or returns wrong numbers.
     """,
     message="{here:call}: all ranks must pass the same shape and dtype.",
-    remedy="Give every rank a tensor of the same shape: pad it, or cut it{cause}.",
+    remedy="Pass a tensor of the same shape on every rank: pad or truncate it{cause}.",
     desynchronizes=True,
-    dtype="Give every rank a tensor of the same dtype: x.to(torch.{dtype}) converts it.",
+    dtype="Pass a tensor of the same dtype on every rank: convert it with x.to(torch.{dtype}).",
     last_batch=(
         "; usual causes: a smaller last batch (use drop_last=True), or calls in a different order"
     ),
-    reordered=" {loop} takes its items in another order on some ranks.",
-    one_call=" If it is one call, pass the same shape and dtype.",
+    reordered=" {loop} visits its items in a different order on some ranks.",
+    one_call=" If they are the same call, pass the same shape and dtype.",
 )
 
 
 different_root = Rule(
     "DK204",
     "different_root",
-    """The ranks of a collective name different roots.
+    """The ranks of a collective pass different roots.
 
-    `src` of a `broadcast` or `scatter`, and `dst` of a `reduce` or `gather`, name the same rank on
-    every rank: it is the one that gives, or takes. With `src=dist.get_rank()` every rank gives.
+    `src` of a `broadcast` or `scatter`, and `dst` of a `reduce` or `gather`, must be equal on all
+    ranks: they name the rank that sends or receives. With `src=dist.get_rank()`, every rank sends.
 
     ```python
     dist.broadcast(x, src=0)
     ```
 
-    gloo blocks until its timeout, or leaves each rank with its own values.
+    gloo blocks until its timeout, or leaves the values of each rank unchanged.
     """,
-    message="{here:call}: they name different roots.",
-    remedy="Name the same {root} on every rank.",
+    message="{here:call}: they pass different roots.",
+    remedy="Pass the same {root} on every rank.",
     desynchronizes=True,
 )
 
@@ -463,16 +465,16 @@ different_reduction = Rule(
     "different_reduction",
     """The ranks of a collective pass different reductions.
 
-    Each rank combines what it receives by its own `op`. If one passes MAX and the others SUM, the
-    call ends on every rank with a number that is neither.
+    Each rank combines the received values with its own `op`. If one passes MAX and the others SUM,
+    the result on every rank is neither the maximum nor the sum.
 
     ```python
     dist.all_reduce(x, op=dist.ReduceOp.SUM)
     ```
 
-    torch says nothing.
+    torch does not report this.
     """,
-    message="{here:call}: the result is wrong, and nothing warns of it.",
+    message="{here:call}: the result is silently wrong.",
     remedy="Pass the same reduction on every rank.",
     desynchronizes=True,
 )
@@ -481,7 +483,7 @@ different_reduction = Rule(
 split_mismatch = Rule(
     "DK206",
     "split_mismatch",
-    """In an all_to_all, a rank sends another one more or fewer rows than it expects.
+    """In an all_to_all, a rank sends more or fewer rows than the receiver expects.
 
     `output_split_sizes[i]` on rank j must equal `input_split_sizes[j]` on rank i. Otherwise rows
     are lost, or keep their old values.
@@ -494,15 +496,15 @@ split_mismatch = Rule(
     dist.all_to_all_single(y, x, received.tolist(), sent.tolist())
     ```
 
-    gloo blocks, ends the process or says nothing, depending on the sizes.
+    gloo blocks, ends the process or reports nothing, depending on the sizes.
     """,
     message=(
         "rank {send.rank} sends {rows[0]:row} to {receiver} in {send} (input splits {sent}), but "
         "{receiver} expects {rows[1]:row} (output splits {awaited}){where}."
     ),
     remedy=(
-        "Output split i of rank j has to equal input split j of rank i: let the ranks exchange the "
-        "counts first, by all_to_all_single of a tensor with one count for each rank."
+        "Output split i of rank j must equal input split j of rank i: exchange the counts first, "
+        "with all_to_all_single on a tensor with one count for each rank."
     ),
 )
 
@@ -512,10 +514,10 @@ skipped = Rule(
     "skipped",
     """A rank ended without a collective that the others wait in.
 
-    Usually the call stands under a condition on the rank, or behind an early `return`. A collective
-    needs every member of its group, also those that have nothing to give.
+    Usually the call is inside a condition on the rank, or after an early `return`. A collective
+    needs every member of its group, including members that have no data to contribute.
 
-    Move it out of the condition, or make a group of the ranks that call it:
+    Move it out of the condition, or create a group of the ranks that call it:
 
     ```python
     loss = model(batch)
@@ -527,7 +529,7 @@ skipped = Rule(
     Plain torch blocks until the timeout, or reports that a connection was closed.
     """,
     message=divergence.message,
-    remedy="Let every rank call it: look for an `if` or an early return that keeps {gone} away.",
+    remedy="Call it on every rank: look for an `if` or an early return that {gone:take}.",
     desynchronizes=True,
 )
 
@@ -539,8 +541,8 @@ skipped_function = skipped.variant(
     ),
     remedy=(
         "Autograd reaches only functions that the loss depends on: a new tensor, such as "
-        "torch.empty for an empty batch, cuts the graph. Let the loss depend on the same functions "
-        "on every rank, times zero if it does not need them."
+        "torch.empty for an empty batch, cuts the graph. Make the loss depend on the same "
+        "functions on every rank, multiplied by zero where it does not need them."
     ),
 )
 
@@ -550,10 +552,10 @@ uneven = Rule(
     "uneven",
     """Ranks run different numbers of iterations.
 
-    One rank has a batch more than the others, or leaves the loop earlier: in its last iterations it
-    calls collectives that the others never call.
+    A rank that has one more batch, or leaves the loop later, calls collectives in its last
+    iterations that the others never call.
 
-    Give every rank the same number of batches, and decide together when to stop:
+    Use the same number of batches on every rank, and agree on when to stop:
 
     ```python
     sampler = DistributedSampler(dataset, drop_last=True)
@@ -561,11 +563,11 @@ uneven = Rule(
         ...
     ```
 
-    Plain torch blocks in the last iteration until the timeout. DDP's `Join` context lets the ranks
-    that have finished take part.
+    Plain torch blocks in the last iteration until the timeout. With DDP's `Join` context, the ranks
+    that have finished keep participating.
     """,
     message=(
-        "{here:call} for the {n:th} time, while {there:go on to}{after}: they run different "
+        "{here:call} for the {n:th} time, while {there:continue with}{after}: they run different "
         "numbers of iterations."
     ),
     remedy="{even}.",
@@ -577,16 +579,15 @@ uneven = Rule(
 
 uneven_end = uneven.variant(
     message=(
-        "{here:wait in} for the {more:th} time, but {gone:have} called it {fewer:time} and {over}"
-        "{known}."
+        "{here:wait in} for the {n:th} time, but {gone:have} called it {m:time} and {over}{known}."
     ),
 )
 
 
 uneven_backward = uneven.variant(
     message=(
-        "{here:start|one more backward pass}, while {there:go on to}: they run different numbers "
-        "of iterations."
+        "{here:start|one more backward pass}, while {there:continue with}: they run different "
+        "numbers of iterations."
     ),
 )
 
@@ -616,7 +617,7 @@ missing_barrier = Rule(
     Plain torch blocks until the timeout; gloo's `monitored_barrier` names the rank.
     """,
     message=divergence.message,
-    remedy="Call barrier() on every rank, or on none.",
+    remedy="Call barrier() on every rank, or on no rank.",
     desynchronizes=True,
 )
 
@@ -629,8 +630,8 @@ no_receiver = Rule(
     "no_receiver",
     """A rank sends a message that no rank receives.
 
-    `send` returns when its receiver has taken the message. Each `send` needs one `recv` on the rank
-    that it names: count them on both sides.
+    `send` returns when its receiver has received the message. Each `send` needs one `recv` on its
+    destination: count them on both sides.
 
     ```python
     if rank == 0:
@@ -641,13 +642,13 @@ no_receiver = Rule(
 
     Plain torch blocks until the timeout, or reports that a connection was closed.
     """,
-    message="{mine:wait in}, but {gone:have} {over} after receiving {done:message}{known}.",
+    message="{span:wait in}, but {gone:have} {over} after receiving {done:message}{known}.",
     remedy="Add the missing recv on {gone}, or remove this send: each send needs one recv.",
 )
 
 
 never_received = no_receiver.variant(
-    message="rank {mine.peer} never receives what rank {mine.rank} sends in {mine}.",
+    message="rank {span.peer} never receives the message that rank {span.rank} sends in {span}.",
 )
 
 
@@ -656,8 +657,8 @@ no_sender = Rule(
     "no_sender",
     """A rank waits for a message that no rank sends.
 
-    `recv` returns when the message has arrived. Each `recv` needs one `send` on the rank that it
-    names.
+    `recv` returns when the message has arrived. Each `recv` needs one `send` on its
+    source.
 
     ```python
     if rank == 0:
@@ -668,7 +669,7 @@ no_sender = Rule(
 
     Plain torch blocks until the timeout, or reports that a connection was closed.
     """,
-    message="{mine:wait in}, but {gone:have} {over} after sending {done:message}{known}.",
+    message="{span:wait in}, but {gone:have} {over} after sending {done:message}{known}.",
     remedy=(
         "Add the missing send on {one_of}{gone}, or remove this recv: each send needs one recv."
     ),
@@ -676,7 +677,7 @@ no_sender = Rule(
 
 
 never_sent = no_sender.variant(
-    message="rank {mine.peer} never sends what rank {mine.rank} waits for in {mine}.",
+    message="rank {span.peer} never sends the message that rank {span.rank} waits for in {span}.",
 )
 
 
@@ -685,8 +686,8 @@ wrong_tag = Rule(
     "wrong_tag",
     """The two ends of a message have different tags.
 
-    A `recv` takes only a message with its own tag, 0 if it has none. The message with the other tag
-    stays where it is, and both ranks wait.
+    A `recv` accepts only messages with its own tag, which is 0 by default. A message with a
+    different tag is not delivered, and both ranks wait.
 
     ```python
     if rank == 0:
@@ -701,17 +702,17 @@ wrong_tag = Rule(
         "rank {send.rank} sends to rank {recv.rank} with tag {sent}{send.where:at}, but rank "
         "{recv.rank} waits for tag {awaited} in {recv}."
     ),
-    remedy="Give the send and its receive the same tag.",
+    remedy="Use the same tag for the send and its receive.",
 )
 
 
 wrong_source = Rule(
     "DK304",
     "wrong_source",
-    """A rank waits for a message of one rank, and another rank sends to it.
+    """A rank waits for a message from one rank, but another rank sends to it.
 
-    `src` of a `recv` is the rank that sends: not the next one in a ring, and in a group still the
-    rank in the whole world.
+    `src` of a `recv` is the rank that sends. In a ring it is the previous rank, not the next one,
+    and in a group it is the global rank.
 
     ```python
     if rank == 1:
@@ -722,17 +723,17 @@ wrong_source = Rule(
 
     Plain torch blocks until the timeout.
     """,
-    message="{mine:wait in} for rank {mine.peer}{over}, but {send:send to it in}.",
-    remedy="Receive from rank {send.rank}, or let rank {mine.peer} send.",
+    message="{span:wait in} for rank {span.peer}{over}, but {send:send to it in}.",
+    remedy="Receive from rank {send.rank}, or let rank {span.peer} send.",
 )
 
 
 wrong_destination = Rule(
     "DK305",
     "wrong_destination",
-    """A rank sends a message to one rank, and another rank waits for it.
+    """A rank sends a message to one rank, but another rank waits for it.
 
-    `dst` of a `send` is the rank that receives, in a group still the rank in the whole world.
+    `dst` of a `send` is the global rank of the receiver, even in a group.
 
     ```python
     if rank == 0:
@@ -755,39 +756,39 @@ wrong_tensor = Rule(
     "wrong_tensor",
     """The two ends of a message differ in size or dtype.
 
-    The bytes of a message are copied into the receiver's tensor as they are. Floats that are
-    received into integers become other numbers; a message that is larger than the tensor ends the
-    process with gloo.
+    The bytes of a message are copied into the receiver's tensor without conversion. Floats
+    received into integers become different numbers. With gloo, a message that is larger than the
+    tensor ends the process.
 
-    Give the receiver a tensor like the sender's, and send the shape first if it varies:
+    Receive into a tensor like the sender's, and send the shape first if it varies:
 
     ```python
     y = torch.empty(shape, dtype=torch.float32)
     dist.recv(y, src=0)
     ```
 
-    torch says nothing where the sizes in bytes are equal; gloo reports `op.preamble.length <=
-    op.nbytes` where the message is larger.
+    torch does not report this if the sizes in bytes are equal; gloo reports `op.preamble.length <=
+    op.nbytes` if the message is larger.
     """,
     message=(
         "rank {send.rank} sends {sent} to rank {recv.rank}{send.where:at}, which receives it into "
         "{got}{recv.where:at}{others}."
     ),
-    remedy="Give the receive buffer the shape and the dtype of what is sent.{other}",
+    remedy="Receive into a tensor with the shape and dtype of the sent tensor.{other}",
     others=" (and in {n:more message})",
-    other=" If another message was meant, receive in the order of sending, or use tags.",
+    other=" To receive a different message, receive in the order of sending, or use tags.",
 )
 
 
 message_race = Rule(
     "DK307",
     "message_race",
-    """Chance decides which message a receive from any source takes.
+    """A receive from any source depends on the order in which messages arrive.
 
-    `recv` without `src` takes whichever message arrives first. If the program uses the first one
-    otherwise than the second, its result changes from run to run.
+    `recv` without `src` receives whichever message arrives first. If the program uses the first
+    message differently from the second, its result changes from run to run.
 
-    Name the source, or use what `recv` returns:
+    Pass the source, or use the rank that `recv` returns:
 
     ```python
     for _ in range(n - 1):
@@ -795,22 +796,22 @@ message_race = Rule(
         results[sender] = y.clone()
     ```
 
-    torch says nothing.
+    torch does not report this.
     """,
     message=(
-        "rank {rank} receives from any source{where}: {senders} send to it, and chance decides "
-        "whose message comes first."
+        "rank {rank} receives from any source{where}: {senders} send to it, and their messages "
+        "may arrive in any order."
     ),
-    remedy="Pass src= to each recv, or take the sender from what recv returns.",
+    remedy="Pass src= to each recv, or use the sender's rank that recv returns.",
 )
 
 
 message_taken = message_race.variant(
     message=(
-        "{mine:wait in}, but its recv(src=any){early.where:at} has taken the message of rank "
-        "{mine.peer}, which came first{left}."
+        "{span:wait in}, but its recv(src=any){early.where:at} has received the message of rank "
+        "{span.peer}, which arrived first{left}."
     ),
-    left="; what rank {left.rank} sends{left.where:at} is left over",
+    left="; the message that rank {left.rank} sends{left.where:at} is unmatched",
 )
 
 
@@ -819,8 +820,8 @@ buffer_in_use = Rule(
     "buffer_in_use",
     """A tensor is used before the request that transfers it is complete.
 
-    After `isend`, `irecv` or a call with `async_op=True` the tensor belongs to the transfer until
-    `wait()` returns: what is read may be old, and what is written may be sent, or overwritten.
+    After `isend`, `irecv` or a call with `async_op=True`, the tensor belongs to the transfer until
+    `wait()` returns. Reads may return old values, and written values may be sent or overwritten.
 
     ```python
     request = dist.irecv(y, src=0)
@@ -829,28 +830,31 @@ buffer_in_use = Rule(
     print(y.sum())
     ```
 
-    torch says nothing.
+    torch does not report this.
     """,
     message=(
-        "{ranks:use} the buffer of {calls}{early}: before wait() the result may not be there yet."
+        "{ranks:use} the buffer of {calls}{early}: before wait(), the result may not have arrived."
     ),
-    remedy="Call wait() on what {name} returned before you use its tensor.",
+    remedy="Call wait() on the request that {name} returned before you use its tensor.",
     early=" too early,{where:at}",
 )
 
 
 buffer_changed = buffer_in_use.variant(
     message=(
-        "{ranks:change} the buffer of {calls}{early}: before wait() the call may take the old "
-        "values or the new."
+        "{ranks:change} the buffer of {calls}{early}: before wait(), the call may read the old "
+        "or the new values."
     ),
-    remedy="Call wait() on what {name} returned before you change its tensor, or pass it a copy.",
+    remedy=(
+        "Call wait() on the request that {name} returned before you change its tensor, or pass a "
+        "copy."
+    ),
 )
 
 
 buffer_overwritten = buffer_in_use.variant(
     message="{ranks:change} the buffer of {calls}{early}: the message may overwrite it.",
-    remedy="Call wait() on what {name} returned before you change its tensor.",
+    remedy="Call wait() on the request that {name} returned before you change its tensor.",
 )
 
 
@@ -859,36 +863,39 @@ not_waited = Rule(
     "not_waited",
     """A program never waits for an asynchronous call.
 
-    `isend`, `irecv` and calls with `async_op=True` return a request at once. The transfer is
-    complete when `wait()` of the request returns, and not before.
+    `isend`, `irecv` and calls with `async_op=True` return a request immediately. The transfer is
+    complete only when `wait()` of the request returns.
 
     ```python
     request = dist.isend(x, dst=1)
     request.wait()
     ```
 
-    torch says nothing; the last messages may be lost when the process ends.
+    torch does not report this, and the last messages may be lost when the process ends.
     """,
     message="{calls}{used}.",
-    remedy="Call wait() on what isend and irecv return: the transfer is complete only then.",
+    remedy=(
+        "Call wait() on the requests that isend and irecv return: only then is the transfer "
+        "complete."
+    ),
     used="; the tensor is used{where:at}",
 )
 
 
 left_behind = not_waited.variant(
-    message="rank {mine.rank} never waited for its i{mine} and has left; {other:wait in}.",
+    message="rank {span.rank} finished without waiting for its i{span}; {other:wait in}.",
 )
 
 
 barrier_not_waited = not_waited.variant(
     message="{calls}: the program continues without the other ranks.",
-    remedy="Call wait() on what it returns, or leave async_op out.",
+    remedy="Call wait() on the request that it returns, or omit async_op.",
 )
 
 
 result_not_waited = not_waited.variant(
-    message="{calls}: its result may not be there when the tensor is used{where:at}.",
-    remedy="Call wait() on what it returns before you use the tensor.",
+    message="{calls}: its result may be incomplete when the tensor is used{where:at}.",
+    remedy="Call wait() on the request that it returns before you use the tensor.",
 )
 
 
@@ -900,10 +907,10 @@ wrong_group = Rule(
     "wrong_group",
     """Ranks make the same call on different groups.
 
-    A collective is matched within its group. Two groups of the same ranks are still two groups, and
-    a member of a group has to call every collective of it.
+    A collective is matched within its group. Two groups of the same ranks are different groups, and
+    each member of a group must call all of its collectives.
 
-    Pass the same group everywhere:
+    Pass the same group on every rank:
 
     ```python
     pair = dist.new_group([0, 1])  # on every rank of the world
@@ -921,8 +928,8 @@ wrong_group = Rule(
 groups_alike = wrong_group.variant(
     message="{here:wait in}: they use different groups of the same ranks, so they never match.",
     remedy=(
-        f"{wrong_group.remedy} Each new_group makes another one: use them in the same order on "
-        "every rank."
+        f"{wrong_group.remedy} Each new_group creates a different group: use them in the same "
+        "order on every rank."
     ),
 )
 
@@ -930,8 +937,8 @@ groups_alike = wrong_group.variant(
 member_missing = wrong_group.variant(
     message=divergence.message,
     remedy=(
-        "Every member of a group has to call its collectives, and only members can: compare the "
-        "ranks of the group with the ranks that come to this call."
+        "Every member of a group must call its collectives, and only members can: compare the "
+        "ranks of the group with the ranks that reach this call."
     ),
 )
 
@@ -939,10 +946,10 @@ member_missing = wrong_group.variant(
 new_group = Rule(
     "DK402",
     "new_group",
-    """Not every rank of the world calls new_group, or they name different ranks.
+    """Not every rank of the world calls new_group, or the ranks pass different members.
 
     `new_group` is a collective of all ranks, members or not. torch names groups by counting these
-    calls, so a rank that skips one does not find the later groups either.
+    calls, so a rank that skips one has different names for all later groups.
 
     ```python
     pair = dist.new_group([0, 1])  # on every rank, outside of any `if`
@@ -965,18 +972,18 @@ new_group_counts = new_group.variant(
 
 
 new_group_members = new_group.variant(
-    message="{here:call}: all must name the same group.",
-    remedy="Call new_group with the same ranks everywhere, on every rank of the world.",
+    message="{here:call}: all ranks must pass the same members.",
+    remedy="Call new_group with the same ranks on every rank of the world.",
 )
 
 
 leaked_group = Rule(
     "DK403",
     "leaked_group",
-    """A line makes groups again and again, and none of them is destroyed.
+    """A line repeatedly creates groups without destroying them.
 
     torch keeps every group, with its connections and threads, until `destroy_process_group`. In a
-    loop they use up file descriptors and memory.
+    loop, they exhaust file descriptors and memory.
 
     ```python
     group = dist.new_group()  # once, before the loop
@@ -984,14 +991,14 @@ leaked_group = Rule(
         dist.all_reduce(x, group=group)
     ```
 
-    torch says nothing until the system's limits are reached.
+    torch does not report this until it reaches the system's limits.
     """,
     message=(
-        "{ranks:make} groups with {call}{where:at} again and again; at least {n} are still alive: "
+        "{ranks:create} groups repeatedly with {call}{where:at}; at least {n} are still alive: "
         "torch keeps each with its connections and threads."
     ),
     remedy=(
-        "Make the group once, before the loop, or call dist.destroy_process_group(group) when it "
+        "Create the group once, before the loop, or call dist.destroy_process_group(group) when it "
         "is no longer used."
     ),
 )
@@ -1012,8 +1019,8 @@ not_a_member = Rule(
 
     torch warns once and continues.
     """,
-    message="{here:call} on a group without {ranks}: nothing happens there.",
-    remedy="Call it on the group's members only, or make the group larger.",
+    message="{here:call} on a group without {ranks}: the call has no effect.",
+    remedy="Call it only on members of the group, or add {ranks} to the group.",
 )
 
 
@@ -1022,8 +1029,8 @@ destroyed_group = Rule(
     "destroyed_group",
     """A group is used after one of its members has destroyed it.
 
-    `destroy_process_group` closes the rank's connections of the group: the others then wait for a
-    rank that is not in it any more. The rank itself gets an error at its next call.
+    `destroy_process_group` closes the rank's connections in the group: the others then wait for a
+    rank that has left it. The rank itself gets an error at its next call.
 
     Destroy it once, at the end, on every member:
 
@@ -1033,12 +1040,12 @@ destroyed_group = Rule(
     dist.destroy_process_group(group)
     ```
 
-    Plain torch says `Invalid process group specified`, or blocks on the other ranks.
+    Plain torch reports `Invalid process group specified`, or blocks on the other ranks.
     """,
     message="{ranks:have} destroyed {group}{where:at}; {here:wait in}.",
     remedy=(
-        "Let every member make the same calls on a group before one of them calls "
-        "destroy_process_group: move it after the last of them, on every rank."
+        "Call destroy_process_group on every member only after the last call on the group: move it "
+        "there."
     ),
 )
 
@@ -1051,7 +1058,7 @@ used_after_destroy = destroyed_group.variant(
 
 destroyed_too_early = destroyed_group.variant(
     message="{ranks:destroy} a group{where:at} before waiting for {name}{call.where:at} on it.",
-    remedy="Call wait() on what is open before destroy_process_group.",
+    remedy="Call wait() on pending requests before destroy_process_group.",
 )
 
 
@@ -1061,7 +1068,7 @@ missing_key = Rule(
     """Ranks wait for a key of a store that no rank sets.
 
     `store.get` and `store.wait` block until some rank has called `store.set` with the same key.
-    Look for another spelling, or for a condition that keeps `set` away.
+    Look for a different spelling, or for a condition that skips `set`.
 
     ```python
     if rank == 0:
@@ -1069,12 +1076,12 @@ missing_key = Rule(
     store.get("ready")
     ```
 
-    Plain torch reports a timeout of the store, and the key.
+    Plain torch reports a timeout of the store and the key.
     """,
     message="{here:wait in}, but no rank has set {keys}{near}{others}.",
     remedy=(
-        "Let a rank set {keys} before the others need it; look for another spelling, or for an "
-        "`if` that keeps store.set away."
+        "Set {keys} on one rank before the others need it: look for a different spelling, or for "
+        "an `if` that skips store.set."
     ),
     near="; rank {set.rank} has called {call}{set.where:at}",
 )
@@ -1090,11 +1097,11 @@ unused_parameter = Rule(
     "unused_parameter",
     """A rank's loss does not depend on some parameters, so their gradients are never sent.
 
-    DDP averages the gradients of a bucket when all of them are there. If one rank does not use a
+    DDP averages the gradients of a bucket when all of them are ready. If one rank does not use a
     layer, its bucket stays incomplete, and the other ranks wait for it.
 
-    Use every parameter in every forward pass on every rank, if only times zero, or let DDP look for
-    them:
+    Use every parameter in every forward pass on every rank, even if multiplied by zero, or let DDP
+    find unused parameters:
 
     ```python
     net = DistributedDataParallel(net, find_unused_parameters=True)
@@ -1120,12 +1127,12 @@ unused_before = unused_parameter.variant(
 
 unused_module = unused_parameter.variant(
     message=(
-        "{ranks:have} ended a backward pass without a gradient for {names}, whose result it did "
-        "not use; {others:wait for|gradients}."
+        "{ranks:have} ended a backward pass without a gradient for {names}, because the loss does "
+        "not use its result; {others:wait for|gradients}."
     ),
     remedy=(
-        "Let the loss depend on the result of {names} on every rank, if only times zero: FSDP "
-        "reduces the gradients of a module on all ranks, or on none."
+        "Make the loss depend on the result of {names} on every rank, even if multiplied by zero: "
+        "FSDP reduces the gradients of a module on all ranks or on none."
     ),
 )
 
@@ -1135,27 +1142,27 @@ zero_gradient = Rule(
     "zero_gradient",
     """torch.distributed.nn.functional.broadcast loses the gradient of its source in a group.
 
-    It takes the source's rank in the world for its rank in the group (pytorch#130515), so that the
-    gradient arrives at another rank, or nowhere.
+    It confuses the source's global rank with its rank in the group (pytorch#130515), so the
+    gradient arrives at a different rank, or is lost.
 
-    Use a group in which the two ranks are equal, or `all_reduce`, whose gradient is right:
+    Use a group in which the two ranks are equal, or `all_reduce`, whose gradient is correct:
 
     ```python
     x = x if rank == src else torch.zeros_like(x)
     x = torch.distributed.nn.functional.all_reduce(x, group=group)
     ```
 
-    torch says nothing: the gradient is zero.
+    torch does not report that the gradient is zero.
     """,
     message=(
         "the gradient of {call}{where:at} is zero at its source, rank {root}: "
-        "torch.distributed.nn.functional takes the source's rank of the world for its rank in the "
+        "torch.distributed.nn.functional confuses the source's global rank with its rank in the "
         "group (pytorch#130515)."
     ),
     remedy=(
-        "Use a group in which the source has the same rank as in the world; or let the source's "
-        "tensor and zeros of the others go through torch.distributed.nn.functional.all_reduce, "
-        "whose gradient is right."
+        "Use a group in which the source's rank equals its global rank, or sum the source's tensor "
+        "and zeros from the others with torch.distributed.nn.functional.all_reduce, whose gradient "
+        "is correct."
     ),
 )
 
@@ -1166,7 +1173,7 @@ zero_gradient = Rule(
 unanswered = Rule(
     "",
     "unanswered",
-    """A request to the parameter server waits for what other workers do not do.""",
+    """A request to the parameter server waits for requests that other workers do not make.""",
     message="{here:wait in}{condition}, but {others}.",
 )
 
@@ -1174,15 +1181,16 @@ unanswered = Rule(
 missing_push = Rule(
     "DK601",
     "missing_push",
-    """A worker pushes a key less often than the others, and they wait for its gradient.
+    """A worker pushes a key less often than the others, which wait for its gradient.
 
-    Under `dist_sync` a round of a key ends when every worker has pushed it once, and only then the
-    server answers the pulls of that round. Other modes wait for bounded or backup gradients.
+    Under `dist_sync`, a round of a key ends when every worker has pushed it once. Only then does
+    the server answer the pulls of that round. Modes with bounded staleness or backup workers also
+    wait for gradients.
 
-    Give every worker the same number of batches, and push and pull the same keys:
+    Use the same number of batches on every worker, and push and pull the same keys:
 
     ```python
-    for x, y in batches:  # as many on every worker
+    for x, y in batches:  # the same number on every worker
         kv.push("w", gradient(x, y))
         kv.pull("w", out=w)
     ```
@@ -1191,21 +1199,21 @@ missing_push = Rule(
     """,
     message=unanswered.message,
     remedy=(
-        "Under dist_sync every worker pushes a key once for each round: give every rank the same "
-        "number of batches, and look for an `if`, break, return or continue that only some ranks "
-        "reach; or use dist_async, where no worker waits."
+        "Under dist_sync, every worker must push a key once per round: use the same number of "
+        "batches on every rank, and look for an `if`, `break`, `return` or `continue` that only "
+        "some ranks reach; or use dist_async, where no worker waits."
     ),
     bound=(
-        "The staleness bound also applies to workers that have finished: give every rank the same "
-        "number of batches, or a larger staleness."
+        "The staleness bound also applies to workers that have finished: use the same number of "
+        "batches on every rank, or a larger staleness."
     ),
     barrier=(
-        "A worker that waits at a barrier pushes nothing, and the staleness bound still applies: "
-        "call barrier() after the same number of pushes on every rank."
+        "The staleness bound also applies to workers that wait at a barrier: call barrier() after "
+        "the same number of pushes on every rank."
     ),
     late=(
-        "With backup workers a late worker's last rounds come when the others may have finished: "
-        "do not pull after the last push, or use dist_async."
+        "With backup workers, the others may finish before the last rounds of a late worker: do "
+        "not pull after the last push, or use dist_async."
     ),
 )
 
@@ -1213,10 +1221,9 @@ missing_push = Rule(
 missing_init = Rule(
     "DK602",
     "missing_init",
-    """A worker does not call init of a key.
+    """A worker does not call init for a key.
 
-    The first value of a key is the one that rank 0 passes: the `init` of the other workers waits
-    for it.
+    Rank 0 passes the first value of a key, and `init` on the other workers waits for it.
 
     ```python
     kv.init("w", w)  # on every worker, outside of any `if`
@@ -1226,7 +1233,7 @@ missing_init = Rule(
     """,
     message=unanswered.message,
     remedy=(
-        "Call init on every worker; the value that rank 0 passes is used. Move it out of the `if`."
+        "Call init on every worker, outside of any `if`: the key gets the value that rank 0 passes."
     ),
 )
 
@@ -1236,7 +1243,7 @@ missing_worker = Rule(
     "missing_worker",
     """A worker does not create the store.
 
-    The servers begin when every worker has called `kvstore.create`.
+    The servers start when every worker has called `kvstore.create`.
 
     ```python
     kv = kvstore.create("dist_sync")  # on every worker, outside of any `if`
@@ -1245,11 +1252,11 @@ missing_worker = Rule(
     MXNet's workers wait forever.
     """,
     message=unanswered.message,
-    remedy="Create the store on every worker: the servers begin when all are there.",
+    remedy="Create the store on every worker: the servers start when all workers have created it.",
 )
 
 
-# -- DK9xx: remarks, and limits of the record ------------------------------------------------------
+# -- DK9xx: slow ranks and incomplete records ------------------------------------------------------
 
 
 straggler = Rule(
@@ -1257,18 +1264,18 @@ straggler = Rule(
     "straggler",
     """A rank is slow, and the others wait for it.
 
-    This is no hang: the rank computes, reads data or sleeps, and comes later than the others, again
-    and again. A step takes as long as its slowest rank.
+    This is not a hang: the rank computes, reads data or sleeps, and repeatedly arrives after the
+    others. A step takes as long as its slowest rank.
 
-    Give it less to do, or look for what slows it down: another process on its machine, larger
-    batches, a slower disk.
+    Reduce its work, or find the cause of the delay, such as another process on its machine, larger
+    batches or a slower disk.
 
     ```python
     with torch.profiler.profile() as profile:
         train(batches)
     ```
 
-    torch says nothing.
+    torch does not report this.
     """,
     message="{here:wait in} for rank {rank}, which {is_} not communicating.",
     remedy="If it computes, this is not a hang: it may still arrive.",
@@ -1277,26 +1284,26 @@ straggler = Rule(
 
 late_again = straggler.variant(
     message=(
-        "after the first one, rank {rank} came last to {came} of {total} collectives: the others "
-        "waited {seconds:.2g} s for it in all."
+        "after the first one, rank {rank} arrived last at {late} of {total} collectives: the "
+        "others waited {seconds:.2g} s for it in total."
     ),
-    remedy="This is not a hang: give it less to do, or look for what slows it down.",
+    remedy="This is not a hang: reduce its work, or find the cause of the delay.",
 )
 
 
 not_judged = Rule(
     "DK903",
     "not_judged",
-    """The record does not contain what a diagnosis needs.
+    """The record lacks data that a diagnosis needs.
 
-    A record of another program may lack the ends of calls, the members of groups, or some calls.
-    Then distkit says so instead of guessing, and what to record next time.
+    A record from another tool may lack the ends of calls, the members of groups, or some calls.
+    distkit then reports the missing data instead of guessing, and how to record it next time.
 
     ```shell
     distkit trace -- torchrun --nproc-per-node 4 train.py
     ```
 
-    records everything that a diagnosis needs.
+    This command records everything that a diagnosis needs.
     """,
     message="{text}",
     remedy="{advice}",

@@ -1,6 +1,6 @@
-"""Mistakes without a hang that make numbers wrong: races, reordered loops, crossed messages.
+"""Mistakes that silently give wrong numbers: races, reordered loops, crossed messages. Pure.
 
-Each is reported only if both the run and the program's text show it. Pure.
+Each is reported only if both the run and the program's text show it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from distkit.trace.log import grouped
 
 
 def silent_findings(facts: Evidence, previous: Sequence[Finding]) -> Iterator[Finding]:
-    """Find values that may be wrong, if there are no ``previous`` findings to explain them."""
+    """Find values that may be wrong, unless ``previous`` findings explain them."""
     if not previous:
         yield from _message_races(facts)
         yield from _reordered(facts)
@@ -26,7 +26,7 @@ def silent_findings(facts: Evidence, previous: Sequence[Finding]) -> Iterator[Fi
         yield from _lost_gradients(facts)
 
 
-# -- messages that arrive in any order --------------------------------------------------------
+# -- message races ----------------------------------------------------------------------------
 
 
 def _message_races(facts: Evidence) -> Iterator[Finding]:
@@ -51,7 +51,7 @@ def _message_races(facts: Evidence) -> Iterator[Finding]:
 
 
 def _is_after(facts: Evidence, send: Span, recv: Span) -> bool:
-    """Return whether a message may have been sent in reaction to the receipt of another."""
+    """Return whether a message may have been sent in reaction to another receive."""
     return any(
         s.rank == send.rank
         and s.seq < send.seq
@@ -62,7 +62,7 @@ def _is_after(facts: Evidence, send: Span, recv: Span) -> bool:
 
 
 def _depends_on_order(facts: Evidence, one: Span, other: Span) -> bool:
-    """Return whether the program uses the first message differently than the second."""
+    """Return whether the program uses the first message differently from the second."""
     scopes = facts.program.scopes(one.where)
     if not scopes or scopes[:1] != facts.program.scopes(other.where)[:1]:
         return False
@@ -72,30 +72,30 @@ def _depends_on_order(facts: Evidence, one: Span, other: Span) -> bool:
 
 
 def _race(one: Span, other: Span) -> Finding:
-    both = at(one.where) if one.where == other.where else f"{at(one.where)} and{at(other.where)}"
+    lines = at(one.where) if one.where == other.where else f"{at(one.where)} and{at(other.where)}"
     senders = [s.peer for s in (one, other) if s.peer is not None]
     return rules.message_race.finding(
-        one, culprits=[one.rank], rank=one.rank, where=both, senders=senders
+        one, culprits=[one.rank], rank=one.rank, where=lines, senders=senders
     )
 
 
-# -- a loop in another order on some ranks ---------------------------------------------------
+# -- reordered loops ------------------------------------------------------------------------
 
 
 def _reordered(facts: Evidence) -> Iterator[Finding]:
-    """Find collectives in a loop that visits the same items in a different order on some ranks."""
+    """Find collectives in a loop that visits its items in a different order on some ranks."""
     for calls in facts.calls.values():
         spans = (s for row in calls.values() for s in row if s.dtype)
-        for (op, where), some in grouped(spans, lambda s: (s.op, s.where)).items():
-            found = grouped(some, lambda s: s.rank)
-            often = [len(row) for row in found.values()]
-            if len(found) < 2 or min(often) < 2:
+        for (op, where), line_spans in grouped(spans, lambda s: (s.op, s.where)).items():
+            by_rank = grouped(line_spans, lambda s: s.rank)
+            counts = [len(row) for row in by_rank.values()]
+            if len(by_rank) < 2 or min(counts) < 2:
                 continue
             loop = facts.program.reordered([where], directly=True)
             if loop is not None:
-                ranks = sorted(found)
+                ranks = sorted(by_rank)
                 yield rules.reordered_loop.finding(
-                    *(row[0] for row in found.values()),
+                    *(row[0] for row in by_rank.values()),
                     culprits=ranks,
                     ranks=ranks,
                     op=op,
@@ -104,30 +104,30 @@ def _reordered(facts: Evidence) -> Iterator[Finding]:
                 )
 
 
-# -- messages into each other's buffers -------------------------------------------------------
+# -- crossed messages ------------------------------------------------------------------------
 
 
 def _crossed(facts: Evidence) -> Iterator[Finding]:
-    """Find messages of one size between two ranks that are received into each other's buffer."""
+    """Find equal-sized messages between two ranks that arrive in each other's buffer."""
 
-    def way(pair: tuple[Span, Span]) -> tuple[object, ...]:
+    def channel_of(pair: tuple[Span, Span]) -> tuple[object, ...]:
         send, recv = pair
         return send.rank, recv.rank, send.group, send.tag, send.dtype, send.nbytes
 
-    rows, seen = grouped(facts.pairs, way), set()
+    rows, seen = grouped(facts.pairs, channel_of), set()
     for pairs in rows.values():
-        for two in pairwise(pairs):
-            places = tuple(s.where for pair in two for s in pair)
+        for neighbours in pairwise(pairs):
+            places = tuple(s.where for pair in neighbours for s in pair)
             if places in seen:
                 continue
             seen.add(places)
-            names = [[_argument(facts, end) for end in pair] for pair in two]
+            names = [[_argument(facts, end) for end in pair] for pair in neighbours]
             if _is_crossed(names):
-                yield _cross(*two, names)
+                yield _cross(*neighbours, names)
 
 
 def _is_crossed(names: list[list[str]]) -> bool:
-    """Return whether each message's name resembles the other's buffer, and not its own."""
+    """Return whether each sent tensor's name resembles only the other message's buffer."""
     (sent, got), (next_sent, next_got) = names
     crossed = resemble(sent, next_got) and resemble(next_sent, got)
     return crossed and not resemble(sent, got) and not resemble(next_sent, next_got)
@@ -148,30 +148,30 @@ def _argument(facts: Evidence, span: Span) -> str:
 
 def _cross(one: tuple[Span, Span], other: tuple[Span, Span], names: list[list[str]]) -> Finding:
     send, recv = one
-    ends = [*zip((*one, *other), (*names[0], *names[1]), strict=True)]
-    if len({s.where for s, _ in ends}) == 1:
-        labels, here = [name for _, name in ends], at(recv.where)
+    labelled = [*zip((*one, *other), (*names[0], *names[1]), strict=True)]
+    if len({s.where for s, _ in labelled}) == 1:
+        labels, where = [name for _, name in labelled], at(recv.where)
     else:
-        labels, here = [f"{name}{at(s.where)}" for s, name in ends], ""
+        labels, where = [f"{name}{at(s.where)}" for s, name in labelled], ""
     return rules.crossed_messages.finding(
         send,
         recv,
         culprits=sorted({send.rank, recv.rank}),
         send=send,
         recv=recv,
-        where=here,
+        where=where,
         sent=labels[::2],
         got=labels[1::2],
     )
 
 
-# -- gradients that torch loses ---------------------------------------------------------------
+# -- lost gradients --------------------------------------------------------------------------
 
 
 def _lost_gradients(facts: Evidence) -> Iterator[Finding]:
-    """Find broadcasts of torch.distributed.nn.functional whose source gets no gradient."""
-    found = (s for s in facts.spans if "zeroes_gradient" in s.attributes)
-    for where, spans in by_line(found).items():
+    """Find broadcasts of torch.distributed.nn.functional whose source receives no gradient."""
+    broadcasts = (s for s in facts.spans if "zeroes_gradient" in s.attributes)
+    for where, spans in by_line(broadcasts).items():
         first = spans[min(spans)]
         yield rules.zero_gradient.finding(
             *spans.values(),

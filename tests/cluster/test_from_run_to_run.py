@@ -154,5 +154,5 @@ def test_programs_that_spawn_ranks_get_a_hint(
     def launches() -> None:
         raise subprocess.CalledProcessError(1, [sys.executable, "-m", "torch.distributed.run"])
 
-    with pytest.raises(dk.errors.RankError, match="Run their function instead"):
+    with pytest.raises(dk.errors.RankError, match="Run their function with cluster"):
         cluster.run(launches)

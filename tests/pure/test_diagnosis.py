@@ -408,7 +408,7 @@ def test_receive_from_any_source_may_take_the_next_message():
     (f,) = (f for f in diagnose(sim.live()) if f.hang)
     assert (f.kind, f.culprits, f.waiting) == ("message_race", (0,), (0, 2))
     assert "recv(src=1) at a.py:4" in f.message and "recv(src=any) at a.py:3" in f.message
-    assert "rank 2 sends at a.py:9 is left over" in f.message
+    assert "rank 2 sends at a.py:9 is unmatched" in f.message
 
 
 def test_wrong_shape_that_crashes_is_explained():
@@ -580,7 +580,7 @@ def late_rank(lasts: float) -> Trace:
 def test_straggler_of_a_finished_run_is_named():
     (f,) = diagnose(late_rank(0.5))
     assert (f.kind, f.culprits, f.hang) == ("straggler", (2,), False)
-    assert "rank 2 came last to 4 of 4 collectives: the others waited 2 s" in f.message
+    assert "rank 2 arrived last at 4 of 4 collectives: the others waited 2 s" in f.message
 
 
 def test_open_calls_share_one_delay():

@@ -27,7 +27,7 @@ def test_identical_trainings_are_equal() -> None:
     found = dk.equal(trained([MEAN, MEAN]), trained([MEAN, MEAN]))
     assert found
     assert found.exact
-    assert repr(found) == "Equal to the bit in all 2 steps and 1 layer"
+    assert repr(found) == "Bitwise equal in all 2 steps and 1 layer"
 
 
 def test_rounding_is_not_a_difference() -> None:
@@ -44,7 +44,7 @@ def test_rounding_is_not_a_difference() -> None:
 @pytest.mark.parametrize(
     ("afters", "crcs", "what", "rank", "says"),
     [
-        ([SUM, SUM], ("aaaa", "aaaa"), "gradient", 0, "one is 2 times the other: a sum"),
+        ([SUM, SUM], ("aaaa", "aaaa"), "gradient", 0, "one is 2 times the other, as for a sum"),
         ([MEAN, [9.0, 0.5, 1.0, -1.0]], ("aaaa", "aaaa"), "gradient", 1, "w is 7 apart on rank 1"),
         (
             [MEAN, [2.0, 0.5, 1.0, math.nan]],

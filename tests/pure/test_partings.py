@@ -51,7 +51,7 @@ BARRIER = Step(Op.BARRIER, where=line(7))
 def test_rank_that_left_its_loop_early_is_named():
     f = found([REDUCE] * 3 + [BARRIER], [REDUCE] * 2 + [BARRIER], [REDUCE] * 3 + [BARRIER])
     assert (f.kind, f.culprits) == ("uneven", (1,))
-    assert "rank 1 goes on to barrier() at a.py:7 after calling it 2 times" in f.message
+    assert "rank 1 continues with barrier() at a.py:7 after calling it 2 times" in f.message
     assert "`continue` under `if broken(batch)` at a.py:3" in f.remedy
 
 
@@ -101,7 +101,7 @@ def test_exception_in_flight_comes_first():
 def test_calls_of_a_subgroup_are_not_divergence():
     new = Step(Op.NEW_GROUP, where=line(1), attributes={"members": (0, 1)})
     f = found([new, all_reduce(2)], [new, all_reduce(2)], [new], [new], [new], source="")
-    assert "pass group=, if only ranks 0 and 1 are meant" in f.remedy
+    assert "If only ranks 0 and 1 should call it, pass group=" in f.remedy
 
 
 def test_stalled_collective_of_all_ranks_is_reported():
@@ -254,7 +254,7 @@ def test_silent_except_and_no_sync_are_exits():
         "for x in xs:\n    try:\n        step(x)\n    except OSError:\n        log()\n"
         "    with net.no_sync():\n        step(x)\n    while y:\n        break\n"
     )
-    exits = [e.words for e in Program({"a.py": text}).exits(["a.py:3"])]
+    exits = [e.text for e in Program({"a.py": text}).exits(["a.py:3"])]
     assert exits == ["except OSError", "with net.no_sync()"]
 
 

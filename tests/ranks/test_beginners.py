@@ -86,10 +86,10 @@ def shards_to_a_group() -> None:
 @pytest.mark.parametrize(
     ("program", "remedy"),
     [
-        (shards_to_a_group, "is passed as group_src"),
-        (lambda: dist.all_reduce(torch.ones(1), op=None), "op is a dist.ReduceOp"),
+        (shards_to_a_group, "use group_src"),
+        (lambda: dist.all_reduce(torch.ones(1), op=None), "op must be a dist.ReduceOp"),
         (lambda: dist.batch_isend_irecv([]), "at least one P2POp"),
-        (lambda: dist.reduce(torch.ones(1), dst=3), "ranks that exist"),
+        (lambda: dist.reduce(torch.ones(1), dst=3), "must be ranks from 0"),
     ],
 )
 def test_torch_error_has_a_remedy(program: object, remedy: str) -> None:
@@ -119,4 +119,6 @@ def test_script_with_a_missing_argument_names_the_remedy(tmp_path: Path) -> None
         dk.run_ranks(script, 2)
     said = str(caught.value)
     assert "usage: train.py [-h] --lr LR" in said and "required: --lr" in said
-    assert "cluster.run('train.py', '--lr', '0.1')" in said and "Return instead" not in said
+    assert (
+        "cluster.run('train.py', '--lr', '0.1')" in said and "Return from the function" not in said
+    )

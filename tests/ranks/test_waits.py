@@ -212,7 +212,7 @@ def one_group_for_two_threads() -> None:
 def test_threads_with_different_orders_on_one_group_are_diagnosed() -> None:
     finding = explained(one_group_for_two_threads)
     assert finding.culprits == (0, 1)
-    assert "a group of its own" in finding.remedy
+    assert "a separate group for each thread" in finding.remedy
 
 
 def groups_of_their_own() -> list[float]:

@@ -15,7 +15,7 @@ from distkit.cluster.processes.rank_spec import LINE_CLOSED
 from distkit.cluster.runs.outcome import CONNECTION_BROKEN, Failure, Frame, Outcome
 from distkit.cluster.runs.outcome import text as text_of
 from distkit.diagnosis import rules
-from distkit.diagnosis.deadlocks import gone, raised, search
+from distkit.diagnosis.deadlocks import hung_or_ended, raised, remedy_for_end
 from distkit.diagnosis.findings import Finding, verb
 from distkit.errors import (
     OWN,
@@ -174,7 +174,7 @@ def of_replacements(name: str, replaced: list[Replacement]) -> list[str]:
         "lose values; the next run starts with all servers",
     }
     return [
-        f"{r.name} {gone(r.how)} during {name} ({r.how}), "
+        f"{r.name} {hung_or_ended(r.how)} during {name} ({r.how}), "
         f"{consequence[r.name.split()[0]]}.{f' {STOPPED}' if SILENT in r.how else ''}"
         for r in replaced
     ]
@@ -258,8 +258,10 @@ def _findings(rank: int, default: str, trace: Trace) -> list[str]:
 
 def _death(outcome: Outcome, trace: Trace) -> RankDied:
     rank, how, end = outcome.rank, outcome.died, _rank_end(outcome)
-    ended = f"process of rank {rank} {gone(how)} ({how})."
-    finding, *others = _findings(rank, f"the {ended} {search(how)} [{rules.died.code}]", trace)
+    ended = f"process of rank {rank} {hung_or_ended(how)} ({how})."
+    finding, *others = _findings(
+        rank, f"the {ended} {remedy_for_end(how)} [{rules.died.code}]", trace
+    )
     if how not in finding:  # the finding names only the cause
         finding += f"\nThe {ended}"
     last, crash = last_call(trace.spans, rank), _crash_report(outcome.log)
