@@ -1,1 +1,1 @@
-"""Recording of a rank's communication: its calls, their order and their outcome."""
+"""Recording of each rank's communication: calls, their order and their results."""

@@ -1,6 +1,6 @@
 """Timing and tensor values of GPU operations, recorded without synchronizing the GPU.
 
-A call puts work into a *stream* of the GPU and returns. The tap records *events* in the stream
+A call enqueues work in a *stream* of the GPU and returns. The tap records *events* in the stream
 before and after the work, and later queries whether the GPU has reached them. Values are
 summarized on the GPU, in the same stream, and copied to host memory asynchronously.
 """
@@ -18,8 +18,8 @@ import torch
 
 from distkit.recording.plain import Values
 
-#: Held during event queries, and by the capture of a CUDA graph from begin to end: the capture
-#: would fail if another thread queried an event.
+#: Held during event queries and while a CUDA graph is captured, because a capture fails if another
+#: thread queries an event.
 event_query_lock = threading.Lock()
 
 
@@ -32,17 +32,17 @@ class Device:
 
     @property
     def stream(self) -> int:
-        """The number of this thread's current stream."""
+        """The id of this thread's current stream."""
         return int(self._torch.current_stream(self._device).stream_id)
 
     @property
     def facts(self) -> tuple[tuple[str, Any], ...]:
-        """Event attributes of a call made now."""
+        """The event attributes of a call made now."""
         return ("device", str(self._device)), ("stream", self.stream)
 
     @property
     def memory(self) -> int:
-        """Bytes that this process's tensors occupy on the device."""
+        """The number of bytes that this process's tensors occupy on the device."""
         return int(self._torch.memory_allocated(self._device))
 
     def event(self) -> Any:
@@ -64,26 +64,26 @@ device_of = cache(Device)
 
 
 class DeferredSummary:
-    """Summary of values that are still being copied from the GPU.
+    """A summary of values that are still being copied from the GPU.
 
     Args:
         flat: the values to summarize, (k,), float64.
-        stride: distance between the values shown.
-        size: number of elements of the whole tensor, of which ``flat`` may be a sample.
+        stride: the distance between the recorded values.
+        size: the number of elements of the tensor, of which ``flat`` may be a sample.
     """
 
     def __init__(self, flat: torch.Tensor, stride: int, size: int) -> None:
         device = device_of(flat.device)
         self.memory, self._size, self._sampled = device.memory, size, size > len(flat)
-        square = flat.square().sum() * (size / len(flat))  # dot would load cuBLAS
+        square = flat.square().sum() * (size / len(flat))  # torch.dot would load cuBLAS
         numbers = torch.cat([flat[::stride], torch.stack([square, flat.min(), flat.max()])])
         self._numbers = torch.empty(
             numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda
         ).copy_(numbers, non_blocking=True)
         self._event = device.event()
 
-    def take(self) -> Values | None:
-        """Return Summary's fields as ``summarize`` does; None if the copy is not finished."""
+    def poll(self) -> Values | None:
+        """Return the fields of a Summary, as ``summarize`` does; None until the copy is done."""
         if not _is_reached(self._event):
             return None
         *values, square, minimum, maximum = self._numbers.tolist()
@@ -92,10 +92,10 @@ class DeferredSummary:
 
 
 class Clock:
-    """Converts the times of a device's events to the host's clock.
+    """Converts times of a device's events to the host's clock.
 
-    The GPU reaches an event after the host records it and before the host observes that. Both
-    bound the offset of the clocks, which is exact if the GPU was idle.
+    The GPU reaches an event after the host records it and before the host observes its completion.
+    These times bound the clocks' offset, which is exact if the GPU was idle.
 
     >>> class At:
     ...     def __init__(self, ms): self.ms = ms
@@ -108,8 +108,8 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._latest: Any = None  # latest begin event
-        self._at = 0.0  # its time on the device's clock [s]
+        self._latest: Any = None  # latest ``begin`` event
+        self._latest_time = 0.0  # time of that event on the device's clock [s]
         self._offset = -math.inf  # host's clock minus device's clock [s]
 
     def time(self, begin: Any, called: float, end: Any, seen: float) -> float:
@@ -117,25 +117,25 @@ class Clock:
 
         Args:
             begin: an earlier event.
-            called: time at which the host recorded ``begin`` [s].
+            called: the time at which the host recorded ``begin`` [s].
             end: an event that the GPU has reached.
-            seen: time at which the host observed that [s].
+            seen: the time at which the host observed that [s].
         """
         since = self._latest.elapsed_time(begin) / 1e3 if self._latest is not None else 0.0
-        self._latest, self._at = begin, self._at + since
-        ended = self._at + begin.elapsed_time(end) / 1e3
-        self._offset = min(max(self._offset, called - self._at), seen - ended)
+        self._latest, self._latest_time = begin, self._latest_time + since
+        ended = self._latest_time + begin.elapsed_time(end) / 1e3
+        self._offset = min(max(self._offset, called - self._latest_time), seen - ended)
         return max(called, float(ended + self._offset))
 
 
 class InFlight:
-    """An operation that the host considers done while the GPU still executes it.
+    """An operation that has completed on the host while the GPU still executes it.
 
     Args:
         device: the GPU.
         work: torch's ``Work``, which may know the duration of the backend's kernels.
         begin: an event before the operation.
-        called: time at which the host recorded ``begin`` [s].
+        called: the time at which the host recorded ``begin`` [s].
     """
 
     def __init__(self, device: Device, work: Any, begin: Any, called: float) -> None:
@@ -143,17 +143,17 @@ class InFlight:
         self._begin, self._called_at, self._end = begin, called, device.event()
 
     def synchronize_stream(self) -> None:
-        """Make this thread's current stream wait for its end and for the copy of its values."""
+        """Make this thread's current stream wait for the operation and the copy of its values."""
         self._device.wait_for(self._end)
         self.stream = self._device.stream
 
     def poll(self) -> float | None:
-        """Return the time of its end on the host's clock [s]; None if it has not ended."""
+        """Return the end time on the host's clock [s]; None if the operation has not ended."""
         if not _is_reached(self._end):
             return None
         self.seconds = self._begin.elapsed_time(self._end) / 1e3
         if self._work is not None:
-            with suppress(RuntimeError):  # only NCCL knows, if TORCH_NCCL_ENABLE_TIMING is set
+            with suppress(RuntimeError):  # only NCCL knows it, if TORCH_NCCL_ENABLE_TIMING is set
                 self.seconds = self._work._get_duration() / 1e3
         return self._device.clock.time(self._begin, self._called_at, self._end, time.monotonic())
 

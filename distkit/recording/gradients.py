@@ -1,6 +1,6 @@
-"""Recording of training on each replica: gradients, weights and loss of each step.
+"""Recording of the gradients, weights and loss of each training step on each replica.
 
-They are recorded as marks with summarized values, never as whole tensors.
+Marks record summarized values, never whole tensors.
 
 ===================  ==============================  ============================================
 attributes           before (STARTED)                after (COMPLETED)
@@ -8,12 +8,12 @@ attributes           before (STARTED)                after (COMPLETED)
 ``gradient NAME``    this rank's own gradient        the gradient that the optimizer saw
 ``alone NAME``                                       the gradient of :meth:`GradientRecorder.alone`
 ``weights CRC``                                      a sketch of all weights; each layer's norm
-``step``                                             (loss, learning rate, samples), NaN: not given
+``step``                                             (loss, learning rate, samples), NaN: unknown
 ===================  ==============================  ============================================
 
-The gradients of a step precede its ``step`` mark, the updated weights follow it. Equal CRCs mean
-bitwise equal weights; the norm of the difference of two sketches estimates the norm of the
-difference of the weights, to about 20 %.
+The gradients of a step precede its ``step`` mark, and the updated weights follow it. Equal CRCs
+mean bitwise equal weights; the norm of the difference of two sketches estimates the norm of the
+difference of the weights, to within about 20 %.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from distkit.recording.plain import Values
 
-#: All steps are recorded up to this one, then every second, fourth … each time it doubles.
+#: All steps up to this one are recorded; then the interval doubles whenever the step number does.
 ALL_STEPS = 64
 #: Maximum number of elements that a sketch reads; larger models are sampled.
 EXACT_WEIGHTS = 1 << 22
@@ -44,15 +44,15 @@ EXACT_WEIGHTS = 1 << 22
 def watch_gradients(model: nn.Module, *, most: int = 32) -> Iterator[GradientRecorder]:
     """Record gradients, weights and loss of a training loop, for :class:`distkit.Gradients`.
 
-    It records each gradient when ``backward`` has computed it, before any all-reduce, and again
-    at the end of the step. It works with your own loops, with
+    Each gradient is recorded when ``backward`` has computed it, before any all-reduce, and again at
+    the end of the step. This works with custom loops, with
     :func:`~distkit.algorithms.sync_sgd_step` and with ``DistributedDataParallel``. All ranks record
     the same steps: all of the first 64, then every second, fourth …, to keep the trace small.
-    Outside a recorded run it does nothing.
+    Outside a recorded run, this does nothing.
 
     Args:
-        model: the model that is trained.
-        most: the largest number of parameters to record; a bigger model's largest ones are chosen.
+        model: the model to train.
+        most: the maximum number of parameters to record; the largest parameters are recorded.
 
     >>> import torch
     >>> net = torch.nn.Linear(2, 1)
@@ -73,10 +73,10 @@ class GradientRecorder:
     """The handle of :func:`watch_gradients`: call :meth:`step` at the end of each step."""
 
     def __init__(self, model: nn.Module, most: int) -> None:
-        named = [(n, w) for n, w in model.named_parameters() if w.requires_grad]
-        largest = {n for n, _ in sorted(named, key=lambda p: -p[1].numel())[:most]}
-        self._watched = {n: w for n, w in named if n in largest}
-        self._weights = [w for _, w in named]
+        parameters = [(n, w) for n, w in model.named_parameters() if w.requires_grad]
+        largest = {n for n, _ in sorted(parameters, key=lambda p: -p[1].numel())[:most]}
+        self._watched = {n: w for n, w in parameters if n in largest}
+        self._weights = [w for _, w in parameters]
         self._steps = 0
         self._open: dict[str, int] = {}  # seq of each gradient's mark
         self._hooks = [
@@ -92,7 +92,7 @@ class GradientRecorder:
         Args:
             loss: this rank's mean loss.
             lr: the learning rate.
-            samples: number of examples that this rank has used.
+            samples: the number of examples that this rank has used.
         """
         rec = recorder.current()
         if rec is None:
@@ -117,7 +117,7 @@ class GradientRecorder:
     def alone(self, loss: Tensor) -> None:
         """Record the gradient that one process computes from the whole batch, for comparison.
 
-        Call it before the step changes the weights. It leaves the model's gradients unchanged.
+        Call this before the step changes the weights. The model's gradients stay unchanged.
 
         Args:
             loss: the mean loss over the examples of all ranks.
@@ -127,8 +127,8 @@ class GradientRecorder:
             return
         import torch
 
-        found = torch.autograd.grad(loss, list(self._watched.values()), allow_unused=True)
-        for name, gradient in zip(self._watched, found, strict=True):
+        gradients = torch.autograd.grad(loss, list(self._watched.values()), allow_unused=True)
+        for name, gradient in zip(self._watched, gradients, strict=True):
             if gradient is not None:
                 _put(rec, rec.next_seq(), State.COMPLETED, "alone", name, gradient)
 
@@ -190,7 +190,7 @@ def sketch(tensors: Sequence[Tensor]) -> tuple[int, Values]:
     flat: Any = torch.cat([t if t.dtype == torch.float64 else t.float() for t in parts]).numpy()
     padded = np.zeros(-(-len(flat) // VALUES) * VALUES)
     padded[: len(flat)] = flat
-    with np.errstate(all="ignore"):  # a diverging model
+    with np.errstate(all="ignore"):  # for a diverging model
         sums = (padded * _signs(len(padded))).reshape(-1, VALUES).sum(0) * math.sqrt(stride)
         norm = math.sqrt(stride) * float(np.linalg.norm(flat))
     summary = (tuple(sums.tolist()), norm, float(flat.min()), float(flat.max()), size, stride > 1)
@@ -212,14 +212,14 @@ def _norms(tensors: list[Tensor]) -> tuple[float, ...]:
     return tuple(n if math.isfinite(n) else -1.0 for n in map(float, norms))
 
 
-def _put(rec: Recorder, seq: int, state: State, what: str, name: str, gradient: Tensor) -> None:
-    if gradient.is_sparse:  # from an embedding
+def _put(rec: Recorder, seq: int, state: State, kind: str, name: str, gradient: Tensor) -> None:
+    if gradient.is_sparse:  # the gradient of an embedding
         gradient = gradient.to_dense()
     rec.record(
         seq,
         Op.MARK,
         state,
-        attributes={"watched": what, "name": name},
+        attributes={"watched": kind, "name": name},
         where=user_line(3),
         nbytes=gradient.nbytes,
         shape=tuple(gradient.shape),

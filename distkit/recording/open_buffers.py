@@ -1,9 +1,9 @@
 """Detection of tensors that a program uses before it waits for their asynchronous operation.
 
-Torch raises no error: the program reads whatever is in memory, often even the right numbers. Until
-the wait, inputs of the operation must not be written, and outputs must be neither read nor written.
+Torch raises no error: the program reads the current memory, which often contains the right numbers.
+Until the wait, the program must not write inputs of the operation, nor read or write its outputs.
 While such operations are open, a function mode intercepts every call from Python. For calls that
-touch the memory of an open operation, a dispatch mode intercepts the operators, whose schemas state
+touch the memory of an open operation, a dispatch mode intercepts the operators, whose schemas show
 which arguments they read, write or only view.
 """
 
@@ -29,10 +29,10 @@ from distkit.recording.operators import tensors_in
 from distkit.recording.pending import Pending
 from distkit.recording.recorder import Recorder, user_line
 
-#: Functions that read values without calling an operator.
+#: Names of functions that read values without calling an operator.
 _READ_WITHOUT_OPERATOR = frozenset("numpy tolist __array__ __dlpack__ __repr__ __format__".split())
 
-#: Maximum number of open operations watched; the oldest are dropped.
+#: Maximum number of open operations watched; the oldest are no longer watched.
 MAX_OPEN = 256
 
 Tensors = Iterable[torch.Tensor]
@@ -42,8 +42,8 @@ Tensors = Iterable[torch.Tensor]
 class _Call:
     """An asynchronous call that its program has not waited for.
 
-    ``memory`` has the layout of each buffer, and whether the call writes it; ``versions`` the
-    tensors that only the program changes, with torch's count of changes.
+    ``memory`` contains the layout of each buffer, and whether the call writes it; ``versions``
+    contains the tensors that only the program changes, with torch's version counter of each.
     """
 
     recorder: Recorder
@@ -53,12 +53,12 @@ class _Call:
 
 
 class OpenBuffers(TorchFunctionMode):
-    """Function mode that watches the buffers of open operations, active while there are any."""
+    """A function mode that watches the buffers of open operations, active while any is open."""
 
     def __init__(self) -> None:
         super().__init__()
         self._open: dict[int, tuple[weakref.ref[Any], _Call]] = {}  # by the work's id
-        self._inside = threading.local()  # depth of intercepted calls, inside which the mode is off
+        self._inside = threading.local()  # depth of intercepted calls, which disable the mode
 
     @property
     def active(self) -> bool:
@@ -71,13 +71,13 @@ class OpenBuffers(TorchFunctionMode):
         """Watch the buffers of an asynchronous call.
 
         Args:
-            work: the work that the caller waits for.
+            work: the ``Work`` that the caller waits for.
             pending: the call.
-            reads: the tensors that it reads.
-            writes: the tensors that it writes.
+            reads: the tensors that the call reads.
+            writes: the tensors that the call writes.
             counts: the tensors whose version only the program increments.
         """
-        with DisableTorchFunction():  # invisible to other modes
+        with DisableTorchFunction():  # hidden from other modes
             memory = [(layout(t), False) for t in reads] + [(layout(t), True) for t in writes]
             versions = [(t, t._version) for t in counts if _is_counted(t)]
         key = id(work)
@@ -88,10 +88,10 @@ class OpenBuffers(TorchFunctionMode):
         self.refresh()
 
     def remove(self, work: Any) -> None:
-        """Stop watching the buffers of a call that was waited for."""
-        if (found := self._open.pop(id(work), None)) is not None:
-            if _is_changed(found[1]):
-                _record_use(found[1], "", writes=True)
+        """Stop watching the buffers of a call that the program has waited for."""
+        if (entry := self._open.pop(id(work), None)) is not None:
+            if _is_changed(entry[1]):
+                _record_use(entry[1], "", writes=True)
             self.refresh()
 
     def clear(self) -> None:
@@ -100,10 +100,10 @@ class OpenBuffers(TorchFunctionMode):
         self.refresh()
 
     def refresh(self) -> None:
-        """Push or pop the mode in this thread as needed, except inside an intercepted call."""
+        """Push or pop the mode in this thread if necessary, except inside an intercepted call."""
         if getattr(self._inside, "depth", 0):
             return
-        # stay at the bottom of the stack, above torch's default device; the user pushes on top
+        # keep this mode at the bottom of the stack, above torch's default device
         modes: list[Any] = [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]
         if self in modes and not self._open:
             modes.remove(self)
@@ -113,7 +113,7 @@ class OpenBuffers(TorchFunctionMode):
             _push_mode(mode)
 
     def after(self, backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a backward pass, which writes gradients in C++, and check the buffers after it."""
+        """Run a backward pass, which writes gradients in C++, and check the buffers afterwards."""
         before = self._open.copy()
         try:
             return backward(*args, **kwargs)
@@ -125,35 +125,35 @@ class OpenBuffers(TorchFunctionMode):
             if self._open and self._open.keys() - before.keys():
                 self.refresh()
 
-    def look(self, name: str, reads: Tensors, writes: Tensors) -> None:
-        """Record the open operations with which these reads and writes conflict."""
+    def check(self, name: str, reads: Tensors, writes: Tensors) -> None:
+        """Record the open operations that conflict with these reads and writes."""
         with DisableTorchFunction():
-            found = [(layout(t), False) for t in reads] + [(layout(t), True) for t in writes]
+            accesses = [(layout(t), False) for t in reads] + [(layout(t), True) for t in writes]
         for key, (_, call) in list(self._open.items()):
-            hits = [
-                changes
-                for buffer, written in call.memory
-                for memory, changes in found
-                if (changes or written) and np.shares_memory(memory, buffer)
+            conflicts = [
+                is_write
+                for buffer, is_output in call.memory
+                for memory, is_write in accesses
+                if (is_write or is_output) and np.shares_memory(memory, buffer)
             ]
-            if hits:
-                self._open.pop(key, None)  # report once
-                _record_use(call, name, writes=any(hits))
+            if conflicts:
+                self._open.pop(key, None)  # report only once
+                _record_use(call, name, writes=any(conflicts))
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Check the tensors of a call, and make it."""
-        if torch.compiler.is_compiling():  # hides this function from the compiler
+        """Check the tensors of a call, and execute it."""
+        if torch.compiler.is_compiling():  # keeps this function out of compiled graphs
             return func(*args, **(kwargs or {}))
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        given = [*args, *kwargs.values()]
-        if not self._open or name == "__get__" or not self._overlaps(given):
+        arguments = [*args, *kwargs.values()]
+        if not self._open or name == "__get__" or not self._overlaps(arguments):
             return self._call(func, args, kwargs)
         if name in _READ_WITHOUT_OPERATOR:
-            self.look(name, tensors_in(given), ())
+            self.check(name, tensors_in(arguments), ())
         if str(getattr(func, "__module__", "")).startswith("torch.distributed"):
-            return self._call(func, args, kwargs)  # checked by the tap
+            return self._call(func, args, kwargs)  # the tap checks it
         with _Operators(self, name):
             return self._call(func, args, kwargs)
 
@@ -166,19 +166,19 @@ class OpenBuffers(TorchFunctionMode):
             inside.depth -= 1
 
     def _overlaps(self, values: Any) -> bool:
-        """Return whether a tensor among these may overlap an open buffer."""
+        """Return whether any of these tensors may overlap an open buffer."""
         with DisableTorchFunction():
-            covered = [*map(layout, tensors_in(values))]
+            layouts = [*map(layout, tensors_in(values))]
         return any(
             np.may_share_memory(memory, buffer)
-            for memory in covered
+            for memory in layouts
             for _, call in list(self._open.values())
             for buffer, _ in call.memory
         )
 
 
 class _Operators(TorchDispatchMode):
-    """Dispatch mode that checks the operators of a call."""
+    """A dispatch mode that checks the operators of a call."""
 
     supports_higher_order_operators = True
 
@@ -202,12 +202,12 @@ class _Operators(TorchDispatchMode):
                     reads += tensors_in(value)
                 elif alias.is_write:
                     writes += tensors_in(value)
-            self._buffers.look(self._name, reads, writes)
+            self._buffers.check(self._name, reads, writes)
         return func(*args, **kwargs)
 
 
 def _is_changed(call: _Call) -> bool:
-    """Return whether a call's tensors were changed, even where no mode intercepts it."""
+    """Return whether a call's tensors have changed, even where no mode intercepts the change."""
     return any(tensor._version != version for tensor, version in call.versions)
 
 
@@ -220,19 +220,19 @@ def _record_use(call: _Call, name: str, writes: bool) -> None:
 
 
 def _ignores_values(operator: str) -> bool:
-    """Return whether an operator uses a tensor's shape but not its values, as zeros_like."""
+    """Return whether an operator uses a tensor's shape but not its values, as zeros_like does."""
     name = operator.removeprefix("aten::")
     return name.endswith("_like") or name.startswith("new_")
 
 
 def _is_counted(tensor: torch.Tensor) -> bool:
     """Return whether the version counter covers exactly this tensor's memory."""
-    whole = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_inference()
-    return whole and tensor.nbytes == tensor.untyped_storage().nbytes()
+    is_supported = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_inference()
+    return is_supported and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def layout(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return an array over a tensor's memory, on whichever device; its values are never read.
+    """Return an array over a tensor's memory on any device; its values are never read.
 
     >>> pairs = torch.zeros(4, 2)
     >>> np.shares_memory(layout(pairs[::2]), layout(pairs[1]))
@@ -249,6 +249,6 @@ def layout(tensor: torch.Tensor) -> NDArray[Any]:
             "shape": tuple(tensor.shape),
             "strides": tuple(size * step for step in tensor.stride()),
         }
-    except RuntimeError:  # it has no storage of its own, or is nested
+    except RuntimeError:  # the tensor is nested or has no storage
         return np.empty(0)
     return np.asarray(SimpleNamespace(__array_interface__=facts))

@@ -1,8 +1,8 @@
 """Signatures of torch's ``c10d`` operators, and the process groups of a rank.
 
-Torch knows the members of the groups that its own functions create. A program may also construct a
-``ProcessGroup`` directly, as fault-tolerant trainers do. The ranks of such a group are unknown, so
-its calls are only counted.
+Torch knows the members of the groups that its functions create. A program may also construct a
+``ProcessGroup`` directly, as fault-tolerant trainers do. The members of such a group are unknown,
+so its calls are only counted.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from distkit.recording.recorder import dense_parts
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The signature of one c10d operator: the position of each of its arguments.
+    """The signature of a c10d operator, with the position of each argument.
 
-    ``inputs`` is None if the operator only writes its tensors, such as the buffer of a receive.
+    ``inputs`` is None if the operator only writes its tensors, as a receive does.
     """
 
     op: Op
@@ -42,11 +42,11 @@ class Call:
     waits: int | None = None  # position of async_op
     reduces: bool = False
     limit: int | None = None  # position of the timeout
-    blocks: bool = False  # may return only when complete, as under dk.algorithms.use_algorithm
-    copies: bool = False  # the backend works on a copy, and writes the tensors by operators
+    blocks: bool = False  # may return only after completion, as under use_algorithm
+    copies: bool = False  # the backend copies the tensors, and operators write the results
 
 
-#: All operators that communicate.
+#: The signatures of all operators that communicate.
 CALLS = {
     "send": Call(Op.SEND, 0, 0, 1, peer=2, tag=3),
     "recv_": Call(Op.RECV, None, 0, 1, peer=2, tag=3),
@@ -72,26 +72,26 @@ CALLS = {
 
 
 def reduction(frame: FrameType) -> str:
-    """Return the name of the reduction, read from the caller's frame; "" for sum.
+    """Return the name of the reduction in the caller's frame; "" for sum.
 
-    The c10d operator receives it as an opaque object. A ``dist.*`` function has it as a local
-    variable, a functional operator as the name in its second argument.
+    The c10d operator receives an opaque object. A ``dist.*`` function has the reduction in a local
+    variable, and a functional operator has its name in the second argument.
     """
     if is_functional(frame):
-        given = frame.f_locals.get("args", ())
-        name = given[1] if len(given) > 1 and isinstance(given[1], str) else "sum"
+        arguments = frame.f_locals.get("args", ())
+        name = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], str) else "sum"
         return "" if name.lower() == "sum" else name.lower()
     if frame.f_code.co_filename != c10d.__file__:
         return ""
     op = frame.f_locals.get("op", dist.ReduceOp.SUM)
-    kind = getattr(op, "op", op)  # some reductions carry a factor
+    kind = getattr(op, "op", op)  # some reductions include a factor
     return "" if kind == dist.ReduceOp.SUM else str(kind).rpartition(".")[2].lower()
 
 
 def object_function(frame: FrameType | None) -> str:
     """Return the name of the enclosing ``dist.*_object*`` function; "" if there is none.
 
-    Frames of the program may lie in between, such as those of a TorchFunctionMode.
+    Frames of the program may be in between, such as those of a TorchFunctionMode.
     """
     while frame is not None:
         code = frame.f_code
@@ -104,7 +104,7 @@ def object_function(frame: FrameType | None) -> str:
 def zeroes_source_gradient(frame: FrameType | None) -> bool:
     """Return whether this broadcast's backward zeroes the source's gradient (pytorch#130515).
 
-    torch.distributed.nn.functional compares the source's global rank with the rank in the group.
+    torch.distributed.nn.functional compares a global rank with a rank in the group.
     """
     while frame is not None and frame.f_code.co_filename in _TORCH_FILES:
         frame = frame.f_back
@@ -125,8 +125,8 @@ def splits(args: tuple[Any, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
             return ()
         size = len(received or sent)
         sent, received = (
-            given or [len(tensor) // size] * size
-            for given, tensor in ((sent, inputs), (received, outputs))
+            rows or [len(tensor) // size] * size
+            for rows, tensor in ((sent, inputs), (received, outputs))
         )
     else:
         same_row = len({t.shape[1:] for t in (*inputs, *outputs)}) == 1
@@ -138,20 +138,17 @@ def splits(args: tuple[Any, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def is_functional(frame: FrameType) -> bool:
-    """Return whether an operator such as ``torch.ops._c10d_functional.all_reduce`` calls."""
+    """Return whether the calling frame is an operator such as ``_c10d_functional.all_reduce``."""
     return frame.f_code.co_filename == _OPS
 
 
 _OPS = torch._ops.__file__
 _FUNCTIONAL_FILE = str(Path(c10d.__file__).parent / "nn" / "functional.py")
-_TORCH_FILES = {
-    c10d.__file__,
-    c10d_logger.__file__,
-}  # the latter wraps every function of the former
+_TORCH_FILES = {c10d.__file__, c10d_logger.__file__}  # c10d_logger wraps c10d's functions
 
 
 def is_async(call: Call, args: tuple[Any, ...]) -> bool:
-    """Return whether the call was made with ``async_op=True``."""
+    """Return whether the call passes ``async_op=True``."""
     return call.waits is not None and (len(args) <= call.waits or bool(args[call.waits]))
 
 
@@ -173,15 +170,15 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return []
 
 
-def describe(touched: list[torch.Tensor]) -> tuple[tuple[int, ...], str, int]:
-    """Return shape and dtype of the first tensor, and the bytes of all that a backend sends."""
-    if not touched:
+def describe(used: list[torch.Tensor]) -> tuple[tuple[int, ...], str, int]:
+    """Return shape and dtype of the first tensor, and the number of bytes of all tensors."""
+    if not used:
         return (), "", 0
-    first = touched[0]
+    first = used[0]
     dtype = _dtype(first.dtype)
     if first.is_sparse:
         dtype = f"{SPARSE}{dtype}"
-    return tuple(first.shape), dtype, sum(map(_nbytes, touched))
+    return tuple(first.shape), dtype, sum(map(_nbytes, used))
 
 
 @cache
@@ -194,19 +191,19 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Return the identity of a tensor's storage, valid while the storage lives."""
+    """Return the identity of a tensor's storage, valid while the storage exists."""
     return int(dense_parts(tensor)[-1].untyped_storage()._cdata)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """Name of a group, and the global ranks of its members in group order."""
+    """The name of a group, and the global ranks of its members in group order."""
 
     name: str
     members: tuple[int, ...]
 
     def rank(self, group_rank: int) -> int | None:
-        """Return the global rank of a member, None if there is none."""
+        """Return the global rank of a member; None if it does not exist."""
         return self.members[group_rank] if 0 <= group_rank < len(self.members) else None
 
 
@@ -214,13 +211,13 @@ class Groups:
     """The process groups that a rank uses during one run."""
 
     def __init__(self) -> None:
-        #: Called with the name and the members of each group when it is first seen.
+        #: Called with the name and members of each group on its first use.
         self.on_group: Callable[[str, list[int]], None] | None = None
         self._known: weakref.WeakKeyDictionary[Any, GroupInfo] = weakref.WeakKeyDictionary()
         self._used = set[str]()
 
     def add(self, group: Any) -> GroupInfo | None:
-        """Register a group until it is destroyed; None if torch does not know its members."""
+        """Register and return a group; None if torch does not know its members."""
         ranks = c10d._world.pg_group_ranks.get(group)
         if ranks is None:
             return None
@@ -245,8 +242,8 @@ class Groups:
         )
 
 
-# A group that is not destroyed keeps its connections, threads and memory even without references
-# in the program, because torch itself holds one.
+# A group that is not destroyed keeps its connections, threads and memory even if the program holds
+# no reference to it, because torch holds one.
 
 
 class CreatedGroups:
@@ -256,12 +253,12 @@ class CreatedGroups:
         self._created: dict[Any, list[tuple[weakref.ref[Any], int]]] = defaultdict(list)
 
     def add(self, group: weakref.ref[Any], where: str, members: Any) -> int:
-        """Register a new group; return how many of the same line and members were leaked.
+        """Register a new group, and return the number of leaked ones of the same line and members.
 
         Args:
-            group: the new group, referenced only by torch and the caller.
+            group: the new group, which only torch and the caller reference.
             where: the source line that created it.
-            members: its ranks, as passed to ``new_group``.
+            members: the ranks passed to ``new_group``.
         """
         earlier = self._created[where, members]
         leaked = sum(

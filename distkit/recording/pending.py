@@ -1,6 +1,6 @@
 """Pending operations, and collectives with ``async_op=True`` that the program never waits for.
 
-The backend completes the latter in any case. So each ``Work`` that is returned to the program is
+The backend completes such collectives anyway. Each ``Work`` returned to the program is therefore
 tracked until the program waits for it, requests its future, or observes its completion.
 """
 
@@ -27,31 +27,31 @@ from distkit.events import WORLD, Op, State
 from distkit.recording.device import DeferredSummary, Device, InFlight
 from distkit.recording.recorder import Recorder, is_standard, is_users
 
-#: A program that sets a timeout of at most this long [ms] handles it: its wait is not interrupted.
+#: Longest timeout [ms] that a program is expected to handle, so its wait is not interrupted.
 MAX_USER_TIMEOUT = 60_000
 
 
-def is_limit(given: timedelta | int | None) -> bool:
-    """Return whether the program is expected to handle this timeout; int in milliseconds."""
-    if isinstance(given, timedelta):
-        given = given // timedelta(milliseconds=1)
-    return given is not None and 0 < given <= MAX_USER_TIMEOUT
+def is_limit(timeout: timedelta | int | None) -> bool:
+    """Return whether the program is expected to handle a timeout; integers are in milliseconds."""
+    if isinstance(timeout, timedelta):
+        timeout = timeout // timedelta(milliseconds=1)
+    return timeout is not None and 0 < timeout <= MAX_USER_TIMEOUT
 
 
-def hook(undo: ExitStack, holder: Any, name: str, instead: Callable[..., Any]) -> None:
-    """Replace a function, if it exists, by ``instead(stock, …)`` until ``undo`` is closed."""
-    if (stock := getattr(holder, name, None)) is not None:
+def hook(undo: ExitStack, holder: Any, name: str, replacement: Callable[..., Any]) -> None:
+    """Replace an existing function by ``replacement(original, …)`` until ``undo`` is closed."""
+    if (original := getattr(holder, name, None)) is not None:
 
-        @wraps(stock)
+        @wraps(original)
         def hooked(*args: Any, **kwargs: Any) -> Any:
-            return instead(stock, *args, **kwargs)
+            return replacement(original, *args, **kwargs)
 
         setattr(holder, name, hooked)
-        undo.callback(setattr, holder, name, stock)
+        undo.callback(setattr, holder, name, original)
 
 
 class Pending:
-    """An operation in progress: ``wait`` or its future completes it, whichever is first."""
+    """An operation in progress, completed by ``wait`` or its future, whichever comes first."""
 
     __slots__ = (
         "_lock",
@@ -60,8 +60,8 @@ class Pending:
         "device",
         "done",
         "fields",
+        "has_values",
         "in_flight",
-        "look",
         "op",
         "outputs",
         "recorder",
@@ -76,31 +76,31 @@ class Pending:
         op: Op,
         fields: tuple[Any, ...],
         outputs: list[torch.Tensor],
-        look: bool,
+        has_values: bool,
         device: Device | None = None,
     ) -> None:
         self.recorder, self.seq, self.op, self.fields = recorder, seq, op, fields
-        self.outputs, self.look, self.device = outputs, look, device
+        self.outputs, self.has_values, self.device = outputs, has_values, device
         self._lock, self.done = threading.Lock(), False
-        self.begin: Any = None  # an event in the device's stream
-        self.called = 0.0  # time at which the host recorded it [s]
+        self.begin: Any = None  # event in the device's stream
+        self.called = 0.0  # time at which the host recorded ``begin`` [s]
         self.work: Any = None
         self.in_flight: tuple[InFlight, Any] | None = None  # with its deferred values
 
     def record_begin(self) -> None:
-        """Record its begin in the device's stream, where the backend executes it."""
+        """Record an event in the device's stream where the backend starts the operation."""
         if self.device is not None:
             self.called, self.begin = time.monotonic(), self.device.event()
 
     def complete(self, peer: int | None = None) -> None:
-        """Record its completion; ``peer`` is the sender if a receive accepts any source."""
-        now = time.monotonic()  # before summarizing the values, which takes time
+        """Record the completion; ``peer`` is the sender of a receive from any source."""
+        now = time.monotonic()  # before values are summarized, which takes time
         with self._lock:
             if self.done or self.in_flight is not None:
                 return
             if peer is not None:
                 self.fields = peer, *self.fields[1:]
-            values = self.recorder.look(*self.outputs) if self.look else None
+            values = self.recorder.summarize(*self.outputs) if self.has_values else None
             if self.device is None or self.begin is None:
                 self._end(now, values, *self._memory(values))
             else:
@@ -109,49 +109,52 @@ class Pending:
                 self.recorder.in_flight.append(self)
 
     def poll(self) -> bool:
-        """Record its completion if the device has finished it; return whether it is done."""
+        """Record the completion if the device has finished, and return whether it is done."""
         with self._lock:
             if self.done or self.in_flight is None:
                 return True
             in_flight, values = self.in_flight
-            at = in_flight.poll()
-            if at is not None:
-                self._end(at, values, ("device_seconds", in_flight.seconds), *self._memory(values))
-                self.work = self.in_flight = None  # this object may live as long as its work
-            return at is not None
+            ended = in_flight.poll()
+            if ended is not None:
+                self._end(
+                    ended, values, ("device_seconds", in_flight.seconds), *self._memory(values)
+                )
+                # this object may live as long as its work
+                self.work = self.in_flight = None
+            return ended is not None
 
     def synchronize_stream(self) -> None:
-        """Make the program's stream wait for it."""
+        """Make the program's stream wait for the operation."""
         with self._lock:
             if self.in_flight is not None:
                 self.in_flight[0].synchronize_stream()
 
     def discard_values(self) -> None:
-        """Discard values that have not arrived: the program may change the tensors before.
+        """Discard values that have not arrived, because the program may change the tensors first.
 
-        They are read in a stream of the backend, and an unknown stream of the program waits for it.
+        The values are read in a stream of the backend, and the stream that waits for it is unknown.
         """
         with self._lock:
             if self.in_flight is not None:
                 self.in_flight = self.in_flight[0], None
 
     def is_in_this_stream(self) -> bool:
-        """Return whether this thread's current stream waits for it."""
+        """Return whether this thread's current stream waits for the operation."""
         in_flight, device = self.in_flight, self.device
         return in_flight is not None and device is not None and in_flight[0].stream == device.stream
 
-    def _end(self, at: float, values: Any, *facts: tuple[str, Any]) -> None:
+    def _end(self, end_time: float, values: Any, *facts: tuple[str, Any]) -> None:
         self.done = True
-        *call, where, known, match = self.fields
-        fields = (*call, where, (*known, *facts), match) if facts else self.fields
-        self.recorder.put(self.seq, self.op, State.COMPLETED, at, fields, values)
+        *call, where, attributes, match = self.fields
+        fields = (*call, where, (*attributes, *facts), match) if facts else self.fields
+        self.recorder.put(self.seq, self.op, State.COMPLETED, end_time, fields, values)
 
     @staticmethod
     def _memory(values: object) -> list[tuple[str, int]]:
         return [("memory", values.memory)] if isinstance(values, DeferredSummary) else []
 
     def fail(self) -> None:
-        """Record that it ended with an error."""
+        """Record that the operation failed."""
         with self._lock:
             if not self.done:
                 self.done = True
@@ -160,7 +163,7 @@ class Pending:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Wrap the wait for it; an exception marks it as failed."""
+        """Wrap the wait for the operation; an exception marks it as failed."""
         try:
             yield
         except BaseException:
@@ -172,7 +175,7 @@ class Pending:
 
 # -- collectives that the program does not wait for -----------------------------------------
 
-#: Methods of Work, besides wait(), by which a program learns that it is complete.
+#: Methods of Work, besides wait(), that show a program that it is complete.
 COMPLETION_QUERIES = (
     "get_future",
     "is_completed",
@@ -182,7 +185,7 @@ COMPLETION_QUERIES = (
     "block_current_stream",
 )
 
-#: Maximum number of calls that a run reports.
+#: Maximum number of reported calls per run.
 _MAX_REPORTED = 100
 
 _WRAPPER_FILES = (c10d.__file__, overrides.__file__, str(Path(__file__).parent))
@@ -190,17 +193,17 @@ _WRAPPER_FILES = (c10d.__file__, overrides.__file__, str(Path(__file__).parent))
 
 @cache
 def _wrappers() -> frozenset[CodeType]:
-    """Return the code of all decorators of torch's functions, from whichever package."""
-    found = set()
+    """Return the code of all decorators of torch's functions, from any package."""
+    codes = set()
     for function in vars(c10d).values():
         while type(function) is FunctionType and hasattr(function, "__wrapped__"):
-            found.add(function.__code__)
+            codes.add(function.__code__)
             function = function.__wrapped__
-    return frozenset(found)
+    return frozenset(codes)
 
 
 def is_given_to_users(frame: FrameType) -> bool:
-    """Return whether a function of torch.distributed returns to the user's own code."""
+    """Return whether a function of torch.distributed returns to user code."""
     for outer, _ in walk_stack(frame):
         code = outer.f_code
         file = code.co_filename
@@ -210,16 +213,17 @@ def is_given_to_users(frame: FrameType) -> bool:
 
 
 class UnwaitedCollectives:
-    """Tracks the asynchronous collectives of a run that its program has not waited for."""
+    """Tracks a run's asynchronous collectives that the program has not waited for."""
 
     def __init__(self) -> None:
-        # by id of the work: the work, the call's number, and its group
+        # by the work's id: the work, the call's seq, and its group
         self._open: dict[int, tuple[weakref.ref[Any], int, str]] = {}
-        self._recent: deque[Any] = deque(maxlen=8)  # keeps a work alive until its caller holds it
-        self._collected: list[int] = []  # numbers of calls whose work was garbage-collected
+        # keeps each work alive until its caller holds it
+        self._recent: deque[Any] = deque(maxlen=8)
+        self._collected: list[int] = []  # seqs of calls whose work was garbage-collected
 
     def add(self, work: Any, pending: Pending) -> None:
-        """Track a call that has returned ``work`` to the user's code."""
+        """Track a call that returns ``work`` to user code."""
         key, seq, group = id(work), pending.seq, pending.fields[1]
         self._recent.append(work)
         self._open[key] = weakref.ref(work, lambda _: self._on_collected(key, seq)), seq, group
@@ -234,6 +238,6 @@ class UnwaitedCollectives:
             self._recent.remove(work)
 
     def calls(self, group: str = WORLD) -> list[int]:
-        """Return the seqs of the calls not waited for; for one group, of works still alive."""
-        held = [seq for _, seq, name in list(self._open.values()) if group in (WORLD, name)]
-        return sorted([*(self._collected if group == WORLD else ()), *held])[:_MAX_REPORTED]
+        """Return the seqs of calls not waited for; for a group, only those whose work is alive."""
+        alive = [seq for _, seq, name in list(self._open.values()) if group in (WORLD, name)]
+        return sorted([*(self._collected if group == WORLD else ()), *alive])[:_MAX_REPORTED]

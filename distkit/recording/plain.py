@@ -1,4 +1,4 @@
-"""Plain values as msgpack. Decoding executes no code, even of untrusted data."""
+"""Encoding of plain values as msgpack. Decoding never executes code, even on untrusted data."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import msgspec
 
 from distkit.events import Op, State
 
-#: An event in transit: number, operation, state and time; a tuple of the fields that the events of
-#: an operation share, from peer to match; and the summary as a plain tuple.
+#: An event in transit: seq, operation, state and time; the fields that all events of an operation
+#: share, from peer to match, as a tuple; and the summary as a plain tuple.
 Row = tuple[Any, ...]
 
-#: A tensor's summary.
+#: The summary of a tensor's values.
 Values = tuple[tuple[float, ...], float, float, float, int, bool]
-#: The fields that the events of an operation share, from peer to match.
+#: The fields that all events of an operation share, from peer to match.
 _Fields = tuple[int | None, str, int, tuple[int, ...], str, int | None, str, Any, str | None]
-#: A row with the index of its shared fields.
+#: A row with an index in place of its shared fields.
 _PackedRow = tuple[int, Op, State, float, int, Values | None]
 
 
 def _builtin(value: Any) -> Any:
-    """Return NumPy's scalars as Python's numbers, and any other object as its text."""
+    """Convert NumPy scalars to Python numbers, and any other object to text."""
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
@@ -38,8 +38,8 @@ _rows = msgspec.msgpack.Decoder(tuple[list[_Fields], list[_PackedRow]]).decode
 def encode(value: Any) -> bytes:
     """Pack numbers, text, bytes, None, dataclasses, and lists, tuples and dicts of them.
 
-    NumPy's scalars become Python's numbers. Any other object, and an integer of more than 64 bits,
-    is replaced by its text.
+    NumPy scalars become Python numbers. Any other object, and any integer of more than 64 bits,
+    becomes text.
     """
     try:
         return _pack(value)
@@ -65,7 +65,7 @@ def decode(packed: Any) -> Any:
     """Unpack a value, with tuples for lists.
 
     Raises:
-        msgspec.DecodeError: not msgpack.
+        msgspec.DecodeError: the bytes are not msgpack.
     """
     return _tuples(msgspec.msgpack.decode(packed))
 
@@ -79,7 +79,7 @@ def _tuples(value: Any) -> Any:
 
 
 def encode_rows(rows: list[Row]) -> bytes:
-    """Pack events; fields that several of them share are packed once."""
+    """Pack events; fields that several events share are packed once."""
     numbers, fields, packed = dict[int, int](), list[Any](), []
     for *begin, shared, values in rows:
         number = numbers.get(id(shared))

@@ -1,7 +1,7 @@
-"""Progress of a run: recording it on the ranks, and computing it from events.
+"""Progress of a run, recorded on the ranks and computed from events.
 
-A completed mark with the attributes ``step`` and, if the total is known, ``steps`` sets the
-progress; a mark labelled ``step``, or a step of :func:`distkit.watch_gradients`, adds one.
+A completed mark with the attribute ``step``, and ``steps`` if the total is known, sets the
+progress. A mark labelled ``step``, or a step of :func:`distkit.watch_gradients`, adds one step.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MAX_MARKS = 100
 
 
 def progress(iterable: Iterable[T], total: int | None = None) -> Iterator[T]:
-    """Iterate over ``iterable``, and show in the notebook how far each rank has got.
+    """Iterate over ``iterable``, and show each rank's progress in the notebook.
 
     Steps appear in the timeline as marked computation, and move the bar of a
     :class:`distkit.Experiment`. At most a hundred steps are recorded: each step of a
-    loop of 100, every tenth of a loop of 1,000. Outside a recorded run it does nothing.
+    loop of 100, every tenth of a loop of 1,000. Outside a recorded run, this only iterates.
 
     Args:
-        iterable: what the loop iterates over.
+        iterable: the items of the loop.
         total: the number of steps, if ``len(iterable)`` is not available.
 
     >>> [x for x in progress(range(3))]
@@ -95,17 +95,17 @@ class Meter:
             self._total[e.rank], self._done[e.rank] = facts.get("steps"), number - (not is_done)
         elif (
             "step" in (facts.get("label"), facts.get("watched")) and self._total.get(e.rank) is None
-        ):  # else ``progress`` counts the steps
+        ):  # unless ``progress`` counts the steps
             self._total[e.rank] = None
             self._done[e.rank] += is_done
 
     @property
     def done(self) -> int | None:
-        """The number of steps of the slowest rank, None if there are no marks."""
+        """The number of steps of the slowest rank; None without marks."""
         return min((self._done[r] for r in self._total), default=None)
 
     @property
     def total(self) -> int | None:
-        """The expected total, None if unknown."""
+        """The total number of steps; None if unknown."""
         known = {t for t in self._total.values() if t is not None}
         return max(known) if known and None not in self._total.values() else None

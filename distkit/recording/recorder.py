@@ -1,7 +1,7 @@
-"""Bounded event buffer of one rank.
+"""A bounded event buffer for one rank.
 
-There is one :class:`Recorder` per rank and run. The tap records torch.distributed's calls in it,
-:func:`mark` the computation in between, and the parameter server its messages.
+Each rank has one :class:`Recorder` per run. The tap records the calls of torch.distributed in it,
+:func:`mark` records computation, and the parameter server records its messages.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
     from distkit.recording.device import DeferredSummary
     from distkit.recording.pending import Pending
 
-#: Maximum number of values in a summary; tensors of more than EXACT elements are sampled.
+#: Maximum number of values in a summary, and of elements in a tensor that is not sampled.
 VALUES, EXACT = 64, 65_536
 _SAMPLE = 4096
 
-#: CPU time for summarizing values [s], plus this fraction of the run time. Beyond it, events have
+#: Budget for summarizing values: CPU time [s], and fraction of the run time. Events beyond it have
 #: no values, which keeps recording cheap in long training loops.
 BUDGET, BUDGET_RATE = 0.005, 0.005
 
 #: Maximum number of distinct reasons for missing records.
 MAX_UNRECORDED = 100
 
-#: Maximum number of distinct field tuples kept for sharing.
+#: Maximum number of distinct field tuples stored for sharing.
 MAX_SHARED_FIELDS = 1000
 
-#: Period of flushes in a long run [s].
+#: Maximum period between flushes [s].
 MAX_PERIOD = 0.2
 
 #: Maximum number of user frames recorded for a wait.
@@ -64,7 +64,7 @@ MAX_STACK = 8
 #: Duration after which a wait is recorded as blocked [s].
 BLOCKED_AFTER = 0.1
 
-#: Time for which an event is held back until its values arrive from the GPU [s].
+#: Maximum delay of an event whose values have not arrived from the GPU [s].
 MAX_VALUES_DELAY = 0.1
 
 Facts = dict[str, Any] | tuple[tuple[str, Any], ...]
@@ -81,9 +81,9 @@ class Waitable(Protocol):
 
 @dataclass(slots=True)
 class Wait:
-    """The wait of a thread for the first of ``operations`` that is not done.
+    """A thread's wait for the first of ``operations`` that is not done.
 
-    ``still`` returns whether the thread is still waiting, if the end of the wait is not observable.
+    ``still`` returns whether the thread is still waiting; it is set if the end is not observable.
     ``limited`` means that the program has set a timeout and is expected to handle it.
     """
 
@@ -91,7 +91,7 @@ class Wait:
     since: float
     limited: bool = False
     still: Callable[[], bool] | None = None
-    noted: int = -1  # seq of the operation for which the wait was recorded
+    recorded_seq: int = -1  # seq of the operation recorded as blocked
 
 
 class Recorder:
@@ -99,9 +99,9 @@ class Recorder:
 
     Args:
         rank: the rank of all events.
-        limit: maximum number of unsent events; further ones are counted in ``dropped``.
-        keep: called at once with the number (from 1) and row of each event that is not scheduled.
-        stepped: whether the run is stepped through: all values are summarized, and events are
+        limit: maximum number of unsent events; further events are counted in ``dropped``.
+        keep: called immediately with the number (from 1) and row of each event, unless scheduled.
+        stepped: whether a stepper controls the run; then all values are summarized, and events are
             sent immediately.
     """
 
@@ -116,25 +116,26 @@ class Recorder:
         self.rank, self.limit, self.dropped, self.stepped = rank, limit, 0, stepped
         self._copy_to, self._number = keep, itertools.count(1)
         self.without_values = 0
-        #: Number of records missing, or not checked, by reason.
+        #: Number of missing or unchecked records, by reason.
         self.unrecorded: Counter[str] = Counter()
         self.waits: dict[int, Wait] = {}  # by thread
         self.request_flush: Callable[[], None] = lambda: None  # replaced by the flusher
         self._rows: list[Row] = []
         self._fields: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._seq = itertools.count()
-        self._idle: tuple[int, int, float] | None = None  # where the main thread joins others
+        # frame, instruction and start time of the main thread's wait for another thread
+        self._idle: tuple[int, int, float] | None = None
         self.in_flight: list[Pending] = []  # operations that a GPU still executes
         self._has_deferred = False  # some values may not have arrived
         self._created, self._cpu_time = time.monotonic(), 0.0
-        self._warm_device_types = {"cpu"}  # a first summary has loaded their kernels
+        self._warm_device_types = {"cpu"}  # types whose kernels are loaded
 
     def next_seq(self) -> int:
         """Return the number of the next operation."""
         return next(self._seq)
 
     def shared(self, fields: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the first equal tuple of fields, so that a loop's fields are packed only once."""
+        """Return a shared tuple equal to ``fields``, so a loop's fields are packed only once."""
         if len(self._fields) > MAX_SHARED_FIELDS:
             self._fields.clear()
         return self._fields.setdefault(fields, fields)
@@ -169,7 +170,7 @@ class Recorder:
         fields: tuple[Any, ...],
         summary: Values | DeferredSummary | None = None,
     ) -> None:
-        """Record a transition on the fast path; ``fields`` are those from peer to match."""
+        """Record a transition on the fast path; ``fields`` contains those from peer to match."""
         if len(self._rows) >= self.limit:
             self.dropped += 1
             return
@@ -178,17 +179,17 @@ class Recorder:
         if summary is not None and type(summary) is not tuple:
             self._has_deferred = True
         number = next(self._number)
-        if self._copy_to is not None and state is not State.SCHEDULED:  # *started* follows
+        if self._copy_to is not None and state is not State.SCHEDULED:  # a STARTED event follows
             self._copy_to(number, row)
 
     def count_missing(self, what: str) -> None:
-        """Count something missing from the trace, by the first line of its description."""
+        """Count a missing part of the trace, by the first line of its description."""
         line = what.partition("\n")[0][:200]
         if line in self.unrecorded or len(self.unrecorded) < MAX_UNRECORDED:
             self.unrecorded[line] += 1
 
-    def can_look(self) -> bool:
-        """Return whether the budget allows to summarize values; count the refusals."""
+    def may_summarize(self) -> bool:
+        """Return whether the budget allows summarizing values, and count refusals."""
         if self.stepped or self._cpu_time <= BUDGET + BUDGET_RATE * (
             time.monotonic() - self._created
         ):
@@ -196,19 +197,19 @@ class Recorder:
         self.without_values += 1
         return False
 
-    def look(self, *tensors: Tensor) -> Values | DeferredSummary | None:
-        """Summarize tensors and charge the CPU time to the budget of :meth:`can_look`.
+    def summarize(self, *tensors: Tensor) -> Values | DeferredSummary | None:
+        """Summarize tensors and charge the CPU time to the budget of :meth:`may_summarize`.
 
-        The first summary per device type is free, because it loads the kernels.
+        The first summary per device type is not charged, because it loads the kernels.
         """
-        began = time.thread_time()  # excludes the time of other processes
+        began = time.thread_time()  # does not count the time of other processes
         torch = sys.modules["torch"]
         try:
             with torch._C.DisableTorchFunction():
                 if torch._C._len_torch_dispatch_stack():
                     return _summarize_without_modes(*tensors)
                 return summarize(*tensors)
-        except Exception as error:  # recording must not make the program fail
+        except Exception as error:  # recording must not break the program
             self.count_missing(f"values: {type(error).__name__}: {error}")
             return None
         finally:
@@ -237,48 +238,54 @@ class Recorder:
     def blocked(self) -> tuple[tuple[int, ...], float, float] | None:
         """Return the wait of the whole rank as ``(seqs, since, now)``; None if it is not blocked.
 
-        There is one operation per communicating thread. A long wait is recorded as an event, once.
+        ``seqs`` contains one operation per communicating thread. A long wait is recorded once.
         """
         now, main = time.monotonic(), threading.main_thread().ident or 0
         waits = dict(self.waits)
-        found = {
+        blocked_seqs = {
             thread: seq
             for thread, wait in waits.items()
-            if (seq := self._note_blocked(wait, now, thread)) is not None
+            if (seq := self._record_blocked(wait, now, thread)) is not None
         }
-        autograd = found.keys() - {thread.ident for thread in threading.enumerate()}
+        autograd = blocked_seqs.keys() - {thread.ident for thread in threading.enumerate()}
         idle = self._idle_since(now, bool(autograd)) if main not in waits else 0.0
-        if not found or (main not in found and idle is None):
+        if not blocked_seqs or (main not in blocked_seqs and idle is None):
             return None
-        blocked = [waits[thread] for thread in found]
-        if any(w.limited for w in blocked) or any(t.ident not in found for t in busy_threads()):
-            return None  # it may continue without the other ranks
-        return tuple(sorted(found.values())), max(idle or 0.0, *(w.since for w in blocked)), now
+        blocked_waits = [waits[thread] for thread in blocked_seqs]
+        if any(w.limited for w in blocked_waits) or any(
+            t.ident not in blocked_seqs for t in busy_threads()
+        ):
+            return None  # the rank may continue without others
+        return (
+            tuple(sorted(blocked_seqs.values())),
+            max(idle or 0.0, *(w.since for w in blocked_waits)),
+            now,
+        )
 
-    def _note_blocked(self, wait: Wait, now: float, thread: int) -> int | None:
-        """Record and return the operation that a thread is blocked in; None if it is not.
+    def _record_blocked(self, wait: Wait, now: float, thread: int) -> int | None:
+        """Record and return the operation that a thread is blocked in; None if not blocked.
 
-        The stack is read only here, so short waits cost nothing.
+        Only this method reads the stack, so short waits cost nothing.
         """
         if now - wait.since < BLOCKED_AFTER and not self.stepped:
             return None
-        open_now = next((o for o in wait.operations if not o.done), None)
-        if open_now is None or not (wait.still is None or wait.still()):
+        operation = next((o for o in wait.operations if not o.done), None)
+        if operation is None or not (wait.still is None or wait.still()):
             return None
-        if wait.noted != open_now.seq:
-            wait.noted = open_now.seq
-            *call, where, facts, match = fields = open_now.fields
+        if wait.recorded_seq != operation.seq:
+            wait.recorded_seq = operation.seq
+            *call, where, facts, match = fields = operation.fields
             stack = _wait_attributes(sys._current_frames(), thread, where)
-            # stores have a dict of facts; the thread may have continued meanwhile
+            # stores have a dict of attributes; the thread may have continued meanwhile
             if isinstance(facts, tuple) and self.waits.get(thread) is wait:
                 fields = *call, where, (*facts, *stack), match
-            self.put(open_now.seq, open_now.op, State.BLOCKED, wait.since, fields)
-        return open_now.seq
+            self.put(operation.seq, operation.op, State.BLOCKED, wait.since, fields)
+        return operation.seq
 
     def _idle_since(self, now: float, autograd: bool) -> float | None:
-        """Return since when the main thread has waited for another thread; None if it does not.
+        """Return the time since which the main thread waits for another thread; None if not.
 
-        In a backward pass it waits for autograd's threads, which Python does not list.
+        In a backward pass, it waits for autograd's threads, which Python does not list.
         """
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         if frame is None or not (
@@ -298,30 +305,30 @@ class Recorder:
                 self.in_flight.remove(operation)
 
     def drain(self, last: bool = False) -> list[Row]:
-        """Remove and return the rows recorded since the last call; all rows if ``last``.
+        """Remove and return the recorded rows, up to the first that still expects GPU values.
 
-        Otherwise stops at a row whose values are still expected from the GPU.
+        With ``last``, return all rows.
         """
         rows = self._rows
         if not rows:
             return []
-        taken = rows[:] if not self._has_deferred else self._with_values(rows[:], last)
-        del rows[: len(taken)]  # keeps what other threads have appended
-        return taken
+        drained = rows[:] if not self._has_deferred else self._with_values(rows[:], last)
+        del rows[: len(drained)]  # keeps rows that other threads have appended
+        return drained
 
     def _with_values(self, rows: list[Row], last: bool) -> list[Row]:
-        """Return the rows with their values, up to the first row that may still get some."""
-        taken: list[Row] = []
+        """Return the rows with their values, up to the first row that still expects values."""
+        complete: list[Row] = []
         for row in rows:
             values = row[-1]
             if values is not None and type(values) is not tuple:
-                values = values.take()
+                values = values.poll()
                 if values is None and not last and time.monotonic() - row[3] < MAX_VALUES_DELAY:
-                    return taken
+                    return complete
                 self.without_values += values is None
                 row = *row[:-1], values
-            taken.append(row)
-        return taken
+            complete.append(row)
+        return complete
 
     def requeue(self, rows: list[Row]) -> None:
         """Put back rows that could not be sent."""
@@ -347,7 +354,7 @@ _current: Recorder | None = None
 
 
 def current() -> Recorder | None:
-    """Return the recorder of this process, None if nothing is recorded."""
+    """Return the recorder of this process; None if nothing is recorded."""
     return _current
 
 
@@ -359,12 +366,12 @@ def set_current(recorder: Recorder | None) -> None:
 
 @contextmanager
 def mark(label: str) -> Iterator[None]:
-    """Show a piece of computation beside the communication, as a labelled span.
+    """Show computation next to the communication, as a labelled span.
 
-    Outside a recorded run it does nothing.
+    Outside a recorded run, this does nothing.
 
     Args:
-        label: text of the span, such as ``"forward"``.
+        label: the text of the span, such as ``"forward"``.
 
     >>> with mark("forward"):
     ...     y = sum(range(10))
@@ -373,15 +380,15 @@ def mark(label: str) -> Iterator[None]:
     if recorder is None:
         yield
         return
-    about: dict[str, Any] = {"attributes": {"label": label}, "where": user_line(2)}
+    fields: dict[str, Any] = {"attributes": {"label": label}, "where": user_line(2)}
     seq = recorder.next_seq()
-    recorder.record(seq, Op.MARK, State.STARTED, **about)
+    recorder.record(seq, Op.MARK, State.STARTED, **fields)
     try:
         yield
     except BaseException:
-        recorder.record(seq, Op.MARK, State.FAILED, **about)
+        recorder.record(seq, Op.MARK, State.FAILED, **fields)
         raise
-    recorder.record(seq, Op.MARK, State.COMPLETED, **about)
+    recorder.record(seq, Op.MARK, State.COMPLETED, **fields)
 
 
 # -- values ---------------------------------------------------------------------
@@ -390,11 +397,11 @@ def mark(label: str) -> Iterator[None]:
 def summarize(*tensors: Tensor) -> Values | DeferredSummary | None:
     """Return the fields of a Summary of the values, as a tuple; None if there are no elements.
 
-    Several tensors are treated as concatenated; a sparse tensor counts with its stored values.
-    The cost is bounded: beyond 65,536 elements the statistics come from a strided sample.
+    Several tensors are treated as one concatenated tensor, and a sparse tensor as its stored
+    values. Beyond 65,536 elements, the statistics come from a strided sample, to bound the cost.
     Values on a GPU are summarized there and arrive later.
     """
-    import numpy as np  # lazy: the notebook's kernel summarizes no values
+    import numpy as np  # lazy: the notebook's kernel does not need numpy here
 
     tensors = tuple(dense_parts(t)[-1] for t in tensors)
     size = sum(t.numel() for t in tensors)
@@ -418,7 +425,7 @@ def summarize(*tensors: Tensor) -> Values | DeferredSummary | None:
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return a dense tensor itself, or a sparse tensor's indices and (last) its values."""
+    """Return a dense tensor, or the indices and values of a sparse tensor."""
     if not tensor.is_sparse:
         return (tensor,)
     t = tensor.detach()
@@ -456,7 +463,7 @@ def _flat(tensor: Tensor, stride: int) -> Any:
 
 @dataclass(slots=True)
 class _Capsule:
-    """DLPack view of a tensor for numpy; ``t.numpy()`` would make its storage unresizable."""
+    """A DLPack view of a tensor for numpy; ``t.numpy()`` would make its storage unresizable."""
 
     tensor: Tensor
 
@@ -469,7 +476,7 @@ class _Capsule:
 
 # -- source lines -----------------------------------------------------------------
 
-#: Files whose frames are hidden; frames of demos.py and of other files of algorithms/ are shown.
+#: Files whose frames are hidden; frames of demos.py and other files of algorithms/ are shown.
 MACHINERY = (
     f"{OWN[0]}_hosts/",
     f"{OWN[1]}/distkit_hosts/",
@@ -495,7 +502,7 @@ def user_line(depth: int = 1) -> str:
 
 
 def line_of_main() -> str:
-    """Return the main thread's user line, for threads of autograd, which have none."""
+    """Return the main thread's user line, for autograd threads, which have no user frames."""
     return next(_user_lines(sys._current_frames().get(threading.main_thread().ident or 0)), "")
 
 
@@ -510,19 +517,19 @@ def _user_lines(frame: FrameType | None) -> Iterator[str]:
 def _wait_attributes(
     frames: dict[int, FrameType], thread: int, where: str
 ) -> tuple[tuple[str, Any], ...]:
-    """Return the attributes of a thread's wait for the call at line ``where``: line and stack.
+    """Return the line and stack of a thread's wait for the call at line ``where``.
 
-    A thread of autograd has no user frame; the main thread's stack replaces it.
+    An autograd thread has no user frames, so the main thread's stack replaces its stack.
     """
     main = threading.main_thread().ident or 0
-    own, mains = (
+    lines, main_lines = (
         tuple(itertools.islice(_user_lines(frames.get(ident)), MAX_STACK))
         for ident in (thread, main)
     )
-    if not own:
-        return ((STACK, mains),) if mains[:1] == (where,) else ()
-    wait_line = (("waits_at", own[0]),) if own[0] != where else ()
-    return *wait_line, (STACK, own)
+    if not lines:
+        return ((STACK, main_lines),) if main_lines[:1] == (where,) else ()
+    wait_line = (("waits_at", lines[0]),) if lines[0] != where else ()
+    return *wait_line, (STACK, lines)
 
 
 def with_caller(fields: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -539,7 +546,7 @@ def with_caller(fields: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def add_user_file(filename: str) -> None:
-    """Treat a source file as user code, wherever it is: a script or function of it is run."""
+    """Treat the source file of a script or function as user code, wherever it is."""
     if filename not in _user_files and not filename.startswith(MACHINERY):
         _user_files.add(filename)
         is_users.cache_clear()
@@ -561,7 +568,7 @@ def is_users(filename: str) -> bool:
 
 @cache
 def _has_installed_packages(folder: str) -> bool:
-    """Return whether pip has installed packages into a folder, as with ``--target``."""
+    """Return whether pip has installed packages in a folder, as with ``--target``."""
     return any(Path(folder).glob("*.dist-info"))
 
 
@@ -571,7 +578,7 @@ def is_standard(filename: str) -> bool:
 
 
 def busy_threads() -> list[threading.Thread]:
-    """Return the threads, except the main one, that run or will run user code."""
+    """Return the threads, except the main thread, that run or will run user code."""
     frames = sys._current_frames()
     del frames[threading.get_ident()]  # avoids a reference cycle through this frame
 
@@ -588,7 +595,7 @@ def busy_threads() -> list[threading.Thread]:
 
 
 def is_waiting_for_thread(frame: FrameType) -> bool:
-    """Return whether this frame waits in join(), wait(), get() or result() without a timeout."""
+    """Return whether a frame waits in join(), wait(), get() or result() without a timeout."""
     if frame.f_code.co_filename != threading.__file__:
         return False
     limit = frame.f_locals.get("timeout")
@@ -596,13 +603,13 @@ def is_waiting_for_thread(frame: FrameType) -> bool:
 
 
 class Flusher:
-    """A thread that sends the recorder's events every ``period`` seconds.
+    """Sends the recorder's events from a thread every ``period`` seconds.
 
     Args:
         emit: called with ``"rows"`` and (number of rows, packed rows), then with ``"waits"``
-            and the result of :meth:`Recorder.blocked`, unless None; it must not raise.
-        period: initial period [s]; it doubles up to :data:`MAX_PERIOD`.
-        pack: packs the rows; if it raises, they are packed again later.
+            and the result of :meth:`Recorder.blocked` unless it is None; it must not raise.
+        period: initial period [s], which doubles up to :data:`MAX_PERIOD`.
+        pack: packs the rows; if it raises, packing is retried later.
     """
 
     def __init__(
@@ -623,10 +630,10 @@ class Flusher:
     def _work(self) -> None:
         while not self._is_closing:
             try:
-                # aligned across ranks: one update of a live view, one pause of a step
+                # aligned across ranks, so a live view updates once per period
                 self._wakeup.acquire(timeout=self._period - time.monotonic() % self._period)
                 self.flush()
-            except Exception:  # the program has broken something needed here: retry later
+            except Exception:  # the program may have broken a module used here: retry later
                 continue
             self._period = min(2 * self._period, MAX_PERIOD)
 
@@ -635,7 +642,7 @@ class Flusher:
         with self._flushing:
             if self._recorder.in_flight:
                 self._recorder.poll()
-            blocked = self._recorder.blocked()  # before the rows, which then include its event
+            blocked = self._recorder.blocked()  # before draining, so the rows include its event
             rows = self._recorder.drain(last)
             try:
                 packed = self._pack(rows)

@@ -23,11 +23,11 @@ from distkit.recording import recorder as _recorder
 from distkit.recording.pending import Pending, hook, is_limit
 from distkit.recording.recorder import MACHINERY, Recorder, user_line
 
-#: The methods of a store that wait for keys, and those that set one.
+#: The methods of a store that wait for keys, and the methods that set keys.
 _WAITS = ("get", "wait", "multi_get")
 _SETS = ("set", "add", "append", "compare_set", "multi_set", "queue_push")
 
-#: Records the start of a call, as the tap does.
+#: A function that records the start of a call, as the tap does.
 RecordStart = Callable[[Recorder, Pending, list[Any], float], None]
 
 
@@ -56,7 +56,7 @@ class Stores:
             self._inside.call = False
 
     def _is_internal(self, recorder: Recorder, caller: str) -> bool:
-        """Return whether another recorded call, or a wrapping store, makes this call."""
+        """Return whether another recorded call, or a wrapping store, makes the call."""
         within = getattr(self._inside, "call", False) or threading.get_ident() in recorder.waits
         return within or caller == c10d.__file__ or caller.startswith(MACHINERY)
 
@@ -69,8 +69,8 @@ class Stores:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        given = (*args, *kwargs.values())
-        keys = given[:1] if given and isinstance(given[0], str) else tuple(given[0])
+        arguments = (*args, *kwargs.values())
+        keys = arguments[:1] if arguments and isinstance(arguments[0], str) else tuple(arguments[0])
         facts = {"method": name, "keys": tuple(keys)}
         waits = name in _WAITS
         fields = (None, WORLD, 0, (), "", None, user_line(3), facts, None)
@@ -79,7 +79,9 @@ class Stores:
         self._record_start(recorder, pending, [], time.monotonic())
         with pending.waiting():
             if waits:
-                limit = next((arg for arg in given if isinstance(arg, timedelta)), store.timeout)
+                limit = next(
+                    (arg for arg in arguments if isinstance(arg, timedelta)), store.timeout
+                )
                 recorder.begin_wait(pending, limited=is_limit(limit))
             result = method(store, *args, **kwargs)
         pending.complete()

@@ -1,10 +1,10 @@
-"""Tap: records every torch.distributed call by hooking torch's dispatcher.
+"""Tap, which records every torch.distributed call by hooking torch's dispatcher.
 
 Every communication of torch (``dist.*``, ``batch_isend_irecv``, DDP's C++ reducer, FSDP2,
 DTensor, functional and compiled collectives) passes through the operators of the ``c10d`` library.
-The tap registers a Python function for each at the dispatch key ``BackendSelect``: below
-autograd, inference mode, tensor subclasses and modes, above all backends. It records the call and
-redispatches it to the backend. Computation is not intercepted.
+The tap registers a Python function for each operator at the dispatch key ``BackendSelect``, which
+is below autograd, inference mode, tensor subclasses and modes, and above all backends. The function
+records the call and redispatches it to the backend. Computation is not intercepted.
 """
 
 from __future__ import annotations
@@ -59,35 +59,35 @@ from distkit.recording.recorder import Facts, Recorder, line_of_main, user_line,
 from distkit.recording.stores import Stores
 from distkit.recording.witness import CallContext, before_backward, register_model
 
-#: Functions that return before their message is transferred.
+#: Names of functions that return before their message is transferred.
 _REQUESTS = {"isend", "irecv"}
 
 #: Period for polling the GPU at the end of a run [s].
 POLL_INTERVAL = 0.001
 
-#: Dispatch key of the hooks; no c10d operator has a kernel of its own there.
+#: Dispatch key of the hooks; no c10d operator has a kernel there.
 _KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
 
 #: Dispatch key of meta tensors, which are not communicated.
 _META = torch._C.DispatchKey.Meta
 
-# the original methods, so that the tap's queries of a Work do not count as the program's
+# the original methods, so the tap's own queries of a Work do not count as the program's
 _is_completed, _get_future = dist.Work.is_completed, dist.Work.get_future
 
 
 class Tap:
     """Installs and removes the recording hooks.
 
-    While installed, calls are recorded into :func:`distkit.recording.recorder.current`; if
-    that is None, they are only redispatched.
+    While installed, calls are recorded in :func:`distkit.recording.recorder.current`; if that is
+    None, they are only redispatched.
     """
 
     def __init__(self) -> None:
-        #: Called before a communication goes to the backend; may block or raise.
+        #: Callbacks before a communication goes to the backend; they may block or raise.
         self.before: list[Callable[[Op, int], None]] = []
-        #: Called with a group on which several threads of this rank call collectives.
+        #: Callback for a group on which several threads of this rank call collectives.
         self.on_threads: Callable[[str], None] = lambda group: None
-        #: Whether gloo carries the collectives; NCCL's are executed in streams.
+        #: Whether gloo executes the collectives; NCCL executes them in streams.
         self.on_gloo = False
         #: Whether this process computes on a GPU.
         self.on_gpu = False
@@ -99,7 +99,7 @@ class Tap:
         self.reset()
 
     def install(self) -> None:
-        """Hook every c10d operator of this torch version; does nothing if already installed."""
+        """Hook every c10d operator of this torch version, unless already installed."""
         if self._undo is not None:
             return
         undo = self._undo = ExitStack()
@@ -129,11 +129,11 @@ class Tap:
             self._undo = None
 
     def settle(self) -> None:
-        """At the end of a run, record completions whose callbacks have not run yet."""
+        """Record completions whose callbacks have not run yet, at the end of a run."""
         for work, pending in list(self._pending.values()):
             if pending.op in P2P and pending.begin is None:
                 continue
-            future = _future_of(work)  # done slightly before the work
+            future = _future_of(work)  # completes slightly before the work
             if _is_completed(work) or (future is not None and future.done()):
                 self._settle(work, pending)
 
@@ -142,19 +142,20 @@ class Tap:
         self._buffers.clear()
         #: The groups that this rank uses.
         self.groups = Groups()
-        #: Whether a call has failed: gloo may have closed connections of the group.
+        #: Whether a call has failed; gloo may then have closed connections of the group.
         self.broken = False
-        #: Number of collectives called on each group, by its name.
+        #: Number of collectives called on each group, by name.
         self.collectives: Counter[str] = Counter()
         #: Asynchronous collectives that the program has not waited for.
         self.unwaited = UnwaitedCollectives()
         self._created_groups = CreatedGroups()
         self._pending: dict[int, tuple[Any, Pending]] = {}
-        self._threads: dict[str, int] = {}  # by group: the thread calling collectives; 0: several
+        # by group: the thread that calls collectives, 0 for several
+        self._threads: dict[str, int] = {}
         self._limited: set[str] = set()  # groups with a short timeout
-        self._backward = -1  # the backward pass of the latest call
-        self._sent_in_backward: list[tuple[Any, Pending]] = []  # by DDP's reducer
-        # operations that execute on a device, by the Work that the program may wait for
+        self._backward = -1  # id of the backward pass of the latest call
+        self._sent_in_backward: list[tuple[Any, Pending]] = []  # sent by DDP's reducer
+        # operations that a device executes, by the Work that the program may wait for
         self._on_device: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
 
     # -- one call ---------------------------------------------------------------
@@ -166,12 +167,12 @@ class Tap:
         recorder = _recorder.current()
         if recorder is None or keys.has(_META):
             return redispatch(keys - _KEY, *args)
-        recorder.end_wait()  # under dk.algorithms.use_algorithm calls are nested
+        recorder.end_wait()  # calls are nested under use_algorithm
         called, pending = time.monotonic(), self._record_call(recorder, call, args)
         if pending is None:
             return redispatch(keys - _KEY, *args)
         _check_peer(call, args, pending)
-        read = _read_tensors(call, args, pending) if pending.look else []
+        read = _read_tensors(call, args, pending) if pending.has_values else []
         self._record_start(recorder, pending, read, called)
         if not (self.on_gloo or pending.device is None):
             pending.record_begin()
@@ -193,12 +194,12 @@ class Tap:
         return result
 
     def _record_call(self, recorder: Recorder, call: Call, args: tuple[Any, ...]) -> Pending | None:
-        """Return the call as a pending operation; None if it cannot be recorded.
+        """Return the call as a pending operation, or None if it cannot be recorded.
 
         If inspection fails, the program continues, and the trace lists the call as missing.
         """
         try:
-            with DisableTorchFunction():  # invisible to tensor subclasses
+            with DisableTorchFunction():  # hidden from tensor subclasses
                 return self._inspect(recorder, call, args, _caller(sys._getframe(1)))
         except Exception as error:
             recorder.count_missing(f"{call.op}: {type(error).__name__}: {error}")
@@ -210,18 +211,18 @@ class Tap:
         thread, in_backward = threading.get_ident(), torch._C._current_graph_task_id() >= 0
         group = self.groups.known(args[call.group])
         if group is None:
-            recorder.count_missing("calls on process groups made by hand are not recorded")
+            recorder.count_missing("calls on directly constructed process groups are not recorded")
             return None
         outputs = tensors(args, call.outputs)
-        touched = (call.inputs != call.outputs and tensors(args, call.inputs)) or outputs
+        used = (call.inputs != call.outputs and tensors(args, call.inputs)) or outputs
         if call.op not in P2P:
             self.collectives[group.name] += 1
-            if not in_backward:  # autograd uses its own threads
+            if not in_backward:  # autograd uses separate threads
                 self._check_thread(group.name, thread)
         peer = None if call.peer is None else group.rank(args[call.peer])
         tag = None if call.tag is None else args[call.tag]
-        shape, dtype, nbytes = describe(touched)
-        device = None if not touched or touched[0].is_cpu else device_of(touched[0].device)
+        shape, dtype, nbytes = describe(used)
+        device = None if not used or used[0].is_cpu else device_of(used[0].device)
         facts = _facts(call, caller, in_backward)
         if call.op is Op.ALL_TO_ALL:
             facts = (*facts, *splits(args))
@@ -231,31 +232,35 @@ class Tap:
             facts = (*facts, *device.facts)
             if device.captures():
                 device, facts = None, (*facts, ("captured", True))
-        look = bool(touched) and (device is not None or touched[0].is_cpu) and recorder.can_look()
+        has_values = (
+            bool(used) and (device is not None or used[0].is_cpu) and recorder.may_summarize()
+        )
         seq = recorder.next_seq()
         where = user_line(3) or line_of_main()
         fields = peer, group.name, nbytes, shape, dtype, tag, where, facts, None
-        pending = Pending(recorder, seq, call.op, recorder.shared(fields), outputs, look, device)
+        pending = Pending(
+            recorder, seq, call.op, recorder.shared(fields), outputs, has_values, device
+        )
         if self._buffers.active:
             reads, writes = (
                 _read_tensors(call, args, pending),
                 _written_tensors(call, args, pending),
             )
-            self._buffers.look(str(call.op), reads, writes)
+            self._buffers.check(str(call.op), reads, writes)
         return pending
 
     def _check_thread(self, group: str, thread: int) -> None:
-        """Report a group on which several threads call collectives: their order is undefined."""
+        """Report a group on which several threads call collectives in an undefined order."""
         if self._threads.setdefault(group, thread) not in (thread, 0):
-            self._threads[group] = 0  # report once
+            self._threads[group] = 0  # report only once
             self.on_threads(group)
 
     def _record_start(
         self, recorder: Recorder, pending: Pending, read: list[torch.Tensor], called: float
     ) -> None:
-        """Record the call, run the ``before`` hooks, and record that it goes to the backend."""
+        """Record the call, run the ``before`` callbacks, and record the start in the backend."""
         seq, op, fields = pending.seq, pending.op, pending.fields
-        values = recorder.look(*read) if read else None
+        values = recorder.summarize(*read) if read else None
         if recorder.stepped:
             recorder.put(seq, op, State.SCHEDULED, called, with_caller(fields), values)
         else:
@@ -275,26 +280,28 @@ class Tap:
         """Arrange for the completion to be recorded."""
         script = result[-1] if isinstance(result, (tuple, list)) else result
         if not isinstance(script, torch.ScriptObject):
-            pending.complete()  # monitored_barrier returns no Work when it has finished
+            pending.complete()  # a finished monitored_barrier does not return a Work
             return
         if ("captured", True) in pending.fields[-2]:
-            pending.complete()  # part of a CUDA graph; executed when the graph is replayed
+            pending.complete()  # executed when the CUDA graph is replayed
             return
         work = pending.work = dist.Work.unbox(script)
         if work is None:  # NCCL's synchronous collectives run in the caller's stream
             pending.complete()
             return
         caller = _caller(sys._getframe(1))
-        python = caller.f_code.co_filename == c10d.__file__
-        background = call.op not in P2P and (is_async(call, args) or not python)
+        from_python = caller.f_code.co_filename == c10d.__file__
+        background = call.op not in P2P and (is_async(call, args) or not from_python)
         self._pending[id(work)] = work, pending
-        if python and (background or caller.f_code.co_name in _REQUESTS):
+        if from_python and (background or caller.f_code.co_name in _REQUESTS):
             self._track_async(call, args, work, pending, caller)
         functional = is_functional(caller)
         in_stream = pending.begin is not None
-        if background and not (in_stream and functional):  # for those, wait_tensor synchronizes
-            self._track_background(recorder, work, pending, python if in_stream else functional)
-        if not (python or functional) and torch._C._current_graph_task_id() < 0:
+        if background and not (in_stream and functional):  # which wait_tensor synchronizes
+            self._track_background(
+                recorder, work, pending, from_python if in_stream else functional
+            )
+        if not (from_python or functional) and torch._C._current_graph_task_id() < 0:
             recorder.begin_wait(pending, still=_still_in(caller))  # waits in C++
 
     def _track_async(
@@ -305,7 +312,7 @@ class Tap:
             return
         if call.op not in P2P:
             self.unwaited.add(work, pending)
-        if pending.fields[2]:  # it transfers bytes
+        if pending.fields[2]:  # the call transfers bytes
             reads, writes = (
                 _read_tensors(call, args, pending),
                 _written_tensors(call, args, pending),
@@ -317,19 +324,19 @@ class Tap:
     ) -> None:
         """Record a completion that C++ waits for, as DDP's reducer does at the end of backward.
 
-        The work's future calls back on a thread of the backend, which competes with the main
-        thread for the GIL. The only bucket of a small model is recorded more cheaply, right after
-        the reducer has waited; futures are used from the second bucket on.
+        A future's callback runs on a thread of the backend, which competes with the main thread for
+        the GIL. The only bucket of a small model is recorded more cheaply, right after the reducer
+        has waited; futures are used from the second bucket on.
 
-        On a device, the future's callback runs at once, in a stream that follows the backend's.
-        The reducer makes the program's stream wait at the end of backward, and there the values of
-        all buckets are read without a race.
+        On a device, the callback runs immediately, in a stream that follows the backend's stream.
+        The reducer makes the program's stream wait at the end of backward, where the values of all
+        buckets are read without a race.
 
         Args:
             recorder: the recorder of this rank.
             work: the work that the call returned.
             pending: the call.
-            separate: whether it is waited for independently of the reducer.
+            separate: whether the program waits for it independently of the reducer.
         """
         backward = torch._C._current_graph_task_id()
         if separate or backward < 0:
@@ -346,7 +353,7 @@ class Tap:
             self._sent_in_backward = []
 
     def _backward_hook(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Run a backward pass and examine the gradients afterwards."""
+        """Run a backward pass and check the gradients afterwards."""
         before_backward()
         backward(*args, **kwargs)
         if self.call_context is not None and torch._C._current_graph_task_id() < 0:
@@ -354,7 +361,7 @@ class Tap:
 
     def _after_backward(self, recorder: Recorder, turns: int) -> None:
         if turns:
-            if turns == 1:  # next, the reducer waits for all buckets of this backward
+            if turns == 1:  # the reducer next waits for all buckets of this backward pass
                 recorder.begin_wait(*(p for _, p in self._pending.values() if not p.done))
             engine = torch.autograd.Variable._execution_engine
             engine.queue_callback(lambda: self._after_backward(recorder, turns - 1))
@@ -366,7 +373,7 @@ class Tap:
         self._sent_in_backward = []
 
     def _complete_by_future(self, work: Any, pending: Pending) -> None:
-        if (future := _future_of(work)) is not None:  # else recorded by the wait
+        if (future := _future_of(work)) is not None:  # otherwise the wait records it
             future.add_done_callback(lambda done: self._settle(work, pending, done))
 
     def _settle(self, work: Any, pending: Pending, future: Any = None) -> None:
@@ -383,13 +390,13 @@ class Tap:
         self._pending.pop(id(work), None)
 
     def _wait_hook(self, wait: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run Work.wait and record the completion before returning to the user's code."""
+        """Run Work.wait, and record the completion before returning to user code."""
         self._stop_watching(work)
-        found = self._pending.pop(id(work), None)
-        if found is not None:
+        entry = self._pending.pop(id(work), None)
+        if entry is not None:
             limit = next(iter((*args, *kwargs.values())), None)
-            return self._wait_for([found], is_limit(limit), partial(wait, work, *args, **kwargs))
-        result = wait(work, *args, **kwargs)  # already recorded, or started in an earlier cell
+            return self._wait_for([entry], is_limit(limit), partial(wait, work, *args, **kwargs))
+        result = wait(work, *args, **kwargs)  # recorded before, or started in an earlier cell
         if (pending := self._on_device.pop(work, None)) is not None:
             pending.synchronize_stream()
         return result
@@ -407,16 +414,16 @@ class Tap:
         self.unwaited.forget(work)
 
     def _get_future_hook(self, get_future: Callable[..., Any], work: Any) -> Any:
-        """Get a work's future; its holder may then change the tensors in any stream."""
+        """Return a work's future, whose holder may change the tensors in any stream."""
         if (pending := self._on_device.pop(work, None)) is not None:
             pending.discard_values()
         return get_future(work)
 
     def _wait_for(
-        self, waited: list[tuple[Any, Pending]], limited: bool, wait: Callable[[], Any]
+        self, works: list[tuple[Any, Pending]], limited: bool, wait: Callable[[], Any]
     ) -> Any:
-        """Wait for operations; record the wait and their completions."""
-        pendings = [pending for _, pending in waited]
+        """Wait for operations, and record the wait and their completions."""
+        pendings = [pending for _, pending in works]
         recorder = pendings[0].recorder
         limited = limited or any(p.fields[1] in self._limited for p in pendings)
         recorder.begin_wait(*pendings, limited=limited)
@@ -429,19 +436,19 @@ class Tap:
             raise
         finally:
             recorder.end_wait()
-        for work, pending in waited:
+        for work, pending in works:
             pending.complete(self._source(work, pending))
         return result
 
     def _source(self, work: Any, pending: Pending) -> int | None:
-        """Return the sender of the message that a receive from any source matched."""
+        """Return the sender of the message that matched a receive from any source."""
         peer, group = pending.fields[:2]
         if pending.op is not Op.RECV or peer is not None:
             return None
         return self.groups.rank(group, work._source_rank())
 
     def wait_for_gpu(self, limit: float = math.inf) -> None:
-        """Wait for the GPU to finish the operations in flight, for at most ``limit`` seconds."""
+        """Wait up to ``limit`` seconds for the GPU to finish the operations in flight."""
         recorder = _recorder.current()
         if recorder is None or not recorder.in_flight:
             return
@@ -460,7 +467,7 @@ class Tap:
         hook(undo, torch.cuda.Stream, "synchronize", self._synchronize_hook)
         hook(undo, torch.cuda.CUDAGraph, "capture_begin", _capture_begin)
         hook(undo, torch.cuda.CUDAGraph, "capture_end", _capture_end)
-        with warnings.catch_warnings():  # overrides a kernel that only selects a dispatch key
+        with warnings.catch_warnings():  # the overridden kernels only select a dispatch key
             warnings.simplefilter("ignore")
             for operator in (torch.ops.aten._local_scalar_dense, torch.ops.aten._to_copy):
                 _hook_operator(undo, operator.default, self._to_host_hook)
@@ -470,15 +477,15 @@ class Tap:
         redispatch: Callable[..., Any],
         keys: Any,
         tensor: torch.Tensor | complex,
-        **how: Any,
+        **options: Any,
     ) -> Any:
-        """Run an operator that synchronizes with the GPU if it copies a tensor to the host."""
-        if not isinstance(tensor, torch.Tensor):  # a wrapped number
-            return torch.tensor(tensor, dtype=how.get("dtype"), device=how.get("device"))
-        stays = str(how.get("device", "cpu")) != "cpu" or how.get("non_blocking")
-        if stays or tensor.is_cpu:
-            return redispatch(keys - _KEY, tensor, **how)
-        return self._synchronize_hook(redispatch, keys - _KEY, tensor, **how)
+        """Run an operator, which synchronizes with the GPU if it copies a tensor to the host."""
+        if not isinstance(tensor, torch.Tensor):  # a Python number
+            return torch.tensor(tensor, dtype=options.get("dtype"), device=options.get("device"))
+        skips_sync = str(options.get("device", "cpu")) != "cpu" or options.get("non_blocking")
+        if skips_sync or tensor.is_cpu:
+            return redispatch(keys - _KEY, tensor, **options)
+        return self._synchronize_hook(redispatch, keys - _KEY, tensor, **options)
 
     def _synchronize_hook(
         self, wait: Callable[..., Any], *args: Any, all_streams: bool = False, **kwargs: Any
@@ -499,31 +506,31 @@ class Tap:
     def _wait_tensor_hook(
         self, redispatch: Callable[..., Any], keys: Any, tensor: torch.Tensor
     ) -> Any:
-        """Record the wait for a functional collective, by one of its output tensors."""
-        found = self._pop_pending(tensor) if _recorder.current() is not None else []
+        """Record the wait for a functional collective, given one of its output tensors."""
+        waited = self._pop_pending(tensor) if _recorder.current() is not None else []
         wait = partial(redispatch, keys - _KEY, tensor)
-        return self._wait_for(found, False, wait) if found else wait()
+        return self._wait_for(waited, False, wait) if waited else wait()
 
     def _pop_pending(self, tensor: torch.Tensor) -> list[tuple[Any, Pending]]:
         """Remove and return the pending operations that write this tensor's storage."""
         if not self._pending or tensor.is_meta:
             return []
         storage = storage_of(tensor)
-        found = [
+        found_keys = [
             key
             for key, (_, pending) in list(self._pending.items())
             if any(storage_of(t) == storage for t in pending.outputs)
         ]
-        removed = (self._pending.pop(key, None) for key in found)
+        removed = (self._pending.pop(key, None) for key in found_keys)
         return [pair for pair in removed if pair is not None]
 
     def _new_group_hook(
-        self, make: Callable[..., Any], ranks: list[int] | None = None, *args: Any, **kwargs: Any
+        self, create: Callable[..., Any], ranks: list[int] | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Record ``new_group``, which blocks until every rank of the world calls it."""
+        """Record ``new_group``, which blocks until every rank of the world has called it."""
         recorder = _recorder.current()
         if recorder is None or kwargs.get("use_local_synchronization"):
-            return make(ranks, *args, **kwargs)
+            return create(ranks, *args, **kwargs)
         members = None if ranks is None else tuple(ranks)
         facts: Facts = () if members is None else (("members", members),)
         where = user_line(2)
@@ -533,38 +540,40 @@ class Tap:
         limit = kwargs.get("timeout", args[0] if args else None)
         recorder.begin_wait(pending, limited=is_limit(limit))
         with pending.waiting():
-            group = make(ranks, *args, **kwargs)
+            group = create(ranks, *args, **kwargs)
         if isinstance(group, dist.ProcessGroup):
             self.groups.add(group)
             is_users = is_given_to_users(sys._getframe(1))
-            if is_users and (lost := self._created_groups.add(weakref.ref(group), where, members)):
-                pending.fields = (*fields[:-2], (*facts, ("lost", lost)), None)
+            if is_users and (
+                leaked := self._created_groups.add(weakref.ref(group), where, members)
+            ):
+                pending.fields = (*fields[:-2], (*facts, ("lost", leaked)), None)
             if is_limit(limit):
                 self._limited.add(group.group_name)
         pending.complete()
         return group
 
     def _destroy_hook(self, unregister: Callable[..., Any], name: str = WORLD) -> None:
-        """Record the destruction of a group, or of all, with its unfinished calls."""
+        """Record the destruction of one or all groups, with their unfinished calls."""
         recorder = _recorder.current()
         if recorder is not None:
             facts: dict[str, Any] = {"label": "destroy_process_group", "destroyed": name}
             if unfinished := self._unfinished(name):
                 facts["open"] = unfinished
-            about: dict[str, Any] = {"attributes": facts, "where": user_line(2)}
+            fields: dict[str, Any] = {"attributes": facts, "where": user_line(2)}
             seq = recorder.next_seq()
             for state in (State.STARTED, State.COMPLETED):
-                recorder.record(seq, Op.MARK, state, **about)
+                recorder.record(seq, Op.MARK, state, **fields)
         unregister(*([name] if name != WORLD else []))
 
     def _unfinished(self, group: str) -> tuple[int, ...]:
-        """Return the seqs of unfinished calls on a group; on all groups for the world."""
+        """Return the seqs of unfinished calls on a group, or on all groups for the world."""
         messages = [p for _, p in list(self._pending.values()) if p.op in P2P and not p.done]
         seqs = [p.seq for p in messages if group in (WORLD, p.fields[1])]
         return tuple(sorted([*seqs, *self.unwaited.calls(group)]))
 
     def _not_in_group_hook(self, warn: Callable[[str], None], name: str) -> None:
-        """Record torch's warning that the rank is not in the group as a failed call."""
+        """Record a failed call when torch warns that the rank is not in the group."""
         recorder = _recorder.current()
         candidates = [call.op for call in CALLS.values() if str(call.op) in name]
         if recorder is not None and candidates:
@@ -574,16 +583,16 @@ class Tap:
         warn(name)
 
 
-def _hook_operator(undo: ExitStack, operator: Any, instead: Callable[..., Any]) -> None:
-    """Replace an operator by ``instead(redispatch, keys, …)`` until ``undo`` is closed."""
+def _hook_operator(undo: ExitStack, operator: Any, replacement: Callable[..., Any]) -> None:
+    """Replace an operator by ``replacement(redispatch, keys, …)`` until ``undo`` is closed."""
     library = torch.library.Library(operator.namespace, "IMPL")
     undo.callback(library._destroy)
-    hooked = partial(instead, operator._handle.redispatch_boxed)
+    hooked = partial(replacement, operator._handle.redispatch_boxed)
     library.impl(operator, hooked, "BackendSelect", with_keyset=True)
 
 
 def _capture_begin(capture_begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Begin a capture, with event queries disabled until it ends."""
+    """Begin a capture, and disable event queries until it ends."""
     event_query_lock.acquire()
     try:
         return capture_begin(*args, **kwargs)
@@ -601,7 +610,7 @@ def _capture_end(capture_end: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 def _future_of(work: Any) -> Any:
-    """Return the future of a work; None for gloo's reduce_scatter, which has none."""
+    """Return the future of a work; None for gloo's reduce_scatter, which does not have one."""
     try:
         return _get_future(work)
     except RuntimeError:
@@ -609,18 +618,18 @@ def _future_of(work: Any) -> Any:
 
 
 def _caller(hook: FrameType) -> FrameType:
-    """Return the frame that called a hook, or the hook's own in a C++ thread of autograd."""
+    """Return the frame that called a hook, or the hook's frame in a C++ thread of autograd."""
     return hook.f_back or hook
 
 
 def _facts(call: Call, caller: FrameType, in_backward: bool) -> Facts:
-    """Return a call's reduction or enclosing function, and whether backward made it."""
+    """Return the attributes of a call, such as its reduction or enclosing function."""
     name = "reduction" if call.reduces else "function"
     value = reduction(caller) if call.reduces else object_function(caller)
-    found: Facts = ((name, value),) if value else ()
+    attributes: Facts = ((name, value),) if value else ()
     if in_backward and not is_functional(caller):
-        return *found, ("gradients", True)
-    return found
+        return *attributes, ("gradients", True)
+    return attributes
 
 
 def _read_tensors(call: Call, args: tuple[Any, ...], pending: Pending) -> list[torch.Tensor]:
@@ -638,7 +647,7 @@ def _written_tensors(call: Call, args: tuple[Any, ...], pending: Pending) -> lis
 
 
 def _check_peer(call: Call, args: tuple[Any, ...], pending: Pending) -> None:
-    """Raise for a peer that does not exist; gloo would wait for it forever."""
+    """Raise ValueError for a peer that does not exist, for which gloo would wait forever."""
     if call.op in P2P and call.peer is not None and pending.fields[0] is None:
         last = dist.ProcessGroup.unbox(args[call.group]).size() - 1
         raise ValueError(
@@ -648,10 +657,10 @@ def _check_peer(call: Call, args: tuple[Any, ...], pending: Pending) -> None:
 
 def _still_in(frame: FrameType) -> Callable[[], bool]:
     """Return a function that checks whether this thread is still in the frame's current call."""
-    ident, at = threading.get_ident(), frame.f_lasti
+    ident, instruction = threading.get_ident(), frame.f_lasti
 
     def still() -> bool:
-        return sys._current_frames().get(ident) is frame and frame.f_lasti == at
+        return sys._current_frames().get(ident) is frame and frame.f_lasti == instruction
 
     return still
 

@@ -1,7 +1,7 @@
 """Fault injection: stragglers, slow links, dropped and killed ranks, without root privileges.
 
-The faults are injected on the ranks, in the tap's hook before an operation goes to the backend,
-and before each call of a KVStore.
+The ranks inject the faults before an operation goes to the backend, in a callback of the tap, and
+before each call of a KVStore.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _current: list[Trouble] = []
 
 
 class Dropped(BaseException):
-    """Raised to make a rank leave its function, as if it had returned."""
+    """Makes a rank leave its function as if it had returned."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Trouble:
     kill: Mapping[int, int] = field(default_factory=dict)
 
     def check(self, ranks: int, servers: int = 0) -> None:
-        """Raise ValueError if it names a rank that does not exist."""
+        """Raise ValueError if a fault names a rank that does not exist."""
         named = {*self.delay, *self.drop, *self.kill}
         if unknown := named - set(range(ranks)):
             raise ValueError(
@@ -47,7 +47,7 @@ class Trouble:
 
 
 class OnRank:
-    """Injects the faults of one rank in one run; called before each communication."""
+    """Injects the faults of one rank in one run, when called before each communication."""
 
     def __init__(self, trouble: Trouble, rank: int) -> None:
         self._trouble, self._rank, self._done = trouble, rank, 0
@@ -60,7 +60,7 @@ class OnRank:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._done == plan.drop.get(rank):
             self._dropped = True
-            raise Dropped("dk.trouble dropped it, as asked")
+            raise Dropped("dk.trouble dropped this rank")
         self._done += 1
         link_cost = 0.0 if op is Op.RECV else plan.latency + nbytes / plan.bandwidth
         pause = plan.delay.get(rank, 0.0) + link_cost
@@ -73,9 +73,9 @@ class OnRank:
             return []
         planned = {"kill": self._trouble.kill, "drop_rank": self._trouble.drop}
         return [
-            f"dk.trouble({name}={{{self._rank}: {n}}}) did not happen: rank {self._rank} made "
-            f"{count(self._done, 'communication')}, and the trouble comes "
-            f"when it begins its {ordinal(n + 1)}. Give a smaller number, or let it do more."
+            f"dk.trouble({name}={{{self._rank}: {n}}}) had no effect: rank {self._rank} made only "
+            f"{count(self._done, 'communication')}, and the fault occurs before its "
+            f"{ordinal(n + 1)}. Pass a smaller number, or run more communications."
             for name, at in planned.items()
             if (n := at.get(self._rank)) is not None and self._done <= n
         ]
@@ -92,23 +92,23 @@ def trouble(
 ) -> Iterator[None]:
     """Inject faults into every run that starts inside the ``with`` block.
 
-    The sender, and every member of a collective, pays the cost of a link: the rank is
-    busy for ``latency + nbytes / bandwidth`` seconds before the real communication begins.
+    The sender of a message, and every member of a collective, pays the cost of the link: the rank
+    is busy for ``latency + nbytes / bandwidth`` seconds before the communication starts.
 
     Each request of a KVStore (``init``, ``push``, ``pull``, ``barrier``, ``set_optimizer``; a
     ``pushpull`` is two) counts as one communication of its worker, with the bytes of all its keys.
 
     Args:
-        delay: ``{rank: seconds}`` by which each communication of the rank is delayed: a straggler.
+        delay: ``{rank: seconds}`` to delay each communication of the rank, as a straggler.
         latency: seconds added to each message and each collective.
         bandwidth: bytes per second of a link; None for no limit.
-        drop_rank: a rank that silently leaves the function before its first communication,
-            or ``{rank: n}`` to leave after its n-th.
-        kill: ``{rank: n}``: the rank's process is killed after its n-th communication.
+        drop_rank: a rank that silently leaves the function before its first communication;
+            ``{rank: n}`` leaves after the n-th.
+        kill: ``{rank: n}`` kills the rank's process after its n-th communication.
 
     Raises:
         ValueError: a value is negative or not a number.
-        RuntimeError: it is called on a rank.
+        RuntimeError: the caller is a rank.
 
     Example:
         >>> with trouble(delay={2: 0.2}):
@@ -116,13 +116,13 @@ def trouble(
     """
     if recorder.current() is not None:
         raise RuntimeError(
-            "dk.trouble was called on a rank, whose run has begun. Put its with block around "
+            "dk.trouble was called on a rank, after the run had started. Put the with block around "
             "cluster.run(...) in the notebook."
         )
     drop = {} if drop_rank is None else drop_rank
     for name, given in (("delay", delay), ("kill", kill)):
         if given is not None and not isinstance(given, Mapping):
-            raise ValueError(f"dk.trouble({name}={given!r}): say for which rank: {{2: {given!r}}}.")
+            raise ValueError(f"dk.trouble({name}={given!r}) needs a rank: pass {{2: {given!r}}}.")
     plan = Trouble(
         dict(delay or {}),
         latency,
@@ -143,10 +143,10 @@ def current() -> Trouble | None:
     return _current[-1] if _current else None
 
 
-#: How to end a process that has no rank.
+#: Remedy for faults on processes that are not ranks.
 _KILL_SERVERS_HINT = (
-    "Servers and the scheduler are not ranks: to end one, kill its process during a run with "
-    "os.kill(pid, signal.SIGKILL); cluster.status() shows its pid."
+    "Servers and the scheduler are not ranks: to kill one during a run, use "
+    "os.kill(pid, signal.SIGKILL) with the pid from cluster.status()."
 )
 
 
@@ -154,16 +154,18 @@ def _check(plan: Trouble) -> None:
     for name, given in (("delay", plan.delay), ("drop_rank", plan.drop), ("kill", plan.kill)):
         if wrong := [key for key in given if not isinstance(key, Integral)]:
             raise ValueError(
-                f"dk.trouble({name}=…) got {wrong[0]!r}. Name a rank, or a worker where there are "
-                f"servers, by its number: {{1: {given[wrong[0]]!r}}}. {_KILL_SERVERS_HINT}"
+                f"dk.trouble({name}=…) got {wrong[0]!r}. Pass the number of a rank, or of a worker "
+                f"if there are servers: {{1: {given[wrong[0]]!r}}}. {_KILL_SERVERS_HINT}"
             )
     steps = [*plan.drop.values(), *plan.kill.values()]
     if any(not isinstance(n, int) or n < 0 for n in steps):
         raise ValueError(
-            f"dk.trouble counts communications: {{rank: 3}} is after its third, not {steps}."
+            f"dk.trouble expects numbers of communications ≥ 0, such as {{rank: 3}}, not {steps}."
         )
     seconds = [plan.latency, *plan.delay.values()]
     if not all(isinstance(x, (int, float)) and 0 <= x < math.inf for x in seconds):
-        raise ValueError(f"dk.trouble: seconds must be numbers ≥ 0, not {seconds}.")
+        raise ValueError(f"dk.trouble expects seconds ≥ 0, not {seconds}.")
     if not (isinstance(plan.bandwidth, (int, float)) and plan.bandwidth > 0):
-        raise ValueError(f"dk.trouble: bandwidth is in bytes per second, not {plan.bandwidth}.")
+        raise ValueError(
+            f"dk.trouble expects a bandwidth > 0 in bytes per second, not {plan.bandwidth}."
+        )

@@ -1,8 +1,8 @@
-"""Context of a call, recorded beside it.
+"""Context of calls, recorded in addition to their events.
 
-At a collective: whether other ranks call a different one there (then the call is held, see
-:class:`CollectiveFingerprint`), and whether this rank is handling an exception. After a backward
-pass: the parameters of DDP's models and the modules of FSDP2's that it did not use.
+For a call, it records whether the rank is handling an exception. For a collective, it compares the
+ranks' calls and holds a call that differs, see :class:`CollectiveFingerprint`. After a backward
+pass, it records the parameters of DDP models and the modules of FSDP2 models that were not used.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _BODY = struct.Struct("<III")  # run, number and checksum of the call; their CRC
 _CRC = struct.Struct("<I")
 _RUN_AND_NUMBER, _SUM = 8, _BODY.size
 
-#: Number of calls kept per member, and bytes per call. A rank further ahead is not compared.
+#: Number of calls stored per member, and bytes per call. Ranks further ahead are not compared.
 SLOTS, SIZE = 16, _BODY.size + _CRC.size
 
 
 class CollectiveFingerprint:
-    """Compares a rank's collectives with those of the other members, in shared memory.
+    """Compares a rank's collectives with those of other members, through shared memory.
 
     gloo aborts the process when the members of a collective pass different sizes, and hangs when
-    they call different ones. So each rank writes a checksum of its k-th collective on a group into
-    a small file that the members map, and compares it with the other members' entries. The rank
-    that comes later detects the difference before the backend does. Entries that are missing,
-    stale or incomplete are ignored.
+    they call different ones. Therefore each rank writes a checksum of its k-th collective on a
+    group to a small file that the members map, and compares it with the other members' entries. The
+    rank that arrives later detects the difference before the backend does. Missing, stale and
+    incomplete entries are ignored.
 
     Args:
-        folder: private to the ranks; holds one file per group.
-        run: number of the run; entries of earlier runs are ignored.
+        folder: a folder private to the ranks, with one file per group.
+        run: the number of the run; entries of earlier runs are ignored.
         rank: this rank.
 
     >>> import tempfile
@@ -65,7 +65,7 @@ class CollectiveFingerprint:
 
     def __init__(self, folder: Path, run: int, rank: int) -> None:
         self._folder, self._run, self._rank = folder, run & 0xFFFFFFFF, rank
-        # by group: its memory, this rank's place and those of the others, and a counter of calls,
+        # by group: its memory, the offsets of this rank and of the others, and a counter of calls,
         # which is an iterator because threads may share a group
         self._maps: dict[str, tuple[mmap.mmap, int, list[int], Iterator[int]]] = {}
 
@@ -73,34 +73,34 @@ class CollectiveFingerprint:
         """Map the file of a group; only mapped groups are compared."""
         if self._rank not in members or len(members) < 2 or group in self._maps:
             return
-        known = zlib.crc32(f"{group} {list(members)}".encode())
+        checksum = zlib.crc32(f"{group} {list(members)}".encode())
         try:
-            memory = _open(self._folder / f"calls-{known:08x}", len(members) * SLOTS * SIZE)
-        except OSError:  # disk full, or folder removed: this group is not compared
+            memory = _open(self._folder / f"calls-{checksum:08x}", len(members) * SLOTS * SIZE)
+        except OSError:  # full disk or removed folder: do not compare this group
             return
         position = members.index(self._rank)
         others = [i * SLOTS * SIZE for i in range(len(members)) if i != position]
         self._maps[group] = memory, position * SLOTS * SIZE, others, itertools.count()
 
     def check(self, op: Op, fields: tuple[Any, ...]) -> bool:
-        """Publish this rank's next collective on a group; return False if another rank's differs.
+        """Write this rank's next collective on a group, and return whether other entries match.
 
         Args:
             op: the operation.
             fields: the fields of a recorder's row, from peer to match.
         """
         group = fields[1]
-        found = self._maps.get(group)
-        if found is None:
+        mapping = self._maps.get(group)
+        if mapping is None:
             return True
-        memory, own, others, numbers = found
-        number = next(numbers)
+        memory, own_offset, others, counter = mapping
+        number = next(counter)
         body = _BODY.pack(self._run, number, _checksum(op, fields))
         entry = body + _CRC.pack(zlib.crc32(body))
-        at = number % SLOTS * SIZE
-        memory[own + at : own + at + SIZE] = entry
+        slot = number % SLOTS * SIZE
+        memory[own_offset + slot : own_offset + slot + SIZE] = entry
         for start in others:
-            other = memory[start + at : start + at + SIZE]
+            other = memory[start + slot : start + slot + SIZE]
             if other != entry and other[:_RUN_AND_NUMBER] == body[:_RUN_AND_NUMBER]:
                 if other[_SUM:] == _CRC.pack(zlib.crc32(other[:_SUM])):
                     return False
@@ -121,10 +121,10 @@ def _open(path: Path, size: int) -> mmap.mmap:
 
 @lru_cache
 def _checksum(op: Op, fields: tuple[Any, ...]) -> int:
-    """Return a checksum of what all members must agree on.
+    """Return a checksum of the properties that all members must agree on.
 
-    See :func:`distkit.trace.calls.difference`. Two dtypes of the same size pass through every
-    backend, so diagnosis reports them after the run.
+    See :func:`distkit.trace.calls.difference`. Every backend accepts different dtypes of the same
+    size, so the diagnosis reports them after the run.
     """
     peer, _, nbytes, shape, dtype, _, _, attributes, _ = fields
     share = 0 if op in UNEQUAL or dtype.startswith("sparse") else nbytes
@@ -136,7 +136,7 @@ def _checksum(op: Op, fields: tuple[Any, ...]) -> int:
     return zlib.crc32(repr((op, share, peer, target)).encode())
 
 
-#: Maximum number of parameters without gradient that are named.
+#: Maximum number of reported parameters without a gradient.
 _MAX_NAMED = 8
 
 _ddp_models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -150,16 +150,16 @@ def register_model(
     _ddp_models.add(model)
 
 
-#: FSDP2 modules whose result the current backward pass has not used.
+#: FSDP2 modules whose output the current backward pass has not used.
 _unused: list[str] = []
 
 
 @cache
 def _hook_parameter_groups(module: Any) -> None:
-    """Collect the parameter groups that took part in forward but receive no gradient."""
-    stock = module.FSDPParamGroup.post_backward
+    """Collect the parameter groups that were used in forward but receive no gradient."""
+    original = module.FSDPParamGroup.post_backward
 
-    @wraps(stock)
+    @wraps(original)
     def post_backward(group: Any, *args: Any) -> Any:
         with suppress(AttributeError):  # private attributes differ between torch versions
             parameters = [p for p in group.fsdp_params if hasattr(p, "_unsharded_param")]
@@ -169,7 +169,7 @@ def _hook_parameter_groups(module: Any) -> None:
             ]
             if group._post_forward_indices and gradients and not any(gradients):
                 _unused.append(group._module_fqn or "the model")
-        return stock(group, *args)
+        return original(group, *args)
 
     module.FSDPParamGroup.post_backward = post_backward
 
@@ -186,10 +186,10 @@ class CallContext:
     """Examines each call of a run before it goes to the backend.
 
     Args:
-        note: called with a kind and its data: ``"raising"`` with the call's number, the
-            exception's text and line; ``"unreduced"`` with names of DDP's parameters,
-            ``"unused"`` with names of FSDP2's modules.
-        fingerprint: compares the call with the other ranks' calls, if given.
+        note: called with a kind and its data: ``"raising"`` with the call's seq and the
+            exception's text and line, ``"unreduced"`` with names of DDP parameters, or
+            ``"unused"`` with names of FSDP2 modules.
+        fingerprint: compares the call with the other ranks' calls, if not None.
         hold: blocks until the run is over.
     """
 
@@ -202,15 +202,15 @@ class CallContext:
         self._note, self._fingerprint, self._hold = note, fingerprint, hold
         self._reported: dict[str, list[str]] = {"unreduced": [], "unused": []}
         stale = [model for model in _ddp_models if _without_gradient(model)]
-        _ddp_models.difference_update(stale)  # an earlier run ended during a backward pass
+        _ddp_models.difference_update(stale)  # whose run ended during a backward pass
 
     def add_group(self, group: str, members: list[int]) -> None:
-        """Compare the collectives of a group, which is used for the first time."""
+        """Start comparing the collectives of a group on its first use."""
         if self._fingerprint is not None and _uses_gloo(group):
             self._fingerprint.add_group(group, members)
 
     def before_call(self, pending: Pending, limited: bool) -> None:
-        """Examine a call before it goes to the backend; ``limited``: it has a timeout."""
+        """Examine a call before it goes to the backend; ``limited`` calls are never held."""
         error = sys.exc_info()[1]
         if isinstance(error, Exception):
             self._note("raising", (pending.seq, *describe_exception(error)))
@@ -227,7 +227,7 @@ class CallContext:
             self._hold()
 
     def after_backward(self) -> None:
-        """Report what a backward pass did not use of DDP's and FSDP2's models."""
+        """Report the parameters and modules that a backward pass did not use."""
         missing = [name for model in list(_ddp_models) for name in _without_gradient(model)]
         for kind, names in (("unreduced", missing), ("unused", _unused[:_MAX_NAMED])):
             if names != self._reported[kind]:
@@ -241,11 +241,11 @@ def _uses_gloo(group: str) -> bool:
     for candidate, (backend, _) in c10d._world.pg_map.items():
         if candidate.group_name == group or (group == WORLD and candidate is default):
             return "gloo" in str(backend)
-    return False  # it is destroyed
+    return False  # the group is destroyed
 
 
 def _without_gradient(model: DistributedDataParallel) -> list[str]:
-    """Return the parameters that got no gradient in the backward pass that has ended."""
+    """Return the parameters that received no gradient in the latest backward pass."""
     try:
         model.reducer._check_reducer_finalized()
     except RuntimeError:
@@ -253,7 +253,7 @@ def _without_gradient(model: DistributedDataParallel) -> list[str]:
         return [n for n, p in parameters if p.requires_grad and p.grad is None][:_MAX_NAMED] or [
             "?"
         ]
-    except AttributeError:  # the reducer is not yet built, or already destroyed
+    except AttributeError:  # the reducer does not exist yet, or no longer
         return []
     return []
 

@@ -101,7 +101,7 @@ def test_hung_and_crashed_processes_are_distinguished() -> None:
 
 @pytest.mark.parametrize(
     ("how", "says"),
-    [("signal SIGSEGV", "crashed in native code"), ("exit status 3", "a call of os._exit")],
+    [("signal SIGSEGV", "crashed in native code"), ("exit status 3", "a call to os._exit")],
 )
 def test_exit_status_suggests_a_remedy(how: str, says: str) -> None:
     said = str(told(died(how)))
@@ -183,8 +183,8 @@ def test_name_is_not_a_rank(asked: dict[str, Any]) -> None:
         pytest.fail("it was accepted")
     ((option, given),) = asked.items()
     named = next(iter(given)) if isinstance(given, dict) else given
-    assert str(error.value).startswith(f"dk.trouble({option}=…) got {named!r}. Name a rank")
-    assert "by its number" in str(error.value) and "cluster.status()" in str(error.value)
+    assert str(error.value).startswith(f"dk.trouble({option}=…) got {named!r}. Pass the number")
+    assert "if there are servers" in str(error.value) and "cluster.status()" in str(error.value)
 
 
 def test_server_number_is_not_a_rank() -> None:

@@ -233,7 +233,7 @@ def test_all_kinds_of_values_are_recorded(dtype: str) -> None:
 
 def test_tensors_that_cannot_be_read_are_counted() -> None:
     recorder = Recorder(0)
-    assert recorder.look(torch.ones(3, device="meta")) is None
+    assert recorder.summarize(torch.ones(3, device="meta")) is None
     ((said, count),) = recorder.unrecorded.items()
     assert said.startswith("values: ") and "\n" not in said and count == 1
 

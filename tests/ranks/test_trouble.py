@@ -45,7 +45,7 @@ def test_delay_makes_a_straggler() -> None:
 
 
 def test_trouble_on_a_rank_raises_an_error() -> None:
-    with pytest.raises(dk.errors.RankError, match="whose run has begun"):
+    with pytest.raises(dk.errors.RankError, match="after the run had started"):
         dk.run_ranks(lambda: dk.trouble(delay={1: 1.0}).__enter__(), 2)
 
 
@@ -152,15 +152,15 @@ def test_faults_on_unknown_ranks_raise(asked: dict[str, Any], says: str) -> None
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"delay": {0: -1}}, "seconds must be"),
-        ({"delay": {0: "long"}}, "seconds must be"),
-        ({"latency": math.nan}, "seconds must be"),
-        ({"latency": math.inf}, "seconds must be"),
+        ({"delay": {0: -1}}, "expects seconds"),
+        ({"delay": {0: "long"}}, "expects seconds"),
+        ({"latency": math.nan}, "expects seconds"),
+        ({"latency": math.inf}, "expects seconds"),
         ({"bandwidth": 0}, "bytes per second"),
         ({"bandwidth": -1.0}, "bytes per second"),
         ({"bandwidth": math.nan}, "bytes per second"),
-        ({"kill": {0: -1}}, "counts communications"),
-        ({"drop_rank": {0: 1.5}}, "counts communications"),
+        ({"kill": {0: -1}}, "expects numbers of communications"),
+        ({"drop_rank": {0: 1.5}}, "expects numbers of communications"),
         ({"bandwidth": "slow"}, "bytes per second"),
         ({"delay": {"0": 1, 7: 1}}, "got '0'"),
         ({"drop_rank": "all"}, "got 'all'"),
@@ -175,8 +175,11 @@ def test_invalid_faults_raise(asked: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"kill": {1: 2}}, r"kill=\{1: 2\}\) did not happen: rank 1 made 2 .* its 3rd"),
-        ({"drop_rank": {0: 9}}, r"drop_rank=\{0: 9\}\) did not happen: rank 0 made 2 .* its 10th"),
+        ({"kill": {1: 2}}, r"kill=\{1: 2\}\) had no effect: rank 1 made only 2 .* its 3rd"),
+        (
+            {"drop_rank": {0: 9}},
+            r"drop_rank=\{0: 9\}\) had no effect: rank 0 made only 2 .* its 10th",
+        ),
     ],
 )
 def test_unused_fault_is_reported(given: dict[str, Any], says: str) -> None:

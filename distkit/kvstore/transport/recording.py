@@ -216,7 +216,7 @@ def _tensor(message: Message) -> Tensor | None:
 
 
 def _values(rec: Recorder, tensor: Tensor | None) -> Any:
-    return rec.look(tensor) if tensor is not None and rec.can_look() else None
+    return rec.summarize(tensor) if tensor is not None and rec.may_summarize() else None
 
 
 def _fields(
