@@ -1,6 +1,6 @@
-"""Ranks on several machines, and ranks that others start.
+"""Run ranks on several machines, and record ranks that other launchers start.
 
-:func:`doctor` says what will run on machines, :class:`Laboratory` makes several hosts on one;
+:func:`doctor` checks machines, and :class:`Laboratory` simulates several hosts on one machine.
 :func:`record` and :func:`follow` are for ranks that torchrun or another launcher has started.
 """
 

@@ -26,7 +26,7 @@ from distkit.trace.info import ClockOffset
 from distkit.trace.log import EventLog, Log
 
 #: Minimum duration of a message between hosts [s], longer than rounding errors of clocks.
-LEAST = 1e-8
+MIN_DURATION = 1e-8
 #: Contradictions between messages that count as drift, in the order in which they are tried [s].
 _SLACKS = 0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1
 
@@ -48,11 +48,11 @@ class Crossing(NamedTuple):
 
 
 def align(hosts: Mapping[str, float], crossings: Iterable[Crossing]) -> dict[str, ClockOffset]:
-    """Estimate by how much the clocks of hosts are ahead of the first host's.
+    """Estimate how far the clock of each host is ahead of the first host's.
 
     Args:
-        hosts: by how much each host's clock is assumed to be ahead of the first one's [s], for
-            example by their wall clocks. This counts where messages give no bound on a side.
+        hosts: how far each host's clock is assumed to be ahead of the first one's [s], for example
+            by their wall clocks; used where messages leave one side unbounded.
         crossings: messages between the hosts; a round trip is two.
 
     Returns:
@@ -61,8 +61,8 @@ def align(hosts: Mapping[str, float], crossings: Iterable[Crossing]) -> dict[str
     Raises:
         ClocksDisagree: the messages contradict each other.
 
-    >>> there_and_back = [Crossing("a", 1.0, "b", 6.2), Crossing("b", 7.0, "a", 2.2)]
-    >>> b = align({"a": 0.0, "b": 0.0}, there_and_back)["b"]
+    >>> round_trip = [Crossing("a", 1.0, "b", 6.2), Crossing("b", 7.0, "a", 2.2)]
+    >>> b = align({"a": 0.0, "b": 0.0}, round_trip)["b"]
     >>> round(b.ahead, 2), round(b.error, 2)
     (5.0, 0.2)
     """
@@ -84,18 +84,18 @@ def align(hosts: Mapping[str, float], crossings: Iterable[Crossing]) -> dict[str
 
 def _bounds(hosts: list[str], crossings: Iterable[Crossing]) -> NDArray[np.float64]:
     """Return the upper bound of the clock of each host (column) minus that of each (row) [s]."""
-    most = np.full((len(hosts), len(hosts)), math.inf)
+    upper = np.full((len(hosts), len(hosts)), math.inf)
     for c in crossings:
-        way = hosts.index(c.src), hosts.index(c.dst)
-        most[way] = min(most[way], c.received - c.sent - LEAST)
+        pair = hosts.index(c.src), hosts.index(c.dst)
+        upper[pair] = min(upper[pair], c.received - c.sent - MIN_DURATION)
     for slack in _SLACKS:
-        widened = most + slack
+        widened = upper + slack
         np.fill_diagonal(widened, 0.0)
         bounds = _shortest(widened)
         if not bounds.diagonal().any():
             return bounds
     raise ClocksDisagree(
-        "the clocks of the hosts cannot be aligned: whatever the offsets are, some messages are "
+        "the clocks of the hosts cannot be aligned: with any offsets, some messages are "
         f"received more than {_SLACKS[-1]:g} s before they are sent."
     )
 
@@ -111,39 +111,39 @@ def _shortest(bounds: NDArray[np.float64]) -> NDArray[np.float64]:
 
 #: In the first, all others wait for the root; in the second, the root waits for all others.
 _FROM_ROOT, _TO_ROOT = {Op.BROADCAST, Op.SCATTER}, {Op.REDUCE, Op.GATHER}
-#: A member may end these before another one has begun, if it receives nothing from it.
+#: A member may complete these before another one starts, if it receives nothing from it.
 _LOOSE = {Op.ALL_TO_ALL, Op.NEW_GROUP}
-#: The reader's host, and every other one whose times have no error.
+#: The reader's host, and every other host whose times have no error.
 _HERE = ""
 
 
 def in_order(trace: Log) -> Log:
-    """Return the trace with the times of hosts moved, if a message was received before it was sent.
+    """Return the trace with hosts' times shifted so that no message arrives before it was sent.
 
-    No time moves by more than its host's error, ``info.clocks[host].error``. A message that
-    contradicts by more than that does not count: clocks are not its cause.
+    No time moves by more than its host's error, ``info.clocks[host].error``. Larger contradictions
+    are ignored, because clocks are not their cause.
 
     >>> from distkit.events import Event
     >>> from distkit.trace.info import ClockOffset, RankInfo, RunInfo
     >>> from distkit.trace.trace import Trace
-    >>> there = Event(0, 0, Op.SEND, State.STARTED, 1.0, peer=1)
-    >>> here = Event(1, 0, Op.RECV, State.COMPLETED, 0.9999, peer=0)
+    >>> send = Event(0, 0, Op.SEND, State.STARTED, 1.0, peer=1)
+    >>> recv = Event(1, 0, Op.RECV, State.COMPLETED, 0.9999, peer=0)
     >>> ranks = {0: RankInfo(host="a"), 1: RankInfo(host="b")}
     >>> info = RunInfo(ranks=ranks, clocks={"b": ClockOffset(0.0, error=0.001)})
-    >>> (message,) = in_order(Trace([there, here], info)).messages
+    >>> (message,) = in_order(Trace([send, recv], info)).messages
     >>> message.sent < message.received
     True
     """
     errors = {host: clock.error for host, clock in trace.info.clocks.items() if clock.error}
     hosts = {rank: host if host in errors else _HERE for rank, host in several(trace.info).items()}
-    near = [  # too quick by no more than the errors of both clocks
+    near = [  # contradictory by no more than the errors of both clocks
         c
         for c in crossings(trace, hosts)
         if abs(c.received - c.sent) <= errors.get(c.src, 0.0) + errors.get(c.dst, 0.0)
     ]
     if all(c.received >= c.sent for c in near):
         return trace
-    for host, error in errors.items():  # as messages, what is known of each clock
+    for host, error in errors.items():  # the known bounds of each clock, as messages
         near += [Crossing(_HERE, 0.0, host, error), Crossing(host, 0.0, _HERE, error)]
     try:
         offsets = align(dict.fromkeys([_HERE, *errors], 0.0), near)
@@ -173,18 +173,18 @@ def crossings(trace: EventLog, hosts: Mapping[int, str]) -> Iterator[Crossing]:
 
 
 def _of_collective(members: list[Span], hosts: Mapping[int, str]) -> Iterator[Crossing]:
-    """Yield a collective as messages: from a host's last begin to the first end on another host.
+    """Yield a collective as messages: from a host's last start to another host's first end.
 
     In a collective with a root, only the root sends, or only the root waits for all others.
     """
-    begun, ended = dict[str, float](), dict[str, float]()
+    started, ended = dict[str, float](), dict[str, float]()
     for s in members:
         host, is_root = hosts[s.rank], s.rank == s.peer
         if s.state is not State.SCHEDULED and (is_root or s.op not in _FROM_ROOT):
-            begun[host] = max(s.start, begun.get(host, s.start))
+            started[host] = max(s.start, started.get(host, s.start))
         if s.state is State.COMPLETED and s.end is not None and (is_root or s.op not in _TO_ROOT):
             ended[host] = min(s.end, ended.get(host, s.end))
-    for src, sent in begun.items():
+    for src, sent in started.items():
         for dst, received in ended.items():
             if src != dst:
                 yield Crossing(src, sent, dst, received)

@@ -22,33 +22,36 @@ __all__ = ["add", "is_launcher", "trace"]
 
 
 def add(commands: Any) -> None:
-    """Add them to the parser of ``distkit``."""
+    """Add these commands to the parser of ``distkit``."""
     doctor = commands.add_parser(
         "doctor",
-        help="check what runs here, or on several machines, and what to repair",
-        description="Exit status 0: ranks will run. 1: something has to be repaired before.",
+        help="check whether ranks can run here, or on several machines",
+        description="The exit status is 0 if ranks can run, and 1 if something needs repair.",
     )
     doctor.add_argument(
         "--hosts",
         type=lambda text: [host for host in text.split(",") if host],
         default=[],
         metavar="A,B,C",
-        help="other machines, as ssh takes them, to examine with the connections between all",
+        help="other machines, named as for ssh, to check with the connections between all",
     )
     doctor.add_argument(
-        "--ssh", metavar="COMMAND", default="ssh", help="the program that reaches them (ssh)"
+        "--ssh",
+        metavar="COMMAND",
+        default="ssh",
+        help="the program that connects to them (default: ssh)",
     )
     doctor.add_argument("--ssh-config", type=Path, metavar="FILE", help="ssh's configuration")
     doctor.add_argument("--python", metavar="PATH", help="the Python on the hosts")
-    doctor.add_argument("--json", action="store_true", help="print one JSON object, not a text")
+    doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     doctor.set_defaults(run=_doctor)
     lab_hosts = commands.add_parser(
         "lab-hosts",
-        help="several hosts on this machine, each with its own network and processes",
+        help="start several hosts on this machine, each with its own network and processes",
         usage="distkit lab-hosts [--slurm] [NAME ...] [-- COMMAND ...]",
     )
-    what = "the hosts' names (alpha beta gamma); a command after -- runs on one more, the head"
-    lab_hosts.add_argument("names", nargs="*", metavar="NAME", help=what)
+    hosts = "names (default: alpha beta gamma); a command after -- runs on one more host, the head"
+    lab_hosts.add_argument("names", nargs="*", metavar="NAME", help=hosts)
     lab_hosts.add_argument("--slurm", action="store_true", help="start Slurm, with these nodes")
     lab_hosts.set_defaults(run=_lab_hosts)
 
@@ -56,7 +59,7 @@ def add(commands: Any) -> None:
 # -- distkit doctor -----------------------------------------------------------------------------
 
 
-def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
+def _doctor(args: argparse.Namespace, command: list[str]) -> int:
     from distkit_hosts.checkup.examine import doctor
 
     report = doctor(
@@ -64,20 +67,20 @@ def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
         ssh_cmd=shlex.split(args.ssh),
         ssh_args=["-F", str(args.ssh_config)] if args.ssh_config else [],
         python=args.python,
-        say=_examining if sys.stderr.isatty() else lambda stage: None,
+        say=_print_stage if sys.stderr.isatty() else lambda stage: None,
     )
     print(report.to_json() if args.json else report)
     return 0 if report.good else 1
 
 
-def _examining(stage: str) -> None:
+def _print_stage(stage: str) -> None:
     print(f"\rdistkit: examining {stage:<12}", end="\r", file=sys.stderr, flush=True)
 
 
 # -- distkit lab-hosts --------------------------------------------------------------------------
 
 
-def _lab_hosts(args: argparse.Namespace, rest: list[str]) -> int:
+def _lab_hosts(args: argparse.Namespace, command: list[str]) -> int:
     from distkit_hosts.laboratory import Laboratory
 
     names = args.names or ["alpha", "beta", "gamma"]
@@ -85,58 +88,63 @@ def _lab_hosts(args: argparse.Namespace, rest: list[str]) -> int:
         lab.ssh()
         if args.slurm:
             lab.slurm()
-        if rest:
-            return lab.run("head", rest).returncode
+        if command:
+            return lab.run("head", command).returncode
         print(_guide(lab), flush=True)
         lab.wait()
         raise LaboratoryError("the hosts have ended. Start them again with distkit lab-hosts.")
 
 
 def _guide(lab: Laboratory) -> str:
-    """Return the hosts, their addresses, and how to use them."""
+    """Return the hosts, their addresses, and instructions."""
     width = max(map(len, lab.hosts))
     rows = [f"  {host:<{width}}  {lab.address(host)}" for host in lab.hosts]
     shell = shlex.join([*lab.enter("head"), "bash"])
     ranks = {host: 2 for host in lab.hosts[1:]}
     lines = ["Hosts:", *rows, "", "A shell on the head:", f"  {shell}"]
-    lines += ["There, `ssh` knows all hosts, and Python", f"  dk.Cluster(hosts={ranks})"]
-    return "\n".join([*lines, "", "The hosts end with this command: press Ctrl-C."])
+    lines += [
+        "On the head, `ssh` finds all hosts, and so does Python:",
+        f"  dk.Cluster(hosts={ranks})",
+    ]
+    return "\n".join([*lines, "", "Press Ctrl-C to stop the hosts."])
 
 
 # -- distkit trace -- torchrun -------------------------------------------------------------------
 
 
 def trace(args: argparse.Namespace, command: list[str]) -> int:
-    """Record ranks that torchrun or another launcher starts; returns its exit status."""
+    """Record ranks that torchrun or another launcher starts, and return its exit status."""
     folder = args.out.with_suffix("") if args.out.suffix == ".gz" else args.out
     args.out = folder.with_name(f"{folder.name}.gz")
     for file in (args.out, args.html):
         cli.check_folder(file, args.wrong)
-    told = set[str]()
-    explain = partial(_explain, folder, told)
+    printed = set[str]()
+    explain = partial(_explain, folder, printed)
     status = launching.run(launching.recorded(command, folder.absolute()), on_signal=explain)
-    found = explain()
-    if found is not None:
-        cli.keep(found, args)
+    result = explain()
+    if result is not None:
+        cli.keep(result, args)
     return status
 
 
-def _explain(folder: Path, told: set[str]) -> Trace | None:
-    """Print the findings about the ranks whose files are in a folder, except those in ``told``."""
+def _explain(folder: Path, printed: set[str]) -> Trace | None:
+    """Print the findings about the ranks of a folder, except those in ``printed``."""
     from distkit._format import named
     from distkit_hosts.torchrun import rankfile
 
-    if not folder.is_dir() or not rankfile.found([folder]):
-        print("No rank was recorded: the launcher ended before the script began.", file=sys.stderr)
+    if not folder.is_dir() or not rankfile.find_files([folder]):
+        print(
+            "No rank was recorded: the launcher ended before the script started.", file=sys.stderr
+        )
         return None
     trace = cli.open_trace([folder])
-    absent = [rank for rank in range(trace.info.world_size) if rank not in trace.info.ranks]
-    if absent:
+    missing = [rank for rank in range(trace.info.world_size) if rank not in trace.info.ranks]
+    if missing:
         print(
-            f"The files of {named(absent)} are not in {folder}: bring those of the other hosts "
+            f"The files of {named(missing)} are not in {folder}: copy those of the other hosts "
             f"there, then run distkit replay {folder}"
         )
-    findings = [f for f in trace.diagnose() if f.message not in told]
-    told.update(f.message for f in findings)
+    findings = [f for f in trace.diagnose() if f.message not in printed]
+    printed.update(f.message for f in findings)
     cli.print_findings(findings)
     return trace

@@ -1,4 +1,4 @@
-"""Estimate the difference of two hosts' clocks by round trips between them. Pure.
+"""Estimate the difference of two hosts' clocks with round trips between them. Pure.
 
 Let θ be a host's clock minus the reference's. A message that the reference sent at s and the host
 received at r took some time, so θ < r − s. A message in the other direction, sent at s by the host,
@@ -49,7 +49,7 @@ class PeerClock:
         self._low, self._high, self._at = -math.inf, math.inf, 0.0
 
     def add(self, trip: RoundTrip) -> None:
-        """Update the estimate by the latest round trip.
+        """Update the estimate with the latest round trip.
 
         Raises:
             ValueError: the round trip ended before it began.
@@ -68,20 +68,20 @@ class PeerClock:
 
 
 class LiveClocks:
-    """Converts the times of a run's ranks, while comparisons with their clocks get surer."""
+    """Converts the times of a run's ranks, while the estimates of their clocks improve."""
 
     def __init__(self) -> None:
-        self._clocks: dict[int, Offset] = {}  # by which each rank's times are read
-        self._reached: dict[int, float] = {}  # the last of these, by this machine's clock
-        self._errors: dict[int, float] = {}  # the largest by which they may be wrong [s]
+        self._clocks: dict[int, Offset] = {}  # the estimate in use for each rank
+        self._reached: dict[int, float] = {}  # the last converted time of each rank
+        self._errors: dict[int, float] = {}  # the largest possible error of each rank's times [s]
 
     def reader(
         self, rank: int, offset: Offset, first: float, last: float
     ) -> Callable[[float], float]:
-        """Return what converts a rank's times from ``first`` to ``last`` to this machine's clock.
+        """Return a function that converts a rank's times to this machine's clock.
 
-        A rank keeps its first offset until the error of a later one is below half of its own. The
-        two differ a little, so times never go back.
+        The times lie between ``first`` and ``last``. A rank keeps its offset until a later one has
+        less than half its error. The two differ a little, but converted times never decrease.
         """
 
         def error(clock: Offset) -> float:
@@ -92,7 +92,7 @@ class LiveClocks:
         self._errors[rank] = max(error(known), self._errors.get(rank, 0.0))
         reached = self._reached.get(rank, -math.inf)
         self._reached[rank] = max(reached, known.to_here(last))
-        return lambda there: max(reached, known.to_here(there))
+        return lambda remote: max(reached, known.to_here(remote))
 
     def compared(self, hosts: dict[int, str]) -> dict[str, ClockOffset]:
         """Return the offsets of other machines' clocks, given the host of each rank."""

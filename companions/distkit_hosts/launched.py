@@ -31,7 +31,7 @@ class Launched:
 
 
 #: The environment variables of launchers, the innermost launcher first.
-_SAID = {
+_VARIABLES = {
     "torchrun": {
         "rank": "RANK",
         "world_size": "WORLD_SIZE",
@@ -70,24 +70,25 @@ def recognise(environ: Mapping[str, str], host: str) -> Launched:
     >>> found.launcher, found.rank, found.world_size, found.local_rank, found.host
     ('Slurm', 5, 8, 1, 'node2')
     """
-    said = [name for name, variables in _SAID.items() if variables["rank"] in environ]
-    if not said:
+    launchers = [name for name, variables in _VARIABLES.items() if variables["rank"] in environ]
+    if not launchers:
         return Launched("none", 0, 1, 0, host)
-    first = _read(said[0], environ, host)
+    first = _read(launchers[0], environ, host)
     if first.launcher == "environment":  # set by hand, or left over from another program
-        for other in (_read(name, environ, host) for name in said[1:]):
+        for other in (_read(name, environ, host) for name in launchers[1:]):
             if (first.rank, first.world_size) != (other.rank, other.world_size):
                 raise StartError(
-                    f"RANK and WORLD_SIZE say rank {first.rank} of {first.world_size}, but "
+                    f"RANK and WORLD_SIZE declare rank {first.rank} of {first.world_size}, but "
                     f"{other.launcher} has started this process as rank {other.rank} of "
                     f"{other.world_size}. Unset RANK and WORLD_SIZE, or set them to "
-                    f"{_SAID[other.launcher]['rank']} and {_SAID[other.launcher]['world_size']}."
+                    f"{_VARIABLES[other.launcher]['rank']} and "
+                    f"{_VARIABLES[other.launcher]['world_size']}."
                 )
     return first
 
 
 def _read(launcher: str, environ: Mapping[str, str], host: str) -> Launched:
-    variables = _SAID[launcher]
+    variables = _VARIABLES[launcher]
     number = {
         field: _number(variable, environ)
         for field, variable in variables.items()
@@ -95,8 +96,8 @@ def _read(launcher: str, environ: Mapping[str, str], host: str) -> Launched:
     }
     if "world_size" not in number:
         raise StartError(
-            f"{variables['rank']} is set, and {variables['world_size']} is not. A launcher sets "
-            "both: set the other one, too, or unset it."
+            f"{variables['rank']} is set, but {variables['world_size']} is not. A launcher sets "
+            "both: set or unset both."
         )
     if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ:
         launcher = "environment"
@@ -107,5 +108,5 @@ def _read(launcher: str, environ: Mapping[str, str], host: str) -> Launched:
 def _number(variable: str, environ: Mapping[str, str]) -> int:
     value = environ[variable]
     if not (value.isascii() and value.isdecimal()):
-        raise StartError(f"{variable} is {value!r}: a whole number from 0 is expected.")
+        raise StartError(f"{variable} is {value!r}: expected an integer of at least 0.")
     return int(value)

@@ -74,7 +74,7 @@ def test_missing_python_is_reported() -> None:
 def test_unreachable_host_is_reported() -> None:
     with pytest.raises(DistkitError, match="name each once"):
         dk.hosts.doctor(["alpha", "me@alpha"])
-    with pytest.raises(DistkitError, match="there is no no-such-ssh here"):
+    with pytest.raises(DistkitError, match="no-such-ssh is not installed here"):
         dk.hosts.doctor(["alpha"], ssh_cmd=["no-such-ssh"])
 
 

@@ -23,7 +23,7 @@ from distkit import kvstore
 from distkit.cluster import Run
 from distkit.errors import ClusterError, DeadlockError, RankDied, RunError, StartError
 from distkit.kvstore.transport.sockets import context, new_keys, open_socket
-from distkit_hosts.remote.tunnel import Relay, Tunnel
+from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 from tests.support.waiting import until
 
 
@@ -203,10 +203,10 @@ def test_ranks_run_in_a_foreign_ipyparallel_cluster(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"engines": "slurmm"}, "none of ipyparallel's launchers"),
-        ({"engines": "local", "acount": "x"}, "'acount' is no option"),
-        ({"engines": "mpi", "mpi_cmd": ["no-mpiexec"]}, "there is no no-mpiexec here"),
-        ({"hosts": {"localhost": 1}, "ssh_cmd": ["sh", "-c", "exit 255"]}, "cannot be entered"),
+        ({"engines": "slurmm"}, "not one of ipyparallel's launchers"),
+        ({"engines": "local", "acount": "x"}, "'acount' is not an option"),
+        ({"engines": "mpi", "mpi_cmd": ["no-mpiexec"]}, "no-mpiexec is not installed here"),
+        ({"hosts": {"localhost": 1}, "ssh_cmd": ["sh", "-c", "exit 255"]}, "cannot be reached"),
         (
             {"engines": "slurm", "submit_command": ["sh", "-c", "echo Invalid account; exit 1"]},
             "Invalid account",
@@ -223,22 +223,22 @@ def test_failed_start_quotes_the_refusing_machine(options: dict[str, object], sa
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Tunnel, Tunnel, Relay]]:
+def ends() -> Iterator[tuple[Tunnel, Tunnel, Multiplexer]]:
     """Both ends of a tunnel, and the relay of the listening end."""
     keys, accepted = new_keys(), list[Tunnel]()
-    here = Relay("tcp://127.0.0.1:*", keys, listen=True, accept=accepted.append)
-    there = Relay(here.endpoint, keys, listen=False)
+    here = Multiplexer("tcp://127.0.0.1:*", keys, listen=True, accept=accepted.append)
+    there = Multiplexer(here.endpoint, keys, listen=False)
     far = there.connect()
     here.start()
     there.start()
-    far.say("hello")
+    far.send("hello")
     until(lambda: accepted)
     yield accepted[0], far, here
     there.close()
     here.close()
 
 
-def test_clients_with_other_keys_are_ignored(ends: tuple[Tunnel, Tunnel, Relay]) -> None:
+def test_clients_with_other_keys_are_ignored(ends: tuple[Tunnel, Tunnel, Multiplexer]) -> None:
     _, _, here = ends
     stranger = open_socket(context(), zmq.DEALER, new_keys())
     refused = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)

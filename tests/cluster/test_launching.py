@@ -137,8 +137,8 @@ def test_all_unreachable_machines_are_named(head: Head, hosts: Laboratory) -> No
     refused(
         head,
         SSH,
-        "beta cannot be entered",
-        "gamma cannot be entered",
+        "beta cannot be reached",
+        "gamma cannot be reached",
         "timed out",
         "distkit doctor --hosts gamma",
     )
@@ -168,11 +168,11 @@ def test_machines_that_lose_only_each_other_are_named(
 
 
 def test_unknown_host_name_raises(head: Head, hosts: Laboratory) -> None:
-    refused(head, "hosts={'alpha': 1, 'delta': 1}", "delta cannot be entered", "Could not resolve")
+    refused(head, "hosts={'alpha': 1, 'delta': 1}", "delta cannot be reached", "Could not resolve")
 
 
 def test_rejected_ssh_key_raises(head: Head, hosts: Laboratory) -> None:
-    refused(head, "hosts={'nobody@beta': 1}", "nobody@beta cannot be entered", "Permission denied")
+    refused(head, "hosts={'nobody@beta': 1}", "nobody@beta cannot be reached", "Permission denied")
 
 
 def test_machine_without_python_raises(head: Head, hosts: Laboratory) -> None:
@@ -191,7 +191,7 @@ def test_machine_without_distkit_raises(head: Head, hosts: Laboratory) -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ("", "there is no torch on beta"),
+        ("", "torch is not installed on beta"),
         ("distributed", "beta is lost, with ranks 2 and 3: the process that ranks are forked from"),
     ],
 )
@@ -284,7 +284,7 @@ def test_slurm_errors_are_quoted(head: Head, slurm: Laboratory, options: str, sa
 def test_cancelled_pending_job_raises(head: Head, slurm: Laboratory) -> None:
     head.begin(cluster("2, engines='slurm', options='--begin=now+1hour', timeout=5"))
     stage = head.until(lambda said: "PENDING" in said.get("stage", ""))["stage"]
-    assert stage == "waiting for slurm (PENDING BeginTime): 0 of 2 are there"
+    assert stage == "waiting for slurm (PENDING BeginTime): 0 of 2 have connected"
     say(slurm, "head", "scancel --name=distkit")
     last = head.end()
     assert "is CANCELLED" in last["error"]
@@ -359,7 +359,7 @@ def test_engine_without_distkit_raises(head: Head, hosts: Laboratory, theirs: ob
         CLIENT + "client[2].execute('import sys; sys.modules[\"distkit\"] = None').get()"
     )
     last = head.do(ATTACH)
-    assert "engine 2: there is no distkit on" in last["error"]
+    assert "engine 2: distkit is not installed on" in last["error"]
     assert "-m pip install distkit" in last["error"]
     assert "error" not in head.do("client[2].execute('del sys.modules[\"distkit\"]').get()")
 

@@ -101,7 +101,7 @@ def test_rank_without_a_dump_is_accused(tmp_path: Path) -> None:
     waiting = dump(entry(0, "all_reduce", "started"), ranks="[0, 1, 2]")
     trace = load(tmp_path, waiting, waiting)
     assert found(trace) == [("skipped", (2,))]
-    assert "(there is no dump of it)" in trace.diagnose()[0].message
+    assert "(its dump is missing)" in trace.diagnose()[0].message
 
 
 def test_send_and_receive_are_matched(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_queued_call_has_not_started(tmp_path: Path) -> None:
         made["pg_config"] |= config
     trace = load(tmp_path, *dumps)
     assert {c for _, culprits in found(trace) for c in culprits} == {0, 1}
-    assert trace.info.unrecorded[0] == {"all_reduce queued behind one that is not over": 1}
+    assert trace.info.unrecorded[0] == {"all_reduce queued behind an unfinished call": 1}
 
 
 def test_unmatchable_messages_are_counted(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_unmatchable_messages_are_counted(tmp_path: Path) -> None:
     sender = dump(*(entry(n, "send 0->1") for n in range(2)), entry(2, "send 0->1", "started"))
     trace = load(tmp_path, sender, dump(entry(4, "recv 1<-0"), entry(5, "all_reduce")))
     assert [(s.rank, s.seq) for s in trace.spans] == [(0, 2), (1, 5)]
-    forgotten = "whose partner a rank may have forgotten"
+    forgotten = "whose partner may have been overwritten"
     assert trace.info.unrecorded == {0: {f"send {forgotten}": 2}, 1: {f"recv {forgotten}": 1}}
 
 
@@ -177,10 +177,10 @@ def broken(change: Callable[[Json], Any]) -> Json:
         (b"\x80\x04garbage", "damaged, or not a trace"),
         (b"\x1f\x8b\x08garbage", "truncated or damaged"),
         (b"[1, 2]", "`$.traceEvents[0]`"),
-        (b'{"hello": 1}', "not a trace: it holds hello. distkit reads its own"),
-        (b'"text"', "not a trace: it holds text. "),
+        (b'{"hello": 1}', "not a trace: it contains hello. distkit reads its own"),
+        (b'"text"', "not a trace: it contains text. "),
         (pickle.dumps(dump(entry(0, "all_reduce")))[:-90], "damaged, or not a trace"),
-        (pickle.dumps(os.system), "system, which is no plain value"),
+        (pickle.dumps(os.system), "system, which is not a plain value"),
         (pickle.dumps({"version": 1, "entries": {1, 2}}), "Expected `object`, got `int`"),
         (broken(lambda d: d.update(entries=7)), "Expected `array`, got `int` - at `$.entries`"),
         (broken(lambda d: d["entries"][0].pop("state")), "missing required field `state`"),
@@ -210,7 +210,7 @@ def test_pickle_executes_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     file = tmp_path / "rank_0"
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
         file.write_bytes(pickle.dumps({"entries": [Explosive()], "version": "2"}, protocol))
-        with pytest.raises(TraceFileError, match="no plain value"):
+        with pytest.raises(TraceFileError, match="not a plain value"):
             Trace.load(file)
     assert not tmp_path.joinpath("exploded").exists()
 
@@ -284,9 +284,9 @@ def test_inconsistent_files_raise(tmp_path: Path) -> None:
     content = json.dumps(dump(entry(0, "all_reduce")))
     for name in ("a_0", "b_0", "plain"):
         tmp_path.joinpath(name).write_text(content)
-    with pytest.raises(TraceFileError, match="a_0 and b_0 are both of rank 0"):
+    with pytest.raises(TraceFileError, match="a_0 and b_0 both belong to rank 0"):
         Trace.load([tmp_path / "a_0", tmp_path / "b_0"])
-    with pytest.raises(TraceFileError, match="of which rank is it"):
+    with pytest.raises(TraceFileError, match="rank is unknown"):
         Trace.load([tmp_path / "a_0", tmp_path / "plain"])
     tmp_path.joinpath("c_1.json").write_text(json.dumps(profiled(1)))
     with pytest.raises(TraceFileError, match=r"a_0 and c_1.json are of different kinds"):
@@ -299,7 +299,7 @@ def test_inconsistent_files_raise(tmp_path: Path) -> None:
 
 
 def test_perfetto_export_raises_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(TraceFileError, match=r"trace\.to_chrome has written it, .* trace\.save"):
+    with pytest.raises(TraceFileError, match=r"written by trace\.to_chrome .* trace\.save"):
         Trace.load(ring().to_chrome(tmp_path / "ring.json.gz"))
 
 
@@ -423,7 +423,7 @@ def test_no_matching_notice_without_groups(tmp_path: Path) -> None:
     trace = loaded(tmp_path, one, other)
     assert judged(trace) == []
     assert [len(calls) for calls in trace.collectives] == [1, 1]
-    assert "does not tell the group of 2 collectives" in trace.diagnose()[0].message
+    assert "does not record the group of 2 collectives" in trace.diagnose()[0].message
     page = trace.to_html(tmp_path / "page.html").read_text()
     assert 'data-picture="timeline' in page
 
@@ -475,7 +475,7 @@ def test_missing_message_details_are_noted(tmp_path: Path) -> None:
     trace = loaded(tmp_path, *sent)
     assert (trace.messages, judged(trace)) == ([], [])
     (finding,) = trace.diagnose()
-    assert "does not tell the peer of 2 send or recvs and the size of 2 calls" in finding.message
+    assert "does not record the peer of 2 send or recvs and the size of 2 calls" in finding.message
     assert "record_shapes=True" in finding.remedy
 
 

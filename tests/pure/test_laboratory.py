@@ -27,8 +27,8 @@ def test_firewall_rules(fault: tuple[str | None, str | None, int | None], words:
     ("hosts", "words"),
     [
         (["al pha"], "'al pha' cannot be a host's name"),
-        (["localhost"], "has a meaning already"),
-        (["alpha", "alpha"], "two hosts 'alpha'"),
+        (["localhost"], "'localhost' is reserved"),
+        (["alpha", "alpha"], "'alpha' occurs twice"),
         ([], "1 to 200 hosts; got 0"),
     ],
 )
@@ -56,7 +56,7 @@ def test_unsupported_system_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_permission_names_the_remedy() -> None:
     assert "--privileged" in starting.explain("unshare(net): Operation not permitted")
-    assert starting.explain("beta: no") == "the laboratory cannot be made: beta: no."
+    assert starting.explain("beta: no") == "the laboratory cannot be created: beta: no."
 
 
 def test_hosts_share_the_current_and_requested_folders() -> None:

@@ -72,9 +72,9 @@ def test_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({"RANK": "1"}, "RANK is set, and WORLD_SIZE is not"),
-        ({**TORCHRUN, "RANK": "one"}, "RANK is 'one': a whole number"),
-        ({**SLURM, "SLURM_NTASKS": ""}, "SLURM_NTASKS is '': a whole number"),
+        ({"RANK": "1"}, "RANK is set, but WORLD_SIZE is not"),
+        ({**TORCHRUN, "RANK": "one"}, "RANK is 'one': expected an integer"),
+        ({**SLURM, "SLURM_NTASKS": ""}, "SLURM_NTASKS is '': expected an integer"),
         ({**MPICH, "PMI_RANK": "-1"}, "PMI_RANK is '-1'"),
         (
             {**OPEN_MPI, "RANK": "0", "WORLD_SIZE": "1"},

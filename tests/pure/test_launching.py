@@ -44,10 +44,10 @@ def test_recorder_is_inserted_before_the_script(command: str, expected: str) -> 
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        ("torchrun --nproc-per-node 2", "torchrun cannot read it"),
+        ("torchrun --nproc-per-node 2", "torchrun cannot parse it"),
         ("torchrun --no-python ./a.out", "with --no-python or --run-path"),
-        ("srun -n 2 ./a.out", "there is no Python in it"),
-        ("mpirun python -c print()", "Python is given no script"),
+        ("srun -n 2 ./a.out", "it does not start Python"),
+        ("mpirun python -c print()", "it names no script for Python"),
     ],
 )
 def test_commands_without_a_python_script_raise(command: str, why: str) -> None:

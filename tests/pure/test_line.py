@@ -16,7 +16,7 @@ from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.folders import is_ours
 from distkit.events import Op
 from distkit_hosts.torchrun import line
-from distkit_hosts.torchrun.line import Line
+from distkit_hosts.torchrun.line import NotebookConnection
 
 
 class Rank:
@@ -24,15 +24,15 @@ class Rank:
 
     def __init__(self) -> None:
         self.passed, self.stepped, self.released = 0, list[bool](), list[str]()
-        self.line = Line(self.stepped.append, self.hurry, self.released.append)
+        self.line = NotebookConnection(self.stepped.append, self.hurry, self.released.append)
 
     def hurry(self) -> None:
-        self.line.take_up(7)
+        self.line.announce(7)
 
     def communicate(self, times: int) -> threading.Thread:
         def work() -> None:
             for _ in range(times):
-                self.line.pass_by(Op.BARRIER, 0)
+                self.line.wait_at_gate(Op.BARRIER, 0)
                 self.passed += 1
 
         thread = threading.Thread(target=work, daemon=True)
@@ -62,8 +62,10 @@ def test_socket_of_another_user_is_ignored(rank: Rank, tmp_path: Path) -> None:
 
 
 def test_stalled_reader_is_dropped(rank: Rank, monkeypatch: Any) -> None:
-    monkeypatch.setattr(line, "_PATIENCE", struct.pack("ll", 0, 50_000))
+    monkeypatch.setattr(line, "_SEND_TIMEOUT", struct.pack("ll", 0, 50_000))
     caller = call(rank)
     caller.recv()
-    until(lambda: (rank.line.emit("rows", bytes(1 << 20)), not rank.line.heard)[1], timeout=60)
+    until(
+        lambda: (rank.line.emit("rows", bytes(1 << 20)), not rank.line.has_listener)[1], timeout=60
+    )
     caller.close()

@@ -11,7 +11,7 @@ from distkit_hosts.checkup import probe
 
 def test_slow_clients_are_dropped() -> None:
     never = threading.Event()
-    assert probe.at_once(lambda n: n or never.wait(), [0, 1, 2], 0.5) == {1: 1, 2: 2}
+    assert probe.concurrently(lambda n: n or never.wait(), [0, 1, 2], 0.5) == {1: 1, 2: 2}
     never.set()
 
 
@@ -20,15 +20,15 @@ def test_clients_without_the_secret_are_rejected() -> None:
     to = ["127.0.0.1", alice.do_listen("127.0.0.1", "secret")]
     bob.do_listen("127.0.0.1", "secret")
     assert bob.do_reach({"alice": to}) == {"alice": ""}
-    bob.do_shout("bob", {"alice": to})
-    assert alice.do_heard(["bob"], 10.0) == ["bob"]
+    bob.do_send_datagrams("bob", {"alice": to})
+    assert alice.do_receive_datagrams(["bob"], 10.0) == ["bob"]
     mallory.do_listen("127.0.0.1", "sesame")
     assert mallory.do_reach({"alice": to})["alice"] in (
-        "another program answers",
+        "another program listens there",
         "connection reset by peer",
     )
-    mallory.do_shout("mallory", {"alice": to})
-    assert alice.do_heard(["mallory"], 0.1) == ["bob"]
+    mallory.do_send_datagrams("mallory", {"alice": to})
+    assert alice.do_receive_datagrams(["mallory"], 0.1) == ["bob"]
 
 
 def test_failures_are_reported() -> None:

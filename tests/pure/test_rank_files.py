@@ -415,9 +415,9 @@ def test_following_reports_that_it_waits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, about(0))
-    with pytest.raises(TimeoutError, match="1 of 2 ranks have begun"):
+    with pytest.raises(TimeoutError, match="1 of 2 ranks have started"):
         dk.hosts.follow(tmp_path, timeout=0.0)
-    said = f"Waiting up to 0 s for all ranks to begin in {tmp_path}.\n"
+    said = f"Waiting up to 0 s for all ranks to start in {tmp_path}.\n"
     assert capsys.readouterr().out == said
     write(tmp_path, about(1))
     assert dk.hosts.follow(tmp_path).whole
@@ -445,7 +445,7 @@ def test_wait_within_the_clock_error_accuses_no_rank(
     run = dk.hosts.follow(tmp_path)
     with pytest.raises(TimeoutError, match=r"train\.py still runs"):
         run.wait(0.0)
-    assert "going on" in repr(run)
+    assert "running" in repr(run)
     assert run.findings[0].hang  # as far as known
 
 

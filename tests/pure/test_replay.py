@@ -98,7 +98,7 @@ def newer(file: Path) -> None:
             lambda f: f.write_text('{"traceEvents": 7}'),
             "Expected `array`, got `int` - at `$.traceEvents`",
         ),
-        (lambda f: f.write_bytes(pickle.dumps(Path(f))), "which is no plain value"),
+        (lambda f: f.write_bytes(pickle.dumps(Path(f))), "which is not a plain value"),
     ],
 )
 def test_foreign_file_is_one_message(

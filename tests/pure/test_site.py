@@ -64,8 +64,14 @@ def test_ranks_are_assigned_in_blocks() -> None:
         (4, {"alpha": 2}, "slurm", {}, "not both"),
         (4, None, "", environ(hosts="alpha,,beta"), "'alpha,,beta'"),
         (4, None, "", environ(hosts="alpha,alpha"), "each once"),
-        (4, None, "", environ("mpi", options="{qos"), "DISTKIT_OPTIONS='{qos' is no JSON object"),
-        (4, None, "", environ("mpi", options="[1]"), "no JSON object"),
+        (
+            4,
+            None,
+            "",
+            environ("mpi", options="{qos"),
+            "DISTKIT_OPTIONS='{qos' is not a JSON object",
+        ),
+        (4, None, "", environ("mpi", options="[1]"), "not a JSON object"),
     ],
 )
 def test_invalid_site_raises(

@@ -21,7 +21,7 @@ from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views.widget.live import Live
 from distkit_hosts.torchrun.following import Following
-from distkit_hosts.torchrun.rankfile import found, read
+from distkit_hosts.torchrun.rankfile import find_files, read
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TWO = [*TORCHRUN, "--standalone", "--nproc-per-node=2"]
@@ -216,7 +216,7 @@ def test_hang_ended_by_a_signal_is_explained() -> None:
 
 def waiting() -> bool:
     """Return whether two ranks have reported that they are blocked."""
-    records = [read(path) for path in found([Path("trace")] if Path("trace").is_dir() else [])]
+    records = [read(path) for path in find_files([Path("trace")] if Path("trace").is_dir() else [])]
     return [row[2] for r in records for row in r.rows].count(State.BLOCKED) == 2
 
 
@@ -247,10 +247,10 @@ def test_hang_is_diagnosed_and_ended_from_a_notebook() -> None:
         with pytest.raises(DeadlockError, match=re.escape(why)):
             run.wait(LONG)
         assert (run.ends, run.finished) == ({}, False)  # no rank is ended without a request
-        assert "waiting for ever" in repr(run)
+        assert "deadlocked" in repr(run)
         run.interrupt()
         _, said = process.communicate(timeout=LONG)
-    assert "Released: ended in a notebook that follows it\n[rank" in said
+    assert "Released: ended by a notebook that follows the run\n[rank" in said
     for rank in (0, 1):
         assert f"[rank{rank}]: {why}" in said
     assert "recv(x, " not in said  # no frames of torch
@@ -323,10 +323,10 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
 
 def hang_up(run: Following) -> None:
     """Disconnect, as if the following notebook's kernel had ended."""
-    theirs, _ = run._held
-    for channel in theirs._lines.values():
+    controller, _ = run._control
+    for channel in controller._channels.values():
         channel.hang_up()
-    run._held = None
+    run._control = None
 
 
 def test_hang_ended_by_a_time_limit_is_explained() -> None:

@@ -1,4 +1,4 @@
-"""Checks of the connections between machines, and of what they have in common. Pure."""
+"""Checks of the connections and the differences between machines. Pure."""
 
 from __future__ import annotations
 
@@ -36,57 +36,57 @@ def judge(facts: Facts) -> Iterator[Check]:
 _SILENT = (
     "ssh.silent",
     "{host} does not answer",
-    "Look whether it is on, how busy it is, and at firewalls and cables between here and there: "
+    "Check whether it is running and how busy it is, and the firewalls and cables on the way: "
     "ip -4 route get {door}.",
 )
 
-_PYTHON = "Install the environment of this machine there, or name its Python with --python."
+_PYTHON = "Install the environment of this machine there, or select its Python with --python."
 
-#: For a phrase of ssh's error: kind, message and remedy. The first phrase found counts.
+#: Kind, message and remedy for a phrase of ssh's error. The first match counts.
 _SSH = {
     "permission denied": (
         "ssh.password",
         "ssh to {host} needs a password",
-        "Let it in by a key: ssh-keygen, then ssh-copy-id {target}.",
+        "Set up a key: ssh-keygen, then ssh-copy-id {target}.",
     ),
     "host key verification failed": (
         "ssh.key",
-        "ssh does not know the key of {host}, or knows another one",
-        "Look at it once by hand, and accept it: ssh {target}. After a new installation, "
-        "ssh-keygen -R {door} first.",
+        "the host key of {host} is unknown or has changed",
+        "Check and accept it: ssh {target}. After a reinstallation, run ssh-keygen -R {door} "
+        "first.",
     ),
     "could not resolve hostname": (
         "names.unknown",
-        "the name {door} is not known here",
-        "Write it to /etc/hosts or ~/.ssh/config here, or use an address.",
+        "the name {door} cannot be resolved here",
+        "Add it to /etc/hosts or ~/.ssh/config here, or use an address.",
     ),
     "connection refused": (
         "ssh.refused",
         "nothing listens on port {port} of {host}",
-        "Start sshd there, or name its port in ~/.ssh/config.",
+        "Start sshd there, or set its port in ~/.ssh/config.",
     ),
     "no route to host": _SILENT,
     "timed out": _SILENT,
     "no answer": _SILENT,
-    "no python": ("python.missing", "there is no Python on {host}", _PYTHON),
+    "no python": ("python.missing", "Python is not installed on {host}", _PYTHON),
     "is too old": ("python.old", "the Python of {host} is too old", _PYTHON),
     "": (
         "ssh.other",
         "no program can be started on {host}",
-        "Try it by hand: ssh {target} python3 --version.",
+        "Try to start one: ssh {target} python3 --version.",
     ),
 }
 
 
 def _lost(facts: Facts) -> Iterator[Check]:
-    for host, about in facts.lost.items():
-        said, known = about["words"], {"host": host, **facts.targets.get(host, {})}
-        kind, what, remedy = next(why for words, why in _SSH.items() if words in said.lower())
-        if about["stage"]:
-            kind, what = "ssh.cut", f"{{host}} stopped responding during {about['stage']}"
-        yield failure(kind, f"{what.format(**known)} ({said}).", remedy.format(**known), host)
-    if fit := [host for host in facts.hosts if host not in facts.lost]:
-        yield fine("ssh", f"ssh without a password: {joined(fit)}", *fit)
+    for host, loss in facts.lost.items():
+        message, names = loss["words"], {"host": host, **facts.targets.get(host, {})}
+        kind, what, remedy = next(x for phrase, x in _SSH.items() if phrase in message.lower())
+        if loss["stage"]:
+            kind, what = "ssh.cut", f"{{host}} stopped responding during {loss['stage']}"
+        yield failure(kind, f"{what.format(**names)} ({message}).", remedy.format(**names), host)
+    if reached := [host for host in facts.hosts if host not in facts.lost]:
+        yield fine("ssh", f"ssh without a password: {joined(reached)}", *reached)
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -97,29 +97,32 @@ def _names(facts: Facts) -> Iterator[Check]:
         check
         for asked, known in facts.names.items()
         for host, answer in known.items()
-        if host in facts.machines and not _called(facts, asked, host).replace(".", "").isdigit()
+        if host in facts.machines and not _name_on(facts, asked, host).replace(".", "").isdigit()
         for check in _name(facts, asked, host, answer)
     ]
     yield from _merged(found)
     if not found:
-        yield fine("names", "every machine knows the names of the others")
+        yield fine("names", "every machine resolves the names of the others")
 
 
 def _name(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
     """Yield the problem of a host's name on a machine."""
-    name, right = _called(facts, asked, host), facts.addresses.get(host, "ADDRESS")
+    name, correct = _name_on(facts, asked, host), facts.addresses.get(host, "ADDRESS")
     first = answer.get("addresses", [""])[0]
-    add = f"Add the line '{right} {name}' to /etc/hosts {on(asked)}"
+    add = f"Add the line '{correct} {name}' to /etc/hosts {on(asked)}"
     if "error" in answer:
         kind, remedy = "names.unknown", f"{add}, or repair the name server in /etc/resolv.conf."
         what = f"{name!r} does not resolve to an IPv4 address {on(asked)} ({answer['error']})."
-    elif first.startswith("127.") and not right.startswith("127."):
-        kind, remedy = "names.loopback", f"{add}, in place of that with {first}."
-        whose = "its own name" if asked == host else repr(name)
-        what = f"{named(asked)} resolves {whose} to {first}, where no other machine reaches ranks."
+    elif first.startswith("127.") and not correct.startswith("127."):
+        kind, remedy = "names.loopback", f"{add}, in place of the one with {first}."
+        subject = "its own name" if asked == host else repr(name)
+        what = (
+            f"{named(asked)} resolves {subject} to {first}, where other machines cannot reach "
+            "ranks."
+        )
     elif asked != host and first not in facts.machines[host]["addresses"]:
         kind, remedy = "names.wrong", f"{add}, or correct the name server."
-        what = f"{named(asked)} resolves {name!r} to {first}, which is no address of {host}."
+        what = f"{named(asked)} resolves {name!r} to {first}, which is not an address of {host}."
     else:
         return
     # ranks do not need the name of the notebook's machine
@@ -127,28 +130,28 @@ def _name(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
     yield level(kind, what, remedy, asked, host)
 
 
-def _called(facts: Facts, asked: str, host: str) -> str:
-    """Return a host's name on a machine; ssh may have another one here."""
+def _name_on(facts: Facts, asked: str, host: str) -> str:
+    """Return a host's name on a machine; ssh may have another name here."""
     return str(facts.targets[host]["door" if asked == HERE else "name"])
 
 
 def _merged(checks: list[Check]) -> Iterator[Check]:
     """Merge the checks in which several machines report the same about one host."""
-    about: dict[tuple[str, str], list[Check]] = defaultdict(list)
+    same: dict[tuple[str, str], list[Check]] = defaultdict(list)
     for check in checks:
-        about[check.kind, check.hosts[-1]].append(check)
-    for (kind, host), (first, *others) in about.items():
-        who = [check.hosts[0] for check in others]
-        more = f" The same is true of {named(*who)}." if who else ""
-        hosts = (first.hosts[0], *who, host)
-        yield Check(kind, first.level, first.message + more, first.remedy, hosts)
+        same[check.kind, check.hosts[-1]].append(check)
+    for (kind, host), (first, *others) in same.items():
+        machines = [check.hosts[0] for check in others]
+        note = f" The same is true of {named(*machines)}." if machines else ""
+        hosts = (first.hosts[0], *machines, host)
+        yield Check(kind, first.level, first.message + note, first.remedy, hosts)
 
 
 # -- packets ---------------------------------------------------------------------------------------
 # Connections show whether programs reach each other. Datagrams need no answer, so they show in
 # which direction packets are lost.
 
-#: The errors of connections over a link that is cut.
+#: The connection errors of a broken link.
 _UNANSWERED = ("timed out", "no route to host")
 
 
@@ -157,11 +160,11 @@ def _reachability(facts: Facts) -> Iterator[Check]:
     filtered: dict[tuple[str, str], list[str]] = defaultdict(list)
     found = list[Check]()
     for a, b in facts.pairs():
-        there, back = (facts.way(*way).get("tcp", "") for way in ((a, b), (b, a)))
-        if there and back and (lost := _lost_packets(facts, a, b, there, back)):
+        forward, backward = (facts.way(*way).get("tcp", "") for way in ((a, b), (b, a)))
+        if forward and backward and (lost := _lost_packets(facts, a, b, forward, backward)):
             found.append(lost)
         else:
-            for source, to, why in ((a, b, there), (b, a, back)):
+            for source, to, why in ((a, b, forward), (b, a, backward)):
                 if why:
                     filtered[to, why].append(source)
     found += [_filtered(to, sources, why) for (to, why), sources in filtered.items()]
@@ -170,46 +173,46 @@ def _reachability(facts: Facts) -> Iterator[Check]:
         yield fine("ways", "every machine connects to every other")
 
 
-def _lost_packets(facts: Facts, a: str, b: str, there: str, back: str) -> Check | None:
-    """Return the check of two machines that connect in neither direction; None for a firewall."""
-    to, fro = (facts.way(*way).get("arrived") for way in ((a, b), (b, a)))
-    if to and fro:
-        return None  # a firewall stops connections only
-    if to or fro:
-        source, dest = (b, a) if to else (a, b)
+def _lost_packets(facts: Facts, a: str, b: str, forward: str, backward: str) -> Check | None:
+    """Return the check of two machines without connections; None if a firewall is the cause."""
+    sent, returned = (facts.way(*way).get("arrived") for way in ((a, b), (b, a)))
+    if sent and returned:
+        return None  # a firewall blocks only connections
+    if sent or returned:
+        source, dest = (b, a) if sent else (a, b)
         return failure(
             "ways.one_way",
-            f"packets from {named(source)} to {named(dest)} are lost, those from {named(dest)} to "
-            f"{named(source)} arrive.",
-            f"Look at the firewall of {named(dest)} (iptables -L INPUT), at what that of "
-            f"{named(source)} lets out, and at the route: ip -4 route get "
+            f"packets from {named(source)} to {named(dest)} are lost, but those from {named(dest)} "
+            f"to {named(source)} arrive.",
+            f"Check the firewall of {named(dest)} (iptables -L INPUT), the outgoing rules of "
+            f"{named(source)}, and the route: ip -4 route get "
             f"{facts.addresses.get(dest, 'ADDRESS')} {on(source)}.",
             source,
             dest,
         )
-    if "unreachable" in there + back:
-        who, other = (a, b) if "unreachable" in there else (b, a)
+    if "unreachable" in forward + backward:
+        source, other = (a, b) if "unreachable" in forward else (b, a)
         address = facts.addresses.get(other, "ADDRESS")
         return failure(
             "ways.no_route",
-            f"{named(who)} has no route to {named(other)} ({address}).",
-            f"Look at its routes: ip -4 route get {address}.",
-            who,
+            f"{named(source)} has no route to {named(other)} ({address}).",
+            f"Check its routes: ip -4 route get {address}.",
+            source,
             other,
         )
-    if there not in _UNANSWERED and back not in _UNANSWERED:
-        return None  # one of them answers with a refusal
+    if forward not in _UNANSWERED and backward not in _UNANSWERED:
+        return None  # at least one of them refuses connections
     return failure(
         "ways.cut",
-        f"no packets pass between {named(a)} and {named(b)}, in either direction ({there}).",
-        "Look at cables, switch ports and VLANs of the two: ip link, ip -4 route.",
+        f"all packets between {named(a)} and {named(b)} are lost, in both directions ({forward}).",
+        "Check cables, switch ports and VLANs of both machines: ip link, ip -4 route.",
         a,
         b,
     )
 
 
 def _filtered(to: str, sources: list[str], why: str) -> Check:
-    """Return the check of a machine that lets no connections in."""
+    """Return the check of a machine that blocks incoming connections."""
     remedy = (
         "Open the ports of /proc/sys/net/ipv4/ip_local_port_range to these machines: "
         "iptables -L INPUT, ufw status."
@@ -218,45 +221,45 @@ def _filtered(to: str, sources: list[str], why: str) -> Check:
         remedy += " Or start the notebook on one of the hosts."
     return failure(
         "ways.filtered",
-        f"{named(to)} lets no connections in: {named(*sources)} cannot connect to a port that a "
-        f"program there listens on ({why}).",
+        f"{named(to)} blocks incoming connections: {named(*sources)} cannot connect to a port that "
+        f"a program there listens on ({why}).",
         remedy,
         to,
         *sources,
     )
 
 
-# -- what they have in common ----------------------------------------------------------------------
+# -- differences -----------------------------------------------------------------------------------
 
 
 def _versions(facts: Facts) -> Iterator[Check]:
-    ours, found = facts.machines[HERE], list[Check]()
+    local, found = facts.machines[HERE], list[Check]()
     for host in facts.hosts:
-        found += _differences(host, ours, facts.machines[host])
+        found += _differences(host, local, facts.machines[host])
     yield from found
     if not found:
-        same = ", ".join(f"{name} {ours['packages'][name]}" for name in NEEDED)
-        yield fine("versions", f"the same everywhere: Python {ours['python']['version']}, {same}")
+        same = ", ".join(f"{name} {local['packages'][name]}" for name in NEEDED)
+        yield fine("versions", f"the same everywhere: Python {local['python']['version']}, {same}")
 
 
-def _differences(host: str, ours: Json, theirs: Json) -> Iterator[Check]:
+def _differences(host: str, local: Json, remote: Json) -> Iterator[Check]:
     """Compare versions: a different release is a failure, a different patch or build a warning."""
-    path = theirs["python"]["executable"]
-    versions = [("python", ours["python"]["version"], theirs["python"]["version"])]
-    versions += [(name, ours["packages"][name], theirs["packages"][name]) for name in NEEDED]
+    path = remote["python"]["executable"]
+    versions = [("python", local["python"]["version"], remote["python"]["version"])]
+    versions += [(name, local["packages"][name], remote["packages"][name]) for name in NEEDED]
     for name, a, b in versions:
         if not (a and b) or a == b:
             continue
         if name == "python":
             same = a.split(".")[:2] == b.split(".")[:2]  # these can unpickle each other's functions
-            remedy = f"Install Python {a} there, or name it with --python."
+            remedy = f"Install Python {a} there, or select it with --python."
         else:
             public = a.split("+")[0]
             same = public == b.split("+")[0]
             remedy = f"Run there: {path} -m pip install {name}=={public}."
         yield (warning if same else failure)(
             f"{name}.differs",
-            f"{host} has {name} {b} ({path}), this machine {a}.",
+            f"{host} has {name} {b} ({path}), but this machine has {a}.",
             remedy,
             host,
         )
@@ -272,8 +275,8 @@ def _shared(facts: Facts) -> Iterator[Check]:
                 f"{kind}.own",
                 f"{what} is not shared with {joined(unshared)}: modules, data and checkpoints in "
                 "it are not found there.",
-                "Share it (NFS), copy what ranks need, or keep functions in the notebook, which "
-                "sends them.",
+                "Share it (NFS), copy the files that ranks need, or define functions in the "
+                "notebook, which sends them.",
                 *unshared,
             )
         else:
@@ -288,7 +291,7 @@ def _clocks(facts: Facts) -> Iterator[Check]:
             "clock",
             f"the clock of {host} is {human_seconds(abs(offset))} (± {human_seconds(error)}) "
             f"{word} this one: timestamps of the two cannot be compared.",
-            "Set it by NTP there: timedatectl set-ntp true.",
+            "Set it with NTP there: timedatectl set-ntp true.",
             host,
         )
     if facts.clocks and not wrong:

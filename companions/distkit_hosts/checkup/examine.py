@@ -1,7 +1,7 @@
-"""Ask a probe on each machine, step by step, and collect the facts.
+"""Query a probe on each machine, step by step, and collect the facts.
 
-Every step has a time limit. A machine that does not answer is left out of the other steps, so a
-dead host costs the time limit of ssh once.
+Every step has a time limit. A machine that does not answer is left out of later steps, so a dead
+host costs the time limit of ssh only once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EXAMINE = 2 * machine.SMI_TIMEOUT + PATIENCE
 SOURCE = "\f".join(Path(str(m.__file__)).read_text("utf-8") for m in (machine, probe))
 
 #: Number of round trips to read a clock.
-TRIPS = 20
+ROUND_TRIPS = 20
 
 
 def doctor(
@@ -60,19 +60,19 @@ def doctor(
 ) -> Report:
     """Examine this machine, or several and the connections between them, before ranks run there.
 
-    It takes some seconds, and ten more if a host is dead.
+    It takes a few seconds, and ten more if a host is down.
 
     Args:
-        hosts: other machines, each as ssh takes it: ``"alpha"``, ``"me@10.0.0.2"``.
-        ssh_cmd: the program that reaches them, as in ipyparallel's launchers: ssh, or one that
-            takes a host and a command line.
+        hosts: other machines, each named as for ssh: ``"alpha"``, ``"me@10.0.0.2"``.
+        ssh_cmd: the program that connects to them, as in ipyparallel's launchers: ssh, or one that
+            accepts a host and a command line.
         ssh_args: its options, such as ``["-F", "lab.config"]``.
-        python: the Python on the hosts; if not given, the path of this one, or else python3.
-        say: called with the name of each step that begins.
+        python: the Python on the hosts; by default the path of this one, or else python3.
+        say: called with the name of each step when it starts.
         **removed: options of former versions, for their error messages.
 
     Raises:
-        DistkitError: a host is named twice, or there is no ssh here.
+        DistkitError: a host is named twice, or ssh is not installed here.
         TypeError: an option was removed; the message says what to do instead.
 
     Example:
@@ -83,49 +83,51 @@ def doctor(
     refuse("dk.hosts.doctor", removed)
     labels = {host.rpartition("@")[2]: host for host in hosts}
     if len(labels) < len(hosts) or HERE in labels:
-        raise DistkitError(f"hosts {', '.join(hosts)}: name each once, and none of them {HERE!r}.")
+        raise DistkitError(f"hosts {', '.join(hosts)}: name each once, and none {HERE!r}.")
     if hosts and shutil.which(ssh_cmd[0]) is None:
         raise DistkitError(
-            f"there is no {ssh_cmd[0]} here to reach hosts with. Install it (Debian: "
-            "apt install openssh-client), or name another program as ssh_cmd."
+            f"{ssh_cmd[0]} is not installed here, so no host can be reached. Install it (Debian: "
+            "apt install openssh-client), or pass another program as ssh_cmd."
         )
-    enter, asks = [*ssh_cmd, *ssh_args], list[str]()
-    if Path(ssh_cmd[0]).name == "ssh":  # not a stand-in
-        asks = [*enter, "-G"]
-        enter += ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT}"]
+    ssh, query = [*ssh_cmd, *ssh_args], list[str]()
+    if Path(ssh_cmd[0]).name == "ssh":  # not another program
+        query = [*ssh, "-G"]
+        ssh += ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT}"]
     pythons = [python] if python else [sys.executable, "python3", "python"]
-    commands = {label: command(host, enter, pythons) for label, host in labels.items()}
-    facts = Facts(targets={label: _target(host, asks) for label, host in labels.items()})
+    commands = {label: command(host, ssh, pythons) for label, host in labels.items()}
+    facts = Facts(targets={label: _target(host, query) for label, host in labels.items()})
     _Examination(facts, say).run({HERE: own_command(), **commands})
     return Report(facts)
 
 
-def _target(destination: str, asks: Sequence[str]) -> Json:
+def _target(destination: str, query: Sequence[str]) -> Json:
     """Return a host's name, and its name and port in the configuration of ssh."""
     name = destination.rpartition("@")[2]
-    about = {"name": name, "door": name, "port": 22, "target": destination}
-    if asks:
-        ran = subprocess.run([*asks, destination], capture_output=True, text=True, timeout=CONNECT)
-        known = dict(line.split(" ", 1) for line in ran.stdout.splitlines() if " " in line)
-        about |= {"door": known.get("hostname", name), "port": int(known.get("port", 22))}
-    return about
+    target = {"name": name, "door": name, "port": 22, "target": destination}
+    if query:
+        result = subprocess.run(
+            [*query, destination], capture_output=True, text=True, timeout=CONNECT
+        )
+        config = dict(line.split(" ", 1) for line in result.stdout.splitlines() if " " in line)
+        target |= {"door": config.get("hostname", name), "port": int(config.get("port", 22))}
+    return target
 
 
 @dataclass
 class _Examination:
-    """The steps of an examination; each asks all machines at once."""
+    """The steps of an examination; each step queries all machines concurrently."""
 
     facts: Facts
     say: Callable[[str], None]
     stage: str = ""
-    #: The port on which each machine listens, or why it does not.
+    #: The port on which each machine listens, or the error.
     listening: dict[str, int | str] = field(default_factory=dict)
 
     def run(self, commands: dict[str, list[str]]) -> None:
         """Run all steps."""
         between = ["names", "ports", "connections", "clocks", "files"] if self.facts.targets else []
         stages = ["machines", *between, "torch"]
-        with Hosts(commands, self.lost) as self.hosts:
+        with Hosts(commands, self.record_loss) as self.hosts:
             if self.facts.targets:
                 self.say("ssh")
             self.hosts.ask("clock", patience=FIRST)
@@ -134,16 +136,16 @@ class _Examination:
                 self.say(stage)
                 getattr(self, stage)()
 
-    def lost(self, label: str, words: str) -> None:
-        """Record a machine that does not answer."""
+    def record_loss(self, label: str, message: str) -> None:
+        """Record that a machine does not answer."""
         if label == HERE:
             raise DistkitError(
-                f"this machine cannot be examined: {words}. Is {sys.executable} whole?"
+                f"this machine cannot be examined: {message}. Check whether {sys.executable} works."
             )
-        self.facts.lost[label] = {"words": words, "stage": self.stage}
+        self.facts.lost[label] = {"words": message, "stage": self.stage}
 
     def machines(self) -> None:
-        """Ask each machine what it has."""
+        """Query the properties of each machine."""
         self.facts.machines.update(self.hosts.ask("machine", patience=EXAMINE))
 
     def names(self) -> None:
@@ -152,21 +154,21 @@ class _Examination:
         name = facts.machines[HERE]["hostname"]
         facts.targets[HERE] = {"name": name, "door": name, "port": 0, "target": HERE}
 
-        def names(asked: str) -> dict[str, str]:
+        def names(host: str) -> dict[str, str]:
             """Return the names to resolve; ssh may have other names here."""
-            kind = "door" if asked == HERE else "name"
-            return {label: about[kind] for label, about in facts.targets.items()}
+            kind = "door" if host == HERE else "name"
+            return {label: target[kind] for label, target in facts.targets.items()}
 
-        found = self.hosts.ask("resolve", lambda asked: {"names": list(names(asked).values())})
-        for asked, known in found.items():
-            facts.names[asked] = {label: known[name] for label, name in names(asked).items()}
+        answers = self.hosts.ask("resolve", lambda host: {"names": list(names(host).values())})
+        for host, answer in answers.items():
+            facts.names[host] = {label: answer[name] for label, name in names(host).items()}
         for label in facts.hosts:
             own = {*facts.machines[label]["addresses"]}
-            told = [known[label].get("addresses", []) for known in facts.names.values()]
-            facts.addresses[label] = choose([a for addresses in told for a in addresses], own)
+            resolved = [names[label].get("addresses", []) for names in facts.names.values()]
+            facts.addresses[label] = choose([a for addresses in resolved for a in addresses], own)
 
     def ports(self) -> None:
-        """Let every machine listen at its address, and nowhere else."""
+        """Make every machine listen at its address only."""
         addresses, secret = self.facts.addresses, secrets.token_hex(16)
         addresses[HERE] = _source(next(iter(addresses.values()), ""))
         self.listening = self.hosts.ask(
@@ -179,33 +181,33 @@ class _Examination:
 
     def peers(self, a: str) -> dict[str, list[int | str]]:
         """Return the address and port of each machine that a connects to."""
-        found = {b: self.listening.get(b) for b in self.others(a)}
-        return {b: [self.facts.addresses[b], p] for b, p in found.items() if isinstance(p, int)}
+        ports = {b: self.listening.get(b) for b in self.others(a)}
+        return {b: [self.facts.addresses[b], p] for b, p in ports.items() if isinstance(p, int)}
 
     def connections(self) -> None:
-        """Connect from every machine to every other, and send datagrams, which need no answer."""
+        """Connect every machine to every other, and send datagrams, which need no answer."""
         ways = self.facts.ways
         ways.update({a: {b: {} for b in self.others(a)} for a in self.hosts.alive})
         for a, answers in self.hosts.ask("reach", lambda a: {"peers": self.peers(a)}).items():
             for b in self.others(a):
                 ways[a][b]["tcp"] = answers.get(b, f"cannot listen: {self.listening.get(b)}")
-        self.hosts.ask("shout", lambda a: {"name": a, "peers": self.peers(a)})
-        heard = self.hosts.ask(
-            "heard", lambda b: {"names": self.others(b), "within": probe.PATIENCE / 2}
+        self.hosts.ask("send_datagrams", lambda a: {"name": a, "peers": self.peers(a)})
+        received = self.hosts.ask(
+            "receive_datagrams", lambda b: {"names": self.others(b), "within": probe.PATIENCE / 2}
         )
-        for b, arrived in heard.items():
+        for b, arrived in received.items():
             for a in self.others(b):
                 ways[a][b]["arrived"] = a in arrived
 
     def clocks(self) -> None:
-        """Read every clock by round trips."""
-        found = self.hosts.each(read_clock)
-        self.facts.clocks.update({label: c for label, c in found.items() if label != HERE})
+        """Read every clock with round trips."""
+        clocks = self.hosts.each(read_clock)
+        self.facts.clocks.update({label: c for label, c in clocks.items() if label != HERE})
 
     def files(self) -> None:
-        """Look on every machine for a file in this home, and in this folder."""
+        """Check on every machine whether it sees a file in this home, and in this folder."""
         with ExitStack() as stack:
-            marks = {}
+            markers = {}
             for kind, folder in (("home", Path.home()), ("folder", Path.cwd())):
                 with suppress(OSError):  # no permission to write there
                     file = stack.enter_context(
@@ -213,36 +215,36 @@ class _Examination:
                     )
                     file.write(file.name)
                     file.flush()
-                    marks[kind] = (str(folder), file.name)
-            files = {name: name for _, name in marks.values()}
-            found = self.hosts.ask("see", lambda label: {"files": files})
-        for kind, (path, name) in marks.items():
-            seen = {label: there[name] for label, there in found.items()}
+                    markers[kind] = (str(folder), file.name)
+            files = {name: name for _, name in markers.values()}
+            answers = self.hosts.ask("check_files", lambda label: {"files": files})
+        for kind, (path, name) in markers.items():
+            seen = {label: answer[name] for label, answer in answers.items()}
             self.facts.shared[kind] = {"path": path, "seen": seen}
 
     def torch(self) -> None:
         """Import torch everywhere."""
-        for label, found in self.hosts.ask("torch", patience=probe.IMPORT + PATIENCE).items():
-            self.facts.machines[label]["torch"] = found
+        for label, torch in self.hosts.ask("torch", patience=probe.IMPORT + PATIENCE).items():
+            self.facts.machines[label]["torch"] = torch
 
 
 def _source(address: str) -> str:
-    """Return the address of this machine from which packets to another one come."""
+    """Return the source address of packets from this machine to another."""
     try:
         return own_address(address)
     except OSError:
         return "127.0.0.1"
 
 
-def choose(told: Sequence[str], own: set[str]) -> str:
-    """Return an address of a machine: preferably one of its own to which others resolve its name.
+def choose(resolved: Sequence[str], own: set[str]) -> str:
+    """Return an address of a machine, preferably one that other machines resolve its name to.
 
     >>> choose(["127.0.1.1", "10.0.0.9", "10.0.0.2"], {"127.0.0.1", "10.0.0.2", "10.1.0.2"})
     '10.0.0.2'
     >>> choose([], {"127.0.0.1", "10.0.0.2"})
     '10.0.0.2'
     """
-    candidates = [a for a in told if a in own] + sorted(own)
+    candidates = [a for a in resolved if a in own] + sorted(own)
     outside = [a for a in candidates if not a.startswith("127.")]
     return next(iter(outside or candidates), "127.0.0.1")
 
@@ -250,10 +252,10 @@ def choose(told: Sequence[str], own: set[str]) -> str:
 def read_clock(host: Host) -> tuple[float, float]:
     """Return a machine's clock minus this one's, and the error of that [s]."""
     clock = PeerClock()
-    for _trip in range(TRIPS):
+    for _trip in range(ROUND_TRIPS):
         before = time()
-        theirs = host.ask("clock", PATIENCE)
-        clock.add(RoundTrip(before, theirs, theirs, time()))
+        remote = host.ask("clock", PATIENCE)
+        clock.add(RoundTrip(before, remote, remote, time()))
     assert clock.offset is not None
     return clock.offset.seconds, clock.offset.error
 
@@ -262,7 +264,7 @@ def read_clock(host: Host) -> tuple[float, float]:
 
 
 class Lost(Exception):
-    """A host does not answer; the message is that of ssh or of the probe."""
+    """A host does not answer; the message comes from ssh or from the probe."""
 
 
 class Host:
@@ -270,13 +272,13 @@ class Host:
 
     Args:
         label: the name of the host in checks.
-        command: the command that starts the probe, which reads requests from its input.
+        command: the command that starts the probe, which reads requests from standard input.
     """
 
     def __init__(self, label: str, command: Sequence[str]) -> None:
         self.label = label
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._said = ""
+        self._last_line = ""
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -288,40 +290,40 @@ class Host:
         )
         assert self._process.stdin and self._process.stdout
         self._to, self._from = self._process.stdin, self._process.stdout
-        self._thread = threading.Thread(target=self._hear, daemon=True)
+        self._thread = threading.Thread(target=self._read_output, daemon=True)
         self._thread.start()
-        self._say(SOURCE)
+        self._write(SOURCE)
 
-    def ask(self, do: str, patience: float, **given: Any) -> Any:
+    def ask(self, do: str, patience: float, **arguments: Any) -> Any:
         """Send a request, and wait up to ``patience`` seconds for the answer.
 
         Raises:
-            Lost: there is no answer.
+            Lost: the probe does not answer.
         """
-        self._say(json.dumps({"do": do, **given}) + "\n")
+        self._write(json.dumps({"do": do, **arguments}) + "\n")
         try:
             text = self._answers.get(timeout=patience)
         except queue.Empty:
             raise Lost(f"no answer within {patience:g} s") from None
         if text is None:
             code = self._process.wait()
-            raise Lost(self._said.rstrip(".") or f"it ended with exit status {code}")
+            raise Lost(self._last_line.rstrip(".") or f"it ended with exit status {code}")
         answer = json.loads(text)
         if "error" in answer:
             raise Lost(answer["error"])
         return answer["answer"]
 
-    def _say(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         with suppress(OSError):  # it has ended, which the next request reports
             self._to.write(text)
             self._to.flush()
 
-    def _hear(self) -> None:
+    def _read_output(self) -> None:
         for line in self._from:
             if line.startswith(probe.MARK):
                 self._answers.put(line[len(probe.MARK) :])
             elif not line.startswith("Warning: "):
-                self._said = line.strip() or self._said
+                self._last_line = line.strip() or self._last_line
         self._answers.put(None)
 
     def close(self) -> None:
@@ -344,42 +346,42 @@ class Hosts:
 
     def __init__(self, commands: dict[str, list[str]], lost: Callable[[str, str], None]) -> None:
         self._lost, self._pool = lost, ThreadPoolExecutor(len(commands))
-        self._all = [Host(label, command) for label, command in commands.items()]
-        self.alive = {host.label: host for host in self._all}
+        self._probes = [Host(label, command) for label, command in commands.items()]
+        self.alive = {host.label: host for host in self._probes}
 
     def __enter__(self) -> Hosts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        list(self._pool.map(Host.close, self._all))
+        list(self._pool.map(Host.close, self._probes))
         self._pool.shutdown()
 
     def ask(
         self,
         do: str,
-        given: Callable[[str], Json] = lambda label: {},
+        arguments: Callable[[str], Json] = lambda label: {},
         patience: float = PATIENCE,
     ) -> dict[str, Any]:
         """Send a request to all machines, and return their answers by label."""
-        return self.each(lambda host: host.ask(do, patience, **given(host.label)))
+        return self.each(lambda host: host.ask(do, patience, **arguments(host.label)))
 
     def each(self, work: Callable[[Host], Any]) -> dict[str, Any]:
-        """Call a function with each probe at once, and return the results by label."""
+        """Call a function with each probe concurrently, and return the results by label."""
         results: dict[str, Any] = {}
 
-        def one(host: Host) -> None:
+        def call(host: Host) -> None:
             try:
                 results[host.label] = work(host)
             except Lost as error:
                 del self.alive[host.label]
                 self._lost(host.label, str(error))
 
-        list(self._pool.map(one, list(self.alive.values())))
+        list(self._pool.map(call, list(self.alive.values())))
         return {label: results[label] for label in self.alive}
 
 
 def command(destination: str, ssh: Sequence[str], pythons: Sequence[str]) -> list[str]:
-    """Return the command that starts a probe on another machine, by the first Python found there.
+    """Return the command that starts a probe on another machine, with the first Python found there.
 
     >>> command("me@alpha", ["ssh"], ["python3"])[:2]
     ['ssh', 'me@alpha']

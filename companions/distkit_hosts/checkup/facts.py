@@ -1,4 +1,4 @@
-"""The facts that an examination finds, and the checks that judge them: plain data. Pure."""
+"""Data classes for the facts of an examination, and for the checks that judge them. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Facts:
     Args:
         machines: the answer of ``probe.machine()`` on each machine that answered.
         targets: the name of each host, and how ssh finds it from here (door, port, target).
-        lost: for each host that stopped answering, the ``words`` of ssh or of the doctor, and the
-            ``stage`` of the examination.
+        lost: for each host that stopped answering, the message (``words``) of ssh or of the doctor,
+            and the ``stage`` of the examination.
         names: for each machine, the addresses to which it resolves the others' names.
         addresses: the address of each machine, as the others see it.
         ways: the connections between machines: see :meth:`way`.
@@ -56,14 +56,14 @@ class Facts:
     def way(self, a: str, b: str) -> Json:
         """Return the facts about connections from a to b; empty if none was tried.
 
-        ``tcp`` is the reason why no connection was made, or "" if one was; ``arrived`` tells
-        whether a datagram arrived.
+        ``tcp`` is the error of the connection, or "" if there was none; ``arrived`` is whether a
+        datagram arrived.
         """
         return self.ways.get(a, {}).get(b, {})
 
 
 def cores(machine: Json) -> int:
-    """Return the number of usable processors: the affinity's, up to the cgroup's quota."""
+    """Return the number of usable processors: those of the affinity, up to the cgroup's quota."""
     quota = machine["cores"]["quota"]
     return max(1, math.ceil(min(float(machine["cores"]["usable"]), quota or math.inf)))
 
@@ -79,7 +79,7 @@ def comfortable(machine: Json) -> int:
 
 
 def gpus(machine: Json) -> Gpus:
-    """Return the GPUs that ranks may use there, or the reason why they may not."""
+    """Return the GPUs that ranks may use there, or the reason why they cannot."""
     return examine(machine["gpus"], machine.get("torch") or {})
 
 
@@ -122,17 +122,17 @@ def fine(kind: str, message: str, *hosts: str) -> Check:
 
 
 def warning(kind: str, message: str, remedy: str, *hosts: str) -> Check:
-    """Return a check that found a problem with which ranks still run."""
+    """Return a check that found a problem that does not prevent ranks from running."""
     return Check(kind, Level.WARNING, message, remedy, hosts)
 
 
 def failure(kind: str, message: str, remedy: str, *hosts: str) -> Check:
-    """Return a check that found a problem that has to be repaired."""
+    """Return a check that found a problem that must be repaired."""
     return Check(kind, Level.FAILURE, message, remedy, hosts)
 
 
 def on(host: str) -> str:
-    """Return a machine as a place: "here" or "on alpha"."""
+    """Return the location of a machine: "here" or "on alpha"."""
     return host if host == HERE else f"on {host}"
 
 

@@ -23,10 +23,10 @@ from distkit_hosts.checkup.facts import (
     warning,
 )
 
-#: Docker gives a container this much shared memory by default [bytes].
+#: The default size of a Docker container's shared memory [bytes].
 SMALL_SHM = 64 << 20
 
-#: A file system with less than this is full [bytes].
+#: A file system with less free space counts as full [bytes].
 FULL = 1 << 20
 
 #: The packages that ranks need.
@@ -44,17 +44,17 @@ def _memory(host: str, machine: Json) -> Iterator[Check]:
     if not good:
         yield failure(
             "memory",
-            f"{human_bytes(free)} of memory {on(host)} is free, and a rank needs "
+            f"{human_bytes(free)} of memory {on(host)} is free, but a rank needs "
             f"{human_bytes(RANK_BYTES)}.",
-            "Stop other programs there, or allow the container more memory.",
+            "Stop other programs there, or raise the container's memory limit.",
             host,
         )
         return
     quota, usable = machine["cores"]["quota"], machine["cores"]["usable"]
-    cut = f" (the cgroup allows {quota:g} of {usable})" if quota and quota < usable else ""
-    text = f"{count(n, 'core')}{cut}, {human_bytes(free)} of memory free"
-    why = f"{COMFORTABLE} a core" if good < fitting(machine) else "as many as memory holds"
-    yield fine("ranks", f"{text}: {count(good, 'rank')} {on(host)} in comfort, {why}", host)
+    limit = f" (the cgroup allows {quota:g} of {usable})" if quota and quota < usable else ""
+    text = f"{count(n, 'core')}{limit}, {human_bytes(free)} of memory free"
+    why = f"{COMFORTABLE} per core" if good < fitting(machine) else "limited by memory"
+    yield fine("ranks", f"{text}: up to {count(good, 'rank')} {on(host)}, {why}", host)
 
 
 def _shm(host: str, machine: Json) -> Iterator[Check]:
@@ -62,59 +62,59 @@ def _shm(host: str, machine: Json) -> Iterator[Check]:
     if "error" in shm or shm["free"] < FULL:
         yield failure(
             "shm",
-            f"/dev/shm {on(host)}, where ranks share memory, {_is_wrong(shm)}.",
+            f"/dev/shm {on(host)}, where ranks share memory, {_problem(shm)}.",
             "Mount it (mount -t tmpfs tmpfs /dev/shm), or remove files there.",
             host,
         )
     elif shm["size"] <= SMALL_SHM:
         yield warning(
             "shm",
-            f"/dev/shm {on(host)} has {human_bytes(shm['size'])} only, as containers have: data "
+            f"/dev/shm {on(host)} has only {human_bytes(shm['size'])}, a container's default: data "
             "loaders and shared-memory collectives soon fill it.",
             "Start the container with --shm-size=2g.",
             host,
         )
     else:
-        yield fine("shm", f"/dev/shm: {_left(shm)}", host)
+        yield fine("shm", f"/dev/shm: {_free_space(shm)}", host)
 
 
-def _is_wrong(room: Json) -> str:
+def _problem(space: Json) -> str:
     """Return a clause about the problem of a file system."""
-    if "error" in room or not room["writable"]:
-        return f"cannot be written to ({room.get('error', 'no permission')})"
-    return f"is full ({'no more files' if room['files'] == 0 else _left(room)})"
+    if "error" in space or not space["writable"]:
+        return f"cannot be written to ({space.get('error', 'no permission')})"
+    return f"is full ({'no inodes left' if space['files'] == 0 else _free_space(space)})"
 
 
-def _left(room: Json) -> str:
-    return f"{human_bytes(room['free'])} of {human_bytes(room['size'])} free"
+def _free_space(space: Json) -> str:
+    return f"{human_bytes(space['free'])} of {human_bytes(space['size'])} free"
 
 
 def _temporary(host: str, machine: Json) -> Iterator[Check]:
-    room, need = machine["temporary"], folders.space_needed(max(1, comfortable(machine)))
-    if "error" in room or not room["writable"] or room["files"] == 0 or room["free"] < need:
+    space, need = machine["temporary"], folders.space_needed(max(1, comfortable(machine)))
+    if "error" in space or not space["writable"] or space["files"] == 0 or space["free"] < need:
         yield failure(
             "disk",
-            f"the temporary folder {room['path']} {on(host)} {_is_wrong(room)}.",
-            f"Free {human_bytes(need)} there, or set TMPDIR to another folder of yours.",
+            f"the temporary folder {space['path']} {on(host)} {_problem(space)}.",
+            f"Free {human_bytes(need)} there, or set TMPDIR to another folder.",
             host,
         )
     else:
-        yield fine("disk", f"{room['path']}: {_left(room)}", host)
+        yield fine("disk", f"{space['path']}: {_free_space(space)}", host)
 
 
 def _packages(host: str, machine: Json) -> Iterator[Check]:
-    have, version = machine["packages"], machine["python"]["version"]
-    path, other = machine["python"]["executable"], ", or name another Python with --python."
-    missing = [name for name in NEEDED if not have[name]]
+    installed, version = machine["packages"], machine["python"]["version"]
+    path, choice = machine["python"]["executable"], ", or select another Python with --python."
+    missing = [name for name in NEEDED if not installed[name]]
     for name in missing:
         yield failure(
             f"{name}.missing",
             f"{name} is missing {on(host)}, in {path}.",
-            f"Run {on(host)}: {path} -m pip install {name}{other}",
+            f"Run {on(host)}: {path} -m pip install {name}{choice}",
             host,
         )
     if host == HERE and not missing:
-        versions = ", ".join(f"{name} {have[name]}" for name in NEEDED)
+        versions = ", ".join(f"{name} {installed[name]}" for name in NEEDED)
         yield fine("versions", f"Python {version}, {versions}", host)
 
 
@@ -124,37 +124,37 @@ def _torch(host: str, machine: Json) -> Iterator[Check]:
         yield warning(
             "torch.slow",
             f"importing torch {on(host)} took more than {torch['slow']} s.",
-            "Look at the load there, and whether its folder is on a slow network disk.",
+            "Check the load there, and whether torch's folder is on a slow network disk.",
             host,
         )
     elif machine["packages"]["torch"] and "error" in torch:
         yield failure(
             "torch.broken",
-            f"torch {on(host)} does not import: {torch['error']}.",
-            "Install it again there.",
+            f"torch cannot be imported {on(host)}: {torch['error']}.",
+            "Reinstall it there.",
             host,
         )
 
 
 def _gpus(host: str, machine: Json) -> Iterator[Check]:
-    found, usable = machine["gpus"], gpus(machine)
+    probed, usable = machine["gpus"], gpus(machine)
     if why := usable.obstacle:
         yield warning(
             f"gpus.{why.kind}", f"no GPU can be used {on(host)}: {why.what}.", why.remedy, host
         )
-    for lost in (each for each in found["found"] if "error" in each and usable.usable):
+    for lost in (gpu for gpu in probed["found"] if "error" in gpu and usable.usable):
         yield warning(
             "gpus.lost",
-            f"GPU {lost['index']} {on(host)} does not answer: {lost['error']}.",
-            "Look at nvidia-smi and dmesg; reset it, or reboot.",
+            f"GPU {lost['index']} {on(host)} does not respond: {lost['error']}.",
+            "Check nvidia-smi and dmesg; reset the GPU, or reboot.",
             host,
         )
     if usable.usable:
         nccl = ".".join(map(str, usable.nccl)) or "none"
         kinds = joined([f"{gpu.label} ({gpu.name})" for gpu in usable.usable])
         memory = human_bytes(sum(gpu.free for gpu in usable.usable))
-        what = f"{kinds}, {memory} free; driver {found.get('driver', '?')}, torch's NCCL {nccl}"
-        yield fine("gpus", what, host)
+        summary = f"{kinds}, {memory} free; driver {probed.get('driver', '?')}, torch's NCCL {nccl}"
+        yield fine("gpus", summary, host)
     yield fine("backend", backend(machine, usable), host)
 
 
@@ -162,7 +162,7 @@ def backend(machine: Json, usable: Gpus) -> str:
     """Return the backend that ranks of this machine would use, and the reason."""
     numbers = {"cpus": cores(machine), "memory": machine["memory"]["free"]}
 
-    def of(ranks: int) -> str:
+    def describe(ranks: int) -> str:
         try:
             return make_plan(ranks, 0, "auto", "auto", **numbers, gpus=usable).note
         except StartError as error:
@@ -170,5 +170,5 @@ def backend(machine: Json, usable: Gpus) -> str:
 
     n = len(usable.usable)
     if not n:
-        return f"no GPU: {of(2)}"
-    return "; ".join(f"{count(ranks, 'rank')}: {of(ranks)}" for ranks in (n, 2 * n))
+        return f"no GPU: {describe(2)}"
+    return "; ".join(f"{count(ranks, 'rank')}: {describe(ranks)}" for ranks in (n, 2 * n))

@@ -1,10 +1,10 @@
-"""Describe one machine, and try its connections to others, by the standard library alone.
+"""Describe one machine, and test its connections to others, with only the standard library.
 
-The doctor sends this file, behind that of :mod:`distkit.cluster.machine`, to hosts where distkit
-may not be installed, and starts both there with :data:`START`. It reads requests, one JSON object a
-line, answers each with a line that begins with :data:`MARK`, and ends with its input. It listens
-for other probes at the given address, for connections that begin with a secret, and executes
-nothing that it receives.
+The doctor sends this file, after that of :mod:`distkit.cluster.machine`, to hosts where distkit may
+not be installed, and starts both there with :data:`START`. The probe reads requests, one JSON
+object per line, answers each with a line that begins with :data:`MARK`, and ends with its input.
+It listens for other probes at the given address, accepts connections that begin with a secret, and
+executes nothing that it receives.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if __name__ != "probe":  # as a probe it is part of the same program
         usable_cores,
     )
 
-#: Prefix of answers, which a host's greeting at login does not have.
+#: Prefix of answers, to tell them from a host's login banner.
 MARK = "distkit-probe "
 
-#: A program that reads the texts of the files from its input; their length is its argument.
+#: A program that reads and runs source files from its input; the argument is their total length.
 START = (
     "import sys;"
     "sys.version_info<(3,9) and sys.exit('Python %d.%d is too old'%sys.version_info[:2]);"
@@ -54,8 +54,8 @@ START = (
 #: Time limit of a connection, a name or a datagram [s].
 PATIENCE = 2.0
 
-#: Number of connections tried at once.
-MOST = 200
+#: Maximum number of concurrent connections.
+MAX_CONCURRENT = 200
 
 #: Time limit of the import of torch, which may be on a network disk [s].
 IMPORT = 20
@@ -64,7 +64,7 @@ IMPORT = 20
 PACKAGES = ("torch", "ipyparallel", "distkit", "jupyterlab", "ipykernel", "anywidget", "numpy")
 
 #: A probe ends after this time without a request [s].
-LONELY = 60
+IDLE_TIMEOUT = 60
 
 _SIOCGIFADDR = 0x8915
 
@@ -83,20 +83,20 @@ def machine() -> Json:
         "packages": {name: package(name) for name in PACKAGES},
         "cores": {"usable": usable_cores(), "quota": quota if math.isfinite(quota) else None},
         "memory": {"free": free_memory()},
-        "shm": room("/dev/shm"),
-        "temporary": room(tempfile.gettempdir()),
+        "shm": disk_space("/dev/shm"),
+        "temporary": disk_space(tempfile.gettempdir()),
         "gpus": gpus(),
         "addresses": addresses(),
     }
 
 
 def free_memory() -> int:
-    """Return the bytes that new processes may still take."""
+    """Return the memory available to new processes [bytes]."""
     available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
     return int(min(1024 * int(available[1] if available else 0), cgroup_memory()))
 
 
-def room(path: str) -> Json:
+def disk_space(path: str) -> Json:
     """Return the size and free space of a file system [bytes], and whether it is writable."""
     try:
         status = os.statvfs(path)
@@ -120,8 +120,8 @@ def package(name: str) -> str | None:
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return None
     text = Path(spec.origin).read_text("utf-8")
-    if written := re.search(r'^__version__ = "(.+)"', text, re.MULTILINE):
-        return written[1]  # of this copy: another one may be installed
+    if assignment := re.search(r'^__version__ = "(.+)"', text, re.MULTILINE):
+        return assignment[1]  # of this copy; another one may be installed
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -130,12 +130,12 @@ def package(name: str) -> str | None:
 
 def addresses() -> list[str]:
     """Return the IPv4 addresses of the network interfaces."""
-    found = []
+    result = []
     for _, name in socket.if_nameindex():
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-            asked = struct.pack("256s", name.encode()[:15])
-            found.append(socket.inet_ntoa(fcntl.ioctl(s, _SIOCGIFADDR, asked)[20:24]))
-    return found
+            request = struct.pack("256s", name.encode()[:15])
+            result.append(socket.inet_ntoa(fcntl.ioctl(s, _SIOCGIFADDR, request)[20:24]))
+    return result
 
 
 def torch() -> Json:
@@ -148,12 +148,14 @@ def torch() -> Json:
     )
     command = [sys.executable, "-c", code]
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT)
     except subprocess.TimeoutExpired:
         return {"slow": IMPORT}
-    if ran.returncode:
-        return {"error": (ran.stderr.strip().splitlines() or [f"exit {ran.returncode}"])[-1]}
-    answer: Json = json.loads(ran.stdout.splitlines()[-1])
+    if process.returncode:
+        return {
+            "error": (process.stderr.strip().splitlines() or [f"exit {process.returncode}"])[-1]
+        }
+    answer: Json = json.loads(process.stdout.splitlines()[-1])
     return answer
 
 
@@ -163,56 +165,60 @@ def torch() -> Json:
 def resolve(name: str) -> Json:
     """Resolve a name to its IPv4 addresses."""
     try:
-        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+        result = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:
         return {"error": error.strerror or str(error)}
-    return {"addresses": [str(entry[4][0]) for entry in found]}
+    return {"addresses": [str(entry[4][0]) for entry in result]}
 
 
-def at_once(what: Callable[[Any], Any], items: Iterable[Any], patience: float) -> dict[Any, Any]:
-    """Call a function for all items at once; leave out those that take too long or raise."""
-    pool = futures.ThreadPoolExecutor(MOST)
-    work = {item: pool.submit(what, item) for item in items}
+def concurrently(
+    call: Callable[[Any], Any], items: Iterable[Any], patience: float
+) -> dict[Any, Any]:
+    """Call a function with all items concurrently; omit those that time out or raise."""
+    pool = futures.ThreadPoolExecutor(MAX_CONCURRENT)
+    work = {item: pool.submit(call, item) for item in items}
     futures.wait(work.values(), patience)
-    return {item: one.result() for item, one in work.items() if one.done() and not one.exception()}
+    return {
+        i: future.result() for i, future in work.items() if future.done() and not future.exception()
+    }
 
 
-# -- talking to other probes -----------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------
 
 
-#: Requests about this machine alone; the clock is the time of day [s].
+#: Requests about this machine only; the clock is the time of day [s].
 _LOCAL: dict[str, Callable[..., Any]] = {"machine": machine, "torch": torch, "clock": time.time}
 
 
 class Probe:
-    """Answers requests, by the functions in ``_LOCAL`` and its ``do_*`` methods."""
+    """Answers requests with the functions in ``_LOCAL`` and its ``do_*`` methods."""
 
     def __init__(self) -> None:
         self._secret = b""
         self._sockets: list[socket.socket] = []
-        self._heard: set[str] = set()  # senders of datagrams
+        self._senders: set[str] = set()  # of datagrams
 
     def answer(self, request: Json) -> Json:
         """Return the answer to a request, or an error."""
         try:
             name = str(request.pop("do"))
-            what = _LOCAL.get(name) or getattr(self, f"do_{name}")
-            return {"answer": what(**request)}
+            function = _LOCAL.get(name) or getattr(self, f"do_{name}")
+            return {"answer": function(**request)}
         except Exception as error:  # the doctor reports it
             return {"error": f"{type(error).__name__}: {error}"}
 
     def do_resolve(self, names: list[str]) -> Json:
-        """Resolve names by :func:`resolve`, with a time limit."""
-        silent = {"error": f"no answer within {2 * PATIENCE:g} s"}
-        return {**dict.fromkeys(names, silent), **at_once(resolve, names, 2 * PATIENCE)}
+        """Resolve names with :func:`resolve`, within a time limit."""
+        timed_out = {"error": f"no answer within {2 * PATIENCE:g} s"}
+        return {**dict.fromkeys(names, timed_out), **concurrently(resolve, names, 2 * PATIENCE)}
 
-    def do_see(self, files: dict[str, str]) -> dict[str, bool]:
-        """Return whether files with these contents are here."""
-        found = dict.fromkeys(files, False)
+    def do_check_files(self, files: dict[str, str]) -> dict[str, bool]:
+        """Return whether each file exists here with this content."""
+        result = dict.fromkeys(files, False)
         for path, text in files.items():
             with suppress(OSError):
-                found[path] = Path(path).read_text() == text
-        return found
+                result[path] = Path(path).read_text() == text
+        return result
 
     def do_listen(self, address: str, secret: str) -> int | str:
         """Listen at a free port of an address; return the port, or the error."""
@@ -225,67 +231,67 @@ class Probe:
             return strerror(error)
         self._sockets += [server, datagrams]
         threading.Thread(target=self._accept, args=(server,), daemon=True).start()
-        threading.Thread(target=self._hear, args=(datagrams,), daemon=True).start()
+        threading.Thread(target=self._receive, args=(datagrams,), daemon=True).start()
         return int(server.getsockname()[1])
 
     def _accept(self, server: socket.socket) -> None:
         while True:
-            line, _ = server.accept()
-            threading.Thread(target=self._serve, args=(line,), daemon=True).start()
+            sock, _ = server.accept()
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
-    def _serve(self, line: socket.socket) -> None:
+    def _serve(self, sock: socket.socket) -> None:
         """Acknowledge the secret."""
-        with suppress(OSError), line:
-            line.settimeout(PATIENCE)
-            said = line.makefile("rb").read(len(self._secret))
-            if hmac.compare_digest(said, self._secret):
-                line.sendall(b"!")
+        with suppress(OSError), sock:
+            sock.settimeout(PATIENCE)
+            received = sock.makefile("rb").read(len(self._secret))
+            if hmac.compare_digest(received, self._secret):
+                sock.sendall(b"!")
 
-    def _hear(self, datagrams: socket.socket) -> None:
+    def _receive(self, datagrams: socket.socket) -> None:
         while True:
             secret, _, name = datagrams.recv(1 << 10).partition(b"\n")
             if hmac.compare_digest(secret, self._secret):
-                self._heard.add(name.decode())
+                self._senders.add(name.decode())
 
     def do_reach(self, peers: dict[str, list[Any]]) -> Json:
         """Connect to the probe at each address and port; return "" or the error of each."""
-        found = at_once(lambda peer: self._reach(*peers[peer]), peers, 2 * PATIENCE)
-        return {**dict.fromkeys(peers, "timed out"), **found}
+        result = concurrently(lambda peer: self._reach(*peers[peer]), peers, 2 * PATIENCE)
+        return {**dict.fromkeys(peers, "timed out"), **result}
 
     def _reach(self, address: str, port: int) -> str:
         try:
-            with socket.create_connection((address, port), PATIENCE) as line:
-                line.sendall(self._secret)
-                return "" if line.recv(1) else "another program answers"
+            with socket.create_connection((address, port), PATIENCE) as sock:
+                sock.sendall(self._secret)
+                return "" if sock.recv(1) else "another program listens there"
         except OSError as error:
             return "timed out" if isinstance(error, TimeoutError) else strerror(error)
 
-    def do_shout(self, name: str, peers: dict[str, list[Any]]) -> None:
+    def do_send_datagrams(self, name: str, peers: dict[str, list[Any]]) -> None:
         """Send a datagram to each address and port, three times."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
             for address, port in 3 * [*peers.values()]:
                 with suppress(OSError):
                     s.sendto(self._secret + b"\n" + name.encode(), (address, port))
 
-    def do_heard(self, names: list[str], within: float) -> list[str]:
-        """Return the senders of datagrams, as soon as all of ``names`` are among them."""
+    def do_receive_datagrams(self, names: list[str], within: float) -> list[str]:
+        """Return the senders of datagrams, once all of ``names`` are among them or time is up."""
         deadline = time.monotonic() + within
-        while time.monotonic() < deadline and not self._heard.issuperset(names):
+        while time.monotonic() < deadline and not self._senders.issuperset(names):
             time.sleep(0.01)
-        return sorted(self._heard)
+        return sorted(self._senders)
 
 
 def strerror(error: OSError) -> str:
-    """Return the text of a system's error."""
+    """Return the text of an operating-system error."""
     return (error.strerror or str(error)).lower()
 
 
 def main() -> None:
     """Answer requests until the input ends."""
     probe = Probe()
-    signal.alarm(LONELY)
+    signal.alarm(IDLE_TIMEOUT)
     for text in sys.stdin:
-        signal.alarm(LONELY)
+        signal.alarm(IDLE_TIMEOUT)
         print(MARK + json.dumps(probe.answer(json.loads(text))), flush=True)
     os._exit(0)  # some threads wait in calls that do not return
 

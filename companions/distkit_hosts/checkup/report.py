@@ -1,4 +1,4 @@
-"""The report of the doctor, as text for people and as JSON for programs."""
+"""The doctor's report, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ class Report:
     @cached_property
     def checks(self) -> list[Check]:
         """All checks, failures first."""
-        alone = not self.facts.targets  # of several machines, only problems are reported
+        single = not self.facts.targets  # for several machines, only problems are reported
         machines = self.facts.machines.items()
-        found = [c for host, m in machines for c in host_checks.judge(host, m)]
-        kept = [c for c in found if alone or c.level is not Level.OK]
+        of_hosts = [c for host, m in machines for c in host_checks.judge(host, m)]
+        reported = [c for c in of_hosts if single or c.level is not Level.OK]
         order = [Level.FAILURE, Level.WARNING, Level.OK]
-        checks = [*kept, *cross_host_checks.judge(self.facts)]
+        checks = [*reported, *cross_host_checks.judge(self.facts)]
         return sorted(checks, key=lambda check: order.index(check.level))
 
     @property
     def failures(self) -> list[Check]:
-        """The problems to repair before ranks work together."""
+        """The problems that prevent ranks from working together."""
         return [check for check in self.checks if check.level is Level.FAILURE]
 
     @property
     def warnings(self) -> list[Check]:
-        """The problems with which ranks still run."""
+        """The problems that do not prevent ranks from running."""
         return [check for check in self.checks if check.level is Level.WARNING]
 
     @property
     def good(self) -> bool:
-        """Whether nothing has to be repaired."""
+        """Whether there are no failures."""
         return not self.failures
 
     @property
     def title(self) -> str:
         """A summary in one line."""
         hosts = len({*self.facts.targets} - {HERE})
-        who = f"this machine ({self.facts.machines[HERE]['hostname']})"
-        who += f" and {count(hosts, 'host')}" if hosts else ""
-        bad = [count(len(self.failures), "failure")] if self.failures else []
-        bad += [count(len(self.warnings), "warning")] if self.warnings else []
-        return f"{who}: {', '.join(bad) or 'all is well'}"
+        title = f"this machine ({self.facts.machines[HERE]['hostname']})"
+        title += f" and {count(hosts, 'host')}" if hosts else ""
+        problems = [count(len(self.failures), "failure")] if self.failures else []
+        problems += [count(len(self.warnings), "warning")] if self.warnings else []
+        return f"{title}: {', '.join(problems) or 'all is well'}"
 
     def to_json(self) -> str:
         """Return a JSON object with ``good``, the ``checks``, and the ``facts`` that they judge."""
         checks = [asdict(check) for check in self.checks]
-        plain = {"good": self.good, "checks": checks, "facts": asdict(self.facts)}
-        return json.dumps(plain, indent=2)
+        content = {"good": self.good, "checks": checks, "facts": asdict(self.facts)}
+        return json.dumps(content, indent=2)
 
     def __str__(self) -> str:
         blocks = [self.title, "\n".join(line for check in self.checks for line in _lines(check))]

@@ -1,8 +1,8 @@
 """Read files of other programs: flight-recorder dumps, profiler traces and pipeline steps.
 
-The content of a file decides its kind, not its name. Nothing in it is executed. A pickled dump is
-read by an unpickler that knows plain values only: numbers, text, truth values, None, and lists,
-tuples and dicts of them. The result is checked like a saved trace, so it can be saved again.
+The content of a file determines its kind, not its name. Nothing in it is executed. Pickled dumps
+are read by an unpickler that accepts only plain values: numbers, strings, booleans, None, and
+lists, tuples and dicts of them. The result is checked like a saved trace, so it can be saved again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Json = dict[str, Any]
 
 #: First byte of a pickle of protocol 2 or later.
 _PICKLE = b"\x80"
-#: First bytes of files that have to be unpacked before.
+#: First bytes of files that must be unpacked first.
 _PACKED = {
     b"PK\x03\x04": "a zip archive",
     b"\x28\xb5\x2f\xfd": "packed by zstd",
@@ -53,31 +53,31 @@ _KNOWN = (
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads plain values only, and refuses everything that would be imported or executed.
+    """Reads only plain values, and rejects everything that would be imported or executed.
 
     >>> PlainUnpickler(io.BytesIO(pickle.dumps({"a": [1, (2.5, None)]}))).load()
     {'a': [1, (2.5, None)]}
     >>> PlainUnpickler(io.BytesIO(pickle.dumps(print))).load()
     Traceback (most recent call last):
-    _pickle.UnpicklingError: it holds builtins.print, which is no plain value
+    _pickle.UnpicklingError: it contains builtins.print, which is not a plain value
     """
 
     def find_class(self, module: str, name: str) -> NoReturn:  # noqa: D102
-        raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no plain value")
+        raise pickle.UnpicklingError(f"it contains {module}.{name}, which is not a plain value")
 
 
 def load(paths: Sequence[Path], kind: type[Log]) -> Log:
-    """Read the dumps or traces of the ranks of one run: a file each.
+    """Read the dumps or traces of the ranks of one run, one file per rank.
 
     Args:
         paths: files, or one folder of them. The rank is read from the content of a file, or else
-            from its name: the number behind the word rank, or the last number.
+            from its name: the number after the word rank, or the last number.
         kind: the class of the result.
 
     Raises:
         TraceFileError: a file is damaged or of another kind, two are of the same rank, or they have
             no events.
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: a file does not exist.
         IsADirectoryError: a folder has no files.
     """
     files = [file for path in paths for file in (_inside(path) if path.is_dir() else [path])]
@@ -86,8 +86,8 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
     events, info = checked(files, lambda: _read(read, reader))
     if not events:
         raise TraceFileError(
-            f"{_names(files)}: nothing that could be shown was found in "
-            f"{reader.holds(read.values())}. Looked for {reader.LOOKED_FOR}."
+            f"{_names(files)}: nothing to show was found in "
+            f"{reader.contents(read.values())}. Looked for {reader.LOOKED_FOR}."
         )
     trace: Log = checked(files, lambda: file.checked(kind(events, info)))
     return trace
@@ -96,7 +96,7 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
 def _inside(folder: Path) -> list[Path]:
     found = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
     if not found:
-        empty = "the folder is empty: it should have a file of each rank"
+        empty = "the folder is empty: it should have a file for each rank"
         raise IsADirectoryError(errno.EISDIR, empty, str(folder))
     return found
 
@@ -106,12 +106,12 @@ def _parsed(path: Path) -> Any:
     content = unpacked(path)
     for beginning, what in _PACKED.items():
         if content.startswith(beginning):
-            raise TraceFileError(f"{path} is {what}. Unpack it first, or pack it by gzip.")
+            raise TraceFileError(f"{path} is {what}. Unpack it first, or use gzip.")
     if not content.strip():
         raise TraceFileError(f"{path}: the file is empty. {_KNOWN}")
     if file.is_ours(path):
         raise TraceFileError(
-            f"{path} is a trace of distkit's, of all ranks. Load it alone: dk.Trace.load(FILE)."
+            f"{path} is a distkit trace of all ranks. Load only this file: dk.Trace.load(FILE)."
         )
     found = checked([path], partial(_plain, content))
     return {"traceEvents": found} if isinstance(found, list) else found  # Chrome's other form
@@ -134,7 +134,7 @@ def _escaped(name: re.Match[str]) -> str:
 
 
 def checked(files: Sequence[Path], parse: Callable[[], Any]) -> Any:
-    """Return the result of ``parse``; turn its errors into one about the files."""
+    """Return the result of ``parse``; convert its errors to a TraceFileError about the files."""
     try:
         return parse()
     except TraceFileError:
@@ -163,16 +163,16 @@ def _reader(read: Mapping[Path, Any]) -> ModuleType:
     """Return the module that reads these files, which must all be of one kind."""
     kinds: dict[ModuleType, Path] = {}
     for path, content in read.items():
-        kind = next((m for m in _KINDS if m.is_one(content)), None)
+        kind = next((m for m in _KINDS if m.matches(content)), None)
         if kind is None:
             what = ", ".join(map(str, content)) if isinstance(content, dict) else str(content)
-            raise TraceFileError(f"{path}: not a trace: it holds {what[:200]}. {_KNOWN}")
+            raise TraceFileError(f"{path}: not a trace: it contains {what[:200]}. {_KNOWN}")
         kinds[kind] = path
         checked([path], partial(kind.check, content))
     if len(kinds) > 1:
         one, other = (path.name for path in [*kinds.values()][:2])
         raise TraceFileError(
-            f"{one} and {other} are of different kinds. Give the files of one kind: "
+            f"{one} and {other} are of different kinds. Pass files of one kind: "
             "dk.Trace.load([file, …])."
         )
     return next(iter(kinds))
@@ -193,18 +193,23 @@ def _read(read: Mapping[Path, Any], reader: ModuleType) -> tuple[list[Event], Ru
 
 def _by_rank(read: Mapping[Path, Any]) -> dict[int, Path]:
     """Return the file of each rank, by the files' content or else by their names."""
-    told = {path: rank for path, its in read.items() if (rank := _told(path, its)) is not None}
-    ranks = told | _by_name([path for path in read if path not in told])
+    known = {
+        path: rank
+        for path, content in read.items()
+        if (rank := _recorded_rank(content)) is not None
+    }
+    ranks = known | _by_name([path for path in read if path not in known])
     found: dict[int, Path] = {}
     for path in read:
         if (other := found.setdefault(ranks[path], path)) != path:
             raise TraceFileError(
-                f"{other.name} and {path.name} are both of rank {ranks[path]}. Load each run alone."
+                f"{other.name} and {path.name} both belong to rank {ranks[path]}. Load each run "
+                "separately."
             )
     return dict(sorted(found.items()))
 
 
-def _told(path: Path, content: Json) -> int | None:
+def _recorded_rank(content: Json) -> int | None:
     """Return the rank in the content of a file; None if it has none."""
     about = content.get("distributedInfo")
     if not isinstance(about, dict) or "rank" not in about:
@@ -228,14 +233,14 @@ def _by_name(paths: Sequence[Path]) -> dict[Path, int]:
         return {paths[0]: 0}
     if unknown := next((path for path in paths if found[path] is None), None):
         raise TraceFileError(
-            f"{unknown}: of which rank is it? Let its name end in the rank's number: "
+            f"{unknown}: the file's rank is unknown. End its name with the rank's number: "
             f"{unknown.stem}_0"
         )
     return {path: rank for path, rank in found.items() if rank is not None}
 
 
 def _rank_in(label: str, number: str) -> int | None:
-    r"""Return the number behind the word rank in a name, or else the last number.
+    r"""Return the number after the word rank in a name, or else the last number.
 
     >>> _rank_in("nccl_trace_rank_container-node07_40", r"\d+")
     40

@@ -1,4 +1,4 @@
-"""Read dumps of PyTorch's flight recorder: the calls of ranks, and those that hang. Pure.
+"""Read dumps of PyTorch's flight recorder: the calls of ranks, including hanging ones. Pure.
 
 A dump has the latest calls of one rank. A watchdog discovers their states. Some backends have no
 states: there a completed call is assumed to end when its last member has called it.
@@ -25,7 +25,7 @@ from distkit.trace.info import Count, Rank, RankEnd, RunInfo
 
 Json = dict[str, Any]
 
-#: For a part of a call's name, the operation; the first one found counts.
+#: The operation for a part of a call's name; the first match counts.
 OPS = {
     "allreducebarrier": Op.BARRIER,
     "allreduce": Op.ALL_REDUCE,
@@ -41,7 +41,7 @@ OPS = {
     "recv": Op.RECV,
 }
 
-#: For torch's names of types in dumps, the usual name and the bytes per element.
+#: The usual name and the bytes per element for torch's names of types in dumps.
 DTYPES = {
     "float": ("float32", 4),
     "double": ("float64", 8),
@@ -60,7 +60,7 @@ DTYPES = {
     "complexdouble": ("complex128", 16),
 }
 
-#: Point-to-point calls name the places of both ends in their group: ``send 0->1``, ``recv 1<-0``.
+#: Point-to-point calls name the group ranks of both ends: ``send 0->1``, ``recv 1<-0``.
 _ENDS = re.compile(r"(\d+)\s*(?:->|<-)\s*(\d+)")
 _Shapes = list[list[Count]]
 _Time = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -95,12 +95,12 @@ class _Dump(Struct):
 LOOKED_FOR = f"entries of calls such as {', '.join(OPS)}"
 
 
-def is_one(value: Any) -> bool:
+def matches(value: Any) -> bool:
     """Return whether this looks like a dump."""
     return isinstance(value, dict) and {"version", "entries"} <= value.keys()
 
 
-def holds(dumps: Collection[Json]) -> str:
+def contents(dumps: Collection[Json]) -> str:
     """Describe the contents of dumps."""
     names = Counter(e["profiling_name"] for dump in dumps for e in dump["entries"])
     most = ", ".join(name for name, _ in names.most_common(4))
@@ -179,7 +179,7 @@ def read(dumps: Mapping[int, Json]) -> tuple[list[Event], RunInfo]:
 
 
 def _groups(dumps: Mapping[int, Json]) -> dict[str, list[int]]:
-    """Return the ranks of each group: the configured ones, or else those that call in it."""
+    """Return the ranks of each group: as configured, or else those with calls in it."""
     seen: dict[str, set[int]] = defaultdict(set)
     known: dict[str, list[int]] = {}
     for rank, dump in dumps.items():
@@ -223,7 +223,7 @@ def _calls(
             continue
         over = entry["state"] == "completed" or (backend != "nccl" and bool(entry.get("retired")))
         if waits and backend == "nccl" and entry["state"] == "scheduled":
-            unrecorded[f"{op} queued behind one that is not over"] += 1
+            unrecorded[f"{op} queued behind an unfinished call"] += 1
             continue
         waits = waits or not over
         yield _call(rank, entry, op, groups, over, first)
@@ -268,14 +268,14 @@ def peer_of(name: str, members: list[int]) -> int | None:
     ends = _ENDS.search(name)
     if ends is None:
         return None
-    place = int(ends[2])
-    return members[place] if place < len(members) else place
+    index = int(ends[2])
+    return members[index] if index < len(members) else index
 
 
 def _where(frames: list[Json]) -> str:
     """Return the line of the user's code: the innermost one outside packages."""
-    own = (f for f in frames if not _FOREIGN.search(f.get("filename", "<")))
-    return next((f"{PurePath(f['filename']).name}:{f.get('line', 0)}" for f in own), "")
+    user_frames = (f for f in frames if not _FOREIGN.search(f.get("filename", "<")))
+    return next((f"{PurePath(f['filename']).name}:{f.get('line', 0)}" for f in user_frames), "")
 
 
 #: Files of packages, of what Python generates, and of distkit in a checkout.
@@ -288,43 +288,40 @@ _FOREIGN = re.compile(f"-packages|<|^{'|^'.join(map(re.escape, OWN))}")
 def _aligned(
     calls: dict[int, list[Call]], unrecorded: Mapping[int, Counter[str]]
 ) -> Iterator[Call]:
-    """Yield the calls without those whose partners may have been overwritten in a buffer.
-
-    The latter are counted.
-    """
+    """Yield the calls; only count those whose partners may have been overwritten."""
     first: dict[str, int] = defaultdict(int)
-    for mine in calls.values():
+    for rank_calls in calls.values():
         oldest: dict[str, int] = {}
-        for call in mine:
+        for call in rank_calls:
             if call.event.op in COLLECTIVES:
                 oldest.setdefault(call.event.group, call.number)
         for group, number in oldest.items():
             first[group] = max(first[group], number)
-    forgot = any(mine and mine[0].event.seq for mine in calls.values())
-    for rank, mine in calls.items():
-        for call in mine:
+    overwritten = any(rank_calls and rank_calls[0].event.seq for rank_calls in calls.values())
+    for rank, rank_calls in calls.items():
+        for call in rank_calls:
             op, group = call.event.op, call.event.group
-            known = call.number >= first[group] if op in COLLECTIVES else not forgot
+            known = call.number >= first[group] if op in COLLECTIVES else not overwritten
             if known or (call.pending and op not in COLLECTIVES):
                 yield call
             else:
-                unrecorded[rank][f"{op} whose partner a rank may have forgotten"] += 1
+                unrecorded[rank][f"{op} whose partner may have been overwritten"] += 1
 
 
 def _settled(calls: list[Call], groups: Mapping[str, list[int]]) -> list[Call]:
-    """Return the calls, with collectives as completed if all members have made the same call.
+    """Return the calls; a collective that all members have called counts as completed.
 
-    This holds for backends without states, which may not have recorded the end yet.
+    This applies to backends without states, which may not have recorded the end yet.
     """
-    came: dict[tuple[str, int, Op, int], set[int]] = defaultdict(set)
+    callers: dict[tuple[str, int, Op, int], set[int]] = defaultdict(set)
     for call in calls:
-        came[call.key].add(call.event.rank)
+        callers[call.key].add(call.event.rank)
     return [
         replace(c, pending=False)
         if c.pending
         and not c.stated
         and c.event.op in COLLECTIVES
-        and len(came[c.key]) == len(groups[c.event.group]) > 1
+        and len(callers[c.key]) == len(groups[c.event.group]) > 1
         else c
         for c in calls
     ]
@@ -354,7 +351,7 @@ def _events(calls: list[Call]) -> Iterator[Event]:
 def _ends(events: list[Event], world: range, dumps: Mapping[int, Json]) -> dict[int, RankEnd]:
     """Return the ranks that are not blocked while others are: their dumps end, or are missing."""
     blocked = {e.rank for e in events if e.state is State.BLOCKED}
-    missing = "there is no dump of it"
+    missing = "its dump is missing"
     return {
         rank: RankEnd("elsewhere", "" if rank in dumps else missing)
         for rank in world

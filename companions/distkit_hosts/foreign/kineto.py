@@ -1,6 +1,6 @@
 """Read traces of torch.profiler. Pure.
 
-A trace has an operator ``c10d::…`` for each call, or only a range of the backend for some. NCCL
+A trace has an operator ``c10d::…`` for each call, or for some only a range of the backend. NCCL
 adds ``record_param_comms`` with the group, and a kernel with the times on the GPU. gloo adds a
 range ``gloo:…`` with the end of the call. Ranges of ``record_function`` become marks.
 
@@ -40,9 +40,9 @@ _ANNOTATIONS = {"user_annotation", *_OPERATORS}
 #: Details of a call are at most this number of slices before it.
 _NEAR = 8
 #: Reasons for missing facts of calls.
-NO_GROUP = "collectives of a group that the profiler does not tell"
-NO_PEER = "sends and receives without a peer, which the profiler does not tell"
-NO_BYTES = "calls without a size, which the profiler does not tell"
+NO_GROUP = "collectives whose group the profiler does not record"
+NO_PEER = "sends and receives whose peer the profiler does not record"
+NO_BYTES = "calls whose size the profiler does not record"
 
 #: For errors: the slices that are read.
 LOOKED_FOR = "operators c10d::…, ranges of a backend (nccl:…, gloo:…) and record_function's marks"
@@ -77,7 +77,7 @@ class _Trace(Struct):
     distributedInfo: _Distributed | None = None
 
 
-def is_one(value: Any) -> bool:
+def matches(value: Any) -> bool:
     """Return whether this looks like such a trace."""
     return isinstance(value, dict) and "traceEvents" in value
 
@@ -86,15 +86,15 @@ def check(trace: Json) -> None:
     """Raise a ValueError that names the first invalid field."""
     if "dropped" in trace.get("otherData", ()):
         raise ValueError(
-            "trace.to_chrome has written it, for Perfetto: load what trace.save has written"
+            "it was written by trace.to_chrome for Perfetto: load the file of trace.save instead"
         )
     msgspec.convert(trace, _Trace)
 
 
-def holds(traces: Iterable[Json]) -> str:
+def contents(traces: Iterable[Json]) -> str:
     """Describe the contents of traces.
 
-    >>> holds([{"traceEvents": [{"ph": "X", "cat": "kernel"}, {"ph": "M"}]}])
+    >>> contents([{"traceEvents": [{"ph": "X", "cat": "kernel"}, {"ph": "M"}]}])
     '2 events (1 kernel)'
     """
     events = [e for trace in traces for e in trace["traceEvents"]]
@@ -118,15 +118,15 @@ def read(traces: Mapping[int, Json]) -> tuple[list[Event], RunInfo]:
     events: list[Event] = []
     unrecorded: dict[int, Counter[str]] = {}
     for rank, trace in traces.items():
-        late = (int(trace.get("baseTimeNanoseconds", 0)) - base) / 1e9
-        its = _Rank(rank, _slices(trace, late), groups)
-        events += its.events()
-        unrecorded[rank] = its.unrecorded
+        offset = (int(trace.get("baseTimeNanoseconds", 0)) - base) / 1e9
+        reader = _Rank(rank, _slices(trace, offset), groups)
+        events += reader.events()
+        unrecorded[rank] = reader.unrecorded
     info = RunInfo(
         name="profiler",
         backend=next((str(a["backend"]) for a in about if "backend" in a), ""),
         groups={WORLD: [*range(world)]} | groups,
-        unrecorded={rank: dict(found) for rank, found in unrecorded.items() if found},
+        unrecorded={rank: dict(counts) for rank, counts in unrecorded.items() if counts},
         limitations=_limits(traces, missing, events, sum(unrecorded.values(), Counter())),
         # otherwise there would be lanes for all missing ranks
         world_size=world if len(traces) == world else 0,
@@ -146,47 +146,48 @@ def _groups(about: list[Json]) -> dict[str, list[int]]:
 def _limits(
     traces: Mapping[int, Json], missing: list[int], events: list[Event], unrecorded: Counter[str]
 ) -> dict[str, Limitation]:
-    """Return the limits of these traces, and their remedies."""
+    """Return the limitations of these traces, and their remedies."""
     found: dict[str, Limitation] = {}
     if missing:
         found["matching"] = Limitation(
             text=f"{named(missing)} of {len(traces) + len(missing)} "
-            f"{'are' if len(missing) > 1 else 'is'} missing: whether the ranks' calls match is "
-            "not judged.",
+            f"{'are' if len(missing) > 1 else 'is'} missing: the ranks' calls are not checked "
+            "for matching.",
             remedy="Load the traces of all ranks together: distkit replay FOLDER.",
         )
     if not any(e.op is not Op.MARK for e in events):
         found["communication"] = Limitation(
-            text=f"there is no communication in {holds(traces.values())}: looked for {LOOKED_FOR}.",
+            text=f"there is no communication in {contents(traces.values())}: "
+            f"looked for {LOOKED_FOR}.",
             remedy="Calls are recorded on the CPU: profile with ProfilerActivity.CPU, around "
             "steps that communicate.",
         )
     if n := unrecorded[NO_GROUP]:
         found["groups"] = Limitation(
-            text=f"the profiler does not tell the group of {count(n, 'collective')}: drawn for "
-            "each rank alone, and whether they match is not judged.",
-            remedy="It tells groups for NCCL from torch 2.3 on, and for gloo in a process that "
-            "has one.",
+            text=f"the profiler does not record the group of {count(n, 'collective')}: they "
+            "are drawn for each rank separately, and not checked for matching.",
+            remedy="It records groups for NCCL since torch 2.3, and for gloo in a process with "
+            "one group.",
         )
     lost = [f"the peer of {count(n, 'send or recv')}"] if (n := unrecorded[NO_PEER]) else []
     lost += [f"the size of {count(n, 'call')}"] if (n := unrecorded[NO_BYTES]) else []
     if lost:
         found["messages"] = Limitation(
-            text=f"the profiler does not tell {joined(lost)}: messages and bytes are missing here.",
-            remedy="Profile with record_shapes=True. For gloo it tells no peers in a process "
-            "that has several groups.",
+            text=f"the profiler does not record {joined(lost)}: messages and bytes are missing.",
+            remedy="Profile with record_shapes=True. For gloo it records no peers in a process "
+            "with several groups.",
         )
     return found
 
 
-def _slices(trace: Json, late: float) -> list[Slice]:
+def _slices(trace: Json, offset: float) -> list[Slice]:
     found = [
         Slice(
             e.get("name", ""),
             str(e.get("cat", "")).lower(),
             (e.get("pid"), e.get("tid")),
-            e["ts"] / 1e6 + late,
-            (e["ts"] + e.get("dur", 0)) / 1e6 + late,
+            e["ts"] / 1e6 + offset,
+            (e["ts"] + e.get("dur", 0)) / 1e6 + offset,
             e.get("args") or {},
         )
         for e in trace["traceEvents"]
@@ -196,7 +197,7 @@ def _slices(trace: Json, late: float) -> list[Slice]:
 
 
 class _Rank:
-    """The slices of one rank, and the calls in them."""
+    """The slices of one rank, and their calls."""
 
     def __init__(self, rank: int, slices: list[Slice], groups: dict[str, list[int]]) -> None:
         self.rank, self.groups, self.unrecorded = rank, groups, Counter[str]()
@@ -214,7 +215,7 @@ class _Rank:
             if s.category == "kernel" and s.name.startswith("nccl")
         }
         self._ranges: dict[Op, Iterator[Slice]] = {
-            op: iter([s for s, its in ranges if its is op and s.name.startswith("gloo")])
+            op: iter([s for s, kind in ranges if kind is op and s.name.startswith("gloo")])
             for op in Op
         }
 
@@ -236,17 +237,17 @@ class _Rank:
     def _call(self, s: Slice, op: Op) -> Iterator[Event]:
         """Yield a call, from its operator to the end of the backend's work for it."""
         detail = self._details.of(s)
-        told = detail.facts if detail else {}
+        details = detail.facts if detail else {}
         ids = [x.facts.get("External id") for x in (s, detail) if x]
         kernel = next((self._kernels[i] for i in ids if i in self._kernels), None)
-        lasted = next(self._ranges[op], None)
+        backend_range = next(self._ranges[op], None)
         started = kernel.start if kernel else s.start
-        ended = kernel.end if kernel else max(s.end, lasted.end if lasted else s.end)
-        group = self._group(told)
+        ended = kernel.end if kernel else max(s.end, backend_range.end if backend_range else s.end)
+        group = self._group(details)
         inputs = [str(x) for x in s.facts.get("Concrete Inputs") or ()]
         peer = self._peer(s, op, group, inputs)
-        shapes = _shapes(s, op, told)
-        shape, dtype, nbytes = described(op, shapes, [], _dtype(s, op, told, lasted))
+        shapes = _shapes(s, op, details)
+        shape, dtype, nbytes = described(op, shapes, [], _dtype(s, op, details, backend_range))
         self.unrecorded[NO_BYTES] += not shapes and op is not Op.BARRIER
         self.unrecorded[NO_PEER] += peer is None and op in P2P
         self.unrecorded[NO_GROUP] += not group and op not in P2P
@@ -262,20 +263,20 @@ class _Rank:
             tag=_number(inputs, _TAG) if op in P2P else None,
         )
 
-    def _group(self, told: Json) -> str:
+    def _group(self, details: Json) -> str:
         """Return the group of a call; "" if it is unknown."""
-        if "Process Group Name" in told:
-            world = told.get("Process Group Description") == "default_pg"
-            return WORLD if world else str(told["Process Group Name"])
+        if "Process Group Name" in details:
+            world = details.get("Process Group Description") == "default_pg"
+            return WORLD if world else str(details["Process Group Name"])
         return next(iter(self.groups)) if len(self.groups) == 1 else ""
 
     def _peer(self, s: Slice, op: Op, group: str, inputs: list[str]) -> int | None:
         """Return the global rank of the other end or the root; None if it is uncertain."""
-        place = _number(inputs, _PEER.get(op))
-        place = peer_of(s.name, []) if place is None else place
-        own = [ranks for ranks in self.groups.values() if self.rank in ranks]
-        mine = [self.groups[group]] if group in self.groups else own
-        found = {ranks[place] for ranks in mine if place is not None and place < len(ranks)}
+        index = _number(inputs, _PEER.get(op))
+        index = peer_of(s.name, []) if index is None else index
+        candidates = [ranks for ranks in self.groups.values() if self.rank in ranks]
+        members = [self.groups[group]] if group in self.groups else candidates
+        found = {ranks[index] for ranks in members if index is not None and index < len(ranks)}
         return found.pop() if len(found) == 1 else None
 
 
@@ -293,28 +294,28 @@ def _is_mark(s: Slice) -> bool:
     return s.category == "user_annotation" and not _BACKEND.match(s.name)
 
 
-def _number(inputs: list[str], place: int | None) -> int | None:
-    given = inputs[place] if place is not None and place < len(inputs) else ""
-    return int(given) if given.isdecimal() else None
+def _number(inputs: list[str], index: int | None) -> int | None:
+    text = inputs[index] if index is not None and index < len(inputs) else ""
+    return int(text) if text.isdecimal() else None
 
 
-def _shapes(s: Slice, op: Op, told: Json) -> list[list[int]]:
+def _shapes(s: Slice, op: Op, details: Json) -> list[list[int]]:
     """Return the shapes of a call's inputs; the profiler records one shape or a list of them."""
-    given, place = s.facts.get("Input Dims") or (), _TENSORS.get(op, 1)
-    place = place if _operator(s) else 0
-    found = given[place] if place < len(given) else []
-    nested = bool(found) and isinstance(found[0], list)
-    shapes = found if nested else [found] if found else []
-    elements = told.get("Out msg nelems" if op is Op.RECV else "In msg nelems")
+    dims, index = s.facts.get("Input Dims") or (), _TENSORS.get(op, 1)
+    index = index if _operator(s) else 0
+    value = dims[index] if index < len(dims) else []
+    nested = bool(value) and isinstance(value[0], list)
+    shapes = value if nested else [value] if value else []
+    elements = details.get("Out msg nelems" if op is Op.RECV else "In msg nelems")
     return shapes or ([[int(elements)]] if elements else [])
 
 
-def _dtype(s: Slice, op: Op, told: Json, lasted: Slice | None) -> str:
+def _dtype(s: Slice, op: Op, details: Json, backend_range: Slice | None) -> str:
     types = s.facts.get("Input type") or ()
-    place = _TENSORS.get(op, 1) if _operator(s) else 0
-    own = next((str(t) for t in types[place:][:1] if t != "TensorList"), "")
-    theirs = (lasted.facts.get("Input type") or [""])[0] if lasted else ""
-    return str(told.get("dtype") or own or theirs)
+    index = _TENSORS.get(op, 1) if _operator(s) else 0
+    of_call = next((str(t) for t in types[index:][:1] if t != "TensorList"), "")
+    of_backend = (backend_range.facts.get("Input type") or [""])[0] if backend_range else ""
+    return str(details.get("dtype") or of_call or of_backend)
 
 
 class _Details:
@@ -327,7 +328,7 @@ class _Details:
     def of(self, call: Slice) -> Slice | None:
         """Return the details of a call."""
         first = max(0, bisect_right(self._starts, call.start) - _NEAR)
-        for near in islice(self._slices, first, bisect_right(self._starts, call.end)):
-            if near.thread == call.thread and near.end >= call.start:
-                return near
+        for candidate in islice(self._slices, first, bisect_right(self._starts, call.end)):
+            if candidate.thread == call.thread and candidate.end >= call.start:
+                return candidate
         return None

@@ -1,7 +1,7 @@
 """Read recorded steps of pipelines, as published with ByteDance's what-if analysis. Pure.
 
-A process of the Chrome trace is a data-parallel copy, a thread a stream of one of its stages; each
-event names its step and its micro-batch. Lin et al., "Understanding stragglers in large model
+In the Chrome trace a process is a data-parallel copy, and a thread a stream of one of its stages.
+An event names its step and its micro-batch. Lin et al., "Understanding stragglers in large model
 training using what-if analysis", 2025.
 """
 
@@ -19,7 +19,7 @@ from distkit.trace.info import RankInfo, RunInfo
 Json = dict[str, Any]
 
 _THREAD = re.compile(r"PP rank (\d+), TP rank (\d+)")
-#: The stages to which messages go, or come from, relative to the rank's own.
+#: The other end's stage of each message, relative to the rank's stage.
 _PEERS = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
 #: Collectives; "stage": of all copies of a stage; "ends": of a pipeline's first and last stage.
 _COLLECTIVES = {
@@ -44,7 +44,7 @@ class _Slice(Struct):
     args: _Facts
 
 
-def is_one(value: Any) -> bool:
+def matches(value: Any) -> bool:
     """Return whether this looks like such a trace."""
     events = value.get("traceEvents") if isinstance(value, dict) else None
     return isinstance(events, list) and any(
@@ -61,14 +61,14 @@ def check(trace: Json) -> None:
 def read(trace: Json) -> tuple[list[Event], RunInfo]:
     """Return the events of all ranks, and the metadata of their run."""
     threads = {
-        (e["pid"], e["tid"]): int(told[1])
+        (e["pid"], e["tid"]): int(match[1])
         for e in trace["traceEvents"]
-        if e.get("ph") == "M" and (told := _THREAD.match(str(e["args"].get("name"))))
+        if e.get("ph") == "M" and (match := _THREAD.match(str(e["args"].get("name"))))
     }
     slices = sorted(msgspec.convert(_slices(trace), list[_Slice]), key=lambda s: s.ts)
-    places = sorted({(threads[s.pid, s.tid], s.pid) for s in slices})
-    ranks = {place: rank for rank, place in enumerate(places)}
-    last = max(stage for stage, _ in places)
+    keys = sorted({(threads[s.pid, s.tid], s.pid) for s in slices})
+    ranks = {key: rank for rank, key in enumerate(keys)}
+    last = max(stage for stage, _ in keys)
     groups: dict[str, list[int]] = {}
     for (stage, copy), rank in ranks.items():
         groups.setdefault(f"stage {stage}", []).append(rank)

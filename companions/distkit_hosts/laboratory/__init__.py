@@ -1,15 +1,15 @@
-"""Several hosts on one Linux machine, to learn and test what needs more than one.
+"""Several hosts on one Linux machine, for lessons and tests.
 
 ::
 
     from distkit_hosts.laboratory import Laboratory
 
     with Laboratory(["alpha", "beta"]) as lab:
-        lab.run("alpha", ["hostname"])          # a command on a host; all else as subprocess.run
-        lab.cut("beta")                         # nobody reaches beta now
+        lab.run("alpha", ["hostname"])          # a command on a host; options as for subprocess.run
+        lab.cut("beta")                         # no other host reaches beta now
 
 Each host has its own network, hostname, processes, shared memory and temporary folder; the other
-files are those of the machine. The ``keeper`` makes them by a ``plan`` and holds them;
+files are those of the machine. The ``keeper``, an init process, creates them from a ``plan``;
 ``services`` run on them.
 """
 

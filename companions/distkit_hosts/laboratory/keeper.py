@@ -1,9 +1,9 @@
-"""The init process of a laboratory: it makes the hosts, and ends them with their maker.
+"""The init process of a laboratory: creates the hosts, and ends them with the process that owns it.
 
-Runs as a script, in the network namespace that is the router between the hosts, and needs the
-standard library alone. It reads its plan as one line of JSON, and answers with one line: the pids
-of the hosts' first processes. A host is a shell in namespaces of its own (util-linux's
-``unshare``), which executes the commands that set it up; errors go to the standard error.
+It runs as a script in the network namespace of the router between the hosts, and needs only the
+standard library. It reads its plan as one line of JSON, and answers with one line: the pids of the
+hosts' first processes. A host is a shell in separate namespaces (util-linux's ``unshare``), which
+executes the commands that set it up; errors go to standard error.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: Prints the pid of a host's first process outside, while /proc is still that of the machine.
+#: Prints the pid of a host's first process on the machine, while /proc is still the machine's.
 _BEGIN = "read pid _ < /proc/self/stat; echo $pid\n"
 #: Adopts the host's orphans until the end.
 _STAY = "echo well\nexec env --ignore-signal=CHLD cat\n"
 
 
 def main() -> None:
-    """Make the hosts, wait until the maker ends or sends SIGTERM, and end them."""
+    """Create the hosts, wait until the owner ends or sends SIGTERM, and end them."""
     plan = json.loads(sys.stdin.readline())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    made: list[subprocess.Popen[str]] = []
+    hosts: list[subprocess.Popen[str]] = []
     try:
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-        made += (_start(about["skew"]) for about in plan["hosts"])
-        pids = [int(_send(host, _BEGIN)) for host in made]
+        hosts += (_start(spec["skew"]) for spec in plan["hosts"])
+        pids = [int(_send(host, _BEGIN)) for host in hosts]
         router = plan["router"].format(*pids)
         subprocess.run(["ip", "-batch", "-"], input=router, text=True, check=True)
-        for host, about in zip(made, plan["hosts"], strict=True):
-            _send(host, about["commands"] + _STAY)
+        for host, spec in zip(hosts, plan["hosts"], strict=True):
+            _send(host, spec["commands"] + _STAY)
         print(json.dumps(pids), flush=True)
-        select.select([plan["maker"]], [], [])  # readable once that process has ended
+        select.select([plan["owner"]], [], [])  # readable once that process has ended
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(str(error))
     finally:
-        for host in made:
+        for host in hosts:
             host.kill()
-        for host in made:
-            host.communicate()  # until all of it has ended
+        for host in hosts:
+            host.communicate()  # until all its processes have ended
         shutil.rmtree(plan["folder"], ignore_errors=True)
 
 
 def _start(skew: int) -> subprocess.Popen[str]:
-    """Start the first process of a host, which ends with this one, as all others end with it."""
+    """Start the first process of a host, which ends with this process, and its children with it."""
     spaces = ["--net", "--uts", "--ipc", "--mount", "--pid", "--propagation=unchanged"]
     if skew:
         spaces += ["--time", f"--monotonic={skew}", f"--boottime={skew}"]

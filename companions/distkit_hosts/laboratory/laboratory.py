@@ -21,7 +21,7 @@ from distkit.gone import GONE, refuse
 from distkit_hosts.laboratory import plan, services, starting
 from distkit_hosts.laboratory.starting import find
 
-#: Variables not passed to hosts: they name folders and sockets that only the machine has.
+#: Variables not passed to hosts: their folders and sockets exist only on the machine.
 _UNSET = {"TMPDIR", "TEMP", "TMP", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK", "SSH_CONNECTION"}
 
 
@@ -35,7 +35,7 @@ with peer, socket.create_server((sys.argv[1], 0)) as listener:
 
 
 class Laboratory:
-    r"""Hosts on this machine with a network of their own, until ``close()`` or ``with`` ends.
+    r"""Hosts on this machine with a separate network, until ``close()`` or the end of ``with``.
 
     Each host has its own network interface, hostname, processes, shared memory (``/dev/shm``),
     ``/tmp``, ``/run`` and ``/etc/hosts``. All other files are those of the machine: the same
@@ -49,11 +49,11 @@ class Laboratory:
         head: name of an additional host on which launchers run; None for none.
         skew: offset of a host's monotonic clock from the machine's [s]. The
             time of day cannot differ: Linux has no namespace for it.
-        shared: folders in ``/tmp`` that the hosts share nevertheless. The current folder, the home
+        shared: folders in ``/tmp`` that the hosts also share. The current folder, the home
             and those of Python and distkit are always shared.
 
     Raises:
-        LaboratoryError: namespaces are not allowed here, a program is missing, or a name is wrong.
+        LaboratoryError: namespaces are not allowed, a program is missing, or a name is invalid.
 
     ::
 
@@ -90,58 +90,58 @@ class Laboratory:
         for host in self.hosts:
             self.folder.joinpath(host).mkdir()
             self._write_names(host)
-        all_see = plan.shared_folders([made, *shared])
-        made_of = plan.make_plan(self.folder, self._addresses, all_see, self._skew)
-        self._keeper, pids = starting.start(made_of, held)
+        all_shared = plan.shared_folders([made, *shared])
+        full_plan = plan.make_plan(self.folder, self._addresses, all_shared, self._skew)
+        self._keeper, pids = starting.start(full_plan, held)
         self._pids = dict(zip(self.hosts, pids, strict=True))
         #: For each fault, the hosts that take part, and the function that ends it.
         self._faults: dict[str, tuple[set[str], Callable[[], None]]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an error that says what to use in place of a removed name."""
+        """Raise an error that names the replacement of a removed name."""
         raise AttributeError(GONE.get(f"Laboratory.{name}", f"no attribute {name!r}"))
 
     def run(
         self, host: str, argv: Sequence[str | Path], **options: Any
     ) -> subprocess.CompletedProcess[Any]:
-        """Run a command on a host and wait for it: :func:`subprocess.run` with its options.
+        """Run a command on a host and wait for it, with the options of :func:`subprocess.run`.
 
         Raises:
-            LaboratoryError: there is no such host.
+            LaboratoryError: the host does not exist.
         """
         return subprocess.run(**self._entering(host, argv, **options))
 
     def popen(self, host: str, argv: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
-        """Start a command on a host: :class:`subprocess.Popen` with its options.
+        """Start a command on a host, with the options of :class:`subprocess.Popen`.
 
-        The command ends with the process returned, which only stands for it: of the signals,
-        only those that end it have an effect.
+        The returned process represents the command, which ends with it. Only signals that end the
+        process have an effect.
 
         Raises:
-            LaboratoryError: there is no such host.
+            LaboratoryError: the host does not exist.
         """
         return subprocess.Popen(**self._entering(host, argv, **options))
 
     def enter(self, host: str, cwd: str | Path | None = None) -> list[str]:
-        """Return the words that, before a command, run it on a host.
+        """Return the prefix of a command that runs it on a host.
 
         Args:
             host: the host.
-            cwd: the folder in which the command runs; None: the current one.
+            cwd: the command's working folder; None for the current one.
 
         Raises:
-            LaboratoryError: there is no such host.
+            LaboratoryError: the host does not exist.
         """
         user = f"--map-user={os.getuid()}", f"--map-group={os.getgid()}"
         as_user = [find("unshare"), "--user", *user] if starting.ROOTLESS else []
-        there = ["--pdeathsig", "KILL", "env", f"--chdir={cwd or Path.cwd()}"]
-        return [*self._administer(host), *as_user, find("setpriv"), *there]
+        settings = ["--pdeathsig", "KILL", "env", f"--chdir={cwd or Path.cwd()}"]
+        return [*self._administer(host), *as_user, find("setpriv"), *settings]
 
     def address(self, host: str) -> str:
         """Return the address of a host in the laboratory's network.
 
         Raises:
-            LaboratoryError: there is no such host.
+            LaboratoryError: the host does not exist.
         """
         self._check(host)
         return self._addresses[host]
@@ -151,13 +151,13 @@ class Laboratory:
         self._keeper.wait()
 
     def close(self) -> None:
-        """End the hosts and all that runs on them; remove all traces of them."""
+        """End the hosts and all their processes, and remove their files."""
         self._keeper.terminate()
         self._keeper.wait()
         self._open.close()
 
     def ssh(self) -> None:
-        """Start an SSH server on each host: on all of them ``ssh alpha`` works.
+        """Start an SSH server on each host, so that ``ssh alpha`` works on all of them.
 
         Raises:
             LaboratoryError: OpenSSH is missing, or a server does not start.
@@ -165,9 +165,9 @@ class Laboratory:
         services.start_ssh(self)
 
     def options(self) -> dict[str, Any]:
-        """Return the options with which ``dk.Cluster`` in this process has ranks on the hosts.
+        """Return the options of ``dk.Cluster`` in this process for ranks on the hosts.
 
-        It enters them by SSH from the head, where it also listens, by a socket that was made there.
+        The cluster connects to the hosts by SSH from the head, where it also listens.
 
         ::
 
@@ -183,7 +183,7 @@ class Laboratory:
     def slurm(self) -> None:
         """Start Slurm: ``srun``, ``sbatch`` and ``salloc`` work on the head; the others are nodes.
 
-        Each node takes two tasks.
+        Each node accepts two tasks.
 
         Raises:
             LaboratoryError: Slurm is missing, or does not start.
@@ -196,7 +196,7 @@ class Laboratory:
         """Cut hosts off from all others: packets to and from them are lost silently.
 
         Raises:
-            LaboratoryError: there is no such host.
+            LaboratoryError: the host does not exist.
         """
         for host in hosts:
             self.drop(host, None)
@@ -216,7 +216,7 @@ class Laboratory:
             port: drop only packets to this TCP port.
 
         Raises:
-            LaboratoryError: there is no such host.
+            LaboratoryError: the host does not exist.
         """
         device = self._port(source) if source else None
         rule = plan.rule(device, self.address(to) if to else None, port)
@@ -231,7 +231,7 @@ class Laboratory:
         """Limit the rate of a host in each direction, for example to ``"100mbit"``.
 
         Raises:
-            LaboratoryError: there is no such host, or the rate is invalid.
+            LaboratoryError: the host does not exist, or the rate is invalid.
         """
         bucket = plan.bucket(rate).split()
         self._inject(
@@ -242,45 +242,45 @@ class Laboratory:
         )
 
     def unname(self, host: str, to: str | None = None, on: Sequence[str] | None = None) -> None:
-        """Make a host's name impossible to resolve, or resolve to another address.
+        """Make a host's name unresolvable, or make it resolve to another address.
 
         Args:
             host: the name.
             to: the wrong address; None for no address.
-            on: the hosts that resolve it so; None for all.
+            on: the hosts on which this applies; None for all.
 
         Raises:
-            LaboratoryError: there is no such host.
+            LaboratoryError: the host does not exist.
         """
-        for where in self.hosts if on is None else on:
+        for resolver in self.hosts if on is None else on:
             self._inject(
-                f"{where} does not know {host}",
-                {host, where},
-                partial(self._rename, where, host, to),
-                partial(self._rename, where, host, self.address(host)),
+                f"{resolver} does not know {host}",
+                {host, resolver},
+                partial(self._rename, resolver, host, to),
+                partial(self._rename, resolver, host, self.address(host)),
             )
 
     def crash(self, host: str) -> None:
         """Kill a host permanently, as a power failure does: the others are not notified.
 
         Raises:
-            LaboratoryError: there is no such host.
+            LaboratoryError: the host does not exist.
         """
-        self.cut(host)  # or its connections would be closed
-        self._faults = {w: fault for w, fault in self._faults.items() if host not in fault[0]}
+        self.cut(host)  # otherwise its connections would be closed
+        self._faults = {name: fault for name, fault in self._faults.items() if host not in fault[0]}
         os.kill(self._pids.pop(host), signal.SIGKILL)
 
     def mend(self, *hosts: str) -> None:
         """Undo the faults that involve these hosts; without arguments, undo all faults.
 
         Raises:
-            LaboratoryError: there is no such host.
+            LaboratoryError: the host does not exist.
         """
         for host in hosts:
             self._check(host)
-        for what, (ends, undo) in list(self._faults.items()):
-            if not hosts or ends & {*hosts}:
-                del self._faults[what]
+        for name, (involved, undo) in list(self._faults.items()):
+            if not hosts or involved & {*hosts}:
+                del self._faults[name]
                 undo()
 
     def __enter__(self) -> Laboratory:
@@ -292,76 +292,76 @@ class Laboratory:
     # -- internals -----------------------------------------------------------------------------
 
     def _inject(
-        self, what: str, hosts: set[str], make: Callable[[], None], undo: Callable[[], None]
+        self, name: str, hosts: set[str], apply: Callable[[], None], undo: Callable[[], None]
     ) -> None:
-        """Inject a fault, in place of one that differs only in severity."""
-        if what in self._faults:
-            self._faults.pop(what)[1]()
-        make()
-        self._faults[what] = (hosts, undo)
+        """Inject a fault, replacing one that differs only in severity."""
+        if name in self._faults:
+            self._faults.pop(name)[1]()
+        apply()
+        self._faults[name] = (hosts, undo)
 
     @cached_property
     def _listener(self) -> socket.socket:
-        """A socket of this process that listens on the head, at a free port."""
+        """Return a socket of this process that listens on the head, at a free port."""
         head = self.hosts[0]
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            words = [
+        local, remote = socket.socketpair()
+        with local, remote:
+            argv = [
                 sys.executable,
                 "-ISc",
                 _PASS_LISTENER,
                 self.address(head),
-                str(theirs.fileno()),
+                str(remote.fileno()),
             ]
-            self.run(head, words, pass_fds=[theirs.fileno()], cwd="/", check=True)
-            (lent,) = socket.recv_fds(ours, 1, 1)[1]
-        return self._open.enter_context(socket.socket(fileno=lent))
+            self.run(head, argv, pass_fds=[remote.fileno()], cwd="/", check=True)
+            (fd,) = socket.recv_fds(local, 1, 1)[1]
+        return self._open.enter_context(socket.socket(fileno=fd))
 
     def _port(self, host: str) -> str:
         """Return the router's device that leads to a host."""
         self._check(host)
         return f"port{self.hosts.index(host)}"
 
-    def _queue(self, host: str, verb: str, *words: str) -> None:
-        """Change the queues at both ends of a host's line."""
-        for where, device in (None, self._port(host)), (host, "eth0"):
-            self._admin(where, "tc", "qdisc", verb, "dev", device, "root", *words)
+    def _queue(self, host: str, verb: str, *arguments: str) -> None:
+        """Change the queues at both ends of a host's link."""
+        for end, device in (None, self._port(host)), (host, "eth0"):
+            self._admin(end, "tc", "qdisc", verb, "dev", device, "root", *arguments)
 
-    def _rename(self, where: str, host: str, to: str | None) -> None:
-        """Let a host resolve a name to this address."""
-        self._pid(where)
-        self._names[where][host] = to
-        self._write_names(where)
+    def _rename(self, resolver: str, host: str, to: str | None) -> None:
+        """Make a host resolve a name to this address."""
+        self._pid(resolver)
+        self._names[resolver][host] = to
+        self._write_names(resolver)
 
     def _entering(self, host: str, argv: Sequence[str | Path], **options: Any) -> dict[str, Any]:
-        """Return the options of subprocess.run that run a command on a host."""
-        words = [*self.enter(host, options.pop("cwd", None)), *map(str, argv)]
+        """Return the options of subprocess.run for a command on a host."""
+        command = [*self.enter(host, options.pop("cwd", None)), *map(str, argv)]
         env = {**(options.pop("env", None) or os.environ)}
         passed = {name: value for name, value in env.items() if name not in _UNSET}
-        return {"args": words, "env": passed, **options}
+        return {"args": command, "env": passed, **options}
 
     def _administer(self, host: str | None) -> list[str]:
-        """Return the words that run a command as administrator of a host, None for the router."""
+        """Return the command prefix for an administrator of a host, None for the router."""
         spaces = ["--mount", "--net", *(["--uts", "--ipc", "--pid"] if host else [])]
         spaces += ["--user", "--preserve-credentials"] if starting.ROOTLESS else []
         spaces += ["--time"] if host in self._skew else []
         return [find("nsenter"), f"--target={self._pid(host)}", *spaces]
 
-    def _admin(self, host: str | None, program: str, *words: str) -> None:
-        argv = [*self._administer(host), find(program), *words]
-        ran = subprocess.run(argv, capture_output=True, text=True)
-        if ran.returncode:
-            command = shlex.join([program, *words])
-            raise LaboratoryError(f"`{command}` failed: {ran.stderr.strip()}")
+    def _admin(self, host: str | None, program: str, *arguments: str) -> None:
+        argv = [*self._administer(host), find(program), *arguments]
+        result = subprocess.run(argv, capture_output=True, text=True)
+        if result.returncode:
+            command = shlex.join([program, *arguments])
+            raise LaboratoryError(f"`{command}` failed: {result.stderr.strip()}")
 
     def _check(self, host: str) -> None:
         if host not in self._addresses:
             raise LaboratoryError(f"there is no host {host!r}. Hosts: {', '.join(self.hosts)}")
 
     def _pid(self, host: str | None) -> int:
-        """Return the first process of a host; for None the keeper, which is in the router."""
+        """Return the pid of a host's first process; for None, that of the keeper in the router."""
         if self._keeper.poll() is not None:
-            raise LaboratoryError("the laboratory has ended. Make another one.")
+            raise LaboratoryError("the laboratory has ended. Create another one.")
         if host is None:
             return self._keeper.pid
         self._check(host)

@@ -1,9 +1,8 @@
-"""What the keeper makes: names, addresses, and the folders that hosts share or have each.
+"""Plan a laboratory: the hosts' names and addresses, and their shared and private folders.
 
 The network is a router with a port for each host. A host has one interface, ``eth0``, with its
-own address and reaches the others through the router, like machines in different racks.
-The router belongs to the laboratory alone, and is the one place where messages are lost or
-delayed on request.
+address, and reaches the others through the router, like machines in different racks.
+Only the laboratory uses the router, where messages are lost or delayed on request.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from typing import Any
 
 from distkit import errors
 
-#: Folders that every host has to itself, and their modes.
+#: The private folders of every host, and their modes.
 _COVERED = {"/tmp": "1777", "/var/tmp": "1777", "/dev/shm": "1777", "/run": "755"}
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
-#: Where programs look for their settings: on the hosts they find those in the laboratory's folder.
+#: Settings of programs; on the hosts these are files in the laboratory's folder.
 _SETTINGS = ("/etc/ssh/ssh_config", "/etc/shadow", "/etc/slurm")
 
-#: Where a host puts a file system together; there is such a folder everywhere.
+#: The folder where a host assembles a file system; it exists on every machine.
 _ASIDE = "/sys/kernel"
 
 #: For tests of network devices (RFC 2544): no site routes these addresses.
@@ -36,23 +35,23 @@ NETWORK = IPv4Network("198.18.0.0/24")
 
 
 def check_names(hosts: Sequence[str]) -> list[str]:
-    """Return the names of hosts, after a check.
+    """Check the names of hosts, and return them.
 
     >>> check_names(["head", "alpha"])
     ['head', 'alpha']
 
     Raises:
-        LaboratoryError: a name is no hostname, or is given twice.
+        LaboratoryError: a name is not a valid hostname, or occurs twice.
     """
     for host in hosts:
         if not _NAME.fullmatch(host) or host == "localhost":
             raise errors.LaboratoryError(
                 f"{host!r} cannot be a host's name. Use lower-case letters, digits and '-'; "
-                "'localhost' has a meaning already."
+                "'localhost' is reserved."
             )
         if list(hosts).count(host) > 1:
             raise errors.LaboratoryError(
-                f"there are two hosts {host!r}: each needs a name of its own."
+                f"the host name {host!r} occurs twice: use a different name for each host."
             )
     if not 1 <= len(hosts) <= 200:
         raise errors.LaboratoryError(f"a laboratory has 1 to 200 hosts; got {len(hosts)}.")
@@ -60,34 +59,34 @@ def check_names(hosts: Sequence[str]) -> list[str]:
 
 
 def user() -> str:
-    """The name of the user to whom all that runs on the hosts belongs.
+    """Return the name of the user that owns all processes on the hosts.
 
     Raises:
-        LaboratoryError: the user has none.
+        LaboratoryError: the user has no name.
     """
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         raise errors.LaboratoryError(
-            f"SSH and Slurm need a user's name, and user {os.getuid()} has none in /etc/passwd. "
-            "Add a line for this user there."
+            f"SSH and Slurm need a user name, but user {os.getuid()} has none in /etc/passwd. "
+            "Add a line for this user target."
         ) from None
 
 
-def shared_folders(more: Iterable[str | Path]) -> list[str]:
-    """Return the folders that all hosts see: what a rank needs, and more."""
+def shared_folders(extra: Iterable[str | Path]) -> list[str]:
+    """Return the folders that all hosts share: those that ranks need, and ``extra``."""
     checkout = Path(errors.__file__).parents[1]
-    paths = [sys.prefix, sys.base_prefix, checkout, Path.home(), Path.cwd(), *more]
+    paths = [sys.prefix, sys.base_prefix, checkout, Path.home(), Path.cwd(), *extra]
     return [str(Path(path).expanduser().resolve()) for path in paths]
 
 
 def make_plan(
     folder: Path, hosts: Mapping[str, str], shared: list[str], skew: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return what the keeper makes, and create the files that the hosts see as their own.
+    """Return the plan for the keeper, and create the private files of the hosts.
 
     Args:
-        folder: of the laboratory.
+        folder: the folder of the laboratory.
         hosts: the address of each host.
         shared: the folders that all hosts see.
         skew: the offset of hosts' monotonic clocks [s].
@@ -95,21 +94,21 @@ def make_plan(
     folder.joinpath("slurm").mkdir()
     for name in ("ssh_config", "shadow"):
         folder.joinpath(name).touch()
-    # what is for a host that has gone is lost silently
+    # packets for a host that has ended are lost silently
     router = f"link set lo up\nroute add blackhole {NETWORK}\n"
     for number, address in enumerate(hosts.values()):
         router += _connect(f"port{number}", address, f"{{{number}}}")
-    made = [
-        {"skew": skew.get(host, 0), "commands": _furnish(folder, host, address, shared)}
+    specs = [
+        {"skew": skew.get(host, 0), "commands": _setup(folder, host, address, shared)}
         for host, address in hosts.items()
     ]
-    return {"folder": str(folder), "router": router, "hosts": made}
+    return {"folder": str(folder), "router": router, "hosts": specs}
 
 
-def _furnish(folder: Path, host: str, address: str, shared: list[str]) -> str:
+def _setup(folder: Path, host: str, address: str, shared: list[str]) -> str:
     """Return the commands that give a host its name, its network and its own folders."""
-    ours = {str(folder / host / "hosts"): "/etc/hosts"}
-    ours |= {str(folder / Path(p).name): p for p in _SETTINGS if Path(p).exists()}
+    binds = {str(folder / host / "hosts"): "/etc/hosts"}
+    binds |= {str(folder / Path(p).name): p for p in _SETTINGS if Path(p).exists()}
     commands = [
         f"hostname {host}",
         f"ip -batch - <<.\n{_join(address)}.",
@@ -118,21 +117,21 @@ def _furnish(folder: Path, host: str, address: str, shared: list[str]) -> str:
     ]
     for path, mode in _COVERED.items():
         commands += _cover(path, "tmpfs", ["-o", f"mode={mode}"], shared)
-    commands += [shlex.join(["mount", "-n", "--bind", *pair]) for pair in ours.items()]
+    commands += [shlex.join(["mount", "-n", "--bind", *pair]) for pair in binds.items()]
     # so that an ordinary user's SSH server can have its usual port
     commands.append("echo 0 > /proc/sys/net/ipv4/ip_unprivileged_port_start")
     return "\n".join([*commands, ""])
 
 
 def _cover(path: str, kind: str, options: list[str], keep: list[str]) -> Iterator[str]:
-    """Put a new file system over a folder; the folders to keep in it stay."""
+    """Yield the commands that mount a new file system over a folder, without hiding ``keep``."""
     below = {Path(k) for k in keep if Path(path) in Path(k).parents and Path(k).exists()}
     yield shlex.join(["mount", "-n", "-t", kind, *options, kind, _ASIDE])
     for folder in sorted(below):
         if below.isdisjoint(folder.parents):
-            there = str(Path(_ASIDE, folder.relative_to(path)))
-            yield shlex.join(["mkdir", "-p", there])
-            yield shlex.join(["mount", "-n", "--rbind", str(folder), there])
+            target = str(Path(_ASIDE, folder.relative_to(path)))
+            yield shlex.join(["mkdir", "-p", target])
+            yield shlex.join(["mount", "-n", "--rbind", str(folder), target])
     yield shlex.join(["mount", "-n", "--move", _ASIDE, path])
 
 
@@ -149,7 +148,7 @@ def addresses(hosts: Sequence[str]) -> dict[str, str]:
 
 
 def _connect(port: str, address: str, pid: str) -> str:
-    """``ip`` commands of the router: make a port whose other end is the ``eth0`` of a host."""
+    """Return the router's ``ip`` commands for a port whose other end is a host's ``eth0``."""
     return f"""link add {port} type veth peer name eth0 netns {pid}
 addr add {NETWORK[1]}/32 dev {port}
 link set {port} up
@@ -158,7 +157,7 @@ route add {address} dev {port}
 
 
 def _join(address: str) -> str:
-    """``ip`` commands of a host."""
+    """Return the ``ip`` commands of a host."""
     return f"""link set lo up
 addr add {address}/32 dev eth0
 link set eth0 up

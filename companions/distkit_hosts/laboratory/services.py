@@ -1,8 +1,8 @@
 """SSH and Slurm in the laboratory.
 
-OpenSSH's own server runs on each host, with keys made for the laboratory: root's servers run as
-root, an ordinary user's as that user, as OpenSSH allows. Slurm's controller is on the head, its
-daemon on each other host; its plug-ins need no cgroups, so that it runs where a laboratory does.
+OpenSSH's server runs on each host, with keys created for the laboratory, as root or as the ordinary
+user. Slurm's controller is on the head, and its daemon on each other host; its plug-ins need no
+cgroups, so it runs wherever a laboratory does.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from distkit_hosts.laboratory.starting import find
 if TYPE_CHECKING:
     from distkit_hosts.laboratory.laboratory import Laboratory
 
-#: Servers come up within a second or two; a loaded machine takes longer [s].
-_PATIENCE = 60.0
+#: Time limit for the start of servers [s]; most take a second or two.
+_START_TIMEOUT = 60.0
 
 
 def _daemon(lab: Laboratory, host: str, command: str) -> None:
@@ -32,12 +32,12 @@ def _daemon(lab: Laboratory, host: str, command: str) -> None:
         raise LaboratoryError(f"on {host}, `{command}` failed: {ran.stderr.strip()}")
 
 
-def _await(ask: Callable[[], str], is_up: Callable[[str], bool], what: str) -> None:
-    """Wait until a program reports that it is up; raise an error that says ``what`` otherwise."""
-    deadline = time.monotonic() + _PATIENCE
-    while not is_up(said := ask()):
+def _await(query: Callable[[], str], is_up: Callable[[str], bool], failure: str) -> None:
+    """Wait until a program reports that it is up; raise an error with ``failure`` otherwise."""
+    deadline = time.monotonic() + _START_TIMEOUT
+    while not is_up(output := query()):
         if time.monotonic() > deadline:
-            raise LaboratoryError(f"{what}: {said}")
+            raise LaboratoryError(f"{failure}: {output}")
         time.sleep(0.02)
 
 
@@ -72,7 +72,7 @@ Host {hosts}
 
 
 def start_ssh(lab: Laboratory) -> None:
-    """Start a server on each host unless there is one, and wait until all of them listen.
+    """Start a server on each host unless it runs, and wait until all of them listen.
 
     Raises:
         LaboratoryError: OpenSSH is missing, or a server does not start.
@@ -86,7 +86,7 @@ def start_ssh(lab: Laboratory) -> None:
     for host in lab.hosts:
         _await(
             _log(lab, host).read_text,
-            lambda said: "listening on" in said,
+            lambda output: "listening on" in output,
             f"the SSH server of {host} does not listen",
         )
 
@@ -95,11 +95,11 @@ def _configure_ssh(lab: Laboratory, configuration: Path) -> None:
     folder, name = lab.folder, user()
     find("ssh")
     for key in ("key", "host_key"):
-        make = [find("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
-        subprocess.run(make, check=True)
+        command = [find("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
+        subprocess.run(command, check=True)
     host_key = folder.joinpath("host_key.pub").read_text()
     folder.joinpath("known_hosts").write_text(f"laboratory {host_key}")
-    # an account without a password is not a locked one, as root's is on some machines
+    # root's account is locked on some machines; one without a password is not
     folder.joinpath("shadow").write_text(f"{name}:*:20000:0:99999:7:::\n")
     hosts = [*lab.hosts, *map(lab.address, lab.hosts)]
     text = _SSH_CLIENT.format(hosts=" ".join(hosts), user=name, folder=folder)
@@ -159,21 +159,21 @@ def start_slurm(lab: Laboratory) -> None:
     munged, controller, daemon = map(find, ("munged", "slurmctld", "slurmd"))
     head, *nodes = lab.hosts
     if not nodes:
-        raise LaboratoryError("Slurm needs a host for its controller, and at least one more.")
+        raise LaboratoryError("Slurm needs a host for its controller and at least one other host.")
     text = _SLURM.format(head=head, nodes=",".join(nodes), user=user(), folder=lab.folder)
     _settings(lab).write_text(text)
     key = lab.folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o400)
     for host in lab.hosts:
-        where = f"--key-file={key} --log-file={lab.folder / host / 'munged.log'}"
-        _daemon(lab, host, f"mkdir -pm 711 /run/munge /run/slurm; exec {munged} --force {where}")
+        options = f"--key-file={key} --log-file={lab.folder / host / 'munged.log'}"
+        _daemon(lab, host, f"mkdir -pm 711 /run/munge /run/slurm; exec {munged} --force {options}")
     _daemon(lab, head, f"exec {controller}")
     for host in nodes:
         _daemon(lab, host, f"exec {daemon}")
     states = ["sinfo", "--noheader", "--Node", "--format=%T"]
     _await(
         lambda: lab.run(head, states, cwd="/", capture_output=True, text=True).stdout,
-        lambda said: said.split() == ["idle"] * len(nodes),
+        lambda output: output.split() == ["idle"] * len(nodes),
         "Slurm's nodes do not come up",
     )

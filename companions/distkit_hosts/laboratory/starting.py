@@ -34,10 +34,10 @@ _PACKAGES = {
     "slurmd": "slurm-wlm",
 }
 
-#: An ordinary user's PATH does not have the folders where administrators' programs are.
+#: An ordinary user's PATH lacks the folders of administrators' programs.
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin:/usr/sbin:/sbin"])
 
-#: An ordinary user is root in a namespace of users, which all hosts share.
+#: An ordinary user is root in a user namespace, which all hosts share.
 ROOTLESS = os.geteuid() != 0
 
 #: A script that runs without distkit's other modules.
@@ -51,14 +51,14 @@ _FORBIDDEN = (
 
 
 def check_platform() -> None:
-    """Check whether this machine can have a laboratory.
+    """Check whether this machine can run a laboratory.
 
     Raises:
         LaboratoryError: this is not Linux, or a program is missing.
     """
     if sys.platform != "linux":
         raise LaboratoryError(
-            f"a laboratory is made of Linux's namespaces, and this is {sys.platform}. "
+            f"a laboratory needs Linux namespaces, but this is {sys.platform}. "
             "Use a Linux machine, or a Linux container with --privileged."
         )
     for program in ("ip", "hostname", "nsenter", "setpriv", "unshare"):
@@ -70,20 +70,20 @@ def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str]
 
     Args:
         plan: from :func:`distkit_hosts.laboratory.plan.make_plan`.
-        held: keeps the laboratory's folder as long as a process has it open.
+        held: a file descriptor that keeps the laboratory's folder while it is open.
 
     Raises:
-        LaboratoryError: a host cannot be made.
+        LaboratoryError: a host cannot be created.
     """
     try:
-        maker = os.pidfd_open(os.getpid())  # readable once this process has ended
+        owner = os.pidfd_open(os.getpid())  # readable once this process has ended
     except OSError as error:
         raise LaboratoryError(
-            f"the laboratory cannot be made: pidfd_open: {error.strerror}. It needs Linux 5.3."
+            f"the laboratory cannot be created: pidfd_open: {error.strerror}. It needs Linux 5.3."
         ) from error
-    plan = {**plan, "maker": maker}
+    plan = {**plan, "owner": owner}
     spaces = ["--net", "--mount", *(["--user", "--map-root-user"] if ROOTLESS else [])]
-    passed = [fd for fd in (maker, held) if fd is not None]
+    passed = [fd for fd in (owner, held) if fd is not None]
     errors = tempfile.TemporaryFile("w+")
     keeper = subprocess.Popen(
         [find("unshare"), *spaces, "--propagation=slave", sys.executable, "-IS", _KEEPER],
@@ -92,7 +92,7 @@ def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str]
         stderr=errors,
         text=True,
         pass_fds=passed,
-        start_new_session=True,  # Ctrl-C is for the maker, which ends it
+        start_new_session=True,  # Ctrl-C reaches the owner, which ends it
         env={**os.environ, "PATH": PATH},
     )
     for fd in passed:
@@ -118,7 +118,7 @@ def explain(error: str) -> str:
     """Return an error's message, with the remedy if a permission is missing."""
     refusals = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOSPC)
     forbidden = any(os.strerror(number) in error for number in refusals)
-    return f"the laboratory cannot be made: {error}. {_FORBIDDEN * forbidden}".strip()
+    return f"the laboratory cannot be created: {error}. {_FORBIDDEN * forbidden}".strip()
 
 
 def find(name: str) -> str:

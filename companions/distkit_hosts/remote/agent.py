@@ -1,6 +1,6 @@
 """The agent on another machine: a fork server for ranks, and a tunnel to the kernel.
 
-Started by ipyparallel's launchers in place of an engine, or from an existing engine:
+ipyparallel's launchers start it in place of an engine, or an existing engine starts it:
 ``python -m distkit_hosts.remote.agent``. The environment variable ``DISTKIT_AGENT`` has, as JSON,
 the kernel's endpoint, the cluster's keys, and this machine's name. One agent per machine forks
 ranks; others started by ``srun`` or ``mpiexec`` exit immediately.
@@ -36,7 +36,7 @@ from distkit.cluster.processes.forkserver import start_zygote
 from distkit.cluster.processes.rank_spec import inherited
 from distkit.errors import StartError
 from distkit_hosts.launched import recognise
-from distkit_hosts.remote.tunnel import Relay, Tunnel
+from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 
 #: The environment variable with the kernel's address.
 AGENT = "DISTKIT_AGENT"
@@ -48,7 +48,7 @@ WELCOME, REACH = 30.0, 10.0
 IMPORTING = 2.0
 
 #: Time to wait for the last messages of a fork server that has ended [s].
-SAID = 1.0
+LAST_OUTPUT_WITHIN = 1.0
 
 #: Interval of checks that the engine that started the agent is alive [s].
 WATCH = 1.0
@@ -58,7 +58,7 @@ class Agent:
     """The kernel's representative on this machine.
 
     Args:
-        where: ``endpoint`` and ``keys`` of the kernel's relay; ``name`` of this machine, "" if the
+        where: ``endpoint`` and ``keys`` of the kernel; ``name`` of this machine, "" if the
             kernel does not know it; ``network``, an address reached through the interface of the
             ranks, "" for the kernel's address.
     """
@@ -69,23 +69,25 @@ class Agent:
         self._folders: dict[str, int | None] = {}
         #: The exit status: 0 if the kernel has ended this agent, or itself.
         self.status = 0
-        self._zygote: Channel | None = None  # to the process that forks
+        self._fork_server: Channel | None = None  # to the process that forks
         self._output: deque[str] = deque(maxlen=20)  # by that process
-        relay = self._relay = Relay(where["endpoint"], tuple(where["keys"]), listen=False)
-        self._tunnel: Tunnel = relay.connect()
-        self._tunnel.on_word, self._tunnel.on_line = self._on_message, self._fork
+        multiplexer = self._multiplexer = Multiplexer(
+            where["endpoint"], tuple(where["keys"]), listen=False
+        )
+        self._tunnel: Tunnel = multiplexer.connect()
+        self._tunnel.on_message, self._tunnel.on_stream = self._on_message, self._fork
         self._tunnel.on_lost = self._end
 
     def serve(self) -> None:
-        """Serve until the kernel has gone, then clean up."""
+        """Serve until the kernel has disconnected, then clean up."""
         if self._where.get("name") or self._place.local_rank == 0:
-            self._start_zygote()  # certainly needed: imports torch meanwhile
-        self._relay.start()
-        self._tunnel.say({"here": self._facts()})
-        begun = time.monotonic()
+            self._start_fork_server()  # certainly needed: imports torch meanwhile
+        self._multiplexer.start()
+        self._tunnel.send({"here": self._facts()})
+        started = time.monotonic()
         parent = self._where.get("parent")  # the engine that has started this agent, if one has
         while not self._ended.wait(WATCH):
-            waited = 0.0 if self._answered else time.monotonic() - begun
+            waited = 0.0 if self._answered else time.monotonic() - started
             if waited > (WELCOME if self._tunnel.reached else REACH):
                 self._end(
                     f"no answer from {self._where['endpoint']}. Either the notebook's kernel has "
@@ -117,13 +119,15 @@ class Agent:
             "environ": {k: v for k, v in os.environ.items() if not _LAUNCHER.match(k)},
         }
 
-    def _start_zygote(self) -> None:
-        self._zygote, theirs = Channel.pair()
+    def _start_fork_server(self) -> None:
+        self._fork_server, theirs = Channel.pair()
         with theirs:
             self._process = start_zygote(theirs, subprocess.PIPE)
         self._listener = threading.Thread(target=self._read_output, daemon=True)
         self._listener.start()
-        self._zygote.send({"do": "import", "modules": ["distkit.cluster.processes.preload:hook"]})
+        self._fork_server.send(
+            {"do": "import", "modules": ["distkit.cluster.processes.preload:hook"]}
+        )
         threading.Thread(target=self._forward, daemon=True).start()
 
     def _read_output(self) -> None:
@@ -135,63 +139,66 @@ class Agent:
 
     def _forward(self) -> None:
         """Forward the fork server's messages to the kernel, with the files of ended processes."""
-        assert self._zygote is not None
+        assert self._fork_server is not None
         try:
             while True:
-                news = self._zygote.recv()
+                news = self._fork_server.recv()
                 if log := news.get("log"):
                     news["files"] = _final_files(Path(log))
-                self._tunnel.say(news)
+                self._tunnel.send(news)
         except (EOFError, OSError):
-            self._listener.join(SAID)
+            self._listener.join(LAST_OUTPUT_WITHIN)
             self._end("the process that ranks are forked from ended", status=1)
 
-    def _on_message(self, word: dict[str, Any]) -> None:
+    def _on_message(self, message: dict[str, Any]) -> None:
         """Handle a message of the kernel, for this agent or the fork server."""
-        match word["do"]:
+        match message["do"]:
             case "welcome":
                 self._answered = True
-                if self._zygote is None:
-                    self._start_zygote()
+                if self._fork_server is None:
+                    self._start_fork_server()
             case "leave":
                 self._end("")
             case "folder":
-                self._make_folder(word["processes"], word["sockets"])
+                self._make_folder(message["processes"], message["sockets"])
             case _:
-                self._send_to_zygote(word)
+                self._send_to_fork_server(message)
 
-    def _fork(self, word: dict[str, Any]) -> socket.socket:
+    def _fork(self, message: dict[str, Any]) -> socket.socket:
         """Fork a process; the kernel's stream is its lifeline."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self._send_to_zygote(word, theirs.fileno())
+            self._send_to_fork_server(message, theirs.fileno())
         return ours
 
-    def _send_to_zygote(self, word: dict[str, Any], fd: int | None = None) -> None:
-        if word["do"] == "remove" and (held := self._folders.pop(word["folder"], None)) is not None:
+    def _send_to_fork_server(self, message: dict[str, Any], fd: int | None = None) -> None:
+        if (
+            message["do"] == "remove"
+            and (held := self._folders.pop(message["folder"], None)) is not None
+        ):
             os.close(held)
         with suppress(OSError):  # it has ended, which is reported separately
-            if self._zygote is not None:
-                self._zygote.send(word, fd)
+            if self._fork_server is not None:
+                self._fork_server.send(message, fd)
 
     def _make_folder(self, processes: int, sockets: dict[str, str]) -> None:
         """Create a folder like the kernel's, with sockets forwarded to the kernel's sockets."""
         try:
             folder, held = folders.make(processes)
         except StartError as error:
-            self._tunnel.say({"refused": str(error)})
+            self._tunnel.send({"refused": str(error)})
             return
         self._folders[folder] = held
-        doors = {_listen(f"{folder}/{here}"): there for here, there in sockets.items()}
-        threading.Thread(target=self._forward_connections, args=(doors,), daemon=True).start()
-        self._tunnel.say({"folder": folder})
+        listeners = {_listen(f"{folder}/{here}"): there for here, there in sockets.items()}
+        threading.Thread(target=self._forward_connections, args=(listeners,), daemon=True).start()
+        self._tunnel.send({"folder": folder})
 
-    def _forward_connections(self, doors: dict[socket.socket, str]) -> None:
+    def _forward_connections(self, listeners: dict[socket.socket, str]) -> None:
         """Open a stream to the kernel's socket of that name for each local connection."""
         with suppress(OSError):  # the tunnel is lost
             while True:
-                for door in select.select(list(doors), [], [])[0]:
-                    self._tunnel.open({"to": doors[door]}, door.accept()[0])
+                for listener in select.select(list(listeners), [], [])[0]:
+                    self._tunnel.open({"to": listeners[listener]}, listener.accept()[0])
 
     def _end(self, why: str, status: int = 0) -> None:
         if not self._ended.is_set():
@@ -199,13 +206,13 @@ class Agent:
             if why:
                 _print(f"distkit: this machine's ranks end: {why}")
                 with suppress(OSError):  # the tunnel is lost
-                    self._tunnel.say({"ended": why, "said": "".join(self._output)})
+                    self._tunnel.send({"ended": why, "output": "".join(self._output)})
         self._ended.set()
 
     def _clean_up(self) -> None:
         """End the fork server with all forked processes, and remove the folders."""
-        if self._zygote is not None:
-            self._zygote.hang_up()
+        if self._fork_server is not None:
+            self._fork_server.hang_up()
             try:
                 self._process.wait(IMPORTING)
             except subprocess.TimeoutExpired:
@@ -213,7 +220,7 @@ class Agent:
                     os.killpg(self._process.pid, signal.SIGKILL)
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
-        self._relay.close()
+        self._multiplexer.close()
 
 
 #: Launchers' variables for the agent's own process, which ranks must not inherit.
@@ -251,10 +258,10 @@ def interface_of(address: str) -> str:
 
 
 def _listen(path: str) -> socket.socket:
-    door = socket.socket(socket.AF_UNIX)
-    door.bind(path)
-    door.listen(64)
-    return door
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(64)
+    return listener
 
 
 def _final_files(log: Path) -> dict[str, bytes]:

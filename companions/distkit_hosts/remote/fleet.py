@@ -1,4 +1,4 @@
-"""Starts or attaches the machines of a cluster, and allocates ranks to them."""
+"""Start or attach the machines of a cluster, and allocate ranks to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from distkit_hosts.remote.agent import versions
 from distkit_hosts.remote.host import HostForkServer
 from distkit_hosts.remote.launching import launch
 from distkit_hosts.remote.store import NAME, StoreServer
-from distkit_hosts.remote.tunnel import Relay, Tunnel
+from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 
 #: Time to wait for further failures after the first one, to report all [s].
 MORE_FAILURES_WITHIN = 1.0
@@ -32,7 +32,7 @@ MORE_FAILURES_WITHIN = 1.0
 
 @dataclass(frozen=True)
 class HostRequest:
-    """The machines that a cluster asks for.
+    """The machines that a cluster requests.
 
     Args:
         ranks: number of ranks by machine, or in total.
@@ -108,7 +108,7 @@ def _resolve(name: str) -> str:
         return own_address(name or "192.0.2.1")  # a documentation address, for the default route
     except OSError as error:
         if name and not isinstance(error, socket.gaierror):
-            raise StartError(f"there is no way to {name}: {error.strerror}.") from error
+            raise StartError(f"{name} cannot be reached: {error.strerror}.") from error
     try:
         return own_address(socket.gethostname())
     except OSError:
@@ -177,8 +177,8 @@ class Fleet:
         self._hosts: list[RemoteHost] = []
         self._news: queue.SimpleQueue[tuple[Tunnel, dict[str, Any]] | str] = queue.SimpleQueue()
         keys = new_keys()
-        self._relay = self._listen(f"tcp://{request.address()}:{request.port}", keys)
-        self._where = {"endpoint": self._relay.endpoint, "keys": keys}
+        self._multiplexer = self._listen(f"tcp://{request.address()}:{request.port}", keys)
+        self._where = {"endpoint": self._multiplexer.endpoint, "keys": keys}
         try:
             self._launch = launch(
                 request.engines if request.client is None else request.client,
@@ -189,15 +189,15 @@ class Fleet:
                 self._news.put,
             )
         except StartError:
-            self._relay.close()
+            self._multiplexer.close()
             raise
         self.store = StoreServer(folder)
 
-    def _listen(self, endpoint: str, keys: tuple[str, str]) -> Relay:
+    def _listen(self, endpoint: str, keys: tuple[str, str]) -> Multiplexer:
         given = self.request.interface
         listener = given if isinstance(given, socket.socket) else None
         try:
-            return Relay(endpoint, keys, listen=True, accept=self._accept, listener=listener)
+            return Multiplexer(endpoint, keys, listen=True, accept=self._accept, listener=listener)
         except zmq.ZMQError as error:
             raise StartError(
                 f"this machine cannot listen at {endpoint}: {error.strerror}. Name one of its "
@@ -205,11 +205,11 @@ class Fleet:
             ) from error
 
     def _accept(self, tunnel: Tunnel) -> None:
-        def hear(word: dict[str, Any]) -> None:
-            if "here" in word:  # otherwise a dismissed agent ends
-                self._news.put((tunnel, word["here"]))
+        def handle(message: dict[str, Any]) -> None:
+            if "here" in message:  # otherwise a dismissed agent ends
+                self._news.put((tunnel, message["here"]))
 
-        tunnel.on_word = hear
+        tunnel.on_message = handle
 
     def gather(self, plan: Plan) -> tuple[list[RemoteHost], Plan]:
         """Wait for all machines, and allocate the ranks to them.
@@ -219,7 +219,7 @@ class Fleet:
         Raises:
             StartError: a machine failed; the message quotes its output.
         """
-        self._relay.start()
+        self._multiplexer.start()
         self._launch.start()
         hosts = self._hosts = self._share(self._await())
         sockets = {f"s:{n}": f"s-{n}" for n in range(1, PORTS + 1)} | {NAME: NAME}
@@ -230,30 +230,32 @@ class Fleet:
         request = self.request
         machines = [host.machine(request.device) for host in hosts]
         asked = request.device, request.backend, request.threads, request.memory_fraction
-        made = plan_for_machines(machines, plan.servers, *asked)
+        allocation = plan_for_machines(machines, plan.servers, *asked)
         assignments = dict(
-            zip((rank for host in hosts for rank in host.ranks), made.assignments, strict=True)
+            zip(
+                (rank for host in hosts for rank in host.ranks), allocation.assignments, strict=True
+            )
         )
         in_order = tuple(assignments[rank] for rank in sorted(assignments))
-        return hosts, replace(made, host_args=request.call, assignments=in_order)
+        return hosts, replace(allocation, host_args=request.call, assignments=in_order)
 
     def _await(self) -> dict[str, tuple[HostForkServer, list[int]]]:
         """Return the fork server and the task numbers of each machine, by name."""
         found: dict[str, tuple[HostForkServer, list[int]]] = {}
         failures: dict[str, None] = {}  # several processes may report the same
-        end, came = time.monotonic() + self.request.timeout, 0
+        end, connected = time.monotonic() + self.request.timeout, 0
         wanted = self._processes()
-        while came < wanted:
-            self._progress(self._progress_message(found, came, wanted))
+        while connected < wanted:
+            self._progress(self._progress_message(found, connected, wanted))
             try:
                 news = self._news.get(timeout=max(0.0, min(1.0, end - time.monotonic())))
-                came += 1
+                connected += 1
                 self._register(found, news)
             except queue.Empty:
                 if self._launch.state.startswith("PENDING"):  # no timeout while queued
                     end = time.monotonic() + self.request.timeout
                 if time.monotonic() > end:
-                    failures = failures or {self._timeout_message(found, came, wanted): None}
+                    failures = failures or {self._timeout_message(found, connected, wanted): None}
                     break
             except StartError as error:
                 failures[str(error)] = None
@@ -282,7 +284,7 @@ class Fleet:
         agent, orders = found.get(name, (None, []))
         if agent is not None and min(orders) < order:
             with suppress(OSError):
-                tunnel.say({"do": "leave"})
+                tunnel.send({"do": "leave"})
         else:
             if agent is not None:
                 agent.close()
@@ -300,28 +302,33 @@ class Fleet:
         hosts, begin = [], 0
         for server, numbers in orders:
             block = range(begin, begin + len(numbers))
-            mine = numbers if launched and tasks == [*range(len(tasks))] else block
-            server.words, server.what_is_there = self._launch.words, named(mine)
+            host_ranks = numbers if launched and tasks == [*range(len(tasks))] else block
+            server.launcher_details, server.processes_there = (
+                self._launch.details,
+                named(host_ranks),
+            )
             address = server.facts["address"]
-            hosts.append(RemoteHost(server, "", mine, address=address, store=self.store))
+            hosts.append(RemoteHost(server, "", host_ranks, address=address, store=self.store))
             begin = block.stop
         return hosts
 
-    def _progress_message(self, found: dict[str, Any], came: int, wanted: int) -> str:
+    def _progress_message(self, found: dict[str, Any], connected: int, wanted: int) -> str:
         ranks = self.request.ranks
         if isinstance(ranks, dict):
             return "waiting for " + ", ".join(name for name in ranks if name not in found)
         state = f" ({self._launch.state})" if self._launch.state else ""
         return (
-            f"waiting for {self.request.engines or 'engines'}{state}: {came} of {wanted} are there"
+            f"waiting for {self.request.engines or 'engines'}{state}: {connected} of {wanted} have "
+            "connected"
         )
 
-    def _timeout_message(self, found: dict[str, Any], came: int, wanted: int) -> str:
+    def _timeout_message(self, found: dict[str, Any], connected: int, wanted: int) -> str:
         return (
-            f"{self._progress_message(found, came, wanted)}, and not more after "
-            f"{self.request.timeout:.0f} s. The machines must reach {self._relay.endpoint} on this "
+            f"{self._progress_message(found, connected, wanted)} after "
+            f"{self.request.timeout:.0f} s. The machines must reach "
+            f"{self._multiplexer.endpoint} on this "
             "one: open that port, name "
-            "another address with interface=…, or give them longer with timeout=…."
+            "another address with interface=…, or a longer timeout=…."
         )
 
     def close(self) -> None:
@@ -329,10 +336,10 @@ class Fleet:
         for host in self._hosts:
             host.server.closed = True
             host.server.remove(host.folder)
-        for tunnel in list(self._relay.tunnels.values()):
+        for tunnel in list(self._multiplexer.tunnels.values()):
             with suppress(OSError):
-                tunnel.say({"do": "leave"})
-        self._relay.close()
+                tunnel.send({"do": "leave"})
+        self._multiplexer.close()
         self._launch.stop()
         self.store.close()
 
@@ -345,13 +352,14 @@ def _check_compatible(facts: dict[str, Any]) -> None:
     """
     for package in facts["missing"]:
         raise StartError(
-            f"there is no {package} on {facts['name']}. Install it there: {facts['executable']} -m "
+            f"{package} is not installed on {facts['name']}. Install it there: "
+            f"{facts['executable']} -m "
             f"pip install {package}"
         )
     for what, version in versions().items():
         if facts[what].split(".")[:2] != version.split(".")[:2]:
             raise StartError(
-                f"{facts['name']} has {what} {facts[what]} ({facts['executable']}), and "
-                f"this machine has {version}. Install the same there, or name another Python: "
+                f"{facts['name']} has {what} {facts[what]} ({facts['executable']}), but "
+                f"this machine has {version}. Install the same there, or pass another Python: "
                 "remote_python='/path/to/python'."
             )

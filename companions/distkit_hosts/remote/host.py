@@ -19,7 +19,7 @@ from distkit_hosts.clocks import PeerClock
 from distkit_hosts.remote.launching import quoted
 from distkit_hosts.remote.tunnel import Tunnel
 
-_REMEDY = "Look at the network and at the machine: distkit doctor --hosts {}"
+_REMEDY = "Check the network and the machine: distkit doctor --hosts {}"
 
 #: Time to wait for the reason of a machine's loss [s].
 LOSS_DETAILS_WITHIN = 1.0
@@ -29,29 +29,29 @@ LAST_MESSAGES_WITHIN = 1.0
 
 
 class Wire(Channel):
-    """A tunnel as the channel to a fork server; file descriptors are sent as lines."""
+    """A tunnel as the channel to a fork server; file descriptors are sent as streams."""
 
     def __init__(self, tunnel: Tunnel) -> None:
         self._tunnel = tunnel
-        self._words: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def put(self, word: Any) -> None:
+    def put(self, message: Any) -> None:
         """Queue a received message."""
-        self._words.put(word)
+        self._messages.put(message)
 
     def send(self, message: Any, fd: int | None = None) -> None:
-        """Send a message, optionally with a socket, which becomes the local end of a line."""
+        """Send a message, optionally with a socket, which becomes the local end of a stream."""
         if fd is None:
-            self._tunnel.say(message)
+            self._tunnel.send(message)
         else:
             self._tunnel.open(message, socket.socket(fileno=os.dup(fd)))
 
     def recv(self) -> Any:
         """Wait for a message; raise EOFError when the tunnel is lost."""
-        word = self._words.get()
-        if word is None:
+        message = self._messages.get()
+        if message is None:
             raise EOFError(self._tunnel.why)
-        return word
+        return message
 
     def broken(self) -> bool:
         """Return whether the tunnel is lost."""
@@ -59,7 +59,7 @@ class Wire(Channel):
 
     def lost(self, why: str) -> None:
         """Wake :meth:`recv` after the tunnel is lost."""
-        self._words.put(None)
+        self._messages.put(None)
 
     def close(self) -> None:
         """Close the tunnel."""
@@ -79,20 +79,20 @@ class HostForkServer(ForkServer):
 
     def __init__(self, tunnel: Tunnel, facts: dict[str, Any]) -> None:
         self.facts, self.mirror = facts, ""
-        self.what_is_there = "all processes there"  # for messages
+        self.processes_there = "all processes there"  # for messages
         self._ended: dict[str, str] = {}  # reason and last output
         #: Returns the launcher's current description of the agent.
-        self.words: Callable[[], str] = str
+        self.launcher_details: Callable[[], str] = str
         self._tunnel, self._wire, self._clock = tunnel, Wire(tunnel), PeerClock()
-        tunnel.on_word, tunnel.on_line = self._on_word, self._on_line
+        tunnel.on_message, tunnel.on_stream = self._on_message, self._on_stream
         tunnel.on_lost, tunnel.on_trip = self._wire.lost, self._clock.add
         super().__init__(self._wire, facts["name"])
-        self.say("welcome")
+        self.command("welcome")
 
-    def say(self, what: str) -> None:
+    def command(self, what: str) -> None:
         """Send a command to the agent."""
         with suppress(OSError):
-            self._tunnel.say({"do": what})
+            self._tunnel.send({"do": what})
 
     def make_folder(
         self,
@@ -120,9 +120,9 @@ class HostForkServer(ForkServer):
             return "the cluster was stopped."
         self._lost.wait(LOSS_DETAILS_WITHIN)
         lost = self._ended.get("ended") or self._tunnel.why or "it does not answer"
-        said = quoted(self._ended.get("said", ""), self.facts["executable"])
-        remedy = said or " " + _REMEDY.format(self.host)
-        return f"{self.host} is lost, with {self.what_is_there}: {lost}.{remedy}{self.words()}"
+        output = quoted(self._ended.get("output", ""), self.facts["executable"])
+        remedy = (output or " " + _REMEDY.format(self.host)) + self.launcher_details()
+        return f"{self.host} is lost, with {self.processes_there}: {lost}.{remedy}"
 
     def hang_up(self, channel: Channel) -> None:
         """Close the channel of a process that has ended, if its own end has not closed it."""
@@ -139,29 +139,29 @@ class HostForkServer(ForkServer):
         """That machine's clock, compared with this one's; None before the first round trip."""
         return self._clock.offset
 
-    # -- from the relay's thread --------------------------------------------------------------
+    # -- from the multiplexer's thread --------------------------------------------------------
 
-    def _on_word(self, word: dict[str, Any]) -> None:
-        if "ended" in word:
-            self._ended = word
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if "ended" in message:
+            self._ended = message
             return
-        for name, data in word.pop("files", {}).items():  # files of an ended process
+        for name, data in message.pop("files", {}).items():  # files of an ended process
             with suppress(OSError):
                 Path(self.mirror, Path(name).name).write_bytes(data)
-        self._wire.put(word)
+        self._wire.put(message)
 
-    def _on_line(self, word: dict[str, Any]) -> socket.socket:
-        """Connect a line to a socket of this machine."""
-        near = socket.socket(socket.AF_UNIX)
+    def _on_stream(self, message: dict[str, Any]) -> socket.socket:
+        """Connect a stream to a socket of this machine."""
+        sock = socket.socket(socket.AF_UNIX)
         try:
-            near.connect(f"{self.mirror}/{word['to']}")
+            sock.connect(f"{self.mirror}/{message['to']}")
         except OSError:
-            near.close()
+            sock.close()
             raise
-        return near
+        return sock
 
     def close(self) -> None:
         """End the agent and all processes there."""
         self.closed = True
-        self.say("leave")
+        self.command("leave")
         self._tunnel.close()

@@ -26,7 +26,7 @@ from distkit.errors import StartError
 from distkit.gone import GONE
 from distkit_hosts.remote.agent import AGENT
 
-#: Options of ssh, after the user's: no questions, and no long wait for a dead machine.
+#: Options of ssh, after the user's: no prompts, and a short timeout for unreachable machines.
 SSH_OPTIONS = "BatchMode=yes ConnectTimeout=8 ServerAliveInterval=5 ServerAliveCountMax=3"
 
 #: Time limit of an engine's answer [s].
@@ -35,20 +35,30 @@ _ANSWER = 30.0
 #: The module that the launchers start in place of an engine.
 _MODULE = "distkit_hosts.remote.agent"
 
-#: For the launchers, which also log each error to the terminal that runs Jupyter.
+#: Logger of the launchers, which otherwise log errors to the terminal that runs Jupyter.
 _SILENT = logging.Logger("distkit.launchers", logging.CRITICAL)
 
-#: Intervals at which a batch system is asked for a job's state, and for its end [s].
-_ASK, _ASK_AT_THE_END = 2.0, 0.2
+#: Polling intervals of a job's state, and of its end [s].
+_POLL, _FINAL_POLL = 2.0, 0.2
 
 #: Time for a process to end after SIGTERM, before it is killed [s].
 _GRACE = 3.0
 
-#: Ends a job and removes its output when its input ends, also if the kernel is killed.
-_AFTERWARDS = ["sh", "-c", 'read -r _; "$@"; rm -f "$0"']
+#: Ends a job and removes its output when its input ends, even if the kernel is killed.
+_CLEAN_UP = ["sh", "-c", 'read -r _; "$@"; rm -f "$0"']
 
 #: The states in squeue of jobs that have ended.
-_OVER = ("BOOT", "CANCELLED", "COMPLETED", "DEADLINE", "FAIL", "NODE", "OUT_OF", "PREEMPT", "TIME")
+_FINAL_STATES = (
+    "BOOT",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAIL",
+    "NODE",
+    "OUT_OF",
+    "PREEMPT",
+    "TIME",
+)
 
 
 class Launch:
@@ -67,12 +77,12 @@ class Launch:
         """Start, without waiting."""
         raise NotImplementedError
 
-    def words(self) -> str:
+    def details(self) -> str:
         """Return the launcher's description of the agents; "" for none."""
         return ""
 
     def stop(self) -> None:
-        """End the launcher after the agents were told to leave."""
+        """End the launcher, after the agents were asked to leave."""
         return
 
 
@@ -99,7 +109,7 @@ class ByCommands(Launch):
         self._over = False
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start the agents, without waiting."""
         for host, command in self._commands.items():
             log = tempfile.TemporaryFile()
             try:
@@ -114,7 +124,7 @@ class ByCommands(Launch):
             except OSError as error:
                 log.close()
                 name = f"{self._name}: {error.strerror}: {error.filename}"
-                raise StartError(f"{name}. Install it, or name it.") from error
+                raise StartError(f"{name}. Install it, or pass another command.") from error
             self._processes.append(process)
             threading.Thread(target=self._serve, args=(host, process, log), daemon=True).start()
 
@@ -124,19 +134,19 @@ class ByCommands(Launch):
             process.communicate(self._program(host))
             if not self._over:
                 log.seek(0)
-                said = log.read().decode(errors="replace")
-                self.fail(self._explain(host, process.returncode, said))
+                output = log.read().decode(errors="replace")
+                self.fail(self._explain(host, process.returncode, output))
 
     def _program(self, host: str) -> bytes:
         """Return the input of a command."""
         return b""
 
-    def _explain(self, host: str, status: int, said: str) -> str:
+    def _explain(self, host: str, status: int, output: str) -> str:
         """Return the reason why a command has ended, with its output."""
-        return f"{self._name}: the processes have ended.{quoted(said, sys.executable)}"
+        return f"{self._name}: the processes have ended.{quoted(output, sys.executable)}"
 
     def stop(self) -> None:
-        """End what may be left, once agents were told to leave."""
+        """End remaining processes, after the agents were asked to leave."""
         self._over, end = True, time.monotonic() + _GRACE
         for process in self._processes:
             for kill in (process.terminate, process.kill):
@@ -174,7 +184,7 @@ class BySSH(ByCommands):
         where: dict[str, Any],
         fail: Callable[[str], None],
     ) -> None:
-        _check_options(options, _SSH_OPTIONS, "its connections by ssh")
+        _check_options(options, _SSH_OPTIONS, "its ssh connections")
         ours = [word for option in SSH_OPTIONS.split() for word in ("-o", option)]
         # ssh takes the first value of each option
         self._ssh = [*options.get("ssh_cmd", ["ssh"]), *options.get("ssh_args", ()), *ours]
@@ -193,24 +203,24 @@ class BySSH(ByCommands):
         env = {**self._environment, AGENT: json.dumps({**self.where, "name": host})}
         return _BEGIN.format(env=env, cmd=[self._python, "-m", _MODULE]).encode()
 
-    def _explain(self, host: str, status: int, said: str) -> str:
+    def _explain(self, host: str, status: int, output: str) -> str:
         if status == 255:
-            what = f"{host} cannot be entered with {shlex.join(self._command(host))}"
+            what = f"{host} cannot be reached with {shlex.join(self._command(host))}"
             remedy = (
                 "Make that command work without a password; distkit doctor --hosts "
-                f"{host.partition(':')[0]} tells what is missing."
+                f"{host.partition(':')[0]} reports the cause."
             )
         elif status in (126, 127):
             what = f"{host} has no Python at {self._python}"
-            remedy = "Name the one there: remote_python='/path/to/python'."
+            remedy = "Pass its path there: remote_python='/path/to/python'."
         else:
             what = f"the agent on {host} ended with status {status}"
-            remedy = f"Look for the cause there: {self._python} -m distkit doctor"
-        return f"{what}.{quoted(said, self._python)}\n{remedy}".rstrip()
+            remedy = f"Find the cause there: {self._python} -m distkit doctor"
+        return f"{what}.{quoted(output, self._python)}\n{remedy}".rstrip()
 
 
 class ByBatch(Launch):
-    """Starts agents in a job of a batch system; for Slurm, ``squeue`` gives its state.
+    """Starts agents in a job of a batch system; for Slurm, ``squeue`` reports its state.
 
     Args:
         name: the name of the launcher, as in ``ipyparallel.Cluster(engines=name)``.
@@ -236,29 +246,29 @@ class ByBatch(Launch):
         try:
             self._launcher.start(self._n)
         except subprocess.CalledProcessError as error:
-            said = (error.output or b"").decode(errors="replace")
+            output = (error.output or b"").decode(errors="replace")
             what = f"{self._name}: the command failed with status {error.returncode}."
-            raise StartError(what + quoted(said, sys.executable)) from None
+            raise StartError(what + quoted(output, sys.executable)) from None
         self._thread.start()
 
     def _watch(self) -> None:
-        """Poll the job until it is over, and make sure that nothing of it is left."""
+        """Poll the job until it ends, and clean up after it."""
         launcher = self._launcher
         file = launcher.output_file if launcher.passing else ""
-        end = [*_AFTERWARDS, file, *launcher.delete_command, launcher.job_id]
+        end = [*_CLEAN_UP, file, *launcher.delete_command, launcher.job_id]
         quiet: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
         with subprocess.Popen(end, stdin=subprocess.PIPE, start_new_session=True, **quiet):
             while not self._over.is_set():
                 self.state = self._state()
-                if self.state.startswith(_OVER) or "Invalid job id" in self.state:
+                if self.state.startswith(_FINAL_STATES) or "Invalid job id" in self.state:
                     what = f"{self._name}: job {launcher.job_id} is {self.state}."
                     self.fail(what + quoted(self._output(), sys.executable))
                     return
-                self._over.wait(_ASK)
+                self._over.wait(_POLL)
             self._await("RUNNING", "COMPLETING")  # the job ends when its agents leave
 
-    def words(self) -> str:
-        """Return the job's state, after waiting for the final state of a job that ends."""
+    def details(self) -> str:
+        """Return the job's state, after waiting for the final state of an ending job."""
         state = self._await("COMPLETING")
         return f"\n{self._name}: job {self._launcher.job_id} is {state}." if state else ""
 
@@ -266,7 +276,7 @@ class ByBatch(Launch):
         """Wait until the job leaves these states or time is up, and return its state."""
         end = time.monotonic() + _GRACE
         while (state := self._state()).startswith(states) and time.monotonic() < end:
-            time.sleep(_ASK_AT_THE_END)
+            time.sleep(_FINAL_POLL)
         return state
 
     def _state(self) -> str:
@@ -290,12 +300,12 @@ class ByBatch(Launch):
             return Path(file).read_text(errors="replace")
         except OSError:
             return (
-                f"Its output, {file}, is not here. Name a file that the machines can write and "
+                f"Its output, {file}, is not here. Pass a file that the machines can write and "
                 "this one can read: output_file='/shared/distkit.log'."
             )
 
     def stop(self) -> None:
-        """End what may be left, once agents were told to leave."""
+        """End remaining processes, after the agents were asked to leave."""
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join(4 * _GRACE)
@@ -311,7 +321,7 @@ def _kind(name: str) -> Any:
         return AgentsBySlurm if name == "slurm" else find_launcher_class(name, "engine")
     except KeyError:
         raise StartError(
-            f"engines={name!r} is none of ipyparallel's launchers. Use 'ssh', 'mpi', 'slurm', "
+            f"engines={name!r} is not one of ipyparallel's launchers. Use 'ssh', 'mpi', 'slurm', "
             "'pbs', 'sge', 'lsf', 'htcondor' or 'local'."
         ) from None
 
@@ -336,7 +346,7 @@ def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]
     if "submit_command" in known:  # else its errors go to the terminal that runs Jupyter
         submit = options.get("submit_command", kind.submit_command.default_args[0])
         given["submit_command"] = ["sh", "-c", 'exec "$@" 2>&1', submit[0], *submit]
-        # the machines of a batch system share the home, and no temporary folder
+        # the machines of a batch system share the home, but no temporary folder
         given.setdefault("output_file", f"{Path.home()}/.{Path(folder).name}.log")
     if name == "mpi":
         given["work_dir"] = "/"  # MPICH needs a folder that exists on all machines
@@ -346,24 +356,24 @@ def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]
     return launcher
 
 
-def _check_options(options: Iterable[str], known: Iterable[str], whose: str) -> None:
+def _check_options(options: Iterable[str], known: Iterable[str], launcher: str) -> None:
     for unknown in (option for option in options if option not in known):
         gone = GONE.get(f"dk.Cluster({unknown}=…)")
         raise StartError(
             gone
-            or f"{unknown!r} is no option of dk.Cluster, nor of {whose}: use one of "
+            or f"{unknown!r} is not an option of dk.Cluster or of {launcher}: use one of "
             f"{', '.join(sorted(known))}."
         )
 
 
 def _mpi_args(options: dict[str, Any], on: dict[str, int]) -> list[str]:
-    """Return mpiexec's arguments; Open MPI must be told to pass variables and not to bind cores."""
+    """Return mpiexec's arguments; Open MPI needs some to pass variables and not to bind cores."""
     command, args = options.get("mpi_cmd", ["mpiexec"]), options.get("mpi_args")
     try:
         ran = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
     except OSError:
         raise StartError(
-            f"there is no {command[0]} here. Install an MPI, such as Debian's openmpi-bin, or name "
+            f"{command[0]} is not installed here. Install an MPI (Debian: openmpi-bin), or pass "
             "its command: mpi_cmd=['/opt/mpi/bin/mpiexec']."
         ) from None
     hosts = ",".join(f"{name}:{n}" for name, n in on.items())
@@ -375,11 +385,11 @@ def _mpi_args(options: dict[str, Any], on: dict[str, int]) -> list[str]:
     return ["-x", AGENT, *path, *bind, *where, *(args or ())]
 
 
-def quoted(said: str, python: str = "") -> str:
+def quoted(output: str, python: str = "") -> str:
     """Return the last lines of a program's output, and how to install a missing module."""
-    lines = [line for line in said.strip().splitlines() if line.strip("- ")][-30:]
+    lines = [line for line in output.strip().splitlines() if line.strip("- ")][-30:]
     text = "".join(f"\n    {line}" for line in lines)
-    if missing := re.findall(r"No module named '(\w+)", said):
+    if missing := re.findall(r"No module named '(\w+)", output):
         text += f"\nInstall it there: {python} -m pip install {missing[-1]}"
     return text
 
@@ -399,7 +409,7 @@ class InEngines(Launch):
         self._client = client
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start the agents, without waiting."""
         threading.Thread(target=self._begin, daemon=True).start()
 
     def _begin(self) -> None:
@@ -410,12 +420,14 @@ class InEngines(Launch):
         }
         for engine, answer in asked.items():
             try:
-                if said := answer.get(timeout=_ANSWER):
-                    self.fail(f"engine {engine}: {said}")
+                if error_text := answer.get(timeout=_ANSWER):
+                    self.fail(f"engine {engine}: {error_text}")
             except NoAnswer:
-                self.fail(f"engine {engine} does not answer within {_ANSWER:.0f} s. Is it busy?")
+                self.fail(f"engine {engine} did not answer within {_ANSWER:.0f} s. Check its load.")
             except Exception as error:
-                self.fail(f"engine {engine} could not begin: {type(error).__name__}: {error}")
+                self.fail(
+                    f"engine {engine} could not start an agent: {type(error).__name__}: {error}"
+                )
 
 
 def launch(
@@ -462,14 +474,14 @@ def connect(name: str) -> Any:
     try:
         client = ipyparallel.Client(profile=name, timeout=10)
     except Exception as error:
-        said = str(error)
+        reason = str(error)
     else:
         if client.ids:
             return client
-        said = "it has no engines"
+        reason = "it has no engines"
     raise StartError(
-        f"there is no ipyparallel cluster of profile {name!r} to attach to: {said}\nStart one with "
-        f"ipcluster start --profile={name}, or give a client: "
+        f"there is no ipyparallel cluster of profile {name!r} to attach to: {reason}\nStart one "
+        f"with ipcluster start --profile={name}, or pass a client: "
         "dk.Cluster.attach(ipyparallel.Client(…))."
     )
 
@@ -486,8 +498,8 @@ def _in_engine(where: dict[str, Any], order: int) -> str:
 
     if importlib.util.find_spec("distkit") is None:
         return (
-            f"there is no distkit on {platform.node()}. Install it there: {sys.executable} -m pip "
-            "install distkit"
+            f"distkit is not installed on {platform.node()}. Install it there: {sys.executable} -m "
+            "pip install distkit"
         )
     about = json.dumps({**where, "order": order, "parent": os.getpid()})
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The machines requested by a call or by a site, and the ranks of each.
+"""Determine the machines that a call or a site requests, and the ranks of each.
 
 A site sets environment variables, so notebooks need no changes: ``dk.Cluster(4)`` uses its
 machines. ``DISTKIT_ENGINES`` is the launcher, ``DISTKIT_HOSTS`` the machines, separated by commas,
@@ -30,7 +30,7 @@ def request(
     engines: str,
     options: Mapping[str, Any],
     environ: Mapping[str, str] = os.environ,
-    **own: Any,
+    **fields: Any,
 ) -> HostRequest:
     """Return the request of a call of ``dk.Cluster``, with defaults from the environment.
 
@@ -40,7 +40,7 @@ def request(
         engines: the launcher of the call; "" if not given.
         options: the launcher options of the call.
         environ: the environment variables.
-        **own: further fields, which the environment's options may replace.
+        **fields: further fields, which the environment's options may replace.
 
     Raises:
         StartError: the arguments are contradictory, or a variable is invalid.
@@ -59,38 +59,38 @@ def request(
     engines, options = engines or "ssh", {**options}
     if hosts is None and engines in ("ssh", "mpi"):
         hosts = _hosts(environ)
-    own |= {name: options.pop(name) for name in own if name in options}
+    fields |= {name: options.pop(name) for name in fields if name in options}
     if hosts is None:
         if engines == "ssh":
             raise StartError(
                 "engines='ssh' needs machines: dk.Cluster(hosts={'alpha': 2, 'beta': 2}), or "
                 f"{HOSTS}=alpha,beta in the environment."
             )
-        return HostRequest(DEFAULT if ranks is None else ranks, engines, options=options, **own)
+        return HostRequest(DEFAULT if ranks is None else ranks, engines, options=options, **fields)
     counts = _counts(ranks, hosts)
     if engines == "ssh":
-        return HostRequest(counts, engines, options=options, **own)
+        return HostRequest(counts, engines, options=options, **fields)
     if engines == "mpi":
         options["mpi_hosts"] = counts
-        return HostRequest(sum(counts.values()), engines, options=options, **own)
+        return HostRequest(sum(counts.values()), engines, options=options, **fields)
     raise StartError(
-        f"machines are named for engines='ssh' or 'mpi'; {engines!r} chooses them: leave out "
+        f"machines can be named for engines='ssh' or 'mpi'; {engines!r} chooses them. Leave out "
         f"hosts and {HOSTS}, or use its own options, such as Slurm's "
         "options='--nodelist=alpha,beta'."
     )
 
 
-def attached(cluster: Any, **own: Any) -> HostRequest:
+def attached(cluster: Any, **fields: Any) -> HostRequest:
     """Return the request for an existing cluster's engines, by its client or profile name."""
     client = launching.connect(cluster) if isinstance(cluster, str) else cluster
-    return HostRequest(len(client.ids), "", client, **own)
+    return HostRequest(len(client.ids), "", client, **fields)
 
 
 def _counts(ranks: int | None, hosts: Hosts) -> dict[str, int]:
     if isinstance(hosts, Mapping):
         if ranks is not None:
             raise StartError(
-                "give ranks or a number for each machine, not both: "
+                "pass ranks or a number for each machine, not both: "
                 "dk.Cluster(hosts={'alpha': 2}), or dk.Cluster(2, hosts=['alpha', 'beta'])."
             )
         counts = dict(hosts)
@@ -100,42 +100,42 @@ def _counts(ranks: int | None, hosts: Hosts) -> dict[str, int]:
     wrong = [name for name, n in counts.items() if not isinstance(n, int) or n < 1]
     if not counts or wrong:
         raise StartError(
-            f"hosts={hosts!r}: name at least one machine, and give each at least one rank, such as "
+            f"hosts={hosts!r}: expected at least one machine, with at least one rank each: "
             "hosts={'alpha': 2}."
         )
     return counts
 
 
 def deal(ranks: int, hosts: Sequence[str]) -> dict[str, int]:
-    """Distribute ranks in blocks over machines, first machines first; omit machines without ranks.
+    """Distribute ranks in blocks over machines, in order; omit machines without ranks.
 
     >>> deal(7, ["alpha", "beta", "gamma"])
     {'alpha': 3, 'beta': 2, 'gamma': 2}
     >>> deal(1, ["alpha", "beta"])
     {'alpha': 1}
     """
-    each, more = divmod(ranks, len(hosts) or 1)
-    return {name: n for i, name in enumerate(hosts) if (n := each + (i < more))}
+    quotient, remainder = divmod(ranks, len(hosts) or 1)
+    return {name: n for i, name in enumerate(hosts) if (n := quotient + (i < remainder))}
 
 
 def _hosts(environ: Mapping[str, str]) -> list[str] | None:
-    if not (said := environ.get(HOSTS)):
+    if not (value := environ.get(HOSTS)):
         return None
-    names = [name.strip() for name in said.split(",")]
+    names = [name.strip() for name in value.split(",")]
     if not all(names) or len({*names}) < len(names):
         raise StartError(
-            f"{HOSTS}={said!r}: names of machines are expected, each once, separated by commas: "
+            f"{HOSTS}={value!r}: expected names of machines, each once, separated by commas: "
             f"{HOSTS}=alpha,beta."
         )
     return names
 
 
 def _options(environ: Mapping[str, str]) -> dict[str, Any]:
-    said = environ.get(OPTIONS) or "{}"
+    value = environ.get(OPTIONS) or "{}"
     try:
-        return msgspec.json.decode(said, type=dict[str, Any])
+        return msgspec.json.decode(value, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise StartError(
-            f"{OPTIONS}={said!r} is no JSON object ({error}). Set it to one, such as "
+            f"{OPTIONS}={value!r} is not a JSON object ({error}). Set it to one, such as "
             '\'{"account": "physics"}\'.'
         ) from None

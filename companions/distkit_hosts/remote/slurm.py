@@ -26,7 +26,7 @@ srun --wait=0 --kill-on-bad-exit=0 --cpu-bind=none {program_and_args}
     batch_template: Any = SlurmEngineSetLauncher.batch_template
 
     def _insert_options_in_script(self) -> None:
-        """Insert ``options`` too, which ipyparallel omits."""
+        """Insert ``options``, which ipyparallel omits."""
         super()._insert_options_in_script()
         if self.options:
             self.batch_template = self.batch_template.replace("\n", "\n#SBATCH {options}\n", 1)

@@ -1,4 +1,4 @@
-"""The rendezvous store of ranks on several machines, like a FileStore for those of one.
+"""The rendezvous store of ranks on several machines, like FileStore on one machine.
 
 torch's TCPStore would listen on every interface without authentication. This store listens on a
 Unix socket in the cluster's folder; other machines reach it through a tunnel.
@@ -55,8 +55,8 @@ class StoreServer:
                 channel = Channel(self._listener.accept()[0])
                 channel.listen(partial(self._answer, channel), lambda: None)
 
-    def _answer(self, channel: Channel, question: tuple[str, str, list[Any]]) -> None:
-        group, name, arguments = question
+    def _answer(self, channel: Channel, request: tuple[str, str, list[Any]]) -> None:
+        group, name, arguments = request
         with self._lock:
             store = self._groups[group]
         with suppress(OSError):  # the client has ended

@@ -1,11 +1,11 @@
 """Multiplexes messages and byte streams over one connection between two machines.
 
-A process has one :class:`Relay`, a thread that owns a ZeroMQ socket with CurveZMQ: the kernel's
-listens, an agent's connects to it. Each peer has a :class:`Tunnel`, which carries words (picklable
-messages, in order) and lines (byte streams between a socket here and a socket there). Flow control
-allows :data:`WINDOW` unacknowledged pieces per line. A connection without data for :data:`SILENCE`
-counts as broken, with its tunnel and all its lines. ZeroMQ's threads send the heartbeats, so a busy
-kernel is not considered dead.
+A process has one :class:`Multiplexer`, a thread that owns a ZeroMQ socket with CurveZMQ: the
+kernel's listens, an agent's connects to it. Each peer has a :class:`Tunnel`, which carries
+picklable messages in order, and byte streams between a socket here and a socket there. Flow control
+allows :data:`WINDOW` unacknowledged pieces per stream. A connection without data for
+:data:`SILENCE` counts as broken, with its tunnel and all its streams. ZeroMQ's threads send the
+heartbeats, so a busy kernel is not considered dead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from distkit_hosts.clocks import RoundTrip
 #: Heartbeat timeout of a connection [s].
 SILENCE = 2.0
 
-#: Maximum number of unacknowledged pieces of a line, and maximum size of a piece [bytes].
+#: Maximum number of unacknowledged pieces of a stream, and maximum size of a piece [bytes].
 WINDOW, PIECE = 64, 1 << 16
 
 #: Interval of clock comparisons [s], and number of comparisons at the start.
@@ -46,12 +46,12 @@ PERIOD, FIRST = 0.5, 8
 
 
 class Kind(IntEnum):
-    """Kinds of frames. OPEN begins a line, WORD is a message; both carry one."""
+    """Kinds of frames. OPEN begins a stream, MESSAGE is a message; both carry one."""
 
-    WORD = auto()
+    MESSAGE = auto()
     OPEN = auto()
     DATA = auto()
-    TAKEN = auto()
+    ACKNOWLEDGED = auto()
     END = auto()
     CLOCK = auto()
 
@@ -59,8 +59,8 @@ class Kind(IntEnum):
 _HEAD, _TIMES = struct.Struct("!BQ"), struct.Struct("!ddd")
 
 
-class Line:
-    """One end of a line.
+class Stream:
+    """One end of a stream.
 
     Args:
         sock: the local socket, connected to the socket on the other machine.
@@ -70,52 +70,52 @@ class Line:
         self.sock = sock
         self.carried: asyncio.Task[None] | None = None
         #: Received data; b"" when the other end has closed.
-        self.arrived: asyncio.Queue[bytes] = asyncio.Queue()
+        self.received: asyncio.Queue[bytes] = asyncio.Queue()
         #: The pieces that may be sent before an acknowledgement.
         self.window = asyncio.Semaphore(WINDOW)
 
 
 class Tunnel:
-    """The words and lines between this process and one on another machine.
+    """The messages and streams between this process and one on another machine.
 
     Args:
-        relay: the relay of this process.
+        multiplexer: the multiplexer of this process.
         peer: the ZeroMQ identity of the peer.
-        first: the number of the first line opened by this side; numbers increase by 2.
+        first: the number of the first stream opened by this side; numbers increase by 2.
     """
 
-    def __init__(self, relay: Relay, peer: bytes, first: int) -> None:
-        self._relay, self.peer, self._next = relay, peer, first
-        self.lines: dict[int, Line] = {}
+    def __init__(self, multiplexer: Multiplexer, peer: bytes, first: int) -> None:
+        self._multiplexer, self.peer, self._next = multiplexer, peer, first
+        self.streams: dict[int, Stream] = {}
         self._numbering = threading.Lock()
         self.why = ""  # reason of the loss, if lost
         self.reached = False  # data has been received
-        #: Callbacks in the relay's thread: for each word, …
-        self.on_word: Callable[[Any], None] = lambda word: None
-        #: … for each line opened by the peer, returning its local socket, …
-        self.on_line: Callable[[Any], socket.socket] = _refuse
+        #: Callbacks in the multiplexer's thread: for each message, …
+        self.on_message: Callable[[Any], None] = lambda message: None
+        #: … for each stream opened by the peer, returning its local socket, …
+        self.on_stream: Callable[[Any], socket.socket] = _refuse
         #: … after a loss, and for each clock comparison.
         self.on_lost: Callable[[str], None] = lambda why: None
         self.on_trip: Callable[[RoundTrip], None] = lambda trip: None
 
-    def say(self, word: Any) -> None:
+    def send(self, message: Any) -> None:
         """Send a picklable message.
 
         Raises:
             OSError: the tunnel is lost.
         """
         self._check()
-        body = pickle.dumps(word, protocol=5)
-        self._relay.do(lambda: self._post(Kind.WORD, 0, body))
+        body = pickle.dumps(message, protocol=5)
+        self._multiplexer.do(lambda: self._post(Kind.MESSAGE, 0, body))
 
-    def open(self, word: Any, sock: socket.socket) -> None:
-        """Open a line from ``sock``, whose ownership passes to the relay.
+    def open(self, message: Any, sock: socket.socket) -> None:
+        """Open a stream from ``sock``, whose ownership passes to the multiplexer.
 
         Raises:
             OSError: the tunnel is lost.
         """
         self._check()
-        body = pickle.dumps(word, protocol=5)
+        body = pickle.dumps(message, protocol=5)
         with self._numbering:
             number, self._next = self._next, self._next + 2
 
@@ -126,21 +126,21 @@ class Tunnel:
             self._begin(number, sock)
             self._post(Kind.OPEN, number, body)
 
-        self._relay.do(begin)
+        self._multiplexer.do(begin)
 
     def close(self) -> None:
         """Close the tunnel."""
-        self._relay.do(lambda: self.lose("it was closed"))
+        self._multiplexer.do(lambda: self.lose("it was closed"))
 
     def _check(self) -> None:
         if self.why:
             raise BrokenPipeError(self.why)
 
-    # -- in the relay's thread --------------------------------------------------------------
+    # -- in the multiplexer's thread --------------------------------------------------------------
 
     def _post(self, kind: int, number: int, body: Any = b"") -> None:
         if not self.why:
-            self._relay.post(self, [_HEAD.pack(kind, number), body])
+            self._multiplexer.post(self, [_HEAD.pack(kind, number), body])
 
     def ask_time(self) -> None:
         """Request the peer's time."""
@@ -150,53 +150,53 @@ class Tunnel:
         """Handle a message of the peer."""
         now, self.reached = time.monotonic(), True
         kind, number = _HEAD.unpack(frames[0].bytes)
-        line = self.lines.get(number)
+        stream = self.streams.get(number)
         match kind:
-            case Kind.WORD:
-                self.on_word(pickle.loads(frames[1].buffer))
+            case Kind.MESSAGE:
+                self.on_message(pickle.loads(frames[1].buffer))
             case Kind.OPEN:
                 try:
-                    self._begin(number, self.on_line(pickle.loads(frames[1].buffer)))
+                    self._begin(number, self.on_stream(pickle.loads(frames[1].buffer)))
                 except OSError:
                     self._post(Kind.END, number)
-            case Kind.DATA if line is not None:
-                line.arrived.put_nowait(frames[1].bytes)
-            case Kind.TAKEN if line is not None:
-                line.window.release()
-            case Kind.END if line is not None:
-                line.arrived.put_nowait(b"")
+            case Kind.DATA if stream is not None:
+                stream.received.put_nowait(frames[1].bytes)
+            case Kind.ACKNOWLEDGED if stream is not None:
+                stream.window.release()
+            case Kind.END if stream is not None:
+                stream.received.put_nowait(b"")
             case Kind.CLOCK:
                 self._compare(now, *_TIMES.unpack(frames[1].bytes))
 
     def _begin(self, number: int, sock: socket.socket) -> None:
-        line = self.lines[number] = Line(sock)
-        line.carried = self._relay.loop.create_task(self._carry(number, line))
+        stream = self.streams[number] = Stream(sock)
+        stream.carried = self._multiplexer.loop.create_task(self._carry(number, stream))
 
-    async def _carry(self, number: int, line: Line) -> None:
-        """Copy data between a line's socket and the peer until one of them closes."""
-        reader, writer = await asyncio.open_connection(sock=line.sock)
+    async def _carry(self, number: int, stream: Stream) -> None:
+        """Copy data between a stream's socket and the peer until one of them closes."""
+        reader, writer = await asyncio.open_connection(sock=stream.sock)
         both = [
-            asyncio.ensure_future(self._send(number, line, reader)),
-            asyncio.ensure_future(self._write(number, line, writer)),
+            asyncio.ensure_future(self._send(number, stream, reader)),
+            asyncio.ensure_future(self._write(number, stream, writer)),
         ]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         for pump in both:
             pump.cancel()
         writer.close()
-        if self.lines.pop(number, None) is not None:
+        if self.streams.pop(number, None) is not None:
             self._post(Kind.END, number)
 
-    async def _send(self, number: int, line: Line, reader: asyncio.StreamReader) -> None:
+    async def _send(self, number: int, stream: Stream, reader: asyncio.StreamReader) -> None:
         with suppress(OSError):
-            while await line.window.acquire() and (data := await reader.read(PIECE)):
+            while await stream.window.acquire() and (data := await reader.read(PIECE)):
                 self._post(Kind.DATA, number, data)
 
-    async def _write(self, number: int, line: Line, writer: asyncio.StreamWriter) -> None:
+    async def _write(self, number: int, stream: Stream, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
-            while data := await line.arrived.get():
+            while data := await stream.received.get():
                 writer.write(data)
                 await writer.drain()
-                self._post(Kind.TAKEN, number)
+                self._post(Kind.ACKNOWLEDGED, number)
 
     def _compare(self, now: float, asked: float, received: float, sent: float) -> None:
         if received:
@@ -205,31 +205,31 @@ class Tunnel:
             self._post(Kind.CLOCK, 0, _TIMES.pack(asked, now, time.monotonic()))
 
     def lose(self, why: str) -> None:
-        """Mark the tunnel as lost: close its lines, and call ``on_lost``."""
+        """Mark the tunnel as lost: close its streams, and call ``on_lost``."""
         if self.why:
             return
         self.why = why
-        for line in self.lines.values():
-            line.arrived.put_nowait(b"")
+        for stream in self.streams.values():
+            stream.received.put_nowait(b"")
             with suppress(OSError):  # received data is not read
-                line.sock.shutdown(socket.SHUT_RDWR)
-        self.lines.clear()
-        self._relay.tunnels.pop(self.peer, None)
+                stream.sock.shutdown(socket.SHUT_RDWR)
+        self.streams.clear()
+        self._multiplexer.tunnels.pop(self.peer, None)
         self.on_lost(why)
 
 
-def _refuse(word: Any) -> socket.socket:
-    raise ConnectionRefusedError(f"nobody takes {word}")
+def _refuse(message: Any) -> socket.socket:
+    raise ConnectionRefusedError(f"no handler for {message}")
 
 
-class Relay:
+class Multiplexer:
     """The thread that exchanges data between local sockets and peers.
 
     Args:
         endpoint: ``tcp://ADDRESS:*`` to listen there, ``tcp://ADDRESS:PORT`` to connect.
         keys: public and secret key, of both sides.
         listen: whether to listen or to connect.
-        accept: called in the relay's thread with each new tunnel, before its first word.
+        accept: called in the multiplexer's thread with each new tunnel, before its first message.
         listener: a socket already listening at the endpoint, perhaps in another network namespace;
             owned by the caller.
     """
@@ -256,7 +256,7 @@ class Relay:
         else:
             self._socket.connect(endpoint)
         self.endpoint = self._socket.last_endpoint.decode()
-        self._thread = threading.Thread(target=self._work, name="distkit-relay", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="distkit-multiplexer", daemon=True)
 
     def _listen(self, endpoint: str, listener: socket.socket | None) -> None:
         self._socket.router_mandatory = True
@@ -273,22 +273,22 @@ class Relay:
         self._thread.start()
 
     def connect(self) -> Tunnel:
-        """Return the tunnel of a connecting relay; call it before :meth:`start`."""
+        """Return the tunnel of a connecting multiplexer; call it before :meth:`start`."""
         tunnel = self.tunnels[b""] = Tunnel(self, b"", first=2)
         return tunnel
 
     def do(self, what: Callable[[], None]) -> None:
-        """Schedule a function in the relay's thread."""
+        """Schedule a function in the multiplexer's thread."""
         with suppress(RuntimeError):  # it is closed
             self.loop.call_soon_threadsafe(what)
 
     def post(self, tunnel: Tunnel, frames: list[Any]) -> None:
-        """Send a message through a tunnel, from the relay's thread."""
+        """Send a message through a tunnel, from the multiplexer's thread."""
         try:
             self._socket.send_multipart([tunnel.peer, *frames] if self._listens else frames)
         except zmq.ZMQError as error:
             tunnel.lose(f"{BROKEN} ({error})")
-        self.loop.call_soon(self._hear)  # the descriptor may miss messages received meanwhile
+        self.loop.call_soon(self._receive)  # the descriptor may miss messages received meanwhile
 
     def close(self) -> None:
         """Close all tunnels, and end the thread."""
@@ -309,8 +309,8 @@ class Relay:
 
     def _work(self) -> None:
         for sock in (self._socket, self._ends.socket):
-            self.loop.add_reader(sock.fileno(), self._hear)
-        self.loop.call_soon(self._hear)
+            self.loop.add_reader(sock.fileno(), self._receive)
+        self.loop.call_soon(self._receive)
         if self._listens:
             self.loop.call_soon(self._compare_clocks)
         try:
@@ -318,19 +318,19 @@ class Relay:
         finally:
             for tunnel in list(self.tunnels.values()):
                 tunnel.lose("it was closed")
-            if lines := asyncio.all_tasks(self.loop):
-                self.loop.run_until_complete(asyncio.wait(lines))
+            if streams := asyncio.all_tasks(self.loop):
+                self.loop.run_until_complete(asyncio.wait(streams))
             self._close()
 
     def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
         loop.stop()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Handle all received messages."""
         while (frames := receive(self._socket)) is not None:
             self._take(frames)
-        self._hear_ends()
+        self._check_connections()
 
     def _compare_clocks(self) -> None:
         for tunnel in list(self.tunnels.values()):
@@ -350,7 +350,7 @@ class Relay:
         if tunnel is not None:
             tunnel.take(frames)
 
-    def _hear_ends(self) -> None:
+    def _check_connections(self) -> None:
         if self._listens:
             for fd in self._ends.broken():
                 if (tunnel := self.tunnels.get(self._by.pop(fd, b""))) is not None:

@@ -1,7 +1,7 @@
 """Run and record a script, as each rank does under ``distkit trace -- torchrun …``.
 
-The launcher's command gets ``-m distkit_hosts.torchrun.attach FOLDER`` before the script, see
-:mod:`distkit_hosts.torchrun.launching`. A script records itself with :func:`distkit.hosts.record`.
+:mod:`distkit_hosts.torchrun.launching` inserts ``-m distkit_hosts.torchrun.attach FOLDER`` before
+the script in the launcher's command. A script records itself with :func:`distkit.hosts.record`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ def main(argv: list[str]) -> None:
     Args:
         argv: ``FOLDER SCRIPT [ARGUMENT ...]``, or ``-m MODULE`` for the script.
     """
-    folder, *words = argv
-    is_module = words[0] == "-m"
-    words = words[is_module:]
-    sys.argv[:] = words
+    folder, *command = argv
+    is_module = command[0] == "-m"
+    command = command[is_module:]
+    sys.argv[:] = command
     try:
         record(folder)
     except StartError as error:
         print(f"distkit: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     try:
-        if is_module:  # searched for in the current folder first, as by ``python -m``
-            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        if is_module:  # found in the current folder first, as with ``python -m``
+            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
         else:
             del sys.path[0]  # in favour of the script's own folder
-            recorder.add_user_file(words[0])
-            run_script(Path(words[0]), words[1:])
+            recorder.add_user_file(command[0])
+            run_script(Path(command[0]), command[1:])
     except BaseException as error:
         ended(error)
         raise

@@ -1,4 +1,4 @@
-"""Follow a run that was started elsewhere by the files that its ranks write."""
+"""Follow a run of another launcher by reading the files that its ranks write."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from distkit_hosts.torchrun import merge, rankfile
 from distkit_hosts.torchrun.attached import FOLDER
 from distkit_hosts.torchrun.others import AttachedRanks, AttachedRun, outcome
 
-#: Interval of polling [s]; at least this multiple of the time that the last read took.
-PERIOD, PAUSE = 0.2, 5
-#: Maximum delay until what another machine writes into a shared folder is visible here [s].
-LATE = 10.0
+#: Polling interval [s], and its minimum as a multiple of the last read's duration.
+PERIOD, READ_MULTIPLE = 0.2, 5
+#: Maximum delay of another machine's writes to a shared folder [s].
+MAX_DELAY = 10.0
 
 
 def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
@@ -39,16 +39,16 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
 
     The ranks are recorded by ``distkit trace -- torchrun …`` or :func:`distkit_hosts.record`. The
     result displays a live timeline, and can be passed to other views: ``dk.Stage(following)``.
-    Ranks on this machine can be stepped through, and stopped; those on others are followed through
-    a shared folder. Until all ranks have started it waits, and says so.
+    Ranks on this machine can be stepped through and stopped; ranks on other machines are followed
+    through a shared folder. The call prints a message and waits if not all ranks have started.
 
     Args:
-        folder: the folder of the ranks' files, on this machine or shared with theirs; if it has
+        folder: the folder of the ranks' files, on this machine or shared with theirs. If it has
             several runs, the latest is used.
         timeout: how long to wait for all ranks to start [s].
 
     Raises:
-        TimeoutError: not all ranks have started in time.
+        TimeoutError: not all ranks started in time.
 
     Example:
         >>> import distkit as dk
@@ -62,20 +62,20 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
         if following.whole:
             return following
         if not announced:
-            waits = f"Waiting up to {timeout:.0f} s for all ranks to begin"
-            print(f"{waits} in {Path(folder).absolute()}.", flush=True)
+            message = f"Waiting up to {timeout:.0f} s for all ranks to start"
+            print(f"{message} in {Path(folder).absolute()}.", flush=True)
             announced = True
         if time.monotonic() > end:
             raise TimeoutError(
                 f"{following.begun} in {Path(folder).absolute()} after {timeout:.0f} s. Start them "
-                f"with `distkit trace --out {folder} -- torchrun …`, give the folder that was "
+                f"with `distkit trace --out {folder} -- torchrun …`, pass the folder that was "
                 "named there, or wait longer with timeout=…."
             )
         time.sleep(PERIOD)
 
 
 class Following:
-    """A run of another launcher, by the files of its ranks, with the attributes of a live Run.
+    """A run of another launcher, read from its ranks' files, with the attributes of a live Run.
 
     :meth:`step` and :meth:`interrupt` reach the ranks of this machine through their sockets. The
     ranks continue when this kernel ends.
@@ -87,48 +87,50 @@ class Following:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._listeners: list[Callable[[list[Event]], None]] = []
-        self._told = set[tuple[int, int, str]]()  # the events sent to them
-        self._reading, self._works = threading.RLock(), False
+        self._sent = set[tuple[int, int, str]]()  # the events sent to listeners
+        self._reading, self._polls = threading.RLock(), False
         self._sizes, self._read = dict[Path, int](), 0.0  # of the files, when they were read
-        self._grew = dict[Path, float]()  # when a file was seen to have grown
+        self._grown_at = dict[Path, float]()  # when each file was last seen to grow
         self._trace, self._records = Trace(), list[rankfile.Record]()
         self._generation, self._watchdog = 0, DeadlockWatchdog()
         self._deadlock: list[Finding] = []
-        self._ending = False  # it was told to
-        self._held: tuple[AttachedRanks, Stepper] | None = None  # of the present generation
-        self._look()
+        self._ending = False  # after interrupt()
+        self._control: tuple[AttachedRanks, Stepper] | None = None  # of the current generation
+        self._refresh()
 
     @property
     def trace(self) -> Trace:
         """The communication of all ranks so far."""
         with self._reading:
-            self._look()
+            self._refresh()
             return self._trace
 
     @property
     def whole(self) -> bool:
-        """Whether all ranks have begun."""
+        """Whether all ranks have started."""
         info = self._trace.info
         return bool(info.ranks) and len(info.ranks) >= info.world_size
 
     @property
     def begun(self) -> str:
-        """The number of ranks that have begun, in words."""
+        """The number of ranks that have started, as text."""
         known, size = len(self._trace.info.ranks), self._trace.info.world_size
-        return f"{known} of {size} ranks have begun" if size else "no rank has begun"
+        return f"{known} of {size} ranks have started" if size else "no rank has started"
 
     @property
     def finished(self) -> bool:
         """Whether all ranks have ended and their launcher does not restart them."""
         with self._reading:
-            self._look()
+            self._refresh()
             return self._is_over()
 
     def _is_over(self) -> bool:
         if not self.whole or len(self._trace.info.ends) < len(self._trace.info.ranks):
             return False
         here = [r.about for r in self._records if rankfile.is_here(r.about)]
-        return not any(a["launcher"] == "torchrun" and rankfile.lives(a["parent"]) for a in here)
+        return not any(
+            a["launcher"] == "torchrun" and rankfile.is_running(a["parent"]) for a in here
+        )
 
     def diagnose(self) -> list[Finding]:
         """Return the mistakes so far: which rank waits for which, and why."""
@@ -143,7 +145,7 @@ class Following:
     @property
     def ends(self) -> dict[int, str]:
         """How each ended rank ended: "returned", "raised ValueError: … at train.py:7"."""
-        return {rank: _in_words(end) for rank, end in self.trace.info.ends.items()}
+        return {rank: _describe_end(end) for rank, end in self.trace.info.ends.items()}
 
     def wait(self, timeout: float | None = None) -> Following:
         """Wait until all ranks have ended and their launcher does not restart them.
@@ -159,33 +161,33 @@ class Following:
             if self.finished:
                 break
             if self._deadlock and not self._ending:
-                still = "The ranks still wait: run.interrupt() ends those of this machine."
-                raise self._deadlocked(self._deadlock, still)
+                state = "The ranks still wait: run.interrupt() ends those on this machine."
+                raise self._deadlocked(self._deadlock, state)
             if end is not None and began > end:
-                raise TimeoutError(f"{self._name} still runs after {timeout} s; it goes on")
+                raise TimeoutError(f"{self._name} still runs after {timeout} s, and continues")
             _pause(began)
         trace = self._trace
         outcomes = [outcome(rank, end) for rank, end in trace.info.ends.items()]
         error = report.verdict(self._name, outcomes, trace)
-        if found := self._deadlock or (_broken_off(trace) if error is not None else []):
-            raise self._deadlocked(found, "All ranks have ended.") from error
+        if hangs := self._deadlock or (_ended_hangs(trace) if error is not None else []):
+            raise self._deadlocked(hangs, "All ranks have ended.") from error
         if error is not None:
             raise error
         return self
 
-    def _deadlocked(self, found: list[Finding], now: str) -> DeadlockError:
-        error = report.of_deadlock(found, [now])
+    def _deadlocked(self, hangs: list[Finding], state: str) -> DeadlockError:
+        error = report.of_deadlock(hangs, [state])
         error.draw = lambda: draw_waits(self._trace)
         return error
 
     # -- the ranks of this machine --------------------------------------------------------------
 
     def step(self) -> Stepper:
-        """Pause each rank before its next communication, and step through the program from there.
+        """Pause each rank before its next communication, and return a stepper.
 
         Time limits of the program still apply. ``stepper.let_go()`` lets the ranks continue by
-        themselves, as does the end of this kernel; ``stepper.stop()`` ends them. Restarted ranks
-        are not paused before the next call.
+        themselves, and so does the end of this kernel; ``stepper.stop()`` ends them. Restarted
+        ranks are not paused until the next call.
 
         Raises:
             StepError: a rank has ended, is on another machine, or has no socket.
@@ -194,20 +196,20 @@ class Following:
         if trouble.current() is not None:
             raise StepError(
                 f"dk.trouble has no effect on {self._name}: it injects faults into runs of a "
-                "cluster only. Leave the with block out."
+                "cluster only. Remove the with block."
             )
-        self._look()
-        ranks, away = self._ranks(), defaultdict[str, list[int]](list)
+        self._refresh()
+        ranks, blocked = self._ranks(), defaultdict[str, list[int]](list)
         for rank, record in ranks.items():
-            away[_out_of_reach(record)].append(rank)
-        if said := [f"{named(away[why])} {why}" for why in sorted(away) if why]:
+            blocked[_obstacle(record)].append(rank)
+        if reasons := [f"{named(blocked[why])} {why}" for why in sorted(blocked) if why]:
             raise StepError(
-                f"{self._name} cannot be stepped through from here: {'; '.join(said)}. All ranks "
-                "have to be on the notebook's machine and of its user; views and findings need "
-                "only the folder."
+                f"{self._name} cannot be stepped through from here: {'; '.join(reasons)}. All "
+                "ranks must run on the notebook's machine, as the same user; views and findings "
+                "need only the folder."
             )
-        theirs, stepper = self._hold(ranks)
-        theirs.step()
+        controller, stepper = self._connect(ranks)
+        controller.step()
         try:
             return stepper.settle()
         except KeyboardInterrupt:
@@ -217,52 +219,52 @@ class Following:
     def interrupt(self) -> None:
         """End the program on the ranks of this machine, wherever they wait.
 
-        Each raises an error with the reason: the deadlock, if there is one. Their launcher handles
-        the rest: torchrun ends the other ranks, or restarts all with ``--max-restarts``.
+        Each rank raises an error with the reason, such as a deadlock. The launcher then decides:
+        torchrun ends the other ranks, or restarts all with ``--max-restarts``.
 
         Raises:
             RunError: no rank is on this machine, or one does not answer.
         """
-        found = [str(f) for f in self.findings if f.hang]
-        here = {r: record for r, record in self._ranks().items() if not _out_of_reach(record)}
-        if not here:
+        hangs = [str(f) for f in self.findings if f.hang]
+        local = {r: record for r, record in self._ranks().items() if not _obstacle(record)}
+        if not local:
             raise RunError(
                 f"no rank of {self._name} can be reached: they have ended, or are on other "
-                "machines. End their launcher there."
+                "machines. Stop their launcher there."
             )
-        theirs, stepper = self._hold(here)
-        theirs.why = "\n".join(["ended in a notebook that follows it", *found])
+        controller, stepper = self._connect(local)
+        controller.why = "\n".join(["ended by a notebook that follows the run", *hangs])
         self._ending = True
         stepper.run.interrupt()
 
     def _ranks(self) -> dict[int, rankfile.Record]:
         return merge.starts_of(self._records)[-1]
 
-    def _hold(self, ranks: dict[int, rankfile.Record]) -> tuple[AttachedRanks, Stepper]:
-        """Connect to these ranks, unless connected."""
-        if self._held is None or self._held[1].finished:
+    def _connect(self, ranks: dict[int, rankfile.Record]) -> tuple[AttachedRanks, Stepper]:
+        """Connect to these ranks, unless already connected."""
+        if self._control is None or self._control[1].finished:
             info = self._trace.info
             run = AttachedRun(ranks, RunInfo(world_size=info.world_size, ranks=info.ranks))
-            theirs = AttachedRanks(run, ranks)
-            self._held = theirs, Stepper(Run(run), theirs.go)
-            threading.Thread(target=run.conduct, args=(theirs,), daemon=True).start()
-        return self._held
+            controller = AttachedRanks(run, ranks)
+            self._control = controller, Stepper(Run(run), controller.go)
+            threading.Thread(target=run.conduct, args=(controller,), daemon=True).start()
+        return self._control
 
     # -- listeners ------------------------------------------------------------------------------
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with the events so far and, from a thread, new ones; [] at the end."""
+        """Call ``callback`` with past events, then new ones (from a thread), and [] at the end."""
         with self._reading:
-            over = self._hand_over()
+            over = self._publish()
             if self._trace.events:
                 callback(list(self._trace.events))
             if over:
                 callback([])
                 return lambda: None
             self._listeners.append(callback)
-            if not self._works:
-                self._works = True
-                threading.Thread(target=self._work, name="distkit-follow", daemon=True).start()
+            if not self._polls:
+                self._polls = True
+                threading.Thread(target=self._poll, name="distkit-follow", daemon=True).start()
         return partial(self._unsubscribe, callback)
 
     def _unsubscribe(self, callback: Callable[[list[Event]], None]) -> None:
@@ -270,7 +272,7 @@ class Following:
             self._listeners.remove(callback)
 
     def __repr__(self) -> str:
-        state = "ended" if self.finished else "waiting for ever" if self._deadlock else "going on"
+        state = "ended" if self.finished else "deadlocked" if self._deadlock else "running"
         ranks, events = len(self._trace.info.ranks), len(self._trace.events)
         ends = [f"rank {rank} {how}" for rank, how in self.ends.items() if how != "returned"]
         state = ", ".join([state, *ends])
@@ -287,20 +289,20 @@ class Following:
 
     # -- the thread -----------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _poll(self) -> None:
         while True:
             began = time.monotonic()
             with self._reading:
-                self._works = bool(self._listeners) and not self._hand_over()
-                if not self._works:
+                self._polls = bool(self._listeners) and not self._publish()
+                if not self._polls:
                     return
             _pause(began)
 
-    def _hand_over(self) -> bool:
+    def _publish(self) -> bool:
         """Send new events to the listeners, and [] at the end; return whether all is over."""
         over = self.finished
-        new = [e for e in self._trace.events if (e.rank, e.seq, e.state.value) not in self._told]
-        self._told.update((e.rank, e.seq, e.state.value) for e in new)
+        new = [e for e in self._trace.events if (e.rank, e.seq, e.state.value) not in self._sent]
+        self._sent.update((e.rank, e.seq, e.state.value) for e in new)
         for callback in list(self._listeners):
             if new:
                 callback(new)
@@ -308,24 +310,24 @@ class Following:
                 callback([])
         return over
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Read the files, if they have grown or a rank may have ended without a report."""
         with self._reading:
-            files = rankfile.found([self._folder]) if self._folder.is_dir() else []
+            files = rankfile.find_files([self._folder]) if self._folder.is_dir() else []
             sizes = {path: path.stat().st_size for path in files}
             now = time.monotonic()
-            self._grew |= {path: now for path in files if sizes[path] != self._sizes.get(path)}
-            due = self._read + merge.RECENT  # by then a silent rank counts as ended
+            self._grown_at |= {path: now for path in files if sizes[path] != self._sizes.get(path)}
+            due = self._read + merge.RECENT  # when a silent rank counts as ended
             if not files or (sizes == self._sizes and (self._is_over() or now < due)):
                 return
             try:
-                far = {r.path for r in self._records if r.about["clock"] != rankfile.clock()}
-                late = {path: LATE if path in far else merge.RECENT / 2 for path in files}
+                remote = {r.path for r in self._records if r.about["clock"] != rankfile.clock()}
+                delay = {path: MAX_DELAY if path in remote else merge.RECENT / 2 for path in files}
                 self._records = [
-                    rankfile.read(path, goes_on=now - self._grew[path] < late[path])
+                    rankfile.read(path, is_growing=now - self._grown_at[path] < delay[path])
                     for path in files
                 ]
-                self._trace, self._sizes = merge.of(self._records, Trace), sizes
+                self._trace, self._sizes = merge.merged_trace(self._records, Trace), sizes
                 self._read = now
             except TraceFileError:  # a rank has just created its file
                 return
@@ -340,7 +342,7 @@ class Following:
                 for callback in self._listeners:
                     callback([])
                 self._listeners.clear()
-                self._told.clear()
+                self._sent.clear()
             self._generation, self._watchdog = generation, DeadlockWatchdog()
             self._deadlock, self._ending = [], False
         for rank, wait in info.waits.items():
@@ -350,31 +352,31 @@ class Following:
             self._deadlock = self._watchdog.judge(self._trace, running)
 
 
-def _broken_off(trace: EventLog) -> list[Finding]:
-    """Return the hangs that ended when connections broke, because a rank left.
+def _ended_hangs(trace: EventLog) -> list[Finding]:
+    """Return the hangs that ended when a rank left and connections broke.
 
-    Return [] if a rank failed for a reason of its own, because others may wait due to that.
+    Return [] if a rank failed by itself, because the others may wait for that rank.
     """
-    found = diagnose(trace)
-    own = any(f.code in (rules.raised.code, rules.died.code) for f in found)
-    return [] if own else [f for f in found if f.hang]
+    findings = diagnose(trace)
+    failed = any(f.code in (rules.raised.code, rules.died.code) for f in findings)
+    return [] if failed else [f for f in findings if f.hang]
 
 
 def _pause(began: float) -> None:
-    """Wait before looking again, longer if that takes long."""
-    time.sleep(max(PERIOD, PAUSE * (time.monotonic() - began)))
+    """Wait before the next read, longer if reads are slow."""
+    time.sleep(max(PERIOD, READ_MULTIPLE * (time.monotonic() - began)))
 
 
-def _out_of_reach(record: rankfile.Record) -> str:
+def _obstacle(record: rankfile.Record) -> str:
     """Return the reason why this process cannot connect to a rank; "" if it can."""
     if record.fault or "end" in record.notes:
         return "have ended"
     if not rankfile.is_here(record.about):
         return f"are on {record.about['host']}"
-    line = Path(record.about.get("line", ""))
-    return "" if is_ours(line.parent) and line.is_socket() else "offer no line to this user"
+    path = Path(record.about.get("line", ""))
+    return "" if is_ours(path.parent) and path.is_socket() else "have no socket for this user"
 
 
-def _in_words(end: RankEnd) -> str:
-    said = end.how + (f" ({end.text})" if end.how == "died" else f" {end.text}")
-    return raised_at(said.rstrip(), end.where)
+def _describe_end(end: RankEnd) -> str:
+    text = end.how + (f" ({end.text})" if end.how == "died" else f" {end.text}")
+    return raised_at(text.rstrip(), end.where)

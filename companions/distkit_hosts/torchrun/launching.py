@@ -1,4 +1,4 @@
-"""Run torchrun, srun or mpiexec so that each rank is recorded.
+"""Run torchrun, srun or mpiexec, and record each rank.
 
 The launcher's command is unchanged, except that each rank starts with
 :mod:`distkit_hosts.torchrun.attach`.
@@ -17,7 +17,7 @@ from types import FrameType
 from distkit.cluster.processes.descendants import die_with_parent
 from distkit.errors import StartError
 
-#: Launchers other than torchrun; the Python that they start follows their own options.
+#: Launchers other than torchrun; their command names Python after their own options.
 _OTHERS = {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prun"}
 _PYTHON = re.compile(r"python[\d.]*t?")
 _TORCHRUN = "torch.distributed.run", "torch.distributed.launch"
@@ -25,12 +25,12 @@ _TORCHRUN = "torch.distributed.run", "torch.distributed.launch"
 #: Options of Python that have a value.
 _WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
 
-#: Signals passed on to the launcher.
-_PASSED_ON = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+#: Signals forwarded to the launcher.
+_FORWARDED = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 def is_launcher(command: Sequence[str]) -> bool:
-    """Return whether a command starts ranks by itself.
+    """Return whether a command is a launcher of ranks.
 
     >>> is_launcher(["torchrun", "train.py"]), is_launcher(["train.py"])
     (True, False)
@@ -47,7 +47,7 @@ def recorded(command: Sequence[str], folder: str | Path) -> list[str]:
         folder: the folder for the files of the ranks.
 
     Raises:
-        StartError: the command starts no Python script.
+        StartError: the command does not start a Python script.
 
     >>> recorded(["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "1"], "f")[3:]
     ['-m', 'distkit_hosts.torchrun.attach', 'f', 'train.py', '--lr', '1']
@@ -55,60 +55,62 @@ def recorded(command: Sequence[str], folder: str | Path) -> list[str]:
     ['python', '-u', '-m', 'distkit_hosts.torchrun.attach', 'f', 'train.py']
     """
     attach = ["-m", "distkit_hosts.torchrun.attach", str(folder)]
-    for at, word in enumerate(command, 1):
-        before, after, name = [*command[:at]], [*command[at:]], Path(word).name
+    for index, word in enumerate(command, 1):
+        before, after, name = [*command[:index]], [*command[index:]], Path(word).name
         if name == "torchrun":
             return before + _of_torchrun(after, attach)
         if _PYTHON.fullmatch(name):
             return before + _of_python(after, attach)
-    raise _refused("there is no Python in it")
+    raise _refused("it does not start Python")
 
 
-def _of_torchrun(words: list[str], attach: list[str]) -> list[str]:
+def _of_torchrun(arguments: list[str], attach: list[str]) -> list[str]:
     from torch.distributed.run import get_args_parser  # on first use: it imports torch
 
     try:
-        args = get_args_parser().parse_args(words)
+        args = get_args_parser().parse_args(arguments)
     except SystemExit:  # the parser has printed the error
-        raise _refused("torchrun cannot read it") from None
+        raise _refused("torchrun cannot parse it") from None
     if args.no_python or args.run_path:
-        raise _refused("with --no-python or --run-path torchrun starts no script or module")
-    at = len(words) - len(args.training_script_args) - 1
-    options = words[:at] if args.module else [*words[:at], "-m"]
+        raise _refused(
+            "with --no-python or --run-path, torchrun starts neither a script nor a module"
+        )
+    index = len(arguments) - len(args.training_script_args) - 1
+    options = arguments[:index] if args.module else [*arguments[:index], "-m"]
     module = ["-m"] if args.module else []
-    return [*options, *attach[1:], *module, *words[at:]]
+    return [*options, *attach[1:], *module, *arguments[index:]]
 
 
-def _of_python(words: list[str], attach: list[str]) -> list[str]:
-    at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-"):
-        at += 1 + (words[at] in _WITH_VALUE)
-    options, rest = words[:at], words[at:]
-    if rest[:1] == ["-m"] and rest[1:2] and rest[1] in _TORCHRUN:
-        return [*options, *rest[:2], *_of_torchrun(rest[2:], attach)]
-    if rest[:1] == ["-m"] or (rest and not rest[0].startswith("-")):
-        return [*options, *attach, *rest]
-    raise _refused("Python is given no script")
+def _of_python(arguments: list[str], attach: list[str]) -> list[str]:
+    index, stop = 0, ("-m", "-c", "-")
+    while index < len(arguments) and (arg := arguments[index]).startswith("-") and arg not in stop:
+        index += 1 + (arg in _WITH_VALUE)
+    options, script = arguments[:index], arguments[index:]
+    if script[:1] == ["-m"] and script[1:2] and script[1] in _TORCHRUN:
+        return [*options, *script[:2], *_of_torchrun(script[2:], attach)]
+    if script[:1] == ["-m"] or (script and not script[0].startswith("-")):
+        return [*options, *attach, *script]
+    raise _refused("it names no script for Python")
 
 
 def _refused(why: str) -> StartError:
     return StartError(
-        f"this command cannot be recorded: {why}. Give the script as for the launcher: "
+        f"this command cannot be recorded: {why}. Name the script as for the launcher: "
         "distkit trace -- torchrun --nproc-per-node 2 train.py"
     )
 
 
 def run(command: Sequence[str], on_signal: Callable[[], object]) -> int:
-    """Run a launcher to its end, and return its exit status as a shell does.
+    """Run a launcher, and return its exit status as a shell does.
 
-    It runs in a session of its own, so that each signal reaches it once, from this process.
+    It runs in a separate session, so that each signal reaches it once, from this process.
 
     Args:
         command: the launcher with its arguments.
-        on_signal: called once after the first signal has been passed on.
+        on_signal: called once, after the first signal was forwarded.
 
     Raises:
-        StartError: there is no such launcher.
+        StartError: the launcher does not exist.
     """
     try:
         process = subprocess.Popen(
@@ -116,15 +118,15 @@ def run(command: Sequence[str], on_signal: Callable[[], object]) -> int:
         )
     except OSError as error:
         raise StartError(f"{command[0]} cannot be started ({error.strerror}).") from error
-    told = list[int]()
+    signals = list[int]()
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         process.send_signal(number)
-        told.append(number)
-        if len(told) == 1:
+        signals.append(number)
+        if len(signals) == 1:
             on_signal()
 
-    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
         status = process.wait()
     finally:

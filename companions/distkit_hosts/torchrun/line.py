@@ -1,6 +1,6 @@
-"""The socket at which a rank of another launcher accepts a notebook of this machine.
+"""Accept a notebook of this machine at a socket of a rank that another launcher started.
 
-It carries the messages of a lifeline, but the rank continues when the connection breaks. It is a
+The socket carries the messages of a lifeline, but the rank outlives the connection. It is a
 Unix socket in a folder that only this user can enter, so the peer is a process of this user.
 """
 
@@ -26,32 +26,32 @@ from distkit.events import Op
 RUN = 1
 
 #: Time after which a notebook that receives nothing is disconnected [s], as SO_SNDTIMEO.
-_PATIENCE = struct.pack("ll", 2, 0)
+_SEND_TIMEOUT = struct.pack("ll", 2, 0)
 
 _NAME = "line"
 
 
-class Line:
-    """The rank's end of the connection.
+class NotebookConnection:
+    """The rank's end of the connection to a notebook.
 
     :attr:`path` is "" if the socket cannot be created.
 
     Args:
         stepped: called with True to pause the rank before each communication, and with False to
             stop doing so.
-        hurry: called when a listener waits for events or for :meth:`take_up`.
+        request_flush: called when a listener waits for events or for :meth:`announce`.
         release: called with the reason when the notebook ends the program.
     """
 
     def __init__(
         self,
         stepped: Callable[[bool], None],
-        hurry: Callable[[], None],
+        request_flush: Callable[[], None],
         release: Callable[[str], None],
     ) -> None:
-        self._stepped, self._hurry, self._release = stepped, hurry, release
+        self._stepped, self._request_flush, self._release = stepped, request_flush, release
         self._gate = Gate()
-        self._new: Channel | None = None  # connected, but not greeted yet
+        self._pending: Channel | None = None  # connected, but not announced yet
         self._channel: Channel | None = None
         self._is_stepped = False
         self.path, self._listener = "", socket.socket(socket.AF_UNIX)
@@ -63,28 +63,28 @@ class Line:
             self.path = f"{folder}/{_NAME}"
             threading.Thread(target=self._listen, name="distkit-line", daemon=True).start()
 
-    def pass_by(self, op: Op, nbytes: int) -> None:
-        """Wait at the gate, as a hook of the tap."""
+    def wait_at_gate(self, op: Op, nbytes: int) -> None:
+        """Wait at the gate; a hook of the tap."""
         self._gate.wait()
 
-    def take_up(self, written: int) -> None:
-        """Tell a new listener how many events are in the file; later events are sent to it."""
-        if self._new is not None:
-            self._channel, self._new = self._new, None
+    def announce(self, written: int) -> None:
+        """Send a new listener the number of events in the file; it receives later events."""
+        if self._pending is not None:
+            self._channel, self._pending = self._pending, None
             self.emit("begun", written)
 
-    def emit(self, kind: str, what: Any) -> None:
-        """Send a message to the listener, if there is one."""
+    def emit(self, kind: str, value: Any) -> None:
+        """Send a message to the listener, if any."""
         channel = self._channel
         if channel is not None:
             try:
-                channel.send((RUN, kind, what))
+                channel.send((RUN, kind, value))
             except OSError:
                 channel.hang_up()
 
     @property
-    def heard(self) -> bool:
-        """Whether there is a listener."""
+    def has_listener(self) -> bool:
+        """Whether a listener is connected."""
         return self._channel is not None
 
     def close(self) -> None:
@@ -105,30 +105,30 @@ class Line:
         with suppress(OSError):  # the rank ends
             while True:
                 sock, _ = self._listener.accept()
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
                 self._serve(Channel(sock))
 
     def _serve(self, channel: Channel) -> None:
-        self._new = channel
-        self._hurry()
+        self._pending = channel
+        self._request_flush()
         with suppress(EOFError):
             while True:
-                self._obey(*channel.recv())
-        self._channel = self._new = None
-        self._obey("go", RUN, None)
+                self._handle_command(*channel.recv())
+        self._channel = self._pending = None
+        self._handle_command("go", RUN, None)
         channel.close()
 
-    def _obey(self, word: str, run: int, *what: Any) -> None:
-        if word == "step":
+    def _handle_command(self, command: str, run: int, *arguments: Any) -> None:
+        if command == "step":
             if not self._is_stepped:
                 self._gate = Gate()
-                self._gate.arrived = self._hurry
+                self._gate.arrived = self._request_flush
             self._set_stepped(True)
-        elif word == "release":
-            self._release(*what)
+        elif command == "release":
+            self._release(*arguments)
         else:
-            self._gate.allow(*what)
-            if what == (None,):
+            self._gate.allow(*arguments)
+            if arguments == (None,):
                 self._set_stepped(False)
 
     def _set_stepped(self, on: bool) -> None:

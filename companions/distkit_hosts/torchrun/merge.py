@@ -1,4 +1,4 @@
-"""Merge the files of ranks, of one host or of several, into one trace. Pure but for reading them.
+"""Merge the files of ranks, of one host or of several, into one trace. Pure except for reading.
 
 The processes of a host share a monotonic clock. The clocks of several hosts are aligned by the
 messages between them and, where these give no bound, by their wall clocks.
@@ -31,28 +31,28 @@ from distkit_hosts.torchrun.rankfile import Record
 RECENT = 2.0
 
 
-def of(records: Sequence[Record], kind: type[Log]) -> Log:
+def merged_trace(records: Sequence[Record], kind: type[Log]) -> Log:
     """Merge the files of the ranks of a run; if there are several runs, the latest.
 
     Args:
-        records: what :func:`distkit_hosts.torchrun.rankfile.read` has read.
+        records: the results of :func:`distkit_hosts.torchrun.rankfile.read`.
         kind: the class of the result.
 
     Raises:
         TraceFileError: a file is damaged.
     """
     files = [record.path for record in records]
-    merged: Log = checked(files, lambda: file.checked(kind(*merge(records))))
-    return merged
+    trace: Log = checked(files, lambda: file.checked(kind(*merge(records))))
+    return trace
 
 
 def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
     """Return the events and the metadata of the latest start of a run."""
     *earlier, ranks = starts_of(records)
     clocks = _Clocks(ranks)
-    part = _part(ranks, clocks)
-    return list(part.events), structs.replace(
-        part.info,
+    start = _start_trace(ranks, clocks)
+    return list(start.events), structs.replace(
+        start.info,
         name=next(iter(ranks.values())).about["program"],
         limitations=_earlier(earlier, clocks),
         clocks=clocks.offsets,
@@ -61,13 +61,13 @@ def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
 
 
 def _earlier(starts: Sequence[dict[int, Record]], clocks: _Clocks) -> dict[str, Limitation]:
-    """Say that the ranks were started several times, and what ended the start before the latest."""
+    """Return a note about earlier starts of the ranks, and what ended the one before the latest."""
     if not starts:
         return {}
-    found = diagnose(_part(starts[-1], clocks, over=True))
-    why = f"; before it, {found[0].message}" if found else "."
+    findings = diagnose(_start_trace(starts[-1], clocks, over=True))
+    why = f"; before it, {findings[0].message}" if findings else "."
     text = f"the ranks were started {len(starts) + 1} times, and this is the latest{why}"
-    return {"starts": Limitation(text, "To see an earlier start, load its ranks' files alone.")}
+    return {"starts": Limitation(text, "To see an earlier start, load only its ranks' files.")}
 
 
 # -- which files belong together -----------------------------------------------------------------
@@ -80,8 +80,8 @@ def starts_of(records: Iterable[Record]) -> list[dict[int, Record]]:
     """
     records = list(records)
     if not records:
-        raise TraceFileError("There are no files of ranks. Give a folder with some.")
-    # a process without a launcher may be one that only starts ranks
+        raise TraceFileError("No files of ranks were found. Pass a folder that has some.")
+    # a process without a launcher may only start ranks
     ranks = [r for r in records if r.rows or r.about["launcher"] != "none"] or records
     starts: list[dict[int, Record]] = []
     for record in sorted(ranks, key=_began):
@@ -94,7 +94,7 @@ def starts_of(records: Iterable[Record]) -> list[dict[int, Record]]:
 
 
 def _belongs(record: Record, start: Mapping[int, Record]) -> bool:
-    """Return whether a rank is of this start, none of whose ranks began later."""
+    """Return whether a rank, no older than those of a start, belongs to that start."""
     others = start.values()
     if record.rank in start or any(r.world_size != record.world_size for r in others):
         return False
@@ -103,13 +103,13 @@ def _belongs(record: Record, start: Mapping[int, Record]) -> bool:
 
 
 def _launcher(record: Record) -> tuple[Any, ...]:
-    """Return the identity of the process that starts a rank, again and again if it is torchrun.
+    """Return the identity of the process that starts a rank, and with torchrun restarts it.
 
     Hosts that share a kernel share its clock, and their pids may coincide.
     """
-    its = record.about
-    pid = its["parent" if its["launcher"] == "torchrun" else "pid"]
-    return its["clock"], its["host"], its["pid_namespace"], pid
+    about = record.about
+    pid = about["parent" if about["launcher"] == "torchrun" else "pid"]
+    return about["clock"], about["host"], about["pid_namespace"], pid
 
 
 def _began(record: Record) -> float:
@@ -137,27 +137,29 @@ class _Clocks:
             assumed.setdefault(clock, monotonic - wall)
         first = next(iter(assumed.values()))
         assumed = {clock: ahead - first for clock, ahead in assumed.items()}
-        #: The reason if they could not be aligned.
+        #: The reason why they could not be aligned, or "".
         self.disagreement = ""
         try:
-            self._found = align(assumed, _crossings(ranks))
+            self._by_clock = align(assumed, _crossings(ranks))
         except ClocksDisagree as error:
-            self._found = align(assumed, [])
+            self._by_clock = align(assumed, [])
             self.disagreement = str(error)
         #: By host; empty if there is only one clock.
-        self.offsets = {hosts[c]: offset for c, offset in self._found.items() if len(assumed) > 1}
+        self.offsets = {
+            hosts[c]: offset for c, offset in self._by_clock.items() if len(assumed) > 1
+        }
 
     def of(self, record: Record) -> ClockOffset:
         """Return the offset of a rank's clock."""
-        return self._found.get(record.about["clock"], ClockOffset(0.0))
+        return self._by_clock.get(record.about["clock"], ClockOffset(0.0))
 
 
 def _crossings(ranks: Mapping[int, Record]) -> Iterator[Crossing]:
     """Return the messages between hosts, with the times that the ranks recorded.
 
-    Ranks that have used a GPU do not count, because their calls return before they are done.
+    Ranks that used a GPU do not count, because their calls return before they complete.
     """
-    usable = {rank: r for rank, r in ranks.items() if not _beat(r)[3]}
+    usable = {rank: r for rank, r in ranks.items() if not _losses(r)[3]}
     clock = {rank: str(r.about["clock"]) for rank, r in usable.items()}
     return crossings(EventLog(e for rank, r in usable.items() for e in _events(rank, r)), clock)
 
@@ -165,8 +167,8 @@ def _crossings(ranks: Mapping[int, Record]) -> Iterator[Crossing]:
 # -- the ranks of one start ----------------------------------------------------------------------
 
 
-def _part(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = False) -> EventLog:
-    """Return the trace of one start; ``over``: the ranks have ended, as they were started again."""
+def _start_trace(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = False) -> EventLog:
+    """Return the trace of one start; ``over`` means that its ranks were started again."""
     ahead = {rank: clocks.of(r).ahead for rank, r in ranks.items()}
     events = [e for rank, r in ranks.items() for e in _events(rank, r, ahead[rank])]
     size = max(max(r.world_size for r in ranks.values()), *(rank + 1 for rank in ranks))
@@ -179,7 +181,7 @@ def _part(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = False) -
                 "rank",
                 r.about["host"],
                 r.about["pid"],
-                "cuda" if _beat(r)[3] else "cpu",
+                "cuda" if _losses(r)[3] else "cpu",
             )
             for rank, r in ranks.items()
         },
@@ -187,12 +189,12 @@ def _part(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = False) -
         ends={rank: end for rank, r in ranks.items() if (end := end_of(r, ahead[rank], over=over))},
         waits={rank: wait for rank, r in ranks.items() for wait in _waits(r, clocks, over)},
         until=max(r.until - ahead[rank] for rank, r in ranks.items()),
-        dropped={rank: lost for rank, r in ranks.items() if (lost := _beat(r)[0])},
-        without_values={rank: n for rank, r in ranks.items() if (n := _beat(r)[1])},
+        dropped={rank: lost for rank, r in ranks.items() if (lost := _losses(r)[0])},
+        without_values={rank: n for rank, r in ranks.items() if (n := _losses(r)[1])},
         unrecorded={
             rank: seen
             for rank, r in ranks.items()
-            if (seen := {**_beat(r)[2], **r.latest("unrecorded", {})})
+            if (seen := {**_losses(r)[2], **r.latest("unrecorded", {})})
         },
         threads={rank: [*r.notes["threads"]] for rank, r in ranks.items() if "threads" in r.notes},
         raising={rank: _raising(r) for rank, r in ranks.items() if "raising" in r.notes},
@@ -215,7 +217,7 @@ def _events(rank: int, record: Record, ahead: float = 0.0) -> Iterator[Event]:
 
 @lru_cache(4096)
 def _place(folder: str, where: str) -> str:
-    """Return a source line relative to the current folder, or by the file's name."""
+    """Return a source line with the path below the current folder, or else the file's name."""
     file, _, line = where.rpartition(":")
     return f"{_label(folder, file)}:{line}" if file else where
 
@@ -225,8 +227,8 @@ def _label(folder: str, file: str) -> str:
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
 
 
-def _beat(record: Record) -> tuple[int, int, dict[str, int], bool]:
-    """Return what a rank has lost: events, values and calls; and whether it has used a GPU."""
+def _losses(record: Record) -> tuple[int, int, dict[str, int], bool]:
+    """Return a rank's lost events, values and calls, and whether it used a GPU."""
     *_, lost, without_values, unrecorded, cuda = record.latest(
         "beat", (0, 0, None, 0, 0, {}, False)
     )
@@ -234,7 +236,7 @@ def _beat(record: Record) -> tuple[int, int, dict[str, int], bool]:
 
 
 def _waits(record: Record, clocks: _Clocks, over: bool) -> list[Wait]:
-    """Return what a running rank waits in, for as long as is certain whatever the clock's error."""
+    """Return the wait of a running rank, shortened by the possible error of its clock."""
     waits, clock = record.latest("beat", (0, 0, None))[2], clocks.of(record)
     if waits is None or clock.error is None or end_of(record, over=over):
         return []
@@ -261,35 +263,35 @@ def end_of(record: Record, ahead: float = 0.0, *, over: bool = False) -> RankEnd
     """Return how a rank ended, for the trace's ``info.ends``; None if it may still run.
 
     Args:
-        record: of the rank.
-        ahead: by how much its clock is ahead [s].
-        over: whether it has ended, whatever it reported.
+        record: the record of the rank.
+        ahead: how far its clock is ahead [s].
+        over: whether it is known to have ended.
     """
     if "end" in record.notes:
-        how, text, where, at = record.latest("end")
-        return RankEnd(how, text, _place(record.about["folder"], where), at - ahead)
-    at = record.until - ahead
+        how, text, where, ended = record.latest("end")
+        return RankEnd(how, text, _place(record.about["folder"], where), ended - ahead)
+    until = record.until - ahead
     crash = re.search(r"Fatal Python error: (.*)", record.fault)
     if crash is not None:
-        signal = next((s for words, s in _CRASHES.items() if crash[1].startswith(words)), "")
+        signal = next((s for name, s in _CRASHES.items() if crash[1].startswith(name)), "")
         text = f"signal {signal}" if signal else crash[1]
-        return RankEnd("died", text, _crashed_at(record), at)
+        return RankEnd("died", text, _crashed_at(record), until)
     if record.fault:  # its launcher has ended it
-        return RankEnd("released", time=at)
+        return RankEnd("released", time=until)
     if not over and _may_run(record):
         return None
-    text = "without a report: killed, left by os._exit, or its host was lost"
-    return RankEnd("died", text, time=at)
+    text = "without a report: killed, exited by os._exit, or its host was lost"
+    return RankEnd("died", text, time=until)
 
 
 def _may_run(record: Record) -> bool:
-    """Return whether a rank that has recorded no end may still run."""
+    """Return whether a rank that has not recorded its end may still be running."""
     shares_clock = record.about["clock"] == rankfile.clock()
-    ago = time.monotonic() - record.until if shares_clock else time.time() - _ended(record)
-    if record.goes_on or abs(ago) < RECENT:
+    age = time.monotonic() - record.until if shares_clock else time.time() - _ended(record)
+    if record.is_growing or abs(age) < RECENT:
         return True
     is_here = rankfile.is_here(record.about)
-    return is_here and rankfile.lives(record.about["pid"], _began(record) + RECENT)
+    return is_here and rankfile.is_running(record.about["pid"], _began(record) + RECENT)
 
 
 def _crashed_at(record: Record) -> str:

@@ -1,4 +1,4 @@
-"""A run of another launcher's ranks, connected by their sockets on this machine.
+"""Control a run of another launcher's ranks through their sockets on this machine.
 
 Their files contain the events before the connection; later events arrive as from a cluster's ranks.
 """
@@ -23,7 +23,7 @@ from distkit_hosts.torchrun import merge, rankfile
 from distkit_hosts.torchrun.line import RUN
 from distkit_hosts.torchrun.rankfile import Record
 
-#: Time limit of a rank's answer [s]; another notebook may hold it, or it is stopped.
+#: Time limit of a rank's answer [s]; a rank that is stopped or in use does not answer.
 ANSWERS = 5.0
 
 #: The facts that are also in a rank's file.
@@ -42,9 +42,9 @@ class AttachedRun(Conductor):
         program = next(iter(records.values())).about["program"]
         super().__init__(program, RUN, [*records], info, wait_forever=True)
         self._files = {rank: record.path for rank, record in records.items()}
-        self._afterwards = "their launcher decides what follows"
+        self._afterwards = "their launcher decides what happens next"
 
-    def hear_history(self, rank: int, events: int) -> None:
+    def read_history(self, rank: int, events: int) -> None:
         """Read the events and facts of a rank from before the connection."""
         record = rankfile.read(self._files[rank])
         for kind in _FACTS:
@@ -52,7 +52,7 @@ class AttachedRun(Conductor):
                 self.handle_event(rank, kind, fact)
         self._add(rank, record.rows[:events])
 
-    def hear_end(self, rank: int) -> None:
+    def read_end(self, rank: int) -> None:
         """Read the end of a rank from its file, after its connection broke."""
         record = rankfile.read(self._files[rank])
         self._add(rank, record.rows[self.live.rows[rank] :])
@@ -73,7 +73,7 @@ def outcome(rank: int, end: RankEnd | None, *, ended: bool = False) -> Outcome:
     Args:
         rank: its number.
         end: the end according to its file; None if the file has none.
-        ended: whether this process has ended it.
+        ended: whether this process ended it.
     """
     if ended or end is None or end.how == "died":
         if ended:
@@ -89,63 +89,63 @@ def outcome(rank: int, end: RankEnd | None, *, ended: bool = False) -> Outcome:
 
 
 class AttachedRanks(RankController):
-    """Controls the ranks of such a run through their sockets.
+    """Controls the ranks of an :class:`AttachedRun` through their sockets.
 
     Raises:
         RunError: a rank does not answer.
     """
 
     def __init__(self, run: AttachedRun, records: Mapping[int, Record]) -> None:
-        self.why = "ended in a notebook that follows it"  # for the ranks that are released
+        self.why = "ended by a notebook that follows the run"  # for the ranks that are released
         self._pids = {rank: record.about["pid"] for rank, record in records.items()}
-        self._lines: dict[int, Channel] = {}
+        self._channels: dict[int, Channel] = {}
         for rank, record in records.items():
-            self._lines[rank] = self._take_up(run, rank, record.about["line"])
-        for rank, channel in self._lines.items():
-            channel.listen(partial(_hear, run, rank), partial(run.hear_end, rank))
+            self._channels[rank] = self._connect(run, rank, record.about["line"])
+        for rank, channel in self._channels.items():
+            channel.listen(partial(_handle_message, run, rank), partial(run.read_end, rank))
 
-    def _take_up(self, run: AttachedRun, rank: int, path: str) -> Channel:
+    def _connect(self, run: AttachedRun, rank: int, path: str) -> Channel:
         sock = socket.socket(socket.AF_UNIX)
         channel = Channel(sock)
         sock.settimeout(ANSWERS)
         try:
             sock.connect(path)
-            while (said := channel.recv())[1] != "begun":
-                run.handle_event(rank, *said[1:])
+            while (message := channel.recv())[1] != "begun":
+                run.handle_event(rank, *message[1:])
         except (OSError, EOFError) as error:
-            for taken in (channel, *self._lines.values()):
-                taken.close()
+            for opened in (channel, *self._channels.values()):
+                opened.close()
             raise RunError(
-                f"rank {rank} does not answer. Another notebook may hold it, or it is stopped or "
-                "ending: try again, or look at it in the terminal of its launcher."
+                f"rank {rank} does not answer. Another notebook may control it, or it is stopped "
+                "or ending. Try again, or check the terminal of its launcher."
             ) from error
         sock.settimeout(None)
-        run.hear_history(rank, said[2])
+        run.read_history(rank, message[2])
         return channel
 
     def go(self, ranks: Iterable[int], count: int | None) -> None:
-        """Let these ranks through the gate ``count`` times, or for good when None."""
+        """Let these ranks pass the gate ``count`` times; None opens it permanently."""
         self._send(ranks, "go", RUN, count)
 
     def step(self) -> None:
-        """Have all ranks stop before each communication."""
-        self._send(self._lines, "step", RUN)
+        """Make all ranks stop before each communication."""
+        self._send(self._channels, "step", RUN)
 
     def release(self, ranks: Iterable[int]) -> None:
-        """RankController: end these ranks, wherever they are."""
+        """Release these ranks, wherever they wait."""
         self._send(ranks, "release", RUN, self.why)
 
     def end(self, ranks: Iterable[int]) -> None:
-        """RankController: end these ranks' processes, whose lines are open: they are there."""
+        """Kill these ranks' processes; an open connection shows that each still exists."""
         for rank in ranks:
             with suppress(OSError):
                 os.kill(self._pids[rank], signal.SIGKILL)
 
-    def _send(self, ranks: Iterable[int], *words: Any) -> None:
+    def _send(self, ranks: Iterable[int], *message: Any) -> None:
         for rank in ranks:
             with suppress(OSError):  # it has just ended
-                self._lines[rank].send(words)
+                self._channels[rank].send(message)
 
 
-def _hear(run: AttachedRun, rank: int, message: tuple[int, str, Any]) -> None:
+def _handle_message(run: AttachedRun, rank: int, message: tuple[int, str, Any]) -> None:
     run.handle_event(rank, *message[1:])

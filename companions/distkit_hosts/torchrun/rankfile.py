@@ -1,9 +1,9 @@
-"""The record of one rank as a file, written while the rank runs, and readable however it ends.
+"""Read and write the record of one rank, a file that stays readable however the rank ends.
 
 The first line names the format. Named facts follow, first ``about``, then mostly ``rows``, as
 msgpack with length and checksum, so that a fact cut short by a crash is detected. Reading a file
 executes nothing. Events reach the file some tenths of a second after they happen. Until then they
-are in a black box beside it (``NAME.box``). ``NAME.fault`` has faulthandler's report of the signal
+are in a black box next to it (``NAME.box``). ``NAME.fault`` has faulthandler's report of the signal
 that ended the rank. A rank that ends by itself removes both.
 """
 
@@ -28,8 +28,8 @@ from distkit.recording.plain import Row, decode, decode_rows, encode, encode_row
 
 #: Suffix of a rank's file, and its first line with the version of the format.
 SUFFIX, MAGIC = ".rank", b"distkit-rank 2\n"
-#: Maximum number of events in a rank's file; further ones are counted.
-MOST_ROWS = 1_000_000
+#: Maximum number of events in a rank's file; others are only counted.
+MAX_ROWS = 1_000_000
 
 _HEAD = struct.Struct("<II")  # size and checksum of a chunk
 
@@ -56,8 +56,8 @@ def is_here(about: Mapping[str, Any]) -> bool:
     return bool(about["clock"] == clock() and about["pid_namespace"] == pid_namespace())
 
 
-def lives(pid: int, before: float = float("inf")) -> bool:
-    """Return whether a process runs.
+def is_running(pid: int, before: float = float("inf")) -> bool:
+    """Return whether a process is running.
 
     Args:
         pid: its number.
@@ -92,10 +92,10 @@ class RankFile:
 
     def rows(self, rows: list[Row]) -> None:
         """Add events."""
-        kept = rows[: MOST_ROWS - self._count]
-        self._count += len(kept)
-        written = self.note("rows", encode_rows(kept)) if kept else True
-        self.lost += len(rows) - len(kept) * written
+        accepted = rows[: MAX_ROWS - self._count]
+        self._count += len(accepted)
+        written = self.note("rows", encode_rows(accepted)) if accepted else True
+        self.lost += len(rows) - len(accepted) * written
 
     def close(self) -> None:
         """Close the file."""
@@ -114,8 +114,8 @@ class RankFile:
                     chunk = chunk[os.write(self._file.fileno(), chunk) :]
             except OSError as error:
                 self._file.close()
-                said = f"distkit: {self.path} cannot be written ({error.strerror})"
-                print(f"{said}: nothing is recorded any more.", file=sys.stderr)
+                message = f"distkit: {self.path} cannot be written ({error.strerror})"
+                print(f"{message}. This rank is no longer recorded.", file=sys.stderr)
                 return False
         return True
 
@@ -125,7 +125,7 @@ class RankFile:
 
 @dataclass
 class Record:
-    """The file of a rank, as far as it was written.
+    """The content of a rank's file.
 
     Args:
         path: the path of the file.
@@ -137,7 +137,7 @@ class Record:
         rows: the events.
         notes: the facts by name, in order.
         fault: faulthandler's report of the signals that arrived.
-        goes_on: whether the file has grown recently.
+        is_growing: whether the file has grown recently.
     """
 
     path: Path
@@ -145,7 +145,7 @@ class Record:
     rows: list[Row] = field(default_factory=list)
     notes: dict[str, list[Any]] = field(default_factory=dict)
     fault: str = ""
-    goes_on: bool = False
+    is_growing: bool = False
 
     def latest(self, name: str, default: Any = None) -> Any:
         """Return the latest fact of a name."""
@@ -168,42 +168,45 @@ class Record:
         return float(max(beat, self.rows[-1][3] if self.rows else beat))
 
 
-def found(paths: Iterable[Path]) -> list[Path]:
-    """Return the files of ranks among some files and in folders."""
+def find_files(paths: Iterable[Path]) -> list[Path]:
+    """Return the files of ranks among files and in folders."""
     files = [
-        f for p in paths for f in (sorted(p.glob(f"*{SUFFIX}")) if p.is_dir() else [p]) if _is(f)
+        f
+        for p in paths
+        for f in (sorted(p.glob(f"*{SUFFIX}")) if p.is_dir() else [p])
+        if _is_rank_file(f)
     ]
     return list(dict.fromkeys(files))
 
 
-def _is(path: Path) -> bool:
+def _is_rank_file(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(len(MAGIC) - 2) == MAGIC[:-2]
 
 
-def read(path: Path, *, goes_on: bool = False) -> Record:
-    """Read the file of a rank, and what is beside it.
+def read(path: Path, *, is_growing: bool = False) -> Record:
+    """Read the file of a rank, and those next to it.
 
     Args:
         path: the path of the file.
-        goes_on: whether the latest events will be in the file soon, in order and with values.
+        is_growing: whether the rank will soon write its latest events, in order and with values.
 
     Raises:
         TraceFileError: the file is of another kind or version.
         OSError: the file cannot be read.
     """
     # before the file itself, because a rank that ends removes these when its file is complete
-    fault = _beside(path, ".fault")
-    box = _beside(path, ".box") if fault or not goes_on else b""
+    fault = _read_sibling(path, ".fault")
+    box = _read_sibling(path, ".box") if fault or not is_growing else b""
     content = memoryview(path.read_bytes())
     if content[: len(MAGIC)] != MAGIC:
         raise TraceFileError(
-            f"{path}: not the file of a rank, or one of a newer distkit. Update distkit: "
+            f"{path}: not a rank's file, or one of a newer distkit. Update distkit: "
             "pip install --upgrade distkit."
         )
     chunks = list(_chunks(content[len(MAGIC) :]))
     if not chunks:
-        raise TraceFileError(f"{path}: the file is empty. Its rank ended as it began.")
+        raise TraceFileError(f"{path}: the file is empty. Its rank ended as it started.")
     try:
         (_, about), *facts = map(decode, chunks)
         record = Record(path, about)
@@ -214,9 +217,9 @@ def read(path: Path, *, goes_on: bool = False) -> Record:
                 record.notes.setdefault(name, []).append(value)
     except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
         raise TraceFileError(f"{path}: damaged ({error}). Copy it again.") from error
-    record.goes_on = goes_on
+    record.is_growing = is_growing
     record.fault = fault.decode(errors="replace")[:20_000]
-    if len(record.rows) < MOST_ROWS:  # add the events that the file did not have yet
+    if len(record.rows) < MAX_ROWS:  # add events that had not reached the file
         try:
             record.rows += blackbox.rows_in(box, 1, len(record.rows))
         except blackbox.DECODE_ERRORS:
@@ -224,10 +227,10 @@ def read(path: Path, *, goes_on: bool = False) -> Record:
     return record
 
 
-def _beside(path: Path, end: str) -> bytes:
-    """Return the content of a file beside a rank's; b"" if the rank has removed it."""
+def _read_sibling(path: Path, suffix: str) -> bytes:
+    """Return the content of a file next to a rank's; b"" if the rank has removed it."""
     try:
-        return path.with_suffix(end).read_bytes()
+        return path.with_suffix(suffix).read_bytes()
     except FileNotFoundError:
         return b""
 
