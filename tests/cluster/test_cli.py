@@ -72,7 +72,7 @@ def test_ctrl_c_ends_everything(tmp_path: Path, leftovers: Callable[[], list[str
     with background(command, cwd=tmp_path, stdout=-1, stderr=-1) as running:
         assert [*until_line(running, "waits\n")]
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=30)
+        _, message = running.communicate(timeout=30)
     assert running.returncode == 130
-    assert said == "\ndistkit: interrupted\n"
+    assert message == "\ndistkit: interrupted\n"
     assert not leftovers()

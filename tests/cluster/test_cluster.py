@@ -224,8 +224,8 @@ def test_logger_of_one_run_prints_in_the_next(
 
     for text in ("first", "second"):
         usable.run(program, text)
-        said = sorted(capsys.readouterr().err.splitlines())
-        assert said == [f"[rank {r}] WARNING:training:{text}" for r in range(3)]
+        message = sorted(capsys.readouterr().err.splitlines())
+        assert message == [f"[rank {r}] WARNING:training:{text}" for r in range(3)]
 
 
 def test_several_clusters_coexist(usable: dk.Cluster) -> None:

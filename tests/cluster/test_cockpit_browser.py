@@ -74,8 +74,8 @@ class Link:
 
     def one(self) -> Any:
         message = self.out.get(timeout=60)
-        told = json.dumps(message, default=letters)
-        self.tab.page.evaluate("told => feed(JSON.parse(told))", told)
+        reported = json.dumps(message, default=letters)
+        self.tab.page.evaluate("told => feed(JSON.parse(told))", reported)
         return message
 
     def drawn(self, act: Any) -> None:
@@ -163,8 +163,8 @@ def test_user_function_is_shown_with_the_library_folded(opened: Any) -> None:
     assert link.text(".dk-fold button") == "in ring_all_reducecollectives.py"
     before = {15: "before recv", 17: "before send", 14: "before recv"}
     shown = ".dk-fold .dk-row:has(.dk-pin) code"
-    said = link.root.locator(shown).evaluate_all("all => all.map((code) => code.dataset.at)")
-    assert set(said) <= set(before.values()) and len(said) == 2
+    output = link.root.locator(shown).evaluate_all("all => all.map((code) => code.dataset.at)")
+    assert set(output) <= set(before.values()) and len(output) == 2
     link.click(".dk-next")  # another call on the same line of fn
     assert link.lines() == {0: "18", 1: "15", 2: "18", 3: "15"}
     link.root.locator(".dk-fold button").click()

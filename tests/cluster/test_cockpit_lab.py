@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from labs import change_theme, idle, look, outputs, run_cell
+from labs import change_theme, idle, outputs, run_cell, save_screenshots
 
 from benchmarks.lab import notebook
 
@@ -86,7 +86,7 @@ def test_cockpit_works_in_jupyterlab(page: Any) -> None:
     # it waits in work.wait() for rank 3, which has not yet received
     assert sorted(lines) == [["0", "8"], ["1", "8"], ["2", "9"], ["3", "8"]]
     assert status(page)[2] == "blocked"  # in its send: rank 3 has not received
-    look(page, {"stepping": page, "stepping-cockpit": page.locator(".distkit-cockpit")})
+    save_screenshots(page, {"stepping": page, "stepping-cockpit": page.locator(".distkit-cockpit")})
 
     page.locator(".distkit-cockpit").focus()
     page.keyboard.press("b")
@@ -112,8 +112,10 @@ def test_cockpit_works_in_jupyterlab(page: Any) -> None:
         run_cell(page, cell)
     outputs(page, "result [10.0, 10.0, 10.0, 10.0]")
     outputs(page, "each waits for the other. Let one of them send first")
-    said = outputs(page, "after [0, 1, 2, 3]")
-    assert not any("site-packages" in text or "distkit/cluster" in text for text in said)
+    message = outputs(page, "after [0, 1, 2, 3]")
+    assert not any("site-packages" in text or "distkit/cluster" in text for text in message)
     page.locator(".jp-Cell").nth(4).scroll_into_view_if_needed()
     change_theme(page, "Dark")
-    look(page, {"deadlock-dark": page, "finished-dark": page.locator(".distkit-cockpit")})
+    save_screenshots(
+        page, {"deadlock-dark": page, "finished-dark": page.locator(".distkit-cockpit")}
+    )

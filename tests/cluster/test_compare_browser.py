@@ -80,8 +80,8 @@ def test_operation_is_linked_to_its_counterpart(
     sheet = opened(tab, tmp_path, runs)
     sheet.root.locator("canvas").focus()
     sheet.press("ArrowDown", "ArrowDown", "ArrowDown")
-    said = str(sheet.root.locator("> .dk-spoken").text_content())
-    assert re.match(r"(ring: (send|recv)|torch: all_reduce), ", said) and "has none" in said
+    message = str(sheet.root.locator("> .dk-spoken").text_content())
+    assert re.match(r"(ring: (send|recv)|torch: all_reduce), ", message) and "has none" in message
     card = sheet.text(".dk-tip")
     assert "has none" in card and "operation 1 of rank" in card
     sheet.press("ArrowDown", "ArrowUp", "Escape")
@@ -89,9 +89,9 @@ def test_operation_is_linked_to_its_counterpart(
     sheet = opened(tab, tmp_path, {"ring": runs["ring"], "again": runs["ring"]})
     sheet.root.locator("canvas").focus()
     sheet.press("ArrowDown")
-    said = str(sheet.root.locator("> .dk-spoken").text_content())
+    message = str(sheet.root.locator("> .dk-spoken").text_content())
     other = r"; (ring|again) (send to|recv from) rank \d at .* later .* longer$"
-    assert re.search(other, said), said
+    assert re.search(other, message), message
 
     box = sheet.root.locator("canvas").bounding_box()
     found, tip = False, sheet.root.locator(".dk-tip")
@@ -155,8 +155,8 @@ def test_unusual_traces_are_compared(tab: Any, tmp_path: Path, case: str) -> Non
     for _ in range(3):
         tab.page.keyboard.press("ArrowDown")
     sheet.press("c")
-    said = sheet.root.locator("> .dk-spoken").text_content()
-    assert said is not None
+    message = sheet.root.locator("> .dk-spoken").text_content()
+    assert message is not None
     if "empty" in case:
         assert "b: nothing was recorded" in " ".join(sheet.texts(".dk-notices li"))
     if case == "thousand":

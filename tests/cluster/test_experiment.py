@@ -175,22 +175,22 @@ def deadlocked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fn", "error", "said"),
+    ("fn", "error", "output"),
     [
         (raising, dk.errors.RankError, "rank 1 raised ValueError: 1 &lt; 2"),
         (deadlocked, dk.errors.DeadlockError, "each waits for the other"),
     ],
 )
 def test_errors_are_raised_and_displayed(
-    usable: dk.Cluster, fn: Any, error: type[Exception], said: str
+    usable: dk.Cluster, fn: Any, error: type[Exception], output: str
 ) -> None:
     experiment = dk.Experiment(fn, usable)
     with pytest.raises(error):
         experiment.run()
-    assert said in message(experiment)
+    assert output in message(experiment)
     experiment.panel._run.click()
     wait_for(experiment, lambda e: len(e.records) == 2 and idle(e))
-    assert said in experiment.panel._message.value
+    assert output in experiment.panel._message.value
     assert [r.outcome for r in experiment.records] == [error.__name__] * 2
     if fn is raising:
         experiment.run(bad=False)

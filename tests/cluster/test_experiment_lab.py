@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from labs import change_theme, idle, look, outputs, run_cell
+from labs import change_theme, idle, outputs, run_cell, save_screenshots
 
 from benchmarks.lab import notebook
 
@@ -99,7 +99,7 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
     page.locator(".dkx-run").click()
     panel.locator(".dkx-words", has_text=" of 100,000").wait_for()
     assert panel.locator(".dkx-run").is_disabled()
-    look(page, {"experiment-running": page.locator(".distkit-experiment")})
+    save_screenshots(page, {"experiment-running": page.locator(".distkit-experiment")})
     panel.locator(".dkx-stop").click()
     panel.locator(".dkx-note", has_text="train was interrupted on all ranks").wait_for()
 
@@ -112,13 +112,13 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
     press_run(page, 4)
     trouble = panel.locator(".dkx-trouble", has_text="RankError rank 1 raised RuntimeError")
     trouble.wait_for()
-    told = trouble.inner_text()
-    assert "RankError rank 1 raised RuntimeError: as asked" in told and "line" in told
-    look(page, {"experiment-failed": page.locator(".distkit-experiment")})
+    reported = trouble.inner_text()
+    assert "RankError rank 1 raised RuntimeError: as asked" in reported and "line" in reported
+    save_screenshots(page, {"experiment-failed": page.locator(".distkit-experiment")})
 
     run_cell(page, 2)
-    said = outputs(page, "[(37, 40, False)")
-    assert "[(37, 40, False), (37, 100000, False), (37, 40, False), (37, 40, True)]\n" in said
+    message = outputs(page, "[(37, 40, False)")
+    assert "[(37, 40, False), (37, 100000, False), (37, 40, False), (37, 40, True)]\n" in message
 
     run_cell(page, 3)
     swept = page.locator(".jp-Cell").nth(3).locator(".distkit-picture")
@@ -128,9 +128,9 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
     for name in ("Stage", "Gradients", "Timeline"):
         tab_of(panel, name).click()
         panel.locator(f".distkit-{name.lower()}").first.wait_for()
-        look(page, {f"experiment-{name.lower()}": panel})
+        save_screenshots(page, {f"experiment-{name.lower()}": panel})
     tab_of(panel, "Runs").click()
-    look(page, {"experiment": panel})
+    save_screenshots(page, {"experiment": panel})
     rows = panel.locator(".dkx-table tr[data-run]")
     rows.nth(4).click()  # run 6: its pictures
     tab_of(panel, "Timeline of run 6").wait_for()
@@ -147,4 +147,4 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
     assert "10 runs" in str(kept.get_attribute("alt"))
     assert kept.locator("xpath=..").locator("table tr").count() == 11
     change_theme(page, "Dark")
-    look(page, {"experiment-closed-dark": page.locator(".jp-Cell").nth(1)})
+    save_screenshots(page, {"experiment-closed-dark": page.locator(".jp-Cell").nth(1)})

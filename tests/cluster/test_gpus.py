@@ -37,8 +37,8 @@ def total() -> float:
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA")
 def test_unusable_gpu_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     planned(monkeypatch, device="cuda:0")
-    said = r"rank \d on cuda:0 \(GPU 0, H200\) cannot use it: .*; install torch with CUDA"
-    with dk.Cluster(2) as cluster, pytest.raises(dk.errors.RankDied, match=said) as refused:
+    message = r"rank \d on cuda:0 \(GPU 0, H200\) cannot use it: .*; install torch with CUDA"
+    with dk.Cluster(2) as cluster, pytest.raises(dk.errors.RankDied, match=message) as refused:
         cluster.run(int)
     assert "Traceback" not in str(refused.value)
 

@@ -88,9 +88,9 @@ def test_gradients_of_synchronous_sgd_are_drawn(tab: Any, tmp_path: Path, trace:
 
 def test_pointer_shows_the_values(tab: Any, tmp_path: Path, trace: Trace) -> None:
     sheet = Sheet(tab, dk.Gradients(trace), tmp_path / "gradients.html")
-    told = drawn(sheet, ".dkm-main title")
-    assert any(words.startswith("8,192 values, ") and words.count("\n") == 8 for words in told)
-    assert any(words.startswith("agreement: the mean cosine") for words in told)
+    reported = drawn(sheet, ".dkm-main title")
+    assert any(words.startswith("8,192 values, ") and words.count("\n") == 8 for words in reported)
+    assert any(words.startswith("agreement: the mean cosine") for words in reported)
     sheet.fine()
 
 

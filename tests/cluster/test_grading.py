@@ -84,9 +84,9 @@ class Graded:
     def rows(self, name: str, exercise: str) -> list[tuple[str, int, int, str]]:
         """Return status, points, maximum and message of each criterion of an exercise."""
         rows = grades(self.reports / f"{name}.json")["criteria"]
-        told = ("status", "points", "max", "message")
+        reported = ("status", "points", "max", "message")
         return [
-            tuple(row[key] for key in told)
+            tuple(row[key] for key in reported)
             for row in rows
             if row["criterion"].startswith(f"{exercise}.")
         ]
@@ -321,12 +321,12 @@ def test_assignments_have_the_metadata_of_nbgrader(tmp_path: Path) -> None:
         notebook = nbformat.read(file, as_version=4)
         nbformat.validate(notebook)
         for cell in notebook.cells:
-            told = cell.metadata.nbgrader
-            assert told.schema_version == 3 and ("points" in told) == told.grade
-            assert ("### BEGIN SOLUTION" in cell.source) == told.solution
-            seen.add(told.grade_id)
-            task = TASKS.get(told.grade_id.removeprefix("check-"))
-            assert not (task and told.grade) or told.points == task.worth
+            reported = cell.metadata.nbgrader
+            assert reported.schema_version == 3 and ("points" in reported) == reported.grade
+            assert ("### BEGIN SOLUTION" in cell.source) == reported.solution
+            seen.add(reported.grade_id)
+            task = TASKS.get(reported.grade_id.removeprefix("check-"))
+            assert not (task and reported.grade) or reported.points == task.worth
     assert seen >= {*TASKS, *QUESTIONS}
     with pytest.raises(DistkitError, match="already exists"):
         assignments.write(tmp_path, ["02"])

@@ -201,7 +201,7 @@ def test_ranks_run_in_a_foreign_ipyparallel_cluster(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"engines": "slurmm"}, "not one of ipyparallel's launchers"),
         ({"engines": "local", "acount": "x"}, "'acount' is not an option"),
@@ -214,8 +214,8 @@ def test_ranks_run_in_a_foreign_ipyparallel_cluster(
         ({"engines": "local", "engine_cmd": ["sh", "-c", "echo lost; exit 3"]}, "lost"),
     ],
 )
-def test_failed_start_quotes_the_refusing_machine(options: dict[str, object], said: str) -> None:
-    with pytest.raises(StartError, match=said), dk.Cluster(**options) as cluster:  # type: ignore[arg-type]
+def test_failed_start_quotes_the_refusing_machine(options: dict[str, object], message: str) -> None:
+    with pytest.raises(StartError, match=message), dk.Cluster(**options) as cluster:  # type: ignore[arg-type]
         cluster.wait(20)
 
 

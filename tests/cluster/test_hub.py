@@ -143,14 +143,14 @@ def listening(pids: list[int]) -> list[tuple[str, int]]:
 def test_concurrent_users_are_isolated(hub: Hub) -> None:
     with ThreadPoolExecutor() as threads:
         began = dict(zip(USERS, threads.map(lambda user: begin(hub, user), USERS), strict=True))
-    told = {user: facts for user, (_, facts) in began.items()}
-    assert [facts["results"] for facts in told.values()] == [[2.0, 2.0]] * len(USERS)
-    assert len({facts["home"] for facts in told.values()}) == len(USERS)
-    ports = {user: listening(facts["pids"]) for user, facts in told.items()}
+    reported = {user: facts for user, (_, facts) in began.items()}
+    assert [facts["results"] for facts in reported.values()] == [[2.0, 2.0]] * len(USERS)
+    assert len({facts["home"] for facts in reported.values()}) == len(USERS)
+    ports = {user: listening(facts["pids"]) for user, facts in reported.items()}
     assert {address for each in ports.values() for address, _ in each} == {"127.0.0.1"}
     if not hubs.real_users():
         pytest.skip("walls are between users of the system: run it as root")
-    assert [facts["uid"] for facts in told.values()] == [*range(FIRST, FIRST + len(USERS))]
+    assert [facts["uid"] for facts in reported.values()] == [*range(FIRST, FIRST + len(USERS))]
 
     (kernel, ada), (other, _) = began["ada"], began["bob"]
     unix = [c.laddr for pid in ada["pids"] for c in psutil.Process(pid).net_connections("unix")]
@@ -173,7 +173,7 @@ def test_concurrent_users_are_isolated(hub: Hub) -> None:
 
 
 def test_culling_ends_all_processes_of_a_server(hub: Hub) -> None:
-    _, told = begin(hub, "bob")
+    _, reported = begin(hub, "bob")
     command = [sys.executable, "-m", "jupyterhub_idle_culler", "--timeout=1", "--cull-every=1"]
     access = {"JUPYTERHUB_API_TOKEN": hub.token, "JUPYTERHUB_API_URL": f"{hub.url}/hub/api"}
     with (hub.homes / "culler").open("wb") as log:
@@ -183,25 +183,25 @@ def test_culling_ends_all_processes_of_a_server(hub: Hub) -> None:
         finally:
             culler.terminate()
             culler.wait()
-    until(lambda: not left(told), PATIENCE)
+    until(lambda: not left(reported), PATIENCE)
 
 
-def left(told: dict[str, Any]) -> list[str]:
+def left(reported: dict[str, Any]) -> list[str]:
     """Return processes, shared-memory and temporary files left by a user's server."""
-    running = [str(pid) for pid in told["pids"] if psutil.pid_exists(pid)]
-    if not told["uid"]:
+    running = [str(pid) for pid in reported["pids"] if psutil.pid_exists(pid)]
+    if not reported["uid"]:
         return running
     for entry in (
         entry for folder in ("/proc", "/tmp", "/dev/shm") for entry in os.scandir(folder)
     ):
         with suppress(OSError):  # gone
-            if entry.stat(follow_symlinks=False).st_uid == told["uid"]:
+            if entry.stat(follow_symlinks=False).st_uid == reported["uid"]:
                 running.append(entry.path)
     return running
 
 
 def test_server_restarts_from_the_hub_page(hub: Hub, tab: Any) -> None:
-    _, told = begin(hub, "ada")
+    _, reported = begin(hub, "ada")
     page = tab.page
     page.goto(f"{hub.url}/hub/login?next=/hub/home")
     page.fill("#username_input", "ada")
@@ -210,10 +210,10 @@ def test_server_restarts_from_the_hub_page(hub: Hub, tab: Any) -> None:
     page.wait_for_function(ACTS)
     page.click("#stop")
     page.locator("#start", has_text="Start My Server").wait_for()
-    until(lambda: not left(told), PATIENCE)
+    until(lambda: not left(reported), PATIENCE)
     page.click("#start")
     page.wait_for_url(f"{hub.url}/user/ada/lab**")
     kernel, again = begin(hub, "ada")
     assert again["results"] == [2.0, 2.0]
-    said = " ".join(kernel.run("print(dk.hosts.doctor())").split())
-    assert ": up to " in said
+    message = " ".join(kernel.run("print(dk.hosts.doctor())").split())
+    assert ": up to " in message

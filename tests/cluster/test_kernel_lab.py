@@ -6,7 +6,7 @@ from typing import Any
 
 import psutil
 import pytest
-from labs import idle, look, run_cell
+from labs import idle, run_cell, save_screenshots
 from waiting import until
 
 from benchmarks.lab import command, notebook
@@ -58,8 +58,8 @@ def test_kernel_continues_after_a_reload(lab: Any, tab: Any, state: str, how: st
     if how == "interrupt":
         command(page, "notebook:interrupt-kernel")
         idle(page)
-        said = "\n".join(page.locator(".jp-OutputArea-output").all_inner_texts())
-        assert "Traceback" not in said, said
+        message = "\n".join(page.locator(".jp-OutputArea-output").all_inner_texts())
+        assert "Traceback" not in message, message
     else:
         page.evaluate(
             "() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
@@ -94,11 +94,11 @@ def test_outputs_of_an_ended_kernel_have_a_notice(lab: Any, tab: Any) -> None:
     command(page, "notebook:run-cell")
     views.nth(0).locator(".dk-ended", has_text=ENDED).wait_for()  # it had finished
     views.nth(1).locator(".dk-live, .dk-ended", has_text=ENDED).wait_for()
-    look(page, {"ended": page})
+    save_screenshots(page, {"ended": page})
 
     command(page, "docmanager:save")
     page.goto(lab.address(name))  # now the widgets are unknown, and the pictures are shown
     until(lambda: page.locator(".distkit-still:visible").count() == 2, timeout=60)
     until(lambda: page.locator(".distkit-ended:visible").count() == 1, timeout=60)
-    look(page, {"ended-again": page})
+    save_screenshots(page, {"ended-again": page})
     assert tab.outside == []

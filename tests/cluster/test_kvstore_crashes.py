@@ -119,16 +119,16 @@ def dies_early(when: str, **options) -> float:
 )
 def test_worker_that_ends_before_registration_hangs_no_rank(cluster, when: str, options) -> None:
     run = cluster.submit(dies_early, when, bigarray_bound=100, **options)
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as received:
         warnings.simplefilter("always")
         try:
             results = run.wait(60).results
         except dk.errors.RankError as error:  # or it was faster than the message to continue
-            told = error.run.trace.info.ends[1].text
-            assert when == "create" or "waits for the value of worker 0" in told
+            reported = error.run.trace.info.ends[1].text
+            assert when == "create" or "waits for the value of worker 0" in reported
         else:
             assert when == "create" and results == [None, 6.0]
-            assert any("rank 0 ended" in str(warning.message) for warning in heard)
+            assert any("rank 0 ended" in str(warning.message) for warning in received)
     assert cluster.run(adds, "dist_sync").results == [100, 100]
 
 
@@ -213,8 +213,8 @@ def test_dead_worker_is_replaced_and_starts_again(cluster, mode: str, tmp_path) 
     ):
         run = cluster.run(begins_again, mode, str(tmp_path))
     assert run.results == [(100, 0), (100, 1)]
-    (told,) = run.trace.info.replaced
-    assert (told.node, told.name, told.how) == (1, "worker 1", "signal SIGKILL")
+    (reported,) = run.trace.info.replaced
+    assert (reported.node, reported.name, reported.how) == (1, "worker 1", "signal SIGKILL")
     assert "worker 1 replaced" in repr(run)
     spans = [s for s in run.trace.spans if s.rank == 1]
     assert all(s.end is not None for s in spans)

@@ -296,7 +296,7 @@ def kill(cluster: dk.Cluster, rank: int) -> None:
     os.kill(cluster.status().rows[rank][2], signal.SIGKILL)
 
 
-def told(stepper: Stepper, rank: int, says: str) -> None:
+def reported(stepper: Stepper, rank: int, says: str) -> None:
     """Wait until the current moment has a text for a rank, without a step."""
     seen = threading.Event()
     stepper.watch(seen.set)
@@ -313,7 +313,7 @@ def test_killed_paused_worker_is_reported_immediately(usable: dk.Cluster, option
     stepper = up_to(Op.PUSH, usable.step(train, **options))
     moments = len(stepper.moments)
     kill(usable, 1)
-    told(
+    reported(
         stepper,
         1,
         "rank 1: died: signal SIGKILL; the others continue without it; "
@@ -348,7 +348,7 @@ def test_worker_killed_in_a_step_stops_no_other(usable: dk.Cluster, options) -> 
 def test_replacement_worker_can_be_stepped(usable: dk.Cluster) -> None:
     stepper = up_to(Op.PUSH, usable.step(train, "dist_async", on_crash="replace"))
     kill(usable, 1)
-    told(stepper, 1, "paused before set_optimizer(sgd)")
+    reported(stepper, 1, "paused before set_optimizer(sgd)")
     assert "it replaces one that died (signal SIGKILL)" in str(stepper.moment.rank_states[1])
     assert calls(stepper) == ["push('w')", "set_optimizer(sgd)", "push('w')"]
     stepper.next(rank=1)

@@ -262,11 +262,11 @@ def test_lab_hosts_runs_a_command_on_the_head(leftovers: Callable[[], list[str]]
 def test_lab_hosts_prints_instructions(leftovers: Callable[[], list[str]]) -> None:
     words = [sys.executable, "-m", "distkit", "lab-hosts", "alpha", "beta"]
     with background(words, cwd=ROOT, stdout=subprocess.PIPE) as process:
-        said = "".join(until_line(process, "Ctrl-C"))
-        if not said:
+        output = "".join(until_line(process, "Ctrl-C"))
+        if not output:
             pytest.skip("there can be no laboratory here")
-        assert "alpha  198." in said
-        assert "dk.Cluster(hosts={'alpha': 2, 'beta': 2})" in said
+        assert "alpha  198." in output
+        assert "dk.Cluster(hosts={'alpha': 2, 'beta': 2})" in output
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
     assert not leftovers()
@@ -281,6 +281,6 @@ def test_lab_hosts_ends_with_its_hosts(leftovers: Callable[[], list[str]]) -> No
             pytest.skip("there can be no laboratory here")
         for child in psutil.Process(process.pid).children():
             child.kill()
-        _, said = process.communicate(timeout=20)
-    assert process.returncode == 1 and "the hosts have ended" in said
+        _, output = process.communicate(timeout=20)
+    assert process.returncode == 1 and "the hosts have ended" in output
     assert not leftovers()

@@ -152,18 +152,18 @@ def test_machines_that_lose_only_each_other_are_named(
     if when == "between two runs":
         hosts.drop("alpha", "beta")
     head.do("run = cluster.submit(lambda: [total() for _ in range(10**9)])")
-    heard = "''.join(run.output)"
+    received = "''.join(run.output)"
     if when == "in a run":
         until(lambda: head.get("len(run.trace.events)"), timeout=SOON)
         hosts.drop("alpha", "beta")
-    until(lambda: "doctor --hosts" in head.get(heard), timeout=SOON)
-    said = head.get(heard)
+    until(lambda: "doctor --hosts" in head.get(received), timeout=SOON)
+    said = head.get(received)
     assert "the link between alpha and beta loses messages" in said
     assert "doctor --hosts alpha,beta names the direction" in said and "gamma" not in said
     found = head.get("[str(finding) for finding in cluster.diagnose()]")
     assert all("is not communicating" not in one for one in found)
     hosts.mend()
-    until(lambda: "between alpha and beta works again" in head.get(heard), timeout=SOON)
+    until(lambda: "between alpha and beta works again" in head.get(received), timeout=SOON)
     assert "error" not in head.do("cluster.interrupt(); cluster.stop()")
 
 

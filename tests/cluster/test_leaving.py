@@ -61,8 +61,8 @@ def test_kernel_exit_during_a_run_leaves_no_process(
     how: str, code: int, last: str, tmp_path: Path
 ) -> None:
     left = leave(how, tmp_path)
-    said = left.stderr.splitlines()
+    message = left.stderr.splitlines()
     assert left.returncode == code, left.stderr
-    assert said[-1:] == [last] * bool(last), left.stderr
-    assert len([x for x in said if not x.startswith(" ")]) == 2 * bool(last), left.stderr
+    assert message[-1:] == [last] * bool(last), left.stderr
+    assert len([x for x in message if not x.startswith(" ")]) == 2 * bool(last), left.stderr
     assert left.stdout == ""

@@ -111,13 +111,13 @@ def daemons() -> list[int]:
         subprocess.Popen(sleep, start_new_session=True),
         subprocess.Popen(sleep, start_new_session=True, env={}),
     ]
-    said = subprocess.run(
+    output = subprocess.run(
         ["sh", "-c", "setsid sleep 1000 >/dev/null & echo $!"],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
     )
-    return [p.pid for p in started] + [int(said.stdout)]
+    return [p.pid for p in started] + [int(output.stdout)]
 
 
 def ended(pids: list[list[int]]) -> bool:

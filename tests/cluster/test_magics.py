@@ -120,14 +120,16 @@ def test_notebook_mistake_is_explained_in_a_line(cells: dict[str, Cell]) -> None
 
 
 def test_exit_in_a_cell_is_explained(cells: dict[str, Cell]) -> None:
-    said = " ".join(cells["exits"].error.split())
-    assert "leave() calls exit()" in said and "Use `return` instead." in said
+    message = " ".join(cells["exits"].error.split())
+    assert "leave() calls exit()" in message and "Use `return` instead." in message
 
 
 def test_warning_names_the_line_of_the_cell(cells: dict[str, Cell]) -> None:
-    said = cells["unwaited"].usage
-    assert said.startswith(f"{cells['unwaited'].line(1)}: CommunicationWarning: ranks 0, 1 and 2")
-    assert f"never waited for all_reduce(async_op=True) at {cells['unwaited'].line(4)}" in said
+    message = cells["unwaited"].usage
+    assert message.startswith(
+        f"{cells['unwaited'].line(1)}: CommunicationWarning: ranks 0, 1 and 2"
+    )
+    assert f"never waited for all_reduce(async_op=True) at {cells['unwaited'].line(4)}" in message
 
 
 def test_cell_runs_on_selected_ranks(cells: dict[str, Cell]) -> None:
@@ -151,8 +153,8 @@ def test_run_is_shown_with_cell_lines(cells: dict[str, Cell]) -> None:
 
 def test_error_has_cell_lines(cells: dict[str, Cell]) -> None:
     raising, function = cells["raises"], cells["function"]
-    said = f"RankError: rank 1 raised ZeroDivisionError: division by zero at {function.line(3)}"
-    assert raising.error.startswith(f"{said}. ")
+    message = f"RankError: rank 1 raised ZeroDivisionError: division by zero at {function.line(3)}"
+    assert raising.error.startswith(f"{message}. ")
     assert f'File "In[{raising.number}]", line 4, in <module>\n    divide(0)' in raising.error
     assert f'File "In[{function.number}]", line 3, in divide\n    return 1 / by' in raising.error
 
@@ -163,11 +165,11 @@ def test_error_hides_internal_frames(cells: dict[str, Cell]) -> None:
 
 
 def test_hang_is_explained(cells: dict[str, Cell]) -> None:
-    said = " ".join(cells["hangs"].error.split())
+    message = " ".join(cells["hangs"].error.split())
     waits = [
         f"rank {r} waits in recv(src={(r + 1) % 3}) at {cells['hangs'].line(2)}" for r in range(3)
     ]
-    assert f"DeadlockError: {', '.join(waits)}: each waits for the next" in said
+    assert f"DeadlockError: {', '.join(waits)}: each waits for the next" in message
     assert all(len(line) <= 100 for line in cells["hangs"].error.splitlines())
     alone = " ".join(cells["alone"].error.split())
     assert "but ranks 1 and 2 have finished without calling it" in alone
@@ -186,9 +188,9 @@ def test_unknown_ranks_raise(cells: dict[str, Cell]) -> None:
             cells[name].error,
         )
     for name in ("negative", "no number", "half a span", "backwards", "others"):
-        said = CELLS[name].splitlines()[0]
+        message = CELLS[name].splitlines()[0]
         assert (
-            cells[name].usage == f"UsageError: {said}: pass ranks from 0 to 2, such as 0,2 or 1-3"
+            cells[name].usage == f"UsageError: {message}: pass ranks from 0 to 2, such as 0,2 or 1-3"
         )
 
 

@@ -79,10 +79,10 @@ def test_hovering_an_operation_shows_details(tab: Any, pages: Path) -> None:
     point(tab, canvas, 0.16, 21)
     card = tab.page.locator(".dk-tip")
     assert card.is_visible()
-    told = card.inner_text()
+    reported = card.inner_text()
     for word in ("send", "completed", "rank 1", "float32 [16]", "64 B", "collectives.py:31"):
-        assert word in told
-    assert ", from the call of send to the end of recv" in told
+        assert word in reported
+    assert ", from the call of send to the end of recv" in reported
     assert card.locator(".dk-strip i").count() == 16
     assert differ(before, picture(canvas))
     point(tab, canvas, 0.5, canvas.bounding_box()["height"] + 30)
@@ -125,19 +125,19 @@ def test_wheel_drag_and_keys_move_through_time(tab: Any, pages: Path) -> None:
 
 def test_hang_is_announced(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "hang.html")
-    told = tab.page.locator(".dk-notices").inner_text()
-    assert "still in recv: rank 3" in told and "1,203 events dropped" in told
+    reported = tab.page.locator(".dk-notices").inner_text()
+    assert "still in recv: rank 3" in reported and "1,203 events dropped" in reported
     point(tab, canvas, 0.9, 282)
-    told = tab.page.locator(".dk-tip").inner_text()
-    assert "still in recv" in told and "rank 0" in told
+    reported = tab.page.locator(".dk-tip").inner_text()
+    assert "still in recv" in reported and "rank 0" in reported
 
 
 def test_unusual_values_and_hostile_labels_are_text(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "odd.html")
     assert tab.page.locator(".dk-head strong").inner_text() == '<i>odd</i> & "ends"'
     point(tab, canvas, 0.3, 21)
-    told = tab.page.locator(".dk-tip").inner_text()
-    assert "[1, NaN, ∞, −∞]" in told and "1 × NaN" in told
+    reported = tab.page.locator(".dk-tip").inner_text()
+    assert "[1, NaN, ∞, −∞]" in reported and "1 × NaN" in reported
     assert tab.page.locator(".dk-tip .dk-nan").count() == 1
     assert quiet(tab)
 
@@ -152,7 +152,7 @@ def test_many_operations_are_usable(tab: Any, pages: Path) -> None:
     assert quiet(tab)
 
 
-def told(tab: Any) -> str:
+def reported(tab: Any) -> str:
     settle(tab.page)
     return str(tab.page.locator(".dk-lens-status").inner_text())
 
@@ -178,13 +178,13 @@ def test_search_finds_operations_and_enter_goes_to_the_next(tab: Any, pages: Pat
         ("nothing of this name", 0),
     ):
         tab.page.locator(".dk-lenses input").fill(query)
-        assert told(tab) == f"{count} of 48 operations", query
+        assert reported(tab) == f"{count} of 48 operations", query
     tab.page.locator(".dk-lenses input").fill("rank 3")
     tab.page.keyboard.press("Enter")
     settle(tab.page)
     assert tab.page.locator(".dk-spoken").text_content().split("; ")[1] == "on rank 3"
     tab.page.keyboard.press("Escape")
-    assert told(tab) == "" and quiet(tab)
+    assert reported(tab) == "" and quiet(tab)
 
 
 def test_critical_path_and_waiting_are_highlighted(tab: Any, tmp_path: Path) -> None:
@@ -201,18 +201,18 @@ def test_critical_path_and_waiting_are_highlighted(tab: Any, tmp_path: Path) -> 
     tab.page.keyboard.press(
         "c"
     )  # slow, send, and the last all_reduce to begin; not the recv that waited
-    assert told(tab) == "rank 0: slow (4 ms), send (998 µs); rank 1: all_reduce (998 µs)"
+    assert reported(tab) == "rank 0: slow (4 ms), send (998 µs); rank 1: all_reduce (998 µs)"
     tab.page.keyboard.press("w")
-    assert told(tab) == "5 ms on all ranks together"
+    assert reported(tab) == "5 ms on all ranks together"
     assert quiet(tab)
 
 
 def test_long_run_opens_as_summary_and_zooms_to_operations(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "big.html")
-    assert told(tab).startswith("share of time in operations")
+    assert reported(tab).startswith("share of time in operations")
     assert tab.page.locator(".dk-stage").evaluate("e => e.getBoundingClientRect().height") < 500
     closer(tab, canvas, 12)
-    assert told(tab) == "" and quiet(tab)
+    assert reported(tab) == "" and quiet(tab)
 
 
 def test_live_run_grows_until_it_ends(tab: Any, tmp_path: Path) -> None:

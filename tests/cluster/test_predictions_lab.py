@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from labs import change_theme, idle, look, outputs, run_cell
+from labs import change_theme, idle, outputs, run_cell, save_screenshots
 
 from benchmarks.lab import command, notebook
 
@@ -50,7 +50,7 @@ def test_prediction_works_when_scripts_load_late(lab: Any, tab: Any) -> None:
     field.press_sequentially("a lot")
     field.press("Enter")
     forms.nth(0).locator("[aria-invalid]").wait_for()
-    look(page, {"predict-refused": forms.nth(0)})
+    save_screenshots(page, {"predict-refused": forms.nth(0)})
     assert field.is_enabled() and field.input_value() == "a lot"
     field.fill("13")
     field.press("Enter")
@@ -63,7 +63,7 @@ def test_prediction_works_when_scripts_load_late(lab: Any, tab: Any) -> None:
     forms.nth(1).locator("input").first.focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
-    look(page, {"predict-choosing": forms.nth(1)})
+    save_screenshots(page, {"predict-choosing": forms.nth(1)})
     page.keyboard.press("Enter")
     forms.nth(1).get_by_text("Continue: a cell below has the answer.").wait_for()
     assert page.evaluate(active) == 1  # Shift+Enter runs the selected cell
@@ -74,10 +74,10 @@ def test_prediction_works_when_scripts_load_late(lab: Any, tab: Any) -> None:
         run_cell(page, cell)
     outputs(page, "twice the answer")
     forms.nth(1).locator(".dk-pass", has_text="exactly right").wait_for()
-    look(page, {"predict-lab": page})
+    save_screenshots(page, {"predict-lab": page})
     page.set_viewport_size({"width": 600, "height": 720})
     change_theme(page, "Dark")
-    look(page, {"predict-narrow-dark": page})
+    save_screenshots(page, {"predict-narrow-dark": page})
     assert forms.evaluate_all("all => all.every(e => e.scrollWidth <= e.clientWidth)")
     assert forms.get_by_role("button", name="Change").count() == 0
     assert tab.errors == [] and tab.outside == []
@@ -105,7 +105,7 @@ def test_concept_check_shows_the_picture_beside_the_question(lab: Any, tab: Any)
         if number < 5:
             page.keyboard.press("Enter")  # Next
     check.get_by_text("3 of 5 right").wait_for()
-    look(page, {"check-lab": page})
+    save_screenshots(page, {"check-lab": page})
     command(page, "docmanager:save")
     page.reload()
     idle(page)

@@ -44,8 +44,8 @@ def run(
             text=True,
         )
         assert not leftovers()
-        said = [line.split() for line in done.stdout.splitlines() if ".ipynb::" in line]
-        outcomes = {Path(words[1].split("::")[0]).name: words[0] for words in said}
+        message = [line.split() for line in done.stdout.splitlines() if ".ipynb::" in line]
+        outcomes = {Path(words[1].split("::")[0]).name: words[0] for words in message}
         return outcomes, " ".join(done.stdout.split())
 
     return run
@@ -57,30 +57,30 @@ def test_each_notebook_is_a_test(run: Callable[..., tuple[dict[str, str], str]],
     write(tmp_path / "hangs.ipynb", CLUSTER, HANGS)
     write(tmp_path / "dies.ipynb", "import os; os.kill(os.getpid(), 9)")
     (tmp_path / "bad.ipynb").write_text("{}")
-    outcomes, said = run("--distkit-notebooks")
+    outcomes, message = run("--distkit-notebooks")
     failed = dict.fromkeys(["bad.ipynb", "dies.ipynb", "hangs.ipynb"], "FAILED")
     assert outcomes == failed | dict.fromkeys(["good.ipynb", "meant.ipynb"], "PASSED")
-    assert "rank 0 waits in recv(src=1) at In[2]:2" in said  # and not after a timeout
-    assert "bad.ipynb: Jupyter cannot read the notebook" in said
-    assert "dies.ipynb: cell 1: Kernel died" in said
+    assert "rank 0 waits in recv(src=1) at In[2]:2" in message  # and not after a timeout
+    assert "bad.ipynb: Jupyter cannot read the notebook" in message
+    assert "dies.ipynb: cell 1: Kernel died" in message
 
 
 def test_cell_beyond_the_time_limit_is_interrupted(
     run: Callable[..., tuple[dict[str, str], str]], tmp_path: Path
 ):
     write(tmp_path / "loops.ipynb", "while True:\n    pass")
-    outcomes, said = run("--distkit-notebooks", "--distkit-notebook-timeout=3")
+    outcomes, message = run("--distkit-notebooks", "--distkit-notebook-timeout=3")
     assert outcomes == {"loops.ipynb": "FAILED"}
-    assert "cell 1 took longer than 3 s and was interrupted" in said
-    assert "KeyboardInterrupt" in said
+    assert "cell 1 took longer than 3 s and was interrupted" in message
+    assert "KeyboardInterrupt" in message
 
 
 def test_notebooks_are_not_collected_by_default(
     run: Callable[..., tuple[dict[str, str], str]], tmp_path: Path
 ):
     write(tmp_path / "dies.ipynb", "import os; os.kill(os.getpid(), 9)")
-    outcomes, said = run()
-    assert not outcomes and "no tests ran" in said
+    outcomes, message = run()
+    assert not outcomes and "no tests ran" in message
 
 
 def test_lessons_of_a_checkout_need_no_other_plugin() -> None:

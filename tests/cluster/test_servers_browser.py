@@ -111,8 +111,8 @@ def test_synchronous_run_is_stepped_through(tab: Any, real: Any, tmp_path: Path)
     assert view.root.locator(".dkm-list [aria-current]").count() == 0
     view.press("ArrowRight")
     assert "registers with the scheduler" in view.text(".dk-fact")
-    said = re.search(r"(\d of 4) have registered", view.text(".dk-fact"))
-    assert said is not None and f"{said[1]} registered" in drawn(view, ".mark-words")
+    message = re.search(r"(\d of 4) have registered", view.text(".dk-fact"))
+    assert message is not None and f"{message[1]} registered" in drawn(view, ".mark-words")
     view.press("PageDown")
     assert "updates" in view.text(".dk-fact strong") and "to v1" in view.text(".dk-fact strong")
     assert "with worker 0 + worker 1" in view.text(".dk-fact")
@@ -136,12 +136,12 @@ def test_stale_gradient_is_marked_everywhere(tab: Any, real: Any, tmp_path: Path
     assert drawn(view, ".mark-count") == ["3", "1"]
     assert drawn(view, ".mark-tick") == ["0", "1", "2", "3"]
     view.root.focus()
-    said = []
+    message = []
     # other messages may come in between
-    while not any("computed from v0" in fact for fact in said):
+    while not any("computed from v0" in fact for fact in message):
         view.press("ArrowLeft")
-        said.append(view.text(".dk-fact"))
-        assert len(said) < 6, said
+        message.append(view.text(".dk-fact"))
+        assert len(message) < 6, message
     view.root.locator(".dkm-list li").first.click()
     view.root.locator(".dkm-main .mark-version", has_text="v1").wait_for()
     view.fine()
@@ -151,14 +151,14 @@ def test_few_values_are_shown_as_numbers(tab: Any, real: Any, tmp_path: Path) ->
     """The recorder omits values beyond its time budget; the others must be correct."""
     made = {u.place: u.value for u in read(real["in_step"]).updates}  # the last of each
     known = [(key, written(value)) for (_, key), value in made.items() if value is not None]
-    assert {told for _, told in known} <= {"[2, 2, 2, 2]", "[2, 2]"}  # 1 of each worker
+    assert {reported for _, reported in known} <= {"[2, 2, 2, 2]", "[2, 2]"}  # 1 of each worker
     view = sheet(tab, tmp_path, real["in_step"])
     view.root.focus()
     view.press("End")
-    assert sorted(drawn(view, ".mark-worth")) == sorted(told for _, told in known)
+    assert sorted(drawn(view, ".mark-worth")) == sorted(reported for _, reported in known)
     titles = drawn(view, ".dkm-main title")
-    for key, told in known:
-        assert titles.count(f"{key} v3 = {told}") == known.count((key, told))
+    for key, reported in known:
+        assert titles.count(f"{key} v3 = {reported}") == known.count((key, reported))
     view.fine()
 
 
@@ -237,14 +237,14 @@ def test_unusual_traces_are_drawn(tab: Any, make: Any, tmp_path: Path) -> None:
 def test_hundred_workers_are_drawn(tab: Any, tmp_path: Path) -> None:
     s = traces.Script()
     for worker in range(100):
-        said = {
+        message = {
             "attributes": {"key": "w"},
             "match": f"kv:0:{worker}:0",
             "nbytes": 8,
             "dtype": "float32",
         }
-        s.op(worker, Op.PUSH, worker * 1e-3, None, peer=100 + worker % 9, **said)
-        s.op(100 + worker % 9, Op.RECV, worker * 1e-3, worker * 1e-3 + 5e-4, peer=worker, **said)
+        s.op(worker, Op.PUSH, worker * 1e-3, None, peer=100 + worker % 9, **message)
+        s.op(100 + worker % 9, Op.RECV, worker * 1e-3, worker * 1e-3 + 5e-4, peer=worker, **message)
     roles = traces.names(*["worker"] * 100, *["server"] * 9)
     view = sheet(tab, tmp_path, s.trace(ranks=roles))
     assert view.root.locator(".mark-number").count() == 10

@@ -130,8 +130,8 @@ def test_picture_of_a_run_that_ends_between_cells_shows_its_end(
 
 
 def test_picture_of_a_stepped_run_shows_its_end(executed: NotebookNode) -> None:
-    assert "looking back" not in (said := executed.cells[-2].outputs[0].data["text/plain"])
-    assert "before the first step" not in said and "finished" in said
+    assert "looking back" not in (message := executed.cells[-2].outputs[0].data["text/plain"])
+    assert "before the first step" not in message and "finished" in message
 
 
 def test_nbconvert_shows_the_pictures_offline(

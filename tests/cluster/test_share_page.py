@@ -136,9 +136,11 @@ def test_unknown_picture_version_has_a_notice(tab: Any, tmp_path: Path, name: st
     page = tmp_path / "newer.html"
     page.write_text(NEWER % (css(name), script, picture), encoding="utf-8")
     tab.page.goto(page.as_uri())
-    said = tab.page.locator("#at").inner_text()
+    message = tab.page.locator("#at").inner_text()
     newer = f"(format {assets.FORMAT + 1}, this page knows {assets.FORMAT})"
-    assert "drawn by a newer distkit" in said and newer in said and "update distkit" in said
+    assert (
+        "drawn by a newer distkit" in message and newer in message and "update distkit" in message
+    )
     tab.page.evaluate("dispose()")
     assert tab.page.locator("#at").inner_text() == ""
     assert tab.errors == []

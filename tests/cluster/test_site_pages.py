@@ -144,9 +144,9 @@ def test_slides_of_selected_lessons(
     monkeypatch.setattr(sys, "argv", ["site", "--slides", str(to), "15"])
     with pytest.raises(SystemExit) as ended:
         tool.main()
-    said = str(ended.value)
-    assert said.startswith("15_b, cell 2: Error")
-    assert said.endswith('Repeat it alone: make slides ARGS="15"')
+    message = str(ended.value)
+    assert message.startswith("15_b, cell 2: Error")
+    assert message.endswith('Repeat it alone: make slides ARGS="15"')
     assert files <= {path.name for path in to.iterdir()}
     monkeypatch.setattr(sys, "argv", ["site", "--slides", str(to), "99"])
     with pytest.raises(SystemExit) as ended:

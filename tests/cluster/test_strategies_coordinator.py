@@ -124,20 +124,20 @@ def test_error_is_raised_once_and_cancels_the_rest(cluster) -> None:
             return n
 
         coordinator = ClusterCoordinator(strategy)
-        values, said = [], []
+        values, output = [], []
         try:
             for n in range(500):
                 values.append(coordinator.schedule(wrong, (n,)))
             coordinator.join()
         except ZeroDivisionError as error:
-            said = [str(error), "function 3, wrong, on worker" in str(error.__cause__)]
+            output = [str(error), "function 3, wrong, on worker" in str(error.__cause__)]
         coordinator.join()  # it was raised
         with pytest.raises(ZeroDivisionError, match="three"):
             values[3].fetch()
         assert coordinator.fetch(values[:3]) == [0, 1, 2]
         after = coordinator.schedule(strategy.run, (step, (torch.ones(2, 3),))).get()
         coordinator.join()
-        return said, after, model.weight.unique().tolist()
+        return output, after, model.weight.unique().tolist()
 
     assert cluster.run(train, ParameterServerStrategy()).results[0] == (
         ["three", True],
@@ -160,7 +160,7 @@ def test_unpicklable_results_and_arguments_raise(cluster) -> None:
             norm = nn.BatchNorm1d(2)
         coordinator = ClusterCoordinator(strategy)
 
-        def told(fn, *args) -> str:
+        def reported(fn, *args) -> str:
             value = coordinator.schedule(fn, args)
             with pytest.raises(StrategyError) as caught:
                 value.fetch()
@@ -176,10 +176,10 @@ def test_unpicklable_results_and_arguments_raise(cluster) -> None:
 
         with pytest.raises(StrategyError, match="already has a ClusterCoordinator"):
             ClusterCoordinator(strategy)
-        said = [told(locks), told(Unreadable), told(strategy.run, normalizes)]
+        output = [reported(locks), reported(Unreadable), reported(strategy.run, normalizes)]
         norm.eval()
         coordinator.schedule(normalizes).fetch()
-        return said, coordinator.schedule(strategy.run, (step, (torch.ones(2, 3),))).fetch()
+        return output, coordinator.schedule(strategy.run, (step, (torch.ones(2, 3),))).fetch()
 
     (locks, unread, normalizes), after = cluster.run(train, ParameterServerStrategy()).results[0]
     assert "The result of function 0, locks, a lock, cannot be pickled" in locks
@@ -215,9 +215,9 @@ def test_training_on_the_coordinator_warns(cluster) -> None:
             coordinator.schedule(strategy.run, (len, ("abc",))).fetch()
         return [(w.filename, str(w.message)) for w in caught]
 
-    told = cluster.run(train, ParameterServerStrategy()).results[0]
-    assert [words.split()[0] for _, words in told] == ["strategy.run()", "strategy.reduce()"]
-    for file, words in told:
+    reported = cluster.run(train, ParameterServerStrategy()).results[0]
+    assert [words.split()[0] for _, words in reported] == ["strategy.run()", "strategy.reduce()"]
+    for file, words in reported:
         assert file == __file__
         assert "was called on worker 0, which coordinates" in words
 
@@ -245,14 +245,14 @@ def test_scheduled_function_cannot_create_variables(cluster) -> None:
     def train(strategy):
         made(strategy)
         coordinator = ClusterCoordinator(strategy)
-        said = []
+        output = []
         for make in (lambda: nn.Linear(2, 1), lambda: Variable(1.0)):
             with pytest.raises(StrategyError) as caught:
                 coordinator.schedule(strategy.run, (make,)).fetch()
             with pytest.raises(StrategyError):
                 coordinator.join()
-            said.append(str(caught.value))
-        return said
+            output.append(str(caught.value))
+        return output
 
     module, variable = cluster.run(train, ParameterServerStrategy()).results[0]
     assert "Linear.weight was created inside `run` of ParameterServerStrategy" in module

@@ -12,7 +12,9 @@ def test_every_synchronous_strategy_equals_one_process() -> None:
     with Cluster(workers=2, servers=1) as cluster:
         table = support(cluster.run).to_dict("index")
     refused, alone = table.pop("TPUStrategy"), table.pop("ParameterServerStrategy, async")
-    assert {said for cells in table.values() for said in cells.values()} == {EQUAL}
-    assert all(said.startswith("refused because TPUStrategy needs") for said in refused.values())
+    assert {message for cells in table.values() for message in cells.values()} == {EQUAL}
+    assert all(
+        message.startswith("refused because TPUStrategy needs") for message in refused.values()
+    )
     assert alone["evaluate/predict"] == EQUAL
     assert alone["fit"].startswith("differs by ")

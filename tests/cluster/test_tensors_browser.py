@@ -16,7 +16,7 @@ from distkit.trace.trace import Trace
 from distkit.views.tensors import draw, project
 
 
-def said() -> None:
+def message() -> None:
     """A sum with unusual values, a broadcast, a ring."""
     x = torch.arange(12.0).reshape(3, 4) * (dist.get_rank() + 1) - 6
     if dist.get_rank() == 1:
@@ -28,7 +28,7 @@ def said() -> None:
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return dk.run_ranks(said, 4).trace
+    return dk.run_ranks(message, 4).trace
 
 
 def test_tensors_of_a_run_are_drawn(tab: Any, tmp_path: Path, trace: Trace) -> None:

@@ -47,16 +47,16 @@ def test_wheel_contains_distkit_and_companions(place: Path, tmp_path: Path) -> N
 
 def test_exercises_are_judged_without_a_checkout(place: Path, tmp_path: Path) -> None:
     (tmp_path / "ada.py").write_text("def bubble(p, m):\n    return (p - 1) / (m + p - 1)\n")
-    said = run(place / "distkit", "grade", "ada.py", cwd=tmp_path)
-    assert said.startswith("ada.py: 1 of 1 points")
+    message = run(place / "distkit", "grade", "ada.py", cwd=tmp_path)
+    assert message.startswith("ada.py: 1 of 1 points")
     assert "rank 2" in run(place / "distkit", "answers", "00", cwd=tmp_path)
 
 
 def test_demos_run_from_the_wheel(
     place: Path, tmp_path: Path, leftovers: Callable[[], list[str]]
 ) -> None:
-    said = run(place / "distkit", "demo", "all", "--html", "demo.html", cwd=tmp_path)
+    message = run(place / "distkit", "demo", "all", "--html", "demo.html", cwd=tmp_path)
     page = tmp_path.joinpath("demo.html").read_text(encoding="utf-8")
-    assert not [name for name in demos.ALL if name not in said]
+    assert not [name for name in demos.ALL if name not in message]
     assert page.count('<section id="panel') >= len(demos.ALL)
     assert not leftovers()

@@ -83,14 +83,14 @@ class Head:
         """Return the next matching message, or the final message of this piece."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            said: dict[str, Any] = json.loads(line)
-            if wanted(said) or "seconds" in said:
-                return said
+            output: dict[str, Any] = json.loads(line)
+            if wanted(output) or "seconds" in output:
+                return output
         raise EOFError("the kernel on the head has ended")
 
     def end(self) -> dict[str, Any]:
         """Return the final message of a started piece: ``seconds``, and ``error`` if it failed."""
-        return self.until(lambda said: False)
+        return self.until(lambda output: False)
 
     def do(self, source: str) -> dict[str, Any]:
         """Run a piece of code to its end."""
@@ -100,10 +100,10 @@ class Head:
     def get(self, expression: str) -> Any:
         """Return the value of an expression."""
         self.begin(f"say(value={expression})")
-        said = self.until(lambda said: "value" in said)
-        assert "value" in said, said
+        output = self.until(lambda output: "value" in output)
+        assert "value" in output, output
         self.end()
-        return said["value"]
+        return output["value"]
 
     def kill(self) -> None:
         """Kill the kernel, like a crash."""

@@ -50,8 +50,8 @@ class Kernel:
     @classmethod
     def start(cls, url: str, token: str, path: str = "") -> Kernel:
         """Start a kernel for a notebook."""
-        told = ask(f"{url}/api/kernels", token, "POST", {"path": path})
-        return cls(url, token, told["id"])
+        content = ask(f"{url}/api/kernels", token, "POST", {"path": path})
+        return cls(url, token, content["id"])
 
     def end(self) -> None:
         """Shut the kernel down."""
@@ -92,15 +92,15 @@ async def _said(line: WebSocketClientConnection, request: str) -> str:
         if isinstance(text, bytes):  # a message with buffers: a view's picture
             continue
         message = json.loads(text)
-        kind, told = message["msg_type"], message["content"]
-        if kind == "status" and told["execution_state"] in ("restarting", "dead"):
+        kind, content = message["msg_type"], message["content"]
+        if kind == "status" and content["execution_state"] in ("restarting", "dead"):
             raise (DistkitError if begun else _Unheard)("the kernel has died")
         if message["parent_header"].get("msg_id") != request:
             continue
         begun = True
-        said += told["text"] if kind == "stream" and told["name"] == "stdout" else ""
-        error = f"{told['ename']}: {told['evalue']}" if kind == "error" else error
-        if kind == "status" and told["execution_state"] == "idle":
+        said += content["text"] if kind == "stream" and content["name"] == "stdout" else ""
+        error = f"{content['ename']}: {content['evalue']}" if kind == "error" else error
+        if kind == "status" and content["execution_state"] == "idle":
             if error:
                 raise DistkitError(error)
             return said

@@ -38,7 +38,7 @@ def change_theme(page: Any, name: str) -> None:
     page.wait_for_selector("#jupyterlab-splash", state="detached")
 
 
-def category(page: Any, views: dict[str, Any]) -> None:
+def save_screenshots(page: Any, views: dict[str, Any]) -> None:
     """Save a screenshot of each view as ``NAME.png``."""
     RESULTS.mkdir(exist_ok=True)
     settle(page)

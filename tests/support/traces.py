@@ -27,8 +27,8 @@ def summary(values: list[float], size: int | None = None) -> Summary:
 def info(known: RunInfo = RunInfo(), **facts: Any) -> RunInfo:  # noqa: B008
     """Create the RunInfo of a run from plain data or structs."""
     plain = msgspec.to_builtins(facts, str_keys=True)
-    told = msgspec.convert(plain, RunInfo, str_keys=True)
-    return structs.replace(known, **{name: getattr(told, name) for name in facts})
+    reported = msgspec.convert(plain, RunInfo, str_keys=True)
+    return structs.replace(known, **{name: getattr(reported, name) for name in facts})
 
 
 class Script:
