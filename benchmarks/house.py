@@ -51,7 +51,7 @@ BESIDE = ("tests", "benchmarks")
 TOTALS = {
     "all of distkit": Line(18_753, 15_000),
     "the whole product": Line(29_517, 25_000),
-    "lines of JavaScript": Line(4_148, 4_300),
+    "lines of JavaScript": Line(4_149, 4_300),
     "files in distkit": Line(200, 150),
     "names at the top level": Line(28, 23),
 }

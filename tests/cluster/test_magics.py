@@ -190,7 +190,8 @@ def test_unknown_ranks_raise(cells: dict[str, Cell]) -> None:
     for name in ("negative", "no number", "half a span", "backwards", "others"):
         message = CELLS[name].splitlines()[0]
         assert (
-            cells[name].usage == f"UsageError: {message}: pass ranks from 0 to 2, such as 0,2 or 1-3"
+            cells[name].usage
+            == f"UsageError: {message}: pass ranks from 0 to 2, such as 0,2 or 1-3"
         )
 
 
