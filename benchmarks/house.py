@@ -32,7 +32,7 @@ LINES = {
     "distkit/data": Line(277, 350),
     "distkit/diagnosis": Line(2_255, 1_800),
     "distkit/kvstore": Line(2_102, 1_700),
-    "distkit/recording": Line(1_756, 1_600),
+    "distkit/recording": Line(1_758, 1_600),
     "distkit/trace": Line(963, 700),
     "distkit/views": Line(4_563, 3_800),
     "companions/distkit_course": Line(1_266, 1_300),
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(18_753, 15_000),
-    "the whole product": Line(29_517, 25_000),
+    "all of distkit": Line(18_755, 15_000),
+    "the whole product": Line(29_519, 25_000),
     "lines of JavaScript": Line(4_149, 4_300),
     "files in distkit": Line(200, 150),
     "names at the top level": Line(28, 23),

@@ -27,7 +27,8 @@ _ADVICE = {
     r"incompatible function arguments[\s\S]*ReduceOp": "op must be a dist.ReduceOp: "
     "dist.ReduceOp.SUM (the default), AVG, MAX, MIN, PRODUCT, BAND, BOR or BXOR.",
     r"invalid root rank": "src and dst must be ranks from 0 to dist.get_world_size() - 1.",
-    r"rank -?\d+ does not exist": "In a ring the next rank is (rank + 1) % dist.get_world_size().",
+    r"rank -?\d+ does not exist": "Ranks are 0 to dist.get_world_size() - 1: at the end of a line "
+    "leave the call out; in a ring the next rank is (rank + 1) % dist.get_world_size().",
     r"should not be the same as the rank of the current process": "A rank cannot send to "
     "itself: copy the tensor instead.",
     r"Tag must be nonnegative": "Use the same tag, 0 or greater, for the send and its receive.",

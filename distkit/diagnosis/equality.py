@@ -60,7 +60,7 @@ class Comparison:
 
     ``first`` is the first difference, or None. ``exact`` is true if all compared values are
     bitwise equal; ``largest`` is the largest relative difference within the tolerance;
-    ``compared`` is the number of steps and layers, as text.
+    ``compared`` is the number of steps and parameters, as text.
     """
 
     first: Difference | None
@@ -112,15 +112,15 @@ def equal(
 
     Example:
         >>> dk.equal(cluster.run(train), dk.run_ranks(train, 1))     # doctest: +SKIP
-        Equal in all 120 steps and 4 layers; the largest difference is 3e-07 of the largest value
+        Equal in all 20 steps and 4 parameters; the largest difference is 3e-7 of the largest value
     """
     first_training, second_training = (
         _training(name, run_or_trace) for name, run_or_trace in (("first", run), ("second", other))
     )
     finder = _DifferenceFinder(first_training, second_training, rtol)
     difference = next(chain(finder.shapes(), finder.differences()), None)
-    counts = count(len(first_training.steps), "step"), count(len(first_training.layers), "layer")
-    compared = "all " * (len(first_training.steps) > 1) + " and ".join(counts)
+    steps, parameters = len(first_training.steps), len(first_training.layers)
+    compared = f"{'all ' * (steps > 1)}{count(steps, 'step')} and {count(parameters, 'parameter')}"
     return Comparison(difference, difference is None and finder.exact, finder.largest, compared)
 
 

@@ -228,7 +228,10 @@ def _ignores_values(operator: str) -> bool:
 def _is_counted(tensor: torch.Tensor) -> bool:
     """Return whether the version counter covers exactly this tensor's memory."""
     is_supported = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_inference()
-    return is_supported and tensor.nbytes == tensor.untyped_storage().nbytes()
+    # empty chunks of the same tensor share the counter of a chunk with its only element
+    is_shared = tensor.numel() == 1 and tensor._base is not None
+    is_whole = tensor.nbytes == tensor.untyped_storage().nbytes()
+    return is_supported and is_whole and not is_shared
 
 
 def layout(tensor: torch.Tensor) -> NDArray[Any]:

@@ -627,7 +627,7 @@ def _facts(call: Call, caller: FrameType, in_backward: bool) -> Facts:
     name = "reduction" if call.reduces else "function"
     value = reduction(caller) if call.reduces else object_function(caller)
     attributes: Facts = ((name, value),) if value else ()
-    if in_backward and not is_functional(caller):
+    if in_backward and call.reduces and not is_functional(caller):
         return *attributes, ("gradients", True)
     return attributes
 

@@ -264,7 +264,7 @@ def test_training_is_independent_of_the_number_of_ranks() -> None:
     found = dk.equal(dk.run_ranks(watched, 3), one)
     assert found
     assert found.largest < 1e-10
-    assert found.compared == "all 4 steps and 4 layers"
+    assert found.compared == "all 4 steps and 4 parameters"
     assert dk.equal(one, dk.run_ranks(watched, 1)).exact
 
 
