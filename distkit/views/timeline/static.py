@@ -179,7 +179,9 @@ class _Painter:
             if kind in kinds:
                 x -= text_width(label, 12)
                 yield svg.text(x, 32, label, GRAY)
-                yield svg.rect(x - 29, 22, 22, 12, *_fill(kind, GRAY))
+                yield svg.rect(
+                    x - 29, 22, 22, 12, *_fill(kind, work_color("") if kind == "mark" else GRAY)
+                )
                 x -= 48
         for i, notice in enumerate(self.notices):
             yield svg.text(24, 56 + 22 * i, notice, svg.notice_color(notice))
