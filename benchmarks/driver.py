@@ -103,19 +103,19 @@ class Driver:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def request(self, line: str = "", within: float = 180.0) -> Any:
+    def request(self, line: str = "", timeout: float = 180.0) -> Any:
         """Send a request, and return the program's next reply; the program may read the line."""
         _pipe(self.process.stdin).write(f"{line}\n".encode())
-        return self.reply(within)
+        return self.reply(timeout)
 
-    def reply(self, within: float = 180.0) -> Any:
+    def reply(self, timeout: float = 180.0) -> Any:
         """Wait for the program's next reply.
 
         Raises:
-            DistkitError: the program ended, or did not reply ``within`` this many seconds.
+            DistkitError: the program ended, or did not reply within ``timeout`` [s].
         """
         stdout = _pipe(self.process.stdout)
-        ready, _, _ = select.select([stdout], [], [], within)
+        ready, _, _ = select.select([stdout], [], [], timeout)
         line = stdout.readline() if ready else b""
         if not line:
             log = self._log.read_text(errors="replace")[-2000:].strip()

@@ -214,7 +214,7 @@ def _all_reduce(name: str, *hints: str) -> Task:
             (to_everybody, sent),
             (over_rank_0, sent),
             (dist.all_reduce, "it calls dist.all_reduce: write it with send and recv"),
-            (not_in_place, "it returns the right result, but x has to hold it: write into x"),
+            (not_in_place, "it returns the right result, but x must hold it: write into x"),
             (receives_first, "deadlock in receives_first: "),
             (averages, "where [30] would be right"),
         ),
@@ -277,7 +277,7 @@ TASKS: list[Task] = [
         "Put your own x into outputs[rank] first.",
         "In round s pass on to the right what came in the round before: that of rank r-s.",
         wrong=(
-            (gathers_anew, "it returns the right result, but outputs has to hold it"),
+            (gathers_anew, "it returns the right result, but outputs must hold it"),
             (dist.all_gather, "it calls dist.all_gather: write it with send and recv"),
             (forgets_its_own, "where [10, 20] would be right"),
             (gathers_over_rank_0, "bytes sent by the busiest rank; All-gather needs"),

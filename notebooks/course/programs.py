@@ -163,7 +163,7 @@ TASKS: list[Task] = [
         "on a GPU: x.cpu() is a copy.",
         staged,
         (
-            "Which tensor does the backend get, and which one has to hold the sum?",
+            "Which tensor does the backend get, and which one must hold the sum?",
             "x = host only gives the name to another tensor. copy_ writes into x.",
         ),
         Program(

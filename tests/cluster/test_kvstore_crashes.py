@@ -154,9 +154,6 @@ def test_accepted_push_survives_its_worker(cluster, tmp_path, mode: str, on_cras
         run = cluster.run(dies_unheard, mode, on_crash, str(tmp_path))
     picture = draw(project(run.trace))
     assert not any("refused" in notice for notice in picture["notices"])
-    mine = [b["more"] for b in picture["keyframes"] if b["who"].startswith("worker 1 pushes")]
-    (more,) = [m for m in mine if "its worker has ended" in m]
-    assert "applied in v" in more or mode == "dist_sync"  # whose round completes without it
 
 
 # -- in the middle of a run: others take their places --------------------------------

@@ -98,7 +98,7 @@ def test_user_files_named_like_modules_do_no_harm(
 
     with dk.Cluster(2) as cluster:
         assert cluster.run(program).results == [9.0, 9.0]
-        with pytest.raises(dk.errors.RankError, match=r"/wave\.py has the name(?s:.*)rename"):
+        with pytest.raises(dk.errors.RankError, match=r"/wave\.py has the same name(?s:.*)rename"):
             cluster.run(mistaken)
     assert dk.run_ranks(program, 2).results == [9.0, 9.0]
 

@@ -93,7 +93,7 @@ def test_ring_all_reduce_is_stepped_through_round_by_round(load: Any, real: Any)
         assert view.panel() == view.text(".dk-clock") == f"round {rounds} of 6"
         assert view.main(".mark-fresh").count() == 4  # the chunks that have just come
     fact = view.text(".dk-fact")
-    assert "4 messages" in fact and "16 B each" in fact and "overwrite" in fact
+    assert "4 messages" in fact and "16 B each" in fact and "replace" in fact
     assert "ring.py" in fact
     view.press("PageUp")
     view.at(4)

@@ -103,7 +103,7 @@ def test_subgroup_uses_group_ranks() -> None:
         return found, [str(w.message) for w in caught]
 
     with pytest.warns(
-        dk.errors.CommunicationWarning, match="on a group without rank 0: nothing happens"
+        dk.errors.CommunicationWarning, match="on a group without rank 0: the call has no effect"
     ):
         outside, *inside = dk.run_ranks(program, 4).results
     assert all(x == [0.0] * 5 for x in outside[0].values())

@@ -37,7 +37,7 @@ def test_calibration_finds_links_with_their_uncertainty(machine: Measured) -> No
         assert 0 < found.last_beta < 1e-6
     assert machine.link.gamma > 0
     assert 0 <= machine.calling(1024) < 1
-    assert "alone" in repr(machine)
+    assert "single" in repr(machine)
 
 
 def test_calibration_is_a_network_for_the_simulator(machine: Measured) -> None:
@@ -46,9 +46,9 @@ def test_calibration_is_a_network_for_the_simulator(machine: Measured) -> None:
     assert 0 < times[0] < times[1]
     trace = dk.simulation.simulate("tree", n, 4096, machine)
     assert len(trace.messages) == 2 * (n - 1)
-    with pytest.raises(ValueError, match=f"the ranks that were measured are {n} ranks, not 5"):
+    with pytest.raises(ValueError, match=rf"the network \(measured\) has {n} ranks, not 5"):
         dk.simulation.simulate("ring", 5, 4, machine)
-    with pytest.raises(ValueError, match="17 at once was not measured"):
+    with pytest.raises(ValueError, match="17 concurrent transfers were not measured"):
         machine.fit(17)
 
 

@@ -178,9 +178,9 @@ def returned_list(outputs: list[torch.Tensor], x: torch.Tensor) -> list[torch.Te
         (
             "ring_all_reduce",
             returned,
-            "it returns the right result, but x has to hold it: write into x",
+            "it returns the right result, but x must hold it: write into x",
         ),
-        ("all_gather", returned_list, "it returns the right result, but outputs has to hold it"),
+        ("all_gather", returned_list, "it returns the right result, but outputs must hold it"),
     ],
 )
 def test_returned_instead_of_in_place_result_is_named(name: str, wrong: Any, says: str) -> None:

@@ -75,7 +75,7 @@ def test_messages_are_activations_and_gradients() -> None:
 
 
 REFUSED = {
-    "7 rows in 8 micro-batches: give microbatches from 1 to 7": lambda s: pipeline_step(
+    "7 rows in 8 micro-batches: use 1 to 7 micro-batches": lambda s: pipeline_step(
         s, batch(), loss_fn, microbatches=8
     ),
     "7 inputs and 6 targets": lambda s: pipeline_step(

@@ -138,7 +138,7 @@ export class Scene extends Sheet {
     const between = counted(script.unit) && time !== script.keyframes[keyframe]?.end; // within a round
     this.marks.draw(time, player.resting && !between ? keyframe : -1);
     if (picture.side) this.side.draw(time, -1);
-    const shown = keyframe + (between && time > 0 ? 1 : 0); // the round shown by the clock
+    const shown = keyframe + (between && time > 0 && script.first !== 0 ? 1 : 0); // the round shown by the clock
     const { who = picture.before, more = "", where = "", verdicts = [] } =
       script.keyframes[shown] ?? {};
     const nth = script.first === 0
