@@ -63,31 +63,36 @@ def find_all_reduces(trace: EventLog) -> list[AllReduce]:
     result = []
     for (group, name), messages in grouped(sends, lambda send: _origin(trace, *send)).items():
         members = tuple(int(r) for r in groups.get(group, ()))
-        schedule, chunks = _schedule(name, len(members))
-        all_reduces = _match(members, schedule, chunks, messages)
-        if name or (len(members) > 2 and all(map(_fits_ring, all_reduces))):
-            result += all_reduces
+        schedule, chunks, is_known = _schedule(name, len(members))
+        if is_known or len(members) > 2:
+            all_reduces = _match(members, schedule, chunks, messages)
+            result += all_reduces if is_known or all(map(_fits_ring, all_reduces)) else []
     return result
 
 
 def _origin(trace: EventLog, message: Message, send: Span) -> tuple[str, str]:
-    """Return the group of a message, and the distkit algorithm that sends it, else ""."""
+    """Return the group of a message, and the name of the algorithm that may send it, else ""."""
     file = Path(send.where.rpartition(":")[0])
     name = file.stem if file.parent.name == "all_reduce" else ""
     return message.group, trace.info.name if trace.info.simulated else name
 
 
-def _schedule(name: str, n: int) -> tuple[list[Round], int]:
-    """Return the rounds and the number of chunks of an algorithm, by default those of a ring.
+def _schedule(name: str, n: int) -> tuple[list[Round], int, bool]:
+    """Return the rounds and number of chunks of an algorithm, and True if the name is known.
 
-    The catalogue imports torch; without torch, the ring is the only known algorithm.
+    Otherwise they are those of a ring. The catalogue imports torch; without torch, the ring is the
+    only known algorithm.
     """
-    if name and find_spec("torch"):
+    if name and n > 1 and find_spec("torch"):
         from distkit.algorithms import ALL_REDUCES
 
         if name in ALL_REDUCES:
-            return list(ALL_REDUCES[name].schedule(n)), ALL_REDUCES[name].chunks(n)
-    return [*ring_trip(n, 0, reduce=True), *ring_trip(n, 1, reduce=False)], n
+            return list(ALL_REDUCES[name].schedule(n)), ALL_REDUCES[name].chunks(n), True
+    return (
+        [*ring_trip(n, 0, reduce=True), *ring_trip(n, 1, reduce=False)],
+        n,
+        name == "ring" and n > 1,
+    )
 
 
 def _match(
@@ -126,10 +131,7 @@ def _pop_round(
 def _fits_ring(all_reduce: AllReduce) -> bool:
     """Return True if these can be the transfers of a ring all-reduce."""
     last: dict[Key, Transfer] = {}  # by receiver and chunk
-    unchanged: dict[bool, list[bool]] = {
-        True: [],
-        False: [],
-    }  # whether values are unchanged, by reduce
+    unchanged: dict[bool, list[bool]] = {True: [], False: []}  # values as received, by reduce
     for t in (t for row in all_reduce.rounds for t in row):
         m, received = t.message, last.get((t.message.src, t.chunk))
         assert m.send is not None
