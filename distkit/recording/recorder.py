@@ -563,7 +563,11 @@ def is_users(filename: str) -> bool:
         return True
     if "-packages/" in filename or filename.startswith(_LIBRARY):
         return False
-    return not any(_has_installed_packages(f) for f in sys.path if f and filename.startswith(f))
+    return not any(
+        _has_installed_packages(folder)
+        for folder in sys.path
+        if folder and filename.startswith(f"{folder.rstrip('/')}/")
+    )
 
 
 @cache
