@@ -139,7 +139,7 @@ def gathers_anew(outputs: list[Tensor], x: Tensor) -> list[Tensor]:
 
 
 def forgets_its_own(outputs: list[Tensor], x: Tensor) -> None:
-    """Omits the copy of its own part."""
+    """Does not copy its own part."""
     COLLECTIVES["all_gather"].reference(outputs, x)
     outputs[dist.get_rank()].zero_()
 
