@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_286, 550),
     "distkit/algorithms": Line(1_433, 1_300),
-    "distkit/cluster": Line(4_123, 3_000),
+    "distkit/cluster": Line(4_118, 3_000),
     "distkit/data": Line(277, 350),
     "distkit/diagnosis": Line(2_255, 1_800),
     "distkit/kvstore": Line(2_102, 1_700),
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(18_760, 15_000),
-    "the whole product": Line(29_524, 25_000),
+    "all of distkit": Line(18_755, 15_000),
+    "the whole product": Line(29_519, 25_000),
     "lines of JavaScript": Line(4_149, 4_300),
     "files in distkit": Line(200, 150),
     "names at the top level": Line(28, 23),

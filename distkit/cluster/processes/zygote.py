@@ -28,7 +28,6 @@ import traceback
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from distkit.cluster.processes import folders
@@ -42,9 +41,6 @@ from distkit.cluster.processes.descendants import (
 )
 from distkit.cluster.processes.rank_spec import LATE
 from distkit.errors import DistkitError
-
-#: Cache folder of torch's compiler, which creates it in /tmp on import.
-CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 #: Idle time, without children and commands, before the zygote imports ``LATE`` [s].
 IDLE_TIME = 0.5
@@ -112,14 +108,11 @@ class Zygote:
         """Import ``LATE``; also called when the zygote is idle."""
         if self.complete or "torch" not in sys.modules:
             return
-        self.complete, users_cache = True, os.environ.get(CACHE)
+        self.complete = True
         try:
             __import__(LATE)
         except Exception:  # ranks that need it will report the error
             traceback.print_exc()
-        if users_cache is None and (created := os.environ.pop(CACHE, "")):
-            with suppress(OSError):  # it is in use
-                Path(created).rmdir()
 
     def do_torch(self, fd: int | None) -> None:
         """Send torch's versions of CUDA and NCCL, without initializing them."""
