@@ -83,7 +83,7 @@ def test_operation_is_linked_to_its_counterpart(
     message = str(sheet.root.locator("> .dk-spoken").text_content())
     assert re.match(r"(ring: (send|recv)|torch: all_reduce), ", message) and "has none" in message
     card = sheet.text(".dk-tip")
-    assert "has none" in card and "operation 1 of rank" in card
+    assert "has none" in card and re.search(r"operation \d of rank \d", card)
     sheet.press("ArrowDown", "ArrowUp", "Escape")
     assert sheet.root.locator(".dk-tip").is_hidden()
     sheet = opened(tab, tmp_path, {"ring": runs["ring"], "again": runs["ring"]})

@@ -40,7 +40,7 @@ with dk.Cluster(hosts={"alpha": 3, "beta": 1}) as cluster:
 
 
 @pytest.mark.skipif(not shutil.which("sshd", path=PATH), reason="there is no sshd here")
-def test_no_message_over_hosts_is_received_before_it_was_sent(tmp_path: Path) -> None:
+def test_messages_between_hosts_are_in_order_within_the_error_of_clocks(tmp_path: Path) -> None:
     saved = tmp_path / "run.trace"
     with laboratory(["alpha", "beta"], skew={"beta": 5}, shared=[tmp_path]) as lab:
         lab.ssh()
@@ -54,10 +54,10 @@ def test_no_message_over_hosts_is_received_before_it_was_sent(tmp_path: Path) ->
     assert trace.hosts == {0: "alpha", 1: "alpha", 2: "alpha", 3: "beta"}
     clock = trace.info.clocks["beta"]
     assert abs(clock.ahead - 5) <= 2 * clock.error < 0.1
-    assert all(m.sent < m.received for m in trace.messages)
+    assert all(m.sent < m.received + clock.error for m in trace.messages)
     barriers = [c for c in trace.collectives if c[0].op == "barrier"]
     assert len(barriers) == 40
-    assert all(max(s.start for s in c) < min(s.end for s in c) for c in barriers)
+    assert all(max(s.start for s in c) < min(s.end for s in c) + clock.error for c in barriers)
     # 40 times round of 8 bytes; and between the leaders, 2 times half of 400 kB
     assert trace.host_traffic == {
         ("alpha", "alpha"): (40, 320),
