@@ -38,7 +38,6 @@ if TYPE_CHECKING:
         speedups,
     )
     from distkit_simulation.training import Workload, data_parallel, pipeline
-    from distkit_simulation.what_if import ideal_step
 
 #: The names of each module, which is imported on first use: some modules need torch.
 _NAMES = {
@@ -64,7 +63,6 @@ _NAMES = {
         "simulate",
     ],
     "distkit_simulation.training": ["Workload", "data_parallel", "pipeline"],
-    "distkit_simulation.what_if": ["ideal_step"],
 }
 _modules = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -87,7 +85,6 @@ __all__ = [
     "data_parallel",
     "exponential",
     "finish_times",
-    "ideal_step",
     "lognormal",
     "measure_step",
     "parallel",

@@ -60,8 +60,7 @@ class Trace(EventLog):
         PyTorch's flight-recorder dumps (JSON or pickle; only plain values are read) and the
         Chrome traces of ``torch.profiler`` have one file per rank: pass a list of files or their
         folder. The rank is read from the file's content, or else from a number in its name;
-        ``info.ranks`` contains the file of each. Recorded pipeline steps, as published with
-        ByteDance's what-if analysis, are one file. The format is detected from the content, not
+        ``info.ranks`` contains the file of each. The format is detected from the content, not
         from the name. :meth:`diagnose` reports the limits of such files.
 
         A folder written by :func:`distkit_hosts.record` is merged into one trace, even while the

@@ -170,13 +170,11 @@ def broken(change: Callable[[Json], Any]) -> Json:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "the file is empty. distkit reads its own"),
-        (b" \n", "the file is empty"),
-        (b"PK\x03\x04rest", "is a zip archive. Unpack it first"),
+        (b"", "damaged, or not a trace"),
         (b"{", "Expecting property name"),
         (b"\x80\x04garbage", "damaged, or not a trace"),
         (b"\x1f\x8b\x08garbage", "truncated or damaged"),
-        (b"[1, 2]", "`$.traceEvents[0]`"),
+        (b'{"traceEvents": [1, 2]}', "`$.traceEvents[0]`"),
         (b'{"hello": 1}', "not a trace: it contains hello. distkit reads its own"),
         (b'"text"', "not a trace: it contains text. "),
         (pickle.dumps(dump(entry(0, "all_reduce")))[:-90], "damaged, or not a trace"),
@@ -259,7 +257,6 @@ NAMES = [
     ("nccl_trace_rank_node07.cluster.example_0", "nccl_trace_rank_node07.cluster.example_1"),
     ("comm_lib_trace_rank_0.json", "comm_lib_trace_rank_1.json.gz"),
     ("dump.rank=0.step=200.pkl", "dump.rank=1.step=200.pkl"),
-    ("rank0/trace.json", "rank1/trace.json"),
 ]
 
 
@@ -269,7 +266,6 @@ def test_rank_of_a_dump_comes_from_its_name(
 ) -> None:
     files = [tmp_path / name for name in names]
     for rank, file in enumerate(files):
-        file.parent.mkdir(exist_ok=True)
         file.write_bytes(pickle.dumps(dump(entry(0, "all_reduce", file=f"{rank}.py"))))
     trace = Trace.load(files[::-1])
     assert {e.rank: e.where for e in trace} == {0: "0.py:0", 1: "1.py:0"}
@@ -348,23 +344,13 @@ def changed(content: Json, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
-def legacy(content: Json) -> str:
-    """Format events like ``EventList.export_chrome_trace``: a list without categories."""
-    return json.dumps([{k: v for k, v in e.items() if k != "cat"} for e in content["traceEvents"]])
-
-
 FORMS: dict[str, Callable[[Json], str | bytes]] = {
     "compact": json.dumps,
     "behind a blank": blank,
     "behind a newline": lambda c: "\n" + json.dumps(c, indent=2),
     "gzipped": lambda c: gzip.compress(blank(c).encode()),
     "with a byte order mark": lambda c: blank(c).encode("utf-8-sig"),
-    "in UTF-16": lambda c: blank(c).encode("utf-16"),
     "with lines of Windows": lambda c: blank(c).replace("\n", "\r\n"),
-    "a list": lambda c: "\n" + json.dumps(c["traceEvents"]),
-    "without categories": legacy,
-    "with categories of torch 1.9": lambda c: changed(c, '"cpu_op"', '"Operator"'),
-    "with quotes in a name": lambda c: changed(c, "/home/me/train.py(31): step", '{"a": 1}(2): x'),
     "with a tab in a name": lambda c: changed(c, "(31): step", "(31):\tstep"),
     "with a name that is no UTF-8": lambda c: blank(c).encode().replace(b"#1", b"#\xff"),
     "with numbers that are none": lambda c: changed(c, '"External id": 11', '"External id": NaN'),
@@ -372,10 +358,9 @@ FORMS: dict[str, Callable[[Json], str | bytes]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["trace", "a.txt", "vm_77.1790857026000000000.pt.trace.json.gz"])
 @pytest.mark.parametrize("form", FORMS)
-def test_profile_opens_by_its_path(tmp_path: Path, form: str, name: str) -> None:
-    file = tmp_path / name
+def test_profile_opens_by_its_path(tmp_path: Path, form: str) -> None:
+    file = tmp_path / "vm_77.1790857026000000000.pt.trace.json.gz"
     content = FORMS[form](profiled(0))
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     (call,) = (s for s in Trace.load(file).spans if s.op is not Op.MARK)
@@ -443,29 +428,6 @@ def test_no_matching_notice_while_ranks_are_missing(tmp_path: Path) -> None:
     assert "2 ranks" in picture and "126 in all" in picture
 
 
-@pytest.mark.parametrize("category", ["user_annotation", "Operator"])
-def test_backend_ranges_replace_unrecorded_operators(tmp_path: Path, category: str) -> None:
-    """torch before 1.13 recorded no operators, and some calls still have none."""
-    facts = {"Input Dims": [[6]], "Input type": ["float"]}
-    made = with_event(profiled(0), cat=category, name="nccl:all_to_all", args=facts)
-    drawn = [s for s in loaded(tmp_path, made).spans if s.op is not Op.MARK]
-    assert [(s.op, s.shape, s.nbytes) for s in drawn] == [
-        *((Op.ALL_REDUCE, (8,), 32), (Op.ALL_TO_ALL, (6,), 24))
-    ]
-    again = with_event(profiled(0), cat=category, name="nccl:all_reduce", ts=120, args=facts)
-    assert [s.op for s in loaded(tmp_path, again).spans if s.op is not Op.MARK] == [Op.ALL_REDUCE]
-
-
-def test_range_names_its_peers(tmp_path: Path) -> None:
-    names = ["nccl:send 0->1", "nccl:recv 1<-0"]
-    made = [
-        with_event(profiled(rank), drop="c10d", cat="user_annotation", name=name)
-        for rank, name in enumerate(names)
-    ]
-    (message,) = loaded(tmp_path, *made).messages
-    assert (message.src, message.dst) == (0, 1)
-
-
 def test_missing_message_details_are_noted(tmp_path: Path) -> None:
     """gloo's operators have peer and size only with record_shapes=True."""
     sent = [
@@ -475,28 +437,23 @@ def test_missing_message_details_are_noted(tmp_path: Path) -> None:
     trace = loaded(tmp_path, *sent)
     assert (trace.messages, judged(trace)) == ([], [])
     (finding,) = trace.diagnose()
-    assert "does not record the peer of 2 send or recvs and the size of 2 calls" in finding.message
+    assert "does not record the peer of 2 send or recvs" in finding.message
     assert "record_shapes=True" in finding.remedy
 
 
-def test_profile_without_communication_lists_its_contents(tmp_path: Path) -> None:
+def test_profile_without_communication_says_so(tmp_path: Path) -> None:
     content = profiled(0)
     content["traceEvents"] = content["traceEvents"][2:]
     content.pop("distributedInfo")
     (finding,) = loaded(tmp_path, content).diagnose()
-    assert "there is no communication in 4 events (2 python_function, 1 kernel" in finding.message
-    assert "looked for operators c10d::…" in finding.message
+    assert finding.message.startswith("the profile has no communication")
     content["traceEvents"].pop()
-    with pytest.raises(
-        TraceFileError, match=r"rank0.json: nothing .* found in 3 events \(2 python"
-    ):
+    with pytest.raises(TraceFileError, match=r"rank0.json: no calls .* were found"):
         loaded(tmp_path, content)
 
 
-def test_dumps_without_calls_list_their_contents(tmp_path: Path) -> None:
-    with pytest.raises(
-        TraceFileError, match=r"in 2 dumps with 1 entries \(nccl:coalesced\)\. Looked"
-    ):
+def test_dumps_without_calls_raise(tmp_path: Path) -> None:
+    with pytest.raises(TraceFileError, match=r"2 files: no calls of torch.distributed were found"):
         load(tmp_path, dump(entry(0, "coalesced")), dump())
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Annotated, Any
@@ -22,8 +22,6 @@ from msgspec import Meta, Struct
 from distkit.errors import OWN
 from distkit.events import COLLECTIVES, WORLD, Event, Op, State
 from distkit.trace.info import Count, Rank, RankEnd, RunInfo
-
-Json = dict[str, Any]
 
 #: The operation for a part of a call's name; the first match counts.
 OPS = {
@@ -62,12 +60,14 @@ DTYPES = {
 
 #: Point-to-point calls name the group ranks of both ends: ``send 0->1``, ``recv 1<-0``.
 _ENDS = re.compile(r"(\d+)\s*(?:->|<-)\s*(\d+)")
+#: Files of packages, of what Python generates, and of distkit in a checkout.
+_FOREIGN = re.compile(f"-packages|<|^{'|^'.join(map(re.escape, OWN))}")
 _Shapes = list[list[Count]]
 _Time = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class _Frame(Struct):
-    filename: str = ""
+    filename: str = "<unknown>"
     line: Count = 0
 
 
@@ -77,22 +77,42 @@ class _Entry(Struct):
     profiling_name: str
     time_created_ns: _Time
     state: str
+    retired: bool = False
     collective_seq_id: _Time = 0
     time_discovered_started_ns: _Time | None = None
     time_discovered_completed_ns: _Time | None = None
     input_sizes: _Shapes = []
     output_sizes: _Shapes = []
     input_dtypes: list[str] = []
+    output_dtypes: list[str] = []
     frames: list[_Frame] = []
 
+    @property
+    def group(self) -> str:
+        """The name of its group."""
+        return _group(*self.process_group)
 
-class _Dump(Struct):
+    @property
+    def has_states(self) -> bool:
+        """Whether its backend has states."""
+        return self.profiling_name.startswith("nccl:")
+
+    @property
+    def over(self) -> bool:
+        """Whether the call is known to have completed."""
+        return self.state == "completed" or (self.retired and not self.has_states)
+
+
+class Dump(Struct):
+    """The content of a dump."""
+
     entries: list[_Entry]
     pg_config: dict[str, dict[str, str]] | None = None
 
-
-#: For errors: the entries that are read.
-LOOKED_FOR = f"entries of calls such as {', '.join(OPS)}"
+    @property
+    def rank(self) -> None:
+        """A dump does not name its rank."""
+        return
 
 
 def matches(value: Any) -> bool:
@@ -100,16 +120,11 @@ def matches(value: Any) -> bool:
     return isinstance(value, dict) and {"version", "entries"} <= value.keys()
 
 
-def contents(dumps: Collection[Json]) -> str:
-    """Describe the contents of dumps."""
-    names = Counter(e["profiling_name"] for dump in dumps for e in dump["entries"])
-    most = ", ".join(name for name, _ in names.most_common(4))
-    return f"{len(dumps)} dumps with {names.total()} entries" + f" ({most})" * bool(most)
-
-
-def check(dump: Json) -> None:
-    """Raise a ValueError that names the first invalid field."""
-    msgspec.convert(dump, _Dump)
+def parse(value: Any) -> Dump:
+    """Return a dump, or raise a ValueError that names the first invalid field."""
+    dump = msgspec.convert(value, Dump)
+    dump.entries.sort(key=lambda entry: entry.record_id)
+    return dump
 
 
 def op_of(name: str) -> Op | None:
@@ -134,38 +149,36 @@ def described(
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """An entry of a dump: the event of the call, and the times of its states."""
+class _Call:
+    """An entry of a dump, and the event of its call."""
 
-    event: Event  # at the time of the call
-    number: int  # the number of a collective in its group
-    started: float | None
-    ended: float | None
+    entry: _Entry
+    event: Event
     pending: bool
-    stated: bool  # whether its backend has states
 
     @property
-    def key(self) -> tuple[str, int, Op, int]:
-        """The key that the calls of one collective share."""
-        return self.event.group, self.number, self.event.op, self.event.nbytes
+    def collective(self) -> tuple[str, int] | None:
+        """The group and the number of a collective in it; None for another call."""
+        if self.event.op in COLLECTIVES:
+            return self.event.group, self.entry.collective_seq_id
+        return None
 
 
-def read(dumps: Mapping[int, Json]) -> tuple[list[Event], RunInfo]:
-    """Return the events of a run and its metadata, from the dumps of its ranks.
-
-    Args:
-        dumps: the dump of each rank, after :func:`check`.
-    """
+def read(dumps: Mapping[int, Dump]) -> tuple[list[Event], RunInfo]:
+    """Return the events of a run and its metadata, from the dumps of its ranks."""
     groups = _groups(dumps)
     world = max(len(groups[WORLD]), *(rank + 1 for rank in dumps))
     groups[WORLD] = [*range(world)]
     unrecorded: dict[int, Counter[str]] = defaultdict(Counter)
-    first = min((e["time_created_ns"] for d in dumps.values() for e in d["entries"]), default=0)
-    calls = {
-        rank: list(_calls(rank, dump, groups, unrecorded[rank], first))
+    # nanoseconds of the wall clock do not fit into a float
+    first = min((e.time_created_ns for d in dumps.values() for e in d.entries), default=0)
+    calls = [
+        call
         for rank, dump in dumps.items()
-    }
-    events = list(_events(_settled([*_aligned(calls, unrecorded)], groups)))
+        for call in _calls(rank, dump, groups, first, unrecorded[rank])
+    ]
+    calls = _settled([*_matchable(calls, unrecorded)], groups)
+    events = list(_events(calls, first))
     return events, RunInfo(
         name="flight recorder",
         world_size=world,
@@ -178,89 +191,67 @@ def read(dumps: Mapping[int, Json]) -> tuple[list[Event], RunInfo]:
 # -- groups --------------------------------------------------------------------------
 
 
-def _groups(dumps: Mapping[int, Json]) -> dict[str, list[int]]:
+def _groups(dumps: Mapping[int, Dump]) -> dict[str, list[int]]:
     """Return the ranks of each group: as configured, or else those with calls in it."""
     seen: dict[str, set[int]] = defaultdict(set)
-    known: dict[str, list[int]] = {}
+    known: dict[str, list[int]] = {WORLD: []}
     for rank, dump in dumps.items():
-        for entry in _entries(dump):
-            seen[_group(entry["process_group"])].add(rank)
-        for name, about in (dump.get("pg_config") or {}).items():
+        for entry in dump.entries:
+            seen[entry.group].add(rank)
+        for name, about in (dump.pg_config or {}).items():
             ranks = msgspec.json.decode(about.get("ranks") or "[]", type=list[Rank])
-            label = WORLD if name == "" else _group([name, about.get("desc", "")])
+            label = _group(name, about.get("desc", ""))
             known[label] = sorted({*known.get(label, ()), *ranks})
-    found = {name: known.get(name) or sorted(ranks) for name, ranks in seen.items()}
-    return {WORLD: known.get(WORLD, []), **known, **found}
+    return known | {name: known.get(name) or sorted(ranks) for name, ranks in seen.items()}
 
 
-def _group(process_group: list[str]) -> str:
+def _group(name: str = "", description: str = "", *_: str) -> str:
     """Return the name of a group, given torch's name and description."""
-    name, description = [*process_group, ""][:2]
-    return WORLD if description == "default_pg" else name
+    return WORLD if description == "default_pg" or not name else name
 
 
 # -- entries -------------------------------------------------------------------------
 
 
-def _entries(dump: Json) -> list[Json]:
-    return sorted(dump["entries"], key=lambda entry: int(entry["record_id"]))
-
-
 def _calls(
-    rank: int, dump: Json, groups: Mapping[str, list[int]], unrecorded: Counter[str], first: int
-) -> Iterator[Call]:
-    """Yield the calls of a rank in order; count unknown ones and those that have not begun.
-
-    Times begin at ``first`` [ns], because nanoseconds of the wall clock do not fit into a float.
-    """
+    rank: int,
+    dump: Dump,
+    groups: Mapping[str, list[int]],
+    first: int,
+    unrecorded: Counter[str],
+) -> Iterator[_Call]:
+    """Yield the calls of a rank in order; count unknown ones and those that have not begun."""
     waits = False
-    for entry in _entries(dump):
-        backend, _, name = entry["profiling_name"].rpartition(":")
-        op = op_of(name)
+    for entry in dump.entries:
+        op = op_of(entry.profiling_name)
         if op is None:
+            name = entry.profiling_name.rpartition(":")[2]
             if name != "coalesced":  # the end of a batch, whose calls are entries too
                 unrecorded[name] += 1
-            continue
-        over = entry["state"] == "completed" or (backend != "nccl" and bool(entry.get("retired")))
-        if waits and backend == "nccl" and entry["state"] == "scheduled":
+        elif waits and entry.has_states and entry.state == "scheduled":
             unrecorded[f"{op} queued behind an unfinished call"] += 1
-            continue
-        waits = waits or not over
-        yield _call(rank, entry, op, groups, over, first)
+        else:
+            waits = waits or not entry.over
+            yield _Call(entry, _event(rank, entry, op, groups, first), not entry.over)
 
 
-def _call(
-    rank: int, entry: Json, op: Op, groups: Mapping[str, list[int]], over: bool, first: int
-) -> Call:
-    dtypes = entry.get("input_dtypes") or entry.get("output_dtypes") or [""]
-    group = _group(entry["process_group"])
-    inputs, outputs = entry.get("input_sizes") or [], entry.get("output_sizes") or []
-    shape, dtype, nbytes = described(op, inputs, outputs, str(dtypes[0]))
-    event = Event(
+def _event(rank: int, entry: _Entry, op: Op, groups: Mapping[str, list[int]], first: int) -> Event:
+    """Return the event at the time of a call."""
+    dtype = next(iter(entry.input_dtypes or entry.output_dtypes), "")
+    shape, dtype, nbytes = described(op, entry.input_sizes, entry.output_sizes, dtype)
+    return Event(
         rank=rank,
-        seq=entry["record_id"],
+        seq=entry.record_id,
         op=op,
         state=State.SCHEDULED,
-        time=(entry["time_created_ns"] - first) / 1e9,
-        peer=peer_of(entry["profiling_name"], groups.get(group, [])),
-        group=group,
+        time=(entry.time_created_ns - first) / 1e9,
+        peer=peer_of(entry.profiling_name, groups.get(entry.group, [])),
+        group=entry.group,
         nbytes=nbytes,
         shape=shape,
         dtype=dtype,
-        where=_where(entry.get("frames") or []),
+        where=_where(entry.frames),
     )
-    return Call(
-        event,
-        entry.get("collective_seq_id", 0),
-        _seconds(entry.get("time_discovered_started_ns"), first),
-        _seconds(entry.get("time_discovered_completed_ns"), first) if over else None,
-        not over,
-        entry["profiling_name"].startswith("nccl:"),
-    )
-
-
-def _seconds(nanoseconds: int | None, first: int) -> float | None:
-    return (nanoseconds - first) / 1e9 if nanoseconds else None
 
 
 def peer_of(name: str, members: list[int]) -> int | None:
@@ -272,83 +263,85 @@ def peer_of(name: str, members: list[int]) -> int | None:
     return members[index] if index < len(members) else index
 
 
-def _where(frames: list[Json]) -> str:
+def _where(frames: list[_Frame]) -> str:
     """Return the line of the user's code: the innermost one outside packages."""
-    user_frames = (f for f in frames if not _FOREIGN.search(f.get("filename", "<")))
-    return next((f"{PurePath(f['filename']).name}:{f.get('line', 0)}" for f in user_frames), "")
-
-
-#: Files of packages, of what Python generates, and of distkit in a checkout.
-_FOREIGN = re.compile(f"-packages|<|^{'|^'.join(map(re.escape, OWN))}")
+    user_frames = (f for f in frames if not _FOREIGN.search(f.filename))
+    return next((f"{PurePath(f.filename).name}:{f.line}" for f in user_frames), "")
 
 
 # -- matching -----------------------------------------------------------
 
 
-def _aligned(
-    calls: dict[int, list[Call]], unrecorded: Mapping[int, Counter[str]]
-) -> Iterator[Call]:
+def _matchable(calls: list[_Call], unrecorded: Mapping[int, Counter[str]]) -> Iterator[_Call]:
     """Yield the calls; only count those whose partners may have been overwritten."""
-    first: dict[str, int] = defaultdict(int)
-    for rank_calls in calls.values():
-        oldest: dict[str, int] = {}
-        for call in rank_calls:
-            if call.event.op in COLLECTIVES:
-                oldest.setdefault(call.event.group, call.number)
-        for group, number in oldest.items():
-            first[group] = max(first[group], number)
-    overwritten = any(rank_calls and rank_calls[0].event.seq for rank_calls in calls.values())
-    for rank, rank_calls in calls.items():
-        for call in rank_calls:
-            op, group = call.event.op, call.event.group
-            known = call.number >= first[group] if op in COLLECTIVES else not overwritten
-            if known or (call.pending and op not in COLLECTIVES):
-                yield call
-            else:
-                unrecorded[rank][f"{op} whose partner may have been overwritten"] += 1
+    oldest: dict[tuple[int, str], int] = {}  # the first collective of each rank in each group
+    overwritten = any(d.event.seq > 0 for d in {c.event.rank: c for c in calls[::-1]}.values())
+    for call in calls:
+        if call.collective:
+            group, number = call.collective
+            oldest.setdefault((call.event.rank, group), number)
+    complete: dict[str, int] = defaultdict(int)  # the first collective that all ranks still have
+    for (_, group), number in oldest.items():
+        complete[group] = max(complete[group], number)
+    for call in calls:
+        if call.collective:
+            known = call.entry.collective_seq_id >= complete[call.event.group]
+        else:
+            known = call.pending or not overwritten
+        if known:
+            yield call
+        else:
+            lost = f"{call.event.op} whose partner may have been overwritten"
+            unrecorded[call.event.rank][lost] += 1
 
 
-def _settled(calls: list[Call], groups: Mapping[str, list[int]]) -> list[Call]:
+def _settled(calls: list[_Call], groups: Mapping[str, list[int]]) -> list[_Call]:
     """Return the calls; a collective that all members have called counts as completed.
 
     This applies to backends without states, which may not have recorded the end yet.
     """
-    callers: dict[tuple[str, int, Op, int], set[int]] = defaultdict(set)
+    callers: dict[tuple[Any, ...], set[int]] = defaultdict(set)
     for call in calls:
-        callers[call.key].add(call.event.rank)
+        callers[call.collective, call.event.op, call.event.nbytes].add(call.event.rank)
     return [
-        replace(c, pending=False)
-        if c.pending
-        and not c.stated
-        and c.event.op in COLLECTIVES
-        and len(callers[c.key]) == len(groups[c.event.group]) > 1
-        else c
-        for c in calls
+        replace(call, pending=False)
+        if call.collective
+        and not call.entry.has_states
+        and callers[call.collective, call.event.op, call.event.nbytes]
+        >= {*groups[call.event.group]}
+        else call
+        for call in calls
     ]
 
 
-def _events(calls: list[Call]) -> Iterator[Event]:
+def _events(calls: Iterable[_Call], first: int) -> Iterator[Event]:
     """Yield the transitions of each call; a rank is blocked in its first pending one."""
-    arrived: dict[tuple[str, int], float] = defaultdict(float)
+
+    def seconds(nanoseconds: int | None) -> float:
+        return (nanoseconds - first) / 1e9 if nanoseconds else 0.0
+
+    arrived: dict[tuple[str, int] | None, float] = defaultdict(float)  # the last member's call
+    until = 0.0
     for call in calls:
-        key = call.event.group, call.number
-        arrived[key] = max(arrived[key], call.event.time)
-    until = max((t for c in calls for t in (c.event.time, c.started, c.ended) if t), default=0.0)
+        arrived[call.collective] = max(arrived[call.collective], call.event.time)
+        ended = seconds(call.entry.time_discovered_completed_ns)
+        until = max(until, call.event.time, ended)
     blocked: set[int] = set()
     for call in calls:
-        event, started = call.event, call.started or call.event.time
+        event = call.event
+        started = seconds(call.entry.time_discovered_started_ns) or event.time
         yield event
         yield replace(event, state=State.STARTED, time=started)
         if not call.pending:
-            last = arrived[event.group, call.number] if event.op in COLLECTIVES else started
-            ended = max(call.ended or last, started)
-            yield replace(event, state=State.COMPLETED, time=ended)
+            last = arrived[call.collective] if call.collective else started
+            ended = seconds(call.entry.time_discovered_completed_ns) or last
+            yield replace(event, state=State.COMPLETED, time=max(ended, started))
         elif event.rank not in blocked:
             blocked.add(event.rank)
-            yield replace(event, state=State.BLOCKED, time=until)
+            yield replace(event, state=State.BLOCKED, time=max(until, started))
 
 
-def _ends(events: list[Event], world: range, dumps: Mapping[int, Json]) -> dict[int, RankEnd]:
+def _ends(events: list[Event], world: range, dumps: Mapping[int, Dump]) -> dict[int, RankEnd]:
     """Return the ranks that are not blocked while others are: their dumps end, or are missing."""
     blocked = {e.rank for e in events if e.state is State.BLOCKED}
     missing = "its dump is missing"
