@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: The commands of companions, and the modules that add them to the parser.
 COMPANIONS = {
     **dict.fromkeys(("grade", "assignments", "answers"), "distkit_course.cli"),
-    **dict.fromkeys(("doctor", "lab-hosts"), "distkit_hosts.cli"),
+    "doctor": "distkit_hosts.cli",
 }
 
 

@@ -19,13 +19,7 @@ GONE = {
     "ranks call a program of the demonstrations, such as dk.run_ranks(dk.demos.average_digit, 8).",
     "distkit doctor --port": "distkit doctor --port was removed: leave it out. The doctor connects "
     "all machines in both directions at free ports, which gloo, NCCL and servers take, too.",
-    "distkit lab-hosts --forward": f"distkit lab-hosts --forward was removed: {_OUTSIDE}",
-    "dk.hosts.Laboratory(outside=…)": "dk.hosts.Laboratory(outside=…) was removed: leave it out, "
-    f"and {_OUTSIDE}",
-    "Laboratory.forward": f"Laboratory.forward was removed: {_OUTSIDE}",
-    "dk.hosts.doctor(ports=…)": "dk.hosts.doctor(ports=…) was removed: leave it out. The doctor "
-    "connects all machines in both directions at free ports, which gloo, NCCL and servers take, "
-    "too.",
+    "distkit lab-hosts": f"distkit lab-hosts was removed: {_OUTSIDE}",
     "distkit.hangs": "import distkit does not load hangs: write from distkit import hangs.",
     "distkit.attach": "distkit.attach was removed: start the ranks with distkit trace -- torchrun "
     "…, or call dk.hosts.record() in the script.",

@@ -1,4 +1,4 @@
-"""The commands ``distkit doctor``, ``distkit lab-hosts`` and ``distkit trace -- torchrun …``."""
+"""The commands ``distkit doctor`` and ``distkit trace -- torchrun …``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkit import cli
-from distkit.errors import LaboratoryError
 from distkit_hosts.torchrun import launching
 from distkit_hosts.torchrun.launching import is_launcher
 
 if TYPE_CHECKING:
     from distkit.trace.trace import Trace
-    from distkit_hosts.laboratory import Laboratory
 
 __all__ = ["add", "is_launcher", "trace"]
 
@@ -45,15 +43,6 @@ def add(commands: Any) -> None:
     doctor.add_argument("--python", metavar="PATH", help="the Python on the hosts")
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     doctor.set_defaults(run=_doctor)
-    lab_hosts = commands.add_parser(
-        "lab-hosts",
-        help="start several hosts on this machine, each with its own network and processes",
-        usage="distkit lab-hosts [--slurm] [NAME ...] [-- COMMAND ...]",
-    )
-    hosts = "names (default: alpha beta gamma); a command after -- runs on one more host, the head"
-    lab_hosts.add_argument("names", nargs="*", metavar="NAME", help=hosts)
-    lab_hosts.add_argument("--slurm", action="store_true", help="start Slurm, with these nodes")
-    lab_hosts.set_defaults(run=_lab_hosts)
 
 
 # -- distkit doctor -----------------------------------------------------------------------------
@@ -75,38 +64,6 @@ def _doctor(args: argparse.Namespace, command: list[str]) -> int:
 
 def _print_stage(stage: str) -> None:
     print(f"\rdistkit: examining {stage:<12}", end="\r", file=sys.stderr, flush=True)
-
-
-# -- distkit lab-hosts --------------------------------------------------------------------------
-
-
-def _lab_hosts(args: argparse.Namespace, command: list[str]) -> int:
-    from distkit_hosts.laboratory import Laboratory
-
-    names = args.names or ["alpha", "beta", "gamma"]
-    with Laboratory(names) as lab:
-        lab.ssh()
-        if args.slurm:
-            lab.slurm()
-        if command:
-            return lab.run("head", command).returncode
-        print(_guide(lab), flush=True)
-        lab.wait()
-        raise LaboratoryError("the hosts have ended. Start them again with distkit lab-hosts.")
-
-
-def _guide(lab: Laboratory) -> str:
-    """Return the hosts, their addresses, and instructions."""
-    width = max(map(len, lab.hosts))
-    rows = [f"  {host:<{width}}  {lab.address(host)}" for host in lab.hosts]
-    shell = shlex.join([*lab.enter("head"), "bash"])
-    ranks = {host: 2 for host in lab.hosts[1:]}
-    lines = ["Hosts:", *rows, "", "A shell on the head:", f"  {shell}"]
-    lines += [
-        "On the head, `ssh` finds all hosts, and so does Python:",
-        f"  dk.Cluster(hosts={ranks})",
-    ]
-    return "\n".join([*lines, "", "Press Ctrl-C to stop the hosts."])
 
 
 # -- distkit trace -- torchrun -------------------------------------------------------------------

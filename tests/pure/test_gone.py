@@ -18,7 +18,7 @@ from distkit.gone import FORMER, GONE
     ("command", "instead"),
     [
         ("export script lesson.ipynb train", "torchrun"),
-        ("lab-hosts --forward 8888", "lab.options"),
+        ("lab-hosts alpha beta", "lab.options"),
         ("doctor --port 45001", "free ports"),
         ("doctor --port=45001", "free ports"),
         ("progress reports", "JSON"),
@@ -64,24 +64,10 @@ def test_removed_kvstore_name_names_the_replacement(name: str) -> None:
         getattr(kvstore, name.rpartition(".")[2])
 
 
-@pytest.mark.parametrize(
-    ("call", "option", "instead"),
-    [(dk.hosts.Laboratory, "outside", "lab.options"), (dk.hosts.doctor, "ports", "free ports")],
-)
-def test_removed_hosts_option_names_the_replacement(call: Any, option: str, instead: str) -> None:
-    with pytest.raises(TypeError, match=rf"{option}=…\) was removed: .*{instead}"):
-        call(**{option: [1]})
-
-
 @pytest.mark.parametrize("name", [n for n in GONE if n.startswith("Stepper.")])
 def test_removed_method_of_a_stepper_says_what_to_do_instead(name: str) -> None:
     with pytest.raises(AttributeError, match=r"was removed: .*stepper.next"):
         getattr(Stepper.__new__(Stepper), name.rpartition(".")[2])
-
-
-def test_removed_laboratory_method_names_the_replacement() -> None:
-    with pytest.raises(AttributeError, match=r"forward was removed: .*lab.options"):
-        dk.hosts.Laboratory.__new__(dk.hosts.Laboratory).forward  # noqa: B018
 
 
 @pytest.mark.parametrize("name", [n for n in GONE if n.startswith(("KVStore.", "Trainer."))])

@@ -12,24 +12,12 @@ from distkit_hosts.laboratory import Laboratory, plan, starting
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (("port1", None, None), "iif port1 blackhole"),
-        ((None, "198.18.0.2", None), "to 198.18.0.2 blackhole"),
-        (("port0", "198.18.0.3", 22), "iif port0 to 198.18.0.3 ipproto tcp dport 22 blackhole"),
-    ],
-)
-def test_firewall_rules(fault: tuple[str | None, str | None, int | None], words: str) -> None:
-    assert plan.rule(*fault) == words
-
-
-@pytest.mark.parametrize(
     ("hosts", "words"),
     [
-        (["al pha"], "'al pha' cannot be a host's name"),
+        (["al pha"], "'al pha' cannot be the names"),
         (["localhost"], "'localhost' is reserved"),
-        (["alpha", "alpha"], "'alpha' occurs twice"),
-        ([], "1 to 200 hosts; got 0"),
+        (["alpha", "alpha"], "'alpha, alpha' cannot be .* different names"),
+        ([], "1 to 200"),
     ],
 )
 def test_invalid_host_names_raise(hosts: list[str], words: str) -> None:

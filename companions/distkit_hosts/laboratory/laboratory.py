@@ -11,13 +11,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from distkit.cluster.processes import folders
 from distkit.errors import LaboratoryError
-from distkit.gone import GONE, refuse
 from distkit_hosts.laboratory import plan, services, starting
 from distkit_hosts.laboratory.starting import find
 
@@ -69,9 +68,7 @@ class Laboratory:
         head: str | None = "head",
         skew: Mapping[str, int] | None = None,
         shared: Sequence[str | Path] = (),
-        **removed: Any,
     ) -> None:
-        refuse("dk.hosts.Laboratory", removed)
         #: The names of all hosts, the head first.
         self.hosts = plan.check_names([head, *hosts] if head else hosts)
         self._addresses = plan.addresses(self.hosts)
@@ -94,12 +91,7 @@ class Laboratory:
         full_plan = plan.make_plan(self.folder, self._addresses, all_shared, self._skew)
         self._keeper, pids = starting.start(full_plan, held)
         self._pids = dict(zip(self.hosts, pids, strict=True))
-        #: For each fault, the hosts that take part, and the function that ends it.
-        self._faults: dict[str, tuple[set[str], Callable[[], None]]] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        """Raise an error that names the replacement of a removed name."""
-        raise AttributeError(GONE.get(f"Laboratory.{name}", f"no attribute {name!r}"))
+        self._faults: dict[str, Callable[[], None]] = {}  # the function that ends each
 
     def run(
         self, host: str, argv: Sequence[str | Path], **options: Any
@@ -145,10 +137,6 @@ class Laboratory:
         """
         self._check(host)
         return self._addresses[host]
-
-    def wait(self) -> None:
-        """Wait until the hosts have ended."""
-        self._keeper.wait()
 
     def close(self) -> None:
         """End the hosts and all their processes, and remove their files."""
@@ -202,30 +190,23 @@ class Laboratory:
             self.drop(host, None)
             self.drop(None, host)
 
-    def drop(
-        self,
-        source: str | None,
-        to: str | None,
-        port: int | None = None,
-    ) -> None:
+    def drop(self, source: str | None, to: str | None) -> None:
         """Drop the packets that one host sends to another, in this direction only.
 
         Args:
             source: the sending host; None for all.
             to: the receiving host; None for all.
-            port: drop only packets to this TCP port.
 
         Raises:
             LaboratoryError: the host does not exist.
         """
-        device = self._port(source) if source else None
-        rule = plan.rule(device, self.address(to) if to else None, port)
-        self._inject(
-            rule,
-            {host for host in (source, to) if host},
-            lambda: self._admin(None, "ip", "rule", "add", "pref", "100", *rule.split()),
-            lambda: self._admin(None, "ip", "rule", "del", "pref", "100", *rule.split()),
-        )
+        rule = ["iif", self._port(source)] if source else []
+        rule += ["to", self.address(to)] if to else []
+
+        def change(verb: str) -> None:
+            self._admin(None, "ip", "rule", verb, "pref", "100", *rule, "blackhole")
+
+        self._inject(" ".join(rule), lambda: change("add"), lambda: change("del"))
 
     def slow(self, host: str, rate: str) -> None:
         """Limit the rate of a host in each direction, for example to ``"100mbit"``.
@@ -233,10 +214,9 @@ class Laboratory:
         Raises:
             LaboratoryError: the host does not exist, or the rate is invalid.
         """
-        bucket = plan.bucket(rate).split()
+        bucket = ["tbf", "rate", rate, "burst", "32kb", "latency", "50ms"]
         self._inject(
             f"{host} is slow",
-            {host},
             lambda: self._queue(host, "add", *bucket),
             lambda: self._queue(host, "del"),
         )
@@ -252,13 +232,12 @@ class Laboratory:
         Raises:
             LaboratoryError: the host does not exist.
         """
-        for resolver in self.hosts if on is None else on:
-            self._inject(
-                f"{resolver} does not know {host}",
-                {host, resolver},
-                partial(self._rename, resolver, host, to),
-                partial(self._rename, resolver, host, self.address(host)),
-            )
+        resolvers = [*(self.hosts if on is None else on)]
+        self._inject(
+            f"{', '.join(resolvers)} do not know {host}",
+            lambda: self._rename(resolvers, host, to),
+            lambda: self._rename(resolvers, host, self.address(host)),
+        )
 
     def crash(self, host: str) -> None:
         """Kill a host permanently, as a power failure does: the others are not notified.
@@ -267,21 +246,12 @@ class Laboratory:
             LaboratoryError: the host does not exist.
         """
         self.cut(host)  # otherwise its connections would be closed
-        self._faults = {name: fault for name, fault in self._faults.items() if host not in fault[0]}
         os.kill(self._pids.pop(host), signal.SIGKILL)
 
-    def mend(self, *hosts: str) -> None:
-        """Undo the faults that involve these hosts; without arguments, undo all faults.
-
-        Raises:
-            LaboratoryError: the host does not exist.
-        """
-        for host in hosts:
-            self._check(host)
-        for name, (involved, undo) in list(self._faults.items()):
-            if not hosts or involved & {*hosts}:
-                del self._faults[name]
-                undo()
+    def mend(self) -> None:
+        """Undo all faults; a host that has crashed stays so."""
+        while self._faults:
+            self._faults.popitem()[1]()
 
     def __enter__(self) -> Laboratory:
         return self
@@ -291,14 +261,12 @@ class Laboratory:
 
     # -- internals -----------------------------------------------------------------------------
 
-    def _inject(
-        self, name: str, hosts: set[str], apply: Callable[[], None], undo: Callable[[], None]
-    ) -> None:
+    def _inject(self, name: str, apply: Callable[[], None], undo: Callable[[], None]) -> None:
         """Inject a fault, replacing one that differs only in severity."""
         if name in self._faults:
-            self._faults.pop(name)[1]()
+            self._faults.pop(name)()
         apply()
-        self._faults[name] = (hosts, undo)
+        self._faults[name] = undo
 
     @cached_property
     def _listener(self) -> socket.socket:
@@ -323,15 +291,18 @@ class Laboratory:
         return f"port{self.hosts.index(host)}"
 
     def _queue(self, host: str, verb: str, *arguments: str) -> None:
-        """Change the queues at both ends of a host's link."""
+        """Change the queues at both ends of a host's link, which ends with a crash."""
         for end, device in (None, self._port(host)), (host, "eth0"):
-            self._admin(end, "tc", "qdisc", verb, "dev", device, "root", *arguments)
+            if host in self._pids:
+                self._admin(end, "tc", "qdisc", verb, "dev", device, "root", *arguments)
 
-    def _rename(self, resolver: str, host: str, to: str | None) -> None:
-        """Make a host resolve a name to this address."""
-        self._pid(resolver)
-        self._names[resolver][host] = to
-        self._write_names(resolver)
+    def _rename(self, resolvers: Sequence[str], host: str, to: str | None) -> None:
+        """Make hosts resolve a name to this address."""
+        self._check(host)
+        for resolver in resolvers:
+            self._check(resolver)
+            self._names[resolver][host] = to
+            self._write_names(resolver)
 
     def _entering(self, host: str, argv: Sequence[str | Path], **options: Any) -> dict[str, Any]:
         """Return the options of subprocess.run for a command on a host."""

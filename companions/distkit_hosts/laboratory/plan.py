@@ -43,18 +43,12 @@ def check_names(hosts: Sequence[str]) -> list[str]:
     Raises:
         LaboratoryError: a name is not a valid hostname, or occurs twice.
     """
-    for host in hosts:
-        if not _NAME.fullmatch(host) or host == "localhost":
-            raise errors.LaboratoryError(
-                f"{host!r} cannot be a host's name. Use lower-case letters, digits and '-'; "
-                "'localhost' is reserved."
-            )
-        if list(hosts).count(host) > 1:
-            raise errors.LaboratoryError(
-                f"the host name {host!r} occurs twice: use a different name for each host."
-            )
-    if not 1 <= len(hosts) <= 200:
-        raise errors.LaboratoryError(f"a laboratory has 1 to 200 hosts; got {len(hosts)}.")
+    wrong = [host for host in hosts if not _NAME.fullmatch(host) or host == "localhost"]
+    if wrong or not 1 <= len({*hosts}) == len(hosts) <= 200:
+        raise errors.LaboratoryError(
+            f"{', '.join(hosts)!r} cannot be the names of hosts. Use 1 to 200 different names of "
+            "lower-case letters, digits and '-'; 'localhost' is reserved."
+        )
     return list(hosts)
 
 
@@ -164,23 +158,6 @@ link set eth0 up
 route add {NETWORK[1]} dev eth0 src {address}
 route add {NETWORK} via {NETWORK[1]} dev eth0 src {address}
 """
-
-
-def rule(device: str | None, to: str | None, port: int | None) -> str:
-    """Return the ``ip rule`` that drops packets from a device to an address and a TCP port.
-
-    >>> rule("port0", None, 22)
-    'iif port0 ipproto tcp dport 22 blackhole'
-    """
-    words = ["iif", device] if device else []
-    words += ["to", to] if to else []
-    words += ["ipproto", "tcp", "dport", str(port)] if port else []
-    return " ".join([*words, "blackhole"])
-
-
-def bucket(rate: str) -> str:
-    """Return the arguments of ``tc`` for a queue with this rate."""
-    return f"tbf rate {rate} burst 32kb latency 50ms"
 
 
 def hosts_file(names: dict[str, str | None]) -> str:

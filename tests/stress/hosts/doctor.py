@@ -98,11 +98,14 @@ def _ssh(lines: str) -> Cause:
     return cause
 
 
-def _filter(port: str, to: str, how: str) -> Cause:
-    """Drop or refuse TCP connections from a router port to a host's dynamic ports."""
+#: The dynamic ports at both ends; replies of ssh pass.
+UNUSED = "sport 1024-65534 dport 1024-65534"
+
+
+def _filter(port: str, to: str, ports: str, how: str = "blackhole") -> Cause:
+    """Drop or refuse TCP connections from a router port to a host's ports."""
 
     def cause(lab: Laboratory) -> Sequence[str]:
-        ports = "sport 1024-65534 dport 1024-65534"  # lets replies of ssh pass
         rule = f"iif {port} to {lab.address(to)} ipproto tcp {ports} {how}"
         lab._admin(None, "ip", "rule", "add", "pref", "100", *rule.split())
         return ()
@@ -192,21 +195,21 @@ FAULTS = (
         "connections are filtered, silently",
         "ways.filtered",
         "beta alpha",
-        _filter("port1", "beta", "blackhole"),
+        _filter("port1", "beta", UNUSED),
     ),
     Fault(
         "connections are filtered, with a refusal",
         "ways.filtered",
         "beta alpha",
-        _filter("port1", "beta", "prohibit"),
+        _filter("port1", "beta", UNUSED, "prohibit"),
     ),
     Fault(
         "the way back to the notebook is filtered",
         "ways.filtered",
         "here beta",
-        _filter("port2", "head", "blackhole"),
+        _filter("port2", "head", UNUSED),
     ),
-    Fault("ssh is filtered", "ssh.silent", "beta", _do(lambda lab: lab.drop("head", "beta", 22))),
+    Fault("ssh is filtered", "ssh.silent", "beta", _filter("port0", "beta", "dport 22")),
     Fault(
         "a host's name is unknown here",
         "names.unknown",
