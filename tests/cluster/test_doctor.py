@@ -57,7 +57,7 @@ def test_hosts_are_examined_through_a_fake_ssh(leftovers: Callable[[], list[str]
     assert failures["ssh.password"] == ("gamma",)
     assert failures["names.unknown"][-1] == "beta"  # an unknown name
     assert not [kind for kind in failures if kind.startswith(("ways", "ports", "torch"))]
-    assert {"ways", "versions", "home.shared", "clock"} <= set(kinds(report, Level.OK))
+    assert {"ways", "versions", "folder.shared", "clock"} <= set(kinds(report, Level.OK))
     ways = [facts.way(*way) for a, b in facts.pairs() for way in ((a, b), (b, a))]
     assert ways == [{"tcp": "", "arrived": True}] * 6
     assert all(abs(offset) <= error + 1e-3 for offset, error in facts.clocks.values())

@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 def healthy(name: str, address: str) -> Json:
     """The facts of a healthy machine."""
-    room = {"size": 8 * GIB, "free": 6 * GIB, "files": 10**6, "writable": True}
+    room = {"size": 8 * GIB, "free": 6 * GIB, "writable": True}
     return {
         "hostname": name,
         "python": {"version": "3.11.7", "executable": "/env/bin/python"},
@@ -40,15 +40,15 @@ def healthy_facts() -> Facts:
     """The facts of three healthy hosts and this machine."""
     names = {HERE: "login", **{host: host for host in ADDRESSES if host != HERE}}
     known = {h: {"addresses": [a]} for h, a in ADDRESSES.items()}
-    seen = dict.fromkeys(ADDRESSES, True)
     return Facts(
         machines={h: healthy(names[h], a) for h, a in ADDRESSES.items()},
-        targets={h: {"name": n, "door": n, "port": 22, "target": h} for h, n in names.items()},
+        targets={host: host for host in names if host != HERE},
         names={h: deepcopy(known) for h in ADDRESSES},
         addresses=dict(ADDRESSES),
         ways={a: {b: {"tcp": "", "arrived": True} for b in ADDRESSES if b != a} for a in ADDRESSES},
         clocks={host: (1e-5, 1e-4) for host in names if host != HERE},
-        shared={kind: {"path": "/home/me/lab", "seen": dict(seen)} for kind in ("home", "folder")},
+        folder="/home/me/lab",
+        sees=dict.fromkeys(ADDRESSES, True),
     )
 
 
@@ -89,12 +89,10 @@ ALONE = [
     ("shm", "failure", "/dev/shm on beta, where ranks share memory, is full", put(shm={"free": 0})),
     ("shm", "warning", "--shm-size=2g", put(shm={"size": 64 << 20, "free": 60 << 20})),
     ("disk", "failure", "/tmp on beta is full (0 B of 8 GiB free)", put(temporary={"free": 0})),
-    ("disk", "failure", "no inodes left", put(temporary={"files": 0})),
     ("disk", "failure", "cannot be written to", put(temporary={"writable": False})),
     ("torch.missing", "failure", "-m pip install torch", put(packages={"torch": None})),
     ("ipyparallel.missing", "failure", "is missing on beta", put(packages={"ipyparallel": None})),
     ("torch.broken", "failure", "libcudart", put(torch={"error": "OSError: libcudart.so.12"})),
-    ("torch.slow", "warning", "took more than 20 s", put(torch={"slow": 20})),
     ("gpus.driver", "warning", "Reboot", put(gpus={"error": "Driver/library version mismatch"})),
 ]
 
@@ -216,8 +214,8 @@ def of_beta(**changes: Any) -> Callable[[Facts], None]:
     return lambda facts: put(**changes)(facts.machines["beta"])
 
 
-def not_shared(kind: str) -> Callable[[Facts], None]:
-    return lambda facts: facts.shared[kind]["seen"].update(beta=False)
+def not_shared(facts: Facts) -> None:
+    facts.sees["beta"] = False
 
 
 def clock(facts: Facts) -> None:
@@ -249,7 +247,7 @@ TOGETHER = [
         "the name beta cannot be resolved here",
         lost("ssh: Could not resolve hostname"),
     ),
-    ("ssh.refused", "nothing listens on port 22 of beta", lost("port 22: Connection refused")),
+    ("ssh.refused", "no ssh server answers on beta", lost("port 22: Connection refused")),
     ("ssh.silent", "beta does not answer", lost("port 22: No route to host")),
     ("python.missing", "Python is not installed on beta", lost("no Python: python3 python")),
     ("ssh.other", "Try to start one: ssh beta", lost("exec format error")),
@@ -258,8 +256,7 @@ TOGETHER = [
     ("torch.differs", "pip install torch==2.13.0", of_beta(packages={"torch": "2.10.0"})),
     ("ipyparallel.differs", "ipyparallel 9.0.0", of_beta(packages={"ipyparallel": "9.0.0"})),
     ("distkit.differs", "beta has distkit 0.0.1", of_beta(packages={"distkit": "0.0.1"})),
-    ("home.own", "/home/me/lab (home) is not shared with beta", not_shared("home")),
-    ("folder.own", "/home/me/lab (this folder) is not shared with beta", not_shared("folder")),
+    ("folder.own", "this folder, /home/me/lab, is not shared with beta", not_shared),
     ("clock", "the clock of beta is 5 s (± 1 ms) behind", clock),
 ]
 

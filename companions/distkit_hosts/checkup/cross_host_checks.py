@@ -37,7 +37,7 @@ _SILENT = (
     "ssh.silent",
     "{host} does not answer",
     "Check whether it is running and how busy it is, and the firewalls and cables on the way: "
-    "ip -4 route get {door}.",
+    "ip -4 route get {host}.",
 )
 
 _PYTHON = "Install the environment of this machine there, or select its Python with --python."
@@ -52,17 +52,17 @@ _SSH = {
     "host key verification failed": (
         "ssh.key",
         "the host key of {host} is unknown or has changed",
-        "Check and accept it: ssh {target}. After a reinstallation, run ssh-keygen -R {door} "
+        "Check and accept it: ssh {target}. After a reinstallation, run ssh-keygen -R {host} "
         "first.",
     ),
     "could not resolve hostname": (
         "names.unknown",
-        "the name {door} cannot be resolved here",
+        "the name {host} cannot be resolved here",
         "Add it to /etc/hosts or ~/.ssh/config here, or use an address.",
     ),
     "connection refused": (
         "ssh.refused",
-        "nothing listens on port {port} of {host}",
+        "no ssh server answers on {host}",
         "Start sshd there, or set its port in ~/.ssh/config.",
     ),
     "no route to host": _SILENT,
@@ -80,7 +80,7 @@ _SSH = {
 
 def _lost(facts: Facts) -> Iterator[Check]:
     for host, loss in facts.lost.items():
-        message, names = loss["words"], {"host": host, **facts.targets.get(host, {})}
+        message, names = loss["words"], {"host": host, "target": facts.targets[host]}
         kind, what, remedy = next(x for phrase, x in _SSH.items() if phrase in message.lower())
         if loss["stage"]:
             kind, what = "ssh.cut", f"{{host}} stopped responding during {loss['stage']}"
@@ -97,7 +97,7 @@ def _names(facts: Facts) -> Iterator[Check]:
         check
         for asked, known in facts.names.items()
         for host, answer in known.items()
-        if host in facts.machines and not _name_on(facts, asked, host).replace(".", "").isdigit()
+        if host in facts.machines and not facts.name(host).replace(".", "").isdigit()
         for check in _name(facts, asked, host, answer)
     ]
     yield from _merged(found)
@@ -107,9 +107,11 @@ def _names(facts: Facts) -> Iterator[Check]:
 
 def _name(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
     """Yield the problem of a host's name on a machine."""
-    name, correct = _name_on(facts, asked, host), facts.addresses.get(host, "ADDRESS")
+    name, correct = facts.name(host), facts.addresses.get(host, "ADDRESS")
     first = answer.get("addresses", [""])[0]
     add = f"Add the line '{correct} {name}' to /etc/hosts {on(asked)}"
+    if asked == HERE != host:
+        return  # ssh may have another name here
     if "error" in answer:
         kind, remedy = "names.unknown", f"{add}, or repair the name server in /etc/resolv.conf."
         what = f"{name!r} does not resolve to an IPv4 address {on(asked)} ({answer['error']})."
@@ -128,11 +130,6 @@ def _name(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
     # ranks do not need the name of the notebook's machine
     level = warning if host == HERE and kind != "names.wrong" else failure
     yield level(kind, what, remedy, asked, host)
-
-
-def _name_on(facts: Facts, asked: str, host: str) -> str:
-    """Return a host's name on a machine; ssh may have another name here."""
-    return str(facts.targets[host]["door" if asked == HERE else "name"])
 
 
 def _merged(checks: list[Check]) -> Iterator[Check]:
@@ -266,21 +263,18 @@ def _differences(host: str, local: Json, remote: Json) -> Iterator[Check]:
 
 
 def _shared(facts: Facts) -> Iterator[Check]:
-    for kind, info in facts.shared.items():
-        path, seen = info["path"], info["seen"]
-        unshared = [host for host in facts.hosts if not seen.get(host)]
-        what = f"{path} ({'home' if kind == 'home' else 'this folder'})"
-        if unshared:
-            yield warning(
-                f"{kind}.own",
-                f"{what} is not shared with {joined(unshared)}: modules, data and checkpoints in "
-                "it are not found there.",
-                "Share it (NFS), copy the files that ranks need, or define functions in the "
-                "notebook, which sends them.",
-                *unshared,
-            )
-        else:
-            yield fine(f"{kind}.shared", f"{what} is shared by all machines")
+    unshared = [host for host in facts.hosts if not facts.sees.get(host)]
+    if unshared:
+        yield warning(
+            "folder.own",
+            f"this folder, {facts.folder}, is not shared with {joined(unshared)}: modules, data "
+            "and checkpoints in it are not found there.",
+            "Share it (NFS), copy the files that ranks need, or define functions in the notebook, "
+            "which sends them.",
+            *unshared,
+        )
+    else:
+        yield fine("folder.shared", f"{facts.folder} is shared by all machines")
 
 
 def _clocks(facts: Facts) -> Iterator[Check]:

@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
@@ -27,7 +27,6 @@ from typing import Any
 from distkit.cluster import machine
 from distkit.cluster.machine import own_address
 from distkit.errors import DistkitError
-from distkit.gone import refuse
 from distkit_hosts.checkup import probe
 from distkit_hosts.checkup.facts import HERE, Facts, Json
 from distkit_hosts.checkup.report import Report
@@ -56,7 +55,6 @@ def doctor(
     ssh_args: Sequence[str] = (),
     python: str | None = None,
     say: Callable[[str], None] = lambda stage: None,
-    **removed: Any,
 ) -> Report:
     """Examine this machine, or several and the connections between them, before ranks run there.
 
@@ -69,18 +67,15 @@ def doctor(
         ssh_args: its options, such as ``["-F", "lab.config"]``.
         python: the Python on the hosts; by default the path of this one, or else python3.
         say: called with the name of each step when it starts.
-        **removed: options of former versions, for their error messages.
 
     Raises:
         DistkitError: a host is named twice, or ssh is not installed here.
-        TypeError: an option was removed; the message says what to do instead.
 
     Example:
         >>> report = dk.hosts.doctor()                             # doctest: +SKIP
         >>> dk.hosts.doctor(hosts=["alpha", "beta"]).failures      # doctest: +SKIP
         []
     """
-    refuse("dk.hosts.doctor", removed)
     labels = {host.rpartition("@")[2]: host for host in hosts}
     if len(labels) < len(hosts) or HERE in labels:
         raise DistkitError(f"hosts {', '.join(hosts)}: name each once, and none {HERE!r}.")
@@ -89,28 +84,14 @@ def doctor(
             f"{ssh_cmd[0]} is not installed here, so no host can be reached. Install it (Debian: "
             "apt install openssh-client), or pass another program as ssh_cmd."
         )
-    ssh, query = [*ssh_cmd, *ssh_args], list[str]()
+    ssh = [*ssh_cmd, *ssh_args]
     if Path(ssh_cmd[0]).name == "ssh":  # not another program
-        query = [*ssh, "-G"]
         ssh += ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT}"]
     pythons = [python] if python else [sys.executable, "python3", "python"]
     commands = {label: command(host, ssh, pythons) for label, host in labels.items()}
-    facts = Facts(targets={label: _target(host, query) for label, host in labels.items()})
+    facts = Facts(targets=labels)
     _Examination(facts, say).run({HERE: own_command(), **commands})
     return Report(facts)
-
-
-def _target(destination: str, query: Sequence[str]) -> Json:
-    """Return a host's name, and its name and port in the configuration of ssh."""
-    name = destination.rpartition("@")[2]
-    target = {"name": name, "door": name, "port": 22, "target": destination}
-    if query:
-        result = subprocess.run(
-            [*query, destination], capture_output=True, text=True, timeout=CONNECT
-        )
-        config = dict(line.split(" ", 1) for line in result.stdout.splitlines() if " " in line)
-        target |= {"door": config.get("hostname", name), "port": int(config.get("port", 22))}
-    return target
 
 
 @dataclass
@@ -151,21 +132,14 @@ class _Examination:
     def names(self) -> None:
         """Resolve every name on every machine, and choose the address of each host."""
         facts = self.facts
-        name = facts.machines[HERE]["hostname"]
-        facts.targets[HERE] = {"name": name, "door": name, "port": 0, "target": HERE}
-
-        def names(host: str) -> dict[str, str]:
-            """Return the names to resolve; ssh may have other names here."""
-            kind = "door" if host == HERE else "name"
-            return {label: target[kind] for label, target in facts.targets.items()}
-
-        answers = self.hosts.ask("resolve", lambda host: {"names": list(names(host).values())})
-        for host, answer in answers.items():
-            facts.names[host] = {label: answer[name] for label, name in names(host).items()}
+        names = {host: facts.name(host) for host in [HERE, *facts.targets]}
+        answers = self.hosts.ask("resolve", lambda host: {"names": list(names.values())})
+        for asked, answer in answers.items():
+            facts.names[asked] = {host: answer[name] for host, name in names.items()}
         for label in facts.hosts:
             own = {*facts.machines[label]["addresses"]}
-            resolved = [names[label].get("addresses", []) for names in facts.names.values()]
-            facts.addresses[label] = choose([a for addresses in resolved for a in addresses], own)
+            known = [answer[label].get("addresses", []) for answer in facts.names.values()]
+            facts.addresses[label] = choose([a for addresses in known for a in addresses], own)
 
     def ports(self) -> None:
         """Make every machine listen at its address only."""
@@ -205,22 +179,13 @@ class _Examination:
         self.facts.clocks.update({label: c for label, c in clocks.items() if label != HERE})
 
     def files(self) -> None:
-        """Check on every machine whether it sees a file in this home, and in this folder."""
-        with ExitStack() as stack:
-            markers = {}
-            for kind, folder in (("home", Path.home()), ("folder", Path.cwd())):
-                with suppress(OSError):  # no permission to write there
-                    file = stack.enter_context(
-                        tempfile.NamedTemporaryFile("w", prefix=".distkit-doctor-", dir=folder)
-                    )
-                    file.write(file.name)
-                    file.flush()
-                    markers[kind] = (str(folder), file.name)
-            files = {name: name for _, name in markers.values()}
-            answers = self.hosts.ask("check_files", lambda label: {"files": files})
-        for kind, (path, name) in markers.items():
-            seen = {label: answer[name] for label, answer in answers.items()}
-            self.facts.shared[kind] = {"path": path, "seen": seen}
+        """Check on every machine whether it sees a file in this folder."""
+        folder = self.facts.folder = str(Path.cwd())
+        with suppress(OSError):  # no permission to write there
+            with tempfile.NamedTemporaryFile("w", prefix=".distkit-doctor-", dir=folder) as file:
+                file.write(file.name)
+                file.flush()
+                self.facts.sees = self.hosts.ask("sees_file", lambda host: {"path": file.name})
 
     def torch(self) -> None:
         """Import torch everywhere."""

@@ -25,29 +25,35 @@ class Facts:
 
     Args:
         machines: the answer of ``probe.machine()`` on each machine that answered.
-        targets: the name of each host, and how ssh finds it from here (door, port, target).
+        targets: the name of each host as ssh takes it, perhaps with a user.
         lost: for each host that stopped answering, the message (``words``) of ssh or of the doctor,
             and the ``stage`` of the examination.
         names: for each machine, the addresses to which it resolves the others' names.
         addresses: the address of each machine, as the others see it.
         ways: the connections between machines: see :meth:`way`.
         clocks: the clock of each host minus this machine's, and the error of that [s].
-        shared: for "home" and "folder", the path here, and the machines that see the same files.
+        folder: the path of the current folder here.
+        sees: whether each machine sees a file of that folder.
     """
 
     machines: dict[str, Json] = field(default_factory=dict)
-    targets: dict[str, Json] = field(default_factory=dict)
+    targets: dict[str, str] = field(default_factory=dict)
     lost: dict[str, Json] = field(default_factory=dict)
     names: dict[str, dict[str, Json]] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
     ways: dict[str, dict[str, Json]] = field(default_factory=dict)
     clocks: dict[str, tuple[float, float]] = field(default_factory=dict)
-    shared: dict[str, Json] = field(default_factory=dict)
+    folder: str = ""
+    sees: dict[str, bool] = field(default_factory=dict)
 
     @property
     def hosts(self) -> list[str]:
         """The machines that answered, without the machine of the doctor."""
         return [label for label in self.machines if label != HERE]
+
+    def name(self, host: str) -> str:
+        """Return the name by which other machines find one."""
+        return str(self.machines[HERE]["hostname"]) if host == HERE else host
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yield every pair of machines once."""

@@ -82,7 +82,7 @@ def _problem(space: Json) -> str:
     """Return a clause about the problem of a file system."""
     if "error" in space or not space["writable"]:
         return f"cannot be written to ({space.get('error', 'no permission')})"
-    return f"is full ({'no inodes left' if space['files'] == 0 else _free_space(space)})"
+    return f"is full ({_free_space(space)})"
 
 
 def _free_space(space: Json) -> str:
@@ -91,7 +91,7 @@ def _free_space(space: Json) -> str:
 
 def _temporary(host: str, machine: Json) -> Iterator[Check]:
     space, need = machine["temporary"], folders.space_needed(max(1, comfortable(machine)))
-    if "error" in space or not space["writable"] or space["files"] == 0 or space["free"] < need:
+    if "error" in space or not space["writable"] or space["free"] < need:
         yield failure(
             "disk",
             f"the temporary folder {space['path']} {on(host)} {_problem(space)}.",
@@ -120,18 +120,11 @@ def _packages(host: str, machine: Json) -> Iterator[Check]:
 
 def _torch(host: str, machine: Json) -> Iterator[Check]:
     torch = machine.get("torch", {})
-    if "slow" in torch:
-        yield warning(
-            "torch.slow",
-            f"importing torch {on(host)} took more than {torch['slow']} s.",
-            "Check the load there, and whether torch's folder is on a slow network disk.",
-            host,
-        )
-    elif machine["packages"]["torch"] and "error" in torch:
+    if machine["packages"]["torch"] and "error" in torch:
         yield failure(
             "torch.broken",
             f"torch cannot be imported {on(host)}: {torch['error']}.",
-            "Reinstall it there.",
+            "Import it there, and reinstall it if that fails.",
             host,
         )
 

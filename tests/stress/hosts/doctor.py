@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,14 +35,14 @@ class Fault:
         kind: the doctor's name for it.
         hosts: the machines that the doctor must name, separated by spaces.
         cause: makes the fault.
-        home: the home folder on the head, where the doctor runs; "" for that of the user.
+        folder: the folder on the head where the doctor runs; "" for the current one.
     """
 
     name: str
     kind: str
     hosts: str
     cause: Cause = lambda lab: ()
-    home: str = ""
+    folder: str = ""
 
 
 def diagnose(fault: Fault) -> list[Check]:
@@ -50,8 +51,16 @@ def diagnose(fault: Fault) -> list[Check]:
         lab.ssh()
         options = [*fault.cause(lab), "--python", _python(lab)]
         command = [sys.executable, "-m", "distkit", "doctor", "--json", "--hosts", ",".join(HOSTS)]
-        command = ["env", f"HOME={fault.home or Path.home()}", *command, *options]
-        ran = lab.run("head", command, capture_output=True, text=True, timeout=120)
+        env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/companions"}
+        ran = lab.run(
+            "head",
+            [*command, *options],
+            cwd=fault.folder or None,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
     if ran.returncode > 1 or not ran.stdout:
         raise RuntimeError(f"the doctor failed with {fault.name}: {ran.stderr}")
     checks = json.loads(ran.stdout)["checks"]
@@ -255,7 +264,7 @@ FAULTS = (
     Fault("torch is missing", "torch.missing", "beta", _hide(_folder("torch"))),
     Fault("torch is broken", "torch.broken", "beta", _hide(_folder("torch") / "lib")),
     Fault("ipyparallel is missing", "ipyparallel.missing", "beta", _hide(_folder("ipyparallel"))),
-    Fault("home is not shared", "home.own", "beta", home="/tmp"),
+    Fault("the folder is not shared", "folder.own", "beta", folder="/tmp"),
     Fault("the disk is full", "disk", "beta", _shrink("/tmp")),
     Fault("shared memory is full", "shm", "beta", _shrink("/dev/shm")),
     Fault(
