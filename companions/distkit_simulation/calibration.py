@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
 from time import perf_counter
 from typing import Any
 
@@ -21,8 +20,8 @@ from distkit_simulation.network import Floats, Link, Network
 
 Batches = Mapping[int, Sequence[float]]
 
-#: Maximum number of protocols, and minimum number of sizes of each.
-MAX_PROTOCOLS, MIN_SIZES = 3, 3
+#: Minimum number of sizes.
+MIN_SIZES = 3
 
 #: Smallest beta [s/byte]: below, large messages took no longer than small ones.
 MIN_BETA = 1e-15
@@ -53,7 +52,7 @@ def interpolate(size: Floats, sizes: Floats, times: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Fit:
-    """A link, with 95 % confidence intervals of its first protocol's alpha and beta.
+    """A link, with 95 % confidence intervals of its alpha and beta.
 
     ``error`` is the median relative distance of the times from the line.
     """
@@ -65,14 +64,9 @@ class Fit:
 
     def __str__(self) -> str:
         low, high = (1e6 * x for x in self.alpha)
-        has_bandwidth = self.last_beta > MIN_BETA
-        bandwidth = f"{1e-9 / self.last_beta:.3g} GB/s" if has_bandwidth else "no bandwidth found"
+        beta = self.link.beta
+        bandwidth = f"{1e-9 / beta:.3g} GB/s" if beta > MIN_BETA else "no bandwidth found"
         return f"alpha {1e6 * self.link.alpha:.3g} µs [{low:.3g} to {high:.3g}], {bandwidth}"
-
-    @property
-    def last_beta(self) -> float:
-        """The seconds per byte of the largest messages."""
-        return max(self.link.switches[-1][2] if self.link.switches else self.link.beta, MIN_BETA)
 
 
 def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: int = 0) -> Fit:
@@ -90,28 +84,23 @@ def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: 
     Example:
         >>> line = {m: [1e-5 + m * 1e-9] * 3 for m in (4, 1000, 100_000, 10_000_000)}
         >>> link = fit(line).link
-        >>> round(link.alpha * 1e6, 6), round(link.beta * 1e9, 6), link.switches
-        (10.0, 1.0, ())
+        >>> round(link.alpha * 1e6, 6), round(link.beta * 1e9, 6)
+        (10.0, 1.0)
     """
     if len(moves) < 2:
         raise ValueError("a line fit needs messages of at least two sizes")
     sizes = np.array(list(moves), float)
     batches = np.array(list(moves.values()), float)
     times = lower_quartile(batches)
-    starts = regimes(sizes, times)
-    first, *others = lines(sizes, times, starts)
     gamma = 0.0
     if adds:
         gamma = line(np.array(list(adds), float), lower_quartile(list(adds.values())))[1]
-    switches = tuple(
-        (float(sizes[i - 1]), *other) for i, other in zip(starts[1:], others, strict=True)
-    )
-    link = Link(*first, gamma, switches)
+    link = Link(*line(sizes, times), gamma)
     rng, samples = np.random.default_rng(seed), []
     for _ in range(draws):
         indices = rng.integers(batches.shape[1], size=batches.shape)
         resampled = lower_quartile(np.take_along_axis(batches, indices, axis=1))
-        samples.append(lines(sizes, resampled, starts)[0])
+        samples.append(line(sizes, resampled))
     low, high = np.percentile(np.array(samples), [2.5, 97.5], axis=0)
     error = float(np.median(np.abs(link.seconds(sizes) / times - 1)))
     return Fit(link, (low[0], high[0]), (low[1], high[1]), error)
@@ -131,35 +120,6 @@ def line(sizes: Floats, times: Floats) -> tuple[float, float]:
     if beta < 0:
         return float((1 / times).sum() / (1 / times**2).sum()), 0.0
     return float(alpha), float(beta)
-
-
-def lines(sizes: Floats, times: Floats, starts: Sequence[int]) -> list[tuple[float, float]]:
-    """Fit the line of each protocol; ``starts`` contains the indices of their first sizes."""
-    ends = [*starts[1:], len(sizes)]
-    return [line(sizes[a:b], times[a:b]) for a, b in zip(starts, ends, strict=True)]
-
-
-def regimes(sizes: Floats, times: Floats) -> list[int]:
-    """Return the indices of the sizes at which protocols start, by Schwarz's criterion.
-
-    >>> sizes = np.array([1.0, 2, 3, 100, 200, 300])
-    >>> regimes(sizes, np.where(sizes < 50, 5 + sizes, 100 + sizes / 10) / 10)
-    [0, 3]
-    """
-    m = len(sizes)
-    best, least = [0], np.inf
-    for count in range(min(MAX_PROTOCOLS, max(1, m // MIN_SIZES))):
-        for cuts in combinations(range(MIN_SIZES, m - MIN_SIZES + 1), count):
-            if any(b - a < MIN_SIZES for a, b in pairwise(cuts)):
-                continue
-            starts = [0, *cuts]
-            parts = zip(np.split(sizes, cuts), lines(sizes, times, starts), strict=True)
-            fitted = np.concatenate([alpha + beta * part for part, (alpha, beta) in parts])
-            spread = np.mean((fitted / times - 1) ** 2) + 1e-6
-            score = m * np.log(spread) + (2 + 3 * count) * np.log(m)
-            if score < least:
-                best, least = starts, score
-    return best
 
 
 #: Default sizes [bytes] and number of batches.

@@ -379,7 +379,7 @@ def simulate_job(
 
     Raises:
         LayoutError: the layout does not divide the model or the batch, or a rank has too little
-            memory; the message explains it, and suggests a layout that fits.
+            memory.
 
     Source:
         Narayanan et al., 2021; Korthikanti et al., 2022. Fitted to 21 of vTrain's runs (Bang et
@@ -393,7 +393,10 @@ def simulate_job(
     """
     job = Job(model, layout, machine, batch, sequence, **options)
     if shortage := _shortage(job):
-        raise LayoutError(f"{job.title} does not fit: {shortage}{_remedy(job)}")
+        raise LayoutError(
+            f"{job.title} does not fit: {shortage}. Use recompute='full', zero=1, or a layout of "
+            "dk.simulation.search_layouts."
+        )
     return job
 
 
@@ -407,31 +410,6 @@ def _shortage(job: Job) -> str:
     return (
         f"rank 0 needs {excess / GIB:.1f} GiB more than the {job.machine.memory / GIB:.1f} GiB of "
         f"an {job.machine.name}, most of it for {largest} ({kinds[largest] / GIB:.1f} GiB)"
-    )
-
-
-def _remedy(job: Job) -> str:
-    """Suggest to change one option, or the fastest layout on the same number of devices."""
-    changes = ({"recompute": "selective"}, {"recompute": "full"}, {"zero": 1})
-    for change in changes:
-        if not _shortage(replace(job, **change)):
-            return "; {}={!r} would fit".format(*next(iter(change.items())))
-    options = {name: getattr(job, name) for name in ("schedule", "chunks", "sequence_parallel")}
-    layouts = search_layouts(
-        job.model,
-        job.machine,
-        job.layout.size,
-        batch=job.batch,
-        sequence=job.sequence,
-        micro_batches=[job.micro_batch],
-        recompute="full",
-        zero=1,
-        **options,
-    )
-    return (
-        f"; {layouts[0].title}, zero=1 would fit"
-        if layouts
-        else "; no layout of these devices fits"
     )
 
 

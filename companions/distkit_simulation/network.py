@@ -1,13 +1,12 @@
 """Networks of ranks, which determine the durations of messages that start together. Pure.
 
 A network computes the durations of many transfers together. Transfers of a round share a host's
-network card, a switch's uplink or a torus's cable fairly.
+network card fairly.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,8 +132,8 @@ def plain(numbers: ArrayLike) -> Any:
 class Network:
     """Ranks connected by equal links through a perfect switch.
 
-    A rank sends one message and receives one at a time. :meth:`hosts`, :meth:`tree` and
-    :meth:`torus` create other networks; :func:`distkit_simulation.calibrate` measures one.
+    A rank sends one message and receives one at a time. :meth:`hosts` creates another network;
+    :func:`distkit_simulation.calibrate` measures one.
 
     Args:
         link: the link between any two ranks.
@@ -157,7 +156,7 @@ class Network:
         return Network(link)
 
     @staticmethod
-    def hosts(hosts: int, devices: int, inside: Link, between: Link) -> Grouped:
+    def hosts(hosts: int, devices: int, inside: Link, between: Link) -> Hosts:
         """Create hosts of several devices each, with fast links inside and slower ones between.
 
         Args:
@@ -166,33 +165,7 @@ class Network:
             inside: the link between devices of a host.
             between: the link of a host's network card, in each direction.
         """
-        _positive(hosts=hosts, devices=devices)
-        shown = f"{hosts} hosts of {devices} devices"
-        return Grouped(hosts, devices, inside, between, shown=shown)
-
-    @staticmethod
-    def tree(racks: int, hosts: int, link: Link, *, oversubscription: float = 1.0) -> Grouped:
-        """Create racks with oversubscribed uplinks.
-
-        Args:
-            racks: the number of racks.
-            hosts: the number of ranks in each rack; rank = rack · hosts + host.
-            link: the link of each rank to its rack's switch.
-            oversubscription: the ratio of a rack's total host bandwidth to that of its uplink.
-        """
-        _positive(racks=racks, hosts=hosts, oversubscription=oversubscription)
-        share, shown = oversubscription / hosts, f"{racks} racks of {hosts} hosts"
-        return Grouped(racks, hosts, link, link, share=share, shown=shown)
-
-    @staticmethod
-    def torus(shape: Sequence[int], link: Link) -> Torus:
-        """Create a grid of rings; messages go dimension by dimension, in the shorter direction.
-
-        Args:
-            shape: the number of ranks along each dimension; the last dimension varies fastest.
-            link: the link of a hop, in each direction; ``alpha`` counts for every hop.
-        """
-        return Torus(tuple(shape), link)
+        return Hosts(hosts, devices, inside, between)
 
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
         """Return the seconds of transfers that start together.
@@ -214,23 +187,17 @@ class Network:
         return self.link.gamma * np.asarray(nbytes, float)
 
 
-class Grouped(Network):
-    """Groups of ranks that share a link to other groups; see :meth:`Network.hosts` and ``tree``.
+class Hosts(Network):
+    """Hosts of several ranks, which share a network card; see :meth:`Network.hosts`."""
 
-    Args:
-        groups: the number of groups.
-        each: the number of ranks in each group.
-        inside: the link within a group.
-        between: the link to other groups.
-        share: the time of a byte on the shared link, relative to ``between``.
-        shown: the description of the network for messages.
-    """
-
-    def __init__(
-        self, groups: int, each: int, inside: Link, between: Link, *, share: float = 1.0, shown: str
-    ) -> None:
-        super().__init__(between, groups * each, shown)
-        self.each, self.inside, self.share = each, inside, share
+    def __init__(self, hosts: int, devices: int, inside: Link, between: Link) -> None:
+        if hosts < 1 or devices < 1:
+            raise ValueError(
+                f"a network needs at least one host and one device on each; got {hosts} hosts of "
+                f"{devices} devices"
+            )
+        super().__init__(between, hosts * devices, f"{hosts} hosts of {devices} devices")
+        self.each, self.inside = devices, inside
 
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
         """See :meth:`Network.seconds`."""
@@ -240,42 +207,8 @@ class Grouped(Network):
         remote = np.flatnonzero(out != into)
         m = size[remote]
         queued = np.maximum(shared(out[remote], m), shared(into[remote], m))
-        seconds[remote] = _loaded(self.link, m, np.maximum(m, queued * self.share))
+        seconds[remote] = _loaded(self.link, m, np.maximum(m, queued))
         return seconds
-
-
-class Torus(Network):
-    """A grid of rings; see :meth:`Network.torus`."""
-
-    def __init__(self, shape: tuple[int, ...], link: Link) -> None:
-        _positive(**{f"dimension {d}": size for d, size in enumerate(shape)})
-        shown = f"a torus of {' × '.join(map(str, shape))}"
-        super().__init__(link, math.prod(shape), shown)
-        self.shape = shape
-
-    def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
-        """See :meth:`Network.seconds`."""
-        src, dst, size = _ends(src, dst, nbytes)
-        queued, hops = size.copy(), np.zeros(len(size))
-        cables = list(self._route(src, dst))
-        cable = np.concatenate([cable for _, cable in cables]) if cables else np.zeros(0, int)
-        moved = np.concatenate([moved for moved, _ in cables]) if cables else np.zeros(0, int)
-        np.maximum.at(queued, moved, shared(cable, size[moved]))
-        np.add.at(hops, moved, 1)
-        return _loaded(self.link, size, queued) + (np.maximum(hops, 1) - 1) * self.link.alpha
-
-    def _route(self, src: Ints, dst: Ints) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the transfers of each hop and the indices of their cables."""
-        position, target = (np.array(np.unravel_index(r, self.shape)) for r in (src, dst))
-        for d, size in enumerate(self.shape):
-            distance = (target[d] - position[d]) % size
-            step = np.where(distance * 2 > size, -1, 1)
-            remaining = np.minimum(distance, size - distance)
-            while (moving := np.flatnonzero(remaining)).size:
-                rank = np.ravel_multi_index(tuple(position[:, moving]), self.shape)
-                yield moving, (rank * len(self.shape) + d) * 2 + (step[moving] < 0)
-                position[d, moving] = (position[d, moving] + step[moving]) % size
-                remaining[moving] -= 1
 
 
 def shared(resource: Ints, nbytes: Floats) -> Floats:
@@ -310,9 +243,3 @@ def _loaded(link: Link, nbytes: Floats, queued: Floats) -> Floats:
 def _ends(src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> tuple[Ints, Ints, Floats]:
     a, b = np.asarray(src, int), np.asarray(dst, int)
     return a, b, np.broadcast_to(np.asarray(nbytes, float), a.shape)
-
-
-def _positive(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"a network needs a positive {name}; got {value}")

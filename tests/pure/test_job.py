@@ -99,17 +99,6 @@ def test_layouts_that_do_not_divide_the_model_raise() -> None:
         simulate_job(SMALL, Layout(tp=3), A100, batch=1, sequence=1024)
 
 
-def test_suggested_layout_fits() -> None:
-    given = {"batch": 64, "sequence": 2048, "recompute": "none"}
-    with pytest.raises(dk.errors.LayoutError, match="recompute='selective' would fit"):
-        simulate_job(GPT, Layout(tp=8, pp=16), A100, **given)
-    simulate_job(GPT, Layout(tp=8, pp=16), A100, **given | {"recompute": "selective"})
-    with pytest.raises(dk.errors.LayoutError, match=r"; dp .*, zero=1 would fit"):
-        simulate_job(GPT, Layout(dp=64), A100, batch=64, sequence=2048)
-    with pytest.raises(dk.errors.LayoutError, match="no layout of these devices fits"):
-        simulate_job(GPT, Layout(), A100, batch=1, sequence=2048)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from distkit.algorithms.contract import Group, all_gather_single, reduce_scatter_single
-from distkit.errors import TrainingError
 
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -39,9 +38,8 @@ class Zero:
     the model or of a ModuleList in it is a unit: a flat vector, of which rank r keeps the r-th
     part.
 
-    Every rank must use the same units in the same order, because their messages have no names:
-    ranks that skip different layers would mix gradients or wait for each other. The ranks therefore
-    compare their next calls in an all-reduce of R numbers before they send.
+    Every rank must use the same units in the same order, as with DDP: their messages have no names,
+    so ranks that skip different layers would mix gradients or wait for each other.
 
     Args:
         model: the model, with the same weights on every rank.
@@ -49,12 +47,9 @@ class Zero:
             ``lambda parts: torch.optim.Adam(parts, lr=1e-3)``; it must be elementwise.
         stage: 0 shards nothing, like DDP; 1 optimizer states; 2 also gradients; 3 also parameters.
         group: the process group; None for all ranks.
-        check: whether the ranks compare their calls; False sends only the messages of the paper.
 
     Raises:
         ValueError: the stage is unknown, or two units share a parameter.
-        TrainingError: ranks use different units; raised on all ranks, in ``forward``, ``backward``
-            or :meth:`step`.
 
     Source:
         Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models",
@@ -79,57 +74,20 @@ class Zero:
         *,
         stage: int = 3,
         group: Group = None,
-        check: bool = True,
     ) -> None:
         if stage not in range(4):
             raise ValueError(f"ZeRO needs a stage from 0 to 3; got {stage}")
         units = [*_units(model)]
-        self._check_calls = _CallCheck([name for name, *_ in units], group, check)
-        self.units = [
-            _Unit(name, module, parameters, stage, group, self._check_calls)
-            for name, module, parameters in units
-        ]
+        self.units = [_Unit(module, parameters, stage, group) for module, parameters in units]
         self.optimizer = optimizer([unit.part for unit in self.units])
 
     def step(self) -> None:
         """Update this rank's parts and share them."""
         for unit in reversed(self.units):
             unit.reduce_gradients()  # for parameters unused by the loss
-        self._check_calls("step()", self.units[0].part.device)
         self.optimizer.step()
         for unit in self.units:
             unit.share()
-
-
-class _CallCheck:
-    """Compares the next call of all ranks of a group.
-
-    Args:
-        units: the names of the units, which are equal on all ranks.
-        group: the process group.
-        check: whether to compare.
-    """
-
-    def __init__(self, units: list[str], group: Group, check: bool) -> None:
-        self._known = ["step()", *(f"{call} of {u!r}" for u in units for call in _CALLS)]
-        self._group, self._check = group, check
-
-    def __call__(self, call: str, device: torch.device) -> None:
-        if not self._check:
-            return
-        table = torch.zeros(dist.get_world_size(self._group), dtype=torch.int64, device=device)
-        table[dist.get_rank(self._group)] = self._known.index(call)
-        dist.all_reduce(table, group=self._group)
-        if len({*table.tolist()}) > 1:
-            calls = ", ".join(f"rank {r}: {self._known[n]}" for r, n in enumerate(table.tolist()))
-            raise TrainingError(
-                f"the ranks of Zero are in different layers ({calls}): their messages would mix. "
-                "Use the same layers in the same order on every rank. On a rank that does not need "
-                "a layer, add the layer's output times 0 to the loss."
-            )
-
-
-_CALLS = GATHER, REDUCE = "the gather", "the gradients"
 
 
 class _Unit:
@@ -137,14 +95,11 @@ class _Unit:
 
     def __init__(
         self,
-        name: str,
         module: nn.Module,
         parameters: list[nn.Parameter],
         stage: int,
         group: Group,
-        check_calls: _CallCheck,
     ) -> None:
-        self.name, self._check_calls = name, check_calls
         self.parameters, self.stage, self.group = parameters, stage, group
         self.shapes = [p.shape for p in parameters]
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -171,7 +126,6 @@ class _Unit:
     def gather(self, *_: Any) -> None:
         """Gather ``w`` on every rank; stage 3 needs it before forward and backward."""
         if not self.w.untyped_storage().size():
-            self._check_calls(f"{GATHER} of {self.name!r}", self.w.device)
             self.w.untyped_storage().resize_(self.w.nbytes)
             all_gather_single(self.w, self.part.detach(), group=self.group)
             self._point_parameters()
@@ -197,7 +151,6 @@ class _Unit:
         """Average gradients over the ranks; in stages 2 and 3, each rank gets only its part."""
         if not any(p.grad is not None for p in self.parameters):
             return
-        self._check_calls(f"{REDUCE} of {self.name!r}", self.w.device)
         g = self._flatten(
             [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         )
@@ -233,8 +186,8 @@ class _Unit:
         return nn.functional.pad(flat, (0, -len(flat) % self.ranks))
 
 
-def _units(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[nn.Parameter]]]:
-    """Yield the name, module and parameters of each child and of the model itself."""
+def _units(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
+    """Yield the module and the parameters of each child and of the model itself."""
     owners: dict[nn.Parameter, str] = {}
     containers = list(_containers(model))
     children = [
@@ -253,7 +206,7 @@ def _units(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[nn.Parameter
             )
         owners.update(dict.fromkeys(trainable, name))
         if trainable:
-            yield name, module, trainable
+            yield module, trainable
 
 
 def _containers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
