@@ -37,9 +37,8 @@ def add(commands: Any) -> None:
         "--ssh",
         metavar="COMMAND",
         default="ssh",
-        help="the program that connects to them (default: ssh)",
+        help="the command that connects to them, perhaps with options (default: ssh)",
     )
-    doctor.add_argument("--ssh-config", type=Path, metavar="FILE", help="ssh's configuration")
     doctor.add_argument("--python", metavar="PATH", help="the Python on the hosts")
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     doctor.set_defaults(run=_doctor)
@@ -54,7 +53,6 @@ def _doctor(args: argparse.Namespace, command: list[str]) -> int:
     report = doctor(
         args.hosts,
         ssh_cmd=shlex.split(args.ssh),
-        ssh_args=["-F", str(args.ssh_config)] if args.ssh_config else [],
         python=args.python,
         say=_print_stage if sys.stderr.isatty() else lambda stage: None,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from laboratories import laboratory, needs
+from slurm import start_slurm
 
 from distkit.trace.trace import Trace
 from distkit_hosts.laboratory import Laboratory
@@ -90,7 +91,7 @@ def torchrun(hosts: Laboratory, folder: str) -> list:
 
 def srun(hosts: Laboratory, folder: str) -> list:
     """Start one rank on each host, by srun on the head."""
-    hosts.slurm()
+    start_slurm(hosts)
     command = ["srun", "--nodes=2", "--ntasks=2", sys.executable, "train.py"]
     return start(hosts, ["head"], folder, command)
 

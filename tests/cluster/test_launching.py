@@ -12,6 +12,7 @@ import pytest
 import torch
 from heads import Head
 from laboratories import hidden, laboratory, say, shrunk
+from slurm import start_slurm
 from waiting import until
 
 from distkit_hosts.laboratory import Laboratory
@@ -63,7 +64,7 @@ def hosts(lab: Laboratory) -> Iterator[Laboratory]:
 @pytest.fixture
 def slurm(hosts: Laboratory) -> Iterator[Laboratory]:
     needs("slurmctld", "slurm-wlm")
-    hosts.slurm()
+    start_slurm(hosts)
     yield hosts
     hosts.mend()
     until(lambda: not say(hosts, "head", "squeue --noheader"), timeout=20)

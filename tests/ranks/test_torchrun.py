@@ -290,8 +290,6 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
     running = subprocess.Popen([*DISTKIT, "trace", "--", *TWO, "train.py", str(word)])
     try:
         run = dk.hosts.follow(timeout=LONG)
-        with dk.trouble(latency=1.0), pytest.raises(StepError, match="of a cluster only"):
-            run.step()
         stepper = run.step()
         calls = [len(stepper.next().trace.spans) for _ in range(3)]
         assert calls[2] - calls[1] == calls[1] - calls[0] == 2  # one of each rank

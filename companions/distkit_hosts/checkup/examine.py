@@ -52,7 +52,6 @@ def doctor(
     hosts: Sequence[str] = (),
     *,
     ssh_cmd: Sequence[str] = ("ssh",),
-    ssh_args: Sequence[str] = (),
     python: str | None = None,
     say: Callable[[str], None] = lambda stage: None,
 ) -> Report:
@@ -62,9 +61,9 @@ def doctor(
 
     Args:
         hosts: other machines, each named as for ssh: ``"alpha"``, ``"me@10.0.0.2"``.
-        ssh_cmd: the program that connects to them, as in ipyparallel's launchers: ssh, or one that
-            accepts a host and a command line.
-        ssh_args: its options, such as ``["-F", "lab.config"]``.
+        ssh_cmd: the command that connects to them, as in ipyparallel's launchers: ssh, perhaps with
+            options, such as ``["ssh", "-F", "lab.config"]``, or another program that accepts a
+            host and a command line.
         python: the Python on the hosts; by default the path of this one, or else python3.
         say: called with the name of each step when it starts.
 
@@ -84,7 +83,7 @@ def doctor(
             f"{ssh_cmd[0]} is not installed here, so no host can be reached. Install it (Debian: "
             "apt install openssh-client), or pass another program as ssh_cmd."
         )
-    ssh = [*ssh_cmd, *ssh_args]
+    ssh = [*ssh_cmd]
     if Path(ssh_cmd[0]).name == "ssh":  # not another program
         ssh += ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT}"]
     pythons = [python] if python else [sys.executable, "python3", "python"]

@@ -168,16 +168,6 @@ class Laboratory:
         self.ssh()
         return {"ssh_cmd": [*self.enter(self.hosts[0]), find("ssh")], "interface": self._listener}
 
-    def slurm(self) -> None:
-        """Start Slurm: ``srun``, ``sbatch`` and ``salloc`` work on the head; the others are nodes.
-
-        Each node accepts two tasks.
-
-        Raises:
-            LaboratoryError: Slurm is missing, or does not start.
-        """
-        services.start_slurm(self)
-
     # -- faults --------------------------------------------------------------------------------
 
     def cut(self, *hosts: str) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from distkit._format import named
+from distkit._format import joined, named
 from distkit.cluster.processes.folders import is_ours
 from distkit.cluster.runs import report
 from distkit.cluster.runs.run import Run, draw_waits
@@ -19,7 +18,6 @@ from distkit.diagnosis import rules
 from distkit.diagnosis.diagnose import Finding, diagnose
 from distkit.errors import DeadlockError, RunError, StepError, TraceFileError
 from distkit.events import Event
-from distkit.recording import trouble
 from distkit.trace.calls import raised_at
 from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.log import EventLog
@@ -193,20 +191,14 @@ class Following:
             StepError: a rank has ended, is on another machine, or has no socket.
             RunError: a rank does not answer.
         """
-        if trouble.current() is not None:
-            raise StepError(
-                f"dk.trouble has no effect on {self._name}: it injects faults into runs of a "
-                "cluster only. Remove the with block."
-            )
         self._refresh()
-        ranks, blocked = self._ranks(), defaultdict[str, list[int]](list)
-        for rank, record in ranks.items():
-            blocked[_obstacle(record)].append(rank)
-        if reasons := [f"{named(blocked[why])} {why}" for why in sorted(blocked) if why]:
+        ranks = self._ranks()
+        blocked = {rank: why for rank, record in ranks.items() if (why := _obstacle(record))}
+        if blocked:
             raise StepError(
-                f"{self._name} cannot be stepped through from here: {'; '.join(reasons)}. All "
-                "ranks must run on the notebook's machine, as the same user; views and findings "
-                "need only the folder."
+                f"{self._name} cannot be stepped through from here: {named(blocked)} "
+                f"{joined(sorted({*blocked.values()}))}. All ranks must run on the notebook's "
+                "machine, as the same user; views and findings need only the folder."
             )
         controller, stepper = self._connect(ranks)
         controller.step()

@@ -102,7 +102,7 @@ def _ssh(lines: str) -> Cause:
     def cause(lab: Laboratory) -> Sequence[str | Path]:
         config = lab.folder / "doctor_config"
         config.write_text(f"Match host beta\n{lines}Match all\nInclude /etc/ssh/ssh_config\n")
-        return "--ssh-config", config
+        return "--ssh", f"ssh -F {config}"
 
     return cause
 

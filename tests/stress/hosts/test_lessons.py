@@ -17,6 +17,7 @@ from benchmarks.driver import open_mpi_environ
 from benchmarks.hosts import HOSTS, ROOT, laboratory
 from distkit_hosts.laboratory import Laboratory
 from tests.support.laboratories import needs
+from tests.support.slurm import start_slurm
 
 #: Environment variables of a site by launcher.
 SITES = {
@@ -46,7 +47,7 @@ def lab() -> Iterator[Laboratory]:
 
 @pytest.fixture(scope="module")
 def slurm(lab: Laboratory) -> None:
-    lab.slurm()
+    start_slurm(lab)
 
 
 @pytest.mark.timeout(1800)
