@@ -1,8 +1,8 @@
 """Estimates of run time: closed forms, a simulator, and a calibration of this machine.
 
 :mod:`~distkit_simulation.cost` contains formulas from papers. :func:`simulate` runs a schedule on a
-:class:`Network` and returns the trace that real ranks would record. :func:`data_parallel`,
-:func:`pipeline` and :func:`parameter_server` simulate training steps. :func:`simulate_job` predicts
+:class:`Network` and returns the trace that real ranks would record. :func:`pipeline` and
+:func:`parameter_server` simulate training steps. :class:`Job` predicts
 a training job, and :func:`search_layouts` finds its best layout. :func:`calibrate` measures the
 parameters of the formulas. :func:`measure_step` measures the parts of a step, from which
 :func:`plot_speedups` and :func:`plot_prediction` draw speedups.
@@ -17,14 +17,13 @@ from distkit.companions import attributes
 if TYPE_CHECKING:
     from distkit_simulation import cost, parallel
     from distkit_simulation.calibration import Measured, calibrate
-    from distkit_simulation.job import A100, H100, Job, Machine, search_layouts, simulate_job
+    from distkit_simulation.job import A100, H100, Job, Machine, search_layouts
     from distkit_simulation.network import Link, Network
     from distkit_simulation.parameter_servers import Served, parameter_server, place
     from distkit_simulation.plots import compare
     from distkit_simulation.shard_map.view import ShardMap
     from distkit_simulation.simulator import (
         Stragglers,
-        constant,
         exponential,
         finish_times,
         lognormal,
@@ -37,12 +36,12 @@ if TYPE_CHECKING:
         predict,
         speedups,
     )
-    from distkit_simulation.training import Workload, data_parallel, pipeline
+    from distkit_simulation.training import pipeline
 
 #: The names of each module, which is imported on first use: some modules need torch.
 _NAMES = {
     "distkit_simulation.calibration": ["Measured", "calibrate"],
-    "distkit_simulation.job": ["A100", "H100", "Job", "Machine", "search_layouts", "simulate_job"],
+    "distkit_simulation.job": ["A100", "H100", "Job", "Machine", "search_layouts"],
     "distkit_simulation.network": ["Link", "Network"],
     "distkit_simulation.speedup": [
         "measure_step",
@@ -56,13 +55,12 @@ _NAMES = {
     "distkit_simulation.shard_map.view": ["ShardMap"],
     "distkit_simulation.simulator": [
         "Stragglers",
-        "constant",
         "exponential",
         "finish_times",
         "lognormal",
         "simulate",
     ],
-    "distkit_simulation.training": ["Workload", "data_parallel", "pipeline"],
+    "distkit_simulation.training": ["pipeline"],
 }
 _modules = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -77,12 +75,9 @@ __all__ = [
     "Served",
     "ShardMap",
     "Stragglers",
-    "Workload",
     "calibrate",
     "compare",
-    "constant",
     "cost",
-    "data_parallel",
     "exponential",
     "finish_times",
     "lognormal",
@@ -96,7 +91,6 @@ __all__ = [
     "predict",
     "search_layouts",
     "simulate",
-    "simulate_job",
     "speedups",
 ]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkit._format import aligned, human_seconds, joined
+from distkit._format import aligned, human_seconds
 from distkit.algorithms.catalogue import PIPELINES
 from distkit.errors import LayoutError
 from distkit.events import Op
@@ -57,9 +57,6 @@ class Machine:
         matmul: the fraction of ``flops`` that large matrix products reach.
         stream: the fraction of ``bandwidth`` that is reached.
         launch: the CPU time to launch a layer's forward, the minimum for small layers [s].
-
-    Raises:
-        ValueError: a number is missing, zero or negative.
     """
 
     name: str
@@ -72,18 +69,6 @@ class Machine:
     matmul: float = 0.846
     stream: float = 0.778
     launch: float = 0.7e-3
-
-    def __post_init__(self) -> None:
-        numbers = {k: v for k, v in vars(self).items() if isinstance(v, int | float)}
-        links = {"inside": self.inside, "between": self.between}
-        numbers |= {
-            f"bandwidth of the link {k}": 1 / v.beta if v.beta else 0 for k, v in links.items()
-        }
-        if missing := [name for name, value in numbers.items() if not value > 0]:
-            raise ValueError(
-                f"the machine {self.name} has no {joined(missing)}: use positive numbers, and "
-                "dk.simulation.Link.of(latency, bandwidth) for a bandwidth in bytes/s"
-            )
 
     def product(self, m: float, n: float, k: float) -> float:
         """Return the seconds of a matrix product of m × k by k × n."""
@@ -116,7 +101,39 @@ H100 = Machine("H100", 989e12, 3.35e12, 80e9, Link.of(3e-6, 370e9), Link.of(5e-6
 
 @dataclass(frozen=True)
 class Job:
-    """A training job, with its predicted time and memory; see :func:`simulate_job`."""
+    """A step of a training job: its predicted seconds by part, memory, tokens/s and utilization.
+
+    It prints as a table, and has ``seconds``, ``parts``, ``memory``, ``tokens_per_second``,
+    ``utilization``, and ``trace``, a step of one of its pipelines.
+
+    Args:
+        model: a transformer; :meth:`.parallel.Transformer.gpt` creates one like GPT-3.
+        layout: the layout of the model on the devices.
+        machine: :data:`A100`, :data:`H100` or another :class:`Machine`.
+        batch: the samples of a step over all copies.
+        sequence: the tokens of a sample.
+        micro_batch: the samples of a micro-batch.
+        schedule: the name of a schedule in :data:`dk.algorithms.PIPELINES`.
+        chunks: the stages on each pipeline rank.
+        recompute: "none", "selective" or "full".
+        sequence_parallel: whether tensor-parallel ranks divide the tokens elsewhere, too.
+        flash: whether fused attention writes no scores.
+        zero: the stage of ZeRO.
+        overlap: whether the gradients' all-reduce overlaps with the last backward.
+
+    Raises:
+        LayoutError: the layout does not divide the model or the batch.
+
+    Source:
+        Narayanan et al., 2021; Korthikanti et al., 2022. Fitted to 21 of vTrain's runs (Bang et
+        al., 2024): ``distkit bench published`` prints the errors for the others.
+
+    Example:
+        >>> gpt = Transformer.gpt(96, 12288, 96)
+        >>> job = Job(gpt, Layout(tp=8, pp=8), A100, batch=64, sequence=2048)
+        >>> round(job.seconds), round(job.utilization, 2)
+        (19, 0.37)
+    """
 
     model: Transformer
     layout: Layout
@@ -139,11 +156,6 @@ class Job:
                 raise LayoutError(f"{name} = {number!r} is not a positive integer")
         model, layout = self.model, self.layout
         samples = layout.dp * self.micro_batch
-        if self.batch < samples:
-            raise LayoutError(
-                f"a batch of {self.batch} is smaller than dp · micro-batch = {layout.dp} · "
-                f"{self.micro_batch}: use a batch of {samples} or more, or fewer copies"
-            )
         if self.batch % samples:
             raise LayoutError(
                 f"a batch of {self.batch} cannot be divided by dp · micro-batch = {layout.dp} · "
@@ -199,6 +211,11 @@ class Job:
     def memory(self) -> list[dict[str, float]]:
         """The bytes on each rank by kind, for each pipeline stage."""
         return [self.stage_memory(stage) for stage in range(self.layout.pp)]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory suffices on rank 0, which needs the most."""
+        return sum(self.stage_memory(0).values()) <= self.machine.memory
 
     # -- time -----------------------------------------------------------------------------------
 
@@ -350,69 +367,6 @@ class Job:
         return "\n".join(lines)
 
 
-def simulate_job(
-    model: Transformer,
-    layout: Layout,
-    machine: Machine,
-    *,
-    batch: int,
-    sequence: int,
-    **options: Any,
-) -> Job:
-    """Predict a step of a training job: its seconds by part, memory, tokens/s and utilization.
-
-    Args:
-        model: a transformer; :meth:`.parallel.Transformer.gpt` creates one like GPT-3.
-        layout: the layout of the model on the devices.
-        machine: :data:`A100`, :data:`H100` or another :class:`Machine`.
-        batch: the samples of a step over all copies.
-        sequence: the tokens of a sample.
-        options: ``micro_batch`` (1), samples of a micro-batch; ``schedule`` ("1f1b") and
-            ``chunks`` (1), as in :data:`dk.algorithms.PIPELINES`; ``recompute`` ("full"): "none",
-            "selective" or "full"; ``sequence_parallel`` (False); ``flash`` (False), fused attention
-            that writes no scores; ``zero`` (0), the stage of ZeRO; ``overlap`` (False) of the
-            gradients' all-reduce with the last backward.
-
-    Returns:
-        A :class:`Job`, which prints as a table. It has ``seconds``, ``parts``, ``memory``,
-        ``tokens_per_second``, ``utilization``, and ``trace``, a step of one of its pipelines.
-
-    Raises:
-        LayoutError: the layout does not divide the model or the batch, or a rank has too little
-            memory.
-
-    Source:
-        Narayanan et al., 2021; Korthikanti et al., 2022. Fitted to 21 of vTrain's runs (Bang et
-        al., 2024): ``distkit bench published`` prints the errors for the others.
-
-    Example:
-        >>> gpt = Transformer.gpt(96, 12288, 96)
-        >>> job = simulate_job(gpt, Layout(tp=8, pp=8), A100, batch=64, sequence=2048)
-        >>> round(job.seconds), round(job.utilization, 2)
-        (19, 0.37)
-    """
-    job = Job(model, layout, machine, batch, sequence, **options)
-    if shortage := _shortage(job):
-        raise LayoutError(
-            f"{job.title} does not fit: {shortage}. Use recompute='full', zero=1, or a layout of "
-            "dk.simulation.search_layouts."
-        )
-    return job
-
-
-def _shortage(job: Job) -> str:
-    """Describe the missing memory of rank 0, which needs the most; return "" if the job fits."""
-    kinds = job.stage_memory(0)
-    excess = sum(kinds.values()) - job.machine.memory
-    if excess <= 0:
-        return ""
-    largest = max(kinds, key=lambda kind: kinds[kind])
-    return (
-        f"rank 0 needs {excess / GIB:.1f} GiB more than the {job.machine.memory / GIB:.1f} GiB of "
-        f"an {job.machine.name}, most of it for {largest} ({kinds[largest] / GIB:.1f} GiB)"
-    )
-
-
 class Jobs(list[Job]):
     """A list of jobs in ascending order of time, shown as a table."""
 
@@ -451,13 +405,13 @@ def search_layouts(
     Tensor-parallel groups stay within a host; pipelines are the outermost axis, as in Megatron.
 
     Args:
-        model: the model, as in :func:`simulate_job`.
+        model: the model, as in :class:`Job`.
         machine: the machine of the devices.
         devices: the number of devices.
         batch: the samples of a step.
         sequence: the tokens of a sample.
         micro_batches: the sizes of micro-batches to try.
-        options: options of :func:`simulate_job`.
+        options: options of :class:`Job`.
 
     Returns:
         A list of :class:`Job`, which prints as a table; ``plot()`` draws the fastest ones.
@@ -476,7 +430,7 @@ def search_layouts(
                     job = Job(model, layout, machine, batch, sequence, size, **options)
                 except LayoutError:
                     continue
-                if not _shortage(job):
+                if job.fits:
                     jobs.append(job)
     return Jobs(sorted(jobs, key=lambda job: job.seconds))
 

@@ -20,7 +20,7 @@ from distkit.events import Op
 from distkit.trace.info import Consistency, RankInfo
 from distkit.trace.trace import Trace
 from distkit_simulation.network import Floats, Link, check_link
-from distkit_simulation.simulator import Delay, Stragglers, Writer, constant
+from distkit_simulation.simulator import Delay, Stragglers, Writer
 
 
 @dataclass
@@ -283,6 +283,6 @@ def parameter_server(
     if staleness < 0:
         raise ValueError(f"staleness must be at least 0 steps; got {staleness}")
     load = place(tensors, servers)
-    draw = compute if callable(compute) else constant(compute)
+    draw = compute if callable(compute) else lambda rng, shape: np.full(shape, compute)
     slow = (stragglers or Stragglers()).factors(workers)
     return Simulation(workers, load, link, steps, staleness, seed, record, draw, slow).run()

@@ -55,12 +55,6 @@ def lognormal(median: float, sigma: float) -> Delay:
     return lambda rng, shape: median * np.exp(sigma * rng.standard_normal(shape))
 
 
-def constant(seconds: float) -> Delay:
-    """Return a constant delay."""
-    _seconds("delay", seconds)
-    return lambda rng, shape: np.full(shape, float(seconds))
-
-
 @dataclass(frozen=True)
 class Stragglers:
     """Slow ranks and late transfers.

@@ -1,109 +1,13 @@
-"""Simulation of data-parallel training with overlapping buckets, and of pipelines. Pure.
-
-:mod:`~distkit_simulation.parameter_servers` simulates parameter servers.
-"""
+"""Simulation of pipelines. Pure."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
 
 from distkit.algorithms.catalogue import PIPELINES
 from distkit.algorithms.pipeline_schedules import Action, Orders, played
 from distkit.events import Op
 from distkit.trace.trace import Trace
-from distkit_simulation.network import Floats, Network, check_network
-from distkit_simulation.simulator import Delay, RankClocks, Schedule, Stragglers, Writer, plan
-
-
-@dataclass(frozen=True)
-class Workload:
-    """The work of one rank in one step.
-
-    Args:
-        forward: the seconds of forward.
-        backward: the seconds of backward.
-        buckets: the sizes of the gradient buckets [bytes], in the order of backward. They share its
-            time in proportion to size; each is reduced as soon as it is ready.
-        update: the seconds of the optimizer's update.
-
-    Raises:
-        ValueError: a number is negative.
-    """
-
-    forward: float
-    backward: float
-    buckets: Sequence[int]
-    update: float = 0.0
-
-    def __post_init__(self) -> None:
-        numbers = [self.forward, self.backward, self.update, *self.buckets]
-        if not all(x >= 0 for x in numbers):
-            raise ValueError(f"seconds and bytes of a step must not be negative; got {numbers}")
-
-    @property
-    def ready(self) -> Floats:
-        """The seconds from the start of backward until each bucket is ready, shape (buckets,)."""
-        share = np.cumsum(np.asarray(self.buckets, float))
-        return self.backward * (share / share[-1] if len(share) and share[-1] else share)
-
-
-def data_parallel(
-    n: int,
-    work: Workload,
-    network: Network,
-    *,
-    algorithm: Schedule = "ring",
-    count: int = 1,
-    delay: Delay | None = None,
-    stragglers: Stragglers | None = None,
-    seed: int = 0,
-) -> Trace:
-    """Simulate synchronous data-parallel training, and return the trace that DDP would record.
-
-    Args:
-        n: the number of ranks.
-        work: the work of each rank in a step.
-        network: the network of the ranks.
-        algorithm: the algorithm of the all-reduce.
-        count: the number of steps.
-        delay: the random delay of each rank's computation in each step.
-        stragglers: slow ranks and jitter of messages.
-        seed: the seed of all random draws.
-
-    Example:
-        >>> from distkit_simulation.network import Link
-        >>> net = Network(Link(1e-6, 1e-9))
-        >>> data_parallel(2, Workload(0.1, 0.2, [2000, 2000]), net).ranks
-        [0, 1]
-    """
-    faults = stragglers or Stragglers()
-    player, writer = RankClocks(n, network, stragglers=faults, seed=seed), Writer(n)
-    rng, slow = np.random.default_rng([seed, 1]), faults.factors(n)
-    clock = np.zeros(n)
-    for _ in range(count):
-        lateness = delay(rng, (n,)) if delay else np.zeros(n)
-        forward = clock + slow * work.forward + lateness
-        last = backward = forward + slow * work.backward
-        writer.add_operations(Op.MARK, clock, forward, attributes={"label": "forward"})
-        writer.add_operations(Op.MARK, forward, backward, attributes={"label": "backward"})
-        for nbytes, ready in zip(work.buckets, work.ready, strict=True):
-            start = forward + slow * ready
-            player.begin(start, nbytes)  # or after the previous bucket
-            for _ in player.play(*plan(algorithm, n, nbytes)[1:]):
-                pass
-            fields = {"dtype": "float32", "attributes": {"gradients": True}}
-            shape = (nbytes // 4,)
-            writer.add_operations(
-                Op.ALL_REDUCE, start, player.finish, nbytes=nbytes, shape=shape, **fields
-            )
-            last = np.maximum(backward, player.finish)
-        clock = last + slow * work.update
-        if work.update:
-            writer.add_operations(Op.MARK, last, clock, attributes={"label": "update"})
-    return writer.trace("data parallel")
+from distkit_simulation.network import Network, check_network
+from distkit_simulation.simulator import Stragglers, Writer
 
 
 def pipeline(

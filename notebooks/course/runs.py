@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 from msgspec import structs
 
 from distkit.events import Op, State
@@ -15,8 +16,8 @@ from distkit.trace.info import ClockOffset, RankEnd, RankInfo
 from distkit.trace.trace import Trace
 from distkit_simulation.network import Link, Network
 from distkit_simulation.parameter_servers import parameter_server
-from distkit_simulation.simulator import Stragglers, Writer, simulate
-from distkit_simulation.training import Workload, data_parallel, pipeline
+from distkit_simulation.simulator import Stragglers, Writer, finish_times, simulate
+from distkit_simulation.training import pipeline
 
 MS, MIB = 1e-3, 2**20
 
@@ -200,8 +201,16 @@ def two_hosts(algorithm: str = "hierarchical", slow: float = 3.0) -> Trace:
 
 def one_step() -> Trace:
     """A step of four ranks, with one bucket of gradients: nothing overlaps."""
-    workload, network = Workload(2 * MS, 3 * MS, (4 * MIB,), 1 * MS), Network(Link(MS, MS / MIB))
-    return with_info(data_parallel(4, workload, network), name="a step of training")
+    writer, size = Writer(4), 4 * MIB
+    begin = np.zeros(4)
+    end = begin + 5 * MS + finish_times("ring", 4, size, Network(Link(MS, MS / MIB)))
+    writer.add_operations(Op.MARK, begin, begin + 2 * MS, attributes={"label": "forward"})
+    writer.add_operations(Op.MARK, begin + 2 * MS, begin + 5 * MS, attributes={"label": "backward"})
+    tensor = {"nbytes": size, "shape": (size // 4,), "dtype": "float32"}
+    gradients = {"gradients": True}
+    writer.add_operations(Op.ALL_REDUCE, begin + 5 * MS, end, attributes=gradients, **tensor)
+    writer.add_operations(Op.MARK, end, end + MS, attributes={"label": "update"})
+    return with_info(writer.trace("data parallel"), name="a step of training")
 
 
 def all_forward_first() -> Trace:

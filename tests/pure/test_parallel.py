@@ -87,15 +87,10 @@ def test_no_layout_for_a_prime_number_of_heads() -> None:
         Layout(tp=5, world=5, heads=3, layers=3, batch=3)
 
 
-def test_every_rank_has_one_position_and_its_groups() -> None:
+def test_every_rank_has_one_position() -> None:
     layout = Layout(dp=2, tp=2, pp=3, world=12)
     places = [tuple(layout.place(rank).values()) for rank in range(12)]
     assert places == list(product(range(2), range(3), range(2)))
-    for axis, size in (("dp", 2), ("tp", 2), ("pp", 3)):
-        groups = {tuple(layout.group(rank, axis)) for rank in range(12)}
-        assert {len(group) for group in groups} == {size}
-        assert sorted(rank for group in groups for rank in group) == list(range(12))
-    assert layout.group(0, "tp") == [0, 1]
     with pytest.raises(dk.errors.LayoutError, match="rank 12 does not exist"):
         layout.place(12)
 

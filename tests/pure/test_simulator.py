@@ -20,8 +20,6 @@ from distkit_simulation import (
     Link,
     Network,
     Stragglers,
-    Workload,
-    data_parallel,
     exponential,
     finish_times,
     lognormal,
@@ -144,28 +142,6 @@ def test_jitter_is_reproducible() -> None:
 
 
 # -- whole steps ---------------------------------------------------------------------------
-
-
-def test_data_parallel_step_has_the_events_of_ddp() -> None:
-    work = Workload(forward=1.0, backward=2.0, buckets=[4000, 4000], update=0.5)
-    trace = data_parallel(3, work, NET, count=2)
-    assert Counter(s.label for s in trace.spans if s.rank == 1) == {
-        "forward": 2,
-        "backward": 2,
-        "gradients": 4,
-        "update": 2,
-    }
-    reduces = [s for s in trace.spans if s.op is Op.ALL_REDUCE]
-    assert len({trace.matches[s.rank, s.seq] for s in reduces}) == 4
-    assert trace.seconds == pytest.approx(7.0, abs=1e-3)
-    assert reduces[0].start == pytest.approx(2.0)
-
-
-def test_slowest_rank_sets_the_pace() -> None:
-    """Exponential times of mean µ on P ranks: a synchronous step lasts µ·H_P on average."""
-    work = Workload(forward=0.0, backward=0.0, buckets=[4])
-    trace = data_parallel(10, work, Network(FREE), count=2000, delay=exponential(1.0), seed=7)
-    assert trace.seconds / 2000 == pytest.approx(harmonic(10), rel=0.05)
 
 
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
@@ -304,7 +280,6 @@ def test_nodes_handle_one_message_at_a_time() -> None:
         (lambda: Network.hosts(0, 4, ONE, ONE), "at least one host"),
         (lambda: Stragglers(slow={0: 0.0}), "slowdown of rank 0 must be positive; got 0.0"),
         (lambda: exponential(-1.0), "mean must be .*; got -1.0"),
-        (lambda: Workload(1.0, -1.0, [4]), "must not be negative"),
         (lambda: pipeline(2, 0, 1, 1, 0, NET), "at least one micro-batch"),
         (lambda: pipeline(2, 1, 1, 1, 0, NET, order="zigzag"), "one of gpipe, 1f1b"),
         (lambda: pipeline(2, 2, 1, 1, 0, NET, chunks=2), "one stage per rank, not 2"),
@@ -330,7 +305,6 @@ def test_invalid_arguments_raise(call: object, says: str) -> None:
         lambda given: simulate("ring", 4, 4, given),
         lambda given: finish_times("ring", 4, 4, given),
         lambda given: pipeline(2, 2, 1.0, 1.0, 4, given),
-        lambda given: data_parallel(2, Workload(1.0, 1.0, [4]), given),
     ],
 )
 def test_link_is_not_accepted_as_network(call: Callable[[object], object]) -> None:

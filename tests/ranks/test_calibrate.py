@@ -34,7 +34,7 @@ def test_calibration_finds_links_with_their_uncertainty(machine: Measured) -> No
         found = machine.fit(count)
         assert 0 <= found.alpha[0] <= found.alpha[1]
         assert 0 <= found.beta[0] <= found.beta[1]
-        assert 0 < found.last_beta < 1e-6
+        assert 0 <= found.link.beta < 1e-6
     assert machine.link.gamma > 0
     assert 0 <= machine.calling(1024) < 1
     assert "single" in repr(machine)

@@ -112,16 +112,6 @@ class Layout:
         inner = self.axes[self.axes.index(axis) + 1 :]
         return math.prod(getattr(self, other) for other in inner)
 
-    def group(self, rank: int, axis: str) -> list[int]:
-        """Return the ranks that differ from a rank only on one axis, including the rank itself.
-
-        >>> Layout(dp=2, tp=2).group(0, "dp")
-        [0, 2]
-        """
-        position = self.place(rank)
-        others = [(other, self.place(other)) for other in range(self.size)]
-        return [other for other, place in others if {**place, axis: position[axis]} == position]
-
     def mesh(self, device_type: str = "cpu") -> DeviceMesh:
         """Create torch's mesh; all ranks call it, and ``mesh["tp"]`` is this rank's group.
 
