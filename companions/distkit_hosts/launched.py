@@ -63,7 +63,7 @@ def recognise(environ: Mapping[str, str], host: str) -> Launched:
         host: the name of its host.
 
     Raises:
-        StartError: a variable is missing or not a number, or two contradict each other.
+        StartError: a variable is missing or not a number.
 
     >>> slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
     >>> found = recognise(slurm, "node2")
@@ -73,18 +73,7 @@ def recognise(environ: Mapping[str, str], host: str) -> Launched:
     launchers = [name for name, variables in _VARIABLES.items() if variables["rank"] in environ]
     if not launchers:
         return Launched("none", 0, 1, 0, host)
-    first = _read(launchers[0], environ, host)
-    if first.launcher == "environment":  # set by hand, or left over from another program
-        for other in (_read(name, environ, host) for name in launchers[1:]):
-            if (first.rank, first.world_size) != (other.rank, other.world_size):
-                raise StartError(
-                    f"RANK and WORLD_SIZE declare rank {first.rank} of {first.world_size}, but "
-                    f"{other.launcher} has started this process as rank {other.rank} of "
-                    f"{other.world_size}. Unset RANK and WORLD_SIZE, or set them to "
-                    f"{_VARIABLES[other.launcher]['rank']} and "
-                    f"{_VARIABLES[other.launcher]['world_size']}."
-                )
-    return first
+    return _read(launchers[0], environ, host)
 
 
 def _read(launcher: str, environ: Mapping[str, str], host: str) -> Launched:

@@ -231,7 +231,7 @@ TOGETHER = [
         "this machine blocks incoming connections: alpha, beta and gamma",
         firewall_here,
     ),
-    ("ways.no_route", "alpha has no route to beta (10.0.0.3)", no_route),
+    ("ways.cut", "in both directions (network is unreachable)", no_route),
     ("names.unknown", "'alpha' does not resolve to an IPv4 address on beta", unknown),
     ("names.loopback", "beta resolves 'alpha' to 127.0.1.1, where other machines", loopback),
     ("names.loopback", "beta resolves its own name to 127.0.1.1", own_loopback),

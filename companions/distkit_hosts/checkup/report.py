@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from distkit._format import aligned, count, human_bytes
-from distkit_hosts.checkup import cross_host_checks, host_checks
+from distkit_hosts.checkup import checks as all_checks
 from distkit_hosts.checkup.facts import HERE, Check, Facts, Level, cores, gpus
 
 #: The longest line [columns].
@@ -30,10 +30,10 @@ class Report:
         """All checks, failures first."""
         single = not self.facts.targets  # for several machines, only problems are reported
         machines = self.facts.machines.items()
-        of_hosts = [c for host, m in machines for c in host_checks.judge(host, m)]
+        of_hosts = [c for host, m in machines for c in all_checks.of_host(host, m)]
         reported = [c for c in of_hosts if single or c.level is not Level.OK]
         order = [Level.FAILURE, Level.WARNING, Level.OK]
-        checks = [*reported, *cross_host_checks.judge(self.facts)]
+        checks = [*reported, *all_checks.between_hosts(self.facts)]
         return sorted(checks, key=lambda check: order.index(check.level))
 
     @property

@@ -20,11 +20,9 @@ from msgspec import Struct
 from distkit._format import count, named
 from distkit.events import P2P, WORLD, Event, Op, State
 from distkit.trace.info import Limitation, Number, Rank, RunInfo
-from distkit_hosts.foreign.flight_recorder import described, op_of, peer_of
+from distkit_hosts.foreign.flight_recorder import described, op_of
 
-#: Positions of a ``c10d::`` operator's arguments: its peer, its tag, and the tensors it reads.
-_PEER = {Op.SEND: 2, Op.RECV: 2, Op.BROADCAST: 2, Op.REDUCE: 3, Op.GATHER: 3, Op.SCATTER: 3}
-_TAG = 3
+#: Position of the tensors that a ``c10d::`` operator reads; 1 for others.
 _TENSORS = {Op.SEND: 0, Op.RECV: 0, Op.BROADCAST: 0, Op.REDUCE: 0, Op.ALL_REDUCE: 0}
 #: Ranges of a backend.
 _BACKEND = re.compile(r"(gloo|nccl|ucc|mpi|xccl|hccl):\w+")
@@ -151,14 +149,13 @@ def _limitations(
                 "group.",
             ),
         )
-    if n := sum(e.op in P2P and e.peer is None for e in calls):
+    if any(e.op in P2P for e in calls):
         yield (
             "messages",
             Limitation(
-                f"the profiler does not record the peer of {count(n, 'send or recv')}: messages "
-                "and bytes are missing.",
-                "Profile with record_shapes=True. For gloo it records no peers in a process with "
-                "several groups.",
+                "the peers of sends and receives are not read from a profile: its messages are "
+                "missing.",
+                "Record the ranks to see their messages: distkit trace -- torchrun ….",
             ),
         )
 
@@ -222,19 +219,16 @@ class _Rank:
         started = kernel.ts if kernel else s.ts
         ended = kernel.end if kernel else max(s.end, gloo.end if gloo else s.end)
         group = self._group(detail.args)
-        inputs = [str(x) for x in s.args.get("Concrete Inputs") or ()]
         shapes = _shapes(s, op, detail)
         shape, dtype, nbytes = described(op, shapes, [], _dtype(s, op, detail, gloo))
         yield from self._states(
             seq,
             [s.ts, started, ended],
             op=op,
-            peer=self._peer(op, group, inputs, gloo.name if gloo else ""),
             group=group or (WORLD if op in P2P else f"rank {self.rank}{_UNKNOWN}"),
             nbytes=nbytes,
             shape=shape,
             dtype=dtype,
-            tag=_number(inputs, _TAG) if op in P2P else None,
         )
 
     def _group(self, details: dict[str, Any]) -> str:
@@ -243,19 +237,6 @@ class _Rank:
             world = details.get("Process Group Description") == "default_pg"
             return WORLD if world else str(details["Process Group Name"])
         return WORLD if self._only_world else ""
-
-    def _peer(self, op: Op, group: str, inputs: list[str], name: str) -> int | None:
-        """Return the global rank of the other end or the root; None if it is uncertain."""
-        index = _number(inputs, _PEER.get(op))
-        members = self.groups.get(group, [])
-        if index is None:
-            return peer_of(name, members)
-        return members[index] if index < len(members) else None
-
-
-def _number(inputs: list[str], index: int | None) -> int | None:
-    text = inputs[index] if index is not None and index < len(inputs) else ""
-    return int(text) if text.isdecimal() else None
 
 
 def _shapes(s: _Slice, op: Op, detail: _Slice) -> list[list[int]]:
