@@ -10,6 +10,7 @@ Source: torch/csrc/profiler/util.h (the names of the arguments), the Trace Event
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -103,7 +104,7 @@ def read(profiles: Mapping[int, Profile]) -> tuple[list[Event], RunInfo]:
     events: list[Event] = []
     for rank, profile in profiles.items():
         offset = (profile.baseTimeNanoseconds - base) / 1e3
-        events += _Rank(rank, profile, groups, offset).events()
+        events += _Rank(rank, profile, offset).events()
     missing = [r for r in range(world) if r not in profiles] if known or len(profiles) > 1 else []
     info = RunInfo(
         name="profiler",
@@ -170,18 +171,16 @@ class _Rank:
     Args:
         rank: its number.
         profile: its trace.
-        groups: the ranks of each known group.
         offset: the start of the trace [µs].
     """
 
-    def __init__(
-        self, rank: int, profile: Profile, groups: dict[str, list[int]], offset: float
-    ) -> None:
-        self.rank, self.groups, self._offset = rank, groups, offset
+    def __init__(self, rank: int, profile: Profile, offset: float) -> None:
+        self.rank, self._offset = rank, offset
         self._only_world = len(profile.about.pg_config) == 1
         slices = [s for s in profile.traceEvents if s.ph == "X"]
         self._slices = sorted(slices, key=lambda s: (s.ts, -s.dur))
         self._details = [s for s in self._slices if s.name == "record_param_comms"]
+        self._detail_starts = [s.ts for s in self._details]
         self._kernels = {
             str(s.args.get("External id")): s
             for s in self._slices
@@ -210,9 +209,9 @@ class _Rank:
 
     def _call(self, seq: int, s: _Slice, op: Op) -> Iterator[Event]:
         """Yield a call, from its operator to the end of the backend's work for it."""
-        detail = next(
-            (d for d in self._details if d.tid == s.tid and s.ts <= d.ts <= s.end), _Slice()
-        )
+        first = bisect_left(self._detail_starts, s.ts)
+        within = self._details[first : bisect_right(self._detail_starts, s.end)]
+        detail = next((d for d in within if d.tid == s.tid), _Slice())
         ids = (str(x.args.get("External id")) for x in (s, detail))
         kernel = next((self._kernels[i] for i in ids if i in self._kernels), None)
         gloo = self._ranges[op].pop() if self._ranges[op] else None
