@@ -52,15 +52,11 @@ def interpolate(size: Floats, sizes: Floats, times: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Fit:
-    """A link, with 95 % confidence intervals of its alpha and beta.
-
-    ``error`` is the median relative distance of the times from the line.
-    """
+    """A link, with 95 % confidence intervals of its alpha and beta."""
 
     link: Link
     alpha: tuple[float, float]
     beta: tuple[float, float]
-    error: float
 
     def __str__(self) -> str:
         low, high = (1e6 * x for x in self.alpha)
@@ -102,8 +98,7 @@ def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: 
         resampled = lower_quartile(np.take_along_axis(batches, indices, axis=1))
         samples.append(line(sizes, resampled))
     low, high = np.percentile(np.array(samples), [2.5, 97.5], axis=0)
-    error = float(np.median(np.abs(link.seconds(sizes) / times - 1)))
-    return Fit(link, (low[0], high[0]), (low[1], high[1]), error)
+    return Fit(link, (low[0], high[0]), (low[1], high[1]))
 
 
 def line(sizes: Floats, times: Floats) -> tuple[float, float]:

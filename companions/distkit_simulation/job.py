@@ -119,7 +119,6 @@ class Job:
         sequence_parallel: whether tensor-parallel ranks divide the tokens elsewhere, too.
         flash: whether fused attention writes no scores.
         zero: the stage of ZeRO.
-        overlap: whether the gradients' all-reduce overlaps with the last backward.
 
     Raises:
         LayoutError: the layout does not divide the model or the batch.
@@ -147,7 +146,6 @@ class Job:
     sequence_parallel: bool = False
     flash: bool = False
     zero: int = 0
-    overlap: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch", "sequence", "micro_batch"):
@@ -280,12 +278,8 @@ class Job:
     def parts(self) -> dict[str, float]:
         """The seconds of a step on the slowest rank, by part."""
         layout, layers = self.layout, self.model.layers / self.layout.pp
-        _, backward, reduced = self._layer
         m, p = self.microbatches, layout.pp
-        tensor = m * layers * reduced
-        data = self._gradients
-        if self.overlap:
-            data = float(cost.exposed(data, layers * backward, layers))
+        tensor = m * layers * self._layer[2]
         share = layout.dp if self.zero else 1
         update = self.machine.moved(UPDATE * self.model.largest_stage(p) / layout.tp / share)
         bubble = PIPELINES[self.schedule].bubble_to_work(p, m, self.chunks)
@@ -295,7 +289,7 @@ class Job:
             "tensor": tensor,
             "pipeline": m * messages,
             "bubble": m * bubble * (self._stage + messages),
-            "data": data,
+            "data": self._gradients,
             "update": update,
         }
 
