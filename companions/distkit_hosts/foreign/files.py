@@ -98,9 +98,10 @@ def _parsed(path: Path) -> _File:
         value = PlainUnpickler(io.BytesIO(content)).load()
     else:
         value = json.loads(content.decode("utf-8-sig", "replace"), strict=False)
-    for reader in (flight_recorder, kineto):
-        if reader.matches(value):
-            return reader.parse(value)
+    if flight_recorder.matches(value):
+        return flight_recorder.parse(value)
+    if kineto.matches(value):
+        return kineto.parse(value)
     what = ", ".join(map(str, value)) if isinstance(value, dict) else str(value)
     raise TraceFileError(f"{path}: not a trace: it contains {what[:200]}. {_KNOWN}")
 
