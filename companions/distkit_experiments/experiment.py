@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -333,17 +333,13 @@ class Experiment:
             return results.static_html(self.name, self.records, self.drawn())
         return results.static_html(self.name, self.records)
 
-    def drawn(self, colors: Mapping[str, str] | None = None) -> str:
-        """Return the plot of the runs, or the user's picture, as SVG; "" if neither exists yet.
-
-        Args:
-            colors: the page's colours by print colour; None for print.
-        """
+    def drawn(self) -> str:
+        """Return the plot of the runs, or the user's picture, as SVG; "" if neither exists yet."""
         if self._picture is None:
-            return results.to_svg(self.records, colors)
+            return results.to_svg(self.records)
         successful = [r for r in self.records if not r.outcome]
         figure = self._picture(results.frame(successful), self.settings.complete())
-        return "" if figure is None else results.figure_svg(figure, colors)
+        return "" if figure is None else results.figure_svg(figure)
 
     @property
     def panel(self) -> Panel:

@@ -19,7 +19,7 @@ from distkit.events import Op
 from distkit.trace.trace import Trace
 from distkit.views import Gradients, Servers, Stage, Timeline
 from distkit.views.widget.assets import esm_of
-from distkit_experiments.results import PAGE_COLORS, Activity, to_html
+from distkit_experiments.results import Activity, to_html
 
 if TYPE_CHECKING:
     from distkit_experiments.experiment import Experiment
@@ -155,9 +155,9 @@ class Panel:
             self._run.disabled = activity is not None  # after the latest run is shown
 
     def draw(self, experiment: Experiment) -> None:
-        """Draw the plot or the user's picture in the page's colours, or show its error."""
+        """Draw the plot or the user's picture, or show its error."""
         try:
-            self._chart.value = experiment.drawn(PAGE_COLORS)
+            self._chart.value = experiment.drawn()
         except Exception as error:  # from the user's function
             self._chart.value = _error_html(type(error).__name__, str(error))
 

@@ -1,14 +1,12 @@
 """The results of an experiment: a record per run, and a table and a plot of all runs. Pure.
 
-matplotlib draws the charts. Their colours are CSS variables of the theme on a live page, and fixed
-colours in static pictures.
+matplotlib draws the charts, in colours for light and dark pages.
 """
 
 from __future__ import annotations
 
 import io
 import re
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +21,7 @@ from distkit.diagnosis import rules
 from distkit.errors import RunInterrupted
 from distkit.views.compare.projection import figures as measures
 from distkit.views.scene import figures, svg
-from distkit.views.scene.theme import GRAY, INK, RANKS_LIGHT
+from distkit.views.scene.theme import RANKS_LIGHT
 from distkit.views.timeline.columns import Columns
 from distkit.views.widget.snapshot import as_picture
 from distkit_experiments.controls import format_plain, format_value, is_number
@@ -48,16 +46,6 @@ DEFAULT_CHARTS = 2
 MAX_NAMED, RECENT_RUNS = 7, 6
 #: Line styles of series.
 DASHES = ("-", "--", ":", "-.")
-
-#: Colours of a live page; see panel.css.
-PAGE_COLORS = {
-    INK: "var(--dkx-fg)",
-    GRAY: "var(--dkx-muted)",
-    "#ffffff": "var(--dkx-bg)",
-    **{c.lower(): f"color-mix(in srgb, {c} 80%, var(--dkx-fg))" for c in RANKS_LIGHT if c != GRAY},
-}
-#: Protects matplotlib's global settings, since widgets draw in several threads.
-_drawing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -212,6 +200,7 @@ def varied(records: Sequence[Record]) -> list[str]:
     return sorted(differ, key=rank)
 
 
+@figures.style()
 def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = "") -> Figure:
     """Plot results of successful runs against a parameter or a result, one chart per result.
 
@@ -250,7 +239,7 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
         _style(axes, result, against)
     if lines:
         legend = figure.axes[0].get_legend_handles_labels()
-        figure.legend(*legend, loc="outside lower left", frameon=False, labelcolor=INK)
+        figure.legend(*legend, loc="outside lower left")
     return figure
 
 
@@ -305,41 +294,29 @@ def _style(axes: Axes, result: str, against: str) -> None:
     if result == SECONDS:
         axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda y, _: format_value(result, float(y)) if y else "0")
-    axes.set_title(result, loc="left", color=INK, fontsize=FONT_SIZE + 1, fontweight="bold")
-    axes.set_xlabel(against, color=INK, fontsize=FONT_SIZE, fontweight="bold")
-    axes.tick_params(colors=GRAY, length=0, labelsize=FONT_SIZE)
-    axes.grid(axis="y", color=GRAY, alpha=0.2)
-    axes.patch.set_visible(False)
+    axes.set_title(result, fontsize=FONT_SIZE + 1, fontweight="bold")
+    axes.set_xlabel(against, fontsize=FONT_SIZE, fontweight="bold")
+    axes.tick_params(length=0, labelsize=FONT_SIZE)
+    axes.grid(axis="y")
     axes.spines[:].set_visible(False)
 
 
-def figure_svg(figure: Figure, colors: Mapping[str, str] | None = None) -> str:
-    """Return a figure as an SVG element with transparent background and the page's fonts.
-
-    Args:
-        figure: a figure, for example of :func:`plot`.
-        colors: the page's colours by print colour; None for print.
-    """
-    import matplotlib
-
+def figure_svg(figure: Figure) -> str:
+    """Return a figure, for example of :func:`plot`, as an SVG element with the page's fonts."""
     file = io.StringIO()
-    figure.patch.set_visible(False)
     fonts = [family.strip("'") for family in svg.FONT.split(", ")]
     options: Any = {"svg.fonttype": "none", "svg.hashsalt": "distkit", "font.sans-serif": fonts}
-    with _drawing, matplotlib.rc_context(options):
+    with figures.style(options):
         figure.savefig(
             file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
         )
     text = file.getvalue()
     # show one pixel per point
-    text = re.sub(r'="([\d.]+)pt"', r'="\1"', text[text.index("<svg") :], count=2)
-    for color, replacement in (colors or {}).items():
-        text = text.replace(color, replacement)
-    return text
+    return re.sub(r'="([\d.]+)pt"', r'="\1"', text[text.index("<svg") :], count=2)
 
 
-def to_svg(records: Sequence[Record], colors: Mapping[str, str] | None = None) -> str:
+def to_svg(records: Sequence[Record]) -> str:
     """Return the plot of these runs as SVG; "" if no parameter was varied yet."""
     if not varied([r for r in records if not r.outcome]):
         return ""
-    return figure_svg(plot(records), colors)
+    return figure_svg(plot(records))

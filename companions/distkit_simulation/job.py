@@ -368,6 +368,7 @@ class Jobs(list[Job]):
         rows = [(job.title, human_seconds(job.seconds), f"{job.utilization:.1%}") for job in self]
         return "\n".join(aligned(rows)) or "no layout fits"
 
+    @figures.style()
     def plot(self, most: int = 10) -> Figure:
         """Plot the seconds of the ``most`` fastest jobs, by part."""
         figure = figures.new(8, 0.6 + 0.4 * min(most, len(self)))
@@ -379,8 +380,7 @@ class Jobs(list[Job]):
             offset += width
         axes.invert_yaxis()
         axes.set_xlabel("seconds of a step")
-        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
         return figure
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 POINTS = 60
 
 
+@figures.style()
 def compare(
     n: int,
     network: Network,
@@ -95,6 +96,5 @@ def _name_axes(axes: Axes, n: int, has_points: bool) -> None:
     axes.set_xscale("log", base=4)
     axes.xaxis.set_major_formatter(lambda x, _: human_bytes(x))
     axes.yaxis.set_major_formatter(lambda y, _: human_seconds(y))
-    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.grid()

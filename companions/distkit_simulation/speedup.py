@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from distkit._format import count
 from distkit.algorithms.sgd import sync_sgd_step
 from distkit.views.scene import figures
-from distkit.views.scene.theme import GRAY, INK, rank_color
+from distkit.views.scene.theme import GRAY, rank_color
 from distkit_simulation import cost
 
 if TYPE_CHECKING:
@@ -223,6 +223,7 @@ def _rows(measured: Any) -> list[Row]:
     return [{name: row[name] for name in ("ranks", "batch", *PARTS)} for row in rows]
 
 
+@figures.style()
 def plot_speedups(measured: Any) -> Figure:
     """Plot predicted speedups as lines and measured ones as dots, with a color per batch.
 
@@ -243,6 +244,7 @@ def plot_speedups(measured: Any) -> Figure:
     return figure
 
 
+@figures.style()
 def plot_prediction(
     measured: Any,
     runs: Any = (),
@@ -319,9 +321,7 @@ def _style(
     axes.plot(ranks, ranks, ":", color=GRAY, label="ideal")
     axes.axhline(1, color=GRAY, lw=0.8)
     axes.set(xticks=ranks, ylim=(0, None), xlabel="ranks", ylabel="speed-up")
-    axes.set_title(title, loc="left", fontsize=11, color=INK)
-    axes.legend(frameon=False, fontsize=10, labelcolor=INK)
-    axes.tick_params(colors=GRAY)
-    axes.grid(alpha=0.3)
-    axes.patch.set_visible(False)
+    axes.set_title(title, fontsize=11)
+    axes.legend(fontsize=10)
+    axes.grid()
     axes.spines[:].set_visible(False)

@@ -14,7 +14,9 @@ from msgspec import structs
 from distkit.events import Op, State
 from distkit.trace.info import ClockOffset, RankEnd, RankInfo
 from distkit.trace.trace import Trace
+from distkit_simulation.job import H100, Job
 from distkit_simulation.network import Link, Network
+from distkit_simulation.parallel import Layout, Transformer
 from distkit_simulation.parameter_servers import parameter_server
 from distkit_simulation.simulator import Stragglers, Writer, finish_times, simulate
 from distkit_simulation.training import pipeline
@@ -400,6 +402,16 @@ def a_script() -> Trace:
     return with_info(script(4, "a script", *lines), ends=ends)
 
 
+def job_of_four_stages() -> Trace:
+    """One pipeline of a simulated job, with four stages and six micro-batches."""
+    model = Transformer(
+        layers=24, hidden=8192, heads=64, kv_heads=8, inner=28_672, vocabulary=128_256
+    )
+    layout = Layout(dp=8, pp=4, tp=8, world=256)
+    job = Job(model, layout, H100, batch=48, sequence=8192, flash=True, zero=1)
+    return with_info(job.trace, name="a simulated step")
+
+
 #: The run of each lesson's concept check.
 RUNS: dict[str, Callable[[], Trace]] = {
     "00_welcome": fork_and_join,
@@ -422,6 +434,7 @@ RUNS: dict[str, Callable[[], Trace]] = {
     "17_scale_by_simulation": two_hosts,
     "18_devices_and_compression": two_devices,
     "19_gpu_ranks": two_gpus,
+    "20_ten_thousand_gpus": job_of_four_stages,
 }
 
 #: Those drawn by ``dk.Servers``.

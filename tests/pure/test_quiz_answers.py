@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from statistics import median
 from typing import Any
 
 import pytest
@@ -343,6 +344,24 @@ def gpu_ranks(trace: Trace) -> Answers:
     )
 
 
+def job(trace: Trace) -> Answers:
+    def seconds(rank: int, kind: str) -> list[float]:
+        return [s.seconds or 0.0 for s in calls(trace, Op.MARK, rank) if s.label[0] == kind]
+
+    def kept(rank: int) -> int:
+        steps = [{"F": 1, "B": -1}.get(s.label[0], 0) for s in calls(trace, Op.MARK, rank)]
+        return max(accumulate(steps))
+
+    waits = {rank: calls(trace, Op.ALL_REDUCE, rank)[0].seconds or 0.0 for rank in trace.ranks}
+    return (
+        len(trace.ranks),
+        len(seconds(0, "F")),
+        round(median(seconds(0, "B")) / median(seconds(0, "F"))),
+        f"rank {max(waits, key=lambda rank: waits[rank])}",
+        f"rank {max(trace.ranks, key=kept)}",
+    )
+
+
 def bring_your_own(trace: Trace) -> Answers:
     moved = Counter[str]()
     for s in trace.spans:
@@ -379,6 +398,7 @@ COMPUTED: dict[str, Callable[[Trace], Answers]] = {
     "17_scale_by_simulation": simulation,
     "18_devices_and_compression": devices,
     "19_gpu_ranks": gpu_ranks,
+    "20_ten_thousand_gpus": job,
 }
 
 

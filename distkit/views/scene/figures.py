@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+T = TypeVar("T")
+
+#: Protects matplotlib's global settings, since widgets draw in several threads.
+_drawing = threading.RLock()
+
+
+@contextmanager
+def style(style: str | dict[str, Any] = "distkit.plots") -> Iterator[None]:
+    """Draw in this context, or in a function with this decorator, with a style of matplotlib."""
+    import matplotlib.style
+
+    with _drawing, matplotlib.style.context(style):
+        yield
 
 
 def new(width: float, height: float, **options: Any) -> Figure:
@@ -25,16 +41,13 @@ def new(width: float, height: float, **options: Any) -> Figure:
         from IPython.core.pylabtools import select_figure_formats
 
         select_figure_formats(shell, {"png"})  # as pyplot does; otherwise cells show the repr
-    return Figure(figsize=(width, height), layout="constrained", **options)
+    return Figure(figsize=(width, height), **options)
 
 
 def _shell() -> Any:
     """Return the running IPython shell, if IPython is imported."""
     module = sys.modules.get("IPython")
     return module.get_ipython() if module is not None else None
-
-
-T = TypeVar("T")
 
 
 def advance(steps: Sequence[T]) -> Iterator[T]:
