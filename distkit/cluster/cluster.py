@@ -161,6 +161,53 @@ class Cluster:
         )
         self._open(plan, heartbeat_timeout)
 
+    @classmethod
+    def attach(
+        cls,
+        cluster: Any,
+        *,
+        servers: int = 0,
+        device: str = "auto",
+        backend: str = "auto",
+        threads: int | None = None,
+        memory_fraction: float | None = None,
+        interface: str | socket.socket = "",
+        timeout: float = 60.0,
+    ) -> Cluster:
+        """Start ranks next to the engines of a running ipyparallel cluster, one per engine.
+
+        The engines keep running when this cluster is stopped; a rank ends with its engine.
+
+        Args:
+            cluster: an ``ipyparallel.Client``, or the name of its profile or cluster.
+            servers: number of parameter servers, on the engines' machines.
+            device: see :class:`Cluster`.
+            backend: see :class:`Cluster`.
+            threads: see :class:`Cluster`.
+            memory_fraction: see :class:`Cluster`.
+            interface: see :class:`Cluster`.
+            timeout: see :class:`Cluster`.
+
+        Raises:
+            StartError: no such cluster is running, or it has no engines.
+
+        Example:
+            >>> cluster = dk.Cluster.attach("site")  # doctest: +SKIP
+        """
+        remote = load("distkit_hosts.remote.site").attached(
+            cluster,
+            interface=interface,
+            timeout=timeout,
+            device=device,
+            backend=backend,
+            threads=threads,
+            memory_fraction=memory_fraction,
+        )
+        self = cls.__new__(cls)
+        _cells.add(cell(), self)
+        self._open_remote(remote, servers, HEARTBEAT_TIMEOUT)
+        return self
+
     def _open_remote(self, remote: Any, servers: int, heartbeat_timeout: float) -> None:
         """Start processes on other machines; the plan is refined once they connect."""
         count, note = remote.count, "on other machines"

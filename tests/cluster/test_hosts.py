@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import ipyparallel
 import psutil
 import pytest
 import torch
@@ -18,6 +19,7 @@ import torch.distributed as dist
 import zmq
 
 import distkit as dk
+from distkit import kvstore
 from distkit.cluster import Run
 from distkit.errors import ClusterError, DeadlockError, RankDied, RunError, StartError
 from distkit.kvstore.transport.sockets import context, new_keys, open_socket
@@ -153,6 +155,49 @@ def test_ranks_end_when_their_kernel_is_killed() -> None:
     kernel.communicate()
     _, alive = psutil.wait_procs(everybody, timeout=10)
     assert not alive
+
+
+def pushes() -> float:
+    kv = kvstore.create("dist_sync")
+    kv.init("w", torch.zeros(1))
+    kv.push("w", torch.ones(1))
+    return kv.pull("w").item()
+
+
+THEIRS = """
+import sys, ipyparallel
+theirs = ipyparallel.Cluster(n=2, engines="local")
+with theirs:
+    print(theirs.cluster_file, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def somebody_elses_cluster() -> Iterator[ipyparallel.Cluster]:
+    """An ipyparallel cluster of another process, stopped when the tests end, even if killed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", THEIRS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as owner:
+        assert owner.stdout is not None
+        yield ipyparallel.Cluster.from_file(cluster_file=owner.stdout.readline().strip())
+
+
+def test_ranks_run_in_a_foreign_ipyparallel_cluster(
+    somebody_elses_cluster: ipyparallel.Cluster,
+) -> None:
+    with (
+        somebody_elses_cluster.connect_client_sync() as client,
+        dk.Cluster.attach(client, servers=1) as cluster,
+    ):
+        assert cluster.run(total).results == [2.0, 2.0]
+        assert cluster.run(pushes).results == [2.0, 2.0]
+        cluster.stop()
+        assert client[:].apply_sync(lambda: 1) == [1, 1]
 
 
 @pytest.mark.parametrize(

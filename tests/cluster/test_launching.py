@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -323,3 +324,53 @@ def test_unreachable_node_is_named(head: Head, slurm: Laboratory) -> None:
 
 def test_lesson_runs_unchanged_on_hosts(hosts: Laboratory) -> None:
     assert lessons.run(hosts, "ssh", lessons.LESSONS[1]) == ""
+
+
+# -- engines of somebody else ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def theirs(lab: Laboratory, home: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start a controller on the head, two engines on alpha and one on beta."""
+    quiet = {"cwd": home, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    address = lab.address("head")
+    listen = [f"--profile-dir={home}/theirs", f"--ip={address}", f"--location={address}"]
+    python = [sys.executable, "-m"]
+    processes = [lab.popen("head", [*python, "ipyparallel.controller", *listen], **quiet)]
+    file = home / "theirs" / "security" / "ipcontroller-engine.json"
+    until(file.exists, timeout=60)
+    engine = [*python, "ipyparallel.engine", f"--file={file}"]
+    processes += [lab.popen(host, engine, **quiet) for host in ("alpha", "alpha", "beta")]
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+CLIENT = """
+import ipyparallel
+client = ipyparallel.Client("theirs/security/ipcontroller-client.json")
+client.wait_for_engines(3, timeout=60)
+"""
+ATTACH = f"{CLIENT}\nfollow(lambda: dk.Cluster.attach(client))"
+
+
+def test_engine_without_distkit_raises(head: Head, hosts: Laboratory, theirs: object) -> None:
+    assert "error" not in head.do(
+        CLIENT + "client[2].execute('import sys; sys.modules[\"distkit\"] = None').get()"
+    )
+    last = head.do(ATTACH)
+    assert "engine 2: distkit is not installed on" in last["error"]
+    assert "-m pip install distkit" in last["error"]
+    assert "error" not in head.do("client[2].execute('del sys.modules[\"distkit\"]').get()")
+
+
+def test_ranks_end_with_their_engine(
+    head: Head, hosts: Laboratory, theirs: list[subprocess.Popen[bytes]]
+) -> None:
+    assert "error" not in head.do(ATTACH)
+    theirs[-1].kill()
+    last = head.do("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
+    assert "beta is lost" in last["error"]
+    assert "the engine that started it has ended" in last["error"]
+    head.do("cluster.stop()")

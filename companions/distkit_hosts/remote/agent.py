@@ -1,6 +1,6 @@
 """The agent on another machine: a fork server for ranks, and a tunnel to the kernel.
 
-ipyparallel's launchers start it in place of an engine:
+ipyparallel's launchers start it in place of an engine, or an existing engine starts it:
 ``python -m distkit_hosts.remote.agent``. The environment variable ``DISTKIT_AGENT`` has, as JSON,
 the kernel's endpoint, the cluster's keys, and this machine's name. One agent per machine forks
 ranks; others started by ``srun`` or ``mpiexec`` exit immediately.
@@ -50,7 +50,7 @@ IMPORTING = 2.0
 #: Time to wait for the last messages of a fork server that has ended [s].
 LAST_OUTPUT_WITHIN = 1.0
 
-#: Interval of checks that the kernel has answered [s].
+#: Interval of checks that the engine that started the agent is alive [s].
 WATCH = 1.0
 
 
@@ -85,6 +85,7 @@ class Agent:
         self._multiplexer.start()
         self._tunnel.send({"here": self._facts()})
         started = time.monotonic()
+        parent = self._where.get("parent")  # the engine that has started this agent, if one has
         while not self._ended.wait(WATCH):
             waited = 0.0 if self._answered else time.monotonic() - started
             if waited > (WELCOME if self._tunnel.reached else REACH):
@@ -93,6 +94,8 @@ class Agent:
                     "ended, or its machine cannot be reached from here: see distkit doctor --hosts",
                     status=1,
                 )
+            if parent is not None and os.getppid() != parent:
+                self._end("the engine that started it has ended")
         self._clean_up()
 
     def _facts(self) -> dict[str, Any]:
@@ -110,7 +113,7 @@ class Agent:
             "missing": [name for name in ("torch", "ipyparallel") if not _is_installed(name)],
             "executable": sys.executable,
             "pid": os.getpid(),
-            "order": self._place.rank,
+            "order": self._where.get("order", self._place.rank),
             "port": _free_port(address),
             **inherited(),
             "environ": {k: v for k, v in os.environ.items() if not _LAUNCHER.match(k)},

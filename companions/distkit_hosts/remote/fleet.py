@@ -36,7 +36,8 @@ class HostRequest:
 
     Args:
         ranks: number of ranks by machine, or in total.
-        engines: ipyparallel's launcher: "ssh", "mpi", "slurm", ….
+        engines: ipyparallel's launcher: "ssh", "mpi", "slurm", …; "" with a client.
+        client: the client of an existing cluster.
         interface: an address of this machine that the others reach, also with a port or as a
             listening socket; "" to detect it.
         timeout: timeout of the machines' start [s].
@@ -46,6 +47,7 @@ class HostRequest:
 
     ranks: dict[str, int] | int
     engines: str = "ssh"
+    client: Any = None
     interface: str | socket.socket = ""
     timeout: float = 60.0
     options: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +71,7 @@ class HostRequest:
         named = self.ranks if isinstance(self.ranks, dict) else self.options.get("mpi_hosts")
         hosts = [f"hosts={named}"] if named else []
         return ", ".join(
-            [*hosts, *([f"engines={self.engines!r}"] if self.engines != "ssh" else [])]
+            [*hosts, *([f"engines={self.engines!r}"] if self.engines not in ("", "ssh") else [])]
         )
 
     def address(self) -> str:
@@ -179,7 +181,7 @@ class Fleet:
         self._where = {"endpoint": self._multiplexer.endpoint, "keys": keys}
         try:
             self._launch = launch(
-                request.engines,
+                request.engines if request.client is None else request.client,
                 request.ranks,
                 folder,
                 request.options,
@@ -263,6 +265,8 @@ class Fleet:
         return found
 
     def _processes(self) -> int:
+        if self.request.client is not None:
+            return len(self.request.client.ids)
         ranks = self.request.ranks
         return len(ranks) if isinstance(ranks, dict) else ranks
 
@@ -289,7 +293,7 @@ class Fleet:
 
     def _share(self, found: dict[str, tuple[HostForkServer, list[int]]]) -> list[RemoteHost]:
         """Number ranks like the launcher's tasks, or else machine by machine."""
-        ranks = self.request.ranks
+        ranks, launched = self.request.ranks, self.request.client is None
         in_order = sorted(found.values(), key=lambda there: min(there[1]))
         orders = [(server, sorted(numbers)) for server, numbers in in_order]
         if isinstance(ranks, dict):
@@ -298,7 +302,7 @@ class Fleet:
         hosts, begin = [], 0
         for server, numbers in orders:
             block = range(begin, begin + len(numbers))
-            host_ranks = numbers if tasks == [*range(len(tasks))] else block
+            host_ranks = numbers if launched and tasks == [*range(len(tasks))] else block
             server.launcher_details, server.processes_there = (
                 self._launch.details,
                 named(host_ranks),
@@ -313,7 +317,10 @@ class Fleet:
         if isinstance(ranks, dict):
             return "waiting for " + ", ".join(name for name in ranks if name not in found)
         state = f" ({self._launch.state})" if self._launch.state else ""
-        return f"waiting for {self.request.engines}{state}: {connected} of {wanted} have connected"
+        return (
+            f"waiting for {self.request.engines or 'engines'}{state}: {connected} of {wanted} have "
+            "connected"
+        )
 
     def _timeout_message(self, found: dict[str, Any], connected: int, wanted: int) -> str:
         return (

@@ -1,4 +1,4 @@
-"""Start agents on other machines, by ssh or by ipyparallel's launchers.
+"""Start agents on other machines, by ssh, by ipyparallel's launchers, or in engines there.
 
 The launchers start :mod:`distkit_hosts.remote.agent` where they would start an engine, with one
 ``srun`` or ``mpiexec`` for a whole allocation. The kernel's endpoint and the keys are passed in an
@@ -28,6 +28,9 @@ from distkit_hosts.remote.agent import AGENT
 
 #: Options of ssh, after the user's: no prompts, and a short timeout for unreachable machines.
 SSH_OPTIONS = "BatchMode=yes ConnectTimeout=8 ServerAliveInterval=5 ServerAliveCountMax=3"
+
+#: Time limit of an engine's answer [s].
+_ANSWER = 30.0
 
 #: The module that the launchers start in place of an engine.
 _MODULE = "distkit_hosts.remote.agent"
@@ -391,24 +394,62 @@ def quoted(output: str, python: str = "") -> str:
     return text
 
 
+# -- in existing engines -----------------------------------------------------------
+
+
+class InEngines(Launch):
+    """Starts an agent in each engine of an existing cluster.
+
+    Args:
+        client: an ``ipyparallel.Client``.
+    """
+
+    def __init__(self, client: Any, where: dict[str, Any], fail: Callable[[str], None]) -> None:
+        super().__init__(where, fail)
+        self._client = client
+
+    def start(self) -> None:
+        """Start the agents, without waiting."""
+        threading.Thread(target=self._begin, daemon=True).start()
+
+    def _begin(self) -> None:
+        from ipyparallel import TimeoutError as NoAnswer
+
+        asked = {
+            n: self._client[n].apply_async(_in_engine, self.where, n) for n in self._client.ids
+        }
+        for engine, answer in asked.items():
+            try:
+                if error_text := answer.get(timeout=_ANSWER):
+                    self.fail(f"engine {engine}: {error_text}")
+            except NoAnswer:
+                self.fail(f"engine {engine} did not answer within {_ANSWER:.0f} s. Check its load.")
+            except Exception as error:
+                self.fail(
+                    f"engine {engine} could not start an agent: {type(error).__name__}: {error}"
+                )
+
+
 def launch(
-    by: str,
+    by: Any,
     ranks: dict[str, int] | int,
     folder: str,
     options: dict[str, Any],
     where: dict[str, Any],
     fail: Callable[[str], None],
 ) -> Launch:
-    """Return a launch of agents, by ssh or by one of ipyparallel's launchers.
+    """Return a launch of agents: in engines, by ssh, or by one of ipyparallel's launchers.
 
     Args:
-        by: a name as in ``ipyparallel.Cluster(engines=name)``.
+        by: a client of the engines, or a name as in ``ipyparallel.Cluster(engines=name)``.
         ranks: the number of ranks on each machine, or in all.
         folder: the folder for the launcher's files.
         options: the options of the launcher.
         where: see :class:`Launch`.
         fail: see :class:`Launch`.
     """
+    if not isinstance(by, str):
+        return InEngines(by, where, fail)
     if isinstance(ranks, dict):
         return BySSH(ranks, options, where, fail)
     launcher = _make(by, folder, options, where)
@@ -420,3 +461,55 @@ def launch(
         commands = {f"{by} {n}": launcher.engine_cmd for n in range(ranks)}
     env = {**os.environ, **launcher.get_env()}
     return ByCommands(by, commands, where, fail, env=env, cwd=launcher.work_dir)
+
+
+def connect(name: str) -> Any:
+    """Return a client of an existing ipyparallel cluster, by the name of its profile.
+
+    Raises:
+        StartError: there is no such cluster, or it has no engines.
+    """
+    import ipyparallel
+
+    try:
+        client = ipyparallel.Client(profile=name, timeout=10)
+    except Exception as error:
+        reason = str(error)
+    else:
+        if client.ids:
+            return client
+        reason = "it has no engines"
+    raise StartError(
+        f"there is no ipyparallel cluster of profile {name!r} to attach to: {reason}\nStart one "
+        f"with ipcluster start --profile={name}, or pass a client: "
+        "dk.Cluster.attach(ipyparallel.Client(…))."
+    )
+
+
+def _in_engine(where: dict[str, Any], order: int) -> str:
+    """Start an agent that ends with this engine; return the error, or ""."""
+    import importlib.util
+    import json
+    import os
+    import platform
+    import subprocess
+    import sys
+    import threading
+
+    if importlib.util.find_spec("distkit") is None:
+        return (
+            f"distkit is not installed on {platform.node()}. Install it there: {sys.executable} -m "
+            "pip install distkit"
+        )
+    about = json.dumps({**where, "order": order, "parent": os.getpid()})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distkit_hosts.remote.agent"],
+        env={**os.environ, "DISTKIT_AGENT": about},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    threading.Thread(target=process.wait, daemon=True).start()  # else it would stay as a zombie
+    return ""
+
+
+_in_engine.__module__ = "__main__"  # else engines would import this module, which they may lack

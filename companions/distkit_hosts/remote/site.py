@@ -16,6 +16,7 @@ import msgspec
 from distkit.cluster.plan import DEFAULT, check_counts
 from distkit.errors import StartError
 from distkit.gone import GONE
+from distkit_hosts.remote import launching
 from distkit_hosts.remote.fleet import HostRequest
 
 ENGINES, HOSTS, OPTIONS = "DISTKIT_ENGINES", "DISTKIT_HOSTS", "DISTKIT_OPTIONS"
@@ -77,6 +78,12 @@ def request(
         f"hosts and {HOSTS}, or use its own options, such as Slurm's "
         "options='--nodelist=alpha,beta'."
     )
+
+
+def attached(cluster: Any, **fields: Any) -> HostRequest:
+    """Return the request for an existing cluster's engines, by its client or profile name."""
+    client = launching.connect(cluster) if isinstance(cluster, str) else cluster
+    return HostRequest(len(client.ids), "", client, **fields)
 
 
 def _counts(ranks: int | None, hosts: Hosts) -> dict[str, int]:
