@@ -353,6 +353,7 @@ FORMS: dict[str, Callable[[Json], str | bytes]] = {
     "with lines of Windows": lambda c: blank(c).replace("\n", "\r\n"),
     "with a tab in a name": lambda c: changed(c, "(31): step", "(31):\tstep"),
     "with a name that is no UTF-8": lambda c: blank(c).encode().replace(b"#1", b"#\xff"),
+    "with quotes in a name": lambda c: changed(c, "/home/me/train.py(31): step", '{"a": 1}(2): x'),
     "with numbers that are none": lambda c: changed(c, '"External id": 11', '"External id": NaN'),
     "with a name first": lambda c: "{" + '"traceName": "x",' + blank(c).strip()[1:],
 }

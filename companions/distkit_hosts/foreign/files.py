@@ -29,6 +29,8 @@ from distkit_hosts.foreign import flight_recorder, kineto
 
 #: First byte of a pickle of protocol 2 or later.
 _PICKLE = b"\x80"
+#: The name of an event, in which torch does not escape quotes (pytorch#146900).
+_NAME = re.compile(r'(?<="name": ").*?(?=",\s*"(?:ph|pid|cat|ts)":)')
 #: Suffixes without a digit, which follow the rank's number.
 _SUFFIXES = re.compile(r"(\.[a-zA-Z_]+)+$")
 _RANK = re.compile(r"rank[ _.=-]?(\d+)", re.IGNORECASE)
@@ -97,13 +99,21 @@ def _parsed(path: Path) -> _File:
     if content[:1] == _PICKLE:
         value = PlainUnpickler(io.BytesIO(content)).load()
     else:
-        value = json.loads(content.decode("utf-8-sig", "replace"), strict=False)
+        value = _from_json(content.decode("utf-8-sig", "replace"))
     if flight_recorder.matches(value):
         return flight_recorder.parse(value)
     if kineto.matches(value):
         return kineto.parse(value)
     what = ", ".join(map(str, value)) if isinstance(value, dict) else str(value)
     raise TraceFileError(f"{path}: not a trace: it contains {what[:200]}. {_KNOWN}")
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text, strict=False)
+    except ValueError:
+        escaped = _NAME.sub(lambda name: re.sub(r'(?<!\\)"', r"\"", name[0]), text)
+        return json.loads(escaped, strict=False)
 
 
 def checked(files: Sequence[Path], parse: Callable[[], Any]) -> Any:
