@@ -54,15 +54,12 @@ class RankController:
 
     def release(self, ranks: Iterable[int]) -> None:
         """Make these ranks leave their function, and report their position."""
-        raise NotImplementedError
 
     def end(self, ranks: Iterable[int]) -> None:
         """Kill these ranks' processes; their ends are reported to the run."""
-        raise NotImplementedError
 
     def replace(self, run: Conductor, rank: int, life: int) -> None:
         """Replace a rank that has ended, in a cluster with a parameter server."""
-        raise NotImplementedError
 
     def settle(self) -> None:
         """Collect the remaining events from other processes after all ranks have ended."""
@@ -166,19 +163,13 @@ class Conductor:
         return sum(r.node == node for r in self.replacements)
 
     @property
-    def replaced(self) -> list[Replacement]:
-        """The replacements so far, in the trace's time."""
-        clock = self.live.clock
-        return [structs.replace(r, time=clock(r.time)) for r in self.replacements]
-
-    @property
     def trace(self) -> Trace:
         """The communication of the ranks that has been received so far."""
         if self._trace is not None:
             return self._trace
         complete = self._concluded  # read first: events may arrive while the trace is built
         ends = self.live.info.ends or report.ends(self.outcomes.values())
-        trace = self.live.so_far(ends, self.replaced)
+        trace = self.live.so_far(ends, self.replacements)
         if complete:
             if trace.info.clocks:
                 trace = companions.load("distkit_hosts.causality").in_order(trace)
@@ -288,7 +279,7 @@ class Conductor:
         with self.changed:
             if self._on_crash != "replace" or self.life(rank) >= report.MAX_REPLACEMENTS:
                 return False
-            if self.is_cell or self.ending or self.failed or self.deadlock:
+            if self.is_cell or self.stepped or self.ending or self.failed or self.deadlock:
                 return False
             self._pending_replacements[rank] = how
             self.changed.notify_all()
@@ -318,7 +309,7 @@ class Conductor:
 
     def _monitor(self, controller: RankController) -> None:
         """Replace ranks that die, until all have ended, one has failed or there is a deadlock."""
-        while True:
+        while not self.deadlock:
             self._wait_until(
                 lambda: self._is_over() or self._pending_replacements or self._may_be_deadlocked()
             )
@@ -326,17 +317,11 @@ class Conductor:
                 return
             if self._pending_replacements:
                 self._replace(controller, *self._pending_replacements.popitem())
-                continue
-            if self._may_be_deadlocked() and self._is_deadlocked():
-                return
+            else:
+                self.deadlock = self.watchdog.judge(self.trace, self.waiting)
 
     def _may_be_deadlocked(self) -> bool:
         return not self.wait_forever and self.watchdog.due(self.waiting)
-
-    def _is_deadlocked(self) -> bool:
-        """Search for deadlocks; return True if there are any."""
-        self.deadlock = self.watchdog.judge(self.trace, self.waiting)
-        return bool(self.deadlock)
 
     def _release(self, controller: RankController) -> None:
         """Release the remaining ranks, and kill the ranks that do not end."""
@@ -378,7 +363,7 @@ class Conductor:
         """Record that a new process of this node starts, and how the previous one ended."""
         self.live.begin_process(node)
         name = self.live.info.ranks[node].name
-        self.replacements.append(Replacement(node, name, how, began))
+        self.replacements.append(Replacement(node, name, how, self.live.clock(began)))
 
     # -- conclusion ----------------------------------------------------------------
 

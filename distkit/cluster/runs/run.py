@@ -106,7 +106,7 @@ class Run:
     @property
     def replaced(self) -> list[Replacement]:
         """Processes that ended during the run and were replaced."""
-        return self._conductor.replaced
+        return self._conductor.replacements
 
     @property
     def trace(self) -> Trace:
