@@ -253,4 +253,4 @@ def poll(run: Run, timeout: float) -> list[tuple[int, str, str]]:
     """
     run._warned = True
     run._conductor.done.wait(timeout)
-    return [*run._conductor.prints.take()]
+    return run._conductor.prints.take()
