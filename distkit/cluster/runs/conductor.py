@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -222,9 +221,6 @@ class Conductor:
                     self.changed.notify_all()
             case "on_crash":
                 self._on_crash = what
-            case "unreached":
-                for text in self._link_monitor.update(rank, self.live.info.ranks[rank].host, what):
-                    self.prints.add(rank, "stderr", f"{text}\n")
             case "group":
                 name, members = what
                 self.live.note("groups", name, [*members])
@@ -235,10 +231,6 @@ class Conductor:
                 self.live.note(kind, rank, [*self.live.info.threads.get(rank, ()), what])
             case "unreduced" | "unused":
                 self.live.note(kind, rank, what)
-
-    @cached_property
-    def _link_monitor(self) -> Any:
-        return companions.load("distkit_hosts.links").Links()
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Record the outcome of a rank; only the first counts."""

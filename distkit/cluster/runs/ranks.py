@@ -249,8 +249,6 @@ class Ranks(RankController):
         number, kind, what = message
         if kind == "waits":
             what = what[0], *self.host(rank).certainly(*what[1:])
-        elif kind == "unreached":
-            what = [host.server.host for host in self.hosts if host.address in what]
         if self.run is not None and self.run.number == number:
             self.run.handle_event(rank, kind, what)
 
