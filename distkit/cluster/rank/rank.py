@@ -27,7 +27,7 @@ import torch
 from distkit.cluster.notebook import Cell
 from distkit.cluster.pickling import captured, dumps
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.rank_spec import LATE, Spec
+from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.rank import gpu, interpreter, seeds
 from distkit.cluster.rank.gate import Gate
 from distkit.cluster.rank.outbox import Outbox
@@ -213,7 +213,6 @@ class Rank:
                 outcome.result = memoryview(value).tobytes() if raw else _dump_result(value)
         except BaseException as error:
             outcome.error = self._describe(error)
-        outcome.imported = LATE in sys.modules
         return outcome
 
     def _describe(self, error: BaseException) -> Failure:

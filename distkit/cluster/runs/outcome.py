@@ -86,7 +86,6 @@ class Outcome:
         tolerated: whether the others continue without it, with ``on_crash="continue"``.
         intact: whether the next cell can use the process.
         collectives: number of issued collectives, by group.
-        imported: whether it has imported the module ``LATE``.
         grown: names of the notebook's containers whose copies it has extended.
         missed: faults of :func:`distkit.trouble` that did not occur.
         dropped, without_values, unwaited, unrecorded: facts from the recorder, for the trace.
@@ -103,7 +102,6 @@ class Outcome:
     tolerated: bool = False
     intact: bool = False
     collectives: dict[str, int] = field(default_factory=dict)
-    imported: bool = False
     grown: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     dropped: int = 0

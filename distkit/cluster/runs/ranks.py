@@ -29,7 +29,6 @@ from distkit.cluster.processes.forkserver import (
 from distkit.cluster.processes.rank_spec import Spec, free_port
 from distkit.cluster.runs.conductor import READY, Conductor, RankController
 from distkit.cluster.runs.report import cause
-from distkit.errors import StartError
 from distkit.trace.info import RankInfo, RunInfo
 
 if TYPE_CHECKING:
@@ -196,10 +195,6 @@ class Ranks(RankController):
     def _clean_up(self, run: Conductor) -> None:
         """End the processes of the run."""
         self.close()
-        if any(o.imported for o in run.outcomes.values()):
-            for fork in {child.server for child in self.ranks.values()}:
-                with suppress(StartError):  # it has ended
-                    fork.complete()
 
     def replace(self, run: Conductor, rank: int, life: int) -> None:
         """Replace a dead rank during its run.
