@@ -87,7 +87,7 @@ def test_program_without_a_file_has_line_numbers() -> None:
 
 
 def test_hung_and_crashed_processes_are_distinguished() -> None:
-    hung = report.cause(-signal.SIGKILL, silent_for=2.5)
+    hung = report.cause(-signal.SIGKILL, f"it {silence(2.5)}")
     assert hung == f"it {silence(2.5)}"
     said = str(told(died(hung)))
     assert "rank 1 hung (it missed heartbeats for 2.5 s" in said
@@ -116,7 +116,7 @@ def test_last_output_of_gloo_is_evidence() -> None:
 
 
 def test_crash_during_termination_is_a_crash() -> None:
-    assert report.cause(-signal.SIGSEGV, silent_for=2.5) == "signal SIGSEGV"
+    assert report.cause(-signal.SIGSEGV, "it hung") == "signal SIGSEGV"
 
 
 @pytest.mark.parametrize(

@@ -94,15 +94,14 @@ class Conductor:
     ) -> None:
         self.name, self.number, self.ranks = name, number, ranks
         self.stepped, self.wait_forever, self.is_cell = stepped, wait_forever, is_cell
-        self._expected_exits = set(expected_exits)
         self.live, self.prints = LiveTrace(structs.replace(info, name=name)), Prints()
         self.watchdog = DeadlockWatchdog()
         self.deadlock: list[Finding] = []
         #: Outcome of each rank, in the order in which the ranks ended.
         self.outcomes: dict[int, Outcome] = {}
         self._killed: set[int] = set()  # ranks whose processes were killed on purpose
-        #: Time without heartbeats of the nodes that were killed for missing them [s].
-        self.silent_for: dict[int, float] = {}
+        #: Why distkit kills processes with SIGKILL, by node.
+        self.kill_causes = dict.fromkeys(expected_exits, report.INJECTED)
         #: Processes that ended and were replaced: node, name, cause and time.
         self.replacements: list[Replacement] = []
         self._pending_replacements: dict[int, str] = {}  # ranks, and the causes of their ends
@@ -211,7 +210,7 @@ class Conductor:
             case "text":
                 self.prints.add(rank, *what)
             case "replaced":
-                how = report.cause(what, silent_for=self.silent_for.get(rank, 0.0))
+                how = report.cause(what, self.kill_causes.get(rank))
                 self._begin_process(rank, how, time.monotonic())
             case "outcome":
                 self.add_outcome(msgspec.convert(what, Outcome))
@@ -250,9 +249,7 @@ class Conductor:
         if rank in self._killed:
             self.add_outcome(Outcome(rank, error=Failure("Released", time=died_at, released=True)))
         else:
-            silent_for = self.silent_for.get(rank, 0.0)
-            expected = rank in self._expected_exits
-            how = report.cause(status, expected=expected, silent_for=silent_for, log=log)
+            how = report.cause(status, self.kill_causes.get(rank), log)
             if not self._request_replacement(rank, how):
                 self.add_outcome(Outcome(rank, died=how, died_at=died_at, log=log))
 
@@ -341,8 +338,7 @@ class Conductor:
         self._begin_process(rank, how, began)
         self.on_end()
         self.watchdog.forget(rank)
-        self._expected_exits.discard(rank)
-        self.silent_for.pop(rank, None)
+        self.kill_causes.pop(rank, None)
         try:
             controller.replace(self, rank, self.life(rank))
         except DistkitError as error:

@@ -29,6 +29,7 @@ from distkit.cluster.processes.forkserver import (
 from distkit.cluster.processes.rank_spec import Spec, free_port
 from distkit.cluster.runs.conductor import READY, Conductor, RankController
 from distkit.cluster.runs.report import cause
+from distkit.trace.calls import silence
 from distkit.trace.info import RankInfo, RunInfo
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ class Ranks(RankController):
     def _handle_node_loss(self, node: int, status: int) -> None:
         """End the run if a node ends before all have registered: the others would wait forever."""
         if self.run is not None and not self.run.cluster_failure:
-            how = cause(status, silent_for=self.run.silent_for.get(node, 0.0))
+            how = cause(status, self.run.kill_causes.get(node))
             role, i = self.nodes.roles[node]
             name = f"server {i}" if role == "server" else "the scheduler"
             self.run.cluster_failure = f"{name} has ended ({how}). Run again."
@@ -274,7 +275,7 @@ class Ranks(RankController):
         if child is None or pid not in (0, child.pid) or child.wait(DISCONNECT_GRACE):
             return
         if self.run is not None:
-            self.run.silent_for[node] = self._heartbeat_timeout
+            self.run.kill_causes[node] = f"it {silence(self._heartbeat_timeout)}"
         end([child])
 
     def _on_exit(self, rank: int, child: Child, status: int) -> None:

@@ -30,7 +30,7 @@ from distkit.errors import (
     is_generated,
 )
 from distkit.recording.recorder import MACHINERY, is_users
-from distkit.trace.calls import SILENT, STOPPED, at, last_call, silence
+from distkit.trace.calls import SILENT, STOPPED, at, last_call
 from distkit.trace.info import RankEnd, Replacement
 from distkit.trace.trace import Trace
 
@@ -50,21 +50,23 @@ LOST_CELLS = (
 #: Exceptions within this time are ordered by rank, since a busy machine changes their order [s].
 SIMULTANEOUS = 0.1
 
+#: Cause of the end of a process that ``dk.trouble`` kills.
+INJECTED = "dk.trouble killed it, as requested"
+
 #: Maximum number of replacements of a process in a run, since its failure may be permanent.
 MAX_REPLACEMENTS = 3
 
 
-def cause(status: int, *, expected: bool = False, silent_for: float = 0.0, log: str = "") -> str:
+def cause(status: int, killed: str | None = None, log: str = "") -> str:
     """Return the cause of a process's end.
 
     Args:
         status: exit status, as from ``os.waitstatus_to_exitcode``.
-        expected: whether ``dk.trouble`` killed it.
-        silent_for: time without heartbeats, if it was killed for missing them [s]; else 0.
+        killed: why distkit killed it, if it did.
         log: end of its log, which may contain gloo's reason.
     """
-    if status == -signal.SIGKILL and (expected or silent_for):
-        return "dk.trouble killed it, as requested" if expected else f"it {silence(silent_for)}"
+    if status == -signal.SIGKILL and killed is not None:
+        return killed
     if status == LINE_CLOSED:
         return (
             "it closed descriptors that distkit needs, as os.closerange() does, or changed modules"
