@@ -27,7 +27,7 @@ from distkit.cluster.runs.outcome import Failure, Outcome
 from distkit.cluster.runs.prints import Prints
 from distkit.cluster.runs.watchdog import DeadlockWatchdog
 from distkit.diagnosis.diagnose import Finding
-from distkit.errors import DistkitError, RunError
+from distkit.errors import DistkitError, RunError, RunInterrupted
 from distkit.events import Event
 from distkit.recording import blackbox
 from distkit.recording.plain import encode_rows
@@ -107,7 +107,7 @@ class Conductor:
         self._pending_replacements: dict[int, str] = {}  # ranks, and the causes of their ends
         self._on_crash = "halt"  # the store's policy if a rank dies
         self._interrupted, self._afterwards = False, afterwards
-        self.cluster_failure = ""  # why the cluster failed, and all ranks with it
+        self.abandoned = ""  # why the run was ended, whatever its ranks did
         self.changed = threading.Condition()
         self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or was replaced
         self.done, self.announcing = threading.Event(), threading.RLock()
@@ -195,9 +195,9 @@ class Conductor:
             self.changed.notify_all()
 
     def abandon(self, reason: str) -> None:
-        """End the run because the cluster stops or restarts; errors quote ``reason``."""
+        """End the run, whatever its ranks do; its error quotes ``reason``."""
         self._killed.update(self.ranks)
-        self._afterwards = reason
+        self.abandoned = self.abandoned or reason
         self.interrupt()
 
     # -- messages from the ranks ------------------------------------------------
@@ -370,8 +370,8 @@ class Conductor:
         if self._interrupted and not self.died:
             findings = self._interrupt_findings
             error = report.interrupted(self.name, self._afterwards, outcomes, findings)
-        if self.cluster_failure and error is not None:
-            error = RunError(f"{self.name} was ended: {self.cluster_failure}")
+        if self.abandoned:
+            error = RunInterrupted(f"{self.name} was ended: {self.abandoned.rstrip('.')}.")
         self.error = error  # assigned once: other threads read it during a long diagnosis
 
     def _note_ends(self, outcomes: list[Outcome]) -> None:
@@ -387,7 +387,7 @@ class Conductor:
             unwaited=reported("unwaited"),
             unrecorded=reported("unrecorded"),
             seconds=self.seconds,
-            interrupted=self._interrupted,
+            interrupted=self._interrupted and not self.abandoned,
             until=self.live.clock(time.monotonic()),
             ends=report.ends(outcomes),
         )

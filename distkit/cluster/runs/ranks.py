@@ -27,7 +27,7 @@ from distkit.cluster.processes.forkserver import (
     shut_down,
 )
 from distkit.cluster.processes.rank_spec import Spec, free_port
-from distkit.cluster.runs.conductor import READY, Conductor, RankController
+from distkit.cluster.runs.conductor import Conductor, RankController
 from distkit.cluster.runs.report import cause
 from distkit.trace.calls import silence
 from distkit.trace.info import RankInfo, RunInfo
@@ -259,12 +259,10 @@ class Ranks(RankController):
 
     def _handle_node_loss(self, node: int, status: int) -> None:
         """End the run if a node ends before all have registered: the others would wait forever."""
-        if self.run is not None and not self.run.cluster_failure:
+        if self.run is not None:
             how = cause(status, self.run.kill_causes.get(node))
-            role, i = self.nodes.roles[node]
-            name = f"server {i}" if role == "server" else "the scheduler"
-            self.run.cluster_failure = f"{name} has ended ({how}). Run again."
-            self.run.abandon(READY)
+            name = self.run.live.info.ranks[node].name
+            self.run.abandon(f"{name} has ended ({how}). Run again")
 
     def _handle_missed_heartbeat(self, node: int, pid: int) -> None:
         """Kill a process that has missed heartbeats, unless it has ended.

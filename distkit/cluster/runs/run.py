@@ -157,7 +157,7 @@ class Run:
             return
         self._warned = True
         conductor, outcomes = self._conductor, self._conductor.outcomes.values()
-        if conductor.is_cell and not (conductor.intact or conductor.cluster_failure):
+        if conductor.is_cell and not (conductor.intact or conductor.abandoned):
             report.warn([report.LOST_CELLS])
         if self.error is not None:
             return
