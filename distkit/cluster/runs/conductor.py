@@ -28,7 +28,6 @@ from distkit.cluster.runs.prints import Prints
 from distkit.cluster.runs.watchdog import DeadlockWatchdog
 from distkit.diagnosis.diagnose import Finding
 from distkit.errors import DistkitError, RunError, RunInterrupted
-from distkit.events import Event
 from distkit.recording import blackbox
 from distkit.recording.plain import encode_rows
 from distkit.trace.info import Raising, Replacement, RunInfo
@@ -178,13 +177,6 @@ class Conductor:
     def findings(self) -> list[Finding]:
         """The deadlock that ended the run, or the findings of a diagnosis."""
         return self.deadlock or self.trace.diagnose()
-
-    def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, then with each new batch; [] is the end."""
-        unsubscribe = self.live.subscribe(callback)
-        if self.finished:
-            callback([])
-        return unsubscribe
 
     # -- interruption ------------------------------------------------------------
 

@@ -64,7 +64,7 @@ class Lockstep:
         self._pauses = 0.0  # total length of all pauses except the current one [s]
         self._resumed_at = 0.0  # end of the latest pause, without the pauses
         run.live.clock, run.on_end = self._clock, self._update_moment
-        run.subscribe(self._on_events)
+        run.live.subscribe(self._on_events)
 
     # -- state ----------------------------------------------------------------------
 

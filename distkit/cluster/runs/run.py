@@ -149,7 +149,7 @@ class Run:
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
         """Call ``callback`` with all events so far, then with each new batch; [] is the end."""
-        return self._conductor.subscribe(callback)
+        return self._conductor.live.subscribe(callback)
 
     def _warn_once(self) -> None:
         """Warn about lost cells, and about mistakes in a run that ended without an error."""
