@@ -305,54 +305,11 @@ def _exception(rank: int, error: Failure, trace: Trace) -> RunError:
     parts += _raised_before(rank, error)
     if trace.info.replaced and (_is_consequence(error) or _NO_GROUP in error.text):
         parts.append(_GROUP_IS_OVER)
-    parts += _explain_none(error)
     text = "".join(_frame(*frame) for frame in _visible_frames(error.frames))
     parts.append(f"\nTraceback on rank {rank}:\n{text}{description}")
     if error.cause:
         parts.append(f"caused by {error.cause}")
     return RankError("\n".join(parts), rank=rank, line=line, traceback=text)
-
-
-#: An assignment to a variable; and a call of a collective that returns None.
-_ASSIGNED = re.compile(r"^\s*(\w+)\s*=(?!=)\s*(.*)")
-_IN_PLACE = re.compile(
-    r"(?:[\w.]+\.)?(all_reduce|broadcast|reduce|all_gather|all_gather_into_tensor|gather|scatter|"
-    r"reduce_scatter|reduce_scatter_tensor|all_to_all|all_to_all_single|send)"
-    r"\(([\w.\[\]]+)(?!.*async_op)"
-)
-
-
-def _explain_none(error: Failure) -> list[str]:
-    """Explain why a variable is None on the line that raised: a collective returned None."""
-    frame = next((f for f in reversed(error.frames) if is_users(f[0])), None)
-    if frame is None or "NoneType" not in error.text:
-        return []
-    file, number, *_ = frame
-    linecache.checkcache(file)
-    return _find_none(linecache.getlines(file)[:number])
-
-
-def _find_none(lines: list[str]) -> list[str]:
-    """Explain why a name in the last line is None: a collective returned None."""
-    unknown = set(re.findall(r"\w+", lines[-1])) if lines else set()
-    for line in reversed(lines[:-1]):
-        if line.lstrip().startswith(("def ", "async def ", "class ")):
-            break
-        assigned = _ASSIGNED.match(line)
-        if assigned is None or assigned[1] not in unknown:
-            continue
-        unknown.remove(assigned[1])
-        if match := _IN_PLACE.match(assigned[2]):
-            return [f"{assigned[1]} is None: {_in_place_remedy(*match.groups())}"]
-    return []
-
-
-def _in_place_remedy(collective: str, tensor: str) -> str:
-    """Return the name of the tensor with the result of a collective that returns None."""
-    if collective == "send":
-        return "send returns None after the transfer. isend returns a request to wait for."
-    tensor = "gather_list" if collective == "gather" else tensor
-    return f"{collective} returns None and stores its result in {tensor}. Use {tensor}."
 
 
 def _users_line(frames: list[Frame]) -> str:
