@@ -142,22 +142,10 @@ def replaced(*hows: str, rank: int = 1) -> list[Replacement]:
     return [Replacement(rank, f"worker {rank}", how, 0.0) for how in hows]
 
 
-@pytest.mark.parametrize(
-    ("lives", "says"),
-    [
-        (
-            replaced(*["exit status 3"] * 3),
-            "replaced 3 times, which is the maximum, and ended each time (exit status 3).",
-        ),
-        (
-            replaced("exit status 3", "signal SIGSEGV"),
-            "replaced 2 times and ended each time (exit status 3; signal SIGSEGV).",
-        ),
-        (replaced("exit status 3"), "replaced once and ended each time (exit status 3)."),
-    ],
-)
-def test_death_after_replacements_lists_them(lives, says: str) -> None:
-    assert says in str(told(died("exit status 3"), replaced=lives))
+def test_death_after_replacements_counts_them() -> None:
+    lives = replaced("exit status 3", "signal SIGSEGV")
+    said = str(told(died("exit status 3"), replaced=lives))
+    assert "It was replaced 2 times in this run." in said
 
 
 def test_replacements_of_other_ranks_are_not_listed() -> None:

@@ -358,7 +358,8 @@ class Conductor:
         if self.failed or unresponsive:
             error = report.verdict(self.name, ended, self.trace)
         if self.deadlock:
-            error = report.deadlock(self.name, self.deadlock, outcomes, self._afterwards)
+            stopped = f"{self.name} was stopped on all ranks"
+            error = report.deadlock(self.deadlock, report.with_state(stopped, self._afterwards))
         if self._interrupted and not self.died:
             findings = self._interrupt_findings
             error = report.interrupted(self.name, self._afterwards, outcomes, findings)
