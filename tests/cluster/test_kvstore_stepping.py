@@ -16,7 +16,7 @@ import torch.distributed as dist
 import distkit as dk
 from distkit import kvstore
 from distkit.cluster import Run, Stepper
-from distkit.events import Op, State
+from distkit.events import Event, Op, State
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,10 @@ def status(stepper: Stepper) -> list[str]:
 
 def calls(stepper: Stepper) -> list[str]:
     return [s.call() for s in stepper.moment.rank_states]
+
+
+def shown(stepper: Stepper) -> list[Event]:
+    return stepper.trace.events[: stepper.moment.events]
 
 
 def up_to(op: Op, stepper: Stepper) -> Stepper:
@@ -128,9 +132,9 @@ def test_pull_is_blocked_until_every_worker_has_pushed(usable: dk.Cluster) -> No
     assert "test_kvstore_stepping.py:" in where
     stepper.next(rank=2)
     assert status(stepper) == ["paused"] * 3 and calls(stepper)[0] == "push('w')"
-    took = [e for e in stepper.shown if e.op is Op.MARK and e.state is State.COMPLETED]
+    took = [e for e in shown(stepper) if e.op is Op.MARK and e.state is State.COMPLETED]
     assert len(took) == 1, "what the servers did belongs to the moment"
-    assert not [e for e in stepper.back().shown if e.op is Op.MARK]
+    assert not [e for e in shown(stepper.back()) if e.op is Op.MARK]
     assert stepper.seek(-1).finish().results[0][1] == 6.0
 
 

@@ -156,12 +156,6 @@ class Stepper:
     def _looking_back(self) -> bool:
         return self.position < len(self.moments) - 1
 
-    @property
-    def shown(self) -> Trace:
-        """The trace up to the displayed moment, with the tensors' values at that time."""
-        trace = self.trace
-        return Trace(trace.events[: self.moment.events], trace.info)
-
     # -- state for views --------------------------------------------------------------
 
     @property
