@@ -114,7 +114,6 @@ class Conductor:
         self.error: RunError | None = None
         self._interrupt_findings: list[Finding] = []  # at the time of the interrupt
         self._trace: Trace | None = None  # when it is complete
-        self._concluded = False  # no more events will arrive
 
     # -- state -------------------------------------------------------------------
 
@@ -164,10 +163,10 @@ class Conductor:
         """The communication of the ranks that has been received so far."""
         if self._trace is not None:
             return self._trace
-        complete = self._concluded  # read first: events may arrive while the trace is built
-        ends = self.live.info.ends or report.ends(self.outcomes.values())
+        final_ends = self.live.info.ends  # read first: events may arrive while the trace is built
+        ends = final_ends or report.ends(self.outcomes.values())
         trace = self.live.so_far(ends, self.replacements)
-        if complete:
+        if final_ends:
             if trace.info.clocks:
                 trace = companions.load("distkit_hosts.causality").in_order(trace)
             self._trace = trace = trace if self.stepped else without_idle_servers(trace)
@@ -354,7 +353,7 @@ class Conductor:
         ended = [*self.outcomes.values(), *unresponsive]
         outcomes = sorted(ended, key=lambda o: o.rank)
         self._note_ends(outcomes)
-        error = self.error
+        error: RunError | None = None
         if self.failed or unresponsive:
             error = report.verdict(self.name, ended, self.trace)
         if self.deadlock:
@@ -384,7 +383,6 @@ class Conductor:
             until=self.live.clock(time.monotonic()),
             ends=report.ends(outcomes),
         )
-        self._concluded = True
 
     def _announce(self) -> None:
         """Announce the end of the run."""
