@@ -72,6 +72,8 @@ GONE = {
     "distkit.kvstore.serve": "kvstore.serve was removed: use kvstore.Service(node).",
     "distkit.kvstore.split_data": "kvstore.split_data was removed: use torch.tensor_split(batch, "
     "slices).",
+    "Stepper.shown": "stepper.shown was removed: its events are "
+    "stepper.trace.events[:stepper.moment.events].",
     "Stepper.run_to": "stepper.run_to was removed: call stepper.next() in a loop, until "
     "stepper.moment.rank_states shows the ranks where you want them.",
     **{

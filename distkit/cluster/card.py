@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -86,8 +85,6 @@ class Card:
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._snapshots: list[HtmlSnapshot] = []  # one per display in a notebook
-        self._last = ""
-        self._lock = threading.Lock()
 
     def show(self) -> None:
         """Show the card in the running cell of a notebook."""
@@ -103,15 +100,11 @@ class Card:
         return current._repr_html_(), repr(current)
 
     def refresh(self) -> None:
-        """Update the card if the status has changed. Called from any thread."""
+        """Show the current status. Called from any thread."""
         if not self._snapshots:
             return
         from zmq import ZMQError
 
-        with self._lock:
-            current = repr(status(self._supervisor))
-            if current != self._last:
-                self._last = current
-                with suppress(ZMQError):  # the kernel is ending
-                    for snapshot in self._snapshots:
-                        snapshot.renew()
+        with suppress(ZMQError):  # the kernel is ending
+            for snapshot in self._snapshots:
+                snapshot.renew()

@@ -51,21 +51,19 @@ class CellRegistry:
 
     def __init__(self, end: Callable[[Any], None]) -> None:
         self._end = end
-        self._by_cell: dict[str, tuple[str, weakref.WeakSet[Any]]] = {}
+        #: Each object's cell, and the id of the cell's execution.
+        self._origins = weakref.WeakKeyDictionary[Any, tuple[str, str]]()
 
     def add(self, cell: str | None, value: Any) -> None:
         """Register an object of ``cell``; a cell may have several."""
         if cell is None:
             return
         header = (shell().kernel.get_parent("shell") or {}).get("header", {})
-        execution = str(header.get("msg_id", ""))
-        previous, objects = self._by_cell.get(cell, (execution, weakref.WeakSet[Any]()))
-        if previous != execution:
-            for item in list(objects):
-                self._end(item)
-            objects = weakref.WeakSet()
-        objects.add(value)
-        self._by_cell[cell] = execution, objects
+        origin = cell, str(header.get("msg_id", ""))
+        for other, (its_cell, execution) in list(self._origins.items()):
+            if its_cell == cell and execution != origin[1]:
+                self._end(other)
+        self._origins[value] = origin
 
 
 def name_running_cell(source: str) -> str:
@@ -110,23 +108,18 @@ def place(where: str) -> str:
 def _label_line(where: str, count: int) -> str:
     """Return the result of :func:`place` during cell ``count``: numbers of cells change."""
     file, _, line = where.rpartition(":")
-    return f"{_label(file, count)}:{line}" if file else where
-
-
-@lru_cache(4096)
-def _label(file: str, count: int) -> str:
+    if not file:
+        return where
     compiler = getattr(shell(), "compile", None)
     known = getattr(compiler, "format_code_name", lambda name: None)(file)
     label = _labels.get(file) or (str(known[1]) if known else _short_path(file))
     _files[label] = file
-    return label
+    return f"{label}:{line}"
 
 
 def _short_path(file: str) -> str:
-    try:
-        return str(Path(file).relative_to(Path.cwd()))
-    except ValueError:  # not below the current folder
-        return Path(file).name
+    path, here = Path(file), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
 
 
 def sources(events: Iterable[Event], extra: Iterable[str] = ()) -> dict[str, str]:

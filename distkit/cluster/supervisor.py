@@ -161,7 +161,7 @@ class Supervisor:
         self.settled.clear()
         self.run, self.ranks = run, ranks
         if self.stage == "failed":  # after the ranks were forked
-            run.cluster_failure = self.failure
+            run.abandon(self.failure)
         try:
             if self.closed:
                 raise StartError("the cluster was stopped.")
@@ -188,7 +188,7 @@ class Supervisor:
             self._set_stage("failed")
         run, ranks = self.run, self.ranks
         if run is not None:
-            run.cluster_failure = reason
+            run.abandon(reason)
         if ranks is not None:
             ranks.end(ranks.ranks)
         threading.Thread(target=self._clean_up, name="distkit-tidy", daemon=True).start()

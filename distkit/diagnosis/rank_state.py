@@ -104,9 +104,6 @@ class WaitForGraph:
         self._ends: dict[int, tuple[RankStatus, str]] = {}
         self._last: dict[int, Event] = {}  # the operation in which each rank failed
         self._latest: dict[int, Event] = {}  # the latest event of each rank
-        self._starting = set[int]()  # replacement processes without an event yet
-        #: How the predecessor of each replacement process ended, until its first request.
-        self._replaced: dict[int, str] = {}
         self._open: set[tuple[int, int]] = set()
         self._at: dict[int, Event] = {}  # the call that each rank is paused at or blocked in
         #: The calls that each side of a channel has started, in order.
@@ -128,11 +125,6 @@ class WaitForGraph:
         self._ends[rank] = status, reason
         if how == "died":
             self.awaiting.worker_died(rank)
-
-    def replaced(self, rank: int, how: str) -> None:
-        """Record how a rank's process ended, and that a new process replaces it."""
-        self._replaced[rank] = how
-        self._starting.add(rank)
 
     def feed(self, events: Iterable[Event]) -> None:
         """Process events, which must be in order for each rank."""
@@ -163,11 +155,8 @@ class WaitForGraph:
                 self._last[e.rank] = e
         if e.state is not State.FAILED:  # a failure does not show the rank's position
             self._latest[e.rank] = e
-            self._starting.discard(e.rank)
         if e.state is State.STARTED:
             self._open.add(key)
-            if e.op is not Op.REGISTER:
-                self._replaced.pop(e.rank, None)
         elif e.state in (State.COMPLETED, State.FAILED):
             self._open.discard(key)  # a late BLOCKED event is then ignored
 
@@ -207,15 +196,10 @@ class WaitForGraph:
             if last is None or status is RankStatus.FINISHED:
                 return RankState(rank, status, reason=reason)
             return _state_in(last, status, reason=reason)
-        if rank in self._starting:
-            reason = f"its process died ({self._replaced[rank]}), and a new one replaces it"
-            return self._ended_state(rank, RankStatus.RUNNING, reason)
-        how = self._replaced.get(rank)
-        replacement = f"it replaces one that died ({how})" if how is not None else ""
         if e is None:
-            return RankState(rank, RankStatus.RUNNING, reason=replacement)
+            return RankState(rank, RankStatus.RUNNING)
         if e.state is State.SCHEDULED:
-            return _state_in(e, RankStatus.PAUSED, reason=replacement)
+            return _state_in(e, RankStatus.PAUSED)
         waits_for = self._missing(e)
         if not waits_for:
             return RankState(rank, RankStatus.RUNNING)  # all partners have arrived

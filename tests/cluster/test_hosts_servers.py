@@ -84,7 +84,7 @@ def test_backup_server_takes_over(cluster, tmp_path, server: int) -> None:
     ends.touch()
     with pytest.warns(dk.errors.CommunicationWarning, match=r"ended during keeps_on"):
         assert run.wait(60).results == [0.0] * 3
-    assert [r.name for r in run.replaced] == [f"server {server}"]
+    assert [r.name for r in run.trace.info.replaced] == [f"server {server}"]
     assert cluster.run(adds, "dist_sync", replication=2).results == [60.0] * 3
 
 

@@ -212,7 +212,6 @@ def test_dead_worker_is_replaced_and_starts_again(cluster, mode: str, tmp_path) 
     assert run.results == [(100, 0), (100, 1)]
     (reported,) = run.trace.info.replaced
     assert (reported.node, reported.name, reported.how) == (1, "worker 1", "signal SIGKILL")
-    assert "worker 1 replaced" in repr(run)
     spans = [s for s in run.trace.spans if s.rank == 1]
     assert all(s.end is not None for s in spans)
     (vacant,) = [s for s in spans if s.label == "replaced: signal SIGKILL"]
@@ -229,7 +228,7 @@ def sums_up() -> float:
 
 
 def test_worker_that_always_dies_ends_the_run(cluster, tmp_path) -> None:
-    with pytest.raises(dk.errors.RankDied, match=r"rank 1.*replaced 3 times.*\(signal SIGKILL\)"):
+    with pytest.raises(dk.errors.RankDied, match=r"\(signal SIGKILL\)(.|\n)*replaced 3 times"):
         cluster.run(begins_again, "dist_sync", str(tmp_path), 99)
     assert Path(tmp_path, "life-1").read_text() == "x" * 4
     assert cluster.run(adds, "dist_sync").results == [100, 100]
@@ -326,7 +325,7 @@ def test_hung_processes_are_replaced(watchful, tmp_path) -> None:
         values = run.wait().results[0]
     assert min(values) >= 200  # all pushes of the others, and those of worker 1 before its death:
     assert max(values) - min(values) in (0, 1)  # its last push may have reached only one server
-    assert sorted(r.name for r in run.replaced) == ["server 0", "worker 1"]
+    assert sorted(r.name for r in run.trace.info.replaced) == ["server 0", "worker 1"]
     assert watchful.run(adds, "dist_sync", replication=2).results == [100, 100]
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from distkit.cluster.runs.prints import BURST, LAST, SHARE, OutputLimiter, Prints, Text
+import pytest
 
-
-def lines(count: int, rank: int = 0) -> list[Text]:
-    return [(rank, "stdout", str(number)) for number in range(count)]
+from distkit.cluster.runs import prints as module
+from distkit.cluster.runs.prints import Prints
 
 
 def test_fragments_are_joined_to_lines() -> None:
@@ -15,7 +14,7 @@ def test_fragments_are_joined_to_lines() -> None:
         prints.add(1, "stdout", piece)
     prints.add(0, "stderr", "10%\r20%\r\n")
     prints.end()
-    assert [*prints.take()] == [
+    assert prints.take() == [
         (1, "stdout", "ab"),
         (1, "stdout", "c"),
         (1, "stdout", ""),
@@ -25,8 +24,8 @@ def test_fragments_are_joined_to_lines() -> None:
     assert prints.all_of(1) == "ab\nc\n\nde\rf"
 
 
-def test_kept_output_is_bounded(monkeypatch) -> None:
-    monkeypatch.setattr("distkit.cluster.runs.prints.MAX_KEPT", 10)
+def test_kept_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT", 10)
     prints = Prints()
     for _ in range(5):
         prints.add(0, "stdout", "1234")
@@ -34,32 +33,24 @@ def test_kept_output_is_bounded(monkeypatch) -> None:
     assert prints.all_of(1) == ""
 
 
-def test_long_output_is_truncated_and_its_end_shown() -> None:
-    page = OutputLimiter()
-    assert [*page.admit(iter(lines(5_000)), 1.0)] == lines(SHARE)
-    assert [*page.admit(iter(lines(7, rank=1)), 1.5)] == lines(7, rank=1)
-    note, *last = page.rest()
-    left_out = 5_000 - SHARE - LAST
-    assert note == (0, "stdout", f"… {left_out:,} lines are not shown: see run.output[0] …")
-    assert last == lines(5_000)[-LAST:]
-    assert not [*page.rest()]
+def test_notebook_shows_the_first_lines_of_each_rank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "in_notebook", lambda: True)
+    monkeypatch.setattr(module, "MAX_LINES", 2)
+    prints = Prints()
+    for _ in range(3):
+        prints.add(0, "stdout", "a\nb\n")
+        prints.print_now()
+    prints.add(1, "stdout", "x" * 3_000 + "\n")
+    prints.print_now()
+    *first, other = capsys.readouterr().out.splitlines()
+    assert first == ["[rank 0] a", "[rank 0] b", "[rank 0] … more lines are in run.output[0] …"]
+    assert other == f"[rank 1] {'x' * 2_000} … 1,000 more characters"
+    assert prints.all_of(0) == "a\nb\n" * 3
 
 
-def test_ranks_share_the_output_limit() -> None:
-    page = OutputLimiter()
-    shown = [len([*page.admit(iter(lines(5_000, rank)), 1.0)]) for rank in range(4)]
-    assert shown == [SHARE, SHARE, BURST - 2 * SHARE, 0]
-    long = [(0, "stdout", "x" * 10_000)] * 500
-    assert sum(len(line) for _, _, line in OutputLimiter().admit(iter(long), 1.0)) < 100 * SHARE
-
-
-def test_endless_output_stays_small_and_is_reported() -> None:
-    page, shown, silent = OutputLimiter(), 0, 0.0
-    heard = 0.0
-    for tick in range(36_000):  # an hour
-        now = 1 + tick / 10
-        if got := [*page.admit(iter(lines(10)), now)]:
-            shown, heard = shown + len(got), now
-        silent = max(silent, now - heard)
-    assert shown < 25_000
-    assert silent < 65
+def test_waiting_for_output_has_a_time_limit() -> None:
+    prints = Prints()
+    assert not prints.print_until(lambda: False, 0.01)
+    assert prints.print_until(lambda: True, None)

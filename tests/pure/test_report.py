@@ -87,7 +87,7 @@ def test_program_without_a_file_has_line_numbers() -> None:
 
 
 def test_hung_and_crashed_processes_are_distinguished() -> None:
-    hung = report.cause(-signal.SIGKILL, silent_for=2.5)
+    hung = report.cause(-signal.SIGKILL, f"it {silence(2.5)}")
     assert hung == f"it {silence(2.5)}"
     said = str(told(died(hung)))
     assert "rank 1 hung (it missed heartbeats for 2.5 s" in said
@@ -116,7 +116,7 @@ def test_last_output_of_gloo_is_evidence() -> None:
 
 
 def test_crash_during_termination_is_a_crash() -> None:
-    assert report.cause(-signal.SIGSEGV, silent_for=2.5) == "signal SIGSEGV"
+    assert report.cause(-signal.SIGSEGV, "it hung") == "signal SIGSEGV"
 
 
 @pytest.mark.parametrize(
@@ -142,22 +142,10 @@ def replaced(*hows: str, rank: int = 1) -> list[Replacement]:
     return [Replacement(rank, f"worker {rank}", how, 0.0) for how in hows]
 
 
-@pytest.mark.parametrize(
-    ("lives", "says"),
-    [
-        (
-            replaced(*["exit status 3"] * 3),
-            "replaced 3 times, which is the maximum, and ended each time (exit status 3).",
-        ),
-        (
-            replaced("exit status 3", "signal SIGSEGV"),
-            "replaced 2 times and ended each time (exit status 3; signal SIGSEGV).",
-        ),
-        (replaced("exit status 3"), "replaced once and ended each time (exit status 3)."),
-    ],
-)
-def test_death_after_replacements_lists_them(lives, says: str) -> None:
-    assert says in str(told(died("exit status 3"), replaced=lives))
+def test_death_after_replacements_counts_them() -> None:
+    lives = replaced("exit status 3", "signal SIGSEGV")
+    said = str(told(died("exit status 3"), replaced=lives))
+    assert "It was replaced 2 times in this run." in said
 
 
 def test_replacements_of_other_ranks_are_not_listed() -> None:

@@ -38,26 +38,6 @@ def test_returned_values_are_available() -> None:
     assert dk.run_ranks(append_and_return, 2).results == [[1], [1]]
 
 
-def use_what_all_reduce_returns() -> None:
-    x = torch.ones(1)
-    y = dist.all_reduce(x)
-    print(y + 1)
-
-
-def use_another_none() -> None:
-    dist.all_reduce(torch.ones(1))
-    y = None
-    print(y + 1)  # type: ignore[operator]
-
-
-def test_collective_that_returns_nothing_is_named() -> None:
-    with pytest.raises(dk.errors.RankError, match="y is None: all_reduce returns None and stores"):
-        dk.run_ranks(use_what_all_reduce_returns, 2)
-    with pytest.raises(dk.errors.RankError) as caught:
-        dk.run_ranks(use_another_none, 2)
-    assert "returns None" not in str(caught.value)
-
-
 def send_four_receive_two() -> None:
     if dist.get_rank() == 0:
         dist.send(torch.ones(4), dst=1)

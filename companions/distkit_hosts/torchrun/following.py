@@ -174,7 +174,7 @@ class Following:
         return self
 
     def _deadlocked(self, hangs: list[Finding], state: str) -> DeadlockError:
-        error = report.of_deadlock(hangs, [state])
+        error = report.deadlock(hangs, state)
         error.draw = lambda: draw_waits(self._trace)
         return error
 

@@ -24,11 +24,10 @@ from typing import Any
 import cloudpickle
 import torch
 
-from distkit import companions
 from distkit.cluster.notebook import Cell
 from distkit.cluster.pickling import captured, dumps
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.rank_spec import LATE, Spec
+from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.rank import gpu, interpreter, seeds
 from distkit.cluster.rank.gate import Gate
 from distkit.cluster.rank.outbox import Outbox
@@ -186,7 +185,7 @@ class Rank:
     def execute(self, payload: bytes, options: dict[str, Any]) -> None:
         """Run one pickled ``(fn, args, kwargs)`` and report the outcome; never raises."""
         emit = partial(self.outbox.emit, options["run"])
-        with self.outbox.printing(options["run"]), self._monitoring_links(emit):
+        with self.outbox.printing(options["run"]):
             outcome = self._perform(payload, options, emit)
         emit("outcome", outcome)
 
@@ -214,7 +213,6 @@ class Rank:
                 outcome.result = memoryview(value).tobytes() if raw else _dump_result(value)
         except BaseException as error:
             outcome.error = self._describe(error)
-        outcome.imported = LATE in sys.modules
         return outcome
 
     def _describe(self, error: BaseException) -> Failure:
@@ -314,15 +312,6 @@ class Rank:
             )
             outcome.unrecorded = dict(run_recorder.unrecorded)
             tap.reset()
-
-    @contextmanager
-    def _monitoring_links(self, emit: Emit) -> Iterator[None]:
-        """Report changes in the set of machines that this rank cannot reach."""
-        done = threading.Event()
-        if self.spec.hosts > 1:
-            companions.load("distkit_hosts.links").watch(partial(emit, "unreached"), done)
-        yield
-        done.set()
 
     def _call_context(self, run: int, emit: Emit) -> CallContext:
         """Create the check of this run's collectives before they go to the backend."""

@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,7 @@ from distkit.cluster.runs.outcome import Failure, Outcome
 from distkit.cluster.runs.prints import Prints
 from distkit.cluster.runs.watchdog import DeadlockWatchdog
 from distkit.diagnosis.diagnose import Finding
-from distkit.errors import DistkitError, RunError
-from distkit.events import Event
+from distkit.errors import DistkitError, RunError, RunInterrupted
 from distkit.recording import blackbox
 from distkit.recording.plain import encode_rows
 from distkit.trace.info import Raising, Replacement, RunInfo
@@ -54,15 +52,12 @@ class RankController:
 
     def release(self, ranks: Iterable[int]) -> None:
         """Make these ranks leave their function, and report their position."""
-        raise NotImplementedError
 
     def end(self, ranks: Iterable[int]) -> None:
         """Kill these ranks' processes; their ends are reported to the run."""
-        raise NotImplementedError
 
     def replace(self, run: Conductor, rank: int, life: int) -> None:
         """Replace a rank that has ended, in a cluster with a parameter server."""
-        raise NotImplementedError
 
     def settle(self) -> None:
         """Collect the remaining events from other processes after all ranks have ended."""
@@ -98,21 +93,20 @@ class Conductor:
     ) -> None:
         self.name, self.number, self.ranks = name, number, ranks
         self.stepped, self.wait_forever, self.is_cell = stepped, wait_forever, is_cell
-        self._expected_exits = set(expected_exits)
         self.live, self.prints = LiveTrace(structs.replace(info, name=name)), Prints()
         self.watchdog = DeadlockWatchdog()
         self.deadlock: list[Finding] = []
         #: Outcome of each rank, in the order in which the ranks ended.
         self.outcomes: dict[int, Outcome] = {}
         self._killed: set[int] = set()  # ranks whose processes were killed on purpose
-        #: Time without heartbeats of the nodes that were killed for missing them [s].
-        self.silent_for: dict[int, float] = {}
+        #: Why distkit kills processes with SIGKILL, by node.
+        self.kill_causes = dict.fromkeys(expected_exits, report.INJECTED)
         #: Processes that ended and were replaced: node, name, cause and time.
         self.replacements: list[Replacement] = []
         self._pending_replacements: dict[int, str] = {}  # ranks, and the causes of their ends
         self._on_crash = "halt"  # the store's policy if a rank dies
         self._interrupted, self._afterwards = False, afterwards
-        self.cluster_failure = ""  # why the cluster failed, and all ranks with it
+        self.abandoned = ""  # why the run was ended, whatever its ranks did
         self.changed = threading.Condition()
         self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or was replaced
         self.done, self.announcing = threading.Event(), threading.RLock()
@@ -120,7 +114,6 @@ class Conductor:
         self.error: RunError | None = None
         self._interrupt_findings: list[Finding] = []  # at the time of the interrupt
         self._trace: Trace | None = None  # when it is complete
-        self._concluded = False  # no more events will arrive
 
     # -- state -------------------------------------------------------------------
 
@@ -166,20 +159,14 @@ class Conductor:
         return sum(r.node == node for r in self.replacements)
 
     @property
-    def replaced(self) -> list[Replacement]:
-        """The replacements so far, in the trace's time."""
-        clock = self.live.clock
-        return [structs.replace(r, time=clock(r.time)) for r in self.replacements]
-
-    @property
     def trace(self) -> Trace:
         """The communication of the ranks that has been received so far."""
         if self._trace is not None:
             return self._trace
-        complete = self._concluded  # read first: events may arrive while the trace is built
-        ends = self.live.info.ends or report.ends(self.outcomes.values())
-        trace = self.live.so_far(ends, self.replaced)
-        if complete:
+        final_ends = self.live.info.ends  # read first: events may arrive while the trace is built
+        ends = final_ends or report.ends(self.outcomes.values())
+        trace = self.live.so_far(ends, self.replacements)
+        if final_ends:
             if trace.info.clocks:
                 trace = companions.load("distkit_hosts.causality").in_order(trace)
             self._trace = trace = trace if self.stepped else without_idle_servers(trace)
@@ -190,13 +177,6 @@ class Conductor:
         """The deadlock that ended the run, or the findings of a diagnosis."""
         return self.deadlock or self.trace.diagnose()
 
-    def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, then with each new batch; [] is the end."""
-        unsubscribe = self.live.subscribe(callback)
-        if self.finished:
-            callback([])
-        return unsubscribe
-
     # -- interruption ------------------------------------------------------------
 
     def interrupt(self) -> None:
@@ -206,9 +186,9 @@ class Conductor:
             self.changed.notify_all()
 
     def abandon(self, reason: str) -> None:
-        """End the run because the cluster stops or restarts; errors quote ``reason``."""
+        """End the run, whatever its ranks do; its error quotes ``reason``."""
         self._killed.update(self.ranks)
-        self._afterwards = reason
+        self.abandoned = self.abandoned or reason
         self.interrupt()
 
     # -- messages from the ranks ------------------------------------------------
@@ -221,7 +201,7 @@ class Conductor:
             case "text":
                 self.prints.add(rank, *what)
             case "replaced":
-                how = report.cause(what, silent_for=self.silent_for.get(rank, 0.0))
+                how = report.cause(what, self.kill_causes.get(rank))
                 self._begin_process(rank, how, time.monotonic())
             case "outcome":
                 self.add_outcome(msgspec.convert(what, Outcome))
@@ -231,9 +211,6 @@ class Conductor:
                     self.changed.notify_all()
             case "on_crash":
                 self._on_crash = what
-            case "unreached":
-                for text in self._link_monitor.update(rank, self.live.info.ranks[rank].host, what):
-                    self.prints.add(rank, "stderr", f"{text}\n")
             case "group":
                 name, members = what
                 self.live.note("groups", name, [*members])
@@ -244,10 +221,6 @@ class Conductor:
                 self.live.note(kind, rank, [*self.live.info.threads.get(rank, ()), what])
             case "unreduced" | "unused":
                 self.live.note(kind, rank, what)
-
-    @cached_property
-    def _link_monitor(self) -> Any:
-        return companions.load("distkit_hosts.links").Links()
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Record the outcome of a rank; only the first counts."""
@@ -267,9 +240,7 @@ class Conductor:
         if rank in self._killed:
             self.add_outcome(Outcome(rank, error=Failure("Released", time=died_at, released=True)))
         else:
-            silent_for = self.silent_for.get(rank, 0.0)
-            expected = rank in self._expected_exits
-            how = report.cause(status, expected=expected, silent_for=silent_for, log=log)
+            how = report.cause(status, self.kill_causes.get(rank), log)
             if not self._request_replacement(rank, how):
                 self.add_outcome(Outcome(rank, died=how, died_at=died_at, log=log))
 
@@ -288,7 +259,7 @@ class Conductor:
         with self.changed:
             if self._on_crash != "replace" or self.life(rank) >= report.MAX_REPLACEMENTS:
                 return False
-            if self.is_cell or self.ending or self.failed or self.deadlock:
+            if self.is_cell or self.stepped or self.ending or self.failed or self.deadlock:
                 return False
             self._pending_replacements[rank] = how
             self.changed.notify_all()
@@ -318,7 +289,7 @@ class Conductor:
 
     def _monitor(self, controller: RankController) -> None:
         """Replace ranks that die, until all have ended, one has failed or there is a deadlock."""
-        while True:
+        while not self.deadlock:
             self._wait_until(
                 lambda: self._is_over() or self._pending_replacements or self._may_be_deadlocked()
             )
@@ -326,17 +297,11 @@ class Conductor:
                 return
             if self._pending_replacements:
                 self._replace(controller, *self._pending_replacements.popitem())
-                continue
-            if self._may_be_deadlocked() and self._is_deadlocked():
-                return
+            else:
+                self.deadlock = self.watchdog.judge(self.trace, self.waiting)
 
     def _may_be_deadlocked(self) -> bool:
         return not self.wait_forever and self.watchdog.due(self.waiting)
-
-    def _is_deadlocked(self) -> bool:
-        """Search for deadlocks; return True if there are any."""
-        self.deadlock = self.watchdog.judge(self.trace, self.waiting)
-        return bool(self.deadlock)
 
     def _release(self, controller: RankController) -> None:
         """Release the remaining ranks, and kill the ranks that do not end."""
@@ -364,8 +329,7 @@ class Conductor:
         self._begin_process(rank, how, began)
         self.on_end()
         self.watchdog.forget(rank)
-        self._expected_exits.discard(rank)
-        self.silent_for.pop(rank, None)
+        self.kill_causes.pop(rank, None)
         try:
             controller.replace(self, rank, self.life(rank))
         except DistkitError as error:
@@ -378,7 +342,7 @@ class Conductor:
         """Record that a new process of this node starts, and how the previous one ended."""
         self.live.begin_process(node)
         name = self.live.info.ranks[node].name
-        self.replacements.append(Replacement(node, name, how, began))
+        self.replacements.append(Replacement(node, name, how, self.live.clock(began)))
 
     # -- conclusion ----------------------------------------------------------------
 
@@ -389,16 +353,17 @@ class Conductor:
         ended = [*self.outcomes.values(), *unresponsive]
         outcomes = sorted(ended, key=lambda o: o.rank)
         self._note_ends(outcomes)
-        error = self.error
+        error: RunError | None = None
         if self.failed or unresponsive:
             error = report.verdict(self.name, ended, self.trace)
         if self.deadlock:
-            error = report.deadlock(self.name, self.deadlock, outcomes, self._afterwards)
+            stopped = f"{self.name} was stopped on all ranks"
+            error = report.deadlock(self.deadlock, report.with_state(stopped, self._afterwards))
         if self._interrupted and not self.died:
             findings = self._interrupt_findings
             error = report.interrupted(self.name, self._afterwards, outcomes, findings)
-        if self.cluster_failure and error is not None:
-            error = RunError(f"{self.name} was ended: {self.cluster_failure}")
+        if self.abandoned:
+            error = RunInterrupted(f"{self.name} was ended: {self.abandoned.rstrip('.')}.")
         self.error = error  # assigned once: other threads read it during a long diagnosis
 
     def _note_ends(self, outcomes: list[Outcome]) -> None:
@@ -414,11 +379,10 @@ class Conductor:
             unwaited=reported("unwaited"),
             unrecorded=reported("unrecorded"),
             seconds=self.seconds,
-            interrupted=self._interrupted,
+            interrupted=self._interrupted and not self.abandoned,
             until=self.live.clock(time.monotonic()),
             ends=report.ends(outcomes),
         )
-        self._concluded = True
 
     def _announce(self) -> None:
         """Announce the end of the run."""

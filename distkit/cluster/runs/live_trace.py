@@ -47,6 +47,7 @@ class LiveTrace:
         self.rows: Counter[int] = Counter()  # number of rows of each rank's current process
         self._first_seq: Counter[int] = Counter()  # offset of that process's sequence numbers
         self._events: list[Event] = []
+        self._ended = False
         #: Rows not yet unpacked.
         self._packed: list[tuple[int, int, bytes, Offset | None]] = []
         self._unpacking = threading.RLock()  # reentrant: a subscriber may read the trace
@@ -124,23 +125,36 @@ class LiveTrace:
     # -- subscribers ------------------------------------------------------------
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, then with each new batch; return an undo."""
+        """Call ``callback`` with all events so far, then with each new batch; [] is the end."""
         with self._unpacking:
             self._unpack()
             if self._events:
                 callback(list(self._events))
             self._subscribers.append(callback)
+        if self._ended:
+            callback([])
         return lambda: self._subscribers.remove(callback)
 
     def end(self) -> None:
         """Notify the subscribers of the end."""
+        self._ended = True
         for callback in list(self._subscribers):
             callback([])
 
     def _unpack(self) -> None:
         """Unpack rows into events, and pass each event to the subscribers once."""
         with self._unpacking:
-            self._append(self._unpack_all())
+            packed = list(self._packed)
+            new = []
+            for rank, first, batch, offset in packed:
+                rows = decode_rows(batch)
+                clock = self._clock_of(rank, offset, rows) if offset and rows else self.clock
+                new += [
+                    to_event(rank, row if not first else (row[0] + first, *row[1:]), place, clock)
+                    for row in rows
+                ]
+            del self._packed[: len(packed)]  # last, because an interrupt may occur before
+            self._append(new)
 
     def _append(self, events: list[Event]) -> None:
         """Add events, and pass them to the subscribers."""
@@ -148,19 +162,6 @@ class LiveTrace:
             self._events.extend(events)
             for callback in list(self._subscribers) if events else ():
                 callback(events)
-
-    def _unpack_all(self) -> list[Event]:
-        packed = list(self._packed)
-        new = []
-        for rank, first, batch, offset in packed:
-            rows = decode_rows(batch)
-            clock = self._clock_of(rank, offset, rows) if offset and rows else self.clock
-            new += [
-                to_event(rank, row if not first else (row[0] + first, *row[1:]), place, clock)
-                for row in rows
-            ]
-        del self._packed[: len(packed)]  # last, because an interrupt may occur before
-        return new
 
     def _clock_of(self, rank: int, offset: Offset, rows: list[Any]) -> Callable[[float], float]:
         """Return the conversion of these rows' times to the trace's."""

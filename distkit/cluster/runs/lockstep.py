@@ -59,15 +59,12 @@ class Lockstep:
         self._graph = WaitForGraph(len(run.ranks))
         self._received: Counter[int] = Counter()  # number of events of each rank
         self._received_before: dict[int, int] = {}  # when each resumed rank was resumed
-        #: Start of each pause, and total length of all pauses before it and including it [s].
-        self._pauses: list[tuple[float, float, float]] = []
         self._last_time = 0.0  # time of the latest event, without the pauses
-        self._paused = False  # the program is at the latest moment …
-        self._is_stale = False  # … but a rank has ended since
-        self._free_ranks = set[int]()  # resumed permanently
-        self._replaced_count = 0  # number of the run's replacements handled so far
-        run.live.clock, run.on_end = self._clock, self._on_end
-        run.subscribe(self._on_events)
+        self._paused = False  # the program is at the latest moment
+        self._pauses = 0.0  # total length of all pauses except the current one [s]
+        self._resumed_at = 0.0  # end of the latest pause, without the pauses
+        run.live.clock, run.on_end = self._clock, self._update_moment
+        run.live.subscribe(self._on_events)
 
     # -- state ----------------------------------------------------------------------
 
@@ -77,11 +74,6 @@ class Lockstep:
         return self._graph.rank_states
 
     @property
-    def paused(self) -> list[RankState]:
-        """The ranks that can be resumed."""
-        return [s for s in self.rank_states if s.status is RankStatus.PAUSED]
-
-    @property
     def deadlocked(self) -> bool:
         """True if some ranks are blocked, and no other rank can unblock them."""
         status = {s.status for s in self.rank_states}
@@ -89,17 +81,13 @@ class Lockstep:
 
     # -- stepping -------------------------------------------------------------------
 
-    def resume(self, ranks: Iterable[int], count: int | None = 1) -> None:
+    def resume(self, ranks: list[int], count: int | None = 1) -> None:
         """Open the gates of some ranks, ``count`` times or permanently; end the pause."""
-        ranks = list(ranks)
         with self.run.changed:
             if self._paused:
-                before = self._total_pause
-                begin = self._last_time + before
-                self._pauses.append((begin, before, before + time.monotonic() - begin))
-            self._paused = self._is_stale = False
+                self._pauses = time.monotonic() - self._last_time
+                self._resumed_at, self._paused = self._last_time, False
             self._received_before = {r: self._received[r] for r in ranks}
-            self._free_ranks.update(ranks if count is None else ())
         self._go(ranks, count)
 
     def settle(self, choice: tuple[int, ...] = ()) -> None:
@@ -153,44 +141,24 @@ class Lockstep:
             why += "; the others continue without it" * (rank in tolerated)
             self._graph.end(rank, end.how, why)
 
-    def _on_end(self) -> None:
-        """Update the moment and notify viewers when a rank has ended, or was replaced."""
-        with self.run.changed:
-            self._is_stale = True
-            for replacement in self.run.replaced[self._replaced_count :]:
-                self._replaced_count += 1
-                self._graph.replaced(replacement.node, replacement.how)
-            replaced = self._free_ranks & {r.node for r in self.run.replaced}
-            self._update_moment()
-        self._go(replaced, None)
-        self._changed()
-
     def _update_moment(self) -> None:
-        """Update the latest moment with events that occur without a step."""
-        if self._paused and self._is_stale:
-            self._note_ends()
-            self.moments[-1] = self._current_moment(self.moments[-1].choice)
+        """Add what happens without a step, such as a rank's end, to the latest moment."""
+        with self.run.changed:
+            if self._paused:
+                self._note_ends()
+                self.moments[-1] = self._current_moment(self.moments[-1].choice)
+        self._changed()
 
     def _on_events(self, events: list[Event]) -> None:
         with self.run.changed:
             self._graph.feed(events)
             self._received.update(e.rank for e in events)
             self._last_time = max([self._last_time, *(e.time for e in events)])
-            self._update_moment()
             self.run.changed.notify_all()
-        if self._is_stale or not events:
-            self._changed()
-
-    @property
-    def _total_pause(self) -> float:
-        """The total length of all pauses except the current one [s]."""
-        return self._pauses[-1][-1] if self._pauses else 0.0
+        self._update_moment()
 
     def _clock(self, timestamp: float) -> float:
-        """Subtract the pauses from a time; for a time in a pause return the pause's start."""
-        if self._paused and timestamp >= self._last_time + self._total_pause:
+        """Subtract the pauses from a time; a time in a pause becomes its start."""
+        if self._paused:
             return self._last_time
-        for begin, before, total in reversed(self._pauses):
-            if timestamp >= begin:
-                return max(begin - before, timestamp - total)
-        return timestamp
+        return max(self._resumed_at, timestamp - self._pauses)

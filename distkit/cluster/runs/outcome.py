@@ -5,26 +5,22 @@ Exceptions are the user's objects: ``__str__`` may raise, end the process or not
 
 from __future__ import annotations
 
-import builtins
 import re
 import runpy
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from distkit.shadowing import explain
 
-#: Maximum length of a text [characters] and of a traceback, which is cut in its middle [frames].
+#: Maximum length of a text [characters] and of a traceback, which has the innermost frames.
 MAX_TEXT, MAX_FRAMES = 20_000, 60
 
-#: Like ``MAX_FRAMES``, for an infinite recursion, whose frames repeat themselves.
-MAX_RECURSION_FRAMES = 6
-
-#: Maximum number of causes, notes and members of a group in a text.
+#: Maximum number of causes of an exception, and of its notes.
 MAX_CAUSES = 10
 
 #: Text of an exception that is the consequence of a broken connection to a peer.
@@ -36,12 +32,10 @@ SIGINT = "signal SIGINT"
 #: Control characters except for tabs, newlines and colours; and surrogates, which have no UTF-8.
 _UNPRINTABLE = re.compile(r"(?!\x1b\[[0-9;]*m)[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
-_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
-
 #: Files of frames between a rank and the user's function or script.
 _OWN_FILES = (str(Path(__file__).parents[1]), runpy.run_path.__code__.co_filename)
 
-#: File, line number, function and source of a frame; without a file: number of omitted frames.
+#: File, line number, function and source of a frame.
 Frame = tuple[str, int, str, "str | None"]
 
 
@@ -51,13 +45,12 @@ class Failure:
 
     Attributes:
         type: name of its class.
-        text: its text, with its notes and the members of a group.
+        text: its text, with its notes.
         frames: frames of its traceback, outermost first.
         time: time of the description [s].
         released: whether it is the consequence of the rank's release.
         cause: the exception that it was raised from, as text.
         consequence: whether it is the consequence of a broken connection to another rank.
-        handled: the exception that was raised or handled when the rank was released.
     """
 
     type: str
@@ -67,7 +60,6 @@ class Failure:
     released: bool = False
     cause: str | None = None
     consequence: bool = False
-    handled: Failure | None = None
 
 
 @dataclass
@@ -86,7 +78,6 @@ class Outcome:
         tolerated: whether the others continue without it, with ``on_crash="continue"``.
         intact: whether the next cell can use the process.
         collectives: number of issued collectives, by group.
-        imported: whether it has imported the module ``LATE``.
         grown: names of the notebook's containers whose copies it has extended.
         missed: faults of :func:`distkit.trouble` that did not occur.
         dropped, without_values, unwaited, unrecorded: facts from the recorder, for the trace.
@@ -103,7 +94,6 @@ class Outcome:
     tolerated: bool = False
     intact: bool = False
     collectives: dict[str, int] = field(default_factory=dict)
-    imported: bool = False
     grown: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     dropped: int = 0
@@ -122,55 +112,35 @@ class Released(BaseException):
 
 
 def describe(error: BaseException, *, released: bool) -> Failure:
-    """Describe an exception; for a released rank add the exception that it was handling.
+    """Describe an exception.
 
     Never raises, but hangs if the exception's methods hang.
     """
-    contexts = list(_contexts(error))
-    broken = any(CONNECTION_BROKEN.search(text(e)) for e in (error, *contexts))
-    failure = replace(_with_cause(error, released), consequence=broken)
-    return _with_handled(contexts, failure) if released or broken else failure
+    cause, texts, context = error.__cause__, [text(error)], error.__context__
+    while context is not None and len(texts) < MAX_CAUSES:
+        texts.append(text(context))
+        context = context.__context__
+    return Failure(
+        _name(error),
+        texts[0],
+        _frames(traceback.extract_tb(error.__traceback__, -MAX_FRAMES)),
+        time.monotonic(),
+        released,
+        cause=None if cause is None else f"{_name(cause)}: {text(cause)}",
+        consequence=any(map(CONNECTION_BROKEN.search, texts)),
+    )
 
 
 def released_in(thread: int) -> Failure:
-    """Describe the position of a thread, as if :class:`Released` were raised there.
-
-    Never raises, but hangs if the methods of an exception that the thread handles hang.
-    """
-    frame = sys._current_frames().get(thread)
-    walked = [(f, line) for f, line in traceback.walk_stack(frame)][::-1]
-    failure = Failure(
-        "Released", frames=_trim(walked, MAX_FRAMES), time=time.monotonic(), released=True
-    )
-    handled: Any = sys._current_exceptions().get(thread)
-    error = handled[1] if isinstance(handled, tuple) else handled  # until Python 3.11
-    if error is None:
-        return failure
-    return _with_handled([error, *_contexts(error)], failure)
-
-
-def _with_handled(errors: list[BaseException], failure: Failure) -> Failure:
-    """Add the latest exception that is not a consequence of another rank's failure."""
-    for error in errors:
-        if not (_name(error) == "Released" or CONNECTION_BROKEN.search(text(error))):
-            return replace(failure, handled=_with_cause(error, released=False))
-    return failure
-
-
-def _with_cause(error: BaseException, released: bool) -> Failure:
-    cause = error.__cause__
-    description = None if cause is None else f"{_name(cause)}: {text(cause)}"
-    described_at = time.monotonic()
-    return Failure(_name(error), text(error), _frames(error), described_at, released, description)
+    """Describe the position of a thread, as if :class:`Released` were raised there."""
+    stack = traceback.extract_stack(sys._current_frames().get(thread), MAX_FRAMES)
+    return Failure("Released", frames=_frames(stack), time=time.monotonic(), released=True)
 
 
 def text(error: BaseException) -> str:
-    """Return the printable text of an exception, with its notes and the members of a group."""
-    notes = vars(error).get("__notes__", ())
-    members = error.exceptions if isinstance(error, _GROUP) else ()
-    lines = [_safe_str(error), *map(_safe_str, notes[:MAX_CAUSES]), *filter(None, [explain(error)])]
-    lines += [f"  {n}. {_name(e)}: {_safe_str(e)}" for n, e in enumerate(members[:MAX_CAUSES], 1)]
-    return "\n".join(lines)
+    """Return the printable text of an exception, with its notes."""
+    notes = vars(error).get("__notes__", ())[:MAX_CAUSES]
+    return "\n".join(filter(None, [_safe_str(error), *map(_safe_str, notes), explain(error)]))
 
 
 def printable(text: str) -> str:
@@ -197,34 +167,10 @@ def _name(error: BaseException) -> str:
     return printable(type(error).__name__)
 
 
-def _contexts(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exceptions that were being handled when an error was raised, latest first."""
-    seen = {id(error)}
-    while len(seen) <= MAX_CAUSES:
-        context = error.__context__
-        if context is None or id(context) in seen:
-            return
-        seen.add(id(context))
-        error = context
-        yield error
-
-
-def _frames(error: BaseException) -> list[Frame]:
-    """Return the frames of an exception's traceback; omit the middle of a long one."""
-    walked = [*traceback.walk_tb(error.__traceback__)]
-    return _trim(walked, MAX_RECURSION_FRAMES if isinstance(error, RecursionError) else MAX_FRAMES)
-
-
-def _trim(walked: list[tuple[Any, int]], limit: int) -> list[Frame]:
-    """Return the user's frames; omit the middle ones if there are more than ``limit``."""
-    walked = [item for item in walked if not item[0].f_code.co_filename.startswith(_OWN_FILES)]
-    omitted = len(walked) - limit
-    if omitted <= 0:
-        return _extract(walked)
-    note = f"{omitted} more frames"
-    return [*_extract(walked[: limit // 2]), ("", 0, note, None), *_extract(walked[-limit // 2 :])]
-
-
-def _extract(walked: list[tuple[Any, int]]) -> list[Frame]:
-    summary = traceback.StackSummary.extract(iter(walked), lookup_lines=True)
-    return [(f.filename, f.lineno or 0, f.name, f.line) for f in summary]
+def _frames(stack: Iterable[traceback.FrameSummary]) -> list[Frame]:
+    """Return the frames of the user's function and of what it called."""
+    return [
+        (f.filename, f.lineno or 0, f.name, f.line)
+        for f in stack
+        if not f.filename.startswith(_OWN_FILES)
+    ]

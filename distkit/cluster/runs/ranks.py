@@ -27,9 +27,9 @@ from distkit.cluster.processes.forkserver import (
     shut_down,
 )
 from distkit.cluster.processes.rank_spec import Spec, free_port
-from distkit.cluster.runs.conductor import READY, Conductor, RankController
+from distkit.cluster.runs.conductor import Conductor, RankController
 from distkit.cluster.runs.report import cause
-from distkit.errors import StartError
+from distkit.trace.calls import silence
 from distkit.trace.info import RankInfo, RunInfo
 
 if TYPE_CHECKING:
@@ -196,10 +196,6 @@ class Ranks(RankController):
     def _clean_up(self, run: Conductor) -> None:
         """End the processes of the run."""
         self.close()
-        if any(o.imported for o in run.outcomes.values()):
-            for fork in {child.server for child in self.ranks.values()}:
-                with suppress(StartError):  # it has ended
-                    fork.complete()
 
     def replace(self, run: Conductor, rank: int, life: int) -> None:
         """Replace a dead rank during its run.
@@ -249,8 +245,6 @@ class Ranks(RankController):
         number, kind, what = message
         if kind == "waits":
             what = what[0], *self.host(rank).certainly(*what[1:])
-        elif kind == "unreached":
-            what = [host.server.host for host in self.hosts if host.address in what]
         if self.run is not None and self.run.number == number:
             self.run.handle_event(rank, kind, what)
 
@@ -265,12 +259,10 @@ class Ranks(RankController):
 
     def _handle_node_loss(self, node: int, status: int) -> None:
         """End the run if a node ends before all have registered: the others would wait forever."""
-        if self.run is not None and not self.run.cluster_failure:
-            how = cause(status, silent_for=self.run.silent_for.get(node, 0.0))
-            role, i = self.nodes.roles[node]
-            name = f"server {i}" if role == "server" else "the scheduler"
-            self.run.cluster_failure = f"{name} has ended ({how}). Run again."
-            self.run.abandon(READY)
+        if self.run is not None:
+            how = cause(status, self.run.kill_causes.get(node))
+            name = self.run.live.info.ranks[node].name
+            self.run.abandon(f"{name} has ended ({how}). Run again")
 
     def _handle_missed_heartbeat(self, node: int, pid: int) -> None:
         """Kill a process that has missed heartbeats, unless it has ended.
@@ -281,7 +273,7 @@ class Ranks(RankController):
         if child is None or pid not in (0, child.pid) or child.wait(DISCONNECT_GRACE):
             return
         if self.run is not None:
-            self.run.silent_for[node] = self._heartbeat_timeout
+            self.run.kill_causes[node] = f"it {silence(self._heartbeat_timeout)}"
         end([child])
 
     def _on_exit(self, rank: int, child: Child, status: int) -> None:

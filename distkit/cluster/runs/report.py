@@ -6,6 +6,7 @@ import linecache
 import re
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Iterable
 
@@ -30,7 +31,7 @@ from distkit.errors import (
     is_generated,
 )
 from distkit.recording.recorder import MACHINERY, is_users
-from distkit.trace.calls import SILENT, STOPPED, at, last_call, silence
+from distkit.trace.calls import SILENT, STOPPED, at, last_call
 from distkit.trace.info import RankEnd, Replacement
 from distkit.trace.trace import Trace
 
@@ -50,21 +51,23 @@ LOST_CELLS = (
 #: Exceptions within this time are ordered by rank, since a busy machine changes their order [s].
 SIMULTANEOUS = 0.1
 
+#: Cause of the end of a process that ``dk.trouble`` kills.
+INJECTED = "dk.trouble killed it, as requested"
+
 #: Maximum number of replacements of a process in a run, since its failure may be permanent.
 MAX_REPLACEMENTS = 3
 
 
-def cause(status: int, *, expected: bool = False, silent_for: float = 0.0, log: str = "") -> str:
+def cause(status: int, killed: str | None = None, log: str = "") -> str:
     """Return the cause of a process's end.
 
     Args:
         status: exit status, as from ``os.waitstatus_to_exitcode``.
-        expected: whether ``dk.trouble`` killed it.
-        silent_for: time without heartbeats, if it was killed for missing them [s]; else 0.
+        killed: why distkit killed it, if it did.
         log: end of its log, which may contain gloo's reason.
     """
-    if status == -signal.SIGKILL and (expected or silent_for):
-        return "dk.trouble killed it, as requested" if expected else f"it {silence(silent_for)}"
+    if status == -signal.SIGKILL and killed is not None:
+        return killed
     if status == LINE_CLOSED:
         return (
             "it closed descriptors that distkit needs, as os.closerange() does, or changed modules"
@@ -112,34 +115,15 @@ def internal_error(name: str, error: Exception) -> RunError:
     )
 
 
-def deadlock(
-    name: str, findings: list[Finding], outcomes: Iterable[Outcome], afterwards: str = ""
-) -> DeadlockError:
-    """Return the error of a deadlocked run; ``afterwards``: state of the cluster."""
-    reported = {rank for f in findings if f.code == rules.raised.code for rank in f.culprits}
-    others = (o for o in outcomes if o.rank not in reported)
-    caught = [text for o in others for text in _raised_before(o.rank, o.error)]
-    conclusion = _with_state(f"{name} was stopped on all ranks", afterwards)
-    return of_deadlock(findings, [*caught, conclusion])
-
-
-def _raised_before(rank: int, error: Failure | None) -> list[str]:
-    """Describe the exception that a rank was handling when it was released or disconnected."""
-    handled = error.handled if error is not None else None
-    if handled is None:
-        return []
-    description = raised(f"{handled.type}: {handled.text}", _users_line(handled.frames))
-    return [f"Before that, rank {rank} {description}."]
-
-
-def of_deadlock(findings: list[Finding], extra: Iterable[str]) -> DeadlockError:
-    """Return the error that consists of these findings and further lines."""
+def deadlock(findings: list[Finding], conclusion: str) -> DeadlockError:
+    """Return the error that consists of these findings and a conclusion."""
     differ = all(f.code in rules.MISMATCHES for f in findings)
     kind = MismatchError if differ else DeadlockError
-    return kind("\n".join([*map(str, findings), *extra]), findings)
+    return kind("\n".join([*map(str, findings), conclusion]), findings)
 
 
-def _with_state(text: str, afterwards: str) -> str:
+def with_state(text: str, afterwards: str) -> str:
+    """Return a sentence; ``afterwards`` is the state of the cluster."""
     return f"{text}; {afterwards}." if afterwards else f"{text}."
 
 
@@ -147,7 +131,7 @@ def interrupted(
     name: str, after: str, outcomes: Iterable[Outcome], findings: Iterable[Finding] = ()
 ) -> RunInterrupted:
     """Return the error of ``cluster.interrupt()`` and of Ctrl-C."""
-    texts = [_with_state(f"{name} was interrupted on all ranks", after), *_released_at(outcomes)]
+    texts = [with_state(f"{name} was interrupted on all ranks", after), *_released_at(outcomes)]
     return RunInterrupted("\n".join([*of_findings(findings), " ".join(texts)]))
 
 
@@ -265,34 +249,24 @@ def _death(outcome: Outcome, trace: Trace) -> RankDied:
     if how not in finding:  # the finding names only the cause
         finding += f"\nThe {ended}"
     last, crash = last_call(trace.spans, rank), _crash_report(outcome.log)
-    parts = [f"{finding} {_replacement_history(trace, rank)}".rstrip(), *others]
+    parts, lives = [finding, *others], sum(r.node == rank for r in trace.info.replaced)
+    parts += [f"It was replaced {times(lives)} in this run."] if lives else []
     parts += [f"Its last output:\n{crash}"] if crash else []
     line = end.where or (last.where if last is not None else "")
     return RankDied("\n".join(parts), rank=rank, line=line)
 
 
-def _replacement_history(trace: Trace, rank: int) -> str:
-    """Describe the ends of a rank's earlier processes in this run."""
-    causes = [r.how for r in trace.info.replaced if r.node == rank]
-    if not causes:
-        return ""
-    limit = ", which is the maximum," if len(causes) >= MAX_REPLACEMENTS else ""
-    each = "; ".join(dict.fromkeys(causes))
-    return f"In this run it was replaced {times(len(causes))}{limit} and ended each time ({each})."
-
-
 def _crash_report(log: str, max_lines: int = 15) -> str:
     """Return the user's part of a crash report: the message, and the user's lines."""
     message = log.partition("Fatal Python error")[0].splitlines()[-max_lines:]
-    frames = [_frame(*frame, None).rstrip() for frame in _crash_frames(log)]
-    return "\n".join([*message, *frames]).strip()
+    return "\n".join([*message, _traceback(_crash_frames(log))]).strip()
 
 
-def _crash_frames(log: str) -> list[tuple[str, int, str]]:
+def _crash_frames(log: str) -> list[Frame]:
     """Return the user's frames of the crashed thread in a log, innermost first."""
     stack = log.partition("(most recent call first):")[2].partition("\n\n")[0]
     frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)
-    return [(file, int(line), function) for file, line, function in frames if is_users(file)]
+    return [(file, int(line), name, None) for file, line, name in frames if is_users(file)]
 
 
 def _exception(rank: int, error: Failure, trace: Trace) -> RunError:
@@ -300,57 +274,13 @@ def _exception(rank: int, error: Failure, trace: Trace) -> RunError:
         return NotPicklableError(f"rank {rank}: {error.text}")
     line, description = _users_line(error.frames), f"{error.type}: {error.text}"
     parts = _findings(rank, f"rank {rank} {raised(description, line)} [{rules.raised.code}]", trace)
-    parts += _raised_before(rank, error)
     if trace.info.replaced and (_is_consequence(error) or _NO_GROUP in error.text):
         parts.append(_GROUP_IS_OVER)
-    parts += _explain_none(error)
-    text = "".join(_frame(*frame) for frame in _visible_frames(error.frames))
+    text = _traceback(_visible_frames(error.frames))
     parts.append(f"\nTraceback on rank {rank}:\n{text}{description}")
     if error.cause:
         parts.append(f"caused by {error.cause}")
     return RankError("\n".join(parts), rank=rank, line=line, traceback=text)
-
-
-#: An assignment to a variable; and a call of a collective that returns None.
-_ASSIGNED = re.compile(r"^\s*(\w+)\s*=(?!=)\s*(.*)")
-_IN_PLACE = re.compile(
-    r"(?:[\w.]+\.)?(all_reduce|broadcast|reduce|all_gather|all_gather_into_tensor|gather|scatter|"
-    r"reduce_scatter|reduce_scatter_tensor|all_to_all|all_to_all_single|send)"
-    r"\(([\w.\[\]]+)(?!.*async_op)"
-)
-
-
-def _explain_none(error: Failure) -> list[str]:
-    """Explain why a variable is None on the line that raised: a collective returned None."""
-    frame = next((f for f in reversed(error.frames) if is_users(f[0])), None)
-    if frame is None or "NoneType" not in error.text:
-        return []
-    file, number, *_ = frame
-    linecache.checkcache(file)
-    return _find_none(linecache.getlines(file)[:number])
-
-
-def _find_none(lines: list[str]) -> list[str]:
-    """Explain why a name in the last line is None: a collective returned None."""
-    unknown = set(re.findall(r"\w+", lines[-1])) if lines else set()
-    for line in reversed(lines[:-1]):
-        if line.lstrip().startswith(("def ", "async def ", "class ")):
-            break
-        assigned = _ASSIGNED.match(line)
-        if assigned is None or assigned[1] not in unknown:
-            continue
-        unknown.remove(assigned[1])
-        if match := _IN_PLACE.match(assigned[2]):
-            return [f"{assigned[1]} is None: {_in_place_remedy(*match.groups())}"]
-    return []
-
-
-def _in_place_remedy(collective: str, tensor: str) -> str:
-    """Return the name of the tensor with the result of a collective that returns None."""
-    if collective == "send":
-        return "send returns None after the transfer. isend returns a request to wait for."
-    tensor = "gather_list" if collective == "gather" else tensor
-    return f"{collective} returns None and stores its result in {tensor}. Use {tensor}."
 
 
 def _users_line(frames: list[Frame]) -> str:
@@ -377,18 +307,18 @@ def _visible_frames(frames: list[Frame]) -> list[Frame]:
     ] or frames
 
 
-def _frame(file: str, number: int, function: str, text: str | None) -> str:
-    """Format a frame of a remote traceback; only the kernel knows the sources of cells."""
-    if not file:
-        return f"  [{function}]\n"
-    linecache.checkcache(file)  # a script may have been edited since its last run
-    source = linecache.getline(file, number).strip() or (text or "")
-    label, _, line = place(f"{file}:{number}").rpartition(":")
-    header = f'  File "{label}", line {line}, in {function}\n'
-    return header + (f"    {source}\n" if source else "")
+def _traceback(frames: Iterable[Frame]) -> str:
+    """Format frames of a rank; only the kernel knows the sources of cells."""
+    entries = []
+    for file, number, function, text in frames:
+        linecache.checkcache(file)  # a script may have been edited since its last run
+        source = linecache.getline(file, number).strip() or text
+        label = place(f"{file}:{number}").rpartition(":")[0]
+        entries.append((label, number, function, source))
+    return "".join(traceback.format_list(entries))
 
 
 def _crash_line(log: str) -> str:
     """Return the innermost user's line of a crash report in a log; "" if there is none."""
-    lines = [place(f"{file}:{number}") for file, number, _ in _crash_frames(log)]
-    return next(iter(lines), "")
+    frames = _crash_frames(log)
+    return place(f"{frames[0][0]}:{frames[0][1]}") if frames else ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pickle import loads
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from distkit.diagnosis.diagnose import Finding
 from distkit.diagnosis.facts import rank_states
 from distkit.errors import DeadlockError, RunError, RunStopped
 from distkit.events import Event
-from distkit.trace.info import Replacement
 from distkit.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -38,21 +37,17 @@ class Run:
     def __init__(self, conductor: Conductor, *, raw: bool = False) -> None:
         self._conductor, self._raw = conductor, raw
         self.name, self.number, self.ranks = conductor.name, conductor.number, conductor.ranks
-        self._results: list[Any] | None = None
-        self._unpickling_error: RunError | None = None
-        self._results_lock = threading.RLock()  # reentrant: unpickling a result may read the run
         self._timeline: Timeline | None = None  # shown while it runs
         self._warned = False
 
     def __repr__(self) -> str:
         if not self.finished:
             state = f"running on {len(self.ranks)} ranks"
-        elif error := self._conductor.error or self._unpickling_error:
+        elif error := self._conductor.error:
             state = f"failed: {str(error).splitlines()[0]}"
         else:
             arrived = self._conductor.live.arrived
             state = f"{len(self.ranks)} ranks, {self.seconds:.3g} s, {arrived} events"
-            state += "".join(f", {r.name} replaced" for r in self.replaced)
         return f"<Run {self.number} of {self.name}: {state}>"
 
     def _ipython_display_(self) -> None:
@@ -81,9 +76,28 @@ class Run:
 
     @property
     def results(self) -> list[Any]:
-        """The function's results, by rank. Waits for the run, and raises like :meth:`wait`."""
+        """The function's results, by rank. Waits for the run, and raises like :meth:`wait`.
+
+        Raises:
+            NotPicklableError: a result cannot be unpickled.
+        """
         self.wait()
-        return self._read_results()
+        return self._results
+
+    @cached_property
+    def _results(self) -> list[Any]:
+        """The results, unpickled on first use, which may execute user code."""
+        return [self._read(self._conductor.outcomes[r]) for r in self.ranks]
+
+    def _read(self, outcome: Outcome) -> Any:
+        if outcome.result is None or self._raw:
+            return outcome.result
+        try:
+            return loads(outcome.result)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as cause:
+            raise report.unreadable(outcome.rank, outcome.result_type, cause) from cause
 
     @property
     def output(self) -> list[str]:
@@ -94,19 +108,11 @@ class Run:
     def error(self) -> RunError | None:
         """The error of the run; None without one."""
         error = self._conductor.error
-        if self.finished and error is None:
-            self._read_results()
-            error = self._unpickling_error
         if error is not None:
             error.run = self
         if isinstance(error, DeadlockError):
             error.draw = lambda: draw_waits(self.trace)
         return error
-
-    @property
-    def replaced(self) -> list[Replacement]:
-        """Processes that ended during the run and were replaced."""
-        return self._conductor.replaced
 
     @property
     def trace(self) -> Trace:
@@ -149,7 +155,7 @@ class Run:
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
         """Call ``callback`` with all events so far, then with each new batch; [] is the end."""
-        return self._conductor.subscribe(callback)
+        return self._conductor.live.subscribe(callback)
 
     def _warn_once(self) -> None:
         """Warn about lost cells, and about mistakes in a run that ended without an error."""
@@ -157,11 +163,11 @@ class Run:
             return
         self._warned = True
         conductor, outcomes = self._conductor, self._conductor.outcomes.values()
-        if conductor.is_cell and not (conductor.intact or conductor.cluster_failure):
+        if conductor.is_cell and not (conductor.intact or conductor.abandoned):
             report.warn([report.LOST_CELLS])
         if self.error is not None:
             return
-        report.warn(report.of_replacements(self.name, self.replaced))
+        report.warn(report.of_replacements(self.name, conductor.replacements))
         report.warn(report.of_copies(self.name, outcomes))
         report.warn([text for o in outcomes for text in o.missed])
         if conductor.live.arrived <= MAX_DIAGNOSED_EVENTS or conductor.died:
@@ -172,28 +178,6 @@ class Run:
         """The findings, except unmatched messages of a cell, which a later cell may match."""
         codes = (rules.no_receiver.code, rules.no_sender.code) if self._conductor.is_cell else ()
         return [f for f in self.findings if f.code not in codes]
-
-    def _read_results(self) -> list[Any]:
-        """Return the results by rank; unpickle them on first use, which may execute user code."""
-        with self._results_lock:
-            if self._results is None:
-                outcomes = self._conductor.outcomes
-                self._results = [
-                    self._read(outcomes[r]) if r in outcomes else None for r in self.ranks
-                ]
-        return self._results
-
-    def _read(self, outcome: Outcome) -> Any:
-        if outcome.result is None or self._raw:
-            return outcome.result
-        try:
-            return loads(outcome.result)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as cause:
-            error = report.unreadable(outcome.rank, outcome.result_type, cause)
-            self._unpickling_error = self._unpickling_error or error
-            return None
 
 
 def draw_waits(trace: Trace) -> dict[str, str]:
@@ -228,11 +212,11 @@ def follow(run: Run) -> Run:
     with ended_by_interrupt(run):  # drawing a large trace takes time
         if not in_notebook():
             return run.wait()
-        no_events = True
-        while no_events:  # a run without events has no timeline
+        while True:
             with suppress(TimeoutError):  # the run may have finished
                 return run.wait(TIMELINE_DELAY)
-            no_events = not run._conductor.live.arrived
+            if run._conductor.live.arrived:  # otherwise there is no timeline to show
+                break
         from IPython.display import display
 
         from distkit.views import Timeline
@@ -253,4 +237,4 @@ def poll(run: Run, timeout: float) -> list[tuple[int, str, str]]:
     """
     run._warned = True
     run._conductor.done.wait(timeout)
-    return [*run._conductor.prints.take()]
+    return run._conductor.prints.take()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,25 +83,19 @@ def run_ranks(
         ranks.submit(
             conductor, payload, {"record": record, "trouble": faults, "seed": seed, "raw": raw}
         )
-        with _killed_after(timeout, ranks, conductor):
+        killer = threading.Timer(timeout or 0, _kill, [ranks, conductor, timeout])
+        if timeout is not None:
+            killer.start()  # a thread, because printing may block this one forever
+        try:
             return Run(conductor, raw=raw).wait()
+        finally:
+            killer.cancel()
     finally:
         end(ranks.children.values())
         server().remove(folder)
 
 
-@contextmanager
-def _killed_after(timeout: float | None, ranks: Ranks, conductor: Conductor) -> Iterator[None]:
-    """Kill the ranks after the time limit, from a thread: printing may block this one forever."""
-
-    def kill() -> None:
-        conductor.abandon(f"it did not end within {timeout:g} s")
-        ranks.end(ranks.ranks)
-
-    timer = threading.Timer(timeout or 0, kill)
-    if timeout is not None:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _kill(ranks: Ranks, conductor: Conductor, timeout: float) -> None:
+    """Kill the ranks after the time limit."""
+    conductor.abandon(f"it did not end within {timeout:g} s")
+    ranks.end(ranks.ranks)

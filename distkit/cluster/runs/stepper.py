@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from distkit._format import named
@@ -41,7 +39,7 @@ class Stepper:
     def __init__(self, run: Run, go: Go, collect: Callable[[], None] = lambda: None) -> None:
         self.run, self.name, self.ranks = run, run.name, run.ranks
         self.position, self.playing = 0, False
-        self._step_lock = threading.Lock()
+        self._stepping = threading.Lock()
         self._pause_requested = threading.Event()
         self._watchers: list[Callable[[], None]] = []
         self._cockpit: Any = None
@@ -60,12 +58,10 @@ class Stepper:
             StepError: the run has ended, the rank does not exist, or is not paused.
             RankError, DeadlockError: the run ended in this step.
         """
-        with self._exclusive():
-            if self.position < len(self.moments) - 1 and rank is None:
-                self.seek(self.position + 1)
-                return self
-            self._step(self._paused() if rank is None else [self._check(rank)])
-        return self
+        with self._stepping:
+            if self._looking_back and rank is None:
+                return self.seek(self.position + 1)
+            return self._step(self._choose(rank))
 
     def play(self, speed: float = 1.0) -> Stepper:
         """Make ``speed`` steps per second until the end, :meth:`pause` or the stop button.
@@ -77,19 +73,19 @@ class Stepper:
         """
         if not speed > 0:
             raise StepError(f"play(speed={speed}): expected steps per second, more than 0.")
+        looking_back = self._looking_back
         self._pause_requested.clear()
-        self._set_playing(True)
-        looking_back = self.position < len(self.moments) - 1
+        self.playing = True
+        self._notify()
         try:
-            while not self._pause_requested.is_set():
-                due = time.monotonic() + 1 / speed
+            while True:
                 self.next()
-                if (self.finished or looking_back) and self.position == len(self.moments) - 1:
-                    break
-                self._pause_requested.wait(max(0.0, due - time.monotonic()))
+                at_end = (self.finished or looking_back) and not self._looking_back
+                if at_end or self._pause_requested.wait(1 / speed):
+                    return self
         finally:
-            self._set_playing(False)
-        return self
+            self.playing = False
+            self._notify()
 
     def pause(self) -> Stepper:
         """Stop playing."""
@@ -108,7 +104,8 @@ class Stepper:
         try:
             return self.run.wait()
         finally:
-            self._record_moment(())
+            self._lockstep.note(())
+            self._show_latest()
 
     def let_go(self) -> None:
         """Run all ranks to their end, without waiting."""
@@ -123,7 +120,8 @@ class Stepper:
             return
         self.run.interrupt()
         self._conductor.done.wait(INTERRUPT_TIMEOUT)
-        self._record_moment(())
+        self._lockstep.note(())
+        self._show_latest()
 
     # -- looking back ---------------------------------------------------------------
 
@@ -155,10 +153,8 @@ class Stepper:
         return self.moments[self.position]
 
     @property
-    def shown(self) -> Trace:
-        """The trace up to the displayed moment, with the tensors' values at that time."""
-        trace = self.trace
-        return Trace(trace.events[: self.moment.events], trace.info)
+    def _looking_back(self) -> bool:
+        return self.position < len(self.moments) - 1
 
     # -- state for views --------------------------------------------------------------
 
@@ -199,7 +195,7 @@ class Stepper:
 
     def __repr__(self) -> str:
         last = len(self.moments) - 1
-        state = "has ended" if self.finished else "looking back" if self.position < last else "now"
+        state = "has ended" if self.finished else "looking back" if self._looking_back else "now"
         head = f"<Stepper of {self.name}: step {self.position} of {last}, {state}>"
         return "\n".join([head, *(f"  {s}" for s in self.moment.rank_states)])
 
@@ -217,80 +213,61 @@ class Stepper:
         if not self.finished:
             self.stop()
 
-    # -- checks -----------------------------------------------------------------------
+    # -- steps ------------------------------------------------------------------------
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        if not self._step_lock.acquire(blocking=False):
-            raise StepError("another step is in progress. Wait for it, or call pause().")
-        try:
-            yield
-        finally:
-            self._step_lock.release()
+    def _choose(self, rank: int | None) -> list[int]:
+        """Return the ranks to resume: one, or all that are paused.
 
-    def _paused(self) -> list[int]:
-        """Return the ranks that can be resumed; raise StepError if no rank can move."""
-        self._check_running()
-        paused = [s.rank for s in self._lockstep.paused]
-        rank_states = self._lockstep.rank_states
-        if paused or any(s.status is RankStatus.RUNNING for s in rank_states):
-            return paused  # if empty, wait for the running ranks
-        raise StepError("no rank can continue: " + "; ".join(map(str, rank_states)))
+        If none is paused the step waits for the running ranks.
 
-    def _check(self, rank: int) -> int:
-        self._check_running()
-        if rank not in self.ranks:
-            raise StepError(f"rank {rank!r} does not exist: the ranks are 0 to {self.ranks[-1]}.")
-        if self.position < len(self.moments) - 1:
-            raise StepError(
-                f"this is the past (step {self.position} of {len(self.moments) - 1}): "
-                "return to now with seek(-1) before you resume a rank."
-            )
-        rank_state = self._lockstep.rank_states[rank]
-        if rank_state.status is not RankStatus.PAUSED:
-            paused = [s.rank for s in self._lockstep.paused]
-            remedy = f"Resume {named(paused)}." if paused else "No rank can be resumed."
-            raise StepError(
-                f"rank {rank} is not paused and cannot be resumed. {rank_state}. {remedy}"
-            )
-        return rank
-
-    def _check_running(self) -> None:
+        Raises:
+            StepError: the run has ended, or these ranks cannot be resumed.
+        """
         if self.run.finished:
             error = f" with {type(self.run.error).__name__}" if self.run.error else ""
             raise StepError(
                 f"{self.name} has ended{error}: no step is left. Look back with back(), or "
                 "step through it again: cluster.step(…)."
             )
+        rank_states = self._lockstep.rank_states
+        paused = [s.rank for s in rank_states if s.status is RankStatus.PAUSED]
+        if rank is None:
+            if paused or any(s.status is RankStatus.RUNNING for s in rank_states):
+                return paused
+            raise StepError("no rank can continue: " + "; ".join(map(str, rank_states)))
+        if rank not in self.ranks:
+            raise StepError(f"rank {rank!r} does not exist: the ranks are 0 to {self.ranks[-1]}.")
+        if self._looking_back:
+            raise StepError(
+                f"this is the past (step {self.position} of {len(self.moments) - 1}): "
+                "return to now with seek(-1) before you resume a rank."
+            )
+        if rank not in paused:
+            remedy = f"Resume {named(paused)}." if paused else "No rank can be resumed."
+            raise StepError(
+                f"rank {rank} is not paused and cannot be resumed. {rank_states[rank]}. {remedy}"
+            )
+        return [rank]
 
     def settle(self) -> Stepper:
         """Wait until no rank can move by itself."""
-        self._step(())
-        return self
+        return self._step([])
 
-    def _step(self, ranks: Iterable[int]) -> None:
-        choice = tuple(ranks)
-        if choice:
-            self._lockstep.resume(choice)
+    def _step(self, ranks: list[int]) -> Stepper:
+        if ranks:
+            self._lockstep.resume(ranks)
         try:
-            self._lockstep.settle(choice)
+            self._lockstep.settle(tuple(ranks))
         finally:
             self._show_latest()
         if self.run.error is not None:
             raise self.run.error
-
-    def _record_moment(self, choice: tuple[int, ...]) -> None:
-        self._lockstep.note(choice)
-        self._show_latest()
+        return self
 
     def _show_latest(self) -> None:
         self.position = len(self.moments) - 1
         if threading.current_thread() is threading.main_thread():
             self._conductor.prints.print_now()
-        self._notify()
-
-    def _set_playing(self, playing: bool) -> None:
-        self.playing = playing
         self._notify()
 
     def _notify(self) -> None:
