@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Callable
+from operator import itemgetter
 
 from distkit._format import aligned, count, human_bytes, human_seconds
+from distkit.trace.log import grouped
 from distkit.views.scene.frame import Json
 
 COLUMNS = ("time", "what", "who", "tensor", "size", "took", "line")
 
+#: Returns the name of a rank.
+Name = Callable[[int], str]
+#: A message or collective: start [s], call, ranks, and its duration: from the send to the end of
+#: the receive, or from the first rank's start to the last rank's end; and one of its bars.
+Entry = tuple[float, str, str, str, Json]
 
-#: A message or collective as text, by column. "took" is the time from the send to the end of the
-#: receive, or from the first rank's start to the last rank's end; a bar covers one rank.
-Row = tuple[str, str, str, str, str, str, str]
 
-
-def rows(picture: Json) -> list[Row]:
-    """Return one row per message and collective."""
-    bars = {bar["id"]: bar for bar in picture["bars"]}
+def rows(picture: Json) -> list[tuple[str, ...]]:
+    """Return one row per message and collective, by column."""
     names = {lane["rank"]: lane["name"] for lane in picture["lanes"]}
-    ties = defaultdict(list)
-    for bar in bars.values():
-        if "tie" in bar:
-            ties[bar["tie"]].append(bar)
-    zero = picture["start"] or 0.0
-    entries = [_message(a, bars, names, zero) for a in picture["arrows"]]
-    entries += [_collective(members, names, zero) for members in ties.values()]
-    return [row for _, row in sorted(entries, key=lambda pair: pair[0])]
+    bars = {bar["id"]: bar for bar in picture["bars"]}
+
+    def name(rank: int) -> str:
+        return str(names.get(rank, f"rank {rank}"))
+
+    entries = [_message(arrow, bars, name) for arrow in picture["arrows"]]
+    ties = grouped([bar for bar in bars.values() if "tie" in bar], itemgetter("tie"))
+    entries += [_collective(members, name) for members in ties.values()]
+    return [
+        (
+            human_seconds(begin - (picture["start"] or 0.0)),
+            call,
+            ranks,
+            f"{bar['dtype']}{bar.get('shape', [])}" if "dtype" in bar else "",
+            human_bytes(bar["nbytes"]) if bar["nbytes"] else "",
+            took,
+            bar.get("where", ""),
+        )
+        for begin, call, ranks, took, bar in sorted(entries, key=itemgetter(0))
+    ]
 
 
 def headline(picture: Json) -> str:
@@ -57,61 +71,23 @@ def table(picture: Json, limit: int = 20) -> str:
     return "\n".join(output + [f"  ! {notice}" for notice in picture["notices"]])
 
 
-def _message(
-    arrow: Json, bars: dict[str, Json], names: dict[int, str], zero: float
-) -> tuple[float, Row]:
+def _message(arrow: Json, bars: dict[str, Json], name: Name) -> Entry:
     bar = bars.get(arrow.get("send", "")) or bars[arrow["recv"]]
     sent, received = arrow["sent"], arrow["received"]
     took = "not received" if sent is not None else "never sent"
     if sent is not None and received is not None:
         took = human_seconds(received - sent)
     begin = bar["start"] if sent is None else sent
-    ranks = f"{_name(names, arrow['src'])} → {_name(names, arrow['dst'])}"
     call = f"{arrow['op']} {arrow.get('label', '')}".rstrip()
-    return begin, (
-        human_seconds(begin - zero),
-        call,
-        ranks,
-        _tensor(bar),
-        _size(arrow),
-        took,
-        bar.get("where", ""),
-    )
+    return begin, call, f"{name(arrow['src'])} → {name(arrow['dst'])}", took, bar
 
 
-def _collective(members: list[Json], names: dict[int, str], zero: float) -> tuple[float, Row]:
-    begin = min(bar["start"] for bar in members)
-    ends = [bar["end"] for bar in members]
-    took = "not finished"
-    if all(end is not None for end in ends):
-        failed = any(bar["state"] == "failed" for bar in members)
-        took = "failed" if failed else human_seconds(max(ends) - begin)
-    first = members[0]
-    ranks = sorted(bar["rank"] for bar in members)
-    names_text = (
-        ", ".join(_name(names, r) for r in ranks)
-        if len(ranks) < 4
-        else (f"{_name(names, ranks[0])} … {_name(names, ranks[-1])} ({len(ranks)})")
-    )
+def _collective(members: list[Json], name: Name) -> Entry:
+    begin, ends = min(bar["start"] for bar in members), [bar["end"] for bar in members]
+    took = "not finished" if None in ends else human_seconds(max(ends) - begin)
+    if any(bar["state"] == "failed" for bar in members):
+        took = "failed"
+    ranks = [name(rank) for rank in sorted(bar["rank"] for bar in members)]
+    names = ", ".join(ranks) if len(ranks) < 4 else f"{ranks[0]} … {ranks[-1]} ({len(ranks)})"
     call = " / ".join(sorted({bar["op"] for bar in members}))
-    return begin, (
-        human_seconds(begin - zero),
-        call,
-        names_text,
-        _tensor(first),
-        _size(first),
-        took,
-        first.get("where", ""),
-    )
-
-
-def _name(names: dict[int, str], rank: int) -> str:
-    return names.get(rank, f"rank {rank}")
-
-
-def _tensor(bar: Json) -> str:
-    return f"{bar['dtype']}{bar.get('shape', [])}" if "dtype" in bar else ""
-
-
-def _size(item: Json) -> str:
-    return human_bytes(item["nbytes"]) if item["nbytes"] else ""
+    return begin, call, names, took, members[0]
