@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from distkit.trace.log import EventLog
 from distkit.views import tensors
-from distkit.views.gradients import projection as gradients
 from distkit.views.gradients import scene as gradient_scene
 from distkit.views.scene.frame import Json
 from distkit.views.servers import projection as servers
@@ -75,7 +74,7 @@ class Tensors(SceneView):
     """
 
     def _project(self, trace: EventLog) -> Json:
-        return tensors.draw(tensors.project(trace, live=self._live))
+        return tensors.draw(trace, live=self._live)
 
 
 class Gradients(SceneView):
@@ -99,7 +98,7 @@ class Gradients(SceneView):
     """
 
     def _project(self, trace: EventLog) -> Json:
-        return gradient_scene.draw(gradients.project(trace, live=self._live))
+        return gradient_scene.draw(trace, live=self._live)
 
 
 class Servers(SceneView):

@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import distkit as dk
 from distkit.trace.trace import Trace
-from distkit.views.gradients.projection import project
 from distkit.views.gradients.scene import draw
 
 LAYERS = ["0.weight", "0.bias", "2.weight", "2.bias"]
@@ -114,7 +113,7 @@ def test_gradients_of_ddp_are_drawn(tab: Any, tmp_path: Path) -> None:
 def test_view_grows_during_the_run(tab: Any, tmp_path: Path, trace: Trace) -> None:
     first = Trace(trace[: len(trace) // 2], trace.info)
     view = dk.Gradients(first)
-    view._live, view._data = True, draw(project(first, live=True))
+    view._live, view._data = True, draw(first, live=True)
     sheet = Sheet(tab, view, tmp_path / "gradients.html")
     assert sheet.text(".dk-live") == "live"
     sheet.renew(trace)

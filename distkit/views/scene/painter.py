@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -12,7 +13,6 @@ from distkit._format import human_seconds
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.marks import Shape
-from distkit.views.scene.svg import text_width
 from distkit.views.scene.theme import (
     GRAY,
     INK,
@@ -75,15 +75,8 @@ def _document(picture: Json) -> str:
 
 
 def wrapped(text: str, width: float) -> list[str]:
-    """Wrap a text into lines of at most ``width`` pixels."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if text_width(longer, 12.5) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
+    """Wrap a text into lines of at most about ``width`` pixels."""
+    return textwrap.wrap(text, int(width / 6.5))
 
 
 def _static_moments(picture: Json) -> list[tuple[int, float, str, str]]:

@@ -106,7 +106,7 @@ def project(trace: EventLog, live: bool = False) -> Serving:
         start=trace.start if len(drawn) == len(keyframes) else drawn[0].begin,
         rows=_rows(history),
         status=statuses(trace, history, names),
-        notices=[*_warnings(trace, history, names, live), *notes],
+        notices=[*_notices(trace, history, names, live), *notes],
         notes=notes,
     )
 
@@ -265,25 +265,12 @@ def rule_sentence(history: ServerHistory) -> str:
     )
 
 
-def _notes(history: ServerHistory, drawn: int, total: int) -> list[str]:
-    """Return the notices that are not warnings."""
-    late = sum(r.dropped for r in history.requests)
-    workers, servers = (len(history.ranks_of(role)) for role in ("worker", "server"))
-    texts = [
-        (f"{count(late, 'gradient')} too late, not counted", late),
-        (f"the last {drawn:,} of {total:,} messages and updates are shown", drawn < total),
-        (f"the first {MAX_WORKERS} of {workers:,} workers are drawn", workers > MAX_WORKERS),
-        (f"the first {MAX_SERVERS} of {servers:,} servers are drawn", servers > MAX_SERVERS),
-    ]
-    return [words for words, shown in texts if shown]
-
-
-def _warnings(
+def _notices(
     trace: EventLog, history: ServerHistory, names: dict[int, str], live: bool
 ) -> list[str]:
     """Return the warnings for the reader."""
     requests, info = history.requests, trace.info
-    refused = sum(r.refused for r in requests)
+    late, refused = sum(r.dropped for r in requests), sum(r.refused for r in requests)
     stuck = sum(r.held and r.left is None and r.back is None for r in requests)
     lost = sum(r.arrived is None and r.back is None for r in requests)
     dead = [names[rank] for rank in info.ends if info.died(rank) and rank in names]
@@ -295,5 +282,21 @@ def _warnings(
         (f"{count(lost, 'message')} did not arrive", lost and not live),
         (f"{count(refused, 'request')} refused", refused),
         (f"{count(trace.dropped, 'event')} dropped: the recorder's buffer was full", trace.dropped),
+        (f"{count(late, 'gradient')} too late, not counted", late),
     ]
     return [words for words, shown in texts if shown]
+
+
+def _notes(history: ServerHistory, drawn: int, total: int) -> list[str]:
+    """Return the notices about what is not drawn."""
+    workers, servers = (len(history.ranks_of(role)) for role in ("worker", "server"))
+    limits = [
+        ("last", drawn, total, "messages and updates"),
+        ("first", MAX_WORKERS, workers, "workers"),
+        ("first", MAX_SERVERS, servers, "servers"),
+    ]
+    return [
+        f"the {which} {most:,} of {n:,} {things} are drawn"
+        for which, most, n, things in limits
+        if n > most
+    ]

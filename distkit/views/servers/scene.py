@@ -166,12 +166,14 @@ class _Painter:
         )
 
     def _caption(self, keyframe: Keyframe) -> Json:
-        is_request = isinstance(keyframe.subject, Request)
-        where = keyframe.subject.span.where.rpartition("/")[2] if is_request else ""
-        texts = {"who": keyframe.who, "more": keyframe.more, "where": clean(where)}
-        end = None if keyframe.end is None else self.scene.when(keyframe.end)
-        present = {key: text for key, text in texts.items() if text}
-        return {"begin": self.scene.when(keyframe.begin), "end": end, **present}
+        request = keyframe.subject if isinstance(keyframe.subject, Request) else None
+        return {
+            "begin": self.scene.when(keyframe.begin),
+            "end": None if keyframe.end is None else self.scene.when(keyframe.end),
+            "who": keyframe.who,
+            "more": keyframe.more,
+            "where": clean(request.span.where.rpartition("/")[2]) if request else "",
+        }
 
     def _lane(self, rank: int) -> int:
         return self.lanes.get(rank, 7)
@@ -250,11 +252,9 @@ class _Painter:
                 continue
             if r.held:
                 gap = min(15.0, (spot.x + spot.w - spot.wait - 60) / len(self.workers))
-                x, ring = spot.wait + gap * self.workers.index(r.node), "held"
-                drawing = circle(6, ring, lane=self._lane(r.node))
-                self.scene.add(
-                    x, spot.y + 34.5, drawing, begin=r.arrived, end=r.answered, layer=ROW
-                )
+                x, y = spot.wait + gap * self.workers.index(r.node), spot.y + 34.5
+                ring = circle(6, "held", lane=self._lane(r.node))
+                self.scene.add(x, y, ring, begin=r.arrived, end=r.answered, layer=ROW)
             elif r.span.op is Op.PUSH and not (r.refused or r.dropped):
                 x, y = self._slot(spot, r)
                 box = _box(spot.slot_width + 1, 18, f"∇v{r.version}", self._lane(r.node))
@@ -328,9 +328,8 @@ class _Painter:
             self.scene.add(0, 0, *arrow(a, b, "lost", "bad"), begin=begin, layer=FLIGHT)
             self.scene.add(*middle, *token, begin=begin, layer=TOKEN)
             return
-        flight, past, head = "flight", "past", "own"
-        if keyframe.lost:
-            flight, past, head = "wrong", "wrong", "bad"
+        wrong = ("wrong", "wrong", "bad")
+        flight, past, head = wrong if keyframe.lost else ("flight", "past", "own")
         shapes = arrow(a, b, flight, head, lane=lane)
         self.scene.add(0, 0, *shapes, begin=begin, end=end, layer=FLIGHT)
         self.scene.add(*a, *token, begin=begin, end=end, to=b, layer=TOKEN)
