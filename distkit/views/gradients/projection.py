@@ -98,11 +98,11 @@ def _layer(step: Step, name: str, ranks: list[int]) -> Layer:
     shares = shares_of(step)
     reduction = reduced(before, after, len(ranks), shares)
     scaled = {r: _divided(s, reduction.scale(len(ranks))) for r, s in after.items()}
-    shown = (
-        [scaled.get(r) for r in ranks] if scaled and not reduction.same else [*scaled.values()][:1]
-    )
+    results: list[Summary | None] = [scaled.get(r) for r in ranks] if scaled else []
+    if reduction.same:
+        results = results[:1]
     cosine = agreement(before, after, reduction, shares, alone)
-    return Layer(before, shown, alone, reduction, cosine)
+    return Layer(before, results, alone, reduction, cosine)
 
 
 def _divided(s: Summary, by: float) -> Summary:

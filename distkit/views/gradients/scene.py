@@ -13,7 +13,7 @@ from distkit.views.gradients.projection import Curve, Gradients, Layer, drifts, 
 from distkit.views.scene.frame import Json, clean, facts, name
 from distkit.views.scene.marks import Scene, line, path, picture, rect, text, title
 from distkit.views.scene.painter import cut, thinned
-from distkit.views.scene.summaries import figure, in_columns, number, rounded
+from distkit.views.scene.summaries import figure, in_columns, rounded
 from distkit.views.scene.values import Cell, Head, Table, norm
 
 #: Maximum numbers of drawn ranks, layers, and values over all steps.
@@ -92,14 +92,11 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
 
 
 def _facts(training: Training) -> Iterator[str]:
-    """Yield the numbers of steps and weights, and the learning rate if it is constant."""
+    """Yield the numbers of steps and weights."""
     if training.steps:
         yield count(len(training.steps), "step")
     for _, weights in list(training.weights.get(0, {}).values())[:1]:
         yield count(weights.size, "weight")
-    rates = {report.lr for step in training.steps.values() for report in step.reports.values()}
-    if len(rates) == 1 and math.isfinite(*rates):
-        yield f"learning rate {number(*rates)}"
 
 
 def _notices(ranks: int, layers: int) -> list[str]:

@@ -325,21 +325,18 @@ def _stretches(items: list[Stretch], names: dict[int, str]) -> Iterator[Stretch]
 
 
 def endings(trace: EventLog) -> list[Ending]:
-    """Return the ends of nodes, sorted by time."""
-    end_of_trace = trace[-1].time if len(trace) else 0.0
+    """Return the ends of nodes, sorted by time; a death is shown at the node's last event."""
     last = {e.rank: e.time for e in trace.events}
+    words = {"returned": "has returned", "released": "was released"}
     result: list[Ending] = []
     for rank, end in trace.info.ends.items():
-        # a death is detected late: show it right after the last event
-        late = end.how == "died" or end.time is None
-        time = last.get(rank, end.time) if late else end.time
-        if time is not None:
-            words = {"returned": "has returned", "released": "was released"}
-            result.append((rank, min(time, end_of_trace), None, words.get(end.how, str(end.how))))
+        if rank in last:
+            time = last[rank] if trace.info.died(rank) or end.time is None else end.time
+            result.append((rank, time, None, words.get(end.how, end.how)))
     for replacement in trace.info.replaced:
-        time = min(replacement.time, end_of_trace)
-        later = (e.time for e in trace.events if e.rank == replacement.node and e.time > time)
-        result.append((replacement.node, time, min(later, default=None), "died"))
+        node, time = replacement.node, replacement.time
+        later = (e.time for e in trace.events if e.rank == node and e.time > time)
+        result.append((node, time, min(later, default=None), "died"))
     return sorted(result, key=itemgetter(1))
 
 

@@ -262,7 +262,7 @@ class _Painter:
                 self.scene.add(x - 0.5, y - 0.5, *box, begin=r.arrived, end=r.taken, layer=ROW)
 
     def _versions(self, row: Row, versions: list[Version], spot: Spot) -> None:
-        """Draw the versions of a key, its values if few, and the workers of the last update."""
+        """Draw the versions of a key, its values if few, and the staleness of the last update."""
         none = text("no value yet", "small", x=19, y=4, anchor="end")
         first = versions[0][0] if versions else None
         self.scene.add(*spot.pill, none, end=first, layer=ROW)
@@ -271,7 +271,7 @@ class _Painter:
             shapes = [
                 *(_values(row, spot.w, version, values) if values else ()),
                 *_pill(version, "pill", "version", x=spot.w - 19, y=13),
-                *(_last_update(late, spot.w, self.lanes) if late else ()),
+                _staleness(late, spot.w),
             ]
             self.scene.add(spot.x, spot.y, *shapes, begin=begin, end=end, layer=ROW)
 
@@ -473,16 +473,11 @@ def _values(row: Row, w: float, version: int, values: str) -> Iterator[Shape]:
         yield text(values, "worth", x=w - 44, y=17, anchor="end")
 
 
-def _last_update(
-    staleness: Mapping[int, int], w: float, lanes: Mapping[int, int]
-) -> Iterator[Shape]:
-    """Yield the workers of the last update, and the staleness of their gradients."""
-    late = max(staleness.values())
-    words = f"{late} late" if late else "fresh" if len(staleness) == 1 else ""
-    yield text(words, "late" if late else "size", x=w, y=39, anchor="end")
-    left = w - (text_width(words, 14) + 13 if words else 6)
-    for i, worker in enumerate(reversed(list(staleness)[:4])):
-        yield circle(4.2, "own", x=left - 11 * i, y=35, lane=lanes.get(worker, 7))
+def _staleness(late: Mapping[int, int], w: float) -> Shape:
+    """Return the largest staleness of the last update's gradients."""
+    most = max(late.values(), default=0)
+    words = f"{most} late" if most else "fresh" if len(late) == 1 else ""
+    return text(words, "late" if most else "size", x=w, y=39, anchor="end")
 
 
 @cached_drawing
