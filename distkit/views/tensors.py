@@ -120,7 +120,9 @@ def _operation(
     }
     ranks = [name(trace.info, s.rank) for s in group[:MAX_RANKS]]
     wrong = any(v["expected"] and v["word"] == "different" for v in verdicts)
-    row = [n, ranks, keyframe["who"], f" {tensor}", "≠" if wrong else "", [], 0]
+    others = [r for r in differing if wrong][:MAX_RANKS]
+    marks = [[trace.ranks.index(r) % 8, str(r), ""] for r in others]
+    row = [n, ranks, keyframe["who"], f" {tensor}", "≠" if wrong else "", marks, 0]
     return keyframe, row, _table(scene, n, trace, group, differing)
 
 
