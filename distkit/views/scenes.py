@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from distkit.trace.log import EventLog
 from distkit.views import tensors
-from distkit.views.gradients import projection as gradients
 from distkit.views.gradients import scene as gradient_scene
 from distkit.views.scene.frame import Json
 from distkit.views.servers import projection as servers
@@ -75,7 +74,7 @@ class Tensors(SceneView):
     """
 
     def _project(self, trace: EventLog) -> Json:
-        return tensors.draw(tensors.project(trace, live=self._live))
+        return tensors.draw(trace, live=self._live)
 
 
 class Gradients(SceneView):
@@ -99,7 +98,7 @@ class Gradients(SceneView):
     """
 
     def _project(self, trace: EventLog) -> Json:
-        return gradient_scene.draw(gradients.project(trace, live=self._live))
+        return gradient_scene.draw(trace, live=self._live)
 
 
 class Servers(SceneView):
@@ -117,24 +116,10 @@ class Servers(SceneView):
     Raises:
         TypeError: ``source`` has no trace.
 
-    >>> from distkit.events import Event, Op, State
-    >>> from distkit.trace.info import RankInfo, RunInfo
-    >>> ranks = {0: RankInfo("worker", "worker"), 1: RankInfo("server", "server")}
-    >>> facts = dict(attributes={"key": "w", "version": 1, "workers": (0,), "late": (0,)})
-    >>> request = dict(peer=1, attributes={"key": "w"}, match="kv:0:0", nbytes=8, dtype="float32")
-    >>> Servers(EventLog([Event(0, 0, Op.PUSH, State.STARTED, 0.0, **request),
-    ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, **request | {"peer": 0}),
-    ...                Event(1, 1, Op.MARK, State.STARTED, 0.1, **facts),
-    ...                Event(1, 1, Op.MARK, State.COMPLETED, 0.2, **facts)],
-    ...               RunInfo(ranks=ranks)))
-    Servers: 1 worker, 1 server
-      server: w v1 (8 B)
-      1 push (8 B), 0 pulls (0 B), 1 update; gradients of staleness 0: 1
+    >>> Servers(EventLog())
+    Servers
+      this trace has no requests to a parameter server
     """
 
     def _project(self, trace: EventLog) -> Json:
-        self._run = servers.project(trace, live=self._live)
-        return server_scene.draw(self._run)
-
-    def __repr__(self) -> str:
-        return server_scene.to_table(self._run)
+        return server_scene.draw(servers.project(trace, live=self._live))

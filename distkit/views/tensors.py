@@ -1,29 +1,25 @@
-"""Compares the tensors of all ranks before and after each operation.
-
-``project`` compares the ranks as plain data, ``draw`` draws the result.
-"""
+"""Compares and draws the tensors of all ranks before and after each operation."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from distkit._format import count, human_seconds
 from distkit.events import COMPUTATION, P2P, Op, Span, Summary
-from distkit.trace.log import EventLog
-from distkit.views.scene.frame import Json, clean, name
+from distkit.trace.log import EventLog, grouped
+from distkit.views.scene.frame import Json, clean, facts, name
 from distkit.views.scene.marks import Scene, picture, text
 from distkit.views.scene.summaries import (
     distance,
     figure,
-    headline,
     in_columns,
     key,
     largest,
     rounded,
     unequal,
 )
-from distkit.views.scene.values import Cell, Table, bounds, norm
+from distkit.views.scene.values import Cell, Head, Table, bounds, norm
 
 #: Maximum numbers of drawn ranks per operation, and of values of all operations.
 MAX_RANKS, MAX_VALUES = 16, 120_000
@@ -31,9 +27,13 @@ MAX_RANKS, MAX_VALUES = 16, 120_000
 #: Collectives after which all ranks should hold equal values.
 AGREEING = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.BROADCAST})
 
+#: Widths of the scene and of row names, height of a tensor [px].
+WIDTH, LEFT, HIGH = 720, 84, 120
+STILLS = 12  # operations in the table; the static picture has fewer
 
-def project(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -> Json:
-    """Return the tensors of each message and collective with recorded values.
+
+def draw(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -> Json:
+    """Return the picture of a run's tensors, for both painters.
 
     Args:
         trace: the run.
@@ -42,31 +42,49 @@ def project(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES
     """
     groups = operations(trace)
     recorded = [g for g in groups if any(s.before or s.after for s in g)]
-    ops: list[Json] = []
-    cost = 0
-    for group in recorded:
-        cost += sum(len(x.values) for s in group[:MAX_RANKS] for x in (s.before, s.after) if x)
-        if cost > max_values:
-            break
-        ops.append(_operation(trace, group))
-    return {
-        **headline(trace),
-        "live": live,
-        "ops": ops,
-        "notices": list(_notices(groups, recorded, len(ops))),
-    }
+    sizes = accumulate(sum(len(x.values) for x in _summaries(group)) for group in recorded)
+    shown = [group for group, size in zip(recorded, sizes, strict=True) if size <= max_values]
+    scene = Scene(WIDTH, 0)
+    drawn = [_operation(scene, n, trace, group) for n, group in enumerate(shown)]
+    scene.height = max((height for *_, height in drawn), default=0)
+    waiting = "waiting for the first message"
+    last = max(0.0, len(drawn) - 1.0)
+    return picture(
+        scene,
+        title=clean(trace.info.name) or "Tensors",
+        view="tensors",
+        facts=facts(trace.info, len(trace.ranks)),
+        notices=list(_notices(groups, recorded, len(shown))),
+        live=live,
+        empty="" if drawn else waiting if live else "no tensor values were recorded",
+        unit="operation",
+        end=last,
+        opening=last if live else 0.0,
+        keyframes=[keyframe for keyframe, *_ in drawn],
+        list={"name": "operations", "all": "all ranks", "rows": [row for _, row, _ in drawn]},
+        stills=[[n, height] for n, (*_, height) in enumerate(drawn[:STILLS])],
+    )
 
 
 def operations(trace: EventLog) -> list[list[Span]]:
-    """Return the spans of each message and collective with a tensor, sorted by start."""
+    """Return the spans of each message and collective with a tensor, sorted by start.
+
+    The sender precedes the receiver, and the spans of a collective are sorted by rank.
+    """
     tied = trace.together(s for s in trace.spans if s.op not in COMPUTATION)
-    groups = [sorted(g, key=_sort_key) for g in tied if any(s.dtype for s in g)]
+    groups = [
+        sorted(g, key=lambda s: (s.op is Op.RECV, s.rank)) for g in tied if any(s.dtype for s in g)
+    ]
     return sorted(groups, key=lambda group: group[0].start)  # a receiver may start much earlier
 
 
-def _sort_key(s: Span) -> tuple[bool, int]:
-    """Return a key that sorts the sender before the receiver, and collectives by rank."""
-    return s.op is Op.RECV, s.rank
+def _summaries(group: list[Span]) -> list[Summary]:
+    """Return the drawn summaries of an operation."""
+    return [x for s in group[:MAX_RANKS] for x in (s.before, _after(s)) if x]
+
+
+def _after(s: Span) -> Summary | None:
+    return None if s.op is Op.SEND else s.after
 
 
 def _notices(groups: Sequence[object], recorded: Sequence[list[Span]], shown: int) -> Iterator[str]:
@@ -81,49 +99,113 @@ def _notices(groups: Sequence[object], recorded: Sequence[list[Span]], shown: in
         yield f"the first {MAX_RANKS} ranks are drawn; all ranks are compared"
 
 
-def _operation(trace: EventLog, group: list[Span]) -> Json:
-    first = group[0]
-    before = _verdict(trace, [(s.rank, s.before) for s in group], "")
-    results = [(s.rank, s.before if s.op is Op.SEND else s.after) for s in group]
-    after = _verdict(trace, results, "message" if first.op in P2P else first.op)
-    differing = after.pop("off")
-    before.pop("off")
-    shown = group[:MAX_RANKS]
-    summaries = [x for s in shown for x in (s.before, s.after) if x]
-    return {
-        "title": _title(trace, group),
+def _operation(
+    scene: Scene, n: int, trace: EventLog, group: list[Span]
+) -> tuple[Json, list[object], float]:
+    """Draw an operation; return its keyframe, its row of the list, and its height."""
+    first, summaries = group[0], _summaries(group)
+    verdicts, differing = _compare(trace, group)
+    tensor = f"{first.dtype} {list(first.shape)}" if first.dtype else ""
+    size, values = max((s.size, len(s.values)) for s in summaries)
+    part = f"{values} of {count(size, 'value')}, evenly spaced" if values < size else ""
+    keyframe = {
+        "begin": float(n),
+        "end": float(n),
+        "who": _title(trace, first),
+        "more": " · ".join(
+            filter(None, [tensor, part, f"at {human_seconds(first.start - trace.start)}"])
+        ),
         "where": clean(first.where.rpartition("/")[2]),
-        "time": first.start - trace.start,
-        "tensor": f"{first.dtype} {list(first.shape)}" if first.dtype else "",
-        "ranks": [_rank(trace, s, differing.get(s.rank, [])) for s in shown],
-        "more": len(group) - len(shown),
-        "before": before,
-        "after": after,
-        "most": rounded(largest(v for x in summaries for v in x.values)),
-        "message": first.op in P2P,
+        "verdicts": verdicts,
     }
+    ranks = [name(trace.info, s.rank) for s in group[:MAX_RANKS]]
+    wrong = any(v["expected"] and v["word"] == "different" for v in verdicts)
+    others = [r for r in differing if wrong][:MAX_RANKS]
+    marks = [[trace.ranks.index(r) % 8, str(r), ""] for r in others]
+    row = [n, ranks, keyframe["who"], f" {tensor}", "≠" if wrong else "", marks, 0]
+    return keyframe, row, _table(scene, n, trace, group, differing)
 
 
-def _title(trace: EventLog, group: list[Span]) -> str:
-    first = group[0]
-    label = f" {clean(first.label)}" if first.label else ""
+def _title(trace: EventLog, first: Span) -> str:
     if first.op in P2P and first.peer is not None:
         ends = (first.rank, first.peer) if first.op is Op.SEND else (first.peer, first.rank)
         return " → ".join(name(trace.info, r) for r in ends)
-    return f"{first.op}{label}"
+    return clean(f"{first.op} {first.label}".rstrip())
 
 
-def _rank(trace: EventLog, s: Span, off: list[int]) -> Json:
-    after = None if s.op is Op.SEND else s.after
-    return {
-        "rank": s.rank,
-        "lane": trace.ranks.index(s.rank),
-        "name": name(trace.info, s.rank),
-        "role": _role(trace, s),
-        "before": in_columns(s.before, s.shape) if s.before else None,
-        "after": in_columns(after, s.shape) if after else None,
-        "off": off,
-    }
+# -- equality across ranks -----------------------------------------------------------
+
+
+def _compare(trace: EventLog, group: list[Span]) -> tuple[list[Json], dict[int, list[int]]]:
+    """Return the verdicts on equal values, and the positions at which each rank's result differs.
+
+    A message is compared at both ends, a collective before and after.
+    """
+    op = group[0].op
+    if op in P2P:
+        ends = {s.rank: s.before if s.op is Op.SEND else s.after for s in group}
+        return _verdict(trace, ends, "", expected=True)
+    inputs, _ = _verdict(trace, {s.rank: s.before for s in group}, "before: ", expected=False)
+    after = {s.rank: s.after for s in group}
+    results, differing = _verdict(trace, after, "after: ", expected=op in AGREEING)
+    return inputs + results, differing
+
+
+def _verdict(
+    trace: EventLog, summaries: dict[int, Summary | None], prefix: str, *, expected: bool
+) -> tuple[list[Json], dict[int, list[int]]]:
+    """Return a verdict if two ranks' values are known, and the positions at which ranks differ.
+
+    The first ranks of the largest group with equal values are the reference, and the sender of a
+    message, which has no ``prefix``.
+    """
+    known = {rank: s for rank, s in summaries.items() if s is not None}
+    if len(known) < 2:
+        return [], {}
+    names = [name(trace.info, rank) for rank in known]
+    kinds = sorted(grouped(known, lambda rank: key(known[rank])).values(), key=len, reverse=True)
+    base = known[kinds[0][0]]
+    if len(kinds) == 1:
+        part = f", comparing {len(base.values)} of {base.size:,} values"
+        words = f"the same on all {len(known)} ranks{part if base.size > len(base.values) else ''}"
+        words = words if prefix else f"{names[1]} received what {names[0]} sent"
+        return [{"word": "same", "expected": expected, "text": prefix + words}], {}
+    off = {r: unequal(base, s) for r, s in known.items() if key(s) != key(base)}
+    by = rounded(max(distance(base, known[rank]) for rank in off))
+    words = f"{len(kinds)} different tensors"
+    if not prefix:
+        words = "the received values differ from the sent values"
+    elif len(kinds) == 2 and len(off) < 4:
+        differing = ", ".join(name(trace.info, rank) for rank in off)
+        words = f"{differing} differ{'s' if len(off) == 1 else ''} from the others"
+    words = f"{prefix}{words}, by up to {by:g}" if by else prefix + words
+    return [{"word": "different", "expected": expected, "text": words}], off
+
+
+# -- the table -------------------------------------------------------------------------
+
+
+def _table(
+    scene: Scene, n: int, trace: EventLog, group: list[Span], differing: dict[int, list[int]]
+) -> float:
+    """Draw the table of an operation; return its bottom edge."""
+    drawn = group[:MAX_RANKS]
+    lanes = {rank: lane for lane, rank in enumerate(trace.ranks)}
+    heads: list[Head] = [(name(trace.info, s.rank), _role(trace, s), lanes[s.rank]) for s in drawn]
+    most = rounded(largest(v for x in _summaries(group) for v in x.values)) or 0.0
+    table = Table(scene, n, heads, LEFT, WIDTH, HIGH)
+    before = [_cell(s.before, s) for s in drawn]
+    after = [_cell(_after(s), s, differing.get(s.rank, ())) for s in drawn]
+    rows = {"before": before, "after": after}
+    if group[0].op in P2P:  # sent and received tensors
+        rows = {"values": [b if b.summary else a for b, a in zip(before, after, strict=True)]}
+    for when, cells in rows.items():
+        if any(cell.summary for cell in cells):
+            table.row(when, [f"colours: ±{figure(most)}"] if most else [], cells, most)
+    if hidden := len(group) - len(drawn):
+        table.add(0, table.bottom + 8, text(f"and {count(hidden, 'more rank')}", "small"))
+        table.bottom += 16
+    return table.bottom
 
 
 def _role(trace: EventLog, s: Span) -> str:
@@ -134,148 +216,11 @@ def _role(trace: EventLog, s: Span) -> str:
     return "root" if s.peer == s.rank else ""
 
 
-# -- equality across ranks -----------------------------------------------------------
-
-
-def _verdict(trace: EventLog, summaries: list[tuple[int, Summary | None]], what: str) -> Json:
-    """Return the verdict on equal values, a sentence, and the positions at which ranks differ.
-
-    Args:
-        trace: the run, for the names of its ranks.
-        summaries: each rank and its values.
-        what: "message", the collective's name, or "" for values before the call.
-    """
-    known = [(rank, s) for rank, s in summaries if s is not None]
-    if len(known) < 2:
-        return {"word": "", "text": "", "off": {}}
-    by_key: dict[object, list[int]] = defaultdict(list)
-    for rank, s in known:
-        by_key[key(s)].append(rank)
-    values = dict(known)
-    same = min(by_key.values(), key=lambda ranks: (-len(ranks), ranks))
-    base = values[known[0][0]] if what == "message" else values[same[0]]
-    if len(by_key) == 1:
-        return {"word": "same", "text": _same(trace, known, what), "off": {}}
-    differing = [rank for rank, s in known if key(s) != key(base)]
-    off = {rank: unequal(base, values[rank]) for rank in differing}
-    by = rounded(max(distance(base, values[rank]) for rank in differing))
-    return {
-        "word": "different",
-        "expected": what == "message" or what in AGREEING,
-        "text": _different(trace, what, len(by_key), differing, by),
-        "off": off,
-    }
-
-
-def _same(trace: EventLog, known: list[tuple[int, Summary]], what: str) -> str:
-    if what == "message":
-        return f"{name(trace.info, known[1][0])} received what {name(trace.info, known[0][0])} sent"
-    s = known[0][1]
-    part = f", comparing {len(s.values)} of {s.size:,} values" if s.size > len(s.values) else ""
-    return f"the same on all {len(known)} ranks{part}"
-
-
-def _different(trace: EventLog, what: str, kinds: int, differ: list[int], by: float | None) -> str:
-    amount = f", by up to {by:g}" if by else ""
-    if what == "message":
-        return f"the received values differ from the sent values{amount}"
-    if kinds > 2 or len(differ) > 3:
-        return f"{kinds} different tensors{amount}"
-    names = ", ".join(name(trace.info, rank) for rank in differ)
-    return f"{names} differ{'s' if len(differ) == 1 else ''} from the others{amount}"
-
-
-#: Widths of the scene and of row names, height of a tensor [px].
-WIDTH, LEFT, HIGH = 720, 84, 120
-STILLS = 12  # operations in the table; the static picture has fewer
-
-
-def draw(data: Json) -> Json:
-    """Return the picture of a run's tensors, for both painters.
-
-    Args:
-        data: the result of :func:`project`.
-    """
-    ops, scene = data["ops"], Scene(WIDTH, 0)
-    heights = [_table(scene, n, op) for n, op in enumerate(ops)]
-    scene.height = max(heights, default=0)
-    waiting = "waiting for the first message"
-    last = max(0.0, len(ops) - 1.0)
-    return picture(
-        scene,
-        title=data["title"] or "Tensors",
-        view="tensors",
-        facts=data["facts"],
-        notices=data["notices"],
-        live=data["live"],
-        empty="" if ops else waiting if data["live"] else "no tensor values were recorded",
-        unit="operation",
-        end=last,
-        opening=last if data["live"] else 0.0,
-        keyframes=[_keyframe(n, op) for n, op in enumerate(ops)],
-        list={"name": "operations", "all": "all ranks", "rows": [*map(_row, range(len(ops)), ops)]},
-        stills=[[n, heights[n]] for n in _select_stills(ops)],
-    )
-
-
-def _keyframe(n: int, op: Json) -> Json:
-    verdicts = [
-        {**op[when], "text": op[when]["text"] if op["message"] else f"{when}: {op[when]['text']}"}
-        for when in ("before", "after")
-        if op[when]["word"]
-    ]
-    tensors = [s for r in op["ranks"] for s in (r["before"], r["after"]) if s]
-    size, shown = max((s["size"], len(s["values"])) for s in tensors)
-    part = f"{shown} of {count(size, 'value')}, evenly spaced" if shown < size else ""
-    details = filter(None, [op["tensor"], part, f"at {human_seconds(op['time'])}"])
-    return {
-        "begin": float(n),
-        "end": float(n),
-        "who": op["title"],
-        "more": " · ".join(details),
-        "where": op["where"],
-        "verdicts": verdicts,
-    }
-
-
-def _row(n: int, op: Json) -> list[object]:
-    """Return the list row of an operation; readers filter the list by rank."""
-    wrong = bool(op["after"].get("expected"))
-    differing = [[r["lane"] % 8, str(r["rank"]), ""] for r in op["ranks"] if r["off"] and wrong]
-    names = [r["name"] for r in op["ranks"]]
-    return [n, names, op["title"], f" {op['tensor']}", "≠" if wrong else "", differing, 0]
-
-
-def _select_stills(ops: list[Json]) -> list[int]:
-    """Return the first operations, or the first of each kind if there are several kinds."""
-    kinds = {(op["title"], op["tensor"], op["where"]): n for n, op in reversed([*enumerate(ops)])}
-    firsts = sorted(kinds.values())
-    return (firsts if len(firsts) >= min(5, len(ops)) else [*range(len(ops))])[:STILLS]
-
-
-def _table(scene: Scene, n: int, op: Json) -> float:
-    """Draw the table of an operation; return its bottom edge."""
-    ranks, most = op["ranks"], op["most"] or 0.0
-    table = Table(scene, n, [(r["name"], r["role"], r["lane"]) for r in ranks], LEFT, WIDTH, HIGH)
-    before = [Cell(r["before"], _lines(r["before"])) for r in ranks]
-    after = [_after(r) for r in ranks]
-    rows = {"before": before, "after": after}
-    if op["message"]:  # sent and received tensors
-        rows = {"values": [b if b.summary else a for b, a in zip(before, after, strict=True)]}
-    for when, cells in rows.items():
-        if any(cell.summary for cell in cells):
-            table.row(when, [f"colours: ±{figure(most)}"] if most else [], cells, most)
-    if op["more"]:
-        table.add(0, table.bottom + 8, text(f"and {count(op['more'], 'more rank')}", "small"))
-        table.bottom += 16
-    return table.bottom
-
-
-def _after(r: Json) -> Cell:
-    """Return a rank's tensor after a call, with frames around cells that differ by rank."""
-    previous = r["before"]["values"] if r["before"] else ()
-    return Cell(r["after"], _lines(r["after"]), previous, r["off"], wrong=bool(r["off"]))
-
-
-def _lines(s: Json | None) -> list[tuple[str, Sequence[str]]]:
-    return [("count", [bounds(s)]), norm(s)] if s else []
+def _cell(summary: Summary | None, s: Span, off: Sequence[int] = ()) -> Cell:
+    """Return a rank's tensor, with frames around values that differ from the other ranks'."""
+    if summary is None:
+        return Cell(None)
+    plain = in_columns(summary, s.shape)
+    previous = in_columns(s.before)["values"] if s.before and summary is not s.before else ()
+    lines = [("count", [bounds(plain)]), norm(plain)]
+    return Cell(plain, lines, previous, off, wrong=bool(off))

@@ -19,7 +19,7 @@ import distkit as dk
 from distkit import kvstore
 from distkit.events import Op
 from distkit.kvstore.client.requests import Requests
-from distkit.views.servers.projection import notices, project
+from distkit.views.servers.projection import project
 from distkit.views.servers.scene import draw
 
 until = partial(waiting.until, timeout=60)
@@ -89,7 +89,7 @@ def test_killed_server_is_replaced_by_its_backup(cluster, tmp_path) -> None:
     ):
         assert run.results == [[400.0] * 6] * 2
     shown = project(run.trace)
-    assert "server 0 died and had to be replaced" in notices(shown)
+    assert "server 0 died and had to be replaced" in shown.notices
     last = [versions[-1][1] for versions in shown.history.versions.values() if versions]
     assert last == [400] * 6
     lying = [g for g in shown.history.gradients if g.taken > shown.end]

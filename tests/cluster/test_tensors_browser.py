@@ -13,7 +13,7 @@ from sheets import Sheet
 import distkit as dk
 from distkit.events import Op
 from distkit.trace.trace import Trace
-from distkit.views.tensors import draw, project
+from distkit.views.tensors import draw
 
 
 def message() -> None:
@@ -86,7 +86,7 @@ def test_different_results_of_a_collective_are_marked(tab: Any, tmp_path: Path) 
 def test_view_grows_during_the_run(tab: Any, tmp_path: Path, trace: Trace) -> None:
     first = Trace(trace[: len(trace) // 3], trace.info)
     view = dk.Tensors(first)
-    view._live, view._data = True, draw(project(first, live=True))
+    view._live, view._data = True, draw(first, live=True)
     sheet = Sheet(tab, view, tmp_path / "tensors.html")
     assert sheet.text(".dk-live") == "live"
     known = len(view._data["keyframes"])

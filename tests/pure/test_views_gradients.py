@@ -20,7 +20,7 @@ from distkit.recording.recorder import Recorder, to_event
 from distkit.trace.trace import Trace
 from distkit.trace.training import read
 from distkit.views import Gradients
-from distkit.views.gradients.projection import agreement, project, reduced
+from distkit.views.gradients.projection import Reduced, agreement, drifts, losses, project, reduced
 from distkit.views.gradients.scene import draw
 from distkit.views.scene.painter import to_svg
 
@@ -83,7 +83,12 @@ def trained(afters, steps=2, crcs=("aaaa", "aaaa"), alone=None, samples=32.0, be
 
 
 def texts(trace: Trace) -> list[tuple[str, str]]:
-    return [(v["word"], v["text"]) for v in project(trace)["verdicts"]]
+    return [(v["word"], v["text"]) for v in project(trace).verdicts]
+
+
+def layer(trace: Trace):
+    """Return the layer's gradients in the first step."""
+    return project(trace).steps[0]["w"]
 
 
 # -- what became of the gradients ------------------------------------------------------
@@ -92,9 +97,9 @@ def texts(trace: Trace) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("after", "kind"), [(SUM, "sum"), (MEAN, "mean")])
 def test_sum_and_mean_are_shown_as_an_average(after, kind) -> None:
     trace = trained([after, after], alone=MEAN)
-    (cell,) = project(trace)["steps"][0]["layers"]
-    assert (cell["kind"], cell["same"], cell["apart"]) == (kind, True, 0)
-    assert cell["after"][0]["values"] == MEAN and len(cell["after"]) == 1
+    found = layer(trace)
+    assert (found.reduction, found.apart) == (Reduced(kind, True), 0)
+    assert [s.values for s in found.after] == [tuple(MEAN)]
     assert texts(trace) == [
         ("same", f"after the all-reduce every rank has the same gradient: the {kind} of all 2"),
         ("same", "one process computes exactly the same"),
@@ -118,8 +123,8 @@ def test_rank_with_a_different_result_is_found() -> None:
         "different",
         "the ranks' gradients still differ after step 1, w",
     )
-    (cell,) = project(trained(after))["steps"][0]["layers"]
-    assert (cell["kind"], cell["same"], len(cell["after"])) == ("other", False, 2)
+    found = layer(trained(after))
+    assert (found.reduction, len(found.after)) == (Reduced("other", False), 2)
 
 
 def test_step_during_the_all_reduce_is_open() -> None:
@@ -134,16 +139,16 @@ def test_step_during_the_all_reduce_is_open() -> None:
             shape=(4,),
             before=summary(own),
         )
-    picture = project(s.trace(world_size=2), live=True)
-    (cell,) = picture["steps"][0]["layers"]
-    assert (cell["kind"], cell["after"]) == ("", [])
-    assert [b["values"] for b in cell["before"]] == OWN
-    assert picture["verdicts"] == []
+    trace = s.trace(world_size=2)
+    found = layer(trace)
+    assert (found.reduction.kind, found.after) == ("", [])
+    assert [list(found.before[r].values) for r in (0, 1)] == OWN
+    assert texts(trace) == [] and draw(trace, live=True)["live"]
 
 
 def test_agreement_of_two_ranks_is_the_cosine_of_their_gradients() -> None:
-    (cell,) = project(trained([SUM, SUM]))["steps"][0]["layers"]
-    assert cell["agreement"] == round(4 / math.sqrt(6 * 11), 3)
+    cosine = 4 / math.sqrt(6 * 11)
+    assert layer(trained([SUM, SUM])).agreement == pytest.approx(cosine)
 
 
 @given(st.lists(st.lists(st.floats(-9, 9), min_size=5, max_size=5), min_size=2, max_size=5))
@@ -162,23 +167,22 @@ def test_agreement_is_the_weighted_mean_of_the_cosines(rows: list[list[float]]) 
 
 
 def test_agreement_of_unsummed_gradients_is_computed_in_one_process() -> None:
-    (summed,) = project(trained([SUM, SUM]))["steps"][0]["layers"]
-    (own,) = project(trained(OWN, alone=MEAN))["steps"][0]["layers"]
-    assert own["kind"] == "own" and own["agreement"] == summed["agreement"]
-    (other,) = project(trained(OWN, alone=OWN[0]))["steps"][0]["layers"]
-    assert other["agreement"] is None  # possibly of other weights
+    summed, own = layer(trained([SUM, SUM])), layer(trained(OWN, alone=MEAN))
+    assert own.reduction.kind == "own" and own.agreement == pytest.approx(summed.agreement)
+    other = layer(trained(OWN, alone=OWN[0]))
+    assert math.isnan(other.agreement)  # possibly of other weights
 
 
 # -- the curves ------------------------------------------------------------------------------
 
 
 def test_loss_curves() -> None:
-    curves = project(trained([SUM, SUM], steps=3, crcs=("a", "b")))["curves"]
-    assert [line["rank"] for line in curves["loss"]] == [0, 1, None]
-    assert curves["loss"][2]["points"] == [[1, 2.5], [2, 1.5], [3, 0.5]]
-    assert [line["points"] for line in curves["drift"]] == [
-        [[0, 0], [1, 0], [2, 0], [3, 0]],
-        [[0, 0], [1, 8], [2, 8], [3, 8]],
+    training = project(trained([SUM, SUM], steps=3, crcs=("a", "b"))).training
+    curves = dict(losses(training, [0, 1]))
+    assert [*curves] == [0, 1, None] and curves[None] == {1: 2.5, 2: 1.5, 3: 0.5}
+    assert drifts(training, [0, 1]) == [
+        (0, {0: 0, 1: 0, 2: 0, 3: 0}),
+        (1, {0: 0, 1: 8, 2: 8, 3: 8}),
     ]
 
 
@@ -199,7 +203,7 @@ def test_any_marks_are_drawn(found, notes) -> None:
         replace(e, op=Op.MARK, attributes=note, summary=e.summary and _safe(e.summary))
         for e, note in zip(found, notes, strict=False)
     ]
-    picture = draw(project(Trace(marks)))
+    picture = draw(Trace(marks))
     json.dumps(picture, allow_nan=False)
     ET.fromstring(to_svg(picture))
     repr(Gradients(Trace(marks)))
@@ -211,7 +215,7 @@ def _safe(s: Summary) -> Summary | None:
 
 def test_unwatched_run_names_the_remedy() -> None:
     assert "dk.watch_gradients(model)" in repr(Gradients(Trace()))
-    assert "dk.watch_gradients(model)" in to_svg(draw(project(Trace())))
+    assert "dk.watch_gradients(model)" in to_svg(draw(Trace()))
 
 
 # -- the rank's side ----------------------------------------------------------------------------

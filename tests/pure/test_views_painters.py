@@ -12,7 +12,6 @@ from traces import (
     group_of_two,
     hang,
     odd_values,
-    ping_pong,
     ring,
     stores,
 )
@@ -20,8 +19,7 @@ from traces import (
 from distkit._format import human_seconds
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
-from distkit.views.scene.text import rows
-from distkit.views.timeline.columns import Columns, project
+from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import to_svg
 
 TRACES = {
@@ -106,25 +104,6 @@ def test_labels_are_text_not_markup():
 
 def test_empty_trace_has_a_notice():
     assert "nothing was recorded" in texts(Trace())
-
-
-# -- the table ----------------------------------------------------------------
-
-
-def test_table_has_a_row_per_message_and_collective():
-    picture = project(ping_pong())
-    found = rows(picture)
-    assert len(found) == 7
-    words = ("send", "rank 0 → rank 1", "float32[8]", "32 B", "158 µs", "p2p.py:9")
-    assert found[0][1:] == words
-    collectives = [row for row in rows(project(DEMOS["sync_sgd"]())) if row[1] == "all_reduce"]
-    assert len(collectives) == 6 and collectives[0][2] == "rank 0 … rank 3 (4)"
-
-
-def test_table_marks_undelivered_messages():
-    took = [row[-2] for row in rows(project(hang()))]
-    assert sorted(took)[:3] == ["528 µs", "never sent", "not finished"]
-    assert took.count("not received") == 2
 
 
 # -- the notebook --------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_example_view_has_sixty_lines(example) -> None:
         assert widths == sorted(widths) and found[-1][1] is None
         assert widths[-1] == pytest.approx(680 * sent[lane] / max(sent), abs=0.1)
     rows = [f"  rank {rank} has sent {human_bytes(n)}" for rank, n in enumerate(sent)]
-    assert repr(view).splitlines() == ["Bytes sent", *rows]
+    assert repr(view).splitlines()[2:] == [f"  {row}" for row in rows]
     assert ET.fromstring(view._svg()).tag.endswith("svg")
     assert "nobody sent a message" in names["BytesSent"](Trace())._svg()
 
@@ -105,20 +105,6 @@ def test_layers_are_ordered_and_drawings_are_shared() -> None:
     assert len(plain["marks"]) == 6
     drawn = body(plain, 2.0)
     assert drawn.index("low") < drawn.index("high")
-
-
-def test_equal_rectangles_are_merged() -> None:
-    scene = Scene(100, 20)
-    for x in (0, 10, 30):
-        scene.add(x, 2, rect(10, 5, "own", lane=1))
-    scene.add(0, 2, rect(10, 5, "own", lane=2))
-    scene.add(50, 2, rect(10, 5, "own", r=2, lane=1))
-    drawn = body(scene.plain(), 0.0, joined=True)
-    assert re.findall(r'<path[^>]* d="([^"]*)"', drawn) == [
-        "M0 2h20v5H0zM30 2h10v5H30z",
-        "M0 2h10v5H0z",
-    ]
-    assert drawn.count("<rect") == 1
 
 
 @pytest.mark.parametrize("style", MARKS)

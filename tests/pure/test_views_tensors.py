@@ -15,7 +15,7 @@ from distkit.trace.trace import Trace
 from distkit.views import Tensors
 from distkit.views.scene.painter import to_svg
 from distkit.views.scene.summaries import columns, in_columns
-from distkit.views.tensors import MAX_RANKS, draw, project
+from distkit.views.tensors import MAX_RANKS, draw
 from distkit.views.timeline.columns import Columns
 
 FOUR = dict(nbytes=16, shape=(2, 2), dtype="float32")
@@ -38,71 +38,85 @@ def reduced(befores, afters, op=Op.ALL_REDUCE) -> Trace:
 
 
 def only(trace: Trace):
-    (op,) = project(trace)["ops"]
-    return op
+    """Return the keyframe of the only operation."""
+    (keyframe,) = draw(trace)["keyframes"]
+    return keyframe
+
+
+def texts(trace: Trace) -> list[str]:
+    """Return the verdicts of the only operation."""
+    return [verdict["text"] for verdict in only(trace)["verdicts"]]
+
+
+def shapes(trace: Trace, tag: str) -> list[str]:
+    """Return the text of the shapes with a tag."""
+    return [shape[4] for shape in draw(trace)["scene"]["shapes"] if shape[0] == tag]
 
 
 def test_all_reduce_shows_inputs_and_equal_results() -> None:
-    op = only(reduced([[1, 2, 3, 4], [10, 2, 3, 4]], [[11, 4, 6, 8]] * 2))
-    assert (op["title"], op["tensor"], op["where"]) == ("all_reduce", "float32 [2, 2]", "sgd.py:3")
-    assert op["before"]["text"] == "rank 1 differs from the others, by up to 9"
-    assert (op["after"]["word"], op["after"]["text"]) == ("same", "the same on all 2 ranks")
-    assert [r["before"]["columns"] for r in op["ranks"]] == [2, 2]  # the tensor's own shape
-    assert op["most"] == 11
+    trace = reduced([[1, 2, 3, 4], [10, 2, 3, 4]], [[11, 4, 6, 8]] * 2)
+    op = only(trace)
+    assert (op["who"], op["more"]) == ("all_reduce", "float32 [2, 2] · at 2 µs")
+    assert op["where"] == "sgd.py:3"
+    assert texts(trace) == [
+        "before: rank 1 differs from the others, by up to 9",
+        "after: the same on all 2 ranks",
+    ]
+    assert any(words.endswith("\n1, 2\n3, 4") for words in shapes(trace, "title"))  # its own shape
+    assert "colours: ±11" in shapes(trace, "text")
 
 
 def test_differing_rank_is_named_with_cells_and_amount() -> None:
-    op = only(reduced([[0, 0, 0, 0]] * 4, [[1, 1, 1, 1]] * 2 + [[1, 1, 1, 1.5], [1, 1, 1, 1]]))
-    assert op["after"]["text"] == "rank 2 differs from the others, by up to 0.5"
-    assert op["after"]["expected"]
-    assert [r["off"] for r in op["ranks"]] == [[], [], [3], []]
+    trace = reduced([[0, 0, 0, 0]] * 4, [[1, 1, 1, 1]] * 2 + [[1, 1, 1, 1.5], [1, 1, 1, 1]])
+    assert texts(trace)[1] == "after: rank 2 differs from the others, by up to 0.5"
+    assert only(trace)["verdicts"][1]["expected"]
+    styles = [shape[1] for shape in draw(trace)["scene"]["shapes"]]
+    assert styles.count("alarm") == 1 and styles.count("fresh") == 1
 
 
 def test_nan_equals_nan_and_is_counted_in_words() -> None:
     nan = [math.nan, 1, math.inf, -math.inf]
     trace = reduced([nan, nan], [nan, nan])
-    op = only(trace)
-    assert (op["before"]["word"], op["after"]["word"]) == ("same", "same")
-    assert op["ranks"][0]["after"]["values"] == ["nan", 1.0, "inf", "-inf"]
+    assert [verdict["word"] for verdict in only(trace)["verdicts"]] == ["same", "same"]
     assert "1 × NaN, 1 × ∞, 1 × −∞" in repr(Tensors(trace))
 
 
 def test_message_compares_sent_and_received_values() -> None:
     trace = traces.ping_pong()
-    for op in project(trace)["ops"]:
-        assert op["message"] and op["before"]["word"] == ""
-        assert op["after"]["text"].endswith("sent") and op["after"]["word"] == "same"
-        assert [r["role"].split()[0] for r in op["ranks"]] == ["sends", "receives"]
+    for op in draw(trace)["keyframes"]:
+        (verdict,) = op["verdicts"]
+        assert verdict["text"].endswith("sent") and verdict["word"] == "same"
+    assert {"sends to rank 1", "receives from rank 0"} <= {*shapes(trace, "text")}
 
 
 def test_unreceived_message_is_a_single_card() -> None:
     s = Script().op(0, Op.SEND, 0, None, peer=1, before=summary([0.0] * 4), **FOUR)
-    op = only(s.trace(world_size=2))
-    assert (op["title"], op["after"]["word"]) == ("rank 0 → rank 1", "")
-    assert [r["rank"] for r in op["ranks"]] == [0]
+    trace = s.trace(world_size=2)
+    assert (only(trace)["who"], texts(trace)) == ("rank 0 → rank 1", [])
+    assert "rank 0" in shapes(trace, "text") and "rank 1" not in shapes(trace, "text")
 
 
 def test_previous_buffer_content_is_never_shown() -> None:
     """Earlier recorders stored it, and it is arbitrary."""
     s = Script().op(1, Op.RECV, 0, None, peer=0, before=summary([7.7e31]), **FOUR)
-    assert project(s.trace(world_size=2))["ops"] == []
+    assert draw(s.trace(world_size=2))["keyframes"] == []
     s = Script().op(0, Op.SEND, 0, MS, peer=1, before=summary([2.0]), **FOUR)
     s.op(1, Op.RECV, 0, MS, peer=0, before=summary([7.7e31]), after=summary([2.0]), **FOUR)
     trace = s.trace(world_size=2)
     assert [span.before for span in trace.spans if span.op is Op.RECV] == [None]
     columns = Columns(trace)
-    for drawn in (project(trace), columns.picture()):
+    for drawn in (draw(trace), columns.picture()):
         assert "7.7e+31" not in str(drawn)
     assert [found[0] for found in columns.values().values()] == [summary([2.0]), None]
 
 
 def test_thousand_ranks_are_compared_and_sixteen_drawn() -> None:
     values = [[1.0, 1, 1, 1]] * 999 + [[2.0, 1, 1, 1]]
-    picture = project(reduced(values, values))
-    (op,) = picture["ops"]
-    assert op["after"]["text"] == "rank 999 differs from the others, by up to 1"
-    assert (len(op["ranks"]), op["more"]) == (MAX_RANKS, 1000 - MAX_RANKS)
-    drawn = to_svg(draw(picture))
+    trace = reduced(values, values)
+    picture = draw(trace)
+    assert texts(trace)[1] == "after: rank 999 differs from the others, by up to 1"
+    assert len(picture["list"]["rows"][0][1]) == MAX_RANKS
+    drawn = to_svg(picture)
     assert len(drawn.encode()) < 60_000 and "and 984 more ranks" in drawn
 
 
@@ -151,7 +165,7 @@ events = st.builds(
 @settings(max_examples=60)
 @given(st.lists(events, max_size=30))
 def test_any_trace_is_drawn(found: list[Event]) -> None:
-    picture = draw(project(Trace(found)))
+    picture = draw(Trace(found))
     json.dumps(picture, allow_nan=False)
     drawn = to_svg(picture)
     ET.fromstring(drawn)

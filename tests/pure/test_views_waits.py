@@ -33,42 +33,6 @@ def test_ranks_in_a_wait_cycle_are_red():
     assert drawn(3, ways) == (["0", "1", "2"], {"wrong": 2, "answer": 1})
 
 
-def test_ranks_with_the_same_wait_share_a_circle():
-    ways = {r: (9,) for r in range(9)}
-    assert drawn(10, ways) == (["0…8", "9"], {"wrong": 0, "answer": 1})
-
-
-def test_calls_are_listed_beside_the_picture():
-    some = [
-        RankState(0, RankStatus.FINISHED),
-        RankState(
-            1,
-            RankStatus.BLOCKED,
-            Op.RECV,
-            peer=0,
-            waits_for=(0,),
-            where="In[5]:4",
-            dtype="float32",
-            shape=(3,),
-        ),
-    ]
-    words = [
-        (text.text or "").strip() for text in ET.fromstring(waits_svg(some)).findall("{*}text")
-    ]
-    assert words[:8] == [
-        "rank 0",
-        "finished",
-        "",
-        "",
-        "rank 1",
-        "recv(src=0)",
-        "float32[3]",
-        "In[5]:4",
-    ]
-    alike = waits_svg(states(10, {r: (9,) for r in range(9)}))
-    assert "ranks 0…8" in alike and "rank 9" in alike
-
-
 def test_legend_lists_only_drawn_marks():
     cycle, chain = (waits_svg(states(2, ways)) for ways in ({0: (1,), 1: (0,)}, {0: (1,)}))
     assert "red: they wait for each other" in cycle and "filled" not in cycle

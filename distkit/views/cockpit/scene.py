@@ -40,17 +40,13 @@ def to_svg(steps: Json, picture: Json) -> str:
         picture: a snapshot of the timeline's projection.
     """
     parts, y = [svg.heading(24, 32, steps["name"], step(steps))], 58.0
-    lines = [
-        [(words, WARNING_LIGHT)]
-        for remark in steps["remarks"]
-        for words in wrapped(f"! {remark['message']} {remark['remedy']}", WIDTH - 48)
-    ]
-    ranks = steps["moment"]["ranks"]
-    for row, r in zip(_rows(steps, picture), ranks[:MAX_RANKS], strict=False):
-        reason = cut(r.get("reason", ""), WIDTH - EDGES[-1] - 24, 11)
-        lines.append([*((words, INK) for words in row[:-1]), (reason, GRAY)])
-    if len(ranks) > MAX_RANKS:
-        lines.append([(f"… and {len(ranks) - MAX_RANKS} more ranks", GRAY)])
+    remarks = [line for remark in _remarks(steps) for line in wrapped(remark, WIDTH - 48)]
+    lines = [[(line, WARNING_LIGHT)] for line in remarks]
+    for *row, _, reason in _rows(steps, picture)[:MAX_RANKS]:
+        reason = cut(reason, WIDTH - EDGES[-1] - 24, 11)
+        lines.append([*((words, INK) for words in row), (reason, GRAY)])
+    if (hidden := len(steps["moment"]["ranks"]) - MAX_RANKS) > 0:
+        lines.append([(f"… and {hidden} more ranks", GRAY)])
     for line in lines:
         parts += [svg.text(x, y, *words) for x, words in zip(EDGES, line, strict=False)]
         y += 20
@@ -63,18 +59,17 @@ def to_svg(steps: Json, picture: Json) -> str:
 def to_table(steps: Json, picture: Json) -> str:
     """Return the moment shown as a table for terminals."""
     rows = _rows(steps, picture)
-    reasons = [
-        f"{row[0]}: {r['reason']}"
-        for row, r in zip(rows, steps["moment"]["ranks"], strict=True)
-        if r.get("reason") and not r.get("waits")
-    ]
-    remarks = [f"! {remark['message']} {remark['remedy']}".rstrip() for remark in steps["remarks"]]
-    lines = [*aligned([COLUMNS, *rows]), *reasons, *remarks]
+    reasons = [f"{rank}: {reason}" for rank, *_, awaited, reason in rows if reason and not awaited]
+    lines = [*aligned([COLUMNS, *(row[:-1] for row in rows)]), *reasons, *_remarks(steps)]
     return "\n".join([f"{steps['name']}: {step(steps)}", *(f"  {line}".rstrip() for line in lines)])
 
 
+def _remarks(steps: Json) -> list[str]:
+    return [f"! {remark['message']} {remark['remedy']}".rstrip() for remark in steps["remarks"]]
+
+
 def _rows(steps: Json, picture: Json) -> list[tuple[str, ...]]:
-    """Return the state of each rank, by column."""
+    """Return the state of each rank by column, and the reason."""
     names = {lane["rank"]: lane["name"] for lane in picture["lanes"]}
 
     def named(rank: int) -> str:
@@ -87,6 +82,7 @@ def _rows(steps: Json, picture: Json) -> list[tuple[str, ...]]:
             r.get("call", ""),
             r.get("where", ""),
             ", ".join(map(named, r.get("waits", ()))),
+            r.get("reason", ""),
         )
         for r in steps["moment"]["ranks"]
     ]

@@ -165,7 +165,7 @@ class Compare(View):
         part = {**picture, "lanes": drawn, "notices": data["notices"] + left_out}
         timeline, y = paint(part, limit)
         figures = table(data, WIDE).plain()
-        marks = body(figures, 0.0, joined=True)
+        marks = body(figures, 0.0, tooltips=False)
         below = f'<g transform="translate(24 {y + 10:.0f})">{marks}</g>'
         return svg.document(WIDTH, y + figures["height"] + 20, data["title"], timeline + below)
 

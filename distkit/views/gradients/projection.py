@@ -7,29 +7,23 @@ norms of the gradients and of their sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from distkit._format import count
 from distkit.events import Summary
 from distkit.trace.log import EventLog
 from distkit.trace.training import ByRank, Step, Training, mean_loss, read, shares_of
-from distkit.views.scene.frame import Json, clean, name
+from distkit.views.scene.frame import Json, name
 from distkit.views.scene.painter import thinned
 from distkit.views.scene.summaries import (
     average,
     distance,
-    headline,
-    in_columns,
     key,
     largest,
     number,
-    rounded,
 )
 
-#: Maximum numbers of drawn ranks, layers, and values over all steps.
-MAX_RANKS, MAX_LAYERS, MAX_VALUES = 16, 32, 60_000
-
+ALL_WEIGHTS = "the replicas' weights are"
 #: Tolerance for sums in another order, relative to the largest value.
 ROUNDING = 1e-4
 
@@ -52,77 +46,63 @@ class Reduced:
         return ranks if self.kind == "sum" else 1
 
 
-def project(trace: EventLog, *, live: bool = False) -> Json:
-    """Return the gradients, curves and verdicts of a trace."""
+@dataclass(frozen=True)
+class Layer:
+    """A layer's gradients in one step: of each rank, averaged, and of a single process.
+
+    ``after`` has only one result if all ranks have the same. The ``agreement`` is NaN if unknown.
+    """
+
+    before: ByRank
+    after: list[Summary | None]
+    alone: Summary | None
+    reduction: Reduced
+    agreement: float
+
+    @property
+    def apart(self) -> float:
+        """The largest distance of a result from the single process; NaN if unknown."""
+        distances = [distance(s, self.alone) for s in self.after if s and self.alone]
+        return max(distances, default=math.nan)
+
+    @property
+    def most(self) -> float:
+        """The largest magnitude of all values."""
+        summaries = [*self.before.values(), *self.after, self.alone]
+        return largest(v for s in summaries if s for v in s.values)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of a training loop: the layers of each step with values, and verdicts."""
+
+    training: Training
+    steps: dict[int, dict[str, Layer]]
+    verdicts: list[Json]
+
+
+def project(trace: EventLog) -> Gradients:
+    """Return the gradients and verdicts of a trace."""
     training = read(trace)
-    ranks, layers = trace.ranks[:MAX_RANKS], list(training.layers)[:MAX_LAYERS]
-    recorded = [n for n, step in sorted(training.steps.items()) if step.before or step.after]
-    step_values = max(1, len(layers)) * (64 * (len(ranks) + 2) + len(ranks) ** 2 // 2)
-    shown = thinned(recorded, max(2, MAX_VALUES // step_values))
-    header = headline(trace)
-    if training.steps:
-        header["facts"].append(count(len(training.steps), "step"))
-    weights = next(iter(training.weights.get(0, {}).values()), None)
-    if weights:
-        header["facts"].append(count(weights[1].size, "weight"))
-    rates = {report.lr for step in training.steps.values() for report in step.reports.values()}
-    if len(rates) == 1 and math.isfinite(*rates):
-        header["facts"].append(f"learning rate {number(rates.pop())}")
-    return {
-        **header,
-        "live": live,
-        "ranks": [{"rank": r, "lane": i, "name": name(trace.info, r)} for i, r in enumerate(ranks)],
-        "layers": [
-            {"name": clean(layer), "shape": list(training.layers[layer])} for layer in layers
-        ],
-        "steps": [_step(n, training.steps[n], layers, trace.ranks) for n in shown],
-        "curves": curves(training, ranks),
-        "verdicts": _verdicts(trace, training, recorded),
-        "notices": _notices(trace, training),
-        "total": len(training.steps),
+    steps = {
+        n: {name: _layer(step, name, trace.ranks) for name in training.layers}
+        for n, step in sorted(training.steps.items())
+        if step.before or step.after
     }
+    return Gradients(training, steps, _verdicts(trace, training, steps))
 
 
-def _notices(trace: EventLog, training: Training) -> list[str]:
-    notices = []
-    if len(trace.ranks) > MAX_RANKS:
-        notices.append(
-            f"the first {MAX_RANKS} of {len(trace.ranks):,} ranks are drawn; all ranks are compared"
-        )
-    if len(training.layers) > MAX_LAYERS:
-        notices.append(f"the first {MAX_LAYERS} of {len(training.layers):,} layers are drawn")
-    return notices
-
-
-# -- one step --------------------------------------------------------------------------
-
-
-def _step(n: int, step: Step, layers: list[str], ranks: list[int]) -> Json:
-    return {"n": n + 1, "layers": [_layer(step, layer, ranks) for layer in layers]}
-
-
-def _layer(step: Step, layer: str, ranks: list[int]) -> Json:
-    before, after = step.before.get(layer, {}), step.after.get(layer, {})
-    alone = next(iter(step.alone.get(layer, {}).values()), None)
+def _layer(step: Step, name: str, ranks: list[int]) -> Layer:
+    before, after = step.before.get(name, {}), step.after.get(name, {})
+    alone = next(iter(step.alone.get(name, {}).values()), None)
     shares = shares_of(step)
     reduction = reduced(before, after, len(ranks), shares)
-    shown = [before.get(r) for r in ranks[:MAX_RANKS]]
     scaled = {r: _divided(s, reduction.scale(len(ranks))) for r, s in after.items()}
-    identical = reduction.same or not scaled
-    afters = [scaled.get(r) for r in ([*scaled][:1] if identical else ranks[:MAX_RANKS])]
-    values = [v for s in (*shown, *afters, alone) if s for v in s.values]
-    distances = [distance(s, alone) for s in afters if s and alone]
+    results: list[Summary | None] = [scaled.get(r) for r in ranks] if scaled else []
+    if reduction.same:
+        results = results[:1]
     cosine = agreement(before, after, reduction, shares, alone)
-    return {
-        "before": [in_columns(s) if s else None for s in shown],
-        "after": [in_columns(s) if s else None for s in afters],
-        "alone": in_columns(alone) if alone else None,
-        "apart": rounded(max(distances, default=math.nan)),
-        "kind": reduction.kind,
-        "same": reduction.same,
-        "most": rounded(largest(values)),
-        "agreement": _short(cosine),
-    }
+    return Layer(before, results, alone, reduction, cosine)
 
 
 def _divided(s: Summary, by: float) -> Summary:
@@ -138,10 +118,6 @@ def _weighted(share: float, s: Summary) -> Summary:
     if share:
         return _divided(s, 1 / share)
     return Summary((0.0,) * len(s.values), 0.0, 0.0, 0.0, s.size)
-
-
-def _short(x: float) -> float | None:
-    return round(x, 3) if math.isfinite(x) else None
 
 
 def reduced(
@@ -198,62 +174,46 @@ def _equal(mean: Sequence[float], values: Sequence[float]) -> bool:
 # -- verdicts on the whole loop ------------------------------------------------------------
 
 
-def _verdicts(trace: EventLog, training: Training, recorded: Iterable[int]) -> list[Json]:
+def _verdicts(
+    trace: EventLog, training: Training, steps: Mapping[int, Mapping[str, Layer]]
+) -> list[Json]:
     """Return the verdicts, each with "same" or "different" and a sentence."""
-    ranks = len(trace.ranks)
-    cells = [(n, layer, training.steps[n]) for n in recorded for layer in training.layers]
-    reductions = [
-        (n, layer, reduced(s.before.get(layer, {}), s.after.get(layer, {}), ranks, shares_of(s)))
-        for n, layer, s in cells
+    known = [
+        (n, name, layer)
+        for n, layers in steps.items()
+        for name, layer in layers.items()
+        if layer.reduction.kind
     ]
-    known = [(n, layer, r) for n, layer, r in reductions if r.kind]
-    verdicts = [_after(known, ranks)] if known and ranks > 1 else []
-    verdicts += _against_one(training, known, ranks)
-    return verdicts + _drift(trace, training)
+    verdicts = [_after(known, len(trace.ranks))] if known and len(trace.ranks) > 1 else []
+    return verdicts + _against_one([layer for *_, layer in known]) + _drift(trace, training)
 
 
 def _verdict(same: bool, text: str) -> Json:
     return {"word": "same" if same else "different", "expected": True, "text": text}
 
 
-def _after(done: list[tuple[int, str, Reduced]], ranks: int) -> Json:
-    kinds = {r.kind for _, _, r in done}
+def _after(known: list[tuple[int, str, Layer]], ranks: int) -> Json:
+    kinds = {layer.reduction.kind for *_, layer in known}
     if kinds == {"own"}:
         return _verdict(False, "every rank keeps its own gradient: nothing was averaged")
-    wrong = [(n, layer) for n, layer, r in done if not r.same]
-    if wrong:
-        n, layer = wrong[0]
-        return _verdict(False, f"the ranks' gradients still differ after step {n + 1}, {layer}")
-    result = (
-        f": the {kinds.pop()} of all {ranks}" if len(kinds) == 1 and "other" not in kinds else ""
-    )
+    for n, layer_name, layer in known:
+        if not layer.reduction.same:
+            where = f"after step {n + 1}, {layer_name}"
+            return _verdict(False, f"the ranks' gradients still differ {where}")
+    result = f": the {kinds.pop()} of all {ranks}" if kinds in ({"sum"}, {"mean"}) else ""
     return _verdict(True, f"after the all-reduce every rank has the same gradient{result}")
 
 
-def _against_one(
-    training: Training, done: list[tuple[int, str, Reduced]], ranks: int
-) -> list[Json]:
-    off = most = 0.0
-    any_known = False
-    for n, layer, reduction in done:
-        alone = next(iter(training.steps[n].alone.get(layer, {}).values()), None)
-        if alone is None:
-            continue
-        any_known, most = True, max(most, largest(alone.values))
-        for s in training.steps[n].after[layer].values():
-            off = max(off, distance(_divided(s, reduction.scale(ranks)), alone))
-    if not any_known:
+def _against_one(layers: list[Layer]) -> list[Json]:
+    compared = [layer for layer in layers if layer.alone]
+    off = max((layer.apart for layer in compared), default=0.0)
+    most = max((largest(layer.alone.values) for layer in compared if layer.alone), default=0.0)
+    if not compared:
         return []
-    if off <= ROUNDING * most:
-        return [
-            _verdict(
-                True,
-                f"one process computes the same, to within {off:.0e}"
-                if off
-                else "one process computes exactly the same",
-            )
-        ]
-    return [_verdict(False, f"one process's gradient differs by up to {number(off)}")]
+    if off > ROUNDING * most:
+        return [_verdict(False, f"one process's gradient differs by up to {number(off)}")]
+    precision = f"the same, to within {off:.0e}" if off else "exactly the same"
+    return [_verdict(True, f"one process computes {precision}")]
 
 
 def _drift(trace: EventLog, training: Training) -> list[Json]:
@@ -265,62 +225,57 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
         all_steps = len(complete) > len(training.steps)  # one more before the first step
         when = "at every step" if all_steps else f"in all {len(complete)} comparisons"
         sampled = any(s.sampled for w in complete.values() for _, s in w.values())
-        subject = (
-            "the compared part of the replicas' weights is"
-            if sampled
-            else ("the replicas' weights are")
-        )
+        subject = "the compared part of the replicas' weights is" if sampled else ALL_WEIGHTS
         return [_verdict(True, f"{subject} bitwise equal {when}")]
-    weights = complete[max(complete)]
-    first = min(weights)
-    base = weights[first][1].values
-    if any(len(s.values) != len(base) for _, s in weights.values()):
-        return [_verdict(False, "the replicas' weights have different shapes")]
-    distances = {r: math.dist(s.values, base) for r, (_, s) in weights.items()}
-    rank = max(distances, key=lambda r: (distances[r], -r))
+    distances = _distances(complete[max(complete)])
     since = f"after step {differing[0]}" if differing[0] else "from the start"
+    rank, far = max(distances.items(), key=lambda item: (item[1], -item[0]))
     return [
         _verdict(
             False,
-            f"the replicas' weights differ {since}: {name(trace.info, rank)} is "
-            f"{distances[rank]:.2g} from {name(trace.info, first)} after step {max(complete)}",
+            f"the replicas' weights differ {since}: {name(trace.info, rank)} is {far:.2g} from "
+            f"{name(trace.info, min(distances))} after step {max(complete)}",
         )
     ]
+
+
+def _distances(weights: Mapping[int, tuple[str, Summary]]) -> dict[int, float]:
+    """Return the distance of each replica's weights from the first's, 0 if bitwise equal.
+
+    Weights of another shape have none.
+    """
+    checksum, base = weights[min(weights)]
+    return {
+        r: 0.0 if crc == checksum else math.dist(s.values, base.values)
+        for r, (crc, s) in weights.items()
+        if len(s.values) == len(base.values)
+    }
 
 
 #: Maximum number of points of a curve.
 MAX_POINTS = 300
 
-Points = list[tuple[int, float]]
+#: A curve over the steps of one rank, or of all ranks (None).
+Curve = tuple[int | None, dict[int, float]]
 
 
-def curves(training: Training, ranks: Sequence[int]) -> Json:
-    """Return lines by name; x is the step, counted from 1, and y is None if unknown."""
-    return {
-        "loss": _loss(training, ranks),
-        "drift": _drift_lines(training, ranks),
-    }
+def losses(training: Training, ranks: Sequence[int]) -> list[Curve]:
+    """Return the loss of each rank, and the mean loss, by step from 1."""
+    steps = {n + 1: step for n, step in sorted(training.steps.items()) if step.reports}
+    by_rank: list[Curve] = [
+        (r, {n: step.reports[r].loss for n, step in steps.items() if r in step.reports})
+        for r in ranks
+    ]
+    return _finite([*by_rank, (None, {n: mean_loss(step) for n, step in steps.items()})])
 
 
-def _line(rank: int | None, points: Points) -> Json:
-    return {"rank": rank, "points": [[n, rounded(y)] for n, y in thinned(points, MAX_POINTS)]}
+def drifts(training: Training, ranks: Sequence[int]) -> list[Curve]:
+    """Return the distance of each replica's weights from the first's, by number of steps."""
+    steps = {n: _distances(weights) for n, weights in sorted(training.weights.items())}
+    return _finite([(r, {n: d[r] for n, d in steps.items() if r in d}) for r in ranks])
 
 
-def _loss(training: Training, ranks: Sequence[int]) -> list[Json]:
-    reports = [(n + 1, step.reports) for n, step in sorted(training.steps.items()) if step.reports]
-    lines = [_line(r, [(n, report[r].loss) for n, report in reports if r in report]) for r in ranks]
-    means = [(n + 1, mean_loss(s)) for n, s in sorted(training.steps.items()) if s.reports]
-    return [*lines, _line(None, means)]
-
-
-def _drift_lines(training: Training, ranks: Sequence[int]) -> list[Json]:
-    """Return the distance of each replica's weights from the first, 0 if bitwise equal."""
-    lines: dict[int, Points] = {r: [] for r in ranks}
-    for n, weights in sorted(training.weights.items()):
-        crc, base = weights[min(weights)]
-        for r in lines.keys() & weights.keys():
-            checksum, s = weights[r]
-            if len(s.values) != len(base.values):
-                continue  # undefined for different shapes
-            lines[r].append((n, 0.0 if checksum == crc else math.dist(s.values, base.values)))
-    return [_line(r, points) for r, points in lines.items() if points]
+def _finite(curves: list[Curve]) -> list[Curve]:
+    """Return the finite points of curves, at most MAX_POINTS of each."""
+    finite = [(r, [(n, y) for n, y in line.items() if math.isfinite(y)]) for r, line in curves]
+    return [(r, dict(thinned(points, MAX_POINTS))) for r, points in finite if points]

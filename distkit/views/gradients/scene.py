@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from distkit._format import count
-from distkit.views.scene.frame import Json
-from distkit.views.scene.marks import (
-    Scene,
-    line,
-    path,
-    picture,
-    rect,
-    text,
-    title,
-)
-from distkit.views.scene.painter import cut
-from distkit.views.scene.summaries import figure
+from distkit.events import Summary
+from distkit.trace.log import EventLog
+from distkit.trace.training import Training
+from distkit.views.gradients.projection import Curve, Gradients, Layer, drifts, losses, project
+from distkit.views.scene.frame import Json, clean, facts, name
+from distkit.views.scene.marks import Scene, line, path, picture, rect, text, title
+from distkit.views.scene.painter import cut, thinned
+from distkit.views.scene.summaries import figure, in_columns, rounded
 from distkit.views.scene.values import Cell, Head, Table, norm
 
+#: Maximum numbers of drawn ranks, layers, and values over all steps.
+MAX_RANKS, MAX_LAYERS, MAX_VALUES = 16, 32, 60_000
 #: Widths of the scene and of layer names; height of a tensor [px].
 WIDTH, LEFT, HIGH = 720, 112, 32
 #: Widths of curves and axis; height and pitch of a curve [px].
 SIDE, AXIS, CURVE, PITCH = 200, 32, 30, 57
 HINT = "put the loop into with dk.watch_gradients(model) as watch, and call watch.step()"
-
-
-class Line(NamedTuple):
-    """A curve over the steps of one rank, or the mean of all ranks."""
-
-    rank: Json | None
-    points: dict[int, float]
 
 
 #: Column name of each kind of reduction, and alternative texts below it, longest first.
@@ -53,115 +44,137 @@ DRIFT = (
 )
 
 
-def draw(data: Json) -> Json:
+def draw(trace: EventLog, *, live: bool = False) -> Json:
     """Return the picture of a training loop, for both painters.
 
     Args:
-        data: the result of ``projection.project``.
+        trace: the run.
+        live: whether the run is in progress.
     """
-    steps, scene, side = data["steps"], Scene(WIDTH, 20), Scene(SIDE, 0)
-    tables = (_step(scene, k, step, data) for k, step in enumerate(steps))
+    found = project(trace)
+    training, ranks, layers = found.training, trace.ranks[:MAX_RANKS], len(found.training.layers)
+    step_values = max(1, min(layers, MAX_LAYERS)) * 64 * (len(ranks) + 2)
+    shown = thinned(list(found.steps), max(2, MAX_VALUES // step_values))
+    scene, side = Scene(WIDTH, 20), Scene(SIDE, 0)
+    tables = [_step(scene, k, trace, found, n) for k, n in enumerate(shown)]
     scene.height = max(tables, default=scene.height)
-    curves = [*_curves(data)]
+    named = [
+        ("loss", losses(training, ranks), "the mean of all ranks, and each rank"),
+        ("replica drift", drifts(training, ranks), DRIFT),
+    ]
+    curves = [curve for curve in named if curve[1]]
     for i, curve in enumerate(curves):
-        _curve(side, i * PITCH, *curve, [step["n"] for step in steps])
+        _curve(side, i * PITCH, *curve, [n + 1 for n in shown])
     side.height = len(curves) * PITCH
-    sampled = len(steps) < data["total"]
-    note = f"values of {len(steps):,} of {count(data['total'], 'step')}" if sampled else ""
-    last = max(0.0, len(steps) - 1.0)
-    hint = "waiting for the first step" if data["live"] else f"nothing was watched: {HINT}"
+    total, last = len(training.steps), max(0.0, len(shown) - 1.0)
+    note = f"values of {len(shown):,} of {count(total, 'step')}" if len(shown) < total else ""
+    hint = "waiting for the first step" if live else f"nothing was watched: {HINT}"
     return picture(
         scene,
-        title=data["title"] or "Gradients",
+        title=clean(trace.info.name) or "Gradients",
         view="gradients",
-        facts=data["facts"],
-        notices=data["notices"],
-        verdicts=data["verdicts"],
-        live=data["live"],
-        empty="" if steps or curves else hint,
-        unit="shown step" if sampled else "step",
+        facts=[*facts(trace.info, len(trace.ranks)), *_facts(training)],
+        notices=_notices(len(trace.ranks), layers),
+        verdicts=found.verdicts,
+        live=live,
+        empty="" if shown or curves else hint,
+        unit="shown step" if note else "step",
         end=last,
-        opening=last if data["live"] else 0.0,
+        opening=last if live else 0.0,
         high=max(440, scene.height),
         keyframes=[
-            {"begin": float(k), "end": float(k), "who": f"step {step['n']}", "more": note}
-            for k, step in enumerate(steps)
+            {"begin": float(k), "end": float(k), "who": f"step {n + 1}", "more": note}
+            for k, n in enumerate(shown)
         ],
-        stills=[[0, scene.height]] if steps else [],
+        stills=[[0, scene.height]] if shown else [],
         side=side.plain() if curves else None,
     )
+
+
+def _facts(training: Training) -> Iterator[str]:
+    """Yield the numbers of steps and weights."""
+    if training.steps:
+        yield count(len(training.steps), "step")
+    for _, weights in list(training.weights.get(0, {}).values())[:1]:
+        yield count(weights.size, "weight")
+
+
+def _notices(ranks: int, layers: int) -> list[str]:
+    texts = [
+        (
+            f"the first {MAX_RANKS} of {ranks:,} ranks are drawn; all ranks are compared",
+            ranks > MAX_RANKS,
+        ),
+        (f"the first {MAX_LAYERS} of {layers:,} layers are drawn", layers > MAX_LAYERS),
+    ]
+    return [words for words, shown in texts if shown]
 
 
 # -- a step ---------------------------------------------------------------------------------
 
 
-def _step(scene: Scene, k: int, step: Json, data: Json) -> float:
+def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> float:
     """Draw the table of a step; return its bottom edge."""
-    ranks, cells = data["ranks"], step["layers"]
-    names = {RESULTS[cell["kind"]][0] for cell in cells}
-    alone = any(cell["alone"] for cell in cells)
-    heads: list[Head] = [(r["name"], "", r["lane"]) for r in ranks]
+    ranks, shapes = trace.ranks[:MAX_RANKS], list(found.training.layers.items())[:MAX_LAYERS]
+    layers = {layer: found.steps[n][layer] for layer, _ in shapes}
+    names = {RESULTS[layer.reduction.kind][0] for layer in layers.values()}
+    alone = any(layer.alone for layer in layers.values())
+    heads: list[Head] = [(name(trace.info, r), "", lane) for lane, r in enumerate(ranks)]
     heads.append((names.pop() if len(names) == 1 else "after", "", None))
     heads += [("one process", "", None)] * alone
     table = Table(scene, k, heads, LEFT, WIDTH, HIGH)
-    for layer, cell in zip(data["layers"], cells, strict=True):
-        first = next(filter(None, cell["before"]), None)
-        sampled = first and len(first["values"]) < first["size"]
-        notes = [" × ".join(map(str, layer["shape"])), f"colours: ±{figure(cell['most'])}"]
-        notes += (
-            [f"{len(first['values'])} of {first['size']:,} values"] if first and sampled else []
-        )
-        if cell["agreement"] is not None:
-            notes.append(f"agreement {figure(cell['agreement'])}")
+    for layer_name, shape in shapes:
+        layer = layers[layer_name]
+        first = next(iter(layer.before.values()), None)
+        notes = [" × ".join(map(str, shape)), f"colours: ±{figure(rounded(layer.most))}"]
+        if first and len(first.values) < first.size:
+            notes.append(f"{len(first.values)} of {first.size:,} values")
+        if math.isfinite(layer.agreement):
+            notes.append(f"agreement {figure(round(layer.agreement, 3))}")
             table.add(0, table.bottom + 4, title(AGREEMENT), rect(LEFT, HIGH + 24, "hover"))
-        table.row(layer["name"], notes, [*_cells(cell, len(ranks), alone)], cell["most"] or 0.0)
+        cells = [*_cells(layer, trace.ranks), *([_alone(layer)] if alone else [])]
+        table.row(clean(layer_name), notes, cells, layer.most)
     return table.bottom
 
 
-def _cells(cell: Json, ranks: int, alone: bool) -> Iterator[Cell]:
-    """Yield the cells of the ranks' gradients, the result, and the single-process gradient."""
-    after, by_rank = cell["after"], not cell["same"] and cell["kind"] != "own"
-    for i, s in enumerate(cell["before"]):
-        result = (after[i] if by_rank else after[0]) if after and cell["kind"] != "own" else None
-        reference: Sequence[float | str] = result["values"] if result else ()
-        yield Cell(s, [norm(s)] if s else [], reference)
-    _, words = RESULTS[cell["kind"]]
-    if after and cell["same"]:
-        notes = [option.format(n=ranks) for option in words]
-        yield Cell(after[0], [norm(after[0]), ("small", notes)])
+def _cells(layer: Layer, ranks: list[int]) -> Iterator[Cell]:
+    """Yield the cells of the ranks' gradients, and the result."""
+    kind, same = layer.reduction.kind, layer.reduction.same
+    for i, rank in enumerate(ranks[:MAX_RANKS]):
+        after = layer.after[0 if same else i] if layer.after and kind != "own" else None
+        yield _cell(layer.before.get(rank), reference=after)
+    if not layer.after or not same:
+        missing = "≠ by rank" if layer.after else "–"
+        yield Cell(None, missing=missing, wrong=bool(layer.after))
     else:
-        yield Cell(None, missing="≠ by rank" if after else "–", wrong=bool(after))
-    if alone:
-        s, off = cell["alone"], figure(cell["apart"])
-        distance = [] if cell["apart"] is None else [("small", [f"up to {off} off", f"± {off}"])]
-        yield Cell(s, [norm(s), *distance] if s else [])
+        notes = [option.format(n=len(ranks)) for option in RESULTS[kind][1]]
+        yield _cell(layer.after[0], ("small", notes))
+
+
+def _alone(layer: Layer) -> Cell:
+    """Return the cell of the single-process gradient."""
+    off = figure(rounded(layer.apart))
+    known = math.isfinite(layer.apart)
+    return _cell(layer.alone, *([("small", [f"up to {off} off", f"± {off}"])] if known else []))
+
+
+def _cell(
+    s: Summary | None, *lines: tuple[str, Sequence[str]], reference: Summary | None = None
+) -> Cell:
+    if s is None:
+        return Cell(None)
+    plain = in_columns(s)
+    return Cell(plain, [norm(plain), *lines], in_columns(reference)["values"] if reference else ())
 
 
 # -- the whole loop -------------------------------------------------------------------------
 
 
-def _curves(data: Json) -> Iterator[tuple[str, list[Line], str]]:
-    """Yield name, lines and tooltip of each curve with data."""
-    curves = data["curves"]
-    named = [
-        ("loss", curves["loss"], "the mean of all ranks, and each rank"),
-        ("replica drift", curves["drift"], DRIFT),
-    ]
-    lanes = {r["rank"]: r for r in data["ranks"]}
-    for name, lines, hint in named:
-        known = [
-            Line(lanes.get(line["rank"]), {n: y for n, y in line["points"] if y is not None})
-            for line in lines
-        ]
-        if any(line.points for line in known):
-            yield name, [line for line in known if line.points], hint
-
-
 def _curve(
-    scene: Scene, top: float, name: str, lines: list[Line], hint: str, shown: list[int]
+    scene: Scene, top: float, name: str, lines: list[Curve], hint: str, shown: list[int]
 ) -> None:
     """Draw lines over steps, and the value at the current step."""
-    points = [point for line in lines for point in line.points.items()]
+    points = [point for _, line in lines for point in line.items()]
     first, last = min(n for n, _ in points), max(n for n, _ in points)
     low, high = min(0.0, *(y for _, y in points)), max(0.0, *(y for _, y in points))
     x_scale, y_scale = (SIDE - AXIS - 6) / ((last - first) or 1), CURVE / ((high - low) or 1.0)
@@ -169,18 +182,18 @@ def _curve(
     def place(n: int, y: float) -> tuple[float, float]:
         return AXIS + (n - first) * x_scale, 19 + CURVE - (y - low) * y_scale
 
-    mean = next((line.points for line in lines if line.rank is None), None)
-    curve = mean or {n: max(line.points.get(n, low) for line in lines) for n, _ in points}
+    mean = next((line for rank, line in lines if rank is None), None)
+    curve = mean or {n: max(line.get(n, low) for _, line in lines) for n, _ in points}
     ends = f"{name}: {figure(curve[min(curve)])} → {figure(curve[max(curve)])}"
     scene.add(0, top, title(ends, aloud=True), text(cut(name, SIDE - 60, 12), "strong", y=12))
     axis = [line(place(first, 0.0), place(last, 0.0), "base")]
     for value in {low, high}:
         y = place(first, value)[1] + 4
         axis.append(text(figure(value), "tick", x=AXIS - 4, y=y, anchor="end", size=9))
-    for rank, values in lines:
+    for lane, (rank, values) in enumerate(lines):
         d = "L".join(f"{x:.1f} {y:.1f}" for x, y in map(place, values, values.values()))
-        axis.append(path(f"M{d}h3", "graph" if rank else "mean", lane=rank["lane"] if rank else 0))
-    scene.add(0, top, title(hint or name), rect(SIDE, CURVE + 8, "hover", y=15), *axis)
+        axis.append(path(f"M{d}h3", "mean" if rank is None else "graph", lane=lane))
+    scene.add(0, top, title(hint), rect(SIDE, CURVE + 8, "hover", y=15), *axis)
     for k, n in enumerate(shown):
         x, latest = (
             place(max(n, first), 0.0)[0],

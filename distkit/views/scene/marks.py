@@ -154,7 +154,7 @@ class Scene:
         Args:
             x: horizontal position.
             y: vertical position.
-            drawing: its shapes.
+            drawing: its shapes; empty texts are left out.
             begin: when it appears [s]; by default from the start.
             end: when it disappears [s]; by default never.
             to: its position at ``end``.
@@ -163,6 +163,7 @@ class Scene:
         """
         if end is None or end > max(begin, self.start):
             position = [x, y, *(to or ()), *([int(steady)] if to else ())]
+            drawing = tuple(shape for shape in drawing if shape[0] != "text" or shape[4])
             mark = max(self.when(begin), 0.0), math.inf if end is None else self.when(end)
             self._marks.append((*mark, layer, drawing, [round(v, 1) for v in position]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -12,7 +13,6 @@ from distkit._format import human_seconds
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.marks import Shape
-from distkit.views.scene.svg import text_width
 from distkit.views.scene.theme import (
     GRAY,
     INK,
@@ -28,7 +28,6 @@ WIDTH, LINE, GAP, STILLS = 960, 20, 20, 5
 OVERRIDES = ("fill-opacity", "font-size")  # attributes that override the class
 
 T = TypeVar("T")
-Box = tuple[float, float, float, float]  # y, height, x, width
 
 
 def to_svg(picture: Json) -> str:
@@ -76,15 +75,8 @@ def _document(picture: Json) -> str:
 
 
 def wrapped(text: str, width: float) -> list[str]:
-    """Wrap a text into lines of at most ``width`` pixels."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if text_width(longer, 12.5) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
+    """Wrap a text into lines of at most about ``width`` pixels."""
+    return textwrap.wrap(text, int(width / 6.5))
 
 
 def _static_moments(picture: Json) -> list[tuple[int, float, str, str]]:
@@ -137,7 +129,7 @@ def _moments(picture: Json, y: float) -> tuple[str, float]:
             svg.heading(x + 14, top + 22, heading, details, 12.5) if keyframes else "",
             *(_verdict(x + 14, top + 44 + LINE * k, v) for k, v in enumerate(verdicts)),
             f'<g transform="translate({left:.1f} {scene_top:.1f}) scale({scale:.3f})">',
-            body(scene, time, keyframe, hidden, joined=bool(n or heights)),
+            body(scene, time, keyframe, hidden, tooltips=not (n or heights)),
             "</g>",
         ]
     if heights and len(heights) < len(keyframes):
@@ -149,7 +141,7 @@ def _moments(picture: Json, y: float) -> tuple[str, float]:
         if not heights:
             parts.append(svg.text(left, y + 22, "in the whole run", INK, 'font-weight="700"'))
             time, y = picture["end"], y + 34
-        parts.append(_translate(left, y, body(side, time, joined=bool(heights))))
+        parts.append(_translate(left, y, body(side, time, tooltips=not heights)))
         bottom = max(bottom, y + side["height"])
     return "".join(parts), bottom + 8
 
@@ -163,7 +155,12 @@ def _verdict(x: float, y: float, verdict: Json) -> str:
 
 
 def body(
-    scene: Json, time: float, keyframe: int = -1, hidden: Collection[int] = (), joined: bool = False
+    scene: Json,
+    time: float,
+    keyframe: int = -1,
+    hidden: Collection[int] = (),
+    *,
+    tooltips: bool = True,
 ) -> str:
     """Return the marks of a scene that are visible at a time, including those of a held keyframe.
 
@@ -172,24 +169,15 @@ def body(
         time: time since the start of the picture [s].
         keyframe: the keyframe that has just ended, -1 for none.
         hidden: layers to leave out.
-        joined: whether to merge plain rectangles of the same style into one path, below the
-            other marks of their layer, and drop tooltips. This keeps large pictures small.
+        tooltips: whether to include tooltips; small pictures do not need them.
     """
     layers: dict[int, list[str]] = defaultdict(list)
-    areas: dict[int, dict[str, list[Box]]] = defaultdict(lambda: defaultdict(list))
     for layer, n, x, y in _visible(scene, time, keyframe):
-        drawing = drawing_of(scene, n)
-        if layer in hidden:
-            continue
-        if joined:  # too small for tooltips
-            drawing = [s for s in drawing if s[0] != "title" and s[1] != "hover"]
-        if joined and all(map(_plain, drawing)):
-            for shape in drawing:
-                areas[layer][_look(shape)].append(_box(shape, x, y))
-        else:
-            layers[layer].append(_translate(x, y, "".join(map(_shape, drawing))))
-    for layer, groups in areas.items():
-        layers[layer][:0] = [f'<path{look} d="{_area(boxes)}"/>' for look, boxes in groups.items()]
+        shapes = drawing_of(scene, n)
+        if not tooltips:
+            shapes = [s for s in shapes if s[0] != "title" and s[1] != "hover"]
+        if layer not in hidden:
+            layers[layer].append(_translate(x, y, "".join(map(_shape, shapes))))
     return "".join("".join(layers[layer]) for layer in sorted(layers))
 
 
@@ -201,17 +189,13 @@ def drawing_of(scene: Json, n: int) -> list[Shape]:
 def to_table(picture: Json) -> str:
     """Return the text of a picture's stills or opening moment, for terminals."""
     head = f"{picture['title']}: {', '.join(picture['facts'])}".rstrip(": ")
-    lines = [*filter(None, [picture["empty"]]), *_verdict_lines(picture)]
-    for n, _ in picture["stills"]:
-        keyframe = picture["keyframes"][n]
-        lines.append("  ".join(filter(None, map(keyframe.get, ("who", "more", "where")))))
-        lines += [
-            f"  {line}"
-            for line in (*_verdict_lines(keyframe), *_text_lines(picture, keyframe["end"]))
-        ]
-    if not picture["stills"]:
-        lines += _text_lines(picture, picture["opening"])
-    return "\n  ".join([head, *lines, *flagged(picture)])
+    lines = [picture["empty"], picture["said"], *_verdict_lines(picture)]
+    for n, time, heading, details in [] if picture["empty"] else _static_moments(picture):
+        if picture["keyframes"]:
+            lines.append(f"{heading}  {details}".rstrip())
+        verdicts = _verdict_lines(picture["keyframes"][n]) if n >= 0 else []
+        lines += [f"  {line}" for line in (*verdicts, *_aloud(picture, time))]
+    return "\n  ".join([head, *filter(None, lines), *flagged(picture)])
 
 
 def _verdict_lines(item: Json) -> list[str]:
@@ -219,23 +203,14 @@ def _verdict_lines(item: Json) -> list[str]:
     return [f"{'=' if v['word'] == 'same' else '≠'} {v['text']}" for v in item.get("verdicts", ())]
 
 
-def _text_lines(picture: Json, time: float) -> list[str]:
-    """Return the screen-reader text of a moment, else its visible text by line."""
-    lines: dict[float, list[tuple[float, str]]] = defaultdict(list)
-    aloud = list[tuple[float, float, str]]()
+def _aloud(picture: Json, time: float) -> list[str]:
+    """Return the screen-reader text of a moment, from the top."""
+    lines = []
     for scene in filter(None, (picture["scene"], picture["side"])):
-        for _, n, x, y in _visible(scene, time):
-            for tag, style, _, attributes, content in drawing_of(scene, n):
-                if style == "aloud":
-                    aloud.append((y, x, content))
-                elif tag == "text":
-                    position = {
-                        k: float(str(v).split(" ")[0]) for k, v in attributes if k in ("x", "y")
-                    }
-                    lines[y + position.get("y", 0)].append((x + position.get("x", 0), content))
-    return [content for *_, content in sorted(aloud)] or [
-        "  ".join(content for _, content in sorted(lines[y])) for y in sorted(lines)
-    ]
+        marks = sorted(_visible(scene, time), key=lambda mark: (mark[3], mark[2]))
+        shapes = (shape for _, n, *_ in marks for shape in drawing_of(scene, n))
+        lines += [content for _, style, *_, content in shapes if style == "aloud"]
+    return lines
 
 
 def _visible(
@@ -278,30 +253,6 @@ def _look(shape: Shape) -> str:
     own = {k: v for k, v in attributes if k in OVERRIDES}
     look = {k: _color(v, lane) for k, v in MARKS[style].items()} | own
     return "".join(f' {k}="{escape(str(v))}"' for k, v in look.items())
-
-
-def _plain(shape: Shape) -> bool:
-    """Return True for a rectangle with sharp corners and no stroke."""
-    tag, style, _, attributes, _ = shape
-    return tag == "rect" and "stroke" not in MARKS[style] and "rx" not in dict(attributes)
-
-
-def _box(shape: Shape, x: float, y: float) -> Box:
-    x0, y0, w, h = (float(dict(shape[3]).get(k, 0)) for k in ("x", "y", "width", "height"))
-    return y + y0, h, x + x0, w
-
-
-def _area(boxes: list[Box]) -> str:
-    """Return rectangles as a path, merging adjacent ones of a row."""
-    d, row, left, right = "", (0.0, 0.0), 0.0, 0.0
-    for y, h, x, w in [*sorted(boxes), (0.0, 0.0, 0.0, 0.0)]:
-        if row == (y, h) and x <= right + 0.05:
-            right = max(right, x + w)
-            continue
-        if right > left:
-            d += f"M{left:.5g} {row[0]:.5g}h{right - left:.4g}v{row[1]:.4g}H{left:.5g}z"
-        row, left, right = (y, h), x, x + w
-    return d
 
 
 _ON_WHITE = {

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from distkit.events import Summary
-from distkit.trace.log import EventLog
-from distkit.views.scene.frame import Json, clean, facts
+from distkit.views.scene.frame import Json
 
 #: Maximum number of values in a single row, and the row length of longer tensors.
 ONE_ROW, ROW = 16, 8
@@ -85,14 +84,6 @@ def average(summaries: Sequence[Summary]) -> list[float]:
 def largest(values: Iterable[float]) -> float:
     """Return the largest magnitude among finite values, 0 if there are none."""
     return max((abs(v) for v in values if math.isfinite(v)), default=0.0)
-
-
-def headline(trace: EventLog) -> Json:
-    """Return the title and facts of a run."""
-    return {
-        "title": clean(trace.info.name),
-        "facts": facts(trace.info, len(trace.ranks)),
-    }
 
 
 def rounded(x: float) -> float | None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
-from distkit._format import count, human_bytes
-from distkit.views.scene.frame import Json, clean, flagged
+from distkit._format import human_bytes
+from distkit.events import Op
+from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.marks import (
     Scene,
     Shape,
@@ -23,7 +23,6 @@ from distkit.views.scene.marks import (
     line,
     path,
     picture,
-    pieces,
     rect,
     steps,
     text,
@@ -33,12 +32,11 @@ from distkit.views.scene.painter import cut
 from distkit.views.scene.svg import text_width
 from distkit.views.servers.history import MAX_WORKERS, Request, ServerKey, Status, Version
 from distkit.views.servers.projection import (
+    MAX_SERVERS,
     Keyframe,
     Row,
     Serving,
     facts,
-    notes,
-    notices,
     opening,
     rule_sentence,
 )
@@ -47,11 +45,10 @@ Point = tuple[float, float]
 
 #: Layers, from the lowest: messages in flight do not cover keys and versions.
 LINK, CARD, NOW, FLIGHT, ROW, ARC, WORKER, TOKEN = range(8)
-#: Widths of the picture, and of the area left of a scheduler and of undrawn servers [px].
+#: Widths of the picture, and of the area left of a scheduler [px].
 WIDTH, FIELD = 720, 580
-#: Maximum numbers of drawn servers, keys per server, workers of an update, waiting pulls and wait
-#: bars.
-MAX_SERVERS, MAX_KEYS, NAMED, MANY, LANES = 4, 6, 8, 5, 8
+#: Maximum numbers of drawn keys per server, workers of an update, and wait bars.
+MAX_KEYS, NAMED, LANES = 6, 8, 8
 HEAD, TALL, GAP, MARGIN, AISLE = 36, 50, 20, 8, 136  # heights, and distance to the workers
 #: Position, distance and height of the wait bars; width of the side panel [px].
 LEFT, RIGHT, PITCH, BAR, SIDE = 78, WIDTH - 82, 12, 7, 200
@@ -81,12 +78,13 @@ LEGEND: list[tuple[list[Shape], float, str]] = [
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """The geometry of a key: its box, the width of an inbox slot, and where pulls wait."""
+    """The geometry of a key: its box, the distance and width of inbox slots, the pull's place."""
 
     x: float
     y: float
     w: float
     slot: float
+    slot_width: float
     wait: float
 
     @property
@@ -108,44 +106,41 @@ class _Painter:
     def __init__(self, run: Serving) -> None:
         self.run, history = run, run.history
         self.lanes = {rank: lane for lane, rank in enumerate(run.trace.ranks)}
-        servers, self.workers, scheduler = map(history.ranks_of, ("server", "worker", "scheduler"))
-        self.quorum, total = history.quorum, len(self.workers)
+        self.servers = history.ranks_of("server")[:MAX_SERVERS]
+        workers, scheduler = history.ranks_of("worker"), history.ranks_of("scheduler")
+        self.workers, self.quorum = workers[:MAX_WORKERS], history.quorum
         #: The owners of the slots of each inbox; none if workers share slots.
-        self.owners = self.workers if self.quorum == total > 1 else []
-        self.field = FIELD if scheduler or len(servers) > MAX_SERVERS else WIDTH
+        self.owners = workers if self.quorum == len(workers) > 1 else []
+        self.field = FIELD if scheduler else WIDTH
         self.point: dict[int, Point] = {}  # end points of messages, by rank
         self.spots: dict[ServerKey, Spot] = {}  # of drawn keys
         self.scene, self.side = Scene(WIDTH, 0, run.start), Scene(SIDE, 170, run.start)
-        self.servers, self.workers = servers[:MAX_SERVERS], self.workers[:MAX_WORKERS]
-        bottom = self._servers(servers)
-        self.radius, spots = 22.0 if total <= 6 else 17.0, max(1, min(total, MAX_WORKERS + 1))
-        self.pitch = min(240.0, self.field / spots)
-        left, self.row = (self.field - self.pitch * (spots - 1)) / 2, bottom + AISLE
-        places = [round(left + i * self.pitch, 1) for i in range(spots)]
-        self.center = dict(zip(self.workers, places, strict=False))
-        top = self.row - self.radius
-        self.point |= {rank: (x, top) for rank, x in self.center.items()}
-        if hidden := total - len(self.workers):
-            self._stub(history.ranks_of("worker"), (places[-1], self.row), f"+ {hidden:,}")
+        bottom = self._servers()
+        self.radius = 22.0 if len(workers) <= 6 else 17.0
+        self.pitch = min(240.0, self.field / max(1, len(self.workers)))
+        left = (self.field - self.pitch * (len(self.workers) - 1)) / 2
+        self.center = {
+            w: (left + i * self.pitch, bottom + AISLE) for i, w in enumerate(self.workers)
+        }
+        self.point |= {w: (x, y - self.radius) for w, (x, y) in self.center.items()}
         self.scheduler = (WIDTH - 66, bottom + AISLE / 2 - 14)
         self.point |= dict.fromkeys(scheduler, (WIDTH - 128, self.scheduler[1]))
-        self.bars = (self.row + self.radius if self.workers else 70.0) + 46
+        self.bars = (bottom + AISLE + self.radius if workers else 70.0) + 46
         self.scene.height = self.bars + PITCH * min(len(self.workers), LANES) + 2
 
     def picture(self) -> Json:
-        run, drawn = self.run, self.run.keyframes[self.run.first :]
-        for a in self.workers:
-            for b in self.servers:
-                self.scene.add(0, 0, line(self.point[a], self.point[b], "link"))
-        if run.history.ranks_of("scheduler"):
+        run, history = self.run, self.run.history
+        for worker in self.workers:
+            for server in self.servers:
+                self.scene.add(0, 0, line(self.point[worker], self.point[server], "link"))
+            self._statuses(worker)
+        if history.ranks_of("scheduler"):
             self._scheduler()
         for place, spot in self.spots.items():
             self._row(run.rows[place], spot)
-            self._versions(run.rows[place], run.history.versions[place], spot)
+            self._versions(run.rows[place], history.versions[place], spot)
         self._inboxes()
-        for worker in self.workers:
-            self._statuses(worker)
-        for i, keyframe in enumerate(drawn):
+        for i, keyframe in enumerate(run.keyframes):
             self._keyframe(i, keyframe)
         self._waiting()
         self._counters()
@@ -153,77 +148,69 @@ class _Painter:
         waiting = "waiting for the first message to a server" if run.live else NOTHING
         return picture(
             self.scene,
-            title=run.title,
+            title=clean(run.trace.info.name) or "Servers",
             end=run.end,
             view="servers",
             facts=facts(run),
-            notices=notices(run),
-            notes=notes(run),
-            said=rule_sentence(run.history),
+            notices=run.notices,
+            notes=run.notes,
+            said=rule_sentence(history),
             live=run.live,
-            empty="" if drawn or run.history.ranks_of("server") else waiting,
-            legend=LEGEND if any(g.late for g in run.history.gradients) else LEGEND[:-1],
+            empty="" if run.keyframes or history.ranks_of("server") else waiting,
+            legend=LEGEND if any(any(u.late.values()) for u in history.updates) else LEGEND[:-1],
             opening=self.scene.when(opening(run)),
-            keyframes=[self._caption(keyframe) for keyframe in drawn],
-            list={"name": "updates", "all": "all keys", "rows": list(self._updates(drawn))},
+            keyframes=[self._caption(keyframe) for keyframe in run.keyframes],
+            list={"name": "updates", "all": "all keys", "rows": list(self._updates())},
             scale=[LEFT / WIDTH, RIGHT / WIDTH],
             side=self.side.plain(),
         )
 
     def _caption(self, keyframe: Keyframe) -> Json:
-        is_request = isinstance(keyframe.subject, Request)
-        where = keyframe.subject.span.where.rpartition("/")[2] if is_request else ""
-        texts = {"who": keyframe.who, "more": keyframe.more, "where": clean(where)}
-        end = None if keyframe.end is None else self.scene.when(keyframe.end)
-        present = {key: text for key, text in texts.items() if text}
-        return {"begin": self.scene.when(keyframe.begin), "end": end, **present}
+        request = keyframe.subject if isinstance(keyframe.subject, Request) else None
+        return {
+            "begin": self.scene.when(keyframe.begin),
+            "end": None if keyframe.end is None else self.scene.when(keyframe.end),
+            "who": keyframe.who,
+            "more": keyframe.more,
+            "where": clean(request.span.where.rpartition("/")[2]) if request else "",
+        }
 
     def _lane(self, rank: int) -> int:
         return self.lanes.get(rank, 7)
 
     # -- fixed marks ------------------------------------------------------------------------
 
-    def _servers(self, servers: list[int]) -> float:
+    def _servers(self) -> float:
         """Draw the cards of servers, all of equal height; return their bottom edge."""
-        drawn = self.servers
         keys: dict[int, list[ServerKey]] = defaultdict(list)
         for place in self.run.rows:
             keys[place[0]].append(place)
-        n, most = max(1, len(drawn)), max((len(keys[s]) for s in drawn), default=0)
-        width = min(340.0, (self.field - 2 * MARGIN - GAP * (n - 1)) / n)
-        left = (self.field - n * width - GAP * (n - 1)) / 2
+        n, most = max(1, len(self.servers)), max((len(keys[s]) for s in self.servers), default=0)
+        w = min(340.0, (self.field - 2 * MARGIN - GAP * (n - 1)) / n)
         height = HEAD + TALL * max(1, min(most, MAX_KEYS)) + (22 if most > MAX_KEYS else 6)
-        for i, server in enumerate(drawn):
-            x, w, server_keys = round(left + i * (width + GAP), 1), round(width, 1), keys[server]
-            note = (
-                f"and {len(server_keys) - MAX_KEYS} more keys"
-                if len(server_keys) > MAX_KEYS
-                else ""
-            )
-            shapes = (
+        slot = min(38.0, max(w - 138, 0.4 * w) / self.quorum)
+        for i, server in enumerate(self.servers):
+            x = (self.field - n * w - GAP * (n - 1)) / 2 + i * (w + GAP)
+            more = len(keys[server]) - MAX_KEYS
+            self.scene.add(
+                x,
+                MARGIN,
                 rect(w, height, "card", r=10),
                 rect(11, 11, "own", x=12, y=13, r=3, lane=self._lane(server)),
                 text(self.run.names[server], "name", x=30, y=23),
-                text(note, "words", x=12, y=height - 8),
+                text(f"and {more} more keys" if more > 0 else "", "words", x=12, y=height - 8),
+                layer=CARD,
             )
-            self.scene.add(x, MARGIN, *shapes[: 4 if note else 3], layer=CARD)
             self.point[server] = x + w / 2, MARGIN + height
-            for nth, place in enumerate(server_keys[:MAX_KEYS]):
-                slot = min(38.0, max(w - 138, 0.4 * w) / self.quorum)
-                wait = x + 12 + self.quorum * slot + 11
-                self.spots[place] = Spot(x + 12, MARGIN + HEAD + TALL * nth, w - 24, slot, wait)
-        if hidden := len(servers) - len(drawn):
-            self._stub(servers, (WIDTH - 64, 40), f"+ {hidden:,} servers")
-        return MARGIN + height if drawn else 80.0 - AISLE
-
-    def _stub(self, ranks: list[int], place: Point, words: str) -> None:
-        """Draw a placeholder for the undrawn nodes of a role."""
-        self.point = dict.fromkeys(ranks, place) | self.point
-        self.scene.add(*place, text(words, "words", y=5, anchor="middle"), layer=CARD)
+            for nth, place in enumerate(keys[server][:MAX_KEYS]):
+                y, wait = MARGIN + HEAD + TALL * nth, x + 23 + self.quorum * slot
+                slot_width = round(max(0.7 * slot, slot - 4), 1)
+                self.spots[place] = Spot(x + 12, y, w - 24, slot, slot_width, wait)
+        return MARGIN + height if self.servers else 80.0 - AISLE
 
     def _scheduler(self) -> None:
-        history = self.run.history
-        registered, total = history.registered, len(history.ranks_of("worker", "server"))
+        registered = self.run.history.registered
+        total = len(self.run.history.ranks_of("worker", "server"))
         box = rect(124, 54, "card", x=-62, y=-27, r=27)
         name = text("scheduler", "name", y=-2, anchor="middle")
         self.scene.add(*self.scheduler, box, name, layer=CARD)
@@ -237,13 +224,13 @@ class _Painter:
         name, x_size = _shortened_name(row, spot.w)
         shapes = [
             rect(spot.w + 10, 47, "hover", x=-5, y=-2),
-            title(", ".join(filter(None, [row.key, row.size]))),
+            title(f"{row.key} {row.size}".rstrip()),
             text(name, "key", y=17),
         ]
         if x_size + text_width(row.size, 11.5) < spot.w - 42:
             shapes.append(text(row.size, "size", x=x_size, y=17))
         for n in range(self.quorum):
-            x, w = n * spot.slot, _slot_width(spot)
+            x, w = n * spot.slot, spot.slot_width
             shapes.append(rect(w, 17, "slot", x=x, y=26, r=min(4, w / 2)))
             if self.owners and w > 14:  # an empty slot names its worker
                 owner = str(self.owners[n])
@@ -252,104 +239,70 @@ class _Painter:
 
     # -- states ----------------------------------------------------------------------------
 
-    def _slot_of(self, g: Request) -> int:
-        """Return the inbox slot of a gradient: that of its worker, or the next one."""
-        own = self.owners.index(g.node) if g.node in self.owners else g.nth - 1
-        return min(max(own, 0), self.quorum - 1)
+    def _slot(self, spot: Spot, g: Request) -> Point:
+        """Return the position of a gradient: the slot of its worker, or the next one."""
+        nth = self.owners.index(g.node) if g.node in self.owners else g.nth
+        return spot.x + min(nth, self.quorum - 1) * spot.slot, spot.y + 26
 
     def _inboxes(self) -> None:
         """Draw the gradients in inboxes, and waiting pulls."""
-        waiting: dict[tuple[Spot, int], list[Any]] = defaultdict(list)
-        for g in self.run.history.gradients:
-            if g.place in self.spots:
-                waiting[self.spots[g.place], self._slot_of(g)].append((g.arrived, g.taken, g))
-        for (spot, slot), spans in waiting.items():
-            position = (
-                spot.x + slot * spot.slot - 0.5,
-                spot.y + 25.5,
-            )  # covers the empty slot's edge
-            for begin, end, gradients in pieces(spans):
-                words = f"×{len(gradients)}" if len(gradients) > 1 else f"∇v{gradients[0].version}"
-                box = _box(_slot_width(spot) + 1, 18, words, self._lane(gradients[0].node))
-                self.scene.add(*position, *box, begin=begin, end=end, layer=ROW)
-        held: dict[Spot, list[Any]] = defaultdict(list)
         for r in self.run.history.requests:
-            if r.held and r.place in self.spots:
-                held[self.spots[r.place]].append((r.arrived, r.answered, r.node))
-        for spot, waits in held.items():
-            fits = max(0, min(MANY, int((spot.x + spot.w - spot.wait - 44) / 15)))
-            for begin, end, workers in pieces(waits):
-                rings = self._rings(workers, fits)
-                self.scene.add(spot.wait, spot.y + 34.5, *rings, begin=begin, end=end, layer=ROW)
-
-    def _rings(self, workers: list[int], fits: int) -> Iterator[Shape]:
-        """Yield a ring for each waiting pull that fits."""
-        shown = len(workers) if len(workers) <= fits else max(0, fits - 1)
-        for i, worker in enumerate(workers[:shown]):
-            yield circle(6, "held", x=15 * i, lane=self._lane(worker))
-        if shown < len(workers):
-            yield text(f"+{len(workers) - shown}", "small", x=15 * shown - 3, y=4)
+            spot = self.spots.get(r.place)
+            if spot is None or r.arrived is None or r.node not in self.workers:
+                continue
+            if r.held:
+                gap = min(15.0, (spot.x + spot.w - spot.wait - 60) / len(self.workers))
+                x, y = spot.wait + gap * self.workers.index(r.node), spot.y + 34.5
+                ring = circle(6, "held", lane=self._lane(r.node))
+                self.scene.add(x, y, ring, begin=r.arrived, end=r.answered, layer=ROW)
+            elif r.span.op is Op.PUSH and not (r.refused or r.dropped):
+                x, y = self._slot(spot, r)
+                box = _box(spot.slot_width + 1, 18, f"∇v{r.version}", self._lane(r.node))
+                # covers the edge of the empty slot
+                self.scene.add(x - 0.5, y - 0.5, *box, begin=r.arrived, end=r.taken, layer=ROW)
 
     def _versions(self, row: Row, versions: list[Version], spot: Spot) -> None:
-        """Draw the versions of a key, its values if few, and the workers of the last update."""
+        """Draw the versions of a key, its values if few, and the staleness of the last update."""
         none = text("no value yet", "small", x=19, y=4, anchor="end")
         first = versions[0][0] if versions else None
         self.scene.add(*spot.pill, none, end=first, layer=ROW)
-        ends = [*(time for time, *_ in versions[1:]), None]
+        ends = [*(begin for begin, *_ in versions[1:]), None]
         for (begin, version, late, values), end in zip(versions, ends, strict=False):
-            interval: Any = {"begin": begin, "end": end, "layer": ROW}
-            if values:
-                self.scene.add(spot.x, spot.y, *_values(row, spot.w, version, values), **interval)
-            self.scene.add(*spot.pill, *_pill(version, "pill", "version"), **interval)
-            if late:
-                self.scene.add(spot.x + spot.w, spot.y + 39, *self._last_update(late), **interval)
-
-    def _last_update(self, staleness: Mapping[int, int]) -> list[Shape]:
-        """Return the workers of the last update, and the staleness of their gradients."""
-        late = max(staleness.values())
-        words = f"{late} late" if late else "fresh" if len(staleness) == 1 else ""
-        left = -text_width(words, 14) - 13 if words else -6
-        shapes = [text(words, "late" if late else "size", anchor="end")] if words else []
-        return shapes + [
-            circle(4.2, "own", x=left - 11 * i, y=-4, lane=self._lane(worker))
-            for i, worker in enumerate(reversed(list(staleness)[:4]))
-        ]
+            shapes = [
+                *(_values(row, spot.w, version, values) if values else ()),
+                *_pill(version, "pill", "version", x=spot.w - 19, y=13),
+                _staleness(late, spot.w),
+            ]
+            self.scene.add(spot.x, spot.y, *shapes, begin=begin, end=end, layer=ROW)
 
     def _statuses(self, worker: int) -> None:
         """Draw the activity of a worker, and arcs to the workers it waits for."""
-        x, y = self.center[worker], self.row
+        x, y = self.center[worker]
         for begin, end, status in self.run.status[worker]:
             shapes = self._worker(worker, status)
             self.scene.add(x, y, *shapes, begin=begin, end=end, layer=WORKER)
-            for other in status.awaited:
-                if other in self.center:
-                    arc = _arc(x, self.center[other], y, self.radius)
-                    self.scene.add(0, 0, *arc, begin=begin, end=end, layer=ARC)
+            for other in self.center.keys() & status.awaited:
+                arc = _arc(x, self.center[other][0], y, self.radius)
+                self.scene.add(0, 0, *arc, begin=begin, end=end, layer=ARC)
 
-    def _worker(self, rank: int, status: Status) -> list[Shape]:
-        """Return a worker: hollow and dashed while it waits, pale once it has ended."""
+    def _worker(self, rank: int, status: Status) -> Iterator[Shape]:
+        """Yield a worker: hollow and dashed while it waits, pale once it has ended."""
         r, name, waits = self.radius, self.run.names[rank], status.kind == "waits"
         style = {"waits": "waiting", "ended": "pale"}.get(status.kind, "own")
-        text_style, lane = "number" if style == "own" else "hollow", self._lane(rank)
-        shapes = [
-            title(f"{name} {status.text}".strip(), aloud=waits),
-            circle(r, style, lane=lane),
-            text(str(rank), text_style, y=r * 0.34, anchor="middle", lane=lane, size=r * 0.95),
-        ]
+        number, lane = "number" if style == "own" else "hollow", self._lane(rank)
+        yield title(f"{name} {status.text}".strip(), aloud=waits)
+        yield circle(r, style, lane=lane)
+        yield text(str(rank), number, y=r * 0.34, anchor="middle", lane=lane, size=r * 0.95)
         if status.text == "died":
             near, far = 0.4 * r, 1.1 * r  # next to the number
-            cross = f"M{near} {-far}L{far} {-near}M{far} {-far}L{near} {-near}"
-            shapes.append(path(cross, "cross"))
+            yield path(f"M{near} {-far}L{far} {-near}M{far} {-far}L{near} {-near}", "cross")
         if self.pitch >= 66:
             size = 0 if r > 20 else 11.0
-            below, text_style = cut(name, self.pitch, 12), "strong" if waits else "words"
-            shapes.append(text(below, "name", y=r + 17, anchor="middle", size=size))
-            status_text = status.text
-            if text_width(status_text, size or 13) > self.pitch:
-                status_text = cut(status_text.replace("worker ", ""), self.pitch, 11)
-            if status_text:
-                shapes.append(text(status_text, text_style, y=r + 33, anchor="middle", size=size))
-        return shapes
+            yield text(cut(name, self.pitch, 12), "name", y=r + 17, anchor="middle", size=size)
+            words, style = status.text, "strong" if waits else "words"
+            if text_width(words, size or 13) > self.pitch:
+                words = cut(words.replace("worker ", ""), self.pitch, 11)
+            yield text(words, style, y=r + 33, anchor="middle", size=size)
 
     # -- messages in flight ------------------------------------------------------------------
 
@@ -365,29 +318,31 @@ class _Painter:
         a, b = (self.point.get(rank) for rank in (keyframe.src, keyframe.dst))
         if keyframe.src == keyframe.dst or a is None or b is None:
             return
-        a, b = self._ends(keyframe, spot, a, b)
-        style = "wrong" if keyframe.lost else "answer" if keyframe.kind == "book" else ""
-        head = {"wrong": "bad", "answer": "gray"}.get(style, "own")
+        if spot and keyframe.kind == "weights":
+            a = spot.pill
+        elif spot:
+            b = self._target(keyframe, spot)
         token = self._token(keyframe, lane)
         if end is None:
-            replaced = self._replaced(keyframe)
-            shapes, middle = arrow(a, b, "lost", "bad"), ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
-            self.scene.add(0, 0, *shapes, begin=begin, end=replaced, layer=FLIGHT)
-            self.scene.add(*middle, *token, begin=begin, end=replaced, layer=TOKEN)
+            middle = (a[0] + b[0]) / 2, (a[1] + b[1]) / 2
+            self.scene.add(0, 0, *arrow(a, b, "lost", "bad"), begin=begin, layer=FLIGHT)
+            self.scene.add(*middle, *token, begin=begin, layer=TOKEN)
             return
-        shapes = arrow(a, b, style or "flight", head, lane=lane)
+        wrong = ("wrong", "wrong", "bad")
+        flight, past, head = wrong if keyframe.lost else ("flight", "past", "own")
+        shapes = arrow(a, b, flight, head, lane=lane)
         self.scene.add(0, 0, *shapes, begin=begin, end=end, layer=FLIGHT)
         self.scene.add(*a, *token, begin=begin, end=end, to=b, layer=TOKEN)
-        self.scene.hold_frame(i, 0, 0, *arrow(a, b, style or "past", head, lane=lane), layer=FLIGHT)
+        self.scene.hold_frame(i, 0, 0, *arrow(a, b, past, head, lane=lane), layer=FLIGHT)
 
-    def _replaced(self, keyframe: Keyframe) -> float | None:
-        """Return when the sender of a keyframe was replaced after it died, else None."""
-        times = (
-            replaced
-            for node, _, replaced, _ in self.run.endings
-            if node == keyframe.src and replaced
-        )
-        return next((replaced for replaced in times if replaced > keyframe.begin), None)
+    def _target(self, keyframe: Keyframe, spot: Spot) -> Point:
+        """Return the end point of a request: the inbox slot, the waiting pulls, or the value."""
+        if keyframe.kind == "push":
+            x, y = self._slot(spot, keyframe.subject)
+            return x + spot.slot_width / 2, y + 17
+        if keyframe.kind == "pull":
+            return spot.wait, spot.y + 34.5
+        return spot.pill[0], spot.pill[1] + 10
 
     def _token(self, keyframe: Keyframe, lane: int) -> tuple[Shape, ...]:
         """Return the token of a message: a gradient with its version, weights, or a request."""
@@ -395,69 +350,60 @@ class _Painter:
         if keyframe.kind == "push":
             words = f"∇v{version}"
             w = 8 * len(words) + 10
-            return tuple(_box(w, 18, words, lane, x=-w / 2, y=-9))
-        if keyframe.kind == "weights" or (keyframe.kind == "init" and keyframe.nbytes):
+            return _box(w, 18, words, lane, x=-w / 2, y=-9)
+        if keyframe.kind in ("weights", "init"):
             return _pill(version, "pill", "version")
-        return (
-            circle(6, "ring", lane=self._lane(keyframe.dst) if keyframe.kind == "book" else lane),
-        )
+        return (circle(6, "ring", lane=lane),)
 
     def _merge(self, i: int, keyframe: Keyframe, spot: Spot) -> None:
         """Move the gradients of an update from their slots into the value."""
-        (px, py), w, begin, end = spot.pill, _slot_width(spot), keyframe.begin, keyframe.end
-        for n, worker in enumerate(list(keyframe.subject.late)[: self.quorum]):
-            box, to = rect(w, 17, "merging", r=4, lane=self._lane(worker)), (px - w / 2, py - 8.5)
-            x, y = spot.x + n * spot.slot, spot.y + 26
-            self.scene.add(x, y, box, begin=begin, end=end, to=to, layer=TOKEN)
-        pill = _pill(keyframe.subject.version, "full", "reversed")
-        self.scene.hold_frame(i, px, py, *pill, layer=TOKEN)
-
-    def _ends(
-        self, keyframe: Keyframe, spot: Spot | None, a: Point, b: Point
-    ) -> tuple[Point, Point]:
-        """Return the end points of a message; one of them may be at a key."""
-        kind = keyframe.kind
-        if spot and kind == "push":
-            x = spot.x + self._slot_of(keyframe.subject) * spot.slot + _slot_width(spot) / 2
-            b = x, spot.y + 43
-        elif spot and kind == "pull":
-            b = spot.wait, spot.y + 34.5
-        elif spot and kind == "init":
-            b = spot.pill[0], spot.pill[1] + 10
-        elif spot and kind == "weights":
-            a = spot.pill
-        return a, b
+        update, w, (x, y) = keyframe.subject, spot.slot_width, spot.pill
+        for n, worker in enumerate(list(update.late)[: self.quorum]):
+            self.scene.add(
+                spot.x + n * spot.slot,
+                spot.y + 26,
+                rect(w, 17, "merging", r=4, lane=self._lane(worker)),
+                begin=update.begin,
+                end=update.end,
+                to=(x - w / 2, y - 8.5),
+                layer=TOKEN,
+            )
+        self.scene.hold_frame(i, x, y, *_pill(update.version, "full", "reversed"), layer=TOKEN)
 
     # -- bars and side panel ------------------------------------------------------------------
 
-    def _updates(self, drawn: list[Keyframe]) -> Iterator[list[Any]]:
+    def _updates(self) -> Iterator[list[object]]:
         """Yield the updates as rows of the list."""
-        for i, keyframe in enumerate(drawn):
+        for i, keyframe in enumerate(self.run.keyframes):
             if keyframe.kind == "update" and keyframe.end is not None:
-                row, late = self.run.rows[keyframe.subject.place], keyframe.subject.late
-                part = " {}/{}".format(*row.part) if row.part else ""
-                shown = list(late.items())[:NAMED]
+                update, row = keyframe.subject, self.run.rows[keyframe.subject.place]
+                shown = list(update.late.items())[:NAMED]
                 workers = [[self._lane(w), str(w), f"{n} late" if n else ""] for w, n in shown]
-                others = max(0, len(late) - NAMED)
-                yield [i, row.key, row.key, part, f"v{keyframe.subject.version}", workers, others]
+                part, others = f" {row.part}" if row.part else "", len(update.late) - len(shown)
+                yield [i, row.key, row.key, part, f"v{update.version}", workers, others]
 
     def _waiting(self) -> None:
         """Draw a bar per worker over the whole run: full while waiting, pale while computing."""
         run, workers = self.run, self.workers[:LANES]
         span = max(run.end - run.start, 1e-12)
         for i, w in enumerate(workers):
-            activities = list(self._activities(w))
-            waited = sum(end - begin for kind, begin, end in activities if kind == "waits")
-            styles = {"waits": "own", "works": "pale"}
-            bars = _stripes(activities, run.start, span)
+            bars: dict[str, str] = defaultdict(str)
+            waited = 0.0
+            for begin, end, status in run.status[w]:
+                first, last = max(begin, run.start), min(run.end if end is None else end, run.end)
+                x, wide = (t / span * (RIGHT - LEFT) for t in (first - run.start, last - first))
+                waited += max(0.0, wide) * (status.kind == "waits")
+                if wide >= 0.5:
+                    bars[status.kind] += f"M{LEFT + x:.1f} 2h{wide:.1f}v{BAR}h{-wide:.1f}z"
             self.scene.add(
                 0,
                 self.bars + PITCH * i,
                 text(run.names[w], "small", x=LEFT - 8, y=8, anchor="end"),
                 rect(8, BAR, "own", x=RIGHT + 8, y=2, lane=self._lane(w)),  # colour of its waits
-                text(f"waits {100 * waited / span:.0f} %", "small", x=RIGHT + 20, y=8),
+                text(f"waits {100 * waited / (RIGHT - LEFT):.0f} %", "small", x=RIGHT + 20, y=8),
                 title(f"{run.names[w]}: full while it waits for others, pale while it computes"),
-                *(path(d, styles[kind], lane=self._lane(w)) for kind, d in bars.items()),
+                path(bars["waits"], "own", lane=self._lane(w)),
+                path(bars["works"], "pale", lane=self._lane(w)),
             )
         if workers:
             cursor = rect(1.4, PITCH * len(workers) + 1, "full", x=-0.7)
@@ -465,49 +411,41 @@ class _Painter:
             self.scene.add(*a, cursor, end=run.end, to=b, steady=True, layer=TOKEN)
             self.scene.add(*b, cursor, begin=run.end, layer=TOKEN)
 
-    def _activities(self, worker: int) -> Iterator[tuple[str, float, float]]:
-        """Yield the intervals in which a worker waits or computes, clipped to the picture."""
-        for begin, end, status in self.run.status[worker]:
-            a, b = max(begin, self.run.start), self.run.end if end is None else end
-            if status.kind in ("waits", "works") and a < b:
-                yield status.kind, a, b
-
     def _counters(self) -> None:
         """Draw the numbers of pushes, pulls and updates so far."""
-        kinds = {"pushes": "push", "pulls": "weights", "updates": "update"}
-        for i, (noun, kind) in enumerate(kinds.items()):
-            completed = self.run.done(kind)
-            sums = list(accumulate((b.nbytes for b in completed), initial=0))
-            for begin, end, n in steps(b.end or 0.0 for b in completed):
-                shapes = [text(f"{n:,}", "figure"), text(human_bytes(sums[n]), "small", y=29)]
-                visible = shapes[: 1 if kind == "update" else 2]
-                self.side.add(70 * i, 18, *visible, begin=begin, end=end)
+        requests, updates = self.run.history.requests, self.run.history.updates
+        pushes = [(r.arrived, r.span.nbytes) for r in requests if r.span.op is Op.PUSH]
+        pulls = [(r.back, r.span.nbytes) for r in requests if r.span.op is Op.PULL]
+        counted = {"pushes": pushes, "pulls": pulls, "updates": [(u.end, 0) for u in updates]}
+        for i, (noun, items) in enumerate(counted.items()):
+            done = sorted((time, nbytes) for time, nbytes in items if time is not None)
+            sums = list(accumulate((nbytes for _, nbytes in done), initial=0))
+            for begin, end, n in steps(time for time, _ in done):
+                size = human_bytes(sums[n]) if noun != "updates" else ""
+                shapes = text(f"{n:,}", "figure"), text(size, "small", y=29)
+                self.side.add(70 * i, 18, *shapes, begin=begin, end=end)
             self.side.add(70 * i, 33, text(noun, "small"))
 
     def _staleness(self) -> None:
         """Draw a histogram of the staleness so far, with the bins of the whole run."""
-        gradients, side, floor = self.run.history.gradients, self.side, 84 + HIGH
-        taken = sorted((g.taken, min(g.late, LATEST)) for g in gradients if g.late is not None)
-        bins = histogram(late for _, late in taken)
+        taken = [(u.begin, n) for u in self.run.history.updates for n in u.late.values()]
+        bins, side, floor = histogram(n for _, n in taken), self.side, 84 + HIGH
         pitch, most = min(40.0, ROOM / len(bins)), max(1, *bins)
-        for begin, end, n in steps([end for end, _ in taken[:1]]):
-            label = "gradients, by staleness" if n else "no gradient applied yet"
-            side.add(0, 66, text(label, "small"), begin=begin, end=end)
+        side.add(0, 66, text("gradients, by staleness", "small"))
         side.add(0, floor, path(f"M0 0H{pitch * len(bins):.1f}", "axis"))
-        for y, label in (
-            (30, "updates between a worker's pull"),
-            (43, "and the use of its gradient"),
-        ):
-            side.add(0, floor + y, text(label, "small"))
+        side.add(0, floor + 30, text("updates between a worker's pull", "small"))
+        side.add(0, floor + 43, text("and the use of its gradient", "small"))
         for i in range(len(bins)):
-            side.add((i + 0.5) * pitch, floor + 14, text(_bin_label(i), "tick", anchor="middle"))
-            for begin, end, n in steps([time for time, late in taken if late == i]):
+            label = f"{i}+" if i == LATEST else str(i)
+            side.add((i + 0.5) * pitch, floor + 14, text(label, "tick", anchor="middle"))
+            for begin, end, n in steps(
+                sorted(time for time, late in taken if min(late, LATEST) == i)
+            ):
+                height = max(2.0, HIGH * n / most)
+                bar = rect(pitch - 2, height, "bad" if i else "gray", x=1, y=-height, r=1)
+                number = text(f"{n:,}", "count", x=pitch / 2, y=-height - 4, anchor="middle")
                 if n:
-                    height = max(2.0, HIGH * n / most)
-                    hint = f"{count(n, 'gradient')} of staleness {_bin_label(i)}"
-                    bar = rect(pitch - 2, height, "bad" if i else "gray", x=1, y=-height, r=1)
-                    number = text(f"{n:,}", "count", x=pitch / 2, y=-height - 4, anchor="middle")
-                    side.add(i * pitch, floor, title(hint), bar, number, begin=begin, end=end)
+                    side.add(i * pitch, floor, bar, number, begin=begin, end=end)
 
 
 def histogram(late: Iterable[int]) -> list[int]:
@@ -518,15 +456,6 @@ def histogram(late: Iterable[int]) -> list[int]:
     """
     counts = Counter(min(value, LATEST) for value in late)
     return [counts[n] for n in range(max([2, *counts]) + 1)]  # the axis has at least three values
-
-
-def _bin_label(staleness: int) -> str:
-    return f"{staleness}+" if staleness == LATEST else str(staleness)
-
-
-def _slot_width(spot: Spot) -> float:
-    """Return the width of a slot, without the gap after it."""
-    return round(max(0.7 * spot.slot, spot.slot - 4), 1)
 
 
 def _shortened_name(row: Row, w: float) -> tuple[str, float]:
@@ -544,6 +473,13 @@ def _values(row: Row, w: float, version: int, values: str) -> Iterator[Shape]:
         yield text(values, "worth", x=w - 44, y=17, anchor="end")
 
 
+def _staleness(late: Mapping[int, int], w: float) -> Shape:
+    """Return the largest staleness of the last update's gradients."""
+    most = max(late.values(), default=0)
+    words = f"{most} late" if most else "fresh" if len(late) == 1 else ""
+    return text(words, "late" if most else "size", x=w, y=39, anchor="end")
+
+
 @cached_drawing
 def _box(
     w: float, h: float, words: str, lane: int, *, x: float = 0, y: float = 0
@@ -556,13 +492,15 @@ def _box(
 
 
 @cached_drawing
-def _pill(version: int | None, style: str, text_style: str) -> tuple[Shape, ...]:
+def _pill(
+    version: int, style: str, text_style: str, *, x: float = 0, y: float = 0
+) -> tuple[Shape, ...]:
     """Return a version number, centered."""
     label = f"v{version}"
     w = max(34, 8 * len(label) + 14)
     return (
-        rect(w, 20, style, x=-w / 2, y=-10, r=10),
-        text(label, text_style, y=4.5, anchor="middle"),
+        rect(w, 20, style, x=x - w / 2, y=y - 10, r=10),
+        text(label, text_style, x=x, y=y + 4.5, anchor="middle"),
     )
 
 
@@ -576,50 +514,3 @@ def _arc(a: float, b: float, y: float, r: float) -> tuple[Shape, ...]:
     bend = f"{x1 + dx:.1f} {high:.1f} {x2 - dx:.1f} {high:.1f}"
     _, head = arrow((x2 - dx, high), (x2, low), "arc", "full")
     return path(f"M{x1:.1f} {low:.1f}C{bend} {x2:.1f} {low:.1f}", "arc"), head
-
-
-def _stripes(
-    activities: Sequence[tuple[str, float, float]], start: float, span: float
-) -> dict[str, str]:
-    """Return paths of waiting and computing, at most one interval per pixel."""
-    paths: dict[str, str] = defaultdict(str)
-    reached = 0.0
-    for kind, begin, end in activities:
-        a, b = (LEFT + (t - start) / span * (RIGHT - LEFT) for t in (begin, end))
-        if b >= reached + 1 and b - a >= 0.5:
-            a, reached = max(a, reached), b
-            paths[kind] += f"M{a:.1f} 2h{b - a:.1f}v{BAR}h{a - b:.1f}z"
-    return paths
-
-
-MAX_ROWS = 24  # keys in the table
-
-
-def to_table(run: Serving) -> str:
-    """Return the final state of a run as text: keys with versions, waits, and counters."""
-    lines = [f"{run.title}: {', '.join(facts(run))}".rstrip(": ")]
-    if not run.keyframes:
-        return f"{lines[0]}\n  {NOTHING}"
-    history = run.history
-    in_inbox = Counter(g.place for g in history.gradients if g.taken > run.end)
-    for place, row in list(run.rows.items())[:MAX_ROWS]:
-        versions = history.versions[place]
-        version = f"v{versions[-1][1]}" if versions else "no value"
-        inbox = f", {count(in_inbox[place], 'gradient')} in the inbox" if in_inbox[place] else ""
-        size = (row.size or "0 B").replace(" · ", ", ")
-        lines.append(f"  {run.names[row.server]}: {row.key} {version} ({size}){inbox}")
-    if len(run.rows) > MAX_ROWS:
-        lines.append(f"  … and {len(run.rows) - MAX_ROWS:,} more keys")
-    last = {node: stretches[-1][2] for node, stretches in run.status.items()}
-    lines += [f"  {run.names[n]} {s.text}" for n, s in last.items() if s.kind == "waits"]
-    pushes, pulls, updates = (run.done(kind) for kind in ("push", "weights", "update"))
-    sizes = [human_bytes(sum(b.nbytes for b in keyframes)) for keyframes in (pushes, pulls)]
-    totals = (
-        f"  {len(pushes):,} push{'es' * (len(pushes) != 1)} ({sizes[0]}), "
-        f"{count(len(pulls), 'pull')} ({sizes[1]}), {count(len(updates), 'update')}"
-    )
-    bins = histogram(g.late for g in history.gradients if g.late is not None)
-    late = ", ".join(f"{_bin_label(i)}: {n:,}" for i, n in enumerate(bins) if n)
-    lines.append(totals + (f"; gradients of staleness {late}" if late else ""))
-    notice_lines = flagged({"notices": notices(run), "notes": notes(run)})
-    return "\n".join([*lines, *(f"  {line}" for line in notice_lines)])

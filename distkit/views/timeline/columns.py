@@ -82,10 +82,7 @@ class Columns:
         ends = np.concatenate([pairs.send[arrows], pairs.recv[arrows]])
         chosen |= np.isin(pairs.tie, pairs.tie[chosen & (pairs.tie >= 0)])
         chosen[ends[ends >= 0]] = True
-        picture = self._as_objects(chosen & self._drawn, arrows)
-        if most is not None:
-            picture["entries"] = int(pairs.begun.sum()) + pairs.ties
-        return picture
+        return self._as_objects(chosen & self._drawn, arrows)
 
     def _as_objects(self, chosen: Bools, arrows: Ints) -> Json:
         values = self.values()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json
-from distkit.views.scene.text import table
+from distkit.views.scene.text import described
 from distkit.views.timeline.bars import packed
 from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import MAX_BARS, to_svg
@@ -37,8 +37,6 @@ class Timeline(View):
     ...            Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=4)])
     >>> Timeline(t)
     Timeline: 2 ranks, 1 message (4 B), 100 ms
-      time  what  who              tensor  size  took    line
-      0 µs  send  rank 0 → rank 1          4 B   100 ms
       ! still in send: rank 0
     """
 
@@ -59,4 +57,4 @@ class Timeline(View):
         return to_svg(self._drawn())
 
     def __repr__(self) -> str:
-        return table(self._drawn())
+        return described(self._drawn())

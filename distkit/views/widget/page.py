@@ -18,16 +18,14 @@ from string import Template
 from distkit._format import count
 from distkit.events import COMPUTATION, REQUESTS
 from distkit.trace.log import EventLog
-from distkit.views.gradients.projection import project as gradients
-from distkit.views.gradients.scene import draw as gradient_scene
+from distkit.views.gradients.scene import draw as gradients
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.painter import to_svg as scene_svg
 from distkit.views.servers.projection import project as servers
 from distkit.views.servers.scene import draw as server_scene
 from distkit.views.stage.projection import project as stage
 from distkit.views.stage.scene import draw as stage_scene
-from distkit.views.tensors import draw as tensor_scene
-from distkit.views.tensors import project as tensors
+from distkit.views.tensors import draw as tensors
 from distkit.views.timeline.bars import packed
 from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import MAX_BARS, to_svg
@@ -105,13 +103,13 @@ VIEWS = (
         "tensors",
         "The values of each message and collective, before and after, on every rank.",
         _has_values,
-        lambda trace: tensor_scene(tensors(trace, max_values=MAX_VALUES)),
+        lambda trace: tensors(trace, max_values=MAX_VALUES),
     ),
     PageView(
         "gradients",
         "Gradients per layer and rank, before and after the all-reduce; drift and loss.",
         _has_gradients,
-        lambda trace: gradient_scene(gradients(trace)),
+        gradients,
     ),
     PageView(
         "servers",
