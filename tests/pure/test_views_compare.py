@@ -59,7 +59,7 @@ def test_waiting_ends_when_the_last_rank_arrives() -> None:
     for r in range(3):
         s.op(r, Op.ALL_REDUCE, r * MS, 4 * MS, **CHUNK)
     c = Columns(s.trace(world_size=3))
-    assert c.causes.waited.tolist() == pytest.approx([2 * MS, 1 * MS, 0])
+    assert c.waits.waited.tolist() == pytest.approx([2 * MS, 1 * MS, 0])
     ranks = figures(c)["ranks"]
     assert [r["waiting"] for r in ranks] == pytest.approx([0.5, 0.25, 0], abs=1e-3)
     assert [r["busy"] for r in ranks] == pytest.approx([1, 0.75, 0.5], abs=1e-3)
@@ -72,7 +72,7 @@ def test_computing_rank_does_not_wait() -> None:
     s.op(0, Op.MARK, 1 * MS, 6 * MS, attributes={"label": "compute"})
     s.op(1, Op.SEND, 8 * MS, 9 * MS, peer=0, **CHUNK)
     c = Columns(s.trace(world_size=2))
-    assert c.causes.waited[0] == pytest.approx(2 * MS, abs=1e-5)
+    assert c.waits.waited[0] == pytest.approx(2 * MS, abs=1e-5)
     assert figures(c)["ranks"][0]["waiting"] == pytest.approx(2 / 9, abs=1e-3)
 
 
@@ -106,24 +106,6 @@ def test_parameter_server_times_are_means_over_workers() -> None:
     assert "rounds" not in named and named["most_sent"][0] == "most sent by a worker"
     plain = {row["key"]: row["label"] for row in project({"a": traces.ring()})["rows"]}
     assert plain["waiting"] == "waiting" and plain["busy"] == "in communication"
-
-
-def on_path(c: Columns):
-    return [(int(c.ops.rank[i]), c.ops.categories[c.ops.category[i]].op) for i in c.causes.path]
-
-
-def test_critical_path_goes_through_the_straggler() -> None:
-    s = Script()
-    s.op(0, Op.MARK, 0, 1 * MS, attributes={"label": "compute"})
-    s.op(1, Op.MARK, 0, 5 * MS, attributes={"label": "compute"})
-    s.op(1, Op.SEND, 5 * MS, 6 * MS, peer=0, **CHUNK)
-    s.op(0, Op.RECV, 1 * MS, 6.5 * MS, peer=1, **CHUNK)
-    c = Columns(s.trace(world_size=2))
-    assert on_path(c) == [(1, Op.SEND), (1, Op.MARK)]
-    assert [(int(c.ops.rank[i]), int(c.ops.seq[i])) for i in c.causes.via] == [(0, 1)]
-    told = c.caused()
-    assert told["waits"].tolist() == c.causes.via
-    assert told["waited"] == pytest.approx([4 * MS], abs=1e-5)
 
 
 def test_each_other_run_is_compared_with_the_first() -> None:
@@ -163,8 +145,6 @@ def test_figures_are_consistent_for_any_trace(seed: int, ranks: int) -> None:
     trace = Simulation(programs, random=rng).run().live()
     found = counted(trace)
     assert 0 <= found["rounds"] <= found["messages"] + found["collectives"]
-    path = Columns(trace).causes.path
-    assert bool(path) == bool(trace.spans) and len(path) <= len(trace.spans)
     assert found["messages"] == len([m for m in trace.messages if m.sent is not None])
     for r in found["ranks"]:
         assert 0 <= r["waiting"] <= r["busy"] <= 1

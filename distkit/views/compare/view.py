@@ -35,10 +35,10 @@ from distkit.views.scene.painter import body, cut
 from distkit.views.scene.svg import text_width
 from distkit.views.scene.theme import MARKS
 from distkit.views.timeline.bars import packed
-from distkit.views.timeline.causes import causes
 from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import MAX_BARS, MAX_LANES, WIDTH, paint
 from distkit.views.timeline.view import MAX_LIVE
+from distkit.views.timeline.waits import waits
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.live import Live
 from distkit.views.widget.view import View, trace_of
@@ -108,12 +108,12 @@ class Compare(View):
     def _merge(self) -> None:
         """Merge all runs into one timeline."""
         sides = self._sides
-        live, n = any(side.live for side in sides), len(sides)
-        table = joined([relabelled(side, i, n) for i, side in enumerate(sides)])
+        live = any(side.live for side in sides)
+        table = joined([relabelled(side, i, len(sides)) for i, side in enumerate(sides)])
         merged = Columns(EventLog.of(table, facts(sides)), MAX_LIVE if live else None, live=live)
         if not live:
             end = max(side.data["figures"]["seconds"] for side in sides)
-            merged.causes = causes(merged.ops, merged.pairs, end, n)
+            merged.waits = waits(merged.ops, merged.pairs, end)
         self._columns = merged
 
     def _summary(self) -> Json:
