@@ -1,8 +1,7 @@
-"""Comparison of traces in a browser: panels, clock, counterparts, table, live updates."""
+"""Comparison of traces in a browser: panels, clock, counterparts, table."""
 
 import re
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,28 +111,6 @@ def test_comparison_fits_a_projector(tab: Any, tmp_path: Path, runs: dict[str, T
     tab.page.set_viewport_size({"width": 400, "height": 720})
     fits = "e => e.clientWidth < 400 && e.scrollWidth <= e.clientWidth"
     tab.page.wait_for_function(fits, arg=root)
-    sheet.fine()
-
-
-def test_comparison_follows_a_run(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
-    ring = runs["ring"]
-
-    class Half:
-        finished = False
-        trace = Trace(ring[: len(ring) // 2], ring.info)
-
-        def subscribe(self, _: Any) -> Any:
-            return lambda: None
-
-    sheet = opened(tab, tmp_path, {"ring": Half(), "torch": runs["torch"]})
-    assert sheet.root.locator(".dk-live").count() == 1
-    seen = int(row(sheet, "messages")[0])
-    assert 0 < seen < 48
-    sheet.view._look = partial(sheet.view._update_side, 0)
-    sheet.renew(Trace(ring[:-8], ring.info), live=True)
-    sheet.renew(ring)
-    tab.page.wait_for_selector(".dkc-table[aria-label*=' 48 ']", state="attached")
-    assert sheet.root.locator(".dk-live").count() == 0
     sheet.fine()
 
 

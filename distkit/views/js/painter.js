@@ -80,12 +80,12 @@ export class Painter {
   }
 
   // The colour of a lane's run, before the lane and at the run's end.
-  #run({ run, end, live }, top, height) {
+  #run({ run, end }, top, height) {
     const { c, at, look } = this;
     c.fillStyle = look.traces[run % look.traces.length];
     c.fillRect(at.left - 9, top, 3, height);
     const x = at.x(end);
-    if (!live && x > at.left && x < at.right) c.fillRect(x, top, 2, height);
+    if (x > at.left && x < at.right) c.fillRect(x, top, 2, height);
   }
 
   // A host's name, and a rule above its lanes.

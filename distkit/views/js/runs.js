@@ -9,9 +9,9 @@ export class Runs extends Store {
   }
 
   // An open bar ends with its run.
-  until(i, now) {
-    const { died, end, live } = this.frame.lanes[this.lane(i)] ?? {};
-    return Number.isNaN(this.end[i]) ? died ?? end + (live ? now - this.frame.end : 0) : this.end[i];
+  until(i) {
+    const { died, end } = this.frame.lanes[this.lane(i)] ?? {};
+    return Number.isNaN(this.end[i]) ? died ?? end : this.end[i];
   }
 
   related(item) {
