@@ -54,8 +54,7 @@ def to_svg(steps: Json, picture: Json) -> str:
     for line in lines:
         parts += [svg.text(x, y, *words) for x, words in zip(EDGES, line, strict=False)]
         y += 20
-    until = steps["moment"]["time"] if steps["position"] < steps["last"] else None
-    timeline, height = paint({**picture, "title": ""}, until=until)
+    timeline, height = paint({**picture, "title": ""})
     parts.append(f'<g transform="translate(0 {y:.0f})">{timeline}</g>')
     return svg.document(WIDTH, y + height, f"{steps['name']}, {step(steps)}", "".join(parts))
 
