@@ -152,20 +152,6 @@ def test_slider_selects_a_moment(load: Any, real: Any) -> None:
     view.fine()
 
 
-def test_values_can_be_shown_instead_of_contributions(load: Any, real: Any) -> None:
-    view = load(real["ring"])
-    view.root.focus()
-    view.page.keyboard.press("v")
-    assert view.layers() == 0
-    assert view.page.locator("[data-name=values]").get_attribute("aria-pressed") == "true"
-    torch.manual_seed(0)
-    first = torch.randn(16)[0]
-    assert f"{first:.3g}".replace("-", "−") in view.main("text.mark-cell").all_text_contents()
-    view.page.click("[data-name=contributions]")
-    assert view.layers() == 16
-    view.fine()
-
-
 def test_collectives_are_drawn_as_a_hub(load: Any, real: Any) -> None:
     view = load(real["native"])
     view.drawn(lambda: view.page.locator(".dk-scrub").fill("600"))  # of two rounds
@@ -180,7 +166,7 @@ def test_collectives_are_drawn_as_a_hub(load: Any, real: Any) -> None:
 def test_unusual_runs_are_drawn_without_errors(load: Any, make: Any) -> None:
     view = load(make())
     view.root.focus()
-    for key in ("ArrowRight", "PageDown", "v", "End", "ArrowRight", "Home", "ArrowLeft"):
+    for key in ("ArrowRight", "PageDown", "End", "ArrowRight", "Home", "ArrowLeft"):
         view.page.keyboard.press(key)
     assert view.page.locator(".dk-notices li").count() == len(view.view._data["notices"])
     if view.view._data["keyframes"]:
