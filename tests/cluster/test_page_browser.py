@@ -60,7 +60,7 @@ def test_every_demo_is_drawn_in_light_and_dark(tab: Any, pages: Path) -> None:
         tab.page.emulate_media(color_scheme=scheme)
         open_page(tab, pages / "demos.html")
         for i, name in enumerate(DEMOS):
-            tab.page.click(f"#tab{i}")
+            tab.page.click(f"#panel{i}tab")
             settle(tab.page)
             shot = shots[scheme, name] = picture(tab.page.locator(f"#panel{i} canvas"))
             assert shot.width > 1000 and shot.height > 150

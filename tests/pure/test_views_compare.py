@@ -203,7 +203,7 @@ def test_static_pictures_are_small_and_complete(case: str) -> None:
         "hang": {"<hang>": traces.hang(), "odd & ends": traces.odd_values()},
     }[case]
     view = dk.Compare(named)
-    drawn = view._repr_mimebundle_()[0]["image/svg+xml"]
+    drawn = view._svg()
     assert len(drawn.encode()) <= 60_000
     words = "".join(ET.fromstring(drawn).itertext())
     assert all(name in words for name in named)
