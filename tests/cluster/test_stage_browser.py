@@ -82,7 +82,7 @@ class Shown(Sheet):
 
 def test_ring_all_reduce_is_stepped_through_round_by_round(load: Any, real: Any) -> None:
     view = load(real["ring"])
-    assert "schedule of an all-reduce" in view.text(".dk-said")
+    assert "a chunk has a layer" in view.text(".dk-said")
     assert view.texts(".dkm-panels b") == [f"round {k} of 6" for k in range(1, 7)]
     assert view.layers() == 16  # four chunks on each of four ranks, each with its own contribution
     view.root.focus()
@@ -176,7 +176,7 @@ def test_unusual_runs_are_drawn_without_errors(load: Any, make: Any) -> None:
     view.fine()
 
 
-def test_thousand_ranks_are_drawn(load: Any) -> None:
+def test_first_of_a_thousand_ranks_are_drawn(load: Any) -> None:
     events = []
     for r in range(1000):
         left, right = (r - 1) % 1000, (r + 1) % 1000
@@ -186,8 +186,7 @@ def test_thousand_ranks_are_drawn(load: Any) -> None:
             Event(r, 1, Op.RECV, State.COMPLETED, 0.5 + r / 1e4, peer=left),
         ]
     view = load(Trace(events))
-    dots = view.main("path.mark-dot").evaluate_all("all => all.map(p => p.getAttribute('d'))")
-    assert sum(d.count("M") for d in dots) == 1000
+    assert view.main("circle.mark-own").count() == 256
     assert view.main(".mark-number").count() == 0
     assert view.main(".mark-link").count() == 1
     view.root.focus()

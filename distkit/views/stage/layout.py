@@ -149,7 +149,7 @@ class Field:
         """Return the distances between the outermost cards at which no cards overlap."""
         n, (w, h), levels = len(places), self.card, len({y for _, y in places})
         circle = n > 2 and not self.named
-        height = (levels - 1) * (h + AWAY + self.above)
+        height = max(levels - 1, 0) * (h + AWAY + self.above)
         if circle:
             height = 230 if n <= 4 else 310
         if n > STRIPS:

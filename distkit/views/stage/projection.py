@@ -27,7 +27,7 @@ from distkit.views.stage.contributions import (
 from distkit.views.stage.layout import Pair, Point, arrange
 
 #: Maximum numbers of drawn keyframes, links and ranks; a notice reports the rest.
-MAX_KEYFRAMES, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 1_024
+MAX_KEYFRAMES, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 256
 #: Maximum number of changes of tensors.
 MAX_CHANGES = 20_000
 #: Fraction of a round that a message takes; it arrives at the end.
@@ -256,7 +256,7 @@ def _begin(number: int) -> float:
 
 
 def _certainty(trace: EventLog, contributions: Contributions) -> str:
-    """Return a sentence on how certain the contributions are."""
+    """Return what the strips show, and how certain it is."""
     if len(trace.ranks) > MAX_RANKS:
         return f"Contributions are traced for at most {MAX_RANKS} ranks."
     if not contributions.known:
@@ -264,16 +264,10 @@ def _certainty(trace: EventLog, contributions: Contributions) -> str:
         return "The trace does not record what a server computes." if served else ""
     explanation = (
         "Each strip is a rank's tensor; a chunk has a layer in the colour of each rank whose "
-        "contribution it contains. "
-    )
-    reason = (
-        "The messages follow the schedule of an all-reduce, so distkit knows which chunks each one "
-        "carries, and whether they are added."
-        if contributions.all_reduces
-        else "The contributions follow from the meaning of the collectives and from equal values."
+        "contribution it contains."
     )
     doubt = " Pale: at most these ranks have contributed; the trace does not record computations."
-    return explanation + reason + (doubt if contributions.doubtful else "")
+    return explanation + (doubt if contributions.doubtful else "")
 
 
 def _notices(

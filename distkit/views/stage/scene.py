@@ -6,7 +6,7 @@ ranks, layout.py places the ranks.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -114,23 +114,20 @@ class _Painter:
             self.scene.add(0, 0, path(d, "link"), layer=LINK)
 
     def _badges(self) -> None:
-        """Draw a numbered badge per rank, or for many ranks one path of dots per colour."""
-        r, spots = self.field.radius, defaultdict[int, str](str)
+        """Draw a badge per rank, with a number if it fits, and a name."""
+        r = self.field.radius
         for rank, name in self.stage.names.items():
             lane, (x, y) = self._lane(rank), self.field.badge(rank)
-            spots[lane] += f"M{x:g} {y:g}h0"
-            if len(self.lanes) > NUMBERS:
-                continue
-            digits = text(
-                str(rank), "number", y=r * 0.39, anchor="middle", lane=lane, size=round(1.1 * r)
-            )
-            self.scene.add(x, y, circle(r, "own", lane=lane), digits, layer=BADGE)
+            self.scene.add(x, y, circle(r, "own", lane=lane), layer=BADGE)
+            if len(self.lanes) <= NUMBERS:
+                size = round(1.1 * r)
+                number = text(
+                    str(rank), "number", y=r * 0.39, anchor="middle", lane=lane, size=size
+                )
+                self.scene.add(x, y, number, layer=BADGE)
             if name != f"rank {rank}" and len(self.lanes) <= STRIPS:
                 words = text(name, "caption", y=-self.field.card[1] / 2 - 6, anchor="middle")
                 self.scene.add(*self.field.at[rank], words, layer=BADGE)
-        if len(self.lanes) > NUMBERS:
-            dots = (path(d, "dot", lane=lane) for lane, d in spots.items())
-            self.scene.add(0, 0, *dots, layer=BADGE)
 
     # -- tensors of ranks -----------------------------------------------------------------
 
@@ -243,22 +240,19 @@ class _Painter:
 
     def _meeting(self, i: int, keyframe: Keyframe, meet: float, tokens: bool) -> None:
         """Move the members to the hub, and the result back."""
-        hub, middle = self.field.hub(keyframe.senders), circle(5, "hub")
-        self.scene.add(*hub, middle, begin=keyframe.begin, end=keyframe.end, layer=DOT)
+        hub, middle, begin = self.field.hub(keyframe.senders), circle(5, "hub"), keyframe.begin
+        self.scene.add(*hub, middle, begin=begin, end=keyframe.end, layer=DOT)
         self.scene.hold_frame(i, *hub, middle, layer=DOT)
-        lines_by_time: dict[tuple[float, float | None], list[Shape]] = defaultdict(list)
-        past = []
-        for rank, begin, end in zip(keyframe.senders, keyframe.starts, keyframe.ends, strict=True):
-            if rank not in self.lanes:
-                continue
-            home, lane = self.field.edge(rank, hub), self._lane(rank)
-            lines_by_time[begin, end].append(line(home, hub, "flight", lane=lane))
-            past.append(line(home, hub, "past", lane=lane))
-            if tokens:
-                self._member(keyframe, rank, home, hub, (begin, meet, end))
-        for (begin, end), lines in lines_by_time.items():
-            self.scene.add(0, 0, *lines, begin=begin, end=end, layer=FLIGHT)
+        ends = dict(zip(keyframe.senders, keyframe.ends, strict=True))
+        homes = {rank: self.field.edge(rank, hub) for rank in ends if rank in self.lanes}
+        flight, past = (
+            [line(home, hub, style, lane=self._lane(rank)) for rank, home in homes.items()]
+            for style in ("flight", "past")
+        )
+        self.scene.add(0, 0, *flight, begin=begin, end=keyframe.end, layer=FLIGHT)
         self.scene.hold_frame(i, 0, 0, *past, layer=FLIGHT)
+        for rank, home in homes.items() if tokens else ():
+            self._member(keyframe, rank, home, hub, (begin, meet, ends[rank]))
 
     def _member(
         self,

@@ -73,25 +73,16 @@ class Columns:
     # -- as plain objects ---------------------------------------------------------
 
     def picture(self, most: int | None = None) -> Json:
-        """Return bars and arrows as objects: all, or about ``most`` bars and their partners."""
+        """Return bars and arrows as objects: all, or the first ``most`` bars."""
         pairs, chosen = self.pairs, self._drawn.copy()
         if most is not None:
             drawn = np.flatnonzero(chosen)
             chosen[drawn[np.argsort(self.ops.start[drawn], kind="stable")[most:]]] = False
-        arrows = self._touching(chosen)
-        ends = np.concatenate([pairs.send[arrows], pairs.recv[arrows]])
-        chosen |= np.isin(pairs.tie, pairs.tie[chosen & (pairs.tie >= 0)])
-        chosen[ends[ends >= 0]] = True
-        picture = self._as_objects(chosen & self._drawn, arrows)
-        if most is not None:
-            picture["entries"] = int(pairs.begun.sum()) + pairs.ties
-        return picture
-
-    def _as_objects(self, chosen: Bools, arrows: Ints) -> Json:
         values = self.values()
         return {
             "bars": [self._bar(i, values.get(i, ())) for i in np.flatnonzero(chosen).tolist()],
-            "arrows": [self._arrow(i) for i in arrows.tolist()],
+            "arrows": [self._arrow(i) for i in self._touching(chosen).tolist()],
+            "entries": int(pairs.begun.sum()) + pairs.ties,
             **self.frame,
         }
 
@@ -111,10 +102,7 @@ class Columns:
 
     def _touching(self, chosen: Bools) -> Ints:
         """Return the arrows that begin or end at one of these operations."""
-        known, pairs = (
-            np.append(chosen, False),
-            self.pairs,
-        )  # index -1 is the last element, which is False
+        known, pairs = np.append(chosen, False), self.pairs  # index -1 is the appended element
         arrows: Ints = np.flatnonzero(pairs.begun & (known[pairs.send] | known[pairs.recv]))
         return arrows
 
