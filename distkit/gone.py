@@ -41,8 +41,8 @@ GONE = {
     "together, and the table has how many times as long each took.",
     "dk.Stage(clock=…)": "dk.Stage(clock=…) was removed: leave it out. dk.Timeline(run) shows "
     "measured times.",
-    "dk.Stage(layout=…)": "dk.Stage(layout=…) was removed: leave it out. The messages determine "
-    "where the ranks are.",
+    "dk.Stage(layout=…)": "dk.Stage(layout=…) was removed: leave it out. The ranks of each host "
+    "have a row; those of a single host form a circle.",
     "dk.sweep(folder=…)": "dk.sweep(folder=…) was removed: keep the table that it returns with "
     "frame.drop(columns='trace').to_csv(file), and a trace with frame.trace[0].save(file).",
     "distkit_simulation.measure_modes": "measure_modes was removed: compile the network with "

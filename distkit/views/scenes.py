@@ -19,11 +19,10 @@ from distkit.views.widget.view import SceneView
 class Stage(SceneView):
     """Animates a run: the messages between ranks, and the contributions in each tensor.
 
-    The messages determine the layout of the ranks. A strip of numbered chunks shows each rank's
-    tensor. A chunk has a layer in the colour of each rank whose contribution it contains, and a
-    complete chunk has all colours; "values" shows numbers instead. A hub in the middle stands for
-    a collective of torch. All messages of a round move together, as in a textbook. Space plays,
-    arrow keys step through rounds.
+    A strip of numbered chunks shows each rank's tensor. A chunk has a layer in the colour of each
+    rank whose contribution it contains, and a complete chunk has all colours. A hub in the middle
+    stands for a collective of torch. All messages of a round move together, as in a textbook.
+    Space plays, arrow keys step through rounds.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
@@ -35,7 +34,7 @@ class Stage(SceneView):
     >>> t = EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
     ...            Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=4)])
     >>> Stage(t)
-    Stage: 2 ranks · ring, 1 round
+    Stage: 2 ranks, 1 round
        100 ms  rank 0 → rank 1, 4 B
     Each strip is a rank's tensor; ...
     """

@@ -60,7 +60,7 @@ def test_every_demo_is_drawn_in_light_and_dark(tab: Any, pages: Path) -> None:
         tab.page.emulate_media(color_scheme=scheme)
         open_page(tab, pages / "demos.html")
         for i, name in enumerate(DEMOS):
-            tab.page.click(f"#tab{i}")
+            tab.page.click(f"#panel{i}tab")
             settle(tab.page)
             shot = shots[scheme, name] = picture(tab.page.locator(f"#panel{i} canvas"))
             assert shot.width > 1000 and shot.height > 150
@@ -187,7 +187,7 @@ def test_search_finds_operations_and_enter_goes_to_the_next(tab: Any, pages: Pat
     assert reported(tab) == "" and quiet(tab)
 
 
-def test_critical_path_and_waiting_are_highlighted(tab: Any, tmp_path: Path) -> None:
+def test_waiting_is_highlighted(tab: Any, tmp_path: Path) -> None:
     s = Script()
     s.op(0, Op.MARK, 0, 4 * MS, attributes={"label": "slow"}).op(
         0, Op.SEND, 4 * MS, 5 * MS, peer=1, nbytes=8
@@ -198,10 +198,6 @@ def test_critical_path_and_waiting_are_highlighted(tab: Any, tmp_path: Path) -> 
     to_html(s.trace(world_size=3), tmp_path / "causes.html")
     canvas = open_page(tab, tmp_path / "causes.html")
     canvas.focus()
-    tab.page.keyboard.press(
-        "c"
-    )  # slow, send, and the last all_reduce to begin; not the recv that waited
-    assert reported(tab) == "rank 0: slow (4 ms), send (998 µs); rank 1: all_reduce (998 µs)"
     tab.page.keyboard.press("w")
     assert reported(tab) == "5 ms on all ranks together"
     assert quiet(tab)

@@ -100,35 +100,6 @@ def test_picture_of_a_live_run_shows_its_end(executed: NotebookNode) -> None:
     assert "6 collectives" in whole["text/plain"]
 
 
-def test_picture_of_a_run_that_ends_between_cells_shows_its_end(
-    jupyter_home: Path, tmp_path: Path
-) -> None:
-    """nbclient receives only messages of the running cell."""
-    go, over = tmp_path / "go", tmp_path / "over"
-    show = (
-        f"from pathlib import Path; go, over = Path({str(go)!r}), Path({str(over)!r})",
-        "def late():",
-        "    dist.barrier()",
-        "    while not go.exists(): pass",
-        "run = cluster.submit(late); view = dk.Timeline(run)",
-        "forget = run.subscribe(lambda events: events or over.touch())",
-        "view",
-    )
-    sources = [START, "\n".join(show), "run.wait()", "cluster.stop()"]
-    cells = [nbformat.v4.new_code_cell(source) for source in sources]
-
-    def between(cell: NotebookNode, **_: object) -> None:
-        if "dk.Timeline(run)" in cell.source:
-            go.touch()
-            until(over.exists, timeout=60)
-
-    done = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(done, timeout=240, kernel_name="python3", on_cell_executed=between).execute()
-    picture = done.cells[1].outputs[0].data
-    assert "1 collective" in picture["text/plain"]
-    assert 'class="distkit-ended"' not in picture["text/html"]
-
-
 def test_picture_of_a_stepped_run_shows_its_end(executed: NotebookNode) -> None:
     assert "looking back" not in (message := executed.cells[-2].outputs[0].data["text/plain"])
     assert "before the first step" not in message and "finished" in message

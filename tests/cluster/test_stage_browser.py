@@ -82,7 +82,7 @@ class Shown(Sheet):
 
 def test_ring_all_reduce_is_stepped_through_round_by_round(load: Any, real: Any) -> None:
     view = load(real["ring"])
-    assert "schedule of an all-reduce" in view.text(".dk-said")
+    assert "a chunk has a layer" in view.text(".dk-said")
     assert view.texts(".dkm-panels b") == [f"round {k} of 6" for k in range(1, 7)]
     assert view.layers() == 16  # four chunks on each of four ranks, each with its own contribution
     view.root.focus()
@@ -152,20 +152,6 @@ def test_slider_selects_a_moment(load: Any, real: Any) -> None:
     view.fine()
 
 
-def test_values_can_be_shown_instead_of_contributions(load: Any, real: Any) -> None:
-    view = load(real["ring"])
-    view.root.focus()
-    view.page.keyboard.press("v")
-    assert view.layers() == 0
-    assert view.page.locator("[data-name=values]").get_attribute("aria-pressed") == "true"
-    torch.manual_seed(0)
-    first = torch.randn(16)[0]
-    assert f"{first:.3g}".replace("-", "−") in view.main("text.mark-cell").all_text_contents()
-    view.page.click("[data-name=contributions]")
-    assert view.layers() == 16
-    view.fine()
-
-
 def test_collectives_are_drawn_as_a_hub(load: Any, real: Any) -> None:
     view = load(real["native"])
     view.drawn(lambda: view.page.locator(".dk-scrub").fill("600"))  # of two rounds
@@ -180,7 +166,7 @@ def test_collectives_are_drawn_as_a_hub(load: Any, real: Any) -> None:
 def test_unusual_runs_are_drawn_without_errors(load: Any, make: Any) -> None:
     view = load(make())
     view.root.focus()
-    for key in ("ArrowRight", "PageDown", "v", "End", "ArrowRight", "Home", "ArrowLeft"):
+    for key in ("ArrowRight", "PageDown", "End", "ArrowRight", "Home", "ArrowLeft"):
         view.page.keyboard.press(key)
     assert view.page.locator(".dk-notices li").count() == len(view.view._data["notices"])
     if view.view._data["keyframes"]:
@@ -190,7 +176,7 @@ def test_unusual_runs_are_drawn_without_errors(load: Any, make: Any) -> None:
     view.fine()
 
 
-def test_thousand_ranks_are_drawn(load: Any) -> None:
+def test_first_of_a_thousand_ranks_are_drawn(load: Any) -> None:
     events = []
     for r in range(1000):
         left, right = (r - 1) % 1000, (r + 1) % 1000
@@ -200,8 +186,7 @@ def test_thousand_ranks_are_drawn(load: Any) -> None:
             Event(r, 1, Op.RECV, State.COMPLETED, 0.5 + r / 1e4, peer=left),
         ]
     view = load(Trace(events))
-    dots = view.main("path.mark-dot").evaluate_all("all => all.map(p => p.getAttribute('d'))")
-    assert sum(d.count("M") for d in dots) == 1000
+    assert view.main("circle.mark-own").count() == 256
     assert view.main(".mark-number").count() == 0
     assert view.main(".mark-link").count() == 1
     view.root.focus()

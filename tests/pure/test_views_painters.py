@@ -71,7 +71,11 @@ def test_paused_blocked_and_early_operations_are_styled():
         Event(0, 1, Op.TOUCH, State.COMPLETED, 0.2, match="0"),
     ]
     words = texts(Trace(events))
-    assert "paused before send" in words and "still in recv from rank 0" in words and "!" in words
+    assert (
+        "paused before send to rank 1" in words
+        and "still in recv from rank 0" in words
+        and "!" in words
+    )
 
 
 def test_group_band_skips_lanes_of_other_ranks():

@@ -23,7 +23,6 @@ from distkit.views.timeline.static import WIDTH, paint
 from distkit.views.timeline.view import Timeline
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.live import Live, Notifier, Steppable, Worker
-from distkit.views.widget.view import OnTrace
 
 #: Maximum number of ranks in the static picture, and the left edges of its columns [px].
 MAX_RANKS, EDGES = 16, (24, 130, 220, 430, 600)
@@ -50,8 +49,7 @@ def to_svg(steps: Json, picture: Json) -> str:
     for line in lines:
         parts += [svg.text(x, y, *words) for x, words in zip(EDGES, line, strict=False)]
         y += 20
-    until = steps["moment"]["time"] if steps["position"] < steps["last"] else None
-    timeline, height = paint({**picture, "title": ""}, until=until)
+    timeline, height = paint({**picture, "title": ""})
     parts.append(f'<g transform="translate(0 {y:.0f})">{timeline}</g>')
     return svg.document(WIDTH, y + height, f"{steps['name']}, {step(steps)}", "".join(parts))
 
@@ -141,8 +139,8 @@ class Cockpit(Timeline):
 
     # -- to the browser -----------------------------------------------------------
 
-    def _follow(self, run: Live, info: RunInfo, on_trace: OnTrace) -> None:
-        self._following = 1  # _refresh processes every change
+    def _follow(self, run: Live, info: RunInfo) -> None:
+        self._following = True  # _refresh processes every change
 
     def _refresh(self) -> None:
         """Send the current trace and state to the browser."""
@@ -152,7 +150,7 @@ class Cockpit(Timeline):
             self._look(self._source.trace, not finished)  # has all events that the steps reference
             self._publish()
             self.sources, self.steps = steps.pop("sources"), steps
-            self._following = int(not finished)
+            self._following = not finished
         if finished and self.steps != previous:
             self._static.renew()
 

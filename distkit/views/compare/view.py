@@ -6,8 +6,6 @@ projection.py compares the traces. Marks next to the timeline show the figures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -18,27 +16,18 @@ from distkit.gone import refuse
 from distkit.trace.columns import Table
 from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.log import EventLog
-from distkit.views.compare.projection import (
-    Side,
-    difference,
-    figure,
-    names,
-    ratio,
-    summary,
-    to_table,
-)
+from distkit.views.compare.projection import Side, figure, ratio, summary, to_table
 from distkit.views.scene import svg
 from distkit.views.scene.frame import MAX_LANES as MOST_LANES
-from distkit.views.scene.frame import Json
+from distkit.views.scene.frame import Json, lane
 from distkit.views.scene.marks import Scene, rect, text, title
 from distkit.views.scene.painter import body, cut
 from distkit.views.scene.svg import text_width
 from distkit.views.scene.theme import MARKS
 from distkit.views.timeline.bars import packed
-from distkit.views.timeline.causes import causes
 from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import MAX_BARS, MAX_LANES, WIDTH, paint
-from distkit.views.timeline.view import MAX_LIVE
+from distkit.views.timeline.waits import waits
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.live import Live
 from distkit.views.widget.view import View, trace_of
@@ -57,7 +46,7 @@ class Compare(View):
     the end of a run, in which finished ranks wait, does not count.
 
     Hover over the n-th operation of a rank to see the n-th one of that rank in the other traces,
-    and the difference in time. The view updates while runs are in progress.
+    and the difference in time.
 
     Args:
         traces: a mapping from names to traces or runs, or several traces or runs, which are
@@ -65,7 +54,7 @@ class Compare(View):
 
     Raises:
         TypeError: A source has no trace.
-        ValueError: There are fewer than two or more than eight traces.
+        ValueError: There are fewer than two or more than eight traces, or a run has not ended.
 
     >>> from distkit.events import Event, Op, State
     >>> def run(seconds):
@@ -74,7 +63,7 @@ class Compare(View):
     ...                   Event(1, 0, Op.RECV, State.COMPLETED, seconds, peer=0, nbytes=4),
     ...                   Event(0, 0, Op.SEND, State.COMPLETED, seconds, peer=1, nbytes=4)])
     >>> Compare({"near": run(0.1), "far": run(0.2)})
-    Compare: near took 100 ms, far took 200 ms
+    Compare: near and far
                                  near     far
       total time                 100 ms   200 ms  2×
       messages                   1        1       =
@@ -82,7 +71,6 @@ class Compare(View):
       most bytes sent by a rank  4 B      4 B     =
       rounds                     1        1       =
       in communication           100 %    100 %   =
-      far took 2× as long as near.
     """
 
     _esm = esm("compare")
@@ -92,44 +80,21 @@ class Compare(View):
         self, *traces: EventLog | Live | Mapping[str, EventLog | Live], **options: object
     ) -> None:
         refuse("dk.Compare", options)
-        named = _named(traces)
-        known = {name: trace_of(source, "Compare") for name, source in named.items()}
-        self._sides = [Side(name, trace, live is not None) for name, (trace, live) in known.items()]
-        self._merge()
+        self._sides = [Side(name, _ended(source)) for name, source in _named(traces).items()]
+        self._columns = merged(self._sides)
+        self._summary = summary(self._sides)
         self._open()
-        for n, (trace, live) in enumerate(known.values()):
-            if live is not None:
-                self._follow(live, trace.info, partial(self._update_side, n))
-
-    def _update_side(self, n: int, trace: EventLog, live: bool) -> None:
-        self._sides[n] = Side(self._sides[n].name, trace, live)
-        self._merge()
-
-    def _merge(self) -> None:
-        """Merge all runs into one timeline."""
-        sides = self._sides
-        live, n = any(side.live for side in sides), len(sides)
-        table = joined([relabelled(side, i, n) for i, side in enumerate(sides)])
-        merged = Columns(EventLog.of(table, facts(sides)), MAX_LIVE if live else None, live=live)
-        if not live:
-            end = max(side.data["figures"]["seconds"] for side in sides)
-            merged.causes = causes(merged.ops, merged.pairs, end, n)
-        self._columns = merged
-
-    def _summary(self) -> Json:
-        return summary([side.data for side in self._sides])
 
     def _frame(self, picture: Json) -> Json:
         """Return the fields of the picture around bars and arrows."""
-        data, runs = self._summary(), range(len(self._sides))
+        data = self._summary
         drawn, left_out = self._first(lanes(picture["lanes"], self._sides), MOST_LANES)
         return {
-            **{key: data[key] for key in ("title", "live", "notes")},
+            **{key: data[key] for key in ("title", "notes", "runs")},
             "notices": data["notices"] + left_out,
             "facts": [],  # shown in each run's heading
-            "runs": [run["name"] for run in data["runs"]],
             "lanes": drawn,
-            "figures": table(data, width_of(len(runs))).plain(),
+            "figures": table(data, width_of(len(self._sides))).plain(),
             "styles": MARKS,
             "table": to_table(data),
         }
@@ -138,7 +103,7 @@ class Compare(View):
         """Return the lanes of each run's first ranks, and a notice if there are more ranks."""
         runs = len(self._sides)
         first = [lane for lane in drawn if lane["rank"] // runs < most // runs]
-        ranks = sum(len(side.data["figures"]["ranks"]) for side in self._sides)
+        ranks = sum(len(side.figures["ranks"]) for side in self._sides)
         left_out = [f"the first {most // runs} ranks of each run are drawn here"]
         return first, left_out * (len(first) < ranks)
 
@@ -160,7 +125,7 @@ class Compare(View):
             limit: maximum number of operations drawn individually.
             most: maximum number of lanes.
         """
-        data = self._summary()
+        data = self._summary
         drawn, left_out = self._first(picture["lanes"], most)
         part = {**picture, "lanes": drawn, "notices": data["notices"] + left_out}
         timeline, y = paint(part, limit)
@@ -170,7 +135,7 @@ class Compare(View):
         return svg.document(WIDTH, y + figures["height"] + 20, data["title"], timeline + below)
 
     def __repr__(self) -> str:
-        return to_table(self._summary())
+        return to_table(self._summary)
 
 
 def _named(
@@ -203,7 +168,27 @@ def _by_program(traces: tuple[Any, ...]) -> dict[str, EventLog | Live]:
     }
 
 
-def relabelled(side: Side, n: int, sides: int) -> Table:
+def _ended(source: EventLog | Live) -> EventLog:
+    """Return the trace of a run that has ended."""
+    trace, running = trace_of(source, "Compare")
+    if running is not None:
+        raise ValueError(
+            f"Compare needs runs that have ended, and {trace.info.name or 'one'} is still running. "
+            "Wait for it with run.wait()."
+        )
+    return trace
+
+
+def merged(sides: Sequence[Side]) -> Columns:
+    """Return all runs as one timeline, in which rank r of run n of N has the number N * r + n."""
+    end = max(side.figures["seconds"] for side in sides)
+    tables = [_relabelled(side, n, len(sides)) for n, side in enumerate(sides)]
+    columns = Columns(EventLog.of(joined(tables), _info(sides)))
+    columns.waits = waits(columns.ops, columns.pairs, end)
+    return columns
+
+
+def _relabelled(side: Side, n: int, sides: int) -> Table:
     """Return the events of run n with the ranks, groups and times of the merged timeline."""
     table = side.trace.table
     categories = [
@@ -226,31 +211,30 @@ def joined(tables: Sequence[Table]) -> Table:
     >>> joined([one, one]).time.tolist()
     [0.5, 0.5]
     """
-    events = list(accumulate(map(len, tables), initial=0))
-    categories = list(accumulate((len(table.categories) for table in tables), initial=0))
-    offsets = [*zip(tables, events, categories, strict=False)]
-    return Table(
-        np.concatenate([table.rank for table in tables]),
-        np.concatenate([table.seq for table in tables]),
-        np.concatenate([table.category + first for table, _, first in offsets]),
-        np.concatenate([table.time for table in tables]),
-        [*chain.from_iterable(table.categories for table in tables)],
-        {first + i: match for table, first, _ in offsets for i, match in table.match.items()},
-        {first + i: values for table, first, _ in offsets for i, values in table.summary.items()},
-    )
+    whole = tables[0]
+    for part in tables[1:]:
+        n = len(whole)
+        whole = Table(
+            np.append(whole.rank, part.rank),
+            np.append(whole.seq, part.seq),
+            np.append(whole.category, part.category + len(whole.categories)),
+            np.append(whole.time, part.time),
+            [*whole.categories, *part.categories],
+            whole.match | {n + i: match for i, match in part.match.items()},
+            whole.summary | {n + i: summary for i, summary in part.summary.items()},
+        )
+    return whole
 
 
-def facts(sides: Sequence[Side]) -> RunInfo:
+def _info(sides: Sequence[Side]) -> RunInfo:
     """Return the metadata of the merged timeline."""
     ranks, ends = {}, dict[int, RankEnd]()
-    shown_names = names([side.data for side in sides])
     for n, side in enumerate(sides):
-        for lane in side.data["figures"]["ranks"]:
-            rank = lane["rank"]
-            ranks[rank * len(sides) + n] = replace(
-                side.trace.info.rank(rank), name=shown_names[rank], host=""
-            )
-        for rank, end in side.trace.info.ends.items():
+        info = side.trace.info
+        for drawn in side.figures["ranks"]:
+            rank = drawn["rank"]
+            ranks[rank * len(sides) + n] = replace(info.rank(rank), name=drawn["name"], host="")
+        for rank, end in info.ends.items():
             time = None if end.time is None else end.time - side.start
             ends[rank * len(sides) + n] = replace(end, time=time)
     until = max((side.trace.info.until or 0.0) - side.start for side in sides)
@@ -259,28 +243,20 @@ def facts(sides: Sequence[Side]) -> RunInfo:
 
 
 def lanes(drawn: Sequence[Json], sides: Sequence[Side]) -> list[Json]:
-    """Return the lanes of all runs, grouped by run, with the run's name as heading."""
+    """Return the lanes of all runs, grouped by run, with the run's heading as host."""
     result = []
-    ranks = sorted({lane["rank"] // len(sides) for lane in drawn})
-    for lane in drawn:
-        rank, n = divmod(lane["rank"], len(sides))
-        side = sides[n]
-        known = next(
-            (other for other in side.columns.frame["lanes"] if other["rank"] == rank), lane
-        )
+    for merged_lane in drawn:
+        rank, n = divmod(merged_lane["rank"], len(sides))
+        own, heading = lane(sides[n].trace.info, rank), sides[n].heading
+        details = (own["detail"], own.get("host", ""))
         fields = {
             "run": n,
-            "color": ranks.index(rank),
-            "host": side.data["heading"],
-            "detail": " · ".join(
-                detail
-                for detail in (known["detail"], known.get("host", ""))
-                if detail not in side.data["heading"]
-            ),
-            "end": side.data["figures"]["seconds"],
-            "live": side.live,
+            "color": rank,
+            "host": heading,
+            "detail": " · ".join(detail for detail in details if detail not in heading),
+            "end": sides[n].figures["seconds"],
         }
-        result.append({**lane, **fields})
+        result.append({**merged_lane, **fields})
     return sorted(result, key=lambda lane: (lane["run"], lane["rank"]))
 
 
@@ -296,20 +272,20 @@ def width_of(runs: int) -> int:
 
 
 def table(data: Json, width: float) -> Scene:
-    """Return a row per figure, compared with the first run; the largest differences come first.
+    """Return a row per figure, compared with the first run.
 
     Args:
         data: the result of ``projection.summary``.
         width: total width [px].
     """
-    runs, rows = data["runs"], sorted(data["rows"], key=_similarity)
+    runs, rows = data["runs"], data["rows"]
     pitch = (width - NAMES) / len(runs)
     bar_width = pitch - 12
     scene = Scene(width, HEAD + ROW * len(rows))
     for n, run in enumerate(runs):
-        fits = text_width(run["name"], 13.5) < pitch - 22
-        label = run["name"] if fits else cut(run["name"], pitch - 22, 9)
-        name = text(label, "strong", x=16, y=12, size=0 if fits else 9), title(run["name"])
+        fits = text_width(run, 13.5) < pitch - 22
+        label = run if fits else cut(run, pitch - 22, 9)
+        name = text(label, "strong", x=16, y=12, size=0 if fits else 9), title(run)
         scene.add(NAMES + n * pitch, 0, rect(10, 10, "trace", y=3, lane=n), *name)
     for i, row in enumerate(rows):
         y, values, unit = HEAD + ROW * i, row["values"], row["unit"]
@@ -322,15 +298,5 @@ def table(data: Json, width: float) -> Scene:
             scene.add(NAMES + n * pitch, y, label, rect(bar_width, 4, "now", y=19), bar)
         for n, value in enumerate(values[1:], 1):
             multiple = text(ratio(value, values[0]), "tick", x=bar_width, y=14, anchor="end")
-            hint = title(difference(value, values[0], unit))
-            area = rect(44, ROW - 4, "hover", x=bar_width - 44)
-            scene.add(NAMES + n * pitch, y, area, hint, multiple)
+            scene.add(NAMES + n * pitch, y, multiple)
     return scene
-
-
-def _similarity(row: Json) -> float:
-    """Return the similarity of a row's values, from 0 to 1; the total time has -1."""
-    known: list[float] = [v for v in row["values"] if v is not None]
-    if row["key"] == "seconds" or len(known) < len(row["values"]):
-        return -1.0 if row["key"] == "seconds" else 0.5
-    return min(known) / (max(known) or 1.0)

@@ -1,31 +1,15 @@
-// Lenses highlight some operations of a run: matches of a search, the critical path, waiting time.
+// Lenses highlight some operations of a run: matches of a search, or waiting time.
 // At most one lens is active.
 
 import { h, press, toggles } from "./dom.js";
 import { grouped, humanSeconds, plural } from "./numbers.js";
-import { call } from "./painter.js";
 
 const LENSES = [
   ["find", "/", "Find", "find operations by name, line, label or rank"],
-  ["critical", "c", "Critical path", "the chain of operations that determined the run's duration"],
   ["waiting", "w", "Waiting", "time spent waiting for the last rank to arrive"],
 ];
 
 const LATER = { light: null, text: "known once the run has ended" };
-
-const NAMED = 3; // maximum number of operations of a critical path listed one by one
-
-// Lists operations: "rank 0: work (4 ms), send (1 ms); rank 1: work (2 ms)".
-function named(bars, store) {
-  const sorted = [...bars].map((i) => store.bar(i)).sort((a, b) => a.start - b.start);
-  return sorted.map((bar, n) => {
-    const again = sorted[n - 1]?.rank === bar.rank;
-    const before = again ? ", " : `${n ? "; " : ""}${store.name(bar.rank)}: `;
-    const took = bar.end === null ? "not finished" : humanSeconds(bar.end - bar.start);
-    const what = ["send", "recv"].includes(bar.kind) ? bar.op : call(bar, store);
-    return `${before}${what} (${took})`;
-  }).join("");
-}
 
 // The operations whose name, line, label or rank contains this text: {bars, arrows}; an arrow
 // matches if either of its ends does.
@@ -101,22 +85,9 @@ export class Lenses {
     return { light, text: `${grouped(light.bars.size)} of ${of}` };
   }
 
-  _critical(store) {
-    if (!store.causes) return LATER;
-    const light = store.causes.critical;
-    return { light, text: store.chain?.(light) ?? this.#chain(light, store) };
-  }
-
-  // Lists a short path, and counts the operations of a long one.
-  #chain({ bars, ends }, store) {
-    if (bars.size && bars.size <= NAMED) return named(bars, store);
-    const ranks = new Set([...bars, ...ends.keys()].map((i) => store.lane(i))).size;
-    return `${plural(bars.size, "operation")} on ${plural(ranks, "rank")}`;
-  }
-
   _waiting(store) {
-    if (!store.causes) return LATER;
-    this.waits = store.causes.waits;
+    if (!store.waits) return LATER;
+    this.waits = store.waits;
     const { start, end, lanes } = store.frame;
     const sum = lanes.reduce((seconds, { waiting }) => seconds + waiting * (end - start), 0);
     const light = { bars: new Set(this.waits.keys()), arrows: new Set() };

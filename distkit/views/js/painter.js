@@ -80,12 +80,12 @@ export class Painter {
   }
 
   // The colour of a lane's run, before the lane and at the run's end.
-  #run({ run, end, live }, top, height) {
+  #run({ run, end }, top, height) {
     const { c, at, look } = this;
     c.fillStyle = look.traces[run % look.traces.length];
     c.fillRect(at.left - 9, top, 3, height);
     const x = at.x(end);
-    if (!live && x > at.left && x < at.right) c.fillRect(x, top, 2, height);
+    if (x > at.left && x < at.right) c.fillRect(x, top, 2, height);
   }
 
   // A host's name, and a rule above its lanes.
@@ -177,29 +177,13 @@ export class Painter {
     c.globalAlpha = 1;
   }
 
-  // A bar; if it waited for the critical path, its end is as bright as the path.
   #bar(bar) {
-    const { c, at, bright } = this;
-    this.#whole(bar, this.#dim(bar.i));
-    const ready = bright?.ends?.get(bar.i);
-    if (ready === undefined || isOpen(bar)) return;
-    const [x, y, width, height] = at.box(bar.i);
-    const from = Math.max(x, at.x(bar.start + ready));
-    c.save();
-    c.beginPath();
-    c.rect(from, y, Math.max(0, x + width - from), height);
-    c.clip();
-    this.#whole(bar, 1);
-    c.restore();
-  }
-
-  #whole(bar, opacity) {
     const { c, at, look } = this;
     const [x, y, width, height] = at.box(bar.i);
     const [open, failed] = [isOpen(bar), bar.state === "failed"];
     const color = failed ? look.warning : this.color(bar.rank);
     const solid = !open && !failed && (bar.kind === "send" || bar.kind === "collective");
-    c.globalAlpha = opacity;
+    c.globalAlpha = this.#dim(bar.i);
     roundRect(c, x, y, width, height, bar.kind === "request" ? height / 2 : 3.5);
     c.fillStyle = look.bg;
     c.fill();

@@ -1,6 +1,5 @@
 // The operations of several runs. Rank r of the n-th of N runs has the number N * r + n.
 
-import { plural } from "./numbers.js";
 import { Store } from "./store.js";
 
 export class Runs extends Store {
@@ -10,9 +9,9 @@ export class Runs extends Store {
   }
 
   // An open bar ends with its run.
-  until(i, now) {
-    const { died, end, live } = this.frame.lanes[this.lane(i)] ?? {};
-    return Number.isNaN(this.end[i]) ? died ?? end + (live ? now - this.frame.end : 0) : this.end[i];
+  until(i) {
+    const { died, end } = this.frame.lanes[this.lane(i)] ?? {};
+    return Number.isNaN(this.end[i]) ? died ?? end : this.end[i];
   }
 
   related(item) {
@@ -33,16 +32,6 @@ export class Runs extends Store {
 
   run(i) {
     return this.tracks[this.track[i]].rank % this.frame.runs.length;
-  }
-
-  // The ranks on the critical path of each run.
-  chain({ bars, ends }) {
-    const on = [...new Set([...bars, ...ends.keys()].map((i) => this.lane(i)))];
-    return this.frame.runs.map((name, n) => {
-      const onPath = this.frame.lanes.filter((lane) => lane.run === n && on.includes(this.laneOf.get(lane.rank)));
-      const few = onPath.length < 4;
-      return `${name}: through ${few ? onPath.map((lane) => lane.name).join(", ") : plural(onPath.length, "rank")}`;
-    }).join(" · ");
   }
 
   // The number of an operation of its rank, from 1; computation is counted separately.

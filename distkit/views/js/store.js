@@ -28,23 +28,7 @@ export class Store {
     }
     for (let i = 0; i < this.count; i++) this.#note(i);
     this.laneOf = new Map(frame.lanes.map((lane, i) => [lane.rank, i]));
-    this.causes = frame.live ? null : this.#explained(parts); // known once the run has ended
-  }
-
-  // waits: by bar, start of the wait relative to the bar, and duration [s]; critical: the bars of
-  // the critical path, its arrows, and the end of the wait of each bar that waited for the path.
-  #explained({ waits, since, waited, path, via }) {
-    const [bars, arrows] = [new Set(path), new Set()];
-    for (const i of via) {
-      const [from, to] = [this.into[i], this.out[i]];
-      if (from >= 0 && bars.has(this.send[from])) arrows.add(from);
-      if (to >= 0 && bars.has(this.recv[to])) arrows.add(to);
-    }
-    const waitOf = new Map();
-    waits.forEach((i, n) => waitOf.set(i, [since[n], waited[n]]));
-    const after = ([from, seconds]) => from + seconds; // on the path from the arrival on
-    const ends = new Map(Array.from(via, (i) => [i, after(waitOf.get(i) ?? [0, 0])]));
-    return { waits: waitOf, critical: { bars, arrows, ends } };
+    this.waits = frame.live ? null : waitOf(parts); // known once the run has ended
   }
 
   // Registers failures and open operations, which are always drawn individually.
@@ -161,3 +145,8 @@ export class Store {
 
 export const isOpen = (bar) => bar.end === null && bar.kind !== "mark";
 export const isPaused = (bar) => bar.state === "scheduled" && isOpen(bar);
+
+// By bar: start of its wait relative to the bar, and duration [s].
+function waitOf({ waits, since, waited }) {
+  return new Map(Array.from(waits, (i, n) => [i, [since[n], waited[n]]]));
+}

@@ -48,7 +48,7 @@ export class Strips {
     const { store, at, painter: { bright } } = this;
     const [first, last] = at.inSight(track);
     const [bars, waits, dim] = [0, 1, 2].map(() => new Float32Array(Math.ceil(this.width / bin)));
-    const waiting = track.mark ? null : store.causes?.waits;
+    const waiting = track.mark ? null : store.waits;
     const put = (cover, from, to) => {
       const [x, end] = [at.x(from), at.x(to)]
         .map((place) => clamp((place - at.left + 4) / bin, 0, cover.length));

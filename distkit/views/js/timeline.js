@@ -17,8 +17,7 @@ import { placeTip, card, sentence } from "./tooltip.js";
 
 const KEYS = "Arrow left and right pan, plus and minus zoom, 0 shows all, " +
   "arrow up and down step through operations, Escape clears the selection, " +
-  "slash finds operations, c shows the " +
-  "critical path, w waiting time.";
+  "slash finds operations, w shows waiting time.";
 
 // Minimum times between updates during a run, because the ranks need the CPU [ms].
 const GROWTH = 250; // of open bars

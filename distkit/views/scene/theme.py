@@ -220,7 +220,6 @@ MARKS: dict[str, dict[str, str | float]] = {
     "total": {"fill": "ink", "fill-opacity": 0.22, "stroke": "ink", "stroke-width": 1.4},
     "alarm": {"fill": "none", "stroke": "warning", "stroke-width": 1.6},
     # lines
-    "dot": {"fill": "none", "stroke": "rank", "stroke-width": 7, "stroke-linecap": "round"},
     "cut": {"fill": "none", "stroke": "paper", "stroke-width": 1.5, "pointer-events": "none"},
     "link": {"fill": "none", "stroke": "ink 17", "stroke-width": 1.5},
     "axis": {"fill": "none", "stroke": "muted"},

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from distkit.algorithms.rounds import Round, ring_trip
-from distkit.events import COLLECTIVES, P2P, REQUESTS, Message, Op, Span, Summary
+from distkit.events import COLLECTIVES, P2P, Message, Op, Span, Summary
 from distkit.trace.log import EventLog, grouped
 
 Key = tuple[int, int]
@@ -146,9 +146,10 @@ def _fits_ring(all_reduce: AllReduce) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk of a tensor, or the whole tensor, with its values and contributing ranks.
+    """A chunk of a tensor, or the whole tensor, with its contributing ranks.
 
     The ranks in ``sure`` have contributed, those in ``maybe`` may have. Both are empty if unknown.
+    A tensor that has the ``values`` of another one, as far as recorded, is the same piece.
     """
 
     sure: frozenset[int] = frozenset()
@@ -234,57 +235,27 @@ def follow(trace: EventLog) -> Contributions:
 
 def _apply(index: int, all_reduce: AllReduce, result: Contributions) -> None:
     """Add the changes and cargo of an all-reduce to the result."""
-    sent = _sent_values(all_reduce)
-    pieces_of = {
-        (rank, chunk): Piece(frozenset({rank}), values=_own_values(sent, all_reduce, (rank, chunk)))
-        for rank in all_reduce.members
-        for chunk in range(all_reduce.chunks)
-    }
+    chunks = range(all_reduce.chunks)
+    held = {(rank, c): Piece(frozenset({rank})) for rank in all_reduce.members for c in chunks}
     first = min((t.message for t in all_reduce.rounds[0]), key=lambda m: m.sent or 0.0)
     for rank in all_reduce.members:
-        pieces = tuple(pieces_of[rank, chunk] for chunk in range(all_reduce.chunks))
+        pieces = tuple(held[rank, c] for c in chunks)
         result.changes.append(Change(first.sent or 0.0, rank, first.send, False, pieces))
     for number, row in enumerate(all_reduce.rounds):
-        before = dict(pieces_of)
+        before = dict(held)
         for t in sorted(row, key=lambda t: t.message.received or 0.0):
-            m, chunks = t.message, range(t.chunk, t.chunk + t.count)
+            m, moved = t.message, range(t.chunk, t.chunk + t.count)
             assert m.send is not None and m.recv is not None and m.received is not None
             piece = before[m.src, t.chunk]
             result.cargo[m.send] = Cargo(
                 piece, t.chunk, t.count, all_reduce.chunks, index, number, t.reduce
             )
-            for chunk in chunks:
-                incoming, own = before[m.src, chunk], pieces_of[m.dst, chunk]
-                values = next((v for when, v in sent[m.dst, chunk] if when > number), ())
-                pieces_of[m.dst, chunk] = (
-                    Piece(own.sure | incoming.sure, values=values) if t.reduce else incoming
-                )
-            pieces = tuple(pieces_of[m.dst, chunk] for chunk in chunks)
+            for c in moved:
+                incoming = before[m.src, c]
+                added = Piece(held[m.dst, c].sure | incoming.sure)
+                held[m.dst, c] = added if t.reduce else incoming
+            pieces = tuple(held[m.dst, c] for c in moved)
             result.changes.append(Change(m.received, m.dst, m.recv, True, pieces, t.chunk))
-
-
-def _sent_values(all_reduce: AllReduce) -> dict[Key, list[tuple[int, Values]]]:
-    """Return round and values of the single-chunk messages, by sender and chunk."""
-    sent: dict[Key, list[tuple[int, Values]]] = defaultdict(list)
-    for number, row in enumerate(all_reduce.rounds):
-        for t in row:
-            if t.count == 1:
-                sent[t.message.src, t.chunk].append((number, t.values))
-    return sent
-
-
-def _own_values(
-    sent: Mapping[Key, list[tuple[int, Values]]], all_reduce: AllReduce, key: Key
-) -> Values:
-    """Return a rank's own values of a chunk: the first sent values minus those received before."""
-    if not sent[key]:
-        return ()
-    first, values = sent[key][0]
-    for row in all_reduce.rounds[:first]:
-        for t in row:
-            if (t.message.dst, t.chunk) == key:
-                values = tuple(a - b for a, b in zip(values, t.values, strict=False))
-    return values
 
 
 # -- everything else ------------------------------------------------------------------------
@@ -310,23 +281,18 @@ class _Follower:
                 self._point_to_point(spans[0], time)
 
     def _messages(self) -> Iterator[tuple[float, list[Span]]]:
-        """Yield the sends, receives and requests outside known all-reduces."""
+        """Yield the sends and receives outside known all-reduces, without those of servers."""
         rows = [row for all_reduce in self.result.all_reduces for row in all_reduce.rounds]
         known = {key for row in rows for t in row for key in (t.message.send, t.message.recv)}
         for s in self.trace.spans:
             time = s.end if s.op is Op.RECV else s.start
-            if s.op in P2P | REQUESTS and (s.rank, s.seq) not in known and time is not None:
+            unknown = s.op in P2P and s.match is None and (s.rank, s.seq) not in known
+            if unknown and time is not None:
                 yield time, [s]
 
     def _point_to_point(self, s: Span, time: float) -> None:
         match = self.trace.matches.get((s.rank, s.seq))
-        if s.op in REQUESTS or s.match is not None:
-            summary = s.after if s.op is Op.PULL else s.before or s.after
-            if summary:  # only the values of a server's tensor are known
-                self._add_change(
-                    s.end or time, s, Piece(values=summary.values), after=s.end is not None
-                )
-        elif s.op is Op.SEND:
+        if s.op is Op.SEND:
             piece = self._tensor_of(s)
             self.result.cargo[s.rank, s.seq] = Cargo(piece)
             if match:

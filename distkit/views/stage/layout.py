@@ -1,11 +1,9 @@
-"""Arranges the ranks on a stage according to their messages. Pure."""
+"""Arranges the ranks on a stage. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from distkit.trace.log import grouped
@@ -16,83 +14,40 @@ if TYPE_CHECKING:
 Pair = tuple[int, int]
 Point = tuple[float, float]
 
-#: The arrangements; ``pattern`` chooses one.
-KINDS = ("circle", "ring", "star", "hosts")
 
+def arrange(ranks: Sequence[int], hosts: Mapping[int, str]) -> dict[int, Point]:
+    """Return the position of every rank, x and y in [0, 1].
 
-def pattern(
-    ranks: Sequence[int], sent: Sequence[Pair], hosts: Mapping[int, str] | None = None
-) -> str:
-    """Return the arrangement that fits a run: one of ``KINDS``.
-
-    With several hosts, each host has a row. Otherwise the messages decide: a ring if all messages
-    are between neighbours, a star if one rank takes part in every message, else a circle.
+    The ranks of each host have a row; on a single host they form a circle.
 
     Args:
         ranks: all ranks.
-        sent: (sender, receiver) of each message, in the order of sending.
-        hosts: host names by rank.
+        hosts: host names by rank, if there are several.
 
-    >>> pattern(range(4), [(0, 1), (1, 2), (2, 3)]), pattern(range(4), [(1, 0), (2, 0), (3, 0)])
-    ('ring', 'star')
-    """
-    sizes = Counter((hosts or {}).values())
-    if len(sizes) > 1 and max(sizes.values()) > 1:
-        return "hosts"
-    index = {rank: i for i, rank in enumerate(ranks)}
-    edges = {(index[min(p)], index[max(p)]) for p in sent if p[0] != p[1] and index.keys() >= {*p}}
-    if not edges:
-        return "circle"
-    if all((b - a) % len(index) in (1, len(index) - 1) for a, b in edges):
-        return "ring"
-    hubs = [hub for hub in next(iter(edges)) if all(hub in edge for edge in edges)]
-    return "star" if hubs else "circle"
-
-
-def arrange(
-    kind: str,
-    ranks: Sequence[int],
-    sent: Sequence[Pair] = (),
-    hosts: Mapping[int, str] | None = None,
-) -> dict[int, Point]:
-    """Return the position of every rank, x and y in [0, 1].
-
-    The arguments are those of :func:`pattern`, and its result ``kind``.
-
-    >>> arrange("ring", [0, 1, 2, 3])[0]
+    >>> arrange([0, 1, 2, 3], {})[0]
     (0.5, 0.0)
     """
-    if kind == "hosts":
-        return _rows([*grouped(ranks, lambda r: (hosts or {}).get(r, "")).values()])
-    return _star(ranks, sent) if kind == "star" else _ring(ranks)
+    rows = [*grouped(ranks, hosts.get).values()]
+    return _rows(rows) if 1 < len(rows) < len(ranks) else _circle(ranks)
 
 
-def _ring(ranks: Sequence[int]) -> dict[int, Point]:
+def _circle(ranks: Sequence[int]) -> dict[int, Point]:
     """Place the ranks clockwise from the top, and two ranks side by side."""
     n, first = len(ranks), math.pi if len(ranks) == 2 else -math.pi / 2
-    return {rank: _around(first + 2 * math.pi * i / n) for i, rank in enumerate(ranks)}
-
-
-def _around(angle: float) -> Point:
-    x, y = round(math.cos(angle), 4) + 0.0, round(math.sin(angle), 4) + 0.0
-    return (round(0.5 + x / 2, 4), round(0.5 + y / 2, 4))
-
-
-def _star(ranks: Sequence[int], sent: Sequence[Pair]) -> dict[int, Point]:
-    """Place the rank with the most messages in the middle, the others around it."""
-    count = Counter(chain.from_iterable(sent))
-    hub = max(ranks, key=lambda rank: (count[rank], -rank), default=None)
-    others = _ring([rank for rank in ranks if rank != hub])
-    return others if hub is None else {hub: (0.5, 0.5), **others}
+    angles = [first + 2 * math.pi * i / n for i in range(n)]
+    return {
+        rank: (round(0.5 + math.cos(angle) / 2, 4), round(0.5 + math.sin(angle) / 2, 4))
+        for rank, angle in zip(ranks, angles, strict=True)
+    }
 
 
 def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Point]:
     """Place centered rows from top to bottom, with equal distances between ranks."""
-    longest, count = max(map(len, rows), default=1), len(rows)
+    longest = max(map(len, rows))
     return {
         rank: (
             round(0.5 + (i - (len(row) - 1) / 2) / max(longest - 1, 1), 4),
-            round(y / (count - 1), 4) if count > 1 else 0.5,
+            round(y / (len(rows) - 1), 4),
         )
         for y, row in enumerate(rows)
         for i, rank in enumerate(row)
@@ -104,9 +59,10 @@ STRIPS, NUMBERS = 12, 40
 #: Horizontal distance of cards, its minimum, vertical distance of cards, margin of the field,
 #: distance of a badge from its strip, maximum width of the field [px].
 APART, NEAR, AWAY, EDGE, GAP, WIDEST = 62, 30, 46, 14, 6, 860
+#: Width of a chunk, minimum and maximum width of a strip, and its approximate height [px].
+CHUNK, NARROW, WIDE, HIGH = 36, 72, 180, 50
 #: Height of a host's name above its cards [px].
 NAMED = 16
-ROUND = ("circle", "ring", "star")
 
 
 class Field:
@@ -119,12 +75,16 @@ class Field:
     def __init__(self, stage: Stage) -> None:
         n, names = len(stage.places), stage.names.items()
         most = max((len(change.pieces) for _, change in stage.changes), default=0)
-        self.strip = (_strip_width(most), _strip_height(n)) if most and n <= STRIPS else (0.0, 0.0)
-        self.radius = _radius(n, strips=bool(self.strip[0]))
+        self.strip = (0.0, 0.0)
+        self.radius = 22 if n <= 8 else 12 if n <= NUMBERS else 4
+        if most and n <= STRIPS:
+            layer = max(2, round(HIGH / n))  # a whole number of pixels per rank
+            self.strip = float(min(max(NARROW, CHUNK * most), WIDE)), float(n * layer)
+            self.radius = 15
         #: Space above the cards for the names of ranks and of hosts.
         self.above = 15 if any(name != f"rank {rank}" for rank, name in names) else 0
         self.named = NAMED if stage.hosts else 0
-        x_spread, y_spread = self._spread(stage)
+        x_spread, y_spread = self._spread([*stage.places.values()])
         w, h = self.card
         self.width = x_spread + w + 2 * EDGE
         self.height = y_spread + h + 2 * EDGE + self.above + self.named
@@ -176,10 +136,7 @@ class Field:
         (x, y), (w, h) = self.at[rank], self.card
         length = math.dist((x, y), to) or 1.0
         ux, uy = (to[0] - x) / length, (to[1] - y) / length
-        if self.strip[0]:
-            distance = min((w / 2 + 6) / max(abs(ux), 1e-9), (h / 2 + 6) / max(abs(uy), 1e-9))
-        else:
-            distance = self.radius + 4
+        distance = min((w / 2 + 6) / max(abs(ux), 1e-9), (h / 2 + 6) / max(abs(uy), 1e-9))
         distance = min(distance, 0.45 * length)
         return x + ux * distance, y + uy * distance
 
@@ -188,19 +145,15 @@ class Field:
         points = [self.at[rank] for rank in members if rank in self.at] or [(0.0, 0.0)]
         return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
 
-    def _spread(self, stage: Stage) -> tuple[float, float]:
+    def _spread(self, places: Sequence[Point]) -> tuple[float, float]:
         """Return the distances between the outermost cards at which no cards overlap."""
-        places, n = [*stage.places.values()], len(stage.places)
-        _, h = self.card
-        levels = len({y for _, y in places})
-        pitch = h + AWAY + self.above
-        height = (levels - 1) * pitch
-        circle = stage.kind in ROUND and n > 2
+        n, (w, h), levels = len(places), self.card, len({y for _, y in places})
+        circle = n > 2 and not self.named
+        height = max(levels - 1, 0) * (h + AWAY + self.above)
         if circle:
-            height = 230 if n <= 4 else 310 if n <= STRIPS else 400
-        height = min(height, 430) if self.strip[0] else min(max(height, 300), 460)
+            height = 230 if n <= 4 else 310
         if n > STRIPS:
-            return 700, height
+            return 700, 400
         distances = [
             abs(x1 - x2)
             for i, (x1, y1) in enumerate(places)
@@ -208,26 +161,9 @@ class Field:
             if abs(y1 - y2) * height < h + 12 + self.above
         ]
         least = min(distances, default=1.0) or 1.0
-        w, available = self.card[0], WIDEST - 2 * EDGE
+        available = WIDEST - 2 * EDGE
         if self.strip[0] and (over := w - (least * available - NEAR) / (1 + least)) > 0:
             self.strip = max(8.0, self.strip[0] - over), self.strip[1]
         gap = APART if self.strip[0] and n > 2 else 2 * APART
         width = min((self.card[0] + gap) / least, available - self.card[0])
-        if circle:
-            return max(width, 1.15 * height), height
-        return width, max(height, min(0.5 * width, 130 * (levels - 1), 430))
-
-
-def _strip_width(pieces: int) -> float:
-    return max(72.0, pieces * (36.0 if pieces <= 4 else 24.0 if pieces <= 8 else 11.0))
-
-
-def _strip_height(ranks: int) -> float:
-    """Return the height of a strip, an integer number of pixels per rank."""
-    return float(max(1, ranks) * max(2, round(50 / max(1, ranks))))
-
-
-def _radius(ranks: int, strips: bool) -> float:
-    if strips:
-        return 15 if ranks <= 8 else 12
-    return 22 if ranks <= 8 else 17 if ranks <= STRIPS else 12 if ranks <= NUMBERS else 4
+        return (max(width, 1.15 * height) if circle else width), height

@@ -22,13 +22,12 @@ from distkit.views.stage.contributions import (
     Change,
     Contributions,
     Key,
-    Piece,
     follow,
 )
-from distkit.views.stage.layout import Pair, Point, arrange, pattern
+from distkit.views.stage.layout import Pair, Point, arrange
 
 #: Maximum numbers of drawn keyframes, links and ranks; a notice reports the rest.
-MAX_KEYFRAMES, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 1_024
+MAX_KEYFRAMES, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 256
 #: Maximum number of changes of tensors.
 MAX_CHANGES = 20_000
 #: Fraction of a round that a message takes; it arrives at the end.
@@ -96,7 +95,6 @@ class Stage:
     notes: list[str]
     said: str
     live: bool
-    kind: str
     start: float
     names: dict[int, str]
     hosts: dict[int, str]
@@ -104,7 +102,6 @@ class Stage:
     links: list[tuple[int, int, bool]]
     keyframes: list[Keyframe]
     changes: list[tuple[float, Change]]
-    known: bool
 
     @property
     def short(self) -> dict[int, str]:
@@ -126,27 +123,24 @@ def project(trace: EventLog, live: bool = False, most: int = MAX_KEYFRAMES) -> S
     info, ranks = trace.info, trace.ranks[:MAX_PLACES]
     sent = [(m.src, m.dst) for m in trace.messages if m.sent is not None]
     hosts = {rank: clean(host) for rank, host in several(info).items() if rank in ranks}
-    kind = pattern(ranks, sent, hosts)
     contributions = follow(trace)
     numbered = _number([*_messages(trace, contributions), *_collectives(trace)], contributions)
     keyframes, omitted = numbered[:most], max(0, len(numbered) - most)
     notices, notes = ([], []) if live else _notices(trace, keyframes, omitted)
     return Stage(
         title=clean(info.name),
-        facts=[*facts(info, len(trace.ranks)), *[kind] * bool(sent or hosts)],
+        facts=facts(info, len(trace.ranks)),
         notices=notices,
         notes=notes,
         said=_certainty(trace, contributions),
         live=live,
-        kind=kind,
         start=trace.start,
         names={rank: name(info, rank) for rank in ranks},
         hosts=hosts,
-        places=arrange(kind, ranks, sent, hosts),
+        places=arrange(ranks, hosts),
         links=_links(ranks, sent),
         keyframes=keyframes,
         changes=_changes(contributions, keyframes),
-        known=contributions.known,
     )
 
 
@@ -167,8 +161,6 @@ def _messages(trace: EventLog, contributions: Contributions) -> Iterator[Keyfram
         begin = m.sent if m.sent is not None else span.start if span else None
         if begin is None:
             continue
-        summary = span and (span.before or span.after)
-        default = Cargo(Piece(values=summary.values) if summary else Piece())
         yield Keyframe(
             op=str(m.op),
             senders=(m.src,),
@@ -180,7 +172,7 @@ def _messages(trace: EventLog, contributions: Contributions) -> Iterator[Keyfram
             label=clean(m.label),
             where=_line(span),
             sent=m.sent is not None,
-            cargo=contributions.cargo.get(m.send or (-1, -1), default),
+            cargo=contributions.cargo.get(m.send or (-1, -1), NOTHING),
         )
 
 
@@ -264,27 +256,18 @@ def _begin(number: int) -> float:
 
 
 def _certainty(trace: EventLog, contributions: Contributions) -> str:
-    """Return a sentence on how certain the contributions are."""
+    """Return what the strips show, and how certain it is."""
     if len(trace.ranks) > MAX_RANKS:
         return f"Contributions are traced for at most {MAX_RANKS} ranks."
-    if not contributions.known and any(s.op in REQUESTS for s in trace.spans):
-        return "The trace does not record what a server computes: only values are shown."
-    if not contributions.changes:
-        return ""
     if not contributions.known:
-        return "The trace does not show which ranks contributed: only values are shown."
+        served = any(s.op in REQUESTS for s in trace.spans)
+        return "The trace does not record what a server computes." if served else ""
     explanation = (
         "Each strip is a rank's tensor; a chunk has a layer in the colour of each rank whose "
-        "contribution it contains, or shows its first values. "
-    )
-    reason = (
-        "The messages follow the schedule of an all-reduce, so distkit knows which chunks each one "
-        "carries, and whether they are added."
-        if contributions.all_reduces
-        else "The contributions follow from the meaning of the collectives and from equal values."
+        "contribution it contains."
     )
     doubt = " Pale: at most these ranks have contributed; the trace does not record computations."
-    return explanation + reason + (doubt if contributions.doubtful else "")
+    return explanation + (doubt if contributions.doubtful else "")
 
 
 def _notices(

@@ -6,10 +6,9 @@ ranks, layout.py places the ranks.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from distkit._format import count, human_seconds, joined
@@ -29,9 +28,6 @@ from distkit.views.scene.marks import (
     text,
     title,
 )
-from distkit.views.scene.painter import thinned
-from distkit.views.scene.summaries import figure, largest, number
-from distkit.views.scene.values import NUMBERED, heat
 from distkit.views.stage.contributions import Change, Piece
 from distkit.views.stage.layout import NUMBERS, STRIPS, Field, Point
 from distkit.views.stage.projection import (
@@ -44,13 +40,12 @@ from distkit.views.stage.projection import (
     who,
 )
 
-#: Layers, lowest first. The reader chooses contributions or values.
-LINK, FLIGHT, CELL, CHUNK, VALUE, PLACE, DOT, TOKEN, CARGO, BADGE = range(10)
-LAYERS = {"contributions": [CELL, CHUNK, TOKEN], "values": [VALUE, PLACE, CARGO]}
+#: Layers, lowest first.
+LINK, FLIGHT, CELL, CHUNK, DOT, TOKEN, BADGE = range(7)
 #: Maximum numbers of arrows per keyframe, and of tokens of collectives.
 ARROWS, MEETINGS = 64, 4_000
-#: Maximum numbers of drawn values per chunk, changes with tooltips, and values in tooltips.
-MAX_VALUES, MAX_TOOLTIPS, FIRST = 16, 2_000, 8
+#: Maximum number of changes with tooltips.
+MAX_TOOLTIPS = 2_000
 NOTHING = "this trace has no messages and no collectives"
 
 
@@ -62,7 +57,6 @@ def draw(stage: Stage) -> Json:
     """
     painter = _Painter(stage)
     waiting = "waiting for the first message"
-    choices = [(name, layers) for name, layers in LAYERS.items() if painter.shown[layers[0]]]
     return picture(
         painter.scene,
         title=stage.title or "Stage",
@@ -73,7 +67,6 @@ def draw(stage: Stage) -> Json:
         said=stage.said,
         live=stage.live,
         empty="" if stage.keyframes else waiting if stage.live else NOTHING,
-        layers=[list(choice) for choice in choices],
         panels=panels(stage),
         **rounds_as_keyframes(stage),
     )
@@ -86,9 +79,6 @@ class _Painter:
         self.strips = self.field.strip[0] > 0
         self.lanes = {rank: i for i, rank in enumerate(stage.names)}
         self.both = {p for a, b, both in stage.links if both for p in ((a, b), (b, a))}
-        pieces = (piece for _, change in stage.changes for piece in change.pieces)
-        self.most = largest(v for piece in pieces for v in piece.values)
-        self.shown = {CELL: stage.known, VALUE: self.most > 0 or not stage.known}
         self.scene = Scene(self.field.width, self.field.height)
         self.cut: dict[int, int] = {}  # number of pieces of each rank's tensor
         self._hosts()
@@ -124,23 +114,20 @@ class _Painter:
             self.scene.add(0, 0, path(d, "link"), layer=LINK)
 
     def _badges(self) -> None:
-        """Draw a numbered badge per rank, or for many ranks one path of dots per colour."""
-        r, spots = self.field.radius, defaultdict[int, str](str)
+        """Draw a badge per rank, with a number if it fits, and a name."""
+        r = self.field.radius
         for rank, name in self.stage.names.items():
             lane, (x, y) = self._lane(rank), self.field.badge(rank)
-            spots[lane] += f"M{x:g} {y:g}h0"
-            if len(self.lanes) > NUMBERS:
-                continue
-            digits = text(
-                str(rank), "number", y=r * 0.39, anchor="middle", lane=lane, size=round(1.1 * r)
-            )
-            self.scene.add(x, y, circle(r, "own", lane=lane), digits, layer=BADGE)
+            self.scene.add(x, y, circle(r, "own", lane=lane), layer=BADGE)
+            if len(self.lanes) <= NUMBERS:
+                size = round(1.1 * r)
+                number = text(
+                    str(rank), "number", y=r * 0.39, anchor="middle", lane=lane, size=size
+                )
+                self.scene.add(x, y, number, layer=BADGE)
             if name != f"rank {rank}" and len(self.lanes) <= STRIPS:
                 words = text(name, "caption", y=-self.field.card[1] / 2 - 6, anchor="middle")
                 self.scene.add(*self.field.at[rank], words, layer=BADGE)
-        if len(self.lanes) > NUMBERS:
-            dots = (path(d, "dot", lane=lane) for lane, d in spots.items())
-            self.scene.add(0, 0, *dots, layer=BADGE)
 
     # -- tensors of ranks -----------------------------------------------------------------
 
@@ -168,45 +155,33 @@ class _Painter:
         """Draw a rank's tensor, with chunk numbers, while it has n chunks."""
         for i in range(n):
             cells = [(begin, pieces[i], end) for begin, pieces, end in spans]
-            for piece, group in groupby(cells, key=itemgetter(1)):
+            for _, group in groupby(cells, key=lambda cell: (cell[1].sure, cell[1].maybe)):
                 equal = [*group]
-                self._piece(rank, i, n, equal[0][0], piece, equal[-1][2])
+                self._piece(rank, i, n, equal[0][0], equal[0][1], equal[-1][2])
         if n < 2:
             return
-        interval: Any = {"begin": spans[0][0], "end": spans[-1][2]}
-        x, y, w = self.field.cell(rank, 0, n)
-        places = tuple(round((i + 0.5) * w, 1) for i in range(n))
-        high, digits = self.field.strip[1], "".join(map(str, range(n))) if n <= 10 else ""
-        if self.shown[CELL]:
-            cuts = path("".join(f"M{i * w:.1f} 0v{high:g}" for i in range(1, n)), "cut")
-            self.scene.add(x, y, cuts, layer=CHUNK, **interval)
-            if digits and w > 16:
-                chunks = letters(digits, "chunk", places, y=high / 2 + 4.5)
-                self.scene.add(x, y, chunks, layer=CHUNK, **interval)
-        if self.shown[VALUE] and digits and w > 30:
-            self.scene.add(x, y, letters(digits, "small", places, y=9), layer=PLACE, **interval)
+        interval: Any = {"begin": spans[0][0], "end": spans[-1][2], "layer": CHUNK}
+        (x, y, w), high = self.field.cell(rank, 0, n), self.field.strip[1]
+        cuts = path("".join(f"M{i * w:.1f} 0v{high:g}" for i in range(1, n)), "cut")
+        self.scene.add(x, y, cuts, **interval)
+        if n <= 10 and w > 16:
+            places = tuple(round((i + 0.5) * w, 1) for i in range(n))
+            digits = "".join(map(str, range(n)))
+            self.scene.add(x, y, letters(digits, "chunk", places, y=high / 2 + 4.5), **interval)
 
     def _piece(
         self, rank: int, i: int, of: int, begin: float, piece: Piece, end: float | None
     ) -> None:
         x, y, w = self.field.cell(rank, i, of)
         tooltip = _tooltip(piece) if len(self.stage.changes) <= MAX_TOOLTIPS else ()
-        for layer, shapes in self._layers(piece, of, round(w, 2), gap=2).items():
-            self.scene.add(x, y, *tooltip, *shapes, begin=begin, end=end, layer=layer)
+        shapes = self._layers(piece, round(w, 2))
+        self.scene.add(x, y, *tooltip, *shapes, begin=begin, end=end, layer=CELL)
 
-    def _layers(
-        self, piece: Piece, of: int, w: float, gap: float = 0
-    ) -> dict[int, tuple[Shape, ...]]:
-        """Return the shapes of a piece's contributions and of its values, by layer."""
-        high, layers = self.field.strip[1], dict[int, tuple[Shape, ...]]()
-        if self.shown[CELL]:
-            lanes = ((self.lanes[r] for r in sorted(p)) for p in (piece.sure, piece.maybe))
-            sure, maybe = map(tuple, lanes)
-            layers[CELL] = _contributions(sure, maybe, w, high, len(self.lanes))
-        if self.shown[VALUE]:
-            values = tuple(number(v, 3) for v in thinned(piece.values, MAX_VALUES))
-            layers[VALUE] = _values(values, round(w - gap, 1), high, self.most, of > 1)
-        return layers
+    def _layers(self, piece: Piece, w: float) -> tuple[Shape, ...]:
+        """Return the shapes of a piece's contributions."""
+        lanes = ((self.lanes[r] for r in sorted(p)) for p in (piece.sure, piece.maybe))
+        sure, maybe = map(tuple, lanes)
+        return _contributions(sure, maybe, w, self.field.strip[1], len(self.lanes))
 
     # -- messages --------------------------------------------------------------------------
 
@@ -230,23 +205,15 @@ class _Painter:
     def _move_piece(self, keyframe: Keyframe, a: Point, b: Point) -> None:
         """Move a message's piece, or a dot if the piece is unknown or does not fit."""
         cargo, (src,), (dst,) = keyframe.cargo, keyframe.senders, keyframe.receivers
-        piece, dot = cargo.piece, self._dot(src)
-        known = {CELL: piece.sure or piece.maybe, VALUE: piece.values}
-        if not (self.strips and any(known.values())):
-            self._move(keyframe, a, b, dot, DOT)
+        if not self.strips or not (cargo.piece.sure or cargo.piece.maybe):
+            self._move(keyframe, a, b, self._dot(src), DOT)
             return
         w, h = self.field.strip
         w = min(w * cargo.count / cargo.of - 2, 46)
-        a, b = self._end_point(keyframe, src, a), self._end_point(keyframe, dst, b)
+        ends = self._end_point(keyframe, src, a), self._end_point(keyframe, dst, b)
+        corner, to = ((x - w / 2, y - h / 2) for x, y in ends)
         digits = cargo.chunks if cargo.of <= 10 else ""
-        for layer, inside in self._layers(piece, cargo.of, w).items():
-            target_layer = TOKEN if layer == CELL else CARGO
-            if not known[layer]:
-                self._move(keyframe, a, b, dot, target_layer)
-                continue
-            parcel = _parcel(inside, w, h, digits, layer == CELL)
-            corner, to = ((x - w / 2, y - h / 2) for x, y in (a, b))
-            self._move(keyframe, corner, to, parcel, target_layer)
+        self._move(keyframe, corner, to, _parcel(self._layers(cargo.piece, w), w, h, digits), TOKEN)
 
     def _dot(self, rank: int) -> tuple[Shape, ...]:
         return (circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(rank)),)
@@ -273,22 +240,19 @@ class _Painter:
 
     def _meeting(self, i: int, keyframe: Keyframe, meet: float, tokens: bool) -> None:
         """Move the members to the hub, and the result back."""
-        hub, middle = self.field.hub(keyframe.senders), circle(5, "hub")
-        self.scene.add(*hub, middle, begin=keyframe.begin, end=keyframe.end, layer=DOT)
+        hub, middle, begin = self.field.hub(keyframe.senders), circle(5, "hub"), keyframe.begin
+        self.scene.add(*hub, middle, begin=begin, end=keyframe.end, layer=DOT)
         self.scene.hold_frame(i, *hub, middle, layer=DOT)
-        lines_by_time: dict[tuple[float, float | None], list[Shape]] = defaultdict(list)
-        past = []
-        for rank, begin, end in zip(keyframe.senders, keyframe.starts, keyframe.ends, strict=True):
-            if rank not in self.lanes:
-                continue
-            home, lane = self.field.edge(rank, hub), self._lane(rank)
-            lines_by_time[begin, end].append(line(home, hub, "flight", lane=lane))
-            past.append(line(home, hub, "past", lane=lane))
-            if tokens:
-                self._member(keyframe, rank, home, hub, (begin, meet, end))
-        for (begin, end), lines in lines_by_time.items():
-            self.scene.add(0, 0, *lines, begin=begin, end=end, layer=FLIGHT)
+        ends = dict(zip(keyframe.senders, keyframe.ends, strict=True))
+        homes = {rank: self.field.edge(rank, hub) for rank in ends if rank in self.lanes}
+        flight, past = (
+            [line(home, hub, style, lane=self._lane(rank)) for rank, home in homes.items()]
+            for style in ("flight", "past")
+        )
+        self.scene.add(0, 0, *flight, begin=begin, end=keyframe.end, layer=FLIGHT)
         self.scene.hold_frame(i, 0, 0, *past, layer=FLIGHT)
+        for rank, home in homes.items() if tokens else ():
+            self._member(keyframe, rank, home, hub, (begin, meet, ends[rank]))
 
     def _member(
         self,
@@ -321,15 +285,11 @@ def _changed(now: tuple[Piece, ...], change: Change) -> tuple[Piece, ...]:
 
 @cached_drawing
 def _tooltip(piece: Piece) -> tuple[Shape, ...]:
-    """Return the tooltip of a chunk, with its contributions and values."""
+    """Return the tooltip of a chunk, with its contributions."""
     parts = (("contributions of rank", piece.sure), ("possible contributions of rank", piece.maybe))
     lines = [
         f"{label} {joined([str(r) for r in sorted(ranks)])}" for label, ranks in parts if ranks
     ]
-    if piece.values:
-        ellipsis = " …" if len(piece.values) > FIRST else ""
-        values = (figure(number(v, 3)) for v in piece.values[:FIRST])
-        lines.append(f"values {', '.join(values)}{ellipsis}")
     return (title("; ".join(lines)),) if lines else ()
 
 
@@ -346,32 +306,12 @@ def _contributions(
 
 
 @cached_drawing
-def _values(
-    values: tuple[float | str, ...], w: float, h: float, most: float, numbered: bool
-) -> tuple[Shape, ...]:
-    """Return a chunk's values: the first ones as numbers if they fit, else all as colours."""
-    shapes = [rect(w, h, "now")]
-    if w < NUMBERED[0]:
-        cells, _ = heat(values, len(values), most, w, h)
-        return (*shapes, *cells[1:])
-    top = 11 if numbered else 1
-    if numbered:  # leave space for the chunk number
-        shapes.append(rect(w, 10.5, "gray", opacity=0.4))
-    columns, rows = max(1, round(w / 36)), int((h - top) // NUMBERED[1])
-    cells, _ = heat(values[: columns * rows], columns, most, w, h - top, top=top)
-    return (*shapes, *cells[1:])
-
-
-@cached_drawing
-def _parcel(
-    inside: tuple[Shape, ...], w: float, h: float, digits: str, centered: bool
-) -> Sequence[Shape]:
+def _parcel(inside: tuple[Shape, ...], w: float, h: float, digits: str) -> Sequence[Shape]:
     """Return a piece in flight, relative to its upper left corner."""
     box = rect(w + 6, h + 6, "parcel", x=-3, y=-3, r=4)
     if not digits or w < 14:
         return box, *inside
-    style, y = ("chunk", h / 2 + 4.5) if centered else ("small", 9.0)
-    return box, *inside, text(digits, style, x=w / 2, y=y, anchor="middle")
+    return box, *inside, text(digits, "chunk", x=w / 2, y=h / 2 + 4.5, anchor="middle")
 
 
 #: Maximum number of keyframes in the text.

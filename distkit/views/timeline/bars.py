@@ -44,7 +44,7 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
     parts |= {"valued": ("i4", valued), "numbers": ("f4", numbers)}
     parts |= {
         name: ("f4", column) if column.dtype == float else ("i4", index_of[column])
-        for name, column in columns.caused().items()
+        for name, column in columns.waited().items()
     }
     return {
         **columns.frame,

@@ -37,7 +37,7 @@ from distkit.views.scene.frame import (
     verb_for_open,
 )
 from distkit.views.scene.summaries import plain
-from distkit.views.timeline.causes import Causes, causes, unknown
+from distkit.views.timeline.waits import Waits, none, waits
 
 #: Maximum number of operations with values.
 MAX_VALUES = 2_000
@@ -73,49 +73,36 @@ class Columns:
     # -- as plain objects ---------------------------------------------------------
 
     def picture(self, most: int | None = None) -> Json:
-        """Return bars and arrows as objects: all, or about ``most`` bars and their partners."""
+        """Return bars and arrows as objects: all, or the first ``most`` bars."""
         pairs, chosen = self.pairs, self._drawn.copy()
         if most is not None:
             drawn = np.flatnonzero(chosen)
             chosen[drawn[np.argsort(self.ops.start[drawn], kind="stable")[most:]]] = False
-        arrows = self._touching(chosen)
-        ends = np.concatenate([pairs.send[arrows], pairs.recv[arrows]])
-        chosen |= np.isin(pairs.tie, pairs.tie[chosen & (pairs.tie >= 0)])
-        chosen[ends[ends >= 0]] = True
-        return self._as_objects(chosen & self._drawn, arrows)
-
-    def _as_objects(self, chosen: Bools, arrows: Ints) -> Json:
         values = self.values()
         return {
             "bars": [self._bar(i, values.get(i, ())) for i in np.flatnonzero(chosen).tolist()],
-            "arrows": [self._arrow(i) for i in arrows.tolist()],
+            "arrows": [self._arrow(i) for i in self._touching(chosen).tolist()],
+            "entries": int(pairs.begun.sum()) + pairs.ties,
             **self.frame,
         }
 
-    def caused(self) -> dict[str, NDArray[Any]]:
-        """Return the waits and the critical path of the drawn operations.
+    def waited(self) -> dict[str, NDArray[Any]]:
+        """Return the waits of the drawn operations.
 
         ``waits`` are the indices of waiting operations, ``since`` is the time from their start to
-        the wait, and ``waited`` its duration [s]. ``path`` and ``via`` are those of
-        :class:`~.causes.Causes`.
+        the wait, and ``waited`` its duration [s].
         """
-        result, drawn = self.causes, self._drawn
-        waits = np.flatnonzero(drawn & ~result.over & (result.waited > MIN_WAIT))
-        path, via = (np.array(indices, np.int64) for indices in (result.path, result.via))
+        result = self.waits
+        waiting = np.flatnonzero(self._drawn & ~result.over & (result.waited > MIN_WAIT))
         return {
-            "waits": waits,
-            "since": (result.since[waits] - self.ops.start[waits]).round(7),
-            "waited": result.waited[waits].round(7),
-            "path": path[drawn[path]],
-            "via": via[drawn[via]],
+            "waits": waiting,
+            "since": (result.since[waiting] - self.ops.start[waiting]).round(7),
+            "waited": result.waited[waiting].round(7),
         }
 
     def _touching(self, chosen: Bools) -> Ints:
         """Return the arrows that begin or end at one of these operations."""
-        known, pairs = (
-            np.append(chosen, False),
-            self.pairs,
-        )  # index -1 is the last element, which is False
+        known, pairs = np.append(chosen, False), self.pairs  # index -1 is the appended element
         arrows: Ints = np.flatnonzero(pairs.begun & (known[pairs.send] | known[pairs.recv]))
         return arrows
 
@@ -251,25 +238,25 @@ class Columns:
 
     def communication(self, rank: int) -> tuple[Floats, Floats]:
         """Return start and end of a rank's communication, limited to the picture."""
-        ops, own, waited = self.ops, self.of_rank(rank), self.causes.waited
+        ops, own, waited = self.ops, self.of_rank(rank), self.waits.waited
         communicates = ~ops.mark[own] & ~(~ops.ended[own] & ops.scheduled[own])
         ends = np.where(ops.ended[own], ops.end[own], self._died(rank) or self._until)
-        starts = ops.start[own] + np.where(self.causes.over[own], waited[own], 0)
+        starts = ops.start[own] + np.where(self.waits.over[own], waited[own], 0)
         return starts[communicates], ends[communicates]
 
     def waiting(self, rank: int) -> tuple[Floats, Floats]:
         """Return start and end of a rank's waits."""
-        result, own = self.causes, self.of_rank(rank)
+        result, own = self.waits, self.of_rank(rank)
         waiting = (result.waited[own] > 0) & ~result.over[own]
         since = result.since[own][waiting]
         return since, since + result.waited[own][waiting]
 
     @cached_property
-    def causes(self) -> Causes:
-        """The waits and the critical path; empty during a run."""
+    def waits(self) -> Waits:
+        """The waits; none during a run."""
         if self._live:
-            return unknown(len(self.ops))
-        return causes(self.ops, self.pairs, self._until)
+            return none(len(self.ops))
+        return waits(self.ops, self.pairs, self._until)
 
     @cached_property
     def sent(self) -> tuple[Ints, Ints]:

@@ -30,6 +30,32 @@ MAX_BARS, MAX_LANES = 200, 48
 WIDTH, RIGHT, HEAD = 960, 926.0, 22
 GAP, PAD = SIZES["gap"], SIZES["pad"]
 
+#: The legend's text for each kind of bar.
+LEGEND = {
+    "send": "send",
+    "recv": "receive",
+    "collective": "collective",
+    "request": "request",
+    "store": "store",
+    "mark": "step or computation",
+}
+#: The strength of a bar's colour by look; a full bar has no outline.
+STRENGTHS = {
+    "send": 1.0,
+    "collective": 1.0,
+    "mark": 1.0,
+    "touch": 1.0,
+    "request": 0.42,
+    "open": 0.2,
+    "paused": 0.06,
+    "recv": 0.06,
+    "store": 0.16,
+    "failed": 0.16,
+}
+
+#: x, y, width, height.
+Box = tuple[float, float, float, float]
+
 
 def to_svg(picture: Json) -> str:
     """Return the picture of a run as an SVG document of at most 60 kB.
@@ -48,17 +74,15 @@ def _document(picture: Json, limit: int) -> str:
     return svg.document(WIDTH, height, picture["title"] or "Timeline", body)
 
 
-def paint(
-    picture: Json, limit: int = MAX_BARS // 2, until: float | None = None
-) -> tuple[str, float]:
+def paint(picture: Json, limit: int = MAX_BARS // 2) -> tuple[str, float]:
     """Return the picture without its card, for use in another one, and its height.
 
     Args:
         picture: a projection's snapshot.
         limit: maximum number of operations; a notice reports the rest.
-        until: time after which the picture is dimmed [s].
     """
-    return _Painter(_part(picture, limit), until).paint()
+    painter = _Painter(_part(picture, limit))
+    return "".join(painter.paint()), painter.height
 
 
 def _part(picture: Json, limit: int) -> Json:
@@ -87,24 +111,13 @@ def _part(picture: Json, limit: int) -> Json:
 class _Lane:
     """A lane: rows of communication above rows of marked computation [px]."""
 
-    top = 0.0
-    begins = False  # whether it is the first lane of a host
-
-    def __init__(self, data: Json, number: int) -> None:
-        self.data, self.color = data, rank_color(data.get("color", number))
-        rows = max(1, data["rows"]) * (SIZES["row"] + GAP) - GAP
-        marks = data["marks"] * (SIZES["mark"] + GAP)
-        self.rows = min(rows, SIZES["max_rows"])
-        self.marks = min(marks, SIZES["max_rows"] / 2 + GAP)
-        self.height: float = 2 * PAD + self.rows + self.marks
-
-    @property
-    def middle(self) -> float:
-        return self.top + self.height / 2
-
-    def edge(self, *, bottom: bool) -> float:
-        """Return the top or bottom edge of the communication rows."""
-        return self.top + PAD + (self.rows if bottom else 0)
+    def __init__(self, data: Json, number: int, top: float) -> None:
+        self.data, self.top = data, top
+        self.color = rank_color(data.get("color", number))
+        self.rows = min(max(1, data["rows"]) * (SIZES["row"] + GAP) - GAP, SIZES["max_rows"])
+        self.marks = min(data["marks"] * (SIZES["mark"] + GAP), SIZES["max_rows"] / 2 + GAP)
+        self.height = 2 * PAD + self.rows + self.marks
+        self.middle = top + self.height / 2
 
     def row(self, bar: Json) -> tuple[float, float]:
         """Return the top and the height of a bar."""
@@ -116,50 +129,61 @@ class _Lane:
 
 
 class _Painter:
-    def __init__(self, picture: Json, until: float | None = None) -> None:
-        self.picture, self.until, self.notices = picture, until, flagged(picture)
-        self.lanes = {lane["rank"]: _Lane(lane, i) for i, lane in enumerate(picture["lanes"])}
-        self.bars = {bar["id"]: bar for bar in picture["bars"]}
-        lanes, n = self.lanes.values(), max(1, len(self.lanes))
-        names = (text_width(lane.data["name"], 14) for lane in lanes)
-        details = (text_width(lane.data["detail"], 12) for lane in lanes)
-        self.left = min(62 + max([22.0, *names, *details]), 230)
-        free = min(SIZES["height"], n * SIZES["pitch"]) - sum(lane.height for lane in lanes)
-        gap = min(max(free / n, SIZES["min_gap"]), SIZES["max_gap"])
-        y, host = 62.0 + 22 * len(self.notices), None
-        for lane in lanes:
-            lane.begins = lane.data.get("host") not in (None, host)
-            host = lane.data.get("host")
-            lane.top = y + HEAD * lane.begins
-            y = lane.top + lane.height + gap
-        self.bottom = y + (10 - gap if lanes else 60)
-        below = 40 if picture.get("bare") else 96 if picture["compared"] else 74
-        self.height = self.bottom + below
-        self.top = min((lane.top for lane in lanes), default=0.0) - 6
-        end = picture["cut"] or 0.0
-        start = picture["start"] or 0.0
+    def __init__(self, picture: Json) -> None:
+        self.picture, self.notices = picture, flagged(picture)
+        self.lanes: dict[int, _Lane] = {}
+        self.hosts: dict[str, float] = {}  # top of each host's first lane
+        self.bottom = self._arrange(62.0 + 22 * len(self.notices))
+        self.height = self.bottom + (40 if picture.get("bare") else 74)
+        widths = [
+            max(text_width(lane["name"], 14), text_width(lane["detail"], 12))
+            for lane in picture["lanes"]
+        ]
+        self.left = min(62 + max([22.0, *widths]), 230)
+        start, end = picture["start"] or 0.0, picture["cut"] or 0.0
         span = max(end - start, 1e-6)
         stuck = any(bar["end"] is None and bar["kind"] != "mark" for bar in picture["bars"])
         self.view = start - 0.012 * span, start + span * (1.12 if stuck else 1.02)
+        self.boxes = {bar["id"]: self._box(bar) for bar in picture["bars"]}
 
-    def paint(self) -> tuple[str, float]:
-        parts = [*self._head(), *self._lanes(), *self._inside(), *self._dim_later()]
+    def _arrange(self, y: float) -> float:
+        """Place the lanes from ``y`` on, and return their bottom edge."""
+        drawn = self.picture["lanes"]
+        if not drawn:
+            return y + 60
+        gap = min(max(SIZES["height"] / len(drawn) - 48, SIZES["min_gap"]), SIZES["max_gap"])
+        for number, data in enumerate(drawn):
+            if "host" in data and data["host"] not in self.hosts:
+                y += HEAD
+                self.hosts[data["host"]] = y
+            lane = self.lanes[data["rank"]] = _Lane(data, number, y)
+            y += lane.height + gap
+        return y + 10 - gap
+
+    def paint(self) -> Iterator[str]:
+        """Yield the elements of the picture, the lowest first."""
+        yield from self._head()
+        yield from self._lanes()
+        if self.boxes:
+            yield from self._inside()
+        else:
+            yield svg.text(24, self.bottom - 8, "nothing was recorded", GRAY)
         if not self.picture.get("bare"):
-            parts += self._foot()
-        return "".join(parts), self.height
+            yield self._foot()
 
     def _inside(self) -> Iterator[str]:
         """Yield the content of the lanes."""
-        if not self.bars:
-            yield svg.text(24, self.bottom - 8, "nothing was recorded", GRAY)
-            return
         yield from self._axis()
-        arrows = [*map(self._arrow, self._drawn_arrows())]
-        marks = [bar for bar in self.bars.values() if bar["kind"] == "mark"]
-        yield from map(self._bar, marks)
+        bars = self.picture["bars"]
+        arrows = [
+            self._arrow(arrow)
+            for arrow in self.picture["arrows"]
+            if arrow.get("send") in self.boxes or arrow.get("recv") in self.boxes
+        ]
+        yield from (self._bar(bar) for bar in bars if bar["kind"] == "mark")
         yield from self._bands()
         yield from (shaft for shaft, _ in arrows)  # the heads cover the bars
-        yield from (self._bar(bar) for bar in self.bars.values() if bar["kind"] != "mark")
+        yield from (self._bar(bar) for bar in bars if bar["kind"] != "mark")
         yield from (head for _, head in arrows)
         yield from self._deaths()
 
@@ -174,74 +198,60 @@ class _Painter:
     def _head(self) -> Iterator[str]:
         title = self.picture["title"] or "Timeline"
         yield svg.heading(24, 32, title, " · ".join(self.picture["facts"]))
-        kinds, x = {bar["kind"] for bar in self.bars.values()}, WIDTH - 24.0
+        kinds, x = {bar["kind"] for bar in self.picture["bars"]}, WIDTH - 24.0
         for kind, label in reversed(LEGEND.items()):
             if kind in kinds:
                 x -= text_width(label, 12)
                 yield svg.text(x, 32, label, GRAY)
-                yield svg.rect(
-                    x - 29, 22, 22, 12, *_fill(kind, work_color("") if kind == "mark" else GRAY)
-                )
+                color = work_color("") if kind == "mark" else GRAY
+                yield svg.rect(x - 29, 22, 22, 12, *_fill(kind, color))
                 x -= 48
         for i, notice in enumerate(self.notices):
             yield svg.text(24, 56 + 22 * i, notice, svg.notice_color(notice))
 
     def _lanes(self) -> Iterator[str]:
+        for host, top in self.hosts.items():
+            yield svg.text(24, top - 8, host, GRAY, 'font-weight="700"')
+            x = 36 + text_width(host, 13.5)
+            yield svg.line(x, top - 12, RIGHT + 4, top - 12, "#d3d9df", 1)
         for lane in self.lanes.values():
             data, top, height = lane.data, lane.top, lane.height
-            if lane.begins:
-                yield svg.text(24, top - 8, data["host"], GRAY, 'font-weight="700"')
-                x = 36 + text_width(data["host"], 13.5)
-                yield svg.line(x, top - 12, RIGHT + 4, top - 12, "#d3d9df", 1)
             width = RIGHT - self.left + 8
             yield svg.rect(self.left - 4, top, width, height, 'fill="#f5f6f8"', "", 6)
             if "run" in data:  # the run's colour at both ends of the lane
                 fill = f'fill="{TRACES_LIGHT[data["run"] % len(TRACES_LIGHT)]}"'
                 yield svg.rect(self.left - 8, top, 3, height, fill, "", 1)
-                if data["end"] <= self.view[1]:
-                    yield svg.rect(self.x(data["end"]), top, 2, height, fill, "", 1)
+                yield svg.rect(self.x(data["end"]), top, 2, height, fill, "", 1)
             yield f'<circle cx="29" cy="{lane.middle:.1f}" r="5" fill="{lane.color}"/>'
             rise = 6 if data["detail"] else 0
             bold = 'font-size="13" font-weight="700"'
             yield svg.text(42, lane.middle + 4.5 - rise, data["name"], INK, bold)
-            if rise:
-                yield svg.text(42, lane.middle + 14, data["detail"], GRAY)
+            yield svg.text(42, lane.middle + 14, data["detail"], GRAY) if rise else ""
 
     def _axis(self) -> Iterator[str]:
-        zero = self.picture["start"] or 0.0
+        zero, top = self.picture["start"] or 0.0, next(iter(self.lanes.values())).top - 6
         for time, label in ticks(*(t - zero for t in self.view)):
             x = self.x(zero + time)
-            yield svg.line(x, self.top, x, self.bottom, "#e9ecef", 1)
+            yield svg.line(x, top, x, self.bottom, "#e9ecef", 1)
             yield svg.text(x, self.bottom + 18, label, GRAY, 'text-anchor="middle"')
         yield svg.line(self.left - 4, self.bottom, RIGHT + 4, self.bottom, "#aab2ba", 1)
 
-    def _foot(self) -> Iterator[str]:
-        picture, y, parts = self.picture, self.bottom + 50, []
-        if picture["messages"] or not picture["collectives"]:
-            parts.append(
-                f"{count(picture['messages'], 'message')}, {human_bytes(picture['message_bytes'])}"
-            )
-        if picture["collectives"]:
-            size = human_bytes(picture["collective_bytes"])
-            parts.append(f"{count(picture['collectives'], 'collective')}, {size}")
-        parts.append(human_seconds((picture["end"] or 0) - (picture["start"] or 0)))
-        line = "   ·   ".join(parts)
-        yield svg.text(24, y, line, INK, 'font-weight="700" xml:space="preserve"')
-        line = "   ·   ".join(f"{value} {label}" for value, label, _ in picture["compared"])
-        yield svg.text(24, y + 22, line, GRAY, 'xml:space="preserve"') if line else ""
-
-    def _dim_later(self) -> Iterator[str]:
-        """Dim times after the moment shown."""
-        if self.until is not None and self.until < self.view[1]:
-            x, height = self.x(self.until), self.bottom - self.top
-            white = 'fill="#fff" fill-opacity=".8"'
-            yield svg.rect(x, self.top, RIGHT + 5 - x, height, white, "", 0)
-            yield svg.line(x, self.top, x, self.bottom, INK, 1.2)
+    def _foot(self) -> str:
+        picture = self.picture
+        totals = [
+            f"{count(picture[f'{word}s'], word)}, {human_bytes(picture[f'{word}_bytes'])}"
+            for word in ("message", "collective")
+            if picture[f"{word}s"]
+        ]
+        totals.append(human_seconds((picture["end"] or 0) - (picture["start"] or 0)))
+        totals += [f"{value} {label}" for value, label, _ in picture["compared"]]
+        bold = 'font-weight="700" xml:space="preserve"'
+        return svg.text(24, self.bottom + 50, "   ·   ".join(totals), INK, bold)
 
     # -- the picture ----------------------------------------------------------------
 
-    def _box(self, bar: Json) -> tuple[float, float, float, float]:
-        """Return x, y, width and height; open bars extend to the right edge or a rank's death."""
+    def _box(self, bar: Json) -> Box:
+        """Return the box of a bar; open bars extend to the right edge or a rank's death."""
         lane, left = self.lanes[bar["rank"]], self.x(bar["start"])
         end = lane.data.get("died") if bar["end"] is None else bar["end"]
         right = RIGHT + 3 if end is None else self.x(end)
@@ -250,133 +260,109 @@ class _Painter:
         return left, y, max(right - left - 1, least), height
 
     def _bar(self, bar: Json) -> str:
-        x, y, width, height = self._box(bar)
-        lane, look = self.lanes[bar["rank"]], _look(bar)
-        color = WARNING_LIGHT if look == "failed" else lane.color
-        if look == "mark":
+        (x, y, width, height), look = self.boxes[bar["id"]], _look(bar)
+        color = self.lanes[bar["rank"]].color
+        if look in ("failed", "touch"):
+            color = WARNING_LIGHT
+        elif look == "mark":
             color = work_color(bar.get("label", ""))
         radius = height / 2 if bar["kind"] == "request" else 3
         box = svg.rect(x, y, width, height, *_fill(look, color), radius)
-        open_ = "died in" if "died" in lane.data else self.picture["open"]
-        peer = self.lanes.get(bar.get("peer", -1))
-        labels = _labels(bar, peer.data["name"] if peer else "", open_) if height >= 11 else []
+        labels = self._labels(bar, look) if height >= 11 else []
         label = next((t for t in labels if t and text_width(t, 11.5) < width - 8), "")
-        if not label:
-            return box
-        label_color = svg.readable(color) if look in SOLID else INKS.get(look, INK)
-        return box + svg.text(x + 5, y + height / 2 + 4, label, label_color, 'font-size="11.5"')
+        ink = {"paused": GRAY, "open": WARNING_LIGHT}.get(look, INK)
+        if STRENGTHS[look] == 1:
+            ink = svg.readable(color)
+        text = svg.text(x + 5, y + height / 2 + 4, label, ink, 'font-size="11.5"')
+        return box + text if label else box
+
+    def _labels(self, bar: Json, look: str) -> list[str]:
+        """Return possible labels of a bar, longest first."""
+        op, label, call = bar["op"], bar.get("label", ""), bar["op"]
+        if look in ("mark", "touch"):
+            return [label, label.partition(" (")[0], "!" if look == "touch" else ""]
+        if look == "failed":
+            return [f"✕ {op} failed", "✕"]
+        if bar["kind"] == "store":
+            call = f"{op}({label})"
+        elif bar["kind"] in ("send", "recv") and bar.get("peer") in self.lanes:
+            peer = self.lanes[bar["peer"]].data["name"]
+            call = f"{op} {'to' if op == 'send' else 'from'} {peer}"
+        if look in ("open", "paused"):
+            died = "died" in self.lanes[bar["rank"]].data
+            verb = "paused before" if look == "paused" else "died in" if died else ""
+            verb = verb or self.picture["open"]
+            return [f"{verb} {call}", f"{verb} {op}", op]
+        if bar["kind"] in ("send", "recv", "store"):
+            return [call, op]
+        name = f"{op} {label}".rstrip()
+        return [f"{name} {human_bytes(bar['nbytes'])}" if bar["nbytes"] else name, name, op]
 
     def _deaths(self) -> Iterator[str]:
         """Yield a cross and the text "died" for each dead rank."""
         for lane in self.lanes.values():
-            died, (first, last) = lane.data.get("died"), self.view
-            if died is None or not first <= died <= last:
+            died = lane.data.get("died")
+            if died is None or died > self.view[1]:
                 continue
             x, y = self.x(died), lane.middle
-            right = x + 48 < RIGHT
-            side = "" if right else ' text-anchor="end"'
-            bold = f'font-weight="700" font-size="12"{side}'
             for rise in (-5, 5):
                 yield svg.line(x - 5, y - rise, x + 5, y + rise, WARNING_LIGHT, 2.4)
-            yield svg.text(x + (10 if right else -10), y + 4, "died", WARNING_LIGHT, bold)
+            yield svg.text(x + 10, y + 4, "died", WARNING_LIGHT, 'font-weight="700"')
 
     def _bands(self) -> Iterator[str]:
+        """Yield a band between the members of each collective, from lane to lane."""
         ties: dict[str, list[Json]] = defaultdict(list)
-        for bar in self.bars.values():
+        for bar in self.picture["bars"]:
             if "tie" in bar and _look(bar) != "paused":
                 ties[bar["tie"]].append(bar)
-        for members in ties.values():
-            members.sort(key=lambda bar: self.lanes[bar["rank"]].top)
-            mixed = len({bar["op"] for bar in members}) > 1
-            for above, below in pairwise(members):
-                yield self._band(above, below, WARNING_LIGHT if mixed else INK)
-
-    def _band(self, above: Json, below: Json, color: str) -> str:
-        """Return a band between two bars; across other lanes it is only an outline."""
-        x1, y1, w1, h1 = self._box(above)
-        x2, y2, w2, _ = self._box(below)
-        top, middle = y1 + h1, (y1 + h1 + y2) / 2
         order = list(self.lanes)
-        adjacent = order.index(below["rank"]) == order.index(above["rank"]) + 1
-        path = (
-            f"M{x1:.1f} {top:.1f}C{x1:.1f} {middle:.1f} {x2:.1f} {middle:.1f} {x2:.1f} {y2:.1f}"
-            f"{'h' if adjacent else 'm'}{w2:.1f}{'' if adjacent else ' 0'}"
-            f"C{x2 + w2:.1f} {middle:.1f} {x1 + w1:.1f} {middle:.1f} "
-            f"{x1 + w1:.1f} {top:.1f}{'z' if adjacent else ''}"
-        )
-        fill = f'fill="{color}" fill-opacity=".08"' if adjacent else 'fill="none"'
-        return (
-            f'<path d="{path}" {fill} stroke="{color}" stroke-opacity=".{2 if adjacent else 4}"/>'
-        )
-
-    def _drawn_arrows(self) -> list[Json]:
-        """Return the arrows with a drawn end."""
-        arrows = self.picture["arrows"]
-        return [a for a in arrows if a.get("send") in self.bars or a.get("recv") in self.bars]
+        for members in ties.values():
+            members.sort(key=lambda bar: order.index(bar["rank"]))
+            color = WARNING_LIGHT if len({bar["op"] for bar in members}) > 1 else INK
+            for above, below in pairwise(members):
+                adjacent = order.index(below["rank"]) == order.index(above["rank"]) + 1
+                yield _band(self.boxes[above["id"]], self.boxes[below["id"]], color, adjacent)
 
     def _arrow(self, arrow: Json) -> tuple[str, str]:
-        """Return the shaft and the head of an arrow."""
-        send, recv = self.bars.get(arrow.get("send")), self.bars.get(arrow.get("recv"))
-        order = [rank for rank in self.lanes if rank in (arrow["src"], arrow["dst"])]
-        down = order.index(arrow["dst"]) >= order.index(arrow["src"]) if len(order) == 2 else True
-        y1 = self._edge(send, arrow["src"], bottom=down)
-        y2 = self._edge(recv, arrow["dst"], bottom=not down)
-        if arrow["sent"] is None or send is None:  # unmatched: draw a stub
-            x1 = x2 = self.x(recv["start"] if recv else self.view[0]) + 4
+        """Return the shaft and the head of an arrow; without one end it is a stub."""
+        send, recv = self.boxes.get(arrow.get("send")), self.boxes.get(arrow.get("recv"))
+        y1, y2 = self._middle(send, arrow["src"]), self._middle(recv, arrow["dst"])
+        down = 1 if y2 >= y1 else -1
+        y1 += down * send[3] / 2 if send else 0
+        y2 -= down * recv[3] / 2 if recv else 0
+        sent, received = arrow["sent"], arrow["received"]
+        if sent is None:
+            x1 = x2 = (recv[0] if recv else self.left) + 4
         else:
-            x1 = self.x(arrow["sent"])
-            x2 = x1 + 26 if arrow["received"] is None else self.x(arrow["received"])
-        if arrow["sent"] is not None and arrow["received"] is not None:
-            lane = self.lanes.get(arrow["src"])
-            color = lane.color if lane else GRAY
+            x1 = self.x(sent)
+            x2 = x1 + 26 if received is None else self.x(received)
+        if sent is not None and received is not None:
+            color = self.lanes[arrow["src"]].color if arrow["src"] in self.lanes else GRAY
             shaft = svg.line(x1, y1, x2, y2, color, 1.6)
             return shaft, svg.arrow_head(x1, y1, x2, y2, color)
         shaft = svg.line(x1, y1, x2, y2, WARNING_LIGHT, 1.6, ' stroke-dasharray="4"')
-        x, y = (x1, y1) if arrow["sent"] is None else (x2, y2)
+        x, y = (x1, y1) if sent is None else (x2, y2)
         circle = f'cx="{x:.1f}" cy="{y:.1f}" r="4"'
         return shaft, f'<circle {circle} fill="#fff" stroke="{WARNING_LIGHT}"/>'
 
-    def _edge(self, bar: Json | None, rank: int, *, bottom: bool) -> float:
-        """Return the edge of a bar, or of its lane if the bar is missing."""
-        if rank not in self.lanes:
-            return self.bottom
-        if bar is None:
-            return self.lanes[rank].edge(bottom=bottom)
-        y, height = self.lanes[rank].row(bar)
-        return y + height if bottom else y
+    def _middle(self, box: Box | None, rank: int) -> float:
+        """Return the middle of a bar, or of its lane if the bar is missing."""
+        if box:
+            return box[1] + box[3] / 2
+        return self.lanes[rank].middle if rank in self.lanes else self.bottom
 
 
-LEGEND = {
-    "send": "send",
-    "recv": "receive",
-    "collective": "collective",
-    "request": "request",
-    "store": "store",
-    "mark": "step or computation",
-}
-#: Looks with a solid fill; tints and label colours that differ from the defaults.
-SOLID = ("send", "collective", "mark")
-TINTS = {"request": 0.42, "open": 0.2, "paused": 0.06, "recv": 0.06}
-INKS = {"touch": "#fff", "paused": GRAY, "open": WARNING_LIGHT}
-
-
-def _labels(bar: Json, peer: str, open_: str) -> list[str]:
-    """Return possible labels of a bar, longest first."""
-    op, label, look = bar["op"], bar.get("label", ""), _look(bar)
-    call = f"{op}({label})" if bar["kind"] == "store" else op
-    size = human_bytes(bar["nbytes"]) if bar["nbytes"] else ""
-    name = f"{op} {label}".rstrip()
-    from_peer = f"{open_} {op} from {peer}" if peer and op == "recv" else ""
-    return {
-        "mark": [label, label.partition(" (")[0]],
-        "touch": [label, "!"],
-        "failed": [f"✕ {op} failed", "✕"],
-        "paused": [f"paused before {op}", "paused", op],
-        "open": [from_peer, f"{open_} {call}", f"{open_} {op}", op],
-        "send": [f"send to {peer}", "send"],
-        "recv": [f"recv from {peer}", "recv"],
-        "store": [call, op],
-    }.get(look, [f"{name} {size}".rstrip(), name, op])
+def _band(above: Box, below: Box, color: str, adjacent: bool) -> str:
+    """Return a band between two bars; across other lanes it is only an outline."""
+    (x1, y1, w1, h1), (x2, y2, w2, _) = above, below
+    top, middle = y1 + h1, (y1 + h1 + y2) / 2
+    path = (
+        f"M{x1:.1f} {top:.1f}C{x1:.1f} {middle:.1f} {x2:.1f} {middle:.1f} {x2:.1f} {y2:.1f}"
+        f"h{w2:.1f}C{x2 + w2:.1f} {middle:.1f} {x1 + w1:.1f} {middle:.1f} "
+        f"{x1 + w1:.1f} {top:.1f}z"
+    )
+    fill = f'fill="{color}" fill-opacity=".08"' if adjacent else 'fill="none"'
+    return f'<path d="{path}" {fill} stroke="{color}" stroke-opacity=".{2 if adjacent else 4}"/>'
 
 
 def _look(bar: Json) -> str:
@@ -390,8 +376,7 @@ def _look(bar: Json) -> str:
 
 def _fill(look: str, color: str) -> tuple[str, str]:
     """Return the fill and stroke attributes of a bar."""
-    if look in ("touch", *SOLID):
-        return f'fill="{WARNING_LIGHT if look == "touch" else color}"', ""
+    strength = STRENGTHS[look]
     dash = ' stroke-dasharray="5 3"' if look in ("open", "paused") else ""
-    tint = svg.tint(color, TINTS.get(look, 0.16))
-    return f'fill="{tint}"', f'stroke="{color}" stroke-width="{1 if look == "recv" else 1.4}"{dash}'
+    stroke = f'stroke="{color}" stroke-width="{1 if look == "recv" else 1.4}"{dash}'
+    return f'fill="{svg.tint(color, strength)}"', "" if strength == 1 else stroke

@@ -20,7 +20,6 @@ from distkit.events import COMPUTATION, REQUESTS
 from distkit.trace.log import EventLog
 from distkit.views.gradients.scene import draw as gradients
 from distkit.views.scene.frame import Json, clean
-from distkit.views.scene.painter import to_svg as scene_svg
 from distkit.views.servers.projection import project as servers
 from distkit.views.servers.scene import draw as server_scene
 from distkit.views.stage.projection import project as stage
@@ -28,7 +27,6 @@ from distkit.views.stage.scene import draw as stage_scene
 from distkit.views.tensors import draw as tensors
 from distkit.views.timeline.bars import packed
 from distkit.views.timeline.columns import Columns
-from distkit.views.timeline.static import MAX_BARS, to_svg
 from distkit.views.widget.assets import css, page_script, with_theme
 
 #: Maximum number of operations in a page; above MAX_EVENTS events it has only the timeline.
@@ -41,27 +39,19 @@ MAX_KEYFRAMES, MAX_VALUES = 1_000, 16_000
 class PageView:
     """A view of a page.
 
-    ``about`` describes the view. ``fits`` returns whether a trace has data for it. ``scene``
-    returns its picture; it is None for the timeline, which is not a scene.
+    ``about`` describes the view. ``fits`` returns whether a trace has data for it, and ``draw``
+    its picture.
     """
 
     name: str
     about: str
     fits: Callable[[EventLog], bool]
-    scene: Callable[[EventLog], Json] | None = None
+    draw: Callable[[EventLog], Json]
 
     @property
     def painter(self) -> str:
         """The name of the view's script in assets.py."""
-        return "scene" if self.scene else self.name
-
-    def draw(self, trace: EventLog) -> tuple[Json, str]:
-        """Return the picture for the browser, and the static one."""
-        if self.scene is None:
-            columns = Columns(trace, MAX_OPERATIONS)
-            return packed(columns, thin=True), to_svg(columns.picture(3 * MAX_BARS))
-        picture = self.scene(trace)
-        return picture, scene_svg(picture)
+        return "timeline" if self.name == "timeline" else "scene"
 
 
 def _has_communication(trace: EventLog) -> bool:
@@ -92,6 +82,7 @@ VIEWS = (
         "timeline",
         "Each rank's calls over time, and the messages between ranks.",
         lambda _: True,
+        lambda trace: packed(Columns(trace, MAX_OPERATIONS), thin=True),
     ),
     PageView(
         "stage",
@@ -141,10 +132,6 @@ _PAGE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8
 def to_html(
     trace: EventLog | Mapping[str, EventLog],
     path: str | Path,
-    *,
-    title: str = "",
-    about: Mapping[str, str] | None = None,
-    first: Mapping[str, str] | None = None,
 ) -> Path:
     """Write a page with one trace, or with a tab for each of several traces.
 
@@ -153,9 +140,6 @@ def to_html(
     Args:
         trace: a trace, or ``{"p2p": trace, "all_reduce": other}``.
         path: the file to write.
-        title: the page's heading.
-        about: descriptions of runs, by name.
-        first: initial views of runs, by name; by default the timeline.
 
     Returns:
         The path.
@@ -167,29 +151,24 @@ def to_html(
     """
     traces = {"": trace} if isinstance(trace, EventLog) else dict(trace)
     path = Path(path)
-    about, first = about or {}, first or {}
-    runs = [
-        _Run(i, name, trace, about.get(name, ""), first.get(name, ""))
-        for i, (name, trace) in enumerate(traces.items())
-    ]
-    path.write_text(_page(runs, title), encoding="utf-8")
+    runs = [_Run(i, name, trace) for i, (name, trace) in enumerate(traces.items())]
+    path.write_text(_page(runs), encoding="utf-8")
     return path
 
 
-def _page(runs: list[_Run], title: str) -> str:
+def _page(runs: list[_Run]) -> str:
     painters = dict.fromkeys(view.painter for run in runs for view in run.views)
     titles = [run.name or clean(run.trace.info.name) for run in runs]
     return _PAGE.substitute(
-        title=escape(title or " · ".join(filter(None, titles)) or "distkit replay"),
-        heading=f"<h1>{escape(title)}</h1>" if title else "",
+        title=escape(" · ".join(filter(None, titles)) or "distkit replay"),
         css=css(*painters),
-        tabs=_tabs([run.name for run in runs]) if len(runs) > 1 else "",
+        tabs=_tabs("runs", {run.id: run.tab for run in runs}),
         panels="\n".join(run.panel(len(runs) > 1) for run in runs),
         pictures=_json(
             {
-                run.element_id(view): _pack(with_theme(picture))
+                run.element_id(view): _pack(with_theme(view.draw(run.trace)))
                 for run in runs
-                for view, (picture, _) in zip(run.views, run.drawn, strict=True)
+                for view in run.views
             }
         ),
         script=page_script(*painters),
@@ -197,12 +176,12 @@ def _page(runs: list[_Run], title: str) -> str:
 
 
 class _Run:
-    """A trace of a page, with its drawn views."""
+    """A trace of a page, with its views."""
 
-    def __init__(self, number: int, name: str, trace: EventLog, about: str, first: str) -> None:
-        self.number, self.name, self.trace, self.about = number, name, trace, about
-        self.views = sorted(fitting(trace), key=lambda view: view.name != first)
-        self.drawn = [view.draw(trace) for view in self.views]
+    def __init__(self, number: int, name: str, trace: EventLog) -> None:
+        self.number, self.name, self.trace = number, name, trace
+        self.id, self.tab = f"panel{number}", name.replace("_", " ")
+        self.views = fitting(trace)
 
     def element_id(self, view: PageView) -> str:
         """Return the element id of a view, which also names its picture."""
@@ -210,43 +189,41 @@ class _Run:
 
     def panel(self, several: bool) -> str:
         """Return the HTML of the run."""
-        i = self.number
-        role = f'role="tabpanel" aria-labelledby="tab{i}"' if several else ""
         note = left_out(self.trace)
         parts = [
-            f'<p class="run">{escape(self.about)}</p>' if self.about else "",
-            self._tabs() if len(self.views) > 1 else "",
+            f'<section id="{self.id}" {_panel(self.id, several)}{" hidden" * (self.number > 0)}>',
+            _tabs("views", {self.element_id(view): view.name.title() for view in self.views}),
             f'<p class="note">{escape(note)}</p>' if note else "",
-            *map(self._view, range(len(self.views))),
+            *map(self._view, self.views),
+            "</section>",
         ]
-        return "\n".join(
-            [
-                f'<section id="panel{i}" {role}{" hidden" if i else ""}>',
-                *filter(None, parts),
-                "</section>",
-            ]
-        )
+        return "\n".join(filter(None, parts))
 
-    def _tabs(self) -> str:
-        buttons = (
-            f'<button role="tab" id="{self.element_id(view)}tab" '
-            f'aria-controls="{self.element_id(view)}"'
-            f' {_selected(view is self.views[0])} title="{escape(view.about)}">'
-            f"{view.name.title()}</button>"
-            for view in self.views
-        )
-        return f'<div class="views" role="tablist" aria-label="views">{"".join(buttons)}</div>'
-
-    def _view(self, n: int) -> str:
-        view, (_, static) = self.views[n], self.drawn[n]
+    def _view(self, view: PageView) -> str:
         name, several = self.element_id(view), len(self.views) > 1
-        role = f'role="tabpanel" aria-labelledby="{name}tab"' if several else ""
         about = f'<p class="about">{escape(view.about)}</p>' if several else ""
         return (
-            f'<div id="{name}" {role}{" hidden" if n else ""}>{about}'
-            f'<div data-view="{view.painter.title()}" data-picture="{name}">'
-            f"<noscript><h2>{view.name.title()}</h2>{static}</noscript></div></div>"
+            f'<div id="{name}" {_panel(name, several)}{" hidden" * (view is not self.views[0])}>'
+            f'{about}<div data-view="{view.painter.title()}" data-picture="{name}"></div></div>'
         )
+
+
+def _panel(name: str, several: bool) -> str:
+    """Return the attributes of one of several panels."""
+    return f'role="tabpanel" aria-labelledby="{name}tab"' if several else ""
+
+
+def _tabs(kind: str, names: Mapping[str, str]) -> str:
+    """Return the tabs of several panels, by the panel's id."""
+    if len(names) < 2:
+        return ""
+    buttons = (
+        f'<button role="tab" id="{panel}tab" aria-controls="{panel}" '
+        f'aria-selected="{"false" if i else "true"}" tabindex="{-1 if i else 0}">'
+        f"{escape(name)}</button>"
+        for i, (panel, name) in enumerate(names.items())
+    )
+    return f'<div class="{kind}" role="tablist" aria-label="{kind}">{"".join(buttons)}</div>'
 
 
 def _pack(picture: Json) -> Json:
@@ -269,16 +246,3 @@ def _json(value: object) -> str:
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
-
-
-def _tabs(names: list[str]) -> str:
-    buttons = (
-        f'<button role="tab" id="tab{i}" aria-controls="panel{i}" {_selected(i == 0)}>'
-        f"{escape(name.replace('_', ' '))}</button>"
-        for i, name in enumerate(names)
-    )
-    return f'<div class="tabs" role="tablist" aria-label="runs">{"".join(buttons)}</div>'
-
-
-def _selected(selected: bool) -> str:
-    return f'aria-selected="{str(selected).lower()}" tabindex="{-1 + selected}"'

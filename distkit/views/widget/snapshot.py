@@ -12,7 +12,7 @@ import base64
 import threading
 import zlib
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -69,7 +69,6 @@ class NotebookSnapshot:
         from IPython.display import display
 
         view = {kind: value for kind, value in widget.items() if kind.endswith("+json")}
-        _pending_updates()
         with self._sending:  # a concurrent renew() must wait
             self._handle = display(self.bundle(), raw=True, display_id=True)
         if view:  # empty HTML for front ends without widgets
@@ -83,7 +82,6 @@ class NotebookSnapshot:
         with self._sending:
             if self._handle is not None:
                 self._handle.update(self.bundle(), raw=True)
-                _pending_updates().snapshots.add(self)
 
     def fold(self, line: str) -> None:
         """Replace the picture and the widget by one line that expands to the picture."""
@@ -121,31 +119,6 @@ _REMOVED = {
     "text/html": f'<style>{_FOLDED}</style><span class="distkit-folded"></span>',
     "text/plain": "",
 }
-
-
-class _PendingUpdates:
-    """Snapshots that were updated between cells, and are sent again with the next cell.
-
-    Programs that execute a notebook (nbclient) receive only the output of the running cell.
-    """
-
-    def __init__(self) -> None:
-        from IPython import get_ipython
-
-        self.snapshots = set[NotebookSnapshot]()
-        if (shell := get_ipython()) is not None:
-            shell.events.register("pre_run_cell", self._renew)
-            shell.events.register("post_run_cell", self._forget)
-
-    def _renew(self, *_: object) -> None:
-        for snapshot in list(self.snapshots):
-            snapshot.renew()
-
-    def _forget(self, *_: object) -> None:
-        self.snapshots.clear()
-
-
-_pending_updates = cache(_PendingUpdates)
 
 
 class HtmlSnapshot(NotebookSnapshot):

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import anywidget
 import traitlets
@@ -27,9 +26,6 @@ from distkit.views.scene.painter import to_svg, to_table
 from distkit.views.widget.assets import css, esm, with_theme
 from distkit.views.widget.live import PERIOD, Live, Notifier
 from distkit.views.widget.snapshot import NotebookSnapshot
-
-#: Receives the trace so far, and whether the run is still in progress.
-OnTrace = Callable[[EventLog, bool], None]
 
 
 def _snapshot(_: object, view: View) -> Json:
@@ -50,7 +46,7 @@ class View(anywidget.AnyWidget):
     #: Minimum time between two updates during a run [s].
     period = PERIOD
     _unsubscribes: tuple[Callable[[], None], ...] = ()
-    _following = 0  # number of runs that have not ended
+    _following = False  # True during the run
     _updates = 0  # number of updates sent to the browser
     _bare = False
     #: Computed when sent, and always complete, so that pages opened later receive everything.
@@ -63,12 +59,12 @@ class View(anywidget.AnyWidget):
         self._look(trace, live is not None)
         self._open()
         if live is not None:
-            self._follow(live, trace.info, self._look)
+            self._follow(live, trace.info)
 
     def _open(self) -> None:
         """Initialize the widget, after the data to draw has been set."""
         self._lock = threading.RLock()
-        self._static = NotebookSnapshot(self._draw, lambda: self._following > 0)
+        self._static = NotebookSnapshot(self._draw, lambda: self._following)
         super().__init__()
 
     def _draw(self) -> tuple[str, str]:
@@ -95,19 +91,18 @@ class View(anywidget.AnyWidget):
 
     # -- live -----------------------------------------------------------------------
 
-    def _follow(self, run: Live, info: RunInfo, on_trace: OnTrace) -> None:
+    def _follow(self, run: Live, info: RunInfo) -> None:
         """Process the events of a run as they arrive, and its trace after it has ended."""
-        self._following += 1
+        self._following = True
         arrived, table = deque[list[Event]](), Table.of(())
-        end = threading.Lock()  # acquired once, by the first thread notified of the end
 
         def update() -> None:
             nonlocal table
             with self._lock:
-                if not end.locked():
+                if self._following:
                     new = chain.from_iterable(arrived.popleft() for _ in range(len(arrived)))
                     table = Table.of([*new], table)
-                    on_trace(EventLog.of(table, info), True)
+                    self._look(EventLog.of(table, info), True)
                     self._publish()
 
         notifier = Notifier(update, self.period)
@@ -116,15 +111,17 @@ class View(anywidget.AnyWidget):
             if events:
                 arrived.append(events)
                 notifier.notify()
-            elif run.finished and end.acquire(blocking=False):
+            elif run.finished:
                 notifier.close()
                 with self._lock:
-                    on_trace(run.trace, False)
+                    if not self._following:  # another thread was notified, too
+                        return
+                    self._following = False
+                    self._look(run.trace, False)
                     self._publish()
-                self._following -= 1
                 self._static.renew()
 
-        self._unsubscribes = (*self._unsubscribes, run.subscribe(receive), notifier.close)
+        self._unsubscribes = run.subscribe(receive), notifier.close
         if run.finished:
             receive([])
 
@@ -162,17 +159,8 @@ class View(anywidget.AnyWidget):
 
     def _ipython_display_(self) -> None:
         """Display the widget, and the picture that the notebook keeps."""
-        data, metadata = super()._repr_mimebundle_() or ({}, {})
+        data, metadata = self._repr_mimebundle_() or ({}, {})
         self._static.show(data, metadata)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """Return the widget, with a picture and a table for front ends without widgets."""
-        widget = super()._repr_mimebundle_(**kwargs)
-        if widget is None:
-            return None
-        data, metadata = widget if isinstance(widget, tuple) else (widget, {})
-        picture, table = self._draw()
-        return {**data, "image/svg+xml": picture, "text/plain": table}, metadata
 
     def save(self, path: str | Path, *, dark: bool = False) -> Path:
         """Write the static picture as SVG, for slides and papers.

@@ -1,0 +1,100 @@
+"""Computes how long each rank waited for others. Pure.
+
+A rank *waits* in an operation from the end of its other activity, which is calls and marked
+computation, until the last rank that the operation needs has arrived. Finished ranks do not wait:
+the final barrier, after which no rank computes or sends, does not count as communication.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from distkit.events import Op
+from distkit.trace.columns import Bools, Floats, Ints
+from distkit.trace.matching import Operations, Pairs
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The waits of a run, with one element per operation.
+
+    ``since`` is the start of the wait and ``waited`` its duration [s]. ``over`` marks the final
+    barrier.
+    """
+
+    since: Floats
+    waited: Floats
+    over: Bools
+
+
+def waits(ops: Operations, pairs: Pairs, end: float) -> Waits:
+    """Return the waits of a complete trace that ends at ``end`` [s]."""
+    if not len(ops):
+        return none(0)
+    final = np.where(ops.ended, ops.end, end)
+    since = np.fmax(_last_active(ops, final), ops.blocked)
+    waited = np.maximum(0, np.minimum(_arrival(ops, pairs), final) - since)
+    waited[ops.scheduled] = 0
+    return Waits(since, waited, _final_barriers(ops, pairs))
+
+
+def none(operations: int) -> Waits:
+    """Return no waits, for a number of operations."""
+    zeros = np.zeros(operations)
+    return Waits(zeros, zeros, zeros.astype(bool))
+
+
+def _lanes(rank: Ints) -> list[tuple[int, slice]]:
+    """Return each rank and its slice of arrays that are sorted by rank."""
+    ranks, first = np.unique(rank, return_index=True)
+    ends = [*first[1:].tolist(), len(rank)]
+    return [(r, slice(a, b)) for r, a, b in zip(ranks.tolist(), first.tolist(), ends, strict=True)]
+
+
+def _last_active(ops: Operations, final: Floats) -> Floats:
+    """Return when the rank of each operation was last active elsewhere, or called it."""
+    marked = ops.mark & ops.ended
+    rank = np.concatenate([ops.rank, ops.rank[marked]])
+    time = np.concatenate([ops.start, ops.end[marked]])
+    computes = np.append(ops.mark, np.zeros(int(marked.sum()), bool))  # from this time on
+    order = np.lexsort((time, rank))
+    rank, time, computes = rank[order], time[order], computes[order]
+    last_active, active = ops.start.copy(), dict(_lanes(rank))
+    for r, part in _lanes(ops.rank):
+        lane, start, end = active[r], ops.start[part], final[part]
+        last = lane.start + np.maximum(np.searchsorted(time[lane], end) - 1, 0)
+        meanwhile = time[last] > start
+        last_active[part] = np.where(meanwhile, np.where(computes[last], end, time[last]), start)
+    return np.where(ops.mark, ops.start, last_active)
+
+
+def _arrival(ops: Operations, pairs: Pairs) -> Floats:
+    """Return when the last rank that each operation needs has arrived; infinity if never."""
+    arrival = np.full(len(ops), -np.inf)
+    tied = pairs.tie >= 0
+    last = np.full(pairs.ties, -np.inf)
+    np.maximum.at(last, pairs.tie[tied], ops.start[tied])
+    # a pull waits for its reply, a registration for all nodes
+    sends, receives = ops.among([Op.SEND]), ops.among([Op.RECV, Op.PULL, Op.REGISTER])
+    received = (pairs.recv >= 0) & receives[pairs.recv]
+    arrival[pairs.recv[received]] = np.where(
+        np.isnan(pairs.sent[received]), np.inf, pairs.sent[received]
+    )
+    rendezvous = (pairs.send >= 0) & (pairs.recv >= 0) & sends[pairs.send]
+    arrival[pairs.send[rendezvous]] = ops.start[pairs.recv[rendezvous]]
+    arrival[tied] = last[pairs.tie[tied]]
+    return arrival
+
+
+def _final_barriers(ops: Operations, pairs: Pairs) -> Bools:
+    """Mark the barriers after which members only pull or enter further barriers."""
+    barrier = ops.among([Op.BARRIER]) & (pairs.tie >= 0)
+    work = ~ops.among([Op.BARRIER, Op.PULL])
+    last = np.full(int(ops.rank.max()) + 1, -np.inf)
+    np.maximum.at(last, ops.rank[work], ops.start[work])
+    late = ops.start > last[ops.rank]
+    ended = np.ones(pairs.ties + 1, bool)
+    ended[pairs.tie[~(barrier & late)]] = False  # index -1 is for operations without a tie
+    return barrier & ended[pairs.tie]
