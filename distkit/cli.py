@@ -131,9 +131,16 @@ def _demo(args: argparse.Namespace, passed_on: list[str]) -> None:
 
 
 def _demo_page(demos: list[Demo], file: Path) -> None:
-    """Write a page of all demonstrations, the ring first."""
-    traces = {name: trace for demo in demos for name, trace in demo.traces.items()}
-    replay_page({_RING: traces[_RING], **traces} if _RING in traces else traces, file)
+    """Write a page of all demonstrations, starting with the stage view of the ring."""
+    runs = [(name, trace, demo) for demo in demos for name, trace in demo.traces.items()]
+    runs.sort(key=lambda run: run[0] != _RING)
+    replay_page(
+        {name: trace for name, trace, _ in runs},
+        file,
+        title="Messages between ranks",
+        about={name: f"{demo.title.partition(': ')[2].capitalize()}." for name, _, demo in runs},
+        first={name: demo.view.lower() for name, _, demo in runs} | {_RING: "stage"},
+    )
 
 
 _RING = "all_reduce (ring)"
@@ -441,11 +448,11 @@ def _bench(args: argparse.Namespace, passed_on: list[str]) -> None:
 # -- shared by several commands -------------------------------------------------------------------
 
 
-def replay_page(traces: dict[str, Trace], file: Path) -> None:
+def replay_page(traces: dict[str, Trace], file: Path, **options: Any) -> None:
     """Write a stand-alone page with ``to_html``, and print its address."""
     from distkit.views.widget.page import to_html
 
-    write(file, lambda: to_html(traces, file))
+    write(file, lambda: to_html(traces, file, **options))
     print(f"Replay: {file.resolve().as_uri()}")
 
 

@@ -94,6 +94,16 @@ def test_page_of_several_traces_has_nested_tabs(tmp_path):
     assert found.picture(run=1)["title"] == "ring all-reduce"
 
 
+def test_page_opens_with_title_text_and_requested_view(tmp_path):
+    told = {"title": "Messages <1>", "about": {"b": "A ring."}, "first": {"b": "stage"}}
+    text = to_html({"a": ping_pong(), "b": ring()}, tmp_path / "run.html", **told).read_text()
+    found = Page(text)
+    assert "Messages <1>" in found.seen and "A ring." in found.seen
+    assert found.views[0] == "timeline0" and "stage1" in found.views[1:]
+    assert found.views.index("stage1") < found.views.index("timeline1")
+    assert "<h1>Messages &lt;1&gt;</h1>" in text
+
+
 def watched():
     s = Script()
     for rank in range(2):

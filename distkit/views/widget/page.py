@@ -132,6 +132,10 @@ _PAGE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8
 def to_html(
     trace: EventLog | Mapping[str, EventLog],
     path: str | Path,
+    *,
+    title: str = "",
+    about: Mapping[str, str] | None = None,
+    first: Mapping[str, str] | None = None,
 ) -> Path:
     """Write a page with one trace, or with a tab for each of several traces.
 
@@ -140,6 +144,9 @@ def to_html(
     Args:
         trace: a trace, or ``{"p2p": trace, "all_reduce": other}``.
         path: the file to write.
+        title: the page's heading.
+        about: descriptions of runs, by name.
+        first: initial views of runs, by name; by default the timeline.
 
     Returns:
         The path.
@@ -151,16 +158,21 @@ def to_html(
     """
     traces = {"": trace} if isinstance(trace, EventLog) else dict(trace)
     path = Path(path)
-    runs = [_Run(i, name, trace) for i, (name, trace) in enumerate(traces.items())]
-    path.write_text(_page(runs), encoding="utf-8")
+    about, first = about or {}, first or {}
+    runs = [
+        _Run(i, name, trace, about.get(name, ""), first.get(name, ""))
+        for i, (name, trace) in enumerate(traces.items())
+    ]
+    path.write_text(_page(runs, title), encoding="utf-8")
     return path
 
 
-def _page(runs: list[_Run]) -> str:
+def _page(runs: list[_Run], title: str) -> str:
     painters = dict.fromkeys(view.painter for run in runs for view in run.views)
     titles = [run.name or clean(run.trace.info.name) for run in runs]
     return _PAGE.substitute(
-        title=escape(" · ".join(filter(None, titles)) or "distkit replay"),
+        title=escape(title or " · ".join(filter(None, titles)) or "distkit replay"),
+        heading=f"<h1>{escape(title)}</h1>" if title else "",
         css=css(*painters),
         tabs=_tabs("runs", {run.id: run.tab for run in runs}),
         panels="\n".join(run.panel(len(runs) > 1) for run in runs),
@@ -178,10 +190,10 @@ def _page(runs: list[_Run]) -> str:
 class _Run:
     """A trace of a page, with its views."""
 
-    def __init__(self, number: int, name: str, trace: EventLog) -> None:
-        self.number, self.name, self.trace = number, name, trace
+    def __init__(self, number: int, name: str, trace: EventLog, about: str, first: str) -> None:
+        self.number, self.name, self.trace, self.about = number, name, trace, about
         self.id, self.tab = f"panel{number}", name.replace("_", " ")
-        self.views = fitting(trace)
+        self.views = sorted(fitting(trace), key=lambda view: view.name != first)
 
     def element_id(self, view: PageView) -> str:
         """Return the element id of a view, which also names its picture."""
@@ -192,6 +204,7 @@ class _Run:
         note = left_out(self.trace)
         parts = [
             f'<section id="{self.id}" {_panel(self.id, several)}{" hidden" * (self.number > 0)}>',
+            f'<p class="run">{escape(self.about)}</p>' if self.about else "",
             _tabs("views", {self.element_id(view): view.name.title() for view in self.views}),
             f'<p class="note">{escape(note)}</p>' if note else "",
             *map(self._view, self.views),
