@@ -22,7 +22,7 @@ from typing import Any
 _CGROUP, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 #: nvidia-smi's query of each GPU; the name comes last, since it may contain a comma.
-_QUERY = "index,uuid,memory.total,memory.free,driver_version,mig.mode.current,name"
+_QUERY = "index,uuid,driver_version,name"
 
 #: Timeout of nvidia-smi [s]; a cold driver needs most of it.
 SMI_TIMEOUT = 20.0
@@ -118,52 +118,20 @@ def own_address(towards: str) -> str:
 def gpus() -> Json:
     """Return the GPUs that nvidia-smi lists, and the setting of CUDA_VISIBLE_DEVICES.
 
-    ``found`` has each GPU's index, name, UUID, memory [bytes], 0 if unknown, and whether it is in
-    MIG mode; or its ``error``.
+    ``found`` has each GPU's index, name and UUID; without ``driver``, the driver's version, there
+    is an ``error``, the message of nvidia-smi.
     """
-    environment = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    report: Json = {"found": [], "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     if not shutil.which("nvidia-smi"):
-        return {"found": [], **environment}
-    try:
-        rows = [line.split(", ", 6) for line in _smi(f"--query-gpu={_QUERY}", *_CSV)]
-    except OSError as error:
-        return {"found": [], "error": str(error), **environment}
-    driver = next((row[4] for row in rows if row[4:] and row[4][:1].isdigit()), "")
-    return {"found": [_gpu(row) for row in rows], "driver": driver, **environment}
-
-
-_CSV = ("--format=csv,noheader,nounits",)
-
-
-def _smi(*options: str) -> list[str]:
-    """Return the lines that nvidia-smi prints.
-
-    Raises:
-        OSError: nvidia-smi failed; the text is its own message.
-    """
-    command = ["nvidia-smi", *options]
+        return report
+    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT)
     except subprocess.TimeoutExpired:
-        raise OSError(f"nvidia-smi did not respond within {SMI_TIMEOUT:.0f} s") from None
-    if result.stdout.startswith("No devices"):
-        return []
-    if result.returncode:
-        raise OSError((result.stdout + result.stderr).strip().partition("\n")[0])
-    return [line for line in result.stdout.splitlines() if line.strip()]
-
-
-def _gpu(row: list[str]) -> Json:
-    if len(row) < 7:  # an error message
-        return {"index": 0, "error": ", ".join(row)}
-    index, uuid, total, free, _, mig, name = row
-    if not index.isdigit() or uuid.startswith("["):  # [GPU is lost]
-        return {"index": int(index) if index.isdigit() else 0, "error": uuid.strip("[]")}
-    known = {"index": int(index), "name": name, "uuid": uuid}
-    if mig == "Enabled":  # nvidia-smi reports the sizes of the whole GPU
-        return {**known, "mig": True}
-    return {**known, "total": _bytes(total), "free": _bytes(free)}
-
-
-def _bytes(mebibytes: str) -> int:
-    return int(mebibytes) << 20 if mebibytes.isdigit() else 0
+        return {**report, "error": f"it did not answer within {SMI_TIMEOUT:.0f} s"}
+    rows = re.findall(r"^(\d+), (GPU-\S+), ([\d.]+), (.+)", result.stdout, re.MULTILINE)
+    for index, uuid, report["driver"], name in rows:
+        report["found"].append({"index": int(index), "name": name, "uuid": uuid})
+    if result.returncode and not rows and "No devices" not in result.stdout:
+        report["error"] = (result.stdout + result.stderr).strip().partition("\n")[0]
+    return report

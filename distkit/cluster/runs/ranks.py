@@ -122,7 +122,7 @@ class Ranks(RankController):
             rank=r,
             world_size=plan.ranks,
             backend=plan.backend,
-            assignment=plan.assignments[r],
+            device=plan.devices[r],
             threads=plan.threads,
             name=f"{self.kind}-{r}",
             store=self._store,
