@@ -24,7 +24,6 @@ from typing import Any
 import cloudpickle
 import torch
 
-from distkit.cluster.rank import outbox
 from distkit.diagnosis.advice import OWN_PROCESSES
 from distkit.recording import recorder
 from distkit.recording.tap import tap
@@ -119,7 +118,6 @@ def _reset_child(callback: Callable[[], None]) -> None:
         if (getattr(handler, "__module__", None) or "").startswith(_OWN_MODULES):
             default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, default)
-    outbox.print_to_descriptor()
     recorder.set_current(None)
     tap.before.clear()
     tap.groups.on_group = None

@@ -118,7 +118,7 @@ class Rank:
             tap.on_gpu = True
             tap.install()
         self.group.intercept_init()
-        self.outbox.capture(f"{spec.folder}/{spec.name}.out")
+        self.outbox.capture()
         builtins.input = _no_keyboard
         interpreter.install_child_hooks(self._reset_child)
         interpreter.explain_launchers(spec.rank)
