@@ -29,7 +29,7 @@ from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.supervisor import Supervisor
 from distkit.companions import load
 from distkit.diagnosis.diagnose import Finding
-from distkit.errors import ClusterError, RunError, RunStopped, StartError, StoppedError
+from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
 from distkit.gone import GONE
 from distkit.recording import trouble
 
@@ -40,13 +40,9 @@ _clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
 
 def _forget_clusters() -> None:
-    """Mark clusters and runs as ended in a forked child, because its parent owns them."""
+    """Mark clusters as stopped in a forked child, because its parent owns them."""
     for cluster in _clusters:
-        supervisor = cluster._supervisor
-        supervisor.closed = True
-        if supervisor.run is not None:
-            supervisor.run.error = RunError(f"{supervisor.run.name} runs in the parent process.")
-            supervisor.run.done.set()
+        cluster._supervisor.closed = True
 
 
 os.register_at_fork(after_in_child=_forget_clusters)
@@ -388,10 +384,6 @@ class Cluster:
                 raise RunStopped(
                     f"{name} was interrupted while its processes started; nothing ran."
                 ) from None
-            except StartError:
-                if self._supervisor.closed:
-                    raise self._stopped_error() from None
-                raise
         return run
 
     def _busy_message(self, run: Conductor) -> str:
@@ -494,8 +486,7 @@ class Cluster:
 
     def _stopped_error(self) -> StoppedError:
         return StoppedError(
-            "the cluster was stopped, or belongs to another process. Create a new one: "
-            f"dk.Cluster({self.plan.cluster_args})."
+            "the cluster was stopped, or belongs to another process. Create a new one."
         )
 
     def stop(self) -> None:

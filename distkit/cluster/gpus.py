@@ -27,7 +27,8 @@ class Obstacle(NamedTuple):
         return f"{self.what}. {self.remedy}"
 
 
-class Gpu(NamedTuple):
+@dataclass(frozen=True)
+class Gpu:
     """A GPU, with the number and name that nvidia-smi reports."""
 
     index: int

@@ -30,8 +30,7 @@ class Plan:
     """The plan of a cluster.
 
     ``devices`` has torch's name of each rank's device; ``note`` explains the backend on the status
-    card; ``oversubscription_warning`` describes the effect of too few cores;
-    ``host_args`` are the arguments of ``dk.Cluster`` that select other machines.
+    card; ``oversubscription_warning`` describes the effect of too few cores.
     """
 
     ranks: int
@@ -41,7 +40,6 @@ class Plan:
     threads: int
     note: str = ""
     oversubscription_warning: str = ""
-    host_args: str = ""
 
     @property
     def processes(self) -> int:
@@ -55,14 +53,6 @@ class Plan:
             servers = count(self.servers, "server")
             return f"{count(self.ranks, 'worker')}, {servers}, 1 scheduler"
         return count(self.ranks, "rank")
-
-    @property
-    def cluster_args(self) -> str:
-        """The arguments of ``dk.Cluster(…)`` that create the same cluster."""
-        ranks = f"workers={self.ranks}" if self.servers else str(self.ranks)
-        rank_args = [] if self.host_args.startswith("hosts=") else [ranks]
-        server_args = [f"servers={self.servers}"] if self.servers else []
-        return ", ".join([*rank_args, *server_args, *([self.host_args] if self.host_args else [])])
 
 
 def make_plan(

@@ -28,17 +28,6 @@ from distkit.cluster import machine
             700,
         ),
         (
-            "4:memory:/docker/of-the-host\n1:cpu,cpuacct:/docker/of-the-host",
-            {
-                "cpu/cpu.cfs_quota_us": "50000",
-                "cpu/cpu.cfs_period_us": "100000",
-                "memory/memory.limit_in_bytes": "100",
-                "memory/memory.usage_in_bytes": "300",
-            },
-            0.5,
-            0,
-        ),
-        (
             "0::/system.slice/jupyter-ada.service",
             {
                 "system.slice/cpu.max": "300000 100000",
@@ -53,7 +42,7 @@ from distkit.cluster import machine
             700,
         ),
     ],
-    ids=["none", "unlimited", "v2", "v1", "a service"],
+    ids=["none", "unlimited", "limited", "a service"],
 )
 def test_cgroup_limits_are_read(
     mine: str,

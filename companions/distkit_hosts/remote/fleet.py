@@ -64,15 +64,6 @@ class HostRequest:
         """Total number of ranks."""
         return self.ranks if isinstance(self.ranks, int) else sum(self.ranks.values())
 
-    @property
-    def call(self) -> str:
-        """The arguments of ``dk.Cluster`` for these machines."""
-        named = self.ranks if isinstance(self.ranks, dict) else self.options.get("mpi_hosts")
-        hosts = [f"hosts={named}"] if named else []
-        return ", ".join(
-            [*hosts, *([f"engines={self.engines!r}"] if self.engines not in ("", "ssh") else [])]
-        )
-
     def address(self) -> str:
         """Return the address of this machine that the others reach."""
         if isinstance(self.interface, socket.socket):
@@ -233,7 +224,7 @@ class Fleet:
         ranks = (rank for host in hosts for rank in host.ranks)
         devices = dict(zip(ranks, allocation.devices, strict=True))
         in_order = tuple(devices[rank] for rank in sorted(devices))
-        return hosts, replace(allocation, host_args=request.call, devices=in_order)
+        return hosts, replace(allocation, devices=in_order)
 
     def _await(self) -> dict[str, tuple[HostForkServer, list[int]]]:
         """Return the fork server and the task numbers of each machine, by name."""

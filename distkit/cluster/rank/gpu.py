@@ -141,7 +141,9 @@ def _staged_kernel(operator: Any, sends: bool) -> Callable[..., Any]:
 
     def kernel(tensors: list[torch.Tensor], *args: Any) -> Any:
         with torch.no_grad(), DisableTorchFunction():
-            pairs = [(t, _host_copy(t)) for t in tensors]
+            pairs = [
+                (t, torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda)) for t in tensors
+            ]
             for device, host in pairs if sends else ():
                 host.copy_(device)
         script = operator._handle.redispatch_boxed(_HOST, [host for _, host in pairs], *args)

@@ -26,7 +26,7 @@ from distkit.cluster.processes.forkserver import (
     server,
     shut_down,
 )
-from distkit.cluster.processes.rank_spec import Spec, free_port
+from distkit.cluster.processes.rank_spec import LATE, Spec, free_port
 from distkit.cluster.runs.conductor import READY, Conductor, RankController
 from distkit.cluster.runs.report import cause
 from distkit.errors import StartError
@@ -85,7 +85,7 @@ class Ranks(RankController):
 
     def _nodes(self) -> Nodes:
         timeout = self._heartbeat_timeout
-        return Nodes(self.plan, self.folder, self.hosts, self._handle_node_message, timeout)
+        return Nodes(self.plan, self.hosts, self._handle_node_message, timeout)
 
     # -- starting ---------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class Ranks(RankController):
         if any(o.imported for o in run.outcomes.values()):
             for fork in {child.server for child in self.ranks.values()}:
                 with suppress(StartError):  # it has ended
-                    fork.complete()
+                    fork.preload(LATE)
 
     def replace(self, run: Conductor, rank: int, life: int) -> None:
         """Replace a dead rank during its run.
