@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from operator import attrgetter
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -68,16 +67,9 @@ def install_child_hooks(callback: Callable[[], None]) -> None:
 
 def _reduce(pickler: Any, obj: Any) -> Any:
     """Pickle functions and classes of a notebook by value, since no module exports them."""
-    if not isinstance(obj, FunctionType | type) or _is_importable(obj):
+    if not isinstance(obj, FunctionType | type):
         return NotImplemented
     return cloudpickle.loads, (cloudpickle.dumps(obj),)
-
-
-def _is_importable(obj: FunctionType | type) -> bool:
-    try:
-        return attrgetter(obj.__qualname__)(sys.modules[obj.__module__]) is obj
-    except (AttributeError, KeyError):
-        return False
 
 
 def _reset_child(callback: Callable[[], None]) -> None:
