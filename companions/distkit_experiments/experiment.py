@@ -18,7 +18,6 @@ from distkit.cluster.notebook import CellRegistry, cell, in_notebook
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import Plan, make_plan
 from distkit.cluster.processes.forkserver import server
-from distkit.cluster.processes.rank_spec import LATE
 from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT
 from distkit.cluster.runs.run import Run, ended_by_interrupt, poll
 from distkit.errors import (
@@ -392,7 +391,7 @@ class Experiment:
             if cluster is None or cluster.plan.ranks != ranks:
                 cluster = stack.enter_context(BackgroundCluster(plan_like(cluster, ranks)))
             cluster.wait()
-            server().preload(LATE)  # late imports must not count as run time
+            server().preload("torch._dynamo")  # its late import must not count as run time
             server().wait_until_idle()
             yield cluster
 
