@@ -171,10 +171,9 @@ def _used(device: str, ranks: list[int]) -> float:
     """Return the bytes in use on the GPUs or, on the CPU, by these processes."""
     if device == "cpu":
         return float(sum(map(_pss, ranks)))
-    from distkit.cluster import machine
-
-    usable = [gpu for gpu in machine.gpus()["found"] if "error" not in gpu]
-    return float(sum(gpu["total"] - gpu["free"] for gpu in usable))
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    listed = subprocess.check_output(command, text=True, timeout=60)
+    return float(sum(int(used) << 20 for used in listed.split()))
 
 
 def _pss(pid: int) -> int:

@@ -33,6 +33,8 @@ GONE = {
     "the next kernel, and every cluster ends with its own.",
     "dk.Cluster(ports=…)": "dk.Cluster(ports=…) was removed: leave it out. Parameter servers take "
     "free ports of the kernel's range, which a site may set by net.ipv4.ip_local_port_range.",
+    "dk.Cluster(memory_fraction=…)": "dk.Cluster(memory_fraction=…) was removed: call "
+    "torch.cuda.set_per_process_memory_fraction at the beginning of the function.",
     "dk.Cluster(mps=…)": "dk.Cluster(mps=…) was removed: leave it out. Ranks that share a GPU take "
     "turns; a site's own MPS daemon serves them if CUDA_MPS_PIPE_DIRECTORY names it.",
     "dk.Compare(baseline=…)": "dk.Compare(baseline=…) was removed: give the run first that the "

@@ -29,7 +29,6 @@ _WORST = ["failed", "skipped", "passed"]
 #: Rows without a test or figure.
 BEYOND = (
     "the settings of docs/gpus.md: Docker, JupyterHub, Kubernetes, time-slicing",
-    "MIG slices, of which no test can make some",
     "several GPUs: NCCL between ranks",
 )
 

@@ -61,7 +61,7 @@ def _rows(supervisor: Supervisor) -> list[tuple[str, str, int | str, str, str]]:
     plan, processes = supervisor.plan, supervisor.processes
     rows = []
     for rank, info in processes.info().ranks.items():
-        device = plan.assignments[rank].summary if rank < plan.ranks else info.device
+        device = plan.devices[rank] if rank < plan.ranks else info.device
         state = _state(supervisor, rank, processes.children.get(rank))
         rows.append((info.name, info.host, info.pid, device, state))
     return rows

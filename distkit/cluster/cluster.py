@@ -15,7 +15,6 @@ from typing import Any
 from msgspec import structs
 
 from distkit.cluster import card, machine
-from distkit.cluster.gpus import CPU
 from distkit.cluster.notebook import Cell, CellRegistry, cell, in_notebook, name_running_cell
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import DEFAULT, HEARTBEAT_TIMEOUT, Plan, make_plan
@@ -30,7 +29,7 @@ from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.supervisor import Supervisor
 from distkit.companions import load
 from distkit.diagnosis.diagnose import Finding
-from distkit.errors import ClusterError, RunError, RunStopped, StartError, StoppedError
+from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
 from distkit.gone import GONE
 from distkit.recording import trouble
 
@@ -41,13 +40,9 @@ _clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
 
 def _forget_clusters() -> None:
-    """Mark clusters and runs as ended in a forked child, because its parent owns them."""
+    """Mark clusters as stopped in a forked child, because its parent owns them."""
     for cluster in _clusters:
-        supervisor = cluster._supervisor
-        supervisor.closed = True
-        if supervisor.run is not None:
-            supervisor.run.error = RunError(f"{supervisor.run.name} runs in the parent process.")
-            supervisor.run.done.set()
+        cluster._supervisor.closed = True
 
 
 os.register_at_fork(after_in_child=_forget_clusters)
@@ -69,8 +64,6 @@ class Cluster:
         device: "auto" (GPUs if available), "cpu", "cuda" or "cuda:0".
         backend: "auto" (nccl if every rank has its own GPU, else gloo), "gloo" or "nccl".
         threads: torch threads per rank; None for as many as the cgroup's quota allows.
-        memory_fraction: fraction of a GPU's memory that torch may allocate per rank, in (0, 1]; by
-            default an equal share of the free memory if ranks share a GPU, else all of it.
         heartbeat_timeout: with servers: seconds without a heartbeat after which a worker or server
             is killed and treated as crashed. A process that only computes still sends heartbeats.
         hosts: number of ranks per machine, reached by SSH: ``{"alpha": 2, "beta": 2}``; or a list
@@ -108,7 +101,6 @@ class Cluster:
         device: str = "auto",
         backend: str = "auto",
         threads: int | None = None,
-        memory_fraction: float | None = None,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         hosts: Mapping[str, int] | Sequence[str] | None = None,
         engines: str = "",
@@ -137,7 +129,6 @@ class Cluster:
                 device=device,
                 backend=backend,
                 threads=threads,
-                memory_fraction=memory_fraction,
             )
             _cells.add(cell(), self)
             self._open_remote(remote, servers, heartbeat_timeout)
@@ -154,7 +145,6 @@ class Cluster:
             memory=machine.memory(),
             gpus=server().gpus(device),
             threads=threads,
-            memory_fraction=memory_fraction,
         )
         report.warn(
             [plan.oversubscription_warning] if plan.oversubscription_warning else [], UserWarning
@@ -170,7 +160,6 @@ class Cluster:
         device: str = "auto",
         backend: str = "auto",
         threads: int | None = None,
-        memory_fraction: float | None = None,
         interface: str | socket.socket = "",
         timeout: float = 60.0,
     ) -> Cluster:
@@ -184,7 +173,6 @@ class Cluster:
             device: see :class:`Cluster`.
             backend: see :class:`Cluster`.
             threads: see :class:`Cluster`.
-            memory_fraction: see :class:`Cluster`.
             interface: see :class:`Cluster`.
             timeout: see :class:`Cluster`.
 
@@ -201,7 +189,6 @@ class Cluster:
             device=device,
             backend=backend,
             threads=threads,
-            memory_fraction=memory_fraction,
         )
         self = cls.__new__(cls)
         _cells.add(cell(), self)
@@ -211,7 +198,7 @@ class Cluster:
     def _open_remote(self, remote: Any, servers: int, heartbeat_timeout: float) -> None:
         """Start processes on other machines; the plan is refined once they connect."""
         count, note = remote.count, "on other machines"
-        plan = Plan(count, servers, "gloo", (CPU,) * count, 1, note)
+        plan = Plan(count, servers, "gloo", ("cpu",) * count, 1, note)
         self._open(plan, heartbeat_timeout, remote.start)
 
     def _open(
@@ -397,10 +384,6 @@ class Cluster:
                 raise RunStopped(
                     f"{name} was interrupted while its processes started; nothing ran."
                 ) from None
-            except StartError:
-                if self._supervisor.closed:
-                    raise self._stopped_error() from None
-                raise
         return run
 
     def _busy_message(self, run: Conductor) -> str:
@@ -503,8 +486,7 @@ class Cluster:
 
     def _stopped_error(self) -> StoppedError:
         return StoppedError(
-            "the cluster was stopped, or belongs to another process. Create a new one: "
-            f"dk.Cluster({self.plan.cluster_args})."
+            "the cluster was stopped, or belongs to another process. Create a new one."
         )
 
     def stop(self) -> None:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster.processes.forkserver import KILL_TIMEOUT, Child, server, shut_down
+from distkit.cluster.processes.forkserver import KILL_TIMEOUT, Child, fork_all, server, shut_down
 from distkit.cluster.processes.roles import execute
 from distkit.cluster.runs.conductor import Conductor
 from distkit.cluster.runs.outcome import Failure, Outcome
@@ -48,13 +48,10 @@ class Engines(Ranks):
         self._store = f"store-{secrets.token_hex(4)}"
         for fork in {server(), *(host.server for host in self.hosts)}:
             fork.preload("distkit.cluster.processes.preload:engines")
-        self._controller = server().fork(
-            "distkit.cluster.processes.roles:controller",
-            folder=self.folder,
-            log="controller.log",
-            period=HEARTBEAT_PERIOD,
-            misses=MAX_MISSES,
-        )
+        request = {"folder": self.folder, "log": "controller.log"}
+        limits = {"period": HEARTBEAT_PERIOD, "misses": MAX_MISSES}
+        role = "distkit.cluster.processes.roles:controller"
+        [self._controller] = fork_all(role, [(server(), {**request, **limits})])
         try:
             connection = self._controller.channel.recv()
         except EOFError:
@@ -83,20 +80,16 @@ class Engines(Ranks):
             self._fork([r], connection=local, profile=folder)
 
     def _await_registration(self) -> None:
-        end, expected = time.monotonic() + REGISTRATION_TIMEOUT, {*range(self.plan.ranks)}
-        while missing := expected - {*self.client.ids}:
-            ended = [r for r in missing if self.ranks[r].status is not None]
-            if ended:
-                raise StartError(
-                    f"rank {ended[0]} ended while starting ({self.ranks[ended[0]].status}). "
-                    f"{self._log(f'engine-{ended[0]}.log')}"
-                )
+        end = time.monotonic() + REGISTRATION_TIMEOUT
+        while len(self.client.ids) < self.plan.ranks:
             if not self.usable:
-                raise StartError("the engines ended while they were starting. Run the cell again.")
+                ended = [r for r, child in self.ranks.items() if child.status is not None]
+                logs = "\n".join(self._log(f"engine-{r}.log") for r in ended)
+                raise StartError(f"an engine ended while it was starting. {logs}")
             if time.monotonic() > end:
                 raise StartError(
-                    f"ranks {sorted(missing)} did not register in {REGISTRATION_TIMEOUT:.0f} s. "
-                    "The machine may be overloaded: stop other programs, or use fewer ranks."
+                    f"the engines did not register in {REGISTRATION_TIMEOUT:.0f} s. The machine "
+                    "may be overloaded: stop other programs, or use fewer ranks."
                 )
             time.sleep(0.005)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from concurrent import futures
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.processes.forkserver import (
@@ -30,7 +29,6 @@ class Nodes:
 
     Args:
         plan: the numbers of workers and servers.
-        folder: the cluster's folder on this machine.
         hosts: their machines; the scheduler runs on the first.
         on_message: called with a node's id, and the kind and content of its message; also with
             "replaced" and its exit status if a server ends during the run, "lost" if a node ends
@@ -41,13 +39,12 @@ class Nodes:
     def __init__(
         self,
         plan: Plan,
-        folder: str,
         hosts: list[ProcessHost],
         on_message: Callable[[int, str, Any], None],
         heartbeat_timeout: float,
     ) -> None:
-        self._plan, self._folder, self._on_message = plan, folder, on_message
-        self._hosts, self._heartbeat_timeout = hosts, heartbeat_timeout
+        self._plan, self._hosts, self._on_message = plan, hosts, on_message
+        self._heartbeat_timeout = heartbeat_timeout
         self.closed = self._registered = self._recording = False
         self._endpoint: futures.Future[str] = futures.Future()  # of the scheduler
         self.children: dict[int, Child] = {}
@@ -94,11 +91,9 @@ class Nodes:
         """Wait until the scheduler reports its endpoint for other machines."""
         child.on_exit(lambda status: self._set_endpoint(""))
         if not self._endpoint.result():
-            log = Path(self._folder, "scheduler-0.log")  # copied from its machine
-            last_line = log.read_text().splitlines()[-1:] if log.exists() else []
             raise StartError(
                 f"the scheduler on {child.server.host} ended while starting ({child.status}), "
-                f"before the other machines could connect. {''.join(last_line)}"
+                "before the other machines could connect."
             )
 
     def _set_endpoint(self, endpoint: str) -> None:

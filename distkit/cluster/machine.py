@@ -1,4 +1,4 @@
-"""Returns the processors, memory, files and GPUs that this machine, container or pod allows.
+"""Returns the processors, memory and GPUs that this machine, container or pod allows.
 
 In a container the host's numbers are wrong (Binder: 1 CPU and 2 GB of a 64-core host), so the
 cgroup's quota applies. The doctor sends this file to machines where distkit may not be installed:
@@ -11,18 +11,16 @@ from __future__ import annotations
 import math
 import os
 import re
-import resource
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 _CGROUP, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 #: nvidia-smi's query of each GPU; the name comes last, since it may contain a comma.
-_QUERY = "index,uuid,memory.total,memory.free,driver_version,mig.mode.current,name"
+_QUERY = "index,uuid,driver_version,name"
 
 #: Timeout of nvidia-smi [s]; a cold driver needs most of it.
 SMI_TIMEOUT = 20.0
@@ -32,14 +30,14 @@ Json = dict[str, Any]
 
 def usable_cores() -> int:
     """Return the number of processors in this process's affinity mask."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_quota() -> float:
     """Return the number of processors that the cgroups allow; infinite without a limit."""
-    return min(map(_quota, cgroups("cpu")), default=math.inf)
+    limits = [words(cgroup / "cpu.max") for cgroup in cgroups()]
+    quotas = [int(limit[0]) / int(limit[1]) for limit in limits if limit and limit[0] != "max"]
+    return min(quotas, default=math.inf)
 
 
 def cpus() -> int:
@@ -54,41 +52,30 @@ def memory() -> int:
     return int(min(psutil.virtual_memory().available, cgroup_memory()))
 
 
-def _quota(cgroup: Path) -> float:
-    v1 = words(cgroup / "cpu.cfs_quota_us") + words(cgroup / "cpu.cfs_period_us")
-    quota = words(cgroup / "cpu.max") or v1
-    limited = len(quota) == 2 and quota[0] not in ("max", "-1")
-    return int(quota[0]) / int(quota[1]) if limited else math.inf
-
-
 def cgroup_memory() -> float:
     """Return the memory that the cgroups still allow [bytes]; infinite without a limit."""
-    return min(map(_memory_left, cgroups("memory")), default=math.inf)
+    return min(map(_memory_left, cgroups()), default=math.inf)
 
 
 def _memory_left(cgroup: Path) -> float:
-    limit = words(cgroup / "memory.max") or words(cgroup / "memory.limit_in_bytes")
-    used = words(cgroup / "memory.current") or words(cgroup / "memory.usage_in_bytes")
+    limit, used = words(cgroup / "memory.max"), words(cgroup / "memory.current")
     if not limit or not used or limit[0] == "max":
         return math.inf
     fields = words(cgroup / "memory.stat")
     stat = dict(zip(fields[::2], fields[1::2], strict=False))
-    cached = stat.get("total_inactive_file") or stat.get("inactive_file") or "0"
-    return max(0, int(limit[0]) - int(used[0]) + int(cached))  # the page cache is reclaimable
+    cached = int(stat.get("inactive_file", 0))  # the page cache is reclaimable
+    return max(0, int(limit[0]) - int(used[0]) + cached)
 
 
-def cgroups(controller: str) -> Iterator[Path]:
-    """Yield the cgroup of this process and its ancestors, whose limits also apply.
+def cgroups() -> list[Path]:
+    """Return the cgroup (version 2) of this process and its ancestors, whose limits also apply.
 
     In a container the process's own cgroup is often the outermost visible one. systemd services,
     such as a user's server on a hub, and Slurm jobs have nested cgroups.
     """
-    # version 1: 4:memory:/system.slice/it.service; version 2: 0::/the/path
-    for names, path in re.findall(r"\d+:([\w,=]*):(/\S*)", " ".join(words(_OWN_CGROUP))):
-        if not names or controller in names.split(","):
-            parts = path.strip("/").split("/")
-            for n in range(len(parts), -1, -1):
-                yield _CGROUP.joinpath(controller if names else "", *parts[:n])
+    own = [line.removeprefix("0::/") for line in words(_OWN_CGROUP) if line.startswith("0::/")]
+    folder = _CGROUP.joinpath(*own)
+    return [folder, *folder.parents]
 
 
 def words(path: Path) -> list[str]:
@@ -97,12 +84,6 @@ def words(path: Path) -> list[str]:
         return path.read_text().split()
     except OSError:
         return []
-
-
-def raise_files() -> None:
-    """Raise this process's soft limit of open files to the hard limit."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def own_address(towards: str) -> str:
@@ -118,52 +99,20 @@ def own_address(towards: str) -> str:
 def gpus() -> Json:
     """Return the GPUs that nvidia-smi lists, and the setting of CUDA_VISIBLE_DEVICES.
 
-    ``found`` has each GPU's index, name, UUID, memory [bytes], 0 if unknown, and whether it is in
-    MIG mode; or its ``error``.
+    ``found`` has each GPU's index, name and UUID; without ``driver``, the driver's version, there
+    is an ``error``, the message of nvidia-smi.
     """
-    environment = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    report: Json = {"found": [], "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     if not shutil.which("nvidia-smi"):
-        return {"found": [], **environment}
-    try:
-        rows = [line.split(", ", 6) for line in _smi(f"--query-gpu={_QUERY}", *_CSV)]
-    except OSError as error:
-        return {"found": [], "error": str(error), **environment}
-    driver = next((row[4] for row in rows if row[4:] and row[4][:1].isdigit()), "")
-    return {"found": [_gpu(row) for row in rows], "driver": driver, **environment}
-
-
-_CSV = ("--format=csv,noheader,nounits",)
-
-
-def _smi(*options: str) -> list[str]:
-    """Return the lines that nvidia-smi prints.
-
-    Raises:
-        OSError: nvidia-smi failed; the text is its own message.
-    """
-    command = ["nvidia-smi", *options]
+        return report
+    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT)
     except subprocess.TimeoutExpired:
-        raise OSError(f"nvidia-smi did not respond within {SMI_TIMEOUT:.0f} s") from None
-    if result.stdout.startswith("No devices"):
-        return []
-    if result.returncode:
-        raise OSError((result.stdout + result.stderr).strip().partition("\n")[0])
-    return [line for line in result.stdout.splitlines() if line.strip()]
-
-
-def _gpu(row: list[str]) -> Json:
-    if len(row) < 7:  # an error message
-        return {"index": 0, "error": ", ".join(row)}
-    index, uuid, total, free, _, mig, name = row
-    if not index.isdigit() or uuid.startswith("["):  # [GPU is lost]
-        return {"index": int(index) if index.isdigit() else 0, "error": uuid.strip("[]")}
-    known = {"index": int(index), "name": name, "uuid": uuid}
-    if mig == "Enabled":  # nvidia-smi reports the sizes of the whole GPU
-        return {**known, "mig": True}
-    return {**known, "total": _bytes(total), "free": _bytes(free)}
-
-
-def _bytes(mebibytes: str) -> int:
-    return int(mebibytes) << 20 if mebibytes.isdigit() else 0
+        return {**report, "error": f"it did not answer within {SMI_TIMEOUT:.0f} s"}
+    rows = re.findall(r"^(\d+), (GPU-\S+), ([\d.]+), (.+)", result.stdout, re.MULTILINE)
+    for index, uuid, report["driver"], name in rows:
+        report["found"].append({"index": int(index), "name": name, "uuid": uuid})
+    if result.returncode and not rows and "No devices" not in result.stdout:
+        report["error"] = (result.stdout + result.stderr).strip().partition("\n")[0]
+    return report

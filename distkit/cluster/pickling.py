@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from distkit.errors import OWN, DistkitError, NotPicklableError
+from distkit.errors import OWN, NotPicklableError
 from distkit.recording.recorder import add_user_file, is_users
 
 
@@ -73,10 +73,6 @@ def _users_modules_by_value() -> Iterator[None]:
 def _script(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: script not found. Pass the path of a .py file.")
-    if b"\0" in path.read_bytes()[:1024]:
-        raise DistkitError(
-            f"{path} is not a Python script. If it is a saved trace, run: distkit replay {path}"
-        )
     return path.resolve()
 
 
@@ -84,12 +80,6 @@ def _explain_failure(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     name = getattr(fn, "__name__", type(fn).__name__)
     for what, value in _candidates(fn, args, kwargs):
         if not _is_picklable(value):
-            if type(value).__module__ == "IPython.core.autocall":
-                key = what.partition("'")[2].rstrip("'")
-                return (
-                    f"{name}() calls {key}(), which in a notebook stops the kernel. A rank has no "
-                    "kernel to stop: it ends when its function ends. Use `return` instead."
-                )
             return (
                 f"{name}() cannot be sent to the ranks: {what} is a "
                 f"{type(value).__module__}.{type(value).__qualname__}, which cannot be pickled. "
@@ -130,8 +120,6 @@ def _candidates(
     if inspect.isfunction(fn):
         for key, value in _captured_variables(fn).items():
             yield f"the captured variable {key!r}", value
-    elif hasattr(fn, "__self__"):
-        yield "the object that the method is bound to", fn.__self__
 
 
 def _is_picklable(value: Any) -> bool:

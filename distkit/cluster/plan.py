@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distkit._format import count, human_bytes
-from distkit.cluster.gpus import DeviceAssignment, Gpus, assign_devices
+from distkit.cluster.gpus import Gpus, assign_devices
 from distkit.errors import StartError
 
 #: Memory per additional rank [bytes]: torch is shared by fork, and small tensors are included.
@@ -29,24 +29,17 @@ HEARTBEAT_TIMEOUT = 30.0
 class Plan:
     """The plan of a cluster.
 
-    ``assignments`` has one entry per rank; ``note`` explains the backend on the status card;
-    ``oversubscription_warning`` describes the effect of too few cores or too little GPU memory;
-    ``host_args`` are the arguments of ``dk.Cluster`` that select other machines.
+    ``devices`` has torch's name of each rank's device; ``note`` explains the backend on the status
+    card; ``oversubscription_warning`` describes the effect of too few cores.
     """
 
     ranks: int
     servers: int
     backend: str
-    assignments: tuple[DeviceAssignment, ...]
+    devices: tuple[str, ...]
     threads: int
     note: str = ""
     oversubscription_warning: str = ""
-    host_args: str = ""
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """torch's name of each rank's device."""
-        return tuple(assignment.device for assignment in self.assignments)
 
     @property
     def processes(self) -> int:
@@ -61,14 +54,6 @@ class Plan:
             return f"{count(self.ranks, 'worker')}, {servers}, 1 scheduler"
         return count(self.ranks, "rank")
 
-    @property
-    def cluster_args(self) -> str:
-        """The arguments of ``dk.Cluster(…)`` that create the same cluster."""
-        ranks = f"workers={self.ranks}" if self.servers else str(self.ranks)
-        rank_args = [] if self.host_args.startswith("hosts=") else [ranks]
-        server_args = [f"servers={self.servers}"] if self.servers else []
-        return ", ".join([*rank_args, *server_args, *([self.host_args] if self.host_args else [])])
-
 
 def make_plan(
     ranks: int,
@@ -80,7 +65,6 @@ def make_plan(
     memory: int,
     gpus: Gpus | None = None,
     threads: int | None = None,
-    memory_fraction: float | None = None,
 ) -> Plan:
     """Choose devices, backend and threads.
 
@@ -93,22 +77,17 @@ def make_plan(
         memory: memory available to new processes [bytes].
         gpus: the machine's GPUs; None for none.
         threads: torch threads per rank; None to share the processors equally.
-        memory_fraction: share of its GPU's memory that a rank may allocate.
 
     Raises:
         StartError: the request cannot be met; the message names what is available.
     """
     check_counts(ranks, servers)
     _check_memory(ranks, servers, memory, cpus)
-    request = device, backend, memory_fraction
-    assignments, backend, note = assign_devices(ranks, gpus or Gpus(), *request)
+    devices, backend, note = assign_devices(ranks, gpus or Gpus(), device, backend)
     if threads is None:
         threads = max(1, cpus // (ranks + servers))
-    full = device == "auto" and gpus is not None and gpus.usable and not assignments[0].gpu
-    warning = "\n".join(
-        filter(None, [_warn_oversubscribed(ranks + servers, cpus), note if full else ""])
-    )
-    return Plan(ranks, servers, backend, assignments, threads, note, warning)
+    warning = _warn_oversubscribed(ranks + servers, cpus)
+    return Plan(ranks, servers, backend, devices, threads, note, warning)
 
 
 @dataclass(frozen=True)
@@ -129,7 +108,6 @@ def plan_for_machines(
     device: str,
     backend: str,
     threads: int | None,
-    memory_fraction: float | None = None,
 ) -> Plan:
     """Plan a cluster of ranks on several machines, as :func:`make_plan` does for one.
 
@@ -149,7 +127,6 @@ def plan_for_machines(
                     memory=m.memory,
                     gpus=m.gpus,
                     threads=threads,
-                    memory_fraction=memory_fraction,
                 )
             )
         except StartError as error:
@@ -173,7 +150,7 @@ def plan_for_machines(
         sum(m.ranks for m in machines),
         servers,
         "nccl" if nccl else "gloo",
-        tuple(assignment for plan in plans for assignment in plan.assignments),
+        tuple(device for plan in plans for device in plan.devices),
         min(plan.threads for plan in plans),
         f"{where} · {'nccl' if nccl else 'gloo'}",
         "\n".join(warnings),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from distkit.cluster.card import Card
 from distkit.cluster.engines import Engines
 from distkit.cluster.plan import Plan
 from distkit.cluster.process_host import Fleet, ProcessHost
-from distkit.cluster.processes import folders
 from distkit.cluster.processes.forkserver import server
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import Conductor
@@ -20,7 +20,7 @@ from distkit.errors import DistkitError, StartError
 
 _FOLDER_REMOVED = (
     "the cluster's folder {} was removed, perhaps by a program that cleans temporary folders, and "
-    "its ranks cannot connect without it."
+    "its ranks cannot connect without it. Create the cluster again."
 )
 
 
@@ -55,7 +55,7 @@ class Supervisor:
         self.ready = threading.Event()
         self.settled = threading.Event()  # the latest run has ended, with its processes
         self.closed = False
-        self._failing, self._starting = threading.Lock(), threading.Lock()
+        self._starting = threading.Lock()
         self._fleet = None if start_hosts is None else start_hosts(self.folder, self._set_stage)
         self._unsubscribe = [self._fork.on_loss(self._fail)]
         threading.Thread(target=self._start, name="distkit-start", daemon=True).start()
@@ -87,8 +87,6 @@ class Supervisor:
             host.server.wait_until_idle()
 
     def _start_error(self, error: Exception) -> str:
-        if not self._fork.alive:
-            return self._final_message(self._fork.loss_reason())
         if isinstance(error, DistkitError):
             return str(error)
         return (
@@ -104,9 +102,10 @@ class Supervisor:
         Raises:
             StartError: the processes cannot be started.
         """
-        self._check_folder_exists()
         if self.stage == "failed":
             raise StartError(self.failure)
+        if not Path(self.folder).exists():
+            raise StartError(_FOLDER_REMOVED.format(self.folder))
         if cell:
             engines = self.start_engines()
             engines.begin(number, recording)
@@ -180,34 +179,16 @@ class Supervisor:
     # -- ending -----------------------------------------------------------------
 
     def _fail(self, reason: str) -> None:
-        """Mark the cluster as failed: the fork server has ended, or the folder was removed."""
-        with self._failing:
-            if self.closed or self.stage == "failed" or not self.ready.is_set():
-                return
-            self.failure = self._final_message(reason)
-            self._set_stage("failed")
+        """Mark the cluster as failed: a fork server has ended."""
+        if self.closed or self.stage == "failed" or not self.ready.is_set():
+            return
+        self.failure = f"{reason.rstrip().removesuffix('.')}. Create the cluster again."
+        self._set_stage("failed")
         run, ranks = self.run, self.ranks
         if run is not None:
             run.abandon(reason)
         if ranks is not None:
             ranks.end(ranks.ranks)
-        threading.Thread(target=self._clean_up, name="distkit-tidy", daemon=True).start()
-
-    def _check_folder_exists(self) -> None:
-        """Mark the cluster as failed if its folder was removed: ranks rendezvous in it."""
-        if not folders.has_owner(self.folder):
-            self._fail(_FOLDER_REMOVED.format(self.folder))
-
-    def _final_message(self, reason: str) -> str:
-        """Return the sentence reason the cluster failed, and the remedy."""
-        sentence = reason.rstrip().removesuffix(".")
-        return f"{sentence}. Create the cluster again: dk.Cluster({self.plan.cluster_args})."
-
-    def _clean_up(self) -> None:
-        """End the remaining processes of a failed cluster after its last run has settled."""
-        if self.run is not None:
-            self.settled.wait()
-        self._end_all()
 
     def restart(self) -> None:
         """Stop the current run and the engines; new engines start with the next cell."""

@@ -292,14 +292,12 @@ def test_stopped_cluster_raises() -> None:
 
 
 def processes_of_engines(cluster: dk.Cluster) -> dict[str, int]:
-    """The processes of the engines: an engine, the controller and its children."""
+    """The processes of the engines: an engine, and the controller."""
     controller = cluster._supervisor.engines._controller
-    (monitor,) = psutil.Process(controller.pid).children(recursive=True)
-    engine = cluster.status().rows[0][2]
-    return {"engine": engine, "controller": controller.pid, "heart monitor": monitor.pid}
+    return {"engine": cluster.status().rows[0][2], "controller": controller.pid}
 
 
-@pytest.mark.parametrize("which", ["engine", "controller", "heart monitor"])
+@pytest.mark.parametrize("which", ["engine", "controller"])
 def test_cells_get_new_engines_after_an_engine_died(which: str) -> None:
     with dk.Cluster(2) as cluster:
         cluster.execute("x = 5")
@@ -332,16 +330,13 @@ with dk.Cluster(2).wait() as cluster:
     stepper.finish()
     print(cluster.run(dist.get_rank).results, cluster.restart().run(dist.get_rank).results)
 """
-STOPPED = "StoppedError: the cluster was stopped, or belongs to another process. Create a new one: "
+STOPPED = "StoppedError: the cluster was stopped, or belongs to another process. Create a new one."
 #: Statements of the children, and the text that they print.
 IN_FORKS = {
     "pass": "",
     "cluster.stop()": "",
-    "cluster.run(dist.get_rank)": f"{STOPPED}dk.Cluster(2).\n",
-    "cluster.restart()": f"{STOPPED}dk.Cluster(2).\n",
-    "stepper.run.wait()": "RunError: barrier runs in the parent process.\n",
-    "stepper.next()": "StepError: barrier has ended with RunError: no step is left. Look "
-    "back with back(), or step through it again: cluster.step(…).\n",
+    "cluster.run(dist.get_rank)": f"{STOPPED}\n",
+    "cluster.restart()": f"{STOPPED}\n",
     "print(dk.Cluster(3).run(dist.get_world_size).results)": "[3, 3, 3]\n",
     "print(dk.run_ranks(dist.get_world_size, 3).results)": "[3, 3, 3]\n",
 }

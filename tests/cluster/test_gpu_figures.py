@@ -7,7 +7,6 @@ import pytest
 from benchmarks import gpu
 from benchmarks.figure import Figure
 from benchmarks.gpu import ROWS, Row, measure, measured
-from distkit.cluster import machine
 
 
 @pytest.mark.stand_in
@@ -19,12 +18,6 @@ def test_figures_run_on_the_cpu(row: Row, monkeypatch: pytest.MonkeyPatch) -> No
     assert (figure.note, figure.reps, figure.reached) == ("", 1, "")
     assert "[stand-in: cpu]" in figure.name
     assert figure.value == 0 if row.figure.unit == "MiB" else figure.value > 0
-
-
-def test_lost_gpu_has_no_memory_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    there, lost = {"index": 0, "total": 80, "free": 50}, {"index": 1, "error": "GPU is lost"}
-    monkeypatch.setattr(machine, "gpus", lambda: {"found": [there, lost]})
-    assert gpu._used("cuda:0", []) == 30
 
 
 def test_figure_without_a_gpu_is_unproven(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import IPython.display
 import pytest
 
 from distkit.cluster import card
-from distkit.cluster.gpus import CPU
 from distkit.cluster.plan import Plan
 from distkit.cluster.runs.conductor import Conductor
 from distkit.cluster.runs.run import Run, follow
@@ -44,7 +43,7 @@ def test_long_run_is_shown_once_while_running(monkeypatch: pytest.MonkeyPatch) -
     [(1, 1, "1 worker, 1 server, 1 scheduler"), (4, 2, "4 workers, 2 servers, 1 scheduler")],
 )
 def test_title_counts_the_nodes(ranks: int, servers: int, says: str) -> None:
-    plan = Plan(ranks, servers, "gloo", (CPU,) * ranks, 1)
+    plan = Plan(ranks, servers, "gloo", ("cpu",) * ranks, 1)
     facts = {"plan": plan, "stage": "ready", "run": None}
     room: Any = SimpleNamespace(**facts, processes=SimpleNamespace(info=RunInfo))
     assert card.status(room).title == f"distkit cluster: {says} · ready"

@@ -110,10 +110,7 @@ def test_faults_of_one_machine_are_reported(
 
 
 GPUS: Json = {
-    "found": [
-        {"index": i, "name": "H200", "uuid": f"GPU-{i}", "total": 139 * GIB, "free": 139 * GIB}
-        for i in range(2)
-    ],
+    "found": [{"index": i, "name": "H200", "uuid": f"GPU-{i}"} for i in range(2)],
     "driver": "580.65.06",
 }
 
@@ -121,15 +118,12 @@ GPUS: Json = {
 @pytest.mark.parametrize(
     ("torch", "gpus", "said"),
     [
-        ({}, {}, "ok GPU 0 (H200) and GPU 1 (H200), 278 GiB free; driver 580.65.06"),
+        ({}, {}, "ok GPU 0 (H200) and GPU 1 (H200); driver 580.65.06"),
         ({}, {}, "torch's NCCL 2.29.7"),
         ({}, {}, "2 ranks: nccl: every rank has its own GPU; 4 ranks: gloo: ranks 0 and 2"),
         ({}, {"visible": ""}, "no GPU can be used here: CUDA_VISIBLE_DEVICES='' selects none"),
-        ({"error": "OSError"}, {}, "here: torch did not respond, so its CUDA version"),
+        ({"error": "OSError"}, {}, "no GPU can be used here: torch does not respond"),
         ({"cuda": None}, {}, "no GPU can be used here: torch is built without CUDA. Install torch"),
-        ({}, {"driver": "550.54"}, "the driver 550.54 is too old for CUDA 13.0"),
-        ({}, {"found": [*GPUS["found"], {"index": 2, "error": "GPU is lost"}]}, "GPU 2 here does"),
-        ({}, {"found": [{**GPUS["found"][0], "free": 0}]}, "gloo on CPU: GPU 0 has 0 B of 139 GiB"),
     ],
 )
 def test_gpu_checks(torch: Json, gpus: Json, said: str) -> None:

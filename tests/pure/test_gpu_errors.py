@@ -9,25 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from gpus import GIB
 
-from distkit.cluster.gpus import DeviceAssignment, Gpu
 from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.rank import gpu
 from distkit.errors import StartError
 
-HERE = Gpu(0, "H200", "GPU-a", 80 * GIB, 80 * GIB)
 
-
-def spec(folder: Path, **assignment: Any) -> Spec:
-    return Spec(1, 4, str(folder), "rank-1", "nccl", DeviceAssignment("cuda:0", HERE, **assignment))
+def spec(folder: Path) -> Spec:
+    return Spec(1, 4, str(folder), "rank-1", "nccl", "cuda:0")
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Fake torch.cuda of a working GPU; records its calls."""
     made: dict[str, Any] = {}
-    for name in ("init", "set_device", "set_per_process_memory_fraction", "synchronize"):
+    for name in ("init", "set_device", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *given, name=name: made.update({name: given}))
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     return made
@@ -40,10 +36,9 @@ def raising(error: BaseException) -> Callable[..., None]:
     return call
 
 
-def test_rank_takes_its_share_of_memory(calls: dict[str, Any], tmp_path: Path) -> None:
-    gpu.initialize(spec(tmp_path, fraction=0.25))
+def test_rank_selects_its_gpu(calls: dict[str, Any], tmp_path: Path) -> None:
+    gpu.initialize(spec(tmp_path))
     assert calls["set_device"] == ("cuda:0",)
-    assert calls["set_per_process_memory_fraction"] == (0.25,)
     assert os.environ.pop("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
 
 
@@ -74,13 +69,13 @@ def test_unusable_gpu_raises(
     with pytest.raises(StartError) as refused:
         gpu.initialize(spec(tmp_path))
     first = said.partition("\n")[0].rstrip(".")
-    assert str(refused.value).startswith(f"rank 1 on cuda:0 (GPU 0, H200) cannot use it: {first};")
+    assert str(refused.value).startswith(f"rank 1 on cuda:0 cannot use it: {first};")
     assert remedy in str(refused.value)
 
 
 def test_full_memory_is_explained(tmp_path: Path) -> None:
     said = gpu.hint(torch.OutOfMemoryError("CUDA out of memory."), spec(tmp_path))
-    assert said.startswith("\nrank 1 on cuda:0 (GPU 0, H200). Use smaller batches")
+    assert said.startswith("\nrank 1 on cuda:0. Use smaller batches")
 
 
 def test_tensor_on_another_device_is_explained(tmp_path: Path) -> None:
@@ -91,5 +86,5 @@ def test_tensor_on_another_device_is_explained(tmp_path: Path) -> None:
         hint = gpu.hint(RuntimeError(said), spec(tmp_path))
         assert "communicates by nccl" in hint and where in hint and 'x.to("cuda:0")' in hint
     ordinal = RuntimeError("CUDA error: invalid device ordinal")  # set_device(LOCAL_RANK)
-    assert "(GPU 0, H200): use torch.device('cuda')" in gpu.hint(ordinal, spec(tmp_path))
+    assert "cuda:0: use torch.device('cuda')" in gpu.hint(ordinal, spec(tmp_path))
     assert gpu.hint(ValueError("no"), spec(tmp_path)) == ""

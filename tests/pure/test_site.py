@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from distkit.cluster.plan import make_plan
 from distkit.errors import StartError
-from distkit_hosts.remote.fleet import HostRequest
 from distkit_hosts.remote.site import deal, request
 
 
@@ -80,20 +77,3 @@ def test_invalid_site_raises(
     with pytest.raises(StartError) as refused:
         asked(ranks, hosts, engines, {}, site)
     assert said in str(refused.value)
-
-
-def test_error_shows_how_to_recreate_the_cluster() -> None:
-    plan = make_plan(3, 0, "cpu", "auto", cpus=2, memory=1 << 40)
-    on = {"alpha": 2, "beta": 1}
-    assert (
-        replace(plan, host_args=HostRequest(on).call).cluster_args
-        == "hosts={'alpha': 2, 'beta': 1}"
-    )
-    assert (
-        replace(plan, host_args=HostRequest(3, "slurm").call).cluster_args == "3, engines='slurm'"
-    )
-    mpi = HostRequest(3, "mpi", options={"mpi_hosts": on}).call
-    assert (
-        replace(plan, host_args=mpi).cluster_args == "hosts={'alpha': 2, 'beta': 1}, engines='mpi'"
-    )
-    assert plan.cluster_args == "3"

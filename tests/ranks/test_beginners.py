@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -76,29 +74,3 @@ def test_torch_error_has_a_remedy(program: object, remedy: str) -> None:
     with pytest.raises(dk.errors.RankError) as caught:
         dk.run_ranks(program, 3)  # type: ignore[arg-type]
     assert remedy in str(caught.value).partition("Traceback")[0]
-
-
-def takes_nothing() -> None:
-    raise AssertionError("it cannot be called")
-
-
-def test_call_with_wrong_arguments_names_the_definition() -> None:
-    with pytest.raises(dk.errors.RankError, match="takes 0 positional arguments") as caught:
-        dk.run_ranks(takes_nothing, 2, 1)
-    assert f"test_beginners.py:{takes_nothing.__code__.co_firstlineno}" in str(caught.value)
-    assert "cluster.run(takes_nothing, x) calls takes_nothing(x)" in str(caught.value)
-
-
-def test_script_with_a_missing_argument_names_the_remedy(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', required=True)\n"
-        "p.parse_args()\n"
-    )
-    with pytest.raises(dk.errors.RankError) as caught:
-        dk.run_ranks(script, 2)
-    said = str(caught.value)
-    assert "usage: train.py [-h] --lr LR" in said and "required: --lr" in said
-    assert (
-        "cluster.run('train.py', '--lr', '0.1')" in said and "Return from the function" not in said
-    )

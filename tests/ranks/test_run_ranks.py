@@ -338,12 +338,6 @@ def test_packages_installed_outside_site_packages_are_not_user_code(
     assert {Path(s.where.partition(":")[0]).name for s in run.trace.spans} == {Path(__file__).name}
 
 
-def test_saved_trace_as_script_names_replay(tmp_path: Path) -> None:
-    file = dk.run_ranks(sum_of_ranks, 2).trace.save(tmp_path / "run.trace")
-    with pytest.raises(dk.errors.DistkitError, match="distkit replay"):
-        dk.run_ranks(file, 2)
-
-
 def test_unpicklable_result_is_explained() -> None:
     with pytest.raises(
         dk.errors.NotPicklableError, match=r"rank \d: .*returned a lock .*plain data"

@@ -141,19 +141,10 @@ def _gpus(host: str, machine: Json) -> Iterator[Check]:
         yield warning(
             f"gpus.{why.kind}", f"no GPU can be used {on(host)}: {why.what}.", why.remedy, host
         )
-    for lost in (gpu for gpu in probed["found"] if "error" in gpu and usable.usable):
-        yield warning(
-            "gpus.lost",
-            f"GPU {lost['index']} {on(host)} does not respond: {lost['error']}.",
-            "Check nvidia-smi and dmesg; reset the GPU, or reboot.",
-            host,
-        )
     if usable.usable:
         nccl = ".".join(map(str, usable.nccl)) or "none"
         kinds = joined([f"{gpu.label} ({gpu.name})" for gpu in usable.usable])
-        memory = human_bytes(sum(gpu.free for gpu in usable.usable))
-        summary = f"{kinds}, {memory} free; driver {probed.get('driver', '?')}, torch's NCCL {nccl}"
-        yield fine("gpus", summary, host)
+        yield fine("gpus", f"{kinds}; driver {probed['driver']}, torch's NCCL {nccl}", host)
     yield fine("backend", backend(machine, usable), host)
 
 

@@ -125,9 +125,7 @@ class Agent:
             self._process = start_zygote(theirs, subprocess.PIPE)
         self._listener = threading.Thread(target=self._read_output, daemon=True)
         self._listener.start()
-        self._fork_server.send(
-            {"do": "import", "modules": ["distkit.cluster.processes.preload:hook"]}
-        )
+        self._fork_server.send({"do": "call", "run": "distkit.cluster.processes.preload:hook"})
         threading.Thread(target=self._forward, daemon=True).start()
 
     def _read_output(self) -> None:

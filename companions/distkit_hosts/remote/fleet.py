@@ -42,7 +42,7 @@ class HostRequest:
             listening socket; "" to detect it.
         timeout: timeout of the machines' start [s].
         options: options of the launcher.
-        device, backend, threads, memory_fraction: as for a cluster.
+        device, backend, threads: as for a cluster.
     """
 
     ranks: dict[str, int] | int
@@ -54,7 +54,6 @@ class HostRequest:
     device: str = "auto"
     backend: str = "auto"
     threads: int | None = None
-    memory_fraction: float | None = None
 
     def start(self, folder: str, progress: Callable[[str], None]) -> Fleet:
         """Start the machines, for a cluster with this local folder."""
@@ -64,15 +63,6 @@ class HostRequest:
     def count(self) -> int:
         """Total number of ranks."""
         return self.ranks if isinstance(self.ranks, int) else sum(self.ranks.values())
-
-    @property
-    def call(self) -> str:
-        """The arguments of ``dk.Cluster`` for these machines."""
-        named = self.ranks if isinstance(self.ranks, dict) else self.options.get("mpi_hosts")
-        hosts = [f"hosts={named}"] if named else []
-        return ", ".join(
-            [*hosts, *([f"engines={self.engines!r}"] if self.engines not in ("", "ssh") else [])]
-        )
 
     def address(self) -> str:
         """Return the address of this machine that the others reach."""
@@ -229,15 +219,12 @@ class Fleet:
             host.folder = host.server.make_folder(processes, like=self._folder, sockets=sockets)
         request = self.request
         machines = [host.machine(request.device) for host in hosts]
-        asked = request.device, request.backend, request.threads, request.memory_fraction
+        asked = request.device, request.backend, request.threads
         allocation = plan_for_machines(machines, plan.servers, *asked)
-        assignments = dict(
-            zip(
-                (rank for host in hosts for rank in host.ranks), allocation.assignments, strict=True
-            )
-        )
-        in_order = tuple(assignments[rank] for rank in sorted(assignments))
-        return hosts, replace(allocation, host_args=request.call, assignments=in_order)
+        ranks = (rank for host in hosts for rank in host.ranks)
+        devices = dict(zip(ranks, allocation.devices, strict=True))
+        in_order = tuple(devices[rank] for rank in sorted(devices))
+        return hosts, replace(allocation, devices=in_order)
 
     def _await(self) -> dict[str, tuple[HostForkServer, list[int]]]:
         """Return the fork server and the task numbers of each machine, by name."""

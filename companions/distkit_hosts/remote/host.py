@@ -53,10 +53,6 @@ class Wire(Channel):
             raise EOFError(self._tunnel.why)
         return message
 
-    def broken(self) -> bool:
-        """Return whether the tunnel is lost."""
-        return bool(self._tunnel.why)
-
     def lost(self, why: str) -> None:
         """Wake :meth:`recv` after the tunnel is lost."""
         self._messages.put(None)
@@ -64,9 +60,6 @@ class Wire(Channel):
     def close(self) -> None:
         """Close the tunnel."""
         self._tunnel.close()
-
-    def close_here(self) -> None:
-        """Do nothing in a fork of this process, which does not own ZeroMQ's sockets."""
 
 
 class HostForkServer(ForkServer):

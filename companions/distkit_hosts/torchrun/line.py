@@ -98,8 +98,6 @@ class NotebookConnection:
     def close_here(self) -> None:
         """Close the sockets in a forked child of the rank."""
         self._listener.close()
-        if self._channel is not None:
-            self._channel.close_here()
 
     def _listen(self) -> None:
         with suppress(OSError):  # the rank ends

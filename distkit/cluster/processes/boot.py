@@ -1,47 +1,35 @@
-"""Entry point of distkit's own processes, such as the one that ranks are forked from.
+"""Starts distkit's own processes, such as the one that ranks are forked from.
 
-It runs as a file, ``python boot.py MODULE:FUNCTION PATH ARGUMENT ...``, not as a module, because
-Python would put the notebook's folder first on its path, where a user's ``random.py`` would hide
-the standard library's.
+Python would put the notebook's folder first on their path, where a user's ``random.py`` would hide
+the standard library's. Their path has only library folders, and the folder of this distkit.
 """
 
+from __future__ import annotations
+
 import sys
+from importlib import import_module
+from pathlib import Path
+
+from distkit.shadowing import libraries
+
+#: The program of these processes; it sets the path before it imports anything else.
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[1].split('\\n'); "
+    "from distkit.cluster.processes.boot import call; call(*sys.argv[2:])"
+)
 
 
 def command(run: str, *arguments: object) -> list[str]:
     """Return the command that calls ``run`` ("module:function") with these arguments, as text."""
-    from distkit.shadowing import libraries
-
-    path = "\n".join(libraries(sys.path))
-    return [sys.executable, __file__, run, path, *map(str, arguments)]
-
-
-def call(run: str, *arguments: str) -> None:
-    """Call ``run`` ("module:function")."""
-    from importlib import import_module
-
-    module, _, function = run.partition(":")
-    getattr(import_module(module), function)(*arguments)
+    root, path = Path(__file__).parents[3], libraries(sys.path)
+    own = [str(folder) for folder in (root, root / "companions") if folder.is_dir()]
+    path = [folder for folder in own if folder not in path] + path
+    return [sys.executable, "-c", _PROGRAM, "\n".join(path), run, *map(str, arguments)]
 
 
-def _find_package() -> None:
-    """Import distkit from this file's package, not from another installation."""
-    from importlib.util import module_from_spec, spec_from_file_location
-    from pathlib import Path
-
-    root = Path(__file__).resolve().parents[2]
-    spec = spec_from_file_location(
-        "distkit", root / "__init__.py", submodule_search_locations=[str(root)]
-    )
-    assert spec is not None and spec.loader is not None
-    if (companions := root.parent / "companions").is_dir():  # of a checkout
-        sys.path.append(str(companions))
-    package = sys.modules["distkit"] = module_from_spec(spec)
-    spec.loader.exec_module(package)
-
-
-if __name__ == "__main__":
-    _, run, path, *arguments = sys.argv
-    sys.path[:] = path.split("\n")  # before anything else is imported
-    _find_package()
-    call(run, *arguments)
+def call(run: str, *arguments: object, **options: object) -> None:
+    """Call ``run`` ("module:function"), or only import it ("module")."""
+    name, _, function = run.partition(":")
+    module = import_module(name)
+    if function:
+        getattr(module, function)(*arguments, **options)

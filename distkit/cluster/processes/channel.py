@@ -8,11 +8,13 @@ EOFError immediately, so a channel is also a lifeline.
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -32,6 +34,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._lock = sock, threading.Lock()
+        _channels.add(self)
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
@@ -68,16 +71,22 @@ class Channel:
 
     def recv_fd(self) -> tuple[Any, int | None]:
         """Wait for one message, and its file descriptor if it has one."""
-        sock = self._sock
         try:
-            head, fds, _, _ = socket.recv_fds(sock, _HEAD.size, 1)
-        except OSError:
-            head, fds = b"", []
-        if not head:
-            raise EOFError("the other end of the channel is closed")
-        head += _read(sock, _HEAD.size - len(head))
-        message = _decode(_read(sock, _HEAD.unpack(head)[0]))
+            head, fds, _, _ = socket.recv_fds(self._sock, _HEAD.size, 1)
+            head += self._read(_HEAD.size - len(head))
+            message = decode(self._read(_HEAD.unpack(head)[0]))
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
+            raise EOFError(f"the channel is closed: {error}") from error
         return message, fds[0] if fds else None
+
+    def _read(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            chunk = self._sock.recv(min(size - len(data), CHUNK_BYTES))
+            if not chunk:
+                raise EOFError("the other end of the channel is closed")
+            data += chunk
+        return bytes(data)
 
     def listen(self, on_message: Callable[[Any], None], on_close: Callable[[], None]) -> None:
         """Call ``on_message(message)`` for each message, and ``on_close()`` after the last.
@@ -95,15 +104,6 @@ class Channel:
         _call(on_close)
         self.close()
 
-    def broken(self) -> bool:
-        """Return True if the other end is closed, without waiting."""
-        try:
-            return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-
     def hang_up(self) -> None:
         """Shut the connection down; both ends raise EOFError after the messages sent so far."""
         with suppress(OSError):
@@ -114,29 +114,17 @@ class Channel:
         self.hang_up()
         self._sock.close()
 
-    def close_here(self) -> None:
-        """Close an inherited copy of this end; the connection stays open."""
-        self._sock.close()
+
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
-def _decode(body: bytes) -> Any:
-    try:
-        return decode(body)
-    except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
-        raise EOFError(f"the channel received an invalid message: {error}") from error
+def _close_inherited() -> None:
+    """Close channels in a fork of their process, or they would stay open when it ends."""
+    for channel in _channels:
+        channel._sock.close()
 
 
-def _read(sock: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        try:
-            chunk = sock.recv(min(size - len(data), CHUNK_BYTES))
-        except OSError:
-            chunk = b""
-        if not chunk:
-            raise EOFError("the other end of the channel is closed")
-        data += chunk
-    return bytes(data)
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _call(callback: Callable[..., None], *message: Any) -> None:

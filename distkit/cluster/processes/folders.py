@@ -34,19 +34,26 @@ _BASE, _EACH = 1_000_000, 250_000
 def make(processes: int = 1) -> tuple[str, int]:
     """Create a folder for a number of processes, with mode 0700; return it and its lock.
 
+    The lock is a file descriptor, which locks the folder while it is open.
+
     Raises:
         StartError: the temporary folder is full, not writable, or has too long a path.
     """
-    parent = tempfile.gettempdir()
+    parent, needed = tempfile.gettempdir(), space_needed(processes)
     try:
-        check_space(parent, processes)
+        status = os.statvfs(parent)
+        free = status.f_bavail * status.f_frsize
+        if free < needed:
+            raise OSError(errno.ENOSPC, f"{human_bytes(needed)} needed, {human_bytes(free)} free")
         folder = tempfile.mkdtemp(prefix="distkit-")  # mkdtemp uses mode 0700
-        if len(os.fsencode(folder)) <= MAX_PATH:
-            lock = hold(folder)  # an unlocked folder with an owner file may be removed
-            Path(folder, OWNER).write_text(f"{os.getpid()}\n")
-            return folder, lock
-        Path(folder).rmdir()
-        raise OSError(errno.ENAMETOOLONG, "its path is too long for sockets")
+        if len(os.fsencode(folder)) > MAX_PATH:
+            Path(folder).rmdir()
+            raise OSError(errno.ENAMETOOLONG, "its path is too long for sockets")
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with suppress(OSError):  # without locks, stale folders are not swept either
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        Path(folder, OWNER).write_text(f"{os.getpid()}\n")  # an unlocked folder may be removed now
+        return folder, lock
     except OSError as error:
         raise StartError(
             f"cannot create a folder in {parent} ({error.strerror}). "
@@ -59,30 +66,6 @@ def space_needed(processes: int) -> int:
     return _BASE + processes * _EACH
 
 
-def check_space(parent: str, processes: int) -> None:
-    """Check that a file system has space for the files of a cluster.
-
-    Raises:
-        StartError: the file system is too small, or full.
-    """
-    status = os.statvfs(parent)
-    needed, free = space_needed(processes), status.f_bavail * status.f_frsize
-    if free < needed:
-        raise StartError(
-            f"{parent} has {human_bytes(free)} free, and {processes} processes need "
-            f"{human_bytes(needed)} there for their sockets, logs and black boxes. Free some "
-            "space, or set TMPDIR to a folder with more."
-        )
-
-
-def hold(folder: str) -> int:
-    """Lock a folder for as long as the returned file descriptor is open."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with suppress(OSError):  # without locks, stale folders are not swept either
-        fcntl.flock(lock, fcntl.LOCK_SH)
-    return lock
-
-
 def is_ours(folder: str | Path) -> bool:
     """Return True if a folder belongs to this user, and others have no access."""
     with suppress(OSError):
@@ -92,30 +75,18 @@ def is_ours(folder: str | Path) -> bool:
     return False
 
 
-def has_owner(folder: str) -> bool:
-    """Return True if a folder still has its owner file."""
-    return Path(folder, OWNER).exists()
-
-
-def sweep(parent: str) -> list[str]:
-    """Remove this user's stale folders; return their names."""
-    swept = []
+def sweep(parent: str) -> None:
+    """Remove this user's stale folders."""
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
-            if _NAME.fullmatch(entry.name) and _is_stale(entry):
+            if _NAME.fullmatch(entry.name) and is_ours(entry.path) and _is_stale(entry.path):
                 shutil.rmtree(entry.path, ignore_errors=True)
-                swept.append(entry.name)
-    return swept
 
 
-def _is_stale(entry: os.DirEntry[str]) -> bool:
-    """Return True if a folder is ours and its owners have all ended."""
-    with suppress(OSError):
-        return is_ours(entry.path) and has_owner(entry.path) and _is_unlocked(entry.path)
-    return False
-
-
-def _is_unlocked(folder: str) -> bool:
+def _is_stale(folder: str) -> bool:
+    """Return True if the process that created a folder has ended, and locks it no more."""
+    if not Path(folder, OWNER).exists():
+        return False
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -35,6 +35,9 @@ from distkit.errors import StartError
 #: Timeout of a zygote's response [s]; it may be importing torch.
 RESPONSE_TIMEOUT = 60.0
 
+#: Timeout for the zygote's end to be noticed [s].
+LOSS_TIMEOUT = 0.5
+
 #: Timeout for a killed process to end [s].
 KILL_TIMEOUT = 5.0
 
@@ -49,7 +52,7 @@ class Child:
         self.channel, self.server, self.number = channel, server, number
         self.pid = 0  # until it has started
         self.status: int | None = None  # exit status, negative for a signal
-        self._channel_closed = False
+        self._ended = threading.Event()
         #: Its exit status, set after its last message was handled.
         self._exit: futures.Future[int] = futures.Future()
 
@@ -83,16 +86,12 @@ class Child:
         """Set the exit status; callbacks follow after its last message was handled."""
         self.status = status
         self.server.hang_up(self.channel)  # children of the process may hold the other end
-        self._resolve()
+        self._ended.set()
 
     def _on_channel_closed(self) -> None:
-        self._channel_closed = True
-        self._resolve()
-
-    def _resolve(self) -> None:
-        if self.status is not None and self._channel_closed:
-            with suppress(futures.InvalidStateError):  # both threads may get here
-                self._exit.set_result(self.status)
+        self._ended.wait()
+        assert self.status is not None
+        self._exit.set_result(self.status)
 
 
 class ForkServer:
@@ -110,13 +109,12 @@ class ForkServer:
         self._responses: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._on_loss: list[Callable[[str], None]] = []
         self._lost = threading.Event()  # the zygote has ended
-        _instances.add(self)
         channel.listen(self._handle_message, self._handle_loss)
 
     @property
     def alive(self) -> bool:
         """True if the zygote is running."""
-        return not (self._lost.is_set() or self.channel.broken())
+        return not self._lost.is_set()
 
     def hang_up(self, channel: Channel) -> None:
         """Close the channel of a process that has ended, after its last message."""
@@ -142,22 +140,18 @@ class ForkServer:
         self._on_loss.append(callback)
         return partial(self._on_loss.remove, callback)
 
-    def preload(self, *modules: str) -> None:
-        """Make the zygote import modules now, without waiting."""
-        self._send({"do": "import", "modules": list(modules)})
-
-    def fork(self, run: str, *, folder: str, log: str, **arguments: Any) -> Child:
-        """Fork a child that calls ``run`` ("module:function"), and wait for its first message."""
-        return fork_all(run, [(self, {"folder": folder, "log": log, **arguments})])[0]
+    def preload(self, run: str) -> None:
+        """Make the zygote import ``run`` ("module") or call it ("module:function"), and return."""
+        self._send({"do": "call", "run": run})
 
     def start_fork(self, run: str, *, folder: str, log: str, **arguments: Any) -> Child:
-        """Request the fork of a child, without waiting for its start."""
+        """Request a child that calls ``run`` ("module:function"), without waiting for its start."""
         number = next(self._numbers)
-        request = {"do": "fork", "number": number, "run": run, "log": log, "folder": folder}
         channel, remote = Channel.pair()
         child = self._children[number] = Child(channel, self, number)
+        request = {"do": "fork", "number": number, "run": run, "log": log, "folder": folder}
+        packed = pickle.dumps({"folder": folder, **arguments})
         with remote:
-            packed = pickle.dumps({"folder": folder, **arguments})
             self._send({**request, "arguments": packed}, remote.fileno())
         return child
 
@@ -169,10 +163,6 @@ class ForkServer:
     def devices(self) -> dict[str, Any]:
         """Return the machine's result of :func:`distkit.cluster.machine.gpus`."""
         return machine.gpus()
-
-    def complete(self) -> None:
-        """Make the zygote import ``LATE`` now, without waiting."""
-        self._send({"do": "complete"})
 
     def wait_until_idle(self) -> None:
         """Wait until the zygote has executed all requests so far."""
@@ -225,12 +215,6 @@ class ForkServer:
             child.channel.hang_up()
             child.set_exit_status(-signal.SIGKILL)
 
-    def forget(self) -> None:
-        """Close inherited channels in a fork of the kernel, or children would outlive it."""
-        for child in self._children.values():
-            child.channel.close_here()
-        self.channel.close_here()
-
 
 class LocalForkServer(ForkServer):
     """The client of this machine's zygote; it starts the zygote. Use :func:`server`."""
@@ -242,11 +226,6 @@ class LocalForkServer(ForkServer):
             self.process = start_zygote(remote)
         super().__init__(channel, platform.node())
 
-    @property
-    def alive(self) -> bool:
-        """True if the zygote is running."""
-        return super().alive and self.process.poll() is None
-
     def make_folder(self, processes: int) -> str:
         """Create a folder on this machine, locked during the life of this process."""
         folder, lock = folders.make(processes)
@@ -255,53 +234,39 @@ class LocalForkServer(ForkServer):
 
     def remove(self, folder: str) -> None:
         """Remove a folder that children used."""
-        lock = self._folders.pop(folder, None)
-        try:
-            self.channel.send({"do": "remove", "folder": folder})
-        except OSError:  # the zygote has ended, and its reaper ends the processes there
-            self._await_end()
+        super().remove(folder)
+        if not self.alive:
             shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            if lock is not None:
-                os.close(lock)
+        if folder in self._folders:  # not removed before
+            os.close(self._folders.pop(folder))
 
     def close(self) -> None:
         """End the zygote and its descendants."""
         self.closed = True
         self.channel.close()
-        self._await_end()
-        for folder in list(self._folders):  # remaining if the zygote was killed
-            self.remove(folder)
-
-    def _await_end(self) -> None:
-        """Wait until the zygote has ended, and then its reaper."""
         try:
-            self.process.wait(5 + PATIENCE)
+            self.process.wait(5 + PATIENCE)  # its reaper ends last
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        for folder in list(self._folders):  # remaining if the zygote was killed
+            self.remove(folder)
 
     def loss_reason(self) -> str:
         """Return the reason why no process can be forked."""
         if self.closed:
             return "no more processes can be started: this process is ending."
-        with suppress(subprocess.TimeoutExpired):  # it may have just ended
-            code = self.process.wait(1 if self.channel.broken() else 0)
+        with suppress(subprocess.TimeoutExpired):
+            status = self.process.wait(1 if self._lost.wait(LOSS_TIMEOUT) else 0)
+            how = f"signal {signal.Signals(status - 128).name}" if status > 128 else str(status)
             return (
-                f"the process that ranks are forked from ended ({_describe_exit(code)}), and all "
+                f"the process that ranks are forked from ended ({how}), and all "
                 "ranks with it. Its output is in the terminal that runs Jupyter."
             )
         return (
             "no more processes can be started: the limit of processes or of memory is reached. "
             "Stop other clusters, or use fewer ranks."
         )
-
-    def forget(self) -> None:
-        """Close inherited channels and locks in a fork of the kernel."""
-        super().forget()
-        for lock in self._folders.values():
-            os.close(lock)
-        self._folders.clear()
 
 
 def fork_all(run: str, requests: Iterable[tuple[ForkServer, dict[str, Any]]]) -> list[Child]:
@@ -373,14 +338,7 @@ def _environ() -> dict[str, str]:
     return environ
 
 
-def _describe_exit(code: int) -> str:
-    """Describe how the zygote ended, from the reaper's exit status."""
-    number = -code if code < 0 else code - 128
-    return f"signal {signal.Signals(number).name}" if number > 0 else f"exit status {code}"
-
-
 _server: LocalForkServer | None = None
-_instances: weakref.WeakSet[ForkServer] = weakref.WeakSet()
 _server_lock = threading.Lock()
 
 
@@ -402,13 +360,9 @@ def call_beside(run: str, *arguments: str) -> None:
 
 
 def _forget() -> None:
-    """Close inherited channels in a fork of the kernel, or the zygote would outlive the kernel."""
+    """Start another fork server in a fork of this process."""
     global _server, _server_lock
-    _server_lock = threading.Lock()
-    for fork_server in _instances:
-        fork_server.forget()
-    _instances.clear()
-    _server = None
+    _server, _server_lock = None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster.gpus import CPU, DeviceAssignment
-
 #: Module that DistributedDataParallel and optimizers import; it takes seconds unless preloaded.
 LATE = "torch._dynamo"
 
@@ -23,7 +21,7 @@ class Spec:
     """Specification of a forked rank.
 
     ``name`` is the prefix of its files in ``folder``; ``threads`` is torch's intra-op thread count;
-    ``backend`` and ``assignment`` are final, not "auto"; ``store`` names the store for the
+    ``backend`` and ``device`` are final, not "auto"; ``store`` names the store for the
     rendezvous; ``port`` is a free port at the ``address`` of rank 0's machine, for programs that
     use ``MASTER_PORT`` themselves. ``host`` is the number of its machine among ``hosts``;
     ``local_rank`` and ``local_world_size`` count the ranks on it; ``interface`` is the network
@@ -35,7 +33,7 @@ class Spec:
     folder: str
     name: str = "rank"
     backend: str = "gloo"
-    assignment: DeviceAssignment = CPU
+    device: str = "cpu"
     threads: int = 1
     store: str = "store"
     environ: dict[str, str] = field(default_factory=dict)
@@ -48,11 +46,6 @@ class Spec:
     hosts: int = 1
     local_rank: int | None = None
     local_world_size: int | None = None
-
-    @property
-    def device(self) -> str:
-        """torch's name of the device on the rank."""
-        return self.assignment.device
 
     @property
     def launched(self) -> dict[str, str]:
@@ -80,7 +73,8 @@ class Spec:
             "TORCHELASTIC_USE_AGENT_STORE": "False",  # no agent listens on MASTER_PORT
             "TORCHELASTIC_ERROR_FILE": f"{self.folder}/error-{rank}.json",
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-            **self.assignment.environ(self.backend),
+            # NCCL does not listen on other interfaces; ranks on several machines replace it later
+            **({"NCCL_SOCKET_IFNAME": "=lo"} if self.backend == "nccl" else {}),
         }
 
 

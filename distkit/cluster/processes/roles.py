@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster import machine
 from distkit.cluster.processes.channel import Channel
 
 #: Number of "ports" for the controller's sockets; it uses 18.
@@ -39,7 +38,6 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
     from ipyparallel.controller.app import IPController
 
     _end_with(lifeline)
-    machine.raise_files()  # it needs more open files than the default limit may allow
     app = IPController.instance(log_level=logging.WARN)
     app.initialize(
         [
@@ -61,12 +59,6 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
             Path(folder, f"s:{n}").symlink_to(f"s-{n}")
     lifeline.send({f.stem.rsplit("-", 1)[1]: json.loads(f.read_text()) for f in files})
 
-    def end_with_monitor(number: int, frame: object) -> None:
-        """End the controller if its heart monitor has ended: no new rank could register."""
-        if not app.heartmonitor_process.is_alive():
-            os._exit(1)
-
-    signal.signal(signal.SIGCHLD, end_with_monitor)  # before start(), which forks the monitor
     app.start()
 
 

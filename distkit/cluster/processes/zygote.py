@@ -30,10 +30,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from distkit.cluster.processes import folders
+from distkit.cluster.processes import boot, folders
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import (
-    PATIENCE,
     adopt_orphans,
     die_with_parent,
     end_all_children,
@@ -42,11 +41,8 @@ from distkit.cluster.processes.descendants import (
 from distkit.cluster.processes.rank_spec import LATE
 from distkit.errors import DistkitError
 
-#: Idle time, without children and commands, before the zygote imports ``LATE`` [s].
+#: Idle time before the zygote imports ``LATE``; interval of checks that its parent is alive [s].
 IDLE_TIME = 0.5
-
-#: Interval of checks that the parent is alive, besides waiting for the channel to close [s].
-PARENT_POLL = 1.0
 
 
 @dataclass
@@ -81,10 +77,10 @@ class Zygote:
         try:
             while os.getppid() == self.parent:
                 channel_fd = self.channel.fileno()
-                wait = PARENT_POLL if self.complete or self.children else IDLE_TIME
-                ready, _, _ = select.select([channel_fd, self.wakeup], [], [], wait)
-                if not (ready or self.complete or self.children):
-                    self.do_complete(None)
+                ready, _, _ = select.select([channel_fd, self.wakeup], [], [], IDLE_TIME)
+                if not (ready or self.complete or self.children) and "torch" in sys.modules:
+                    self.complete = True
+                    self.do_call(None, LATE)
                 if self.wakeup in ready:
                     os.read(self.wakeup, 512)
                 self._reap()
@@ -96,22 +92,11 @@ class Zygote:
         finally:
             self._clean_up()
 
-    def do_import(self, fd: int | None, modules: list[str]) -> None:
-        """Import modules for future children; for "module:function" also call the function."""
-        for name in modules:
-            module, _, function = name.partition(":")
-            __import__(module)
-            if function:
-                getattr(sys.modules[module], function)()
-
-    def do_complete(self, fd: int | None) -> None:
-        """Import ``LATE``; also called when the zygote is idle."""
-        if self.complete or "torch" not in sys.modules:
-            return
-        self.complete = True
+    def do_call(self, fd: int | None, run: str) -> None:
+        """Import ``run`` ("module") for future children, or call it ("module:function")."""
         try:
-            __import__(LATE)
-        except Exception:  # ranks that need it will report the error
+            boot.call(run)
+        except Exception:  # children that need it will report the error
             traceback.print_exc()
 
     def do_torch(self, fd: int | None) -> None:
@@ -148,7 +133,7 @@ class Zygote:
             if child.number in numbers:
                 child.log = "" if over else child.log
                 for kill in (os.killpg, os.kill):
-                    with suppress(ProcessLookupError):  # it has no process group yet
+                    with suppress(ProcessLookupError, PermissionError):  # it has no group yet
                         kill(pid, signal.SIGKILL)
 
     def do_remove(self, fd: int | None, folder: str) -> None:
@@ -156,11 +141,8 @@ class Zygote:
 
         Some may have been forked after the kernel listed the children to kill.
         """
-        end = time.monotonic() + PATIENCE
         while remaining := [c.number for c in self.children.values() if c.folder == folder]:
             self.do_kill(None, remaining, over=True)
-            if time.monotonic() > end:
-                break
             time.sleep(0.001)
             self._reap()
         shutil.rmtree(folder, ignore_errors=True)
@@ -172,18 +154,13 @@ class Zygote:
             os.setsid()  # its own process group, which includes its children
             die_with_parent()
             adopt_orphans()
-            self.channel.close_here()
-            os.close(self.wakeup)
-            os.close(self._woken)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _redirect(f"{folder}/{log}")
             faulthandler.enable()  # writes the Python stack of a crash into the log
             lifeline = Channel(socket.socket(fileno=fd))
             lifeline.send(("pid", os.getpid()))
-            module, function = run.split(":")
-            __import__(module)
-            getattr(sys.modules[module], function)(lifeline, **arguments)
+            boot.call(run, lifeline, **arguments)
             status = 0
         except SystemExit as e:
             status = e.code if isinstance(e.code, int) else 1
@@ -199,30 +176,23 @@ class Zygote:
 
     def _reap(self) -> None:
         """Report children that ended, and kill the orphans that they left."""
-        while changed := _next_status():
-            pid, status = changed
-            if pid in self.children:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
-                child = self.children.pop(pid)
-                fields = {"status": os.waitstatus_to_exitcode(status), "log": child.log}
-                self.channel.send({"exit": child.number, **fields})
-            end_children(exclude=self.children)  # orphans and their orphans
+        with suppress(ChildProcessError):  # no children are left
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                self._handle_end(*ended)
+
+    def _handle_end(self, pid: int, status: int) -> None:
+        if pid in self.children:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            child = self.children.pop(pid)
+            fields = {"status": os.waitstatus_to_exitcode(status), "log": child.log}
+            self.channel.send({"exit": child.number, **fields})
+        end_children(exclude=self.children)  # orphans and their orphans
 
     def _clean_up(self) -> None:
         """Kill every child; the reaper removes their folders."""
-        for pid in self.children:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+        self.do_kill(None, [child.number for child in self.children.values()])
         end_all_children()
-
-
-def _next_status() -> tuple[int, int] | None:
-    """Return the pid and status of a child that ended; None without one."""
-    with suppress(ChildProcessError):
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        return (pid, status) if pid else None
-    return None
 
 
 def _redirect(path: str) -> None:

@@ -66,13 +66,10 @@ def initialize(spec: Spec) -> None:
     Raises:
         StartError: the GPU cannot be used; the message contains the reason.
     """
-    assignment = spec.assignment
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order of nvidia-smi
     try:
         torch.cuda.init()
-        torch.cuda.set_device(assignment.device)
-        if assignment.fraction:
-            torch.cuda.set_per_process_memory_fraction(assignment.fraction)
+        torch.cuda.set_device(spec.device)
         torch.cuda.synchronize()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
@@ -82,9 +79,7 @@ def initialize(spec: Spec) -> None:
 
 
 def _describe_rank(spec: Spec) -> str:
-    gpu = spec.assignment.gpu
-    label = f" ({', '.join(filter(None, [gpu.label, gpu.name]))})" if gpu else ""
-    return f"rank {spec.rank} on {spec.device}{label}"
+    return f"rank {spec.rank} on {spec.device}"
 
 
 def _remedy(message: str) -> str:
@@ -95,7 +90,10 @@ def _remedy(message: str) -> str:
 def hint(error: BaseException, spec: Spec) -> str:
     """Return a remedy for torch's exception; "" without one."""
     if isinstance(error, torch.OutOfMemoryError):
-        return f"\n{_describe_rank(spec)}. {_MEMORY_HINT}"
+        return (
+            f"\n{_describe_rank(spec)}. Use smaller batches or fewer ranks. cluster.restart() "
+            "frees the memory of %%ranks cells' variables."
+        )
     message = text(error)
     if match := _WRONG_DEVICE.search(message):
         return (
@@ -108,12 +106,6 @@ def hint(error: BaseException, spec: Spec) -> str:
     if "CUDA error" in message:
         return f"\n{_describe_rank(spec)}: {_remedy(message)}."
     return ""
-
-
-_MEMORY_HINT = (
-    "Use smaller batches or fewer ranks, or raise the limit: dk.Cluster(…, memory_fraction=…). "
-    "cluster.restart() frees the memory of %%ranks cells' variables."
-)
 
 
 # -- messages through host memory ----------------------------------------------------------------
@@ -149,7 +141,9 @@ def _staged_kernel(operator: Any, sends: bool) -> Callable[..., Any]:
 
     def kernel(tensors: list[torch.Tensor], *args: Any) -> Any:
         with torch.no_grad(), DisableTorchFunction():
-            pairs = [(t, _host_copy(t)) for t in tensors]
+            pairs = [
+                (t, torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda)) for t in tensors
+            ]
             for device, host in pairs if sends else ():
                 host.copy_(device)
         script = operator._handle.redispatch_boxed(_HOST, [host for _, host in pairs], *args)

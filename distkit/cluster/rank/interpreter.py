@@ -6,17 +6,13 @@ process: ``multiprocessing.Pool`` ends them with SIGTERM, and a DataLoader's wor
 
 from __future__ import annotations
 
-import argparse
 import os
 import runpy
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from operator import attrgetter
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -24,7 +20,6 @@ from typing import Any
 import cloudpickle
 import torch
 
-from distkit.cluster.rank import outbox
 from distkit.diagnosis.advice import OWN_PROCESSES
 from distkit.recording import recorder
 from distkit.recording.tap import tap
@@ -44,12 +39,6 @@ def run_script(path: Path, argv: Iterable[str]) -> None:
             raise
 
 
-_ARGUMENTS_HINT = (
-    "Pass a script's arguments after its name: cluster.run('train.py', '--lr', '0.1'). "
-    "Pass a function's as parameters: cluster.run(train, lr=0.1)."
-)
-
-
 def explain_launchers(rank: int) -> None:
     """Print an explanation when a rank calls ``torch.multiprocessing.spawn``, which may hang."""
     spawning = sys.modules["torch.multiprocessing.spawn"]
@@ -62,29 +51,6 @@ def explain_launchers(rank: int) -> None:
 
     for module in (spawning, torch.multiprocessing):
         module.start_processes = start_processes  # type: ignore[attr-defined]
-
-
-def frame_of_call(error: BaseException) -> list[tuple[str, int, str, str | None]]:
-    """Return the definition of the function that a rank could not call, as a frame."""
-    for frame, _ in [*traceback.walk_tb(error.__traceback__)][-1:]:
-        code = getattr(frame.f_locals.get("fn"), "__code__", None)
-        if frame.f_code.co_name == "_call" and code is not None:
-            return [(code.co_filename, code.co_firstlineno, code.co_name, None)]
-    return []
-
-
-def hint(error: BaseException) -> str:
-    """Return a remedy for an error in a call or from an argument parser; else ""."""
-    if isinstance(error, TypeError):
-        functions = [name for *_, name, _ in frame_of_call(error)]
-        return "".join(f"\ncluster.run({f}, x) calls {f}(x) on every rank." for f in functions)
-    if isinstance(error, SystemExit):
-        for frame, _ in [*traceback.walk_tb(error.__traceback__)][-1:]:
-            if frame.f_code is argparse.ArgumentParser.exit.__code__:
-                with suppress(Exception):  # the parser may be an instance of a user's subclass
-                    usage = frame.f_locals["self"].format_usage()
-                    return f"\n{usage}{frame.f_locals['message']}{_ARGUMENTS_HINT}"
-    return ""
 
 
 # -- processes that the program starts ----------------------------------------------------
@@ -101,16 +67,9 @@ def install_child_hooks(callback: Callable[[], None]) -> None:
 
 def _reduce(pickler: Any, obj: Any) -> Any:
     """Pickle functions and classes of a notebook by value, since no module exports them."""
-    if not isinstance(obj, FunctionType | type) or _is_importable(obj):
+    if not isinstance(obj, FunctionType | type):
         return NotImplemented
     return cloudpickle.loads, (cloudpickle.dumps(obj),)
-
-
-def _is_importable(obj: FunctionType | type) -> bool:
-    try:
-        return attrgetter(obj.__qualname__)(sys.modules[obj.__module__]) is obj
-    except (AttributeError, KeyError):
-        return False
 
 
 def _reset_child(callback: Callable[[], None]) -> None:
@@ -119,7 +78,6 @@ def _reset_child(callback: Callable[[], None]) -> None:
         if (getattr(handler, "__module__", None) or "").startswith(_OWN_MODULES):
             default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, default)
-    outbox.print_to_descriptor()
     recorder.set_current(None)
     tap.before.clear()
     tap.groups.on_group = None

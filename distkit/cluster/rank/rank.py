@@ -99,7 +99,7 @@ class Rank:
         spec = self.spec
         os.environ.clear()
         os.environ.update(spec.environ)
-        os.environ.update(spec.launched, DISTKIT_RANK=str(spec.rank))
+        os.environ.update(spec.launched)
         if spec.backend == "nccl":
             os.environ.update(NCCL)
         if os.environ.get("MPLBACKEND", INLINE) == INLINE:
@@ -117,16 +117,11 @@ class Rank:
             tap.on_gpu = True
             tap.install()
         self.group.intercept_init()
-        self.outbox.capture(f"{spec.folder}/{spec.name}.out")
+        self.outbox.capture()
         builtins.input = _no_keyboard
-        interpreter.install_child_hooks(self._reset_child)
+        interpreter.install_child_hooks(self.group.restore_init)
         interpreter.explain_launchers(spec.rank)
         self.lifeline.listen(self._handle_command, partial(os.killpg, 0, signal.SIGKILL))
-
-    def _reset_child(self) -> None:
-        """Remove the rank's state in a child process."""
-        self.lifeline.close_here()
-        self.group.restore_init()
 
     # -- the lifeline -----------------------------------------------------------
 
@@ -218,10 +213,7 @@ class Rank:
     def _describe(self, error: BaseException) -> Failure:
         self._error = error
         failure = describe(error, released=isinstance(error, Released))
-        text = failure.text + interpreter.hint(error) + gpu.hint(error, self.spec)
-        return replace(
-            failure, text=text, frames=failure.frames or interpreter.frame_of_call(error)
-        )
+        return replace(failure, text=failure.text + gpu.hint(error, self.spec))
 
     def _call(self, payload: bytes, run: int) -> tuple[Any, list[str]]:
         """Call the function; return its result, and the names of containers that it has extended.

@@ -85,7 +85,7 @@ class Ranks(RankController):
 
     def _nodes(self) -> Nodes:
         timeout = self._heartbeat_timeout
-        return Nodes(self.plan, self.folder, self.hosts, self._handle_node_message, timeout)
+        return Nodes(self.plan, self.hosts, self._handle_node_message, timeout)
 
     # -- starting ---------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Ranks(RankController):
             rank=r,
             world_size=plan.ranks,
             backend=plan.backend,
-            assignment=plan.assignments[r],
+            device=plan.devices[r],
             threads=plan.threads,
             name=f"{self.kind}-{r}",
             store=self._store,
