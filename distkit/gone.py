@@ -33,6 +33,8 @@ GONE = {
     "writes, for example with pandas.",
     "distkit clusters": "distkit clusters was removed: every cluster ends with its kernel. "
     "cluster.stop() ends one earlier.",
+    "dk.Cluster(heartbeat_timeout=…)": "dk.Cluster(heartbeat_timeout=…) was removed: leave it out. "
+    "A process that hangs is not replaced; end it with cluster.kill('server 0').",
     "dk.Cluster(keep=…)": "dk.Cluster(keep=…) was removed: leave it out. Every cluster ends with "
     "its kernel; save with torch.save() on a rank what the next one needs.",
     "dk.Cluster(name=…)": "dk.Cluster(name=…) was removed: leave it out. It named a cluster for "

@@ -105,8 +105,6 @@ class Conductor:
         #: Outcome of each rank, in the order in which the ranks ended.
         self.outcomes: dict[int, Outcome] = {}
         self._killed: set[int] = set()  # ranks whose processes were killed on purpose
-        #: Time without heartbeats of the nodes that were killed for missing them [s].
-        self.silent_for: dict[int, float] = {}
         #: Processes that ended and were replaced: node, name, cause and time.
         self.replacements: list[Replacement] = []
         self._pending_replacements: dict[int, str] = {}  # ranks, and the causes of their ends
@@ -221,8 +219,7 @@ class Conductor:
             case "text":
                 self.prints.add(rank, *what)
             case "replaced":
-                how = report.cause(what, silent_for=self.silent_for.get(rank, 0.0))
-                self._begin_process(rank, how, time.monotonic())
+                self._begin_process(rank, report.cause(what), time.monotonic())
             case "outcome":
                 self.add_outcome(msgspec.convert(what, Outcome))
             case "waits":
@@ -267,9 +264,8 @@ class Conductor:
         if rank in self._killed:
             self.add_outcome(Outcome(rank, error=Failure("Released", time=died_at, released=True)))
         else:
-            silent_for = self.silent_for.get(rank, 0.0)
             expected = rank in self._expected_exits
-            how = report.cause(status, expected=expected, silent_for=silent_for, log=log)
+            how = report.cause(status, expected=expected, log=log)
             if not self._request_replacement(rank, how):
                 self.add_outcome(Outcome(rank, died=how, died_at=died_at, log=log))
 
@@ -365,7 +361,6 @@ class Conductor:
         self.on_end()
         self.watchdog.forget(rank)
         self._expected_exits.discard(rank)
-        self.silent_for.pop(rank, None)
         try:
             controller.replace(self, rank, self.life(rank))
         except DistkitError as error:

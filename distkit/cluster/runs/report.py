@@ -15,7 +15,7 @@ from distkit.cluster.processes.rank_spec import LINE_CLOSED
 from distkit.cluster.runs.outcome import CONNECTION_BROKEN, Failure, Frame, Outcome
 from distkit.cluster.runs.outcome import text as text_of
 from distkit.diagnosis import rules
-from distkit.diagnosis.deadlocks import hung_or_ended, raised, remedy_for_end
+from distkit.diagnosis.deadlocks import raised, remedy_for_end
 from distkit.diagnosis.findings import Finding, verb
 from distkit.errors import (
     OWN,
@@ -30,7 +30,7 @@ from distkit.errors import (
     is_generated,
 )
 from distkit.recording.recorder import MACHINERY, is_users
-from distkit.trace.calls import SILENT, STOPPED, at, last_call, silence
+from distkit.trace.calls import at, last_call
 from distkit.trace.info import RankEnd, Replacement
 from distkit.trace.trace import Trace
 
@@ -54,17 +54,16 @@ SIMULTANEOUS = 0.1
 MAX_REPLACEMENTS = 3
 
 
-def cause(status: int, *, expected: bool = False, silent_for: float = 0.0, log: str = "") -> str:
+def cause(status: int, *, expected: bool = False, log: str = "") -> str:
     """Return the cause of a process's end.
 
     Args:
         status: exit status, as from ``os.waitstatus_to_exitcode``.
         expected: whether ``dk.trouble`` killed it.
-        silent_for: time without heartbeats, if it was killed for missing them [s]; else 0.
         log: end of its log, which may contain gloo's reason.
     """
-    if status == -signal.SIGKILL and (expected or silent_for):
-        return "dk.trouble killed it, as requested" if expected else f"it {silence(silent_for)}"
+    if status == -signal.SIGKILL and expected:
+        return "dk.trouble killed it, as requested"
     if status == LINE_CLOSED:
         return (
             "it closed descriptors that distkit needs, as os.closerange() does, or changed modules"
@@ -174,8 +173,7 @@ def of_replacements(name: str, replaced: list[Replacement]) -> list[str]:
         "lose values; the next run starts with all servers",
     }
     return [
-        f"{r.name} {hung_or_ended(r.how)} during {name} ({r.how}), "
-        f"{consequence[r.name.split()[0]]}.{f' {STOPPED}' if SILENT in r.how else ''}"
+        f"{r.name} ended during {name} ({r.how}), {consequence[r.name.split()[0]]}."
         for r in replaced
     ]
 
@@ -258,7 +256,7 @@ def _findings(rank: int, default: str, trace: Trace) -> list[str]:
 
 def _death(outcome: Outcome, trace: Trace) -> RankDied:
     rank, how, end = outcome.rank, outcome.died, _rank_end(outcome)
-    ended = f"process of rank {rank} {hung_or_ended(how)} ({how})."
+    ended = f"process of rank {rank} ended ({how})."
     finding, *others = _findings(
         rank, f"the {ended} {remedy_for_end(how)} [{rules.died.code}]", trace
     )

@@ -473,6 +473,9 @@ class KVStore:
                 for end in self.at_end:
                     end()
                 self._requests.flush()
+                if self._replaces and self._scheduler is not None:
+                    nodes = [*self._keys.servers, self._scheduler]
+                    self._requests.ask([Call(n, messages.Finished, ()) for n in nodes])
         finally:
             self._requests.close()
 
