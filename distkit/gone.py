@@ -95,6 +95,14 @@ GONE = {
     "an optimizer and update on the worker.",
     "KVStore.is_capable": "KVStore.is_capable was removed: every store updates weights once "
     "kv.set_optimizer was called.",
+    "Trainer.allreduce_grads": "Trainer.allreduce_grads was removed: push the gradients to a store "
+    "without an optimizer, clip what kv.pull returns, and call the step of an optimizer.",
+    "Trainer.update": "Trainer.update was removed: trainer.step(batch_size) adds and updates.",
+    **{
+        f"Trainer.{name}": f"Trainer.{name} was removed: give Trainer an optimizer of torch.optim, "
+        "and read or set the rates in optimizer.param_groups."
+        for name in ("learning_rate", "set_learning_rate", "optimizer")
+    },
     **{
         name: f"{name} was removed: push without an optimizer, and save the state_dict() of the "
         "torch.optim optimizer with which the workers apply what kv.pull returns."
