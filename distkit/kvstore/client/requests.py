@@ -17,8 +17,6 @@ from distkit.kvstore.transport.session import backup_of
 WINDOW = 1 << 28
 #: Size of pushes sent together [bytes].
 LETTER = 1 << 20
-#: Maximum number of keys listed in an error message.
-_MAX_NAMED = 12
 
 
 class Call(NamedTuple):
@@ -69,8 +67,6 @@ class Requests:
         self._owners = {
             n: (n, servers[backup_of(i, len(servers))])[:replication] for i, n in enumerate(servers)
         }
-        #: Returns the keys that a server holds a part of.
-        self.held_by: Callable[[int], list[Key]] = lambda server: []
         #: The user's next call, on a worker with gates.
         self.step: Step | None = None
         #: Whether to record the worker's clock, which other events do not determine.
@@ -190,16 +186,13 @@ class Requests:
 
     def _loss_text(self, node: int) -> str:
         """Describe the values lost with a node, and how to avoid the loss."""
-        keys = self.held_by(node)
-        lost = ", ".join(map(repr, keys[:_MAX_NAMED])) or "no key yet"
-        lost += f" and {len(keys) - _MAX_NAMED} more" * (len(keys) > _MAX_NAMED)
         owners, remedy = self._owners[node], ""
         names = " and ".join(map(self._name, owners))
         if len(owners) == 1:
             remedy = "To survive this, create the store with replication=2, and servers=2 or more. "
         return (
-            f"Lost with it: the values of {lost}, which only {names} had. "
-            f"{remedy}Save the values that kv.pull returns, to initialise from them later. "
+            f"Lost with it: the values that only {names} had. {remedy}"
+            "Save the values that kv.pull returns, to initialise from them later. "
         )
 
     # -- sending and receiving ------------------------------------------------------
