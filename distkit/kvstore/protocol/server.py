@@ -302,6 +302,8 @@ class KVServer:
             self.members.discard(request.node)
             if isinstance(request, AtBarrier):
                 self.at_barrier.add(request.node)
+            else:
+                self.at_barrier.discard(request.node)  # it does not return from its last barrier
         return [Reply(request.node, request.number), *self._advance_all()]
 
     def _advance_all(self) -> list[Answer]:
