@@ -67,6 +67,8 @@ GONE = {
         f"torchvision.datasets.{dataset}(folder, transform=torchvision.transforms.ToTensor())."
         for name, dataset in (("mnist", "MNIST"), ("cifar10", "CIFAR10"))
     },
+    "distkit.data.Files": "dk.data.Files was removed: give a DistributedDataset the list of .npy "
+    "and .npz files, or a torch.utils.data.Dataset that reads them.",
     "distkit.algorithms.ddp_hook": "dk.algorithms.ddp_hook was removed: open "
     "dk.algorithms.use_algorithm, which DistributedDataParallel uses, too.",
     "distkit.kvstore.Adam": "kvstore.Adam was removed: use kv.set_optimizer(torch.optim.Adam, "
