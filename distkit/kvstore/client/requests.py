@@ -248,10 +248,6 @@ class Requests:
         self._pushed -= entry.nbytes
 
 
-def _key(request: Request) -> Key | None:
-    return getattr(request, "key", None)
-
-
 def _request_name(request: Request) -> str:
-    name = type(request).__name__.lower()
-    return name if _key(request) is None else f"{name} of {_key(request)!r}"
+    name, key = type(request).__name__.lower(), getattr(request, "key", None)
+    return name if key is None else f"{name} of {key!r}"
