@@ -17,7 +17,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum, auto
 from typing import Any
@@ -234,15 +234,17 @@ class ConnectionMonitor:
         self.socket.linger = 0
         self._connected = False
 
-    def ended(self) -> Iterator[int]:
-        """Yield the file descriptors of the connections that have ended."""
+    def ended(self) -> list[int]:
+        """Return the file descriptors of the connections that have ended."""
+        descriptors: list[int] = []
         while self.socket.poll(0):
             event, _ = self.socket.recv_multipart()  # the second frame is the address
             kind, descriptor = _MONITOR_EVENT.unpack(event)
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._connected = True
             elif self._connected:
-                yield descriptor
+                descriptors.append(descriptor)
+        return descriptors
 
 
 class Multiplexer:
@@ -367,7 +369,7 @@ class Multiplexer:
         name = b"" if peer is None else peer.bytes
         tunnel = self.tunnels.get(name)
         if tunnel is None and peer is not None:
-            self._by[peer.get(zmq.SRCFD)] = name
+            self._by[int(peer.get(zmq.SRCFD))] = name
             tunnel = self.tunnels[name] = Tunnel(self, name, first=1)
             self._accept(tunnel)
             for _ in range(FIRST):
