@@ -27,6 +27,8 @@ GONE = {
     "writes, for example with pandas.",
     "distkit clusters": "distkit clusters was removed: every cluster ends with its kernel. "
     "cluster.stop() ends one earlier.",
+    "dk.Cluster(heartbeat_timeout=…)": "dk.Cluster(heartbeat_timeout=…) was removed: leave it out. "
+    "A process that hangs is not replaced; end it with cluster.kill('server 0').",
     "dk.Cluster(keep=…)": "dk.Cluster(keep=…) was removed: leave it out. Every cluster ends with "
     "its kernel; save with torch.save() on a rank what the next one needs.",
     "dk.Cluster(name=…)": "dk.Cluster(name=…) was removed: leave it out. It named a cluster for "
@@ -61,6 +63,8 @@ GONE = {
         f"torchvision.datasets.{dataset}(folder, transform=torchvision.transforms.ToTensor())."
         for name, dataset in (("mnist", "MNIST"), ("cifar10", "CIFAR10"))
     },
+    "distkit.data.Files": "dk.data.Files was removed: give a DistributedDataset the list of .npy "
+    "and .npz files, or a torch.utils.data.Dataset that reads them.",
     "distkit.algorithms.ddp_hook": "dk.algorithms.ddp_hook was removed: open "
     "dk.algorithms.use_algorithm, which DistributedDataParallel uses, too.",
     "distkit.kvstore.Adam": "kvstore.Adam was removed: use kv.set_optimizer(torch.optim.Adam, "
@@ -91,6 +95,14 @@ GONE = {
     "an optimizer and update on the worker.",
     "KVStore.is_capable": "KVStore.is_capable was removed: every store updates weights once "
     "kv.set_optimizer was called.",
+    "Trainer.allreduce_grads": "Trainer.allreduce_grads was removed: push the gradients to a store "
+    "without an optimizer, clip what kv.pull returns, and call the step of an optimizer.",
+    "Trainer.update": "Trainer.update was removed: trainer.step(batch_size) adds and updates.",
+    **{
+        f"Trainer.{name}": f"Trainer.{name} was removed: give Trainer an optimizer of torch.optim, "
+        "and read or set the rates in optimizer.param_groups."
+        for name in ("learning_rate", "set_learning_rate", "optimizer")
+    },
     **{
         name: f"{name} was removed: push without an optimizer, and save the state_dict() of the "
         "torch.optim optimizer with which the workers apply what kv.pull returns."

@@ -106,9 +106,6 @@ def accumulated_sgd_step(
     Returns:
         This rank's mean loss before the update, a scalar; NaN if it has no examples.
 
-    Raises:
-        TrainingError: A gradient is NaN or infinite on some rank; raised on all ranks.
-
     Source:
         Ott et al., "Scaling neural machine translation", 2018.
     """

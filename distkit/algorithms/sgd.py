@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from math import isfinite
 from typing import Any
 
 import torch
@@ -11,8 +10,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.optim import Optimizer
-
-from distkit.algorithms.alarm import first_nonfinite, raise_if_nonfinite, trainable_parameters
 
 AllReduce = Callable[[Tensor], Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -48,9 +45,6 @@ def sync_gradients(
             it is the same on all replicas.
         all_reduce: sums a tensor over all ranks in place, like ``dist.all_reduce``.
 
-    Raises:
-        TrainingError: A gradient is NaN or infinite on some replica; raised on all replicas.
-
     Source:
         Li et al., "PyTorch distributed", 2020, on DDP's buckets.
 
@@ -65,31 +59,27 @@ def sync_gradients(
         >>> dk.run_ranks(mean_of_three, 2).results        # doctest: +SKIP
         [3.0, 3.0]
     """
-    named_weights = trainable_parameters(model)
-    weights = list(named_weights.values())
+    parameters = model.parameters() if isinstance(model, nn.Module) else model
+    weights = [w for w in parameters if w.requires_grad]
     with torch.no_grad():
         message, table = _pack(weights, 1 if count is None else count)
         all_reduce(message)
         *sums, table = _unflatten_dense_tensors(message, [*weights, table])
-        total, *flags = (values := table.tolist())[len(weights) :]
-        raise_if_nonfinite(flags, named_weights)
-
+        *counts, total = table.tolist()
         message.div_(total or 1)
-        for w, g, contributors in zip(weights, sums, values, strict=False):
+        for w, g, contributors in zip(weights, sums, counts, strict=True):
             w.grad = g.to(w.dtype) if contributors else None
 
 
 def _pack(weights: list[Tensor], n: float) -> tuple[Tensor, Tensor]:
-    """Return a replica's message ``n g | has g | n | flags``, and the table at its end."""
-    gradients, ranks = [w.grad for w in weights], dist.get_world_size()
+    """Return a replica's message ``n g | has g | n``, and the table at its end."""
+    gradients = [w.grad for w in weights]
     parts = [_dense(g, w) for g, w in zip(gradients, weights, strict=True)]
-    numbers = [*(g is not None for g in gradients), n, *[0] * ranks]
+    numbers = [*(g is not None for g in gradients), n]
     table = torch.tensor(numbers, dtype=torch.float, device=parts[0].device)
     message = _flatten_dense_tensors([*parts, table])
-    gradients = message[: -len(table)]
-    if n and not isfinite(gradients.sum()):
-        message[dist.get_rank() - ranks] = first_nonfinite(parts)
-    gradients.mul_(n) if n else gradients.zero_()  # a mean over no examples is NaN
+    sums = message[: -len(table)]
+    sums.mul_(n) if n else sums.zero_()  # a mean over no examples is NaN
     return message, table
 
 
@@ -130,9 +120,6 @@ def sync_sgd_step(
 
     Returns:
         This rank's loss before the update, a scalar; NaN if it has no examples.
-
-    Raises:
-        TrainingError: A gradient is NaN or infinite on some rank; raised on all ranks.
 
     Source:
         Goyal et al., "Accurate, large minibatch SGD", 2017.

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import ClassVar
-from weakref import WeakKeyDictionary, finalize
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -76,7 +76,7 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
         >>> dk.run_ranks(total, 3).results[0]        # doctest: +SKIP
         [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
     """
-    segment = Segment.of(x, group)
+    segment = Segment.of(group)
     segment.reduce(x, op)
     if len(segment.leaders) > 1:
         if segment.rank == 0:
@@ -98,16 +98,13 @@ class Segment:
     _all: ClassVar[WeakKeyDictionary[dist.ProcessGroup, Segment]] = WeakKeyDictionary()
 
     @classmethod
-    def of(cls, x: Tensor, group: Group) -> Segment:
+    def of(cls, group: Group) -> Segment:
         """Return the segment of a group, created on first use."""
         group = group or dist.group.WORLD
         assert group is not None  # collective() has checked it
         if group not in cls._all:
             cls._all[group] = cls(group)
-        segment = cls._all[group]
-        if x.is_cuda and not segment.pinned:
-            segment.pin()
-        return segment
+        return cls._all[group]
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         hosts, rank = hosts_of(group), dist.get_rank(group)
@@ -126,15 +123,8 @@ class Segment:
         self._slots = self._slots.view(2, self.n + 1, self.slot)
         self._views = lru_cache(_CACHED_VIEWS)(self._make_views)
         self._generation = self._set = self._signature = 0
-        self.pinned = False
         self._lock = threading.Lock()
         self._lock.acquire()
-
-    def pin(self) -> None:
-        """Pin the slots for the GPU; without pinning, copies are slower."""
-        self.pinned, runtime, address = True, torch.cuda.cudart(), self._slots.data_ptr()
-        runtime.cudaHostRegister(address, self._slots.nbytes, 0)
-        finalize(self, runtime.cudaHostUnregister, address).atexit = False
 
     def reduce(self, x: Tensor, op: ReduceOp) -> None:
         """Reduce ``x`` over the ranks of this host, in place."""

@@ -17,7 +17,7 @@ from msgspec import structs
 from distkit.cluster import card, machine
 from distkit.cluster.notebook import Cell, CellRegistry, cell, in_notebook, name_running_cell
 from distkit.cluster.pickling import pack
-from distkit.cluster.plan import DEFAULT, HEARTBEAT_TIMEOUT, Plan, make_plan
+from distkit.cluster.plan import DEFAULT, Plan, make_plan
 from distkit.cluster.process_host import Fleet
 from distkit.cluster.processes.forkserver import RESPONSE_TIMEOUT, end, server
 from distkit.cluster.rank import seeds
@@ -64,8 +64,6 @@ class Cluster:
         device: "auto" (GPUs if available), "cpu", "cuda" or "cuda:0".
         backend: "auto" (nccl if every rank has its own GPU, else gloo), "gloo" or "nccl".
         threads: torch threads per rank; None for as many as the cgroup's quota allows.
-        heartbeat_timeout: with servers: seconds without a heartbeat after which a worker or server
-            is killed and treated as crashed. A process that only computes still sends heartbeats.
         hosts: number of ranks per machine, reached by SSH: ``{"alpha": 2, "beta": 2}``; or a list
             of machines, which get the ranks in blocks.
         engines: ipyparallel launcher that starts the ranks: "slurm", "mpi", "ssh", …. A site sets
@@ -101,17 +99,12 @@ class Cluster:
         device: str = "auto",
         backend: str = "auto",
         threads: int | None = None,
-        heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         hosts: Mapping[str, int] | Sequence[str] | None = None,
         engines: str = "",
         interface: str | socket.socket = "",
         timeout: float = 60.0,
         **options: Any,
     ) -> None:
-        if not heartbeat_timeout > 0:
-            raise StartError(
-                f"heartbeat_timeout={heartbeat_timeout}: expected seconds, more than 0."
-            )
         if ranks is not None and workers is not None:
             raise StartError("pass ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
         count = ranks if ranks is not None else workers
@@ -131,7 +124,7 @@ class Cluster:
                 threads=threads,
             )
             _cells.add(cell(), self)
-            self._open_remote(remote, servers, heartbeat_timeout)
+            self._open_remote(remote, servers)
             return
         if options:
             raise TypeError(f"Cluster() got an unexpected keyword argument {next(iter(options))!r}")
@@ -149,7 +142,7 @@ class Cluster:
         report.warn(
             [plan.oversubscription_warning] if plan.oversubscription_warning else [], UserWarning
         )
-        self._open(plan, heartbeat_timeout)
+        self._open(plan)
 
     @classmethod
     def attach(
@@ -192,25 +185,24 @@ class Cluster:
         )
         self = cls.__new__(cls)
         _cells.add(cell(), self)
-        self._open_remote(remote, servers, HEARTBEAT_TIMEOUT)
+        self._open_remote(remote, servers)
         return self
 
-    def _open_remote(self, remote: Any, servers: int, heartbeat_timeout: float) -> None:
+    def _open_remote(self, remote: Any, servers: int) -> None:
         """Start processes on other machines; the plan is refined once they connect."""
         count, note = remote.count, "on other machines"
         plan = Plan(count, servers, "gloo", ("cpu",) * count, 1, note)
-        self._open(plan, heartbeat_timeout, remote.start)
+        self._open(plan, remote.start)
 
     def _open(
         self,
         plan: Plan,
-        heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         start_hosts: Callable[..., Fleet] | None = None,
         show_card: bool = True,
     ) -> None:
         """Start the processes and initialize the attributes."""
         with _uninterrupted():
-            self._supervisor = Supervisor(plan, heartbeat_timeout, start_hosts)
+            self._supervisor = Supervisor(plan, start_hosts)
             self._finalizer = weakref.finalize(self, Supervisor.close, self._supervisor)
         self._runs = 0
         self._latest: Run | None = None

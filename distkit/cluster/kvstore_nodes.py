@@ -31,9 +31,8 @@ class Nodes:
         plan: the numbers of workers and servers.
         hosts: their machines; the scheduler runs on the first.
         on_message: called with a node's id, and the kind and content of its message; also with
-            "replaced" and its exit status if a server ends during the run, "lost" if a node ends
-            before the run, and "missed" and the pid if a process misses heartbeats.
-        heartbeat_timeout: time without heartbeats after which a node is reported [s].
+            "replaced" and its exit status if a server ends during the run, and "lost" if the
+            scheduler does, or any node before the run.
     """
 
     def __init__(
@@ -41,14 +40,12 @@ class Nodes:
         plan: Plan,
         hosts: list[ProcessHost],
         on_message: Callable[[int, str, Any], None],
-        heartbeat_timeout: float,
     ) -> None:
         self._plan, self._hosts, self._on_message = plan, hosts, on_message
-        self._heartbeat_timeout = heartbeat_timeout
         self.closed = self._registered = self._recording = False
         self._endpoint: futures.Future[str] = futures.Future()  # of the scheduler
         self.children: dict[int, Child] = {}
-        #: A node that ended before all had registered, and its exit status.
+        #: A node whose end ends the run, and its exit status.
         self.lost: tuple[int, int] | None = None
         self._flushed = threading.Semaphore(0)  # counts nodes that have flushed their events
         #: Public and secret key of this run's nodes.
@@ -122,7 +119,6 @@ class Nodes:
             host.folder,
             keys=self._keys,
             life=life,
-            heartbeat_timeout=self._heartbeat_timeout,
             address=host.address,
             scheduler_endpoint=self._endpoint.result()
             if host.address and self._endpoint.done()
@@ -132,22 +128,22 @@ class Nodes:
     def _handle_exit(self, node: int, status: int) -> None:
         """Report the end of a node.
 
-        Before all nodes have registered it ends the run. Later a server's backup takes over, and
-        workers report the end of the scheduler.
+        The end of the scheduler, or of any node before all have registered, ends the run. Later
+        a server's backup takes over.
         """
         if self.closed:
             return
-        if not self._registered:
+        if not self._registered or node == max(self.roles):
             self.lost = node, status
             self._on_message(node, "lost", status)
-        elif node != max(self.roles):
+        else:
             self._on_message(node, "replaced", status)
 
-    def leave(self, worker: int, life: int, how: str) -> None:
-        """Notify the scheduler that a worker's process has ended, perhaps before it registered."""
+    def leave(self, node: int, life: int, how: str) -> None:
+        """Notify the scheduler that a process has ended, perhaps before it registered."""
         if self.roles:
             with suppress(OSError):  # it has ended, and so has the run
-                self.children[max(self.roles)].channel.send(("left", worker, life, how))
+                self.children[max(self.roles)].channel.send(("left", node, life, how))
 
     def _handle_message(self, node: int, message: tuple[str, Any]) -> None:
         kind, what = message

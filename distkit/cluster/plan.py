@@ -21,9 +21,6 @@ DEFAULT = 4
 #: Number of processes per core that start within seconds and do not wait long for the core.
 COMFORTABLE = 8
 
-#: Time without heartbeats after which a node of the parameter server counts as dead [s].
-HEARTBEAT_TIMEOUT = 30.0
-
 
 @dataclass(frozen=True)
 class Plan:

@@ -31,7 +31,6 @@ class Supervisor:
 
     Args:
         plan: number and devices of the ranks.
-        heartbeat_timeout: time without heartbeats after which a worker or server is dead [s].
         start_hosts: starts the other machines, if any: called with the cluster's folder and a
             callback for the stages.
     """
@@ -39,14 +38,13 @@ class Supervisor:
     def __init__(
         self,
         plan: Plan,
-        heartbeat_timeout: float,
         start_hosts: Callable[[str, Callable[[str], None]], Fleet] | None = None,
     ) -> None:
         self.plan, self._fork = plan, server()
         self.folder = self._fork.make_folder(plan.processes)
         #: The ranks' machines; other machines once they have connected.
         self.hosts: list[ProcessHost] = [this_machine(plan, self.folder)]
-        self.card, self._heartbeat_timeout = Card(self), heartbeat_timeout
+        self.card = Card(self)
         self.stage, self.failure = "starting", ""
         self.started = time.monotonic()
         self.run: Conductor | None = None
@@ -125,11 +123,7 @@ class Supervisor:
 
     @property
     def _options(self) -> dict[str, Any]:
-        return {
-            "hosts": self.hosts,
-            "heartbeat_timeout": self._heartbeat_timeout,
-            "on_change": self.card.refresh,
-        }
+        return {"hosts": self.hosts, "on_change": self.card.refresh}
 
     def start_engines(self) -> Engines:
         """Return the engines; start new ones if there are none, or if one has ended.

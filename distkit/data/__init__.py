@@ -19,7 +19,6 @@ from distkit.companions import attributes
 if TYPE_CHECKING:
     from distkit.data.dataset import DistributedDataset
     from distkit.data.evaluation import correct, evaluate
-    from distkit.data.files import Files
     from distkit.data.policies import AutoShardPolicy, Plan, split
     from distkit.data.sets import digits
     from distkit.data.shards import place, shard
@@ -28,7 +27,6 @@ _HOMES = {
     "distkit.data.policies": ["AutoShardPolicy", "Plan", "split"],
     "distkit.data.dataset": ["DistributedDataset"],
     "distkit.data.evaluation": ["correct", "evaluate"],
-    "distkit.data.files": ["Files"],
     "distkit.data.shards": ["place", "shard"],
     "distkit.data.sets": ["digits"],
 }
@@ -37,7 +35,6 @@ _home = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "AutoShardPolicy",
     "DistributedDataset",
-    "Files",
     "Plan",
     "correct",
     "digits",

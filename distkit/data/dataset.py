@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace as changed
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
-from distkit.data.files import Files
 from distkit.data.policies import AutoShardPolicy, Plan, make_plan
 
 
@@ -26,7 +27,8 @@ class DistributedDataset:
 
     Args:
         data: a map-style :class:`torch.utils.data.Dataset`; a tensor or an array; a tuple of them,
-            of equal lengths; or a list of files, see :class:`~distkit.data.Files`.
+            of equal lengths; or a list of ``.npy`` and ``.npz`` files, which every rank can read,
+            with one file at a time in memory.
         global_batch: number of samples of all replicas in one step, at least one per replica.
         replica: the index of this replica, from 0.
         replicas: number of replicas.
@@ -39,6 +41,7 @@ class DistributedDataset:
         ValueError: A batch has fewer samples than replicas, ``replica`` is out of range, arrays
             differ in length, or FILE has fewer files than replicas.
         TypeError: ``data`` has an unsupported type.
+        FileNotFoundError: A file does not exist on this rank.
 
     Source:
         TensorFlow, ``tf.distribute.Strategy.experimental_distribute_dataset``.
@@ -137,21 +140,66 @@ class _Items:
         return _collate(samples, samples[0] if samples else self._dataset[0])
 
 
+class _Files:
+    """Samples in files, in file order, with one file at a time in memory."""
+
+    def __init__(self, paths: Sequence[str | Path]) -> None:
+        self._paths = [Path(path) for path in paths]
+        if missing := [str(path) for path in self._paths if not path.is_file()]:
+            raise FileNotFoundError(
+                f"files not found: {', '.join(missing)}. Every rank reads the files: put them in a "
+                "folder that all ranks share."
+            )
+        self._open: Path | None = None
+        self._arrays: tuple[Any, ...] = ()  # of the open file
+        sizes = [len(self._read(path)[0]) for path in self._paths]
+        #: Name and number of samples of each file.
+        self.files = tuple(zip(map(str, self._paths), sizes, strict=True))
+        self._ends = list(accumulate(sizes))
+        self._latest = 0  # the file read last, which determines the shape of batches of 0 rows
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def take(self, rows: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return the samples of these rows, as one batch."""
+        runs = groupby(rows, key=lambda row: bisect_right(self._ends, row))
+        parts = [self._take_from(file, list(group)) for file, group in runs]
+        parts = parts or [self._take_from(self._latest, [])]
+        return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+    def _take_from(self, file: int, rows: list[int]) -> tuple[Tensor, ...]:
+        self._latest, first = file, self._ends[file] - self.files[file][1]
+        indices = np.array(rows, dtype=np.int64) - first
+        return tuple(torch.as_tensor(a[indices]) for a in self._read(self._paths[file]))
+
+    def _read(self, path: Path) -> tuple[Any, ...]:
+        """Return the arrays of a file, never pickled objects."""
+        if self._open != path:
+            if path.suffix not in (".npy", ".npz"):
+                raise ValueError(
+                    f"{path} is neither .npy nor .npz. Save its arrays with numpy.savez(file, x, "
+                    "y), or pass a torch.utils.data.Dataset that reads it."
+                )
+            loaded = np.load(path, mmap_mode="r")
+            self._arrays = (loaded,) if path.suffix == ".npy" else tuple(loaded.values())
+            self._open = path
+        return self._arrays
+
+
 def open_data(data: Any) -> Any:
     """Return the data as an object with ``len`` and ``take``.
 
     Raises:
         TypeError: The data is not a map-style dataset.
     """
-    if isinstance(data, Files):
-        return data
     if type(data) is TensorDataset:  # a subclass may change its samples
         return _Arrays(data.tensors)
     if isinstance(data, Tensor | np.ndarray):
         return _Arrays(data)
     parts = data if isinstance(data, list | tuple) else ()
     if parts and all(isinstance(part, str | Path) for part in parts):
-        return Files(parts)
+        return _Files(parts)
     if isinstance(data, tuple) and all(isinstance(part, Tensor | np.ndarray) for part in parts):
         return _Arrays(data)
     is_iterable = isinstance(data, str | IterableDataset)

@@ -25,7 +25,7 @@ from distkit.diagnosis.findings import (
 )
 from distkit.events import COLLECTIVES, P2P, Op, Span
 from distkit.trace.awaiting import similar
-from distkit.trace.calls import SILENT, STOPPED, at, call, keys, last_call, raised_at, seen
+from distkit.trace.calls import at, call, keys, last_call, raised_at, seen
 
 #: A finding, and the stuck ranks that it explains.
 Cause = tuple[Finding, set[int]]
@@ -366,17 +366,10 @@ def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
 # -- failed ranks -----------------------------------------------------------------------------
 
 
-def hung_or_ended(how: str) -> str:
-    """Return "hung" or "ended", depending on how a process ended."""
-    return "hung" if SILENT in how else "ended"
-
-
 def remedy_for_end(how: str) -> str:
     """Return the remedy for a process that has ended."""
     if INJECTED in how:
         return rules.died.fill("injected")
-    if SILENT in how:
-        return STOPPED
     remedies = (remedy for text, remedy in rules.ENDINGS.items() if text in how)
     return next(remedies, rules.died.remedy)
 
@@ -419,7 +412,6 @@ def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) 
         lines=lines,
         process="process" if len(ranks) == 1 else "processes",
         ranks=ranks,
-        ended=hung_or_ended(text),
         how=headline(text),
         where=where,
         after=f"; {owner}{seen(last_calls[0])}" if last_calls and not where else "",

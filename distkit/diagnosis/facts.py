@@ -24,7 +24,7 @@ from distkit.events import (
     State,
 )
 from distkit.trace.awaiting import is_server_request
-from distkit.trace.calls import SILENT, call
+from distkit.trace.calls import call
 from distkit.trace.info import RankEnd
 from distkit.trace.log import EventLog, grouped
 
@@ -34,7 +34,7 @@ INJECTED = "dk.trouble"
 #: Matches the errors of a rank that only waited for another one.
 _CONSEQUENTIAL = re.compile(
     r"Connection (closed|reset) by peer|[Tt]imed out|"
-    rf"waits for .* which (has ended|{SILENT})"
+    r"waits for .* which has ended"
 )
 
 

@@ -241,7 +241,7 @@ died = Rule(
 
     Plain torch fails on the other ranks with `Connection closed by peer`.
     """,
-    message="the {process} of {ranks} {ended} ({how}){where:at}{after}.",
+    message="the {process} of {ranks} ended ({how}){where:at}{after}.",
     remedy="Find the cause: os._exit, a crash in native code, or a lack of memory.",
     injected="To run without the fault, leave the dk.trouble block.",
     continue_without=(

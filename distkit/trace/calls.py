@@ -172,26 +172,6 @@ def last_call(spans: Iterable[Span], rank: int) -> Span | None:
     return max(calls, key=lambda s: s.seq, default=None)
 
 
-#: Marks the end of a process that hung.
-SILENT = "missed heartbeats"
-
-#: Remedy for a process that hung.
-STOPPED = (
-    "Find the cause of the pause: SIGSTOP, a debugger, or swapping because memory is full. A "
-    "process sends heartbeats even during a long computation. If such a pause is expected, pass "
-    "dk.Cluster a longer heartbeat_timeout."
-)
-
-
-def silence(seconds: float) -> str:
-    """Return a clause that reports a hung process.
-
-    >>> silence(30.0)
-    'missed heartbeats for 30 s and was killed'
-    """
-    return f"{SILENT} for {seconds:g} s and was killed"
-
-
 # -- matching calls -----------------------------------------------------------------
 
 #: Operations whose sizes may differ between ranks.

@@ -93,7 +93,7 @@ def test_scheduler_death_ends_the_run(cluster, tmp_path) -> None:
     run = cluster.submit(keeps_on, str(begun), str(tmp_path / "end"))
     until(begun.exists)
     cluster.kill("scheduler")
-    with pytest.raises(dk.errors.RankError, match="the scheduler has ended"):
+    with pytest.raises(dk.errors.RunError, match="the scheduler has ended"):
         run.wait(60)
     assert cluster.run(adds, "dist_sync").results == [60.0] * 3
 

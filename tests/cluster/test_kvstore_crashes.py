@@ -266,7 +266,7 @@ def test_killed_scheduler_ends_the_run_with_an_error(cluster, tmp_path) -> None:
     run = cluster.submit(meets, str(tmp_path / "now"))
     until((tmp_path / "now").exists)
     cluster.kill("scheduler")
-    with pytest.raises(dk.errors.RankError, match=r"the scheduler has ended .* so the run ends"):
+    with pytest.raises(dk.errors.RunError, match=r"the scheduler has ended \(signal SIGKILL\)"):
         run.wait(60)
     assert cluster.run(adds, "dist_async").results == [100, 100]
 
@@ -302,42 +302,3 @@ def test_node_that_ends_before_the_start_ends_the_run(cluster, tmp_path, name: s
     with pytest.raises(dk.errors.RunError, match=f"{name} has ended"):
         run.wait(60)
     assert cluster.run(adds, "dist_sync").results == [100, 100]
-
-
-# -- silence ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def watchful() -> Iterator[dk.Cluster]:
-    with dk.Cluster(workers=2, servers=2, heartbeat_timeout=1.0) as cluster:
-        yield cluster
-
-
-def test_hung_processes_are_replaced(watchful, tmp_path) -> None:
-    run = watchful.submit(goes_on, str(tmp_path / "now"), 100, replication=2, on_crash="replace")
-    until((tmp_path / "now").exists)
-    hung = [node(watchful, 2), node(watchful, 1)]
-    os.kill(hung[0], signal.SIGSTOP)
-    os.kill(hung[1], signal.SIGSTOP)
-    with pytest.warns(
-        dk.errors.CommunicationWarning, match=r"(worker 1|server 0) .*missed heartbeats"
-    ):
-        values = run.wait().results[0]
-    assert min(values) >= 200  # all pushes of the others, and those of worker 1 before its death:
-    assert max(values) - min(values) in (0, 1)  # its last push may have reached only one server
-    assert sorted(r.name for r in run.trace.info.replaced) == ["server 0", "worker 1"]
-    assert watchful.run(adds, "dist_sync", replication=2).results == [100, 100]
-
-
-def test_hung_scheduler_is_killed_and_ends_the_run(watchful, tmp_path) -> None:
-    run = watchful.submit(meets, str(tmp_path / "now"))
-    until((tmp_path / "now").exists)
-    os.kill(node(watchful, 4), signal.SIGSTOP)
-    with pytest.raises(dk.errors.RankError, match="the scheduler has ended"):
-        run.wait(60)
-    assert watchful.run(adds, "dist_sync").results == [100, 100]
-
-
-def test_heartbeat_timeout_is_in_seconds() -> None:
-    with pytest.raises(dk.errors.StartError, match="heartbeat_timeout=0"):
-        dk.Cluster(workers=1, servers=1, heartbeat_timeout=0)

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from distkit.kvstore.protocol.messages import (
     LIFE,
     AddressBook,
+    Barrier,
     Departed,
+    Finished,
     Note,
     NoteStored,
     Register,
@@ -56,7 +58,7 @@ SIGKILL = "signal SIGKILL"
 
 @pytest.mark.parametrize("known", [True, False])
 def test_each_node_exit_counts_once(known: bool) -> None:
-    """A broken connection and a process exit may be reported in any order."""
+    """A replacement may register before the end of its predecessor is reported."""
     scheduler = complete(on_crash="replace")
     if known:
         assert len(scheduler.leave(1, 0, SIGKILL)) == 2
@@ -67,13 +69,17 @@ def test_each_node_exit_counts_once(known: bool) -> None:
     assert len(scheduler.leave(1, 1, SIGKILL)) == 2
 
 
-def test_server_that_hangs_at_start_is_missed() -> None:
-    scheduler, missed = Scheduler(W, S), list[tuple[int, int]]()
-    scheduler.lost = lambda node, pid, how: missed.append((node, pid)) or how
-    for register in (Register(2, 0, "ipc://before", pid=7), server(3), worker(0)):
-        scheduler.handle(register)
-    assert scheduler.leave(2, 0, SIGKILL) == [] and missed == [(2, 7)]
-    assert scheduler.handle(worker(1)) == []
+def test_requests_of_an_ended_process_are_ignored() -> None:
+    scheduler = complete(on_crash="replace")
+    scheduler.leave(1, 0, SIGKILL)
+    assert scheduler.handle(Barrier(1, 5, 0)) == []
+    assert scheduler.handle(Barrier(0, 5, 0)) == []  # waits for the replacement of worker 1
+
+
+def test_barrier_does_not_wait_for_finished_workers() -> None:
+    scheduler = complete(on_crash="replace")
+    assert scheduler.handle(Barrier(0, 5, 0)) == []
+    assert [(a.node, a.number) for a in scheduler.handle(Finished(1, 5))] == [(1, 5), (0, 5)]
 
 
 def test_notes_are_kept_during_the_run() -> None:

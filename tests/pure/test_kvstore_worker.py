@@ -53,9 +53,6 @@ class Servers:
         assert self._answers or not wait, "it would wait for ever"
         return [self._answers.popleft()] if self._answers else []
 
-    def changes(self) -> list[tuple[int, str | None]]:
-        return []
-
     def close(self) -> None:
         self.nodes.clear()
 
@@ -106,30 +103,6 @@ def test_refused_push_is_raised_by_its_pushpull() -> None:
     kv.set_optimizer(kvstore.SGD(learning_rate=1.0))
     assert torch.equal(kv.pushpull("w", torch.ones(2)), -torch.ones(2))
 
-
-def test_lost_requests_are_resent() -> None:
-    class Link(Servers):
-        """Loses the first message with a push, then reconnects."""
-
-        lose, back = False, False
-
-        def send(self, node: int, requests: Sequence[Request], to: int) -> None:
-            if not self.lose:
-                super().send(node, requests, to)
-            self.lose, self.back = False, self.lose
-
-        def receive(self, *, wait: bool) -> list[Message]:
-            return [] if self.back else super().receive(wait=wait)
-
-        def changes(self) -> list[tuple[int, str | None]]:
-            back, self.back = self.back, False
-            return [(1, None)] if back else []
-
-    servers = Link(1)
-    kv = store(servers)
-    kv.init("w", torch.zeros(2))
-    servers.lose = True
-    assert torch.equal(kv.pushpull("w", torch.ones(2)), torch.ones(2))
     assert servers.nodes[1].entries["w"].version == 1
     assert kv.pull("w") is not None  # and nothing is in flight
 

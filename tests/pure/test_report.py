@@ -15,7 +15,6 @@ from distkit.cluster.runs import report
 from distkit.cluster.runs.outcome import Failure, Outcome, describe
 from distkit.kvstore.protocol.options import StoreOptions
 from distkit.recording import trouble
-from distkit.trace.calls import SILENT, silence
 from distkit.trace.info import Replacement
 from distkit.trace.trace import Trace
 
@@ -86,17 +85,10 @@ def test_program_without_a_file_has_line_numbers() -> None:
 # -- processes that are gone ------------------------------------------------------------
 
 
-def test_hung_and_crashed_processes_are_distinguished() -> None:
-    hung = report.cause(-signal.SIGKILL, f"it {silence(2.5)}")
-    assert hung == f"it {silence(2.5)}"
-    said = str(told(died(hung)))
-    assert "rank 1 hung (it missed heartbeats for 2.5 s" in said
-    assert "SIGSTOP" in said and "heartbeat_timeout" in said
-    assert "memory ran out" not in said
-
+def test_killed_process_suggests_a_lack_of_memory() -> None:
     said = str(told(died(report.cause(-signal.SIGKILL))))
     assert "rank 1 ended (signal SIGKILL)" in said
-    assert "memory ran out" in said and SILENT not in said
+    assert "memory ran out" in said
 
 
 @pytest.mark.parametrize(
@@ -115,24 +107,9 @@ def test_last_output_of_gloo_is_evidence() -> None:
     assert "compare the shapes, dtypes and splits" in said and "os._exit" not in said
 
 
-def test_crash_during_termination_is_a_crash() -> None:
-    assert report.cause(-signal.SIGSEGV, "it hung") == "signal SIGSEGV"
-
-
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [
-        (
-            f"it {silence(1)}",
-            "server 0 hung during train (it missed heartbeats for 1 s",
-        ),
-        ("signal SIGKILL", "server 0 ended during train (signal SIGKILL)"),
-    ],
-)
-def test_remedy_of_a_replaced_process_fits_its_end(how: str, says: str) -> None:
-    (said,) = report.of_replacements("train", [Replacement(2, "server 0", how, 0.0)])
-    assert said.startswith(says)
-    assert ("heartbeat_timeout" in said) == (SILENT in how)
+def test_replaced_process_is_reported_with_its_end() -> None:
+    (said,) = report.of_replacements("train", [Replacement(2, "server 0", "signal SIGKILL", 0.0)])
+    assert said.startswith("server 0 ended during train (signal SIGKILL), and its backup took over")
 
 
 # -- ranks that were replaced -------------------------------------------------------------

@@ -173,21 +173,6 @@ WRONG = {
         ValueError,
         "op is .*BXOR; supported are AVG, MAX, MIN, PRODUCT, SUM",
     ),
-    "no order": (
-        lambda: (torch.ones(3, dtype=torch.complex64), dist.ReduceOp.MIN),
-        TypeError,
-        "torch does not support MIN of complex64 on 'cpu'. Convert",
-    ),
-    "an unsupported dtype": (
-        lambda: (torch.ones(3).to(torch.float8_e4m3fn),),
-        TypeError,
-        "torch does not support SUM of float8_e4m3fn on 'cpu'. Convert",
-    ),
-    "shared memory inside": (
-        lambda: (torch.ones(1, 2).expand(3, 2),),
-        ValueError,
-        r"shape \(3, 2\) share memory",
-    ),
     "no tensor": (lambda: ([1.0, 2.0],), TypeError, "needs dense tensors, not a float"),
     "a sparse tensor": (
         lambda: (torch.eye(3).to_sparse(),),

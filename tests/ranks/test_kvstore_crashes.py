@@ -117,7 +117,7 @@ def test_server_death_without_replicas_raises(crew: Nodes) -> None:
     for worker in range(2):
         said = crew.result(worker)
         assert "server 0 has ended" in said
-        assert "Lost with it: the values of " in said and "which only server 0 had" in said
+        assert "Lost with it: the values that only server 0 had" in said
         assert "create the store with replication=2" in said
 
 
@@ -168,10 +168,11 @@ def test_late_gradient_of_a_backup_worker_is_dropped(team: Nodes) -> None:
 def changes_its_rate(kv: KVStore) -> float:
     """Worker 1 steps after worker 0 has made two steps with different rates."""
     w = torch.nn.Parameter(torch.zeros(1))
-    trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kv)
+    optimizer = torch.optim.SGD([w], lr=1.0)
+    trainer = Trainer([w], optimizer, kvstore=kv)
 
     def step(rate: float) -> None:
-        trainer.set_learning_rate(rate)
+        optimizer.param_groups[0]["lr"] = rate
         w.grad = -torch.ones(1)
         trainer.step(1)
 
@@ -232,10 +233,7 @@ def _train(kv: KVStore | None, on_store: bool) -> list[torch.Tensor]:
     net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
     x = torch.randn(6, 8, 5)
     part = x if kv is None else x[:, kv.rank :: kv.num_workers]
-    if kv is not None and kv.rank:
-        torch.nn.init.ones_(net[0].weight)  # worker 0 initializes the weights
     trainer = Trainer(net.parameters(), "sgd", OPTIONS, kv, update_on_kvstore=on_store)
-    trainer.step(8, ignore_stale_grad=True)  # has no gradient yet: receives the weights
     for batch in part:
         net.zero_grad()
         net(batch).square().sum().backward()

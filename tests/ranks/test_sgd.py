@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -147,7 +146,7 @@ def test_gradients_are_sent_in_one_message() -> None:
     run = dk.run_ranks(together, 2, 100, "SGD", 200)
     calls = [s for s in run.trace.spans if s.rank == 0 and s.op == "all_reduce"]
     weights = [w.numel() for w in net().parameters()]
-    assert [s.shape for s in calls] == [(sum(weights) + len(weights) + 1 + 2,)] * 2
+    assert [s.shape for s in calls] == [(sum(weights) + len(weights) + 1,)] * 2
 
 
 # -- other ways to send less ---------------------------------------------------------------
@@ -209,34 +208,6 @@ def test_local_sgd_of_one_step_is_synchronous_sgd() -> None:
     assert seldom.results[0][1].shape == (4,)
     assert all(torch.equal(w, seldom.results[0][0]) for w, _ in seldom.results)
     assert not torch.allclose(seldom.results[0][0], often.results[0][0], atol=1e-4)
-
-
-# -- what goes wrong -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layer", ["input", "middle"])
-def test_nan_on_one_rank_raises_on_all_ranks(layer: str) -> None:
-    class Root(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.abs().sqrt()  # its derivative at 0 is infinite
-
-    def train() -> str:
-        model = nn.Sequential(nn.Linear(3, 4, bias=False), Root(), nn.Linear(4, 1))
-        for step in range(4):
-            x = torch.ones(5, 3)
-            if (step, dist.get_rank()) == (2, 1):
-                x[0] = torch.nan if layer == "input" else 0.0
-            try:
-                dk.algorithms.sync_sgd_step(model, (x, torch.ones(5, 1)), F.mse_loss, 1e-3)
-            except dk.errors.TrainingError as error:
-                return f"{error.rank} {error.step} {error.layer} {error}"
-        return "nothing happened"
-
-    results = dk.run_ranks(train, 3).results
-    assert len(set(results)) == 1
-    first = "2.bias" if layer == "input" else "0.weight"
-    says = rf"1 3 {first} step 3: gradients .* on 1 of 3 ranks.* rank 1: {first}\."
-    assert re.match(says, results[0])
 
 
 # -- dk.equal ------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing import forkserver, get_context, resource_tracker
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +63,21 @@ def serving(node: Node, line: Connection, record: bool) -> None:
     """A server process; a second thread handles the test's commands."""
     _rows(node, "record" if record else "stop")
     service = kvstore.Service(node)
-    threading.Thread(target=_obey, args=(node, line), daemon=True).start()
+    threading.Thread(target=_obey, args=(node, line, service), daemon=True).start()
     try:
         service.run()
     except KVStoreError as e:
         line.send(str(e))
 
 
-def _obey(node: Node, line: Connection) -> None:
+def _obey(node: Node, line: Connection, service: kvstore.Service) -> None:
     try:
         while True:
-            line.send(_rows(node, line.recv()))
+            word = line.recv()
+            if isinstance(word, tuple):  # the end of a process
+                service.leave(*word)
+            else:
+                line.send(_rows(node, word))
     except EOFError:
         os._exit(0)
 
@@ -138,7 +142,16 @@ class Nodes:
         process.start()
         theirs.close()
         self.lines[node.id], self.processes[node.id] = mine, process
+        threading.Thread(target=self._report_end, args=(node.id, process), daemon=True).start()
         return node.id
+
+    def _report_end(self, node: int, process: Any) -> None:
+        """Report the end of a process to the scheduler, unless the test has ended it."""
+        wait([process.sentinel])
+        scheduler = self.lines.get(self.workers + self.servers)
+        if scheduler is not None and self.processes.get(node) is process:
+            with suppress(OSError):  # the scheduler has ended, too
+                scheduler.send((node, 0, "signal SIGKILL"))
 
     def begin(
         self,

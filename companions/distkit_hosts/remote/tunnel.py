@@ -24,19 +24,14 @@ from typing import Any
 
 import zmq
 
-from distkit.kvstore.transport.sockets import (
-    BROKEN,
-    CLOSE_LINGER_MS,
-    ConnectionMonitor,
-    connection,
-    context,
-    open_socket,
-    receive,
-)
+from distkit.kvstore.transport.sockets import context, open_socket, receive
 from distkit_hosts.clocks import RoundTrip
 
 #: Heartbeat timeout of a connection [s].
 SILENCE = 2.0
+
+#: Maximum time to send the last message of a closed socket [ms].
+CLOSE_LINGER_MS = 2000
 
 #: Maximum number of unacknowledged pieces of a stream, and maximum size of a piece [bytes].
 WINDOW, PIECE = 64, 1 << 16
@@ -222,6 +217,36 @@ def _refuse(message: Any) -> socket.socket:
     raise ConnectionRefusedError(f"no handler for {message}")
 
 
+#: A monitor's first frame: an event and its value. zmq.utils.monitor imports asyncio.
+_MONITOR_EVENT = struct.Struct("=Hi")
+
+
+class ConnectionMonitor:
+    """Reports when connections of a socket end. Poll :attr:`socket` for changes.
+
+    Args:
+        sock: the socket to monitor.
+    """
+
+    def __init__(self, sock: Any) -> None:
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self.socket = sock.get_monitor_socket(events)
+        self.socket.linger = 0
+        self._connected = False
+
+    def ended(self) -> list[int]:
+        """Return the file descriptors of the connections that have ended."""
+        descriptors: list[int] = []
+        while self.socket.poll(0):
+            event, _ = self.socket.recv_multipart()  # the second frame is the address
+            kind, descriptor = _MONITOR_EVENT.unpack(event)
+            if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connected = True
+            elif self._connected:
+                descriptors.append(descriptor)
+        return descriptors
+
+
 class Multiplexer:
     """The thread that exchanges data between local sockets and peers.
 
@@ -245,7 +270,9 @@ class Multiplexer:
     ) -> None:
         self._listens, self._accept = listen, accept
         kind = zmq.ROUTER if listen else zmq.DEALER
-        self._socket = open_socket(context(), kind, keys, heartbeat_timeout=SILENCE)
+        self._socket = open_socket(context(), kind, keys)
+        # ZeroMQ's own threads send the heartbeats (ZMTP's PING and PONG)
+        self._socket.heartbeat_ivl = self._socket.heartbeat_timeout = int(500 * SILENCE)  # ms
         self.tunnels: dict[bytes, Tunnel] = {}
         self._by: dict[int, bytes] = {}  # connection -> peer
         self.loop = asyncio.new_event_loop()
@@ -287,7 +314,7 @@ class Multiplexer:
         try:
             self._socket.send_multipart([tunnel.peer, *frames] if self._listens else frames)
         except zmq.ZMQError as error:
-            tunnel.lose(f"{BROKEN} ({error})")
+            tunnel.lose(f"its connection was lost ({error})")
         self.loop.call_soon(self._receive)  # the descriptor may miss messages received meanwhile
 
     def close(self) -> None:
@@ -342,7 +369,7 @@ class Multiplexer:
         name = b"" if peer is None else peer.bytes
         tunnel = self.tunnels.get(name)
         if tunnel is None and peer is not None:
-            self._by[connection(peer)] = name
+            self._by[int(peer.get(zmq.SRCFD))] = name
             tunnel = self.tunnels[name] = Tunnel(self, name, first=1)
             self._accept(tunnel)
             for _ in range(FIRST):
@@ -351,11 +378,7 @@ class Multiplexer:
             tunnel.take(frames)
 
     def _check_connections(self) -> None:
-        if self._listens:
-            for fd in self._ends.broken():
-                if (tunnel := self.tunnels.get(self._by.pop(fd, b""))) is not None:
-                    tunnel.lose(f"its connection closed, or was silent for {SILENCE:g} s")
-        else:
-            for how in self._ends.changes():
-                if how is not None and (tunnel := self.tunnels.get(b"")) is not None:
-                    tunnel.lose(how)
+        for descriptor in self._ends.ended():
+            name = self._by.pop(descriptor, None) if self._listens else b""
+            if name is not None and (tunnel := self.tunnels.get(name)) is not None:
+                tunnel.lose(f"its connection closed, or was silent for {SILENCE:g} s")

@@ -98,9 +98,8 @@ class Conductor:
         self.deadlock: list[Finding] = []
         #: Outcome of each rank, in the order in which the ranks ended.
         self.outcomes: dict[int, Outcome] = {}
+        self._expected_exits = set(expected_exits)
         self._killed: set[int] = set()  # ranks whose processes were killed on purpose
-        #: Why distkit kills processes with SIGKILL, by node.
-        self.kill_causes = dict.fromkeys(expected_exits, report.INJECTED)
         #: Processes that ended and were replaced: node, name, cause and time.
         self.replacements: list[Replacement] = []
         self._pending_replacements: dict[int, str] = {}  # ranks, and the causes of their ends
@@ -201,8 +200,7 @@ class Conductor:
             case "text":
                 self.prints.add(rank, *what)
             case "replaced":
-                how = report.cause(what, self.kill_causes.get(rank))
-                self._begin_process(rank, how, time.monotonic())
+                self._begin_process(rank, report.cause(what), time.monotonic())
             case "outcome":
                 self.add_outcome(msgspec.convert(what, Outcome))
             case "waits":
@@ -240,7 +238,7 @@ class Conductor:
         if rank in self._killed:
             self.add_outcome(Outcome(rank, error=Failure("Released", time=died_at, released=True)))
         else:
-            how = report.cause(status, self.kill_causes.get(rank), log)
+            how = report.cause(status, expected=rank in self._expected_exits, log=log)
             if not self._request_replacement(rank, how):
                 self.add_outcome(Outcome(rank, died=how, died_at=died_at, log=log))
 
@@ -329,7 +327,7 @@ class Conductor:
         self._begin_process(rank, how, began)
         self.on_end()
         self.watchdog.forget(rank)
-        self.kill_causes.pop(rank, None)
+        self._expected_exits.discard(rank)
         try:
             controller.replace(self, rank, self.life(rank))
         except DistkitError as error:

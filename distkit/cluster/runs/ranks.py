@@ -16,7 +16,7 @@ from pickle import dumps
 from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.kvstore_nodes import Nodes
-from distkit.cluster.plan import HEARTBEAT_TIMEOUT, Plan
+from distkit.cluster.plan import Plan
 from distkit.cluster.process_host import ProcessHost
 from distkit.cluster.processes.forkserver import (
     KILL_TIMEOUT,
@@ -29,7 +29,6 @@ from distkit.cluster.processes.forkserver import (
 from distkit.cluster.processes.rank_spec import Spec, free_port
 from distkit.cluster.runs.conductor import Conductor, RankController
 from distkit.cluster.runs.report import cause
-from distkit.trace.calls import silence
 from distkit.trace.info import RankInfo, RunInfo
 
 if TYPE_CHECKING:
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
 
 #: Timeout for a server to flush its events [s]; a stopped server does not.
 QUICK_FLUSH_TIMEOUT = 0.2
-
-#: Grace period before a disconnected process counts as hung [s].
-DISCONNECT_GRACE = 1.0
 
 
 def this_machine(plan: Plan, folder: str) -> ProcessHost:
@@ -55,7 +51,6 @@ class Ranks(RankController):
         folder: folder of their rendezvous.
         number: number of the run.
         hosts: their machines; by default this one.
-        heartbeat_timeout: time without heartbeats after which a worker or server is dead [s].
         on_change: called, from any thread, when a process ends.
     """
 
@@ -71,21 +66,19 @@ class Ranks(RankController):
         number: int = 1,
         *,
         hosts: Iterable[ProcessHost] = (),
-        heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.plan, self.folder = plan, folder
         self.hosts = [*hosts] or [this_machine(plan, folder)]
         self.ranks: dict[int, Child] = {}
         self.run: Conductor | None = None
-        self._on_change, self._heartbeat_timeout = on_change, heartbeat_timeout
+        self._on_change = on_change
         self._port, self._call = 0, (b"", dict[str, Any]())
         self.nodes = self._nodes()
         self._store = f"store-{number}"
 
     def _nodes(self) -> Nodes:
-        timeout = self._heartbeat_timeout
-        return Nodes(self.plan, self.hosts, self._handle_node_message, timeout)
+        return Nodes(self.plan, self.hosts, self._handle_node_message)
 
     # -- starting ---------------------------------------------------------------
 
@@ -250,31 +243,20 @@ class Ranks(RankController):
 
     def _handle_node_message(self, node: int, kind: str, what: Any) -> None:
         """Handle a message of a server or the scheduler."""
-        if kind == "missed":
-            threading.Thread(target=self._handle_missed_heartbeat, args=what, daemon=True).start()
-        elif kind == "lost":
+        if kind == "lost":
             self._handle_node_loss(node, what)
-        elif self.run is not None:
+            return
+        if kind == "replaced":
+            self.nodes.leave(node, 0, cause(what))
+        if self.run is not None:
             self.run.handle_event(node, kind, what)
 
     def _handle_node_loss(self, node: int, status: int) -> None:
-        """End the run if a node ends before all have registered: the others would wait forever."""
+        """End the run with a node without which the others would wait forever."""
         if self.run is not None:
-            how = cause(status, self.run.kill_causes.get(node))
-            name = self.run.live.info.ranks[node].name
-            self.run.abandon(f"{name} has ended ({how}). Run again")
-
-    def _handle_missed_heartbeat(self, node: int, pid: int) -> None:
-        """Kill a process that has missed heartbeats, unless it has ended.
-
-        The scheduler has ``pid`` 0.
-        """
-        child = self.children.get(node)
-        if child is None or pid not in (0, child.pid) or child.wait(DISCONNECT_GRACE):
-            return
-        if self.run is not None:
-            self.run.kill_causes[node] = f"it {silence(self._heartbeat_timeout)}"
-        end([child])
+            role, i = self.nodes.roles[node]
+            name = f"server {i}" if role == "server" else "the scheduler"
+            self.run.abandon(f"{name} has ended ({cause(status)}). Run again")
 
     def _on_exit(self, rank: int, child: Child, status: int) -> None:
         """Notify the run that a rank's process has ended."""

@@ -16,7 +16,7 @@ from distkit.cluster.processes.rank_spec import LINE_CLOSED
 from distkit.cluster.runs.outcome import CONNECTION_BROKEN, Failure, Frame, Outcome
 from distkit.cluster.runs.outcome import text as text_of
 from distkit.diagnosis import rules
-from distkit.diagnosis.deadlocks import hung_or_ended, raised, remedy_for_end
+from distkit.diagnosis.deadlocks import raised, remedy_for_end
 from distkit.diagnosis.findings import Finding, verb
 from distkit.errors import (
     OWN,
@@ -31,7 +31,7 @@ from distkit.errors import (
     is_generated,
 )
 from distkit.recording.recorder import MACHINERY, is_users
-from distkit.trace.calls import SILENT, STOPPED, at, last_call
+from distkit.trace.calls import at, last_call
 from distkit.trace.info import RankEnd, Replacement
 from distkit.trace.trace import Trace
 
@@ -51,23 +51,20 @@ LOST_CELLS = (
 #: Exceptions within this time are ordered by rank, since a busy machine changes their order [s].
 SIMULTANEOUS = 0.1
 
-#: Cause of the end of a process that ``dk.trouble`` kills.
-INJECTED = "dk.trouble killed it, as requested"
-
 #: Maximum number of replacements of a process in a run, since its failure may be permanent.
 MAX_REPLACEMENTS = 3
 
 
-def cause(status: int, killed: str | None = None, log: str = "") -> str:
+def cause(status: int, *, expected: bool = False, log: str = "") -> str:
     """Return the cause of a process's end.
 
     Args:
         status: exit status, as from ``os.waitstatus_to_exitcode``.
-        killed: why distkit killed it, if it did.
+        expected: whether ``dk.trouble`` killed it.
         log: end of its log, which may contain gloo's reason.
     """
-    if status == -signal.SIGKILL and killed is not None:
-        return killed
+    if status == -signal.SIGKILL and expected:
+        return "dk.trouble killed it, as requested"
     if status == LINE_CLOSED:
         return (
             "it closed descriptors that distkit needs, as os.closerange() does, or changed modules"
@@ -158,8 +155,7 @@ def of_replacements(name: str, replaced: list[Replacement]) -> list[str]:
         "lose values; the next run starts with all servers",
     }
     return [
-        f"{r.name} {hung_or_ended(r.how)} during {name} ({r.how}), "
-        f"{consequence[r.name.split()[0]]}.{f' {STOPPED}' if SILENT in r.how else ''}"
+        f"{r.name} ended during {name} ({r.how}), {consequence[r.name.split()[0]]}."
         for r in replaced
     ]
 
@@ -242,7 +238,7 @@ def _findings(rank: int, default: str, trace: Trace) -> list[str]:
 
 def _death(outcome: Outcome, trace: Trace) -> RankDied:
     rank, how, end = outcome.rank, outcome.died, _rank_end(outcome)
-    ended = f"process of rank {rank} {hung_or_ended(how)} ({how})."
+    ended = f"process of rank {rank} ended ({how})."
     finding, *others = _findings(
         rank, f"the {ended} {remedy_for_end(how)} [{rules.died.code}]", trace
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,6 @@ from distkit.kvstore.protocol.messages import LIFE, AddressBook, Register
 from distkit.kvstore.protocol.options import BIGARRAY_BOUND, StoreOptions, canonical
 from distkit.kvstore.transport.link import LocalLink, ZmqLink
 from distkit.kvstore.transport.node import Node
-from distkit.kvstore.transport.sockets import BROKEN
 
 _here: Node | None = None
 _store: KVStore | None = None
@@ -119,20 +117,18 @@ def _join(node: Node, options: StoreOptions, spelling: str) -> KVStore:
         node.id,
         first=LIFE * node.life,
         name=node.name,
-        scheduler=node.scheduler,
         servers=servers,
         replication=options.replication,
     )
     try:
         link.connect(node.scheduler, node.endpoint(node.scheduler))
-        fields = ("", options, os.getpid())
-        (book,) = requests.ask([Call(node.scheduler, Register, fields)])
+        (book,) = requests.ask([Call(node.scheduler, Register, ("", options))])
         assert isinstance(book, AddressBook)
         for server in servers:
             if server in book.endpoints:
                 link.connect(server, book.endpoints[server])
             else:
-                requests.depart(server, BROKEN)  # it ended before this worker started
+                requests.depart(server, "before this worker started")
     except BaseException:
         requests.close()
         raise

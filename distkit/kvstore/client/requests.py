@@ -12,14 +12,11 @@ from distkit.kvstore.protocol.messages import error as refusal
 from distkit.kvstore.transport.link import LocalLink, ZmqLink
 from distkit.kvstore.transport.recording import Asking, Step, begin_wait
 from distkit.kvstore.transport.session import backup_of
-from distkit.trace.calls import SILENT, STOPPED
 
 #: Maximum size of pushes in flight before push blocks [bytes].
 WINDOW = 1 << 28
 #: Size of pushes sent together [bytes].
 LETTER = 1 << 20
-#: Maximum number of keys listed in an error message.
-_MAX_NAMED = 12
 
 
 class Call(NamedTuple):
@@ -50,7 +47,6 @@ class Requests:
         first: number of its first request.
         local: whether the server is in this process, so that the trace shows no messages.
         name: returns the name of a node, for error messages.
-        scheduler: id of the scheduler, whose end fails all requests.
         servers: the nodes that hold the values.
         replication: number of servers that hold each value.
     """
@@ -63,18 +59,14 @@ class Requests:
         first: int = 0,
         local: bool = False,
         name: Callable[[int], str] = "node {}".format,
-        scheduler: int | None = None,
         servers: Sequence[int] = (),
         replication: int = 1,
     ) -> None:
         self.node, self._link, self._local, self._name = node, link, local, name
-        self._scheduler = scheduler
         #: The nodes that hold a server's values: itself and its backup.
         self._owners = {
             n: (n, servers[backup_of(i, len(servers))])[:replication] for i, n in enumerate(servers)
         }
-        #: Returns the keys that a server holds a part of.
-        self.held_by: Callable[[int], list[Key]] = lambda server: []
         #: The user's next call, on a worker with gates.
         self.step: Step | None = None
         #: Whether to record the worker's clock, which other events do not determine.
@@ -167,7 +159,7 @@ class Requests:
         """Handle the end of a node; the backup of a server takes over, if it has one."""
         self._gone[node] = how
         self._link.disconnect(node)
-        self._resend(node)
+        self._deliver(node, [f.request for f in self._in_flight.values() if f.to == node])
 
     def _serving(self, to: int) -> int | None:
         """Return the node that serves a node's values: itself, its backup, or None."""
@@ -175,21 +167,16 @@ class Requests:
 
     def _deliver(self, to: int, requests: list[Request]) -> None:
         node = self._serving(to)
-        if node is not None and requests:  # an empty batch would mean goodbye
+        if node is not None and requests:
             self._link.send(node, requests, to)
 
-    def _resend(self, to: int) -> None:
-        """Resend unanswered requests to a node that has returned, or to its backup."""
-        self._deliver(to, [f.request for f in self._in_flight.values() if f.to == to])
-
     def _fail_unanswerable(self) -> None:
-        """Fail requests to nodes that have ended; without the scheduler, all requests."""
+        """Fail requests to servers that have ended without a backup."""
         for node, how in self._gone.items():
             if self._serving(node) is not None:
                 continue
-            failing = [f for f in self._in_flight.values() if node in (f.to, self._scheduler)]
+            failing = [f for f in self._in_flight.values() if f.to == node]
             details = self._loss_text(node) if failing else ""
-            details += f"{STOPPED} " if SILENT in how else ""
             for f in failing:
                 text = (
                     f"{self._name(node)} {ended(how)} while {self._name(self.node)} waited for the "
@@ -199,18 +186,13 @@ class Requests:
 
     def _loss_text(self, node: int) -> str:
         """Describe the values lost with a node, and how to avoid the loss."""
-        if node == self._scheduler:
-            return _WITHOUT_SCHEDULER
-        keys = self.held_by(node)
-        lost = ", ".join(map(repr, keys[:_MAX_NAMED])) or "no key yet"
-        lost += f" and {len(keys) - _MAX_NAMED} more" * (len(keys) > _MAX_NAMED)
         owners, remedy = self._owners[node], ""
         names = " and ".join(map(self._name, owners))
         if len(owners) == 1:
             remedy = "To survive this, create the store with replication=2, and servers=2 or more. "
         return (
-            f"Lost with it: the values of {lost}, which only {names} had. "
-            f"{remedy}Save the values that kv.pull returns, to initialise from them later. "
+            f"Lost with it: the values that only {names} had. {remedy}"
+            "Save the values that kv.pull returns, to initialise from them later. "
         )
 
     # -- sending and receiving ------------------------------------------------------
@@ -242,13 +224,6 @@ class Requests:
                 self.depart(message.who, message.how)
             elif isinstance(message, Answer) and message.number in self._in_flight:
                 self._complete(self._in_flight[message.number], message)
-        for node, how in self._link.changes():
-            if how is None:
-                for to in {node, *self._owners}:
-                    if self._serving(to) == node:
-                        self._resend(to)
-            elif node == self._scheduler:  # the scheduler reports the end of servers
-                self.depart(node, how)
         self._fail_unanswerable()
 
     def _complete(self, entry: _InFlight, answer: Answer) -> None:
@@ -273,16 +248,6 @@ class Requests:
         self._pushed -= entry.nbytes
 
 
-_WITHOUT_SCHEDULER = (
-    "Without it no worker can register or pass a barrier, and no node is notified of other nodes' "
-    "ends, so the run ends. "
-)
-
-
-def _key(request: Request) -> Key | None:
-    return getattr(request, "key", None)
-
-
 def _request_name(request: Request) -> str:
-    name = type(request).__name__.lower()
-    return name if _key(request) is None else f"{name} of {_key(request)!r}"
+    name, key = type(request).__name__.lower(), getattr(request, "key", None)
+    return name if key is None else f"{name} of {key!r}"

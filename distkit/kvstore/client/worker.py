@@ -71,10 +71,6 @@ class KeyDirectory:
         parts = place(key, size, len(self.servers), self.bound)
         return [(self.servers[part.server], part) for part in parts]
 
-    def held_by(self, server: int) -> list[Key]:
-        """Return the keys that a server holds a part of."""
-        return [k for k in self.layouts if any(server == node for node, _ in self.parts(k))]
-
     def check(self, action: str, tensors_by_key: _Outs, *, dtype: bool) -> None:
         """Check that tensors have the shape of their key, and its dtype if ``dtype``.
 
@@ -132,7 +128,6 @@ class KVStore:
         self._where = "stay" if self._mode == "device" else place  # device gradients are summed
         self._requests, self._scheduler = requests, scheduler
         self._keys = KeyDirectory(servers, bound)
-        requests.held_by = self._keys.held_by
         self._replaces, self._barriers, self._giver = replaces, barriers, giver
         self._compression: Compression | None = None
         self._optimizer: OptimizerSpec | None = None
@@ -473,6 +468,9 @@ class KVStore:
                 for end in self.at_end:
                     end()
                 self._requests.flush()
+                if self._replaces and self._scheduler is not None:
+                    nodes = [*self._keys.servers, self._scheduler]
+                    self._requests.ask([Call(n, messages.Finished, ()) for n in nodes])
         finally:
             self._requests.close()
 

@@ -13,7 +13,6 @@ from msgspec import Struct
 from torch import Tensor
 
 from distkit.kvstore.protocol.options import StoreOptions
-from distkit.trace.calls import SILENT
 
 #: Names a parameter array: a number or a string, as in MXNet.
 Key: TypeAlias = int | str
@@ -58,12 +57,11 @@ class Register(Request):
     """Register a node and its endpoint with the scheduler.
 
     Workers have no endpoint; servers have no ``options``, which workers choose. ``number`` is
-    :data:`LIFE` times the number of earlier processes of this node; ``pid`` is its process id.
+    :data:`LIFE` times the number of earlier processes of this node.
     """
 
     endpoint: str
     options: StoreOptions | None = None
-    pid: int = 0
 
 
 class Barrier(Request):
@@ -88,15 +86,10 @@ class NoteStored(Answer):
     text: str
 
 
-#: The ``how`` of a worker that has finished normally.
-FINISHED = "finished"
-
-
 class Departed(Answer):
     """Node ``who`` has ended; ``first`` is the first request number of its replacement.
 
-    Servers receive it for every node, workers only for servers. If ``how`` is :data:`FINISHED`,
-    ``first`` is the number of its last request.
+    Servers receive it for every node, workers only for servers.
     """
 
     who: int
@@ -163,6 +156,10 @@ class AtBarrier(Request):
     """Announce that this worker waits at a barrier, so no worker waits for its gradients."""
 
 
+class Finished(Request):
+    """Announce that this worker's function has ended, so no worker waits for it any longer."""
+
+
 class SetOptimizer(Request):
     """Set the optimizer: a name and plain values, never code.
 
@@ -185,7 +182,7 @@ class Assign(Request):
 
 
 #: Messages that change a server's values or how they are updated.
-Change: TypeAlias = Push | AtBarrier | SetOptimizer | Assign | Departed | Init
+Change: TypeAlias = Push | AtBarrier | Finished | SetOptimizer | Assign | Departed | Init
 
 
 class Copy(Request):
@@ -216,10 +213,10 @@ class Error(Answer):
 def ended(how: str) -> str:
     """Return how a node ended, as a phrase for error messages.
 
-    >>> ended("its connection was lost")
-    'has ended (its connection was lost)'
+    >>> ended("signal SIGKILL")
+    'has ended (signal SIGKILL)'
     """
-    return how if SILENT in how else f"has ended ({how})"
+    return f"has ended ({how})"
 
 
 def error(request: Message, text: object) -> Error:

@@ -295,17 +295,10 @@ def _as_data(name: str, options: Mapping[str, Any]) -> OptimizerSpec:
     default = {"rescale_grad": 1, "multi_precision": False}
     default |= _defaults(OptimizerSpec(name).kind)
     try:
-        plain = to_builtins({_ALIASES.get(k, k): v for k, v in options.items()}, enc_hook=_plain)
+        plain = to_builtins({_ALIASES.get(k, k): v for k, v in options.items()})
     except (TypeError, ValueError, RuntimeError) as e:
         raise KVStoreError(
             f"optimizer {name!r} with {e}: servers accept only numbers and names as options."
         ) from None
     changed = {k: v for k, v in plain.items() if k not in default or v != default[k]}
     return OptimizerSpec(name, changed)
-
-
-def _plain(value: Any) -> Any:
-    """Convert a tensor of one number to a number."""
-    if hasattr(value, "item"):
-        return value.item()
-    raise TypeError(f"{value!r:.60}")

@@ -26,11 +26,11 @@ from distkit.consistency import Rule
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.compression import unpack
 from distkit.kvstore.protocol.messages import (
-    FINISHED,
     Answer,
     Assign,
     AtBarrier,
     Departed,
+    Finished,
     Init,
     Key,
     Pull,
@@ -162,8 +162,6 @@ class KVServer:
     def handle(self, request: Request | Departed) -> list[Answer]:
         """Handle a request or the end of a worker; return all answers that are now possible."""
         if isinstance(request, Departed):
-            if request.how == FINISHED:
-                return self.finish(request.who, request.first)
             return self.leave(request.who, request.how, request.first)
         if request.number < self.firsts.get(request.node, 0):
             return []  # sent by a process that has ended
@@ -175,8 +173,8 @@ class KVServer:
                     return self._push(request)
                 case Pull():
                     return self._pull(request)
-                case AtBarrier():
-                    return self._arrive(request)
+                case AtBarrier() | Finished():
+                    return self._pause(request)
                 case SetOptimizer():
                     return self._set_optimizer(request)
                 case Assign():
@@ -294,22 +292,18 @@ class KVServer:
         text = "init of {!r} waits for the value of worker {}, which {}. Run again."
         return [error(i, text.format(i.key, giver, ended(self.gone[giver]))) for i in failed]
 
-    def finish(self, worker: int, last: int) -> list[Answer]:
-        """Handle the normal end of a worker after request number ``last``.
+    def _pause(self, request: AtBarrier | Finished) -> list[Answer]:
+        """Stop waiting for the gradients of a worker that is at a barrier, or has finished.
 
-        A replacement may still make pushes, so it must not wait for workers that have finished.
+        A replacement may make pushes that the others have made before, so rounds must not need
+        them again.
         """
-        if self.on_crash != "replace" or last < self.firsts.get(worker, 0):
-            return []
-        self.members.discard(worker)
-        self.at_barrier.discard(worker)
-        return self._advance_all()
-
-    def _arrive(self, request: AtBarrier) -> list[Answer]:
-        """Handle a worker's arrival at a barrier: as in :meth:`finish`, do not wait for it."""
         if self.on_crash == "replace":
-            self.at_barrier.add(request.node)
             self.members.discard(request.node)
+            if isinstance(request, AtBarrier):
+                self.at_barrier.add(request.node)
+            else:
+                self.at_barrier.discard(request.node)  # it does not return from its last barrier
         return [Reply(request.node, request.number), *self._advance_all()]
 
     def _advance_all(self) -> list[Answer]:

@@ -32,6 +32,7 @@ _AnyMessage = (
     | messages.Push
     | messages.Pull
     | messages.AtBarrier
+    | messages.Finished
     | messages.SetOptimizer
     | messages.Assign
     | messages.Note

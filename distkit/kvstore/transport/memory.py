@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.transport.sockets import outlives_connection
 
 if sys.platform == "linux":
     import fcntl
@@ -145,11 +144,11 @@ class Exchange:
         if address not in self._maps:
             try:
                 self._maps[address] = _mapped(*address)
+            except (FileNotFoundError, ProcessLookupError):
+                raise MemoryGone(
+                    f"process {address[0]} has ended, and its memory is gone"
+                ) from None
             except OSError as e:
-                if not outlives_connection(address[0]):
-                    raise MemoryGone(
-                        f"process {address[0]} has ended, and its memory is gone"
-                    ) from None
                 raise KVStoreError(
                     f"the memory of process {address[0]} cannot be opened: {e}. Run all nodes of a "
                     "cluster as one user, visible to each other in /proc."

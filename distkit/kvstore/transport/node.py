@@ -19,9 +19,6 @@ class Node:
             protects the sockets in it.
         keys: public and secret key of the run (CurveZMQ); None to rely on the folder's permissions.
         life: number of earlier processes of this node.
-        heartbeat_timeout: a node counts as dead if its heartbeats are missing for this long [s],
-            never before half of it. ZeroMQ's own thread sends them, even while the process
-            computes and holds a lock.
         address: the address of this host's interface to the other hosts, if there are any.
         scheduler_endpoint: the scheduler's endpoint, if it is on another host.
 
@@ -36,7 +33,6 @@ class Node:
     folder: str
     keys: tuple[str, str] | None = field(default=None, repr=False)
     life: int = 0
-    heartbeat_timeout: float = 30.0
     address: str = ""
     scheduler_endpoint: str = ""
 

@@ -13,6 +13,7 @@ from distkit.kvstore.protocol.messages import (
     Answer,
     Barrier,
     Departed,
+    Finished,
     Note,
     NoteStored,
     Register,
@@ -35,8 +36,6 @@ class Scheduler:
     Args:
         workers: number of workers, W.
         servers: number of servers, S.
-        lost: called with a node that is considered dead, its pid, and how it was lost; returns
-            how, possibly corrected.
         on_begin: called when all nodes have registered.
 
     >>> scheduler = Scheduler(workers=1, servers=1)
@@ -51,10 +50,9 @@ class Scheduler:
         self,
         workers: int,
         servers: int,
-        lost: Callable[[int, int, str], str] = lambda node, pid, how: how,
         on_begin: Callable[[], None] = lambda: None,
     ) -> None:
-        self.workers, self.servers, self.lost, self.on_begin = workers, servers, lost, on_begin
+        self.workers, self.servers, self.on_begin = workers, servers, on_begin
         self.begun = False  # whether all nodes have the address book
         self.options: StoreOptions | None = None  # chosen by the first worker
         self.present: dict[int, Register] = {}  # nodes that have registered and not ended
@@ -67,6 +65,8 @@ class Scheduler:
 
     def handle(self, request: Request, to: int = 0) -> list[Answer]:
         """Handle a request; return all answers now possible. ``to`` is this node."""
+        if request.number < LIFE * self._lives[request.node]:
+            return []  # sent by a process that has ended
         try:
             match request:
                 case Register():
@@ -74,6 +74,8 @@ class Scheduler:
                 case Barrier():
                     self.at_barrier[request.node] = request
                     return self._release_barrier()
+                case Finished():
+                    return self._finish(request)
                 case Note():
                     return [self._note(request)]
             raise KVStoreError(f"the scheduler cannot handle {type(request).__name__}.")
@@ -161,9 +163,7 @@ class Scheduler:
         """
         if life < self._lives[node] or node in self.gone:
             return []
-        registered = self.present.pop(node, None)
-        if registered is not None:
-            how = self.lost(node, registered.pid, how)
+        self.present.pop(node, None)
         if node >= self.workers and not self.begun:
             return []  # the cluster ends the run
         self._lives[node], self.gone[node] = life + 1, how
@@ -176,12 +176,10 @@ class Scheduler:
         ]
         return [*notices, *(self._release_barrier() if self.begun else self._begin_if_complete())]
 
-    def finish(self, node: int, last: int) -> list[Answer]:
-        """Handle the normal end of a node, for which barriers no longer wait."""
-        if node not in self.present:
-            return []
-        self.finished.add(node)
-        return self._release_barrier() if self.begun else []
+    def _finish(self, request: Finished) -> list[Answer]:
+        """Handle the end of a worker's function; barriers no longer wait for this worker."""
+        self.finished.add(request.node)
+        return [Reply(request.node, request.number), *self._release_barrier()]
 
     @property
     def _on_worker_end(self) -> str:

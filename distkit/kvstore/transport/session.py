@@ -16,13 +16,11 @@ Source: primary-backup replication as in Alsberg & Day, 1976; the ring is Li et 
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
 from distkit.kvstore.protocol.messages import (
-    FINISHED,
     AddressBook,
     Answer,
     Change,
@@ -107,7 +105,7 @@ class ServerSession:
 
     def register(self, endpoint: str) -> Register:
         """Return the server's registration, with the endpoint it listens on."""
-        return Register(self.node.id, 0, endpoint, pid=os.getpid())
+        return Register(self.node.id, 0, endpoint)
 
     def handle_answer(self, answer: Answer) -> list[Message]:
         """Handle an answer from the scheduler or the backup."""
@@ -165,14 +163,6 @@ class ServerSession:
         return self.stores[server]
 
     # -- nodes that end ---------------------------------------------------------
-
-    def leave(self, node: int, life: int, how: str) -> list[Message]:
-        """Ignore a broken connection; the scheduler reports if the node has ended."""
-        return []
-
-    def finish(self, node: int, last: int) -> list[Message]:
-        """Handle the normal end of a node after request number ``last``."""
-        return self._depart(Departed(self.node.id, 0, node, FINISHED, last))
 
     def _depart(self, departed: Departed) -> list[Message]:
         node = departed.who
