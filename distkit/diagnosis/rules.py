@@ -1125,18 +1125,6 @@ unused_before = unused_parameter.variant(
 )
 
 
-unused_module = unused_parameter.variant(
-    message=(
-        "{ranks:have} ended a backward pass without a gradient for {names}, because the loss does "
-        "not use its result; {others:wait for|gradients}."
-    ),
-    remedy=(
-        "Make the loss depend on the result of {names} on every rank, even if multiplied by zero: "
-        "FSDP reduces the gradients of a module on all ranks or on none."
-    ),
-)
-
-
 zero_gradient = Rule(
     "DK502",
     "zero_gradient",

@@ -57,7 +57,7 @@ from distkit.recording.pending import (
 )
 from distkit.recording.recorder import Facts, Recorder, line_of_main, user_line, with_caller
 from distkit.recording.stores import Stores
-from distkit.recording.witness import CallContext, before_backward, register_model
+from distkit.recording.witness import CallContext, register_model
 
 #: Names of functions that return before their message is transferred.
 _REQUESTS = {"isend", "irecv"}
@@ -354,7 +354,6 @@ class Tap:
 
     def _backward_hook(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Run a backward pass and check the gradients afterwards."""
-        before_backward()
         backward(*args, **kwargs)
         if self.call_context is not None and torch._C._current_graph_task_id() < 0:
             self.call_context.after_backward()
