@@ -1125,36 +1125,6 @@ unused_before = unused_parameter.variant(
 )
 
 
-zero_gradient = Rule(
-    "DK502",
-    "zero_gradient",
-    """torch.distributed.nn.functional.broadcast loses the gradient of its source in a group.
-
-    It confuses the source's global rank with its rank in the group (pytorch#130515), so the
-    gradient arrives at a different rank, or is lost.
-
-    Use a group in which the two ranks are equal, or `all_reduce`, whose gradient is correct:
-
-    ```python
-    x = x if rank == src else torch.zeros_like(x)
-    x = torch.distributed.nn.functional.all_reduce(x, group=group)
-    ```
-
-    torch does not report that the gradient is zero.
-    """,
-    message=(
-        "the gradient of {call}{where:at} is zero at its source, rank {root}: "
-        "torch.distributed.nn.functional confuses the source's global rank with its rank in the "
-        "group (pytorch#130515)."
-    ),
-    remedy=(
-        "Use a group in which the source's rank equals its global rank, or sum the source's tensor "
-        "and zeros from the others with torch.distributed.nn.functional.all_reduce, whose gradient "
-        "is correct."
-    ),
-)
-
-
 # -- DK6xx: the parameter server -----------------------------------------------------------------
 
 

@@ -45,7 +45,6 @@ from distkit.recording.operators import (
     splits,
     storage_of,
     tensors,
-    zeroes_source_gradient,
 )
 from distkit.recording.pending import (
     COMPLETION_QUERIES,
@@ -226,8 +225,6 @@ class Tap:
         facts = _facts(call, caller, in_backward)
         if call.op is Op.ALL_TO_ALL:
             facts = (*facts, *splits(args))
-        elif call.op is Op.BROADCAST and zeroes_source_gradient(caller):
-            facts = (*facts, ("zeroes_gradient", True))
         if device is not None:
             facts = (*facts, *device.facts)
             if device.captures():
