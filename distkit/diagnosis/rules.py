@@ -1142,8 +1142,7 @@ missing_push = Rule(
     """A worker pushes a key less often than the others, which wait for its gradient.
 
     Under `dist_sync`, a round of a key ends when every worker has pushed it once. Only then does
-    the server answer the pulls of that round. Modes with bounded staleness or backup workers also
-    wait for gradients.
+    the server answer the pulls of that round. Modes with bounded staleness also wait for gradients.
 
     Use the same number of batches on every worker, and push and pull the same keys:
 
@@ -1168,10 +1167,6 @@ missing_push = Rule(
     barrier=(
         "The staleness bound also applies to workers that wait at a barrier: call barrier() after "
         "the same number of pushes on every rank."
-    ),
-    late=(
-        "With backup workers, the others may finish before the last rounds of a late worker: do "
-        "not pull after the last push, or use dist_async."
     ),
 )
 
