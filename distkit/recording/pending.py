@@ -13,14 +13,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 from traceback import walk_stack
-from types import CodeType, FrameType, FunctionType
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import overrides
+from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import WORLD, Op, State
@@ -188,26 +189,16 @@ COMPLETION_QUERIES = (
 #: Maximum number of reported calls per run.
 _MAX_REPORTED = 100
 
-_WRAPPER_FILES = (c10d.__file__, overrides.__file__, str(Path(__file__).parent))
-
-
-@cache
-def _wrappers() -> frozenset[CodeType]:
-    """Return the code of all decorators of torch's functions, from any package."""
-    codes = set()
-    for function in vars(c10d).values():
-        while type(function) is FunctionType and hasattr(function, "__wrapped__"):
-            codes.add(function.__code__)
-            function = function.__wrapped__
-    return frozenset(codes)
+_WRAPPER_FILES = tuple(
+    [c10d.__file__, c10d_logger.__file__, overrides.__file__, str(Path(__file__).parent)]
+)
 
 
 def is_given_to_users(frame: FrameType) -> bool:
     """Return whether a function of torch.distributed returns to user code."""
     for outer, _ in walk_stack(frame):
-        code = outer.f_code
-        file = code.co_filename
-        if not (file.startswith(_WRAPPER_FILES) or code in _wrappers() or is_standard(file)):
+        file = outer.f_code.co_filename
+        if not (file.startswith(_WRAPPER_FILES) or is_standard(file)):
             return is_users(file)
     return False
 
