@@ -213,7 +213,7 @@ class Event:
     register                         ``mode``, and ``staleness``, ``backup``, ``on_crash`` if they
                                      differ from the defaults
     init, push, pull; their replies  ``key``, or ``optimizer``; while scheduled perhaps ``keys``; a
-                                     push's ``clock``; a reply's ``refused`` or ``dropped``
+                                     reply's ``refused`` or ``dropped``
     any, while scheduled             ``caller``: the line that called the reference implementation
                                      at ``where``, such as ``ring_all_reduce``; stepped runs only
     any, while blocked               ``waits_at``: the line of ``wait()``, if it differs;

@@ -16,12 +16,11 @@ from datetime import timedelta
 from functools import wraps
 from pathlib import Path
 from traceback import walk_stack
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch import overrides
-from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import WORLD, Op, State
@@ -124,21 +123,6 @@ class Pending:
                 self.work = self.in_flight = None
             return ended is not None
 
-    def synchronize_stream(self) -> None:
-        """Make the program's stream wait for the operation."""
-        with self._lock:
-            if self.in_flight is not None:
-                self.in_flight[0].synchronize_stream()
-
-    def discard_values(self) -> None:
-        """Discard values that have not arrived, because the program may change the tensors first.
-
-        The values are read in a stream of the backend, and the stream that waits for it is unknown.
-        """
-        with self._lock:
-            if self.in_flight is not None:
-                self.in_flight = self.in_flight[0], None
-
     def is_in_this_stream(self) -> bool:
         """Return whether this thread's current stream waits for the operation."""
         in_flight, device = self.in_flight, self.device
@@ -189,8 +173,14 @@ COMPLETION_QUERIES = (
 #: Maximum number of reported calls per run.
 _MAX_REPORTED = 100
 
-_WRAPPER_FILES = tuple(
-    [c10d.__file__, c10d_logger.__file__, overrides.__file__, str(Path(__file__).parent)]
+_FUNCTIONS = [f for f in vars(c10d).values() if type(f) is FunctionType]
+
+#: Files of functions between the program and those of torch.distributed: decorators and tools.
+_WRAPPER_FILES = (
+    c10d.__file__,
+    overrides.__file__,
+    str(Path(__file__).parent),
+    *{f.__code__.co_filename for f in _FUNCTIONS if hasattr(f, "__wrapped__")},
 )
 
 
