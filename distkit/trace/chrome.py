@@ -144,7 +144,9 @@ def _args(span: Span) -> Json:
 
 
 def _values(s: Summary | None) -> Json | None:
-    return s and {name: finite(getattr(s, name)) for name in ("min", "max", "norm")}
+    if s is None:
+        return None
+    return {name: finite(getattr(s, name)) for name in ("min", "max", "norm")}
 
 
 # -- arrows ---------------------------------------------------------------------

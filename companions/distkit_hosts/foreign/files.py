@@ -117,7 +117,7 @@ def _parsed(path: Path) -> Any:
     return {"traceEvents": found} if isinstance(found, list) else found  # Chrome's other form
 
 
-def _plain(content: bytearray) -> Any:
+def _plain(content: bytes) -> Any:
     if content[:1] == _PICKLE:
         return PlainUnpickler(io.BytesIO(content)).load()
     text = content.decode(json.detect_encoding(content), "replace").lstrip("\ufeff")

@@ -255,7 +255,7 @@ class Requests:
         self._remove(entry)
         request, entry.answer = entry.request, answer
         if not isinstance(answer, Error):
-            entry.asking.answered(answer, clock=self.clocks and isinstance(request, Push))
+            entry.asking.answered(answer)
             return
         entry.asking.failed()
         if isinstance(request, Push):
