@@ -77,8 +77,6 @@ class Requests:
         self.held_by: Callable[[int], list[Key]] = lambda server: []
         #: The user's next call, on a worker with gates.
         self.step: Step | None = None
-        #: Whether to record the worker's clock, which other events do not determine.
-        self.clocks = False
         self._gone: dict[int, str] = {}  # nodes that have ended, and how
         self._next = first
         self._outbox: dict[int, list[Request]] = {}  # by node
