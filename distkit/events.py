@@ -130,8 +130,7 @@ STACK = "stack"
 
 #: Attributes that the label omits.
 _NOT_IN_LABEL = frozenset(
-    {*LINES, STACK, "device", "stream", "memory", "device_seconds"}
-    | {"sends", "receives", "zeroes_gradient", "lost"}
+    {*LINES, STACK, "device", "stream", "memory", "device_seconds"} | {"sends", "receives", "lost"}
 )
 
 
@@ -207,7 +206,6 @@ class Event:
                                      backward pass), ``function`` (``broadcast_object_list`` …)
                                      ``sends``, ``receives`` (rows of an all_to_all to and from
                                      each rank, if they are uneven)
-                                     ``zeroes_gradient`` (True: backward zeroes the source's)
     new_group                        ``members`` (unless all); ``lost``: number of groups of the
                                      same line and members left unreferenced but not destroyed
     touch                            ``function``: what used the buffer; ``writes``, if it wrote
@@ -215,7 +213,7 @@ class Event:
     register                         ``mode``, and ``staleness``, ``backup``, ``on_crash`` if they
                                      differ from the defaults
     init, push, pull; their replies  ``key``, or ``optimizer``; while scheduled perhaps ``keys``; a
-                                     push's ``clock``; a reply's ``refused`` or ``dropped``
+                                     reply's ``refused`` or ``dropped``
     any, while scheduled             ``caller``: the line that called the reference implementation
                                      at ``where``, such as ``ring_all_reduce``; stepped runs only
     any, while blocked               ``waits_at``: the line of ``wait()``, if it differs;

@@ -342,16 +342,6 @@ def unused_parameter() -> None:
     net(torch.ones(1, 4), both=dist.get_rank() != 1).sum().backward()
 
 
-def lost_gradient() -> None:
-    """In a group, torch's differentiable broadcast uses the wrong rank as the source."""
-    from torch.distributed.nn.functional import broadcast
-
-    last = dist.new_group([1])
-    if dist.get_rank() == 1:
-        x = torch.ones(3, requires_grad=True)
-        broadcast(x, src=1, group=last).sum().backward()  # x.grad is zero
-
-
 def raised() -> None:
     """Rank 1 raises an exception while the others wait for it."""
     if dist.get_rank() == 1:
@@ -446,7 +436,6 @@ _CASES = [
     Case(destroyed_group, "destroyed_group", (0,)),
     Case(leaked_group, "leaked_group", (0, 1, 2), "finishes"),
     Case(unused_parameter, "unused_parameter", (1,)),
-    Case(lost_gradient, "zero_gradient", (1,), "finishes", ranks=2),
     Case(missing_push, "missing_push", (1,), ranks=2, servers=1),
     Case(missing_init, "missing_init", (0,), ranks=2, servers=1),
     Case(missing_worker, "missing_worker", (1,), ranks=2, servers=1),

@@ -383,7 +383,7 @@ def _prior_iteration(facts: Evidence, ranks: list[int], lines_by_rank: dict[int,
     rule = rules.unused_before
     where = sorted(lines_by_rank.values())[0] if any(lines_by_rank.values()) else ""
     before = rule.fill("before", where=where) if where else ""
-    missing = facts.left_out("unreduced", facts.ranks) or {r: [] for r in ranks}
+    missing = facts.left_out(facts.ranks) or {r: [] for r in ranks}
     return unused(rule, missing, [], lines=lines_by_rank, before=before)
 
 

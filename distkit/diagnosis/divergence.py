@@ -220,12 +220,8 @@ def _joined(exits: Iterable[Place]) -> str:
 
 def left_out(facts: Evidence, ranks: Iterable[int], spans: Iterable[Span]) -> Finding | None:
     """Find ranks whose backward pass ended without some of the gradients that others wait for."""
-    selected = [*ranks]
-    if parameters := facts.left_out("unreduced", selected):
-        return unused(rules.unused_parameter, parameters, spans)
-    if modules := facts.left_out("unused", selected):
-        return unused(rules.unused_module, modules, spans)
-    return None
+    parameters = facts.left_out(ranks)
+    return unused(rules.unused_parameter, parameters, spans) if parameters else None
 
 
 def unused(
@@ -234,12 +230,10 @@ def unused(
     spans: Iterable[Span],
     **values: Any,
 ) -> Finding:
-    """Return the finding for ranks that did not use parameters or modules, with their names."""
+    """Return the finding for ranks that did not use parameters, with their names."""
     names = ", ".join(
         sorted({n for missing_names in missing.values() for n in missing_names} - {"?"})
     )
-    if rule is not rules.unused_module:
-        names = f" ({names})" if names else ""
     waiting = [*spans]
     ranks = [*missing]
     return rule.finding(
@@ -247,7 +241,7 @@ def unused(
         culprits=ranks,
         missing=ranks,
         ranks=ranks,
-        names=names,
+        names=f" ({names})" if names else "",
         others=Calls(waiting),
         **values,
     )

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from distkit._format import named
 from distkit.diagnosis.program import Program
@@ -120,17 +120,9 @@ class Evidence:
         """The program's source texts."""
         return Program(self.trace.info.sources)
 
-    def left_out(
-        self, what: Literal["unreduced", "unused"], ranks: Iterable[int]
-    ) -> dict[int, list[str]]:
-        """Return the names that the last backward pass of each rank did not use.
-
-        Args:
-            what: "unreduced" for parameters of DDP's models; "unused" for modules of FSDP2 whose
-                result was not used.
-            ranks: the ranks to look up.
-        """
-        recorded: dict[int, list[str]] = getattr(self.trace.info, what)
+    def left_out(self, ranks: Iterable[int]) -> dict[int, list[str]]:
+        """Return DDP's parameters that the last backward pass of each rank did not use."""
+        recorded = self.trace.info.unreduced
         return {r: names for r in sorted(ranks) if (names := recorded.get(r))}
 
     def raising(self, span: Span) -> tuple[str, str]:

@@ -75,8 +75,6 @@ def _condition(facts: Evidence, request: Span) -> str:
         return " for the value of rank 0"
     if request.op is not Op.PULL:
         return f" for the {ordinal(count)} time" if count > 1 else ""
-    if awaiting.rule.backup:
-        return f" for round {count}, which needs gradients of all but {awaiting.rule.backup}"
     if awaiting.rule.halts:
         return f" for the {ordinal(count)} gradient of every worker"
     return f" until every worker has pushed it {times(count)}"
@@ -105,8 +103,6 @@ def _rule_and_remedy(facts: Evidence, request: Span, absent: list[int]) -> tuple
     if request.op is not Op.PULL:
         return _RULES_BY_OP[request.op], ""
     rule, policy = rules.missing_push, facts.graph.awaiting.rule
-    if policy.backup:
-        return rule, rule.fill("late")
     if policy.halts:
         return rule, ""
     all_stuck = all(w in facts.stuck for w in absent)

@@ -227,7 +227,7 @@ class WaitForGraph:
         e, spare = self._at[rank], 0
         if is_server_request(e):
             awaited = self.awaiting.awaited_by(e)
-            spare = awaited.spare if awaited.certain else len(missing)
+            spare = 0 if awaited.certain else len(missing)
         unavailable = [
             other in held or other in self._ends or self._called_other(e, other)
             for other in missing
@@ -344,8 +344,7 @@ class WaitForGraph:
         if not awaited.certain:
             return f"{server} has not answered"
         if len(waits_for) > 1:
-            needed = f"{len(waits_for) - awaited.spare} of " * bool(awaited.spare)
-            return f"{server} waits for {needed}{named(waits_for).replace('rank', 'worker')}"
+            return f"{server} waits for {named(waits_for).replace('rank', 'worker')}"
         (rank,) = waits_for
         activity = self._activity(rank) or self._missing_requests(e, rank, awaited)
         return f"{server} waits for worker {rank}, which {activity}"

@@ -1125,48 +1125,6 @@ unused_before = unused_parameter.variant(
 )
 
 
-unused_module = unused_parameter.variant(
-    message=(
-        "{ranks:have} ended a backward pass without a gradient for {names}, because the loss does "
-        "not use its result; {others:wait for|gradients}."
-    ),
-    remedy=(
-        "Make the loss depend on the result of {names} on every rank, even if multiplied by zero: "
-        "FSDP reduces the gradients of a module on all ranks or on none."
-    ),
-)
-
-
-zero_gradient = Rule(
-    "DK502",
-    "zero_gradient",
-    """torch.distributed.nn.functional.broadcast loses the gradient of its source in a group.
-
-    It confuses the source's global rank with its rank in the group (pytorch#130515), so the
-    gradient arrives at a different rank, or is lost.
-
-    Use a group in which the two ranks are equal, or `all_reduce`, whose gradient is correct:
-
-    ```python
-    x = x if rank == src else torch.zeros_like(x)
-    x = torch.distributed.nn.functional.all_reduce(x, group=group)
-    ```
-
-    torch does not report that the gradient is zero.
-    """,
-    message=(
-        "the gradient of {call}{where:at} is zero at its source, rank {root}: "
-        "torch.distributed.nn.functional confuses the source's global rank with its rank in the "
-        "group (pytorch#130515)."
-    ),
-    remedy=(
-        "Use a group in which the source's rank equals its global rank, or sum the source's tensor "
-        "and zeros from the others with torch.distributed.nn.functional.all_reduce, whose gradient "
-        "is correct."
-    ),
-)
-
-
 # -- DK6xx: the parameter server -----------------------------------------------------------------
 
 
@@ -1184,8 +1142,7 @@ missing_push = Rule(
     """A worker pushes a key less often than the others, which wait for its gradient.
 
     Under `dist_sync`, a round of a key ends when every worker has pushed it once. Only then does
-    the server answer the pulls of that round. Modes with bounded staleness or backup workers also
-    wait for gradients.
+    the server answer the pulls of that round. Modes with bounded staleness also wait for gradients.
 
     Use the same number of batches on every worker, and push and pull the same keys:
 
@@ -1210,10 +1167,6 @@ missing_push = Rule(
     barrier=(
         "The staleness bound also applies to workers that wait at a barrier: call barrier() after "
         "the same number of pushes on every rank."
-    ),
-    late=(
-        "With backup workers, the others may finish before the last rounds of a late worker: do "
-        "not pull after the last push, or use dist_async."
     ),
 )
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from distkit.diagnosis import rules
 from distkit.diagnosis.dataflow import argument, calls_at, order_matters, resemble
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Finding, by_line
+from distkit.diagnosis.findings import Finding
 from distkit.events import COLLECTIVES, Op, Span, State
 from distkit.trace.calls import at
 from distkit.trace.log import grouped
@@ -23,7 +23,6 @@ def silent_findings(facts: Evidence, previous: Sequence[Finding]) -> Iterator[Fi
         yield from _message_races(facts)
         yield from _reordered(facts)
         yield from _crossed(facts)
-        yield from _lost_gradients(facts)
 
 
 # -- message races ----------------------------------------------------------------------------
@@ -163,20 +162,3 @@ def _cross(one: tuple[Span, Span], other: tuple[Span, Span], names: list[list[st
         sent=labels[::2],
         got=labels[1::2],
     )
-
-
-# -- lost gradients --------------------------------------------------------------------------
-
-
-def _lost_gradients(facts: Evidence) -> Iterator[Finding]:
-    """Find broadcasts of torch.distributed.nn.functional whose source receives no gradient."""
-    broadcasts = (s for s in facts.spans if "zeroes_gradient" in s.attributes)
-    for where, spans in by_line(broadcasts).items():
-        first = spans[min(spans)]
-        yield rules.zero_gradient.finding(
-            *spans.values(),
-            culprits=sorted(spans),
-            call=facts.call(first),
-            where=where,
-            root=first.peer,
-        )

@@ -51,10 +51,6 @@ class Device:
         self._torch.current_stream(self._device).record_event(event)
         return event
 
-    def wait_for(self, event: Any) -> None:
-        """Make this thread's current stream wait for an event."""
-        self._torch.current_stream(self._device).wait_event(event)
-
     def captures(self) -> bool:
         """Return whether this thread's calls are being captured into a CUDA graph."""
         return bool(self._torch.is_current_stream_capturing())
@@ -141,11 +137,6 @@ class InFlight:
     def __init__(self, device: Device, work: Any, begin: Any, called: float) -> None:
         self.stream, self.seconds, self._device, self._work = device.stream, 0.0, device, work
         self._begin, self._called_at, self._end = begin, called, device.event()
-
-    def synchronize_stream(self) -> None:
-        """Make this thread's current stream wait for the operation and the copy of its values."""
-        self._device.wait_for(self._end)
-        self.stream = self._device.stream
 
     def poll(self) -> float | None:
         """Return the end time on the host's clock [s]; None if the operation has not ended."""

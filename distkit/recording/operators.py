@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -101,21 +100,6 @@ def object_function(frame: FrameType | None) -> str:
     return ""
 
 
-def zeroes_source_gradient(frame: FrameType | None) -> bool:
-    """Return whether this broadcast's backward zeroes the source's gradient (pytorch#130515).
-
-    torch.distributed.nn.functional compares a global rank with a rank in the group.
-    """
-    while frame is not None and frame.f_code.co_filename in _TORCH_FILES:
-        frame = frame.f_back
-    if frame is None or frame.f_code.co_filename != _FUNCTIONAL_FILE:
-        return False
-    ctx = frame.f_locals.get("ctx")
-    src, rank = getattr(ctx, "src", None), getattr(ctx, "rank", None)
-    needed = getattr(ctx, "needs_input_grad", ())
-    return src is not None and src == dist.get_rank() and rank not in (None, src) and any(needed)
-
-
 def splits(args: tuple[Any, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return the rows that an all_to_all sends to and receives from each rank; () if even."""
     outputs, inputs, *rest = args
@@ -143,7 +127,6 @@ def is_functional(frame: FrameType) -> bool:
 
 
 _OPS = torch._ops.__file__
-_FUNCTIONAL_FILE = str(Path(c10d.__file__).parent / "nn" / "functional.py")
 _TORCH_FILES = {c10d.__file__, c10d_logger.__file__}  # c10d_logger wraps c10d's functions
 
 

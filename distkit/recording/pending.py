@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 from traceback import walk_stack
-from types import CodeType, FrameType, FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -123,21 +123,6 @@ class Pending:
                 self.work = self.in_flight = None
             return ended is not None
 
-    def synchronize_stream(self) -> None:
-        """Make the program's stream wait for the operation."""
-        with self._lock:
-            if self.in_flight is not None:
-                self.in_flight[0].synchronize_stream()
-
-    def discard_values(self) -> None:
-        """Discard values that have not arrived, because the program may change the tensors first.
-
-        The values are read in a stream of the backend, and the stream that waits for it is unknown.
-        """
-        with self._lock:
-            if self.in_flight is not None:
-                self.in_flight = self.in_flight[0], None
-
     def is_in_this_stream(self) -> bool:
         """Return whether this thread's current stream waits for the operation."""
         in_flight, device = self.in_flight, self.device
@@ -188,26 +173,22 @@ COMPLETION_QUERIES = (
 #: Maximum number of reported calls per run.
 _MAX_REPORTED = 100
 
-_WRAPPER_FILES = (c10d.__file__, overrides.__file__, str(Path(__file__).parent))
+_FUNCTIONS = [f for f in vars(c10d).values() if type(f) is FunctionType]
 
-
-@cache
-def _wrappers() -> frozenset[CodeType]:
-    """Return the code of all decorators of torch's functions, from any package."""
-    codes = set()
-    for function in vars(c10d).values():
-        while type(function) is FunctionType and hasattr(function, "__wrapped__"):
-            codes.add(function.__code__)
-            function = function.__wrapped__
-    return frozenset(codes)
+#: Files of functions between the program and those of torch.distributed: decorators and tools.
+_WRAPPER_FILES = (
+    c10d.__file__,
+    overrides.__file__,
+    str(Path(__file__).parent),
+    *{f.__code__.co_filename for f in _FUNCTIONS if hasattr(f, "__wrapped__")},
+)
 
 
 def is_given_to_users(frame: FrameType) -> bool:
     """Return whether a function of torch.distributed returns to user code."""
     for outer, _ in walk_stack(frame):
-        code = outer.f_code
-        file = code.co_filename
-        if not (file.startswith(_WRAPPER_FILES) or code in _wrappers() or is_standard(file)):
+        file = outer.f_code.co_filename
+        if not (file.startswith(_WRAPPER_FILES) or is_standard(file)):
             return is_users(file)
     return False
 

@@ -128,7 +128,6 @@ class Recorder:
         self.in_flight: list[Pending] = []  # operations that a GPU still executes
         self._has_deferred = False  # some values may not have arrived
         self._created, self._cpu_time = time.monotonic(), 0.0
-        self._warm_device_types = {"cpu"}  # types whose kernels are loaded
 
     def next_seq(self) -> int:
         """Return the number of the next operation."""
@@ -200,23 +199,21 @@ class Recorder:
     def summarize(self, *tensors: Tensor) -> Values | DeferredSummary | None:
         """Summarize tensors and charge the CPU time to the budget of :meth:`may_summarize`.
 
-        The first summary per device type is not charged, because it loads the kernels.
+        One call costs at most :data:`BUDGET`: the first on a GPU takes longer to load the kernels.
         """
         began = time.thread_time()  # does not count the time of other processes
         torch = sys.modules["torch"]
         try:
             with torch._C.DisableTorchFunction():
-                if torch._C._len_torch_dispatch_stack():
-                    return _summarize_without_modes(*tensors)
-                return summarize(*tensors)
+                if not torch._C._len_torch_dispatch_stack():
+                    return summarize(*tensors)
+                with torch.utils._python_dispatch._disable_current_modes():
+                    return summarize(*tensors)
         except Exception as error:  # recording must not break the program
             self.count_missing(f"values: {type(error).__name__}: {error}")
             return None
         finally:
-            kind = tensors[0].device.type if tensors else "cpu"
-            if kind in self._warm_device_types:
-                self._cpu_time += time.thread_time() - began
-            self._warm_device_types.add(kind)
+            self._cpu_time += min(time.thread_time() - began, BUDGET)
 
     # -- waiting ------------------------------------------------------------------
 
@@ -330,10 +327,6 @@ class Recorder:
             complete.append(row)
         return complete
 
-    def requeue(self, rows: list[Row]) -> None:
-        """Put back rows that could not be sent."""
-        self._rows[:0] = rows
-
 
 def to_event(
     rank: int, row: Row, place: Callable[[str], str] = str, clock: Callable[[float], float] = float
@@ -430,14 +423,6 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
         return (tensor,)
     t = tensor.detach()
     return t._indices(), t._values()
-
-
-def _summarize_without_modes(*tensors: Tensor) -> Values | DeferredSummary | None:
-    """Summarize tensors with the program's dispatch modes disabled."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with _disable_current_modes():
-        return summarize(*tensors)
 
 
 def _stride(size: int, limit: int, width: int) -> int:
@@ -613,7 +598,7 @@ class Flusher:
         emit: called with ``"rows"`` and (number of rows, packed rows), then with ``"waits"``
             and the result of :meth:`Recorder.blocked` unless it is None; it must not raise.
         period: initial period [s], which doubles up to :data:`MAX_PERIOD`.
-        pack: packs the rows; if it raises, packing is retried later.
+        pack: packs the rows.
     """
 
     def __init__(
@@ -648,13 +633,8 @@ class Flusher:
                 self._recorder.poll()
             blocked = self._recorder.blocked()  # before draining, so the rows include its event
             rows = self._recorder.drain(last)
-            try:
-                packed = self._pack(rows)
-            except Exception:
-                self._recorder.requeue(rows)
-                raise
             if rows:
-                self._emit("rows", (len(rows), packed))
+                self._emit("rows", (len(rows), self._pack(rows)))
             if blocked is not None:
                 self._emit("waits", blocked)
 

@@ -45,7 +45,6 @@ from distkit.recording.operators import (
     splits,
     storage_of,
     tensors,
-    zeroes_source_gradient,
 )
 from distkit.recording.pending import (
     COMPLETION_QUERIES,
@@ -57,7 +56,7 @@ from distkit.recording.pending import (
 )
 from distkit.recording.recorder import Facts, Recorder, line_of_main, user_line, with_caller
 from distkit.recording.stores import Stores
-from distkit.recording.witness import CallContext, before_backward, register_model
+from distkit.recording.witness import CallContext, register_model
 
 #: Names of functions that return before their message is transferred.
 _REQUESTS = {"isend", "irecv"}
@@ -109,7 +108,6 @@ class Tap:
         _hook_operator(undo, torch.ops._c10d_functional.wait_tensor.default, self._wait_tensor_hook)
         hook(undo, c10d, "_warn_not_in_group", self._not_in_group_hook)
         hook(undo, dist.Work, "wait", self._wait_hook)
-        hook(undo, dist.Work, "get_future", self._get_future_hook)
         hook(undo, c10d, "_new_group_with_tag", self._new_group_hook)
         for name in ("_unregister_process_group", "_unregister_all_process_groups"):
             hook(undo, c10d, name, self._destroy_hook)
@@ -155,8 +153,6 @@ class Tap:
         self._limited: set[str] = set()  # groups with a short timeout
         self._backward = -1  # id of the backward pass of the latest call
         self._sent_in_backward: list[tuple[Any, Pending]] = []  # sent by DDP's reducer
-        # operations that a device executes, by the Work that the program may wait for
-        self._on_device: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
 
     # -- one call ---------------------------------------------------------------
 
@@ -226,8 +222,6 @@ class Tap:
         facts = _facts(call, caller, in_backward)
         if call.op is Op.ALL_TO_ALL:
             facts = (*facts, *splits(args))
-        elif call.op is Op.BROADCAST and zeroes_source_gradient(caller):
-            facts = (*facts, ("zeroes_gradient", True))
         if device is not None:
             facts = (*facts, *device.facts)
             if device.captures():
@@ -297,10 +291,9 @@ class Tap:
             self._track_async(call, args, work, pending, caller)
         functional = is_functional(caller)
         in_stream = pending.begin is not None
-        if background and not (in_stream and functional):  # which wait_tensor synchronizes
-            self._track_background(
-                recorder, work, pending, from_python if in_stream else functional
-            )
+        # on a device, Python's calls complete at the wait, when the program's stream has the values
+        if background and not (in_stream and (functional or from_python)):
+            self._track_background(recorder, work, pending, functional)
         if not (from_python or functional) and torch._C._current_graph_task_id() < 0:
             recorder.begin_wait(pending, still=_still_in(caller))  # waits in C++
 
@@ -328,9 +321,8 @@ class Tap:
         the GIL. The only bucket of a small model is recorded more cheaply, right after the reducer
         has waited; futures are used from the second bucket on.
 
-        On a device, the callback runs immediately, in a stream that follows the backend's stream.
-        The reducer makes the program's stream wait at the end of backward, where the values of all
-        buckets are read without a race.
+        On a device, the reducer makes the program's stream wait at the end of backward, where the
+        values of all buckets are read without a race.
 
         Args:
             recorder: the recorder of this rank.
@@ -354,7 +346,6 @@ class Tap:
 
     def _backward_hook(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Run a backward pass and check the gradients afterwards."""
-        before_backward()
         backward(*args, **kwargs)
         if self.call_context is not None and torch._C._current_graph_task_id() < 0:
             self.call_context.after_backward()
@@ -385,8 +376,6 @@ class Tap:
             pending.fail()
         else:
             pending.complete()
-            if pending.begin is not None:
-                self._on_device[work] = pending
         self._pending.pop(id(work), None)
 
     def _wait_hook(self, wait: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -396,28 +385,23 @@ class Tap:
         if entry is not None:
             limit = next(iter((*args, *kwargs.values())), None)
             return self._wait_for([entry], is_limit(limit), partial(wait, work, *args, **kwargs))
-        result = wait(work, *args, **kwargs)  # recorded before, or started in an earlier cell
-        if (pending := self._on_device.pop(work, None)) is not None:
-            pending.synchronize_stream()
-        return result
+        return wait(work, *args, **kwargs)  # recorded before, or started in an earlier cell
 
     def _query_hook(self, query: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a method of Work, other than wait(), that reveals its completion."""
         result = query(work, *args, **kwargs)
         if query is not _is_completed or result:
             self._stop_watching(work)
+            entry = self._pending.get(id(work))
+            if entry is not None and entry[1].begin is not None:
+                entry[1].has_values = False  # the program may change the tensors in any stream
+                self._complete_by_future(*entry)
         return result
 
     def _stop_watching(self, work: Any) -> None:
         """Stop tracking a work that the program waits for."""
         self._buffers.remove(work)
         self.unwaited.forget(work)
-
-    def _get_future_hook(self, get_future: Callable[..., Any], work: Any) -> Any:
-        """Return a work's future, whose holder may change the tensors in any stream."""
-        if (pending := self._on_device.pop(work, None)) is not None:
-            pending.discard_values()
-        return get_future(work)
 
     def _wait_for(
         self, works: list[tuple[Any, Pending]], limited: bool, wait: Callable[[], Any]

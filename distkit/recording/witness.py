@@ -2,7 +2,7 @@
 
 For a call, it records whether the rank is handling an exception. For a collective, it compares the
 ranks' calls and holds a call that differs, see :class:`CollectiveFingerprint`. After a backward
-pass, it records the parameters of DDP models and the modules of FSDP2 models that were not used.
+pass, it records the parameters of DDP models that received no gradient.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import traceback
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from functools import cache, lru_cache, wraps
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -150,45 +149,12 @@ def register_model(
     _ddp_models.add(model)
 
 
-#: FSDP2 modules whose output the current backward pass has not used.
-_unused: list[str] = []
-
-
-@cache
-def _hook_parameter_groups(module: Any) -> None:
-    """Collect the parameter groups that were used in forward but receive no gradient."""
-    original = module.FSDPParamGroup.post_backward
-
-    @wraps(original)
-    def post_backward(group: Any, *args: Any) -> Any:
-        with suppress(AttributeError):  # private attributes differ between torch versions
-            parameters = [p for p in group.fsdp_params if hasattr(p, "_unsharded_param")]
-            gradients = [
-                p.unsharded_accumulated_grad is not None or p.unsharded_param.grad is not None
-                for p in parameters
-            ]
-            if group._post_forward_indices and gradients and not any(gradients):
-                _unused.append(group._module_fqn or "the model")
-        return original(group, *args)
-
-    module.FSDPParamGroup.post_backward = post_backward
-
-
-def before_backward() -> None:
-    """Prepare for a backward pass: hook FSDP2's parameter groups once it is imported."""
-    _unused.clear()
-    module = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
-    if module is not None:
-        _hook_parameter_groups(module)
-
-
 class CallContext:
     """Examines each call of a run before it goes to the backend.
 
     Args:
         note: called with a kind and its data: ``"raising"`` with the call's seq and the
-            exception's text and line, ``"unreduced"`` with names of DDP parameters, or
-            ``"unused"`` with names of FSDP2 modules.
+            exception's text and line, or ``"unreduced"`` with names of DDP parameters.
         fingerprint: compares the call with the other ranks' calls, if not None.
         hold: blocks until the run is over.
     """
@@ -200,7 +166,7 @@ class CallContext:
         hold: Callable[[], object],
     ) -> None:
         self._note, self._fingerprint, self._hold = note, fingerprint, hold
-        self._reported: dict[str, list[str]] = {"unreduced": [], "unused": []}
+        self._reported: list[str] = []
         stale = [model for model in _ddp_models if _without_gradient(model)]
         _ddp_models.difference_update(stale)  # whose run ended during a backward pass
 
@@ -227,12 +193,11 @@ class CallContext:
             self._hold()
 
     def after_backward(self) -> None:
-        """Report the parameters and modules that a backward pass did not use."""
+        """Report the parameters that received no gradient in a backward pass."""
         missing = [name for model in list(_ddp_models) for name in _without_gradient(model)]
-        for kind, names in (("unreduced", missing), ("unused", _unused[:_MAX_NAMED])):
-            if names != self._reported[kind]:
-                self._reported[kind] = names
-                self._note(kind, names)
+        if missing != self._reported:
+            self._reported = missing
+            self._note("unreduced", missing)
 
 
 def _uses_gloo(group: str) -> bool:

@@ -10,7 +10,7 @@ init         worker 0 has sent the value
 push         it arrives
 pull         it arrives (``dist_async``); no worker is more than s pushes of the key
              behind the puller (``staleness=s``); every worker has pushed it equally
-             often (``dist_sync``), or all but b in each round (``backup=b``)
+             often (``dist_sync``)
 barrier      every worker has called it
 ===========  =====================================================================
 
@@ -18,8 +18,9 @@ A pull counts as waiting only if no answer can be in transit: its worker's own p
 acknowledged, and the workers that it waits for have not started to push. A gradient in transit
 counts as arrived.
 
-If workers are replaced or excluded during a run, the workers' events do not determine the servers'
-state: then the result is marked as uncertain.
+If workers are replaced or excluded during a run, or rounds may end without some of them
+(``backup``), the workers' events do not determine the servers' state: then the result is marked as
+uncertain.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Any
 
 from distkit.consistency import Asynchronous, Rule, rule_of
@@ -38,7 +38,7 @@ from distkit.events import NO_ATTRIBUTES, REQUESTS, Event, Op, Span, State
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """The workers that a request waits for; ``spare`` of them are not needed.
+    """The workers that a request waits for.
 
     Each of them must have made ``count`` such requests. ``certain`` is False if the request might
     be answered earlier.
@@ -46,7 +46,6 @@ class Awaited:
 
     workers: tuple[int, ...] = ()
     count: int = 0
-    spare: int = 0
     certain: bool = True
 
 
@@ -65,7 +64,7 @@ class PendingRequests:
     >>> for state in (State.STARTED, State.COMPLETED):
     ...     pending.feed(request(0, 1, Op.PUSH, state))
     >>> pending.awaited_by(request(0, 2, Op.PULL, State.BLOCKED))
-    Awaited(workers=(1,), count=1, spare=0, certain=True)
+    Awaited(workers=(1,), count=1, certain=True)
     """
 
     def __init__(self, workers: int) -> None:
@@ -73,13 +72,10 @@ class PendingRequests:
         self._options: Mapping[str, Any] = NO_ATTRIBUTES
         self.rule: Rule = Asynchronous()  # until a worker registers
         self._dead: set[int] = set()
-        self._changed = False  # workers were excluded or replaced
+        self._changed = False  # workers were excluded or replaced, or may be left out of a round
         #: Number of requests of each worker, by topic; and of pushes that have arrived.
         self._requested: dict[object, Counter[int]] = defaultdict(Counter)
         self._arrived: dict[object, Counter[int]] = defaultdict(Counter)
-        #: With backup workers: each worker's clock, and the workers in each round.
-        self._clocks: dict[object, Counter[int]] = defaultdict(Counter)
-        self._rounds: dict[object, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
 
     def feed(self, e: Event) -> None:
         """Process a worker's event; each worker's events must arrive in order."""
@@ -92,15 +88,11 @@ class PendingRequests:
             self._requested[topic][e.rank] -= 1  # rejected
         elif e.state is State.COMPLETED and e.op is Op.PUSH:
             self._arrived[topic][e.rank] += 1
-            clock = e.attributes.get("clock", 0)
-            if clock > self._clocks[topic][e.rank]:
-                self._clocks[topic][e.rank] = clock
-                self._rounds[topic][clock - 1].add(e.rank)
 
     def _register(self, e: Event) -> None:
         self._options = e.attributes
         self.rule = rule_of(**{"mode": "", **e.attributes})
-        self._changed |= self._requested[_topic(e)][e.rank] > 1
+        self._changed |= self._requested[_topic(e)][e.rank] > 1 or self.rule.backup > 0
 
     def worker_died(self, worker: int) -> None:
         """Record that a worker's process has ended; ``dist_sync`` then halts by default."""
@@ -128,15 +120,10 @@ class PendingRequests:
         requested = self.done(request.rank, request)
         if request.op is not Op.PULL:
             return self._behind(request, self.workers, requested)
-        if self._has_unacknowledged(request, request.rank):
+        topic = _awaited_topic(request)
+        if self._arrived[topic][request.rank] < self._requested[topic][request.rank]:
             return Awaited()  # the worker's own push is unacknowledged and may be rejected
-        if self.rule.backup and not self._changed:
-            return self._in_round(request)
         return self._behind(request, self.workers, self.rule.needs(requested))
-
-    def _has_unacknowledged(self, pull: Event | Span, worker: int) -> bool:
-        topic = _awaited_topic(pull)
-        return self._arrived[topic][worker] < self._requested[topic][worker]
 
     def _behind(self, request: Event | Span, workers: Iterable[int], count: int) -> Awaited:
         """Return the workers that have made fewer than ``count`` such requests."""
@@ -147,20 +134,6 @@ class PendingRequests:
             alive = tuple(w for w in others if w not in self._dead)
             return Awaited(alive, count, certain=False)
         return Awaited(tuple(w for w in others if self.done(w, request) < count), count)
-
-    def _in_round(self, pull: Event | Span) -> Awaited:
-        """Return the workers missing from the current round, if the pull waits for it."""
-        topic, workers, rule = _awaited_topic(pull), self.workers, self.rule
-        clock, rounds = self._clocks[topic][pull.rank], self._rounds[topic]
-        version = next(n for n in count() if not rule.complete(rounds.get(n, ()), workers))
-        arrived = {
-            *rounds.get(version, ()),
-            *(w for w in workers if self._has_unacknowledged(pull, w)),
-        }
-        missing = rule.awaits(clock, version, arrived, workers, {})
-        if not missing or rule.complete(arrived, workers):
-            return Awaited()
-        return Awaited(tuple(sorted(missing)), clock, rule.backup)
 
 
 def is_server_request(e: Event | Span) -> bool:

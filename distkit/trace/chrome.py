@@ -1,9 +1,9 @@
 """Export to Chrome's Trace Event Format, for https://ui.perfetto.dev and chrome://tracing.
 
-Each rank is a process with threads for communication and for marked computation. Operations that
-overlap without nesting are on several threads, because one thread cannot represent them. Each
-operation is a complete slice ("X"), or a begin ("B") without end if it is unfinished. Flow arrows
-("s", "t", "f") lead from each send to its receive and through the calls of each collective.
+Each rank is a process with threads for communication and for marked computation; operations that
+overlap are on several threads. Each operation is a complete slice ("X"), or a begin ("B") without
+end if it is unfinished. Flow arrows ("s", "t", "f") lead from each send to its receive and through
+the calls of each collective.
 
 Source: the Trace Event Format document, and perfetto's importer (json_trace_parser_impl.cc,
 flow_tracker.cc), which binds a flow event to the innermost slice around its time, and treats flow
@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from distkit.events import COLLECTIVES, Message, Op, Span, State, Summary
+from distkit.events import Message, Op, Span, State, Summary
 from distkit.trace.file import finite
 from distkit.trace.log import EventLog
 
@@ -51,17 +51,14 @@ def to_chrome(trace: EventLog, path: str | Path) -> Path:
     []
     """
     path = Path(path)
-    text = json.dumps(chrome(trace), allow_nan=False, default=str)
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text, encoding="utf-8")
+    text = json.dumps(chrome(trace), allow_nan=False, default=str).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path
 
 
 def chrome(trace: EventLog) -> Json:
     """Return the trace as the format's JSON object."""
-    threads = {**_threads(trace, marks=True), **_threads(trace, marks=False)}
+    threads = _threads(trace)
     slices = {(s.rank, s.seq): _slice(s, trace, threads[s.rank, s.seq]) for s in trace.spans}
     events = [*slices.values(), *_arrows(trace, slices)]
     # slices precede flow events of the same time, which bind to them
@@ -76,29 +73,17 @@ def chrome(trace: EventLog) -> Json:
 # -- processes and threads ------------------------------------------------------
 
 
-def _threads(trace: EventLog, *, marks: bool) -> dict[Key, int]:
-    """Assign operations to threads, in which they nest or do not overlap."""
+def _threads(trace: EventLog) -> dict[Key, int]:
+    """Assign each operation to the first thread of its rank and kind that is free."""
     threads: dict[Key, int] = {}
-    busy: dict[int, list[list[float]]] = defaultdict(list)  # ends of each thread's open slices
-    for s in sorted(trace.spans, key=lambda s: (s.start, -_end(s))):
-        if (s.op is Op.MARK) is not marks:
-            continue
-        stacks = busy[s.rank]
-        for stack in stacks:
-            while stack and stack[-1] <= s.start:
-                stack.pop()
-        # only marks nest
-        fitting = (not stack or (marks and _end(s) <= stack[-1]) for stack in stacks)
-        n = next((i for i, fits in enumerate(fitting) if fits), len(stacks))
-        if n == len(stacks):
-            stacks.append([])
-        stacks[n].append(_end(s))
-        threads[s.rank, s.seq] = n if marks else _COMMUNICATION + n
+    ends: dict[tuple[int, int], list[float]] = defaultdict(list)  # of each thread's last slice
+    for s in trace.spans:
+        first = 0 if s.op is Op.MARK else _COMMUNICATION
+        busy = ends[s.rank, first]
+        n = next((i for i, end in enumerate(busy) if end <= s.start), len(busy))
+        busy[n : n + 1] = [math.inf if s.end is None else s.end]
+        threads[s.rank, s.seq] = first + n
     return threads
-
-
-def _end(span: Span) -> float:
-    return math.inf if span.end is None else span.end
 
 
 def _names(trace: EventLog, threads: dict[Key, int]) -> Iterator[Json]:
@@ -106,10 +91,9 @@ def _names(trace: EventLog, threads: dict[Key, int]) -> Iterator[Json]:
         yield _meta(rank, 0, "process_name", name=trace.info.rank(rank).name)
         yield _meta(rank, 0, "process_sort_index", sort_index=rank)
     for rank, thread in sorted({(rank, thread) for (rank, _), thread in threads.items()}):
-        marks = thread < _COMMUNICATION
-        number = thread if marks else thread - _COMMUNICATION
-        name = "computation" if marks else "communication"
-        yield _meta(rank, thread, "thread_name", name=f"{name} {number + 1}" if number else name)
+        number = thread % _COMMUNICATION
+        name = f"{_kind(thread)} {number + 1}" if number else _kind(thread)
+        yield _meta(rank, thread, "thread_name", name=name)
 
 
 def _meta(rank: int, thread: int, kind: str, **args: Any) -> Json:
@@ -121,13 +105,17 @@ def _ids(rank: int, thread: int) -> Json:
     return {"pid": rank + 1, "tid": (rank + 1) * _THREADS + thread}
 
 
+def _kind(thread: int) -> str:
+    return "computation" if thread < _COMMUNICATION else "communication"
+
+
 # -- slices ---------------------------------------------------------------------
 
 
 def _slice(span: Span, trace: EventLog, thread: int) -> Json:
     start = _ns(span.start, trace)
     name = span.label or "computation" if span.op is Op.MARK else str(span.op)
-    event = {"name": name, "cat": _category(span), **_ids(span.rank, thread), "ts": start / 1e3}
+    event = {"name": name, "cat": _kind(thread), **_ids(span.rank, thread), "ts": start / 1e3}
     if span.end is None:
         return {**event, "ph": "B", "args": _args(span)}
     return {**event, "ph": "X", "dur": (_ns(span.end, trace) - start) / 1e3, "args": _args(span)}
@@ -135,12 +123,6 @@ def _slice(span: Span, trace: EventLog, thread: int) -> Json:
 
 def _ns(time: float, trace: EventLog) -> int:
     return round((time - trace.start) * 1e9)
-
-
-def _category(span: Span) -> str:
-    if span.op is Op.MARK:
-        return "computation"
-    return "collective" if span.op in COLLECTIVES else "message"
 
 
 def _args(span: Span) -> Json:
@@ -164,8 +146,7 @@ def _args(span: Span) -> Json:
 def _values(s: Summary | None) -> Json | None:
     if s is None:
         return None
-    values = ", ".join(f"{v:.4g}" for v in s.values[:16]) + (", …" if s.size > 16 else "")
-    return {"values": f"[{values}]", **{k: finite(getattr(s, k)) for k in ("min", "max", "norm")}}
+    return {name: finite(getattr(s, name)) for name in ("min", "max", "norm")}
 
 
 # -- arrows ---------------------------------------------------------------------
@@ -183,16 +164,12 @@ def _arrows(trace: EventLog, slices: dict[Key, Json]) -> Iterator[Json]:
             continue
         send, arrival = slices[m.send], _arrival(m, slices[m.recv])
         if send["ts"] <= arrival["ts"]:
-            number = next(numbers)
             yield arrival
-            yield _flow("s", number, str(m.op), send, send["ts"])
-            yield _flow("f", number, str(m.op), arrival, arrival["ts"])
-    for members in (calls for calls in trace.collectives if len(calls) > 1):
-        chain = sorted((slices[s.rank, s.seq] for s in members), key=lambda e: e["ts"])
-        number = next(numbers)
-        for i, event in enumerate(chain):
-            ph = "s" if i == 0 else "f" if i == len(chain) - 1 else "t"
-            yield _flow(ph, number, chain[0]["name"], event, event["ts"])
+            yield from _arrow(next(numbers), [send, arrival])
+    for calls in trace.collectives:
+        if len(calls) > 1:
+            chain = sorted((slices[s.rank, s.seq] for s in calls), key=lambda e: e["ts"])
+            yield from _arrow(next(numbers), chain)
 
 
 def _arrival(m: Message, recv: Json) -> Json:
@@ -202,26 +179,14 @@ def _arrival(m: Message, recv: Json) -> Json:
     receive is often called before its send.
     """
     dur = min(recv["dur"], _ARRIVAL)
-    return {
-        "name": "arrived",
-        "cat": "message",
-        "ph": "X",
-        "pid": recv["pid"],
-        "tid": recv["tid"],
-        "ts": round(recv["ts"] + recv["dur"] - dur, 3),
-        "dur": round(0.99 * dur, 3),
-        "args": {"from": m.src},
-    }
+    start, shown = round(recv["ts"] + recv["dur"] - dur, 3), round(0.99 * dur, 3)
+    return {**recv, "name": "arrived", "ts": start, "dur": shown, "args": {"from": m.src}}
 
 
-def _flow(ph: str, number: int, name: str, anchor: Json, time: float) -> Json:
-    event = {
-        "ph": ph,
-        "id": number,
-        "name": name,
-        "cat": "flow",
-        "pid": anchor["pid"],
-        "tid": anchor["tid"],
-        "ts": time,
-    }
-    return {**event, "bp": "e"} if ph == "f" else event
+def _arrow(number: int, chain: list[Json]) -> Iterator[Json]:
+    """Yield the flow events of an arrow through slices."""
+    for step in chain:
+        ph = "s" if step is chain[0] else "f" if step is chain[-1] else "t"
+        flow = {"name": chain[0]["name"], "cat": "flow", "ph": ph, "id": number}
+        place = {name: step[name] for name in ("pid", "tid", "ts")}
+        yield {**flow, **place, "bp": "e"} if ph == "f" else {**flow, **place}

@@ -12,9 +12,8 @@ import gzip
 import math
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, TypedDict, cast
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
@@ -55,7 +54,7 @@ def load(path: Path, kind: type[Log]) -> Log:
         FileNotFoundError: the file does not exist.
     """
     try:
-        first, *columns = unpacked(path).splitlines() or [bytearray()]
+        first, *columns = unpacked(path).splitlines() or [b""]
         head = _head(first, path)
         trace = kind.of(_table(columns), head.meta)
     except (FileNotFoundError, IsADirectoryError, PermissionError, TraceFileError):
@@ -90,35 +89,28 @@ def is_ours(path: Path) -> bool:
 # -- unpacking; bounded, since a small file can unpack to a huge one -----------------------------
 
 
-def unpacked(path: Path, size: int | None = None) -> bytearray:
+def unpacked(path: Path, size: int | None = None) -> bytes:
     """Return the unpacked content of a file, or its first ``size`` bytes.
 
     Raises:
         TraceFileError: the file is damaged, or has more than :data:`MAX_BYTES`.
         OSError: the file cannot be read.
     """
-    content, end = bytearray(), MAX_BYTES + 1 if size is None else size
-    with _opened(path) as file:
-        while part := file.read(min(end - len(content), 2**20)):
-            content += part
+    with path.open("rb") as plain:
+        is_packed = plain.read(2) == _GZIP
+        plain.seek(0)
+        try:
+            file = gzip.open(plain) if is_packed else plain
+            content = file.read(MAX_BYTES + 1 if size is None else size)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise TraceFileError(
+                f"{path}: the file is truncated or damaged. Copy or write it again."
+            ) from error
     if len(content) > MAX_BYTES:
         raise TraceFileError(
             f"{path}: unpacked, it has more than {MAX_BYTES:,} bytes. Record fewer steps."
         )
     return content
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    with path.open("rb") as plain:
-        is_packed = plain.read(2) == _GZIP
-    try:
-        with gzip.open(path) if is_packed else path.open("rb") as file:
-            yield cast("BinaryIO", file)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceFileError(
-            f"{path}: the file is truncated or damaged. Copy or write it again."
-        ) from error
 
 
 # -- the header -------------------------------------------------------------------
@@ -134,7 +126,7 @@ class _Head(_Format, kw_only=True):
     meta: RunInfo
 
 
-def _head(line: bytearray, path: Path) -> _Head:
+def _head(line: bytes, path: Path) -> _Head:
     """Decode and check the first line of a trace file."""
     first = msgspec.json.decode(line, type=_Format)
     if first.format != FORMAT:
@@ -212,7 +204,7 @@ def _encoded(trace: EventLog) -> Iterator[bytes]:
         yield msgspec.json.encode({name: getattr(table, name).tolist()})
 
 
-def _table(lines: Iterable[bytes | bytearray]) -> Table:
+def _table(lines: Iterable[bytes]) -> Table:
     columns: _Columns = {}
     for line in lines:
         columns.update(_columns.decode(line))

@@ -124,7 +124,6 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
         until: the end of the trace [s].
         raising: the exception that propagates on each rank.
         unreduced: the parameters whose gradients were not reduced.
-        unused: the modules whose result the backward pass did not use.
         unwaited: the operations of each rank that were never waited for.
         backend: the backend of ``torch.distributed``.
         device: the device type of all ranks.
@@ -157,7 +156,6 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
     until: Number | None = None
     raising: dict[Rank, Raising] = {}
     unreduced: dict[Rank, list[str]] = {}
-    unused: dict[Rank, list[str]] = {}
     unwaited: dict[Rank, list[Count]] = {}
     backend: str = ""
     device: str = ""

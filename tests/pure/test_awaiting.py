@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import test_views_servers
 import traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,13 +16,13 @@ from distkit.diagnosis.rank_state import RankStatus, WaitForGraph
 from distkit.events import Event, Op, State
 from distkit.kvstore.protocol.messages import Register
 from distkit.kvstore.protocol.options import StoreOptions
-from distkit.kvstore.transport.recording import Asking, Step, _facts
+from distkit.kvstore.transport.recording import Step, _facts
 from distkit.trace.awaiting import PendingRequests
 from distkit.trace.calls import call
 from distkit.trace.trace import Trace
 
 RULES = st.one_of(
-    st.builds(Synchronous, backup=st.integers(0, 2)),
+    st.builds(Synchronous),
     st.builds(Asynchronous, staleness=st.none() | st.integers(0, 2)),
 )
 STEPS = st.lists(st.tuples(st.sampled_from(["push", "pull"]), st.integers(0, 3)), max_size=30)
@@ -34,22 +33,8 @@ def waiting(run: Shop) -> dict[int, int]:
     return {node: clock for (node, _), (_, clock) in run.server.entries["w"].waiting.items()}
 
 
-class Clocked(Asking):
-    """A worker's request with its clock, as recorded with backup workers."""
-
-    def answered(self, answer, *, clock=False) -> None:
-        super().answered(answer, clock=self.op is Op.PUSH)
-
-
 def play(workers, rule, steps) -> Shop:
     """Run a real server with workers that wait for the replies to their pulls."""
-    with pytest.MonkeyPatch.context() as patch:
-        if getattr(rule, "backup", 0):
-            patch.setattr(test_views_servers, "Asking", Clocked)
-        return _play(workers, rule, steps)
-
-
-def _play(workers, rule, steps) -> Shop:
     run = shop(workers, rule)
     for what, worker in steps:
         if worker % workers not in waiting(run):

@@ -88,7 +88,6 @@ SAMPLE = (
     "size_splits_too_short",
     "coll_splits_of_exchanged_counts",
     "encoder_result_unused_on_one_rank",
-    "gradient_of_a_broadcast_is_zero",
     "arg_op_is_a_word",
     "cond_sys_exit_in_a_loop",
 )

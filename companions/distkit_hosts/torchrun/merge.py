@@ -199,7 +199,6 @@ def _start_trace(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = F
         threads={rank: [*r.notes["threads"]] for rank, r in ranks.items() if "threads" in r.notes},
         raising={rank: _raising(r) for rank, r in ranks.items() if "raising" in r.notes},
         unreduced={rank: [*(r.latest("unreduced", ()))] for rank, r in ranks.items()},
-        unused={rank: [*(r.latest("unused", ()))] for rank, r in ranks.items()},
         unwaited={rank: [*(r.latest("unwaited", ()))] for rank, r in ranks.items()},
         sources={
             _label(r.about["folder"], file): text

@@ -27,7 +27,7 @@ from distkit_hosts.torchrun.rankfile import Record
 ANSWERS = 5.0
 
 #: The facts that are also in a rank's file.
-_FACTS = "group", "raising", "threads", "unreduced", "unused"
+_FACTS = "group", "raising", "threads", "unreduced"
 
 
 class AttachedRun(Conductor):

@@ -217,7 +217,7 @@ class Conductor:
                 self.live.note(kind, rank, Raising(seq, text, place(where)))
             case "threads":
                 self.live.note(kind, rank, [*self.live.info.threads.get(rank, ()), what])
-            case "unreduced" | "unused":
+            case "unreduced":
                 self.live.note(kind, rank, what)
 
     def add_outcome(self, outcome: Outcome) -> None:

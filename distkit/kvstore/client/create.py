@@ -132,7 +132,6 @@ def _join(node: Node, options: StoreOptions, spelling: str) -> KVStore:
     except BaseException:
         requests.close()
         raise
-    requests.clocks = options.backup > 0
     return KVStore(
         requests,
         type=spelling,

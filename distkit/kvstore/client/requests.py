@@ -69,8 +69,6 @@ class Requests:
         }
         #: The user's next call, on a worker with gates.
         self.step: Step | None = None
-        #: Whether to record the worker's clock, which other events do not determine.
-        self.clocks = False
         self._gone: dict[int, str] = {}  # nodes that have ended, and how
         self._next = first
         self._outbox: dict[int, list[Request]] = {}  # by node
@@ -230,7 +228,7 @@ class Requests:
         self._remove(entry)
         request, entry.answer = entry.request, answer
         if not isinstance(answer, Error):
-            entry.asking.answered(answer, clock=self.clocks and isinstance(request, Push))
+            entry.asking.answered(answer)
             return
         entry.asking.failed()
         if isinstance(request, Push):

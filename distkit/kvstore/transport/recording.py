@@ -97,11 +97,8 @@ class Asking:
             gate(op, call.nbytes)
         rec.put(self.seq, op, State.STARTED, time.monotonic(), self.fields, values)
 
-    def answered(self, answer: Answer, *, clock: bool = False) -> None:
-        """Record the answer, with the value of a pull, and the worker's clock if ``clock``."""
-        if clock and self._rec is not None:
-            *fields, facts, match = self.fields
-            self.fields = *fields, {**facts, "clock": getattr(answer, "clock", 0)}, match
+    def answered(self, answer: Answer) -> None:
+        """Record the answer, with the value of a pull."""
         self._end(State.COMPLETED, _tensor(answer))
 
     def failed(self) -> None:
