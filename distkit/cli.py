@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distkit.companions import load
 from distkit.errors import CompanionError, DistkitError, RunError
-from distkit.gone import GONE
 
 if TYPE_CHECKING:
     from distkit.demos import Demo
@@ -54,11 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     end = next((i for i, word in enumerate(words) if _is_passed_on(word, words)), len(words))
     passed_on = words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
-    options = [word.partition("=")[0] for word in words[1:end]]
-    names = [" ".join(["distkit", *words[:1], *option]) for option in ([], *zip(options))]
-    if removed := [GONE[name] for name in names if name in GONE]:
-        print(f"distkit: {removed[0]}", file=sys.stderr)
-        return 2
     try:
         if words and words[0] in COMPANIONS:
             load(COMPANIONS[words[0]])

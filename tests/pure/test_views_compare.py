@@ -202,10 +202,6 @@ def test_invalid_comparisons_raise() -> None:
         dk.Compare(ring, 5)
     with pytest.raises(TypeError, match=r"got a list. Use Compare\(run_a, run_b\)"):
         dk.Compare([ring, ring])
-    with pytest.raises(TypeError, match=r"clock=…\) was removed"):
-        dk.Compare(ring, ring, clock="duration")
-    with pytest.raises(TypeError, match=r"baseline=…\) was removed: give the run first"):
-        dk.Compare({"a": ring, "b": ring}, baseline="b")
 
 
 # -- pictures ------------------------------------------------------------------------------

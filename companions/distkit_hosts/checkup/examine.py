@@ -27,7 +27,6 @@ from typing import Any
 from distkit.cluster import machine
 from distkit.cluster.machine import own_address
 from distkit.errors import DistkitError
-from distkit.gone import refuse
 from distkit_hosts.checkup import probe
 from distkit_hosts.checkup.facts import HERE, Facts, Json
 from distkit_hosts.checkup.report import Report
@@ -56,7 +55,6 @@ def doctor(
     ssh_args: Sequence[str] = (),
     python: str | None = None,
     say: Callable[[str], None] = lambda stage: None,
-    **removed: Any,
 ) -> Report:
     """Examine this machine, or several and the connections between them, before ranks run there.
 
@@ -69,18 +67,15 @@ def doctor(
         ssh_args: its options, such as ``["-F", "lab.config"]``.
         python: the Python on the hosts; by default the path of this one, or else python3.
         say: called with the name of each step when it starts.
-        **removed: options of former versions, for their error messages.
 
     Raises:
         DistkitError: a host is named twice, or ssh is not installed here.
-        TypeError: an option was removed; the message says what to do instead.
 
     Example:
         >>> report = dk.hosts.doctor()                             # doctest: +SKIP
         >>> dk.hosts.doctor(hosts=["alpha", "beta"]).failures      # doctest: +SKIP
         []
     """
-    refuse("dk.hosts.doctor", removed)
     labels = {host.rpartition("@")[2]: host for host in hosts}
     if len(labels) < len(hosts) or HERE in labels:
         raise DistkitError(f"hosts {', '.join(hosts)}: name each once, and none {HERE!r}.")

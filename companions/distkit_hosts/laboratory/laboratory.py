@@ -17,7 +17,6 @@ from typing import Any
 
 from distkit.cluster.processes import folders
 from distkit.errors import LaboratoryError
-from distkit.gone import GONE, refuse
 from distkit_hosts.laboratory import plan, services, starting
 from distkit_hosts.laboratory.starting import find
 
@@ -69,9 +68,7 @@ class Laboratory:
         head: str | None = "head",
         skew: Mapping[str, int] | None = None,
         shared: Sequence[str | Path] = (),
-        **removed: Any,
     ) -> None:
-        refuse("dk.hosts.Laboratory", removed)
         #: The names of all hosts, the head first.
         self.hosts = plan.check_names([head, *hosts] if head else hosts)
         self._addresses = plan.addresses(self.hosts)
@@ -96,10 +93,6 @@ class Laboratory:
         self._pids = dict(zip(self.hosts, pids, strict=True))
         #: For each fault, the hosts that take part, and the function that ends it.
         self._faults: dict[str, tuple[set[str], Callable[[], None]]] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        """Raise an error that names the replacement of a removed name."""
-        raise AttributeError(GONE.get(f"Laboratory.{name}", f"no attribute {name!r}"))
 
     def run(
         self, host: str, argv: Sequence[str | Path], **options: Any

@@ -14,7 +14,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from distkit.events import WORLD
-from distkit.gone import refuse
 from distkit.trace.columns import Table
 from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.log import EventLog
@@ -88,10 +87,7 @@ class Compare(View):
     _esm = esm("compare")
     _css = css("compare")
 
-    def __init__(
-        self, *traces: EventLog | Live | Mapping[str, EventLog | Live], **options: object
-    ) -> None:
-        refuse("dk.Compare", options)
+    def __init__(self, *traces: EventLog | Live | Mapping[str, EventLog | Live]) -> None:
         named = _named(traces)
         known = {name: trace_of(source, "Compare") for name, source in named.items()}
         self._sides = [Side(name, trace, live is not None) for name, (trace, live) in known.items()]
