@@ -97,7 +97,7 @@ def _message_taken(facts: Evidence, span: Span) -> Finding | None:
     ]
     if not taken:
         return None
-    rule = rules.message_taken
+    rule = rules.message_race
     return rule.finding(
         span,
         *unmatched[:1],
