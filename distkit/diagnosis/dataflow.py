@@ -30,31 +30,6 @@ def names_rank(value: ast.AST) -> bool:
     return _RANK.search(ast.unparse(value)) is not None
 
 
-def depends_on_rank(
-    value: ast.AST, scopes: Sequence[ast.AST], seen: frozenset[str] = frozenset()
-) -> bool:
-    r"""Return whether an expression depends on the rank, judging by names and assignments.
-
-    Args:
-        value: the expression.
-        scopes: the enclosing functions, innermost first, and the module.
-        seen: names already followed.
-
-    >>> tree = ast.parse("me, n = get_rank(), get_world_size()\nfirst = me == 0\n")
-    >>> [depends_on_rank(ast.Name(name), [tree]) for name in ("first", "n")]
-    [True, False]
-    """
-    if names_rank(value):
-        return True
-    if len(seen) >= _MAX_DEPTH:
-        return False
-    return any(
-        depends_on_rank(source, scopes, seen | {name})
-        for name in _names(value) - seen
-        for source in _sources(name, scopes)
-    )
-
-
 def _sources(name: str, scopes: Sequence[ast.AST]) -> list[ast.AST]:
     """Return the values assigned to a name in its innermost scope, or returned by the function."""
     for scope in scopes:
@@ -97,9 +72,9 @@ def reorders(value: ast.AST, scopes: Sequence[ast.AST], seen: frozenset[str] = f
     match value:
         case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name in _SORTS:
             ordering = [k.value for k in value.keywords if k.arg in ("reverse", "key")]
-            by_rank = any(depends_on_rank(argument, scopes) for argument in ordering)
+            by_rank = any(map(names_rank, ordering))
             return by_rank or reorders(first, scopes, seen)
-        case ast.IfExp() if depends_on_rank(value.test, scopes):
+        case ast.IfExp() if names_rank(value.test):
             body, orelse = value.body, value.orelse
             return _without_order(body) == _without_order(orelse) and ast.unparse(
                 body

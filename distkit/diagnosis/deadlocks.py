@@ -286,7 +286,7 @@ def _why_not_called(
     if span.group != "world" and not any(facts.calls[span.group].get(r) for r in gone):
         return rules.member_missing, ""
     rule = rules.missing_barrier if span.op is Op.BARRIER else rules.skipped
-    remedy = not_coming(facts, span, gone) or fill(rule.remedy, gone=gone)
+    remedy = not_coming(facts, span) or fill(rule.remedy, gone=gone)
     return rule, remedy + _group_hint(facts, here)
 
 

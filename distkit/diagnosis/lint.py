@@ -37,7 +37,7 @@ def lint_findings(facts: Evidence, previous: list[Finding]) -> Iterator[Finding]
     unwaited = _never_waited(facts)
     forgotten = {(s.rank, s.seq) for s in unwaited}
     yield from _used_early_findings(facts, forgotten)
-    yield from (f for f in _forgotten(facts, unwaited) if not _is_reported(f, previous))
+    yield from _forgotten(facts, unwaited)
     yield from _nonmembers(facts)
     yield from groups.remarks(facts, previous, forgotten)
     in_backend = [] if previous else [*_in_backend(facts)]
@@ -46,31 +46,11 @@ def lint_findings(facts: Evidence, previous: list[Finding]) -> Iterator[Finding]
     yield from _stragglers(facts)
 
 
-def _is_reported(finding: Finding, previous: list[Finding]) -> bool:
-    return any(finding.lines.items() <= other.lines.items() for other in previous)
-
-
 def _forgotten(facts: Evidence, unwaited: list[Span]) -> Iterator[Finding]:
     """Find unmatched messages, and asynchronous calls that were never waited for."""
     unmatched = [s for s in facts.unmatched if facts.returned(s.rank) and facts.returned(s.peer)]
     yield from map(_unmatched_finding, unmatched)
-    lost_requests = {
-        s: finding for s in unwaited if s.op in P2P and (finding := _lost_request(facts, s))
-    }
-    yield from (finding for s, finding in lost_requests.items() if s not in unmatched)
-    yield from _forgotten_calls(
-        facts, [s for s in unwaited if s not in (*unmatched, *lost_requests)]
-    )
-
-
-def _lost_request(facts: Evidence, span: Span) -> Finding | None:
-    """Return the finding for a request whose message was lost when its rank ended."""
-    other = next((b if a is span else a for a, b in facts.pairs if span in (a, b)), None)
-    if other is None or not _waits_long(facts, other):
-        return None
-    return rules.left_behind.finding(
-        span, culprits=[span.rank], waiting=[other.rank], hang=True, span=span, other=other
-    )
+    yield from _forgotten_calls(facts, [s for s in unwaited if s not in unmatched])
 
 
 def _unmatched_finding(span: Span) -> Finding:

@@ -187,8 +187,7 @@ def _op(facts: Evidence, column: Column) -> Finding:
         if missing and (op is Op.NEW_GROUP or len(without) <= len(column) / 2):
             message = rules.divergence.sentences["waits_for_all"]
             return _finding(rule, column, message=message, culprits=missing, name=name)
-    remedy = rules.another_order.remedy if _is_reordered(facts, column) else ""
-    return _finding(rules.different_collective, column, remedy=remedy)
+    return _finding(rules.different_collective, column)
 
 
 def _reaches(facts: Evidence, column: Column, rank: int, op: Op) -> bool:
@@ -205,15 +204,6 @@ def _reaches(facts: Evidence, column: Column, rank: int, op: Op) -> bool:
 def _leads_to(facts: Evidence, span: Span, op: Op) -> bool:
     """Return whether the program may reach an operation after a call."""
     return any(str(op) in name for name in facts.program.ahead(facts.path(span)))
-
-
-def _is_reordered(facts: Evidence, column: Column) -> bool:
-    """Return whether two ranks would each reach the other's call next."""
-    one, *others = column.values()
-    return any(
-        s.where != one.where and _leads_to(facts, one, s.op) and _leads_to(facts, s, one.op)
-        for s in others
-    )
 
 
 def _members(facts: Evidence, column: Column) -> Finding:
@@ -244,7 +234,7 @@ def _same_tensor(facts: Evidence, column: Column) -> str:
     dtypes, places = [s.dtype for s in spans], {s.where for s in spans}
     one_call = len(places) == 1
     reductions_differ = len({s.attributes.get("reduction") for s in spans}) > 1
-    if not one_call and (reductions_differ or _is_reordered(facts, column)):
+    if not one_call and reductions_differ:
         return same_order + rule.fill("one_call")
     path = facts.path(spans[0])
     if one_call and (loop := facts.program.reordered(path)) is not None:

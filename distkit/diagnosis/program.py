@@ -16,7 +16,6 @@ from functools import lru_cache
 
 from distkit.diagnosis.dataflow import (
     FUNCTIONS,
-    depends_on_rank,
     name_of,
     names_behind,
     names_rank,
@@ -60,8 +59,7 @@ class Guard:
         place: its text and line.
         node: its syntax tree.
         part: the branch that leads to the line; "exit" for a statement that skips it.
-        by_rank: whether its condition depends on the rank, directly or through assignments.
-        names_rank: whether the condition itself names the rank.
+        by_rank: whether its condition names the rank.
         scope: for an exit, the function or loop that it leaves.
     """
 
@@ -69,7 +67,6 @@ class Guard:
     node: ast.AST
     part: str
     by_rank: bool
-    names_rank: bool = False
     scope: ast.AST | None = None
 
     @property
@@ -135,20 +132,14 @@ class Program:
 
     # -- conditions and exits -------------------------------------------------------
 
-    def keeps_away(self, path: Path, others: Sequence[Path] = ()) -> Guard | None:
+    def keeps_away(self, path: Path) -> Guard | None:
         """Return the innermost condition that may make some ranks skip a line; None if none does.
 
-        Conditions whose other branch was taken come first, then those that depend on the rank.
-
-        Args:
-            path: the path of the line.
-            others: the paths of calls made by the ranks that never reach it.
+        Conditions that name the rank come first.
         """
         guards = self._guards(path)
         decided = [g for g in guards if not g.place.loops or g.by_rank]
-        taken = [self._branches(other) for other in others]
         fits = (
-            [g for g in decided if any(_took_other_branch(g, branches) for branches in taken)],
             [g for g in decided if g.by_rank],
             [g for g in decided if not g.leads_away],
         )
@@ -231,17 +222,6 @@ class Program:
             for statement in _after(frame.chain):
                 _add_calls(statement, frame.scopes[-1], names, _MAX_DEPTH)
         return names
-
-    def hides(self, path: Path) -> list[Place]:
-        """Return the enclosing handlers that hide an exception raised before a line."""
-        return [
-            _place(frame.file, handler)
-            for frame in self._frames(path)
-            for node, part in frame.chain
-            if isinstance(node, ast.Try) and part == "body"
-            for handler in node.handlers
-            if not _raises(handler)
-        ]
 
     # -- order of iteration -----------------------------------------------------------
 
@@ -446,7 +426,6 @@ def _conditions(frame: _Frame) -> Iterator[Guard]:
             Place(_shorten(text), f"{frame.file}:{_line(node, child)}"),
             node,
             part,
-            depends_on_rank(test, frame.scopes),
             names_rank(test),
         )
 
@@ -505,7 +484,7 @@ def _exit_guard(
 ) -> Guard:
     """Return the guard for a conditional exit from a function or loop."""
     conditions = [getattr(t, "test", None) or getattr(t, "subject", None) for t in tests]
-    by_rank = any(t is not None and depends_on_rank(t, frame.scopes) for t in conditions)
+    by_rank = any(t is not None and names_rank(t) for t in conditions)
     return Guard(_exit_statement(frame.file, child, tests), child, "exit", by_rank, scope=scope)
 
 
@@ -526,14 +505,6 @@ def _exits(file: str, node: ast.AST) -> Iterator[Place]:
             isinstance(child, ast.ExceptHandler) and not _ends_with_exit(child.body)
         ):
             yield _place(file, child)
-
-
-def _took_other_branch(guard: Guard, branches: set[tuple[int, str]]) -> bool:
-    """Return whether these branches contain the other branch of a condition."""
-    if guard.leads_away or not isinstance(guard.node, (ast.If, ast.IfExp)):
-        return False
-    other = "orelse" if guard.part == "body" else "body"
-    return (id(guard.node), other) in branches
 
 
 # -- text of statements ---------------------------------------------------------------
@@ -580,10 +551,6 @@ def _describe(node: ast.AST, part: str, child: ast.AST | None = None) -> tuple[s
             words = f"with {ast.unparse(manager)}"
             return words, manager if part == "body" and "suppress" in words else None
     return type(node).__name__.lower(), None
-
-
-def _raises(handler: ast.ExceptHandler) -> bool:
-    return any(isinstance(node, ast.Raise) for node in ast.walk(handler))
 
 
 def _ends_with_exit(body: Sequence[ast.stmt]) -> bool:
