@@ -16,8 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distkit.shadowing import explain
-
 #: Maximum length of a text [characters] and of a traceback, which is cut in its middle [frames].
 MAX_TEXT, MAX_FRAMES = 20_000, 60
 
@@ -168,7 +166,7 @@ def text(error: BaseException) -> str:
     """Return the printable text of an exception, with its notes and the members of a group."""
     notes = vars(error).get("__notes__", ())
     members = error.exceptions if isinstance(error, _GROUP) else ()
-    lines = [_safe_str(error), *map(_safe_str, notes[:MAX_CAUSES]), *filter(None, [explain(error)])]
+    lines = [_safe_str(error), *map(_safe_str, notes[:MAX_CAUSES])]
     lines += [f"  {n}. {_name(e)}: {_safe_str(e)}" for n, e in enumerate(members[:MAX_CAUSES], 1)]
     return "\n".join(lines)
 
