@@ -15,8 +15,6 @@ _RANK = re.compile(
     re.IGNORECASE,
 )
 
-_MAX_DEPTH = 4  # maximum number of assignments followed
-
 
 def name_of(function: ast.AST) -> str:
     """Return the last part of a function's name: ``all_reduce`` of ``dist.all_reduce``."""
@@ -97,16 +95,9 @@ def _without_order(value: ast.AST) -> str:
 # -- assignments ---------------------------------------------------------------------------
 
 
-def names_behind(value: ast.AST, scopes: Sequence[ast.AST]) -> set[str]:
-    """Return the names in an expression and, recursively, in the values assigned to them."""
-    names = _names(value)
-    for _ in range(_MAX_DEPTH):
-        names |= {n for name in names for source in _sources(name, scopes) for n in _names(source)}
-    return names
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+def names_in(value: ast.AST) -> set[str]:
+    """Return the names in an expression."""
+    return {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
 
 
 def _nodes_in(scope: ast.AST) -> Iterator[ast.AST]:

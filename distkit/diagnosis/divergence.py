@@ -42,8 +42,6 @@ def diverged(
         return None
     one, other = sides.values()
     here, there = (facts.path(column[ranks[0]]) for ranks in (one, other))
-    if facts.program.alternatives(here, there):
-        return None
     if any(s.op is Op.NEW_GROUP for s in column.values()):
         return None
     candidates = []

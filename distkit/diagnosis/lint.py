@@ -294,7 +294,7 @@ def _reordered(facts: Evidence) -> Iterator[Finding]:
             counts = [len(row) for row in by_rank.values()]
             if len(by_rank) < 2 or min(counts) < 2:
                 continue
-            loop = facts.program.reordered([where], directly=True)
+            loop = facts.program.reordered([where])
             if loop is not None:
                 ranks = sorted(by_rank)
                 yield rules.reordered_loop.finding(

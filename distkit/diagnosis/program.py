@@ -17,7 +17,7 @@ from functools import lru_cache
 from distkit.diagnosis.dataflow import (
     FUNCTIONS,
     name_of,
-    names_behind,
+    names_in,
     names_rank,
     reorders,
 )
@@ -31,8 +31,7 @@ Chain = list[tuple[ast.AST, str]]
 _LOOPS = ast.For, ast.While, ast.AsyncFor
 _PARTS = ast.stmt, ast.ExceptHandler, ast.match_case
 _MAX_CHARS = 60  # maximum length of a condition in a message
-_MAX_TRIES = 5
-_MAX_DEPTH = 4  # maximum depth of callers or called functions
+_MAX_DEPTH = 4  # maximum depth of callers
 
 
 @dataclass(frozen=True)
@@ -155,15 +154,6 @@ class Program:
             and not (g.leads_away and id(g.scope) in functions | {n for n, _ in branches})
         ]
 
-    def alternatives(self, here: Path, there: Path) -> bool:
-        """Return whether two lines are in different branches of one condition."""
-        other = dict(self._branches(there))
-        return any(
-            isinstance(node, (ast.If, ast.IfExp, ast.Match)) and other.get(id(node), part) != part
-            for frame in self._frames(here)
-            for node, part in frame.chain
-        )
-
     def follows(self, here: str, there: Path) -> bool:
         """Return whether a line follows another one of the file, and no loop leads back."""
         (file, number), (other, first) = _split(here), _split(there[0])
@@ -182,8 +172,9 @@ class Program:
         functions = [[f.function for f in self._frames([line])][-1:] for line in (here, there)]
         if file != other or functions[0] != functions[1]:
             return False
-        alike = self.alternatives([here], [there])
-        return alike or number < last or not self.follows(here, [there])
+        branches = dict(self._branches([there]))
+        replaces = any(branches.get(n, part) != part for n, part in self._branches([here]))
+        return replaces or number < last or not self.follows(here, [there])
 
     def loops(self, path: Path) -> list[Place]:
         """Return the loops that enclose a line, innermost first."""
@@ -213,31 +204,28 @@ class Program:
         return [*found]
 
     def ahead(self, path: Path) -> set[str]:
-        """Return the names of functions called between a line and the program's end.
-
-        Calls reached only by another iteration of a loop do not count.
-        """
-        names: set[str] = set()
-        for frame in reversed(self._frames(path)):
-            for statement in _after(frame.chain):
-                _add_calls(statement, frame.scopes[-1], names, _MAX_DEPTH)
-        return names
+        """Return the names of functions called below a line, in its function and its callers."""
+        return {
+            name_of(call.func)
+            for frame in self._frames(path)
+            for call in ast.walk(frame.function)
+            if isinstance(call, ast.Call) and call.lineno > frame.number
+        }
 
     # -- order of iteration -----------------------------------------------------------
 
-    def reordered(self, path: Path, *, directly: bool = False) -> Place | None:
+    def reordered(self, path: Path) -> Place | None:
         """Return an enclosing loop that visits its items in a different order on some ranks.
 
         An example is a loop over ``sorted(names, reverse=rank == 1)`` whose variable the line
-        uses; with ``directly``, values computed from the variable do not count.
+        uses.
         """
         for frame in reversed(self._frames(path)):
-            used = names_behind(frame.chain[-1][0], () if directly else frame.scopes)
+            used = names_in(frame.chain[-1][0])
             for node, part in reversed(frame.chain):
                 if not (isinstance(node, ast.For) and part == "body"):
                     continue
-                targets = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
-                if targets & used and reorders(node.iter, frame.scopes):
+                if names_in(node.target) & used and reorders(node.iter, frame.scopes):
                     return _place(frame.file, node)
         return None
 
@@ -297,15 +285,11 @@ class Program:
 @lru_cache(maxsize=64)  # a hanging run is diagnosed repeatedly
 def _parsed(text: str) -> ast.Module | None:
     """Return the tree of a text, ignoring a cell's magics; None if it is not Python."""
-    for _ in range(_MAX_TRIES):
-        try:
-            return ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            plain = re.sub(r"^( *)[%!].*", r"\1pass", text, flags=re.M)
-            return None if plain == text else _parsed(plain)
-        except SystemError:  # concurrent parsing fails in CPython before 3.11.8: gh-106905
-            continue
-    return None
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
+        plain = re.sub(r"^( *)[%!].*", r"\1pass", text, flags=re.M)
+        return None if plain == text else _parsed(plain)
 
 
 def _split(where: str) -> tuple[str, int]:
@@ -338,24 +322,6 @@ def _enclosing(node: ast.AST, number: int) -> Chain:
                 part = f"{field} {index}" if isinstance(node, ast.Match) else field
                 return [(node, part), *_enclosing(child, number)]
     return [(node, "")]
-
-
-def _after(chain: Chain) -> Iterator[ast.stmt]:
-    """Yield the statements reached after a line in its function."""
-    skipping = False  # after break or continue, to the end of the loop
-    for (node, part), (child, _) in zip(chain[-2::-1], chain[:0:-1], strict=True):
-        block = getattr(node, part, None)
-        if skipping or not isinstance(block, list):
-            skipping = skipping and not isinstance(node, _LOOPS)
-            continue
-        following = block[block.index(child) + 1 :] if child in block else []
-        for statement in [*following, *(node.finalbody if isinstance(node, ast.Try) else ())]:
-            if isinstance(statement, (ast.Return, ast.Raise)):
-                return
-            if isinstance(statement, (ast.Break, ast.Continue)):
-                skipping = not isinstance(node, _LOOPS)
-                break
-            yield statement
 
 
 def _conditions_in(statement: ast.AST, number: int, inner: str) -> Chain:
@@ -396,21 +362,6 @@ _COMMUNICATES = re.compile(
 def _is_call(node: ast.AST, inner: str) -> bool:
     name = name_of(node.func) if isinstance(node, ast.Call) else ""
     return name == inner if inner else bool(_COMMUNICATES.search(name))
-
-
-def _add_calls(node: ast.AST, tree: ast.AST, names: set[str], depth: int) -> None:
-    """Add the names of functions that a statement calls, directly or through other functions."""
-    if isinstance(node, FUNCTIONS):
-        return
-    for call in ast.walk(node):
-        name = name_of(call.func) if isinstance(call, ast.Call) else ""
-        if not name or name in names:
-            continue
-        names.add(name)
-        for function in ast.walk(tree) if depth else ():
-            if isinstance(function, FUNCTIONS) and function.name == name:
-                for statement in function.body:
-                    _add_calls(statement, tree, names, depth - 1)
 
 
 # -- conditions and exits -----------------------------------------------------------------
@@ -501,8 +452,8 @@ def _exits(file: str, node: ast.AST) -> Iterator[Place]:
         ):
             if tests:
                 yield _exit_statement(file, child, tests)
-        elif (isinstance(child, ast.With) and "no_sync" in _text_of(child)) or (
-            isinstance(child, ast.ExceptHandler) and not _ends_with_exit(child.body)
+        elif isinstance(child, ast.ExceptHandler) or (
+            isinstance(child, ast.With) and "no_sync" in _text_of(child)
         ):
             yield _place(file, child)
 
@@ -551,8 +502,3 @@ def _describe(node: ast.AST, part: str, child: ast.AST | None = None) -> tuple[s
             words = f"with {ast.unparse(manager)}"
             return words, manager if part == "body" and "suppress" in words else None
     return type(node).__name__.lower(), None
-
-
-def _ends_with_exit(body: Sequence[ast.stmt]) -> bool:
-    """Return whether a block ends with an exit, which is reported separately."""
-    return isinstance(body[-1], (ast.Raise, ast.Return, ast.Break, ast.Continue))
