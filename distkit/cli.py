@@ -375,13 +375,14 @@ def clocks(trace: Trace) -> list[str]:
 
     reference, lines = trace.info.rank(0).host, []
     for host, clock in trace.info.clocks.items():
-        error = _WALL_CLOCKS if clock.error is None else f"± {human_seconds(clock.error)}"
+        error = (
+            "by their wall clocks only"
+            if clock.error is None
+            else f"± {human_seconds(clock.error)}"
+        )
         offset = f"{abs(clock.ahead):.6f} s {'ahead of' if clock.ahead >= 0 else 'behind'}"
         lines += [f"The clock of {host} is {offset} that of {reference} ({error})."]
     return lines[1:]  # the first is the reference
-
-
-_WALL_CLOCKS = "by their wall clocks only"
 
 
 def summary(trace: Trace) -> str:

@@ -124,11 +124,6 @@ class Program:
         """Return whether any source text contains this name."""
         return any(name in text for text in self._sources.values())
 
-    def scopes(self, where: str) -> list[ast.AST]:
-        """Return the functions that enclose a line, innermost first, and the module."""
-        frames = self._frames([where])
-        return frames[-1].scopes if frames else []
-
     # -- conditions and exits -------------------------------------------------------
 
     def keeps_away(self, path: Path) -> Guard | None:
