@@ -15,13 +15,14 @@ from typing import Any
 from unittest.mock import patch
 
 import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from benchmarks import lab
 from benchmarks.driver import MARK, Log, Samples, kill_marked, marked
 from benchmarks.figure import Figure, figure, fill
 from benchmarks.memory import pss
 from distkit.errors import DistkitError
-from distkit.pytest_plugin import NotebookFailed, execute
 
 LESSONS = sorted(Path(__file__).parents[1].glob("notebooks/[0-9]*.ipynb"))
 FIRST = next(path for path in LESSONS if path.name.startswith("01_"))
@@ -106,8 +107,8 @@ def _run(lesson: Path) -> str:
     notebook = nbformat.read(lesson, as_version=4)  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         try:
-            execute(notebook, Path(folder))
-        except NotebookFailed as error:
+            NotebookClient(notebook, resources={"metadata": {"path": folder}}).execute()
+        except (CellExecutionError, DeadKernelError) as error:
             return str(error)[-2000:]
     return ""
 

@@ -18,7 +18,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from distkit.companions import attributes
-from distkit.gone import FORMER
 
 if TYPE_CHECKING:
     import distkit_hosts as hosts
@@ -102,7 +101,7 @@ __all__ = [
 ]
 
 
-__getattr__ = attributes(__name__, _home, _MODULES, FORMER)
+__getattr__ = attributes(__name__, _home, _MODULES)
 
 
 def load_ipython_extension(shell: Any) -> None:

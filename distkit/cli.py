@@ -18,13 +18,13 @@ import textwrap
 import webbrowser
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distkit.companions import load
 from distkit.errors import CompanionError, DistkitError, RunError
-from distkit.gone import GONE
 
 if TYPE_CHECKING:
     from distkit.demos import Demo
@@ -54,11 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     end = next((i for i, word in enumerate(words) if _is_passed_on(word, words)), len(words))
     passed_on = words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
-    options = [word.partition("=")[0] for word in words[1:end]]
-    names = [" ".join(["distkit", *words[:1], *option]) for option in ([], *zip(options))]
-    if removed := [GONE[name] for name in names if name in GONE]:
-        print(f"distkit: {removed[0]}", file=sys.stderr)
-        return 2
     try:
         if words and words[0] in COMPANIONS:
             load(COMPANIONS[words[0]])
@@ -89,8 +84,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="distkit", description=about)
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (add_demo, add_trace, add_replay, add_explain, add_lab, add_bench):
-        add(commands)
+    for name, command in COMMANDS.items():
+        added = commands.add_parser(name, help=command.help, usage=command.usage)
+        for argument, options in command.arguments.items():
+            added.add_argument(argument, **options)
+        added.set_defaults(run=command.run, wrong=added.error)
     for module in dict.fromkeys(COMPANIONS.values()):
         with suppress(CompanionError):
             load(module).add(commands)
@@ -98,19 +96,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 # -- distkit demo --------------------------------------------------------------------------------
-
-
-def add_demo(commands: Any) -> None:
-    """Add the command ``demo`` to the parser."""
-    demo = commands.add_parser("demo", help="watch ranks send, reduce and train on real data")
-    demo.add_argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help="p2p, all_reduce, sync_sgd, parameter_server or all (the default)",
-    )
-    demo.add_argument("--html", type=Path, metavar="FILE", help="write a replay page of the traces")
-    demo.set_defaults(run=_demo, wrong=demo.error)
 
 
 def _demo(args: argparse.Namespace, passed_on: list[str]) -> None:
@@ -156,36 +141,6 @@ def _print_demo(demo: Demo) -> None:
 # -- distkit trace and distkit replay ------------------------------------------------------------
 
 
-def add_trace(commands: Any) -> None:
-    """Add the command ``trace`` to the parser."""
-    trace = commands.add_parser(
-        "trace",
-        help="run a torchrun-style script and record its communication",
-        usage="distkit trace [--ranks N] [--seed S] [--out FILE] [--html FILE]"
-        " -- script.py [ARGUMENT ...]\n"
-        "       distkit trace [--out FILE] [--html FILE]"
-        " -- torchrun [OPTION ...] script.py [ARGUMENT ...]",
-    )
-    trace.add_argument("--ranks", type=int, default=4, metavar="N", help="number of ranks (4)")
-    trace.add_argument(
-        "--seed",
-        type=int,
-        metavar="S",
-        help="seed of the ranks' random numbers, to repeat a run",
-    )
-    trace.add_argument(
-        "--out",
-        type=Path,
-        default=Path("trace.gz"),
-        metavar="FILE",
-        help="the trace file (trace.gz); with torchrun, the ranks' files are in a folder of the "
-        "same name without .gz",
-    )
-    trace.add_argument("--html", type=Path, metavar="FILE", help="also write a replay page")
-    trace.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    trace.set_defaults(run=_trace, wrong=trace.error)
-
-
 def _trace(args: argparse.Namespace, passed_on: list[str]) -> int | None:
     command = [*args.command, *passed_on]
     if not command:
@@ -222,40 +177,11 @@ def keep(trace: Trace, args: argparse.Namespace) -> None:
         replay_page({Path(args.out).stem: trace}, args.html)
 
 
-#: Maximum number of files that are listed.
-_MAX_LISTED = 8
-
-
-def add_replay(commands: Any) -> None:
-    """Add the command ``replay`` to the parser."""
-    replay = commands.add_parser(
-        "replay",
-        help="open a saved trace in the browser; needs no torch",
-        usage="distkit replay FILE [FILE ...] [--html OUT] [--no-browser]",
-    )
-    replay.add_argument(
-        "files",
-        type=Path,
-        metavar="FILE",
-        nargs="+",
-        help="written by trace.save(path) or distkit trace; or PyTorch's flight-recorder dumps or "
-        "profiler traces of one run, a file per rank, or their folder; or ring_16, hosts_12, "
-        "sync_sgd_8, servers_6, simulated_64 or h100_4, which come with distkit",
-    )
-    replay.add_argument(
-        "--html", type=Path, metavar="OUT", help="the file of the page (a temporary file)"
-    )
-    replay.add_argument(
-        "--no-browser", action="store_true", help="write the page without opening it"
-    )
-    replay.set_defaults(run=_replay, wrong=replay.error)
-
-
 def _replay(args: argparse.Namespace, passed_on: list[str]) -> None:
     check_folder(args.html, args.wrong)
     trace, name = open_trace(args.files), args.files[0].stem
     print(f"{trace.info.name or name}: {summary(trace)}.")
-    for line in (*clocks(trace), *_files(trace)):
+    for line in clocks(trace):
         _print_wrapped(line, 2)
     from distkit.diagnosis.diagnose import diagnose
 
@@ -264,13 +190,6 @@ def _replay(args: argparse.Namespace, passed_on: list[str]) -> None:
     replay_page({name: trace}, page)
     if not args.no_browser and not webbrowser.open(page.resolve().as_uri()):
         print("No browser could be started: open this address in a browser.")
-
-
-def _files(trace: Trace) -> list[str]:
-    """Return lines that name the file of each rank, if ranks have files."""
-    lines = [f"rank {rank}: {info.file}" for rank, info in trace.info.ranks.items() if info.file]
-    hidden = len(lines) - _MAX_LISTED
-    return [*lines[:_MAX_LISTED], *([f"… and {hidden} more files"] if hidden > 0 else [])]
 
 
 def open_trace(files: list[Path]) -> Trace:
@@ -287,18 +206,6 @@ def open_trace(files: list[Path]) -> Trace:
 
 
 # -- distkit explain -----------------------------------------------------------------------------
-
-
-def add_explain(commands: Any) -> None:
-    """Add the command ``explain`` to the parser."""
-    explain = commands.add_parser("explain", help="explain what a finding means, for example DK303")
-    explain.add_argument(
-        "finding",
-        nargs="?",
-        metavar="CODE",
-        help="a finding's code or name; without it, all findings are listed",
-    )
-    explain.set_defaults(run=_explain)
 
 
 def _explain(args: argparse.Namespace, passed_on: list[str]) -> None:
@@ -330,37 +237,6 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 FOLDER, RECORD = "my-notebooks", ".originals.json"
 #: Runs jupyterlab as a module without importing modules from the current folder.
 JUPYTERLAB = "import sys; del sys.path[0]; from jupyterlab.labapp import main; sys.exit(main())"
-
-
-def add_lab(commands: Any) -> None:
-    """Add the command ``lab`` to the parser."""
-    lab = commands.add_parser(
-        "lab",
-        help="open the notebooks in JupyterLab",
-        usage="distkit lab [NOTEBOOK] [OPTION ...]",
-    )
-    lab.add_argument(
-        "notebook",
-        nargs="?",
-        type=Path,
-        metavar="NOTEBOOK",
-        help="a notebook or a folder; options are passed to JupyterLab",
-    )
-    lab.set_defaults(run=_lab)
-
-
-def add_bench(commands: Any) -> None:
-    """Add the command ``bench`` to the parser."""
-    bench = commands.add_parser("bench", help="measure distkit and compare it with other programs")
-    bench.add_argument("name", metavar="NAME", help="a file in the checkout's benchmarks/, or all")
-    bench.add_argument("--json", action="store_true", help="print a JSON object instead of a table")
-    bench.add_argument("--reps", type=int, metavar="N", help="repetitions of each measurement")
-    bench.add_argument(
-        "--stand-in",
-        choices=["cpu"],
-        help="with gpu: run the same code on the CPU; the numbers do not apply to GPUs",
-    )
-    bench.set_defaults(run=_bench, wrong=bench.error)
 
 
 def _lab(args: argparse.Namespace, passed_on: list[str]) -> None:
@@ -499,13 +375,14 @@ def clocks(trace: Trace) -> list[str]:
 
     reference, lines = trace.info.rank(0).host, []
     for host, clock in trace.info.clocks.items():
-        error = _WALL_CLOCKS if clock.error is None else f"± {human_seconds(clock.error)}"
+        error = (
+            "by their wall clocks only"
+            if clock.error is None
+            else f"± {human_seconds(clock.error)}"
+        )
         offset = f"{abs(clock.ahead):.6f} s {'ahead of' if clock.ahead >= 0 else 'behind'}"
         lines += [f"The clock of {host} is {offset} that of {reference} ({error})."]
     return lines[1:]  # the first is the reference
-
-
-_WALL_CLOCKS = "by their wall clocks only"
 
 
 def summary(trace: Trace) -> str:
@@ -518,3 +395,123 @@ def summary(trace: Trace) -> str:
         f"{count(len(trace.ranks), 'rank')}, {trace.seconds:.2f} s: "
         f"{count(messages, 'message')}, {count(calls, 'collective')}{lost}"
     )
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: the function that runs it, its help, and the options of its arguments."""
+
+    run: Callable[[argparse.Namespace, list[str]], object]
+    help: str
+    arguments: dict[str, dict[str, Any]]
+    usage: str | None = None
+
+
+COMMANDS = {
+    "demo": Command(
+        _demo,
+        "watch ranks send, reduce and train on real data",
+        {
+            "names": {
+                "nargs": "*",
+                "metavar": "NAME",
+                "help": "p2p, all_reduce, sync_sgd, parameter_server or all (the default)",
+            },
+            "--html": {
+                "type": Path,
+                "metavar": "FILE",
+                "help": "write a replay page of the traces",
+            },
+        },
+    ),
+    "trace": Command(
+        _trace,
+        "run a torchrun-style script and record its communication",
+        {
+            "--ranks": {"type": int, "default": 4, "metavar": "N", "help": "number of ranks (4)"},
+            "--seed": {
+                "type": int,
+                "metavar": "S",
+                "help": "seed of the ranks' random numbers, to repeat a run",
+            },
+            "--out": {
+                "type": Path,
+                "default": Path("trace.gz"),
+                "metavar": "FILE",
+                "help": "the trace file (trace.gz); with torchrun, the ranks' files are in a "
+                "folder of the same name without .gz",
+            },
+            "--html": {"type": Path, "metavar": "FILE", "help": "also write a replay page"},
+            "command": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
+        },
+        "distkit trace [--ranks N] [--seed S] [--out FILE] [--html FILE]"
+        " -- script.py [ARGUMENT ...]\n"
+        "       distkit trace [--out FILE] [--html FILE]"
+        " -- torchrun [OPTION ...] script.py [ARGUMENT ...]",
+    ),
+    "replay": Command(
+        _replay,
+        "open a saved trace in the browser; needs no torch",
+        {
+            "files": {
+                "type": Path,
+                "metavar": "FILE",
+                "nargs": "+",
+                "help": "written by trace.save(path) or distkit trace; or PyTorch's "
+                "flight-recorder dumps or profiler traces of one run, a file per rank, or their "
+                "folder; or ring_16, hosts_12, sync_sgd_8, servers_6, simulated_64 or h100_4, "
+                "which come with distkit",
+            },
+            "--html": {
+                "type": Path,
+                "metavar": "OUT",
+                "help": "the file of the page (a temporary file)",
+            },
+            "--no-browser": {
+                "action": "store_true",
+                "help": "write the page without opening it",
+            },
+        },
+        "distkit replay FILE [FILE ...] [--html OUT] [--no-browser]",
+    ),
+    "explain": Command(
+        _explain,
+        "explain what a finding means, for example DK303",
+        {
+            "finding": {
+                "nargs": "?",
+                "metavar": "CODE",
+                "help": "a finding's code or name; without it, all findings are listed",
+            }
+        },
+    ),
+    "lab": Command(
+        _lab,
+        "open the notebooks in JupyterLab",
+        {
+            "notebook": {
+                "nargs": "?",
+                "type": Path,
+                "metavar": "NOTEBOOK",
+                "help": "a notebook or a folder; options are passed to JupyterLab",
+            }
+        },
+        "distkit lab [NOTEBOOK] [OPTION ...]",
+    ),
+    "bench": Command(
+        _bench,
+        "measure distkit and compare it with other programs",
+        {
+            "name": {"metavar": "NAME", "help": "a file in the checkout's benchmarks/, or all"},
+            "--json": {"action": "store_true", "help": "print a JSON object instead of a table"},
+            "--reps": {"type": int, "metavar": "N", "help": "repetitions of each measurement"},
+            "--stand-in": {
+                "choices": ["cpu"],
+                "help": "with gpu: run the same code on the CPU; the numbers do not apply to GPUs",
+            },
+        },
+    ),
+}

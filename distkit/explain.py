@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from difflib import get_close_matches
 
 from distkit.diagnosis.rules import RULES, Rule
@@ -28,7 +27,7 @@ def page(rule: Rule) -> str:
     """Return a rule's page in Markdown, with a program of :mod:`distkit.hangs`."""
     from distkit.hangs import ALL
 
-    title, meaning, remedy = inspect.cleandoc(rule.page).split("\n\n", 2)
+    title, meaning, remedy = rule.page.split("\n\n", 2)
     cases = [case for case in ALL.values() if case.kind == rule.name]
     example = ""
     if cases:

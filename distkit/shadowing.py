@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-import types
 from collections.abc import Iterable
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -52,22 +51,6 @@ def check(*names: str) -> None:
             message = _message(name, spec.origin)
             if message:
                 raise ImportError(message, name=name, path=spec.origin)
-
-
-def explain(error: BaseException) -> str:
-    """Return a message about a file that shadows a module if that caused the error; else ""."""
-    if type(error) not in (AttributeError, ImportError, ModuleNotFoundError):
-        return ""  # a subclass may have attributes with side effects
-    if isinstance(error, AttributeError):
-        module = error.obj
-        if not isinstance(module, types.ModuleType):
-            return ""
-        return _message(module.__name__, getattr(module, "__file__", None))
-    if isinstance(error, ImportError) and error.name:
-        name, _, inner = error.name.partition(".")  # numpy.linalg is missing in numpy.py
-        loaded = getattr(sys.modules.get(name), "__file__", None)
-        return _message(name, loaded if inner else error.path or loaded)
-    return ""
 
 
 def _message(name: str, file: str | None) -> str:

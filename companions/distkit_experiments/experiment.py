@@ -28,7 +28,6 @@ from distkit.errors import (
     RankError,
     StoppedError,
 )
-from distkit.gone import GONE
 from distkit.recording import trouble
 from distkit.recording.progress import Meter
 from distkit.views.widget.snapshot import HtmlSnapshot
@@ -530,8 +529,6 @@ def sweep(
     import pandas as pd
 
     known = parameters(fn)
-    if "folder" in values and not {"folder", "**"} & {*known}:
-        raise TypeError(GONE["dk.sweep(folder=…)"])
     lists = {name: as_list(name, value) for name, value in values.items()}
     required = {n: lists[n] for n, default in known.items() if default is EMPTY and n in lists}
     with Experiment(fn, cluster, picture=None, **required) as experiment:

@@ -30,7 +30,6 @@ from distkit.cluster.supervisor import Supervisor
 from distkit.companions import load
 from distkit.diagnosis.diagnose import Finding
 from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
-from distkit.gone import GONE
 from distkit.recording import trouble
 
 #: Environment variables by which a site selects other machines for the ranks of all clusters.
@@ -108,9 +107,6 @@ class Cluster:
         if ranks is not None and workers is not None:
             raise StartError("pass ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
         count = ranks if ranks is not None else workers
-        for option in options:
-            if removed := GONE.get(f"dk.Cluster({option}=…)"):
-                raise StartError(removed)
         if hosts is not None or engines or any(map(os.environ.get, _SITE)):
             remote = load("distkit_hosts.remote.site").request(
                 count,

@@ -7,7 +7,7 @@ finding and the stuck ranks that it explains, or None.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from distkit._format import named
@@ -46,12 +46,18 @@ def wrong_end(facts: Evidence, stuck: Stuck) -> Cause | None:
     return None
 
 
+def _ends(facts: Evidence, span: Span) -> Iterator[tuple[Span, Span]]:
+    """Yield the send and the receive of each pair of this call and an unmatched one."""
+    for other in facts.unmatched if span.op in P2P else ():
+        if other.op in P2P and other.op is not span.op:
+            yield (span, other) if span.op is Op.SEND else (other, span)
+
+
 def _tag_or_group(facts: Evidence, span: Span) -> Finding | None:
     """Find a message between the same ranks whose ends differ in tag or group."""
-    for other in facts.unmatched if span.op in P2P else ():
-        if not _would_meet(span, other):
+    for send, recv in _ends(facts, span):
+        if send.peer != recv.rank or recv.peer not in (send.rank, None):
             continue
-        send, recv = (span, other) if span.op is Op.SEND else (other, span)
         if send.group != recv.group:
             return _wrong_group(facts, send, recv)
         if send.tag != recv.tag:
@@ -65,12 +71,6 @@ def _tag_or_group(facts: Evidence, span: Span) -> Finding | None:
                 awaited=recv.tag or 0,
             )
     return None
-
-
-def _would_meet(one: Span, other: Span) -> bool:
-    """Return whether two ends would match if tags and groups were ignored."""
-    is_opposite = other.op in P2P and other.op is not one.op and other.peer == one.rank
-    return is_opposite and one.peer in (other.rank, None)
 
 
 def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
@@ -97,7 +97,7 @@ def _message_taken(facts: Evidence, span: Span) -> Finding | None:
     ]
     if not taken:
         return None
-    rule = rules.message_taken
+    rule = rules.message_race
     return rule.finding(
         span,
         *unmatched[:1],
@@ -113,28 +113,24 @@ def _wrong_source(facts: Evidence, span: Span) -> Finding | None:
     """Find a receive from one rank while another rank sends the message."""
     if span.op is not Op.RECV or span.peer is None or _in_conversation(facts, span):
         return None
-    for send in facts.unmatched:
-        if send.op is Op.SEND and send.peer == span.rank and send.group == span.group:
+    for send, recv in _ends(facts, span):
+        if send.peer == recv.rank and send.group == recv.group:
             return rules.wrong_source.finding(
-                span,
+                recv,
                 send,
-                culprits=[span.rank],
-                span=span,
+                culprits=[recv.rank],
+                span=recv,
                 send=send,
-                over=facts.clause_if_gone(span.peer),
+                over=facts.clause_if_gone(recv.peer),
             )
     return None
 
 
 def _wrong_destination(facts: Evidence, span: Span) -> Finding | None:
     """Find a message to one rank while another rank waits for it."""
-    if span.op not in P2P:
-        return None
-    wants = Op.RECV if span.op is Op.SEND else Op.SEND
-    for other in facts.unmatched:
-        send, recv = (span, other) if span.op is Op.SEND else (other, span)
+    for send, recv in _ends(facts, span):
         is_meant = recv.peer == send.rank and recv.group == send.group and send.peer != recv.rank
-        if other.op is wants and is_meant and not _in_conversation(facts, send):
+        if is_meant and not _in_conversation(facts, send):
             return rules.wrong_destination.finding(
                 send,
                 recv,
@@ -286,7 +282,7 @@ def _why_not_called(
     if span.group != "world" and not any(facts.calls[span.group].get(r) for r in gone):
         return rules.member_missing, ""
     rule = rules.missing_barrier if span.op is Op.BARRIER else rules.skipped
-    remedy = not_coming(facts, span, gone) or fill(rule.remedy, gone=gone)
+    remedy = not_coming(facts, span) or fill(rule.remedy, gone=gone)
     return rule, remedy + _group_hint(facts, here)
 
 

@@ -16,7 +16,6 @@ from distkit.diagnosis.divergence import raised_in_flight
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Calls, Finding, fill, lines_of, verb
 from distkit.diagnosis.lint import lint_findings
-from distkit.diagnosis.silent import silent_findings
 from distkit.events import Span
 from distkit.trace.log import EventLog, grouped
 
@@ -69,7 +68,6 @@ class _Diagnosis:
         others = [f for f in mismatches_found if f not in fatal]
         hangs = [*raising, *fatal, *failures, *(f for f in others if f.hang), *stuck]
         results = [*hangs, *(f for f in others if not f.hang)]
-        results += silent_findings(self.facts, results)
         return [*results, *lint_findings(self.facts, results)]
 
     # -- propagating exceptions --------------------------------------------------

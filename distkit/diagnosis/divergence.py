@@ -42,8 +42,6 @@ def diverged(
         return None
     one, other = sides.values()
     here, there = (facts.path(column[ranks[0]]) for ranks in (one, other))
-    if facts.program.alternatives(here, there):
-        return None
     if any(s.op is Op.NEW_GROUP for s in column.values()):
         return None
     candidates = []
@@ -85,7 +83,7 @@ def _only_some(
     rule = rules.only_some
     return rule.finding(
         *column.values(),
-        remedy=all_or_none(facts, here[0], guard),
+        remedy=all_or_none(guard),
         culprits=outliers([inside, outside]) if len(inside) != len(outside) else inside,
         here=Calls(here),
         there=Calls(there),
@@ -152,23 +150,16 @@ def _has_more(one: list[Span], other: list[Span]) -> bool:
 # -- remedies -------------------------------------------------------------------------
 
 
-def all_or_none(facts: Evidence, span: Span, guard: Guard) -> str:
+def all_or_none(guard: Guard) -> str:
     """Return the remedy for a call that only some ranks make, given its guard."""
     rule, place = rules.divergence, guard.place
     if place.loops:
         remedy = rule.fill("same_number", what=f"iterations of {place}").lower() + "."
     elif guard.leads_away:
         remedy = rule.fill("keeps_away", guard=place)
-        remedy += _handler_hint(facts, span) if "raise" in place.text else ""
     else:
-        remedy = rule.fill("all_or_none" if guard.names_rank else "alike", guard=place)
+        remedy = rule.fill("all_or_none" if guard.by_rank else "alike", guard=place)
     return rule.fill("same_calls") + remedy
-
-
-def _handler_hint(facts: Evidence, span: Span) -> str:
-    """Return a hint about a handler that hides an exception of a rank, if there is one."""
-    handlers = facts.program.hides(facts.path(span))
-    return " " + rules.divergence.fill("hides", handler=handlers[0]) if handlers else ""
 
 
 def uneven(facts: Evidence, span: Span, gradients: bool = False) -> str:
@@ -176,9 +167,8 @@ def uneven(facts: Evidence, span: Span, gradients: bool = False) -> str:
     rule, path = rules.divergence, facts.path(span)
     exits, loops = facts.program.exits(path), facts.program.loops(path)
     guard = facts.program.keeps_away(path)
-    is_condition = guard is not None and not (guard.place.loops or guard.leads_away)
-    if guard is not None and is_condition and guard.names_rank:
-        return all_or_none(facts, span, guard)
+    if guard is not None and guard.by_rank and not (guard.place.loops or guard.leads_away):
+        return all_or_none(guard)
     remedy = rule.fill(
         "same_number", what=f"iterations of {_joined(loops)}" if loops else "batches"
     )
@@ -189,23 +179,16 @@ def uneven(facts: Evidence, span: Span, gradients: bool = False) -> str:
     remedy += rule.fill("stream" if facts.program.mentions("IterableDataset") else "batches")
     if exits:
         return rule.fill("same_branch", exits=_joined(exits)) + rule.fill("agree") + f" {remedy}."
-    if guard is not None and is_condition:
-        return remedy + rule.fill("look_at", guard=guard.place)
     return f"{remedy}." if loops else remedy + rule.fill("look")
 
 
-def not_coming(facts: Evidence, mine: Span, gone: Iterable[int]) -> str:
+def not_coming(facts: Evidence, mine: Span) -> str:
     """Return the remedy for ranks that end without a call that others wait in; "" if unknown."""
-    path, ended = facts.path(mine), {*gone}
-    others = {s.where for s in facts.spans if s.rank in ended and s.where}
-    guard = facts.program.keeps_away(path, [(line,) for line in sorted(others)])
-    if guard is not None:
-        return all_or_none(facts, mine, guard)
-    if exits := facts.program.exits(path):
-        text = rules.divergence.fill("may_keep_away", exits=_joined(exits))
-        return rules.divergence.fill("reach", exits=text)
-    hint = _handler_hint(facts, mine)
-    return rules.divergence.fill("reach", exits="") + hint if hint else ""
+    path = facts.path(mine)
+    if (guard := facts.program.keeps_away(path)) is not None:
+        return all_or_none(guard)
+    exits = facts.program.exits(path)
+    return rules.divergence.fill("may_keep_away", exits=_joined(exits)) if exits else ""
 
 
 def _joined(exits: Iterable[Place]) -> str:

@@ -138,13 +138,7 @@ class Evidence:
         The stack is recorded while the rank waits, so it may start at the line of ``wait()``.
         """
         stack: tuple[str, ...] = span.attributes.get(STACK, ())
-        if span.where in stack:
-            return stack[stack.index(span.where) :]
-        here = self.program.scopes(span.where)[:1]
-        for outer, line in enumerate(stack, 1):
-            if here and self.program.scopes(line)[:1] == here:
-                return (span.where, *stack[outer:])
-        return (span.where,)
+        return stack[stack.index(span.where) :] if span.where in stack else (span.where,)
 
     # -- collectives ------------------------------------------------------------
 

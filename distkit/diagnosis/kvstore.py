@@ -96,17 +96,12 @@ def _activity(facts: Evidence, request: Span, worker: int) -> tuple[str, str]:
 
 def _rule_and_remedy(facts: Evidence, request: Span, absent: list[int]) -> tuple[rules.Rule, str]:
     """Return the rule that the absent workers violate, and the remedy that replaces its remedy."""
-    ops = {facts.stuck[w].op for w in absent if w in facts.stuck} - {Op.BARRIER}
-    if ops:
-        pulls = ops == {Op.PULL} and request.op is Op.PULL
-        return rules.cycle, rules.cycle.fill("pulls") if pulls else ""
+    if any(facts.stuck[w].op is not Op.BARRIER for w in absent if w in facts.stuck):
+        return rules.cycle, ""
     if request.op is not Op.PULL:
         return _RULES_BY_OP[request.op], ""
     rule, policy = rules.missing_push, facts.graph.awaiting.rule
-    if policy.halts:
-        return rule, ""
-    all_stuck = all(w in facts.stuck for w in absent)
-    return rule, rule.fill("barrier" if all_stuck else "bound")
+    return rule, "" if policy.halts else rule.fill("bound")
 
 
 #: The rule for each operation other than a pull.

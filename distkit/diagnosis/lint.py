@@ -31,10 +31,12 @@ _LOST_AFTER, _MIN_BANDWIDTH = 1.0, 1e8
 
 def lint_findings(facts: Evidence, previous: list[Finding]) -> Iterator[Finding]:
     """Find problems that do not cause a hang, mistakes first, except those in ``previous``."""
+    if not previous:
+        yield from _reordered(facts)
     unwaited = _never_waited(facts)
     forgotten = {(s.rank, s.seq) for s in unwaited}
     yield from _used_early_findings(facts, forgotten)
-    yield from (f for f in _forgotten(facts, unwaited) if not _is_reported(f, previous))
+    yield from _forgotten(facts, unwaited)
     yield from _nonmembers(facts)
     yield from groups.remarks(facts, previous, forgotten)
     in_backend = [] if previous else [*_in_backend(facts)]
@@ -43,31 +45,11 @@ def lint_findings(facts: Evidence, previous: list[Finding]) -> Iterator[Finding]
     yield from _stragglers(facts)
 
 
-def _is_reported(finding: Finding, previous: list[Finding]) -> bool:
-    return any(finding.lines.items() <= other.lines.items() for other in previous)
-
-
 def _forgotten(facts: Evidence, unwaited: list[Span]) -> Iterator[Finding]:
     """Find unmatched messages, and asynchronous calls that were never waited for."""
     unmatched = [s for s in facts.unmatched if facts.returned(s.rank) and facts.returned(s.peer)]
     yield from map(_unmatched_finding, unmatched)
-    lost_requests = {
-        s: finding for s in unwaited if s.op in P2P and (finding := _lost_request(facts, s))
-    }
-    yield from (finding for s, finding in lost_requests.items() if s not in unmatched)
-    yield from _forgotten_calls(
-        facts, [s for s in unwaited if s not in (*unmatched, *lost_requests)]
-    )
-
-
-def _lost_request(facts: Evidence, span: Span) -> Finding | None:
-    """Return the finding for a request whose message was lost when its rank ended."""
-    other = next((b if a is span else a for a, b in facts.pairs if span in (a, b)), None)
-    if other is None or not _waits_long(facts, other):
-        return None
-    return rules.left_behind.finding(
-        span, culprits=[span.rank], waiting=[other.rank], hang=True, span=span, other=other
-    )
+    yield from _forgotten_calls(facts, [s for s in unwaited if s not in unmatched])
 
 
 def _unmatched_finding(span: Span) -> Finding:
@@ -297,3 +279,28 @@ def _waits_long(facts: Evidence, span: Span) -> bool:
 
 def _waited(facts: Evidence, span: Span) -> float:
     return (span.end or facts.trace.info.until or 0.0) - span.start
+
+
+# -- wrong numbers ----------------------------------------------------------------------------
+
+
+def _reordered(facts: Evidence) -> Iterator[Finding]:
+    """Find collectives in a loop that visits its items in a different order on some ranks."""
+    for calls in facts.calls.values():
+        spans = (s for row in calls.values() for s in row if s.dtype)
+        for (op, where), line_spans in grouped(spans, lambda s: (s.op, s.where)).items():
+            by_rank = grouped(line_spans, lambda s: s.rank)
+            counts = [len(row) for row in by_rank.values()]
+            if len(by_rank) < 2 or min(counts) < 2:
+                continue
+            loop = facts.program.reordered([where])
+            if loop is not None:
+                ranks = sorted(by_rank)
+                yield rules.reordered_loop.finding(
+                    *(row[0] for row in by_rank.values()),
+                    culprits=ranks,
+                    ranks=ranks,
+                    op=op,
+                    where=where,
+                    loop=loop,
+                )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 from distkit.diagnosis import rules
@@ -78,7 +78,7 @@ def _compare(
 ) -> Finding | None:
     spans = list(column.values())
     differ = {d for s in spans[1:] if (d := difference(spans[0], s))}
-    kind = next((d for d in _FINDERS if d in differ), "")
+    kind = next((d for d in _KINDS if d in differ), "")
     if not kind:
         if spans[0].op is Op.ALL_TO_ALL and (found := _exchanged(facts, column)):
             return found
@@ -91,7 +91,7 @@ def _compare(
             return found
     if _reordered_calls(calls, nth, column, where=False):
         return _another_order(calls, nth, column)
-    return diverged(facts, calls, nth, column) or _FINDERS[kind](facts, column)
+    return diverged(facts, calls, nth, column) or _differing(facts, kind, column)
 
 
 def _exchanged(facts: Evidence, column: Column) -> Finding | None:
@@ -102,7 +102,7 @@ def _exchanged(facts: Evidence, column: Column) -> Finding | None:
     if len(sizes) == 1 or not any(map(facts.ended_in, column.values())):
         return None  # may be intentional
     rows = grouped(column, lambda rank: column[rank].nbytes)
-    return replace(_tensor(facts, column), culprits=outliers(list(rows.values())))
+    return replace(_differing(facts, "size", column), culprits=outliers(list(rows.values())))
 
 
 def _splits(facts: Evidence, column: Column) -> Finding | None:
@@ -178,7 +178,19 @@ def _finding(
     )
 
 
-def _op(facts: Evidence, column: Column) -> Finding:
+def _differing(facts: Evidence, kind: str, column: Column) -> Finding:
+    """Return the finding for calls that differ in this respect."""
+    if kind == "op" and (finding := _required(facts, column)) is not None:
+        return finding
+    rule, write = _KINDS[kind]
+    to_one = next(iter(column.values())).op in (Op.REDUCE, Op.GATHER)
+    remedy = _same_tensor(facts, column) if rule is rules.different_tensor else ""
+    root = "destination" if to_one else "source"
+    return _finding(rule, column, write, remedy=remedy, root=root)
+
+
+def _required(facts: Evidence, column: Column) -> Finding | None:
+    """Find ranks that do not make a call that every rank must make."""
     called = {s.op for s in column.values()}
     for op in [op for op in _REQUIRED_CALLS if op in called]:
         rule, name = _REQUIRED_CALLS[op]
@@ -187,8 +199,7 @@ def _op(facts: Evidence, column: Column) -> Finding:
         if missing and (op is Op.NEW_GROUP or len(without) <= len(column) / 2):
             message = rules.divergence.sentences["waits_for_all"]
             return _finding(rule, column, message=message, culprits=missing, name=name)
-    remedy = rules.another_order.remedy if _is_reordered(facts, column) else ""
-    return _finding(rules.different_collective, column, remedy=remedy)
+    return None
 
 
 def _reaches(facts: Evidence, column: Column, rank: int, op: Op) -> bool:
@@ -207,36 +218,6 @@ def _leads_to(facts: Evidence, span: Span, op: Op) -> bool:
     return any(str(op) in name for name in facts.program.ahead(facts.path(span)))
 
 
-def _is_reordered(facts: Evidence, column: Column) -> bool:
-    """Return whether two ranks would each reach the other's call next."""
-    one, *others = column.values()
-    return any(
-        s.where != one.where and _leads_to(facts, one, s.op) and _leads_to(facts, s, one.op)
-        for s in others
-    )
-
-
-def _members(facts: Evidence, column: Column) -> Finding:
-    return _finding(rules.new_group_members, column)
-
-
-def _root(facts: Evidence, column: Column) -> Finding:
-    op = next(iter(column.values())).op
-    root = "destination" if op in (Op.REDUCE, Op.GATHER) else "source"
-    return _finding(rules.different_root, column, root=root)
-
-
-def _reduction(facts: Evidence, column: Column) -> Finding:
-    return _finding(
-        rules.different_reduction, column, lambda s: call(s) if s.attributes else f"{s.op}(sum)"
-    )
-
-
-def _tensor(facts: Evidence, column: Column) -> Finding:
-    remedy = _same_tensor(facts, column)
-    return _finding(rules.different_tensor, column, with_tensor, remedy=remedy)
-
-
 def _same_tensor(facts: Evidence, column: Column) -> str:
     """Return the remedy for different tensors, based on their differences and lines."""
     rule, same_order = rules.different_tensor, rules.another_order.remedy
@@ -244,7 +225,7 @@ def _same_tensor(facts: Evidence, column: Column) -> str:
     dtypes, places = [s.dtype for s in spans], {s.where for s in spans}
     one_call = len(places) == 1
     reductions_differ = len({s.attributes.get("reduction") for s in spans}) > 1
-    if not one_call and (reductions_differ or _is_reordered(facts, column)):
+    if not one_call and reductions_differ:
         return same_order + rule.fill("one_call")
     path = facts.path(spans[0])
     if one_call and (loop := facts.program.reordered(path)) is not None:
@@ -264,14 +245,18 @@ def _dtype_rank(dtype: str) -> tuple[bool, int]:
     return "float" in dtype, int("".join(filter(str.isdigit, dtype)) or 0)
 
 
-#: The function that returns the finding for each kind of difference, most serious first.
-_FINDERS = {
-    "op": _op,
-    "members": _members,
-    "root": _root,
-    "dtype": _tensor,
-    "size": _tensor,
-    "reduction": _reduction,
+def _with_reduction(span: Span) -> str:
+    return call(span) if span.attributes else f"{span.op}(sum)"
+
+
+#: The rule of each kind of difference, most serious first, and the function that writes its calls.
+_KINDS: dict[str, tuple[rules.Rule, Callable[[Span], str]]] = {
+    "op": (rules.different_collective, call),
+    "members": (rules.new_group_members, call),
+    "root": (rules.different_root, call),
+    "dtype": (rules.different_tensor, with_tensor),
+    "size": (rules.different_tensor, with_tensor),
+    "reduction": (rules.different_reduction, _with_reduction),
 }
 
 
@@ -322,8 +307,6 @@ def _swapped_lines(
         return None
     if not _reordered_calls(calls, nth, column, where=True):
         return None
-    if any(facts.program.alternatives([a], [b]) for a, b in combinations(places, 2)):
-        return None  # branches of one condition
     return _another_order(calls, nth, column)
 
 

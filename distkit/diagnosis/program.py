@@ -16,9 +16,8 @@ from functools import lru_cache
 
 from distkit.diagnosis.dataflow import (
     FUNCTIONS,
-    depends_on_rank,
     name_of,
-    names_behind,
+    names_in,
     names_rank,
     reorders,
 )
@@ -32,8 +31,7 @@ Chain = list[tuple[ast.AST, str]]
 _LOOPS = ast.For, ast.While, ast.AsyncFor
 _PARTS = ast.stmt, ast.ExceptHandler, ast.match_case
 _MAX_CHARS = 60  # maximum length of a condition in a message
-_MAX_TRIES = 5
-_MAX_DEPTH = 4  # maximum depth of callers or called functions
+_MAX_DEPTH = 4  # maximum depth of callers
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,7 @@ class Guard:
         place: its text and line.
         node: its syntax tree.
         part: the branch that leads to the line; "exit" for a statement that skips it.
-        by_rank: whether its condition depends on the rank, directly or through assignments.
-        names_rank: whether the condition itself names the rank.
+        by_rank: whether its condition names the rank.
         scope: for an exit, the function or loop that it leaves.
     """
 
@@ -69,7 +66,6 @@ class Guard:
     node: ast.AST
     part: str
     by_rank: bool
-    names_rank: bool = False
     scope: ast.AST | None = None
 
     @property
@@ -128,27 +124,16 @@ class Program:
         """Return whether any source text contains this name."""
         return any(name in text for text in self._sources.values())
 
-    def scopes(self, where: str) -> list[ast.AST]:
-        """Return the functions that enclose a line, innermost first, and the module."""
-        frames = self._frames([where])
-        return frames[-1].scopes if frames else []
-
     # -- conditions and exits -------------------------------------------------------
 
-    def keeps_away(self, path: Path, others: Sequence[Path] = ()) -> Guard | None:
+    def keeps_away(self, path: Path) -> Guard | None:
         """Return the innermost condition that may make some ranks skip a line; None if none does.
 
-        Conditions whose other branch was taken come first, then those that depend on the rank.
-
-        Args:
-            path: the path of the line.
-            others: the paths of calls made by the ranks that never reach it.
+        Conditions that name the rank come first.
         """
         guards = self._guards(path)
         decided = [g for g in guards if not g.place.loops or g.by_rank]
-        taken = [self._branches(other) for other in others]
         fits = (
-            [g for g in decided if any(_took_other_branch(g, branches) for branches in taken)],
             [g for g in decided if g.by_rank],
             [g for g in decided if not g.leads_away],
         )
@@ -163,15 +148,6 @@ class Program:
             if (id(g.node), g.part) not in branches
             and not (g.leads_away and id(g.scope) in functions | {n for n, _ in branches})
         ]
-
-    def alternatives(self, here: Path, there: Path) -> bool:
-        """Return whether two lines are in different branches of one condition."""
-        other = dict(self._branches(there))
-        return any(
-            isinstance(node, (ast.If, ast.IfExp, ast.Match)) and other.get(id(node), part) != part
-            for frame in self._frames(here)
-            for node, part in frame.chain
-        )
 
     def follows(self, here: str, there: Path) -> bool:
         """Return whether a line follows another one of the file, and no loop leads back."""
@@ -191,8 +167,9 @@ class Program:
         functions = [[f.function for f in self._frames([line])][-1:] for line in (here, there)]
         if file != other or functions[0] != functions[1]:
             return False
-        alike = self.alternatives([here], [there])
-        return alike or number < last or not self.follows(here, [there])
+        branches = dict(self._branches([there]))
+        replaces = any(branches.get(n, part) != part for n, part in self._branches([here]))
+        return replaces or number < last or not self.follows(here, [there])
 
     def loops(self, path: Path) -> list[Place]:
         """Return the loops that enclose a line, innermost first."""
@@ -222,42 +199,28 @@ class Program:
         return [*found]
 
     def ahead(self, path: Path) -> set[str]:
-        """Return the names of functions called between a line and the program's end.
-
-        Calls reached only by another iteration of a loop do not count.
-        """
-        names: set[str] = set()
-        for frame in reversed(self._frames(path)):
-            for statement in _after(frame.chain):
-                _add_calls(statement, frame.scopes[-1], names, _MAX_DEPTH)
-        return names
-
-    def hides(self, path: Path) -> list[Place]:
-        """Return the enclosing handlers that hide an exception raised before a line."""
-        return [
-            _place(frame.file, handler)
+        """Return the names of functions called below a line, in its function and its callers."""
+        return {
+            name_of(call.func)
             for frame in self._frames(path)
-            for node, part in frame.chain
-            if isinstance(node, ast.Try) and part == "body"
-            for handler in node.handlers
-            if not _raises(handler)
-        ]
+            for call in ast.walk(frame.function)
+            if isinstance(call, ast.Call) and call.lineno > frame.number
+        }
 
     # -- order of iteration -----------------------------------------------------------
 
-    def reordered(self, path: Path, *, directly: bool = False) -> Place | None:
+    def reordered(self, path: Path) -> Place | None:
         """Return an enclosing loop that visits its items in a different order on some ranks.
 
         An example is a loop over ``sorted(names, reverse=rank == 1)`` whose variable the line
-        uses; with ``directly``, values computed from the variable do not count.
+        uses.
         """
         for frame in reversed(self._frames(path)):
-            used = names_behind(frame.chain[-1][0], () if directly else frame.scopes)
+            used = names_in(frame.chain[-1][0])
             for node, part in reversed(frame.chain):
                 if not (isinstance(node, ast.For) and part == "body"):
                     continue
-                targets = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
-                if targets & used and reorders(node.iter, frame.scopes):
+                if names_in(node.target) & used and reorders(node.iter, frame.scopes):
                     return _place(frame.file, node)
         return None
 
@@ -317,15 +280,11 @@ class Program:
 @lru_cache(maxsize=64)  # a hanging run is diagnosed repeatedly
 def _parsed(text: str) -> ast.Module | None:
     """Return the tree of a text, ignoring a cell's magics; None if it is not Python."""
-    for _ in range(_MAX_TRIES):
-        try:
-            return ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            plain = re.sub(r"^( *)[%!].*", r"\1pass", text, flags=re.M)
-            return None if plain == text else _parsed(plain)
-        except SystemError:  # concurrent parsing fails in CPython before 3.11.8: gh-106905
-            continue
-    return None
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
+        plain = re.sub(r"^( *)[%!].*", r"\1pass", text, flags=re.M)
+        return None if plain == text else _parsed(plain)
 
 
 def _split(where: str) -> tuple[str, int]:
@@ -358,24 +317,6 @@ def _enclosing(node: ast.AST, number: int) -> Chain:
                 part = f"{field} {index}" if isinstance(node, ast.Match) else field
                 return [(node, part), *_enclosing(child, number)]
     return [(node, "")]
-
-
-def _after(chain: Chain) -> Iterator[ast.stmt]:
-    """Yield the statements reached after a line in its function."""
-    skipping = False  # after break or continue, to the end of the loop
-    for (node, part), (child, _) in zip(chain[-2::-1], chain[:0:-1], strict=True):
-        block = getattr(node, part, None)
-        if skipping or not isinstance(block, list):
-            skipping = skipping and not isinstance(node, _LOOPS)
-            continue
-        following = block[block.index(child) + 1 :] if child in block else []
-        for statement in [*following, *(node.finalbody if isinstance(node, ast.Try) else ())]:
-            if isinstance(statement, (ast.Return, ast.Raise)):
-                return
-            if isinstance(statement, (ast.Break, ast.Continue)):
-                skipping = not isinstance(node, _LOOPS)
-                break
-            yield statement
 
 
 def _conditions_in(statement: ast.AST, number: int, inner: str) -> Chain:
@@ -418,21 +359,6 @@ def _is_call(node: ast.AST, inner: str) -> bool:
     return name == inner if inner else bool(_COMMUNICATES.search(name))
 
 
-def _add_calls(node: ast.AST, tree: ast.AST, names: set[str], depth: int) -> None:
-    """Add the names of functions that a statement calls, directly or through other functions."""
-    if isinstance(node, FUNCTIONS):
-        return
-    for call in ast.walk(node):
-        name = name_of(call.func) if isinstance(call, ast.Call) else ""
-        if not name or name in names:
-            continue
-        names.add(name)
-        for function in ast.walk(tree) if depth else ():
-            if isinstance(function, FUNCTIONS) and function.name == name:
-                for statement in function.body:
-                    _add_calls(statement, tree, names, depth - 1)
-
-
 # -- conditions and exits -----------------------------------------------------------------
 
 
@@ -446,7 +372,6 @@ def _conditions(frame: _Frame) -> Iterator[Guard]:
             Place(_shorten(text), f"{frame.file}:{_line(node, child)}"),
             node,
             part,
-            depends_on_rank(test, frame.scopes),
             names_rank(test),
         )
 
@@ -505,7 +430,7 @@ def _exit_guard(
 ) -> Guard:
     """Return the guard for a conditional exit from a function or loop."""
     conditions = [getattr(t, "test", None) or getattr(t, "subject", None) for t in tests]
-    by_rank = any(t is not None and depends_on_rank(t, frame.scopes) for t in conditions)
+    by_rank = any(t is not None and names_rank(t) for t in conditions)
     return Guard(_exit_statement(frame.file, child, tests), child, "exit", by_rank, scope=scope)
 
 
@@ -522,18 +447,10 @@ def _exits(file: str, node: ast.AST) -> Iterator[Place]:
         ):
             if tests:
                 yield _exit_statement(file, child, tests)
-        elif (isinstance(child, ast.With) and "no_sync" in _text_of(child)) or (
-            isinstance(child, ast.ExceptHandler) and not _ends_with_exit(child.body)
+        elif isinstance(child, ast.ExceptHandler) or (
+            isinstance(child, ast.With) and "no_sync" in _text_of(child)
         ):
             yield _place(file, child)
-
-
-def _took_other_branch(guard: Guard, branches: set[tuple[int, str]]) -> bool:
-    """Return whether these branches contain the other branch of a condition."""
-    if guard.leads_away or not isinstance(guard.node, (ast.If, ast.IfExp)):
-        return False
-    other = "orelse" if guard.part == "body" else "body"
-    return (id(guard.node), other) in branches
 
 
 # -- text of statements ---------------------------------------------------------------
@@ -580,12 +497,3 @@ def _describe(node: ast.AST, part: str, child: ast.AST | None = None) -> tuple[s
             words = f"with {ast.unparse(manager)}"
             return words, manager if part == "body" and "suppress" in words else None
     return type(node).__name__.lower(), None
-
-
-def _raises(handler: ast.ExceptHandler) -> bool:
-    return any(isinstance(node, ast.Raise) for node in ast.walk(handler))
-
-
-def _ends_with_exit(body: Sequence[ast.stmt]) -> bool:
-    """Return whether a block ends with an exit, which is reported separately."""
-    return isinstance(body[-1], (ast.Raise, ast.Return, ast.Break, ast.Continue))

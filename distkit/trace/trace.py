@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from distkit import companions
 from distkit.events import Op
-from distkit.gone import GONE
 from distkit.trace.log import EventLog
 
 if TYPE_CHECKING:
@@ -33,11 +32,6 @@ class Trace(EventLog):
     >>> [(m.src, m.dst, m.nbytes) for m in t.messages]
     [(0, 1, 4)]
     """
-
-    @property
-    def meta(self) -> NoReturn:
-        """Removed; use :attr:`info`."""
-        raise AttributeError(GONE["Trace.meta"])
 
     def diagnose(self) -> list[Finding]:
         """Return the mistakes found and their remedies, most important first."""

@@ -179,11 +179,6 @@ def test_sweep_needs_values(values: Any) -> None:
         dk.Experiment(train).sweep(**values)
 
 
-def test_sweep_has_no_folder_option() -> None:
-    with pytest.raises(TypeError, match=r"folder=…\) was removed: .*to_csv"):
-        dk.sweep(train, folder="runs", batch=[8, 16])
-
-
 # -- progress -----------------------------------------------------------------------
 
 

@@ -218,12 +218,6 @@ def test_condition_that_depends_on_the_rank_is_blamed(text, guard):
     assert str(found and found.place) == guard
 
 
-def test_branch_of_the_other_ranks_is_named():
-    text = "if a:\n    if b:\n        reduce()\nelse:\n    gather()\n"
-    guard = Program({"a.py": text}).keeps_away(["a.py:3"], [["a.py:5"]])
-    assert guard is not None and str(guard.place) == "`if a` at a.py:1"
-
-
 def test_barrier_reached_by_all_is_not_missing():
     text = (
         "if rank == 0:\n    all_reduce(x)\n    barrier()\nelse:\n    barrier()\n    all_reduce(x)\n"

@@ -35,16 +35,15 @@ PUBLIC = """
 """.split()
 
 # Imports point down: each part of distkit, and the other parts it may import.
-WAIST = "errors events consistency companions trace shadowing gone _format "
+WAIST = "errors events consistency companions trace shadowing _format "
 LAYERS = {
     "_format": "",
     "errors": "",
     "shadowing": "",
-    "gone": "",
-    "companions": "errors gone",
+    "companions": "errors",
     "events": "",
     "consistency": "",
-    "trace": "errors events companions consistency gone _format",
+    "trace": "errors events companions consistency _format",
     "diagnosis": WAIST,
     "algorithms": WAIST,
     "data": WAIST,

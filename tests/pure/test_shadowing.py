@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distkit.shadowing import check, explain, libraries
+from distkit.shadowing import check, libraries
 
 
 def test_distkit_imports_from_libraries_only(tmp_path: Path) -> None:
@@ -42,35 +42,6 @@ def shadow(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
     file = folder / f"{name}.py"
     file.write_text("mean = 1")
     return str(file)
-
-
-@pytest.mark.parametrize(
-    "code", ["import wave; wave.open", "from wave import open", "import wave.deep"]
-)
-def test_shadowing_file_is_named(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = shadow(folder, "wave", monkeypatch)
-    with pytest.raises((AttributeError, ImportError)) as caught:
-        exec(code)
-    assert explain(caught.value).startswith(f"{file} has the same name as Python's module wave and")
-    sys.modules.pop("wave")
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import statistics; statistics.nothing",
-        "import nowhere",
-        "from os.path import nothing",
-        "(1).nothing",
-        "1 / 0",
-        "import torch.none",
-        "from torch.nn import none",
-    ],
-)
-def test_other_errors_are_not_explained(folder: Path, code: str) -> None:
-    with pytest.raises(Exception) as caught:
-        exec(code)
-    assert explain(caught.value) == ""
 
 
 def test_shadowing_is_checked_before_the_import(

@@ -174,10 +174,6 @@ def test_invalid_comparisons_raise() -> None:
         dk.Compare([ring, ring])
     with pytest.raises(ValueError, match=r"still running. Wait for it with run.wait\(\)"):
         dk.Compare(ring, Running())
-    with pytest.raises(TypeError, match=r"clock=…\) was removed"):
-        dk.Compare(ring, ring, clock="duration")
-    with pytest.raises(TypeError, match=r"baseline=…\) was removed: give the run first"):
-        dk.Compare({"a": ring, "b": ring}, baseline="b")
 
 
 # -- pictures ------------------------------------------------------------------------------

@@ -368,7 +368,5 @@ def test_notebook_stores_picture_and_table():
 
 
 def test_unsupported_trace_raises_with_a_remedy():
-    with pytest.raises(TypeError, match=r"clock=…\) was removed: leave it out"):
-        Stage(ring(), clock="time")
     with pytest.raises(TypeError, match=r"Stage needs a distkit\.Trace"):
         Stage([1, 2])

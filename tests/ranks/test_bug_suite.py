@@ -76,11 +76,9 @@ SAMPLE = (
     "coll_early_return_then_barrier",
     # destination, choice and order of messages
     "p2p_wrong_destination",
-    "race_two_senders",
     "race_sum_of_two_lines",
     "race_then_fixed_source",
     "size_messages_in_another_order",
-    "activation_taken_for_gradient_silently",
     "order_of_equal_broadcasts_in_a_loop",
     "order_of_own_shards",
     # splits, gradients, arguments, exits

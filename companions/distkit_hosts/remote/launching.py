@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from distkit.errors import StartError
-from distkit.gone import GONE
 from distkit_hosts.remote.agent import AGENT
 
 #: Options of ssh, after the user's: no prompts, and a short timeout for unreachable machines.
@@ -358,10 +357,8 @@ def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]
 
 def _check_options(options: Iterable[str], known: Iterable[str], launcher: str) -> None:
     for unknown in (option for option in options if option not in known):
-        gone = GONE.get(f"dk.Cluster({unknown}=…)")
         raise StartError(
-            gone
-            or f"{unknown!r} is not an option of dk.Cluster or of {launcher}: use one of "
+            f"{unknown!r} is not an option of dk.Cluster or of {launcher}: use one of "
             f"{', '.join(sorted(known))}."
         )
 

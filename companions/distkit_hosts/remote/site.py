@@ -15,7 +15,6 @@ import msgspec
 
 from distkit.cluster.plan import DEFAULT, check_counts
 from distkit.errors import StartError
-from distkit.gone import GONE
 from distkit_hosts.remote import launching
 from distkit_hosts.remote.fleet import HostRequest
 
@@ -54,8 +53,6 @@ def request(
     if hosts is None and not engines:
         engines, hosts = environ.get(ENGINES, ""), _hosts(environ)
         options = {**_options(environ), **options}
-        if removed := [GONE[call] for o in options if (call := f"dk.Cluster({o}=…)") in GONE]:
-            raise StartError(removed[0])
     engines, options = engines or "ssh", {**options}
     if hosts is None and engines in ("ssh", "mpi"):
         hosts = _hosts(environ)

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distkit.shadowing import explain
-
 #: Maximum length of a text [characters] and of a traceback, which has the innermost frames.
 MAX_TEXT, MAX_FRAMES = 20_000, 60
 
@@ -140,7 +138,7 @@ def released_in(thread: int) -> Failure:
 def text(error: BaseException) -> str:
     """Return the printable text of an exception, with its notes."""
     notes = vars(error).get("__notes__", ())[:MAX_CAUSES]
-    return "\n".join(filter(None, [_safe_str(error), *map(_safe_str, notes), explain(error)]))
+    return "\n".join([_safe_str(error), *map(_safe_str, notes)])
 
 
 def printable(text: str) -> str:

@@ -14,7 +14,6 @@ from distkit.diagnosis.diagnose import Finding
 from distkit.diagnosis.rank_state import RankStatus
 from distkit.errors import StepError
 from distkit.events import Event
-from distkit.gone import GONE
 from distkit.trace.trace import Trace
 
 
@@ -188,10 +187,6 @@ class Stepper:
         """Call ``callback``, from any thread, when the state has changed; return an undo."""
         self._watchers.append(callback)
         return lambda: self._watchers.remove(callback)
-
-    def __getattr__(self, name: str) -> Any:
-        """Raise an error that names the replacement of a removed method."""
-        raise AttributeError(GONE.get(f"Stepper.{name}", f"Stepper has no attribute {name!r}"))
 
     def __repr__(self) -> str:
         last = len(self.moments) - 1

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 from distkit.errors import KVStoreError
-from distkit.gone import refuse
 from distkit.kvstore.client.requests import Call, Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import LIFE, AddressBook, Register
@@ -29,7 +27,6 @@ def create(
     backup: int = 0,
     replication: int = 1,
     on_crash: str = "halt",
-    **unknown: Any,
 ) -> KVStore:
     """Create a store by name; every worker of a run creates the same one.
 
@@ -53,18 +50,15 @@ def create(
             ``"replace"``: they wait for a replacement, which a ``dk.Cluster`` starts immediately;
             it runs the function from the start and pulls the current values. With dist_async a
             replacement is also started, but no worker waits.
-        unknown: other options, which are rejected.
 
     Raises:
         KVStoreError: The name is unknown, the cluster has no servers, or other workers passed
             other options.
-        TypeError: The option is unknown.
 
     >>> create("local")
     <KVStore local: worker 0 of 1>
     """
     global _store, _options
-    refuse("kvstore.create", unknown)
     if not isinstance(name, str):
         raise KVStoreError(f'create got {name!r:.60}. Pass a name such as "dist_sync".')
     spelling, name = name.lower(), canonical(name)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from distkit.errors import KVStoreError
-from distkit.gone import GONE
 from distkit.kvstore.client.create import create
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.optimizer import OptimizerSpec, Updater, groups_of, spec_of
@@ -68,10 +67,6 @@ class Trainer:
         self._changes = 0
         self._batch_size = 0.0  # their divisor
         self._begun = False
-
-    def __getattr__(self, name: str) -> Any:
-        """Raise an error that names the replacement of a removed method."""
-        raise AttributeError(GONE.get(f"Trainer.{name}", f"Trainer has no attribute {name!r}"))
 
     def step(self, batch_size: float) -> None:
         """Update every parameter; call it after ``backward`` instead of ``optimizer.step()``.

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from distkit.errors import KVStoreError
-from distkit.gone import GONE
 from distkit.kvstore.client.requests import LETTER, Call, Requests
 from distkit.kvstore.client.tensors import (
     Keys,
@@ -142,10 +141,6 @@ class KVStore:
         self.at_end: list[Callable[[], None]] = []
         #: The traffic of its pushes so far.
         self.traffic = Traffic()
-
-    def __getattr__(self, name: str) -> Any:
-        """Raise an error that names the replacement of a removed method."""
-        raise AttributeError(GONE.get(f"KVStore.{name}", f"KVStore has no attribute {name!r}"))
 
     def __repr__(self) -> str:
         return f"<KVStore {self.type}: worker {self.rank} of {self.num_workers}>"

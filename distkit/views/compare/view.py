@@ -12,7 +12,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from distkit.events import WORLD
-from distkit.gone import refuse
 from distkit.trace.columns import Table
 from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.log import EventLog
@@ -76,10 +75,7 @@ class Compare(View):
     _esm = esm("compare")
     _css = css("compare")
 
-    def __init__(
-        self, *traces: EventLog | Live | Mapping[str, EventLog | Live], **options: object
-    ) -> None:
-        refuse("dk.Compare", options)
+    def __init__(self, *traces: EventLog | Live | Mapping[str, EventLog | Live]) -> None:
         self._sides = [Side(name, _ended(source)) for name, source in _named(traces).items()]
         self._columns = merged(self._sides)
         self._summary = summary(self._sides)

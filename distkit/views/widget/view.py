@@ -16,7 +16,6 @@ import anywidget
 import traitlets
 
 from distkit.events import Event
-from distkit.gone import refuse
 from distkit.trace.columns import Table
 from distkit.trace.info import RunInfo
 from distkit.trace.log import EventLog
@@ -52,8 +51,7 @@ class View(anywidget.AnyWidget):
     #: Computed when sent, and always complete, so that pages opened later receive everything.
     picture = traitlets.Any().tag(sync=True, to_json=_snapshot)
 
-    def __init__(self, source: EventLog | Live, *, bare: bool = False, **options: object) -> None:
-        refuse(f"dk.{type(self).__name__}", options)
+    def __init__(self, source: EventLog | Live, *, bare: bool = False) -> None:
         trace, live = trace_of(source, type(self).__name__)
         self._bare = bare
         self._look(trace, live is not None)

