@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 from distkit.diagnosis import rules
@@ -304,6 +304,8 @@ def _swapped_lines(
     """Find equal calls that the ranks reach in a different order, which gives wrong results."""
     places = {s.where for s in column.values()}
     if len(places) == 1 or "" in places or {s.op for s in column.values()} <= _WITHOUT_TENSOR:
+        return None
+    if any(facts.program.are_alternatives(a, b) for a, b in combinations(places, 2)):
         return None
     if not _reordered_calls(calls, nth, column, where=True):
         return None

@@ -167,8 +167,7 @@ class Program:
         functions = [[f.function for f in self._frames([line])][-1:] for line in (here, there)]
         if file != other or functions[0] != functions[1]:
             return False
-        branches = dict(self._branches([there]))
-        replaces = any(branches.get(n, part) != part for n, part in self._branches([here]))
+        replaces = self.are_alternatives(here, there)
         return replaces or number < last or not self.follows(here, [there])
 
     def loops(self, path: Path) -> list[Place]:
@@ -208,6 +207,11 @@ class Program:
         }
 
     # -- order of iteration -----------------------------------------------------------
+
+    def are_alternatives(self, here: str, there: str) -> bool:
+        """Return whether two lines are in different branches of one condition."""
+        branches = dict(self._branches([there]))
+        return any(branches.get(n, part) != part for n, part in self._branches([here]))
 
     def reordered(self, path: Path) -> Place | None:
         """Return an enclosing loop that visits its items in a different order on some ranks.

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -299,7 +299,8 @@ class Recorder:
         """Record the completions of operations that the GPU has finished."""
         for operation in list(self.in_flight):
             if operation.poll():
-                self.in_flight.remove(operation)
+                with suppress(ValueError):  # another thread has removed it
+                    self.in_flight.remove(operation)
 
     def drain(self, last: bool = False) -> list[Row]:
         """Remove and return the recorded rows, up to the first that still expects GPU values.

@@ -341,7 +341,7 @@ def test_latest_restart_is_shown_with_the_end_of_the_previous_one(
     told = "started 2 times, and this is the latest; before it, the process of rank 1 ended"
     assert told in found.message and not found.hang
     assert "ranks 0 and 2 wait in all_reduce()" in found.message
-    assert told in trace.to_html(tmp_path / "page.html").read_text()
+    assert told in dk.Timeline(trace).save(tmp_path / "x.svg").read_text()
     again = Trace.load(trace.save(tmp_path / "whole.gz"))
     assert (repr(again.events), again.info) == (repr(trace.events), trace.info)
     old = Trace.load([path for path in tmp_path.glob("*.rank") if "-0.rank" in path.name])

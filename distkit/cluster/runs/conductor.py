@@ -361,7 +361,8 @@ class Conductor:
             findings = self._interrupt_findings
             error = report.interrupted(self.name, self._afterwards, outcomes, findings)
         if self.abandoned:
-            error = RunInterrupted(f"{self.name} was ended: {self.abandoned.rstrip('.')}.")
+            end = f"{self.name} was ended: {self.abandoned.rstrip('.')}."
+            error = RunInterrupted("\n".join([*report.of_findings(self._interrupt_findings), end]))
         self.error = error  # assigned once: other threads read it during a long diagnosis
 
     def _note_ends(self, outcomes: list[Outcome]) -> None:
