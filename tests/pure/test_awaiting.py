@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import traces
 from hypothesis import given, settings
@@ -14,10 +12,6 @@ from distkit.consistency import Asynchronous, Synchronous
 from distkit.diagnosis.diagnose import diagnose
 from distkit.diagnosis.rank_state import RankStatus, WaitForGraph
 from distkit.events import Event, Op, State
-from distkit.kvstore.protocol.messages import Register
-from distkit.kvstore.protocol.options import StoreOptions
-from distkit.kvstore.transport.recording import Step, _facts
-from distkit.trace.awaiting import PendingRequests
 from distkit.trace.calls import call
 from distkit.trace.trace import Trace
 
@@ -184,21 +178,6 @@ def test_worker_that_may_be_answered_is_not_accused(mode) -> None:
     assert diagnose(trace(worker(0, 3, *MORE, mode=mode), worker(1, 1, mode=mode))) == []
 
 
-def test_computing_worker_may_still_push() -> None:
-    held, busy = worker(0, 1, *MORE), worker(1, 1)
-    (remark,) = diagnose(Trace([*held, *busy], traces.info(world_size=2, ends={})))
-    assert remark.kind == "straggler" and not remark.hang
-    assert "rank 0 waits in pull('w') at In[3]:8 for rank 1" in remark.message
-
-
-def test_possibly_refused_push_proves_nothing() -> None:
-    """Its reply is in flight: after a refusal the pull is answered."""
-    held = [
-        e for e in worker(0, 1, *MORE) if (e.op, e.seq, e.state) != (Op.PUSH, 100, State.COMPLETED)
-    ]
-    assert diagnose(trace(held, worker(1, 1))) == []
-
-
 def test_worker_that_reports_a_death_waited_for_the_dead_one() -> None:
     """Its error is not a second cause."""
     told = [e for e in worker(0, 2, *MORE) if e.state is not State.BLOCKED]
@@ -225,26 +204,7 @@ def test_worker_that_reports_a_death_waited_for_the_dead_one() -> None:
     assert (found.kind, found.culprits, found.waiting) == ("died", (1,), (0,))
 
 
-def test_servers_are_not_members_of_the_world_group() -> None:
-    """Not even if a collective waits for all ranks."""
-    stuck = [
-        Event(0, 0, Op.ALL_REDUCE, s, 0.1 * i, where="a.py:4")
-        for i, s in enumerate((State.STARTED, State.BLOCKED))
-    ]
-    served = [Event(2, 0, Op.RECV, State.COMPLETED, 0.0, peer=0, match="kv:1:0:0")]
-    ends = {"1": {"how": "returned", "text": ""}}
-    (found,) = diagnose(Trace([*stuck, *served], traces.info(world_size=2, ends=ends)))
-    assert (found.kind, found.culprits) == ("skipped", (1,))
-
-
 # -- words --------------------------------------------------------------------------------
-
-
-def test_rank_pauses_before_a_call_with_several_keys() -> None:
-    board = WaitForGraph(2)
-    board.feed(asked(0, 5, Op.PUSH, "scheduled", attributes=Step.of(["a", 3, "7"]).facts))
-    assert str(board.rank_state(0)) == "rank 0: paused before push(['a', 3, '7']) at In[3]:7"
-    assert Step.of(range(9)).facts == {"keys": (0, 1, 2, "…", 8)} and Step.of(["w"]).facts == ()
 
 
 def test_reason_of_a_waiting_worker() -> None:
@@ -266,18 +226,3 @@ def test_calls_are_formatted_as_source_code() -> None:
     assert said(Op.INIT, optimizer="sgd") == "set_optimizer(sgd)"
     assert said(Op.INIT, key="w") == "init('w')" and said(Op.PULL, key=0) == "pull(0)"
     assert said(Op.PULL, key="0") == "pull('0')"
-
-
-def test_registration_reports_unusual_options() -> None:
-    usual = StoreOptions("dist_sync", 9, replication=2)
-    assert _facts(Register(0, 0, "", usual)) == {"mode": "dist_sync"}
-    odd = replace(usual, on_crash="continue")
-    assert _facts(Register(0, 0, "", odd)) == {
-        "mode": "dist_sync",
-        "on_crash": "continue",
-    }
-
-
-def test_no_rank_waits_before_a_store_is_created() -> None:
-    pull = asked(0, 1, Op.PULL, "started")[0]
-    assert PendingRequests(2).awaited_by(pull).workers == ()

@@ -134,14 +134,6 @@ def test_gpu_checks(torch: Json, gpus: Json, said: str) -> None:
     assert said in " ".join(str(Report(Facts({HERE: machine}))).split())
 
 
-def test_cpu_quota_is_counted() -> None:
-    machine = healthy("login", "10.0.0.1")
-    machine["cores"]["quota"] = 1.5
-    text = str(Report(Facts({HERE: machine})))
-    assert "2 cores (the cgroup allows 1.5 of 4)" in text
-    assert "up to 16 ranks here" in text
-
-
 # -- deliberate faults between machines ------------------------------------------------------------
 
 
@@ -269,23 +261,6 @@ def test_faults_between_machines_are_reported(
     assert {check.kind for check in found} == {kind}, found
     assert all(check.remedy and check.hosts for check in found)
     assert json.loads(report.to_json())["good"] is report.good
-
-
-def test_fault_seen_by_several_hosts_is_reported_once() -> None:
-    facts = healthy_facts()
-    for asked in ("alpha", "beta", "gamma"):
-        facts.names[asked]["here"] = {"error": "Name or service not known"}
-    (check,) = Report(facts).warnings
-    assert str(check).startswith("'login' does not resolve to an IPv4 address on alpha")
-    assert "The same is true of beta and gamma." in check.message
-
-
-def test_different_builds_are_warnings() -> None:
-    facts = healthy_facts()
-    facts.machines["beta"]["packages"]["torch"] = "2.13.0+cpu"
-    facts.machines["beta"]["python"]["version"] = "3.11.9"
-    found = [("python.differs", "warning", ("beta",)), ("torch.differs", "warning", ("beta",))]
-    assert judged(facts) == found
 
 
 # -- how it is shown -------------------------------------------------------------------------------

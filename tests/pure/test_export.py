@@ -158,15 +158,6 @@ def test_flow_connects_all_members_of_a_collective():
         assert sorted(e["pid"] for e in parts) == [1, 2, 3, 4]
 
 
-def test_computation_and_overlap_have_separate_threads():
-    events = chrome(sync_sgd())["traceEvents"]
-    threads = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert threads == {"computation", "communication", "communication 2"}
-    forward = next(e for e in events if e["name"] == "forward")
-    reduce = next(e for e in events if e["name"] == "all_reduce")
-    assert forward["tid"] != reduce["tid"] and forward["cat"] == "computation"
-
-
 def test_unfinished_operation_begins_and_never_ends():
     events = chrome(DEMOS["hang"]())["traceEvents"]
     open_ones = [e for e in events if e["ph"] == "B"]

@@ -62,10 +62,6 @@ def test_foreign_folders_are_not_touched(temporary: Path) -> None:
     assert sorted(temporary.rglob("*")) == before
 
 
-def test_missing_temporary_folder_is_ignored() -> None:
-    folders.sweep("/nowhere/at/all")
-
-
 def test_low_disk_space_raises_before_start(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,6 @@ from distkit.algorithms.pipeline_schedules import (
     Action,
     Orders,
     gpipe,
-    held,
     interleaved,
     one_f_one_b,
     played,
@@ -145,19 +144,6 @@ def test_every_micro_batch_is_computed_once_without_deadlock(
     assert all(action.stage % p == rank for rank, action in ran)
 
 
-def test_1f1b_holds_fewer_activations() -> None:
-    held = {
-        name: PIPELINES[name].activations(0, 4, 16) for name in ("gpipe", "1f1b", "zero_bubble")
-    }
-    assert held == {"gpipe": 16, "1f1b": 4, "zero_bubble": 4}
-    assert PIPELINES["interleaved"].activations(0, 4, 16, 2) == 11
-
-
-def test_1f1b_runs_with_fewer_micro_batches_than_stages() -> None:
-    assert ours(one_f_one_b(4, 1)) == [[f"{r}F0", f"{r}B0"] for r in range(4)]
-    assert held(one_f_one_b(4, 2)) == [2, 2, 2, 1]
-
-
 def test_deadlocked_schedule_names_the_waiting_ranks() -> None:
     wrong = one_f_one_b(2, 2)
     wrong[0].insert(0, wrong[0].pop(1))  # backward before its forward has come back
@@ -180,10 +166,3 @@ def test_deadlocked_schedule_names_the_waiting_ranks() -> None:
 def test_invalid_schedule_raises(call: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call()
-
-
-def test_catalogue_is_a_table() -> None:
-    assert repr(PIPELINES).splitlines()[1].startswith("1f1b")
-    assert "<code>zero_bubble</code>" in PIPELINES._repr_html_()
-    with pytest.raises(KeyError, match="choose from gpipe, 1f1b"):
-        PIPELINES["zigzag"]

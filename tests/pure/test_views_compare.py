@@ -76,16 +76,6 @@ def test_computing_rank_does_not_wait() -> None:
     assert figures(c)["ranks"][0]["waiting"] == pytest.approx(2 / 9, abs=1e-3)
 
 
-def test_barrier_before_computation_is_waiting() -> None:
-    s = Script()
-    s.op(0, Op.BARRIER, 0, 4 * MS)
-    s.op(1, Op.BARRIER, 3 * MS, 4 * MS)
-    ended = counted(s.trace(world_size=2))
-    s.op(1, Op.MARK, 4 * MS, 5 * MS, attributes={"label": "compute"})
-    going = counted(s.trace(world_size=2))
-    assert [found["ranks"][0]["waiting"] > 0 for found in (ended, going)] == [False, True]
-
-
 def test_parameter_server_times_are_means_over_workers() -> None:
     """A server that is asked seldom, and a scheduler that is not, do not dilute them."""
     s = Script()
@@ -142,13 +132,6 @@ def test_differences_are_listed() -> None:
     assert (found["messages"], found["rounds"]) == ([24, 6], [6, 6])
     assert found["most_sent"] == [96, 48] and "collectives" not in found
     assert picture["runs"] == ["ring", "naive"]
-
-
-def test_hidden_messages_of_collectives_are_noted() -> None:
-    picture = project({"ring": traces.ring(), "torch": traces.sync_sgd()})
-    assert (
-        "torch: messages inside the backend's collectives are not recorded." in picture["notices"]
-    )
 
 
 class Running:

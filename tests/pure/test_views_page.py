@@ -7,7 +7,6 @@ import zlib
 from html.parser import HTMLParser
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import DEMOS, MS, Script, big, odd_values, ping_pong, ring, summary
@@ -185,12 +184,3 @@ def test_labels_do_not_change_the_elements(tmp_path_factory, label):
     plain = Script().op(0, Op.SEND, 0, MS, peer=1, attributes={"key": "w"}).trace(name="run")
     odd = Script().op(0, Op.SEND, 0, MS, peer=1, attributes={"label": label}).trace(name=label)
     assert page(odd, folder).tags == page(plain, folder).tags
-
-
-def test_empty_trace_makes_a_page(tmp_path):
-    assert len(page(Trace(), tmp_path).column("start")) == 0
-
-
-@pytest.mark.parametrize("name", ["gz.html", "deep.html"])
-def test_page_returns_its_path(tmp_path, name):
-    assert ring().to_html(str(tmp_path / name)) == tmp_path / name
