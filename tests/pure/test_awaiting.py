@@ -12,7 +12,6 @@ from distkit.consistency import Asynchronous, Synchronous
 from distkit.diagnosis.diagnose import diagnose
 from distkit.diagnosis.rank_state import RankStatus, WaitForGraph
 from distkit.events import Event, Op, State
-from distkit.trace.calls import call
 from distkit.trace.trace import Trace
 
 RULES = st.one_of(
@@ -216,13 +215,3 @@ def test_reason_of_a_waiting_worker() -> None:
     assert str(board.rank_state(0)) == f"{said}is paused before push('w') at In[3]:7"
     board.feed(asked(1, 50, Op.PUSH, "scheduled", "started"))
     assert board.rank_state(0).status is RankStatus.RUNNING
-
-
-def test_calls_are_formatted_as_source_code() -> None:
-    def said(op, **facts):
-        return call(asked(0, 0, op, "started", attributes=facts)[0])
-
-    assert said(Op.REGISTER, mode="dist_sync", backup=1) == "kvstore.create('dist_sync')"
-    assert said(Op.INIT, optimizer="sgd") == "set_optimizer(sgd)"
-    assert said(Op.INIT, key="w") == "init('w')" and said(Op.PULL, key=0) == "pull(0)"
-    assert said(Op.PULL, key="0") == "pull('0')"

@@ -1,13 +1,12 @@
-"""The bug suite's scores, the evaluation of torch's reports, and the page."""
+"""The bug suite's scores, and the evaluation of torch's reports."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.stress.bugs.stock import MODES, Stock, StockReport, read
+from tests.stress.bugs.stock import MODES, Stock, read
 from tests.stress.bugs.suite import TITLES, Case, Score, Verdict, cases, threads
 
 SUITE = [*cases(), *threads()]
@@ -23,11 +22,6 @@ def end(how: str, *errors: tuple[float, str], log: str = "") -> dict[str, Any]:
 
 def verdict(case: Case, shown: str) -> Verdict:
     return Verdict(case, case.kinds[0] if case.kinds and shown else "", bool(shown), shown, 0.1)
-
-
-def stock(report: StockReport) -> Stock:
-    rows = {case.name: replace(report, source=read(case, [], 1.0).source) for case in SUITE}
-    return Stock("2.13.0", "2026-08-01", 20.0, {mode: rows for mode in MODES})
 
 
 # -- the score -----------------------------------------------------------------
@@ -65,9 +59,6 @@ def test_connection_closed_by_a_timeout_counts_as_timeout(
     ends: list[dict[str, Any]], how: str
 ) -> None:
     assert read(SUITE[0], ends, 20.0).how == how
-
-
-# -- the page ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)

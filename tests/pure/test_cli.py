@@ -78,16 +78,6 @@ def test_wrong_arguments_exit_with_usage(
     assert said in wrong(capsys, *argv)
 
 
-# -- errors of distkit ------------------------------------------------------------
-
-
-def test_error_is_a_single_message(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["replay", "no.gz"]) == 1
-    said = capsys.readouterr()
-    assert said.err == "distkit: no.gz cannot be read (No such file or directory).\n"
-    assert said.out == ""
-
-
 # -- trace -----------------------------------------------------------------------
 
 

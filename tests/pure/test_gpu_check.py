@@ -14,7 +14,6 @@ import pytest
 from benchmarks.gpu import ROWS
 
 TOOLS = Path(__file__).parents[2] / "tools"
-TOOL = TOOLS / "gpu-check"
 
 
 def module(name: str, path: Path) -> ModuleType:
@@ -30,7 +29,7 @@ measured = module("gpu_report", TOOLS / "gpu_report.py")
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    return module("gpu_check", TOOL)
+    return module("gpu_check", TOOLS / "gpu-check")
 
 
 # -- the page ----------------------------------------------------------------------------------

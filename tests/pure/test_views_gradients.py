@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_views_tensors import events
 from traces import Script, summary
 
-from distkit.events import Op, Summary
+from distkit.events import Op
 from distkit.recording import recorder
 from distkit.recording.gradients import watch_gradients
 from distkit.recording.recorder import Recorder, to_event
@@ -178,17 +178,19 @@ NOTES = [
 @given(st.lists(events, max_size=30), st.lists(st.sampled_from(NOTES), max_size=30))
 def test_any_marks_are_drawn(found, notes) -> None:
     marks = [
-        replace(e, op=Op.MARK, attributes=note, summary=e.summary and _safe(e.summary))
+        replace(
+            e,
+            op=Op.MARK,
+            attributes=note,
+            summary=e.summary if e.summary and e.summary.values else None,
+        )
         for e, note in zip(found, notes, strict=False)
+        if e.summary is None or e.summary.values
     ]
     picture = draw(Trace(marks))
     json.dumps(picture, allow_nan=False)
     ET.fromstring(to_svg(picture))
     repr(Gradients(Trace(marks)))
-
-
-def _safe(s: Summary) -> Summary | None:
-    return s if s.values else None
 
 
 def test_unwatched_run_names_the_remedy() -> None:

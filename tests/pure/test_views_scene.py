@@ -58,12 +58,9 @@ def test_example_view_follows_the_rules(tmp_path: Path, example) -> None:
     file = tmp_path / "bytes_sent.py"
     file.write_text('"""A view."""\n\n' + "\n".join(example[1]) + "\n", encoding="utf-8")
     root = CONTRIBUTING.parent
-    for tool in (["ruff", "check"], ["mypy", "--cache-dir", root / ".mypy_cache"]):
-        command = [sys.executable, "-m", *tool, "--config-file" if "mypy" in tool else "--config"]
-        said = subprocess.run(
-            [*command, root / "pyproject.toml", file], cwd=root, capture_output=True, text=True
-        )
-        assert said.returncode == 0, said.stdout + said.stderr
+    command = [sys.executable, "-m", "ruff", "check", "--config", root / "pyproject.toml", file]
+    said = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert said.returncode == 0, said.stdout + said.stderr
 
 
 def test_mark_is_visible_between_begin_and_end() -> None:

@@ -51,24 +51,13 @@ class Shop:
         recorder.set_current(self.recorders[node])
 
     def ask(self, worker, kind, *fields):
-        request = self.sends(worker, kind, *fields)
-        self.answer(self.takes(request))
-        return request
-
-    def sends(self, worker, kind, *fields, **more):
-        request = kind(worker, self.numbers[worker], *fields, **more)
+        request = kind(worker, self.numbers[worker], *fields)
         self.numbers[worker] += 1
         self.at(worker)
         self.asking[request.match] = Asking(request, self.node)
-        return request
-
-    def takes(self, request):
         self.at(self.node)
         self.notes.arrived(request)
-        return self.server.handle(request)
-
-    def answer(self, answers):
-        for answer in answers:
+        for answer in self.server.handle(request):
             self.at(self.node)
             self.notes.answering(answer)
             self.at(answer.node)
@@ -81,6 +70,7 @@ class Shop:
             else:
                 asking.failed()
         recorder.set_current(None)
+        return request
 
     def init(self, key="w"):
         for worker in reversed(range(self.workers)):
@@ -91,12 +81,6 @@ class Shop:
 
     def pull(self, worker, key="w"):
         return self.ask(worker, Pull, key)
-
-    def both(self, worker, key="w"):
-        """A push and a pull in one message: both are read before either is answered."""
-        push = self.sends(worker, Push, key, (2,), self.pulled.get(worker, 0), ONE)
-        pull = self.sends(worker, Pull, key)
-        self.answer([*self.takes(push), *self.takes(pull)])
 
     def trace(self, **facts):
         events = [recorder.to_event(r.rank, row) for r in self.recorders for row in r.drain()]

@@ -283,14 +283,6 @@ def test_omitted_parts_have_a_notice():
     assert "at most 64 ranks" in stage(thousand()).said
 
 
-def test_empty_trace_has_a_notice():
-    drawn = to_svg(draw(stage(Trace())))
-    texts = [element.text for element in ET.fromstring(drawn).iter(f"{SVG}text")]
-    assert "this trace has no messages and no collectives" in texts
-    assert table(stage(Trace())) == "Stage: this trace has no messages and no collectives"
-    assert draw(stage(Trace(), live=True))["empty"] == "waiting for the first message"
-
-
 OPS = [
     Op.SEND,
     Op.RECV,
