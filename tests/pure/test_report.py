@@ -20,8 +20,8 @@ from distkit.trace.trace import Trace
 WORKERS = {str(r): {"name": f"worker {r}"} for r in range(2)}
 
 
-def died(how: str, rank: int = 1) -> Outcome:
-    return Outcome(rank, died=how)
+def died(how: str) -> Outcome:
+    return Outcome(1, died=how)
 
 
 def told(outcome: Outcome, **facts: Any) -> dk.errors.RankError:
@@ -102,11 +102,7 @@ def test_last_output_of_gloo_is_evidence() -> None:
 # -- ranks that were replaced -------------------------------------------------------------
 
 
-def replaced(*hows: str, rank: int = 1) -> list[Replacement]:
-    return [Replacement(rank, f"worker {rank}", how, 0.0) for how in hows]
-
-
 def test_death_after_replacements_counts_them() -> None:
-    lives = replaced("exit status 3", "signal SIGSEGV")
+    lives = [Replacement(1, "worker 1", how, 0.0) for how in ("exit status 3", "signal SIGSEGV")]
     said = str(told(died("exit status 3"), replaced=lives))
     assert "It was replaced 2 times in this run." in said
