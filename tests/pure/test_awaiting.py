@@ -133,7 +133,7 @@ def test_workers_with_different_keys_are_diagnosed(mode) -> None:
         ]
 
     (f,) = diagnose(trace(pushes(0, "a"), pushes(1, "b")))
-    assert f.hang and f.kind == "cycle" and "the same keys in the same order" in f.remedy
+    assert f.hang and f.kind == "cycle" and "in the same order on every rank" in f.remedy
 
 
 @pytest.mark.parametrize("mode", ["dist_async", "dist_async staleness=9"])

@@ -1,4 +1,4 @@
-"""Tensors before and after: the projection, the static picture, the table, live updates."""
+"""Tensors before and after: the projection, the static picture, the table."""
 
 import json
 import math
