@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +12,10 @@ from typing import Any
 import pytest
 
 import benchmarks
-from benchmarks.figure import Figure, figure, fill
+from benchmarks.figure import Figure, figure
 from distkit import cli
 from distkit.cli import JUPYTERLAB
 from distkit.cluster.runs import run_ranks as local
-from distkit.demos import Demo
-from distkit.errors import DistkitError
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 
@@ -52,13 +49,6 @@ def test_help_imports_no_torch() -> None:
     assert not {"torch", "numpy", "rich", "ipyparallel", "psutil"} & set(modules.split())
 
 
-def test_python_m_distkit() -> None:
-    command = [sys.executable, "-m", "distkit", "--version"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ran.stdout.startswith("distkit ")
-    assert ran.returncode == 0
-
-
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -86,50 +76,6 @@ def test_wrong_arguments_exit_with_usage(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert said in wrong(capsys, *argv)
-
-
-def test_unwritable_output_is_rejected_before_the_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = tmp_path / "train.py"
-    script.touch()
-    said = wrong(capsys, "trace", "--out", f"{tmp_path}/no/t.gz", "--", str(script))
-    assert "the file cannot be written there" in said
-
-
-# -- errors of distkit ------------------------------------------------------------
-
-
-def test_error_is_a_single_message(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["replay", "no.gz"]) == 1
-    said = capsys.readouterr()
-    assert said.err == "distkit: no.gz cannot be read (No such file or directory).\n"
-    assert said.out == ""
-
-
-def test_full_disk_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def full() -> None:
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(DistkitError, match=r"t\.gz cannot be written \(No space left"):
-        cli.write(tmp_path / "t.gz", full)
-
-
-# -- demo ------------------------------------------------------------------------
-
-
-def test_sentences_are_wrapped_but_pictures_are_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    picture = "rank 0   " + "  ▓▓  ██" * 2 + "   →   " + "░░  ▒▒  " * 2
-    cli._print_demo(Demo("p2p: a digit", [picture, "many words " * 10], {}))
-    _, title, first, *sentences = capsys.readouterr().out.splitlines()
-    assert title == "p2p: a digit"
-    assert first == f"  {picture}".rstrip()
-    assert len(sentences) == 2
-    assert max(map(len, sentences)) <= 60
-    assert sentences[1].startswith("    many")
 
 
 # -- trace -----------------------------------------------------------------------
@@ -210,16 +156,6 @@ def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (tmp_path / "notebooks" / name).write_text("first")
     monkeypatch.setattr("distkit.cli.CHECKOUT", tmp_path)
     return tmp_path
-
-
-def test_lab_opens_a_copy_of_the_welcome_notebook(
-    executed: list[list[str]], checkout: Path
-) -> None:
-    assert cli.main(["lab"]) == 0
-    copy, root = executed[0][3:]
-    assert copy == str(checkout / "my-notebooks" / "00_welcome.ipynb")
-    assert root == f"--ServerApp.root_dir={checkout}"  # links to the sources work
-    assert Path(copy).read_text() == "first"
 
 
 def test_lab_keeps_changed_notebooks(
@@ -325,22 +261,3 @@ def test_bench_prints_one_json_object(
     assert report["details"] == {"tap": {"n": 7}}
     assert said.err == "benchmarks.tap begins\n"
     assert measured() == [7]
-
-
-def test_bench_prints_a_table_of_all_benchmarks(
-    measured: Callable[[], list[int]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["bench", "all"]) == 0
-    said = capsys.readouterr().out
-    assert "a step\n    1.23 ms [1 to 2] = 1.23 of the same without: 1 ms\n" in said
-    assert "    must ≤ 1.05x, aim ≤ 1.02x: not reached" in said
-    assert "    0.5 s, reference missing: pip install accelerate\n" in said
-    assert measured() == list(benchmarks.ALL.values())
-
-
-@pytest.mark.parametrize("name", benchmarks.ALL)
-def test_benchmark_has_a_table_and_a_measurement(name: str) -> None:
-    module = import_module(f"benchmarks.{name}")
-    assert callable(module.measure)
-    rows = fill(getattr(module, "FIGURES", {}), {}, "no browser")
-    assert all(row.value is None and row.note == "no browser" for row in rows)

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.published.workloads import inception_v3
 from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.all_reduce.torus import columns
 from distkit_simulation import (
@@ -22,7 +21,6 @@ from distkit_simulation import (
     cost,
     finish_times,
     parameter_server,
-    place,
 )
 from distkit_simulation.calibration import fit
 
@@ -118,13 +116,6 @@ def test_no_algorithm_beats_the_lower_bound(name: str, n: int, link: Link, units
     assert simulated >= cost.lower_bound(n, nbytes, link) * (1 - 1e-9)
 
 
-def test_ring_latency_grows_by_two_hops_per_rank() -> None:
-    """Eight bytes on p3dn took 163.4, 319.4 and 631.3 µs on 2, 4 and 8 nodes."""
-    hop = Link(alpha=78.0 / 2 * 1e-6, beta=0)
-    took = 85.4e-6 + cost.ring([2, 4, 8], 8, hop)
-    assert took * 1e6 == pytest.approx([163.4, 319.4, 631.4], abs=1e-6)
-
-
 def test_formulas_accept_arrays() -> None:
     n, nbytes = np.array([[2], [4], [7]]), np.array([1e3, 1e6])
     for name, times in cost.table(n, nbytes, Link(1e-6, 1e-9, 1e-10)).items():
@@ -141,16 +132,6 @@ def test_crossover_is_the_size_of_equal_cost() -> None:
         assert times[0] == pytest.approx(times[1], rel=1e-3)
 
 
-def test_unsplit_tensor_bounds_the_parameter_server() -> None:
-    link, sizes = Link(0, 1e-9), inception_v3()
-    whole_model, largest = sum(sizes), max(sizes)
-    split = cost.parameter_server(128, [16, 116], whole_model, link)
-    kept = cost.parameter_server(128, [16, 116], whole_model, link, largest=largest)
-    assert split[1] < split[0] / 7  # more servers, less to do for each …
-    assert kept[1] == kept[0] * largest / max(whole_model / 16, largest)  # … but for the largest
-    assert place(sizes, 116).max() == largest
-
-
 @given(
     sync=st.floats(0.001, 10),
     compute=st.floats(0.01, 10),
@@ -164,11 +145,6 @@ def test_overlap_hides_the_predicted_time(sync: float, compute: float, buckets: 
         ready = forward + backward * bucket / buckets
         end = max(end, ready) + sync / buckets
     assert end == pytest.approx(compute + cost.exposed(sync, backward, buckets), rel=1e-9)
-
-
-def test_break_even_has_speedup_one() -> None:
-    n = cost.break_even(compute=2.0, sync=6.0)
-    assert (n, cost.speedup(n, 2.0, 6.0)) == (4.0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -168,15 +168,6 @@ def test_all_kinds_of_datasets_are_accepted(data: object, policy: str) -> None:
             assert torch.equal(y, Y[x])
 
 
-def test_subclass_may_transform_samples() -> None:
-    class Halves(TensorDataset):
-        def __getitem__(self, i: int) -> tuple[Tensor, ...]:
-            return tuple(part / 2 for part in super().__getitem__(i))
-
-    (first, *_) = DistributedDataset(Halves(X), 4, replica=1, replicas=2)
-    assert first[0].tolist() == [0.5, 1.5]
-
-
 def test_empty_batches_keep_the_sample_shape() -> None:
     *_, last = everywhere(Squares(), 5, 3)[2]
     assert [tuple(part.shape) for part in last] == [(0,), (0, 2)]
@@ -202,14 +193,6 @@ def test_each_replica_reads_only_its_files(files: list[Path], shuffle: bool) -> 
     rows = [sorted(torch.cat([x for x, _ in batches]).tolist()) for batches in found]
     assert rows == [[0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11], [5]]
     assert all(torch.equal(2.0 * x, y) for batches in found for x, y in batches)
-
-
-def test_replica_opens_only_its_files_during_an_epoch(files: list[Path], monkeypatch) -> None:
-    data, opened = DistributedDataset(files, 2, replica=1, replicas=2), list[str]()
-    load = np.load
-    monkeypatch.setattr(np, "load", lambda path, **o: opened.append(path.stem) or load(path, **o))
-    assert [len(x) for x, _ in data] == [1] + [0] * 10
-    assert opened == ["b"]
 
 
 def test_too_few_files_are_read_by_every_replica(files: list[Path]) -> None:

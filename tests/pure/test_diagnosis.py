@@ -396,11 +396,6 @@ def test_tags_out_of_order_are_accepted():
     assert diagnose(Simulation(programs).run().live()) == []
 
 
-def test_undelivered_messages_are_not_a_cycle():
-    f = hang(*([send((r + 2) % 4, 3, later=True), recv((r - 1) % 4, 4)] for r in range(4)))
-    assert f.kind in ("wrong_source", "wrong_destination")
-
-
 def test_receive_from_any_source_may_take_the_next_message():
     first, second = recv(None, 3), recv(1, 4)
     sim = Simulation([[first, second], [send(0, 7)], [send(0, 9)]], random=random.Random(1)).run()
@@ -427,13 +422,7 @@ def test_equal_element_counts_are_accepted():
 # -- collectives ----------------------------------------------------------------------
 
 
-def test_branches_of_a_condition_are_accepted():
-    programs = [[all_reduce(2), all_reduce(4)], [all_reduce(4), all_reduce(2)]]
-    sim = Simulation(programs).run()
-    trace = sim.live()
-    source = "if rank == step:\n    all_reduce(x)\nelse:\n    all_reduce(zero)\n"
-    assert diagnose(trace)[0].kind == "another_order"
-    assert diagnose(Trace(trace, traces.info(trace.info, sources={"a.py": source}))) == []
+def test_equal_calls_on_different_lines_are_accepted():
     programs = [[all_reduce(2), barrier(3)], [all_reduce(5), barrier(6)]] * 2
     assert diagnose(Simulation(programs).run().live()) == []
 
@@ -518,16 +507,6 @@ def test_death_blames_no_line(state, seen):
     assert f.lines == {}
 
 
-def test_several_deaths_are_reported_together():
-    call = Event(2, 0, Op.BARRIER, State.COMPLETED, 0.0, where=line(3))
-    trace = Trace([call], traces.info(ends={}))
-    (f,) = diagnose(died(died(trace, 1, "signal SIGKILL"), 2, "signal SIGKILL"))
-    assert f.message == (
-        "the processes of ranks 1 and 2 ended (signal SIGKILL); rank 2 was last "
-        f"seen after barrier() at {line(3)}."
-    )
-
-
 def test_ddp_error_about_missing_gradients_is_explained():
     text = "RuntimeError: Expected to have finished reduction in the prior iteration before …"
     sim = Simulation([backward(8), []]).run()
@@ -564,27 +543,16 @@ def test_paused_rank_is_not_a_hang():
     assert diagnose(Trace([*trace, paused], traces.info(trace.info, ends={}))) == []
 
 
-def late_rank(lasts: float) -> Trace:
-    """Rank 2 is half a second late for a collective every second."""
-    return Trace(
-        [
-            Event(r, i, Op.ALL_REDUCE, s, i + 0.5 * (r == 2) + wait, where=line(3))
-            for r in range(3)
-            for i in range(5)
-            for s, wait in ((State.STARTED, 0.0), (State.COMPLETED, lasts))
-        ],
-        traces.info(world_size=3),
-    )
-
-
 def test_straggler_of_a_finished_run_is_named():
-    (f,) = diagnose(late_rank(0.5))
+    late = [
+        Event(r, i, Op.ALL_REDUCE, s, i + 0.5 * (r == 2) + wait, where=line(3))
+        for r in range(3)
+        for i in range(5)
+        for s, wait in ((State.STARTED, 0.0), (State.COMPLETED, 0.5))
+    ]
+    (f,) = diagnose(Trace(late, traces.info(world_size=3)))
     assert (f.kind, f.culprits, f.hang) == ("straggler", (2,), False)
     assert "rank 2 arrived last at 4 of 4 collectives: the others waited 2 s" in f.message
-
-
-def test_open_calls_share_one_delay():
-    assert diagnose(late_rank(5.0)) == []
 
 
 def test_buffer_used_before_wait():
@@ -610,15 +578,7 @@ def test_old_and_empty_traces_have_no_findings():
     assert diagnose(Trace(trace.events)) == []  # their release is not recorded
 
 
-def test_parameter_server_is_ignored():
-    import traces
-
-    assert not [f for f in traces.parameter_server().diagnose() if f.kind != "straggler"]
-
-
 def test_twenty_thousand_events_take_less_than_a_second():
-    import traces
-
     trace = traces.big(7_200)
     assert len(trace) > 20_000
     began = time.process_time()
@@ -725,7 +685,7 @@ def alarms(trace):
     return [f for f in diagnose(trace) if f.kind != "straggler" or f.hang]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(programs, st.integers(0, 10**6), st.integers(0, 80))
 def test_no_false_alarm_in_correct_programs(author, seed, cut):
     sim = Simulation(author.programs, author.groups, random.Random(seed)).run(cut)
@@ -736,7 +696,7 @@ def test_no_false_alarm_in_correct_programs(author, seed, cut):
     assert alarms(sim.released()) == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(programs, st.integers(0, 10**6), st.data())
 def test_no_false_alarm_when_some_events_arrive_late(author, seed, data):
     sim = Simulation(author.programs, author.groups, random.Random(seed), note=0.9).run()
@@ -746,7 +706,7 @@ def test_no_false_alarm_when_some_events_arrive_late(author, seed, data):
     assert alarms(Trace(heard, sim.info)) == []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(programs, st.integers(0, 10**6), st.data())
 def test_every_injected_hang_is_found(author, seed, data):
     for _ in range(data.draw(st.integers(1, 3))):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -51,12 +50,6 @@ def controls(fn: Any, **given: Any) -> Any:
 def setting(fn: Any, given: dict[str, Any], **changed: Any) -> dict[str, Any]:
     """Return a run's values: those of the controls, except changed ones."""
     return dk.Experiment(fn, **given).settings.complete(**changed)
-
-
-def test_given_widget_is_kept() -> None:
-    mine = ipywidgets.ToggleButtons(options=["ring", "gloo"], value="gloo", description="how")
-    control = controls(train, algorithm=mine)["algorithm"]
-    assert (control.widget, control.value, mine.description) == (mine, "gloo", "how")
 
 
 def test_control_starts_at_the_default() -> None:
@@ -138,18 +131,6 @@ BAD = [
 def test_invalid_controls_raise_immediately(fn: Any, controls: Any, error: type, said: str) -> None:
     with pytest.raises(error, match=said):
         dk.Experiment(fn, **controls)
-
-
-def test_unpicklable_function_raises_immediately() -> None:
-    lock = threading.Lock()
-
-    def locked() -> None:
-        lock.acquire()
-
-    with pytest.raises(dk.errors.NotPicklableError, match="the captured variable 'lock'"):
-        dk.Experiment(locked)
-    with pytest.raises(TypeError, match=r"the second argument must be a dk\.Cluster, not 4"):
-        dk.Experiment(train, 4)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

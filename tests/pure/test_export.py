@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from traces import DEMOS, MS, Script, big, odd_values, ring, sync_sgd
 
 from distkit.events import Op, State
-from distkit.trace.chrome import chrome, to_chrome
+from distkit.trace.chrome import chrome
 from distkit.trace.trace import Trace
 
 TRACES = {**DEMOS, "odd": odd_values, "big": lambda: big(800), "empty": Trace}
@@ -69,11 +69,9 @@ def is_a(value, kind):
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
-def check_fields(document):
+def check_fields(events):
     """Check that each event has the fields of its phase, with correct types and finite numbers."""
-    assert document["displayTimeUnit"] in ("ms", "ns")
-    assert isinstance(document["otherData"], dict)
-    for e in document["traceEvents"]:
+    for e in events:
         fields = {"ph": str, **FIELDS[e["ph"]]}
         assert set(e) == set(fields), e
         assert all(is_a(e[name], kind) for name, kind in fields.items()), e
@@ -86,7 +84,7 @@ def check_fields(document):
 
 def check_format(events):
     """Check every rule of the format."""
-    check_fields({"displayTimeUnit": "ms", "otherData": {}, "traceEvents": events})
+    check_fields(events)
     known = [e for e in events if e["ph"] == "M"]
     assert events[: len(known)] == known  # names first
     assert len({(e["name"], e["pid"], e["tid"]) for e in known}) == len(known)
@@ -94,10 +92,8 @@ def check_format(events):
     assert len({tid for _, tid in names}) == len(names)  # unique across processes
     timed = [e for e in events if e["ph"] != "M"]
     assert [e["ts"] for e in timed] == sorted(e["ts"] for e in timed)
-    for e in timed:
-        assert e["ph"] in "XBstf" and e["ts"] >= 0 and e["pid"] > 0
-        assert (e["pid"], e["tid"]) in names
-        assert e["ph"] != "X" or e["dur"] >= 0
+    assert all(e["ts"] >= 0 and e.get("dur", 0) >= 0 for e in timed)
+    assert {(e["pid"], e["tid"]) for e in timed} <= names
 
 
 def check_nesting(events):
@@ -127,10 +123,13 @@ def check_flows(events):
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_follows_the_format(name):
+def test_files_follow_the_format(tmp_path, name):
     trace = TRACES[name]()
-    check_fields(json.loads(json.dumps(chrome(trace), allow_nan=False)))
-    events = chrome(trace)["traceEvents"]
+    plain = trace.to_chrome(tmp_path / "t.json").read_bytes()
+    document = json.loads(plain, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert gzip.decompress(trace.to_chrome(tmp_path / "t.json.gz").read_bytes()) == plain
+    assert document["displayTimeUnit"] in ("ms", "ns") and isinstance(document["otherData"], dict)
+    events = document["traceEvents"]
     check_format(events)
     check_nesting(events)
     check_flows(events)
@@ -158,34 +157,12 @@ def test_flow_connects_all_members_of_a_collective():
         assert sorted(e["pid"] for e in parts) == [1, 2, 3, 4]
 
 
-def test_computation_and_overlap_have_separate_threads():
-    events = chrome(sync_sgd())["traceEvents"]
-    threads = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert threads == {"computation", "communication", "communication 2"}
-    forward = next(e for e in events if e["name"] == "forward")
-    reduce = next(e for e in events if e["name"] == "all_reduce")
-    assert forward["tid"] != reduce["tid"] and forward["cat"] == "computation"
-
-
 def test_unfinished_operation_begins_and_never_ends():
     events = chrome(DEMOS["hang"]())["traceEvents"]
     open_ones = [e for e in events if e["ph"] == "B"]
     assert sorted(e["name"] for e in open_ones) == ["all_reduce"] * 3 + ["recv"]
     assert not [e for e in events if e["ph"] == "E"]
     assert {e["args"]["state"] for e in open_ones} == {str(State.STARTED)}
-
-
-@pytest.mark.parametrize("name", TRACES)
-def test_files_hold_strict_json(tmp_path, name):
-    trace = TRACES[name]()
-    plain = to_chrome(trace, tmp_path / "t.json")
-    packed = trace.to_chrome(tmp_path / "t.json.gz")
-
-    def refuse(word):
-        raise AssertionError(f"{word} is not JSON")
-
-    read = json.loads(plain.read_text(), parse_constant=refuse)
-    assert json.loads(gzip.decompress(packed.read_bytes())) == read
 
 
 ops = st.lists(

@@ -13,7 +13,6 @@ import pytest
 
 from distkit import cli, explain
 from distkit.diagnosis import rules
-from distkit.diagnosis.findings import fill
 from distkit.diagnosis.rules import RULES, Rule
 
 ROOT = Path(__file__).parents[2]
@@ -52,15 +51,6 @@ def test_rule_sentences_are_unique_in_the_package() -> None:
     counts = Counter(s for file in files if "content" not in file.parts for s in strings(file))
     own = {s for rule in RULES.values() for s in rule.sentences.values() if len(s) > 25}
     assert not own & {*counts}
-
-
-def test_singular_and_plural_agree() -> None:
-    assert fill("{ranks:have} sent {n:message}.", ranks=[1], n=1) == "rank 1 has sent 1 message."
-    assert fill("{ranks:have} called it {n:time}.", ranks=(0, 1), n=2) == (
-        "ranks 0 and 1 have called it 2 times."
-    )
-    with pytest.raises(KeyError):
-        fill("{gone:have} finished.")
 
 
 @pytest.mark.parametrize("word", ["DK303", "dk303", "wrong_tag"])

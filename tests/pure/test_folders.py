@@ -1,4 +1,4 @@
-"""Removal of stale folders."""
+"""Folders of runs: access, and removal of stale ones."""
 
 from __future__ import annotations
 
@@ -62,8 +62,11 @@ def test_foreign_folders_are_not_touched(temporary: Path) -> None:
     assert sorted(temporary.rglob("*")) == before
 
 
-def test_missing_temporary_folder_is_ignored() -> None:
-    folders.sweep("/nowhere/at/all")
+def test_folder_that_others_may_enter_is_not_ours(tmp_path: Path) -> None:
+    assert folders.is_ours(tmp_path)
+    tmp_path.chmod(0o755)
+    assert not folders.is_ours(tmp_path)
+    assert not folders.is_ours(tmp_path / "none")
 
 
 def test_low_disk_space_raises_before_start(

@@ -227,13 +227,6 @@ def test_every_damaged_dump_raises_cleanly(
         assert str(file) in str(error)
 
 
-def test_shared_entries_are_accepted(tmp_path: Path) -> None:
-    """torch writes the frames of a stack once, with references in each entry."""
-    frames = [{"name": f"f{n}", "filename": "/home/me/train.py", "line": n} for n in range(60)]
-    calls = [entry(n, "all_reduce", frames=frames) for n in range(300)]
-    assert len(load(tmp_path, dump(*calls), dump(*calls)).collectives) == 300
-
-
 @pytest.mark.parametrize("write", [bytes, gzip.compress])
 def test_unpacked_size_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[bytes], bytes]
@@ -386,27 +379,6 @@ def loaded(folder: Path, *contents: Json) -> Trace:
     return Trace.load(folder)
 
 
-def with_event(content: Json, *, drop: str = "", **event: Any) -> Json:
-    """Add a call without its operator, and optionally drop events."""
-    kept = [e for e in content["traceEvents"] if not (drop and e["name"].startswith(drop))]
-    new = {"ph": "X", "pid": 1, "tid": 7, "ts": 2000, "dur": 50, "args": {}} | event
-    return content | {"traceEvents": [*kept, new]}
-
-
-def test_no_matching_notice_without_groups(tmp_path: Path) -> None:
-    """A process may have several groups: these calls need not match."""
-    one, other = (json.loads(json.dumps(profiled(r)).replace("Process Group", "")) for r in (0, 1))
-    other["traceEvents"][0]["name"] = "c10d::broadcast_"
-    for content in (one, other):
-        content["distributedInfo"].pop("pg_config")
-    trace = loaded(tmp_path, one, other)
-    assert judged(trace) == []
-    assert [len(calls) for calls in trace.collectives] == [1, 1]
-    assert "does not record the group of 2 collectives" in trace.diagnose()[0].message
-    page = trace.to_html(tmp_path / "page.html").read_text()
-    assert 'data-picture="timeline' in page
-
-
 def test_no_matching_notice_while_ranks_are_missing(tmp_path: Path) -> None:
     contents = [profiled(0), profiled(5)]
     contents[1]["traceEvents"][0]["name"] = "c10d::broadcast_"
@@ -420,17 +392,6 @@ def test_no_matching_notice_while_ranks_are_missing(tmp_path: Path) -> None:
     assert trace.ranks == [0, 5]
     picture = repr(dk.Timeline(trace))
     assert "2 ranks" in picture and "126 in all" in picture
-
-
-def test_profile_without_messages_says_so(tmp_path: Path) -> None:
-    sent = [
-        with_event(profiled(rank), drop="c10d", cat="cpu_op", name=f"c10d::{op}")
-        for rank, op in enumerate(["send", "recv_"])
-    ]
-    trace = loaded(tmp_path, *sent)
-    assert (trace.messages, judged(trace)) == ([], [])
-    (finding,) = trace.diagnose()
-    assert "peers of sends and receives are not read" in finding.message
 
 
 def test_profile_without_communication_says_so(tmp_path: Path) -> None:

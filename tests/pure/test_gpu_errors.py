@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,6 @@ def raising(error: BaseException) -> Callable[..., None]:
     return call
 
 
-def test_rank_selects_its_gpu(calls: dict[str, Any], tmp_path: Path) -> None:
-    gpu.initialize(spec(tmp_path))
-    assert calls["set_device"] == ("cuda:0",)
-    assert os.environ.pop("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-
-
 @pytest.mark.parametrize(
     ("said", "remedy"),
     [
@@ -71,11 +64,6 @@ def test_unusable_gpu_raises(
     first = said.partition("\n")[0].rstrip(".")
     assert str(refused.value).startswith(f"rank 1 on cuda:0 cannot use it: {first};")
     assert remedy in str(refused.value)
-
-
-def test_full_memory_is_explained(tmp_path: Path) -> None:
-    said = gpu.hint(torch.OutOfMemoryError("CUDA out of memory."), spec(tmp_path))
-    assert said.startswith("\nrank 1 on cuda:0. Use smaller batches")
 
 
 def test_tensor_on_another_device_is_explained(tmp_path: Path) -> None:

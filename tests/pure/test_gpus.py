@@ -133,10 +133,6 @@ def test_obstacles_are_reported(
     assert said in str(refused.value)
 
 
-def test_machine_without_gpus_has_no_obstacle() -> None:
-    assert examine({"found": [], "visible": ""}, {}) == Gpus()
-
-
 def test_each_machine_assigns_its_ranks() -> None:
     def plan(*gpus: int, **wanted: Any) -> Any:
         machines = [

@@ -15,7 +15,6 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
     Answer,
     AtBarrier,
-    Finished,
     Init,
     Pull,
     Push,
@@ -138,15 +137,6 @@ def test_rounds_do_not_wait_for_workers_at_a_barrier() -> None:
     store.ask(AtBarrier, 1)
     store.push(2)
     assert store.server.entries["w"].version == 3
-
-
-def test_rounds_do_not_wait_for_workers_that_finished_after_a_barrier() -> None:
-    store = Adding(Synchronous(), workers=2, on_crash="replace")
-    for worker in (0, 1):
-        store.ask(AtBarrier, worker)
-    store.ask(Finished, 0)
-    store.push(1)
-    assert [a.version for a in store.pull(1)] == [1]
 
 
 def test_rounds_wait_for_all_workers_after_the_barrier() -> None:

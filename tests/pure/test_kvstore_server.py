@@ -169,10 +169,3 @@ def test_invalid_requests_raise_and_the_store_continues(kind, fields, says) -> N
     assert says in refusal(store.ask(kind, 0, *fields))
     store.push(0, 1.0)
     assert store.value() == 1.0
-
-
-def test_optimizer_does_not_update_integers() -> None:
-    store = Store(ASYNC)
-    store.ask(Init, 0, "n", (1,), "int64", torch.ones(1, dtype=torch.int64))
-    text = refusal(store.ask(Push, 0, "n", (1,), 0, torch.ones(1, dtype=torch.int64)))
-    assert "cannot update int64[1]" in text

@@ -178,12 +178,6 @@ def test_mismatched_shared_memory_raises() -> None:
             decode([said], Exchange(POOL))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
-def test_shared_memory_of_an_ended_process_raises() -> None:
-    with pytest.raises(KVStoreError, match="process 4194305 has ended"):
-        Exchange(POOL).borrow([2**22 + 1, 3, 4, 0, 8, 0])
-
-
 @given(st.lists(st.binary().map(bytearray), max_size=3))
 def test_random_bytes_raise(frames: list[bytearray]) -> None:
     with pytest.raises(KVStoreError, match="malformed message"):

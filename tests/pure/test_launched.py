@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from distkit.errors import StartError
@@ -58,15 +56,6 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2"}
 )
 def test_launchers_are_recognised(environ: dict[str, str], expected: Launched) -> None:
     assert recognise(environ, "h") == expected
-
-
-def test_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """os.environ accepts only text as keys."""
-    for name in {*TORCHRUN, *SLURM, *OPEN_MPI, *MPICH}:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in MPICH.items():
-        monkeypatch.setenv(name, value)
-    assert recognise(os.environ, "h").launcher == "MPICH"
 
 
 @pytest.mark.parametrize(

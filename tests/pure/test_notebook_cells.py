@@ -28,13 +28,6 @@ def header(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return header
 
 
-def test_one_cell_may_start_several_clusters(header: dict[str, str]) -> None:
-    made, of_cells = [Thing(), Thing(), Thing()], CellRegistry(end)
-    for thing in made:
-        of_cells.add("a cell", thing)
-    assert not any(thing.ended for thing in made)
-
-
 def test_rerunning_a_cell_stops_its_clusters(header: dict[str, str]) -> None:
     one, two, other, again = (Thing() for _ in range(4))
     of_cells = CellRegistry(end)
@@ -56,10 +49,3 @@ def test_location_uses_the_latest_execution_count(
         shell.execution_count, names["cell.py"] = count, ("Cell", f"In[{count}]")
         assert notebook.place("cell.py:3") == f"In[{count}]:3"
         assert notebook._files[f"In[{count}]"] == "cell.py"
-
-
-def test_nothing_is_stopped_outside_a_notebook() -> None:
-    of_cells, made = CellRegistry(end), [Thing(), Thing()]
-    for thing in made:
-        of_cells.add(None, thing)
-    assert not any(thing.ended for thing in made)

@@ -12,7 +12,7 @@ from simulated import Simulation, Step, line
 from distkit.diagnosis.diagnose import diagnose
 from distkit.diagnosis.program import Program
 from distkit.events import Event, Op, State
-from distkit.recording.witness import SLOTS, CollectiveFingerprint
+from distkit.recording.witness import CollectiveFingerprint
 from distkit.trace.trace import Trace
 
 LOOP = """\
@@ -98,12 +98,6 @@ def test_exception_in_flight_comes_first():
     assert found(*rows, source=FINALLY, raising=late).kind != "raised"
 
 
-def test_calls_of_a_subgroup_are_not_divergence():
-    new = Step(Op.NEW_GROUP, where=line(1), attributes={"members": (0, 1)})
-    f = found([new, all_reduce(2)], [new, all_reduce(2)], [new], [new], [new], source="")
-    assert "If only ranks 0 and 1 should call it, pass group=" in f.remedy
-
-
 def test_stalled_collective_of_all_ranks_is_reported():
     events = [
         Event(r, 0, Op.ALL_REDUCE, s, 0.0, where=line(3))
@@ -115,37 +109,6 @@ def test_stalled_collective_of_all_ranks_is_reported():
     assert "ranks 0 and 1 stay in all_reduce() at a.py:3 for 3 s" in f.message
     assert diagnose(Trace(events, traces.info(world_size=2, until=0.5, ends={}))) == []
     assert "doctor" not in f.remedy
-
-
-def test_rank_with_an_undelivered_message_is_not_computing():
-    """Rank 1 waits for a message that rank 0 has sent, and others wait for rank 1."""
-    calls = {0: (Op.SEND, 1), 1: (Op.RECV, 0), 2: (Op.RECV, 1)}
-    events = [
-        Event(r, 0, op, s, 0.0, peer=peer, where=line(3))
-        for r, (op, peer) in calls.items()
-        for s in (State.STARTED, State.BLOCKED)
-    ]
-    found = diagnose(Trace(events, traces.info(world_size=3, until=3.0, ends={})))
-    assert [f.kind for f in found] == ["in_backend"]
-    assert 1 in found[0].waiting
-
-
-def test_rank_waiting_in_an_earlier_call_is_not_computing():
-    """Rank 1 waits for an isend, after a receive; rank 0 sends it more."""
-    calls = [
-        (0, 0, Op.SEND, 1, State.COMPLETED),
-        (1, 0, Op.SEND, 2, State.BLOCKED),
-        (1, 1, Op.RECV, 0, State.COMPLETED),
-        (0, 1, Op.SEND, 1, State.BLOCKED),
-        (2, 0, Op.RECV, 1, State.BLOCKED),
-    ]
-    events = [
-        Event(rank, seq, op, s, 0.0, peer=peer, where=line(3))
-        for rank, seq, op, peer, state in calls
-        for s in (State.STARTED, state)
-    ]
-    (f,) = diagnose(Trace(events, traces.info(world_size=3, until=3.0, ends={})))
-    assert (f.kind, f.waiting) == ("in_backend", (1, 2))
 
 
 def test_possibly_lost_message_is_reported():
@@ -216,24 +179,6 @@ def test_functions_are_analyzed_at_the_call_site():
 def test_condition_that_depends_on_the_rank_is_blamed(text, guard):
     found = Program({"a.py": text}).keeps_away(["a.py:3"])
     assert str(found and found.place) == guard
-
-
-def test_barrier_reached_by_all_is_not_missing():
-    text = (
-        "if rank == 0:\n    all_reduce(x)\n    barrier()\nelse:\n    barrier()\n    all_reduce(x)\n"
-    )
-    rows = [[all_reduce(2), Step(Op.BARRIER, where=line(3))]]
-    rows += [[Step(Op.BARRIER, where=line(5)), all_reduce(6)]]
-    f = found(*rows, source=text)
-    assert f.kind == "different_collective" and "same order" in f.remedy
-
-
-def test_early_return_is_named_with_its_line():
-    text = "def log(x):\n    if rank != 0:\n        return\n    all_reduce(x)\nlog(x)\nbarrier()\n"
-    rows = [[all_reduce(4)], [Step(Op.BARRIER, where=line(6))]]
-    f = found(*rows, source=text)
-    assert (f.kind, f.culprits) == ("different_collective", (0,))
-    assert "`return` under `if rank != 0` at a.py:3" in f.remedy
 
 
 @pytest.mark.parametrize("text", ["", "%%ranks\nif x:\n    y()\n", "if x:\n"])
@@ -308,16 +253,3 @@ def test_mismatch_is_seen_by_the_later_rank(fingerprints, op, one, other):
 )
 def test_optional_arguments_are_not_compared(fingerprints, op, one, other):
     assert fingerprints[0].check(op, one) and fingerprints[1].check(op, other)
-
-
-def test_ranks_far_ahead_or_of_another_run_are_not_compared(fingerprints, tmp_path):
-    for _ in range(SLOTS + 1):
-        assert fingerprints[0].check(Op.ALL_REDUCE, call())
-    assert fingerprints[1].check(Op.BARRIER, call(0)), "its entry is gone"
-    folder = fingerprints[0]._folder
-    next_run = CollectiveFingerprint(folder, 2, 1)
-    next_run.add_group("world", [0, 1, 2])
-    assert next_run.check(Op.BARRIER, call(0))
-    unknown = CollectiveFingerprint(tmp_path / "gone", 1, 0)
-    unknown.add_group("world", [0, 1, 2])
-    assert unknown.check(Op.BARRIER, call(0)) and unknown.check(Op.SEND, call(group="other"))

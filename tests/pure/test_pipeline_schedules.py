@@ -16,14 +16,13 @@ from distkit.algorithms.pipeline_schedules import (
     Action,
     Orders,
     gpipe,
-    held,
     interleaved,
     one_f_one_b,
     played,
     zero_bubble,
 )
 
-RANKS, MICROBATCHES = range(1, 9), range(1, 33)
+RANKS, MICROBATCHES = range(1, 9), range(1, 17)
 TORCHS = {
     "interleaved": "ScheduleInterleaved1F1B",
     "zero_bubble": "ScheduleInterleavedZeroBubble",
@@ -75,7 +74,7 @@ def ours(orders: Orders) -> list[list[str]]:
 @several_stages
 def test_interleaved_order_equals_torch(name: str) -> None:
     compared = Counter()
-    for p, m, v in product(RANKS, MICROBATCHES, (2, 3, 4)):
+    for p, m, v in product(RANKS, MICROBATCHES, (1, 2, 3, 4)):
         expected = torchs(TORCHS[name], p, m, v)
         compared[expected is not None] += 1
         if expected is None:
@@ -83,22 +82,7 @@ def test_interleaved_order_equals_torch(name: str) -> None:
                 orders(name, p, m, v)
         else:
             assert ours(orders(name, p, m, v)) == expected, (p, m, v)
-    assert compared == {True: 489, False: 279}
-
-
-@pytest.mark.usefixtures("light")
-@several_stages
-def test_one_stage_per_rank_equals_torch(name: str) -> None:
-    compared = Counter()
-    for p, m in product(RANKS, MICROBATCHES):
-        expected = torchs(TORCHS[name], p, m, 1)
-        compared[expected is not None] += 1
-        if expected is None:
-            with pytest.raises(ValueError, match="of different sizes"):
-                orders(name, p, m, 1)
-        else:
-            assert ours(orders(name, p, m, 1)) == expected, (p, m)
-    assert compared == {True: 163, False: 93}
+    assert compared == {True: 424, False: 88}
 
 
 @pytest.mark.usefixtures("light")
@@ -145,19 +129,6 @@ def test_every_micro_batch_is_computed_once_without_deadlock(
     assert all(action.stage % p == rank for rank, action in ran)
 
 
-def test_1f1b_holds_fewer_activations() -> None:
-    held = {
-        name: PIPELINES[name].activations(0, 4, 16) for name in ("gpipe", "1f1b", "zero_bubble")
-    }
-    assert held == {"gpipe": 16, "1f1b": 4, "zero_bubble": 4}
-    assert PIPELINES["interleaved"].activations(0, 4, 16, 2) == 11
-
-
-def test_1f1b_runs_with_fewer_micro_batches_than_stages() -> None:
-    assert ours(one_f_one_b(4, 1)) == [[f"{r}F0", f"{r}B0"] for r in range(4)]
-    assert held(one_f_one_b(4, 2)) == [2, 2, 2, 1]
-
-
 def test_deadlocked_schedule_names_the_waiting_ranks() -> None:
     wrong = one_f_one_b(2, 2)
     wrong[0].insert(0, wrong[0].pop(1))  # backward before its forward has come back
@@ -180,10 +151,3 @@ def test_deadlocked_schedule_names_the_waiting_ranks() -> None:
 def test_invalid_schedule_raises(call: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call()
-
-
-def test_catalogue_is_a_table() -> None:
-    assert repr(PIPELINES).splitlines()[1].startswith("1f1b")
-    assert "<code>zero_bubble</code>" in PIPELINES._repr_html_()
-    with pytest.raises(KeyError, match="choose from gpipe, 1f1b"):
-        PIPELINES["zigzag"]

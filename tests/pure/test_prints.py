@@ -48,9 +48,3 @@ def test_notebook_shows_the_first_lines_of_each_rank(
     assert first == ["[rank 0] a", "[rank 0] b", "[rank 0] … more lines are in run.output[0] …"]
     assert other == f"[rank 1] {'x' * 2_000} … 1,000 more characters"
     assert prints.all_of(0) == "a\nb\n" * 3
-
-
-def test_waiting_for_output_has_a_time_limit() -> None:
-    prints = Prints()
-    assert not prints.print_until(lambda: False, 0.01)
-    assert prints.print_until(lambda: True, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from itertools import chain, pairwise
+from itertools import chain
 
 import pytest
 
@@ -65,14 +65,6 @@ def test_fitted_rows_are_reproduced() -> None:
     for row in chain.from_iterable(published().values()):
         if row.fitted:
             assert row.error == pytest.approx(0, abs=1e-6), row
-
-
-def test_throughput_with_whole_tensors_bends_after_64_workers() -> None:
-    table = published()["parameter_servers"]
-    predicted = [row for row in table if row.table.startswith("Piz Daint")]
-    efficiency = [row.predicted / row.naive for row in predicted]
-    falls = [a - b for a, b in pairwise(efficiency)]
-    assert falls.index(max(falls)) == len(falls) - 1
 
 
 def test_benchmark_prints_all_rows() -> None:

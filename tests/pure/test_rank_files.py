@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import re
 import struct
 import time
 import zlib
@@ -17,7 +16,6 @@ import distkit as dk
 from distkit import cli
 from distkit.errors import DeadlockError, RankError, RunError, StepError
 from distkit.events import WORLD, Op, State
-from distkit.recording.blackbox import BlackBox
 from distkit.recording.plain import encode
 from distkit.trace.info import ClockOffset
 from distkit.trace.trace import Trace
@@ -92,16 +90,6 @@ def test_truncated_file_is_readable(tmp_path: Path) -> None:
     damaged[-1] ^= 1
     path.write_bytes(damaged)
     assert len(rankfile.read(path).rows) == 4
-
-
-def test_black_box_holds_unwritten_events(tmp_path: Path) -> None:
-    path = write(tmp_path, about(0), [(Op.BARRIER, 11.0, 12.0)])
-    box = BlackBox(path.with_suffix(".box"))
-    later = [*rows((Op.BARRIER, 11.0, 12.0), (Op.SEND, 13.0, 14.0, 1))]
-    for number, row in enumerate(later, 1):
-        box.note(1, number, row)
-    found = rankfile.read(path).rows
-    assert [row[:5] for row in found] == [row[:5] for row in later]
 
 
 def test_full_disk_ends_the_record_but_not_the_rank(
@@ -187,26 +175,6 @@ def test_clocks_of_two_hosts_are_aligned(tmp_path: Path, ahead: float) -> None:
         assert max(s.start for s in spans) < min(s.end for s in spans)
 
 
-def test_replay_lists_the_contents_of_a_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    there = about(1, host="b", clock="b", ahead=5.0)
-    calls = [(Op.ALL_REDUCE, 11.0, 11.0007), (Op.RECV, 12.0, None)]
-    for its, ahead in ((about(0), 0.0), (there, 5.0)):
-        mine = [*calls[:1], (*calls[1], 1 - its["rank"])]
-        path = write(folder, its, mine, ahead=ahead, until=14.0)
-        path.with_suffix(".fault").write_text("Current thread 0x1:\n")
-    page = tmp_path / "page.html"
-    assert cli.main(["replay", str(folder), "--no-browser", "--html", str(page)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("train.py: 2 ranks, ")
-    assert re.search(r"The clock of b is [45]\.\d+ s ahead of that of a \(± \d+ µs\)", said)
-    assert "each waits for the other" in said
-    assert page.exists()
-
-
 def test_wall_clocks_are_used_without_messages(tmp_path: Path) -> None:
     there = about(1, host="b", clock="b", ahead=7.0)
     write(tmp_path, about(0), end="returned")
@@ -273,27 +241,6 @@ def test_latest_run_in_a_folder_is_read(tmp_path: Path) -> None:
     assert not trace.info.limitations
 
 
-def test_rank_that_ended_before_another_began_is_of_the_same_start(tmp_path: Path) -> None:
-    write(tmp_path, about(0), end="returned", until=10.5)
-    write(tmp_path, about(1, began=11.0), end="returned", until=12.0)
-    trace = Trace.load(tmp_path)
-    assert ([*trace.info.ranks], trace.info.limitations) == ([0, 1], {})
-
-
-@pytest.mark.parametrize("launcher", ["torchrun", "Slurm"])
-@pytest.mark.parametrize("apart", ["pid_namespace", "host"])
-def test_equal_pids_on_one_kernel_are_one_run(tmp_path: Path, launcher: str, apart: str) -> None:
-    """Containers share a clock, but number their processes from 1."""
-    for rank in (0, 1):
-        its = about(rank, launcher=launcher, pid=7, **{apart: f"pod{rank}"})
-        write(tmp_path, its, [(Op.BARRIER, 11.0, 12.0)], end="returned").rename(
-            tmp_path / f"{rank}.rank"
-        )
-    trace = Trace.load(tmp_path)
-    assert (trace.ranks, len(trace.collectives)) == ([0, 1], 1)
-    assert not trace.info.limitations
-
-
 @pytest.mark.parametrize("here", [True, False])
 def test_pid_of_another_namespace_is_not_looked_up(tmp_path: Path, here: bool) -> None:
     """This namespace has processes with the pids of the launcher and the silent rank."""
@@ -346,40 +293,6 @@ def test_latest_restart_is_shown_with_the_end_of_the_previous_one(
     assert (repr(again.events), again.info) == (repr(trace.events), trace.info)
     old = Trace.load([path for path in tmp_path.glob("*.rank") if "-0.rank" in path.name])
     assert (old.ranks, old.info.limitations) == ([0, 1, 2], {})
-
-
-def test_restart_without_a_count_is_detected_by_its_ranks(tmp_path: Path) -> None:
-    """A host joins: torchrun restarts all ranks without counting a restart."""
-    for rank in range(2):
-        path = write(tmp_path, about(rank), [(Op.BARRIER, 11.0, 11.5)], until=12.0)
-        path.with_suffix(".fault").write_text("Current thread 0x1:\n")
-    for rank in range(3):
-        its = about(rank, 3, began=20.0, pid=200 + rank)
-        write(tmp_path, its, [(Op.BARRIER, 21.0, 21.5)], end="returned", until=22.0)
-    trace = Trace.load(tmp_path)
-    assert trace.ranks == [0, 1, 2]
-    (found,) = trace.diagnose()
-    assert found.message == "the ranks were started 2 times, and this is the latest."
-
-
-def test_hosts_need_not_have_counted_equally_far(tmp_path: Path) -> None:
-    """The second host has counted fewer restarts, and its wall clock is wrong by two seconds."""
-    for n in range(2):
-        for rank, host, wrong in ((0, "a", 0.0), (1, "b", 2.0)):
-            its = about(rank, began=20.0 + 10 * n, host=host, clock=host, ahead=wrong)
-            its |= {"restart": n + (rank == 0), "pid": 10 * n + rank, "parent": rank}
-            its["began"] = its["began"][0], its["began"][1] + wrong
-            path = write(
-                tmp_path,
-                its,
-                [(Op.BARRIER, 21 + 10 * n, 22 + 10 * n)],
-                ahead=wrong,
-                until=25 + 10 * n,
-            )
-            path.with_suffix(".fault").write_text("Current thread 0x1:\n")
-    trace = Trace.load(tmp_path)
-    assert [*map(len, trace.collectives)] == [2]
-    assert trace.info.clocks["b"].ahead == pytest.approx(2, abs=1)
 
 
 def test_addresses_of_ended_ranks_are_explained(tmp_path: Path) -> None:
@@ -461,25 +374,3 @@ def test_ended_ranks_are_reported(tmp_path: Path) -> None:
         run.wait()
     with pytest.raises(StepError, match="ranks 0 and 1 have ended"):
         run.step()
-
-
-def test_rank_that_left_is_named_with_the_waiting_rank(tmp_path: Path) -> None:
-    """Waits for an ended rank fail, so no certain hang remains."""
-    broke = "RuntimeError: Connection closed by peer [127.0.0.1]:7"
-    write(tmp_path, about(1), end="returned")
-    file = RankFile(tmp_path / "0.rank", about(0))
-    (begun, (seq, op, _, time, *more)) = rows((Op.RECV, 11.0, None, 1))
-    file.rows([begun, (seq, op, State.FAILED, time + 1, *more)])
-    file.note("end", ("raised", broke, "/srv/ada/t.py:3", 12.0))
-    file.close()
-    why = r"rank 0 waits in recv\(src=1\) at t\.py:3, but rank 1 has finished after sending 0"
-    with pytest.raises(DeadlockError, match=why) as caught:
-        dk.hosts.follow(tmp_path).wait()
-    assert "All ranks have ended." in str(caught.value)
-    assert "Connection closed by peer" in str(caught.value.__cause__)
-    other = RankFile(tmp_path / "1.rank", about(1, pid=7))  # with its own reason
-    (tmp_path / "1-a-101-0.rank").unlink()
-    other.note("end", ("raised", "ValueError: on purpose", "/srv/ada/t.py:7", 11.5))
-    other.close()
-    with pytest.raises(RankError, match="ValueError: on purpose"):
-        dk.hosts.follow(tmp_path).wait()

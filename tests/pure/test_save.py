@@ -8,8 +8,7 @@ import pytest
 from traces import ring
 
 from distkit.views import Gradients, Stage, Tensors, Timeline
-from distkit.views.scene import svg
-from distkit.views.scene.theme import INK, INK_DARK, PAPER_DARK, RANKS_DARK, RANKS_LIGHT
+from distkit.views.scene.theme import INK, INK_DARK, PAPER_DARK, RANKS_LIGHT
 
 VIEWS = [Timeline, Stage, Tensors, Gradients]
 
@@ -26,21 +25,8 @@ def test_dark_picture_has_the_same_text_in_dark_colours(tmp_path: Path, view: An
     assert texts == ["".join(e.itertext()) for e in before.iter()]
 
 
-def test_rank_colours_are_those_of_dark_views(tmp_path: Path) -> None:
-    drawn = Timeline(ring()).save(tmp_path / "x.svg", dark=True).read_text()
-    assert RANKS_DARK[0] in drawn
-
-
 def test_names_with_another_ending_are_refused(tmp_path: Path) -> None:
     for name in ("ring.png", "ring.pdf", "ring"):
         with pytest.raises(ValueError, match=r"Use a name that ends in \.svg"):
             Timeline(ring()).save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
-
-
-# -- dark paper ----------------------------------------------------------------------
-
-
-def test_text_that_looks_like_a_colour_is_kept() -> None:
-    words = svg.text(0, 0, 'fill="#fff" is white', "#fff")
-    assert svg.dark(words) == svg.text(0, 0, 'fill="#fff" is white', PAPER_DARK)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-import distkit as dk
 from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.catalogue import PIPELINES
 from distkit.algorithms.rounds import Round, traffic
@@ -110,11 +109,6 @@ def test_network_card_of_a_host_is_shared() -> None:
     assert one == pytest.approx([14, 14, 0.7])
 
 
-def test_directions_of_a_link_are_independent() -> None:
-    net = Network.hosts(2, 1, ONE, ONE)
-    assert net.seconds([0, 1], [1, 0], [9, 9]).tolist() == [9, 9]
-
-
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=20))
 def test_bandwidth_is_shared_fairly(transfers: list[tuple[int, int]]) -> None:
     resource, m = (np.array(column) for column in zip(*transfers, strict=True))
@@ -192,12 +186,6 @@ def test_blocking_sends_are_slower() -> None:
         trace = pipeline(2, 4, 1.0, 1.0, 4, link, order="gpipe", overlap=overlap)
         seconds.append(trace.seconds)
     assert seconds == pytest.approx([11.0, 14.0])  # three of four sends are hidden, twice
-
-
-def test_custom_order_is_simulated() -> None:
-    own = PIPELINES["1f1b"].orders(3, 4)
-    ends = [pipeline(3, 4, 1.0, 2.0, 8, NET, order=o).seconds for o in (own, "1f1b")]
-    assert ends[0] == ends[1]
 
 
 def harmonic(n: int) -> float:
@@ -314,12 +302,3 @@ def test_link_is_not_accepted_as_network(call: Callable[[object], object]) -> No
         TypeError, match=r"not float: use dk.simulation.Network\(a dk.simulation.Link\)"
     ):
         call(1e-6)
-
-
-def test_public_names() -> None:
-    trace = dk.simulation.simulate(
-        "ring", 4, 4000, dk.simulation.Network.flat(dk.simulation.Link.of(1e-5, 1e9))
-    )
-    assert trace.seconds == pytest.approx(
-        dk.simulation.cost.ring(4, 4000, dk.simulation.Link.of(1e-5, 1e9))
-    )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distkit_simulation import cost, plot_prediction, plot_speedups, predict, speedups
+from distkit_simulation import cost, plot_prediction, predict, speedups
 
 SECONDS = st.floats(1e-6, 1e3)
 RANKS = st.integers(2, 1000)
@@ -38,12 +38,6 @@ def test_prediction_equals_the_ratio_of_epochs(
 def test_speed_up_needs_one_rank() -> None:
     with pytest.raises(ValueError, match=r"batch=16 has no row of one rank.*ranks=\[1, …\]"):
         speedups([row(1, 8, 1, 0, 1), row(2, 8, 1, 1, 2), row(2, 16, 1, 1, 2)])
-
-
-def test_plot_has_predicted_line_and_measured_dots() -> None:
-    rows = [row(1, b, 1, 0, 1) for b in (8, 16)] + [row(2, b, 1, 1, 4) for b in (8, 16)]
-    lines = plot_speedups(rows).axes[0].lines
-    assert [[*line.get_ydata()] for line in lines[:4]] == [[1, 1], [1, 0.5]] * 2
 
 
 TIMES = st.floats(1e-3, 10.0)
@@ -100,8 +94,3 @@ def test_plot_of_one_setting_shows_prediction_and_measurement() -> None:
     assert mine.get_xydata().tolist() == [[2, 2 * 2 / 5], [4, 2.0]]
     title = figure.axes[0].get_title(loc="left")
     assert title == "2 ranks: predicted 0.89, measured 0.80; pays with more than 2.2 ranks"
-
-
-def test_setting_outside_the_measurements_raises() -> None:
-    with pytest.raises(ValueError, match=r"ranks=9 is outside the measured range, 1 to 4\."):
-        plot_prediction(SWEPT, ranks=9, batch=16)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import IPython.display
-import pytest
-
 from distkit.views.widget.snapshot import NotebookSnapshot
 
 
@@ -45,26 +42,3 @@ def test_slow_drawing_does_not_replace_a_newer_one() -> None:
     slow.join(10)
     quick.join(10)
     assert handle.sent == ["old", "new"]
-
-
-def test_changes_during_display_are_sent_afterwards(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    state, handle = ["going on"], Handle()
-    renewals: list[threading.Thread] = []
-
-    def display(bundle: dict[str, str], **options: Any) -> Handle | None:
-        if "display_id" not in options:
-            return None
-        state[0] = "over"  # the run ends between the drawing and the display
-        renewals.append(threading.Thread(target=still.renew))
-        renewals[0].start()
-        renewals[0].join(0.1)  # it may be done by now; it must not be
-        handle.sent.append(bundle["text/plain"])
-        return handle
-
-    still = NotebookSnapshot(lambda: ("<svg/>", state[0]))
-    monkeypatch.setattr(IPython.display, "display", display)
-    still.show({})
-    renewals[0].join(10)
-    assert handle.sent == ["going on", "over"]

@@ -39,12 +39,6 @@ def test_store_keeps_values(store: InterruptibleStore) -> None:
     assert not store.has_extended_api()
 
 
-def test_two_stores_share_a_file(store: InterruptibleStore, file: str) -> None:
-    other = InterruptibleStore(dist.FileStore(file, 2))
-    threading.Timer(0.02, other.set, ["late", "come"]).start()
-    assert store.get("late") == b"come"
-
-
 def test_torch_uses_it_through_a_prefix(store: InterruptibleStore, file: str) -> None:
     other = InterruptibleStore(dist.FileStore(file, 2))  # C++ does not keep it alive
     one, two = dist.PrefixStore("p", store), dist.PrefixStore("p", other)

@@ -132,14 +132,6 @@ def test_rescheduled_function_pushes_once(bound: int) -> None:
     assert [v.tolist() for v in reader.pull(["a", "b"])] == [[13.0] * 4, [2.0] * 4]
 
 
-def test_refused_push_fails_its_function() -> None:
-    kv = InProcess(mode="dist_async").store()
-    kv.set_optimizer(SGD(learning_rate=1))
-    kv.init("w", torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(Exception, match="an optimizer cannot update int64"), kv.once(0):
-        kv.push("w", torch.ones(2, dtype=torch.int64))
-
-
 # -- partitioners: TensorFlow's documented examples, and what they promise ---------------------
 
 

@@ -79,10 +79,6 @@ def test_wrong_field_is_named(found, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_index_may_be_a_string() -> None:
-    assert parse(HOSTS, {"type": "worker", "index": "1"}).rank == 2
-
-
 @pytest.mark.parametrize("found", [{}, {"rpc_layer": "grpc"}, {"environment": "cloud"}])
 def test_missing_cluster_means_one_process(found, monkeypatch: pytest.MonkeyPatch) -> None:
     config = TFConfig.parse(json.dumps(found))

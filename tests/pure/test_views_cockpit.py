@@ -98,39 +98,6 @@ def test_moment_shows_line_and_tensors_of_each_rank():
     assert (second["status"], second["now"], second["last"]) == ("paused", "1.3", "1.2")
 
 
-def test_rank_in_a_library_is_shown_at_the_calling_line():
-    stepper = steps.called()
-    stepper.next(1)
-    ranks = snapshot(stepper)["moment"]["ranks"]
-    assert [(r["where"], r["inner"]) for r in ranks[:2]] == [
-        ("In[5]:5", "collectives.py:17"),
-        ("In[5]:5", "collectives.py:14"),  # blocked: only its call has the caller
-    ]
-    for _ in range(6):
-        stepper.next()
-    assert "inner" not in snapshot(stepper)["moment"]["ranks"][0]  # the barrier is in fn
-    assert stepper.trace.spans[0].label == ""
-
-
-def test_earlier_moments_keep_their_tensors():
-    stepper, moments = ring(7), []
-    for position in range(8):
-        stepper.seek(position)
-        moments.append(snapshot(stepper)["moment"])
-    assert [m["ranks"][0].get("now") for m in moments] == [f"0.{i}" for i in range(7)] + [None]
-    # the barrier has no tensor: the previous operation stays
-    assert [m["ranks"][0].get("last") for m in moments] == [
-        None,
-        "0.0",
-        "0.1",
-        "0.2",
-        "0.3",
-        "0.4",
-        "0.5",
-        "0.5",
-    ]
-
-
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.sampled_from([None, 0, 1, 2, 3]), max_size=20))
 def test_bars_of_every_moment_are_in_the_timeline(choices):
@@ -293,20 +260,6 @@ def test_static_picture_shows_errors_and_the_shown_moment():
     assert not any(FOUND.message in word for word in words)
 
 
-def test_dead_rank_is_labelled_everywhere():
-    stepper = ring(1)
-    stepper.fail("", 1, "signal SIGKILL; the others continue without it", "", how="died")
-    told = "last seen before send(dst=2) at collectives.py:15"
-    moment = snapshot(stepper)["moment"]
-    one = moment["ranks"][1]
-    assert one["status"] == "died" and "call" not in one
-    assert one["reason"].endswith(told) and one["words"].startswith("rank 1: died: signal SIGKILL")
-    table = to_table(snapshot(stepper), project(stepper.trace)).splitlines()
-    assert any(line.startswith("  rank 1: signal SIGKILL") and told in line for line in table)
-    words = texts(to_svg(snapshot(stepper), project(stepper.trace)))
-    assert "died" in words and any(word.startswith("signal SIGKILL") for word in words)
-
-
 @pytest.mark.parametrize("n", [1, 3, 9, 20])
 def test_static_pictures_are_well_formed_and_small(n):
     scripts = [
@@ -327,8 +280,3 @@ def test_static_pictures_are_well_formed_and_small(n):
     assert ET.fromstring(picture).tag == f"{SVG}svg" and len(picture.encode()) < 80_000
     assert "many.py:300" in texts(picture)
     assert ("… and 4 more ranks" in texts(picture)) == (n == 20)
-
-
-def test_program_without_source_has_a_picture():
-    stepper = FakeStepper("f", [[dict(op=Op.BARRIER)]] * 2, {})
-    assert "rank 1" in texts(to_svg(snapshot(stepper), project(stepper.trace)))

@@ -76,33 +76,6 @@ def test_computing_rank_does_not_wait() -> None:
     assert figures(c)["ranks"][0]["waiting"] == pytest.approx(2 / 9, abs=1e-3)
 
 
-def test_barrier_before_computation_is_waiting() -> None:
-    s = Script()
-    s.op(0, Op.BARRIER, 0, 4 * MS)
-    s.op(1, Op.BARRIER, 3 * MS, 4 * MS)
-    ended = counted(s.trace(world_size=2))
-    s.op(1, Op.MARK, 4 * MS, 5 * MS, attributes={"label": "compute"})
-    going = counted(s.trace(world_size=2))
-    assert [found["ranks"][0]["waiting"] > 0 for found in (ended, going)] == [False, True]
-
-
-def test_parameter_server_times_are_means_over_workers() -> None:
-    """A server that is asked seldom, and a scheduler that is not, do not dilute them."""
-    s = Script()
-    s.op(0, Op.PULL, 0, 10 * MS, peer=2, attributes={"key": "w"}, match="kv:1:0:1", **CHUNK)
-    s.op(2, Op.RECV, 0, 1 * MS, peer=0, attributes={"key": "w"}, match="kv:1:0:1", **CHUNK)
-    s.op(2, Op.SEND, 8 * MS, 10 * MS, peer=0, attributes={"key": "w"}, match="kv:1:0:1", **CHUNK)
-    s.op(1, Op.MARK, 0, 10 * MS, attributes={"label": "gradient"})
-    roles = traces.names("worker", "worker", "server", "scheduler")
-    trace = s.trace(world_size=2, ranks=roles)
-    found = counted(trace)
-    assert (found["busy"], found["waiting"]) == pytest.approx((0.5, 0.4), abs=1e-3)
-    assert [r["waiting"] for r in found["ranks"]] == pytest.approx([0.8, 0, 0, 0], abs=1e-3)
-    told = rows(project({"servers": trace, "ring": traces.ring()}))
-    assert told["waiting"][0] == pytest.approx(0.4, abs=1e-3)
-    assert told["rounds"][0] is None  # requests have none
-
-
 @settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(2, 5))
 def test_figures_are_consistent_for_any_trace(seed: int, ranks: int) -> None:
@@ -142,13 +115,6 @@ def test_differences_are_listed() -> None:
     assert (found["messages"], found["rounds"]) == ([24, 6], [6, 6])
     assert found["most_sent"] == [96, 48] and "collectives" not in found
     assert picture["runs"] == ["ring", "naive"]
-
-
-def test_hidden_messages_of_collectives_are_noted() -> None:
-    picture = project({"ring": traces.ring(), "torch": traces.sync_sgd()})
-    assert (
-        "torch: messages inside the backend's collectives are not recorded." in picture["notices"]
-    )
 
 
 class Running:

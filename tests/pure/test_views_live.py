@@ -76,23 +76,6 @@ def test_updates_are_sent_in_batches(slow, monkeypatch):
     assert [first["updates"], last["updates"]] == [1, 2]
 
 
-def test_late_subscriber_gets_a_snapshot(slow):
-    run = FakeRun(ring())
-    timeline = Timeline(run)
-    run.tell(list(run.whole.events))
-    run.end()
-    late = timeline.get_state("picture")["picture"]
-    assert (late["operations"], late["messages"], late["live"]) == (48, 24, False)
-
-
-def test_finished_run_needs_no_subscription():
-    run = FakeRun(ring())
-    run.seen, run.finished = list(run.whole.events), True
-    timeline = Timeline(run)
-    assert run.callbacks == []
-    assert timeline.get_state("picture")["picture"]["operations"] == 48
-
-
 class Hasty(FakeRun):
     """A run that ends while its snapshot is created."""
 

@@ -9,7 +9,6 @@ import traces
 from traces import (
     DEMOS,
     big,
-    group_of_two,
     hang,
     odd_values,
     ring,
@@ -17,7 +16,6 @@ from traces import (
 )
 
 from distkit._format import human_seconds
-from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import to_svg
@@ -61,27 +59,6 @@ def test_hang_shows_the_call_of_each_rank():
     assert "✕ send failed" in words
     assert "! still in recv: rank 3" in words
     assert any("1,203 events dropped" in word for word in words)
-
-
-def test_paused_blocked_and_early_operations_are_styled():
-    events = [
-        Event(0, 0, Op.SEND, State.SCHEDULED, 0.0, peer=1),
-        Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0),
-        Event(1, 0, Op.RECV, State.BLOCKED, 0.1, peer=0),
-        Event(0, 1, Op.TOUCH, State.COMPLETED, 0.2, match="0"),
-    ]
-    words = texts(Trace(events))
-    assert (
-        "paused before send to rank 1" in words
-        and "still in recv from rank 0" in words
-        and "!" in words
-    )
-
-
-def test_group_band_skips_lanes_of_other_ranks():
-    bands = [path.get("fill") for path in svg(group_of_two()).iter(f"{SVG}path")]
-    assert bands.count("none") == 1  # past rank 1
-    assert len(bands) == 3  # and two filled ones, between neighbours
 
 
 def test_store_call_is_named_as_in_the_program():

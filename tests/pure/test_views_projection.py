@@ -21,7 +21,7 @@ from traces import (
     stores,
 )
 
-from distkit.events import COLLECTIVES, Event, Op, State, Summary
+from distkit.events import COLLECTIVES, Event, Op, State
 from distkit.trace.columns import Table
 from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.log import EventLog
@@ -157,21 +157,6 @@ def test_arrows_agree_with_the_trace(name):
     assert drawn_messages(project(trace)) == sent_messages(trace)
 
 
-def test_each_reply_is_an_arrow_back():
-    picture = project(parameter_server(steps=1))
-    ways = Counter((a["src"], a["dst"]) for a in picture["arrows"] if a["op"] == "pull")
-    assert ways == {
-        (0, 2): 1,
-        (2, 0): 1,
-        (0, 3): 1,
-        (3, 0): 1,
-        (1, 2): 1,
-        (2, 1): 1,
-        (1, 3): 1,
-        (3, 1): 1,
-    }
-
-
 def test_unfinished_operations_are_open_and_announced():
     picture = project(hang())
     stuck = [bar for bar in picture["bars"] if bar["end"] is None]
@@ -184,16 +169,6 @@ def test_unfinished_operations_are_open_and_announced():
     assert "still in all_reduce: rank 0, rank 1, rank 2" in picture["notices"]
     assert "still in recv: rank 3" in picture["notices"]
     assert any(notice.startswith("1,203 events dropped") for notice in picture["notices"])
-
-
-def test_store_call_has_method_name_and_arguments():
-    picture = project(stores())
-    assert [(b["kind"], b["op"], b["label"]) for b in picture["bars"]] == [
-        ("store", "store.set", "'ready'"),
-        ("store", "store.get", "'ready'"),
-        ("store", "store.wait", "['a', 'late']"),
-    ]
-    assert picture["notices"] == ["still in store.wait: rank 1"]
 
 
 def step(rank, op, *states, seq=0, at=0.0, **fields):
@@ -223,25 +198,6 @@ def test_paused_operation_is_not_communication():
     assert ended["notices"] == ["still in send: rank 0", "still in recv: rank 1"]
 
 
-def test_new_group_is_a_collective_and_early_access_a_mark():
-    done = State.SCHEDULED, State.STARTED, State.COMPLETED
-    events = [
-        *step(0, Op.NEW_GROUP, *done, attributes={"members": (0, 1)}),
-        *step(1, Op.NEW_GROUP, *done, attributes={"members": (0, 1)}),
-        *step(0, Op.RECV, State.STARTED, seq=1, at=0.1, peer=1),
-        *step(0, Op.TOUCH, State.COMPLETED, seq=2, at=0.2, match="1", where="a.py:3"),
-        *step(1, Op.TOUCH, State.COMPLETED, seq=1, at=0.2, match="1"),
-    ]
-    picture = project(Trace(events))
-    kinds = Counter((bar["kind"], bar["op"]) for bar in picture["bars"])
-    assert kinds == {("collective", "new_group"): 2, ("recv", "recv"): 1, ("mark", "touch"): 2}
-    assert {bar.get("label") for bar in picture["bars"] if bar["op"] == "touch"} == {
-        "buffer used before wait()"
-    }
-    assert [a["sent"] for a in picture["arrows"]] == [None]
-    assert [(lane["rows"], lane["marks"]) for lane in picture["lanes"]] == [(1, 1), (1, 1)]
-
-
 def test_lanes_are_named_after_roles():
     lanes = project(parameter_server())["lanes"]
     assert [lane["name"] for lane in lanes] == [
@@ -261,16 +217,6 @@ def test_time_in_communication_counts_overlap_once():
     assert project(s.trace())["lanes"][0]["busy"] == pytest.approx(0.75, abs=0.001)
 
 
-def test_open_operation_counts_as_communication_up_to_the_end():
-    s = (
-        Script()
-        .op(0, Op.RECV, MS, None, peer=1)
-        .op(1, Op.MARK, 0, 4 * MS, attributes={"label": "busy"})
-    )
-    lanes = project(s.trace())["lanes"]
-    assert lanes[0]["busy"] == pytest.approx(0.75, abs=0.001) and lanes[1]["busy"] == 0
-
-
 def test_omitted_operations_are_counted():
     picture = columns.Columns(big(160), 30, live=True).picture()
     assert len(picture["bars"]) == 30 and picture["operations"] == 160
@@ -284,12 +230,6 @@ def test_pictures_are_strict_json(name):
     assert json.loads(json.dumps(picture, allow_nan=False)) == picture
 
 
-def test_unusual_values_become_text():
-    before, after = project(odd_values())["bars"][0]["values"]
-    assert before["values"] == [1.0, "nan", "inf", "-inf"] and before["norm"] == "nan"
-    assert after["values"] == []
-
-
 def test_folders_and_control_characters_are_removed():
     s = Script().op(
         0, Op.MARK, 0, MS, attributes={"label": "a\x00\ud800b"}, where="/home/me/a/train.py:7"
@@ -298,25 +238,11 @@ def test_folders_and_control_characters_are_removed():
     assert bar["where"] == "train.py:7" and bar["label"] == "a\ufffd\ufffdb"
 
 
-def test_empty_trace_is_an_empty_picture():
-    picture = project(Trace())
-    assert picture["bars"] == picture["lanes"] == [] and picture["start"] is None
-
-
 def test_operation_on_a_gpu_has_its_device_time_and_memory():
     picture = project(gpus())
     said = "cuda:1 · stream 7 · 250 µs on the device · 8 MiB in use"
     assert said in {bar["gpu"] for bar in picture["bars"]}
     assert {bar.get("label") for bar in picture["bars"]} == {None}  # none is the call's name
-
-
-@pytest.mark.parametrize("label", ["step", "gradient", "update w → v3 ← 0", "weights of evidence"])
-def test_program_marks_are_drawn(label):
-    summary = Summary((1.0,), 1.0, 1.0, 1.0, 1) if "update" in label else None
-    trace = Trace(
-        [Event(0, 0, Op.MARK, State.COMPLETED, 0.0, attributes={"label": label}, summary=summary)]
-    )
-    assert [bar["label"] for bar in project(trace)["bars"]] == [label]
 
 
 # -- in columns ------------------------------------------------------------------
@@ -356,17 +282,6 @@ def test_columns_hold_the_same_bars_and_arrows(name):
     assert arrows == Counter((a.get("send"), a.get("recv")) for a in picture["arrows"])
     assert len(arrays["valued"]) % 5 == 0
     assert len(arrays["numbers"]) == sum(3 + n for n in arrays["valued"][4::5])
-
-
-def test_unusual_values_survive_packing():
-    numbers = unpacked(packed(columns.Columns(odd_values())))[2]["numbers"]
-    assert str(numbers) == "[nan, -inf, inf, 1.0, nan, inf, -inf, 0.0, 0.0, 0.0]"
-
-
-def test_hundred_thousand_unmatched_operations_are_drawn():
-    trace = Trace([Event(r, 0, Op.SEND, State.STARTED, 0.0, peer=r + 1) for r in range(100_000)])
-    picture = columns.Columns(trace).picture(10)
-    assert len(picture["lanes"]) == 256 and picture["messages"] == 100_000
 
 
 def test_lane_ends_where_its_rank_died() -> None:

@@ -13,7 +13,7 @@ import traces
 from distkit._format import human_bytes
 from distkit.trace.trace import Trace
 from distkit.views.scene import svg
-from distkit.views.scene.marks import Scene, circle, picture, rect, text
+from distkit.views.scene.marks import Scene, picture, rect, text
 from distkit.views.scene.painter import body, drawing_of, to_svg
 from distkit.views.scene.theme import MARKS
 
@@ -58,12 +58,9 @@ def test_example_view_follows_the_rules(tmp_path: Path, example) -> None:
     file = tmp_path / "bytes_sent.py"
     file.write_text('"""A view."""\n\n' + "\n".join(example[1]) + "\n", encoding="utf-8")
     root = CONTRIBUTING.parent
-    for tool in (["ruff", "check"], ["mypy", "--cache-dir", root / ".mypy_cache"]):
-        command = [sys.executable, "-m", *tool, "--config-file" if "mypy" in tool else "--config"]
-        said = subprocess.run(
-            [*command, root / "pyproject.toml", file], cwd=root, capture_output=True, text=True
-        )
-        assert said.returncode == 0, said.stdout + said.stderr
+    command = [sys.executable, "-m", "ruff", "check", "--config", root / "pyproject.toml", file]
+    said = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert said.returncode == 0, said.stdout + said.stderr
 
 
 def test_mark_is_visible_between_begin_and_end() -> None:
@@ -85,26 +82,6 @@ def test_mark_is_visible_between_begin_and_end() -> None:
         ["ever"],
     ]
     assert words(2.0, keyframe=0) == ["rest", "ever"]
-
-
-def test_mark_moves_eased_or_linearly() -> None:
-    for steady, quarter in ((True, 25.0), (False, 15.6)):
-        scene = Scene(100, 20)
-        scene.add(0, 0, circle(2, "own"), begin=0.0, end=4.0, to=(100, 50), steady=steady)
-        assert f"translate({quarter:.1f} {quarter / 2:.1f})" in body(scene.plain(), 1.0)
-        assert "translate(50.0 25.0)" in body(scene.plain(), 2.0)
-
-
-def test_layers_are_ordered_and_drawings_are_shared() -> None:
-    scene = Scene(100, 20)
-    for n in range(5):
-        scene.add(n, 0, text("high", "name"), layer=2)
-    scene.add(0, 0, text("low", "name"), layer=1, begin=1.0)
-    plain = scene.plain()
-    assert plain["drawings"] == [[0], [1]] and len(plain["shapes"]) == 2
-    assert len(plain["marks"]) == 6
-    drawn = body(plain, 2.0)
-    assert drawn.index("low") < drawn.index("high")
 
 
 @pytest.mark.parametrize("style", MARKS)

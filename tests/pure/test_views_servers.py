@@ -10,7 +10,6 @@ import torch
 import traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import MS, Script
 
 from distkit.consistency import Asynchronous, Synchronous
 from distkit.events import Event, Op, State
@@ -22,8 +21,7 @@ from distkit.recording import recorder
 from distkit.trace.trace import Trace
 from distkit.views import Servers
 from distkit.views.scene.painter import to_svg
-from distkit.views.servers import projection
-from distkit.views.servers.history import listed, read
+from distkit.views.servers.history import read
 from distkit.views.servers.projection import opening, project, rule_sentence
 from distkit.views.servers.scene import LATEST, draw, histogram
 
@@ -53,24 +51,13 @@ class Shop:
         recorder.set_current(self.recorders[node])
 
     def ask(self, worker, kind, *fields):
-        request = self.sends(worker, kind, *fields)
-        self.answer(self.takes(request))
-        return request
-
-    def sends(self, worker, kind, *fields, **more):
-        request = kind(worker, self.numbers[worker], *fields, **more)
+        request = kind(worker, self.numbers[worker], *fields)
         self.numbers[worker] += 1
         self.at(worker)
         self.asking[request.match] = Asking(request, self.node)
-        return request
-
-    def takes(self, request):
         self.at(self.node)
         self.notes.arrived(request)
-        return self.server.handle(request)
-
-    def answer(self, answers):
-        for answer in answers:
+        for answer in self.server.handle(request):
             self.at(self.node)
             self.notes.answering(answer)
             self.at(answer.node)
@@ -83,6 +70,7 @@ class Shop:
             else:
                 asking.failed()
         recorder.set_current(None)
+        return request
 
     def init(self, key="w"):
         for worker in reversed(range(self.workers)):
@@ -93,12 +81,6 @@ class Shop:
 
     def pull(self, worker, key="w"):
         return self.ask(worker, Pull, key)
-
-    def both(self, worker, key="w"):
-        """A push and a pull in one message: both are read before either is answered."""
-        push = self.sends(worker, Push, key, (2,), self.pulled.get(worker, 0), ONE)
-        pull = self.sends(worker, Pull, key)
-        self.answer([*self.takes(push), *self.takes(pull)])
 
     def trace(self, **facts):
         events = [recorder.to_event(r.rank, row) for r in self.recorders for row in r.drain()]
@@ -218,33 +200,6 @@ def test_history_matches_the_server(workers, rule, steps) -> None:
         assert set(waits[node]) == real - {node}
 
 
-def pushed(s, worker, server, key, when, number=0):
-    """Return a push that arrives after a millisecond."""
-    match = f"kv:{worker}:{number}"
-    s.op(
-        worker,
-        Op.PUSH,
-        when,
-        when + 2 * MS,
-        peer=server,
-        attributes={"key": key},
-        match=match,
-        nbytes=8,
-        dtype="float32",
-    )
-    return s.op(
-        server,
-        Op.RECV,
-        when + MS,
-        when + MS,
-        peer=worker,
-        attributes={"key": key},
-        match=match,
-        nbytes=8,
-        dtype="float32",
-    )
-
-
 # -- the projection -----------------------------------------------------------------------
 
 
@@ -281,32 +236,6 @@ def test_async_gradients_are_applied_at_once_and_may_be_stale() -> None:
     assert opening(run) == update.end  # the moment when the staleness appeared
 
 
-def test_refused_push_and_uninitialised_key_are_drawn() -> None:
-    run = shop(2, Asynchronous(), [])
-    run.push(0, key="v")
-    run = project(run.trace())
-    assert run.notices == ["1 request refused"]
-    (push,) = told(run, "push")
-    assert push.lost and push.more.startswith("refused")
-    assert (2, "v") in run.rows and version(run, run.end, key="v") is None
-
-
-def test_split_keys_show_the_part_of_each_server() -> None:
-    s = Script()
-    for server in (1, 2):
-        pushed(s, 0, server, "w", 0.0, number=server)
-    pushed(s, 0, 2, "b", MS, number=3)
-    run = project(s.trace(ranks=traces.names("worker", "server", "server")))
-    rows = [(r.key, r.server, r.part) for r in run.rows.values()]
-    assert rows == [("w", 1, "1/2"), ("w", 2, "2/2"), ("b", 2, "")]
-
-
-def test_registration_waits_for_the_last() -> None:
-    run = project(traces.parameter_server())
-    assert more(run, "register")[-1] == "4 of 4 have registered"
-    assert len(told(run, "book")) == 4
-
-
 def test_dead_nodes_are_labelled_and_crossed_out() -> None:
     ends = {"1": {"how": "died", "text": "", "where": ""}}
     run = shop(2, Synchronous(), [("push", 0), ("pull", 0)])
@@ -314,19 +243,6 @@ def test_dead_nodes_are_labelled_and_crossed_out() -> None:
     assert run.notices == ["worker 1 died", "1 pull never answered"]
     assert status(run, run.end) == {0: ("waits", "waits for worker 1"), 1: ("ended", "died")}
     assert [death.who for death in told(run, "death")] == ["worker 1 dies"]
-
-
-def test_dead_worker_is_crossed_out_until_replaced() -> None:
-    run = shop(2, Synchronous(), [("push", 0), ("push", 1), ("pull", 0)])
-    trace = run.trace()
-    first = min(e.time for e in trace.events if e.rank == 1)
-    gone = {"node": 1, "name": "worker 1", "how": "signal SIGKILL", "time": first}
-    run = project(Trace(trace.events, traces.info(trace.info, replaced=[gone])))
-    (death,) = [b for b in run.keyframes if b.kind == "death"]
-    died = [s for s in run.status[1] if s[2].text == "died"]
-    begin, end = died[0][0], died[-1][1]
-    assert (begin, end) == (first, death.subject[2])
-    assert end is not None and end > first and more(run, "death") == ["another takes its place"]
 
 
 def test_backup_worker_drops_the_last_gradient() -> None:
@@ -339,22 +255,6 @@ def test_backup_worker_drops_the_last_gradient() -> None:
     assert more(run, "push")[-1].startswith("computed from v0: too late, not counted")
     assert lying(run, run.end) == []
     assert [u.late for u in run.history.updates] == [{0: 0, 1: 0}]
-
-
-def test_staleness_bound_makes_the_fast_worker_wait() -> None:
-    steps = [("push", 0), ("pull", 0), ("push", 0), ("pull", 0)]
-    run = project(shop(2, Asynchronous(staleness=1), steps).trace())
-    assert (version(run, run.end), [w.node for w in held(run, run.end)]) == (2, [0])
-    assert status(run, run.end)[0] == ("waits", "waits for worker 1")
-    assert projection.facts(run)[0] == "dist_async staleness=1"
-    assert rule_sentence(run.history).endswith(
-        "more than 1 gradient ahead of another waits in its pull."
-    )
-
-
-@pytest.mark.parametrize("nodes", [([0, 2], "a and b"), ([], ""), (range(9), "9 others")])
-def test_nodes_are_listed(nodes) -> None:
-    assert listed(nodes[0], {0: "a", 2: "b"}) == nodes[1]
 
 
 # -- pictures -----------------------------------------------------------------------------

@@ -63,12 +63,6 @@ def test_each_sample_has_the_colour_of_its_replica(name: str) -> None:
         assert {*drawn[replica]} == {grid.corners[s] for s in used}
 
 
-def test_unsharded_samples_are_shared() -> None:
-    grid, drawn = Grid(60), corners(ShardMap(PLANS["off"]))
-    assert sorted(drawn[0]) == sorted(grid.corners)
-    assert len(drawn[1]) == 60 and not {*drawn[0]} & {*drawn[1]}
-
-
 @settings(deadline=None, max_examples=40)
 @given(
     st.integers(1, 300),
@@ -85,13 +79,6 @@ def test_every_sample_is_drawn_once(
     assert len({*grid.corners}) == n and grid.height <= samples.MAX_SAMPLES_HEIGHT
     drawn = corners(ShardMap(plan))
     assert sum(map(len, drawn.values())) == n * (replicas if policy == "OFF" else 1)
-
-
-def test_each_file_has_a_row() -> None:
-    grid = Grid(100, FILES)
-    lines = [{grid.corners[s][1] for s in range(a, b)} for a, b in ((0, 20), (20, 40), (40, 55))]
-    assert lines == [{0}, {grid.cell}, {2 * grid.cell}]
-    assert "part-3.csv" in ShardMap(PLANS["files"])._svg()
 
 
 # -- pieces -------------------------------------------------------------------------------
@@ -154,19 +141,6 @@ def test_piece_is_drawn_at_its_offset() -> None:
     assert (x, y, x2, wide2, high2) == (0, 0, 0, wide, high)
     assert y2 == pytest.approx(high, abs=0.1)
     assert len({at[1:] for at in bias}) == 1  # copies
-
-
-def test_piece_of_an_inner_dimension_is_drawn_along_it() -> None:
-    conv = boxes(ShardMap(NETS["n dimensions"]))[:4]
-    assert len({(y, high) for _, _, y, _, high in conv}) == 1
-    wide = conv[0][3]
-    assert [x for _, x, *_ in conv] == pytest.approx([n * wide for n in range(4)], abs=0.2)
-
-
-def test_repeated_layers_are_drawn_once() -> None:
-    words = repr(ShardMap(NETS["layers"]))
-    assert words.count("layers.*.up 256 × 256, 12 times") == 1 and "layers.3" not in words
-    assert "and 10 other parameters" in ShardMap(NETS["many"])._svg()
 
 
 def test_pieces_of_all_ranks_add_up() -> None:

@@ -16,12 +16,12 @@ from distkit.algorithms.all_reduce.ring import schedule
 from distkit.algorithms.rounds import held as contributions
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
-from distkit.views.scene.painter import drawing_of, to_svg
+from distkit.views.scene.painter import to_svg
 from distkit.views.scenes import Stage
 from distkit.views.stage.contributions import find_all_reduces
 from distkit.views.stage.layout import arrange
 from distkit.views.stage.projection import project as stage
-from distkit.views.stage.scene import DOT, draw, table
+from distkit.views.stage.scene import draw, table
 from distkit_simulation import Link, Network, simulate
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -117,16 +117,6 @@ def test_ring_all_reduce_is_recognised_and_fills_every_chunk(n, recorded):
     assert len(found.rounds) == 2 * (n - 1)
     for rank, pieces in finally_held(trace).items():
         assert [piece.sure for piece in pieces] == [set(range(n))] * n, rank
-
-
-def test_contributions_match_the_schedule_after_every_round():
-    n, rounds = 4, list(schedule(4))
-    picture = stage(all_reduce_ring(n))
-    for k in range(1, len(rounds) + 1):
-        held = held_at(picture, picture.start + (k - 0.1) * MS)
-        wanted = contributions(rounds[:k], n)
-        got = [[[int(c in piece.sure) for c in range(n)] for piece in held[r]] for r in range(n)]
-        assert got == (wanted > 0).astype(int).tolist()
 
 
 def test_in_rounds_nobody_is_ahead():
@@ -293,14 +283,6 @@ def test_omitted_parts_have_a_notice():
     assert "at most 64 ranks" in stage(thousand()).said
 
 
-def test_empty_trace_has_a_notice():
-    drawn = to_svg(draw(stage(Trace())))
-    texts = [element.text for element in ET.fromstring(drawn).iter(f"{SVG}text")]
-    assert "this trace has no messages and no collectives" in texts
-    assert table(stage(Trace())) == "Stage: this trace has no messages and no collectives"
-    assert draw(stage(Trace(), live=True))["empty"] == "waiting for the first message"
-
-
 OPS = [
     Op.SEND,
     Op.RECV,
@@ -337,27 +319,6 @@ def test_any_trace_can_be_staged(events, live):
     table(picture)
 
 
-# -- the scene -------------------------------------------------------------------------------
-
-
-def shown(scene, time, *layers):
-    """Return the shapes of some layers at a time, with their places."""
-    return [
-        ((x, y), drawing_of(scene, n))
-        for n, layer, begin, end, x, y, *_ in scene["marks"]
-        if layer in layers and begin <= time and (end is None or end > time)
-    ]
-
-
-def test_members_of_a_collective_go_to_a_hub_and_back():
-    s = Script()
-    for r in range(3):
-        s.op(r, Op.BROADCAST, r * MS, 5 * MS, peer=1, nbytes=8)
-    scene = draw(stage(s.trace(world_size=3)))["scene"]
-    moving = [mark for mark in scene["marks"] if mark[1] == DOT and len(mark) > 6]
-    assert len(moving) == 3  # the root's chunk goes to the hub, then to both others
-
-
 # -- the notebook --------------------------------------------------------------------------------
 
 
@@ -365,8 +326,3 @@ def test_notebook_stores_picture_and_table():
     picture, text = Stage(all_reduce_ring(4))._draw()
     assert ET.fromstring(picture).tag == f"{SVG}svg"
     assert "rank 3 → rank 0, chunk 3, added, 11 B" in text
-
-
-def test_unsupported_trace_raises_with_a_remedy():
-    with pytest.raises(TypeError, match=r"Stage needs a distkit\.Trace"):
-        Stage([1, 2])

@@ -1,10 +1,9 @@
-"""Tensors before and after: the projection, the static picture, the table, live updates."""
+"""Tensors before and after: the projection, the static picture, the table."""
 
 import json
 import math
 import xml.etree.ElementTree as ET
 
-import pytest
 import traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,9 +13,7 @@ from distkit.events import Event, Op, State, Summary
 from distkit.trace.trace import Trace
 from distkit.views import Tensors
 from distkit.views.scene.painter import to_svg
-from distkit.views.scene.summaries import columns, in_columns
 from distkit.views.tensors import MAX_RANKS, draw
-from distkit.views.timeline.columns import Columns
 
 FOUR = dict(nbytes=16, shape=(2, 2), dtype="float32")
 
@@ -89,27 +86,6 @@ def test_message_compares_sent_and_received_values() -> None:
     assert {"sends to rank 1", "receives from rank 0"} <= {*shapes(trace, "text")}
 
 
-def test_unreceived_message_is_a_single_card() -> None:
-    s = Script().op(0, Op.SEND, 0, None, peer=1, before=summary([0.0] * 4), **FOUR)
-    trace = s.trace(world_size=2)
-    assert (only(trace)["who"], texts(trace)) == ("rank 0 → rank 1", [])
-    assert "rank 0" in shapes(trace, "text") and "rank 1" not in shapes(trace, "text")
-
-
-def test_previous_buffer_content_is_never_shown() -> None:
-    """Earlier recorders stored it, and it is arbitrary."""
-    s = Script().op(1, Op.RECV, 0, None, peer=0, before=summary([7.7e31]), **FOUR)
-    assert draw(s.trace(world_size=2))["keyframes"] == []
-    s = Script().op(0, Op.SEND, 0, MS, peer=1, before=summary([2.0]), **FOUR)
-    s.op(1, Op.RECV, 0, MS, peer=0, before=summary([7.7e31]), after=summary([2.0]), **FOUR)
-    trace = s.trace(world_size=2)
-    assert [span.before for span in trace.spans if span.op is Op.RECV] == [None]
-    columns = Columns(trace)
-    for drawn in (draw(trace), columns.picture()):
-        assert "7.7e+31" not in str(drawn)
-    assert [found[0] for found in columns.values().values()] == [summary([2.0]), None]
-
-
 def test_thousand_ranks_are_compared_and_sixteen_drawn() -> None:
     values = [[1.0, 1, 1, 1]] * 999 + [[2.0, 1, 1, 1]]
     trace = reduced(values, values)
@@ -118,25 +94,6 @@ def test_thousand_ranks_are_compared_and_sixteen_drawn() -> None:
     assert len(picture["list"]["rows"][0][1]) == MAX_RANKS
     drawn = to_svg(picture)
     assert len(drawn.encode()) < 60_000 and "and 984 more ranks" in drawn
-
-
-@pytest.mark.parametrize(
-    ("n", "shape", "expected"),
-    [
-        (12, (3, 4), 4),
-        (12, (12,), 12),
-        (64, (8, 8), 8),
-        (64, (64,), 8),
-        (16, (16,), 16),
-        (1, (), 1),
-    ],
-)
-def test_table_columns(n: int, shape: tuple[int, ...], expected: int) -> None:
-    assert columns(summary([1.0] * n), shape) == expected
-
-
-def test_sampled_matrix_is_not_drawn_as_matrix() -> None:
-    assert in_columns(summary([1.0] * 60, 600), (60, 10))["columns"] == 8
 
 
 numbers = st.floats(width=32)
@@ -170,37 +127,3 @@ def test_any_trace_is_drawn(found: list[Event]) -> None:
     drawn = to_svg(picture)
     ET.fromstring(drawn)
     assert len(drawn.encode()) <= 60_000
-
-
-class Run:
-    """A live run: the events so far, and future ones."""
-
-    def __init__(self, trace: Trace, first: int) -> None:
-        self.whole, self.finished, self.first = trace, False, first
-
-    @property
-    def trace(self) -> Trace:
-        return self.whole if self.finished else Trace(self.whole[: self.first], self.whole.info)
-
-    def subscribe(self, callback):
-        self.tell = callback
-        callback(list(self.whole[: self.first]))
-        return lambda: None
-
-    def finish(self) -> None:
-        self.tell(list(self.whole[self.first :]))
-        self.finished = True
-        self.tell([])
-
-
-def test_live_updates_contain_new_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = traces.ping_pong(rounds=6)
-    run = Run(trace, len(trace) // 2)
-    view, sent = Tensors(run), []
-    monkeypatch.setattr(view, "_send", lambda message, buffers=None: sent.append(message))
-    known = view.get_state("picture")["picture"]["keyframes"]
-    run.finish()
-    last = sent[-1]["state"]["picture"]
-    assert not last["live"] and last["keyframes"][: len(known)] == known
-    assert 0 < len(known) < len(last["keyframes"]) == len(trace.messages)
-    view.close()

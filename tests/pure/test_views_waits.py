@@ -33,22 +33,6 @@ def test_ranks_in_a_wait_cycle_are_red():
     assert drawn(3, ways) == (["0", "1", "2"], {"wrong": 2, "answer": 1})
 
 
-def test_legend_lists_only_drawn_marks():
-    cycle, chain = (waits_svg(states(2, ways)) for ways in ({0: (1,), 1: (0,)}, {0: (1,)}))
-    assert "red: they wait for each other" in cycle and "filled" not in cycle
-    assert "red:" not in chain and "dashed: blocked · filled: not blocked" in chain
-
-
-def test_large_cycle_is_readable():
-    ring = {n: {r: ((r + 1) % n,) for r in range(n)} for n in (16, 17)}
-    assert drawn(16, ring[16])[1] == {"wrong": 16, "answer": 0}
-    assert waits(states(17, ring[17])) is None
-
-
-def test_no_waiting_rank_is_stated():
-    assert waits(states(2, {})) is None and waits_svg(states(2, {})) == ""
-
-
 def test_released_ranks_are_shown_at_their_last_call():
     events = [
         Event(r, 0, Op.RECV, state, i + r / 2, peer=1 - r)

@@ -67,16 +67,6 @@ def gpus() -> Trace:
     return script.trace(name="made up", world_size=2)
 
 
-def group_of_two() -> Trace:
-    """A collective of ranks 0 and 2, then one of all ranks."""
-    script = Script().op(0, Op.ALL_REDUCE, MS, 6 * MS, group="g").op(1, Op.MARK, 0, MS / 2)
-    script.op(2, Op.ALL_REDUCE, 2 * MS, 6 * MS, group="g")
-    for rank in range(3):
-        script.op(rank, Op.ALL_REDUCE, 9 * MS, 10 * MS)
-    groups = {"world": [0, 1, 2], "g": [0, 2]}
-    return script.trace(name="groups", world_size=3, groups=groups)
-
-
 def names(*roles: str) -> dict[int, RankInfo]:
     """``info.ranks`` for worker, worker, server, scheduler …"""
     seen: dict[str, int] = defaultdict(int)
