@@ -59,8 +59,9 @@ SAMPLE = (
     "dummy_batches_out_of_step",
     "cond_nested_in_a_flag",
     "coll_early_return_then_barrier",
-    # choice of messages
+    # order of messages
     "race_sum_of_two_lines",
+    "race_then_fixed_source",
     # splits, gradients, arguments, exits
     "size_all_to_all_splits",
     "coll_splits_of_exchanged_counts",

@@ -66,8 +66,7 @@ def on(ranks: int, strategy: Strategy, folder: Path, wanted: str) -> list:
     [
         (FullyShardedStrategy, 3, FullyShardedStrategy, 2),
         (CentralStorageStrategy, 2, Strategy, 0),
-        (Strategy, 0, CentralStorageStrategy, 2),
-        (MirroredStrategy, 2, FullyShardedStrategy, 3),
+        (MirroredStrategy, 2, CentralStorageStrategy, 2),
     ],
 )
 def test_training_resumes_on_other_ranks(
@@ -123,17 +122,13 @@ def count(strategy: Strategy, folder: Path):
             variable.assign(torch.cat([torch.tensor([4.0 - r, 10 * r, -7 - r, 0]), many]))
 
     strategy.run(change)
-    write(strategy, folder, made)
-    return read(strategy, made)
-
-
-def write(strategy: Strategy, folder: Path, made: nn.ModuleDict) -> None:
     save(strategy, folder / "dcp", made)
     save_weights(strategy, folder / "one.safetensors", made)
     whole = state_dict(strategy, made)
     if strategy._chief:
         torch.save(whole, folder / "state.pt")
     strategy.reduce("sum", 0)  # it is written
+    return read(strategy, made)
 
 
 LOADS = {
@@ -145,28 +140,23 @@ LOADS = {
 }
 
 
-def restore(strategy: Strategy, folder: Path, again: Path):
-    """Return the state of all replicas after a load, a save and a second load; and their copies."""
+def restore(strategy: Strategy, folder: Path):
+    """Return the state of all replicas after each way to load, and their copies."""
     found = []
     for read_from in LOADS.values():
-        for place in (folder, again):
-            made = metrics(strategy)
-            read_from(strategy, place, made)
-            write(strategy, again, made)
-            found.append(read(strategy, made))
+        made = metrics(strategy)
+        read_from(strategy, folder, made)
+        found.append(read(strategy, made))
     return found, {name: value.tolist() for name, value in made.state_dict().items()}
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (2, 5)])
 def test_saving_and_loading_changes_no_variable(before: int, after: int, tmp_path: Path) -> None:
-    (tmp_path / "again").mkdir()
     first, *others = run_ranks(count, before, MirroredStrategy(), tmp_path).results
     assert all(other == first for other in others)
     copies = []
-    for found, mine in run_ranks(
-        restore, after, MirroredStrategy(), tmp_path, tmp_path / "again"
-    ).results:
-        assert found == [first] * 2 * len(LOADS)
+    for found, mine in run_ranks(restore, after, MirroredStrategy(), tmp_path).results:
+        assert found == [first] * len(LOADS)
         copies.append(mine)
     for name, together in first.items():
         mine = [copy[name] for copy in copies]
