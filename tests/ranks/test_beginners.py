@@ -20,20 +20,11 @@ def collect(found: dict[str, int]) -> None:
     found["x"] = 1
 
 
-def append_and_return() -> list[int]:
-    taken.append(1)
-    return taken
-
-
 @pytest.mark.parametrize(("program", "name"), [(append, "taken"), (collect, "found")])
 def test_append_to_a_notebook_list_is_explained(program: object, name: str) -> None:
     given = [{}] if program is collect else []
     with pytest.warns(dk.errors.CommunicationWarning, match=f"the notebook's {name} is unchanged"):
         dk.run_ranks(program, 2, *given)  # type: ignore[arg-type]
-
-
-def test_returned_values_are_available() -> None:
-    assert dk.run_ranks(append_and_return, 2).results == [[1], [1]]
 
 
 def send_four_receive_two() -> None:

@@ -22,7 +22,7 @@ def lost(run: object) -> dk.Trace:
     return run.trace
 
 
-@pytest.mark.parametrize("calls", [1, 7, 2 * SLOTS])
+@pytest.mark.parametrize("calls", [1, 2 * SLOTS])
 def test_last_calls_of_a_killed_rank_are_in_the_trace(calls: int) -> None:
     def program(calls: int) -> None:
         for _ in range(calls):

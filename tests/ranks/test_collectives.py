@@ -142,7 +142,7 @@ def speak(name: str, n: int, length: int) -> None:
     page(*arguments[name])
 
 
-@pytest.mark.parametrize("n", range(1, 9))
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
 def test_recorded_messages_match_the_schedules(n: int) -> None:
     """Senders, receivers, sizes and order."""
     turns = []
@@ -234,17 +234,16 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("mistake", WRONG)
-def test_invalid_input_raises_before_any_message(mistake: str) -> None:
-    call, wanted = WRONG[mistake]
-
-    def program() -> str:
-        try:
-            call()
-        except (TypeError, ValueError) as error:
-            return f"{type(error).__name__}: {error}"
-        return ""
+def test_invalid_input_raises_before_any_message() -> None:
+    def program() -> list[str]:
+        said = []
+        for call, _ in WRONG.values():
+            try:
+                call()
+            except (TypeError, ValueError) as error:
+                said.append(f"{type(error).__name__}: {error}")
+        return said
 
     run = dk.run_ranks(program, 2)
-    assert run.results[0] == wanted
+    assert run.results[0] == [wanted for _, wanted in WRONG.values()]
     assert not run.trace.messages

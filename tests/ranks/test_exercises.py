@@ -52,16 +52,8 @@ def moved(x: Tensor) -> None:
     x.copy_(host)
 
 
-def moved_by_name(x: Tensor) -> None:
-    """The same."""
-    host = x.to(torch.device("cpu"))
-    dist.all_reduce(host)
-    x.copy_(host)
-
-
-@pytest.mark.parametrize("mine", [moved, moved_by_name])
-def test_move_to_the_host_is_a_copy_as_on_a_gpu(mine: Any) -> None:
-    assert dk.check.staged(mine).status == "pass"
+def test_move_to_the_host_is_a_copy_as_on_a_gpu() -> None:
+    assert dk.check.staged(moved).status == "pass"
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -139,53 +131,16 @@ def test_error_shows_the_answers_lines_and_the_number_of_ranks() -> None:
     )
 
 
-def alone(x: torch.Tensor) -> None:
-    flat(x)
-    if dist.get_world_size() == 1:
-        x += 1.0
-
-
-def to_itself(x: torch.Tensor) -> None:
-    flat(x)
-    if dist.get_world_size() == 1:
-        dist.send(x, 0)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [(alone, "on 1 rank, with 1 element, rank 0 ends with"), (to_itself, "on 1 rank:")],
-)
-def test_one_rank_is_judged_too(wrong: Any, says: str) -> None:
-    verdict = dk.check.ring_all_reduce(wrong)
-    assert verdict.status == "fail" and says in repr(verdict)
-
-
 def returned(x: torch.Tensor) -> torch.Tensor:
     total = x.clone()
     flat(total)
     return total
 
 
-def returned_list(outputs: list[torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
-    mine = [torch.zeros_like(x) for _ in outputs]
-    answer("all_gather")(mine, x)
-    return mine
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong", "says"),
-    [
-        (
-            "ring_all_reduce",
-            returned,
-            "it returns the right result, but x must hold it: write into x",
-        ),
-        ("all_gather", returned_list, "it returns the right result, but outputs must hold it"),
-    ],
-)
-def test_returned_instead_of_in_place_result_is_named(name: str, wrong: Any, says: str) -> None:
-    verdict = getattr(dk.check, name)(wrong)
-    assert verdict.status == "fail" and says in repr(verdict)
+def test_returned_instead_of_in_place_result_is_named() -> None:
+    verdict = dk.check.ring_all_reduce(returned)
+    said = "it returns the right result, but x must hold it: write into x"
+    assert verdict.status == "fail" and said in repr(verdict)
 
 
 def test_catalogues_list_the_exercises() -> None:
@@ -319,13 +274,6 @@ def test_waiting_for_all_under_dist_async_fails_only_that_criterion() -> None:
     verdict = dk.check.push_handler(handler(patient=True))
     assert [c.status for c in verdict.criteria] == ["pass", "fail"] and verdict.points == 1
     assert "dist_async applies each gradient at once" in verdict.criteria[1].text
-
-
-def test_messages_before_the_mistake_are_listed() -> None:
-    (point,) = dk.check.push_handler(handler(by=averages)).criteria
-    first, *story, _ = point.text.splitlines()
-    assert first == "dist_sync with 2 workers:"
-    assert any("pulls, and waits" in line for line in story) and "push 0 of worker" in story[0]
 
 
 # -- whom a pull waits for, and which bound ----------------------------------------------

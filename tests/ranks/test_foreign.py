@@ -73,25 +73,3 @@ def test_profile_is_drawn_as_timeline(tmp_path: Path) -> None:
     assert facts(trace) == facts(recorded)
     assert len(trace.collectives) == 3
     assert {s.label for s in trace.spans if s.op is Op.MARK} == {"forward"}
-
-
-def test_files_written_by_torch_open_by_path(tmp_path: Path) -> None:
-    """Files of ``export_chrome_trace``, gzipped or not, and of a handler."""
-
-    def program() -> None:
-        rank = dist.get_rank()
-        cpu = {"activities": [torch.profiler.ProfilerActivity.CPU]}
-        for name in ("plain.json", "packed.json.gz"):
-            with torch.profiler.profile(**cpu) as profile:
-                dist.all_reduce(torch.ones(8))
-            profile.export_chrome_trace(str(tmp_path / f"{rank}.{name}"))
-        handler = torch.profiler.tensorboard_trace_handler(str(tmp_path))
-        with torch.profiler.profile(**cpu, on_trace_ready=handler):
-            dist.all_reduce(torch.ones(8))
-
-    dk.run_ranks(program, 2)
-    files = [*tmp_path.iterdir()]
-    assert len(files) == 6
-    for file in files:
-        calls = [s for s in dk.Trace.load(file).spans if s.op is not Op.MARK]
-        assert [s.op for s in calls] == [Op.ALL_REDUCE], file

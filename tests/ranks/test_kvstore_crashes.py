@@ -165,35 +165,6 @@ def test_late_gradient_of_a_backup_worker_is_dropped(team: Nodes) -> None:
     assert team.run("dist_sync", drops, backup=1) == [(1, 0), (1, 1)]
 
 
-def changes_its_rate(kv: KVStore) -> float:
-    """Worker 1 steps after worker 0 has made two steps with different rates."""
-    w = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([w], lr=1.0)
-    trainer = Trainer([w], optimizer, kvstore=kv)
-
-    def step(rate: float) -> None:
-        optimizer.param_groups[0]["lr"] = rate
-        w.grad = -torch.ones(1)
-        trainer.step(1)
-
-    if kv.rank == 1:
-        until(flag(kv, "done").exists)
-        flag(kv, "done").unlink()
-        step(1.0)
-        kv.barrier()
-    else:
-        step(1.0)
-        step(2.0)
-        flag(kv, "done").touch()
-        kv.barrier()
-        step(2.0)
-    return w.item()
-
-
-def test_late_worker_does_not_restore_an_old_learning_rate(team: Nodes) -> None:
-    assert team.run("dist_sync", changes_its_rate, backup=1)[0] == 5
-
-
 # -- all of MXNet's calls over the wire ----------------------------------------------
 
 

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import wait
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-import zmq
 from devices import on_devices
-from kvstore_nodes import WAIT, Nodes, forks, interrupt, started, until
+from kvstore_nodes import WAIT, Nodes, forks, interrupt, started
 
 from distkit import kvstore
 from distkit.errors import KVStoreError
 from distkit.events import Op, State
-from distkit.kvstore import KVStore, Node
+from distkit.kvstore import KVStore
 from distkit.kvstore.protocol import placement
-from distkit.recording import recorder
-from distkit.trace.trace import Trace
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -149,20 +140,6 @@ def test_mixed_modes_raise(nodes: Nodes) -> None:
     assert nodes.run("dist_sync", trivial) == [0, 1, 2]
 
 
-def test_random_bytes_have_no_effect(pair: Nodes) -> None:
-    pair.begin("dist_sync", adds_up)
-    generator = np.random.default_rng(0)
-    with zmq.Context() as context:
-        for node in (2, 3):
-            with context.socket(zmq.DEALER) as sock:
-                sock.connect(f"ipc://{pair.folder}/kv{node}")
-                for n in range(500):
-                    parts = [generator.bytes(n % 40) for _ in range(1 + n % 3)]
-                    sock.send_multipart(parts)
-                sock.linger = 1000
-    assert [pair.result(0), pair.result(1)] == [200 * 3] * 2
-
-
 # -- faults ----------------------------------------------------------------------
 
 
@@ -175,15 +152,6 @@ def test_barrier_can_be_interrupted(pair: Nodes) -> None:
     pair.result(1)
     assert interrupt(pair, 0)[0] < 10
     assert pair.run("dist_sync", trivial) == [0, 1]
-
-
-def test_missing_folder_raises() -> None:
-    service = kvstore.Service(Node("scheduler", 0, 1, 1, "/nowhere/at/all"))
-    with pytest.raises(KVStoreError, match="scheduler 0 cannot listen at ipc:///nowhere/at/all"):
-        service.run()
-    service._link.context.destroy(linger=0)
-    service._inside.close()
-    service._outside.close()
 
 
 # -- the trace -------------------------------------------------------------------
@@ -230,29 +198,3 @@ def test_updates_and_values_are_in_the_trace(nodes: Nodes) -> None:
     barriers = {s.match for s in trace.spans if s.op is Op.BARRIER}
     assert len(barriers) == 1
     assert {s.state for s in trace.spans} == {State.COMPLETED}
-
-
-def tell_when_it_pulls() -> None:
-    rec = recorder.current()
-    assert rec is not None
-    while not any(row[1] is Op.PULL for row in rec._rows):
-        time.sleep(0.001)
-    Path(tempfile.gettempdir(), f"waits-{os.getpid()}").touch()
-
-
-def waits_for_worker_1(kv: KVStore) -> None:
-    kv.init("w", torch.zeros(1))
-    if kv.rank == 0:
-        kv.push("w", torch.ones(1))
-        threading.Thread(target=tell_when_it_pulls, daemon=True).start()
-        kv.pull("w")
-
-
-def test_abandoned_requests_are_marked_failed(pair: Nodes) -> None:
-    flag = Path(tempfile.gettempdir(), f"waits-{pair.processes[0].pid}")
-    pair.begin("dist_sync", waits_for_worker_1, record=True)
-    until(flag.exists)
-    flag.unlink()
-    _, rows = interrupt(pair, 0)
-    last = Trace(recorder.to_event(0, row) for row in rows).spans[-1]
-    assert (last.op, last.state) == (Op.PULL, State.FAILED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,24 +56,6 @@ def large(kv: KVStore) -> list[bool]:
 
 def test_large_tensors_arrive_unchanged(pair: Nodes) -> None:
     assert pair.run("dist_sync", large) == [[True] * 5] * 2
-
-
-def used(kv: KVStore) -> list[int]:
-    """Return the bytes of shared memory after each round."""
-    kv.set_optimizer(kvstore.SGD(learning_rate=1))
-    kv.init("w", torch.zeros(1_000_000))
-    found = []
-    for _ in range(30):
-        kv.push("w", torch.ones(1_000_000))
-        kv.pull("w", out=torch.empty(1_000_000))
-        found.append(memory.shared().used)
-    return found
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
-def test_shared_memory_is_reused(pair: Nodes) -> None:
-    for sizes in pair.run("dist_sync", used):
-        assert 4_000_000 <= sizes[-1] <= 5 * 4_100_000
 
 
 def holds_much(kv: KVStore) -> None:

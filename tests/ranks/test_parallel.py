@@ -12,14 +12,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import distkit as dk
 from distkit.algorithms.pipeline import split
-from distkit.algorithms.tensor_parallel import ColumnLinear, RowLinear
-from distkit.events import Op
-from distkit_simulation.parallel import idle
-from distkit_simulation.parallel.zero import Zero
 
 
 def pieces(entries: list[dict[str, Any]], name: str) -> list[tuple[Any, ...]]:
@@ -101,49 +97,3 @@ def test_pieces_of_a_model() -> None:
         [(s, [0], [2], "Replicate()")] for s in range(4)
     ]
     assert {piece[3] for piece in pieces(row, "row")} == {"Partial(sum)"}
-
-
-def test_pieces_of_the_reference_implementations() -> None:
-    """Column and row layers are reported like torch's, ZeRO's parts are not."""
-
-    def program() -> list[list[dict[str, Any]]]:
-        mesh = dk.simulation.parallel.Layout(dp=2, tp=2).mesh()["tp"]
-        up, down = nn.Linear(6, 8), nn.Linear(8, 4)
-        ours = [ColumnLinear(up, mesh.get_group()), RowLinear(down, mesh.get_group())]
-        plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
-        theirs = parallelize_module(nn.Sequential(up, down), mesh, plan)
-        found = [
-            dk.simulation.parallel.shards(nn.Sequential(*ours)),
-            dk.simulation.parallel.shards(theirs),
-            dk.simulation.parallel.shards(ours[0]),
-        ]
-        net = nn.Sequential(nn.Linear(3, 5))
-        Zero(net, torch.optim.SGD, stage=2)
-        found.append(dk.simulation.parallel.shards(net))
-        Zero(net, torch.optim.SGD, stage=3)
-        with pytest.raises(ValueError, match=r"'0.weight' is in a vector of Zero"):
-            dk.simulation.parallel.shards(net)
-        return found
-
-    for ours, theirs, column, whole in dk.run_ranks(program, 4).results:
-        assert ours == theirs
-        assert [entry["name"] for entry in column] == ["weight", "bias"]
-        assert column[0]["pieces"] == ours[0]["pieces"]
-        assert pieces(whole, "0.bias")[1] == (1, [0], [5], "Replicate()")
-
-
-def test_marked_run_reports_idle_time() -> None:
-    def program() -> None:
-        dist.barrier()
-        with dk.mark("step"):
-            dist.all_reduce(torch.ones(1))
-
-    run = dk.run_ranks(program, 2)
-    shares = idle(run.trace, "step")
-    ends = {(s.rank, s.op): (s.start, s.end) for s in run.trace.spans}
-    steps = [ends[rank, Op.MARK] for rank in range(2)]
-    first, last = min(a for a, _ in steps), max(b for _, b in steps)
-    for rank, (begin, end) in enumerate(steps):
-        start, stop = ends[rank, Op.ALL_REDUCE]
-        waited = begin - first + stop - start + last - end
-        assert shares[rank] == pytest.approx(waited / (last - first))

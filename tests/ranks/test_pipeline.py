@@ -42,7 +42,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return bool(torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 3, 4])
 def test_reference_implementation_equals_one_process(n: int) -> None:
     """Also for fewer micro-batches than stages, and for unequal sizes."""
     cases = [*product(["gpipe", "1f1b"], range(1, ROWS + 1))]

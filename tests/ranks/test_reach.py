@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import distkit as dk
 from distkit.cluster import Run
 from distkit.diagnosis.findings import Finding
 from distkit.events import Op, Span, State
-from distkit.recording.operators import describe
-from distkit.recording.recorder import Recorder, summarize
 from distkit.recording.tap import tap
 
 
@@ -142,58 +136,6 @@ def test_sparse_tensors_are_recorded() -> None:
 KINDS = (torch.bfloat16, torch.float16, torch.int64, torch.uint8)
 
 
-class Tagged(torch.Tensor):
-    """A tensor subclass that intercepts every Python operation."""
-
-    heard: list[str] = []  # noqa: RUF012
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.heard.append(getattr(func, "__name__", ""))
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
-class Calls(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-class Functions(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(getattr(func, "__name__", ""))
-        return func(*args, **(kwargs or {}))
-
-
-def watched() -> list[Any]:
-    """A program that intercepts each operation on its tensors."""
-    Tagged.heard.clear()
-    x = torch.ones(3).as_subclass(Tagged)
-    dist.broadcast(x, 0)
-    calls, functions = Calls(), Functions()
-    with calls, functions:
-        y = torch.ones(3)
-        dist.all_reduce(y)
-        dist.broadcast(y, 1)
-    return [Tagged.heard, calls.seen, functions.seen]
-
-
-def test_other_dispatch_modes_do_not_see_the_recorder() -> None:
-    assert [op for op, _ in told(same_unrecorded(watched))] == [
-        Op.BROADCAST,
-        Op.ALL_REDUCE,
-        Op.BROADCAST,
-    ]
-
-
 def kinds() -> list[Any]:
     for dtype in KINDS:
         dist.broadcast(torch.ones(3).to(dtype), 0)
@@ -209,64 +151,6 @@ def test_all_dtypes_and_shapes_are_recorded() -> None:
     run = same_unrecorded(kinds)
     assert len(told(run)) == len(KINDS) + 4
     assert not run.trace.info.unrecorded
-
-
-TENSORS_BY_DTYPE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "complex64": lambda x: x.to(torch.complex64).conj(),
-    "float8_e5m2": lambda x: x.to(torch.float8_e5m2),
-    "int8": lambda x: x.to(torch.int8),
-    "float32": lambda x: x.t()[:, :],
-    "sparse float32": lambda x: x.to_sparse(),
-}
-
-
-@pytest.mark.parametrize("dtype", TENSORS_BY_DTYPE)
-def test_all_kinds_of_values_are_recorded(dtype: str) -> None:
-    tensor = TENSORS_BY_DTYPE[dtype](torch.tensor([[0.0, 3.0], [4.0, 0.0]]))
-    shape, named, nbytes = describe([tensor])
-    assert (shape, named) == ((2, 2), dtype) and nbytes > 0
-    found = summarize(tensor)
-    assert found is not None
-    values, norm, _, most, _, _ = found
-    assert (sum(values), norm, most) == (7, 5, 4)
-
-
-def test_tensors_that_cannot_be_read_are_counted() -> None:
-    recorder = Recorder(0)
-    assert recorder.summarize(torch.ones(3, device="meta")) is None
-    ((said, count),) = recorder.unrecorded.items()
-    assert said.startswith("values: ") and "\n" not in said and count == 1
-
-
-# -- groups ---------------------------------------------------------------------------
-
-
-def by_hand(path: str) -> list[Any]:
-    """A group not created by torch.distributed."""
-    rank, store = dist.get_rank(), dist.FileStore(path, 2)
-    group = dist.ProcessGroup(dist.PrefixStore("group", store), 1 - rank, 2)
-    wires = dist.PrefixStore("wires", store)
-    backend = dist.ProcessGroupGloo(wires, 1 - rank, 2, timedelta(seconds=20))
-    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-    x, one = torch.full((2,), float(rank)), torch.ones(1)
-    group.allreduce([x]).wait()
-    dist.all_reduce(x, group=group)
-    if rank:
-        group.send([x], 1, 0).wait()
-    else:
-        group.recv([one.expand(2).clone()], 0, 0).wait()
-    dist.all_reduce(one)
-    return [x.tolist(), one.tolist()]
-
-
-def test_custom_process_group_is_recorded() -> None:
-    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
-        run = dk.run_ranks(by_hand, 2, f"{first}/store")
-        stock = dk.run_ranks(by_hand, 2, f"{second}/store", record=False)
-    assert run.results == stock.results
-    assert [op for op, _ in told(run)] == [Op.ALL_REDUCE]
-    assert sum(run.trace.info.unrecorded[0].values()) == 3
-    assert mistakes(run) == []
 
 
 # -- nothing of ours breaks a program ----------------------------------------------------

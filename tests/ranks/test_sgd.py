@@ -128,20 +128,6 @@ def test_unused_layer_is_unchanged() -> None:
         assert torch.equal(unused, torch.ones(1, 2))
 
 
-def test_sparse_gradients_are_averaged_too() -> None:
-    def mean(sparse: bool) -> Tensor:
-        torch.manual_seed(0)
-        words = nn.Embedding(6, 2, sparse=sparse)
-        mine = torch.tensor([[1, 1, 4], [4, 5, 5]][dist.get_rank()])  # one index occurs twice
-        words(mine).square().mean().backward()
-        dk.algorithms.sync_gradients(words, len(mine))
-        return words.weight.grad
-
-    found, plain = dk.run_ranks(mean, 2, True).results, dk.run_ranks(mean, 2, False).results
-    assert all(torch.equal(some, plain[0]) for some in found)
-    assert plain[0].abs().sum(1).bool().tolist() == [False, True, False, False, True, True]
-
-
 def test_gradients_are_sent_in_one_message() -> None:
     run = dk.run_ranks(together, 2, 100, "SGD", 200)
     calls = [s for s in run.trace.spans if s.rank == 0 and s.op == "all_reduce"]
@@ -172,26 +158,6 @@ def test_accumulated_gradients_equal_one_large_batch() -> None:
     run = dk.run_ranks(accumulated, 3)
     assert all(torch.allclose(w, whole(), rtol=0, atol=1e-12) for w in run.results)
     assert len(run.trace.collectives) == 2
-
-
-def test_empty_batches_are_skipped() -> None:
-    """The shards of 5 rows in batches of 3, on 3 ranks: 1 and 1, 1 and 1, 1 and none."""
-
-    def steps(step: Callable[..., Tensor], rows: int) -> tuple[Tensor, Tensor]:
-        model, rank = net(), dist.get_rank()
-        pieces = list(DistributedDataset(images(rows), 3, replica=rank, replicas=3))
-        return step(model, pieces, F.cross_entropy, 0.2), flat(model)
-
-    for rows in (5, 2):  # the last rank has only an empty batch
-        whole, (x, y) = net(), images(rows)
-        F.cross_entropy(whole(x), y).backward()
-        torch.optim.SGD(whole.parameters(), lr=0.2).step()
-        found = dk.run_ranks(steps, 3, accumulated_sgd_step, rows).results
-        assert all(torch.allclose(w, flat(whole), rtol=0, atol=1e-12) for _, w in found)
-        assert [bool(loss.isnan()) for loss, _ in found] == [False, False, rows == 2]
-        local = dk.run_ranks(steps, 3, local_sgd_round, rows).results
-        assert all(torch.equal(w, local[0][1]) and w.isfinite().all() for _, w in local)
-        assert local[2][0].isnan().tolist() == ([False, True] if rows == 5 else [True])
 
 
 def test_local_sgd_of_one_step_is_synchronous_sgd() -> None:

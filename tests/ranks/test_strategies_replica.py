@@ -68,41 +68,6 @@ def test_merge_call_runs_across_replicas() -> None:
     assert run_ranks(merge, 2, MirroredStrategy()).results == [(30, 0), (30, 0)]
 
 
-def test_unequal_shapes_in_a_replica_raise_everywhere() -> None:
-    def step() -> str:
-        context = get_replica_context()
-        with pytest.raises(StrategyError) as caught:
-            context.all_reduce("sum", torch.zeros(2 + context.replica_id_in_sync_group))
-        return str(caught.value)
-
-    said = run_ranks(lambda strategy: strategy.run(step), 2, MirroredStrategy()).results
-    assert said[0] == said[1]
-    assert "all_reduce of unequal shapes: replica 0 has (2,) and replica 1 has (3,)" in said[0]
-
-
-@pytest.mark.parametrize("what", ["backward", "write"])
-def test_exception_reaches_waiting_replicas(what: str) -> None:
-    def sums(strategy: Strategy) -> str:
-        with strategy.scope():
-            kept = Variable(0.0, aggregation="SUM")
-
-        def step() -> None:
-            x = torch.ones(2, requires_grad=True)
-            y = get_replica_context().all_gather(x).sum()
-            if dist.get_rank():
-                raise ZeroDivisionError("by hand")
-            y.backward() if what == "backward" else kept.assign(1.0)
-
-        with pytest.raises((StrategyError, ZeroDivisionError)) as caught:
-            strategy.run(step)
-        assert strategy.reduce("sum", 1) == 2
-        return str(caught.value)
-
-    said, theirs = run_ranks(sums, 2, MirroredStrategy()).results
-    assert theirs == "by hand"
-    assert "some have left the run: replica 1: its function raised" in said
-
-
 def test_dataset_function_makes_each_replicas_batches() -> None:
     def batches(strategy: Strategy):
         def make(context: InputContext) -> list[Tensor]:
@@ -253,55 +218,6 @@ def test_variables_created_in_run_must_be_equal() -> None:
     assert "Linear.weight was created inside `run` of MirroredStrategy" in linear
     assert "Linear.b was created inside `run`" in registered
     Strategy().run(lambda: nn.Linear(2, 3))  # one replica
-
-
-def test_variables_of_some_replicas_raise_on_all() -> None:
-    def make(strategy: Strategy) -> str:
-        def step() -> None:
-            if dist.get_rank():
-                Variable(1.0)
-            get_replica_context().all_reduce("sum", torch.ones(1))
-
-        with pytest.raises(StrategyError) as caught:
-            strategy.run(step)
-        return str(caught.value)
-
-    for said in run_ranks(make, 2, MirroredStrategy()).results:
-        assert "replica 0 is in all_reduce, replica 1 is in scope" in said
-
-
-def test_unaggregated_buffers_are_kept() -> None:
-    def synchronized(strategy: Strategy) -> float:
-        with strategy.scope():
-            own = Variable(0.0, synchronization="NONE")
-        strategy.run(own.assign, args=(float(dist.get_rank()),))
-        synchronize_buffers(strategy, own)
-        return own.value.item()
-
-    assert run_ranks(synchronized, 2, MirroredStrategy()).results == [0.0, 1.0]
-
-
-def test_integer_and_half_precision_variables() -> None:
-    def change(strategy: Strategy):
-        with strategy.scope():
-            count = Variable(0, synchronization="ON_READ", aggregation="SUM")
-            model = nn.Module()
-            model.register_buffer("short", torch.zeros(2, dtype=torch.float16))
-            model.register_buffer("brief", torch.zeros(2, dtype=torch.bfloat16))
-        count.assign(7)
-        count.assign_sub(2)
-        for buffer in model.buffers():
-            buffer.fill_(60000.0).add_(dist.get_rank() * 32)  # their sum is no float16
-        found = state_dict(strategy, model)
-        with pytest.raises(StrategyError, match="mean of integers"), strategy.scope():
-            Variable(0, aggregation="MEAN")
-        with strategy.scope():
-            return count.read_value(), count.value.item(), found
-
-    (total, mine, found), (same, other, _) = run_ranks(change, 2, MirroredStrategy()).results
-    assert total == same == 5 and total.dtype == torch.int64 and mine + other == 5
-    assert found["short"].tolist() == [60032.0, 60032.0]  # spaced by 32, ties to even
-    assert found["brief"].dtype == torch.bfloat16 and found["brief"].tolist() == [59904.0] * 2
 
 
 def test_variable_without_aggregation() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-from torch.overrides import TorchFunctionMode
 
 import distkit as dk
 from distkit.cluster import Run
@@ -56,61 +55,52 @@ def test_nothing_is_hooked_outside_runs() -> None:
     assert hooks() == [False] * 4
 
 
-N = 2
-GIVEN: dict[str, Any] = {
-    "broadcast": lambda x: dist.broadcast(x, 0, async_op=True),
-    "reduce": lambda x: dist.reduce(x, 0, async_op=True),
-    "all_reduce": lambda x: dist.all_reduce(x, async_op=True),
-    "gather": lambda x: dist.gather(
-        x, None if dist.get_rank() else [torch.empty(4) for _ in range(N)], async_op=True
+CALLS: dict[str, Callable[[torch.Tensor, list[torch.Tensor], bool], Any]] = {
+    "broadcast": lambda x, many, later: dist.broadcast(x, 0, async_op=later),
+    "reduce": lambda x, many, later: dist.reduce(x, 0, async_op=later),
+    "all_reduce": lambda x, many, later: dist.all_reduce(x, async_op=later),
+    "gather": lambda x, many, later: dist.gather(x, on_rank_0(many), async_op=later),
+    "all_gather": lambda x, many, later: dist.all_gather(many, x, async_op=later),
+    "scatter": lambda x, many, later: dist.scatter(x, on_rank_0(many), async_op=later),
+    "reduce_scatter": lambda x, many, later: dist.reduce_scatter(x, many, async_op=later),
+    "all_to_all": lambda x, many, later: dist.all_to_all_single(
+        x, torch.cat(many)[:4], async_op=later
     ),
-    "all_gather": lambda x: dist.all_gather([torch.empty(4) for _ in range(N)], x, async_op=True),
-    "scatter": lambda x: dist.scatter(
-        x, None if dist.get_rank() else [torch.ones(4) for _ in range(N)], async_op=True
-    ),
-    "reduce_scatter": lambda x: dist.reduce_scatter(
-        x, [torch.ones(4) for _ in range(N)], async_op=True
-    ),
-    "all_to_all": lambda x: dist.all_to_all_single(torch.empty(4), x, async_op=True),
-    "barrier": lambda x: dist.barrier(async_op=True),
+    "barrier": lambda x, many, later: dist.barrier(async_op=later),
 }
 
 
-@pytest.mark.parametrize("name", GIVEN)
-def test_asynchronous_collective_is_recorded_until_its_wait(name: str) -> None:
-    call = GIVEN[name]
+def on_rank_0(many: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    return None if dist.get_rank() else many
 
-    def program() -> list[float]:
-        x = torch.ones(4)
-        work = call(x)
-        with dk.mark("meanwhile"):
-            pass
-        work.wait()
-        return x.tolist()
 
-    run = dk.run_ranks(program, N)
+def call_each() -> list[list[float]]:
+    """Make each call, blocking and asynchronous; return the tensors."""
+    found = []
+    for call in CALLS.values():
+        for later in (False, True):
+            x, many = torch.ones(4), [torch.ones(4), torch.ones(4)]
+            work = call(x, many, later)
+            if later:
+                with dk.mark("meanwhile"):
+                    pass
+                work.wait()
+            found.append(torch.cat([x, *many]).tolist())
+    return found
+
+
+def test_every_collective_is_recorded_once_on_every_rank() -> None:
+    """Also if it is asynchronous."""
+    run = dk.run_ranks(call_each, 2)
+    assert run.results == dk.run_ranks(call_each, 2, record=False).results
     spans = [s for s in run.trace.spans if s.op is not Op.MARK]
-    assert [(s.rank, s.op, s.state) for s in sorted(spans, key=lambda s: s.rank)] == [
-        (r, Op(name), State.COMPLETED) for r in range(N)
-    ]
-    assert run.results == dk.run_ranks(program, N, record=False).results
-
-
-def test_recorded_tensor_can_still_be_resized() -> None:
-    """FSDP frees gathered parameters like this."""
-
-    def program() -> list[int]:
-        found = []
-        for dtype in (torch.float32, torch.float64, torch.int32, torch.bfloat16):
-            x = torch.ones(8, dtype=dtype)
-            dist.all_reduce(x)
-            x.untyped_storage().resize_(0)
-            found.append(x.untyped_storage().size())
-        return found
-
-    run = dk.run_ranks(program, 2)
-    assert run.results == [[0] * 4] * 2
-    assert [span.after.max for span in run.trace.spans] == [2.0] * 8
+    for rank in (0, 1):
+        mine = sorted((s for s in spans if s.rank == rank), key=lambda s: s.seq)
+        assert [(s.op, s.state) for s in mine] == [
+            (Op(name), State.COMPLETED) for name in CALLS for _ in range(2)
+        ]
+    matched = [run.trace.matches[s.rank, s.seq] for s in spans]
+    assert all(matched.count(m) == 2 for m in matched)
 
 
 def test_new_group_is_a_collective_of_all() -> None:
@@ -144,24 +134,3 @@ def test_unawaited_collective_warns() -> None:
     first, second = [str(warning.message) for warning in said]
     assert first.startswith("ranks 0 and 1 never waited for all_reduce(async_op=True) at ")
     assert second.startswith("rank 1 never waited for broadcast(async_op=True) at ")
-
-
-class Watching(TorchFunctionMode):
-    """A dispatch mode of the program."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
-def test_dispatch_mode_on_one_rank_adds_no_calls() -> None:
-    def exchange() -> list[Any]:
-        with Watching() if dist.get_rank() == 0 else nullcontext():
-            found: list[Any] = [None] * 2
-            dist.all_gather_object(found, dist.get_rank())
-            x = torch.tensor(dist.get_rank())
-            dist.all_reduce(x, op=dist.ReduceOp.MAX)
-        return [*found, int(x)]
-
-    run = dk.run_ranks(exchange, 2)
-    assert run.results == [[0, 1, 1]] * 2
-    assert not run.trace.diagnose()

@@ -10,7 +10,6 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 from ports import reserved_port
 from waiting import background, until
 
@@ -89,41 +88,6 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-ON_A_DEVICE = """
-import sys, threading, time
-import torch, torch.distributed as dist
-import distkit as dk
-from distkit.recording import recorder
-from distkit.recording.tap import tap
-
-torch.backends.cuda.is_built = lambda: True
-sys.path.insert(0, sys.argv[1])
-import standin
-
-dk.hosts.record()
-assert tap.on_gpu
-standin.install()
-standin.in_streams()
-dist.init_process_group("cpu:gloo,pretend:gloo", "file://" + sys.argv[2], rank=0, world_size=1)
-mine = recorder.current()
-
-def go_when_it_waits():
-    end = time.monotonic() + 60
-    while not mine.waits and time.monotonic() < end:
-        time.sleep(0.001)
-    print("it waits" if mine.waits else "nobody knows", flush=True)
-    standin.go()
-
-def begin():
-    standin.stop()
-    dist.all_reduce(x)
-    threading.Thread(target=go_when_it_waits, daemon=True).start()
-
-x = torch.ones(4).to("pretend")
-begin()
-x.sum().item()
-begin()  # and the script ends
-"""
 
 ATTACHES = """
 import distkit as dk
@@ -141,21 +105,6 @@ if __name__ == "__main__":
     if dist.get_rank() == 1:
         raise ValueError("on purpose")
     dist.recv(torch.ones(1), src=1)
-"""
-
-
-SPAWNS = """
-import distkit as dk
-dk.hosts.record("here")
-import torch.distributed as dist, torch.multiprocessing as mp
-
-def work(rank):
-    dist.init_process_group("gloo", "file://{folder}/store", rank=rank, world_size=2)
-    dist.barrier()
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    mp.spawn(work, nprocs=2)
 """
 
 
@@ -218,24 +167,6 @@ def waiting() -> bool:
     """Return whether two ranks have reported that they are blocked."""
     records = [read(path) for path in find_files([Path("trace")] if Path("trace").is_dir() else [])]
     return [row[2] for r in records for row in r.rows].count(State.BLOCKED) == 2
-
-
-LEAVES = """
-import torch, torch.distributed as dist
-
-dist.init_process_group("gloo")
-x = torch.ones(2)
-if dist.get_rank() == 0:
-    dist.recv(x, 1)
-"""
-
-
-def test_rank_that_left_is_named_instead_of_the_broken_connection() -> None:
-    Path("train.py").write_text(LEAVES)
-    subprocess.run([*DISTKIT, "trace", "--", *TWO, "train.py"], stderr=subprocess.DEVNULL)
-    why = "rank 0 waits in recv(src=1) at train.py:7, but rank 1 has finished after sending 0"
-    with pytest.raises(DeadlockError, match=re.escape(why)):
-        dk.hosts.follow(timeout=LONG).wait(LONG)
 
 
 def test_hang_is_diagnosed_and_ended_from_a_notebook() -> None:
@@ -339,29 +270,6 @@ def test_script_attaches_itself() -> None:
     trace = Trace.load("here")
     assert trace.info.ends[1].text == "ValueError: on purpose"
     assert "rank 1 raised ValueError: on purpose at train.py:15" in str(trace.diagnose()[0])
-
-
-def test_waits_for_a_gpu_are_recorded(tmp_path: Path) -> None:
-    """On a fake device."""
-    command = [sys.executable, "train.py", str(ROOT / "tests" / "support"), str(tmp_path / "store")]
-    assert run(*command, script=ON_A_DEVICE).count("it waits") == 2
-    spans = [s for s in Trace.load("trace").spans if s.op is Op.ALL_REDUCE]
-    assert [s.state for s in spans] == [State.COMPLETED] * 2
-
-
-def test_script_spawns_its_ranks(tmp_path: Path) -> None:
-    run(sys.executable, "train.py", script=SPAWNS.format(folder=tmp_path))
-    trace = Trace.load("here")
-    assert (trace.ranks, len(trace.collectives)) == ([0, 1], 1)
-
-
-def test_ranks_of_a_cluster_write_no_rank_files() -> None:
-    def program() -> None:
-        dk.hosts.record("nowhere")
-        dist.barrier()
-
-    assert len(dk.run_ranks(program, 2).trace.collectives) == 1
-    assert not Path("nowhere").exists()
 
 
 def test_traceback_begins_in_the_script() -> None:

@@ -81,13 +81,6 @@ def test_dropped_rank_leaves_silently() -> None:
     assert run.trace.info.ends[2].how == "returned"
 
 
-def test_rank_may_be_dropped_at_once() -> None:
-    with dk.trouble(drop_rank=0), pytest.raises(dk.errors.DeadlockError) as caught:
-        dk.run_ranks(steps, 2, 1)
-    (finding,) = caught.value.findings
-    assert (finding.kind, finding.culprits) == ("missing_barrier", (0,))
-
-
 def test_rank_is_killed_after_its_nth_communication() -> None:
     asked = r"rank 1 .*dk.trouble killed it, as requested\); last seen after all_reduce\(\) at "
     with dk.trouble(kill={1: 4}), pytest.raises(dk.errors.RankDied, match=asked) as caught:
@@ -98,23 +91,6 @@ def test_rank_is_killed_after_its_nth_communication() -> None:
     assert [f.kind for f in run.findings if f.hang] == ["died"]
 
 
-def test_faults_apply_to_ddp() -> None:
-    def train() -> None:
-        net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
-        for _ in range(2):
-            net(torch.ones(1, 3)).sum().backward()
-
-    def sent(run: Run, rank: int) -> int:
-        return sum(s.rank == rank and s.state is State.COMPLETED for s in run.trace.spans)
-
-    before = sent(dk.run_ranks(train, 2), 0) - 2  # messages of DDP before the first gradient
-    with dk.trouble(drop_rank={1: before + 1}), pytest.raises(dk.errors.DeadlockError) as caught:
-        dk.run_ranks(train, 2)
-    (finding,) = caught.value.findings
-    assert finding.missing_ranks == (1,)
-    assert isinstance(caught.value.run, Run) and sent(caught.value.run, 1) == before + 1
-
-
 def test_faults_end_with_the_block() -> None:
     with pytest.raises(ZeroDivisionError), dk.trouble(delay={0: 1.0}):
         raise ZeroDivisionError
@@ -123,17 +99,6 @@ def test_faults_end_with_the_block() -> None:
         made = trouble.current()
         assert made is not None and made.latency == 2.0
     assert max(max(times) for times in dk.run_ranks(steps, 2, 1).results) < 0.5
-
-
-def test_run_keeps_its_initial_faults() -> None:
-    with dk.Cluster(2) as cluster:
-        with dk.trouble(delay={1: 1.0}):
-            run = cluster.submit(steps, 2)
-        assert min(map(min, run.results)) > 0.6
-        assert max(map(max, cluster.run(steps, 2).results)) < 0.6
-        with dk.trouble(kill={1: 1}), pytest.raises(dk.errors.RankDied):
-            cluster.run(steps, 2)
-        assert len(cluster.run(steps, 2).results) == 2, "a new rank has taken its place"
 
 
 @pytest.mark.parametrize(
@@ -190,9 +155,3 @@ def test_unused_fault_is_reported(given: dict[str, Any], says: str) -> None:
     with dk.trouble(**given), pytest.warns(dk.errors.CommunicationWarning, match=says) as said:
         dk.run_ranks(twice, 2)
     assert len(said) == 1
-
-
-def test_used_drop_is_not_reported(recwarn: pytest.WarningsRecorder) -> None:
-    with dk.trouble(drop_rank=0):
-        dk.run_ranks(lambda: dist.barrier() if dist.get_rank() == 0 else None, 2)
-    assert not list(recwarn)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -60,26 +59,6 @@ def test_blocked_request_names_the_waiting_line() -> None:
     assert blocked[1].attributes["stack"][0] == blocked[1].where
 
 
-def reduce_the_loss() -> None:
-    dist.all_reduce(torch.ones(1))
-
-
-def train(first: bool) -> None:
-    if first:
-        reduce_the_loss()
-    else:
-        reduce_the_loss() if dist.get_rank() == 0 else None
-
-
-def test_condition_is_found_at_the_call_site() -> None:
-    def twice() -> None:
-        train(first=True)
-        train(first=False)
-
-    finding = explained(twice)
-    assert "`if dist.get_rank() == 0`" in finding.remedy
-
-
 # -- stores ---------------------------------------------------------------------------
 
 
@@ -103,32 +82,6 @@ def test_store_is_recorded_and_unchanged() -> None:
     sets = [(Op.STORE_SET, "set word"), (Op.STORE_SET, "add count")]
     assert calls(run, 0) == [*sets, *last]
     assert calls(run, 1) == [(Op.STORE_WAIT, "wait word, count"), *last]
-
-
-def any_store() -> list[Any]:
-    """A custom store behind a prefix, over TCP."""
-    port: list[Any] = [0]
-    server = None
-    if dist.get_rank() == 0:
-        server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-        port = [server.port]
-    dist.broadcast_object_list(port, 0)
-    mine = server or dist.TCPStore("127.0.0.1", port[0], None, False, wait_for_workers=False)
-    keys = dist.PrefixStore("job", mine)
-    if dist.get_rank() == 0:
-        keys.set("k", "v")
-    found = [keys.get("k"), mine.get("job/k")]
-    with pytest.raises(dist.DistStoreError):
-        keys.wait(["nobody's"], timedelta(milliseconds=10))
-    dist.barrier()
-    return found
-
-
-def test_all_kinds_of_stores_are_recorded() -> None:
-    run = dk.run_ranks(any_store, 2)
-    assert run.results == [[b"v", b"v"]] * 2
-    waits = [s for s in run.trace.spans if s.op is Op.STORE_WAIT and s.rank == 1]
-    assert [s.state for s in waits] == [State.COMPLETED, State.COMPLETED, State.FAILED]
 
 
 def nobodys_key() -> None:
@@ -213,26 +166,6 @@ def test_threads_with_different_orders_on_one_group_are_diagnosed() -> None:
     finding = explained(one_group_for_two_threads)
     assert finding.culprits == (0, 1)
     assert "a separate group for each thread" in finding.remedy
-
-
-def groups_of_their_own() -> list[float]:
-    groups, x = [dist.new_group() for _ in range(2)], torch.ones(2)
-
-    def sum_up(group: Any) -> None:
-        y = torch.ones(1)
-        for _ in range(5):
-            dist.all_reduce(y, group=group)
-        x[groups.index(group)] = y.item()
-
-    order = groups if dist.get_rank() else groups[::-1]
-    in_turn(*((lambda g=g: sum_up(g)) for g in order))
-    return x.tolist()
-
-
-def test_threads_with_separate_groups_are_accepted() -> None:
-    run = dk.run_ranks(groups_of_their_own, 2)
-    assert run.results == [[32.0, 32.0]] * 2
-    assert not run.trace.info.threads
 
 
 def a_thread_of_a_pool() -> None:
