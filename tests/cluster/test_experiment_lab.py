@@ -87,6 +87,11 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
         page.keyboard.press("ArrowRight")
     press_run(page, 1)  # immediately: the slider's pending value counts
     panel = page.locator(".distkit-experiment")
+    page.set_viewport_size({"width": 1712, "height": 1600})  # of which the panel has 1280
+    tab_of(panel, "Timeline").click()
+    panel.locator(".distkit-timeline", has_text="train").first.wait_for()
+    tab_of(panel, "Runs").click()
+    assert panel.bounding_box()["width"] == 1280 and panel.bounding_box()["height"] <= 640
     assert not page.locator(".distkit-still").first.is_visible()  # the panel is shown instead
 
     control(page, "algorithm").locator("select").select_option(label="gloo")
@@ -101,40 +106,45 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
     control(page, "algorithm").locator("select").select_option(label="ring")
     control(page, "steps").locator("select").select_option(index=0)
     control(page, "ranks").locator(".noUi-handle").focus()
-    page.keyboard.press("ArrowLeft")  # three ranks of its own
+    page.keyboard.press("ArrowLeft")
+    press_run(page, 3)  # three ranks of its own
     page.locator("label", has_text="fail").locator("input").check()
-    press_run(page, 3)
+    press_run(page, 4)
     trouble = panel.locator(".dkx-trouble", has_text="RankError rank 1 raised RuntimeError")
     trouble.wait_for()
     reported = trouble.inner_text()
     assert "RankError rank 1 raised RuntimeError: as asked" in reported and "line" in reported
+    save_screenshots(page, {"experiment-failed": page.locator(".distkit-experiment")})
 
     run_cell(page, 2)
     message = outputs(page, "[(37, 40, False)")
-    assert "[(37, 40, False), (37, 100000, False), (37, 40, True)]\n" in message
+    assert "[(37, 40, False), (37, 100000, False), (37, 40, False), (37, 40, True)]\n" in message
 
     run_cell(page, 3)
     swept = page.locator(".jp-Cell").nth(3).locator(".distkit-picture")
     swept.wait_for()
     panel.locator(".dkx-chart", has_text="algorithm=gloo").wait_for()
     panel.locator(".dkx-chart text", has_text="loss").wait_for()
-    tab_of(panel, "Gradients").click()
-    panel.locator(".distkit-gradients").first.wait_for()
+    for name in ("Stage", "Gradients", "Timeline"):
+        tab_of(panel, name).click()
+        panel.locator(f".distkit-{name.lower()}").first.wait_for()
+        save_screenshots(page, {f"experiment-{name.lower()}": panel})
     tab_of(panel, "Runs").click()
     save_screenshots(page, {"experiment": panel})
     rows = panel.locator(".dkx-table tr[data-run]")
-    rows.nth(4).click()  # run 5: its pictures
-    tab_of(panel, "Timeline of run 5").wait_for()
+    rows.nth(4).click()  # run 6: its pictures
+    tab_of(panel, "Timeline of run 6").wait_for()
     rows.first.focus()
     page.keyboard.press("Enter")
-    tab_of(panel, "Timeline of run 9").wait_for()
-    assert page.evaluate("document.activeElement.dataset.run") == "9"  # the focus stays there
+    tab_of(panel, "Timeline of run 10").wait_for()
+    assert panel.locator(".dkx-table [aria-current]").get_attribute("data-run") == "10"
+    assert page.evaluate("document.activeElement.dataset.run") == "10"  # the focus stays there
     run_cell(page, 4)
     outputs(page, "after [0, 1, 2, 3]")
     page.locator(".distkit-experiment").wait_for(state="detached")
     kept = page.locator(".jp-Cell").nth(1).locator(".distkit-still img")
     kept.wait_for()
-    assert "9 runs" in str(kept.get_attribute("alt"))
-    assert kept.locator("xpath=..").locator("table tr").count() == 10
+    assert "10 runs" in str(kept.get_attribute("alt"))
+    assert kept.locator("xpath=..").locator("table tr").count() == 11
     change_theme(page, "Dark")
     save_screenshots(page, {"experiment-closed-dark": page.locator(".jp-Cell").nth(1)})
