@@ -33,17 +33,6 @@ def distkit(here: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([*DISTKIT, *argv], cwd=here, capture_output=True, text=True, timeout=120)
 
 
-def test_demo_runs(tmp_path: Path, leftovers: Callable[[], list[str]]) -> None:
-    ran = distkit(tmp_path, "demo", "p2p", "--html", "demo.html")
-    assert ran.returncode == 0, ran.stderr
-    assert "all ranks have the same image, bit by bit: yes" in ran.stdout
-    assert f"Replay: {(tmp_path / 'demo.html').as_uri()}" in ran.stdout
-    assert "\x1b[" not in ran.stdout + ran.stderr
-    page = (tmp_path / "demo.html").read_text()
-    assert "<script" in page and "A digit passed from rank to rank with send and recv." in page
-    assert not leftovers()
-
-
 def test_trace_records_a_script(tmp_path: Path, leftovers: Callable[[], list[str]]) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     ran = distkit(tmp_path, "trace", "--ranks", "2", "--out", "t.gz", "--", "train.py", "well")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -92,11 +90,6 @@ def test_unmodified_ddp_script_is_recorded(
     assert "Finished running basic DDP example on rank 2." in capsys.readouterr().out
 
 
-def test_groups_that_scripts_destroy_do_not_block_the_next_run(usable: dk.Cluster) -> None:
-    for _ in range(6):
-        usable.submit(SCRIPTS / "train_ddp.py").wait(60)
-
-
 def test_unmodified_fsdp2_script_is_recorded(usable: dk.Cluster) -> None:
     trace = usable.run(SCRIPTS / "train_fsdp2.py").trace
     ops = {s.op for s in trace.spans}
@@ -110,7 +103,7 @@ def test_many_short_runs_in_a_row(usable: dk.Cluster) -> None:
     def program() -> None:
         raise ValueError("everywhere at once")
 
-    for _ in range(30):
+    for _ in range(10):
         with pytest.raises(dk.errors.RankError, match="everywhere at once"):
             usable.submit(program).wait(20)
 
@@ -139,15 +132,6 @@ def test_native_crash_is_reported_with_its_line(usable: dk.Cluster) -> None:
 
 def hang() -> None:
     dist.recv(torch.zeros(1), src=(dist.get_rank() + 1) % 3)
-
-
-def test_c_program_keeps_its_signal_handler(
-    usable: dk.Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # as for a handler installed by C code
-    monkeypatch.setattr(signal, "getsignal", lambda number: None)
-    monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("it cannot be put there again"))
-    assert usable.run(int).results == [0] * usable.plan.ranks
 
 
 def test_run_directly_after_an_interrupt_works(usable: dk.Cluster) -> None:
@@ -203,31 +187,6 @@ def test_ranks_have_different_random_numbers(usable: dk.Cluster) -> None:
     assert seeded.trace.info.seed == 3
 
 
-def double(x: int) -> int:
-    return 2 * x
-
-
-def test_rank_can_use_a_process_pool(usable: dk.Cluster) -> None:
-    def program() -> list[int]:
-        with multiprocessing.get_context("fork").Pool(2) as workers:
-            return workers.map(double, range(4))
-
-    assert usable.submit(program).wait(60).results == [[0, 2, 4, 6]] * 3
-
-
-def test_logger_of_one_run_prints_in_the_next(
-    usable: dk.Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def program(text: str) -> None:
-        logging.basicConfig()
-        logging.getLogger("training").warning(text)
-
-    for text in ("first", "second"):
-        usable.run(program, text)
-        message = sorted(capsys.readouterr().err.splitlines())
-        assert message == [f"[rank {r}] WARNING:training:{text}" for r in range(3)]
-
-
 def test_several_clusters_coexist(usable: dk.Cluster) -> None:
     with dk.Cluster(2) as other:
         one, two = usable.submit(sum_of_ranks), other.submit(sum_of_ranks)
@@ -243,15 +202,6 @@ def test_user_can_create_and_leave_groups(usable: dk.Cluster) -> None:
     assert usable.run(program).results == [3, 3, 3]
 
 
-def test_second_init_process_group_raises_as_in_torch(usable: dk.Cluster) -> None:
-    def program() -> None:
-        dist.init_process_group("gloo")
-        dist.init_process_group("gloo")
-
-    with pytest.raises(dk.errors.RankError, match="default process group twice"):
-        usable.run(program)
-
-
 def test_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
     with pytest.raises(dk.errors.RankError, match=r"world_size=7.*whose world_size is 3"):
         usable.run(lambda: dist.init_process_group("gloo", world_size=7))
@@ -261,11 +211,9 @@ def test_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
     ("asked", "says"),
     [
         ({"ranks": 0}, "at least 1"),
-        ({"ranks": -2}, "at least 1"),
         ({"ranks": 10**7}, "fit"),
         ({"ranks": 2, "device": "cuda"}, "no GPU"),
         ({"ranks": 2, "device": "tpu"}, "is invalid"),
-        ({"ranks": 2, "backend": "nccl"}, "one GPU for each of 2 ranks"),
         ({"ranks": 2, "workers": 2}, "not both"),
         ({"workers": 2, "servers": -1}, "at least 0"),
         ({"ranks": "four"}, "integer"),
@@ -291,17 +239,10 @@ def test_stopped_cluster_raises() -> None:
     assert "stopped" in repr(cluster)
 
 
-def processes_of_engines(cluster: dk.Cluster) -> dict[str, int]:
-    """The processes of the engines: an engine, and the controller."""
-    controller = cluster._supervisor.engines._controller
-    return {"engine": cluster.status().rows[0][2], "controller": controller.pid}
-
-
-@pytest.mark.parametrize("which", ["engine", "controller"])
-def test_cells_get_new_engines_after_an_engine_died(which: str) -> None:
+def test_cells_get_new_engines_after_an_engine_died() -> None:
     with dk.Cluster(2) as cluster:
         cluster.execute("x = 5")
-        victim = psutil.Process(processes_of_engines(cluster)[which])
+        victim = psutil.Process(cluster.status().rows[0][2])
         victim.kill()
         victim.wait(10)
         until(lambda: not cluster._supervisor.engines.usable)

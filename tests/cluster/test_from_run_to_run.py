@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,38 +104,6 @@ def test_script_leaves_nothing_behind(cluster: dk.Cluster, tmp_path: Path) -> No
     assert cluster.run(state).results == before
 
 
-# -- what it can see ---------------------------------------------------------------
-
-
-def test_program_does_not_detect_a_notebook(cluster: dk.Cluster) -> None:
-    def seen() -> list[object]:
-        import builtins
-
-        import IPython
-
-        names = "get_ipython", "__IPYTHON__"
-        return [hasattr(sys, "ps1"), IPython.get_ipython(), *(hasattr(builtins, n) for n in names)]
-
-    assert cluster.run(seen).results == [[False, None, False, False]] * 2
-
-
-def test_script_in_site_packages_is_located(cluster: dk.Cluster, tmp_path: Path) -> None:
-    folder = tmp_path / "site-packages" / "somebodys"
-    folder.mkdir(parents=True)
-    script = folder / "train.py"
-    script.write_text(
-        "import torch\nimport torch.distributed as dist\n\ndef step():\n"
-        "    dist.all_reduce(torch.ones(1))\n\nstep()\nexec('dist.barrier()')\n"
-        "if dist.get_rank() == 1:\n    raise ValueError('line ten')\n"
-    )
-    with pytest.raises(
-        dk.errors.RankError, match=r"ValueError: line ten at \S*train.py:10"
-    ) as caught:
-        cluster.run(script)
-    places = {event.where.rpartition("/")[2] for event in caught.value.run.trace}
-    assert places == {"train.py:5", "train.py:8"}
-
-
 # -- programs that start processes of their own ------------------------------------
 
 
@@ -150,9 +117,3 @@ def test_programs_that_spawn_ranks_get_a_hint(
     with pytest.raises(dk.errors.RankError, match="as a child's"):
         cluster.run(spawns)
     assert "torch.multiprocessing.spawn: The program starts" in capsys.readouterr().err
-
-    def launches() -> None:
-        raise subprocess.CalledProcessError(1, [sys.executable, "-m", "torch.distributed.run"])
-
-    with pytest.raises(dk.errors.RankError, match="Run their function with cluster"):
-        cluster.run(launches)

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from distkit_course import assignments
 from distkit_course.assignments import solved
 from distkit_course.exercises import LESSONS, QUESTIONS, TASKS
 from distkit_course.submissions import read
-from tests.stress.course.classroom import HOSTILE, WASTEFUL, hostile_answer
+from tests.stress.course.classroom import hostile_answer
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 RIGHT = "def bubble(ranks, microbatches):\n    return (ranks - 1) / (microbatches + ranks - 1)\n"
@@ -40,15 +39,20 @@ def grades(path: Path) -> dict[str, Any]:
 
 # -- a class with hostile submissions ------------------------------------------------------------
 
-#: Hostile answers by submission and exercise; the last exercise of each submission is correct.
-KINDS = {
-    kind: (name, exercise)
-    for name, kinds in {
-        "harm-1": WASTEFUL,
-        "harm-2": [kind for kind in HOSTILE if kind not in WASTEFUL],
-    }.items()
-    for kind, exercise in zip(kinds, QUICK[: len(kinds)], strict=True)
-}
+#: A sample of hostile answers, each to another exercise; ``make stress`` submits all.
+HARM = [
+    "os._exit",
+    "an endless loop",
+    "a fork bomb",
+    "too much memory",
+    "a child that ignores SIGTERM",
+    "a pickle in every message",
+    "frames walked to the criteria",
+    "a patched judge",
+    "overwritten reports",
+    "a daemon that writes later",
+    "a kill of the judge",
+]
 WELL_MEANT = "ada", "bob", "zoe"
 
 
@@ -63,10 +67,9 @@ class Graded:
             mark = ("\ufeff" + "\n" * 200_000) * (name == "ada")
             self._write(folder, f"{name}.py", mark + RIGHT + "\n\n" + wrong * (name == "bob"))
         self._write(folder, "none.ipynb", "null")
-        for name in dict.fromkeys(name for name, _ in KINDS.values()):
-            harm = {exercise: kind for kind, (of, exercise) in KINDS.items() if of == name}
-            texts = [hostile_answer(TASKS[e], kind, self.reports) for e, kind in harm.items()]
-            self._write(folder, f"{name}.py", "\n\n".join([*texts, RIGHT]))
+        harm = zip(HARM, QUICK[: len(HARM)], strict=True)
+        texts = [hostile_answer(TASKS[name], kind, self.reports) for kind, name in harm]
+        self._write(folder, "harm.py", "\n\n".join([*texts, RIGHT]))
         self.id = uuid.uuid4().hex
         ran = subprocess.run(
             [sys.executable, "-m", "distkit", "grade", *sorted(map(str, folder.glob("in/*")))],
@@ -109,18 +112,13 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> Graded:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_answer_gets_no_points(graded: Graded, kind: str) -> None:
-    name, exercise = KINDS[kind]
-    ((status, points, most, _),) = graded.rows(name, exercise)
-    assert status in ("fail", "not attempted")
-    assert (points, most) == (0, TASKS[exercise].worth)
-
-
-@pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in KINDS.values()))
-def test_correct_answer_among_hostile_ones_gets_its_points(graded: Graded, name: str) -> None:
-    assert graded.rows(name, "bubble") == [("pass", 1, 1, "right in 12 cases")]
-    assert grades(graded.reports / f"{name}.json")["points"] == 1
+def test_hostile_answers_get_no_points_and_the_correct_one_its_own(graded: Graded) -> None:
+    for exercise in QUICK[: len(HARM)]:
+        ((status, points, most, _),) = graded.rows("harm", exercise)
+        assert status in ("fail", "not attempted")
+        assert (points, most) == (0, TASKS[exercise].worth)
+    assert graded.rows("harm", "bubble") == [("pass", 1, 1, "right in 12 cases")]
+    assert grades(graded.reports / "harm.json")["points"] == 1
 
 
 @pytest.mark.parametrize("name", WELL_MEANT)
@@ -138,11 +136,8 @@ def test_unreadable_submission_has_a_report_with_the_reason(graded: Graded) -> N
     assert graded.rows("none", "submission") == [("fail", 0, 0, why)]
 
 
-def test_grader_executes_nothing_from_a_submission(graded: Graded) -> None:
+def test_grader_executes_nothing_from_a_submission_and_leaves_no_process(graded: Graded) -> None:
     assert not (graded.reports.parent / "MARK").exists()
-
-
-def test_no_process_is_left(graded: Graded) -> None:
     assert graded.code == 1
     assert len(graded.said.splitlines()) == len([*graded.reports.glob("*.json")])
     assert "Traceback" not in graded.warned
@@ -215,6 +210,8 @@ def test_submission_is_read_without_execution(tmp_path: Path) -> None:
         "%load_ext distkit\ndef mine(ranks, microbatches):\n    return helper(ranks) / SIZE\n\n\n"
         "dk.check.bubble(mine)",
         "def whole_loss(losses rows):",
+        "x = " + "-" * 50_000 + "1",
+        "(" * 50_000,
         "print('no answer')\nos._exit(1)",
     ]
     found = read(submission(tmp_path / "one.ipynb", *cells))
@@ -223,18 +220,12 @@ def test_submission_is_read_without_execution(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
-def test_definitions_of_the_lesson_are_not_answers(lesson: str) -> None:
+def test_answers_of_a_lesson_are_those_of_the_student(lesson: str, tmp_path: Path) -> None:
     path = NOTEBOOKS / f"{lesson}.ipynb"
     cells = nbformat.read(path, as_version=4).cells
-    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
-    assert set(read(path)) == set(re.findall(r"dk\.check\.(\w+)\(", code))  # the stubs
-
-
-@pytest.mark.parametrize("lesson", LESSONS)
-def test_answer_in_a_lesson_needs_no_other_cells(lesson: str, tmp_path: Path) -> None:
-    tasks = [TASKS[name] for name in LESSONS[lesson] if name in TASKS]
-    cells = nbformat.read(NOTEBOOKS / f"{lesson}.ipynb", as_version=4).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
+    assert set(read(path)) == set(re.findall(r"dk\.check\.(\w+)\(", "\n".join(code)))  # stubs
+    tasks = [TASKS[name] for name in LESSONS[lesson] if name in TASKS]
     mine = [f"def {task.signature}:\n    return 'mine'" for task in tasks]
     found = read(submission(tmp_path / "mine.ipynb", *code, *mine))
     for task in tasks:
@@ -268,12 +259,8 @@ def test_last_complete_answer_counts(tmp_path: Path) -> None:
     ("name", "content", "why"),
     [
         ("one.ipynb", b"null", "not a notebook"),
-        ("one.ipynb", b"[]", "not a notebook"),
-        ("one.ipynb", b"{}", "'cells'"),
         ("one.ipynb", b'{"cells": [3]}', "subscriptable"),
-        ("one.ipynb", b'{"cells": [{"cell_type": "code", "source": 3}]}', "iterable"),
         ("one.ipynb", b"# text", "Expecting value"),
-        ("one.ipynb", b"{" * 100_000, "Expecting property name"),
         ("one.ipynb", b'{"a":' * 100_000, "recursion"),
         ("one.py", "def f(): 'é'".encode("latin-1"), "utf-8"),
         ("one.py", b"#" * (1 << 26) + b"#", "larger than 64 MiB"),
@@ -287,27 +274,6 @@ def test_unreadable_file_raises_with_the_reason(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DistkitError, match=f"^{name} cannot be read: .*{why}"):
         read(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    "cell",
-    ["x = " + "-" * 50_000 + "1", "x = " + "+".join("1" * 50_000), "(" * 50_000, "\0"],
-    ids=["minus", "sum", "brackets", "null"],
-)
-def test_unreadable_cell_does_not_affect_others(cell: str, tmp_path: Path) -> None:
-    found = read(submission(tmp_path / "one.ipynb", cell, RIGHT))
-    assert found["bubble"](2, 2) == pytest.approx(1 / 3)
-
-
-def test_reading_time_is_linear_in_the_size(tmp_path: Path) -> None:
-    def seconds(size: int) -> float:
-        text = "\n" * size + "  " * size + "\n" + "%" * size + "\n" + RIGHT
-        path = submission(tmp_path / "one.ipynb", text, "def f(\n" * (size // 10), "check." * size)
-        began = time.thread_time()
-        assert "bubble" in read(path)
-        return time.thread_time() - began
-
-    assert seconds(400_000) < 40 * seconds(40_000) + 1
 
 
 # -- nbgrader ----------------------------------------------------------------------------------
@@ -343,7 +309,6 @@ LESSON = "06_cost_models"
 #: Students' answers to the first exercise, and the points of both exercises.
 STUDENTS = {
     "right": ("", 2),
-    "wrong": ("return 2 * n * link.alpha", 1),
     "hostile": ("import os\n    os._exit(0)", 1),
 }
 
@@ -380,7 +345,7 @@ def submit(folder: Path, student: str, body: str) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_nbgrader_grades_right_wrong_and_hostile_submissions(tmp_path: Path) -> None:
+def test_nbgrader_grades_right_and_hostile_submissions(tmp_path: Path) -> None:
     (tmp_path / "nbgrader_config.py").write_text(
         "c = get_config()\nc.CourseDirectory.course_id = 'course'\nc.Execute.timeout = 240\n"
     )

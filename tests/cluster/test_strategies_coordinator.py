@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,16 +72,13 @@ def test_functions_run_on_workers_and_return_results(cluster) -> None:
     assert run.results[1:] == [None, None]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])  # its pushes
-def test_function_of_a_dead_worker_is_rescheduled_and_counts_once(cluster, tmp_path, when) -> None:
-    def train(strategy, flag, when):
+def test_function_of_a_dead_worker_is_rescheduled_and_counts_once(cluster, tmp_path) -> None:
+    def train(strategy, flag):
         model, step = made(strategy)
 
         def deadly(x, n):
-            if n == 7 and when == "before":
-                dies_once(flag)
             strategy.run(step, (x,))
-            if n == 7 and when == "after":
+            if n == 7:  # after its pushes
                 dies_once(flag)
             return os.environ["RANK"]
 
@@ -93,7 +89,7 @@ def test_function_of_a_dead_worker_is_rescheduled_and_counts_once(cluster, tmp_p
 
     flag = tmp_path / "died"
     with pytest.warns(dk.errors.CommunicationWarning, match="was replaced"):
-        run = cluster.run(train, ParameterServerStrategy(), str(flag), when)
+        run = cluster.run(train, ParameterServerStrategy(), str(flag))
     ran, weights = run.results[0]
     assert weights == [-30.0] and ran <= {"1", "2"} and flag.exists()
 
@@ -204,36 +200,13 @@ def test_each_worker_has_its_own_dataset(cluster) -> None:
     assert len(sums) == 3 and set(sums) <= {*evens, *odds}
 
 
-def test_training_on_the_coordinator_warns(cluster) -> None:
-    def train(strategy):
-        made(strategy)
-        coordinator = ClusterCoordinator(strategy)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            strategy.run(len, ("abc",))
-            strategy.reduce("sum", 1)
-            coordinator.schedule(strategy.run, (len, ("abc",))).fetch()
-        return [(w.filename, str(w.message)) for w in caught]
-
-    reported = cluster.run(train, ParameterServerStrategy()).results[0]
-    assert [words.split()[0] for _, words in reported] == ["strategy.run()", "strategy.reduce()"]
-    for file, words in reported:
-        assert file == __file__
-        assert "was called on worker 0, which coordinates" in words
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda strategy: strategy.distribute_dataset(torch.arange(60.0), global_batch=10),
-        lambda strategy: strategy.distribute_datasets_from_function(lambda context: []),
-    ],
-)
-def test_coordinator_has_no_rows(cluster, ask) -> None:
+def test_coordinator_has_no_rows_and_warns_when_it_trains(cluster) -> None:
     def train(strategy):
         made(strategy)
         ClusterCoordinator(strategy)
-        ask(strategy)
+        with pytest.warns(UserWarning, match=r"run\(\) was called on worker 0, which coordinates"):
+            strategy.run(len, ("abc",))
+        strategy.distribute_dataset(torch.arange(60.0), global_batch=10)
 
     with pytest.raises(
         dk.errors.RankError, match=r"no share of a dataset.*create_per_worker_dataset"

