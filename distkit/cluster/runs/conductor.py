@@ -46,6 +46,9 @@ MAX_DIAGNOSED_EVENTS = 10_000
 #: State of the cluster after a failed run, in error messages.
 READY = "the cluster is ready for the next run"
 
+#: Prepares msgspec's conversion, whose first use is not thread-safe: listeners convert outcomes.
+msgspec.convert({"rank": 0}, Outcome)
+
 
 class RankController:
     """The owner of a run's ranks."""
