@@ -310,7 +310,7 @@ class Cluster:
         if previous is not None and current_cell is not None and previous[0] == current_cell:
             previous[1].stop()  # the cell runs again
         run = self._submit(fn, args, kwargs, wait_forever=wait_forever, seed=seed, step=True)
-        stepper = Stepper(run, self._ranks.go, self._ranks.settle)
+        stepper = Stepper(run, self._ranks)
         self._stepper = current_cell, stepper
         try:
             stepper.settle()

@@ -53,6 +53,9 @@ msgspec.convert({"rank": 0}, Outcome)
 class RankController:
     """The owner of a run's ranks."""
 
+    def go(self, ranks: Iterable[int], count: int | None) -> None:
+        """Open the gates of these ranks ``count`` times, or permanently if None."""
+
     def release(self, ranks: Iterable[int]) -> None:
         """Make these ranks leave their function, and report their position."""
 
