@@ -140,17 +140,7 @@ def test_script_in_site_packages_is_located(cluster: dk.Cluster, tmp_path: Path)
 # -- programs that start processes of their own ------------------------------------
 
 
-def test_programs_that_spawn_ranks_get_a_hint(
-    cluster: dk.Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def spawns() -> None:
-        torch.multiprocessing.spawn(print, nprocs=0)
-        raise torch.multiprocessing.ProcessRaisedException("as a child's", 0, 1)
-
-    with pytest.raises(dk.errors.RankError, match="as a child's"):
-        cluster.run(spawns)
-    assert "torch.multiprocessing.spawn: The program starts" in capsys.readouterr().err
-
+def test_program_that_launches_ranks_gets_a_hint(cluster: dk.Cluster) -> None:
     def launches() -> None:
         raise subprocess.CalledProcessError(1, [sys.executable, "-m", "torch.distributed.run"])
 

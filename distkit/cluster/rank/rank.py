@@ -120,7 +120,6 @@ class Rank:
         self.outbox.capture()
         builtins.input = _no_keyboard
         interpreter.install_child_hooks(self.group.restore_init)
-        interpreter.explain_launchers(spec.rank)
         self.lifeline.listen(self._handle_command, partial(os.killpg, 0, signal.SIGKILL))
 
     # -- the lifeline -----------------------------------------------------------
