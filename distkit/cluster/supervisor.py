@@ -105,9 +105,7 @@ class Supervisor:
         if not Path(self.folder).exists():
             raise StartError(_FOLDER_REMOVED.format(self.folder))
         if cell:
-            engines = self.start_engines()
-            engines.begin(number, recording)
-            return engines
+            return self.start_engines()
         ranks = Ranks(self.plan, self.folder, number, **self._options)
         try:
             ranks.start(recording=recording)
@@ -182,7 +180,7 @@ class Supervisor:
         if run is not None:
             run.abandon(reason)
         if ranks is not None:
-            ranks.end(ranks.ranks)
+            ranks.end(range(self.plan.ranks))
 
     def restart(self) -> None:
         """Stop the current run and the engines; new engines start with the next cell."""
