@@ -18,7 +18,6 @@ from distkit.cluster import card, machine
 from distkit.cluster.notebook import Cell, CellRegistry, cell, in_notebook, name_running_cell
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import DEFAULT, Plan, make_plan
-from distkit.cluster.process_host import Fleet
 from distkit.cluster.processes.forkserver import RESPONSE_TIMEOUT, end, server
 from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
@@ -193,7 +192,7 @@ class Cluster:
     def _open(
         self,
         plan: Plan,
-        start_hosts: Callable[..., Fleet] | None = None,
+        start_hosts: Callable[..., Any] | None = None,
         show_card: bool = True,
     ) -> None:
         """Start the processes and initialize the attributes."""

@@ -144,7 +144,7 @@ class ForkServer:
         """Make the zygote import ``run`` ("module") or call it ("module:function"), and return."""
         self._send({"do": "call", "run": run})
 
-    def start_fork(self, *, run: str, folder: str, log: str, **arguments: Any) -> Child:
+    def start_fork(self, run: str, *, folder: str, log: str, **arguments: Any) -> Child:
         """Request a child that calls ``run`` ("module:function"), without waiting for its start."""
         number = next(self._numbers)
         channel, remote = Channel.pair()

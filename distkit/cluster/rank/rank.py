@@ -188,7 +188,7 @@ class Rank:
         self._error = None
         try:
             self.group.is_replacement = life > 0
-            if not self.group.is_replacement:
+            if not (self.group.is_replacement or self._runs_cells):  # an engine has joined
                 self.group.join()
             with (
                 self._recording(options, emit, outcome),

@@ -33,7 +33,6 @@ from distkit.errors import StartError
 from distkit.trace.info import RankInfo, RunInfo
 
 if TYPE_CHECKING:
-    from distkit.cluster.process_host import Offset
     from distkit.kvstore import Node
 
 #: Timeouts for a server to flush its events [s], and before a release: a stopped server does not.
@@ -181,9 +180,6 @@ class Ranks(RankController):
             return self.hosts[0]
         return next(h for h in self.hosts if i in (h.ranks if role == "rank" else h.servers))
 
-    def _clock(self, rank: int) -> Offset | None:
-        return self.host(rank).clock
-
     def info(self) -> RunInfo:
         """Return the trace's facts about the processes, without pids before they start."""
         plan, role = self.plan, "worker" if self.plan.servers else "rank"
@@ -210,7 +206,7 @@ class Ranks(RankController):
         ``on_settled`` is called after the run and its processes have ended.
         """
         self.run, self._call = run, (payload, {**options, "run": run.number})
-        run.live.offset = self._clock
+        run.live.offset = lambda rank: self.host(rank).clock
         for r in run.ranks:
             child = self.children[r]
             if child.status is not None:
