@@ -18,7 +18,6 @@ from distkit.cluster import card, machine
 from distkit.cluster.notebook import Cell, CellRegistry, cell, in_notebook, name_running_cell
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import DEFAULT, Plan, make_plan
-from distkit.cluster.process_host import Fleet
 from distkit.cluster.processes.forkserver import RESPONSE_TIMEOUT, end, server
 from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
@@ -193,7 +192,7 @@ class Cluster:
     def _open(
         self,
         plan: Plan,
-        start_hosts: Callable[..., Fleet] | None = None,
+        start_hosts: Callable[..., Any] | None = None,
         show_card: bool = True,
     ) -> None:
         """Start the processes and initialize the attributes."""
@@ -310,7 +309,7 @@ class Cluster:
         if previous is not None and current_cell is not None and previous[0] == current_cell:
             previous[1].stop()  # the cell runs again
         run = self._submit(fn, args, kwargs, wait_forever=wait_forever, seed=seed, step=True)
-        stepper = Stepper(run, self._ranks.go, self._ranks.settle)
+        stepper = Stepper(run, self._ranks)
         self._stepper = current_cell, stepper
         try:
             stepper.settle()

@@ -1,7 +1,7 @@
 """Runs ``%%ranks`` cells and ``%px`` on an ipyparallel cluster with one engine per rank.
 
 Unlike the ranks of a run, engines and their variables persist between cells. They start with the
-first cell. Killing a cell ends its engines.
+first cell. Killing a cell ends its engines. Cells have no parameter server: each run has its own.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Engines(Ranks):
     usable = loss_reported = True
     client: Any = None
     _controller: Child | None = None
+    _connection = ""  # of an engine to the controller, as JSON
 
     def start(self, *, recording: bool = True) -> None:
         """Start the controller and the engines, and wait until all have registered.
@@ -45,13 +46,17 @@ class Engines(Ranks):
         Raises:
             StartError: a process does not start.
         """
-        self._store = f"store-{secrets.token_hex(4)}"
+        self._store, self.servers = f"store-{secrets.token_hex(4)}", {}
         for fork in {server(), *(host.server for host in self.hosts)}:
             fork.preload("distkit.cluster.processes.preload:engines")
-        request = {"folder": self.folder, "log": "controller.log"}
-        limits = {"period": HEARTBEAT_PERIOD, "misses": MAX_MISSES}
-        role = "distkit.cluster.processes.roles:controller"
-        [self._controller] = fork_all(role, [(server(), {**request, **limits})])
+        controller = {
+            "run": "distkit.cluster.processes.roles:controller",
+            "folder": self.folder,
+            "log": "controller.log",
+            "period": HEARTBEAT_PERIOD,
+            "misses": MAX_MISSES,
+        }
+        [self._controller] = fork_all([(server(), controller)])
         try:
             connection = self._controller.channel.recv()
         except EOFError:
@@ -68,22 +73,20 @@ class Engines(Ranks):
             ipython_dir=self.folder,
             timeout=REGISTRATION_TIMEOUT,
         )
-        self._connect(connection["engine"])
+        self._connection = json.dumps(connection["engine"])
+        self._fork(range(self.plan.ranks))
         self._await_registration()
 
-    def _connect(self, connection: dict[str, Any]) -> None:
-        """Fork the engines; the controller's sockets are in the folder of each machine."""
-        text = json.dumps(connection)
-        for r in range(self.plan.ranks):
-            folder = self.host(r).folder
-            local = json.loads(text.replace(self.folder, folder))
-            self._fork([r], connection=local, profile=folder)
+    def _fork_args(self, node: int) -> dict[str, Any]:
+        folder = self.host(node).folder  # contains the controller's sockets on that machine
+        local = json.loads(self._connection.replace(self.folder, folder))
+        return {**super()._fork_args(node), "connection": local, "profile": folder}
 
     def _await_registration(self) -> None:
         end = time.monotonic() + REGISTRATION_TIMEOUT
         while len(self.client.ids) < self.plan.ranks:
             if not self.usable:
-                ended = [r for r, child in self.ranks.items() if child.status is not None]
+                ended = [r for r, child in self.children.items() if child.status is not None]
                 logs = "\n".join(self._log(f"engine-{r}.log") for r in ended)
                 raise StartError(f"an engine ended while it was starting. {logs}")
             if time.monotonic() > end:
@@ -99,29 +102,19 @@ class Engines(Ranks):
         text = log.read_text(errors="replace")[-20_000:] if log.exists() else ""
         return "\n".join(line for line in text.splitlines() if "[IPController]" not in line)
 
-    def begin(self, number: int, recording: bool) -> None:
-        """Start the parameter server for the next cell, if the cluster has one."""
-        self.nodes = self._nodes()
-        try:
-            self.nodes.start(recording)
-        except BaseException:
-            self.nodes.close()
-            raise
-
     def _send(self, rank: int, payload: bytes, options: dict[str, Any]) -> None:
         run = self.run
 
         def on_reply(reply: Any) -> None:
             """Record ipyparallel's error if the rank could not report an outcome itself."""
             error = reply.exception()
-            if error is not None and self.ranks[rank].status is None and run is not None:
+            if error is not None and self.children[rank].status is None and run is not None:
                 run.add_outcome(Outcome(rank, error=Failure(type(error).__name__, str(error))))
 
         result = self.client[rank].apply_async(execute, payload, options)
         result.add_done_callback(on_reply)
 
     def _clean_up(self, run: Conductor) -> None:
-        self.nodes.close()
         if not run.intact:
             self.usable = False
 

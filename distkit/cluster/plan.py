@@ -138,11 +138,6 @@ def plan_for_machines(
             + (f", {p.note}" if p.backend == "gloo" else "")
             for m, p in zip(machines, plans, strict=True)
         )
-    warnings = [
-        f"{m.name}: {p.oversubscription_warning}"
-        for m, p in zip(machines, plans, strict=True)
-        if p.oversubscription_warning
-    ]
     return Plan(
         sum(m.ranks for m in machines),
         servers,
@@ -150,7 +145,6 @@ def plan_for_machines(
         tuple(device for plan in plans for device in plan.devices),
         min(plan.threads for plan in plans),
         f"{where} · {'nccl' if nccl else 'gloo'}",
-        "\n".join(warnings),
     )
 
 

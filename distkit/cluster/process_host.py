@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from distkit.cluster.plan import Plan
 from distkit.cluster.processes.forkserver import ForkServer
 from distkit.cluster.processes.rank_spec import inherited
 
@@ -84,17 +83,3 @@ class ProcessHost:
         with suppress(OSError):  # the folder was removed
             for file in Path(self.folder).glob(f"{name}-*"):
                 file.unlink(missing_ok=True)
-
-
-class Fleet(Protocol):
-    """The other machines of a cluster."""
-
-    def gather(self, plan: Plan) -> tuple[list[Any], Plan]:
-        """Wait for all machines; return the :class:`ProcessHost` of each, and the refined plan.
-
-        Raises:
-            StartError: a machine did not start; the message quotes its output.
-        """
-
-    def close(self) -> None:
-        """End all processes on these machines."""

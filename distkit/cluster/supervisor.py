@@ -11,7 +11,7 @@ from typing import Any
 from distkit.cluster.card import Card
 from distkit.cluster.engines import Engines
 from distkit.cluster.plan import Plan
-from distkit.cluster.process_host import Fleet, ProcessHost
+from distkit.cluster.process_host import ProcessHost
 from distkit.cluster.processes.forkserver import server
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import Conductor
@@ -32,13 +32,13 @@ class Supervisor:
     Args:
         plan: number and devices of the ranks.
         start_hosts: starts the other machines, if any: called with the cluster's folder and a
-            callback for the stages.
+            callback for the stages, it returns a :class:`distkit_hosts.remote.fleet.Fleet`.
     """
 
     def __init__(
         self,
         plan: Plan,
-        start_hosts: Callable[[str, Callable[[str], None]], Fleet] | None = None,
+        start_hosts: Callable[[str, Callable[[str], None]], Any] | None = None,
     ) -> None:
         self.plan, self._fork = plan, server()
         self.folder = self._fork.make_folder(plan.processes)
@@ -100,15 +100,11 @@ class Supervisor:
         Raises:
             StartError: the processes cannot be started.
         """
-        if self.stage == "failed":
-            raise StartError(self.failure)
         if not Path(self.folder).exists():
             raise StartError(_FOLDER_REMOVED.format(self.folder))
         if cell:
-            engines = self.start_engines()
-            engines.begin(number, recording)
-            return engines
-        ranks = Ranks(self.plan, self.folder, number, **self._options)
+            return self.start_engines()
+        ranks = Ranks(self.plan, self.folder, number, hosts=self.hosts, on_change=self.card.refresh)
         try:
             ranks.start(recording=recording)
         except BaseException:
@@ -120,10 +116,6 @@ class Supervisor:
     def processes(self) -> Ranks:
         """The ranks of the current run, else the engines, else ranks that have not started."""
         return self.ranks or self.engines or Ranks(self.plan, self.folder, hosts=self.hosts)
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {"hosts": self.hosts, "on_change": self.card.refresh}
 
     def start_engines(self) -> Engines:
         """Return the engines; start new ones if there are none, or if one has ended.
@@ -138,7 +130,9 @@ class Supervisor:
             if previous is not None:
                 previous.close()
                 report.warn([] if previous.loss_reported else [report.LOST_CELLS])
-            engines = self.engines = Engines(self.plan, self.folder, **self._options)
+            engines = self.engines = Engines(
+                self.plan, self.folder, hosts=self.hosts, on_change=self.card.refresh
+            )
             self._set_stage("starting engines")
             try:
                 engines.start()
@@ -182,7 +176,7 @@ class Supervisor:
         if run is not None:
             run.abandon(reason)
         if ranks is not None:
-            ranks.end(ranks.ranks)
+            ranks.end(range(self.plan.ranks))
 
     def restart(self) -> None:
         """Stop the current run and the engines; new engines start with the next cell."""

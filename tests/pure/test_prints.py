@@ -42,9 +42,9 @@ def test_notebook_shows_the_first_lines_of_each_rank(
     for _ in range(3):
         prints.add(0, "stdout", "a\nb\n")
         prints.print_now()
-    prints.add(1, "stdout", "x" * 3_000 + "\n")
+    prints.add(1, "stdout", "x\n")
     prints.print_now()
     *first, other = capsys.readouterr().out.splitlines()
     assert first == ["[rank 0] a", "[rank 0] b", "[rank 0] … more lines are in run.output[0] …"]
-    assert other == f"[rank 1] {'x' * 2_000} … 1,000 more characters"
+    assert other == "[rank 1] x"
     assert prints.all_of(0) == "a\nb\n" * 3

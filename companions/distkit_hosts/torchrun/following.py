@@ -238,7 +238,7 @@ class Following:
             info = self._trace.info
             run = AttachedRun(ranks, RunInfo(world_size=info.world_size, ranks=info.ranks))
             controller = AttachedRanks(run, ranks)
-            self._control = controller, Stepper(Run(run), controller.go)
+            self._control = controller, Stepper(Run(run), controller)
             threading.Thread(target=run.conduct, args=(controller,), daemon=True).start()
         return self._control
 

@@ -269,17 +269,16 @@ class LocalForkServer(ForkServer):
         )
 
 
-def fork_all(run: str, requests: Iterable[tuple[ForkServer, dict[str, Any]]]) -> list[Child]:
+def fork_all(requests: Iterable[tuple[ForkServer, dict[str, Any]]]) -> list[Child]:
     """Fork several processes concurrently; if one fails, end the others.
 
     Args:
-        run: the function that they call, "module:function".
-        requests: the fork server and arguments of each process.
+        requests: the fork server of each process, and its arguments of :meth:`start_fork`.
     """
     children: list[Child] = []
     try:
         for fork_server, arguments in requests:
-            children.append(fork_server.start_fork(run, **arguments))
+            children.append(fork_server.start_fork(**arguments))
         for child in children:
             child.await_start()
     except BaseException:

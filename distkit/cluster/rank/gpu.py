@@ -155,11 +155,6 @@ def _staged_kernel(operator: Any, sends: bool) -> Callable[..., Any]:
     return kernel
 
 
-def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Allocate host memory for a tensor."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-
-
 def _copying_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     """Return a Work.wait that copies received data to the device, on the caller's stream."""
 

@@ -1,4 +1,4 @@
-"""Prepares a rank's interpreter for programs: scripts, launchers, and child processes.
+"""Prepares a rank's interpreter for programs: scripts and child processes.
 
 Processes that a program starts are not ranks. They must behave like children of a plain Python
 process: ``multiprocessing.Pool`` ends them with SIGTERM, and a DataLoader's workers print.
@@ -18,9 +18,7 @@ from types import FunctionType
 from typing import Any
 
 import cloudpickle
-import torch
 
-from distkit.diagnosis.advice import OWN_PROCESSES
 from distkit.recording import recorder
 from distkit.recording.tap import tap
 
@@ -37,20 +35,6 @@ def run_script(path: Path, argv: Iterable[str]) -> None:
     except SystemExit as end:  # scripts often end with sys.exit(main())
         if end.code not in (None, 0):
             raise
-
-
-def explain_launchers(rank: int) -> None:
-    """Print an explanation when a rank calls ``torch.multiprocessing.spawn``, which may hang."""
-    spawning = sys.modules["torch.multiprocessing.spawn"]
-    original = spawning.start_processes
-
-    def start_processes(*args: Any, **options: Any) -> Any:
-        if rank == 0:
-            print(f"torch.multiprocessing.spawn: {OWN_PROCESSES}", file=sys.stderr)
-        return original(*args, **options)
-
-    for module in (spawning, torch.multiprocessing):
-        module.start_processes = start_processes  # type: ignore[attr-defined]
 
 
 # -- processes that the program starts ----------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import fcntl
 import io
 import os
 import queue
@@ -19,8 +20,8 @@ from distkit.cluster.processes.rank_spec import LINE_CLOSED
 #: Maximum number of unsent messages with output; then pipes fill up, and printing blocks.
 MAX_UNSENT = 64
 
-#: Maximum number of bytes read at once; more than fit into a pipe.
-MAX_READ = 1 << 20
+#: Capacity of the pipe of descriptor 1; maximum number of bytes read at once.
+PIPE_BYTES = 1 << 20
 
 
 class Outbox:
@@ -61,9 +62,12 @@ class Outbox:
     def capture(self) -> None:
         """Redirect descriptor 1, the output of C code and other processes.
 
-        Descriptor 2 stays in the log, for crash reports.
+        Descriptor 2 stays in the log, for crash reports. A full pipe would block C code that prints
+        while it keeps the GIL, because the thread that reads the pipe needs the GIL.
         """
         os.dup2(self._pipes[0].descriptor, 1)
+        with suppress(AttributeError, OSError):  # only Linux can, up to the user's limit
+            fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     @contextmanager
     def printing(self, run: int) -> Iterator[None]:
@@ -103,7 +107,7 @@ class Pipe:
     def forward(self) -> None:
         """Emit the output that is in the pipe."""
         with self._lock, suppress(BlockingIOError):  # another thread has emitted it
-            self._emit(self._name, self._decoder.decode(os.read(self._source, MAX_READ)))
+            self._emit(self._name, self._decoder.decode(os.read(self._source, PIPE_BYTES)))
 
     def stream(self) -> io.TextIOWrapper:
         """Return a stream like ``sys.stdout`` that accepts any string, including surrogates."""

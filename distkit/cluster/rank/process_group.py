@@ -54,11 +54,6 @@ class Group:
         self._store: InterruptibleStore | None = None
         self._init: Callable[..., Any] = dist.init_process_group
 
-    def join(self) -> None:
-        """Join the group, unless the rank has joined before."""
-        if not self._joins:
-            self._join()
-
     def enter(self, run: int) -> None:
         """Wait for the other ranks of a run, so its trace does not begin with their skew.
 
@@ -69,7 +64,12 @@ class Group:
         self._store.set(f"{name}/{self.spec.rank}", "")
         self._store.wait([f"{name}/{r}" for r in range(self.spec.world_size)])
 
-    def _join(self) -> None:
+    def join(self) -> None:
+        """Join the group.
+
+        Raises:
+            RuntimeError: this rank replaces a dead one.
+        """
         spec = self.spec
         if self.is_replacement:
             raise RuntimeError(
@@ -114,7 +114,7 @@ class Group:
                 original(backend, init_method, **options)
                 return
             else:
-                self._join()
+                self.join()
             self._check_options(options)
             self._claimed = True
 

@@ -120,7 +120,6 @@ class Rank:
         self.outbox.capture()
         builtins.input = _no_keyboard
         interpreter.install_child_hooks(self.group.restore_init)
-        interpreter.explain_launchers(spec.rank)
         self.lifeline.listen(self._handle_command, partial(os.killpg, 0, signal.SIGKILL))
 
     # -- the lifeline -----------------------------------------------------------
@@ -189,7 +188,7 @@ class Rank:
         self._error = None
         try:
             self.group.is_replacement = life > 0
-            if not self.group.is_replacement:
+            if not (self.group.is_replacement or self._runs_cells):  # an engine has joined
                 self.group.join()
             with (
                 self._recording(options, emit, outcome),

@@ -46,9 +46,15 @@ MAX_DIAGNOSED_EVENTS = 10_000
 #: State of the cluster after a failed run, in error messages.
 READY = "the cluster is ready for the next run"
 
+#: Prepares msgspec's conversion, whose first use is not thread-safe: listeners convert outcomes.
+msgspec.convert({"rank": 0}, Outcome)
+
 
 class RankController:
     """The owner of a run's ranks."""
+
+    def go(self, ranks: Iterable[int], count: int | None) -> None:
+        """Open the gates of these ranks ``count`` times, or permanently if None."""
 
     def release(self, ranks: Iterable[int]) -> None:
         """Make these ranks leave their function, and report their position."""

@@ -20,9 +20,6 @@ MAX_KEPT = 10_000_000
 #: Maximum number of lines of a rank in a notebook, which a flood of output makes unusable.
 MAX_LINES = 1_000
 
-#: Maximum length of a line.
-MAX_WIDTH = 2_000
-
 
 class Prints:
     """Buffer that collects pieces of output and prints complete lines."""
@@ -74,7 +71,7 @@ class Prints:
         for rank, stream, line in self.take():
             self._printed[rank] += 1
             if self._printed[rank] <= self._max_lines:
-                shown.append((rank, stream, _truncate(line)))
+                shown.append((rank, stream, line))
             elif self._printed[rank] == self._max_lines + 1:
                 shown.append((rank, stream, f"… more lines are in run.output[{rank}] …"))
         for stream, group in itertools.groupby(shown, lambda item: item[1]):
@@ -97,8 +94,3 @@ class Prints:
 def _final(line: str) -> str:
     """Return the final state of a line in a terminal: a progress bar overwrites itself."""
     return line.rstrip("\r").rpartition("\r")[2]
-
-
-def _truncate(line: str) -> str:
-    excess = len(line) - MAX_WIDTH
-    return line if excess <= 0 else f"{line[:MAX_WIDTH]} … {excess:,} more characters"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from concurrent import futures
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,6 @@ from pathlib import Path
 from pickle import dumps
 from typing import TYPE_CHECKING, Any
 
-from distkit.cluster.kvstore_nodes import Nodes
 from distkit.cluster.plan import Plan
 from distkit.cluster.process_host import ProcessHost
 from distkit.cluster.processes.forkserver import (
@@ -29,13 +29,14 @@ from distkit.cluster.processes.forkserver import (
 from distkit.cluster.processes.rank_spec import Spec, free_port
 from distkit.cluster.runs.conductor import Conductor, RankController
 from distkit.cluster.runs.report import cause
+from distkit.errors import StartError
 from distkit.trace.info import RankInfo, RunInfo
 
 if TYPE_CHECKING:
-    from distkit.cluster.process_host import Offset
+    from distkit.kvstore import Node
 
-#: Timeout for a server to flush its events [s]; a stopped server does not.
-QUICK_FLUSH_TIMEOUT = 0.2
+#: Timeouts for a server to flush its events [s], and before a release: a stopped server does not.
+FLUSH_TIMEOUT, QUICK_FLUSH_TIMEOUT = 2.0, 0.2
 
 
 def this_machine(plan: Plan, folder: str) -> ProcessHost:
@@ -44,7 +45,7 @@ def this_machine(plan: Plan, folder: str) -> ProcessHost:
 
 
 class Ranks(RankController):
-    """The ranks of a run, and its parameter server, if there is one.
+    """The ranks of a run, and its servers and scheduler, if it has a parameter server.
 
     Args:
         plan: number and devices of the ranks.
@@ -70,15 +71,21 @@ class Ranks(RankController):
     ) -> None:
         self.plan, self.folder = plan, folder
         self.hosts = [*hosts] or [this_machine(plan, folder)]
-        self.ranks: dict[int, Child] = {}
+        #: The process of each node: the ranks, the servers, and the scheduler, the last.
+        self.children: dict[int, Child] = {}
+        servers = [("server", i) for i in range(plan.servers)] + [("scheduler", 0)]
+        #: Role and number of each server and of the scheduler, by node.
+        self.servers = dict(enumerate(servers if plan.servers else (), plan.ranks))
         self.run: Conductor | None = None
         self._on_change = on_change
         self._port, self._call = 0, (b"", dict[str, Any]())
-        self.nodes = self._nodes()
         self._store = f"store-{number}"
-
-    def _nodes(self) -> Nodes:
-        return Nodes(self.plan, self.hosts, self._handle_node_message)
+        self._closed = self._recording = False
+        self._registered = False  # all servers have registered
+        self._lost: tuple[int, int] | None = None  # a node whose end ends the run, and its status
+        self._keys: tuple[str, str] | None = None  # public and secret, of the servers
+        self._endpoint: futures.Future[str] = futures.Future()  # of the scheduler
+        self._flushed = threading.Semaphore(0)  # counts servers that have flushed their events
 
     # -- starting ---------------------------------------------------------------
 
@@ -88,26 +95,70 @@ class Ranks(RankController):
         Raises:
             StartError: a process cannot be started.
         """
-        self._port = free_port()
-        self.nodes.start(recording)
+        self._port, self._recording = free_port(), recording
+        if self.servers:
+            from distkit.kvstore.transport.sockets import new_keys
+
+            self._keys = new_keys()
+            scheduler = max(self.servers)
+            if self.hosts[0].address:  # other machines need its endpoint
+                self._fork([scheduler])
+                self._await_scheduler(self.children[scheduler])
+            self._fork(self.servers.keys() - self.children.keys())
         self._fork(range(self.plan.ranks))
 
-    def _fork(self, ranks: Iterable[int], **arguments: Any) -> None:
-        """Fork ranks on all machines concurrently."""
-        ranks, requests = [*ranks], []
-        for r in ranks:
-            spec = self._spec(r)
-            fork_args = {
-                "spec": spec,
-                "folder": spec.folder,
-                "log": f"{spec.name}.log",
-                **arguments,
+    def _fork(self, nodes: Iterable[int]) -> None:
+        """Fork processes on all machines concurrently."""
+        nodes = [*nodes]
+        children = fork_all((self.host(n).server, self._fork_args(n)) for n in nodes)
+        for n, child in zip(nodes, children, strict=True):
+            self.children[n] = child
+            handle = self._handle_server_message if n in self.servers else self._handle_message
+            child.on_message(partial(handle, n))
+            child.on_exit(partial(self._on_exit, n, child))
+
+    def _fork_args(self, node: int) -> dict[str, Any]:
+        host = self.host(node)
+        if node in self.servers:
+            role, i = self.servers[node]
+            return {
+                "run": "distkit.cluster.processes.roles:node",
+                "folder": host.folder,
+                "log": f"{role}-{i}.log",
+                "node": self._node(role, i, host),
+                "recording": self._recording,
             }
-            requests.append((self.host(r).server, fork_args))
-        for r, child in zip(ranks, fork_all(self.role, requests), strict=True):
-            self.ranks[r] = child
-            child.on_message(partial(self._handle_message, r))
-            child.on_exit(partial(self._on_exit, r, child))
+        spec = self._spec(node)
+        return {"run": self.role, "folder": spec.folder, "log": f"{spec.name}.log", "spec": spec}
+
+    def _node(self, role: str, i: int, host: ProcessHost, life: int = 0) -> Node:
+        from distkit.kvstore import Node
+
+        known = host.address and self._endpoint.done()
+        return Node(
+            role,
+            i,
+            self.plan.ranks,
+            self.plan.servers,
+            host.folder,
+            keys=self._keys,
+            life=life,
+            address=host.address,
+            scheduler_endpoint=self._endpoint.result() if known else "",
+        )
+
+    def _await_scheduler(self, child: Child) -> None:
+        """Wait until the scheduler reports its endpoint for other machines."""
+        child.on_exit(lambda status: self._set_endpoint(""))
+        if not self._endpoint.result():
+            raise StartError(
+                f"the scheduler on {child.server.host} ended while starting ({child.status}), "
+                "before the other machines could connect."
+            )
+
+    def _set_endpoint(self, endpoint: str) -> None:
+        with suppress(futures.InvalidStateError):  # it ended after it was listening
+            self._endpoint.set_result(endpoint)
 
     def _spec(self, r: int) -> Spec:
         plan = self.plan
@@ -122,28 +173,22 @@ class Ranks(RankController):
             **{"port": self._port, **self.host(r).spec_fields(r, self.hosts)},
         )
 
-    def host(self, rank: int) -> ProcessHost:
-        """Return the machine of a rank or another node."""
-        ranks = (host for host in self.hosts if rank in host.ranks)
-        return next(ranks, None) or self.nodes.host(rank)
-
-    def _clock(self, rank: int) -> Offset | None:
-        return self.host(rank).clock
-
-    @property
-    def children(self) -> dict[int, Child]:
-        """The process of each rank, server and scheduler, by node number."""
-        return {**self.ranks, **self.nodes.children}
+    def host(self, node: int) -> ProcessHost:
+        """Return the machine of a rank, a server or the scheduler, which is on the first one."""
+        role, i = self.servers.get(node, ("rank", node))
+        if role == "scheduler":
+            return self.hosts[0]
+        return next(h for h in self.hosts if i in (h.ranks if role == "rank" else h.servers))
 
     def info(self) -> RunInfo:
         """Return the trace's facts about the processes, without pids before they start."""
         plan, role = self.plan, "worker" if self.plan.servers else "rank"
         nodes = {r: (f"{role} {r}", role, device) for r, device in enumerate(plan.devices)}
-        for n, (role, i) in self.nodes.roles.items():
+        for n, (role, i) in self.servers.items():
             nodes[n] = (role if role == "scheduler" else f"{role} {i}", role, "cpu")
-        ranks, children = {}, self.children
+        ranks = {}
         for n, (name, role, device) in nodes.items():
-            host, child = self.host(n).server.host, children.get(n)
+            host, child = self.host(n).server.host, self.children.get(n)
             ranks[n] = RankInfo(name, role, host, child.pid if child else "", device)
         return RunInfo(world_size=plan.ranks, backend=plan.backend, ranks=ranks)
 
@@ -161,25 +206,24 @@ class Ranks(RankController):
         ``on_settled`` is called after the run and its processes have ended.
         """
         self.run, self._call = run, (payload, {**options, "run": run.number})
-        run.live.offset = self._clock
-        for r, child in self.ranks.items():
+        run.live.offset = lambda rank: self.host(rank).clock
+        for r in run.ranks:
+            child = self.children[r]
             if child.status is not None:
                 self._on_exit(r, child, child.status)
-        for r in run.ranks:
             self._execute(r)
-        if self.nodes.lost is not None:
-            self._handle_node_loss(*self.nodes.lost)
+        self._report_loss()
         args = run, on_settled
         threading.Thread(target=self._conduct, args=args, name="distkit-run", daemon=True).start()
 
     def _execute(self, rank: int, life: int = 0, **overrides: Any) -> None:
         payload, options = self._call
-        node = self.nodes.worker(rank, self.host(rank), life)
+        node = self._node("worker", rank, self.host(rank), life) if self.servers else None
         self._send(rank, payload, {**options, **overrides, "life": life, "node": node})
 
     def _send(self, rank: int, payload: bytes, options: dict[str, Any]) -> None:
         with suppress(OSError):  # it has just ended, which is reported
-            self.ranks[rank].channel.send(dumps((payload, options)))
+            self.children[rank].channel.send(dumps((payload, options)))
 
     def _conduct(self, run: Conductor, on_settled: Callable[[], None]) -> None:
         run.conduct(self)
@@ -208,27 +252,35 @@ class Ranks(RankController):
 
     def release(self, ranks: Iterable[int]) -> None:
         """Make these ranks report their position, and end."""
-        self.nodes.settle("rest", QUICK_FLUSH_TIMEOUT)
+        self.settle("rest", QUICK_FLUSH_TIMEOUT)
         self._send_command(ranks, "release")
 
     def _send_command(self, ranks: Iterable[int], command: str, *what: Any) -> None:
         assert self.run is not None
         for r in ranks:
             with suppress(OSError):  # it has just ended
-                self.ranks[r].channel.send((command, self.run.number, *what))
+                self.children[r].channel.send((command, self.run.number, *what))
 
     def end(self, ranks: Iterable[int]) -> None:
         """Kill these ranks' processes; their ends are reported to the run."""
-        end([self.ranks[r] for r in ranks])
+        end([self.children[r] for r in ranks])
 
-    def settle(self) -> None:
-        """Make the servers and the scheduler flush their events."""
-        self.nodes.settle()
+    def settle(self, command: str = "flush", timeout: float = FLUSH_TIMEOUT) -> None:
+        """Make the servers and the scheduler flush their events; after "rest" they stop recording.
+
+        Wait up to ``timeout`` seconds for each.
+        """
+        running = [c for n in self.servers if (c := self.children[n]).status is None]
+        for child in running:
+            with suppress(OSError):  # it has just ended
+                child.channel.send(command)
+        for _ in running:
+            self._flushed.acquire(timeout=timeout)
 
     def close(self, timeout: float = KILL_TIMEOUT) -> None:
         """End all processes, wait ``timeout`` seconds for their ends, and remove their stores."""
-        self.nodes.close(timeout)
-        shut_down(self.ranks.values(), timeout)
+        self._closed = True
+        shut_down(self.children.values(), timeout)
         for host in self.hosts:
             host.remove_store(self._store)
 
@@ -241,28 +293,53 @@ class Ranks(RankController):
         if self.run is not None and self.run.number == number:
             self.run.handle_event(rank, kind, what)
 
-    def _handle_node_message(self, node: int, kind: str, what: Any) -> None:
-        """Handle a message of a server or the scheduler."""
-        if kind == "lost":
-            self._handle_node_loss(node, what)
-            return
-        if kind == "replaced":
-            self.nodes.leave(node, 0, cause(what))
-        if self.run is not None:
-            self.run.handle_event(node, kind, what)
+    def _handle_server_message(self, node: int, message: tuple[str, Any]) -> None:
+        match message:
+            case "flushed", _:
+                self._flushed.release()
+            case "listens", endpoint:
+                self._set_endpoint(endpoint)
+            case "begun", _:
+                self._registered = True
+            case kind, what if self.run is not None:
+                self.run.handle_event(node, kind, what)
 
-    def _handle_node_loss(self, node: int, status: int) -> None:
-        """End the run with a node without which the others would wait forever."""
+    def _on_exit(self, node: int, child: Child, status: int) -> None:
+        """Handle the end of a process, except after a run or of one that was replaced."""
+        run = self.run
+        if node in self.servers:
+            self._on_server_exit(node, status)
+        elif self.children.get(node) is child and run is not None and not run.finished:
+            life = run.life(node)
+            run.add_death(node, status, Path(self.folder, f"{self.kind}-{node}"))
+            self._leave(node, life, status)
+        self._on_change()
+
+    def _on_server_exit(self, node: int, status: int) -> None:
+        """Let a server's backup take over; without one, or before all have registered, end the run.
+
+        The scheduler has no backup.
+        """
+        if self._closed:
+            return
+        if not self._registered or node == max(self.servers):
+            self._lost = node, status
+            self._report_loss()
+            return
+        self._leave(node, 0, status)
         if self.run is not None:
-            role, i = self.nodes.roles[node]
+            self.run.handle_event(node, "replaced", status)
+
+    def _report_loss(self) -> None:
+        """End the run if a server or the scheduler is lost: the others would wait forever."""
+        if self.run is not None and self._lost is not None:
+            node, status = self._lost
+            role, i = self.servers[node]
             name = f"server {i}" if role == "server" else "the scheduler"
             self.run.abandon(f"{name} has ended ({cause(status)}). Run again")
 
-    def _on_exit(self, rank: int, child: Child, status: int) -> None:
-        """Notify the run that a rank's process has ended."""
-        run = self.run
-        if self.ranks.get(rank) is child and run is not None and not run.finished:
-            life = run.life(rank)
-            run.add_death(rank, status, Path(self.folder, f"{self.kind}-{rank}"))
-            self.nodes.leave(rank, life, cause(status))
-        self._on_change()
+    def _leave(self, node: int, life: int, status: int) -> None:
+        """Notify the scheduler that a process has ended, perhaps before it registered."""
+        if self.servers:
+            with suppress(OSError):  # it has ended, and so has the run
+                self.children[max(self.servers)].channel.send(("left", node, life, cause(status)))

@@ -98,4 +98,4 @@ def run_ranks(
 def _kill(ranks: Ranks, conductor: Conductor, timeout: float) -> None:
     """Kill the ranks after the time limit."""
     conductor.abandon(f"it did not end within {timeout:g} s")
-    ranks.end(ranks.ranks)
+    ranks.end(conductor.ranks)

@@ -1,20 +1,48 @@
-"""Steps through a run, forward and back."""
+"""Steps through a run, forward and back.
+
+The rules are in :class:`distkit.diagnosis.rank_state.WaitForGraph`, which is pure; this module adds
+threads and time.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from distkit._format import named
-from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT
-from distkit.cluster.runs.lockstep import Go, Lockstep, Moment
+from distkit.cluster.runs import report
+from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT, RankController
 from distkit.cluster.runs.run import Run
 from distkit.diagnosis.diagnose import Finding
-from distkit.diagnosis.rank_state import RankStatus
+from distkit.diagnosis.rank_state import RankState, RankStatus, WaitForGraph
 from distkit.errors import StepError
 from distkit.events import Event
 from distkit.trace.trace import Trace
+
+#: Time without events after which a blocked rank counts as settled [s]: messages may be in transit.
+SETTLE_TIME = 0.01
+
+#: Timeout for the explanation of a deadlock [s].
+DIAGNOSIS_TIMEOUT = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The state of the program between two steps.
+
+    ``choice`` has the ranks that the step resumed, none at the beginning and after ``finish()``;
+    ``rank_states`` is the state of each rank; ``events`` is the number of events so far; ``time``
+    is the trace's time [s].
+    """
+
+    events: int
+    time: float
+    choice: tuple[int, ...]
+    rank_states: tuple[RankState, ...]
 
 
 class Stepper:
@@ -35,15 +63,27 @@ class Stepper:
         >>> stepper.finish().results                 # doctest: +SKIP
     """
 
-    def __init__(self, run: Run, go: Go, collect: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, run: Run, controller: RankController) -> None:
         self.run, self.name, self.ranks = run, run.name, run.ranks
         self.position, self.playing = 0, False
+        #: The moments from the first pause until now.
+        self.moments: list[Moment] = []
         self._stepping = threading.Lock()
         self._pause_requested = threading.Event()
         self._watchers: list[Callable[[], None]] = []
         self._cockpit: Any = None
-        self._conductor = run._conductor
-        self._lockstep = Lockstep(self._conductor, go, collect, self._notify)
+        self._controller, self._conductor = controller, run._conductor
+        self._changed = self._conductor.changed
+        self._graph = WaitForGraph(len(run.ranks))
+        self._received: Counter[int] = Counter()  # number of events of each rank
+        self._received_before: dict[int, int] = {}  # when each resumed rank was resumed
+        self._last_time = 0.0  # time of the latest event, without the pauses
+        self._paused = False  # the program is at the latest moment
+        self._pauses = 0.0  # total length of all pauses except the current one [s]
+        self._resumed_at = 0.0  # end of the latest pause, without the pauses
+        self._conductor.live.clock = self._clock
+        self._conductor.on_end = self._update_moment
+        self._conductor.live.subscribe(self._on_events)
 
     # -- stepping -------------------------------------------------------------------
 
@@ -103,14 +143,13 @@ class Stepper:
         try:
             return self.run.wait()
         finally:
-            self._lockstep.note(())
-            self._show_latest()
+            self._note_moment(())
 
     def let_go(self) -> None:
         """Run all ranks to their end, without waiting."""
         self.pause()
         if not self.run.finished:
-            self._lockstep.resume(self.ranks, None)
+            self._resume(self.ranks, None)
 
     def stop(self) -> None:
         """Interrupt the run on every rank; the cluster stays usable."""
@@ -119,8 +158,7 @@ class Stepper:
             return
         self.run.interrupt()
         self._conductor.done.wait(INTERRUPT_TIMEOUT)
-        self._lockstep.note(())
-        self._show_latest()
+        self._note_moment(())
 
     # -- looking back ---------------------------------------------------------------
 
@@ -140,11 +178,6 @@ class Stepper:
         self.position = position % count
         self._notify()
         return self
-
-    @property
-    def moments(self) -> list[Moment]:
-        """The moments from the first pause until now."""
-        return self._lockstep.moments
 
     @property
     def moment(self) -> Moment:
@@ -172,7 +205,7 @@ class Stepper:
         """The deadlock of a blocked run, or the findings of a finished run."""
         if self.run.finished:
             return self.run.findings
-        return [f for f in self.run.findings if f.hang] if self._lockstep.deadlocked else []
+        return [f for f in self.run.findings if f.hang] if self._is_deadlocked() else []
 
     @property
     def error(self) -> str:
@@ -224,7 +257,7 @@ class Stepper:
                 f"{self.name} has ended{error}: no step is left. Look back with back(), or "
                 "step through it again: cluster.step(…)."
             )
-        rank_states = self._lockstep.rank_states
+        rank_states = self._graph.rank_states
         paused = [s.rank for s in rank_states if s.status is RankStatus.PAUSED]
         if rank is None:
             if paused or any(s.status is RankStatus.RUNNING for s in rank_states):
@@ -250,14 +283,103 @@ class Stepper:
 
     def _step(self, ranks: list[int]) -> Stepper:
         if ranks:
-            self._lockstep.resume(ranks)
-        try:
-            self._lockstep.settle(tuple(ranks))
-        finally:
-            self._show_latest()
+            self._resume(ranks, 1)
+        self._wait_until_settled()
+        if self._is_ending():
+            self._conductor.done.wait(DIAGNOSIS_TIMEOUT)
+        if not self.finished:
+            self._controller.settle()  # the servers' events belong to this moment
+        self._note_moment(tuple(ranks))
         if self.run.error is not None:
             raise self.run.error
         return self
+
+    def _resume(self, ranks: list[int], count: int | None) -> None:
+        """Open the gates of some ranks, ``count`` times or permanently; end the pause."""
+        with self._changed:
+            if self._paused:
+                self._pauses = time.monotonic() - self._last_time
+                self._resumed_at, self._paused = self._last_time, False
+            self._received_before = {r: self._received[r] for r in ranks}
+        self._controller.go(ranks, count)
+
+    def _wait_until_settled(self) -> None:
+        with self._changed:
+            while True:
+                self._changed.wait_for(self._is_settled)
+                blocked = any(s.status is RankStatus.BLOCKED for s in self._graph.rank_states)
+                if not blocked or not self._changed.wait_for(
+                    lambda: not self._is_settled(), SETTLE_TIME
+                ):
+                    return
+
+    def _is_settled(self) -> bool:
+        """Return True if no rank can move by itself. Called with the lock held."""
+        run = self._conductor
+        self._note_ends()
+        if any(
+            self._received[r] == n and r in run.waiting for r, n in self._received_before.items()
+        ):
+            return run.finished  # the rank has not yet received its permit
+        return self._graph.settled or run.failed or run.finished
+
+    def _is_ending(self) -> bool:
+        """Return True if the run is about to end: all ranks ended, one failed, or a deadlock."""
+        run = self._conductor
+        over = not run.waiting or run.failed
+        return over or (self._is_deadlocked() and not run.wait_forever)
+
+    def _is_deadlocked(self) -> bool:
+        """Return True if some ranks are blocked, and no other rank can unblock them."""
+        status = {s.status for s in self._graph.rank_states}
+        return RankStatus.BLOCKED in status and not status & {RankStatus.PAUSED, RankStatus.RUNNING}
+
+    # -- moments ----------------------------------------------------------------------
+
+    def _note_moment(self, choice: tuple[int, ...]) -> None:
+        """Record the current state as a moment, and show it."""
+        with self._changed:
+            self._note_ends()
+            self.moments.append(self._current_moment(choice))
+            self._paused = self.moments[-1].events > 0
+        self._show_latest()
+
+    def _current_moment(self, choice: tuple[int, ...]) -> Moment:
+        states = tuple(self._graph.rank_states)
+        return Moment(self._received.total(), self._last_time, choice, states)
+
+    def _note_ends(self) -> None:
+        run = self._conductor
+        for name, members in run.live.info.groups.items():
+            self._graph.group(name, members)
+        outcomes = list(run.outcomes.values())
+        tolerated = {o.rank for o in outcomes if o.tolerated}
+        for rank, end in report.ends(outcomes).items():
+            why = end.text.partition("\n")[0]
+            why += "; the others continue without it" * (rank in tolerated)
+            self._graph.end(rank, end.how, why)
+
+    def _update_moment(self) -> None:
+        """Add what happens without a step, such as a rank's end, to the latest moment."""
+        with self._changed:
+            if self._paused:
+                self._note_ends()
+                self.moments[-1] = self._current_moment(self.moments[-1].choice)
+        self._notify()
+
+    def _on_events(self, events: list[Event]) -> None:
+        with self._changed:
+            self._graph.feed(events)
+            self._received.update(e.rank for e in events)
+            self._last_time = max([self._last_time, *(e.time for e in events)])
+            self._changed.notify_all()
+        self._update_moment()
+
+    def _clock(self, timestamp: float) -> float:
+        """Subtract the pauses from a time; a time in a pause becomes its start."""
+        if self._paused:
+            return self._last_time
+        return max(self._resumed_at, timestamp - self._pauses)
 
     def _show_latest(self) -> None:
         self.position = len(self.moments) - 1
