@@ -228,7 +228,7 @@ def test_play_runs_to_the_end(opened: Any) -> None:
     link.reach("finished")
     assert link.position == 7
     for name in ("next", "play", "finish"):
-        assert link.root.locator(f".dk-{name}").get_attribute("title") == "The program has ended."
+        assert link.root.locator(f".dk-{name}").get_attribute("title") == "The program has finished."
     assert link.root.locator(".dk-chip").inner_text() == "all finished"
 
 
@@ -296,7 +296,7 @@ def test_unresponsive_kernel_is_announced(opened: Any, tab: Any) -> None:
     link = opened(steps.ring())
     link.root.locator(".dk-next").click()
     tab.page.clock.run_for(5_000)
-    link.root.locator(".dk-trouble", has_text="The kernel does not answer").wait_for()
+    link.root.locator(".dk-trouble", has_text="The kernel is not responding").wait_for()
     link.carry()
     tab.page.clock.run_for(100)
     link.root.locator(".dk-trouble:empty").wait_for(state="attached")
@@ -307,7 +307,7 @@ def test_dead_kernel_disables_the_cockpit(opened: Any, tab: Any) -> None:
     link.click(".dk-next")
     tab.page.evaluate("lose()")
     link.root.locator(
-        ".dk-trouble", has_text="The kernel has ended: run the cell again."
+        ".dk-trouble", has_text="The kernel has stopped: run the cell again."
     ).wait_for()
     buttons = link.root.locator(".dk-button:not(.dk-help)").all()
     assert {b.get_attribute("aria-disabled") for b in buttons} == {"true"}

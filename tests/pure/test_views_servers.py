@@ -326,7 +326,7 @@ def test_dead_worker_is_crossed_out_until_replaced() -> None:
     died = [s for s in run.status[1] if s[2].text == "died"]
     begin, end = died[0][0], died[-1][1]
     assert (begin, end) == (first, death.subject[2])
-    assert end is not None and end > first and more(run, "death") == ["another takes its place"]
+    assert end is not None and end > first and more(run, "death") == ["a new process replaces it"]
 
 
 def test_backup_worker_drops_the_last_gradient() -> None:
@@ -389,7 +389,7 @@ def test_static_picture_shows_all_nodes_and_their_text() -> None:
         "server 0",
         "∇v0",
         "v0",
-        "worker 0 asks server 0 for w",
+        "worker 0 pulls w from server 0",
     ):
         assert words in drawn
     assert drawn.count("<circle") == 4  # three workers, and a pull that waits

@@ -133,11 +133,11 @@ def _rows(history: ServerHistory) -> dict[ServerKey, Row]:
 
 _TEXTS = {
     "push": "{node} pushes its gradient of {key} to {server}",
-    "pull": "{node} asks {server} for {key}",
+    "pull": "{node} pulls {key} from {server}",
     "weights": "{server} sends {key} v{version} to {node}",
-    "init": "{node} gives the first value of {key} to {server}",
-    "announce": "{node} announces {key} to {server}",
-    "optimizer": "{node} sends {server} an optimizer",
+    "init": "{node} initializes {key} on {server}",
+    "announce": "{node} declares {key} on {server}",
+    "optimizer": "{node} sends an optimizer to {server}",
     "register": "{node} registers with the scheduler",
     "book": "the scheduler sends {node} the addresses of all nodes",
 }
@@ -209,7 +209,7 @@ def _others(
     for ending in node_ends:
         node, time, replaced, how = ending
         if how == "died":
-            more = "this is its last heartbeat" if replaced is None else "another takes its place"
+            more = "this is its last heartbeat" if replaced is None else "a new process replaces it"
             who = f"{names.get(node, f'rank {node}')} dies"
             yield Keyframe("death", node, node, time, time, ending, who, more)
 
