@@ -1,4 +1,6 @@
-"""Networks of ranks, which determine the durations of messages that start together. Pure.
+"""Networks of ranks, which determine the durations of messages that start together.
+
+No side effects.
 
 A network computes the durations of many transfers together. Transfers of a round share a host's
 network card fairly.

@@ -1,4 +1,4 @@
-"""Diagnosis of a run: computes findings from events. Pure.
+"""Diagnosis of a run: computes findings from events. No side effects.
 
 A rank is stuck if it is blocked and every rank that it waits for is stuck or has ended; a rank that
 still computes may yet arrive. Each cause is reported once, with the ranks that wait because of it.

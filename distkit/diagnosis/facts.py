@@ -1,4 +1,4 @@
-"""Evidence for a diagnosis, queried from a trace. Pure."""
+"""Evidence for a diagnosis, queried from a trace. No side effects."""
 
 from __future__ import annotations
 

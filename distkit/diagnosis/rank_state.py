@@ -1,4 +1,6 @@
-"""State of each rank, such as running, paused, blocked (with the reason) or finished. Pure.
+"""State of each rank, such as running, paused, blocked (with the reason) or finished.
+
+No side effects.
 
 :class:`WaitForGraph` processes events as they arrive, and determines which ranks each blocked
 rank waits for. It matches operations as :attr:`distkit.Trace.matches` does.
@@ -27,7 +29,7 @@ from distkit.events import (
     _StringEnum,
 )
 from distkit.trace.awaiting import Awaited, Keys, PendingRequests, is_server_request
-from distkit.trace.calls import Channel, at, call, channel_of, keys, never_meet, seen
+from distkit.trace.calls import Channel, at, call, channel_of, keys, never_match, seen
 
 
 class RankStatus(_StringEnum):
@@ -286,7 +288,7 @@ class WaitForGraph:
         """Yield the members of a group that do not participate in a collective."""
         calls = self._column(e)
         for other in self._members(e.group):
-            if other != e.rank and (other not in calls or never_meet(e, calls[other])):
+            if other != e.rank and (other not in calls or never_match(e, calls[other])):
                 yield other
 
     def _called_other(self, e: Event | Span, other: int) -> bool:

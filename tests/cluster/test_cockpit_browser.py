@@ -228,7 +228,9 @@ def test_play_runs_to_the_end(opened: Any) -> None:
     link.reach("finished")
     assert link.position == 7
     for name in ("next", "play", "finish"):
-        assert link.root.locator(f".dk-{name}").get_attribute("title") == "The program has finished."
+        assert (
+            link.root.locator(f".dk-{name}").get_attribute("title") == "The program has finished."
+        )
     assert link.root.locator(".dk-chip").inner_text() == "all finished"
 
 

@@ -119,13 +119,13 @@ def test_hostile_answer_gets_no_points(graded: Graded, kind: str) -> None:
 
 @pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in KINDS.values()))
 def test_correct_answer_among_hostile_ones_gets_its_points(graded: Graded, name: str) -> None:
-    assert graded.rows(name, "bubble") == [("pass", 1, 1, "right in 12 cases")]
+    assert graded.rows(name, "bubble") == [("pass", 1, 1, "correct in 12 cases")]
     assert grades(graded.reports / f"{name}.json")["points"] == 1
 
 
 @pytest.mark.parametrize("name", WELL_MEANT)
 def test_no_submission_changes_the_report_of_another(graded: Graded, name: str) -> None:
-    assert graded.rows(name, "bubble") == [("pass", 1, 1, "right in 12 cases")]
+    assert graded.rows(name, "bubble") == [("pass", 1, 1, "correct in 12 cases")]
     report = grades(graded.reports / f"{name}.json")
     assert report["submission"] == name
     evidence = [row["evidence"] for row in report["criteria"] if row["evidence"]]

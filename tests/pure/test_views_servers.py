@@ -17,7 +17,7 @@ from distkit.events import Event, Op, State
 from distkit.kvstore.protocol.messages import Init, Pull, Push, Reply
 from distkit.kvstore.protocol.optimizer import SGD
 from distkit.kvstore.protocol.server import KVServer
-from distkit.kvstore.transport.recording import Answering, Asking, updating
+from distkit.kvstore.transport.recording import ReplyRecorder, RequestRecorder, updating
 from distkit.recording import recorder
 from distkit.trace.trace import Trace
 from distkit.views import Servers
@@ -39,7 +39,7 @@ class Shop:
         self.recorders = [recorder.Recorder(i) for i in range(workers + 1)]
         self.server = KVServer(rule, range(workers), watch=self._watch)
         self.server.optimizer = SGD(learning_rate=0.5)
-        self.notes, self.asking, self.pulled = Answering(), {}, {}
+        self.notes, self.recorder, self.pulled = ReplyRecorder(), {}, {}
         self.numbers = [0] * workers
 
     @contextmanager
@@ -61,7 +61,7 @@ class Shop:
         request = kind(worker, self.numbers[worker], *fields, **more)
         self.numbers[worker] += 1
         self.at(worker)
-        self.asking[request.match] = Asking(request, self.node)
+        self.recorder[request.match] = RequestRecorder(request, self.node)
         return request
 
     def takes(self, request):
@@ -74,14 +74,14 @@ class Shop:
             self.at(self.node)
             self.notes.answering(answer)
             self.at(answer.node)
-            asking = self.asking.pop(answer.match)
+            recorder = self.recorder.pop(answer.match)
             if isinstance(answer, Reply):
-                asking.answered(answer)
+                recorder.answered(answer)
                 self.replies[answer.match] = answer.version
                 if answer.value is not None:
                     self.pulled[answer.node] = answer.version
             else:
-                asking.failed()
+                recorder.failed()
         recorder.set_current(None)
 
     def init(self, key="w"):
@@ -281,7 +281,7 @@ def test_async_gradients_are_applied_at_once_and_may_be_stale() -> None:
     assert opening(run) == update.end  # the moment when the staleness appeared
 
 
-def test_refused_push_and_uninitialised_key_are_drawn() -> None:
+def test_refused_push_and_uninitialized_key_are_drawn() -> None:
     run = shop(2, Asynchronous(), [])
     run.push(0, key="v")
     run = project(run.trace())

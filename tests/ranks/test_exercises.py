@@ -104,7 +104,7 @@ def test_wrong_result_is_shown() -> None:
     verdict = dk.check.ring_all_reduce(off_by_one)
     assert verdict.status == "fail"
     assert "on 2 ranks, with 1 element, rank 0 ends with\n    [31]" in repr(verdict)
-    assert "where [30] would be right" in repr(verdict)
+    assert "expected\n[30]" in repr(verdict)
 
 
 def stuck(x: torch.Tensor) -> None:
@@ -178,9 +178,9 @@ def returned_list(outputs: list[torch.Tensor], x: torch.Tensor) -> list[torch.Te
         (
             "ring_all_reduce",
             returned,
-            "it returns the right result, but x must hold it: write into x",
+            "it returns the correct result, but x must hold it: write into x",
         ),
-        ("all_gather", returned_list, "it returns the right result, but outputs must hold it"),
+        ("all_gather", returned_list, "it returns the correct result, but outputs must hold it"),
     ],
 )
 def test_returned_instead_of_in_place_result_is_named(name: str, wrong: Any, says: str) -> None:
@@ -292,12 +292,12 @@ def scalar(server: Server) -> None:
         ({"whole": False}, "but the round is not complete: worker"),
         ({"early": True}, "it answers the pull of worker"),
         ({"clears": False}, "it was still in the inbox from the round before"),
-        ({"by": one_by_one}, "2 updates where 1 would be right: a round is one update"),
+        ({"by": one_by_one}, "2 updates; expected 1: a round is one update"),
         ({"by": by_hand}, "without server.update(total), which makes the step"),
         ({"by": scalar}, "server.value is 0.5: change it with server.update(total) alone"),
         ({"by": lambda server: None}, "the round is complete, but the value has no push"),
         ({"answers": lambda waiting: None}, "it returns None: return the list of workers"),
-        ({"answers": lambda waiting: [], "leaves": list}, "wait for ever. Return everybody in"),
+        ({"answers": lambda waiting: [], "leaves": list}, "wait forever. Return all workers in"),
         ({"answers": lambda waiting: [*waiting, 7]}, "it answers worker 7, whose pull does not"),
         ({"answers": emptied}, "empty when it was returned. Keep the list before you empty it"),
         (
@@ -305,7 +305,7 @@ def scalar(server: Server) -> None:
             "it would be answered again in the next round. Remove the workers that you",
         ),
         ({"leaves": tuple}, "server.waiting is (1,): leave a list of workers there"),
-        ({"drops": True}, "but its pull has no answer: it would wait for ever. Empty the list"),
+        ({"drops": True}, "but its pull has no answer: it would wait forever. Empty the list"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
@@ -318,7 +318,7 @@ def test_mistake_in_the_push_handler_is_named(mistake: dict[str, Any], says: str
 def test_waiting_for_all_under_dist_async_fails_only_that_criterion() -> None:
     verdict = dk.check.push_handler(handler(patient=True))
     assert [c.status for c in verdict.criteria] == ["pass", "fail"] and verdict.points == 1
-    assert "dist_async applies each gradient at once" in verdict.criteria[1].text
+    assert "dist_async applies each gradient immediately" in verdict.criteria[1].text
 
 
 def test_messages_before_the_mistake_are_listed() -> None:
@@ -382,7 +382,7 @@ def test_wrong_bound_is_reported_with_its_cost(bound: Any, says: str) -> None:
             "the last rank sends to the first",
         ),
         (lambda here, n: 2 * (len(here) - 1) * n, "whose right neighbour is elsewhere"),
-        (lambda here, n: "all", "it returns 'all' where 12000 is right"),
+        (lambda here, n: "all", "it returns 'all'; expected 12000"),
     ],
 )
 def test_wrong_byte_count_is_reported_with_a_common_reason(mistaken: Any, says: str) -> None:
