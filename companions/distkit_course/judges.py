@@ -1,8 +1,8 @@
 """Tests of answers, each on separate ranks.
 
 :class:`Calls` checks the values of a function. :class:`Program` checks the results of a program and
-the number of messages of its busiest rank. :class:`FasterThan` compares its time with that of a naive
-program.
+the number of messages of its busiest rank. :class:`FasterThan` compares its time with that of a
+naive program.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def check_network(network: object, n: int) -> None:
 
     Raises:
         TypeError: the object is not a network.
-        ValueError: the network has another number of ranks.
+        ValueError: the network has a different number of ranks.
     """
     if not isinstance(network, Network):
         link = "the link" if isinstance(network, Link) else "a dk.simulation.Link"

@@ -332,7 +332,7 @@ def simulate(
 
     Raises:
         TypeError: ``network`` is not a network.
-        ValueError: the algorithm is unknown, the network has another size, there would be too many
+        ValueError: the algorithm is unknown, the network has a different size, there are too many
             events, …
 
     Example:

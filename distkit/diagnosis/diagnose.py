@@ -50,7 +50,7 @@ class _Diagnosis:
         ]()  # (rank, seq) of calls made while an exception propagates
 
     def findings(self) -> list[Finding]:
-        """Return the causes, and a finding for each limitation of the record."""
+        """Return the causes, and a finding for each limitation of the recording."""
         limitations = self.facts.trace.info.limitations
         results = self._causes("matching" not in limitations)
         for limit in limitations.values():

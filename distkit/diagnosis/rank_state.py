@@ -29,7 +29,7 @@ from distkit.events import (
     _StringEnum,
 )
 from distkit.trace.awaiting import Awaited, Keys, PendingRequests, is_server_request
-from distkit.trace.calls import Channel, at, call, channel_of, keys, never_match, seen
+from distkit.trace.calls import Channel, at, call, channel_of, keys, never_match
 
 
 class RankStatus(_StringEnum):
@@ -46,7 +46,7 @@ class RankStatus(_StringEnum):
 
 _ENDS = {
     "returned": RankStatus.FINISHED,
-    "elsewhere": RankStatus.RUNNING,  # not in a call when the record ends
+    "elsewhere": RankStatus.RUNNING,  # not in a call when the recording ends
     "released": RankStatus.RELEASED,
     "died": RankStatus.DIED,
 }
@@ -210,7 +210,7 @@ class WaitForGraph:
     def _ended_state(self, rank: int, status: RankStatus, reason: str) -> RankState:
         """Return the state of a rank whose process has ended, with its last known line."""
         e = self._latest.get(rank)
-        text = "; ".join(filter(None, [reason, seen(e) if e else ""]))
+        text = "; ".join(filter(None, [reason, last_seen(e) if e else ""]))
         return RankState(rank, status, where=e.where if e else "", reason=text)
 
     def stuck(self) -> list[int]:

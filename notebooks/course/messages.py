@@ -277,7 +277,7 @@ TASKS: list[Task] = [
         "overlap",
         "overlap(x, work)",
         "send x from rank 0 to rank 1, and call work() once on both",
-        "Rank 1 needs x only after its work, so it receives late. Rank 0 should work in the meantime,"
+        "Rank 1 needs x only after its work, so it receives late. Meanwhile, rank 0 should work"
         "\ninstead of waiting for rank 1.",
         overlap,
         (

@@ -54,7 +54,7 @@ def losses_of(rank: int, sizes: tuple[int, ...]) -> Tensor:
 
 
 def returned(mine: Answer, sizes: tuple[int, ...]) -> float | str:
-    """On each rank: return the answer's number, or the type of another result."""
+    """On each rank: return the answer's number, or the type of any other result."""
     got = mine(losses_of(dist.get_rank(), sizes))
     number = got.item() if isinstance(got, Tensor) and got.numel() == 1 else got
     return float(number) if isinstance(number, int | float) else type(got).__name__

@@ -192,7 +192,7 @@ class KVStore:
             priority: accepted for compatibility with MXNet; keys are sent in the order passed.
 
         Raises:
-            KVStoreError: the key is not initialized, or has another shape or dtype. Errors found by
+            KVStoreError: the key is not initialized, or has a different shape or dtype. Errors of
                 a server are raised by the next call on that key.
         """
         gradients = by_key("push", key, value)
