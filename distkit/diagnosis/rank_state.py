@@ -29,7 +29,7 @@ from distkit.events import (
     _StringEnum,
 )
 from distkit.trace.awaiting import Awaited, Keys, PendingRequests, is_server_request
-from distkit.trace.calls import Channel, at, call, channel_of, keys, never_match
+from distkit.trace.calls import Channel, at, call, channel_of, keys, last_seen, never_match
 
 
 class RankStatus(_StringEnum):
