@@ -362,7 +362,7 @@ def test_wrong_rule_is_shown_at_its_first_violation(rule: Any, says: str) -> Non
         (lambda step, pause: pause / step, "it returns 4.5: a bound is a whole number"),
         (lambda step, pause: int(pause / step), "with your bound of 4 the others wait 5 ms"),
         (lambda step, pause: math.ceil(pause / step) + 1, "more than 5 ahead: 5 would do"),
-        (lambda step, pause: 5, "steps of 10 ms, a pause of 0 µs: with your bound of 5 nobody"),
+        (lambda step, pause: 5, "steps of 10 ms, a pause of 0 µs: with your bound of 5 no worker"),
     ],
 )
 def test_wrong_bound_is_reported_with_its_cost(bound: Any, says: str) -> None:
