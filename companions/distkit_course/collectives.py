@@ -79,7 +79,7 @@ class CollectiveTrial:
                 return (
                     f"on {count(n, 'rank')}, with {count(length, 'element')}, "
                     f"rank {rank} ends with\n{_abbreviated(got)}\n"
-                    f"expected\n{_abbreviated(right.tolist())}"
+                    f"expected {_abbreviated(right.tolist())}"
                 )
         return ""
 

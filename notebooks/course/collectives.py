@@ -216,7 +216,7 @@ def _all_reduce(name: str, *hints: str) -> Task:
             (dist.all_reduce, "it calls dist.all_reduce: write it with send and recv"),
             (not_in_place, "it returns the correct result, but x must hold it: write into x"),
             (receives_first, "deadlock in receives_first: "),
-            (averages, "expected\n[30]"),
+            (averages, "expected [30]"),
         ),
     )
 
@@ -237,7 +237,7 @@ TASKS: list[Task] = [
             (star, "3 messages sent by the busiest rank; Broadcast needs 2"),
             (chain, "3 rounds; Broadcast needs 2"),
             (dist.broadcast, "it calls dist.broadcast: write it with send and recv"),
-            (from_rank_0, "expected\n[20]"),
+            (from_rank_0, "expected [20]"),
         ),
     ),
     _all_reduce(
@@ -279,7 +279,7 @@ TASKS: list[Task] = [
         wrong=(
             (gathers_anew, "it returns the correct result, but outputs must hold it"),
             (dist.all_gather, "it calls dist.all_gather: write it with send and recv"),
-            (forgets_its_own, "expected\n[10, 20]"),
+            (forgets_its_own, "expected [10, 20]"),
             (gathers_over_rank_0, "bytes sent by the busiest rank; All-gather needs"),
         ),
         parts=True,
@@ -297,7 +297,7 @@ TASKS: list[Task] = [
         wrong=(
             (reduces_everything, "bytes sent by the busiest rank; Reduce-scatter needs"),
             (dist.reduce_scatter, "it calls dist.reduce_scatter: write it with send and recv"),
-            (keeps_its_own, "expected\n[30]"),
+            (keeps_its_own, "expected [30]"),
             (takes_part_0, "on 2 ranks, with 1 element, rank 1 ends with"),
         ),
         parts=True,
