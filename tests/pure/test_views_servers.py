@@ -39,7 +39,7 @@ class Shop:
         self.recorders = [recorder.Recorder(i) for i in range(workers + 1)]
         self.server = KVServer(rule, range(workers), watch=self._watch)
         self.server.optimizer = SGD(learning_rate=0.5)
-        self.notes, self.recorder, self.pulled = ReplyRecorder(), {}, {}
+        self.notes, self.open, self.pulled = ReplyRecorder(), {}, {}
         self.numbers = [0] * workers
 
     @contextmanager
@@ -61,7 +61,7 @@ class Shop:
         request = kind(worker, self.numbers[worker], *fields, **more)
         self.numbers[worker] += 1
         self.at(worker)
-        self.recorder[request.match] = RequestRecorder(request, self.node)
+        self.open[request.match] = RequestRecorder(request, self.node)
         return request
 
     def takes(self, request):
@@ -74,14 +74,14 @@ class Shop:
             self.at(self.node)
             self.notes.answering(answer)
             self.at(answer.node)
-            recorder = self.recorder.pop(answer.match)
+            pending = self.open.pop(answer.match)
             if isinstance(answer, Reply):
-                recorder.answered(answer)
+                pending.answered(answer)
                 self.replies[answer.match] = answer.version
                 if answer.value is not None:
                     self.pulled[answer.node] = answer.version
             else:
-                recorder.failed()
+                pending.failed()
         recorder.set_current(None)
 
     def init(self, key="w"):
