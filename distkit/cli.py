@@ -80,7 +80,7 @@ def _is_passed_on(word: str, words: list[str]) -> bool:
 def _parser() -> argparse.ArgumentParser:
     from distkit import __version__
 
-    about = "Real torch.distributed ranks, and a record of their communication."
+    about = "Real torch.distributed ranks, and a recording of their communication."
     parser = argparse.ArgumentParser(prog="distkit", description=about)
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

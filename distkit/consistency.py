@@ -1,4 +1,4 @@
-"""Consistency models, which define an update's gradients and a pull's waiting. Pure.
+"""Consistency models, which define an update's gradients and a pull's waiting. No side effects.
 
 =============  =======================================  =====================================
 model          an update applies                        a pull waits for

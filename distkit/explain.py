@@ -32,7 +32,7 @@ def page(rule: Rule) -> str:
     example = ""
     if cases:
         name = cases[0].program.__name__
-        call = f'`hangs.ALL["{name}"].run()`, after `from distkit import hangs`,'
+        call = f'`hangs.ALL["{name}"].run()` (after `from distkit import hangs`)'
         source = f"```python\n{cases[0].source}```"
         example = f"\n\n## Example\n\n{call} runs this program:\n\n{source}"
     head = f"# {rule.code} {rule.name}\n\n**{title}**"

@@ -14,7 +14,7 @@ from distkit.algorithms.catalogue import Algorithm
 from distkit.algorithms.rounds import traffic
 from distkit.trace.trace import Trace
 from distkit_course.judges import at_most, measured, run_answer
-from distkit_course.task import Answer, Criterion, Mistake, NotAttempted
+from distkit_course.task import Answer, Criterion, NotAttempted, WrongAnswer
 
 #: Calls a function on one of ``n`` ranks, and returns the values of this rank after the call.
 Call = Callable[[Callable[..., object], int, int, int], Tensor]
@@ -34,7 +34,7 @@ N, LENGTH = 4, 1024
 
 
 @dataclass(frozen=True)
-class OnRanks:
+class CollectiveTrial:
     """Tests a collective on real ranks, and compares its cost with that of the best algorithm.
 
     Args:
@@ -57,11 +57,11 @@ class OnRanks:
             run = run_answer(trial, answer, n, self.call, answer, LENGTHS)
             if called := sorted({str(s.op) for s in run.trace.spans if s.op in events.COLLECTIVES}):
                 calls = ", ".join(f"dist.{op}" for op in called)
-                raise Mistake(f"it calls {calls}. Use send and recv, or isend and irecv")
+                raise WrongAnswer(f"it calls {calls}. Use send and recv, or isend and irecv")
             if wrong := self._wrong(n, run.results):
                 attempted = n == 1 or self._attempted(n, run.results, run.trace)
-                raise Mistake(wrong, run.trace) if attempted else NotAttempted
-        yield Criterion("values", f"right on {min(WORLDS)} to {max(WORLDS)} ranks")
+                raise WrongAnswer(wrong, run.trace) if attempted else NotAttempted
+        yield Criterion("values", f"correct on {min(WORLDS)} to {max(WORLDS)} ranks")
         yield from self._costs(run_answer(trial, answer, N, self.call, answer, (LENGTH,)).trace)
 
     def _wrong(self, n: int, results: list[list[Outcome]]) -> str:
@@ -73,13 +73,13 @@ class OnRanks:
                     continue
                 if returned is not None and equal(tensor(returned), right):
                     return (
-                        f"it returns the right result, but {self.into} must hold it: "
+                        f"it returns the correct result, but {self.into} must hold it: "
                         f"write into {self.into}, in place"
                     )
                 return (
                     f"on {count(n, 'rank')}, with {count(length, 'element')}, "
                     f"rank {rank} ends with\n{_abbreviated(got)}\n"
-                    f"where {_abbreviated(right.tolist())} would be right"
+                    f"expected {_abbreviated(right.tolist())}"
                 )
         return ""
 

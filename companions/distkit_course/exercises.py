@@ -22,7 +22,7 @@ from typing import Any
 
 from distkit_course import content
 from distkit_course.questions import LESSONS, QUESTIONS, Question
-from distkit_course.task import Answer, Source, Task, Verdict, Words, source
+from distkit_course.task import Answer, PlainText, Source, Task, Verdict, source
 
 __all__ = ["LESSONS", "QUESTIONS", "TASKS", "check", "hint", "solution"]
 
@@ -74,15 +74,15 @@ class _Check:
 _hints_given: dict[str, int] = {}
 
 
-def _hint(entry: Task | Question) -> Words:
+def _hint(entry: Task | Question) -> PlainText:
     """Return the next hint, starting again after the last one."""
     index = _hints_given.get(entry.name, 0) % len(entry.hints)
     _hints_given[entry.name] = index + 1
-    return Words(f"Hint {index + 1} of {len(entry.hints)}: {entry.hints[index]}")
+    return PlainText(f"Hint {index + 1} of {len(entry.hints)}: {entry.hints[index]}")
 
 
-def _solution(entry: Task | Question) -> Source | Words:
-    return source(entry.solution) if isinstance(entry, Task) else Words(entry.answers)
+def _solution(entry: Task | Question) -> Source | PlainText:
+    return source(entry.solution) if isinstance(entry, Task) else PlainText(entry.answers)
 
 
 _ALL: dict[str, Task | Question] = {**TASKS, **QUESTIONS}

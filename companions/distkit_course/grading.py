@@ -144,7 +144,7 @@ def _judge(submission: Path, report: Report, names: Sequence[str]) -> None:
     """Judge a submission; if a judge dies in an exercise, start another for the next exercises."""
     pending = [*names]
     while True:
-        current, read_error = "", "its judge ended while reading it"
+        current, read_error = "", "its judge exited while reading it"
         for kind, content in _judge_messages(submission, pending):
             match kind:
                 case "unreadable":
@@ -159,7 +159,7 @@ def _judge(submission: Path, report: Report, names: Sequence[str]) -> None:
                     for row_args in content:
                         report.add(*row_args)
         if current:
-            report.add_failed(current, "the check did not end")
+            report.add_failed(current, "the check did not finish")
         if read_error or not (current and pending):
             break
     if read_error:

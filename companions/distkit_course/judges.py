@@ -1,8 +1,8 @@
 """Tests of answers, each on separate ranks.
 
 :class:`Calls` checks the values of a function. :class:`Program` checks the results of a program and
-the number of messages of its busiest rank. :class:`Quicker` compares its time with that of a naive
-program.
+the number of messages of its busiest rank. :class:`FasterThan` compares its time with that of a
+naive program.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from distkit_course.task import (
     WASTEFUL,
     Answer,
     Criterion,
-    Mistake,
     NotAttempted,
     Trial,
+    WrongAnswer,
     name_of,
     raised,
 )
@@ -81,7 +81,7 @@ def run_answer(
 
     Raises:
         NotAttempted: the answer is a stub.
-        Mistake: the run failed.
+        WrongAnswer: the run failed.
     """
     named = partial(_confined, program, *arguments)
     named.__name__ = name_of(answer)  # type: ignore[attr-defined]
@@ -94,9 +94,11 @@ def run_answer(
         if isinstance(error, RankError) and "NotImplementedError" in str(error):
             raise NotAttempted from None
         trace = error.run.trace if isinstance(error.run, Run) else None
-        raise Mistake(f"on {count(n, 'rank')}:\n{_describe(error, answer)}", trace) from error
+        raise WrongAnswer(f"on {count(n, 'rank')}:\n{_describe(error, answer)}", trace) from error
     except values.DAMAGED as error:
-        raise Mistake(f"on {count(n, 'rank')}: its results cannot be decoded: {error}") from error
+        raise WrongAnswer(
+            f"on {count(n, 'rank')}: its results cannot be decoded: {error}"
+        ) from error
 
 
 def _run(program: Callable[..., object], n: int, retry: bool = True) -> Run:
@@ -120,7 +122,7 @@ def _describe(error: RunError, answer: Answer) -> str:
         prefix = "" if isinstance(error, MismatchError) else "deadlock in "
         return f"{prefix}{name_of(answer)}: " + "\n".join(map(str, error.findings))
     if isinstance(error, RunInterrupted):
-        return f"{name_of(answer)} did not end within {SECONDS} s"
+        return f"{name_of(answer)} did not finish within {SECONDS} s"
     if "SIGXCPU" in str(error):
         return f"{name_of(answer)} computes for more than {CPU} s. Check for an endless loop."
     if not isinstance(error, RankError) or not error.traceback:
@@ -152,7 +154,7 @@ def call_answer(
 
     Raises:
         NotAttempted: the answer is a stub.
-        Mistake: the answer raises an exception.
+        WrongAnswer: the answer raises an exception.
     """
     cases = [*cases]
     (outcomes,) = run_answer(_call_each, answer, 1, call, answer, cases).results
@@ -160,7 +162,7 @@ def call_answer(
         if kind == "stub":
             raise NotAttempted
         if kind == "raised":
-            raise Mistake(f"{describe(*case)}: {content}")
+            raise WrongAnswer(f"{describe(*case)}: {content}")
         yield values.unpack(content)
 
 
@@ -209,11 +211,11 @@ class Calls:
                 raise NotAttempted
             if not same(returned, right):
                 why = self.why(returned, right, *case)
-                raise Mistake(
-                    f"{self._describe_case(*case)} it returns {returned!r} where {right!r} is right"
+                raise WrongAnswer(
+                    f"{self._describe_case(*case)} it returns {returned!r}; expected {right!r}"
                     + (f": {why}" if why else "")
                 )
-        yield Criterion("values", f"right in {count(len(cases), 'case')}")
+        yield Criterion("values", f"correct in {count(len(cases), 'case')}")
 
     def _describe_case(self, *case: Any) -> str:
         named = zip(inspect.signature(self.solution).parameters, case, strict=True)
@@ -256,7 +258,7 @@ class Program:
     def __call__(self, answer: Answer) -> Iterator[Criterion]:
         """Compare the values of each world, then the messages of the first."""
         traces = [self._compared(answer, n) for n in self.worlds]
-        yield Criterion("values", f"right on {', '.join(map(str, sorted(self.worlds)))} ranks")
+        yield Criterion("values", f"correct on {', '.join(map(str, sorted(self.worlds)))} ranks")
         sent = measured(traces[0])
         for name, (limit, why) in self.most.items():
             most = limit(self.worlds[0])
@@ -273,8 +275,8 @@ class Program:
         for rank, (result, right) in enumerate(zip(run.results, expected, strict=True)):
             if not same(result, right):
                 why = self.why(run.results, expected)
-                raise Mistake(
-                    f"on {count(n, 'rank')}, rank {rank} has {result!r} where {right!r} is right"
+                raise WrongAnswer(
+                    f"on {count(n, 'rank')}, rank {rank} has {result!r}; expected {right!r}"
                     + (f": {why}" if why else ""),
                     run.trace,
                 )
@@ -321,7 +323,7 @@ BUSY = 1.5
 
 
 @dataclass(frozen=True)
-class Quicker:
+class FasterThan:
     """Compares the time of an answer with that of a naive program, in pairs of runs.
 
     Args:
@@ -367,7 +369,7 @@ def judged(
     if median(ratios) >= ratio:
         return Criterion("time", text)
     if busy:
-        return Criterion("time", f"{text}: the machine is too busy to tell", BLOCKED)
+        return Criterion("time", f"{text}: the machine is too busy to measure it", BLOCKED)
     return Criterion("time", f"{text}. {why}", WASTEFUL)
 
 
@@ -387,7 +389,7 @@ def _timed(call: Callable[[Answer, int, int], Any], *programs: Answer) -> list[l
 
 
 @dataclass(frozen=True)
-class Both:
+class AllOf:
     """Runs several trials of the same answer, up to the first mistake."""
 
     trials: tuple[Trial, ...]

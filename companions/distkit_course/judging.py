@@ -18,7 +18,7 @@ from distkit.errors import DistkitError
 from distkit.trace.trace import Trace
 from distkit_course.confinement import JUDGE, limit_memory
 from distkit_course.exercises import TASKS
-from distkit_course.submissions import Written, read
+from distkit_course.submissions import SubmittedFunction, read
 from distkit_course.task import BLOCKED, FAIL, NOT_ATTEMPTED, PASS, Criterion, Task, Verdict
 
 #: Limits: the message of a criterion [characters], all traces of a submission [bytes].
@@ -49,7 +49,7 @@ def main(fd: str, submission: str, *names: str) -> None:
         channel.send(("judged", rows))
 
 
-def _judged(task: Task, answer: Written | str | None) -> Verdict:
+def _judged(task: Task, answer: SubmittedFunction | str | None) -> Verdict:
     if answer is None:
         return task.not_attempted
     if isinstance(answer, str):

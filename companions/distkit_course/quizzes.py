@@ -169,7 +169,7 @@ def concept_check(lesson: str) -> ConceptCheck:
         DistkitError: the lesson has no concept check.
 
     >>> check = concept_check("01_messages")
-    >>> check.answer(1, "nobody").words
+    >>> check.answer(1, "none").words
     'not what you expected'
     >>> check.score
     '1 of 5 questions answered, 0 right'

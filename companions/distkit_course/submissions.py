@@ -27,7 +27,7 @@ _CHECKED = re.compile(r"\bcheck\.(\w+)\((\w+)\)")
 _UNREADABLE = (ValueError, LookupError, TypeError, SyntaxError, RecursionError, MemoryError)
 
 
-class Written:
+class SubmittedFunction:
     """A function as source code, which its first call, on a rank, executes.
 
     Args:
@@ -54,7 +54,7 @@ class Written:
         return self._namespace[self.__name__](*arguments)
 
 
-def read(submission: Path) -> dict[str, Written | str]:
+def read(submission: Path) -> dict[str, SubmittedFunction | str]:
     """Return a submission's answers by exercise; for invalid Python, an error text.
 
     Raises:
@@ -97,12 +97,12 @@ class _Cell:
     definitions: list[str] = field(default_factory=list)
     error: str = ""
 
-    def answer(self, function: str, shared: list[str]) -> Written | str:
+    def answer(self, function: str, shared: list[str]) -> SubmittedFunction | str:
         """Return a function with the shared definitions, or the cell's error."""
         if self.error:
             return self.error
         text = "\n".join([*shared, *self.definitions])
-        return Written(function, text, self.functions[function])
+        return SubmittedFunction(function, text, self.functions[function])
 
 
 def _cell(text: str) -> _Cell:

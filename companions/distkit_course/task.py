@@ -22,7 +22,7 @@ class NotAttempted(Exception):
     """Raised if an answer is still a stub."""
 
 
-class Mistake(Exception):
+class WrongAnswer(Exception):
     """Raised for a wrong answer; has a description and, if available, the trace that shows it."""
 
     def __init__(self, text: str, trace: Trace | None = None) -> None:
@@ -114,7 +114,7 @@ class Verdict:
         )
 
 
-#: Tests an answer and yields criteria. Raises NotAttempted or Mistake.
+#: Tests an answer and yields criteria. Raises NotAttempted or WrongAnswer.
 Trial = Callable[[Answer], Iterator[Criterion]]
 
 
@@ -189,9 +189,9 @@ class Task:
             if not _accepts(answer, self.signature.count(",") + 1):
                 signature = inspect.signature(answer)
                 parameters = signature if signature.parameters else "no arguments"
-                raise Mistake(f"write def {self.signature}: yours takes {parameters}")
+                raise WrongAnswer(f"write def {self.signature}: yours takes {parameters}")
             yield from self.trial(answer)
-        except Mistake as mistake:
+        except WrongAnswer as mistake:
             yield Criterion("values", str(mistake), FAIL, mistake.trace)
 
     @property
@@ -234,14 +234,14 @@ def _indented(text: str) -> str:
 # -- solutions ----------------------------------------------------------------------
 
 
-class Words(str):
+class PlainText(str):
     """A string whose repr has no quotes."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
-class Source(Words):
+class Source(PlainText):
     """Source code that a notebook highlights."""
 
     def _repr_markdown_(self) -> str:

@@ -22,7 +22,7 @@ DAMAGED = (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionEr
 
 
 @dataclass(frozen=True)
-class Other:
+class OpaqueValue:
     """The repr of an object that cannot be packed."""
 
     text: str
@@ -87,5 +87,5 @@ def _value(packed: Any) -> Any:
             flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0)
             return flat.to(kind).reshape(shape)
         case "other", str():
-            return Other(content)
+            return OpaqueValue(content)
     return _CONTAINERS[kind](map(_value, content))

@@ -66,7 +66,7 @@ class BackgroundCluster(Cluster):
 
 
 def plan_like(cluster: Cluster | None, ranks: int) -> Plan:
-    """Return a plan like a cluster's, with another number of ranks.
+    """Return a plan like a cluster's, with a different number of ranks.
 
     Raises:
         StartError: this machine cannot start ``ranks`` ranks.
@@ -373,7 +373,7 @@ class Experiment:
 
     @contextmanager
     def _ready_cluster(self, ranks: int) -> Iterator[Cluster]:
-        """Provide a ready cluster: the given one, or a new one for another number of ranks.
+        """Provide a ready cluster: the given one, or a new one for a different number of ranks.
 
         Raises:
             StartError: this machine cannot start ``ranks`` ranks.

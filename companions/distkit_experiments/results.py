@@ -1,4 +1,6 @@
-"""The results of an experiment: a record per run, and a table and a plot of all runs. Pure.
+"""The results of an experiment: a record per run, and a table and a plot of all runs.
+
+No side effects.
 
 matplotlib draws the charts, in colours for light and dark pages.
 """

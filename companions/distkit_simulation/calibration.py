@@ -192,7 +192,7 @@ def measure_patterns(nbytes: int) -> dict[str, float]:
     size = max(1, nbytes // 4)
     out, into = torch.ones(size), torch.ones(size)  # zeros would map to a single page
 
-    def pass_on(tokens: int) -> None:
+    def forward(tokens: int) -> None:
         first = rank % (n // tokens) == 0 and rank // (n // tokens) < tokens
         moves = ((send, out, right), (recv, into, left))
         for move, tensor, peer in moves if first else moves[::-1]:
@@ -208,8 +208,8 @@ def measure_patterns(nbytes: int) -> dict[str, float]:
     repeats = 2 * (n - 1)  # number of messages in a ring all-reduce
     add = times(lambda: combine(out, into, SUM), nbytes, repeats)
     return {
-        "one": times(lambda: pass_on(1), nbytes, 2) / n,
-        "some": times(lambda: pass_on(half), nbytes, 2) * half / n,
+        "one": times(lambda: forward(1), nbytes, 2) / n,
+        "some": times(lambda: forward(half), nbytes, 2) * half / n,
         "all": times(ring, nbytes, repeats),
         "add": add,
         "call": times(lambda: one_exchange(out), nbytes) - times(ring, nbytes) - add,

@@ -1,4 +1,4 @@
-"""Closed forms of the cost of all-reduce over alpha, beta and gamma, from papers. Pure.
+"""Closed forms of the cost of all-reduce over alpha, beta and gamma, from papers. No side effects.
 
 n ranks reduce K bytes. A message of m bytes takes t(m) = alpha + m·beta, and adding m bytes takes
 m·gamma. All functions broadcast arrays of ``n`` and ``nbytes``. If n divides K, each form equals

@@ -300,7 +300,7 @@ class Job:
 
     @property
     def tokens_per_second(self) -> float:
-        """The tokens per second of all devices together."""
+        """Tokens per second, summed over all devices."""
         return self.batch * self.sequence / self.seconds
 
     @property

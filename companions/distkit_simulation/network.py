@@ -1,4 +1,6 @@
-"""Networks of ranks, which determine the durations of messages that start together. Pure.
+"""Networks of ranks, which determine the durations of messages that start together.
+
+No side effects.
 
 A network computes the durations of many transfers together. Transfers of a round share a host's
 network card fairly.
@@ -106,7 +108,7 @@ def check_network(network: object, n: int) -> None:
 
     Raises:
         TypeError: the object is not a network.
-        ValueError: the network has another number of ranks.
+        ValueError: the network has a different number of ranks.
     """
     if not isinstance(network, Network):
         link = "the link" if isinstance(network, Link) else "a dk.simulation.Link"

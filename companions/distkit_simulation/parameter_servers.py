@@ -1,4 +1,4 @@
-"""Simulation of synchronous, asynchronous and bounded-staleness parameter servers. Pure.
+"""Simulation of synchronous, asynchronous and bounded-staleness parameter servers. No side effects.
 
 Servers and workers send one message and receive one at a time, so messages queue. The model covers
 machines connected by links, but not processes that share the processors of one machine.

@@ -1,4 +1,6 @@
-"""Simulation of a schedule on a network, with the trace that real ranks would record. Pure.
+"""Simulation of a schedule on a network, with the trace that real ranks would record.
+
+No side effects.
 
 All transfers of a round are computed together, so a ring of thousands of ranks takes seconds. A
 transfer starts when both ends are ready, like large messages of gloo and MPI. A rank sends one
@@ -330,7 +332,7 @@ def simulate(
 
     Raises:
         TypeError: ``network`` is not a network.
-        ValueError: the algorithm is unknown, the network has another size, there would be too many
+        ValueError: the algorithm is unknown, the network has a different size, there are too many
             events, …
 
     Example:

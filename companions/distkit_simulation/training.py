@@ -1,4 +1,4 @@
-"""Simulation of pipelines. Pure."""
+"""Simulation of pipelines. No side effects."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def load(
         The saved values of ``extra``.
 
     Raises:
-        StrategyError: the checkpoint does not exist or is of another model; raised on all ranks.
+        StrategyError: the checkpoint is missing or from a different model; raised on all ranks.
     """
     strategy._check_context("load()")
     local, own_folder = strategy._local_optimizer(optimizer), rank_path(strategy, folder)
@@ -109,7 +109,7 @@ def _check(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
         shapes = in_checkpoint.get(name, "missing"), in_model.get(name, "missing")
         if name.startswith("model.") and shapes[0] != shapes[1]:
             raise StrategyError(
-                f"The checkpoint in {folder} is of another model: the shape of "
+                f"The checkpoint in {folder} belongs to a different model: the shape of "
                 f"{name.removeprefix('model.')} is {shapes[0]} in the checkpoint and {shapes[1]} "
                 "in the model. Load it into a model with the same layers."
             )

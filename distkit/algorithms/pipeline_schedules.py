@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: the actions of each rank in order. Pure.
+"""Pipeline schedules as data: the actions of each rank in order. No side effects.
 
 A model of p·v stages runs on p ranks, stage s on rank s mod p; a batch is split into m
 micro-batches. Each rank has a list of :class:`Action`, which :mod:`~distkit.algorithms.pipeline`

@@ -1,4 +1,4 @@
-"""Building blocks for schedules and cost formulas, and evaluation of schedules. Pure."""
+"""Building blocks for schedules and cost formulas, and evaluation of schedules. No side effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assignment of samples to replicas and steps. Pure: no torch, no files, no communication.
+"""Assignment of samples to replicas and steps. No side effects.
 
 Every replica computes the plan of all replicas, so they need not communicate at the end of the
 data.

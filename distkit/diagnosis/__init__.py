@@ -1,1 +1,4 @@
-"""Diagnosis of traces: each finding states what went wrong, where, and the remedy. Pure."""
+"""Diagnosis of traces: each finding states what went wrong, where, and the remedy.
+
+No side effects.
+"""

@@ -1,4 +1,4 @@
-"""Remedies for torch's errors. Pure."""
+"""Remedies for torch's errors. No side effects."""
 
 from __future__ import annotations
 

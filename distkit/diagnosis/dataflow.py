@@ -1,4 +1,7 @@
-"""Data flow analysis of the program's text: values and orders that depend on the rank. Pure."""
+"""Data flow analysis of the program's text: values and orders that depend on the rank.
+
+No side effects.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes of stuck ranks, found in the wait-for graph. Pure.
+"""Causes of stuck ranks, found in the wait-for graph. No side effects.
 
 Each function receives the operations of the stuck ranks that no finding explains yet. It returns a
 finding and the stuck ranks that it explains, or None.
@@ -25,7 +25,7 @@ from distkit.diagnosis.findings import (
 )
 from distkit.events import COLLECTIVES, P2P, Op, Span
 from distkit.trace.awaiting import similar
-from distkit.trace.calls import at, call, keys, last_call, raised_at, seen
+from distkit.trace.calls import at, call, keys, last_call, last_seen, raised_at
 
 #: A finding, and the stuck ranks that it explains.
 Cause = tuple[Finding, set[int]]
@@ -410,7 +410,7 @@ def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) 
         ranks=ranks,
         how=headline(text),
         where=where,
-        after=f"; {owner}{seen(last_calls[0])}" if last_calls and not where else "",
+        after=f"; {owner}{last_seen(last_calls[0])}" if last_calls and not where else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""Diagnosis of a run: computes findings from events. Pure.
+"""Diagnosis of a run: computes findings from events. No side effects.
 
 A rank is stuck if it is blocked and every rank that it waits for is stuck or has ended; a rank that
 still computes may yet arrive. Each cause is reported once, with the ranks that wait because of it.
@@ -50,7 +50,7 @@ class _Diagnosis:
         ]()  # (rank, seq) of calls made while an exception propagates
 
     def findings(self) -> list[Finding]:
-        """Return the causes, and a finding for each limitation of the record."""
+        """Return the causes, and a finding for each limitation of the recording."""
         limitations = self.facts.trace.info.limitations
         results = self._causes("matching" not in limitations)
         for limit in limitations.values():

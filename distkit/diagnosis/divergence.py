@@ -1,4 +1,6 @@
-"""Divergence of ranks: calls that only some ranks make, and loops that some leave early. Pure.
+"""Divergence of ranks: calls that only some ranks make, and loops that some leave early.
+
+No side effects.
 
 The sequences of calls show where ranks diverge. The program's text shows which ranks deviate, and
 why; see :mod:`distkit.diagnosis.program`.

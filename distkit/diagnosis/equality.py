@@ -1,6 +1,6 @@
 """Comparison of two recorded trainings, which finds the first different loss, gradient or weight.
 
-Pure: reads the records of :func:`distkit.watch_gradients` in runs or saved traces.
+No side effects: reads the records of :func:`distkit.watch_gradients` in runs or saved traces.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evidence for a diagnosis, queried from a trace. Pure."""
+"""Evidence for a diagnosis, queried from a trace. No side effects."""
 
 from __future__ import annotations
 
@@ -235,13 +235,13 @@ class Evidence:
         return end is not None and end.how == "returned"
 
     def is_gone(self, rank: int | None) -> bool:
-        """Return whether a rank, or its record, has ended without failure."""
+        """Return whether a rank, or its recording, has ended without failure."""
         return rank in self.ends and not self.ends[rank].is_failure
 
     def over(self, ranks: Iterable[int]) -> str:
         """Return a participle that states how ranks have ended, to follow "have"."""
         finished = all(map(self.returned, ranks))
-        return "finished" if finished else "reached the end of the record"
+        return "finished" if finished else "reached the end of the recording"
 
     def clause_if_gone(self, rank: int | None) -> str:
         """Return a relative clause about a rank that has ended; "" if it has not ended."""

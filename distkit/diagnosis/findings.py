@@ -1,4 +1,4 @@
-"""Findings, and the formatting of their sentences. Pure."""
+"""Findings, and the formatting of their sentences. No side effects."""
 
 from __future__ import annotations
 

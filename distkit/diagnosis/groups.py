@@ -1,4 +1,7 @@
-"""Mistakes with groups: leaked, created by only some ranks, or destroyed too early. Pure."""
+"""Mistakes with groups: leaked, created by only some ranks, or destroyed too early.
+
+No side effects.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes of unanswered requests to a parameter server, such as missing pushes. Pure."""
+"""Causes of unanswered requests to a parameter server, such as missing pushes. No side effects."""
 
 from __future__ import annotations
 

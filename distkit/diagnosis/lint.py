@@ -1,4 +1,4 @@
-"""Mistakes that do not cause a hang: missing waits, lost messages, slow ranks. Pure."""
+"""Mistakes that do not cause a hang: missing waits, lost messages, slow ranks. No side effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mismatches between the calls of a collective, and between the ends of a message. Pure.
+"""Mismatches between the calls of a collective, and between the ends of a message. No side effects.
 
 The n-th collective of a rank on a group is compared with the n-th of every other member, which also
 reveals mistakes without a hang. The same call on different lines is not a mistake: programs contain

@@ -1,4 +1,6 @@
-"""Analysis of the program's text: the loops, conditions and exits on the way to a line. Pure.
+"""Analysis of the program's text: the loops, conditions and exits on the way to a line.
+
+No side effects.
 
 The recorded calls do not distinguish a rank that left its loop early from one that made an extra
 call, but the program's text does. A *path* is the stack of a call: its line and its callers' lines,

@@ -1,4 +1,6 @@
-"""State of each rank, such as running, paused, blocked (with the reason) or finished. Pure.
+"""State of each rank, such as running, paused, blocked (with the reason) or finished.
+
+No side effects.
 
 :class:`WaitForGraph` processes events as they arrive, and determines which ranks each blocked
 rank waits for. It matches operations as :attr:`distkit.Trace.matches` does.
@@ -27,7 +29,7 @@ from distkit.events import (
     _StringEnum,
 )
 from distkit.trace.awaiting import Awaited, Keys, PendingRequests, is_server_request
-from distkit.trace.calls import Channel, at, call, channel_of, keys, never_meet, seen
+from distkit.trace.calls import Channel, at, call, channel_of, keys, last_seen, never_match
 
 
 class RankStatus(_StringEnum):
@@ -44,7 +46,7 @@ class RankStatus(_StringEnum):
 
 _ENDS = {
     "returned": RankStatus.FINISHED,
-    "elsewhere": RankStatus.RUNNING,  # not in a call when the record ends
+    "elsewhere": RankStatus.RUNNING,  # not in a call when the recording ends
     "released": RankStatus.RELEASED,
     "died": RankStatus.DIED,
 }
@@ -208,7 +210,7 @@ class WaitForGraph:
     def _ended_state(self, rank: int, status: RankStatus, reason: str) -> RankState:
         """Return the state of a rank whose process has ended, with its last known line."""
         e = self._latest.get(rank)
-        text = "; ".join(filter(None, [reason, seen(e) if e else ""]))
+        text = "; ".join(filter(None, [reason, last_seen(e) if e else ""]))
         return RankState(rank, status, where=e.where if e else "", reason=text)
 
     def stuck(self) -> list[int]:
@@ -286,7 +288,7 @@ class WaitForGraph:
         """Yield the members of a group that do not participate in a collective."""
         calls = self._column(e)
         for other in self._members(e.group):
-            if other != e.rank and (other not in calls or never_meet(e, calls[other])):
+            if other != e.rank and (other not in calls or never_match(e, calls[other])):
                 yield other
 
     def _called_other(self, e: Event | Span, other: int) -> bool:

@@ -67,7 +67,7 @@ def is_recorded(step: int, total: int | None) -> bool:
 
 
 class Meter:
-    """Computes the progress of a run from its events. Pure.
+    """Computes the progress of a run from its events, without side effects.
 
     >>> m = Meter()
     >>> m.feed([Event(0, 0, Op.MARK, State.COMPLETED, 0.0, attributes={"step": 3, "steps": 20})])

@@ -1,4 +1,6 @@
-"""Infers which workers a parameter-server request waits for, and which keys a store call. Pure.
+"""Infers which workers a parameter-server request waits for, and which keys a store call.
+
+No side effects.
 
 The state of a parameter server is inferred from its workers' events:
 

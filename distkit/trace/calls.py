@@ -1,4 +1,4 @@
-"""Formats calls as text, and defines when the calls of a collective match. Pure."""
+"""Formats calls as text, and defines when the calls of a collective match. No side effects."""
 
 from __future__ import annotations
 
@@ -155,12 +155,12 @@ _STATE_WORDS = {
 }
 
 
-def seen(record: Event | Span) -> str:
+def last_seen(record: Event | Span) -> str:
     """Return the last known position of a rank that ended without an exception.
 
     >>> from distkit.trace.log import EventLog
     >>> trace = EventLog([Event(1, 4, Op.PUSH, State.COMPLETED, 0.0, attributes={"key": "w"})])
-    >>> seen(trace.spans[0])
+    >>> last_seen(trace.spans[0])
     "last seen after push('w')"
     """
     return f"last seen {_STATE_WORDS.get(record.state, 'calling')} {call(record)}{at(record.where)}"
@@ -218,6 +218,6 @@ def difference(one: Event | Span, other: Event | Span) -> str:
     return "reduction" if attribute("reduction") != other_attribute("reduction") else ""
 
 
-def never_meet(one: Event | Span, other: Event | Span) -> bool:
+def never_match(one: Event | Span, other: Event | Span) -> bool:
     """Return whether two calls never match; a different reduction only produces wrong values."""
     return difference(one, other) not in ("", "reduction")

@@ -50,7 +50,7 @@ def load(path: Path, kind: type[Log]) -> Log:
         kind: the class of the result.
 
     Raises:
-        TraceFileError: not a trace, corrupt, truncated, or of another version.
+        TraceFileError: not a trace, corrupt, truncated, or of a different version.
         FileNotFoundError: the file does not exist.
     """
     try:

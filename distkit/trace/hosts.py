@@ -1,4 +1,7 @@
-"""Reports a run's hosts, the traffic between them, and the accuracy of their clocks. Pure."""
+"""Reports a run's hosts, the traffic between them, and the accuracy of their clocks.
+
+No side effects.
+"""
 
 from __future__ import annotations
 

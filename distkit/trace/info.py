@@ -83,7 +83,7 @@ class ClockOffset(Struct, frozen=True, omit_defaults=True):
 
 
 class Limitation(Struct, frozen=True, omit_defaults=True):
-    """A limit of the record, and its remedy."""
+    """A limit of the recording, and its remedy."""
 
     text: str
     remedy: str
@@ -137,7 +137,7 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
         without_values: number of operations whose values were too expensive to record.
         threads: the groups on which several threads of a rank call collectives.
         unrecorded: number of records missing or not checked, by rank and reason.
-        limitations: the limits of the record, by topic, such as "matching".
+        limitations: the limits of the recording, by topic, such as "matching".
         replaced: the processes that were replaced.
         sources: the source text of the program's files.
         waits: the waits of ranks that may still run.

@@ -1,4 +1,7 @@
-"""The events of a run in time order, and the operations and messages derived from them. Pure."""
+"""The events of a run in time order, and the operations and messages derived from them.
+
+No side effects.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Builds operations from events and matches them, in columns (one array per field). Pure.
+"""Builds operations from events and matches them, in columns (one array per field).
+
+No side effects.
 
 All matching rules are in this module. Spans, matches and messages are rows of these columns,
 created on demand; views of whole traces read the columns. Events may arrive in batches, with ranks

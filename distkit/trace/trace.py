@@ -64,7 +64,7 @@ class Trace(EventLog):
             path: a file, several files of one run, or a folder.
 
         Raises:
-            TraceFileError: not a trace, corrupt, truncated, or of another version.
+            TraceFileError: not a trace, corrupt, truncated, or of a different version.
             FileNotFoundError: the file does not exist.
             IsADirectoryError: the folder is empty.
 

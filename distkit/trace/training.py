@@ -1,4 +1,7 @@
-"""Reads the marks of a watched training loop; see :mod:`distkit.recording.gradients`. Pure."""
+"""Reads the marks of a watched training loop; see :mod:`distkit.recording.gradients`.
+
+No side effects.
+"""
 
 from __future__ import annotations
 

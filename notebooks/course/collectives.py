@@ -10,7 +10,7 @@ from torch import Tensor, arange, cat, empty_like, stack, zeros
 from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.catalogue import Algorithm
 from distkit.algorithms.collectives import COLLECTIVES
-from distkit_course.collectives import Call, OnRanks, Right
+from distkit_course.collectives import Call, CollectiveTrial, Right
 from distkit_course.task import Answer, Task
 
 # -- how they are called ---------------------------------------------------------------
@@ -197,7 +197,7 @@ def _task(
         f"Use send and recv, or isend and irecv. {best.title}: {best.summary}.\nOn 4 ranks it "
         f"takes {best.rounds(4)} rounds, and a rank sends at most {best.messages(4)} messages."
     )
-    trial = OnRanks(best, call, right, parameters.split(", ")[0], parts)
+    trial = CollectiveTrial(best, call, right, parameters.split(", ")[0], parts)
     return Task(name, signature, goal, details, best.reference, hints, trial, wrong, worth=4)
 
 
@@ -214,9 +214,9 @@ def _all_reduce(name: str, *hints: str) -> Task:
             (to_everybody, sent),
             (over_rank_0, sent),
             (dist.all_reduce, "it calls dist.all_reduce: write it with send and recv"),
-            (not_in_place, "it returns the right result, but x must hold it: write into x"),
+            (not_in_place, "it returns the correct result, but x must hold it: write into x"),
             (receives_first, "deadlock in receives_first: "),
-            (averages, "where [30] would be right"),
+            (averages, "expected [30]"),
         ),
     )
 
@@ -237,7 +237,7 @@ TASKS: list[Task] = [
             (star, "3 messages sent by the busiest rank; Broadcast needs 2"),
             (chain, "3 rounds; Broadcast needs 2"),
             (dist.broadcast, "it calls dist.broadcast: write it with send and recv"),
-            (from_rank_0, "where [20] would be right"),
+            (from_rank_0, "expected [20]"),
         ),
     ),
     _all_reduce(
@@ -277,9 +277,9 @@ TASKS: list[Task] = [
         "Put your own x into outputs[rank] first.",
         "In round s pass on to the right what came in the round before: that of rank r-s.",
         wrong=(
-            (gathers_anew, "it returns the right result, but outputs must hold it"),
+            (gathers_anew, "it returns the correct result, but outputs must hold it"),
             (dist.all_gather, "it calls dist.all_gather: write it with send and recv"),
-            (forgets_its_own, "where [10, 20] would be right"),
+            (forgets_its_own, "expected [10, 20]"),
             (gathers_over_rank_0, "bytes sent by the busiest rank; All-gather needs"),
         ),
         parts=True,
@@ -297,7 +297,7 @@ TASKS: list[Task] = [
         wrong=(
             (reduces_everything, "bytes sent by the busiest rank; Reduce-scatter needs"),
             (dist.reduce_scatter, "it calls dist.reduce_scatter: write it with send and recv"),
-            (keeps_its_own, "where [30] would be right"),
+            (keeps_its_own, "expected [30]"),
             (takes_part_0, "on 2 ranks, with 1 element, rank 1 ends with"),
         ),
         parts=True,

@@ -8,7 +8,7 @@ from typing import Any
 
 from distkit.algorithms.all_reduce.ring import schedule as ring
 from distkit_course.judges import call_answer
-from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
+from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnswer
 
 # -- solutions ------------------------------------------------------------------------------
 
@@ -58,8 +58,8 @@ def judge_bytes(mine: Answer) -> Iterator[Criterion]:
             raise NotAttempted
         if not _equal(returned, right := sent_between(hosts)):
             why = _why(hosts, returned)
-            raise Mistake(
-                f"{_case(hosts, nbytes)}: it returns {returned!r} where {right} is right{why}"
+            raise WrongAnswer(
+                f"{_case(hosts, nbytes)}: it returns {returned!r}; expected {right}{why}"
             )
     yield Criterion("values", f"as the messages of the ring in {len(cases) - 1:,} orders of ranks")
 
@@ -85,14 +85,14 @@ def judge_order(mine: Answer) -> Iterator[Criterion]:
         if not isinstance(returned, list | tuple) or sorted(map(str, returned)) != [
             str(r) for r in range(len(hosts))
         ]:
-            raise Mistake(
+            raise WrongAnswer(
                 f"{case}: it returns {returned!r}: return each rank once, "
                 f"from 0 to {len(hosts) - 1}"
             )
         machines, least = [hosts[r] for r in returned], len(set(hosts))
         apart = sum(a != b for a, b in zip(machines, [*machines[1:], machines[0]], strict=True))
         if apart > (least if least > 1 else 0):
-            raise Mistake(
+            raise WrongAnswer(
                 f"{case}: in {returned} {apart} pairs of neighbours are apart; {least} suffice"
             )
     yield Criterion("values", f"the best in {len(every):,} placements")
@@ -135,7 +135,7 @@ TASKS = [
             ),
             (open_ended, ". Remember: the last rank sends to the first"),
             (lambda hosts, nbytes: 2 * (len(hosts) - 1) * nbytes, "neighbour is elsewhere count"),
-            (lambda hosts, nbytes: "all", "it returns 'all' where 12000 is right"),
+            (lambda hosts, nbytes: "all", "it returns 'all'; expected 12000"),
         ),
     ),
     Task(

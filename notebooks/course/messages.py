@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distkit_course.judges import Both, Program, Quicker
+from distkit_course.judges import AllOf, FasterThan, Program
 from distkit_course.task import Answer, Task
 
 #: Delay of the receiver of ``overlap``, and duration of the sender's work [s].
@@ -222,7 +222,7 @@ TASKS: list[Task] = [
         "relay",
         "relay(x)",
         "receive x from the rank before, add 1, and send it to the next rank",
-        "x is 0 everywhere. Rank 0 receives from nobody, the last rank sends to nobody: rank r "
+        "x is 0 everywhere. Rank 0 does not receive, and the last rank does not send: rank r "
         "ends with r + 1.",
         relay,
         (
@@ -239,7 +239,7 @@ TASKS: list[Task] = [
         ),
         (
             (never_passes_on, "every rank adds 1 to its own 0: receive from the rank before"),
-            (all_to_the_last, "on 3 ranks, rank 1 has 1.0 where 2.0 is right"),
+            (all_to_the_last, "on 3 ranks, rank 1 has 1.0; expected 2.0"),
             (waits_for_the_last, "deadlock in waits_for_the_last: "),
         ),
         worth=2,
@@ -251,7 +251,7 @@ TASKS: list[Task] = [
         "Use send and recv, or isend. One message in each direction suffices.",
         swap,
         (
-            "If both ranks receive first, nobody sends.",
+            "If both ranks receive first, neither sends.",
             "Let one rank send first and the other one receive first; or begin both sends with "
             "dist.isend, and wait() for them after the recv.",
         ),
@@ -277,14 +277,14 @@ TASKS: list[Task] = [
         "overlap",
         "overlap(x, work)",
         "send x from rank 0 to rank 1, and call work() once on both",
-        "Rank 1 needs x only after its work, so that it receives late. Rank 0 is to work meanwhile,"
+        "Rank 1 needs x only after its work, so it receives late. Meanwhile, rank 0 should work"
         "\ninstead of waiting for rank 1.",
         overlap,
         (
-            "dist.isend returns at once, with a handle.",
+            "dist.isend returns immediately, with a handle.",
             "Begin to send, then work, then wait() for the handle.",
         ),
-        Both(
+        AllOf(
             (
                 Program(
                     _overlapped,
@@ -293,7 +293,7 @@ TASKS: list[Task] = [
                     {"messages": (lambda n: 1, "")},
                     lambda results, rights: "both call work() once, and rank 1 ends with x",
                 ),
-                Quicker(
+                FasterThan(
                     _overlapped,
                     sends_first,
                     ratio=1.4,

@@ -12,7 +12,7 @@ import numpy as np
 
 from distkit.algorithms.rounds import Round, held
 from distkit_course.judges import Calls, call_answer, same
-from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
+from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnswer
 from distkit_simulation.network import Link
 
 # -- 02: the ring ------------------------------------------------------------------------------
@@ -93,17 +93,21 @@ def judge_schedule(mine: Answer) -> Iterator[Criterion]:
         try:
             have = held(rounds, n)
         except ValueError as error:
-            raise Mistake(f"n={n}: {error}") from None
+            raise WrongAnswer(f"n={n}: {error}") from None
         if (have > 1).any():
             rank, chunk, whose = np.argwhere(have > 1)[0]
             many = f"the numbers of rank {whose} {have[rank, chunk, whose]} times"
-            raise Mistake(f"n={n}: chunk {chunk} of rank {rank} contains {many}: they count once")
+            raise WrongAnswer(
+                f"n={n}: chunk {chunk} of rank {rank} contains {many}: they count once"
+            )
         if (have < 1).any():
             rank, chunk, whose = np.argwhere(have < 1)[0]
-            raise Mistake(f"n={n}: chunk {chunk} of rank {rank} lacks the numbers of rank {whose}")
+            raise WrongAnswer(
+                f"n={n}: chunk {chunk} of rank {rank} lacks the numbers of rank {whose}"
+            )
     yield Criterion("values", "an all-reduce on 2 to 6 ranks")
     if len(rounds) > 2:
-        raise Mistake(f"{len(rounds)} rounds; two suffice")
+        raise WrongAnswer(f"{len(rounds)} rounds; two suffice")
     yield Criterion("rounds", "two rounds")
 
 
@@ -232,7 +236,7 @@ def _why_fit(
     returned: Any, right: int, memory: float, context: float, parameters: int, activations: float
 ) -> str:
     if returned == memory // (16 * parameters + activations):
-        return "each process has a context of its own"
+        return "each process has its own context"
     if returned == memory // (context + 4 * parameters + activations):
         return "Adam keeps a gradient and two moments beside each weight"
     return "no part of a rank fits: round down" if same(returned, right + 1) else ""
@@ -308,7 +312,7 @@ TASKS: list[Task] = [
     Task(
         "crossover",
         "crossover(n, alpha, beta)",
-        "return the size [bytes] from which on a ring is faster than a tree",
+        "return the size [bytes] above which a ring is faster than a tree",
         "Without the time to add: a ring takes 2(n-1)(α + βK/n), a tree 2⌈lg n⌉(α + βK), for K "
         "bytes on n ranks.",
         crossover,
@@ -331,7 +335,7 @@ TASKS: list[Task] = [
     Task(
         "scatter_reduce",
         "scatter_reduce(n)",
-        "yield the two rounds of an all-reduce in which everybody sends to everybody",
+        "yield the two rounds of an all-reduce in which every rank sends to every other rank",
         "In the first, every rank sends its chunk r to rank r, which reduces it; in the second, "
         "rank r sends\nthe sum to all others. Round(src, dst, chunk, reduce) takes arrays: "
         "from distkit.algorithms.rounds import Round.",
@@ -354,7 +358,7 @@ TASKS: list[Task] = [
         "smallest_ranks(compute, sync)",
         "return the smallest number of ranks that trains faster than one",
         "A step computes for ``compute`` seconds, then synchronizes for ``sync`` seconds, "
-        "whatever the number\nof ranks, each of which has its own batch.",
+        "for any number\nof ranks, each of which has its own batch.",
         smallest_ranks,
         (
             "R ranks do R batches in compute + sync seconds. How long does one rank take for them?",
@@ -362,7 +366,7 @@ TASKS: list[Task] = [
         ),
         _calls(smallest_ranks, _why_ranks, [(1.0, 2.5), (1.0, 2.0), (2.0, 1.0), (0.5, 0.0)]),
         (
-            (lambda c, s: math.ceil(1 + s / c), "sync=2.0 it returns 3 where 4 is right"),
+            (lambda c, s: math.ceil(1 + s / c), "sync=2.0 it returns 3; expected 4"),
             (lambda c, s: math.floor(1 + s / c), "it is at best as fast as one rank"),
             (lambda c, s: 2, "the smallest whole number above"),
         ),
@@ -502,7 +506,7 @@ TASKS: list[Task] = [
             ],
         ),
         (
-            (lambda m, c, p, a: int(m // (16 * p + a)), "each process has a context of its own"),
+            (lambda m, c, p, a: int(m // (16 * p + a)), "each process has its own context"),
             (lambda m, c, p, a: int(m // (c + 4 * p + a)), "Adam keeps a gradient and two moments"),
             (lambda m, c, p, a: math.ceil(m / (c + 16 * p + a)), "no part of a rank fits"),
         ),

@@ -25,7 +25,7 @@ from distkit.kvstore.protocol.messages import Init, Pull, Push, SetOptimizer
 from distkit.kvstore.protocol.server import KVServer
 from distkit_course import values
 from distkit_course.judges import Calls, call_answer
-from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task, raised
+from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnswer, raised
 
 # -- solutions ------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ TOLD = 7
 #: pushes come again.
 KINDS = (
     ("dist_sync: one update with the sum of each round, and then the pulls", True, 0.0),
-    ("dist_async: an update with each gradient, at once", False, 0.0),
+    ("dist_async: an update with each gradient, immediately", False, 0.0),
     ("exactly once, under dist_async, when pushes come again", False, 0.4),
     ("exactly once, under dist_sync, when pushes come again, even rounds later", True, 0.4),
 )
@@ -258,7 +258,7 @@ def judge(mine: Answer) -> Iterator[Criterion]:
         if not at and all(isinstance(push, Handled) and push.idle for push in seen):
             raise NotAttempted
         if wrong := mistake(sync, workers, steps, seen):
-            raise Mistake(wrong)
+            raise WrongAnswer(wrong)
         if at % GAMES == GAMES - 1:
             yield Criterion("values", KINDS[at // GAMES][0])
     yield Criterion("values", f"as the real server in {len(games)} random orders")
@@ -344,14 +344,14 @@ def _wrong(push: Handled, steps: list[Step]) -> str:
     if late := sorted(step.answered - set(returned)):
         return (
             f"the round is complete, and the pull of worker {late[0]} still waits: it would "
-            f"wait for ever. {_late(push)}"
+            f"wait forever. {_late(push)}"
         )
     return _left(push, step)
 
 
 def _late(push: Handled) -> str:
     if push.waiting:
-        return "Return everybody in server.waiting"
+        return "Return all workers in server.waiting"
     return (
         "server.waiting was empty when it was returned. Keep the list before you empty it: "
         "answered, server.waiting = server.waiting, []"
@@ -372,7 +372,7 @@ def _left(push: Handled, step: Step) -> str:
     if lost := [w for w in right if w not in left]:
         return (
             f"worker {lost[0]} is no longer in server.waiting, but its pull has no answer: it "
-            "would wait for ever. Empty the list only when you answer"
+            "would wait forever. Empty the list only when you answer"
         )
     return ""
 
@@ -388,8 +388,8 @@ def _applied(push: Handled, steps: list[Step]) -> str:
     if push.updates == steps[-1].updates:
         return ""
     if push.updates == 0:
-        return "the value is right, but without server.update(total), which makes the step"
-    return f"{push.updates} updates where {steps[-1].updates} would be right: " + (
+        return "the value is correct, but without server.update(total), which makes the step"
+    return f"{push.updates} updates; expected {steps[-1].updates}: " + (
         "a round is one update, with the sum" if push.sync else "each gradient is one update"
     )
 
@@ -417,7 +417,7 @@ def _misapplied(sync: bool, steps: list[Step], worker: int, number: int, times: 
     if times == 0 and sync:
         return f"the round is complete, but the value has no {which}"
     if times == 0:
-        return f"the value has no {which}: dist_async applies each gradient at once"
+        return f"the value has no {which}: dist_async applies each gradient immediately"
     return f"{which} went in {times:.0f} times"
 
 
@@ -456,7 +456,7 @@ def judge_waits(mine: Answer) -> Iterator[Criterion]:
         if returned is None and not at:
             raise NotAttempted
         if not isinstance(returned, COLLECTIONS) or set(returned) != right:
-            raise Mistake(_differs(returned, right, worker, clocks, bound))
+            raise WrongAnswer(_differs(returned, right, worker, clocks, bound))
     yield Criterion("values", f"as the real rule in {len(every):,} states")
 
 
@@ -468,7 +468,7 @@ def _differs(
     returned: Any, right: set[int], worker: int, clocks: Mapping[int, int], bound: int
 ) -> str:
     """Return the reason why an answer is wrong."""
-    text = f"{_state(worker, clocks, bound)}: it returns {returned!r} where {right} is right"
+    text = f"{_state(worker, clocks, bound)}: it returns {returned!r}; expected {right}"
     if not isinstance(returned, COLLECTIONS):
         return f"{text}. Return a set of workers"
     other = sorted(right ^ set(returned), key=str)[0]
@@ -492,19 +492,19 @@ def judge_bound(mine: Answer) -> Iterator[Criterion]:
         if bound is None and (step, pause) == PAIRS[0]:
             raise NotAttempted
         if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
-            raise Mistake(
+            raise WrongAnswer(
                 f"{case}: it returns {bound!r}: a bound is a whole number of "
                 "gradients, 0 or more. math.ceil makes one"
             )
         waited, ahead = trained(bound, step, pause)
         if waited:
-            raise Mistake(
+            raise WrongAnswer(
                 f"{case}: with your bound of {bound} the others wait "
                 f"{human_seconds(waited)}. It has to be larger"
             )
         if bound > ahead:
-            raise Mistake(
-                f"{case}: with your bound of {bound} nobody waits, but nobody is "
+            raise WrongAnswer(
+                f"{case}: with your bound of {bound} no worker waits, but no worker is "
                 f"ever more than {ahead} ahead: {ahead} would do. A larger bound "
                 "allows staler gradients"
             )
@@ -623,7 +623,7 @@ def _why_counted(returned: Any, right: list[Any], pushes: list[tuple[int, int, i
     if not isinstance(returned, list):
         return "return a list of pushes"
     if lost := [p for p in right if p not in returned]:
-        return f"{lost[0]} is of another worker: numbers are each worker's own"
+        return f"{lost[0]} belongs to another worker: numbers are each worker's own"
     again = [p for p in returned if returned.count(p) > right.count(p) > 0]
     if again:
         return f"{again[0]} comes again: it counts once"
@@ -645,7 +645,7 @@ TASKS: list[Task] = [
         "server.sync: True in dist_sync, False in dist_async. server.workers: their number.\n"
         "server.update(total): one update with a sum of gradients.\n"
         "server.waiting: the list of workers whose pulls wait. Remove those that you answer.\n"
-        "server.inbox (a dict) and server.seen (a set) are empty at first; use them as you like.\n"
+        "server.inbox (a dict) and server.seen (a set) are empty at first; use them as needed.\n"
         "The same push may arrive twice: (worker, number) identifies it.",
         push_handler,
         (
@@ -665,7 +665,7 @@ TASKS: list[Task] = [
             (counts_twice, "applied 2 times: a push that comes again counts once"),
             (averages, "went in 0.50 times: it averages. A server sums up"),
             (waits_for_nobody, "but the round is not complete: worker"),
-            (answers_nobody, "wait for ever. Return everybody in server.waiting"),
+            (answers_nobody, "wait forever. Return all workers in server.waiting"),
             (keeps_the_inbox, "it was still in the inbox from the round before"),
         ),
         worth=5,
@@ -707,7 +707,7 @@ TASKS: list[Task] = [
             (lambda step, pause: pause / step, "it returns 4.5: a bound is a whole number"),
             (lambda step, pause: int(pause / step), "with your bound of 4 the others wait 5 ms"),
             (lambda step, pause: math.ceil(pause / step) + 1, "more than 5 ahead: 5 would do"),
-            (lambda step, pause: 5, "a pause of 0 µs: with your bound of 5 nobody waits"),
+            (lambda step, pause: 5, "a pause of 0 µs: with your bound of 5 no worker waits"),
         ),
         worth=len(PAIRS),
     ),
@@ -751,7 +751,7 @@ TASKS: list[Task] = [
             (list, "(0, 1, 0) comes again: it counts once"),
             (
                 lambda pushes: [*{p[1]: p for p in reversed(pushes)}.values()][::-1],
-                "(1, 1, 0) is of another worker: numbers are each worker's own",
+                "(1, 1, 0) belongs to another worker: numbers are each worker's own",
             ),
             (forgets_settled, "(0, 2, 0) is below what its worker has settled"),
         ),

@@ -63,7 +63,7 @@ def _why_decided(results: list[list[Any]], rights: list[list[Any]]) -> str:
     """Return the rule that the ranks have followed."""
     n = len(results)
     if any(other != results[0] for other in results):
-        return "ranks decide differently: the one that goes on waits for ever for the others"
+        return "ranks decide differently: the one that continues waits forever for the others"
     sums = [sum(loss_of(r, case) for r in range(n)) < 1.0 for case in LOSSES]
     return "it compares the sum of the losses: divide it" if results[0] == sums else ""
 
@@ -177,7 +177,7 @@ TASKS: list[Task] = [
             (in_place, "gloo works on the host here, and x is on the GPU: reduce a copy"),
             (never_back, "x is as it was: copy the sum back into it"),
             (rebound, "x is as it was: copy the sum back into it"),
-            (added_back, "rank 0 has [4.0, 4.0, 4.0, 4.0] where [3.0, 3.0, 3.0, 3.0] is right"),
+            (added_back, "rank 0 has [4.0, 4.0, 4.0, 4.0]; expected [3.0, 3.0, 3.0, 3.0]"),
         ),
         worth=2,
     ),
@@ -200,7 +200,7 @@ TASKS: list[Task] = [
             _why_decided,
         ),
         (
-            (by_its_own, "ranks decide differently: the one that goes on waits for ever"),
+            (by_its_own, "ranks decide differently: the one that continues waits forever"),
             (by_the_sum, "it compares the sum of the losses: divide it"),
             (by_rank_0, "rank 0 has [True, False, True, False] where"),
             (by_gathering, "8 collective operations of a rank; 4 suffice"),

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distkit._format import joined
-from distkit_course.judges import Both, Program, Quicker, at_most, measured, run_answer, same
-from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
+from distkit_course.judges import AllOf, FasterThan, Program, at_most, measured, run_answer, same
+from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnswer
 
 # -- solutions ------------------------------------------------------------------------------
 
@@ -54,7 +54,7 @@ def losses_of(rank: int, sizes: tuple[int, ...]) -> Tensor:
 
 
 def returned(mine: Answer, sizes: tuple[int, ...]) -> float | str:
-    """On each rank: return the answer's number, or the type of another result."""
+    """On each rank: return the answer's number, or the type of any other result."""
     got = mine(losses_of(dist.get_rank(), sizes))
     number = got.item() if isinstance(got, Tensor) and got.numel() == 1 else got
     return float(number) if isinstance(number, int | float) else type(got).__name__
@@ -68,10 +68,10 @@ def trial(mine: Answer) -> Iterator[Criterion]:
         if {*run.results} == {"NoneType"} and not run.trace.spans:
             raise NotAttempted
         if wrong := _wrong(sizes, run.results):
-            raise Mistake(f"ranks with {_listed(sizes)} examples: {wrong}", run.trace)
+            raise WrongAnswer(f"ranks with {_listed(sizes)} examples: {wrong}", run.trace)
         traces.append(run.trace)
     several = ", then ".join(map(_listed, SIZES))
-    yield Criterion("values", f"right on ranks with {several} examples")
+    yield Criterion("values", f"correct on ranks with {several} examples")
     sent = measured(traces[0])
     more = "one all-reduce of the sum and the number together suffices"
     yield at_most("calls", sent["calls"] + sent["messages"], 1, more, traces[0])
@@ -90,7 +90,7 @@ def _wrong(sizes: tuple[int, ...], results: list[float | str]) -> str:
         return "it returns NaN: the mean over no examples is NaN, and so is each sum that has it"
     said = ", ".join(f"{got:.4g}" for got in results)
     known = (name for name, wrong in _mistakes(rows) if all(map(_same, results, wrong)))
-    return f"{next(known, f'they return {said}')}; {right:.4g} would be right on every rank"
+    return f"{next(known, f'they return {said}')}; expected {right:.4g} on every rank"
 
 
 def _mistakes(rows: list[Tensor]) -> Iterator[tuple[str, list[float]]]:
@@ -255,7 +255,7 @@ TASKS: list[Task] = [
         trial,
         (
             (mean_of_means, "1, 2 and 6 examples: 21 is the mean of the ranks' means"),
-            (by_ranks, "82 is the sum divided by the number of ranks; 27.33 would be right"),
+            (by_ranks, "82 is the sum divided by the number of ranks; expected 27.33"),
             (by_own_number, "each rank divides the sum by its own number of examples"),
             (of_weighted_means, "3, 0, 2 and 1 examples: it returns NaN: the mean over no"),
             (in_two_calls, "2 collective operations of a rank; one all-reduce of the sum"),
@@ -270,11 +270,11 @@ TASKS: list[Task] = [
         "least\ntwice as quick as one all-reduce for each tensor.",
         average_gradients,
         (
-            "A small all-reduce takes its latency, whatever its size. How many do you need?",
+            "A small all-reduce takes its latency, regardless of its size. How many do you need?",
             "torch.cat makes one tensor of many; split cuts it again.",
             "What split gives are views of the sum: copy_ them into the gradients.",
         ),
-        Both(
+        AllOf(
             (
                 Program(
                     _averaged,
@@ -282,7 +282,7 @@ TASKS: list[Task] = [
                     (2, 3),
                     {"calls": (lambda n: 1, "put all gradients into one tensor")},
                 ),
-                Quicker(
+                FasterThan(
                     lambda mine, rank, n: mine(_several(rank)),
                     one_by_one,
                     ratio=2.0,

@@ -212,7 +212,7 @@ def test_dead_kernel_disables_the_cockpit(opened: Any, tab: Any) -> None:
     link.click(".dk-next")
     tab.page.evaluate("lose()")
     link.root.locator(
-        ".dk-trouble", has_text="The kernel has ended: run the cell again."
+        ".dk-trouble", has_text="The kernel has stopped: run the cell again."
     ).wait_for()
     buttons = link.root.locator(".dk-button:not(.dk-help)").all()
     assert {b.get_attribute("aria-disabled") for b in buttons} == {"true"}

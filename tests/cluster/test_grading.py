@@ -117,13 +117,13 @@ def test_hostile_answers_get_no_points_and_the_correct_one_its_own(graded: Grade
         ((status, points, most, _),) = graded.rows("harm", exercise)
         assert status in ("fail", "not attempted")
         assert (points, most) == (0, TASKS[exercise].worth)
-    assert graded.rows("harm", "bubble") == [("pass", 1, 1, "right in 12 cases")]
+    assert graded.rows("harm", "bubble") == [("pass", 1, 1, "correct in 12 cases")]
     assert grades(graded.reports / "harm.json")["points"] == 1
 
 
 @pytest.mark.parametrize("name", WELL_MEANT)
 def test_no_submission_changes_the_report_of_another(graded: Graded, name: str) -> None:
-    assert graded.rows(name, "bubble") == [("pass", 1, 1, "right in 12 cases")]
+    assert graded.rows(name, "bubble") == [("pass", 1, 1, "correct in 12 cases")]
     report = grades(graded.reports / f"{name}.json")
     assert report["submission"] == name
     evidence = [row["evidence"] for row in report["criteria"] if row["evidence"]]

@@ -74,7 +74,7 @@ def test_kernel_continues_after_a_reload(lab: Any, tab: Any, state: str, how: st
     assert tab.outside == []
 
 
-ENDED = "the kernel has ended"
+ENDED = "the kernel has stopped"
 
 
 def test_outputs_of_an_ended_kernel_have_a_notice(lab: Any, tab: Any) -> None:

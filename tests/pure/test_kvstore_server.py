@@ -151,13 +151,13 @@ def test_reply_in_flight_keeps_its_version() -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "says"),
     [
-        (Pull, ("v",), "pull of 'v', a key that this run has not initialised"),
+        (Pull, ("v",), "pull of 'v', a key that this run has not initialized"),
         (Push, ("v", (2,), 0, torch.ones(2)), "push of 'v', a key that this run has not"),
         (Push, ("w", (3,), 0, torch.ones(3)), "push of 'w' with float32[3]"),
         (Push, ("w", (2, 1), 0, torch.ones(2)), "push of 'w' with float32[2, 1]"),
         (Push, ("w", (2,), 0, torch.ones(2).double()), "push of 'w' with float64[2]"),
         (Push, ("w", (2,), 0, torch.ones(1)), "push of 'w' with 1 elements"),
-        (Init, ("w", (2,), "float32", torch.ones(2)), "already initialised"),
+        (Init, ("w", (2,), "float32", torch.ones(2)), "already initialized"),
         (Init, ("w", (3,), "float32", torch.ones(3)), "init of 'w' with float32[3]"),
         (SetOptimizer, ("sgd", {"learning_rate": 0.5}), "once per run"),
         (SetOptimizer, ("adamm", {}), "the optimizer 'adamm'"),

@@ -142,9 +142,9 @@ def test_shared_memory_is_not_copied_into_the_message() -> None:
     (push,) = decode(frames, far).messages
     assert push.value.shape == (LARGE - 10,)
     assert push.value.sum() == 7 * (LARGE - 10)
-    assert far.given_up() == []
+    assert far.returned_loans() == []
     del push
-    (back,) = far.given_up()
+    (back,) = far.returned_loans()
     address = value.data_ptr()
     del value
     assert pool.empty(LARGE, torch.float32).data_ptr() != address

@@ -16,7 +16,7 @@ from distkit.events import Event, Op, State
 from distkit.kvstore.protocol.messages import Init, Pull, Push, Reply
 from distkit.kvstore.protocol.optimizer import SGD
 from distkit.kvstore.protocol.server import KVServer
-from distkit.kvstore.transport.recording import Answering, Asking, updating
+from distkit.kvstore.transport.recording import ReplyRecorder, RequestRecorder, updating
 from distkit.recording import recorder
 from distkit.trace.trace import Trace
 from distkit.views import Servers
@@ -37,7 +37,7 @@ class Shop:
         self.recorders = [recorder.Recorder(i) for i in range(workers + 1)]
         self.server = KVServer(rule, range(workers), watch=self._watch)
         self.server.optimizer = SGD(learning_rate=0.5)
-        self.notes, self.asking, self.pulled = Answering(), {}, {}
+        self.notes, self.open, self.pulled = ReplyRecorder(), {}, {}
         self.numbers = [0] * workers
 
     @contextmanager
@@ -54,21 +54,21 @@ class Shop:
         request = kind(worker, self.numbers[worker], *fields)
         self.numbers[worker] += 1
         self.at(worker)
-        self.asking[request.match] = Asking(request, self.node)
+        self.open[request.match] = RequestRecorder(request, self.node)
         self.at(self.node)
         self.notes.arrived(request)
         for answer in self.server.handle(request):
             self.at(self.node)
             self.notes.answering(answer)
             self.at(answer.node)
-            asking = self.asking.pop(answer.match)
+            pending = self.open.pop(answer.match)
             if isinstance(answer, Reply):
-                asking.answered(answer)
+                pending.answered(answer)
                 self.replies[answer.match] = answer.version
                 if answer.value is not None:
                     self.pulled[answer.node] = answer.version
             else:
-                asking.failed()
+                pending.failed()
         recorder.set_current(None)
         return request
 
@@ -289,7 +289,7 @@ def test_static_picture_shows_all_nodes_and_their_text() -> None:
         "server 0",
         "∇v0",
         "v0",
-        "worker 0 asks server 0 for w",
+        "worker 0 pulls w from server 0",
     ):
         assert words in drawn
     assert drawn.count("<circle") == 4  # three workers, and a pull that waits

@@ -96,7 +96,7 @@ def test_wrong_result_is_shown() -> None:
     verdict = dk.check.ring_all_reduce(off_by_one)
     assert verdict.status == "fail"
     assert "on 2 ranks, with 1 element, rank 0 ends with\n    [31]" in repr(verdict)
-    assert "where [30] would be right" in repr(verdict)
+    assert "expected [30]" in repr(verdict)
 
 
 def stuck(x: torch.Tensor) -> None:
@@ -139,7 +139,7 @@ def returned(x: torch.Tensor) -> torch.Tensor:
 
 def test_returned_instead_of_in_place_result_is_named() -> None:
     verdict = dk.check.ring_all_reduce(returned)
-    said = "it returns the right result, but x must hold it: write into x"
+    said = "it returns the correct result, but x must hold it: write into x"
     assert verdict.status == "fail" and said in repr(verdict)
 
 
@@ -247,12 +247,12 @@ def scalar(server: Server) -> None:
         ({"whole": False}, "but the round is not complete: worker"),
         ({"early": True}, "it answers the pull of worker"),
         ({"clears": False}, "it was still in the inbox from the round before"),
-        ({"by": one_by_one}, "2 updates where 1 would be right: a round is one update"),
+        ({"by": one_by_one}, "2 updates; expected 1: a round is one update"),
         ({"by": by_hand}, "without server.update(total), which makes the step"),
         ({"by": scalar}, "server.value is 0.5: change it with server.update(total) alone"),
         ({"by": lambda server: None}, "the round is complete, but the value has no push"),
         ({"answers": lambda waiting: None}, "it returns None: return the list of workers"),
-        ({"answers": lambda waiting: [], "leaves": list}, "wait for ever. Return everybody in"),
+        ({"answers": lambda waiting: [], "leaves": list}, "wait forever. Return all workers in"),
         ({"answers": lambda waiting: [*waiting, 7]}, "it answers worker 7, whose pull does not"),
         ({"answers": emptied}, "empty when it was returned. Keep the list before you empty it"),
         (
@@ -260,7 +260,7 @@ def scalar(server: Server) -> None:
             "it would be answered again in the next round. Remove the workers that you",
         ),
         ({"leaves": tuple}, "server.waiting is (1,): leave a list of workers there"),
-        ({"drops": True}, "but its pull has no answer: it would wait for ever. Empty the list"),
+        ({"drops": True}, "but its pull has no answer: it would wait forever. Empty the list"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
@@ -273,7 +273,7 @@ def test_mistake_in_the_push_handler_is_named(mistake: dict[str, Any], says: str
 def test_waiting_for_all_under_dist_async_fails_only_that_criterion() -> None:
     verdict = dk.check.push_handler(handler(patient=True))
     assert [c.status for c in verdict.criteria] == ["pass", "fail"] and verdict.points == 1
-    assert "dist_async applies each gradient at once" in verdict.criteria[1].text
+    assert "dist_async applies each gradient immediately" in verdict.criteria[1].text
 
 
 # -- whom a pull waits for, and which bound ----------------------------------------------
@@ -310,7 +310,7 @@ def test_wrong_rule_is_shown_at_its_first_violation(rule: Any, says: str) -> Non
         (lambda step, pause: pause / step, "it returns 4.5: a bound is a whole number"),
         (lambda step, pause: int(pause / step), "with your bound of 4 the others wait 5 ms"),
         (lambda step, pause: math.ceil(pause / step) + 1, "more than 5 ahead: 5 would do"),
-        (lambda step, pause: 5, "steps of 10 ms, a pause of 0 µs: with your bound of 5 nobody"),
+        (lambda step, pause: 5, "steps of 10 ms, a pause of 0 µs: with your bound of 5 no worker"),
     ],
 )
 def test_wrong_bound_is_reported_with_its_cost(bound: Any, says: str) -> None:
@@ -330,7 +330,7 @@ def test_wrong_bound_is_reported_with_its_cost(bound: Any, says: str) -> None:
             "the last rank sends to the first",
         ),
         (lambda here, n: 2 * (len(here) - 1) * n, "whose right neighbour is elsewhere"),
-        (lambda here, n: "all", "it returns 'all' where 12000 is right"),
+        (lambda here, n: "all", "it returns 'all'; expected 12000"),
     ],
 )
 def test_wrong_byte_count_is_reported_with_a_common_reason(mistaken: Any, says: str) -> None:

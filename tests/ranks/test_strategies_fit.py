@@ -152,7 +152,7 @@ def test_incompatible_checkpoints_raise(tmp_path: Path) -> None:
     with pytest.raises(StrategyError, match="There is no checkpoint in"):
         model.load(tmp_path)
     model.save(tmp_path)
-    with pytest.raises(StrategyError, match="is of another model"):
+    with pytest.raises(StrategyError, match="belongs to a different model"):
         Model(nn.Linear(2, 2)).load(tmp_path)
 
 

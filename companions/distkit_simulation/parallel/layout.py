@@ -116,7 +116,7 @@ class Layout:
         """Create torch's mesh; all ranks call it, and ``mesh["tp"]`` is this rank's group.
 
         Raises:
-            LayoutError: the run has another number of ranks.
+            LayoutError: the run has a different number of ranks.
         """
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh

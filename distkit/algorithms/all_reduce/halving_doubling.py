@@ -72,9 +72,9 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 )
 @collective()
 def halving_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Halve the exchanged size in total round, then double it again: Rabenseifner's algorithm.
+    """Halve the exchanged size each round, then double it again: Rabenseifner's algorithm.
 
-    *Reduce-scatter*: partners at distance n/2, n/4, … send total other the half that the other
+    *Reduce-scatter*: partners at distance n/2, n/4, … send each other the half that the other
     keeps. *All-gather*: the same in reverse. Complete chunks are in brackets::
 
         rank 0    0 1 2 3  ──►   0 1  ──►  [0]  ──►  [0 1]  ──►  [0 1 2 3]

@@ -26,7 +26,7 @@ def schedule(n: int, devices_per_host: int = 2) -> Schedule:
 
     Args:
         n: number of ranks.
-        devices_per_host: ranks per host, which are consecutive; the last host may have fewer.
+        devices_per_host: number of consecutive ranks per host; the last host may have fewer.
 
     Example:
         >>> [t.src.tolist() for t in schedule(4)]
@@ -82,7 +82,7 @@ def hierarchical_all_reduce(
         x: tensor of any shape, the same on every rank; K bytes.
         op: SUM, AVG, MIN, MAX or PRODUCT.
         group: the process group; None is the world.
-        devices_per_host: ranks per host, which are consecutive; the last host may have fewer.
+        devices_per_host: number of consecutive ranks per host; the last host may have fewer.
             By default the real hosts are used; if there is one real host, hosts of two ranks are
             assumed.
 

@@ -72,7 +72,7 @@ def create(
     node = _check(name)
     options.fit(node.workers, node.servers)
     if _store is None:
-        _report(options.aftermath)  # before registering: a worker may end at any time
+        _report(options.crash_effect)  # before registering: a worker may end at any time
         _store, _options = _join(node, options, spelling), options
     if _options != options:
         raise KVStoreError(
@@ -139,7 +139,7 @@ def _join(node: Node, options: StoreOptions, spelling: str) -> KVStore:
     )
 
 
-def use(node: Node, report: Callable[[str], None] = lambda aftermath: None) -> None:
+def use(node: Node, report: Callable[[str], None] = lambda crash_effect: None) -> None:
     """Make this process a worker of a cluster, until :func:`release`.
 
     Args:

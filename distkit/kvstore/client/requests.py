@@ -10,7 +10,7 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Answer, Departed, Error, Key, Push, Request, ended
 from distkit.kvstore.protocol.messages import error as refusal
 from distkit.kvstore.transport.link import LocalLink, ZmqLink
-from distkit.kvstore.transport.recording import Asking, Step, begin_wait
+from distkit.kvstore.transport.recording import RequestRecorder, Step, begin_wait
 from distkit.kvstore.transport.session import backup_of
 
 #: Maximum size of pushes in flight before push blocks [bytes].
@@ -33,7 +33,7 @@ class _InFlight:
 
     to: int
     request: Request
-    asking: Asking
+    recorder: RequestRecorder
     nbytes: int  # counted against WINDOW
     answer: Answer | None = None
 
@@ -89,7 +89,7 @@ class Requests:
         try:
             self._send()
             self._fail_unanswerable()
-            waiting = None if self._local else begin_wait(f.asking for f in in_flight)
+            waiting = None if self._local else begin_wait(f.recorder for f in in_flight)
             while any(f.answer is None for f in in_flight):
                 self._receive(wait=True)
         finally:
@@ -204,9 +204,9 @@ class Requests:
         number, step = self._next, self.step
         self._next, self.step = number + 1, None
         request = call.kind(self.node, number, *call.fields)
-        asking = Asking(request, None if self._local else call.to, step)
+        recorder = RequestRecorder(request, None if self._local else call.to, step)
         size = request.value.nbytes if isinstance(request, Push) else 0
-        entry = self._in_flight[number] = _InFlight(call.to, request, asking, size)
+        entry = self._in_flight[number] = _InFlight(call.to, request, recorder, size)
         self._pushed += size
         self._outbox.setdefault(call.to, []).append(request)
         return entry
@@ -228,9 +228,9 @@ class Requests:
         self._remove(entry)
         request, entry.answer = entry.request, answer
         if not isinstance(answer, Error):
-            entry.asking.answered(answer)
+            entry.recorder.answered(answer)
             return
-        entry.asking.failed()
+        entry.recorder.failed()
         if isinstance(request, Push):
             self._push_errors.setdefault(request.key, answer.text)
 
@@ -239,7 +239,7 @@ class Requests:
         for entry in in_flight:
             if entry.answer is None:
                 self._remove(entry)
-                entry.asking.failed()
+                entry.recorder.failed()
 
     def _remove(self, entry: _InFlight) -> None:
         del self._in_flight[entry.request.number]

@@ -53,12 +53,12 @@ class KeyDirectory:
         """Return the layout of a key.
 
         Raises:
-            KVStoreError: this worker has not initialised it.
+            KVStoreError: this worker has not initialized it.
         """
         if key not in self.layouts:
             similar = ", ".join(get_close_matches(repr(key), map(repr, self.layouts), 5, cutoff=0))
             raise KVStoreError(
-                f"{action} {key!r}, a key that this worker has not initialised in this run. "
+                f"{action} {key!r}, a key that this worker has not initialized in this run. "
                 f"Call kv.init({key!r}, value) on every worker first."
                 + (f" The most similar keys: {similar}." if similar else "")
             )
@@ -74,7 +74,7 @@ class KeyDirectory:
         """Check that tensors have the shape of their key, and its dtype if ``dtype``.
 
         Raises:
-            KVStoreError: a tensor does not fit, or its key is not initialised.
+            KVStoreError: a tensor does not fit, or its key is not initialized.
         """
         for key, tensors in tensors_by_key.items():
             layout = self.layout(key, action)
@@ -158,7 +158,7 @@ class KVStore:
             value: a tensor for each.
 
         Raises:
-            KVStoreError: the key was already initialised in this run or on a worker with another
+            KVStoreError: the key was already initialized in this run or on a worker with another
                 shape or dtype, or is repeated.
         """
         grouped = by_key("init", key, value)
@@ -192,7 +192,7 @@ class KVStore:
             priority: accepted for compatibility with MXNet; keys are sent in the order passed.
 
         Raises:
-            KVStoreError: the key is not initialised, or has another shape or dtype. Errors found by
+            KVStoreError: the key is not initialized, or has a different shape or dtype. Errors of
                 a server are raised by the next call on that key.
         """
         gradients = by_key("push", key, value)
@@ -254,7 +254,7 @@ class KVStore:
             The tensor or the list of tensors, if ``out`` is None.
 
         Raises:
-            KVStoreError: a key is not initialised, ``out`` does not fit, or an earlier push was
+            KVStoreError: a key is not initialized, ``out`` does not fit, or an earlier push was
                 rejected.
         """
         outs = self._outs(key, out)
@@ -447,7 +447,7 @@ class KVStore:
             keys: a key or a list of keys; by default all that this worker has used.
 
         Raises:
-            KVStoreError: a key is not initialised.
+            KVStoreError: a key is not initialized.
         """
         selected = list(self._keys.layouts) if keys is None else each(keys)
         return {k: [part for _, part in self._keys.parts(k)] for k in selected}

@@ -1,1 +1,1 @@
-"""The protocol of the parameter server, independent of its transport. Pure."""
+"""The protocol of the parameter server, independent of its transport. No side effects."""

@@ -98,7 +98,7 @@ class StoreOptions:
         return rule_of(self.mode, staleness=self.staleness, backup=self.backup)
 
     @property
-    def aftermath(self) -> str:
+    def crash_effect(self) -> str:
         """The effect of a worker's end on the run.
 
         Without rounds no worker halts; with backup workers, only workers that wait for too many.

@@ -198,7 +198,7 @@ class KVServer:
         is_repeated = entry.first == (init.node, init.number) or init.node in self.firsts
         if init.value is not None and not is_repeated:
             raise KVStoreError(
-                f"init of {init.key!r}, which this run has already initialised. "
+                f"init of {init.key!r}, which this run has already initialized. "
                 "Change its value with push, or use another key."
             )
         return [entry.reply(init)]
@@ -368,7 +368,7 @@ class KVServer:
     def _entry(self, action: str, key: Key) -> Entry:
         if key not in self.entries:
             raise KVStoreError(
-                f"{action} {key!r}, a key that this run has not initialised. "
+                f"{action} {key!r}, a key that this run has not initialized. "
                 f"Call kv.init({key!r}, value) on every worker first."
             )
         return self.entries[key]

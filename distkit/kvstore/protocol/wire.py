@@ -79,7 +79,7 @@ def encode(*messages: Message, exchange: Exchange | None = None, to: int = 0) ->
         large.append(_buffer(tensor))
         return [name]
 
-    back = [] if exchange is None else exchange.given_up()
+    back = [] if exchange is None else exchange.returned_loans()
     return [Encoder(enc_hook=enclose).encode((to, back, messages)), *large]
 
 

@@ -134,7 +134,7 @@ class Exchange:
         weakref.finalize(view, self._given_up.append, number).atexit = False
         return view
 
-    def given_up(self) -> list[int]:
+    def returned_loans(self) -> list[int]:
         """Return the numbers of loans that are no longer needed, each number once."""
         numbers = self._given_up.copy()
         del self._given_up[: len(numbers)]

@@ -67,7 +67,7 @@ class Step(NamedTuple):
         return cls({"keys": tuple(names)} if len(names) > 1 else (), nbytes)
 
 
-class Asking:
+class RequestRecorder:
     """Records one request, until its answer, as an operation of the node that sends it.
 
     Args:
@@ -117,10 +117,10 @@ class Asking:
             rec.request_flush()
 
 
-def begin_wait(askings: Iterable[Asking]) -> Recorder | None:
+def begin_wait(recorders: Iterable[RequestRecorder]) -> Recorder | None:
     """Report that this thread waits for the answers, until ``end_wait()``."""
     rec = recorder.current()
-    if rec is not None and (recorded := [a for a in askings if a._rec is not None]):
+    if rec is not None and (recorded := [a for a in recorders if a._rec is not None]):
         rec.begin_wait(*recorded)
     return rec
 
@@ -131,7 +131,7 @@ def stepped() -> bool:
     return rec is not None and rec.stepped
 
 
-class Answering:
+class ReplyRecorder:
     """Records requests and answers as messages of the node that answers."""
 
     def __init__(self) -> None:

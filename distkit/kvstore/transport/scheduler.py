@@ -184,7 +184,7 @@ class Scheduler:
     @property
     def _on_worker_end(self) -> str:
         """The effect of a worker's end on the others."""
-        return "" if self.options is None else self.options.aftermath
+        return "" if self.options is None else self.options.crash_effect
 
     def _missing(self, event: str, workers: Collection[int]) -> str:
         names = joined([f"worker {n}, which {ended(self.gone[n])}" for n in sorted(workers)])

@@ -30,7 +30,7 @@ from distkit.kvstore.transport import memory
 from distkit.kvstore.transport.link import ZmqLink
 from distkit.kvstore.transport.memory import Exchange, MemoryGone
 from distkit.kvstore.transport.node import Node
-from distkit.kvstore.transport.recording import Answering, Asking
+from distkit.kvstore.transport.recording import ReplyRecorder, RequestRecorder
 from distkit.kvstore.transport.scheduler import Scheduler
 from distkit.kvstore.transport.session import ServerSession
 from distkit.kvstore.transport.sockets import listen_on, open_socket, receive
@@ -78,7 +78,7 @@ class Service:
         self._inside, self._outside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         #: Set by another thread at the end of the run: no more answers are sent.
         self.resting = False
-        self._notes = Answering()
+        self._notes = ReplyRecorder()
         self._link = ZmqLink(node.keys, node.way)  # to the scheduler and the backup
         self._peers: dict[bytes, Peer] = {}  # by ZeroMQ's identity of the connection
         self._routes: dict[int, Peer] = {}  # latest connection of each node, for answers
@@ -130,7 +130,7 @@ class Service:
             self.report("listens", endpoint)
             return
         register = self._machine.register(endpoint)
-        self._registering = Asking(register, node.scheduler)
+        self._registering = RequestRecorder(register, node.scheduler)
         self._link.connect(node.scheduler, node.endpoint(node.scheduler))
         self._link.send(node.scheduler, [register])
 

@@ -24,7 +24,7 @@ from distkit.views.scene.summaries import (
 )
 
 ALL_WEIGHTS = "the replicas' weights are"
-#: Tolerance for sums in another order, relative to the largest value.
+#: Tolerance for sums in a different order, relative to the largest value.
 ROUNDING = 1e-4
 
 #: Shares of the examples if all ranks have the same number of them.
@@ -242,7 +242,7 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
 def _distances(weights: Mapping[int, tuple[str, Summary]]) -> dict[int, float]:
     """Return the distance of each replica's weights from the first's, 0 if bitwise equal.
 
-    Weights of another shape have none.
+    Weights of a different shape have none.
     """
     checksum, base = weights[min(weights)]
     return {

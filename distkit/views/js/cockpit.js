@@ -12,9 +12,9 @@ import { Source } from "./source.js";
 import { Talk } from "./talk.js";
 import { Timeline } from "./timeline.js";
 
-const SILENT = "The kernel does not answer. It may be busy with a cell. If it has ended, " +
+const SILENT = "The kernel is not responding. It may be running a cell. If it has stopped, " +
   "run the cell again.";
-const GONE = "The kernel has ended: run the cell again.";
+const GONE = "The kernel has stopped: run the cell again.";
 // heights of the timeline's lanes and their parts, if space permits [px]
 const SIZES = { height: 118, min_gap: 4, pad: 1, gap: 2, row: 14, axis: 22 };
 
@@ -133,7 +133,7 @@ export class Cockpit extends Follower {
   #act(name, value) {
     const { why, speed } = this.controls;
     const [, reason] = name !== "go" ? [name, why[name]]
-      : why.letGo.find(([rank]) => rank === value) ?? [value, `There is no rank ${value}.`];
+      : why.resume.find(([rank]) => rank === value) ?? [value, `There is no rank ${value}.`];
     if (reason) return this.#announce(reason);
     const { position, last, playing } = this.state;
     const past = position < last;
@@ -203,7 +203,7 @@ function remark({ message, more, traceback, remedy, hang, graph }, pages) {
   return h("div", { class: "dk-remark", "data-hang": String(hang) },
     h("div", {}, h("strong", {}, linked(message, pages)), words,
       traceback ? h("details", {}, h("summary", {}, "traceback"), h("pre", {}, traceback)) : null),
-    graph ? h("figure", { class: "dk-graph", role: "img", title: "who waits for whom",
+    graph ? h("figure", { class: "dk-graph", role: "img", title: "which rank waits for which",
       "aria-label": graph.said }, drawn(graph)) : null);
 }
 

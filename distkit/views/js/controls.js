@@ -6,7 +6,7 @@ import { paint } from "./source.js";
 
 const SPEEDS = [0.5, 1, 2, 5, 10]; // steps per second
 const HELP = [
-  ["n →", "next step, every rank"], ["0 … 9", "let that rank go"], ["b ←", "back"],
+  ["n →", "next step, every rank"], ["0 … 9", "resume that rank"], ["b ←", "back"],
   ["space p", "play, pause"], ["f", "finish"], ["Home End", "first, last moment"],
   ["?", "these keys"],
 ];
@@ -27,7 +27,7 @@ export class Controls {
     const { back, next, play, finish, help } = this.buttons;
     this.root = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "step" },
       h("div", { class: "dk-group" }, back, next),
-      h("div", { class: "dk-group dk-ranks" }, h("span", { class: "dk-label" }, "let go"),
+      h("div", { class: "dk-group dk-ranks" }, h("span", { class: "dk-label" }, "resume"),
         [...this.go.values()]),
       h("div", { class: "dk-group" }, play, this.speed, finish),
       h("div", { class: "dk-group dk-time" }, this.scrub, help));
@@ -42,7 +42,7 @@ export class Controls {
 
   #rank(rank, name) {
     return h("button", { type: "button", class: "dk-button dk-go", "data-rank": rank,
-      style: paint(rank), "aria-label": `let ${name} go`, onclick: () => this.act("go", rank) },
+      style: paint(rank), "aria-label": `resume ${name}`, onclick: () => this.act("go", rank) },
     String(rank));
   }
 
@@ -50,17 +50,17 @@ export class Controls {
   reasons({ position, last, rank_states: ranks, playing, finished, absent }) {
     const past = position < last;
     const busy = playing ? "It is playing: pause it first." : "";
-    const over = finished ? "The program has ended." : "";
+    const over = finished ? "The program has finished." : "";
     const paused = ranks.some(({ status }) => status === "paused");
     const stuck = paused || ranks.some(({ status }) => status === "running") ? ""
       : "No rank is paused, so none can continue.";
     if (absent) {
-      const letGo = [...this.go.keys()].map((rank) => [rank, absent]);
+      const resume = [...this.go.keys()].map((rank) => [rank, absent]);
       const all = { back: absent, next: absent, play: absent, finish: absent, seek: absent };
-      return { ...all, help: "", letGo };
+      return { ...all, help: "", resume };
     }
     const of = new Map(ranks.map((rank) => [rank.rank, rank]));
-    const letGo = [...this.go.keys()].map((rank) => {
+    const resume = [...this.go.keys()].map((rank) => {
       const { status, words } = of.get(rank) ?? {};
       const why = status === "paused" ? "" : words ?? `rank ${rank} does not take part`;
       const back = past ? "This is an earlier step: go to the last step first." : "";
@@ -70,7 +70,7 @@ export class Controls {
       back: busy || (position > 0 ? "" : "This is the first step."),
       next: busy || (past ? "" : over || stuck),
       play: playing || past ? "" : over || stuck,
-      finish: over || (playing ? "" : stuck), help: "", letGo,
+      finish: over || (playing ? "" : stuck), help: "", resume,
     };
   }
 
@@ -81,13 +81,13 @@ export class Controls {
     const titles = {
       back: "one step back (b)",
       play: playing ? "pause (p)" : past ? "replay (p)" : "play (p)",
-      next: past ? "one step forward (n)" : "let every rank make its next call (n)",
+      next: past ? "one step forward (n)" : "resume every rank (n)",
       finish: "run to the end (f)", help: "keys (?)",
     };
     for (const [name, button] of Object.entries(this.buttons))
       able(button, why[name], titles[name]);
-    for (const [rank, reason] of why.letGo)
-      able(this.go.get(rank), reason, `let rank ${rank} go (${rank})`);
+    for (const [rank, reason] of why.resume)
+      able(this.go.get(rank), reason, `resume rank ${rank} (${rank})`);
     this.buttons.play.lastChild.textContent = playing ? "Pause" : "Play";
     this.buttons.play.firstChild.className = `dk-icon dk-icon-${playing ? "pause" : "play"}`;
     this.scrub.max = last;

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 
-const KERNEL_ENDED = "the kernel has ended";
+const KERNEL_ENDED = "the kernel has stopped";
 const LIVE = ".dk-live, .dk-status"; // elements that describe a running program
 const ENDS = ["restarting", "autorestarting", "terminating", "dead"]; // kernel states of JupyterLab
 

@@ -182,7 +182,7 @@ class Scene:
 
         ``drawings`` list the indices of their ``shapes``. ``marks`` have drawing, layer, begin,
         end (None: never), x, y, and if they move also the target position and ``steady``. They
-        are sorted by begin, so that marks of a live run are appended. ``holds`` have keyframe,
+        are sorted by begin time, so that a live run only appends marks. ``holds`` have keyframe,
         drawing, layer, x, y.
         """
         drawing_ids = self._numbers
@@ -218,7 +218,7 @@ def pieces(
 ) -> Iterator[tuple[float, float | None, list[T]]]:
     """Yield each interval between changes, with the items present in it, oldest first.
 
-    An item with an end of None or infinity stays.
+    An item whose end is None or infinity never disappears.
 
     >>> [(a, b, list(items)) for a, b, items in pieces([(0, 2, "x"), (1, None, "y")])]
     [(0, 1, ['x']), (1, 2, ['x', 'y']), (2, None, ['y'])]

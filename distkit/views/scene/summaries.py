@@ -1,4 +1,4 @@
-"""Compares, measures and formats tensor summaries for pictures. Pure."""
+"""Compares, measures and formats tensor summaries for pictures. No side effects."""
 
 from __future__ import annotations
 

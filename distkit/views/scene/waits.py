@@ -72,7 +72,7 @@ def waits_svg(states: Iterable[RankState]) -> str:
     legend = " · ".join(["arrow: waits for", *(LEGEND[s] for s in LEGEND if s in graph["styles"])])
     width = 32 + max(ZOOM * scene["width"], 5.8 * len(legend))
     caption = svg.text(16, bottom, legend, GRAY, 'font-size="11"')
-    return svg.document(width, bottom + 14, "who waits for whom", marks + caption)
+    return svg.document(width, bottom + 14, "which rank waits for which", marks + caption)
 
 
 def _circle_positions(n: int) -> list[Point]:

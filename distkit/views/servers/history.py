@@ -1,4 +1,4 @@
-"""Reconstructs the history of a run with a parameter server from its events. Pure.
+"""Reconstructs the history of a run with a parameter server from its events. No side effects.
 
 The history has requests with their replies, updates, and the waits of workers. A gradient is in
 the inbox of its key from its arrival until an update takes it. The consistency rule of the run
@@ -95,7 +95,7 @@ class Status:
 
 
 #: Begin and end [s] of a status. The end is None or infinite if the status continues.
-Stretch = tuple[float, float | None, Status]
+StatusInterval = tuple[float, float | None, Status]
 #: The end of a node: rank, time [s], time of its replacement [s], and how it ended.
 Ending = tuple[int, float, float | None, str]
 #: A version of a key: time [s], number, staleness of its gradients, and its values if few.
@@ -300,9 +300,9 @@ def _absences(
 
 def statuses(
     trace: EventLog, history: ServerHistory, names: dict[int, str]
-) -> dict[int, list[Stretch]]:
+) -> dict[int, list[StatusInterval]]:
     """Return the statuses of the drawn workers, from one change to the next."""
-    items: dict[int, list[Stretch]] = defaultdict(list)
+    items: dict[int, list[StatusInterval]] = defaultdict(list)
     for s in trace.spans:
         if s.op is Op.MARK:
             items[s.rank].append((s.start, s.end, Status("works", clean(s.label or "computes"))))
@@ -311,10 +311,12 @@ def statuses(
     for node, time, until, words in endings(trace):
         items[node].append((time, until, Status("ended", words)))
     drawn = history.ranks_of("worker")[:MAX_WORKERS]
-    return {node: list(_stretches(items[node], names)) for node in drawn}
+    return {node: list(_status_intervals(items[node], names)) for node in drawn}
 
 
-def _stretches(items: list[Stretch], names: dict[int, str]) -> Iterator[Stretch]:
+def _status_intervals(
+    items: list[StatusInterval], names: dict[int, str]
+) -> Iterator[StatusInterval]:
     """Yield the statuses of a node from the start."""
     for begin, end, active in pieces([(-math.inf, None, Status()), *items]):
         latest = {status.kind: status for status in active}

@@ -1,4 +1,4 @@
-"""Projects a run with a parameter server to captioned keyframes and keys. Pure."""
+"""Projects a run with a parameter server to captioned keyframes and keys. No side effects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distkit.views.servers.history import (
     Request,
     ServerHistory,
     ServerKey,
-    Stretch,
+    StatusInterval,
     endings,
     listed,
     read,
@@ -60,7 +60,7 @@ class Keyframe:
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServerProjection:
     """The data to draw of a run. Times are in seconds."""
 
     trace: EventLog
@@ -70,7 +70,7 @@ class Serving:
     keyframes: list[Keyframe]
     start: float
     rows: dict[ServerKey, Row]
-    status: dict[int, list[Stretch]]  # of drawn workers
+    status: dict[int, list[StatusInterval]]  # of drawn workers
     notices: list[str]
     notes: list[str]  # the notices that are not warnings
 
@@ -80,7 +80,7 @@ class Serving:
         return self.trace[-1].time if len(self.trace) else 0.0
 
 
-def project(trace: EventLog, live: bool = False) -> Serving:
+def project(trace: EventLog, live: bool = False) -> ServerProjection:
     """Project the parameter server of a run.
 
     Args:
@@ -93,11 +93,11 @@ def project(trace: EventLog, live: bool = False) -> Serving:
     history, node_ends = read(trace), endings(trace)
     ranks = {*trace.info.ranks, *history.roles, *trace.ranks}
     names = {rank: frame.name(trace.info, rank) for rank in ranks}
-    keyframes = [*_messages(history, names), *_others(history, node_ends, names)]
+    keyframes = [*_messages(history, names), *_updates_and_deaths(history, node_ends, names)]
     keyframes.sort(key=lambda k: (k.end is None, k.end or k.begin, k.begin))
     drawn = keyframes[-MAX_KEYFRAMES:]
     notes = _notes(history, len(drawn), len(keyframes))
-    return Serving(
+    return ServerProjection(
         trace=trace,
         live=live,
         history=history,
@@ -133,11 +133,11 @@ def _rows(history: ServerHistory) -> dict[ServerKey, Row]:
 
 _TEXTS = {
     "push": "{node} pushes its gradient of {key} to {server}",
-    "pull": "{node} asks {server} for {key}",
+    "pull": "{node} pulls {key} from {server}",
     "weights": "{server} sends {key} v{version} to {node}",
-    "init": "{node} gives the first value of {key} to {server}",
-    "announce": "{node} announces {key} to {server}",
-    "optimizer": "{node} sends {server} an optimizer",
+    "init": "{node} initializes {key} on {server}",
+    "announce": "{node} declares {key} on {server}",
+    "optimizer": "{node} sends an optimizer to {server}",
     "register": "{node} registers with the scheduler",
     "book": "the scheduler sends {node} the addresses of all nodes",
 }
@@ -194,7 +194,7 @@ def _joined(parts: list[str]) -> str:
     return clean(" · ".join(filter(None, parts)))
 
 
-def _others(
+def _updates_and_deaths(
     history: ServerHistory, node_ends: list[Ending], names: dict[int, str]
 ) -> Iterator[Keyframe]:
     """Yield the updates and deaths."""
@@ -209,12 +209,12 @@ def _others(
     for ending in node_ends:
         node, time, replaced, how = ending
         if how == "died":
-            more = "this is its last heartbeat" if replaced is None else "another takes its place"
+            more = "this is its last heartbeat" if replaced is None else "a new process replaces it"
             who = f"{names.get(node, f'rank {node}')} dies"
             yield Keyframe("death", node, node, time, time, ending, who, more)
 
 
-def opening(run: Serving) -> float:
+def opening(run: ServerProjection) -> float:
     """Return the moment to show first: the end of a live run, else its most instructive event.
 
     This is the last death, the last pull without a reply, or the first update, preferably with a
@@ -234,7 +234,7 @@ def opening(run: Serving) -> float:
 # -- text -------------------------------------------------------------------------------
 
 
-def facts(run: Serving) -> list[str]:
+def facts(run: ServerProjection) -> list[str]:
     """Return the facts next to the title."""
     modes = (clean(r.place[1]) for r in run.history.requests if r.span.op is Op.REGISTER)
     known = frame.facts(run.trace.info, len(run.trace.ranks))

@@ -35,7 +35,7 @@ from distkit.views.servers.projection import (
     MAX_SERVERS,
     Keyframe,
     Row,
-    Serving,
+    ServerProjection,
     facts,
     opening,
     rule_sentence,
@@ -77,7 +77,7 @@ LEGEND: list[tuple[list[Shape], float, str]] = [
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class KeyLayout:
     """The geometry of a key: its box, the distance and width of inbox slots, the pull's place."""
 
     x: float
@@ -93,7 +93,7 @@ class Spot:
         return self.x + self.w - 19, self.y + 13
 
 
-def draw(run: Serving) -> Json:
+def draw(run: ServerProjection) -> Json:
     """Return the picture of a run, for both painters.
 
     Args:
@@ -103,7 +103,7 @@ def draw(run: Serving) -> Json:
 
 
 class _Painter:
-    def __init__(self, run: Serving) -> None:
+    def __init__(self, run: ServerProjection) -> None:
         self.run, history = run, run.history
         self.lanes = {rank: lane for lane, rank in enumerate(run.trace.ranks)}
         self.servers = history.ranks_of("server")[:MAX_SERVERS]
@@ -113,7 +113,7 @@ class _Painter:
         self.owners = workers if self.quorum == len(workers) > 1 else []
         self.field = FIELD if scheduler else WIDTH
         self.point: dict[int, Point] = {}  # end points of messages, by rank
-        self.spots: dict[ServerKey, Spot] = {}  # of drawn keys
+        self.layouts: dict[ServerKey, KeyLayout] = {}  # of drawn keys
         self.scene, self.side = Scene(WIDTH, 0, run.start), Scene(SIDE, 170, run.start)
         bottom = self._servers()
         self.radius = 22.0 if len(workers) <= 6 else 17.0
@@ -136,9 +136,9 @@ class _Painter:
             self._statuses(worker)
         if history.ranks_of("scheduler"):
             self._scheduler()
-        for place, spot in self.spots.items():
-            self._row(run.rows[place], spot)
-            self._versions(run.rows[place], history.versions[place], spot)
+        for place, layout in self.layouts.items():
+            self._row(run.rows[place], layout)
+            self._versions(run.rows[place], history.versions[place], layout)
         self._inboxes()
         for i, keyframe in enumerate(run.keyframes):
             self._keyframe(i, keyframe)
@@ -205,7 +205,7 @@ class _Painter:
             for nth, place in enumerate(keys[server][:MAX_KEYS]):
                 y, wait = MARGIN + HEAD + TALL * nth, x + 23 + self.quorum * slot
                 slot_width = round(max(0.7 * slot, slot - 4), 1)
-                self.spots[place] = Spot(x + 12, y, w - 24, slot, slot_width, wait)
+                self.layouts[place] = KeyLayout(x + 12, y, w - 24, slot, slot_width, wait)
         return MARGIN + height if self.servers else 80.0 - AISLE
 
     def _scheduler(self) -> None:
@@ -219,61 +219,61 @@ class _Painter:
             shape = text(label, "words", y=16, anchor="middle")
             self.scene.add(*self.scheduler, shape, begin=begin, end=end, layer=CARD)
 
-    def _row(self, row: Row, spot: Spot) -> None:
+    def _row(self, row: Row, layout: KeyLayout) -> None:
         """Draw the name, size and empty inbox of a key."""
-        name, x_size = _shortened_name(row, spot.w)
+        name, x_size = _shortened_name(row, layout.w)
         shapes = [
-            rect(spot.w + 10, 47, "hover", x=-5, y=-2),
+            rect(layout.w + 10, 47, "hover", x=-5, y=-2),
             title(f"{row.key} {row.size}".rstrip()),
             text(name, "key", y=17),
         ]
-        if x_size + text_width(row.size, 11.5) < spot.w - 42:
+        if x_size + text_width(row.size, 11.5) < layout.w - 42:
             shapes.append(text(row.size, "size", x=x_size, y=17))
         for n in range(self.quorum):
-            x, w = n * spot.slot, spot.slot_width
+            x, w = n * layout.slot, layout.slot_width
             shapes.append(rect(w, 17, "slot", x=x, y=26, r=min(4, w / 2)))
             if self.owners and w > 14:  # an empty slot names its worker
                 owner = str(self.owners[n])
                 shapes.append(text(owner, "small", x=x + w / 2, y=38.5, anchor="middle"))
-        self.scene.add(spot.x, spot.y, *shapes, layer=ROW)
+        self.scene.add(layout.x, layout.y, *shapes, layer=ROW)
 
     # -- states ----------------------------------------------------------------------------
 
-    def _slot(self, spot: Spot, g: Request) -> Point:
+    def _slot(self, layout: KeyLayout, g: Request) -> Point:
         """Return the position of a gradient: the slot of its worker, or the next one."""
         nth = self.owners.index(g.node) if g.node in self.owners else g.nth
-        return spot.x + min(nth, self.quorum - 1) * spot.slot, spot.y + 26
+        return layout.x + min(nth, self.quorum - 1) * layout.slot, layout.y + 26
 
     def _inboxes(self) -> None:
         """Draw the gradients in inboxes, and waiting pulls."""
         for r in self.run.history.requests:
-            spot = self.spots.get(r.place)
-            if spot is None or r.arrived is None or r.node not in self.workers:
+            layout = self.layouts.get(r.place)
+            if layout is None or r.arrived is None or r.node not in self.workers:
                 continue
             if r.held:
-                gap = min(15.0, (spot.x + spot.w - spot.wait - 60) / len(self.workers))
-                x, y = spot.wait + gap * self.workers.index(r.node), spot.y + 34.5
+                gap = min(15.0, (layout.x + layout.w - layout.wait - 60) / len(self.workers))
+                x, y = layout.wait + gap * self.workers.index(r.node), layout.y + 34.5
                 ring = circle(6, "held", lane=self._lane(r.node))
                 self.scene.add(x, y, ring, begin=r.arrived, end=r.answered, layer=ROW)
             elif r.span.op is Op.PUSH and not (r.refused or r.dropped):
-                x, y = self._slot(spot, r)
-                box = _box(spot.slot_width + 1, 18, f"∇v{r.version}", self._lane(r.node))
+                x, y = self._slot(layout, r)
+                box = _box(layout.slot_width + 1, 18, f"∇v{r.version}", self._lane(r.node))
                 # covers the edge of the empty slot
                 self.scene.add(x - 0.5, y - 0.5, *box, begin=r.arrived, end=r.taken, layer=ROW)
 
-    def _versions(self, row: Row, versions: list[Version], spot: Spot) -> None:
+    def _versions(self, row: Row, versions: list[Version], layout: KeyLayout) -> None:
         """Draw the versions of a key, its values if few, and the staleness of the last update."""
         none = text("no value yet", "small", x=19, y=4, anchor="end")
         first = versions[0][0] if versions else None
-        self.scene.add(*spot.pill, none, end=first, layer=ROW)
+        self.scene.add(*layout.pill, none, end=first, layer=ROW)
         ends = [*(begin for begin, *_ in versions[1:]), None]
         for (begin, version, late, values), end in zip(versions, ends, strict=False):
             shapes = [
-                *(_values(row, spot.w, version, values) if values else ()),
-                *_pill(version, "pill", "version", x=spot.w - 19, y=13),
-                _staleness(late, spot.w),
+                *(_values(row, layout.w, version, values) if values else ()),
+                *_pill(version, "pill", "version", x=layout.w - 19, y=13),
+                _staleness(late, layout.w),
             ]
-            self.scene.add(spot.x, spot.y, *shapes, begin=begin, end=end, layer=ROW)
+            self.scene.add(layout.x, layout.y, *shapes, begin=begin, end=end, layer=ROW)
 
     def _statuses(self, worker: int) -> None:
         """Draw the activity of a worker, and arcs to the workers it waits for."""
@@ -309,19 +309,19 @@ class _Painter:
     def _keyframe(self, i: int, keyframe: Keyframe) -> None:
         """Draw a message in flight, and the frame held at its end."""
         begin, end, lane = keyframe.begin, keyframe.end, self._lane(keyframe.src)
-        spot = self.spots.get(getattr(keyframe.subject, "place", (-1, "")))
-        if spot and end is not None:
-            now = rect(spot.w + 10, 47, "now", x=-5, y=-2, r=7)
-            self.scene.hold_frame(i, spot.x, spot.y, now, layer=NOW)
+        layout = self.layouts.get(getattr(keyframe.subject, "place", (-1, "")))
+        if layout and end is not None:
+            now = rect(layout.w + 10, 47, "now", x=-5, y=-2, r=7)
+            self.scene.hold_frame(i, layout.x, layout.y, now, layer=NOW)
             if keyframe.kind == "update":
-                self._merge(i, keyframe, spot)
+                self._merge(i, keyframe, layout)
         a, b = (self.point.get(rank) for rank in (keyframe.src, keyframe.dst))
         if keyframe.src == keyframe.dst or a is None or b is None:
             return
-        if spot and keyframe.kind == "weights":
-            a = spot.pill
-        elif spot:
-            b = self._target(keyframe, spot)
+        if layout and keyframe.kind == "weights":
+            a = layout.pill
+        elif layout:
+            b = self._target(keyframe, layout)
         token = self._token(keyframe, lane)
         if end is None:
             middle = (a[0] + b[0]) / 2, (a[1] + b[1]) / 2
@@ -335,14 +335,14 @@ class _Painter:
         self.scene.add(*a, *token, begin=begin, end=end, to=b, layer=TOKEN)
         self.scene.hold_frame(i, 0, 0, *arrow(a, b, past, head, lane=lane), layer=FLIGHT)
 
-    def _target(self, keyframe: Keyframe, spot: Spot) -> Point:
+    def _target(self, keyframe: Keyframe, layout: KeyLayout) -> Point:
         """Return the end point of a request: the inbox slot, the waiting pulls, or the value."""
         if keyframe.kind == "push":
-            x, y = self._slot(spot, keyframe.subject)
-            return x + spot.slot_width / 2, y + 17
+            x, y = self._slot(layout, keyframe.subject)
+            return x + layout.slot_width / 2, y + 17
         if keyframe.kind == "pull":
-            return spot.wait, spot.y + 34.5
-        return spot.pill[0], spot.pill[1] + 10
+            return layout.wait, layout.y + 34.5
+        return layout.pill[0], layout.pill[1] + 10
 
     def _token(self, keyframe: Keyframe, lane: int) -> tuple[Shape, ...]:
         """Return the token of a message: a gradient with its version, weights, or a request."""
@@ -355,13 +355,13 @@ class _Painter:
             return _pill(version, "pill", "version")
         return (circle(6, "ring", lane=lane),)
 
-    def _merge(self, i: int, keyframe: Keyframe, spot: Spot) -> None:
+    def _merge(self, i: int, keyframe: Keyframe, layout: KeyLayout) -> None:
         """Move the gradients of an update from their slots into the value."""
-        update, w, (x, y) = keyframe.subject, spot.slot_width, spot.pill
+        update, w, (x, y) = keyframe.subject, layout.slot_width, layout.pill
         for n, worker in enumerate(list(update.late)[: self.quorum]):
             self.scene.add(
-                spot.x + n * spot.slot,
-                spot.y + 26,
+                layout.x + n * layout.slot,
+                layout.y + 26,
                 rect(w, 17, "merging", r=4, lane=self._lane(worker)),
                 begin=update.begin,
                 end=update.end,

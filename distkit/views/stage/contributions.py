@@ -1,4 +1,4 @@
-"""Infers the contributions in each rank's tensor from a trace. Pure.
+"""Infers the contributions in each rank's tensor from a trace. No side effects.
 
 The sources are the semantics of collectives, the schedules of all-reduces if messages follow one,
 and recorded values. A tensor with the values of a received one is the same piece. Any other tensor
@@ -173,7 +173,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Cargo:
+class Payload:
     """The piece that a message carries: ``count`` of ``of`` chunks from ``at`` on, if known.
 
     ``all_reduce`` and ``round`` are the numbers of its all-reduce and round.
@@ -196,10 +196,10 @@ class Cargo:
 
 @dataclass(slots=True)
 class Contributions:
-    """The result of :func:`follow`, with changes in time order and the cargo of each send."""
+    """The result of :func:`follow`, with changes in time order and the payload of each send."""
 
     changes: list[Change] = field(default_factory=list)
-    cargo: dict[Key, Cargo] = field(default_factory=dict)
+    payload: dict[Key, Payload] = field(default_factory=dict)
     all_reduces: list[AllReduce] = field(default_factory=list)
 
     @property
@@ -234,7 +234,7 @@ def follow(trace: EventLog) -> Contributions:
 
 
 def _apply(index: int, all_reduce: AllReduce, result: Contributions) -> None:
-    """Add the changes and cargo of an all-reduce to the result."""
+    """Add the changes and payload of an all-reduce to the result."""
     chunks = range(all_reduce.chunks)
     held = {(rank, c): Piece(frozenset({rank})) for rank in all_reduce.members for c in chunks}
     first = min((t.message for t in all_reduce.rounds[0]), key=lambda m: m.sent or 0.0)
@@ -247,7 +247,7 @@ def _apply(index: int, all_reduce: AllReduce, result: Contributions) -> None:
             m, moved = t.message, range(t.chunk, t.chunk + t.count)
             assert m.send is not None and m.recv is not None and m.received is not None
             piece = before[m.src, t.chunk]
-            result.cargo[m.send] = Cargo(
+            result.payload[m.send] = Payload(
                 piece, t.chunk, t.count, all_reduce.chunks, index, number, t.reduce
             )
             for c in moved:
@@ -294,7 +294,7 @@ class _Follower:
         match = self.trace.matches.get((s.rank, s.seq))
         if s.op is Op.SEND:
             piece = self._tensor_of(s)
-            self.result.cargo[s.rank, s.seq] = Cargo(piece)
+            self.result.payload[s.rank, s.seq] = Payload(piece)
             if match:
                 self.sent[match] = piece
             self._remember(s, piece)

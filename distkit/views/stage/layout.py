@@ -1,4 +1,4 @@
-"""Arranges the ranks on a stage. Pure."""
+"""Arranges the ranks on a stage. No side effects."""
 
 from __future__ import annotations
 

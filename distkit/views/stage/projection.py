@@ -1,4 +1,6 @@
-"""Projects a run to a stage: places, links, keyframes, and the contents of tensors. Pure.
+"""Projects a run to a stage: places, links, keyframes, and the contents of tensors.
+
+No side effects.
 
 A *keyframe* is a message or a collective. The members of a collective send to a hub in the middle,
 and receive the result from it.
@@ -18,10 +20,10 @@ from distkit.views.scene.frame import Json, clean, facts, name
 from distkit.views.scene.painter import thinned
 from distkit.views.stage.contributions import (
     MAX_RANKS,
-    Cargo,
     Change,
     Contributions,
     Key,
+    Payload,
     follow,
 )
 from distkit.views.stage.layout import Pair, Point, arrange
@@ -32,7 +34,7 @@ MAX_KEYFRAMES, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 256
 MAX_CHANGES = 20_000
 #: Fraction of a round that a message takes; it arrives at the end.
 FLIGHT = 0.85
-NOTHING = Cargo()
+NOTHING = Payload()
 #: Maximum number of panels.
 PANELS = 6
 
@@ -59,7 +61,7 @@ class Keyframe:
     meet: float | None = None
     root: int | None = None
     gives: bool = True
-    cargo: Cargo = NOTHING
+    payload: Payload = NOTHING
     round: int = 0
 
     @property
@@ -172,7 +174,7 @@ def _messages(trace: EventLog, contributions: Contributions) -> Iterator[Keyfram
             label=clean(m.label),
             where=_line(span),
             sent=m.sent is not None,
-            cargo=contributions.cargo.get(m.send or (-1, -1), NOTHING),
+            payload=contributions.payload.get(m.send or (-1, -1), NOTHING),
         )
 
 
@@ -217,9 +219,9 @@ def _number(keyframes: list[Keyframe], contributions: Contributions) -> list[Key
     begins = [(keyframe.begin, True, i) for i, keyframe in enumerate(keyframes)]
     ends = [(b.end, False, i) for i, b in enumerate(keyframes) if b.end not in (None, b.begin)]
     for time, begins_now, i in sorted([*begins, *ends]):
-        keyframe, cargo = keyframes[i], keyframes[i].cargo
+        keyframe, payload = keyframes[i], keyframes[i].payload
         if begins_now:
-            all_reduce = cargo.all_reduce
+            all_reduce = payload.all_reduce
             senders = (
                 keyframe.senders
                 if all_reduce is None
@@ -227,7 +229,7 @@ def _number(keyframes: list[Keyframe], contributions: Contributions) -> list[Key
             )
             number = 1 + max(latest[r] for r in senders)
             if all_reduce is not None:
-                number = first_rounds.setdefault(all_reduce, number) + cargo.round
+                number = first_rounds.setdefault(all_reduce, number) + payload.round
             numbers[i] = number
             latest |= dict.fromkeys(keyframe.senders, number)
         if keyframe.end == time:
@@ -311,10 +313,10 @@ def who(keyframe: Keyframe, names: Mapping[int, str]) -> str:
 
 def what(keyframe: Keyframe) -> list[str]:
     """Return texts about a keyframe: chunks, effect, root, size, and whether it is missing."""
-    cargo, missing = keyframe.cargo, "not received" if keyframe.sent else "not sent"
+    payload, missing = keyframe.payload, "not received" if keyframe.sent else "not sent"
     texts = [
-        (f"{'chunk' if cargo.count == 1 else 'chunks'} {cargo.chunks}", cargo.at is not None),
-        ("added" if cargo.reduce else "replaces", cargo.reduce is not None),
+        (f"{'chunk' if payload.count == 1 else 'chunks'} {payload.chunks}", payload.at is not None),
+        ("added" if payload.reduce else "replaces", payload.reduce is not None),
         (f"root {keyframe.root}", keyframe.root is not None),
         (human_bytes(keyframe.nbytes), keyframe.nbytes),
         (missing if keyframe.meet is None else "not finished", keyframe.end is None),
@@ -390,7 +392,7 @@ def _caption(keyframes: Sequence[Keyframe], names: Mapping[int, str]) -> dict[st
 def _common(keyframes: Sequence[Keyframe]) -> list[str]:
     """Return texts about the common properties of several keyframes."""
     messages, sizes = sum(b.meet is None for b in keyframes), {b.nbytes for b in keyframes}
-    effects, (size, *others) = {b.cargo.reduce for b in keyframes}, sizes
+    effects, (size, *others) = {b.payload.reduce for b in keyframes}, sizes
     texts = [
         (count(messages, "message"), messages),
         (count(len(keyframes) - messages, "collective"), messages < len(keyframes)),

@@ -189,7 +189,7 @@ class _Painter:
         """Draw an arrow, the moving piece, and the frame held at the end."""
         (src,), (dst,), end = keyframe.senders, keyframe.receivers, keyframe.end
         a, b = self.field.ends(src, dst, 5 if (src, dst) in self.both else 0)
-        lane, lost, cargo = self._lane(src), end is None, keyframe.cargo
+        lane, lost, payload = self._lane(src), end is None, keyframe.payload
         shapes = arrow(a, b, "lost" if lost else "flight", "bad" if lost else "own", lane=lane)
         self.scene.add(0, 0, *shapes, begin=keyframe.begin, end=end, layer=FLIGHT)
         if keyframe.sent:
@@ -197,34 +197,38 @@ class _Painter:
         if lost or not holds:
             return
         self.scene.hold_frame(i, 0, 0, *arrow(a, b, "past", "own", lane=lane), layer=FLIGHT)
-        if self.strips and cargo.at is not None and self.cut.get(dst) == cargo.of:
-            x, y, w = self.field.cell(dst, cargo.at, cargo.of)
-            outline = rect(cargo.count * w + 2, self.field.strip[1] + 3, "fresh", x=-1, y=-1.5, r=3)
+        if self.strips and payload.at is not None and self.cut.get(dst) == payload.of:
+            x, y, w = self.field.cell(dst, payload.at, payload.of)
+            outline = rect(
+                payload.count * w + 2, self.field.strip[1] + 3, "fresh", x=-1, y=-1.5, r=3
+            )
             self.scene.hold_frame(i, x, y, outline, layer=BADGE)
 
     def _move_piece(self, keyframe: Keyframe, a: Point, b: Point) -> None:
         """Move a message's piece, or a dot if the piece is unknown or does not fit."""
-        cargo, (src,), (dst,) = keyframe.cargo, keyframe.senders, keyframe.receivers
-        if not self.strips or not (cargo.piece.sure or cargo.piece.maybe):
+        payload, (src,), (dst,) = keyframe.payload, keyframe.senders, keyframe.receivers
+        if not self.strips or not (payload.piece.sure or payload.piece.maybe):
             self._move(keyframe, a, b, self._dot(src), DOT)
             return
         w, h = self.field.strip
-        w = min(w * cargo.count / cargo.of - 2, 46)
+        w = min(w * payload.count / payload.of - 2, 46)
         ends = self._end_point(keyframe, src, a), self._end_point(keyframe, dst, b)
         corner, to = ((x - w / 2, y - h / 2) for x, y in ends)
-        digits = cargo.chunks if cargo.of <= 10 else ""
-        self._move(keyframe, corner, to, _parcel(self._layers(cargo.piece, w), w, h, digits), TOKEN)
+        digits = payload.chunks if payload.of <= 10 else ""
+        self._move(
+            keyframe, corner, to, _parcel(self._layers(payload.piece, w), w, h, digits), TOKEN
+        )
 
     def _dot(self, rank: int) -> tuple[Shape, ...]:
         return (circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(rank)),)
 
     def _end_point(self, keyframe: Keyframe, rank: int, edge: Point) -> Point:
         """Return the end point of a piece: its position in a rank's tensor, or the card's edge."""
-        cargo = keyframe.cargo
-        if cargo.at is None or self.cut.get(rank) != cargo.of:
+        payload = keyframe.payload
+        if payload.at is None or self.cut.get(rank) != payload.of:
             return edge
-        x, y, w = self.field.cell(rank, cargo.at, cargo.of)
-        return x + cargo.count * w / 2, y + self.field.strip[1] / 2
+        x, y, w = self.field.cell(rank, payload.at, payload.of)
+        return x + payload.count * w / 2, y + self.field.strip[1] / 2
 
     def _move(
         self, keyframe: Keyframe, a: Point, b: Point, drawing: Sequence[Shape], layer: int

@@ -1,4 +1,4 @@
-"""Computes how long each rank waited for others. Pure.
+"""Computes how long each rank waited for others. No side effects.
 
 A rank *waits* in an operation from the end of its other activity, which is calls and marked
 computation, until the last rank that the operation needs has arrived. Finished ranks do not wait:

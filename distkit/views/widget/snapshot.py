@@ -28,7 +28,7 @@ _STYLE = (
     f"{_PICTURE}:has({_UNKNOWN}) .distkit-ended {{ display: block; }}"
 )
 #: Shown below views of unfinished runs. GitHub removes styles, so it must be correct without them.
-_ENDED = '<div class="distkit-ended">the kernel has ended</div>'
+_ENDED = '<div class="distkit-ended">the kernel has stopped</div>'
 #: Pictures have white paper; with a dark JupyterLab theme their lightness is inverted.
 _DARK = (
     'body[data-jp-theme-light="false"] .distkit-picture '

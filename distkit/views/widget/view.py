@@ -168,7 +168,7 @@ class View(anywidget.AnyWidget):
             dark: whether to draw on a dark background.
 
         Raises:
-            ValueError: The path has another suffix.
+            ValueError: The path has a different suffix.
         """
         path = Path(path)
         if path.suffix.lower() != ".svg":
