@@ -28,11 +28,11 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_119, 550),
     "distkit/algorithms": Line(1_389, 1_300),
-    "distkit/cluster": Line(3_545, 3_000),
+    "distkit/cluster": Line(3_447, 3_000),
     "distkit/data": Line(256, 350),
-    "distkit/diagnosis": Line(1_919, 1_800),
+    "distkit/diagnosis": Line(1_923, 1_800),
     "distkit/kvstore": Line(1_902, 1_700),
-    "distkit/recording": Line(1_686, 1_600),
+    "distkit/recording": Line(1_687, 1_600),
     "distkit/trace": Line(914, 700),
     "distkit/views": Line(3_930, 3_800),
     "companions/distkit_course": Line(1_266, 1_300),
@@ -41,7 +41,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_654, 1_400),
     "companions/distkit_strategies": Line(1_681, 1_700),
     "notebooks/course": Line(1_232, 1_200),
-    "tests": Line(19_935, 16_000),
+    "tests": Line(16_752, 16_000),
     "tests/stress": Line(3_653, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
@@ -49,10 +49,10 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(16_660, 15_000),
-    "the whole product": Line(26_914, 25_000),
+    "all of distkit": Line(16_567, 15_000),
+    "the whole product": Line(26_821, 25_000),
     "lines of JavaScript": Line(4_081, 4_300),
-    "files in distkit": Line(195, 150),
+    "files in distkit": Line(193, 150),
     "names at the top level": Line(28, 23),
 }
 
