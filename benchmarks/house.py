@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_119, 550),
     "distkit/algorithms": Line(1_389, 1_300),
-    "distkit/cluster": Line(3_447, 3_000),
+    "distkit/cluster": Line(3_451, 3_000),
     "distkit/data": Line(256, 350),
     "distkit/diagnosis": Line(1_923, 1_800),
     "distkit/kvstore": Line(1_902, 1_700),

@@ -215,6 +215,17 @@ class InterruptibleStore(dist.Store):
 
     deleteKey, getNumKeys = delete_key, num_keys  # their names in C++
 
+    # instead of torch's methods, which would call the recorder's replacements without end
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Wait for several values."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[str]) -> None:
+        """Write several values."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys exist.
 
