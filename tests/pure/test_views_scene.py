@@ -51,7 +51,7 @@ def test_example_view_has_sixty_lines(example) -> None:
     rows = [f"  rank {rank} has sent {human_bytes(n)}" for rank, n in enumerate(sent)]
     assert repr(view).splitlines()[2:] == [f"  {row}" for row in rows]
     assert ET.fromstring(view._svg()).tag.endswith("svg")
-    assert "nobody sent a message" in names["BytesSent"](Trace())._svg()
+    assert "this trace has no messages" in names["BytesSent"](Trace())._svg()
 
 
 def test_example_view_follows_the_rules(tmp_path: Path, example) -> None:
