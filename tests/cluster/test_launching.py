@@ -145,23 +145,6 @@ def test_all_unreachable_machines_are_named(head: Head, hosts: Laboratory) -> No
     )
 
 
-def test_machines_that_lose_only_each_other_are_named(head: Head, hosts: Laboratory) -> None:
-    assert "error" not in head.do(f"follow(lambda: dk.Cluster({SSH}))")
-    head.do("run = cluster.submit(lambda: [total() for _ in range(10**9)])")
-    received = "''.join(run.output)"
-    until(lambda: head.get("len(run.trace.events)"), timeout=SOON)
-    hosts.drop("alpha", "beta")
-    until(lambda: "doctor --hosts" in head.get(received), timeout=SOON)
-    said = head.get(received)
-    assert "the link between alpha and beta loses messages" in said
-    assert "doctor --hosts alpha,beta names the direction" in said and "gamma" not in said
-    found = head.get("[str(finding) for finding in cluster.diagnose()]")
-    assert all("is not communicating" not in one for one in found)
-    hosts.mend()
-    until(lambda: "between alpha and beta works again" in head.get(received), timeout=SOON)
-    assert "error" not in head.do("cluster.interrupt(); cluster.stop()")
-
-
 def test_rejected_ssh_key_raises(head: Head, hosts: Laboratory) -> None:
     refused(head, "hosts={'nobody@beta': 1}", "nobody@beta cannot be reached", "Permission denied")
 
