@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,13 +108,9 @@ def test_script_leaves_nothing_behind(cluster: dk.Cluster, tmp_path: Path) -> No
 # -- programs that start processes of their own ------------------------------------
 
 
-def test_programs_that_spawn_ranks_get_a_hint(
-    cluster: dk.Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def spawns() -> None:
-        torch.multiprocessing.spawn(print, nprocs=0)
-        raise torch.multiprocessing.ProcessRaisedException("as a child's", 0, 1)
+def test_program_that_launches_ranks_gets_a_hint(cluster: dk.Cluster) -> None:
+    def launches() -> None:
+        raise subprocess.CalledProcessError(1, [sys.executable, "-m", "torch.distributed.run"])
 
-    with pytest.raises(dk.errors.RankError, match="as a child's"):
-        cluster.run(spawns)
-    assert "torch.multiprocessing.spawn: The program starts" in capsys.readouterr().err
+    with pytest.raises(dk.errors.RankError, match="Run their function with cluster"):
+        cluster.run(launches)
