@@ -106,7 +106,7 @@ def test_failed_lesson_is_located_and_run_again(
 ) -> None:
     one, result = lesson(tmp_path / "07_one.ipynb", "1", "1 / 0"), tmp_path / "out" / "07_one.ipynb"
     why = tool.run(one, result)
-    assert why.startswith("07_one, cell 2 failed.") and "ZeroDivisionError" in why
+    assert why.startswith("07_one, cell 2: ") and "ZeroDivisionError" in why
     assert result.exists() and not tool.up_to_date(one, result)
 
 
