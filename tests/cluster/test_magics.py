@@ -117,7 +117,7 @@ def test_notebook_mistake_is_explained_in_a_line(cells: dict[str, Cell]) -> None
 
 def test_exit_in_a_cell_is_explained(cells: dict[str, Cell]) -> None:
     message = " ".join(cells["exits"].error.split())
-    assert "leave() calls exit()" in message and "Use `return` instead." in message
+    assert "leave() cannot be sent to the ranks: the captured variable 'exit'" in message
 
 
 def test_warning_names_the_line_of_the_cell(cells: dict[str, Cell]) -> None:
