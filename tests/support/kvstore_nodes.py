@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import random
 import signal
 import socket
@@ -63,23 +64,31 @@ def serving(node: Node, line: Connection, record: bool) -> None:
     """A server process; a second thread handles the test's commands."""
     _rows(node, "record" if record else "stop")
     service = kvstore.Service(node)
-    threading.Thread(target=_obey, args=(node, line, service), daemon=True).start()
+
+    def handle(command: Any) -> None:
+        if isinstance(command, tuple):  # the end of a process
+            service.leave(*command)
+        else:
+            line.send(_rows(node, command))
+
+    _receive(line, handle)
     try:
         service.run()
     except KVStoreError as e:
         line.send(str(e))
 
 
-def _obey(node: Node, line: Connection, service: kvstore.Service) -> None:
-    try:
-        while True:
-            word = line.recv()
-            if isinstance(word, tuple):  # the end of a process
-                service.leave(*word)
-            else:
-                line.send(_rows(node, word))
-    except EOFError:
-        os._exit(0)
+def _receive(line: Connection, handle: Callable[[Any], None]) -> None:
+    """Handle the test's commands in a thread; end this process with the test."""
+
+    def receive() -> None:
+        try:
+            while True:
+                handle(line.recv())
+        except (EOFError, OSError):
+            os._exit(0)
+
+    threading.Thread(target=receive, daemon=True).start()
 
 
 def _rows(node: Node, word: str) -> list[recorder.Row]:
@@ -92,11 +101,10 @@ def _rows(node: Node, word: str) -> list[recorder.Row]:
 def working(node: Node, line: Connection, record: bool) -> None:
     """A worker process; runs one function after the other."""
     torch.set_num_threads(1)
+    calls = queue.SimpleQueue[Any]()
+    _receive(line, calls.put)
     while True:
-        try:
-            mode, function, options, word, life = line.recv()
-        except EOFError:
-            return
+        mode, function, options, word, life = calls.get()
         _rows(node, word)
         try:
             line.send("begun")
