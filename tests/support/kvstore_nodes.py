@@ -71,7 +71,7 @@ def serving(node: Node, line: Connection, record: bool) -> None:
         else:
             line.send(_rows(node, command))
 
-    _receive(line, handle)
+    threading.Thread(target=_receive, args=(line, handle), daemon=True).start()
     try:
         service.run()
     except KVStoreError as e:
@@ -79,16 +79,12 @@ def serving(node: Node, line: Connection, record: bool) -> None:
 
 
 def _receive(line: Connection, handle: Callable[[Any], None]) -> None:
-    """Handle the test's commands in a thread; end this process with the test."""
-
-    def receive() -> None:
-        try:
-            while True:
-                handle(line.recv())
-        except (EOFError, OSError):
-            os._exit(0)
-
-    threading.Thread(target=receive, daemon=True).start()
+    """Handle the test's commands; end this process with the test."""
+    try:
+        while True:
+            handle(line.recv())
+    except (EOFError, OSError):
+        os._exit(0)
 
 
 def _rows(node: Node, word: str) -> list[recorder.Row]:
@@ -102,7 +98,7 @@ def working(node: Node, line: Connection, record: bool) -> None:
     """A worker process; runs one function after the other."""
     torch.set_num_threads(1)
     calls = queue.SimpleQueue[Any]()
-    _receive(line, calls.put)
+    threading.Thread(target=_receive, args=(line, calls.put), daemon=True).start()
     while True:
         mode, function, options, word, life = calls.get()
         _rows(node, word)

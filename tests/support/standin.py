@@ -66,13 +66,6 @@ class _Stream:
     def __init__(self, **how: object) -> None:
         pass
 
-    def wait_stream(self, other: object) -> None:
-        """All streams are one."""
-
-    def wait_event(self, event: object) -> None:
-        """Do nothing but report the wait."""
-        heard.append("a stream waits")
-
     def record_event(self, event: Event | None = None) -> Event:
         assert not _capturing
         event = event or Event()
