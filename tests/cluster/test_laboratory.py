@@ -33,10 +33,10 @@ def hosts() -> Iterator[Laboratory]:
 
 
 @pytest.fixture
-def mended(hosts: Laboratory) -> Iterator[Laboratory]:
+def restored(hosts: Laboratory) -> Iterator[Laboratory]:
     """The hosts, whose faults are removed after each test."""
     yield hosts
-    hosts.mend()
+    hosts.restore()
 
 
 def test_hosts_are_isolated(hosts: Laboratory) -> None:
@@ -86,12 +86,12 @@ def reach(lab: Laboratory, source: str, to: str, port: int = 7000) -> bool:
     return bool(sent.returncode == 0)
 
 
-def test_cut_and_restore(mended: Laboratory) -> None:
-    mended.cut("beta")
-    assert not reach(mended, "alpha", "beta")
-    assert reach(mended, "alpha", "gamma")
-    mended.mend()
-    assert reach(mended, "alpha", "beta")
+def test_cut_and_restore(restored: Laboratory) -> None:
+    restored.cut("beta")
+    assert not reach(restored, "alpha", "beta")
+    assert reach(restored, "alpha", "gamma")
+    restored.restore()
+    assert reach(restored, "alpha", "beta")
 
 
 def test_host_crashes_silently() -> None:
@@ -125,7 +125,7 @@ def test_host_crashes_silently() -> None:
             assert "TimeoutError" in server.communicate("crashed\n")[1]
         with pytest.raises(LaboratoryError, match="beta has crashed"):
             lab.run("beta", ["true"])
-        lab.mend()
+        lab.restore()
 
 
 # -- the end -------------------------------------------------------------------------------------
@@ -189,11 +189,13 @@ def test_unprivileged_user_can_create_hosts(tmp_path: Path) -> None:
 
 
 @needs_sshd
-def test_outside_cluster_has_ranks_on_the_hosts(mended: Laboratory) -> None:
+def test_outside_cluster_has_ranks_on_the_hosts(restored: Laboratory) -> None:
     """The networks are not connected: the cluster uses a socket of the head."""
-    with dk.Cluster(hosts={"alpha": 1, "beta": 1}, **mended.options()) as cluster:
+    with dk.Cluster(hosts={"alpha": 1, "beta": 1}, **restored.options()) as cluster:
         assert cluster.run(socket.gethostname).results == ["alpha", "beta"]
         (listening,) = [
-            end for end in say(mended, "head", "ss -Htln").split() if mended.address("head") in end
+            end
+            for end in say(restored, "head", "ss -Htln").split()
+            if restored.address("head") in end
         ]
-        assert listening.endswith(f":{mended.options()['interface'].getsockname()[1]}")
+        assert listening.endswith(f":{restored.options()['interface'].getsockname()[1]}")

@@ -57,7 +57,7 @@ def head(lab: Laboratory, home: Path) -> Iterator[Head]:
 def hosts(lab: Laboratory) -> Iterator[Laboratory]:
     """The laboratory; checks that each test leaves no process and fault there."""
     yield lab
-    lab.mend()
+    lab.restore()
     until(lambda: not left(lab), timeout=20)
 
 
@@ -66,7 +66,7 @@ def slurm(hosts: Laboratory) -> Iterator[Laboratory]:
     needs("slurmctld", "slurm-wlm")
     start_slurm(hosts)
     yield hosts
-    hosts.mend()
+    hosts.restore()
     until(lambda: not say(hosts, "head", "squeue --noheader"), timeout=20)
 
 
@@ -243,7 +243,7 @@ def test_unreachable_node_is_named(head: Head, slurm: Laboratory) -> None:
     slurm.cut("gamma")
     last = head.end()
     assert "gamma is lost, with ranks 4 and 5" in last["error"]
-    slurm.mend()
+    slurm.restore()
     head.do("cluster.stop()")
 
 

@@ -238,7 +238,7 @@ class Laboratory:
         self.cut(host)  # otherwise its connections would be closed
         os.kill(self._pids.pop(host), signal.SIGKILL)
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Undo all faults; a host that has crashed stays so."""
         while self._faults:
             self._faults.popitem()[1]()
