@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_119, 550),
     "distkit/algorithms": Line(1_389, 1_300),
-    "distkit/cluster": Line(3_452, 3_000),
+    "distkit/cluster": Line(3_451, 3_000),
     "distkit/data": Line(256, 350),
     "distkit/diagnosis": Line(1_923, 1_800),
     "distkit/kvstore": Line(1_902, 1_700),
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(16_572, 15_000),
-    "the whole product": Line(26_826, 25_000),
+    "all of distkit": Line(16_571, 15_000),
+    "the whole product": Line(26_825, 25_000),
     "lines of JavaScript": Line(4_081, 4_300),
     "files in distkit": Line(193, 150),
     "names at the top level": Line(28, 23),

@@ -23,6 +23,11 @@ _FOLDER_REMOVED = (
     "its ranks cannot connect without it. Create the cluster again."
 )
 
+_START_FAILED = (
+    "the cluster could not be started ({}: {}). The machine may be overloaded: stop other programs "
+    "and create the cluster again."
+)
+
 
 class Supervisor:
     """The processes of one cluster.
@@ -69,7 +74,10 @@ class Supervisor:
             self._import_modules()
             self._set_stage("ready")
         except Exception as error:
-            self.failure = self._start_error(error)
+            known = isinstance(error, DistkitError)
+            self.failure = (
+                str(error) if known else _START_FAILED.format(type(error).__name__, error)
+            )
             self._set_stage("failed")
             self._end_all()
         finally:
@@ -83,14 +91,6 @@ class Supervisor:
             host.server.preload("distkit.cluster.processes.preload:hook")
         for host in self.hosts:
             host.server.wait_until_idle()
-
-    def _start_error(self, error: Exception) -> str:
-        if isinstance(error, DistkitError):
-            return str(error)
-        return (
-            f"the cluster could not be started ({type(error).__name__}: {error}). The machine may "
-            "be overloaded: stop other programs and create the cluster again."
-        )
 
     # -- running ----------------------------------------------------------------
 

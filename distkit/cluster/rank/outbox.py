@@ -36,16 +36,22 @@ class Outbox:
 
     def emit(self, run: int, kind: str, what: Any) -> None:
         """Queue a message after the previous ones."""
+        if kind == "rows":  # a step shows the output before its events
+            self.emit_output()
         self._queue.put((run, kind, what))
 
     def _emit_text(self, name: str, text: str) -> None:
         self._unsent.acquire()
         self.emit(self._run, "text", (name, text))
 
-    def drain(self) -> None:
-        """Wait until all output and all queued messages are sent."""
+    def emit_output(self) -> None:
+        """Queue the output so far."""
         for pipe in self._pipes:
             pipe.forward()
+
+    def drain(self) -> None:
+        """Wait until all output and all queued messages are sent."""
+        self.emit_output()
         sent = threading.Event()
         self._queue.put(sent)
         sent.wait()
@@ -81,8 +87,7 @@ class Outbox:
                 with suppress(Exception):  # the function has closed or replaced it
                     stream.flush()
             sys.stdout, sys.stderr = previous
-            for pipe in self._pipes:
-                pipe.forward()
+            self.emit_output()
 
 
 class Pipe:

@@ -286,7 +286,10 @@ class Conductor:
             self.error = report.internal_error(self.name, error)
             self._kill_ranks(controller, self.waiting)
         finally:
-            self._announce()
+            with self.announcing:
+                self.done.set()
+                self.prints.end()
+                self.live.end()
 
     def _is_over(self) -> bool:
         return self._interrupted or self.failed or not self.waiting
@@ -388,10 +391,3 @@ class Conductor:
             until=self.live.clock(time.monotonic()),
             ends=report.ends(outcomes),
         )
-
-    def _announce(self) -> None:
-        """Announce the end of the run."""
-        with self.announcing:
-            self.done.set()
-            self.prints.end()
-            self.live.end()
