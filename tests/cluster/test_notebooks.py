@@ -89,7 +89,8 @@ def bare_widgets(notebook: NotebookNode) -> list[str]:
     bare = []
     shown = [o.get("data", {}) for o in outputs(notebook)]
     for before, data in pairwise(({}, *shown)):
-        if WIDGET not in data:
+        folded = "distkit-folded" in before.get("text/html", "")  # or removed: a long live run
+        if WIDGET not in data or folded:
             continue
         model = state["state"][data[WIDGET]["model_id"]]["state"]
         name = model.get("_anywidget_id") or model["_model_name"]
