@@ -213,7 +213,7 @@ def _all_reduce(name: str, *hints: str) -> Task:
         wrong=(
             (to_everybody, sent),
             (over_rank_0, sent),
-            (dist.all_reduce, "it calls dist.all_reduce: write it with send and recv"),
+            (dist.all_reduce, "it calls dist.all_reduce. Use send and recv"),
             (not_in_place, "it returns the correct result, but x must hold it: write into x"),
             (receives_first, "deadlock in receives_first: "),
             (averages, "expected [30]"),
@@ -237,7 +237,7 @@ TASKS: list[Task] = [
         wrong=(
             (star, "3 messages sent by the busiest rank; Broadcast needs 2"),
             (chain, "3 rounds; Broadcast needs 2"),
-            (dist.broadcast, "it calls dist.broadcast: write it with send and recv"),
+            (dist.broadcast, "it calls dist.broadcast. Use send and recv"),
             (from_rank_0, "expected [20]"),
         ),
     ),
@@ -280,7 +280,7 @@ TASKS: list[Task] = [
         "In round s, send to the right what you received in the previous round: the x of rank r-s.",
         wrong=(
             (gathers_anew, "it returns the correct result, but outputs must hold it"),
-            (dist.all_gather, "it calls dist.all_gather: write it with send and recv"),
+            (dist.all_gather, "it calls dist.all_gather. Use send and recv"),
             (forgets_its_own, "expected [10, 20]"),
             (gathers_over_rank_0, "bytes sent by the busiest rank; All-gather needs"),
         ),
@@ -298,7 +298,7 @@ TASKS: list[Task] = [
         "Do not write into inputs: copy the part that you send.",
         wrong=(
             (reduces_everything, "bytes sent by the busiest rank; Reduce-scatter needs"),
-            (dist.reduce_scatter, "it calls dist.reduce_scatter: write it with send and recv"),
+            (dist.reduce_scatter, "it calls dist.reduce_scatter. Use send and recv"),
             (keeps_its_own, "expected [30]"),
             (takes_part_0, "on 2 ranks, with 1 element, rank 1 ends with"),
         ),

@@ -202,7 +202,7 @@ TASKS: list[Task] = [
         (
             (by_its_own, "ranks decide differently: the one that continues waits forever"),
             (by_the_sum, "it compares the sum of the losses: divide it"),
-            (by_rank_0, "rank 0 has [True, False, True, False] where"),
+            (by_rank_0, "rank 0 has [True, False, True, False]; expected"),
             (by_gathering, "8 collective operations of a rank; 4 suffice"),
         ),
         worth=2,

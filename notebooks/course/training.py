@@ -292,8 +292,8 @@ TASKS: list[Task] = [
         ),
         (
             (one_by_one, "40 collective operations of a rank; 1 suffice"),
-            (sums, "rank 0 has [0.0, 3.0, 6.0, 9.0, 12.0] where [0.0, 1.5, 3.0, 4.5, 6.0]"),
-            (averages_a_copy, "rank 0 has [0.0, 1.0, 2.0, 3.0, 4.0] where"),
+            (sums, "rank 0 has [0.0, 3.0, 6.0, 9.0, 12.0]; expected [0.0, 1.5, 3.0, 4.5, 6.0]"),
+            (averages_a_copy, "rank 0 has [0.0, 1.0, 2.0, 3.0, 4.0]; expected"),
         ),
         worth=3,
     ),
