@@ -13,7 +13,7 @@ from distkit.algorithms.collectives import COLLECTIVES
 from distkit_course.collectives import Call, CollectiveTrial, Right
 from distkit_course.task import Answer, Task
 
-# -- how they are called ---------------------------------------------------------------
+# -- calling an answer -----------------------------------------------------------------
 
 
 def numbers(rank: int, length: int) -> Tensor:
@@ -54,7 +54,7 @@ def scattering(mine: Callable[..., object], rank: int, n: int, length: int) -> T
     return output
 
 
-# -- usual mistakes ----------------------------------------------------------------------
+# -- common mistakes ---------------------------------------------------------------------
 
 
 def to_everybody(x: Tensor) -> None:
@@ -132,7 +132,7 @@ def from_rank_0(x: Tensor, src: int) -> None:
 
 
 def gathers_anew(outputs: list[Tensor], x: Tensor) -> list[Tensor]:
-    """Makes a new list, which the caller does not see."""
+    """Returns a new list, which the caller does not use."""
     mine = [empty_like(x) for _ in outputs]
     COLLECTIVES["all_gather"].reference(mine, x)
     return mine
@@ -213,7 +213,7 @@ def _all_reduce(name: str, *hints: str) -> Task:
         wrong=(
             (to_everybody, sent),
             (over_rank_0, sent),
-            (dist.all_reduce, "it calls dist.all_reduce: write it with send and recv"),
+            (dist.all_reduce, "it calls dist.all_reduce. Use send and recv"),
             (not_in_place, "it returns the correct result, but x must hold it: write into x"),
             (receives_first, "deadlock in receives_first: "),
             (averages, "expected [30]"),
@@ -229,44 +229,46 @@ TASKS: list[Task] = [
         "give every rank the tensor x of rank src",
         from_root,
         lambda rank, n, length: numbers(n - 1, length),
-        "Every rank that has the tensor can pass it on, so their number can double in every round.",
+        "Every rank that has the tensor can send it on, so the number of ranks that have it can "
+        "double in every round.",
         "Count ranks from the root: place = (rank - src) % n. Place 0 has the tensor.",
         "In the round with distance d = …, 4, 2, 1 every place that is a multiple of 2d "
-        "sends to place + d, where there is one.",
+        "sends to place + d, if that place exists.",
         wrong=(
             (star, "3 messages sent by the busiest rank; Broadcast needs 2"),
             (chain, "3 rounds; Broadcast needs 2"),
-            (dist.broadcast, "it calls dist.broadcast: write it with send and recv"),
+            (dist.broadcast, "it calls dist.broadcast. Use send and recv"),
             (from_rank_0, "expected [20]"),
         ),
     ),
     _all_reduce(
         "ring",
-        "Cut x into n chunks with x.tensor_split(n): they are views: writing to one writes to x.",
-        "First n-1 rounds in which rank r sends chunk r-s to its right neighbour and adds what "
-        "comes from the left to chunk r-s-1: then rank r has the whole sum of chunk r+1.",
-        "Then n-1 rounds in which the complete chunks go round once more. Begin each send with "
-        "dist.isend, or all ranks wait for each other.",
+        "Split x into n chunks with x.tensor_split(n). They are views: writing to one writes to x.",
+        "First run n-1 rounds: in round s, rank r sends chunk r-s to its right neighbour, and adds "
+        "what it receives from the left to chunk r-s-1. Then rank r has the complete sum of chunk "
+        "r+1.",
+        "Then run n-1 rounds in which the complete chunks travel around once more. Start each send "
+        "with dist.isend, otherwise all ranks wait for each other.",
     ),
     _all_reduce(
         "recursive_doubling",
         "Your partner in the round with distance d = 1, 2, 4, … is rank ^ d.",
-        "Partners exchange everything they have and add: after lg n rounds every rank has the sum.",
-        "When n is not a power of two, first fold: the ranks beyond the largest power of two send "
-        "theirs to a partner, wait, and get the result at the end.",
+        "Partners exchange their whole tensors and add: after lg n rounds every rank has the sum.",
+        "If n is not a power of two, fold first: the ranks beyond the largest power of two send "
+        "their tensors to a partner, wait, and receive the result at the end.",
     ),
     _all_reduce(
         "tree",
         "Up: in the round with distance d = 1, 2, 4, … the ranks r with r % 2d == d send to r - d, "
         "which adds.",
-        "Down: the same way back, the larger distances first.",
+        "Down: the same in reverse, the larger distances first.",
     ),
     _all_reduce(
         "halving_doubling",
-        "As recursive doubling, but exchange only the half that your partner will be "
-        "responsible for: your part halves in every round.",
-        "Then the same way back, exchanging what is complete: the part doubles in every round.",
-        "Remember [lo, hi) of your part in each round, to come back the same way.",
+        "As in recursive doubling, but send only the half for which your partner will be "
+        "responsible: your part halves in every round.",
+        "Then exchange the complete parts in reverse order: the part doubles in every round.",
+        "Store the bounds [lo, hi) of your part in each round, for the reverse order.",
     ),
     _task(
         COLLECTIVES["all_gather"],
@@ -275,10 +277,10 @@ TASKS: list[Task] = [
         gathering,
         lambda rank, n, length: cat([numbers(r, length) for r in range(n)]),
         "Put your own x into outputs[rank] first.",
-        "In round s pass on to the right what came in the round before: that of rank r-s.",
+        "In round s, send to the right what you received in the previous round: the x of rank r-s.",
         wrong=(
             (gathers_anew, "it returns the correct result, but outputs must hold it"),
-            (dist.all_gather, "it calls dist.all_gather: write it with send and recv"),
+            (dist.all_gather, "it calls dist.all_gather. Use send and recv"),
             (forgets_its_own, "expected [10, 20]"),
             (gathers_over_rank_0, "bytes sent by the busiest rank; All-gather needs"),
         ),
@@ -291,12 +293,12 @@ TASKS: list[Task] = [
         scattering,
         lambda rank, n, length: total(rank, n, length) + n * rank,
         "It is the first half of the ring all-reduce.",
-        "The sum of part p travels once round the ring and ends at rank p: so it begins at "
+        "The sum of part p travels around the ring once and ends at rank p, so it starts at "
         "rank p + 1.",
-        "Do not write into inputs; a copy of the part that travels is enough.",
+        "Do not write into inputs: copy the part that you send.",
         wrong=(
             (reduces_everything, "bytes sent by the busiest rank; Reduce-scatter needs"),
-            (dist.reduce_scatter, "it calls dist.reduce_scatter: write it with send and recv"),
+            (dist.reduce_scatter, "it calls dist.reduce_scatter. Use send and recv"),
             (keeps_its_own, "expected [30]"),
             (takes_part_0, "on 2 ranks, with 1 element, rank 1 ends with"),
         ),

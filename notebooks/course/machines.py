@@ -108,9 +108,9 @@ def _why(hosts: list[str], returned: Any) -> str:
     crossings = sum(a != b for a, b in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
     each = 2 * (n - 1) * CHUNK
     usual = [
-        (crossings * each / 2, "the ring goes round twice: to add, and to share"),
+        (crossings * each / 2, "each chunk travels around the ring twice"),
         ((crossings - last) * each, "the last rank sends to the first"),
-        (n * each, "only ranks whose right neighbour is elsewhere count"),
+        (n * each, "count only ranks whose right neighbour is on another machine"),
     ]
     return next((f". Remember: {why}" for number, why in usual if _equal(returned, number)), "")
 
@@ -119,9 +119,9 @@ TASKS = [
     Task(
         "bytes_between",
         "bytes_between(hosts, nbytes)",
-        "return the bytes that a ring all-reduce sends from machine to machine, in all",
+        "return the total number of bytes that a ring all-reduce sends between machines",
         "hosts[r] is the machine of rank r, and nbytes the size of the tensor. Each of n ranks "
-        "sends 2(n-1) messages of nbytes/n to its right neighbour; the last rank's is rank 0.",
+        "sends 2(n-1) messages of nbytes/n to its right neighbour; rank 0 is that of the last.",
         bytes_between,
         (
             "For which ranks is the right neighbour, (rank + 1) % n, on another machine?",
@@ -131,23 +131,23 @@ TASKS = [
         (
             (
                 lambda hosts, nbytes: bytes_between(hosts, nbytes) / 2,
-                ". Remember: the ring goes round twice: to add",
+                ". Remember: each chunk travels around the ring twice",
             ),
             (open_ended, ". Remember: the last rank sends to the first"),
-            (lambda hosts, nbytes: 2 * (len(hosts) - 1) * nbytes, "neighbour is elsewhere count"),
+            (lambda hosts, nbytes: 2 * (len(hosts) - 1) * nbytes, "on another machine"),
             (lambda hosts, nbytes: "all", "it returns 'all'; expected 12000"),
         ),
     ),
     Task(
         "best_order",
         "best_order(hosts)",
-        "return the ranks in an order in which a ring sends least between machines",
+        "return an order of the ranks in which a ring sends the fewest bytes between machines",
         "hosts[r] is the machine of rank r, as in ['alpha', 'beta', 'alpha', 'beta'].",
         best_order,
         (
-            "Each pair of neighbours on two machines costs the same. How few can there be?",
-            "As few as there are machines, if there are two or more: put the ranks of a machine "
-            "beside each other. sorted has a key.",
+            "Each pair of neighbours on different machines costs the same. How many are necessary?",
+            "As many as there are machines, if there are two or more: place the ranks of a machine "
+            "next to each other. sorted takes a key.",
         ),
         judge_order,
         (

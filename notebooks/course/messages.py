@@ -63,7 +63,7 @@ def total_of_all(batches: list[Tensor]) -> Tensor:
     return total
 
 
-# -- usual mistakes ------------------------------------------------------------------------
+# -- common mistakes -----------------------------------------------------------------------
 
 
 def never_passes_on(x: Tensor) -> None:
@@ -173,7 +173,7 @@ def own_total(batches: list[Tensor]) -> Tensor:
     return sum(batches, torch.zeros(1))
 
 
-# -- how they are called -------------------------------------------------------------------
+# -- calling an answer ---------------------------------------------------------------------
 
 
 def _relayed(mine: Answer, rank: int, n: int) -> float:
@@ -200,13 +200,13 @@ def _overlapped(mine: Answer, rank: int, n: int) -> list[Any]:
 
 
 def _summed(mine: Answer, rank: int, n: int) -> float | None:
-    said = mine([torch.full((1,), float(i + 1)) for i in range(2 * rank)])
-    return None if said is None else float(said)
+    total = mine([torch.full((1,), float(i + 1)) for i in range(2 * rank)])
+    return None if total is None else float(total)
 
 
 def _why_relayed(results: list[float], rights: list[float]) -> str:
     alone = all(result == 1 for result in results)
-    return "every rank adds 1 to its own 0: receive from the rank before first" if alone else ""
+    return "every rank adds 1 to its own 0: receive from the previous rank first" if alone else ""
 
 
 def _why_summed(results: list[float], rights: list[float]) -> str:
@@ -221,8 +221,8 @@ TASKS: list[Task] = [
     Task(
         "relay",
         "relay(x)",
-        "receive x from the rank before, add 1, and send it to the next rank",
-        "x is 0 everywhere. Rank 0 does not receive, and the last rank does not send: rank r "
+        "receive x from the previous rank, add 1, and send it to the next rank",
+        "x is 0 on every rank. Rank 0 does not receive, and the last rank does not send: rank r "
         "ends with r + 1.",
         relay,
         (
@@ -238,7 +238,7 @@ TASKS: list[Task] = [
             _why_relayed,
         ),
         (
-            (never_passes_on, "every rank adds 1 to its own 0: receive from the rank before"),
+            (never_passes_on, "every rank adds 1 to its own 0: receive from the previous rank"),
             (all_to_the_last, "on 3 ranks, rank 1 has 1.0; expected 2.0"),
             (waits_for_the_last, "deadlock in waits_for_the_last: "),
         ),
@@ -252,8 +252,8 @@ TASKS: list[Task] = [
         swap,
         (
             "If both ranks receive first, neither sends.",
-            "Let one rank send first and the other one receive first; or begin both sends with "
-            "dist.isend, and wait() for them after the recv.",
+            "Let one rank send first and the other one receive first; or start both sends with "
+            "dist.isend, and call wait() after the recv.",
         ),
         Program(
             _swapped,
@@ -282,7 +282,7 @@ TASKS: list[Task] = [
         overlap,
         (
             "dist.isend returns immediately, with a handle.",
-            "Begin to send, then work, then wait() for the handle.",
+            "Start the send, then work, then call wait() on the handle.",
         ),
         AllOf(
             (
@@ -313,11 +313,11 @@ TASKS: list[Task] = [
         "total_of_all",
         "total_of_all(batches)",
         "all-reduce each batch with those of the other ranks, and return the sum of all",
-        "Ranks have lists of different lengths, some an empty one; each batch is a tensor of one "
-        "element.\nDo not write into them. All ranks return the same total.",
+        "Ranks have lists of different lengths, which may be empty; each batch is a tensor of one "
+        "element.\nDo not modify the batches. All ranks return the same total.",
         total_of_all,
         (
-            "A rank that has finished its loop calls no all-reduce. Who waits for it then?",
+            "A rank that has finished its loop calls no all-reduce. Which ranks wait for it then?",
             "First all-reduce the number of batches, with dist.ReduceOp.MAX.",
             "A rank without a batch left takes part with zeros.",
         ),

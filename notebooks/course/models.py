@@ -25,9 +25,9 @@ def chunk_sent(rank: int, step: int, n: int) -> int:
 
 def _why_chunk(returned: Any, right: int, rank: int, step: int, n: int) -> str:
     if step >= n - 1 and returned == (rank - step % (n - 1)) % n:
-        return "after n-1 rounds a rank has the whole sum of chunk rank+1, and sends that first"
+        return "after n-1 rounds a rank has the complete sum of chunk rank+1, and sends that first"
     if returned == (rank + step) % n:
-        return "each round the chunk before: what came from the left in the last round"
+        return "each round sends the chunk received from the left in the previous round"
     return "number the chunks modulo n" if same(returned, rank - step) else ""
 
 
@@ -42,9 +42,9 @@ def broadcast_seconds(n: int, nbytes: float, link: Link) -> float:
 def _why_broadcast(returned: Any, right: float, n: int, nbytes: float, link: Link) -> str:
     message = link.alpha + nbytes * link.beta
     if same(returned, (n - 1) * message):
-        return "one message after the other; in a tree all who have the tensor send"
+        return "that is one message after another; in a tree all ranks that have the tensor send"
     if same(returned, math.log2(n) * message):
-        return "there is no part of a round: round up"
+        return "the number of rounds is a whole number: round up"
     return (
         "each round sends the whole tensor"
         if isinstance(returned, float) and returned < right
@@ -61,13 +61,13 @@ def crossover(n: int, alpha: float, beta: float) -> float:
 def _why_crossover(returned: Any, right: float, n: int, alpha: float, beta: float) -> str:
     ring, tree = n - 1, math.ceil(math.log2(n))
     if same(returned, alpha * (ring - tree) / (beta * tree)):
-        return "the ring sends bytes, too: (n-1)/n of the tensor, twice"
+        return "the ring also sends bytes: (n-1)/n of the tensor, twice"
     if same(returned, alpha * (ring - tree) / (beta * (tree - ring))):
-        return "each message of the ring has a chunk only: K/n"
-    return "put the two formulas equal and solve for K"
+        return "each message of the ring contains only one chunk: K/n"
+    return "set the two formulas equal and solve for K"
 
 
-# -- 07: a schedule ----------------------------------------------------------------------------
+# -- 17: a schedule ----------------------------------------------------------------------------
 
 
 def scatter_reduce(n: int) -> Iterator[Round]:
@@ -98,7 +98,7 @@ def judge_schedule(mine: Answer) -> Iterator[Criterion]:
             rank, chunk, whose = np.argwhere(have > 1)[0]
             many = f"the numbers of rank {whose} {have[rank, chunk, whose]} times"
             raise WrongAnswer(
-                f"n={n}: chunk {chunk} of rank {rank} contains {many}: they count once"
+                f"n={n}: chunk {chunk} of rank {rank} contains {many}: each counts once"
             )
         if (have < 1).any():
             rank, chunk, whose = np.argwhere(have < 1)[0]
@@ -133,7 +133,7 @@ def sends_theirs(n: int) -> Iterator[Round]:
     yield Round(second.src, second.dst, second.dst, reduce=False)
 
 
-# -- 08: does it pay? --------------------------------------------------------------------------
+# -- 07: does it pay? --------------------------------------------------------------------------
 
 
 def smallest_ranks(compute: float, sync: float) -> int:
@@ -143,8 +143,8 @@ def smallest_ranks(compute: float, sync: float) -> int:
 
 def _why_ranks(returned: Any, right: int, compute: float, sync: float) -> str:
     if returned == right - 1:
-        return "with so few ranks it is at best as fast as one rank: R > 1 + Tsync/Tcomp"
-    return "R > 1 + Tsync/Tcomp: the smallest whole number above"
+        return "this number of ranks is at best as fast as one rank: R > 1 + Tsync/Tcomp"
+    return "R > 1 + Tsync/Tcomp: return the smallest whole number above that"
 
 
 def learning_rate(step: int, base: float, ranks: int, warmup: int) -> float:
@@ -159,10 +159,10 @@ def _why_rate(returned: Any, right: float, step: int, base: float, ranks: int, w
         return "it begins at base, not at 0"
     if same(returned, base * (1 + (ranks - 1) * step / warmup)):
         return "after the warm-up it stays at R times base"
-    return "the batch is R times as large: so is the rate in the end" if step >= warmup else ""
+    return "the batch is R times as large, and so is the final rate" if step >= warmup else ""
 
 
-# -- 09: pipelines -----------------------------------------------------------------------------
+# -- 08: pipelines -----------------------------------------------------------------------------
 
 
 def order_1f1b(rank: int, ranks: int, microbatches: int) -> list[tuple[str, int]]:
@@ -182,10 +182,10 @@ def _why_order(returned: Any, right: list[Any], rank: int, ranks: int, microbatc
     if not isinstance(returned, list):
         return "return a list of pairs"
     if sorted(map(str, returned)) != sorted(map(str, right)):
-        return "each micro-batch goes forward once and backward once"
+        return "each micro-batch has one forward and one backward pass"
     if returned == [(kind, i) for kind in "FB" for i in range(microbatches)]:
-        return "this is GPipe: it holds all micro-batches. Go backward as soon as possible"
-    return "rank r goes forward ranks-1-r times before one forward and one backward alternate"
+        return "this is GPipe: it holds all micro-batches. Run backward passes as early as possible"
+    return "rank r runs ranks-1-r forward passes before forward and backward passes alternate"
 
 
 def bytes_per_rank(parameters: int, ranks: int, stage: int) -> float:
@@ -196,7 +196,7 @@ def bytes_per_rank(parameters: int, ranks: int, stage: int) -> float:
 
 def _why_bytes(returned: Any, right: float, parameters: int, ranks: int, stage: int) -> str:
     if same(returned, parameters * 12):
-        return "that is DDP, which keeps all on every rank"
+        return "that is DDP, which keeps everything on every rank"
     return "stage 1 divides Adam's states among the ranks, 2 also gradients, 3 also parameters"
 
 
@@ -224,7 +224,7 @@ def _why_loss(returned: Any, right: float, losses: list[float], rows: list[int])
     return "this is the sum of the means" if same(returned, sum(losses)) else ""
 
 
-# -- 14: GPU ranks -----------------------------------------------------------------------------
+# -- 19: GPU ranks -----------------------------------------------------------------------------
 
 
 def ranks_that_fit(memory: float, context: float, parameters: int, activations: float) -> int:
@@ -238,8 +238,8 @@ def _why_fit(
     if returned == memory // (16 * parameters + activations):
         return "each process has its own context"
     if returned == memory // (context + 4 * parameters + activations):
-        return "Adam keeps a gradient and two moments beside each weight"
-    return "no part of a rank fits: round down" if same(returned, right + 1) else ""
+        return "Adam keeps a gradient and two moments for each weight"
+    return "the number of ranks is a whole number: round down" if same(returned, right + 1) else ""
 
 
 # -- the exercises -----------------------------------------------------------------------------
@@ -260,9 +260,9 @@ TASKS: list[Task] = [
         "neighbour.",
         chunk_sent,
         (
-            "A rank passes on what came in the round before. From whom did it come?",
+            "A rank sends the chunk that it received in the previous round. Which rank sent it?",
             "Its left neighbour, rank - 1, sent in round step - 1 what this rank sends in round "
-            "step: rank - step, modulo n. After n-1 rounds that is rank + 1, whose sum is whole.",
+            "step: rank - step, modulo n. After n-1 rounds that is rank + 1, which is complete.",
         ),
         _calls(
             chunk_sent,
@@ -272,9 +272,9 @@ TASKS: list[Task] = [
         (
             (
                 lambda rank, step, n: (rank - step % (n - 1)) % n,
-                "has the whole sum of chunk rank+1",
+                "has the complete sum of chunk rank+1",
             ),
-            (lambda rank, step, n: (rank + step) % n, "each round the chunk before"),
+            (lambda rank, step, n: (rank + step) % n, "each round sends the chunk received"),
             (lambda rank, step, n: rank - step, "number the chunks modulo n"),
         ),
     ),
@@ -283,7 +283,7 @@ TASKS: list[Task] = [
         "broadcast_seconds(n, nbytes, link)",
         "return the time of a broadcast by a binomial tree [s]",
         "Each round doubles the number of ranks that have the tensor. link.alpha is a message's "
-        "latency [s],\nlink.beta its time per byte [s]. Any number of ranks.",
+        "latency [s],\nlink.beta its time per byte [s]. n can be any number of ranks.",
         broadcast_seconds,
         (
             "How many rounds do 2, 3, 4 and 5 ranks take?",
@@ -297,11 +297,11 @@ TASKS: list[Task] = [
         (
             (
                 lambda n, nbytes, link: (n - 1) * (link.alpha + nbytes * link.beta),
-                "in a tree all who have the tensor send",
+                "in a tree all ranks that have the tensor send",
             ),
             (
                 lambda n, nbytes, link: math.log2(n) * (link.alpha + nbytes * link.beta),
-                "there is no part of a round: round up",
+                "the number of rounds is a whole number: round up",
             ),
             (
                 lambda n, nbytes, link: math.ceil(math.log2(n)) * (link.alpha),
@@ -313,23 +313,23 @@ TASKS: list[Task] = [
         "crossover",
         "crossover(n, alpha, beta)",
         "return the size [bytes] above which a ring is faster than a tree",
-        "Without the time to add: a ring takes 2(n-1)(α + βK/n), a tree 2⌈lg n⌉(α + βK), for K "
+        "Ignore the time to add: a ring takes 2(n-1)(α + βK/n), a tree 2⌈lg n⌉(α + βK), for K "
         "bytes on n ranks.",
         crossover,
         (
-            "Put the two formulas equal. Which terms have K?",
+            "Set the two formulas equal. Which terms contain K?",
             "α((n-1) - ⌈lg n⌉) = βK(⌈lg n⌉ - (n-1)/n).",
         ),
         _calls(
             crossover, _why_crossover, [(n, a.alpha, a.beta) for a in _LINKS for n in (8, 16, 6)]
         ),
         (
-            (lambda n, a, b: a * (n - 1 - _lg(n)) / (b * _lg(n)), "the ring sends bytes, too"),
+            (lambda n, a, b: a * (n - 1 - _lg(n)) / (b * _lg(n)), "the ring also sends bytes"),
             (
                 lambda n, a, b: a * (n - 1 - _lg(n)) / (b * (_lg(n) - n + 1)),
-                "each message of the ring has a chunk only",
+                "each message of the ring contains only one chunk",
             ),
-            (lambda n, a, b: a / b, "put the two formulas equal and solve for K"),
+            (lambda n, a, b: a / b, "set the two formulas equal and solve for K"),
         ),
     ),
     Task(
@@ -342,13 +342,13 @@ TASKS: list[Task] = [
         scatter_reduce,
         (
             "src and dst of all pairs of different ranks: np.nonzero(~np.eye(n, dtype=bool)).",
-            "In the first round chunk is dst. Which one does rank src send in the second?",
+            "In the first round chunk is dst. Which chunk does rank src send in the second?",
             "In the second round nothing is added: reduce=False.",
         ),
         judge_schedule,
         (
             (only_from_rank_0, "n=2: chunk 1 of rank 0 lacks the numbers of rank 1"),
-            (adds_again, "times: they count once"),
+            (adds_again, "times: each counts once"),
             (sends_theirs, "n=2: chunk 0 of rank 0 lacks the numbers of rank 0"),
         ),
         worth=2,
@@ -361,13 +361,13 @@ TASKS: list[Task] = [
         "for any number\nof ranks, each of which has its own batch.",
         smallest_ranks,
         (
-            "R ranks do R batches in compute + sync seconds. How long does one rank take for them?",
+            "R ranks process R batches in compute + sync seconds. How long does one rank take?",
             "R > 1 + Tsync/Tcomp: more than, not at least.",
         ),
         _calls(smallest_ranks, _why_ranks, [(1.0, 2.5), (1.0, 2.0), (2.0, 1.0), (0.5, 0.0)]),
         (
             (lambda c, s: math.ceil(1 + s / c), "sync=2.0 it returns 3; expected 4"),
-            (lambda c, s: math.floor(1 + s / c), "it is at best as fast as one rank"),
+            (lambda c, s: math.floor(1 + s / c), "is at best as fast as one rank"),
             (lambda c, s: 2, "the smallest whole number above"),
         ),
     ),
@@ -375,12 +375,12 @@ TASKS: list[Task] = [
         "learning_rate",
         "learning_rate(step, base, ranks, warmup)",
         "return the learning rate of a step by the linear scaling rule with warm-up",
-        "With R ranks the rate is R times base. It begins at base in step 0, grows in equal steps, "
-        "and is\nthere in step ``warmup``.",
+        "With R ranks the rate is R times base. It starts at base in step 0, grows in equal steps, "
+        "and\nreaches that value in step ``warmup``.",
         learning_rate,
         (
-            "The part of the way that is done is step / warmup, and at most 1.",
-            "base + (ranks * base - base) times that part.",
+            "The completed fraction of the warm-up is step / warmup, and at most 1.",
+            "base + (ranks * base - base) times that fraction.",
         ),
         _calls(
             learning_rate,
@@ -402,13 +402,13 @@ TASKS: list[Task] = [
     Task(
         "order_1f1b",
         "order_1f1b(rank, ranks, microbatches)",
-        'return what a rank does in 1F1B: a list of ("F", i) and ("B", i)',
-        "Any number of micro-batches, also fewer than ranks.",
+        'return the schedule of a rank in 1F1B: a list of ("F", i) and ("B", i)',
+        "There can be any number of micro-batches, even fewer than ranks.",
         order_1f1b,
         (
             "The last rank alternates from the beginning: F0, B0, F1, B1 …",
-            "A rank goes forward ranks-1-rank times first, so that the backward passes can begin.",
-            "At the end it goes backward as often as it was ahead.",
+            "A rank first runs ranks-1-rank forward passes, so that the backward passes can begin.",
+            "At the end it runs the backward passes that remain.",
         ),
         _calls(
             order_1f1b,
@@ -422,11 +422,11 @@ TASKS: list[Task] = [
             ),
             (
                 lambda rank, ranks, m: [(kind, i) for i in range(m) for kind in "FB"],
-                "goes forward ranks-1-r times before",
+                "runs ranks-1-r forward passes before",
             ),
             (
                 lambda rank, ranks, m: order_1f1b(rank, ranks, m)[:-1],
-                "each micro-batch goes forward once and backward once",
+                "each micro-batch has one forward and one backward pass",
             ),
         ),
     ),
@@ -437,12 +437,12 @@ TASKS: list[Task] = [
         "A parameter has 2 bytes, its gradient 2, and Adam's two states 8 together.",
         bytes_per_rank,
         (
-            "How many bytes has a parameter with all that belongs to it, when nothing is divided?",
+            "How many bytes do a parameter, its gradient and states take if nothing is divided?",
             "Stage 1 divides 8 of 12 bytes by the number of ranks, stage 2 ten, stage 3 all.",
         ),
         _calls(bytes_per_rank, _why_bytes, product((1_000_000, 64), (4, 8), (0, 1, 2, 3))),
         (
-            (lambda p, n, stage: 12 * p, "that is DDP, which keeps all on every rank"),
+            (lambda p, n, stage: 12 * p, "that is DDP, which keeps everything on every rank"),
             (lambda p, n, stage: 12 * p / n, "stage 1 divides Adam's states"),
             (lambda p, n, stage: p * (12 - 4 * stage), "2 also gradients, 3 also parameters"),
         ),
@@ -450,9 +450,9 @@ TASKS: list[Task] = [
     Task(
         "bubble",
         "bubble(ranks, microbatches)",
-        "return the part of the time in which a rank of a pipeline is idle",
-        "Each micro-batch takes one step forward and one backward on each of p ranks, and no time "
-        "to travel.",
+        "return the fraction of the time for which a rank of a pipeline is idle",
+        "Each micro-batch takes one forward and one backward step on each of p ranks. "
+        "Messages take no time.",
         bubble,
         (
             "Draw p = 2, m = 2. Which steps of rank 1 are empty?",
@@ -468,11 +468,11 @@ TASKS: list[Task] = [
     Task(
         "whole_loss",
         "whole_loss(losses, rows)",
-        "return the mean loss of a batch that was cut into micro-batches",
+        "return the mean loss of a batch that was split into micro-batches",
         "losses[i] is the mean loss of micro-batch i, which has rows[i] rows.",
         whole_loss,
         (
-            "16 rows in 3 pieces are 6, 5 and 5. Does each piece count the same?",
+            "16 rows in 3 pieces are 6, 5 and 5. Do all pieces have the same weight?",
             "losses[i] * rows[i] is a sum over rows. Sums can be added.",
         ),
         _calls(whole_loss, _why_loss, [([1.0, 2.0, 3.0], [6, 5, 5]), ([4.0], [3])]),
@@ -489,12 +489,12 @@ TASKS: list[Task] = [
         "ranks_that_fit",
         "ranks_that_fit(memory, context, parameters, activations)",
         "return how many ranks that train with Adam in float32 fit on one GPU",
-        "memory is the GPU's, context what CUDA takes for each process, activations those of a "
-        "rank [bytes].\nparameters counts numbers.",
+        "memory is that of the GPU, context that of CUDA in each process, activations those of "
+        "each rank [bytes].\nparameters is the number of parameters.",
         ranks_that_fit,
         (
             "For each parameter there are a weight, a gradient and Adam's two moments.",
-            "16 bytes a parameter. Divide the memory by what a rank needs, and round down.",
+            "16 bytes per parameter. Divide the memory by what a rank needs, and round down.",
         ),
         _calls(
             ranks_that_fit,
@@ -508,7 +508,7 @@ TASKS: list[Task] = [
         (
             (lambda m, c, p, a: int(m // (16 * p + a)), "each process has its own context"),
             (lambda m, c, p, a: int(m // (c + 4 * p + a)), "Adam keeps a gradient and two moments"),
-            (lambda m, c, p, a: math.ceil(m / (c + 16 * p + a)), "no part of a rank fits"),
+            (lambda m, c, p, a: math.ceil(m / (c + 16 * p + a)), "a whole number: round down"),
         ),
     ),
 ]

@@ -35,7 +35,7 @@ class Server:
     """The state of a server with one key, for ``dk.check.push_handler``.
 
     ``sync``: as ``dist_sync``, else as ``dist_async``. ``workers``: how many there are.
-    ``waiting``: the workers whose pulls have no answer yet; whoever answers them takes them off.
+    ``waiting``: the workers whose pulls have no answer yet; the handler removes those it answers.
     ``inbox``: gradients that wait for their round, by worker. ``seen``: the (worker, number) of
     pushes that were accepted.
     """
@@ -102,15 +102,15 @@ def counted_once(pushes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int,
 #: Rounds in a game, and random games of each kind.
 ROUNDS, GAMES = 3, 60
 #: Number of messages shown from the end of a failed game.
-TOLD = 7
+SHOWN = 7
 
-#: The kinds of games, the simplest first: in words, whether it is synchronous, and how often
-#: pushes come again.
+#: The kinds of games, the simplest first: description, whether it is synchronous, and the
+#: probability that a push is repeated.
 KINDS = (
     ("dist_sync: one update with the sum of each round, and then the pulls", True, 0.0),
     ("dist_async: an update with each gradient, immediately", False, 0.0),
-    ("exactly once, under dist_async, when pushes come again", False, 0.4),
-    ("exactly once, under dist_sync, when pushes come again, even rounds later", True, 0.4),
+    ("exactly once in dist_async, with repeated pushes", False, 0.4),
+    ("exactly once in dist_sync, with pushes repeated even rounds later", True, 0.4),
 )
 
 
@@ -121,7 +121,7 @@ class Step:
     Args:
         pull: whether it is a pull, else a push.
         number: of this worker's push, from 0.
-        again: it came before.
+        again: whether it is a repetition.
         value: afterwards.
         updates: how many there have been.
         answered: the workers whose pulls were answered by it.
@@ -140,7 +140,7 @@ class Step:
     def __str__(self) -> str:
         if self.pull:
             return f"worker {self.worker} pulls{'' if self.answered else ', and waits'}"
-        return f"push {self.number} of worker {self.worker}{' comes again' * self.again}"
+        return f"push {self.number} of worker {self.worker}{' arrives again' * self.again}"
 
 
 class Real:
@@ -182,7 +182,7 @@ def game(sync: bool, again: float, workers: int, rng: Random) -> Iterator[Step]:
 
     Args:
         sync: which server.
-        again: how likely it is that a push comes again, once or late.
+        again: probability that a push is repeated, immediately or later.
         workers: how many.
         rng: draws.
     """
@@ -313,8 +313,8 @@ def mistake(sync: bool, workers: int, steps: list[Step], pushes: list[Handled | 
 def _described(sync: bool, workers: int, steps: list[Step], wrong: str) -> str:
     """Describe a mistake and the messages before it."""
     mode = "dist_sync" if sync else "dist_async"
-    more = ", the last messages" if len(steps) > TOLD else ""
-    story = [f"  {step}" for step in steps[-TOLD:]]
+    more = ", the last messages" if len(steps) > SHOWN else ""
+    story = [f"  {step}" for step in steps[-SHOWN:]]
     return "\n".join([f"{mode} with {workers} workers{more}:", *story, wrong])
 
 
@@ -338,7 +338,7 @@ def _wrong(push: Handled, steps: list[Step]) -> str:
     if early := sorted(set(returned) - step.answered):
         return (
             f"it answers the pull of worker {early[0]}, but the round is not complete: "
-            f"{_missing(step)}. Under dist_sync a pull gets the weights of the whole "
+            f"{_missing(step)}. In dist_sync a pull returns the weights after the whole "
             "round"
         )
     if late := sorted(step.answered - set(returned)):
@@ -399,26 +399,26 @@ def _misapplied(sync: bool, steps: list[Step], worker: int, number: int, times: 
     which = f"push {number} of worker {worker}"
     if not times.is_integer():
         return (
-            f"{which} went in {times:.2f} times: it averages. A server sums up; the learning rate "
-            "divides by the number of workers"
+            f"{which} was applied {times:.2f} times: it averages. A server sums; the learning rate "
+            "is divided by the number of workers"
         )
     if times > 1:
         again = any(s.again and (s.worker, s.number) == (worker, number) for s in steps)
         return f"{which} has been applied {times:.0f} times: " + (
-            "a push that comes again counts once, even if it comes rounds later"
+            "a repeated push counts once, even if it arrives rounds later"
             if again
             else "it was still in the inbox from the round before"
         )
     if times == 1 and sync:
         return (
             f"{which} has been applied, but the round is not complete: {_missing(steps[-1])}. "
-            "Under dist_sync it waits in the inbox"
+            "In dist_sync it waits in the inbox"
         )
     if times == 0 and sync:
-        return f"the round is complete, but the value has no {which}"
+        return f"the round is complete, but the value does not contain {which}"
     if times == 0:
-        return f"the value has no {which}: dist_async applies each gradient immediately"
-    return f"{which} went in {times:.0f} times"
+        return f"the value does not contain {which}: dist_async applies each gradient immediately"
+    return f"{which} was applied {times:.0f} times"
 
 
 def _missing(step: Step) -> str:
@@ -436,7 +436,7 @@ PUSH, PULL = 0, 1
 COLLECTIONS = (set, frozenset, list, tuple)
 
 
-# -- whom a pull waits for -------------------------------------------------------------
+# -- workers a pull waits for ----------------------------------------------------------
 
 
 def states() -> Iterator[tuple[int, dict[int, int], int]]:
@@ -494,18 +494,18 @@ def judge_bound(mine: Answer) -> Iterator[Criterion]:
         if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
             raise WrongAnswer(
                 f"{case}: it returns {bound!r}: a bound is a whole number of "
-                "gradients, 0 or more. math.ceil makes one"
+                "gradients, 0 or more: use math.ceil"
             )
         waited, ahead = trained(bound, step, pause)
         if waited:
             raise WrongAnswer(
                 f"{case}: with your bound of {bound} the others wait "
-                f"{human_seconds(waited)}. It has to be larger"
+                f"{human_seconds(waited)}. Use a larger bound"
             )
         if bound > ahead:
             raise WrongAnswer(
                 f"{case}: with your bound of {bound} no worker waits, but no worker is "
-                f"ever more than {ahead} ahead: {ahead} would do. A larger bound "
+                f"ever more than {ahead} ahead: {ahead} suffices. A larger bound "
                 "allows staler gradients"
             )
         yield Criterion("values", f"{case}: {bound}")
@@ -548,7 +548,7 @@ def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
     return float(waited), ahead
 
 
-# -- usual mistakes ----------------------------------------------------------------------
+# -- common mistakes ---------------------------------------------------------------------
 
 
 def counts_twice(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
@@ -605,7 +605,7 @@ def waits_for_all_behind(worker: int, clocks: Mapping[int, int], bound: int) -> 
 def _why_round(returned: Any, right: float, arrivals: list[float], backup: int) -> str:
     inside = returned in arrivals
     if inside and returned > right:
-        return "it waits for all, the backup workers too" if backup else ""
+        return "it waits for all, including the backup workers" if backup else ""
     if inside and not backup and returned == min(arrivals):
         return "it counts from the first: without backup workers the last one completes the round"
     return "it drops one too many" if inside else ""
@@ -623,10 +623,10 @@ def _why_counted(returned: Any, right: list[Any], pushes: list[tuple[int, int, i
     if not isinstance(returned, list):
         return "return a list of pushes"
     if lost := [p for p in right if p not in returned]:
-        return f"{lost[0]} belongs to another worker: numbers are each worker's own"
+        return f"{lost[0]} belongs to another worker: each worker numbers its own pushes"
     again = [p for p in returned if returned.count(p) > right.count(p) > 0]
     if again:
-        return f"{again[0]} comes again: it counts once"
+        return f"{again[0]} is repeated: it counts once"
     late = [p for p in returned if p not in right]
     return f"{late[0]} is below what its worker has settled" if late else ""
 
@@ -657,13 +657,13 @@ TASKS: list[Task] = [
             "then, keep "
             "the list, put an empty one in its place, and return the one you kept: "
             "answered, server.waiting = server.waiting, [].",
-            "Exactly once: if (worker, number) is in server.seen, it has been counted. Never empty "
+            "Exactly once: if (worker, number) is in server.seen, it was counted. Never empty "
             "server.seen: a push may be sent again rounds later.",
         ),
         judge,
         (
-            (counts_twice, "applied 2 times: a push that comes again counts once"),
-            (averages, "went in 0.50 times: it averages. A server sums up"),
+            (counts_twice, "applied 2 times: a repeated push counts once"),
+            (averages, "was applied 0.50 times: it averages. A server sums"),
             (waits_for_nobody, "but the round is not complete: worker"),
             (answers_nobody, "wait forever. Return all workers in server.waiting"),
             (keeps_the_inbox, "it was still in the inbox from the round before"),
@@ -679,7 +679,7 @@ TASKS: list[Task] = [
         waits_for,
         (
             "A worker's clock counts its gradients. Compare clocks[worker] with every other clock.",
-            "It waits for those who are more than bound gradients behind it: exactly bound is "
+            "It waits for workers that are more than bound gradients behind it: exactly bound is "
             "still allowed.",
         ),
         judge_waits,
@@ -706,7 +706,7 @@ TASKS: list[Task] = [
         (
             (lambda step, pause: pause / step, "it returns 4.5: a bound is a whole number"),
             (lambda step, pause: int(pause / step), "with your bound of 4 the others wait 5 ms"),
-            (lambda step, pause: math.ceil(pause / step) + 1, "more than 5 ahead: 5 would do"),
+            (lambda step, pause: math.ceil(pause / step) + 1, "more than 5 ahead: 5 suffices"),
             (lambda step, pause: 5, "a pause of 0 µs: with your bound of 5 no worker waits"),
         ),
         worth=len(PAIRS),
@@ -715,7 +715,7 @@ TASKS: list[Task] = [
         "round_ends",
         "round_ends(arrivals, backup)",
         "return when a round of dist_sync with backup workers is complete",
-        "arrivals[w] is the second at which the gradient of worker w arrives. A round does not "
+        "arrivals[w] is the time at which the gradient of worker w arrives [s]. A round does not "
         "wait\nfor the last ``backup`` gradients.",
         round_ends,
         (
@@ -728,7 +728,7 @@ TASKS: list[Task] = [
             _why_round,
         ),
         (
-            (lambda arrivals, backup: max(arrivals), "it waits for all, the backup workers too"),
+            (lambda arrivals, backup: max(arrivals), "it waits for all, including the backup"),
             (lambda arrivals, backup: sorted(arrivals)[backup], "it counts from the first"),
             (lambda arrivals, backup: sorted(arrivals)[-backup - 2], "it drops one too many"),
         ),
@@ -737,21 +737,21 @@ TASKS: list[Task] = [
         "counted_once",
         "counted_once(pushes)",
         "return the pushes that a server applies, in their order",
-        "pushes is a list of (worker, number, settled), as they arrive; a push may come several "
-        "times. Every\npush of its worker with a number below settled has been answered: it is "
-        "applied no more.",
+        "pushes is a list of (worker, number, settled) in order of arrival; a push may arrive "
+        "several times. Every\npush of that worker with a number below settled has been "
+        "answered: do not apply it again.",
         counted_once,
         (
             "(worker, number) identifies a push. Remember those that you have applied.",
-            "A worker's highest settled so far counts: what is below it is applied no more, "
-            "even if you have never seen it.",
+            "Keep the highest settled of each worker: do not apply pushes below it, "
+            "even if you have never seen them.",
         ),
         Calls(counted_once, _PUSHES, _why_counted),
         (
-            (list, "(0, 1, 0) comes again: it counts once"),
+            (list, "(0, 1, 0) is repeated: it counts once"),
             (
                 lambda pushes: [*{p[1]: p for p in reversed(pushes)}.values()][::-1],
-                "(1, 1, 0) belongs to another worker: numbers are each worker's own",
+                "(1, 1, 0) belongs to another worker: each worker numbers its own pushes",
             ),
             (forgets_settled, "(0, 2, 0) is below what its worker has settled"),
         ),

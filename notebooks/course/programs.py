@@ -98,10 +98,10 @@ def _copied(move: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
 
 def _why_staged(results: list[list[float]], rights: list[list[float]]) -> str:
     unchanged = all(got == [rank + 1.0] * 4 for rank, got in enumerate(results))
-    return "x is as it was: copy the sum back into it" if unchanged else ""
+    return "x is unchanged: copy the sum back into it" if unchanged else ""
 
 
-# -- usual mistakes ------------------------------------------------------------------------
+# -- common mistakes -----------------------------------------------------------------------
 
 
 def by_its_own(loss: Tensor, limit: float) -> bool:
@@ -158,13 +158,13 @@ TASKS: list[Task] = [
     Task(
         "staged",
         "staged(x)",
-        "sum x over all ranks, in place, by a backend that cannot reach x",
-        "Copy x to the host, reduce the copy, copy the sum back into x. In the check x counts as "
-        "on a GPU: x.cpu() is a copy.",
+        "sum x over all ranks, in place, with a backend that cannot access x",
+        "Copy x to the host, reduce the copy, copy the sum back into x. The check treats x as "
+        "if it were on a GPU: x.cpu() is a copy.",
         staged,
         (
             "Which tensor does the backend get, and which one must hold the sum?",
-            "x = host only gives the name to another tensor. copy_ writes into x.",
+            "x = host only rebinds the name; copy_ writes into x.",
         ),
         Program(
             _staged,
@@ -175,8 +175,8 @@ TASKS: list[Task] = [
         ),
         (
             (in_place, "gloo works on the host here, and x is on the GPU: reduce a copy"),
-            (never_back, "x is as it was: copy the sum back into it"),
-            (rebound, "x is as it was: copy the sum back into it"),
+            (never_back, "x is unchanged: copy the sum back into it"),
+            (rebound, "x is unchanged: copy the sum back into it"),
             (added_back, "rank 0 has [4.0, 4.0, 4.0, 4.0]; expected [3.0, 3.0, 3.0, 3.0]"),
         ),
         worth=2,
@@ -185,8 +185,8 @@ TASKS: list[Task] = [
         "stop_together",
         "stop_together(loss, limit)",
         "return on every rank whether the mean of all ranks' losses is below limit",
-        "loss is a tensor with one number, this rank's. All ranks call it at the same time. One "
-        "call\nis enough.",
+        "loss is a tensor with one number, the loss of this rank. All ranks call the function. One "
+        "collective\nis enough.",
         stop_together,
         (
             "Each rank knows its own loss. Which value can all ranks know?",
@@ -202,7 +202,7 @@ TASKS: list[Task] = [
         (
             (by_its_own, "ranks decide differently: the one that continues waits forever"),
             (by_the_sum, "it compares the sum of the losses: divide it"),
-            (by_rank_0, "rank 0 has [True, False, True, False] where"),
+            (by_rank_0, "rank 0 has [True, False, True, False]; expected"),
             (by_gathering, "8 collective operations of a rank; 4 suffice"),
         ),
         worth=2,

@@ -88,9 +88,9 @@ def _wrong(sizes: tuple[int, ...], results: list[float | str]) -> str:
         return ""
     if any(map(_is_nan, results)):
         return "it returns NaN: the mean over no examples is NaN, and so is each sum that has it"
-    said = ", ".join(f"{got:.4g}" for got in results)
+    values = ", ".join(f"{got:.4g}" for got in results)
     known = (name for name, wrong in _mistakes(rows) if all(map(_same, results, wrong)))
-    return f"{next(known, f'they return {said}')}; expected {right:.4g} on every rank"
+    return f"{next(known, f'they return {values}')}; expected {right:.4g} on every rank"
 
 
 def _mistakes(rows: list[Tensor]) -> Iterator[tuple[str, list[float]]]:
@@ -122,7 +122,7 @@ def _listed(sizes: tuple[int, ...]) -> str:
     return joined([*map(str, sizes)])
 
 
-# -- usual mistakes ----------------------------------------------------------------------
+# -- common mistakes ---------------------------------------------------------------------
 
 
 def mean_of_means(losses: Tensor) -> Tensor:
@@ -225,11 +225,11 @@ def _why_clipped(results: list[list[list[float]]], rights: list[list[list[float]
     """Return the order of clipping, summing and dividing that gives this result."""
     n, (long, short) = len(results), results[0]
     if not same(short, rights[0][1]):
-        return "gradients whose norm is at most 1 stay as they are"
+        return "gradients whose norm is at most 1 must not change"
     norm = torch.tensor(long).norm().item()
     if same(norm, 1 / n):
-        return "it clips the sum and divides then: divide first"
-    return "it clips what each rank has: average first" if norm < 1 else f"the norm is {norm:.2f}"
+        return "it clips the sum, and divides afterwards: divide first"
+    return "it clips each rank alone: average first" if norm < 1 else f"the norm is {norm:.2f}"
 
 
 def _clipped_right(rank: int, n: int) -> list[list[float]]:
@@ -267,12 +267,12 @@ TASKS: list[Task] = [
         "average_gradients(gradients)",
         "average each tensor of the list over all ranks, in place",
         "The tensors are one-dimensional, and there are 40 of them, of 50 elements each. Be at "
-        "least\ntwice as quick as one all-reduce for each tensor.",
+        "least\ntwice as fast as one all-reduce for each tensor.",
         average_gradients,
         (
             "A small all-reduce takes its latency, regardless of its size. How many do you need?",
-            "torch.cat makes one tensor of many; split cuts it again.",
-            "What split gives are views of the sum: copy_ them into the gradients.",
+            "torch.cat joins tensors into one; split separates them again.",
+            "split returns views of the sum: copy_ them into the gradients.",
         ),
         AllOf(
             (
@@ -292,17 +292,17 @@ TASKS: list[Task] = [
         ),
         (
             (one_by_one, "40 collective operations of a rank; 1 suffice"),
-            (sums, "rank 0 has [0.0, 3.0, 6.0, 9.0, 12.0] where [0.0, 1.5, 3.0, 4.5, 6.0]"),
-            (averages_a_copy, "rank 0 has [0.0, 1.0, 2.0, 3.0, 4.0] where"),
+            (sums, "rank 0 has [0.0, 3.0, 6.0, 9.0, 12.0]; expected [0.0, 1.5, 3.0, 4.5, 6.0]"),
+            (averages_a_copy, "rank 0 has [0.0, 1.0, 2.0, 3.0, 4.0]; expected"),
         ),
         worth=3,
     ),
     Task(
         "clip_gradients",
         "clip_gradients(gradients, most)",
-        "average gradients over all ranks, in place, then shorten them to the norm most",
-        "gradients is one tensor. As one process on the whole batch would: a mean whose norm is at "
-        "most\n``most`` stays as it is, a longer one is scaled down to that norm.",
+        "average gradients over all ranks, in place, and limit their norm to most",
+        "gradients is one tensor. Do what one process does with the whole batch: leave a mean "
+        "whose norm is\nat most ``most`` unchanged, and scale a longer one down to that norm.",
         clip_gradients,
         (
             "Which gradients does one process clip: those of a quarter of the batch, or the mean?",
@@ -316,9 +316,9 @@ TASKS: list[Task] = [
             _why_clipped,
         ),
         (
-            (clips_first, "it clips what each rank has: average first"),
-            (clips_the_sum, "it clips the sum and divides then: divide first"),
-            (always_scales, "gradients whose norm is at most 1 stay as they are"),
+            (clips_first, "it clips each rank alone: average first"),
+            (clips_the_sum, "it clips the sum, and divides afterwards: divide first"),
+            (always_scales, "gradients whose norm is at most 1 must not change"),
         ),
         worth=2,
     ),

@@ -241,16 +241,16 @@ def scalar(server: Server) -> None:
 @pytest.mark.parametrize(
     ("mistake", "says"),
     [
-        ({"once": False}, "applied 2 times: a push that comes again counts once"),
-        ({"forgets": True}, "applied 2 times: a push that comes again counts once"),
-        ({"by": averages}, "went in 0.50 times: it averages. A server sums up"),
+        ({"once": False}, "applied 2 times: a repeated push counts once"),
+        ({"forgets": True}, "applied 2 times: a repeated push counts once"),
+        ({"by": averages}, "was applied 0.50 times: it averages. A server sums"),
         ({"whole": False}, "but the round is not complete: worker"),
         ({"early": True}, "it answers the pull of worker"),
         ({"clears": False}, "it was still in the inbox from the round before"),
         ({"by": one_by_one}, "2 updates; expected 1: a round is one update"),
         ({"by": by_hand}, "without server.update(total), which makes the step"),
         ({"by": scalar}, "server.value is 0.5: change it with server.update(total) alone"),
-        ({"by": lambda server: None}, "the round is complete, but the value has no push"),
+        ({"by": lambda server: None}, "the round is complete, but the value does not contain push"),
         ({"answers": lambda waiting: None}, "it returns None: return the list of workers"),
         ({"answers": lambda waiting: [], "leaves": list}, "wait forever. Return all workers in"),
         ({"answers": lambda waiting: [*waiting, 7]}, "it answers worker 7, whose pull does not"),
@@ -309,7 +309,7 @@ def test_wrong_rule_is_shown_at_its_first_violation(rule: Any, says: str) -> Non
     [
         (lambda step, pause: pause / step, "it returns 4.5: a bound is a whole number"),
         (lambda step, pause: int(pause / step), "with your bound of 4 the others wait 5 ms"),
-        (lambda step, pause: math.ceil(pause / step) + 1, "more than 5 ahead: 5 would do"),
+        (lambda step, pause: math.ceil(pause / step) + 1, "more than 5 ahead: 5 suffices"),
         (lambda step, pause: 5, "steps of 10 ms, a pause of 0 µs: with your bound of 5 no worker"),
     ],
 )
@@ -324,12 +324,15 @@ def test_wrong_bound_is_reported_with_its_cost(bound: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("mistaken", "says"),
     [
-        (lambda here, n: answer("bytes_between")(here, n) / 2, "the ring goes round twice"),
+        (
+            lambda here, n: answer("bytes_between")(here, n) / 2,
+            "travels around the ring twice",
+        ),
         (
             lambda here, n: sum(map(str.__ne__, here, here[1:])) * 2 * (len(here) - 1) * 1000,
             "the last rank sends to the first",
         ),
-        (lambda here, n: 2 * (len(here) - 1) * n, "whose right neighbour is elsewhere"),
+        (lambda here, n: 2 * (len(here) - 1) * n, "whose right neighbour is on another machine"),
         (lambda here, n: "all", "it returns 'all'; expected 12000"),
     ],
 )
