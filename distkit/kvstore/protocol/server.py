@@ -13,7 +13,6 @@ slowest. *Asynchronous*: no worker waits, and gradients are stale. Other models 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 
@@ -148,14 +147,12 @@ class KVServer:
         self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
         self.members = set(workers)  # workers whose gradients are required
         self.gone: dict[int, str] = {}  # workers that have ended, and how
-        self.at_barrier: set[int] = (
-            set()
-        )  # workers whose gradients are not required until they leave
+        #: Workers whose gradients are not required until they leave the barrier.
+        self.at_barrier: set[int] = set()
         #: By ended worker: the first request number of its replacement.
         self.firsts: dict[int, int] = {}
         #: By key; None for all keys without a separate optimizer.
         self.optimizers: dict[Key | None, OptimizerSpec] = {}
-        self._changes: Counter[Key | None] = Counter()  # number of changes of each optimizer
         self.entries: dict[Key, Entry] = {}
         self._early: list[Init] = []  # inits that wait for the first value of their key
 
@@ -343,18 +340,14 @@ class KVServer:
 
     def _set_optimizer(self, request: SetOptimizer) -> list[Answer]:
         spec, keys = OptimizerSpec(request.name, request.options).check(), request.keys or (None,)
-        current = {} if request.change else self.optimizers
-        replaces = request.node in self.firsts  # a replacement may not know of a change
-        applicable = [k for k in keys if not 0 <= request.change < self._changes[k]]
-        if conflicts := [
-            current[k] for k in applicable if current.get(k, spec) != spec and not replaces
-        ]:
+        current = {} if request.anew else self.optimizers
+        conflicts = [current[k] for k in keys if current.get(k, spec) != spec]
+        if conflicts and request.node not in self.firsts:  # a replacement may not know of a change
             raise KVStoreError(
                 f"set_optimizer with {spec}, but the servers have {conflicts[0]}. "
                 "Set the same optimizer on every worker, once per run."
             )
-        self.optimizers |= {k: spec for k in applicable if k not in current}
-        self._changes |= Counter(dict.fromkeys(applicable, request.change))
+        self.optimizers |= {k: spec for k in keys if k not in current}
         return [Reply(request.node, request.number)]
 
     def _assign(self, request: Assign) -> Reply:
