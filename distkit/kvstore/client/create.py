@@ -54,8 +54,6 @@ def create(
             other options.
     """
     global _store, _options
-    if not isinstance(name, str):
-        raise KVStoreError(f'create got {name!r:.60}. Pass a name such as "dist_sync".')
     mode = canonical(name)
     options = StoreOptions(mode, bigarray_bound, staleness, backup, replication, on_crash)
     node = _check(mode)

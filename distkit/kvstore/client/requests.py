@@ -13,9 +13,7 @@ from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.recording import RequestRecorder, Step, begin_wait
 from distkit.kvstore.transport.session import backup_of
 
-#: Maximum size of pushes in flight before push blocks [bytes].
-WINDOW = 1 << 28
-#: Size of pushes sent together [bytes].
+#: Maximum size of a push that is sent together with other requests [bytes].
 LETTER = 1 << 20
 
 
@@ -34,7 +32,6 @@ class _InFlight:
     to: int
     request: Request
     recorder: RequestRecorder
-    nbytes: int  # counted against WINDOW
     answer: Answer | None = None
 
 
@@ -73,7 +70,6 @@ class Requests:
         self._in_flight: dict[int, _InFlight] = {}  # by request number
         #: Errors of pushes, raised by the next call on the key.
         self._push_errors: dict[Key, str] = {}
-        self._pushed = 0  # bytes in flight
 
     def ask(self, calls: Sequence[Call]) -> list[Answer]:
         """Send requests to several nodes together, and wait for all answers.
@@ -101,13 +97,11 @@ class Requests:
     def post(self, call: Call) -> None:
         """Queue a push for the next :meth:`dispatch`; if it is rejected, :meth:`check` raises.
 
-        Pushes larger than LETTER are sent immediately; more than WINDOW bytes in flight block.
+        Pushes larger than LETTER are sent immediately.
         """
-        self._create(call)
-        if self._pushed > LETTER:
+        request = self._create(call).request
+        if isinstance(request, Push) and request.value.nbytes > LETTER:
             self.dispatch()
-        while self._pushed > WINDOW:
-            self._receive(wait=True)
 
     def dispatch(self) -> None:
         """Send queued requests, and handle answers that have arrived."""
@@ -185,9 +179,7 @@ class Requests:
         self._next, self.step = number + 1, None
         request = call.kind(self.node, number, *call.fields)
         recorder = RequestRecorder(request, call.to, step)
-        size = request.value.nbytes if isinstance(request, Push) else 0
-        entry = self._in_flight[number] = _InFlight(call.to, request, recorder, size)
-        self._pushed += size
+        entry = self._in_flight[number] = _InFlight(call.to, request, recorder)
         self._outbox.setdefault(call.to, []).append(request)
         return entry
 
@@ -205,7 +197,7 @@ class Requests:
         self._fail_unanswerable()
 
     def _complete(self, entry: _InFlight, answer: Answer) -> None:
-        self._remove(entry)
+        del self._in_flight[answer.number]
         request, entry.answer = entry.request, answer
         if not isinstance(answer, Error):
             entry.recorder.answered(answer)
@@ -218,12 +210,8 @@ class Requests:
         """Stop waiting for requests; later answers are ignored."""
         for entry in in_flight:
             if entry.answer is None:
-                self._remove(entry)
+                del self._in_flight[entry.request.number]
                 entry.recorder.failed()
-
-    def _remove(self, entry: _InFlight) -> None:
-        del self._in_flight[entry.request.number]
-        self._pushed -= entry.nbytes
 
 
 def _request_name(request: Request) -> str:

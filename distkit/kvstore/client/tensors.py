@@ -50,14 +50,12 @@ def each(key: Keys) -> list[Key]:
     """Return the keys as a list.
 
     Raises:
-        KVStoreError: A key is neither an integer of at most 64 bits nor a string.
+        KVStoreError: A key is neither an integer nor a string.
     """
     keys: list[Any] = list(key) if isinstance(key, (list, tuple)) else [key]
     for k in keys:
         if type(k) not in (int, str):
             raise KVStoreError(f"{k!r} is not a key. Use an int or a str, or a list of them.")
-        if type(k) is int and not -(2**63) <= k < 2**63:
-            raise KVStoreError(f"key {k} has more than 64 bits. Use a smaller number, or str(key).")
     return keys
 
 

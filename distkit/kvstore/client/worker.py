@@ -188,10 +188,8 @@ class KVStore:
         self._push(by_key("push", key, value))
 
     def _push(self, gradients: _Outs) -> None:
-        try:
-            self._post(gradients)
-        finally:
-            self._requests.dispatch()
+        self._post(gradients)
+        self._requests.dispatch()
         if gates and stepped():
             self._requests.arrive()  # before later pushes of other workers
 

@@ -22,6 +22,7 @@ from distkit.kvstore.protocol.messages import (
     Answer,
     Copy,
     Message,
+    Register,
     Request,
 )
 from distkit.kvstore.protocol.wire import decode, encode
@@ -112,7 +113,7 @@ class Service:
     def _open(self) -> None:
         """Listen, and register a server."""
         node = self.node
-        endpoint = f"ipc://{node.path(node.id)}"
+        endpoint = node.endpoint(node.id)
         self._router = open_socket(self._link.context, zmq.ROUTER, node.keys)
         try:
             self._router.bind(endpoint)
@@ -128,7 +129,7 @@ class Service:
             self._link.poller.register(self._router, zmq.POLLIN)
             self.report("listens", endpoint)
             return
-        register = self._machine.register(endpoint)
+        register = Register(node.id, 0, endpoint)
         self._registering = RequestRecorder(register, node.scheduler)
         self._link.connect(node.scheduler, node.endpoint(node.scheduler))
         self._link.send(node.scheduler, [register])
