@@ -1,9 +1,7 @@
 """Four demonstrations on real ranks and real data: send, reduce, train, serve.
 
-Each is a function for notebooks (``dk.demos.p2p()``) and an argument of the command line
-(``distkit demo p2p``). It returns a :class:`Demo`, with a summary and the traces, the first of
-which is displayed. The ranks' programs come first; they are plain ``torch.distributed``, to be
-read and copied.
+``distkit demo`` runs them. The ranks' programs come first; they are plain ``torch.distributed``,
+to be read and copied.
 """
 
 from __future__ import annotations
@@ -154,21 +152,11 @@ def accuracy(weights: Tensor) -> float:
 
 @dataclass
 class Demo:
-    """The result of a demonstration: a summary, its traces, and the name of a view."""
+    """The result of a demonstration: a summary, and its traces."""
 
     title: str
     lines: list[str]
     traces: dict[str, Trace]
-    view: str = "Timeline"
-
-    def __repr__(self) -> str:
-        return "\n".join([self.title, *("  " + line for line in self.lines)])
-
-    def _ipython_display_(self) -> None:
-        from distkit import views
-
-        print(self)
-        getattr(views, self.view)(next(iter(self.traces.values())))._ipython_display_()
 
 
 def p2p() -> Demo:
@@ -229,7 +217,7 @@ def sync_sgd() -> Demo:
         _brief(run.trace),
     ]
     title = f"sync_sgd: {RANKS} replicas of a 64-128-10 perceptron learn digits"
-    return Demo(title, lines, {"sync_sgd": run.trace}, "Gradients")
+    return Demo(title, lines, {"sync_sgd": run.trace})
 
 
 def parameter_server() -> Demo:
@@ -250,7 +238,7 @@ def parameter_server() -> Demo:
             if mode == "dist_sync":
                 lines.append(f"      {_compared(weights, train_alone(2, PS_EPOCHS))}")
             traces[mode] = run.trace
-    return Demo("parameter_server: workers push gradients to servers", lines, traces, "Servers")
+    return Demo("parameter_server: workers push gradients to servers", lines, traces)
 
 
 #: The demonstrations by name, in teaching order.
