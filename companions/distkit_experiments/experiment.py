@@ -103,7 +103,7 @@ def submit(
     active = trouble.current() or trouble.Trouble()
     links = {"latency": active.latency, "bandwidth": active.bandwidth, **slow}
     delay = {**active.delay, **delays}
-    with trouble.trouble(delay=delay, drop_rank=active.drop, kill=active.kill, **links):
+    with trouble.trouble(delay=delay, kill=active.kill, **links):
         return cluster._submit(fn, (), arguments)
 
 
