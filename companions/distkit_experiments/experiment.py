@@ -162,8 +162,8 @@ class Experiment:
     - ``size=(64, 2**20)`` or ``nbytes``: bytes, in powers of two, shown with units.
     - ``lr=(0.01, 1.0)`` or ``learning_rate``: a number on a logarithmic scale.
 
-    A loop over ``dk.progress(range(steps))`` or in :func:`~distkit.watch_gradients` updates the
-    progress bar.
+    Steps marked with ``dk.mark("step")`` or recorded by :func:`~distkit.watch_gradients` are
+    counted next to the progress bar.
 
     Args:
         fn: the function, called on every rank with the controls' values as keyword arguments.
@@ -293,8 +293,8 @@ class Experiment:
 
         Measurements are the seconds from the start on all ranks to the end; the mean time that a
         rank, or a worker of servers, waited for others; the messages and collectives of all ranks;
-        the bytes of all messages, with each collective's largest tensor counted once; and, with
-        ``dk.progress``, the steps of each rank.
+        the bytes of all messages, with each collective's largest tensor counted once; and, if
+        they are marked, the steps of each rank.
         """
         return results.frame(self.records)
 
@@ -405,13 +405,8 @@ class Experiment:
                 stopping = self._stopping.is_set()
                 if stopping:
                     run.interrupt()
-                status = (
-                    "stopping"
-                    if stopping
-                    else progress_text(meter.done, meter.total, meter.operations)
-                )
-                share = meter.done / meter.total if meter.done and meter.total else None
-                self._notify(Activity(prefix + status, start, share, can_stop=not stopping))
+                status = "stopping" if stopping else progress_text(meter.done, meter.operations)
+                self._notify(Activity(prefix + status, start, can_stop=not stopping))
         finally:
             unsubscribe()
             if not run.finished:
