@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: The commands of companions, and the modules that add them to the parser.
 COMPANIONS = {
-    **dict.fromkeys(("grade", "assignments", "answers"), "distkit_course.cli"),
+    **dict.fromkeys(("grade", "assignments", "answers", "lab"), "distkit_course.cli"),
     "doctor": "distkit_hosts.cli",
 }
 
@@ -198,46 +198,11 @@ def _explain(args: argparse.Namespace, passed_on: list[str]) -> None:
     Console().print(Markdown(page(rule)))
 
 
-# -- distkit lab and distkit bench, which need a checkout ----------------------------------------
+# -- distkit bench, which needs a checkout -------------------------------------------------------
 
 
-#: The checkout that distkit runs from, with the notebooks and the benchmarks.
+#: The checkout that distkit runs from, with the lessons and the benchmarks.
 CHECKOUT = Path(__file__).resolve().parents[1]
-#: Runs jupyterlab as a module without importing modules from the current folder.
-JUPYTERLAB = "import sys; del sys.path[0]; from jupyterlab.labapp import main; sys.exit(main())"
-
-
-def _lab(args: argparse.Namespace, passed_on: list[str]) -> None:
-    from importlib.util import find_spec
-
-    if find_spec("jupyterlab") is None:
-        raise DistkitError("JupyterLab is not installed. Run: pip install jupyterlab")
-    target = args.notebook or _welcome()
-    if args.notebook is None:  # the notebooks link to distkit's sources
-        passed_on = [f"--ServerApp.root_dir={CHECKOUT}", *passed_on]
-    if not target.exists():
-        raise DistkitError(f"{target}: notebook or folder not found.")
-    if os.geteuid() == 0 and "--allow-root" not in passed_on:  # as usual in containers
-        passed_on = [*passed_on, "--allow-root"]
-    # hides the question about Jupyter's news, which would cover the notebook
-    paths = [str(Path(__file__).parent / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]
-    os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, paths))
-    os.execv(sys.executable, [sys.executable, "-c", JUPYTERLAB, str(target), *passed_on])
-
-
-def _welcome() -> Path:
-    """Copy the checkout's notebooks that are not copied yet; return the copy of the first."""
-    if CHECKOUT.joinpath("notebooks").is_dir():
-        folder = CHECKOUT / "my-notebooks"  # git ignores it
-        folder.mkdir(exist_ok=True)
-        for original in CHECKOUT.glob("notebooks/*.ipynb"):
-            if not (folder / original.name).exists():
-                shutil.copyfile(original, folder / original.name)
-        return folder / "00_welcome.ipynb"
-    raise DistkitError(
-        "the notebooks are not installed with distkit: get the folder notebooks from your teacher "
-        "or the project's repository, then run: distkit lab notebooks"
-    )
 
 
 def _bench(args: argparse.Namespace, passed_on: list[str]) -> None:
@@ -426,19 +391,6 @@ COMMANDS = {
                 "help": "a finding's code or name; without it, all findings are listed",
             }
         },
-    ),
-    "lab": Command(
-        _lab,
-        "open the notebooks in JupyterLab",
-        {
-            "notebook": {
-                "nargs": "?",
-                "type": Path,
-                "metavar": "NOTEBOOK",
-                "help": "a notebook or a folder; options are passed to JupyterLab",
-            }
-        },
-        "distkit lab [NOTEBOOK] [OPTION ...]",
     ),
     "bench": Command(
         _bench,

@@ -29,7 +29,6 @@ from distkit.errors import (
     StoppedError,
 )
 from distkit.recording import trouble
-from distkit.recording.progress import Meter
 from distkit.views.widget.snapshot import HtmlSnapshot
 from distkit_experiments import results
 from distkit_experiments.controls import (
@@ -44,6 +43,7 @@ from distkit_experiments.controls import (
     parameters,
 )
 from distkit_experiments.panel import Bar, Panel
+from distkit_experiments.progress import Meter
 from distkit_experiments.results import OUTCOME, Activity, Record, progress_text
 
 if TYPE_CHECKING:
