@@ -335,6 +335,11 @@ class Case:
     servers: int = 0  # of a parameter server
 
     @property
+    def title(self) -> str:
+        """The mistake in a sentence."""
+        return (self.program.__doc__ or "").strip()
+
+    @property
     def source(self) -> str:
         """The program's source code."""
         return inspect.getsource(self.program)

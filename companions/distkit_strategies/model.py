@@ -129,8 +129,11 @@ class Model:
             for name, value in logs.items():
                 history.setdefault(name, []).append(value)
             if verbose and self.is_chief:
-                results = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
-                print(f"epoch {self.epoch}/{epochs}  {results}")
+                print(
+                    f"epoch {self.epoch}/{epochs}",
+                    *(f"{name} {value:.4f}" for name, value in logs.items()),
+                    sep="  ",
+                )
             self._call(callbacks, "on_epoch_end", self.epoch - 1, logs)
         self._call(callbacks, "on_train_end")
         return history

@@ -104,6 +104,7 @@ def test_catalogue_is_printed() -> None:
     for name, case in ALL.items():
         assert name == case.program.__name__
         assert case.how in ("hangs", "fails", "finishes")
+        assert case.title.endswith(".") and "\n" not in case.title
         assert case.source == inspect.getsource(case.program)
         assert set(case.culprits) <= set(range(case.ranks))
     shown = {case.kind for case in ALL.values()}
