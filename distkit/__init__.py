@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from distkit.cluster.runs.run_ranks import run_ranks
     from distkit.diagnosis.equality import equal
     from distkit.recording.gradients import watch_gradients
-    from distkit.recording.progress import progress
     from distkit.recording.recorder import mark
     from distkit.recording.trouble import trouble
     from distkit.trace.trace import Trace
@@ -49,7 +48,6 @@ _HOMES = {
     "distkit.diagnosis.equality": ["equal"],
     "distkit.recording.recorder": ["mark"],
     "distkit.recording.gradients": ["watch_gradients"],
-    "distkit.recording.progress": ["progress"],
     "distkit.views": ["Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline"],
     # fault injection
     "distkit.recording.trouble": ["trouble"],
@@ -90,7 +88,6 @@ __all__ = [
     "kvstore",
     "mark",
     "predict",
-    "progress",
     "run_ranks",
     "simulation",
     "solution",

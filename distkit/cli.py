@@ -8,8 +8,6 @@ for Ctrl-C.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import os
 import shutil
 import sys
@@ -27,14 +25,13 @@ from distkit.companions import load
 from distkit.errors import CompanionError, DistkitError, RunError
 
 if TYPE_CHECKING:
-    from distkit.demos import Demo
     from distkit.diagnosis.findings import Finding
     from distkit.trace.trace import Trace
 
 
 #: The commands of companions, and the modules that add them to the parser.
 COMPANIONS = {
-    **dict.fromkeys(("grade", "assignments", "answers"), "distkit_course.cli"),
+    **dict.fromkeys(("grade", "assignments", "answers", "lab"), "distkit_course.cli"),
     "doctor": "distkit_hosts.cli",
 }
 
@@ -101,41 +98,17 @@ def _parser() -> argparse.ArgumentParser:
 def _demo(args: argparse.Namespace, passed_on: list[str]) -> None:
     from distkit import demos
 
-    for name in args.names:
-        if name not in demos.ALL and name != "all":
-            args.wrong(f"unknown demo {name!r}: choose from {', '.join(demos.ALL)}, or all")
     check_folder(args.html, args.wrong)
-    results = []
-    for name, demo in demos.ALL.items():
-        if name in args.names or not args.names or "all" in args.names:
-            results.append(demo())
-            _print_demo(results[-1])
+    traces: dict[str, Trace] = {}
+    for name in demos.ALL if "all" in args.names else args.names:
+        demo = demos.ALL[name]()
+        traces |= demo.traces
+        print(f"\n{demo.title}")
+        for line in demo.lines:
+            _print_wrapped(f"  {line}", len(line) - len(line.lstrip()) + 4)
     if args.html:
         print()
-        _demo_page(results, args.html)
-
-
-def _demo_page(demos: list[Demo], file: Path) -> None:
-    """Write a page of all demonstrations, starting with the stage view of the ring."""
-    runs = [(name, trace, demo) for demo in demos for name, trace in demo.traces.items()]
-    runs.sort(key=lambda run: run[0] != _RING)
-    replay_page(
-        {name: trace for name, trace, _ in runs},
-        file,
-        title="Messages between ranks",
-        about={name: f"{demo.title.partition(': ')[2].capitalize()}." for name, _, demo in runs},
-        first={name: demo.view.lower() for name, _, demo in runs} | {_RING: "stage"},
-    )
-
-
-_RING = "all_reduce (ring)"
-
-
-def _print_demo(demo: Demo) -> None:
-    """Print a demonstration's title and lines, wrapped to the terminal's width."""
-    print(f"\n{demo.title}")
-    for line in demo.lines:
-        _print_wrapped(f"  {line}", len(line) - len(line.lstrip()) + 4)
+        replay_page(traces, args.html, title="Messages between ranks")
 
 
 # -- distkit trace and distkit replay ------------------------------------------------------------
@@ -213,7 +186,7 @@ def _explain(args: argparse.Namespace, passed_on: list[str]) -> None:
     from rich.markdown import Markdown
 
     from distkit.diagnosis.rules import RULES
-    from distkit.explain import find, nearest, page
+    from distkit.explain import find, page
 
     if args.finding is None:
         for code, listed in RULES.items():
@@ -221,82 +194,15 @@ def _explain(args: argparse.Namespace, passed_on: list[str]) -> None:
         return
     rule = find(args.finding)
     if rule is None:
-        similar = nearest(args.finding)
-        raise DistkitError(
-            f"unknown finding {args.finding}. The most similar is {similar.code}, {similar.name}."
-        )
+        raise DistkitError(f"unknown finding {args.finding}. List all with: distkit explain")
     Console().print(Markdown(page(rule)))
 
 
-# -- distkit lab and distkit bench, which need a checkout ----------------------------------------
+# -- distkit bench, which needs a checkout -------------------------------------------------------
 
 
-#: The checkout that distkit runs from, with the notebooks and the benchmarks.
+#: The checkout that distkit runs from, with the lessons and the benchmarks.
 CHECKOUT = Path(__file__).resolve().parents[1]
-#: The folder of copies in the checkout, which git ignores, and the record of their originals.
-FOLDER, RECORD = "my-notebooks", ".originals.json"
-#: Runs jupyterlab as a module without importing modules from the current folder.
-JUPYTERLAB = "import sys; del sys.path[0]; from jupyterlab.labapp import main; sys.exit(main())"
-
-
-def _lab(args: argparse.Namespace, passed_on: list[str]) -> None:
-    from importlib.util import find_spec
-
-    if find_spec("jupyterlab") is None:
-        raise DistkitError("JupyterLab is not installed. Run: pip install jupyterlab")
-    target = args.notebook or _welcome()
-    if args.notebook is None:  # the notebooks link to distkit's sources
-        passed_on = [f"--ServerApp.root_dir={CHECKOUT}", *passed_on]
-    if not target.exists():
-        raise DistkitError(f"{target}: notebook or folder not found.")
-    if os.geteuid() == 0 and "--allow-root" not in passed_on:  # as usual in containers
-        passed_on = [*passed_on, "--allow-root"]
-    # hides the question about Jupyter's news, which would cover the notebook
-    paths = [str(Path(__file__).parent / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]
-    os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, paths))
-    os.execv(sys.executable, [sys.executable, "-c", JUPYTERLAB, str(target), *passed_on])
-
-
-def _welcome() -> Path:
-    """Return the path of the reader's copy of the first notebook in the checkout."""
-    if CHECKOUT.joinpath("notebooks").is_dir():
-        folder, older = copies(CHECKOUT)
-        for name in older:
-            print(
-                f"{folder.name}/{name}: your copy is kept; notebooks/ has a newer version. "
-                "Rename your copy to get it."
-            )
-        return folder / "00_welcome.ipynb"
-    raise DistkitError(
-        "the notebooks are not installed with distkit: get the folder notebooks from your teacher "
-        "or the project's repository, then run: distkit lab notebooks"
-    )
-
-
-def copies(checkout: Path) -> tuple[Path, list[str]]:
-    """Update the copies that have not been changed; running a copy changes it.
-
-    Returns:
-        The folder, and the names of changed copies with newer originals.
-    """
-    folder = checkout / FOLDER
-    folder.mkdir(exist_ok=True)
-    record = folder / RECORD
-    digests: dict[str, str] = json.loads(record.read_text()) if record.exists() else {}
-    older = []
-    for original in sorted((checkout / "notebooks").glob("*.ipynb")):
-        copy, digest = folder / original.name, _digest(original)
-        if not copy.exists() or _digest(copy) == digests.get(copy.name):
-            shutil.copyfile(original, copy)
-            digests[copy.name] = digest
-        elif digests.get(copy.name) != digest:
-            older.append(copy.name)
-    record.write_text(json.dumps(digests, indent=1))
-    return folder, older
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _bench(args: argparse.Namespace, passed_on: list[str]) -> None:
@@ -310,10 +216,6 @@ def _bench(args: argparse.Namespace, passed_on: list[str]) -> None:
 
     if args.name not in {"all", *benchmarks.ALL}:
         args.wrong(f"unknown benchmark {args.name!r}: choose {', '.join(benchmarks.ALL)} or all")
-    if args.reps is not None and args.reps < 1:
-        args.wrong("--reps must be at least 1")
-    if args.stand_in and args.name != "gpu":
-        args.wrong("--stand-in is only an option of bench gpu")
     names = benchmarks.ALL if args.name == "all" else [args.name]
     log = partial(print, file=sys.stderr, flush=True)
     options = {"stand_in": args.stand_in} if args.stand_in else {}
@@ -418,6 +320,8 @@ COMMANDS = {
             "names": {
                 "nargs": "*",
                 "metavar": "NAME",
+                "choices": ["p2p", "all_reduce", "sync_sgd", "parameter_server", "all"],
+                "default": "all",
                 "help": "p2p, all_reduce, sync_sgd, parameter_server or all (the default)",
             },
             "--html": {
@@ -487,19 +391,6 @@ COMMANDS = {
                 "help": "a finding's code or name; without it, all findings are listed",
             }
         },
-    ),
-    "lab": Command(
-        _lab,
-        "open the notebooks in JupyterLab",
-        {
-            "notebook": {
-                "nargs": "?",
-                "type": Path,
-                "metavar": "NOTEBOOK",
-                "help": "a notebook or a folder; options are passed to JupyterLab",
-            }
-        },
-        "distkit lab [NOTEBOOK] [OPTION ...]",
     ),
     "bench": Command(
         _bench,

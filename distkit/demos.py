@@ -1,9 +1,7 @@
 """Four demonstrations on real ranks and real data: send, reduce, train, serve.
 
-Each is a function for notebooks (``dk.demos.p2p()``) and an argument of the command line
-(``distkit demo p2p``). It returns a :class:`Demo`, with a summary and the traces, the first of
-which is displayed. The ranks' programs come first; they are plain ``torch.distributed``, to be
-read and copied.
+``distkit demo`` runs them. The ranks' programs come first; they are plain ``torch.distributed``,
+to be read and copied.
 """
 
 from __future__ import annotations
@@ -92,20 +90,6 @@ def train_in_step(
     return {"losses": torch.stack(losses).tolist(), "weights": _flat(net)}
 
 
-def train_alone(ranks: int, epochs: int = EPOCHS) -> Tensor:
-    """Train in one process on the union of the ranks' batches, and return the weights."""
-    import torch
-    import torch.nn.functional as F
-
-    net, (images, labels) = model(), digits()
-    optimizer, size = torch.optim.SGD(net.parameters(), lr=LR), ranks * BATCH
-    for i in epochs * [*range(0, len(images) - size + 1, size)]:
-        optimizer.zero_grad()
-        F.cross_entropy(net(images[i : i + size]), labels[i : i + size]).backward()
-        optimizer.step()
-    return _flat(net)
-
-
 def train_with_servers(mode: str, epochs: int = PS_EPOCHS) -> dict[str, Any]:
     """Train with a parameter server: pull the weights, compute a gradient, push it."""
     import torch.nn.functional as F
@@ -154,21 +138,11 @@ def accuracy(weights: Tensor) -> float:
 
 @dataclass
 class Demo:
-    """The result of a demonstration: a summary, its traces, and the name of a view."""
+    """The result of a demonstration: a summary, and its traces."""
 
     title: str
     lines: list[str]
     traces: dict[str, Trace]
-    view: str = "Timeline"
-
-    def __repr__(self) -> str:
-        return "\n".join([self.title, *("  " + line for line in self.lines)])
-
-    def _ipython_display_(self) -> None:
-        from distkit import views
-
-        print(self)
-        getattr(views, self.view)(next(iter(self.traces.values())))._ipython_display_()
 
 
 def p2p() -> Demo:
@@ -214,7 +188,7 @@ def all_reduce() -> Demo:
 
 
 def sync_sgd() -> Demo:
-    """Train with synchronous SGD, and compare the replicas with one process on the whole batch."""
+    """Train with synchronous SGD, and compare the replicas."""
     import torch
 
     run = run_ranks(train_in_step, RANKS)
@@ -225,11 +199,10 @@ def sync_sgd() -> Demo:
         f"{len(losses)} steps of {RANKS} x {BATCH} images: loss {losses[0]:.3f} → "
         f"{losses[-1]:.3f}, accuracy {accuracy(weights[0]):.1%}",
         f"replicas bitwise equal: {_yes(identical)}",
-        _compared(weights[0], train_alone(RANKS)),
         _brief(run.trace),
     ]
     title = f"sync_sgd: {RANKS} replicas of a 64-128-10 perceptron learn digits"
-    return Demo(title, lines, {"sync_sgd": run.trace}, "Gradients")
+    return Demo(title, lines, {"sync_sgd": run.trace})
 
 
 def parameter_server() -> Demo:
@@ -247,10 +220,8 @@ def parameter_server() -> Demo:
                 f"{losses[0]:.3f} → {losses[-1]:.3f}, accuracy {accuracy(weights):.1%}",
                 f"      {_brief(run.trace)}",
             ]
-            if mode == "dist_sync":
-                lines.append(f"      {_compared(weights, train_alone(2, PS_EPOCHS))}")
             traces[mode] = run.trace
-    return Demo("parameter_server: workers push gradients to servers", lines, traces, "Servers")
+    return Demo("parameter_server: workers push gradients to servers", lines, traces)
 
 
 #: The demonstrations by name, in teaching order.
@@ -308,11 +279,6 @@ def _blocks(image: Tensor) -> list[str]:
     shades = " ░▒▓█"
     rows = image.reshape(8, 8).clamp(0, 1).mul(4).round().int().tolist()
     return ["".join(shades[v] * 2 for v in row) for row in rows]
-
-
-def _compared(weights: Tensor, reference: Tensor) -> str:
-    difference = float((weights - reference).abs().max())
-    return f"largest difference of a weight from one process on the whole batch: {difference:.1e}"
 
 
 def _yes(fact: bool) -> str:

@@ -152,8 +152,6 @@ def label_of(operation: Any) -> str:
             return f"update {key_name(key)} → v{version}{' ← ' * bool(workers)}{workers}"
         case {"key": key}:
             return key_name(key) + ": refused" * ("refused" in facts)
-        case {"step": step}:
-            return f"step {step}/{facts['steps']}" if "steps" in facts else f"step {step}"
         case {"mode": mode}:
             return " ".join([mode, *(f"{k}={v}" for k, v in facts.items() if k != "mode")])
         case {"method": method, "keys": keys}:
@@ -195,7 +193,7 @@ class Event:
     ===============================  ============================================================
     operation                        attributes
     ===============================  ============================================================
-    mark                             ``label`` as given; or ``step``, ``steps`` (a loop's progress)
+    mark                             ``label`` as given
     mark of ``watch_gradients``      ``watched`` ("gradient", "alone", "weights" or "step"), and
                                      the parameter's ``name`` or the weights' ``checksum`` and the
                                      ``norms`` of the ``layers``, which the first such mark names

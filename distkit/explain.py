@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from distkit.diagnosis.rules import RULES, Rule
 
 
@@ -15,12 +13,6 @@ def find(word: str) -> Rule | None:
     """
     by_name = {rule.name: rule for rule in RULES.values()}
     return RULES.get(word.upper()) or by_name.get(word.lower())
-
-
-def nearest(word: str) -> Rule:
-    """Return the rule whose code or name is most similar to a word."""
-    rules = {**{rule.name: rule for rule in RULES.values()}, **RULES}
-    return rules[get_close_matches(word, rules, 1, 0)[0]]
 
 
 def page(rule: Rule) -> str:

@@ -1,14 +1,33 @@
-"""The commands ``distkit grade``, ``assignments`` and ``answers``."""
+"""The commands ``distkit lab``, ``grade``, ``assignments`` and ``answers``."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
+
+from distkit import cli
+from distkit.errors import DistkitError
+
+#: Runs jupyterlab as a module without importing modules from the current folder.
+JUPYTERLAB = "import sys; del sys.path[0]; from jupyterlab.labapp import main; sys.exit(main())"
 
 
 def add(commands: Any) -> None:
     """Add the commands to the parser of ``distkit``."""
+    usage = "distkit lab [NOTEBOOK] [OPTION ...]"
+    lab = commands.add_parser("lab", help="open the notebooks in JupyterLab", usage=usage)
+    lab.add_argument(
+        "notebook",
+        nargs="?",
+        type=Path,
+        metavar="NOTEBOOK",
+        help="a notebook or a folder; options are passed to JupyterLab",
+    )
+    lab.set_defaults(run=_lab)
     grade = commands.add_parser(
         "grade",
         help="grade submissions of the exercises",
@@ -51,11 +70,10 @@ def add(commands: Any) -> None:
 
 
 def _grade(args: argparse.Namespace, remaining: list[str]) -> int:
-    from distkit.cli import write
     from distkit_course.grading import grade
 
     names = [name for name in args.exercises.split(",") if name]
-    write(args.reports, lambda: args.reports.mkdir(parents=True, exist_ok=True))
+    cli.write(args.reports, lambda: args.reports.mkdir(parents=True, exist_ok=True))
     codes = set()
     for submission, report in zip(
         args.submissions, grade(args.submissions, args.reports, names), strict=True
@@ -81,3 +99,36 @@ def _answers(args: argparse.Namespace, remaining: list[str]) -> None:
 
     quizzes = [QUIZZES[lesson] for lesson in lessons(args.lessons) if lesson in QUIZZES]
     print("\n\n".join(quiz.answers for quiz in quizzes))
+
+
+def _lab(args: argparse.Namespace, passed_on: list[str]) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("jupyterlab") is None:
+        raise DistkitError("JupyterLab is not installed. Run: pip install jupyterlab")
+    target = args.notebook or _welcome()
+    if args.notebook is None:  # the notebooks link to distkit's sources
+        passed_on = [f"--ServerApp.root_dir={cli.CHECKOUT}", *passed_on]
+    if not target.exists():
+        raise DistkitError(f"{target}: notebook or folder not found.")
+    if os.geteuid() == 0 and "--allow-root" not in passed_on:  # as usual in containers
+        passed_on = [*passed_on, "--allow-root"]
+    # hides the question about Jupyter's news, which would cover the notebook
+    paths = [str(Path(cli.__file__).parent / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]
+    os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, paths))
+    os.execv(sys.executable, [sys.executable, "-c", JUPYTERLAB, str(target), *passed_on])
+
+
+def _welcome() -> Path:
+    """Copy the checkout's notebooks that are not copied yet; return the copy of the first."""
+    if cli.CHECKOUT.joinpath("notebooks").is_dir():
+        folder = cli.CHECKOUT / "my-notebooks"  # git ignores it
+        folder.mkdir(exist_ok=True)
+        for original in cli.CHECKOUT.glob("notebooks/*.ipynb"):
+            if not (folder / original.name).exists():
+                shutil.copyfile(original, folder / original.name)
+        return folder / "00_welcome.ipynb"
+    raise DistkitError(
+        "the notebooks are not installed with distkit: get the folder notebooks from your teacher "
+        "or the project's repository, then run: distkit lab notebooks"
+    )

@@ -29,7 +29,6 @@ from distkit.errors import (
     StoppedError,
 )
 from distkit.recording import trouble
-from distkit.recording.progress import Meter
 from distkit.views.widget.snapshot import HtmlSnapshot
 from distkit_experiments import results
 from distkit_experiments.controls import (
@@ -44,6 +43,7 @@ from distkit_experiments.controls import (
     parameters,
 )
 from distkit_experiments.panel import Bar, Panel
+from distkit_experiments.progress import Meter
 from distkit_experiments.results import OUTCOME, Activity, Record, progress_text
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def submit(
     active = trouble.current() or trouble.Trouble()
     links = {"latency": active.latency, "bandwidth": active.bandwidth, **slow}
     delay = {**active.delay, **delays}
-    with trouble.trouble(delay=delay, drop_rank=active.drop, kill=active.kill, **links):
+    with trouble.trouble(delay=delay, kill=active.kill, **links):
         return cluster._submit(fn, (), arguments)
 
 
@@ -162,8 +162,8 @@ class Experiment:
     - ``size=(64, 2**20)`` or ``nbytes``: bytes, in powers of two, shown with units.
     - ``lr=(0.01, 1.0)`` or ``learning_rate``: a number on a logarithmic scale.
 
-    A loop over ``dk.progress(range(steps))`` or in :func:`~distkit.watch_gradients` updates the
-    progress bar.
+    Steps marked with ``dk.mark("step")`` or recorded by :func:`~distkit.watch_gradients` are
+    counted next to the progress bar.
 
     Args:
         fn: the function, called on every rank with the controls' values as keyword arguments.
@@ -293,8 +293,8 @@ class Experiment:
 
         Measurements are the seconds from the start on all ranks to the end; the mean time that a
         rank, or a worker of servers, waited for others; the messages and collectives of all ranks;
-        the bytes of all messages, with each collective's largest tensor counted once; and, with
-        ``dk.progress``, the steps of each rank.
+        the bytes of all messages, with each collective's largest tensor counted once; and, if
+        they are marked, the steps of each rank.
         """
         return results.frame(self.records)
 
@@ -405,13 +405,8 @@ class Experiment:
                 stopping = self._stopping.is_set()
                 if stopping:
                     run.interrupt()
-                status = (
-                    "stopping"
-                    if stopping
-                    else progress_text(meter.done, meter.total, meter.operations)
-                )
-                share = meter.done / meter.total if meter.done and meter.total else None
-                self._notify(Activity(prefix + status, start, share, can_stop=not stopping))
+                status = "stopping" if stopping else progress_text(meter.done, meter.operations)
+                self._notify(Activity(prefix + status, start, can_stop=not stopping))
         finally:
             unsubscribe()
             if not run.finished:

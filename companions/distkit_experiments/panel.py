@@ -34,7 +34,7 @@ VIEWS = {"Timeline": Timeline, "Servers": Servers, "Stage": Stage, "Gradients": 
 
 
 class Bar:
-    """A progress bar, indeterminate if the number of steps is unknown.
+    """A progress bar, indeterminate during a run.
 
     Args:
         stop: the callback of the Stop button.
@@ -54,11 +54,11 @@ class Bar:
 
     def refresh(self, experiment: Experiment) -> None:
         """Show the current activity."""
-        activity = experiment.activity or Activity("", share=0.0)
+        activity = experiment.activity or Activity("")
         self.stop.disabled = not activity.can_stop
-        bar = self.progress
-        (bar.add_class if activity.share is None else bar.remove_class)("dkx-unknown")
-        bar.value = 1.0 if activity.share is None else activity.share
+        bar, active = self.progress, experiment.activity is not None
+        (bar.add_class if active else bar.remove_class)("dkx-unknown")
+        bar.value = float(active)
         status = f"<span aria-live=polite>{escape(activity.words)}</span>" if activity.words else ""
         if activity.since is not None:
             status += (

@@ -56,19 +56,16 @@ class Activity:
 
     words: str
     since: float | None = None  # time at which the run started
-    share: float | None = None  # fraction of finished steps; None if unknown
     can_stop: bool = False
 
 
-def progress_text(done: int | None, total: int | None, operations: int) -> str:
+def progress_text(done: int | None, operations: int) -> str:
     """Describe the progress of a run.
 
-    >>> progress_text(3, 20, 7), progress_text(3, None, 7), progress_text(None, None, 7)
-    ('step 3 of 20', 'step 3', '7 operations')
+    >>> progress_text(3, 7), progress_text(None, 7)
+    ('step 3', '7 operations')
     """
-    if done is None:
-        return count(operations, "operation")
-    return f"step {done:,}" + (f" of {total:,}" if total else "")
+    return count(operations, "operation") if done is None else f"step {done:,}"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from distkit.data.evaluation import Metric, correct, total
 from distkit.errors import StrategyError
-from distkit.recording.progress import progress
+from distkit.recording.recorder import mark
 from distkit_strategies import checkpoint
 from distkit_strategies.replica import get_strategy
 from distkit_strategies.variables import synchronize_buffers
@@ -129,8 +129,11 @@ class Model:
             for name, value in logs.items():
                 history.setdefault(name, []).append(value)
             if verbose and self.is_chief:
-                results = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
-                print(f"epoch {self.epoch}/{epochs}  {results}")
+                print(
+                    f"epoch {self.epoch}/{epochs}",
+                    *(f"{name} {value:.4f}" for name, value in logs.items()),
+                    sep="  ",
+                )
             self._call(callbacks, "on_epoch_end", self.epoch - 1, logs)
         self._call(callbacks, "on_train_end")
         return history
@@ -179,8 +182,9 @@ class Model:
         self._call(callbacks, "on_epoch_begin", self.epoch)
         self.module.train()
         sums = []
-        for step, batch in enumerate(progress(batches)):
-            sums.append(self.strategy.run(self._step, args=(*batch, True)))
+        for step, batch in enumerate(batches):
+            with mark("step"):
+                sums.append(self.strategy.run(self._step, args=(*batch, True)))
             self._call(callbacks, "on_batch_end", step)
         return self._results(sums)
 

@@ -31,8 +31,6 @@ _LOST_AFTER, _MIN_BANDWIDTH = 1.0, 1e8
 
 def lint_findings(facts: Evidence, previous: list[Finding]) -> Iterator[Finding]:
     """Find problems that do not cause a hang, mistakes first, except those in ``previous``."""
-    if not previous:
-        yield from _reordered(facts)
     unwaited = _never_waited(facts)
     forgotten = {(s.rank, s.seq) for s in unwaited}
     yield from _used_early_findings(facts, forgotten)
@@ -279,28 +277,3 @@ def _waits_long(facts: Evidence, span: Span) -> bool:
 
 def _waited(facts: Evidence, span: Span) -> float:
     return (span.end or facts.trace.info.until or 0.0) - span.start
-
-
-# -- wrong numbers ----------------------------------------------------------------------------
-
-
-def _reordered(facts: Evidence) -> Iterator[Finding]:
-    """Find collectives in a loop that visits its items in a different order on some ranks."""
-    for calls in facts.calls.values():
-        spans = (s for row in calls.values() for s in row if s.dtype)
-        for (op, where), line_spans in grouped(spans, lambda s: (s.op, s.where)).items():
-            by_rank = grouped(line_spans, lambda s: s.rank)
-            counts = [len(row) for row in by_rank.values()]
-            if len(by_rank) < 2 or min(counts) < 2:
-                continue
-            loop = facts.program.reordered([where])
-            if loop is not None:
-                ranks = sorted(by_rank)
-                yield rules.reordered_loop.finding(
-                    *(row[0] for row in by_rank.values()),
-                    culprits=ranks,
-                    ranks=ranks,
-                    op=op,
-                    where=where,
-                    loop=loop,
-                )

@@ -227,9 +227,6 @@ def _same_tensor(facts: Evidence, column: Column) -> str:
     reductions_differ = len({s.attributes.get("reduction") for s in spans}) > 1
     if not one_call and reductions_differ:
         return same_order + rule.fill("one_call")
-    path = facts.path(spans[0])
-    if one_call and (loop := facts.program.reordered(path)) is not None:
-        return same_order + rule.fill("reordered", loop=loop)
     if len({*dtypes}) > 1:
         return rule.fill(
             "dtype", dtype=max(dtypes, key=lambda d: (dtypes.count(d), *_dtype_rank(d)))

@@ -16,20 +16,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from distkit.diagnosis.dataflow import (
-    FUNCTIONS,
-    name_of,
-    names_in,
-    names_rank,
-    reorders,
-)
-
 #: A line and its callers' lines, innermost first.
 Path = Sequence[str]
 
 #: The statements and expressions that enclose a line, outermost first, each with its branch.
 Chain = list[tuple[ast.AST, str]]
 
+#: Matches names, and parts of names, that identify the rank.
+_RANK = re.compile(
+    r"(?<![A-Za-z0-9_])(me|my_?id)(?![A-Za-z0-9_])|rank(?!s\b)"
+    r"|is_?(main|master|chief|leader|root)|main_process|master|process_(index|id)",
+    re.IGNORECASE,
+)
+
+_FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 _LOOPS = ast.For, ast.While, ast.AsyncFor
 _PARTS = ast.stmt, ast.ExceptHandler, ast.match_case
 _MAX_CHARS = 60  # maximum length of a condition in a message
@@ -78,16 +78,12 @@ class Guard:
 
 @dataclass(frozen=True)
 class _Frame:
-    """A function of a path, with its file, line, enclosing statements and scopes."""
+    """A function of a path, or the module, with its file, line and enclosing statements."""
 
     file: str
     number: int
     chain: Chain
-    scopes: list[ast.AST]  # the function, its enclosing functions, and the module
-
-    @property
-    def function(self) -> ast.AST:
-        return self.scopes[0]
+    function: ast.AST
 
 
 class Program:
@@ -202,33 +198,16 @@ class Program:
     def ahead(self, path: Path) -> set[str]:
         """Return the names of functions called below a line, in its function and its callers."""
         return {
-            name_of(call.func)
+            _name_of(call.func)
             for frame in self._frames(path)
             for call in ast.walk(frame.function)
             if isinstance(call, ast.Call) and call.lineno > frame.number
         }
 
-    # -- order of iteration -----------------------------------------------------------
-
     def are_alternatives(self, here: str, there: str) -> bool:
         """Return whether two lines are in different branches of one condition."""
         branches = dict(self._branches([there]))
         return any(branches.get(n, part) != part for n, part in self._branches([here]))
-
-    def reordered(self, path: Path) -> Place | None:
-        """Return an enclosing loop that visits its items in a different order on some ranks.
-
-        An example is a loop over ``sorted(names, reverse=rank == 1)`` whose variable the line
-        uses.
-        """
-        for frame in reversed(self._frames(path)):
-            used = names_in(frame.chain[-1][0])
-            for node, part in reversed(frame.chain):
-                if not (isinstance(node, ast.For) and part == "body"):
-                    continue
-                if names_in(node.target) & used and reorders(node.iter, frame.scopes):
-                    return _place(frame.file, node)
-        return None
 
     # -- syntax trees ----------------------------------------------------------
 
@@ -256,25 +235,25 @@ class Program:
             tree = self.tree(where)
             if tree is None:
                 continue
-            scopes = _scopes(tree, number)
-            chain = _enclosing(scopes[0], number)
+            function = _function_at(tree, number)
+            chain = _enclosing(function, number)
             if chain:
                 chain += _conditions_in(chain[-1][0], number, inner)
-            frames.append(_Frame(file, number, chain, scopes))
-            inner = getattr(scopes[0], "name", "")
+            frames.append(_Frame(file, number, chain, function))
+            inner = getattr(function, "name", "")
         return frames[::-1]
 
     def _callers(self, where: str, depth: int = 0) -> list[str]:
         """Return the callers' lines of a line, while each function is called on only one line."""
         file, number = _split(where)
         tree = self.tree(where)
-        function = _scopes(tree, number)[0] if tree is not None else None
-        if tree is None or not isinstance(function, FUNCTIONS) or depth == _MAX_DEPTH:
+        function = _function_at(tree, number) if tree is not None else None
+        if tree is None or not isinstance(function, _FUNCTIONS) or depth == _MAX_DEPTH:
             return []
         calls = {
             n.lineno
             for n in ast.walk(tree)
-            if isinstance(n, ast.Call) and name_of(n.func) == function.name
+            if isinstance(n, ast.Call) and _name_of(n.func) == function.name
         }
         inside = range(function.lineno, (function.end_lineno or 0) + 1)
         if len(calls) != 1 or not calls.isdisjoint(inside):
@@ -293,6 +272,18 @@ def _parsed(text: str) -> ast.Module | None:
         return None if plain == text else _parsed(plain)
 
 
+def _name_of(function: ast.AST) -> str:
+    """Return the last part of a function's name: ``all_reduce`` of ``dist.all_reduce``."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _names_rank(value: ast.AST) -> bool:
+    """Return whether an expression contains a name that identifies the rank."""
+    return _RANK.search(ast.unparse(value)) is not None
+
+
 def _split(where: str) -> tuple[str, int]:
     file, _, number = where.rpartition(":")
     return file, int(number) if number.isdigit() else 0
@@ -305,14 +296,14 @@ def _extent(node: ast.AST) -> range:
     return range(first, (getattr(last, "end_lineno", 0) or first) + 1)
 
 
-def _scopes(tree: ast.Module, number: int) -> list[ast.AST]:
-    """Return the functions that enclose a line, innermost first, and the module."""
+def _function_at(tree: ast.Module, number: int) -> ast.AST:
+    """Return the innermost function that encloses a line, or the module."""
     enclosing = [
         n
         for n in ast.walk(tree)
-        if isinstance(n, FUNCTIONS) and number in _extent(n) and number >= n.body[0].lineno
+        if isinstance(n, _FUNCTIONS) and number in _extent(n) and number >= n.body[0].lineno
     ]
-    return [*sorted(enclosing, key=lambda n: -n.lineno), tree]
+    return max(enclosing, key=lambda n: n.lineno, default=tree)
 
 
 def _enclosing(node: ast.AST, number: int) -> Chain:
@@ -333,7 +324,7 @@ def _conditions_in(statement: ast.AST, number: int, inner: str) -> Chain:
         number: the line number.
         inner: the called function; "" for any communication.
     """
-    if isinstance(statement, FUNCTIONS):
+    if isinstance(statement, _FUNCTIONS):
         return []
     calls = [
         chain
@@ -361,7 +352,7 @@ _COMMUNICATES = re.compile(
 
 
 def _is_call(node: ast.AST, inner: str) -> bool:
-    name = name_of(node.func) if isinstance(node, ast.Call) else ""
+    name = _name_of(node.func) if isinstance(node, ast.Call) else ""
     return name == inner if inner else bool(_COMMUNICATES.search(name))
 
 
@@ -378,7 +369,7 @@ def _conditions(frame: _Frame) -> Iterator[Guard]:
             Place(_shorten(text), f"{frame.file}:{_line(node, child)}"),
             node,
             part,
-            names_rank(test),
+            _names_rank(test),
         )
 
 
@@ -408,7 +399,7 @@ def _statements(
         if isinstance(node, ast.If) and parts.get(id(node), field) != field:
             continue
         for child in value if isinstance(value, list) else ():
-            if isinstance(child, _PARTS) and not isinstance(child, FUNCTIONS):
+            if isinstance(child, _PARTS) and not isinstance(child, _FUNCTIONS):
                 yield child, tests, loop
                 conditional = isinstance(child, _TESTS) and id(child) not in parts
                 inside = child if isinstance(child, _LOOPS) else loop
@@ -436,7 +427,7 @@ def _exit_guard(
 ) -> Guard:
     """Return the guard for a conditional exit from a function or loop."""
     conditions = [getattr(t, "test", None) or getattr(t, "subject", None) for t in tests]
-    by_rank = any(t is not None and names_rank(t) for t in conditions)
+    by_rank = any(t is not None and _names_rank(t) for t in conditions)
     return Guard(_exit_statement(frame.file, child, tests), child, "exit", by_rank, scope=scope)
 
 

@@ -1,4 +1,4 @@
-"""Fault injection: stragglers, slow links, dropped and killed ranks, without root privileges.
+"""Fault injection: stragglers, slow links and killed ranks, without root privileges.
 
 The ranks inject the faults before an operation goes to the backend, in a callback of the tap, and
 before each call of a KVStore.
@@ -33,13 +33,11 @@ class Trouble:
     delay: Mapping[int, float] = field(default_factory=dict)
     latency: float = 0.0
     bandwidth: float = math.inf
-    drop: Mapping[int, int] = field(default_factory=dict)
     kill: Mapping[int, int] = field(default_factory=dict)
 
     def check(self, ranks: int, servers: int = 0) -> None:
         """Raise ValueError if a fault names a rank that does not exist."""
-        named = {*self.delay, *self.drop, *self.kill}
-        if unknown := named - set(range(ranks)):
+        if unknown := {*self.delay, *self.kill} - set(range(ranks)):
             raise ValueError(
                 f"dk.trouble names rank {min(unknown)}, but the ranks are 0 to {ranks - 1}."
                 f"{f' {_KILL_SERVERS_HINT}' if servers else ''}"
@@ -51,16 +49,12 @@ class OnRank:
 
     def __init__(self, trouble: Trouble, rank: int) -> None:
         self._trouble, self._rank, self._done = trouble, rank, 0
-        self._dropped = False
 
     def __call__(self, op: Op, nbytes: int) -> None:
         """Inject the faults due before the next communication."""
         plan, rank = self._trouble, self._rank
         if self._done == plan.kill.get(rank):
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._done == plan.drop.get(rank):
-            self._dropped = True
-            raise Dropped("dk.trouble dropped this rank")
         self._done += 1
         link_cost = 0.0 if op is Op.RECV else plan.latency + nbytes / plan.bandwidth
         pause = plan.delay.get(rank, 0.0) + link_cost
@@ -68,16 +62,14 @@ class OnRank:
             time.sleep(pause)
 
     def missed(self) -> list[str]:
-        """Return a message for each fault that did not happen by the end of the function."""
-        if self._dropped:
+        """Return a message if the rank's death did not happen by the end of the function."""
+        n = self._trouble.kill.get(self._rank)
+        if n is None:
             return []
-        planned = {"kill": self._trouble.kill, "drop_rank": self._trouble.drop}
         return [
-            f"dk.trouble({name}={{{self._rank}: {n}}}) had no effect: rank {self._rank} made only "
+            f"dk.trouble(kill={{{self._rank}: {n}}}) had no effect: rank {self._rank} made only "
             f"{count(self._done, 'communication')}, and the fault occurs before its "
             f"{ordinal(n + 1)}. Pass a smaller number, or run more communications."
-            for name, at in planned.items()
-            if (n := at.get(self._rank)) is not None and self._done <= n
         ]
 
 
@@ -87,7 +79,6 @@ def trouble(
     delay: Mapping[int, float] | None = None,
     latency: float = 0.0,
     bandwidth: float | None = None,
-    drop_rank: int | Mapping[int, int] | None = None,
     kill: Mapping[int, int] | None = None,
 ) -> Iterator[None]:
     """Inject faults into every run that starts inside the ``with`` block.
@@ -102,8 +93,6 @@ def trouble(
         delay: ``{rank: seconds}`` to delay each communication of the rank, as a straggler.
         latency: seconds added to each message and each collective.
         bandwidth: bytes per second of a link; None for no limit.
-        drop_rank: a rank that silently leaves the function before its first communication;
-            ``{rank: n}`` leaves after the n-th.
         kill: ``{rank: n}`` kills the rank's process after its n-th communication.
 
     Raises:
@@ -119,7 +108,6 @@ def trouble(
             "dk.trouble was called on a rank, after the run had started. Put the with block around "
             "cluster.run(...) in the notebook."
         )
-    drop = {} if drop_rank is None else drop_rank
     for name, given in (("delay", delay), ("kill", kill)):
         if given is not None and not isinstance(given, Mapping):
             raise ValueError(f"dk.trouble({name}={given!r}) needs a rank: pass {{2: {given!r}}}.")
@@ -127,7 +115,6 @@ def trouble(
         dict(delay or {}),
         latency,
         math.inf if bandwidth is None else bandwidth,
-        dict(drop) if isinstance(drop, Mapping) else {drop: 0},
         dict(kill or {}),
     )
     _check(plan)
@@ -151,13 +138,13 @@ _KILL_SERVERS_HINT = (
 
 
 def _check(plan: Trouble) -> None:
-    for name, given in (("delay", plan.delay), ("drop_rank", plan.drop), ("kill", plan.kill)):
+    for name, given in (("delay", plan.delay), ("kill", plan.kill)):
         if wrong := [key for key in given if not isinstance(key, Integral)]:
             raise ValueError(
                 f"dk.trouble({name}=…) got {wrong[0]!r}. Pass the number of a rank, or of a worker "
                 f"if there are servers: {{1: {given[wrong[0]]!r}}}. {_KILL_SERVERS_HINT}"
             )
-    steps = [*plan.drop.values(), *plan.kill.values()]
+    steps = [*plan.kill.values()]
     if any(not isinstance(n, int) or n < 0 for n in steps):
         raise ValueError(
             f"dk.trouble expects numbers of communications ≥ 0, such as {{rank: 3}}, not {steps}."

@@ -162,7 +162,7 @@ class _Columns(TypedDict, total=False):
     summary: list[_Summary]
 
 
-_NUMBERS = "version step steps ranks clock dropped staleness backup memory wait_for"
+_NUMBERS = "version ranks clock dropped staleness backup memory wait_for"
 _TEXTS = (
     "checksum caller waits_at device label mode method optimizer reduction function watched name"
 )

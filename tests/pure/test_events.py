@@ -171,7 +171,6 @@ def test_table_holds_the_events(some: list[Event]) -> None:
         (Op.SEND, "w: refused", {"key": "w", "refused": True}),
         (Op.SEND, "w", {"key": "w", "dropped": 2}),
         (Op.TOUCH, "add", {"function": "add"}),
-        (Op.MARK, "step 3/20", {"step": 3, "steps": 20}),
         (Op.MARK, "step", {"label": "step"}),
         (Op.MARK, "update  → v1", {"key": "", "version": 1, "workers": (), "late": ()}),
         (

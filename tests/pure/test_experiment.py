@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import distkit as dk
 from distkit.events import Event, Op, State
-from distkit.recording.progress import MAX_MARKS, is_recorded
 from distkit.trace.trace import Trace
 from distkit_experiments import results
 from distkit_experiments.results import Record
@@ -158,16 +157,6 @@ def test_values_outside_the_range_raise(values: Any, error: type, said: str) -> 
 def test_sweep_needs_values(values: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="sweep"):
         dk.Experiment(train).sweep(**values)
-
-
-# -- progress -----------------------------------------------------------------------
-
-
-@given(st.integers(1, 5000))
-def test_long_loop_keeps_few_points_and_the_last(total: int) -> None:
-    told = [n for n in range(1, total + 1) if is_recorded(n, total)]
-    assert told[0] == 1 and told[-1] == total
-    assert min(total, MAX_MARKS) <= len(told) <= MAX_MARKS + 1
 
 
 # -- results ------------------------------------------------------------------------

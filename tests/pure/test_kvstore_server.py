@@ -156,7 +156,6 @@ def test_reply_in_flight_keeps_its_version() -> None:
         (Push, ("w", (3,), 0, torch.ones(3)), "push of 'w' with float32[3]"),
         (Push, ("w", (2, 1), 0, torch.ones(2)), "push of 'w' with float32[2, 1]"),
         (Push, ("w", (2,), 0, torch.ones(2).double()), "push of 'w' with float64[2]"),
-        (Push, ("w", (2,), 0, torch.ones(1)), "push of 'w' with 1 elements"),
         (Init, ("w", (2,), "float32", torch.ones(2)), "already initialized"),
         (Init, ("w", (3,), "float32", torch.ones(3)), "init of 'w' with float32[3]"),
         (SetOptimizer, ("sgd", {"learning_rate": 0.5}), "once per run"),

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from distkit import kvstore
 from distkit.errors import KVStoreError
 from distkit.kvstore import Trainer
+from tests.support.in_process import InProcess
 
 
 def noise(size: int, seed: int = 0) -> torch.Tensor:
@@ -20,7 +20,7 @@ def noise(size: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("call", ["init", "push", "pushpull"])
 def test_sparse_tensors_raise_with_a_remedy(call: str) -> None:
-    kv, sparse = kvstore.create("local"), torch.eye(3).to_sparse()
+    kv, sparse = InProcess().store(), torch.eye(3).to_sparse()
     if call != "init":
         kv.init("e", torch.zeros(3, 3))
     with pytest.raises(KVStoreError, match=r"to_dense\(\), or .* sparse=False"):
@@ -48,8 +48,8 @@ OPTIONS = {"learning_rate": 0.02, "momentum": 0.9, "wd": 0.01}
 
 
 @pytest.mark.parametrize("on_store", [True, False])
-@pytest.mark.parametrize("name", ["local", "device", None])
-def test_trainer_equals_torch_sgd(on_store: bool, name: str | None) -> None:
+@pytest.mark.parametrize("name", ["dist_sync", "dist_sync_device"])
+def test_trainer_equals_torch_sgd(on_store: bool, name: str) -> None:
     theirs, ours = network(), network()
     optimizer = torch.optim.SGD(theirs.parameters(), 0.02, 0.9, weight_decay=0.01)
 
@@ -59,7 +59,8 @@ def test_trainer_equals_torch_sgd(on_store: bool, name: str | None) -> None:
         optimizer.step()
 
     expected = train(theirs, step)
-    trainer = Trainer(ours.parameters(), "sgd", OPTIONS, name, update_on_kvstore=on_store)
+    kv = InProcess(mode=name).store()
+    trainer = Trainer(ours.parameters(), "sgd", OPTIONS, kv, update_on_kvstore=on_store)
     torch.testing.assert_close(train(ours, lambda: trainer.step(8)), expected)
 
 
@@ -68,11 +69,12 @@ def test_trainer_equals_torch_sgd(on_store: bool, name: str | None) -> None:
 
 def test_new_adagrad_is_accepted() -> None:
     w = torch.ones(1, requires_grad=True)
-    trainer = Trainer([w], torch.optim.Adagrad([w], lr=0.5))
+    kv = InProcess().store()
+    trainer = Trainer([w], torch.optim.Adagrad([w], lr=0.5), kvstore=kv)
     w.grad = torch.ones(1)
     trainer.step(1)
     assert w.item() == pytest.approx(0.5)
     used = torch.optim.Adagrad([w], lr=0.5)
     used.step()
     with pytest.raises(KVStoreError, match="has already taken steps"):
-        Trainer([w], used)
+        Trainer([w], used, kvstore=kv)

@@ -1,22 +1,14 @@
-"""Messages are unchanged on the wire; invalid bytes raise."""
+"""Messages are unchanged on the wire."""
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
-from collections.abc import Iterator
-from traceback import walk_tb
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import msgpack
 from msgspec.structs import fields
 
-from distkit.errors import KVStoreError
 from distkit.kvstore.protocol import messages as m
 from distkit.kvstore.protocol.options import MODES, ON_CRASH, StoreOptions
 from distkit.kvstore.protocol.placement import DTYPES
@@ -40,6 +32,7 @@ OPTIONS = st.builds(
 )
 BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "int": COUNTS,
+    "bool": st.booleans(),
     "str": st.text(),
     "float": st.floats(allow_nan=False),
     "Key": KEYS,
@@ -150,101 +143,3 @@ def test_shared_memory_is_not_copied_into_the_message() -> None:
     assert pool.empty(LARGE, torch.float32).data_ptr() != address
     near.take_back([back])
     assert pool.empty(LARGE, torch.float32).data_ptr() == address
-
-
-def hostile_places() -> Iterator[list[int]]:
-    place = POOL.empty(LARGE, torch.uint8)
-    pid, file, inode, start, nbytes = POOL.place(place)
-    yield [pid, file, inode, start, 1 << 40, 0]
-    yield [pid, file, inode, -1, nbytes, 0]
-    yield [pid, file, inode, start, -1, 0]
-    yield [pid, file, inode + 1, start, nbytes, 0]
-    yield [pid, 1, os.fstat(1).st_ino, start, nbytes, 0]
-    yield [pid, file, inode, start]
-    with tempfile.TemporaryFile() as ordinary:
-        ordinary.write(bytes(nbytes))
-        yield [pid, ordinary.fileno(), os.fstat(ordinary.fileno()).st_ino, 0, nbytes, 0]
-    unsealed = os.memfd_create("x")
-    os.ftruncate(unsealed, nbytes)
-    yield [pid, unsealed, os.fstat(unsealed).st_ino, 0, nbytes, 0]
-    os.close(unsealed)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
-def test_mismatched_shared_memory_raises() -> None:
-    for place in hostile_places():
-        said = said_of("uint8", *place)
-        with pytest.raises(KVStoreError):
-            decode([said], Exchange(POOL))
-
-
-@given(st.lists(st.binary().map(bytearray), max_size=3))
-def test_random_bytes_raise(frames: list[bytearray]) -> None:
-    with pytest.raises(KVStoreError, match="malformed message"):
-        decode(frames)
-
-
-@given(MESSAGES, st.data())
-def test_damaged_messages_raise_or_decode(message: m.Message, data) -> None:
-    frames = [bytearray(frame) for frame in encode(message)]
-    damaged = data.draw(st.sampled_from([f for f in frames if f]))
-    at = data.draw(st.integers(0, len(damaged) - 1))
-    if data.draw(st.booleans()):
-        damaged[at] = data.draw(st.integers(0, 255))
-    else:
-        del damaged[at:]
-    try:
-        assert all(isinstance(found, m.Message) for found in decode(frames).messages)
-    except KVStoreError as e:
-        [*_, (raised_in, _)] = walk_tb(e.__traceback__)
-        # the error names the fault
-        options = isinstance(raised_in.f_locals.get("self"), StoreOptions)
-        assert "malformed message" in str(e) or options
-
-
-def said_of(*place: object) -> bytes:
-    """Return a header that refers to one tensor in shared memory."""
-    return header(["Assign", 0, 0, "w", place])
-
-
-def header(*bodies: object) -> bytes:
-    return msgpack.encode([0, [], bodies])
-
-
-@pytest.mark.parametrize(
-    "frames",
-    [
-        [],
-        [b""],
-        [b"\xff\xff\xff\xff\x90"],
-        [b"\x91" * 100_000],
-        [msgpack.encode([])],
-        [msgpack.encode({})],
-        [msgpack.encode([0, [1.5], []])],
-        [msgpack.encode([True, [], []])],
-        [msgpack.encode([0, ["w"], []])],
-        [msgpack.encode([0, [], [], []])],
-        [header([])],
-        [header(["Pull", 0, 0, "w"]) + b"more"],
-        [header(["Pull", 0, 0, "w"]), b"more"],
-        [header(["Pull", 0, 0, True])],
-        [header(["Pull", 0, "w"])],
-        [header(["Pull", 0, 0, "w", "y"])],
-        [header(["Pickle", 0, 0])],
-        [said_of("float32")],
-        [said_of("float32"), b"abc"],
-        [said_of("float32", b"abc")],
-        [said_of("float32", b"abcd"), b"abcd"],
-        [said_of("float32", "abcd")],
-        [said_of("float32", 0, 4), b"abcd"],
-        [said_of("save"), b"abcd"],
-        [said_of("float32", 1, 2, 3, 4, 5, 6)],
-        [said_of([1], b"abcd")],
-        [said_of()],
-        [said_of([1], 5)],
-    ],
-    ids=lambda frames: repr(frames[:1])[:40],
-)
-def test_invalid_messages_raise(frames: list[bytes]) -> None:
-    with pytest.raises(KVStoreError, match="malformed message"):
-        decode([bytearray(f) for f in frames])

@@ -69,18 +69,6 @@ def test_slow_link_delays_the_sender() -> None:
     assert sent.seconds is not None and sent.seconds < 1, "the waste lies before the operation"
 
 
-def test_dropped_rank_leaves_silently() -> None:
-    with dk.trouble(drop_rank={2: 3}), pytest.raises(dk.errors.DeadlockError) as caught:
-        dk.run_ranks(steps, 3, 5)
-    (finding,) = caught.value.findings
-    assert finding.kind in ("uneven", "skipped")
-    assert finding.missing_ranks == (2,) and finding.waiting == (0, 1)
-    run = caught.value.run
-    assert isinstance(run, Run)
-    assert reduced(run, 2) == 2  # its third communication, after the barrier
-    assert run.trace.info.ends[2].how == "returned"
-
-
 def test_rank_is_killed_after_its_nth_communication() -> None:
     asked = r"rank 1 .*dk.trouble killed it, as requested\); last seen after all_reduce\(\) at "
     with dk.trouble(kill={1: 4}), pytest.raises(dk.errors.RankDied, match=asked) as caught:
@@ -106,7 +94,6 @@ def test_faults_end_with_the_block() -> None:
     [
         ({"delay": {3: 0.1}}, r"names rank 3, but the ranks are 0 to 1"),
         ({"kill": {-1: 0}}, r"names rank -1"),
-        ({"drop_rank": 2}, r"names rank 2"),
     ],
 )
 def test_faults_on_unknown_ranks_raise(asked: dict[str, Any], says: str) -> None:
@@ -125,10 +112,9 @@ def test_faults_on_unknown_ranks_raise(asked: dict[str, Any], says: str) -> None
         ({"bandwidth": -1.0}, "bytes per second"),
         ({"bandwidth": math.nan}, "bytes per second"),
         ({"kill": {0: -1}}, "expects numbers of communications"),
-        ({"drop_rank": {0: 1.5}}, "expects numbers of communications"),
+        ({"kill": {0: 1.5}}, "expects numbers of communications"),
         ({"bandwidth": "slow"}, "bytes per second"),
         ({"delay": {"0": 1, 7: 1}}, "got '0'"),
-        ({"drop_rank": "all"}, "got 'all'"),
         ({"delay": {7: 1}}, "names rank 7"),
     ],
 )
@@ -137,21 +123,13 @@ def test_invalid_faults_raise(asked: dict[str, Any], says: str) -> None:
         trouble.current().check(2)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"kill": {1: 2}}, r"kill=\{1: 2\}\) had no effect: rank 1 made only 2 .* its 3rd"),
-        (
-            {"drop_rank": {0: 9}},
-            r"drop_rank=\{0: 9\}\) had no effect: rank 0 made only 2 .* its 10th",
-        ),
-    ],
-)
-def test_unused_fault_is_reported(given: dict[str, Any], says: str) -> None:
+def test_unused_fault_is_reported() -> None:
+    says = r"kill=\{1: 2\}\) had no effect: rank 1 made only 2 .* its 3rd"
+
     def twice() -> None:
         dist.barrier()
         dist.barrier()
 
-    with dk.trouble(**given), pytest.warns(dk.errors.CommunicationWarning, match=says) as said:
+    with dk.trouble(kill={1: 2}), pytest.warns(dk.errors.CommunicationWarning, match=says) as said:
         dk.run_ranks(twice, 2)
     assert len(said) == 1

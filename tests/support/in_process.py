@@ -19,7 +19,6 @@ from distkit.kvstore.protocol.messages import Barrier, Message, Reply, Request
 from distkit.kvstore.protocol.options import BIGARRAY_BOUND, StoreOptions, canonical
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.wire import decode, encode
-from distkit.kvstore.transport.link import LocalLink
 
 #: Time limit of a worker's wait for a reply [s].
 PATIENCE = 30.0
@@ -67,7 +66,8 @@ class InProcess:
 
     def store(self, rank: int = 0, **options: Any) -> KVStore:
         """Create the store of a worker."""
-        requests = Requests(_Line(self, rank), rank)
+        link: Any = _Line(self, rank)
+        requests = Requests(link, rank)
         return KVStore(
             requests,
             type=self.mode,
@@ -103,7 +103,7 @@ class InProcess:
             self._waiting.clear()
 
 
-class _Line(LocalLink):
+class _Line:
     """A worker's link to the servers."""
 
     def __init__(self, servers: InProcess, rank: int) -> None:
@@ -125,6 +125,9 @@ class _Line(LocalLink):
             found = list(mine)
             mine.clear()
             return found
+
+    def close(self) -> None:
+        """Do nothing, because there are no connections."""
 
 
 def _travelled(message: Message) -> tuple[Message, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 from distkit.errors import KVStoreError
@@ -10,7 +9,7 @@ from distkit.kvstore.client.requests import Call, Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import LIFE, AddressBook, Register
 from distkit.kvstore.protocol.options import BIGARRAY_BOUND, StoreOptions, canonical
-from distkit.kvstore.transport.link import LocalLink, ZmqLink
+from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.node import Node
 
 _here: Node | None = None
@@ -20,7 +19,7 @@ _report: Callable[[str], None]
 
 
 def create(
-    name: str = "local",
+    name: str,
     *,
     bigarray_bound: int = BIGARRAY_BOUND,
     staleness: int | None = None,
@@ -31,11 +30,10 @@ def create(
     """Create a store by name; every worker of a run creates the same one.
 
     Args:
-        name: ``"local"``: a store in this process only. ``"device"``: the same, on the device of
-            its tensors. ``"dist_sync"``: servers wait for every worker's gradient, and update with
-            their sum. ``"dist_async"``: servers update with each gradient as it arrives; no worker
-            waits. ``"dist_sync_device"``, ``"dist_async_device"``: the same, but the gradients of
-            a worker's devices are added on a device. MXNet's other spellings, such as
+        name: ``"dist_sync"``: servers wait for every worker's gradient, and update with their sum.
+            ``"dist_async"``: servers update with each gradient as it arrives; no worker waits.
+            ``"dist_sync_device"``, ``"dist_async_device"``: the same, but the gradients of a
+            worker's devices are added on a device. MXNet's other spellings, such as
             ``"dist_device_sync"``, are accepted.
         bigarray_bound: number of elements from which an array is split over all servers.
         staleness: for dist_async: the number of gradients by which a worker may be ahead of the
@@ -54,42 +52,21 @@ def create(
     Raises:
         KVStoreError: The name is unknown, the cluster has no servers, or other workers passed
             other options.
-
-    >>> create("local")
-    <KVStore local: worker 0 of 1>
     """
     global _store, _options
-    if not isinstance(name, str):
-        raise KVStoreError(f'create got {name!r:.60}. Pass a name such as "dist_sync".')
-    spelling, name = name.lower(), canonical(name)
-    if name in ("local", "device"):
-        _hint(name)
-        local = Requests(LocalLink(), 0, local=True, servers=[0])
-        return KVStore(
-            local, type=spelling, num_workers=1, servers=[0], scheduler=None, bound=bigarray_bound
-        )
-    options = StoreOptions(name, bigarray_bound, staleness, backup, replication, on_crash)
-    node = _check(name)
+    mode = canonical(name)
+    options = StoreOptions(mode, bigarray_bound, staleness, backup, replication, on_crash)
+    node = _check(mode)
     options.fit(node.workers, node.servers)
     if _store is None:
         _report(options.crash_effect)  # before registering: a worker may end at any time
-        _store, _options = _join(node, options, spelling), options
+        _store, _options = _join(node, options, name.lower()), options
     if _options != options:
         raise KVStoreError(
             f"worker {node.index} already has a store {_options} in this run, and requests "
             f"{options}. Create the same store in the whole run."
         )
     return _store
-
-
-def _hint(name: str) -> None:
-    """Warn about a single-process store in a cluster with servers, probably a mistake."""
-    if _here is not None and _here.servers:
-        warnings.warn(
-            f'a "{name}" store is private to each worker, but this cluster has servers. For a '
-            'store shared by its workers, use kvstore.create("dist_sync").',
-            stacklevel=3,
-        )
 
 
 def _check(name: str) -> Node:
@@ -105,7 +82,7 @@ def _check(name: str) -> Node:
 
 def _join(node: Node, options: StoreOptions, spelling: str) -> KVStore:
     """Register with the scheduler, wait for all nodes, and connect to the servers."""
-    link, servers = ZmqLink(node.keys, node.way), range(node.workers, node.scheduler)
+    link, servers = Link(node.keys, node.way), range(node.workers, node.scheduler)
     requests = Requests(
         link,
         node.id,
@@ -114,18 +91,14 @@ def _join(node: Node, options: StoreOptions, spelling: str) -> KVStore:
         servers=servers,
         replication=options.replication,
     )
-    try:
-        link.connect(node.scheduler, node.endpoint(node.scheduler))
-        (book,) = requests.ask([Call(node.scheduler, Register, ("", options))])
-        assert isinstance(book, AddressBook)
-        for server in servers:
-            if server in book.endpoints:
-                link.connect(server, book.endpoints[server])
-            else:
-                requests.depart(server, "before this worker started")
-    except BaseException:
-        requests.close()
-        raise
+    link.connect(node.scheduler, node.endpoint(node.scheduler))
+    (book,) = requests.ask([Call(node.scheduler, Register, ("", options))])
+    assert isinstance(book, AddressBook)
+    for server in servers:
+        if server in book.endpoints:
+            link.connect(server, book.endpoints[server])
+        else:
+            requests.depart(server, "before this worker started")
     return KVStore(
         requests,
         type=spelling,

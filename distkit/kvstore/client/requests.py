@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Answer, Departed, Error, Key, Push, Request, ended
 from distkit.kvstore.protocol.messages import error as refusal
-from distkit.kvstore.transport.link import LocalLink, ZmqLink
+from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.recording import RequestRecorder, Step, begin_wait
 from distkit.kvstore.transport.session import backup_of
 
-#: Maximum size of pushes in flight before push blocks [bytes].
-WINDOW = 1 << 28
-#: Size of pushes sent together [bytes].
+#: Maximum size of a push that is sent together with other requests [bytes].
 LETTER = 1 << 20
 
 
@@ -34,7 +32,6 @@ class _InFlight:
     to: int
     request: Request
     recorder: RequestRecorder
-    nbytes: int  # counted against WINDOW
     answer: Answer | None = None
 
 
@@ -45,7 +42,6 @@ class Requests:
         link: the transport.
         node: id of this node.
         first: number of its first request.
-        local: whether the server is in this process, so that the trace shows no messages.
         name: returns the name of a node, for error messages.
         servers: the nodes that hold the values.
         replication: number of servers that hold each value.
@@ -53,16 +49,15 @@ class Requests:
 
     def __init__(
         self,
-        link: LocalLink | ZmqLink,
+        link: Link,
         node: int,
         *,
         first: int = 0,
-        local: bool = False,
         name: Callable[[int], str] = "node {}".format,
         servers: Sequence[int] = (),
         replication: int = 1,
     ) -> None:
-        self.node, self._link, self._local, self._name = node, link, local, name
+        self.node, self._link, self._name = node, link, name
         #: The nodes that hold a server's values: itself and its backup.
         self._owners = {
             n: (n, servers[backup_of(i, len(servers))])[:replication] for i, n in enumerate(servers)
@@ -73,11 +68,8 @@ class Requests:
         self._next = first
         self._outbox: dict[int, list[Request]] = {}  # by node
         self._in_flight: dict[int, _InFlight] = {}  # by request number
-        self._push_errors: dict[
-            Key, str
-        ] = {}  # errors of pushes, raised by the next call on the key
-        self._pushed = 0  # bytes in flight
-        self._closed = False
+        #: Errors of pushes, raised by the next call on the key.
+        self._push_errors: dict[Key, str] = {}
 
     def ask(self, calls: Sequence[Call]) -> list[Answer]:
         """Send requests to several nodes together, and wait for all answers.
@@ -89,7 +81,7 @@ class Requests:
         try:
             self._send()
             self._fail_unanswerable()
-            waiting = None if self._local else begin_wait(f.recorder for f in in_flight)
+            waiting = begin_wait(f.recorder for f in in_flight)
             while any(f.answer is None for f in in_flight):
                 self._receive(wait=True)
         finally:
@@ -105,13 +97,11 @@ class Requests:
     def post(self, call: Call) -> None:
         """Queue a push for the next :meth:`dispatch`; if it is rejected, :meth:`check` raises.
 
-        Pushes larger than LETTER are sent immediately; more than WINDOW bytes in flight block.
+        Pushes larger than LETTER are sent immediately.
         """
-        self._create(call)
-        if self._pushed > LETTER:
+        request = self._create(call).request
+        if isinstance(request, Push) and request.value.nbytes > LETTER:
             self.dispatch()
-        while self._pushed > WINDOW:
-            self._receive(wait=True)
 
     def dispatch(self) -> None:
         """Send queued requests, and handle answers that have arrived."""
@@ -146,10 +136,8 @@ class Requests:
 
     def close(self) -> None:
         """Close the connections."""
-        if not self._closed:
-            self._closed = True
-            self._abandon(list(self._in_flight.values()))
-            self._link.close()
+        self._abandon(list(self._in_flight.values()))
+        self._link.close()
 
     # -- nodes that end -----------------------------------------------------------
 
@@ -174,40 +162,24 @@ class Requests:
             if self._serving(node) is not None:
                 continue
             failing = [f for f in self._in_flight.values() if f.to == node]
-            details = self._loss_text(node) if failing else ""
+            owners = " and ".join(map(self._name, self._owners[node]))
             for f in failing:
                 text = (
                     f"{self._name(node)} {ended(how)} while {self._name(self.node)} waited for the "
-                    f"answer to {_request_name(f.request)}. {details}Run again with a replacement."
+                    f"answer to {_request_name(f.request)}. The values that only {owners} had are "
+                    "lost. To survive a crash of one server, create the store with replication=2, "
+                    "and servers=2 or more."
                 )
                 self._complete(f, refusal(f.request, text))
-
-    def _loss_text(self, node: int) -> str:
-        """Describe the values lost with a node, and how to avoid the loss."""
-        owners, remedy = self._owners[node], ""
-        names = " and ".join(map(self._name, owners))
-        if len(owners) == 1:
-            remedy = "To survive this, create the store with replication=2, and servers=2 or more. "
-        return (
-            f"Lost with it: the values that only {names} had. {remedy}"
-            "Save the values that kv.pull returns, to initialise from them later. "
-        )
 
     # -- sending and receiving ------------------------------------------------------
 
     def _create(self, call: Call) -> _InFlight:
-        if self._closed:
-            raise KVStoreError(
-                "this store belongs to a run that has ended. "
-                "Create a new one with kvstore.create(...) inside the function that is run."
-            )
         number, step = self._next, self.step
         self._next, self.step = number + 1, None
         request = call.kind(self.node, number, *call.fields)
-        recorder = RequestRecorder(request, None if self._local else call.to, step)
-        size = request.value.nbytes if isinstance(request, Push) else 0
-        entry = self._in_flight[number] = _InFlight(call.to, request, recorder, size)
-        self._pushed += size
+        recorder = RequestRecorder(request, call.to, step)
+        entry = self._in_flight[number] = _InFlight(call.to, request, recorder)
         self._outbox.setdefault(call.to, []).append(request)
         return entry
 
@@ -225,7 +197,7 @@ class Requests:
         self._fail_unanswerable()
 
     def _complete(self, entry: _InFlight, answer: Answer) -> None:
-        self._remove(entry)
+        del self._in_flight[answer.number]
         request, entry.answer = entry.request, answer
         if not isinstance(answer, Error):
             entry.recorder.answered(answer)
@@ -238,12 +210,8 @@ class Requests:
         """Stop waiting for requests; later answers are ignored."""
         for entry in in_flight:
             if entry.answer is None:
-                self._remove(entry)
+                del self._in_flight[entry.request.number]
                 entry.recorder.failed()
-
-    def _remove(self, entry: _InFlight) -> None:
-        del self._in_flight[entry.request.number]
-        self._pushed -= entry.nbytes
 
 
 def _request_name(request: Request) -> str:

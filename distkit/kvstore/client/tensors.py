@@ -50,14 +50,12 @@ def each(key: Keys) -> list[Key]:
     """Return the keys as a list.
 
     Raises:
-        KVStoreError: A key is neither an integer of at most 64 bits nor a string.
+        KVStoreError: A key is neither an integer nor a string.
     """
     keys: list[Any] = list(key) if isinstance(key, (list, tuple)) else [key]
     for k in keys:
         if type(k) not in (int, str):
             raise KVStoreError(f"{k!r} is not a key. Use an int or a str, or a list of them.")
-        if type(k) is int and not -(2**63) <= k < 2**63:
-            raise KVStoreError(f"key {k} has more than 64 bits. Use a smaller number, or str(key).")
     return keys
 
 
@@ -133,7 +131,7 @@ def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: boo
     Args:
         tensors: one per device.
         where: "host": copy all to the host and add there. "device": add on the first device, and
-            copy the sum to the host. "stay": add on the first device, and leave the sum there.
+            copy the sum to the host.
         traffic: counts the bytes.
         copy: whether the caller may change its tensors while the sum is sent.
 
@@ -148,13 +146,11 @@ def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: boo
         traffic.to_host += size
     else:
         traffic.held = max(traffic.held, first.nbytes)
-        traffic.to_host += first.nbytes * (where == "device")
+        traffic.to_host += first.nbytes
     if len(tensors) > 1:
         device = "cpu" if where == "host" else first.device
         total = summed([t.detach().to(device) for t in tensors])
         first, copy = total.to(first.dtype), where == "device" and total.is_cuda
-    if where == "stay":
-        return first.reshape(-1).clone() if copy else first.reshape(-1)
     shareable = first.device.type == "cpu" and first.is_contiguous() and not copy
     return first.view(-1) if shareable else fresh(first)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -28,7 +26,7 @@ from distkit.kvstore.client.tensors import (
 from distkit.kvstore.protocol import messages
 from distkit.kvstore.protocol.compression import Compression
 from distkit.kvstore.protocol.messages import Answer, Key, Reply
-from distkit.kvstore.protocol.optimizer import OptimizerSpec, spec_of
+from distkit.kvstore.protocol.optimizer import spec_of
 from distkit.kvstore.protocol.options import canonical
 from distkit.kvstore.protocol.placement import Layout, Part, dtype_name, place
 from distkit.kvstore.transport.recording import Step, gates, stepped
@@ -56,11 +54,9 @@ class KeyDirectory:
             KVStoreError: this worker has not initialized it.
         """
         if key not in self.layouts:
-            similar = ", ".join(get_close_matches(repr(key), map(repr, self.layouts), 5, cutoff=0))
             raise KVStoreError(
                 f"{action} {key!r}, a key that this worker has not initialized in this run. "
                 f"Call kv.init({key!r}, value) on every worker first."
-                + (f" The most similar keys: {similar}." if similar else "")
             )
         return self.layouts[key]
 
@@ -91,20 +87,19 @@ class KVStore:
         type: the name it was created with, such as "dist_sync".
         num_workers: number of workers that share the store.
         servers: the ids of the nodes that hold the values.
-        scheduler: the id of the scheduler; None if there is one worker.
+        scheduler: the id of the scheduler.
         bound: number of elements from which an array is split over all servers.
         replaces: whether dead workers are replaced; then servers must know which workers wait at a
             barrier.
         barriers: number of barriers that the run has passed.
         giver: the worker whose values initialise the keys.
 
-    >>> import torch
-    >>> from distkit import kvstore
-    >>> kv = kvstore.create("local")
-    >>> kv.init("w", torch.zeros(2))
-    >>> kv.push("w", [torch.ones(2), torch.ones(2)])     # a gradient from each of two devices
-    >>> kv.pull("w")
-    tensor([2., 2.])
+    Example, on two workers::
+
+        kv = kvstore.create("dist_sync")
+        kv.init("w", torch.zeros(2))
+        kv.push("w", [torch.ones(2), torch.ones(2)])  # a gradient from each of two devices
+        kv.pull("w")  # tensor([4., 4.])
     """
 
     def __init__(
@@ -114,7 +109,7 @@ class KVStore:
         type: str,
         num_workers: int,
         servers: Sequence[int],
-        scheduler: int | None,
+        scheduler: int,
         bound: int,
         replaces: bool = False,
         barriers: int = 0,
@@ -123,17 +118,13 @@ class KVStore:
         #: The name it was created with; the number of workers; this worker's rank.
         self.type, self.num_workers, self.rank = type, num_workers, requests.node
         self._mode = canonical(type)
-        place = "device" if self._mode.endswith("_device") else "host"
-        self._where = "stay" if self._mode == "device" else place  # device gradients are summed
+        self._where = "device" if self._mode.endswith("_device") else "host"
         self._requests, self._scheduler = requests, scheduler
         self._keys = KeyDirectory(servers, bound)
         self._replaces, self._barriers, self._giver = replaces, barriers, giver
         self._compression: Compression | None = None
-        self._optimizer: OptimizerSpec | None = None
         self._function: tuple[int, int] | None = None  # arguments of ``once``
         self._push_counts: Counter[Key] = Counter()  # pushes of that function so far
-        self._weights: set[Key] = set()  # keys whose first value is not zero
-        self._read: set[Key] = set()  # the keys among these that were pulled
         self._versions: dict[tuple[Key, int], int] = {}  # last version pulled, by key and server
         #: Number of this worker's gradients of each key that were too late for their round.
         self.dropped: dict[Key, int] = {}
@@ -169,7 +160,6 @@ class KVStore:
             [c for k in grouped for c in self._inits(k, layouts[k], grouped[k], is_giver)]
         )
         self._keys.layouts |= layouts
-        self._weights |= {k for k, (t, *_) in grouped.items() if bool(t.any())}
 
     def _inits(
         self, key: Key, layout: Layout, tensors: list[Tensor], is_giver: bool
@@ -195,23 +185,11 @@ class KVStore:
             KVStoreError: the key is not initialized, or has a different shape or dtype. Errors of
                 a server are raised by the next call on that key.
         """
-        gradients = by_key("push", key, value)
-        sums = self._optimizer is None and self._mode.startswith("dist_sync")
-        if sums and (replaced := self._read.intersection(gradients)):
-            self._weights, self._read = set(), set()  # warn once
-            warnings.warn(
-                f"push of {next(iter(replaced))!r} without an optimizer: the sum of this round "
-                "replaces the value that was pulled before. To update it instead, call "
-                "kv.set_optimizer(kvstore.SGD(learning_rate=...)) on every worker first.",
-                stacklevel=2,
-            )
-        self._push(gradients)
+        self._push(by_key("push", key, value))
 
     def _push(self, gradients: _Outs) -> None:
-        try:
-            self._post(gradients)
-        finally:
-            self._requests.dispatch()
+        self._post(gradients)
+        self._requests.dispatch()
         if gates and stepped():
             self._requests.arrive()  # before later pushes of other workers
 
@@ -269,7 +247,6 @@ class KVStore:
 
     def _pull(self, key: Keys, outs: _Outs | None) -> Tensor | list[Tensor] | None:
         keys = each(key)
-        self._read |= self._weights.intersection(keys)
         parts = {k: self._keys.parts(k) for k in keys}
         calls = [Call(node, messages.Pull, (k,)) for k in parts for node, _ in parts[k]]
         answers = iter(self._requests.ask(calls))
@@ -318,7 +295,7 @@ class KVStore:
             self._push(gradients)
             self._step(keys := each(key), map(self._keys.layout, keys))
         else:  # the tensors cannot change before this returns
-            self._post(gradients, copy=self._scheduler is None)
+            self._post(gradients, copy=False)
         pulled = self._pull(key, outs)
         if outs is None:
             results: Any = pulled if isinstance(pulled, list) else [pulled]
@@ -335,13 +312,8 @@ class KVStore:
                 −threshold, 0 or +threshold.
 
         Raises:
-            KVStoreError: the type or a parameter is unknown, or the store sends nothing.
+            KVStoreError: the type or a parameter is unknown.
         """
-        if not self._mode.startswith("dist"):
-            raise KVStoreError(
-                f'set_gradient_compression on a "{self.type}" store has no effect: it sends '
-                'nothing. Use a "dist_…" store.'
-            )
         self._compression = Compression(compression_params)
 
     @contextmanager
@@ -392,14 +364,10 @@ class KVStore:
         Raises:
             KVStoreError: the optimizer is not supported, or differs from the current one.
         """
-        self._set_optimizer(spec_of(optimizer, options), keys, messages.ALWAYS * anew)
-
-    def _set_optimizer(self, spec: OptimizerSpec, keys: Sequence[Key], change: int) -> None:
-        """Send a specification; ``change`` is as in :class:`.SetOptimizer`."""
-        fields = spec.name, dict(spec.options), change, tuple(keys)
+        spec = spec_of(optimizer, options)
+        fields = spec.name, dict(spec.options), anew, tuple(keys)
         self._step([])
         self._requests.ask([Call(s, messages.SetOptimizer, fields) for s in self._keys.servers])
-        self._optimizer = spec
 
     def _assign(self, key: Key, value: Tensor) -> None:
         """Replace a value, and reset its optimizer state."""
@@ -414,14 +382,13 @@ class KVStore:
             KVStoreError: an earlier push was rejected.
         """
         self._requests.flush()
-        if self._scheduler is not None:
-            self._step([])
-            if self._replaces:
-                self._requests.ask([Call(s, messages.AtBarrier, ()) for s in self._keys.servers])
-            call = Call(self._scheduler, messages.Barrier, (self._barriers,))
-            (reply,) = self._requests.ask([call])
-            assert isinstance(reply, Reply)
-            self._barriers = reply.version
+        self._step([])
+        if self._replaces:
+            self._requests.ask([Call(s, messages.AtBarrier, ()) for s in self._keys.servers])
+        call = Call(self._scheduler, messages.Barrier, (self._barriers,))
+        (reply,) = self._requests.ask([call])
+        assert isinstance(reply, Reply)
+        self._barriers = reply.version
 
     _barrier = barrier  # MXNet's name
 
@@ -432,8 +399,6 @@ class KVStore:
             name: the name, shared by the workers of this run.
             text: the text to store; None to read it.
         """
-        if self._scheduler is None:
-            raise KVStoreError(f'a "{self.type}" store has no other workers to share notes with.')
         (stored,) = self._requests.ask([Call(self._scheduler, messages.Note, (name, text))])
         assert isinstance(stored, messages.NoteStored)
         return stored.text
@@ -463,7 +428,7 @@ class KVStore:
                 for end in self.at_end:
                     end()
                 self._requests.flush()
-                if self._replaces and self._scheduler is not None:
+                if self._replaces:
                     nodes = [*self._keys.servers, self._scheduler]
                     self._requests.ask([Call(n, messages.Finished, ()) for n in nodes])
         finally:
@@ -471,5 +436,5 @@ class KVStore:
 
     def _step(self, keys: list[Key], layouts: Iterable[Layout] = ()) -> None:
         """Register a call with these keys and tensors as one step."""
-        if gates and self._scheduler is not None:  # local stores have no gates
+        if gates:
             self._requests.step = Step.of(keys, sum(layout.nbytes for layout in layouts))

@@ -17,9 +17,6 @@ from distkit.kvstore.protocol.options import StoreOptions
 #: Names a parameter array: a number or a string, as in MXNet.
 Key: TypeAlias = int | str
 
-#: The ``change`` of a :class:`SetOptimizer` that applies regardless of its order of arrival.
-ALWAYS = -1
-
 #: The n-th replacement of a worker numbers its requests from n times this, so the number of a
 #: request identifies the process that sent it.
 LIFE = 1 << 40
@@ -163,14 +160,13 @@ class Finished(Request):
 class SetOptimizer(Request):
     """Set the optimizer: a name and plain values, never code.
 
-    ``change`` is 0 for the first optimizer, n for the n-th change, which every worker sends and
-    which is ignored after a later change, or :data:`ALWAYS` for a change that one worker sends.
-    ``keys`` are the keys it updates; empty for all keys without a separate optimizer.
+    Without ``anew`` it must equal the current one. ``keys`` are the keys it updates; empty for all
+    keys without a separate optimizer.
     """
 
     name: str
     options: dict[str, Any]
-    change: int = 0
+    anew: bool = False
     keys: tuple[Key, ...] = ()
 
 

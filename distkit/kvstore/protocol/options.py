@@ -16,7 +16,7 @@ BIGARRAY_BOUND = 1_000_000
 MODES = ("dist_sync", "dist_async", "dist_sync_device", "dist_async_device")
 
 #: The names of all stores, for error messages.
-_STORES = ", ".join(f'"{name}"' for name in ("local", "device", *MODES))
+_STORES = ", ".join(f'"{name}"' for name in MODES)
 
 #: Effects of a worker's crash on workers that wait for it.
 ON_CRASH = ("halt", "continue", "replace")
@@ -140,16 +140,13 @@ _ALIASES = {
     "dist_device": "dist_sync_device",
     "dist_device_sync": "dist_sync_device",
     "dist_device_async": "dist_async_device",
-    "local_allreduce_cpu": "local",
-    "local_update_cpu": "local",
-    "local_allreduce_device": "device",
 }
 
 
 def canonical(name: str) -> str:
     """Return the canonical name of a store, whatever its case.
 
-    >>> [canonical(name) for name in ("dist_device_sync", "dist", "Device", "local_allreduce_cpu")]
-    ['dist_sync_device', 'dist_sync', 'device', 'local']
+    >>> [canonical(name) for name in ("dist_device_sync", "dist", "Dist_Async")]
+    ['dist_sync_device', 'dist_sync', 'dist_async']
     """
     return _ALIASES.get(name.lower(), name.lower())

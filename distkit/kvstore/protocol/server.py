@@ -13,7 +13,6 @@ slowest. *Asynchronous*: no worker waits, and gradients are stale. Other models 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 
@@ -21,7 +20,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from torch import Tensor
 
-from distkit._format import joined
 from distkit.consistency import Rule
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.compression import unpack
@@ -116,8 +114,9 @@ class KVServer:
     Args:
         rule: the consistency model.
         workers: the workers whose gradients are applied.
-        on_crash: the effect of a worker's crash on workers that wait for it: "halt" returns an
-            error, "continue" excludes the crashed worker, "replace" waits for its replacement.
+        on_crash: the effect of a worker's crash on workers that wait for it: with "halt" they wait
+            until the run ends, "continue" excludes the crashed worker, "replace" waits for its
+            replacement.
         must_update: whether to reject gradients while no optimizer is set. Without an optimizer the
             sum of a round *replaces* the value, which is only meaningful if all workers contribute.
         watch: returns a context manager for each update.
@@ -148,14 +147,12 @@ class KVServer:
         self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
         self.members = set(workers)  # workers whose gradients are required
         self.gone: dict[int, str] = {}  # workers that have ended, and how
-        self.at_barrier: set[int] = (
-            set()
-        )  # workers whose gradients are not required until they leave
+        #: Workers whose gradients are not required until they leave the barrier.
+        self.at_barrier: set[int] = set()
         #: By ended worker: the first request number of its replacement.
         self.firsts: dict[int, int] = {}
         #: By key; None for all keys without a separate optimizer.
         self.optimizers: dict[Key | None, OptimizerSpec] = {}
-        self._changes: Counter[Key | None] = Counter()  # number of changes of each optimizer
         self.entries: dict[Key, Entry] = {}
         self._early: list[Init] = []  # inits that wait for the first value of their key
 
@@ -254,16 +251,13 @@ class KVServer:
         return self._answer_ready_pulls(entry)
 
     def _answer_ready_pulls(self, entry: Entry) -> list[Answer]:
-        """Answer the pulls that no longer wait; fail those that wait for a crashed worker."""
+        """Answer the pulls that no longer wait."""
         answers: list[Answer] = []
         for name, (pull, clock) in list(entry.waiting.items()):
             state = entry.version, entry.arrived, self.members, entry.clocks
-            awaited = self.rule.awaits(clock, *state)
-            missed = self._missing_workers(entry, awaited)
-            if missed or not awaited:
+            if not self.rule.awaits(clock, *state):
                 del entry.waiting[name]
-                failure = error(pull, self._halted(pull, missed)) if missed else None
-                answers.append(failure or entry.reply(pull, entry.value))
+                answers.append(entry.reply(pull, entry.value))
         return answers
 
     # -- workers that leave and join --------------------------------------------
@@ -323,43 +317,22 @@ class KVServer:
             entry.clocks[worker] = max(entry.clocks.get(worker, 0), slowest)
         self.members.add(worker)
 
-    def _missing_workers(self, entry: Entry, awaited: set[int]) -> set[int]:
-        """Return the awaited workers that have ended, if no round can complete without them."""
-        missed = awaited & self.gone.keys() if self.on_crash == "halt" else set()
-        if not missed:
-            return missed
-        possible = (self.members - self.gone.keys()).union(entry.arrived)
-        return set() if self.rule.complete(possible, self.members) else missed
-
-    def _halted(self, pull: Pull, missed: set[int]) -> str:
-        workers = joined([f"worker {w}, which {ended(self.gone[w])}" for w in sorted(missed)])
-        return (
-            f"pull of {pull.key!r} waits for a gradient of {workers}: dist_sync needs "
-            "every worker in every round. To continue with the others, create the store with "
-            'on_crash="continue"; to replace it, with on_crash="replace".'
-        )
-
     # -- the optimizer ----------------------------------------------------------
 
     def _set_optimizer(self, request: SetOptimizer) -> list[Answer]:
         spec, keys = OptimizerSpec(request.name, request.options).check(), request.keys or (None,)
-        current = {} if request.change else self.optimizers
-        replaces = request.node in self.firsts  # a replacement may not know of a change
-        applicable = [k for k in keys if not 0 <= request.change < self._changes[k]]
-        if conflicts := [
-            current[k] for k in applicable if current.get(k, spec) != spec and not replaces
-        ]:
+        current = {} if request.anew else self.optimizers
+        conflicts = [current[k] for k in keys if current.get(k, spec) != spec]
+        if conflicts and request.node not in self.firsts:  # a replacement may not know of a change
             raise KVStoreError(
                 f"set_optimizer with {spec}, but the servers have {conflicts[0]}. "
                 "Set the same optimizer on every worker, once per run."
             )
-        self.optimizers |= {k: spec for k in applicable if k not in current}
-        self._changes |= Counter(dict.fromkeys(applicable, request.change))
+        self.optimizers |= {k: spec for k in keys if k not in current}
         return [Reply(request.node, request.number)]
 
     def _assign(self, request: Assign) -> Reply:
         entry = self._entry("new value of", request.key)
-        self._check("new value of", entry, entry.layout.shape, request.value)
         entry.value, entry.updater = request.value, None
         return entry.reply(request)
 
@@ -378,7 +351,7 @@ class KVServer:
         if push.threshold:
             value = unpack(push.value, push.threshold, entry.value.numel())
             push = replace(push, value=value.to(entry.value.dtype))
-        self._check("push of", entry, push.shape, push.value)
+        entry.layout.check("push of", entry.key, push.shape, dtype_name(push.value))
         spec = self._optimizer(push.key)
         if self.must_update and spec is None:
             raise KVStoreError(
@@ -392,11 +365,3 @@ class KVServer:
                 "Use a floating-point tensor, or no optimizer."
             )
         return push
-
-    def _check(self, action: str, entry: Entry, shape: tuple[int, ...], value: Tensor) -> None:
-        entry.layout.check(action, entry.key, shape, dtype_name(value))
-        if value.shape != entry.value.shape:
-            raise KVStoreError(
-                f"{action} {entry.key!r} with {value.numel()} elements, but this server's part has "
-                f"{entry.value.numel()}."
-            )

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from msgspec import MsgspecError
 from msgspec.msgpack import Decoder, Encoder
 from torch import Tensor
 
-from distkit.errors import KVStoreError
 from distkit.kvstore.protocol import messages
 from distkit.kvstore.protocol.messages import Message
 from distkit.kvstore.protocol.placement import DTYPES, dtype_name
@@ -91,37 +89,14 @@ def decode(frames: Sequence[Frame], exchange: Exchange | None = None) -> Batch:
         exchange: opens borrowed memory; None if there is none.
 
     Raises:
-        KVStoreError: The frames are malformed.
+        MemoryGone: A tensor is in the memory of a process that has ended.
     """
-    try:
-        header, *_reader.large = frames
-        _reader.exchange = exchange
-        batch: Batch = _reader.decoder.decode(header)
-        if _reader.large:
-            raise ValueError("more frames than tensors in the header")
-    except _MALFORMED as e:
-        raise KVStoreError(
-            f"malformed message: {type(e).__name__}: {e}. "
-            "Only nodes of one cluster, with one version of distkit, may use its folder."
-        ) from None
-    finally:
-        _reader.large, _reader.exchange = [], None
+    header, *_reader.large = frames
+    _reader.exchange = exchange
+    batch: Batch = _reader.decoder.decode(header)
     if exchange is not None:
         exchange.take_back(batch.back)
     return batch
-
-
-#: Errors caused by malformed bytes.
-_MALFORMED = (
-    MsgspecError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    OverflowError,
-    RecursionError,
-    RuntimeError,
-)
 
 
 class _Reader(threading.local):
@@ -135,12 +110,13 @@ class _Reader(threading.local):
     def _tensor(self, kind: type, encoded: Any) -> Tensor:
         """Return a tensor from the header, the next large frame, or borrowed memory."""
         name, *address = encoded
-        dtype, data = DTYPES[name], address[0] if address else None
-        if data is None:
-            data = self.large.pop(0)
-        elif type(data) is not bytes:
-            if self.exchange is None or {*map(type, address)} != {int}:
-                raise ValueError(f"a tensor at the invalid address {address!r:.40}")
+        dtype = DTYPES[name]
+        if not address:
+            data: Any = self.large.pop(0)
+        elif isinstance(address[0], bytes):
+            (data,) = address
+        else:
+            assert self.exchange is not None
             data = self.exchange.borrow(address)
         tensor = over(data, dtype)
         aligned = tensor.data_ptr() % dtype.itemsize == 0  # frames may be unaligned

@@ -1,4 +1,4 @@
-"""Links to server nodes, over a ZeroMQ DEALER each or by a function call."""
+"""A node's link to the nodes that answer it, over a ZeroMQ DEALER each."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from typing import Any
 
 import zmq
 
-from distkit.consistency import Synchronous
-from distkit.kvstore.protocol.messages import Message, Request
-from distkit.kvstore.protocol.server import KVServer
+from distkit.kvstore.protocol.messages import Message
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
 from distkit.kvstore.transport.memory import Exchange, MemoryGone
-from distkit.kvstore.transport.recording import updating
 from distkit.kvstore.transport.sockets import open_socket, receive
 
 
@@ -37,7 +34,7 @@ class _Connection:
                 yield from decode([f.buffer for f in frames], self.exchange).messages
 
 
-class ZmqLink:
+class Link:
     """Connections to nodes that answer.
 
     Args:
@@ -91,27 +88,3 @@ class ZmqLink:
     def close(self) -> None:
         """Close all connections immediately; unsent messages are lost."""
         self.context.destroy()
-
-
-class LocalLink:
-    """A server of one worker in the same process, without transport."""
-
-    def __init__(self) -> None:
-        self._server = KVServer(Synchronous(), workers=[0], watch=updating)
-        self._answers: list[Message] = []
-
-    def send(self, node: int, requests: Sequence[Request], to: int) -> None:
-        """Handle requests immediately."""
-        for request in requests:
-            self._answers += self._server.handle(request)
-
-    def receive(self, *, wait: bool) -> list[Message]:
-        """Return the answers to the requests sent since the last call."""
-        answers, self._answers = self._answers, []
-        return answers
-
-    def disconnect(self, node: int) -> None:
-        """Do nothing, because there are no connections."""
-
-    def close(self) -> None:
-        """Do nothing, because there are no connections."""

@@ -5,8 +5,7 @@ maps that memory, so the tensor is not copied. The block is lent until the recei
 last tensor there; the next message returns it to the sender, which reuses it.
 
 The memory is a ``memfd`` without a name. Only processes of the same user can open it, through
-``/proc``; the kernel frees it with the last process that maps it. It is sealed, so that it cannot
-shrink after the receiver has checked its size.
+``/proc``; the kernel frees it with the last process that maps it.
 """
 
 from __future__ import annotations
@@ -19,17 +18,13 @@ import warnings
 import weakref
 from collections import defaultdict
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from distkit.errors import KVStoreError
-
-if sys.platform == "linux":
-    import fcntl
-
-    _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 #: Minimum size of a tensor in shared memory [bytes]; smaller ones are faster through a socket.
 LARGE = 1 << 16
@@ -53,9 +48,8 @@ class Pool:
     """
 
     def __init__(self) -> None:
-        self._file = os.memfd_create("distkit", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        self._file = os.memfd_create("distkit")
         os.ftruncate(self._file, _SIZE)
-        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS)
         self._inode, self.used = os.fstat(self._file).st_ino, 0
         self._memory = mmap.mmap(self._file, _SIZE)
         self._begin = over(self._memory, torch.uint8).data_ptr()
@@ -122,13 +116,9 @@ class Exchange:
 
         Raises:
             MemoryGone: The peer has ended.
-            KVStoreError: The memory cannot be opened.
-            ValueError: The memory does not exist, or is too small.
         """
         pid, file, inode, start, nbytes, number = address
         memory = self._map(pid, file, inode)
-        if not 0 <= start <= start + nbytes <= len(memory):
-            raise ValueError(f"{nbytes} bytes at offset {start} in memory of {len(memory)} bytes")
         self._pool = self._pool or _pool  # a peer that lends is on this host
         view = memoryview(memory)[start : start + nbytes]
         weakref.finalize(view, self._given_up.append, number).atexit = False
@@ -142,31 +132,17 @@ class Exchange:
 
     def _map(self, *address: int) -> mmap.mmap:
         if address not in self._maps:
-            try:
-                self._maps[address] = _mapped(*address)
-            except (FileNotFoundError, ProcessLookupError):
-                raise MemoryGone(
-                    f"process {address[0]} has ended, and its memory is gone"
-                ) from None
-            except OSError as e:
-                raise KVStoreError(
-                    f"the memory of process {address[0]} cannot be opened: {e}. Run all nodes of a "
-                    "cluster as one user, visible to each other in /proc."
-                ) from None
+            self._maps[address] = _mapped(*address)
         return self._maps[address]
 
 
 def _mapped(pid: int, number: int, inode: int) -> mmap.mmap:
-    """Map a file of another process, after checking that it is the expected sealed memory."""
-    flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    file = os.open(f"/proc/{pid}/fd/{number}", flags)
-    try:
-        sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-        if not sealed or os.fstat(file).st_ino != inode:
-            raise ValueError(f"file {number} of process {pid} is not the expected sealed memory")
-        return mmap.mmap(file, 0)
-    finally:
-        os.close(file)
+    """Map a file of another process, unless a later process has its number."""
+    path = Path(f"/proc/{pid}/fd/{number}")
+    with suppress(FileNotFoundError, ProcessLookupError), path.open("r+b", buffering=0) as file:
+        if os.fstat(file.fileno()).st_ino == inode:
+            return mmap.mmap(file.fileno(), 0)
+    raise MemoryGone(f"process {pid} has ended, and its memory is gone")
 
 
 def over(view: Any, dtype: torch.dtype) -> Tensor:

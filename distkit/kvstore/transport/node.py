@@ -56,15 +56,11 @@ class Node:
             return "the scheduler"
         return f"worker {node}" if node < self.workers else f"server {node - self.workers}"
 
-    def path(self, node: int) -> Path:
-        """Return the path of the socket of a server or the scheduler."""
-        return Path(self.folder, f"kv{node}")
-
     def endpoint(self, node: int) -> str:
         """Return the endpoint of a server on this host, or of the scheduler."""
         if self.scheduler_endpoint and node == self.scheduler:
             return self.scheduler_endpoint
-        return f"ipc://{self.path(node)}"
+        return f"ipc://{self.folder}/kv{node}"
 
     def way(self, endpoint: str) -> str:
         """Return the route from this node to an endpoint: TCP unless both are in one folder.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
-from distkit._format import joined
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
     LIFE,
@@ -19,7 +18,6 @@ from distkit.kvstore.protocol.messages import (
     Register,
     Reply,
     Request,
-    ended,
     error,
 )
 from distkit.kvstore.protocol.options import StoreOptions
@@ -100,13 +98,9 @@ class Scheduler:
         ]
 
     def _begin_if_complete(self) -> list[Answer]:
-        """Send the address book once all nodes are present; fail if that is impossible."""
-        dead = [n for n in self.gone if n < self.workers]
-        if dead and self._on_worker_end == "halt":
-            text = self._missing("the start", dead)
-            return [error(self.present.pop(n), text) for n in self._active_workers()]
-        expected = self.workers - len(dead) * (self._on_worker_end == "continue") + self.servers
-        if self.options is None or len(self.present) < expected:
+        """Send the address book once all nodes are present."""
+        excused = len(self._dead_workers()) if self._on_worker_end == "continue" else 0
+        if self.options is None or len(self.present) < self.workers + self.servers - excused:
             return []
         self.begun = True
         self.on_begin()
@@ -133,13 +127,9 @@ class Scheduler:
     # -- barrier ----------------------------------------------------------------
 
     def _release_barrier(self) -> list[Answer]:
-        """Release the barrier once all workers have arrived; fail if that is impossible."""
+        """Release the barrier once all workers have arrived."""
         waiting = [self.at_barrier[n] for n in sorted(self.at_barrier)]
-        dead = {n for n in self.gone if n < self.workers}
-        if dead and self._on_worker_end == "halt":
-            self.at_barrier = {}
-            return [error(b, self._missing("barrier", dead)) for b in waiting]
-        excused = {"continue": dead, "replace": self.finished}.get(self._on_worker_end, set())
+        excused = self._dead_workers() if self._on_worker_end == "continue" else self.finished
         if not waiting or not self.at_barrier.keys() >= {*range(self.workers)} - excused:
             return []
         self.at_barrier = {}
@@ -154,7 +144,7 @@ class Scheduler:
     # -- nodes that end ---------------------------------------------------------
 
     def leave(self, node: int, life: int, how: str) -> list[Answer]:
-        """Notify the servers of a node's end, and fail requests that would wait for it forever.
+        """Notify the servers of a node's end, and release the nodes that waited for it.
 
         Args:
             node: the node that has ended.
@@ -186,9 +176,5 @@ class Scheduler:
         """The effect of a worker's end on the others."""
         return "" if self.options is None else self.options.crash_effect
 
-    def _missing(self, event: str, workers: Collection[int]) -> str:
-        names = joined([f"worker {n}, which {ended(self.gone[n])}" for n in sorted(workers)])
-        return (
-            f"{event} waits for {names}. To continue with the others, create the store with "
-            'on_crash="continue"; to replace it, with on_crash="replace".'
-        )
+    def _dead_workers(self) -> set[int]:
+        return {n for n in self.gone if n < self.workers}

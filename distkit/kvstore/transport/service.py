@@ -22,12 +22,12 @@ from distkit.kvstore.protocol.messages import (
     Answer,
     Copy,
     Message,
+    Register,
     Request,
-    error,
 )
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
-from distkit.kvstore.transport.link import ZmqLink
+from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.memory import Exchange, MemoryGone
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.recording import ReplyRecorder, RequestRecorder
@@ -79,7 +79,7 @@ class Service:
         #: Set by another thread at the end of the run: no more answers are sent.
         self.resting = False
         self._notes = ReplyRecorder()
-        self._link = ZmqLink(node.keys, node.way)  # to the scheduler and the backup
+        self._link = Link(node.keys, node.way)  # to the scheduler and the backup
         self._peers: dict[bytes, Peer] = {}  # by ZeroMQ's identity of the connection
         self._routes: dict[int, Peer] = {}  # latest connection of each node, for answers
         self._machine: ServerSession | Scheduler = (
@@ -113,7 +113,7 @@ class Service:
     def _open(self) -> None:
         """Listen, and register a server."""
         node = self.node
-        endpoint = f"ipc://{node.path(node.id)}"
+        endpoint = node.endpoint(node.id)
         self._router = open_socket(self._link.context, zmq.ROUTER, node.keys)
         try:
             self._router.bind(endpoint)
@@ -129,7 +129,7 @@ class Service:
             self._link.poller.register(self._router, zmq.POLLIN)
             self.report("listens", endpoint)
             return
-        register = self._machine.register(endpoint)
+        register = Register(node.id, 0, endpoint)
         self._registering = RequestRecorder(register, node.scheduler)
         self._link.connect(node.scheduler, node.endpoint(node.scheduler))
         self._link.send(node.scheduler, [register])
@@ -170,29 +170,20 @@ class Service:
         self._deliver(answers)
 
     def _serve(self, frames: list[Any]) -> list[Message]:
-        """Return the answers to a batch of requests; unreadable batches are ignored."""
-        machine, peer = self._machine, self._peer(frames[0])
+        """Return the answers to a batch of requests; later batches of a lost one are ignored."""
+        peer = self._peer(frames[0])
         try:
             batch = decode([frame.buffer for frame in frames[1:]], peer.exchange)
-        except KVStoreError as e:
-            peer.gone |= isinstance(e, MemoryGone)
-            return []
+        except MemoryGone:
+            peer.gone = True
         if peer.gone:
             return []
         answers: list[Message] = []
         for request in batch.messages:
-            if not isinstance(request, Request) or not 0 <= request.node < self.node.scheduler:
-                continue  # not a request of a node of this cluster
+            assert isinstance(request, Request)
             self._route_answers(request, peer)
             self._notes.arrived(request)
-            try:
-                answers += machine.handle(request, batch.to)
-            except Exception as e:  # e.g. out of memory: only this request fails
-                if isinstance(request, Copy):
-                    raise  # a backup that misses a message must end
-                server = f"{self.node.role} {self.node.index}"
-                text = f"{server} could not serve {type(request).__name__}: {type(e).__name__}: {e}"
-                answers.append(error(request, text))
+            answers += self._machine.handle(request, batch.to)
         return answers
 
     def _peer(self, frame: Any) -> Peer:

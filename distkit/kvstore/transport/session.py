@@ -27,7 +27,6 @@ from distkit.kvstore.protocol.messages import (
     Copy,
     Departed,
     Message,
-    Register,
     Reply,
     Request,
 )
@@ -102,10 +101,6 @@ class ServerSession:
         self.replicas: dict[int, KVServer] = {}
         self.backup = Backup(node.id)
         self._departed: list[Departed] = []  # workers
-
-    def register(self, endpoint: str) -> Register:
-        """Return the server's registration, with the endpoint it listens on."""
-        return Register(self.node.id, 0, endpoint)
 
     def handle_answer(self, answer: Answer) -> list[Message]:
         """Handle an answer from the scheduler or the backup."""

@@ -134,8 +134,6 @@ def to_html(
     path: str | Path,
     *,
     title: str = "",
-    about: Mapping[str, str] | None = None,
-    first: Mapping[str, str] | None = None,
 ) -> Path:
     """Write a page with one trace, or with a tab for each of several traces.
 
@@ -145,8 +143,6 @@ def to_html(
         trace: a trace, or ``{"p2p": trace, "all_reduce": other}``.
         path: the file to write.
         title: the page's heading.
-        about: descriptions of runs, by name.
-        first: initial views of runs, by name; by default the timeline.
 
     Returns:
         The path.
@@ -158,11 +154,7 @@ def to_html(
     """
     traces = {"": trace} if isinstance(trace, EventLog) else dict(trace)
     path = Path(path)
-    about, first = about or {}, first or {}
-    runs = [
-        _Run(i, name, trace, about.get(name, ""), first.get(name, ""))
-        for i, (name, trace) in enumerate(traces.items())
-    ]
+    runs = [_Run(i, name, trace) for i, (name, trace) in enumerate(traces.items())]
     path.write_text(_page(runs, title), encoding="utf-8")
     return path
 
@@ -190,10 +182,10 @@ def _page(runs: list[_Run], title: str) -> str:
 class _Run:
     """A trace of a page, with its views."""
 
-    def __init__(self, number: int, name: str, trace: EventLog, about: str, first: str) -> None:
-        self.number, self.name, self.trace, self.about = number, name, trace, about
+    def __init__(self, number: int, name: str, trace: EventLog) -> None:
+        self.number, self.name, self.trace = number, name, trace
         self.id, self.tab = f"panel{number}", name.replace("_", " ")
-        self.views = sorted(fitting(trace), key=lambda view: view.name != first)
+        self.views = fitting(trace)
 
     def element_id(self, view: PageView) -> str:
         """Return the element id of a view, which also names its picture."""
@@ -204,7 +196,6 @@ class _Run:
         note = left_out(self.trace)
         parts = [
             f'<section id="{self.id}" {_panel(self.id, several)}{" hidden" * (self.number > 0)}>',
-            f'<p class="run">{escape(self.about)}</p>' if self.about else "",
             _tabs("views", {self.element_id(view): view.name.title() for view in self.views}),
             f'<p class="note">{escape(note)}</p>' if note else "",
             *map(self._view, self.views),

@@ -63,8 +63,8 @@ class Network:
         self.sessions = {n: ServerSession(Node("server", n - W, W, S, "f")) for n in SERVERS}
         self.queues: dict[tuple[int, int], deque[tuple[Message, int]]] = defaultdict(deque)
         self.inbox: dict[int, list[Message]] = defaultdict(list)
-        for n, session in self.sessions.items():
-            self.send(n, SCHEDULER, session.register(""))
+        for n in self.sessions:
+            self.send(n, SCHEDULER, Register(n, 0, ""))
         for worker in range(W):
             self.send(worker, SCHEDULER, Register(worker, 0, "", self.options))
         self.deliver_all()

@@ -13,8 +13,8 @@ from distkit.kvstore import KVStore
 from tests.support.in_process import InProcess
 
 SHAPE = (4, 4)
-#: Stores of a single worker: in this process, and with servers.
-SINGLE_WORKER = ("local", "device", "dist_sync", "dist_async")
+#: Stores of a single worker.
+SINGLE_WORKER = ("dist_sync", "dist_async")
 
 
 class Case(NamedTuple):
@@ -45,9 +45,7 @@ def case(*variants: Any) -> Callable[[Callable[..., None]], Callable[..., None]]
 
 def store(kind: str, servers: int = 1, bound: int = 1_000_000, **options: Any) -> KVStore:
     """A store of one worker."""
-    if kind.startswith("dist"):
-        return InProcess(1, servers, kind, bound).store(**options)
-    return kvstore.create(kind, bigarray_bound=bound, **options)
+    return InProcess(1, servers, kind, bound).store(**options)
 
 
 def adding(kv: KVStore) -> KVStore:

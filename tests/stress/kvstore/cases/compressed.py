@@ -157,11 +157,6 @@ def invalid_compression_parameters_are_refused(params: dict[str, Any]) -> None:
     assert_refused(lambda: store("dist_sync").set_gradient_compression(params), "Pass", "2bit")
 
 
-@case("local", "device")
-def a_local_store_does_not_compress(kind: str) -> None:
-    assert_refused(lambda: store(kind).set_gradient_compression({"type": "2bit"}), "dist_")
-
-
 @case()
 def integers_are_not_compressed() -> None:
     kv = store("dist_sync")

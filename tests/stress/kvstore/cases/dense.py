@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from tests.stress.kvstore.cases.catalogue import (
 from tests.support.in_process import InProcess
 
 #: Stores that sum without an optimizer.
-SUMS = "local", "device", "dist_sync"
+SUMS = "dist_sync", "dist_sync_device"
 KEYS = (3, "a")
 LISTS = ([5, 7, 11], ["b", "c", "d"])
 
@@ -233,7 +232,7 @@ def optimizer_receives_the_sum_in_float32(dtype: str, multi: bool) -> None:
         assert_equal(value, torch.full((2,), 1 + 2 * step).to(like))
 
 
-@case("local", "device")
+@case("dist_sync", "dist_sync_device")
 def gradients_of_devices_are_summed_in_float32(kind: str) -> None:
     kv, step = store(kind), 2.0**-11
     kv.init("w", torch.zeros(2, dtype=torch.float16))
@@ -329,7 +328,7 @@ def refused_list_sends_nothing(wrong: str) -> None:
 
 @case("init", "push", "pull")
 def invalid_key_is_refused(call: str) -> None:
-    kv = store("local")
+    kv = store("dist_sync")
     given = (1.5,) if call == "pull" else (1.5, ones())
     assert_refused(lambda: getattr(kv, call)(*given), "1.5 is not a key")
 
@@ -344,13 +343,6 @@ def a_key_without_init_is_refused(call: str) -> None:
 @case(*SINGLE_WORKER)
 def number_of_values_must_match_keys(kind: str) -> None:
     assert_refused(lambda: store(kind).init([1, 2], [ones()]), "2 keys with 1 tensors")
-
-
-@case(
-    "local", "device", "LOCAL", "local_allreduce_cpu", "local_update_cpu", "local_allreduce_device"
-)
-def create_accepts_the_name_and_type_returns_it(name: str) -> None:
-    assert kvstore.create(name).type == name.lower()
 
 
 @case(
@@ -386,30 +378,6 @@ def a_distributed_store_keeps_its_spelling(name: str) -> None:
 def rank_and_num_workers_match_the_run() -> None:
     found = InProcess(3).run(lambda kv: (kv.rank, kv.num_workers))
     assert found == [(0, 3), (1, 3), (2, 3)]
-
-
-@case(1, 2)
-def missing_optimizer_warns_once(servers: int) -> None:
-    kv = store("dist_sync", servers)
-    kv.init("w", ones(3))
-    w: Any = kv.pull("w")
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            kv.push("w", 0.1 * w)
-            w = kv.pull("w")
-    assert len(warned) == 1 and "set_optimizer" in str(warned[0].message)
-
-
-@case("zeros", "pushpull", "optimizer")
-def intended_sums_do_not_warn(how: str) -> None:
-    kv = store("dist_sync")
-    kv.init("w", ones(0 if how == "zeros" else 3))
-    kv.pull("w")
-    if how == "optimizer":
-        adding(kv)
-    getattr(kv, "pushpull" if how == "pushpull" else "push")("w", ones())
-    assert_equal(kv.pull("w"), 4 if how == "optimizer" else 1)
 
 
 @case(*((servers, shape) for servers in (2, 3) for shape in ((1211, 3), (7,), (2, 3, 5))))

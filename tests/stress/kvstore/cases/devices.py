@@ -18,7 +18,7 @@ from tests.stress.kvstore.cases.catalogue import (
 )
 from tests.support.in_process import InProcess
 
-STORES = "local", "device", "dist_sync", "dist_device_sync", "dist_async", "dist_device_async"
+STORES = "dist_sync", "dist_device_sync", "dist_async", "dist_device_async"
 
 
 @case(*((kind, devices) for kind in STORES for devices in (1, 4)))
@@ -54,7 +54,7 @@ def devices_of_all_workers_are_summed(kind: str) -> None:
         assert_equal(found, 36)
 
 
-@case("local", "device")
+@case("dist_sync", "dist_sync_device")
 def traffic_counts_devices_once(kind: str) -> None:
     kv = store(kind)
     kv.init("w", torch.zeros(2))

@@ -83,7 +83,7 @@ def optimizer_is_accepted_in_every_form(form: str) -> None:
         "MXNet's name": ("SGD", {"learning_rate": 0.5}),
         "specification": (kvstore.SGD(learning_rate=0.5), {}),
     }
-    kv = store("local")
+    kv = store("dist_sync")
     optimizer, options = given[form]
     kv.set_optimizer(optimizer, **options)
     kv.init("w", ones())
@@ -95,7 +95,7 @@ def optimizer_is_accepted_in_every_form(form: str) -> None:
 def gradients_are_rescaled_first(name: str) -> None:
     found = []
     for scale in (1.0, 4.0):
-        kv = store("local")
+        kv = store("dist_sync")
         kv.set_optimizer(name, rescale_grad=1 / scale)
         kv.init("w", ones())
         for g in (0.5, 3.0, -2.0):
@@ -120,20 +120,22 @@ def keys_may_have_separate_optimizers(name: str) -> None:
 
 @case("sgdd", "lbsgd", "nag", "torch.optim.LBFGS", "torch.optim.Nothing", "os.system")
 def unknown_optimizer_error_lists_known_names(name: str) -> None:
-    assert_refused(lambda: store("local").set_optimizer(name), "Adam", "kvstore.SGD")
+    assert_refused(lambda: store("dist_sync").set_optimizer(name), "Adam", "kvstore.SGD")
 
 
 @case(("sgd", "clip_gradient"), ("adam", "momentum"), ("torch.optim.Adam", "beta1"))
 def unknown_option_error_lists_known_options(name: str, option: str) -> None:
     options: Any = {option: 1.0}
     assert_refused(
-        lambda: store("local").set_optimizer(name, **options), f"'{option}'", "Its options are lr"
+        lambda: store("dist_sync").set_optimizer(name, **options),
+        f"'{option}'",
+        "Its options are lr",
     )
 
 
 @case("negative", "text", "function")
 def invalid_values_are_refused(which: str) -> None:
-    kv = store("local")
+    kv = store("dist_sync")
     if which == "negative":
         assert_refused(lambda: kv.set_optimizer(torch.optim.Adam, lr=-1.0), "learning rate")
     elif which == "text":
@@ -148,13 +150,13 @@ def optimizer_with_state_is_refused() -> None:
     optimizer = torch.optim.Adam([weight])
     weight.grad = torch.ones(1)
     optimizer.step()
-    assert_refused(lambda: store("local").set_optimizer(optimizer), "taken steps")
+    assert_refused(lambda: store("dist_sync").set_optimizer(optimizer), "taken steps")
 
 
 @case("LBFGS", "Adafactor", "Muon", "SparseAdam")
 def optimizer_that_needs_whole_gradients_is_refused(name: str) -> None:
     assert_refused(
-        lambda: store("local").set_optimizer(getattr(torch.optim, name)),
+        lambda: store("dist_sync").set_optimizer(getattr(torch.optim, name)),
         "do not support the optimizer",
     )
 
@@ -185,7 +187,7 @@ def changed_learning_rate_keeps_the_state(name: str) -> None:
     """Setting the same optimizer with a new rate does not reset it."""
     weight = torch.nn.Parameter(torch.ones(4))
     theirs = torch.optim.Adam([weight], lr=LR)
-    kv = store("local")
+    kv = store("dist_sync")
     kv.set_optimizer(torch.optim.Adam, lr=LR)
     kv.init("w", torch.ones(4))
     for rate in (LR, LR, 3 * LR, LR):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from distkit import kvstore
 from distkit.kvstore import KVStore, Trainer
-from tests.stress.kvstore.cases.catalogue import assert_close, assert_equal, assert_refused, case
+from tests.stress.kvstore.cases.catalogue import (
+    assert_close,
+    assert_equal,
+    assert_refused,
+    case,
+    store,
+)
 from tests.support.in_process import InProcess
 
 OPTIONS = {"learning_rate": 1.0, "momentum": 0.5}
@@ -42,41 +46,14 @@ def steps(trainer: Trainer, *parameters: torch.nn.Parameter, count: int = 1) -> 
         trainer.step(1)
 
 
-@case(*((kind, on) for kind in ("local", "device") for on in (True, False, None)))
-def two_devices_step_together(kind: str, on: bool | None) -> None:
+@case(*((kind, on) for kind in ("dist_sync", "dist_sync_device") for on in (True, False)))
+def two_devices_step_together(kind: str, on: bool) -> None:
     x = pair()
-    trainer = Trainer([x], "sgd", OPTIONS, kind, update_on_kvstore=on)
+    trainer = Trainer([x], "sgd", OPTIONS, store(kind), update_on_kvstore=on)
     for expected in (-2.0, -5.0):
         steps(trainer, *x)
         assert_equal(x[0].detach(), expected)
         assert_equal(x[1].detach(), expected)
-
-
-@case(
-    ("local", None, True),
-    ("device", None, True),
-    ("local", False, False),
-    ("device", True, True),
-    (None, None, False),
-    (None, True, False),
-)
-def update_on_kvstore_has_mxnets_default(kind: str | None, on: bool | None, expected: bool) -> None:
-    trainer = Trainer([pair()], "sgd", kvstore=kind, update_on_kvstore=on)
-    assert trainer.update_on_kvstore is expected
-
-
-@case("local", "device")
-def one_device_needs_no_store(kind: str) -> None:
-    w = parameter()
-    trainer = Trainer([w], "sgd", OPTIONS, kind)
-    assert trainer.update_on_kvstore is False
-    steps(trainer, w)
-    assert_equal(w.detach(), -1)
-
-
-@case("dist_sync", "dist_async", "dist_device_sync")
-def servers_update_in_a_distributed_store(kind: str) -> None:
-    assert Trainer([parameter()], "sgd", kvstore=InProcess(1, mode=kind).store()).update_on_kvstore
 
 
 @case("dist_async", "dist_device_async")
@@ -143,66 +120,18 @@ def weights_of_worker_0_are_initial(on: bool) -> None:
         assert_equal(found, -2)
 
 
-@case(*((on, workers) for on in (True, False) for workers in (1, 2)))
-def workers_set_the_learning_rate_in_step(on: bool, workers: int) -> None:
-    def work(kv: KVStore) -> torch.Tensor:
-        w = parameter()
-        optimizer = torch.optim.SGD([w], lr=1.0)
-        trainer = Trainer([w], optimizer, kvstore=kv, update_on_kvstore=on)
-        for n in range(4):
-            optimizer.param_groups[0]["lr"] = 2.0**-n
-            backward(w)
-            trainer.step(workers)
-        return w.detach()
-
-    for found in InProcess(workers).run(work):
-        assert_equal(found, -1.875)
-
-
-@case(*((kind, on) for kind in ("local", "dist_sync") for on in (True, False)))
-def torch_scheduler_drives_the_learning_rate(kind: str, on: bool) -> None:
-    w = parameter()
-    optimizer = torch.optim.SGD([w], lr=1.0)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    kv = InProcess(1).store() if kind == "dist_sync" else kvstore.create(kind)
-    trainer = Trainer([w], optimizer, kvstore=kv, update_on_kvstore=on)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that its optimizer makes no step
-        for _ in range(3):
-            steps(trainer, w)
-            schedule.step()
-    assert_equal(w.detach(), -1.75)
-
-
-@case(True, False)
-def torch_parameter_groups_keep_their_rates(on: bool) -> None:
-    a, b = parameter(1.0), parameter(1.0)
-    groups = [{"params": [a], "lr": 0.5}, {"params": [b], "weight_decay": 0.0}]
-    optimizer = torch.optim.SGD(groups, lr=0.25, weight_decay=1.0)
-    trainer = Trainer([a, b], optimizer, kvstore="local", update_on_kvstore=on)
-    steps(trainer, a, b)
-    assert_equal(a.detach(), 0)
-    assert_equal(b.detach(), 0.75)
-
-
 @case(True, False)
 def missing_gradients_are_refused(on: bool) -> None:
-    trainer = Trainer([parameter()], "sgd", OPTIONS, "local", update_on_kvstore=on)
+    trainer = Trainer([parameter()], "sgd", OPTIONS, store("dist_sync"), update_on_kvstore=on)
     assert_refused(partial(trainer.step, 1), "backward()", "freeze these parameters")
 
 
-@case("local", "dist_sync")
-def batch_size_changes_only_in_local_stores(kind: str) -> None:
+@case(True, False)
+def batch_size_is_fixed(on: bool) -> None:
     w = parameter()
-    kv: Any = InProcess(1).store() if kind == "dist_sync" else kvstore.create(kind)
-    trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kv, update_on_kvstore=True)
+    trainer = Trainer([w], "sgd", OPTIONS, store("dist_sync"), update_on_kvstore=on)
     steps(trainer, w)
-    backward(w)
-    if kind == "dist_sync":
-        assert_refused(lambda: trainer.step(2), "have divided by 1")
-    else:
-        trainer.step(2)
-        assert_equal(w.detach(), -1.5)
+    assert_refused(lambda: trainer.step(2), "after step(1)")
 
 
 @case()
@@ -227,7 +156,6 @@ def misuses() -> dict[str, tuple[Callable[[], object], str]]:
         "unknown optimizer": (lambda: Trainer([w], "sgdd"), "servers do not support the optimizer"),
         "unknown option": (lambda: Trainer([w], "sgd", {"rate": 1}), "'rate'"),
         "unknown store": (lambda: Trainer([w], kvstore="nothing"), 'unknown store "nothing"'),
-        "no store": (lambda: Trainer([w], kvstore=3), "kvstore=3"),  # type: ignore[arg-type]
     }
 
 
@@ -243,7 +171,7 @@ def shared_and_frozen_parameters_are_accepted(how: str) -> None:
     if how == "frozen":
         b.requires_grad_(False)
     given: Any = [a, b, a] if how == "shared" else [a, b]
-    trainer = Trainer(given, "sgd", {"learning_rate": 1.0})
+    trainer = Trainer(given, "sgd", {"learning_rate": 1.0}, store("dist_sync"))
     backward(*([a] if how == "frozen" else [a, b]))
     trainer.step(1)
     assert_equal(a.detach(), -1)
@@ -255,7 +183,7 @@ def copied_model_trains_independently() -> None:
     net = torch.nn.Linear(2, 1)
     other = copy.deepcopy(net)
     for model in (net, other):
-        trainer = Trainer(model.parameters(), "adam")
+        trainer = Trainer(model.parameters(), "adam", kvstore=store("dist_sync"))
         model(torch.ones(1, 2)).sum().backward()
         trainer.step(1)
     for a, b in zip(net.parameters(), other.parameters(), strict=True):
