@@ -35,7 +35,6 @@ from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.forkserver import start_zygote
 from distkit.cluster.processes.rank_spec import inherited
 from distkit.errors import StartError
-from distkit_hosts.launched import recognise
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 
 #: The environment variable with the kernel's address.
@@ -64,7 +63,7 @@ class Agent:
     """
 
     def __init__(self, where: dict[str, Any]) -> None:
-        self._where, self._place = where, recognise(os.environ, platform.node())
+        self._where = where
         self._answered, self._ended = False, threading.Event()
         self._folders: dict[str, int | None] = {}
         #: The exit status: 0 if the kernel has ended this agent, or itself.
@@ -80,7 +79,7 @@ class Agent:
 
     def serve(self) -> None:
         """Serve until the kernel has disconnected, then clean up."""
-        if self._where.get("name") or self._place.local_rank == 0:
+        if self._where.get("name"):
             self._start_fork_server()  # certainly needed: imports torch meanwhile
         self._multiplexer.start()
         self._tunnel.send({"here": self._facts()})
@@ -113,7 +112,6 @@ class Agent:
             "missing": [name for name in ("torch", "ipyparallel") if not _is_installed(name)],
             "executable": sys.executable,
             "pid": os.getpid(),
-            "order": self._where.get("order", self._place.rank),
             "port": _free_port(address),
             **inherited(),
             "environ": {k: v for k, v in os.environ.items() if not _LAUNCHER.match(k)},

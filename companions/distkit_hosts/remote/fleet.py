@@ -6,9 +6,10 @@ import queue
 import socket
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
@@ -220,15 +221,11 @@ class Fleet:
         request = self.request
         machines = [host.machine(request.device) for host in hosts]
         asked = request.device, request.backend, request.threads
-        allocation = plan_for_machines(machines, plan.servers, *asked)
-        ranks = (rank for host in hosts for rank in host.ranks)
-        devices = dict(zip(ranks, allocation.devices, strict=True))
-        in_order = tuple(devices[rank] for rank in sorted(devices))
-        return hosts, replace(allocation, devices=in_order)
+        return hosts, plan_for_machines(machines, plan.servers, *asked)
 
-    def _await(self) -> dict[str, tuple[HostForkServer, list[int]]]:
-        """Return the fork server and the task numbers of each machine, by name."""
-        found: dict[str, tuple[HostForkServer, list[int]]] = {}
+    def _await(self) -> dict[str, list[HostForkServer]]:
+        """Return the fork server of each machine, by name, once for each of its processes."""
+        found: dict[str, list[HostForkServer]] = defaultdict(list)
         failures: dict[str, None] = {}  # several processes may report the same
         end, connected = time.monotonic() + self.request.timeout, 0
         wanted = self._processes()
@@ -258,45 +255,32 @@ class Fleet:
         return len(ranks) if isinstance(ranks, dict) else ranks
 
     def _register(
-        self,
-        found: dict[str, tuple[HostForkServer, list[int]]],
-        news: tuple[Tunnel, dict[str, Any]] | str,
+        self, found: dict[str, list[HostForkServer]], news: tuple[Tunnel, dict[str, Any]] | str
     ) -> None:
-        """Register a process; the first of each machine, already importing torch, is its agent."""
+        """Register a process; the first of each machine is its agent."""
         if isinstance(news, str):
             raise StartError(news)
         tunnel, facts = news
-        name, order = facts["name"], facts["order"]
         _check_compatible(facts)
-        agent, orders = found.get(name, (None, []))
-        if agent is not None and min(orders) < order:
+        servers = found[facts["name"]]
+        if servers:
+            servers.append(servers[0])
             with suppress(OSError):
                 tunnel.send({"do": "leave"})
         else:
-            if agent is not None:
-                agent.close()
-            agent = HostForkServer(tunnel, facts)
-        found[name] = agent, [*orders, order]
+            servers.append(HostForkServer(tunnel, facts))
 
-    def _share(self, found: dict[str, tuple[HostForkServer, list[int]]]) -> list[RemoteHost]:
-        """Number ranks like the launcher's tasks, or else machine by machine."""
-        ranks, launched = self.request.ranks, self.request.client is None
-        in_order = sorted(found.values(), key=lambda there: min(there[1]))
-        orders = [(server, sorted(numbers)) for server, numbers in in_order]
-        if isinstance(ranks, dict):
-            orders = [(found[name][0], [0] * n) for name, n in ranks.items()]
-        tasks = sorted(number for _, numbers in orders for number in numbers)
+    def _share(self, found: dict[str, list[HostForkServer]]) -> list[RemoteHost]:
+        """Number the ranks machine by machine: in the requested order, or else by name."""
+        ranks = self.request.ranks
+        counts = ranks if isinstance(ranks, dict) else {n: len(found[n]) for n in sorted(found)}
         hosts, begin = [], 0
-        for server, numbers in orders:
-            block = range(begin, begin + len(numbers))
-            host_ranks = numbers if launched and tasks == [*range(len(tasks))] else block
-            server.launcher_details, server.processes_there = (
-                self._launch.details,
-                named(host_ranks),
-            )
+        for name, count in counts.items():
+            server, numbers = found[name][0], range(begin, begin + count)
+            server.launcher_details, server.processes_there = self._launch.details, named(numbers)
             address = server.facts["address"]
-            hosts.append(RemoteHost(server, "", host_ranks, address=address, store=self.store))
-            begin = block.stop
+            hosts.append(RemoteHost(server, "", numbers, address=address, store=self.store))
+            begin = numbers.stop
         return hosts
 
     def _progress_message(self, found: dict[str, Any], connected: int, wanted: int) -> str:

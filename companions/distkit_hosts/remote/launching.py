@@ -412,9 +412,7 @@ class InEngines(Launch):
     def _begin(self) -> None:
         from ipyparallel import TimeoutError as NoAnswer
 
-        asked = {
-            n: self._client[n].apply_async(_in_engine, self.where, n) for n in self._client.ids
-        }
+        asked = {n: self._client[n].apply_async(_in_engine, self.where) for n in self._client.ids}
         for engine, answer in asked.items():
             try:
                 if error_text := answer.get(timeout=_ANSWER):
@@ -483,7 +481,7 @@ def connect(name: str) -> Any:
     )
 
 
-def _in_engine(where: dict[str, Any], order: int) -> str:
+def _in_engine(where: dict[str, Any]) -> str:
     """Start an agent that ends with this engine; return the error, or ""."""
     import importlib.util
     import json
@@ -498,7 +496,7 @@ def _in_engine(where: dict[str, Any], order: int) -> str:
             f"distkit is not installed on {platform.node()}. Install it there: {sys.executable} -m "
             "pip install distkit"
         )
-    about = json.dumps({**where, "order": order, "parent": os.getpid()})
+    about = json.dumps({**where, "parent": os.getpid()})
     process = subprocess.Popen(
         [sys.executable, "-m", "distkit_hosts.remote.agent"],
         env={**os.environ, "DISTKIT_AGENT": about},

@@ -73,7 +73,7 @@ def record(folder: str | Path = FOLDER) -> None:
     global _here
     of_parent = os.environ.get(_ATTACHED, str(os.getpid())) != str(os.getpid())
     if _here is None and not of_parent and _recorder.current() is None:
-        launched = recognise(os.environ, socket.gethostname())
+        launched = recognise(os.environ)
         _here = Attached(launched, Path(folder).absolute())
         if launched.launcher != "none":  # else this process may start ranks itself
             os.environ[_ATTACHED] = str(os.getpid())
@@ -94,12 +94,12 @@ class Attached:
     """
 
     def __init__(self, launched: Launched, folder: Path) -> None:
-        began = time.monotonic(), time.time()
-        name = f"{launched.rank:05}-{launched.host}-{os.getpid()}-{began[1]:.0f}"
+        began, host = (time.monotonic(), time.time()), socket.gethostname()
+        name = f"{launched.rank:05}-{host}-{os.getpid()}-{began[1]:.0f}"
         about = {
             "rank": launched.rank,
             "world_size": launched.world_size,
-            "host": launched.host,
+            "host": host,
             "pid": os.getpid(),
             "parent": os.getppid(),
             "pid_namespace": pid_namespace(),
