@@ -30,12 +30,12 @@ from distkit.errors import StartError
 from distkit.events import STACK, WORLD
 from distkit.recording import recorder as _recorder
 from distkit.recording.blackbox import BlackBox
-from distkit.recording.plain import Row, encode_rows
+from distkit.recording.plain import Row
 from distkit.recording.recorder import Flusher, Recorder, is_users
 from distkit.recording.tap import tap
 from distkit.recording.witness import CallContext, describe_exception
 from distkit_hosts.launched import Launched, recognise
-from distkit_hosts.torchrun.line import NotebookConnection
+from distkit_hosts.torchrun.line import ControlSocket
 from distkit_hosts.torchrun.rankfile import SUFFIX, RankFile, clock, pid_namespace
 
 #: The default folder of the ranks' files.
@@ -115,10 +115,10 @@ class Attached:
             self._box = BlackBox(self._temporary[0])
             self._fault = self._temporary[1].open("wb")
             self._recorder = Recorder(launched.rank, keep=partial(self._box.note, 1))
-            self._notebook = NotebookConnection(
+            self._control = ControlSocket(
                 self._set_stepped, lambda: self._recorder.request_flush(), self._release
             )
-            about["line"] = self._notebook.path
+            about["line"] = self._control.path
             self._file = RankFile(folder / f"{name}{SUFFIX}", about)
         except OSError as error:
             raise StartError(
@@ -126,7 +126,7 @@ class Attached:
                 "Use another folder."
             ) from error
         self._pid, self._end = os.getpid(), ("returned", "", "")
-        self._sources, self._written = set[str](), 0
+        self._sources = set[str]()
         self._waits: Any = None  # the wait reported since the last heartbeat
         self._install()
         self._log_signals()
@@ -134,8 +134,8 @@ class Attached:
 
     def _set_stepped(self, on: bool) -> None:
         """Pause before each communication, or stop doing so."""
-        if on and self._notebook.wait_at_gate not in tap.before:
-            tap.before.append(self._notebook.wait_at_gate)
+        if on and self._control.wait_at_gate not in tap.before:
+            tap.before.append(self._control.wait_at_gate)
         self._recorder.stepped = on
 
     def _install(self) -> None:
@@ -145,9 +145,9 @@ class Attached:
             os.environ.setdefault(*TIMING)
         tap.install()
         # ranks may be on any hosts, so calls are not compared before they reach the backend
-        tap.call_context = CallContext(self._note, None, lambda: None)
+        tap.call_context = CallContext(self._file.note, None, lambda: None)
         tap.groups.on_group = self._on_group
-        tap.on_threads = partial(self._note, "threads")
+        tap.on_threads = partial(self._file.note, "threads")
         _recorder.set_current(self._recorder)
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._stop_in_child)
@@ -158,27 +158,19 @@ class Attached:
     def _on_group(self, name: str, members: list[int]) -> None:
         import torch.distributed as dist
 
-        self._note("group", (name, members))
+        self._file.note("group", (name, members))
         if name == WORLD:
             self._recorder.rank = dist.get_rank()  # a script may number the ranks differently
             self._file.note("world", (dist.get_rank(), len(members)))
 
-    def _note(self, kind: str, value: Any) -> None:
-        """Record a fact, and send it to a listener."""
-        self._file.note(kind, value)
-        self._notebook.emit(kind, value)
-
     def _emit(self, kind: str, value: Any) -> None:
-        """Record the flusher's rows or waits, and send them to a listener."""
+        """Record the flusher's rows, or keep its waits for the next heartbeat."""
         if kind == "rows":
-            count, rows = value
+            _, rows = value
             self._add_sources(rows)
             self._file.rows(rows)
-            self._written += count
         else:
             self._waits = value
-        if self._notebook.has_listener:
-            self._notebook.emit(kind, value if kind == "waits" else (count, encode_rows(rows)))
 
     def _add_sources(self, rows: list[Row]) -> None:
         """Add the text of each source file that appears for the first time."""
@@ -200,7 +192,6 @@ class Attached:
         losses = lost, self._recorder.without_values, dict(self._recorder.unrecorded), cuda
         self._file.note("beat", (time.monotonic(), time.time(), self._waits, *losses))
         self._waits = None
-        self._notebook.announce(self._written)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -254,7 +245,7 @@ class Attached:
         self._file.note("unwaited", unwaited)
         self._file.note("end", (*self._end, time.monotonic()))
         self._file.close()
-        self._notebook.close()
+        self._control.close()
         self._stop_logging_signals()
         for path in self._temporary:
             path.unlink(missing_ok=True)
@@ -263,7 +254,7 @@ class Attached:
         """Stop recording in a child process."""
         _recorder.set_current(None)
         self._stop_logging_signals()
-        self._notebook.close_here()
+        self._control.close_here()
 
     def _log_signals(self) -> None:
         """Make faulthandler log the signal that ends the rank, even during a call of C++.

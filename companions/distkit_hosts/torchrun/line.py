@@ -1,14 +1,13 @@
-"""Accept a notebook of this machine at a socket of a rank that another launcher started.
+"""Obey a notebook of this machine, through a socket of a rank that another launcher started.
 
-The socket carries the messages of a lifeline, but the rank outlives the connection. It is a
-Unix socket in a folder that only this user can enter, so the peer is a process of this user.
+It is a Unix socket in a folder that only this user can enter, so the peer is a process of this
+user. The rank outlives the connection.
 """
 
 from __future__ import annotations
 
 import shutil
 import socket
-import struct
 import tempfile
 import threading
 from collections.abc import Callable
@@ -22,16 +21,10 @@ from distkit.cluster.rank.gate import Gate
 from distkit.errors import StartError
 from distkit.events import Op
 
-#: The number of a rank's only run.
-RUN = 1
-
-#: Time after which a notebook that receives nothing is disconnected [s], as SO_SNDTIMEO.
-_SEND_TIMEOUT = struct.pack("ll", 2, 0)
-
 _NAME = "line"
 
 
-class NotebookConnection:
+class ControlSocket:
     """The rank's end of the connection to a notebook.
 
     :attr:`path` is "" if the socket cannot be created.
@@ -39,7 +32,7 @@ class NotebookConnection:
     Args:
         stepped: called with True to pause the rank before each communication, and with False to
             stop doing so.
-        request_flush: called when a listener waits for events or for :meth:`announce`.
+        request_flush: called when the rank waits for the notebook's permit.
         release: called with the reason when the notebook ends the program.
     """
 
@@ -50,10 +43,7 @@ class NotebookConnection:
         release: Callable[[str], None],
     ) -> None:
         self._stepped, self._request_flush, self._release = stepped, request_flush, release
-        self._gate = Gate()
-        self._pending: Channel | None = None  # connected, but not announced yet
-        self._channel: Channel | None = None
-        self._is_stepped = False
+        self._gate: Gate | None = None  # of a stepped rank
         self.path, self._listener = "", socket.socket(socket.AF_UNIX)
         with suppress(StartError, OSError):
             folders.sweep(tempfile.gettempdir())
@@ -65,70 +55,43 @@ class NotebookConnection:
 
     def wait_at_gate(self, op: Op, nbytes: int) -> None:
         """Wait at the gate; a hook of the tap."""
-        self._gate.wait()
-
-    def announce(self, written: int) -> None:
-        """Send a new listener the number of events in the file; it receives later events."""
-        if self._pending is not None:
-            self._channel, self._pending = self._pending, None
-            self.emit("begun", written)
-
-    def emit(self, kind: str, value: Any) -> None:
-        """Send a message to the listener, if any."""
-        channel = self._channel
-        if channel is not None:
-            try:
-                channel.send((RUN, kind, value))
-            except OSError:
-                channel.hang_up()
-
-    @property
-    def has_listener(self) -> bool:
-        """Whether a listener is connected."""
-        return self._channel is not None
+        gate = self._gate
+        if gate is not None:
+            gate.wait()
 
     def close(self) -> None:
-        """Close the connection and remove the socket, at the end of the rank."""
-        if self._channel is not None:
-            self._channel.hang_up()
+        """Remove the socket at the end of the rank."""
         self.close_here()
         if self.path:
             shutil.rmtree(Path(self.path).parent, ignore_errors=True)
 
     def close_here(self) -> None:
-        """Close the sockets in a forked child of the rank."""
+        """Close the socket in a forked child of the rank."""
         self._listener.close()
 
     def _listen(self) -> None:
         with suppress(OSError):  # the rank ends
             while True:
-                sock, _ = self._listener.accept()
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
-                self._serve(Channel(sock))
+                self._serve(Channel(self._listener.accept()[0]))
 
     def _serve(self, channel: Channel) -> None:
-        self._pending = channel
-        self._request_flush()
-        with suppress(EOFError):
+        """Execute the commands of one notebook, then let the rank continue."""
+        with suppress(EOFError, OSError):
+            channel.send("ready")
             while True:
                 self._handle_command(*channel.recv())
-        self._channel = self._pending = None
-        self._handle_command("go", RUN, None)
+        self._handle_command("go", None)
         channel.close()
 
-    def _handle_command(self, command: str, run: int, *arguments: Any) -> None:
-        if command == "step":
-            if not self._is_stepped:
-                self._gate = Gate()
-                self._gate.arrived = self._request_flush
-            self._set_stepped(True)
-        elif command == "release":
-            self._release(*arguments)
-        else:
-            self._gate.allow(*arguments)
-            if arguments == (None,):
-                self._set_stepped(False)
-
-    def _set_stepped(self, on: bool) -> None:
-        self._is_stepped = on
-        self._stepped(on)
+    def _handle_command(self, command: str, argument: Any) -> None:
+        if command == "release":
+            self._release(argument)
+        elif command == "step" and self._gate is None:
+            self._gate = Gate()
+            self._gate.arrived = self._request_flush
+            self._stepped(True)
+        elif command == "go" and self._gate is not None:
+            self._gate.allow(argument)
+            if argument is None:
+                self._gate = None
+                self._stepped(False)

@@ -49,7 +49,7 @@ def merged_trace(records: Sequence[Record], kind: type[Log]) -> Log:
 def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
     """Return the events and the metadata of the latest start of a run."""
     *earlier, ranks = starts_of(records)
-    clocks = _Clocks(ranks)
+    clocks = Clocks(ranks)
     start = _start_trace(ranks, clocks)
     return list(start.events), structs.replace(
         start.info,
@@ -60,7 +60,7 @@ def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
     )
 
 
-def _earlier(starts: Sequence[dict[int, Record]], clocks: _Clocks) -> dict[str, Limitation]:
+def _earlier(starts: Sequence[dict[int, Record]], clocks: Clocks) -> dict[str, Limitation]:
     """Return a note about earlier starts of the ranks, and what ended the one before the latest."""
     if not starts:
         return {}
@@ -126,7 +126,7 @@ def _ended(record: Record) -> float:
 # -- clocks --------------------------------------------------------------------------------------
 
 
-class _Clocks:
+class Clocks:
     """The offsets of the hosts' clocks from that of the first rank."""
 
     def __init__(self, ranks: Mapping[int, Record]) -> None:
@@ -140,7 +140,7 @@ class _Clocks:
         #: The reason why they could not be aligned, or "".
         self.disagreement = ""
         try:
-            self._by_clock = align(assumed, _crossings(ranks))
+            self._by_clock = align(assumed, _crossings(ranks) if len(assumed) > 1 else [])
         except ClocksDisagree as error:
             self._by_clock = align(assumed, [])
             self.disagreement = str(error)
@@ -167,7 +167,7 @@ def _crossings(ranks: Mapping[int, Record]) -> Iterator[Crossing]:
 # -- the ranks of one start ----------------------------------------------------------------------
 
 
-def _start_trace(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = False) -> EventLog:
+def _start_trace(ranks: Mapping[int, Record], clocks: Clocks, *, over: bool = False) -> EventLog:
     """Return the trace of one start; ``over`` means that its ranks were started again."""
     ahead = {rank: clocks.of(r).ahead for rank, r in ranks.items()}
     events = [e for rank, r in ranks.items() for e in _events(rank, r, ahead[rank])]
@@ -187,7 +187,7 @@ def _start_trace(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = F
         },
         groups={WORLD: [*range(size)]} | groups,
         ends={rank: end for rank, r in ranks.items() if (end := end_of(r, ahead[rank], over=over))},
-        waits={rank: wait for rank, r in ranks.items() for wait in _waits(r, clocks, over)},
+        waits={rank: wait for rank, r in ranks.items() for wait in waits(r, clocks, over)},
         until=max(r.until - ahead[rank] for rank, r in ranks.items()),
         dropped={rank: lost for rank, r in ranks.items() if (lost := _losses(r)[0])},
         without_values={rank: n for rank, r in ranks.items() if (n := _losses(r)[1])},
@@ -234,12 +234,12 @@ def _losses(record: Record) -> tuple[int, int, dict[str, int], bool]:
     return lost, without_values, unrecorded, cuda
 
 
-def _waits(record: Record, clocks: _Clocks, over: bool) -> list[Wait]:
+def waits(record: Record, clocks: Clocks, over: bool = False) -> list[Wait]:
     """Return the wait of a running rank, shortened by the possible error of its clock."""
-    waits, clock = record.latest("beat", (0, 0, None))[2], clocks.of(record)
-    if waits is None or clock.error is None or end_of(record, over=over):
+    found, clock = record.latest("beat", (0, 0, None))[2], clocks.of(record)
+    if found is None or clock.error is None or end_of(record, over=over):
         return []
-    seqs, since, until = waits
+    seqs, since, until = found
     return [Wait(seqs, since - clock.ahead + clock.error, until - clock.ahead - clock.error)]
 
 
