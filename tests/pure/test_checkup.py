@@ -46,7 +46,6 @@ def healthy_facts() -> Facts:
         names={h: deepcopy(known) for h in ADDRESSES},
         addresses=dict(ADDRESSES),
         ways={a: {b: {"tcp": "", "arrived": True} for b in ADDRESSES if b != a} for a in ADDRESSES},
-        clocks={host: (1e-5, 1e-4) for host in names if host != HERE},
         folder="/home/me/lab",
         sees=dict.fromkeys(ADDRESSES, True),
     )
@@ -170,7 +169,7 @@ def wrong_address(facts: Facts) -> None:
 
 def lost(words: str) -> Callable[[Facts], None]:
     def fault(facts: Facts) -> None:
-        del facts.machines["beta"], facts.names["beta"], facts.ways["beta"], facts.clocks["beta"]
+        del facts.machines["beta"], facts.names["beta"], facts.ways["beta"]
         for way in facts.ways.values():
             way.pop("beta", None)
         facts.lost["beta"] = {"words": words, "stage": ""}
@@ -188,10 +187,6 @@ def of_beta(**changes: Any) -> Callable[[Facts], None]:
 
 def not_shared(facts: Facts) -> None:
     facts.sees["beta"] = False
-
-
-def clock(facts: Facts) -> None:
-    facts.clocks["beta"] = (-5.0, 1e-3)
 
 
 TOGETHER = [
@@ -222,7 +217,6 @@ TOGETHER = [
     ("ipyparallel.differs", "ipyparallel 9.0.0", of_beta(packages={"ipyparallel": "9.0.0"})),
     ("distkit.differs", "beta has distkit 0.0.1", of_beta(packages={"distkit": "0.0.1"})),
     ("folder.own", "this folder, /home/me/lab, is not shared with beta", not_shared),
-    ("clock", "the clock of beta is 5 s (± 1 ms) behind", clock),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from distkit._format import count, human_bytes, human_seconds, joined
+from distkit._format import count, human_bytes, joined
 from distkit.cluster.gpus import Gpus
 from distkit.cluster.plan import COMFORTABLE, RANK_BYTES, make_plan
 from distkit.cluster.processes import folders
@@ -25,9 +25,6 @@ from distkit_hosts.checkup.facts import (
     on,
     warning,
 )
-
-#: Clocks further apart than this are reported [s].
-MAX_CLOCK_SKEW = 0.1
 
 #: The default size of a Docker container's shared memory [bytes].
 SMALL_SHM = 64 << 20
@@ -171,7 +168,7 @@ def between_hosts(facts: Facts) -> Iterator[Check]:
     """Yield every check between machines."""
     yield from _lost(facts)
     if facts.hosts:
-        for check in (_names, _reachability, _versions, _shared, _clocks):
+        for check in (_names, _reachability, _versions, _shared):
             yield from check(facts)
 
 
@@ -409,19 +406,3 @@ def _shared(facts: Facts) -> Iterator[Check]:
         )
     else:
         yield fine("folder.shared", f"{facts.folder} is shared by all machines")
-
-
-def _clocks(facts: Facts) -> Iterator[Check]:
-    wrong = {host: c for host, c in facts.clocks.items() if abs(c[0]) > MAX_CLOCK_SKEW + c[1]}
-    for host, (offset, error) in wrong.items():
-        word = "ahead of" if offset > 0 else "behind"
-        yield warning(
-            "clock",
-            f"the clock of {host} is {human_seconds(abs(offset))} (± {human_seconds(error)}) "
-            f"{word} this one: timestamps of the two cannot be compared.",
-            "Set it with NTP there: timedatectl set-ntp true.",
-            host,
-        )
-    if facts.clocks and not wrong:
-        worst = max(abs(offset) + error for offset, error in facts.clocks.values())
-        yield fine("clock", f"clocks agree within {human_seconds(worst)}")

@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import time
 from typing import Any
 
 from distkit.cluster import machine
@@ -30,7 +29,6 @@ from distkit.errors import DistkitError
 from distkit_hosts.checkup import probe
 from distkit_hosts.checkup.facts import HERE, Facts, Json
 from distkit_hosts.checkup.report import Report
-from distkit_hosts.clocks import PeerClock, RoundTrip
 
 #: Time limits of ssh, and of the first answer [s].
 CONNECT, FIRST = 5, 10.0
@@ -44,16 +42,12 @@ EXAMINE = 2 * machine.SMI_TIMEOUT + PATIENCE
 #: The program sent to every machine.
 SOURCE = "\f".join(Path(str(m.__file__)).read_text("utf-8") for m in (machine, probe))
 
-#: Number of round trips to read a clock.
-ROUND_TRIPS = 20
-
 
 def doctor(
     hosts: Sequence[str] = (),
     *,
     ssh_cmd: Sequence[str] = ("ssh",),
     python: str | None = None,
-    say: Callable[[str], None] = lambda stage: None,
 ) -> Report:
     """Examine this machine, or several and the connections between them, before ranks run there.
 
@@ -65,7 +59,6 @@ def doctor(
             options, such as ``["ssh", "-F", "lab.config"]``, or another program that accepts a
             host and a command line.
         python: the Python on the hosts; by default the path of this one, or else python3.
-        say: called with the name of each step when it starts.
 
     Raises:
         DistkitError: a host is named twice, or ssh is not installed here.
@@ -89,7 +82,7 @@ def doctor(
     pythons = [python] if python else [sys.executable, "python3", "python"]
     commands = {label: command(host, ssh, pythons) for label, host in labels.items()}
     facts = Facts(targets=labels)
-    _Examination(facts, say).run({HERE: own_command(), **commands})
+    _Examination(facts).run({HERE: own_command(), **commands})
     return Report(facts)
 
 
@@ -98,22 +91,18 @@ class _Examination:
     """The steps of an examination; each step queries all machines concurrently."""
 
     facts: Facts
-    say: Callable[[str], None]
     stage: str = ""
     #: The port on which each machine listens, or the error.
     listening: dict[str, int | str] = field(default_factory=dict)
 
     def run(self, commands: dict[str, list[str]]) -> None:
         """Run all steps."""
-        between = ["names", "ports", "connections", "clocks", "files"] if self.facts.targets else []
+        between = ["names", "ports", "connections", "files"] if self.facts.targets else []
         stages = ["machines", *between, "torch"]
         with Hosts(commands, self.record_loss) as self.hosts:
-            if self.facts.targets:
-                self.say("ssh")
-            self.hosts.ask("clock", patience=FIRST)
+            self.hosts.ask("start", patience=FIRST)
             for stage in stages:
                 self.stage = stage
-                self.say(stage)
                 getattr(self, stage)()
 
     def record_loss(self, label: str, message: str) -> None:
@@ -172,11 +161,6 @@ class _Examination:
             for a in self.others(b):
                 ways[a][b]["arrived"] = a in arrived
 
-    def clocks(self) -> None:
-        """Read every clock with round trips."""
-        clocks = self.hosts.each(read_clock)
-        self.facts.clocks.update({label: c for label, c in clocks.items() if label != HERE})
-
     def files(self) -> None:
         """Check on every machine whether it sees a file in this folder."""
         folder = self.facts.folder = str(Path.cwd())
@@ -211,17 +195,6 @@ def choose(resolved: Sequence[str], own: set[str]) -> str:
     candidates = [a for a in resolved if a in own] + sorted(own)
     outside = [a for a in candidates if not a.startswith("127.")]
     return next(iter(outside or candidates), "127.0.0.1")
-
-
-def read_clock(host: Host) -> tuple[float, float]:
-    """Return a machine's clock minus this one's, and the error of that [s]."""
-    clock = PeerClock()
-    for _trip in range(ROUND_TRIPS):
-        before = time()
-        remote = host.ask("clock", PATIENCE)
-        clock.add(RoundTrip(before, remote, remote, time()))
-    assert clock.offset is not None
-    return clock.offset.seconds, clock.offset.error
 
 
 # -- probes -------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ class Facts:
         names: for each machine, the addresses to which it resolves the others' names.
         addresses: the address of each machine, as the others see it.
         ways: the connections between machines: see :meth:`way`.
-        clocks: the clock of each host minus this machine's, and the error of that [s].
         folder: the path of the current folder here.
         sees: whether each machine sees a file of that folder.
     """
@@ -42,7 +41,6 @@ class Facts:
     names: dict[str, dict[str, Json]] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
     ways: dict[str, dict[str, Json]] = field(default_factory=dict)
-    clocks: dict[str, tuple[float, float]] = field(default_factory=dict)
     folder: str = ""
     sees: dict[str, bool] = field(default_factory=dict)
 

@@ -185,8 +185,8 @@ def concurrently(
 # -- requests --------------------------------------------------------------------------------------
 
 
-#: Requests about this machine only; the clock is the time of day [s].
-_LOCAL: dict[str, Callable[..., Any]] = {"machine": machine, "torch": torch, "clock": time.time}
+#: Requests about this machine only; the first one, ``start``, shows that the probe runs.
+_LOCAL: dict[str, Callable[..., Any]] = {"start": bool, "machine": machine, "torch": torch}
 
 
 class Probe:

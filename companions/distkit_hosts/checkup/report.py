@@ -7,9 +7,9 @@ import textwrap
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from distkit._format import aligned, count, human_bytes
+from distkit._format import count
 from distkit_hosts.checkup import checks as all_checks
-from distkit_hosts.checkup.facts import HERE, Check, Facts, Level, cores, gpus
+from distkit_hosts.checkup.facts import HERE, Check, Facts, Level
 
 #: The longest line [columns].
 WIDTH = 100
@@ -68,29 +68,10 @@ class Report:
         return json.dumps(content, indent=2)
 
     def __str__(self) -> str:
-        blocks = [self.title, "\n".join(line for check in self.checks for line in _lines(check))]
-        if self.facts.hosts:
-            blocks.append("\n".join(["Machines", *(f"  {row}" for row in aligned(self.machines))]))
-        return "\n\n".join(blocks)
+        lines = [line for check in self.checks for line in _lines(check)]
+        return "\n".join([self.title, "", *lines])
 
     __repr__ = __str__
-
-    @property
-    def machines(self) -> list[tuple[str, ...]]:
-        """The rows of a table of the machines."""
-        rows = [
-            (
-                label,
-                self.facts.addresses.get(label, "?"),
-                str(cores(m)),
-                human_bytes(m["memory"]["free"]),
-                str(len(gpus(m).usable)),
-                m["python"]["version"],
-                m["packages"]["torch"] or "none",
-            )
-            for label, m in self.facts.machines.items()
-        ]
-        return [("machine", "address", "cores", "memory", "GPUs", "Python", "torch"), *rows]
 
 
 def _lines(check: Check) -> list[str]:
