@@ -299,22 +299,18 @@ class Hosts:
         arguments: Callable[[str], Json] = lambda label: {},
         patience: float = PATIENCE,
     ) -> dict[str, Any]:
-        """Send a request to all machines, and return their answers by label."""
-        return self.each(lambda host: host.ask(do, patience, **arguments(host.label)))
+        """Send a request to all machines concurrently, and return their answers by label."""
+        answers: dict[str, Any] = {}
 
-    def each(self, work: Callable[[Host], Any]) -> dict[str, Any]:
-        """Call a function with each probe concurrently, and return the results by label."""
-        results: dict[str, Any] = {}
-
-        def call(host: Host) -> None:
+        def send(host: Host) -> None:
             try:
-                results[host.label] = work(host)
+                answers[host.label] = host.ask(do, patience, **arguments(host.label))
             except Lost as error:
                 del self.alive[host.label]
                 self._lost(host.label, str(error))
 
-        list(self._pool.map(call, list(self.alive.values())))
-        return {label: results[label] for label in self.alive}
+        list(self._pool.map(send, list(self.alive.values())))
+        return {label: answers[label] for label in self.alive}
 
 
 def command(destination: str, ssh: Sequence[str], pythons: Sequence[str]) -> list[str]:

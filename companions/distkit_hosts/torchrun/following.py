@@ -263,7 +263,7 @@ class AttachedRun(Conductor):
     def _update(self, rank: int) -> bool:
         """Read what a rank has written; return whether it has written anything."""
         record, now = self.records[rank], time.monotonic()
-        with suppress(OSError):  # the folder was removed
+        with suppress(OSError, TraceFileError):  # the folder was removed, or a fact is damaged
             for kind, value in record.update():
                 self._grown_at[rank] = now
                 if kind == "rows":

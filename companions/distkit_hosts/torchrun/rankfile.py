@@ -94,21 +94,22 @@ class RankFile:
         """Add events."""
         accepted = rows[: MAX_ROWS - self._count]
         self._count += len(accepted)
-        written = self.note("rows", encode_rows(accepted)) if accepted else True
-        self.lost += len(rows) - len(accepted) * written
+        if accepted:
+            self.note("rows", encode_rows(accepted))
+        self.lost += len(rows) if self._file.closed else len(rows) - len(accepted)
 
     def close(self) -> None:
         """Close the file."""
         with self._writing:
             self._file.close()
 
-    def note(self, name: str, value: Any) -> bool:
-        """Add a fact; return False if this or an earlier one failed."""
+    def note(self, name: str, value: Any) -> None:
+        """Add a fact, unless an earlier one failed."""
         packed = encode((name, value))
         chunk = _HEAD.pack(len(packed), zlib.crc32(packed)) + packed
         with self._writing:
             if self._file.closed:
-                return False
+                return
             try:
                 while chunk:
                     chunk = chunk[os.write(self._file.fileno(), chunk) :]
@@ -116,8 +117,6 @@ class RankFile:
                 self._file.close()
                 message = f"distkit: {self.path} cannot be written ({error.strerror})"
                 print(f"{message}. This rank is no longer recorded.", file=sys.stderr)
-                return False
-        return True
 
 
 # -- reading -------------------------------------------------------------------------------------
