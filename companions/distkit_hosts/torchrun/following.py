@@ -369,6 +369,11 @@ class SocketControl(RankController):
             with suppress(OSError):
                 os.kill(self._about[rank]["pid"], signal.SIGKILL)
 
+    def settle(self) -> None:
+        """Close the connections after all ranks have ended."""
+        for channel in self._channels.values():
+            channel.close()
+
     def _send(self, ranks: Iterable[int], *message: Any) -> None:
         for rank in self._channels.keys() & {*ranks}:
             with suppress(OSError):  # it has just ended
