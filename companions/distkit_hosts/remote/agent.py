@@ -40,8 +40,8 @@ from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 #: The environment variable with the kernel's address.
 AGENT = "DISTKIT_AGENT"
 
-#: Timeouts for the kernel's answer, and for reaching it at all [s].
-WELCOME, REACH = 30.0, 10.0
+#: Timeout for the kernel's answer [s].
+WELCOME = 15.0
 
 #: Time for a fork server to finish an import at the end, before it is killed [s].
 IMPORTING = 2.0
@@ -66,8 +66,6 @@ class Agent:
         self._where = where
         self._answered, self._ended = False, threading.Event()
         self._folders: dict[str, int | None] = {}
-        #: The exit status: 0 if the kernel has ended this agent, or itself.
-        self.status = 0
         self._fork_server: Channel | None = None  # to the process that forks
         self._output: deque[str] = deque(maxlen=20)  # by that process
         multiplexer = self._multiplexer = Multiplexer(
@@ -86,12 +84,10 @@ class Agent:
         started = time.monotonic()
         parent = self._where.get("parent")  # the engine that has started this agent, if one has
         while not self._ended.wait(WATCH):
-            waited = 0.0 if self._answered else time.monotonic() - started
-            if waited > (WELCOME if self._tunnel.reached else REACH):
+            if not self._answered and time.monotonic() - started > WELCOME:
                 self._end(
                     f"no answer from {self._where['endpoint']}. Either the notebook's kernel has "
-                    "ended, or its machine cannot be reached from here: see distkit doctor --hosts",
-                    status=1,
+                    "ended, or its machine cannot be reached from here: see distkit doctor --hosts"
                 )
             if parent is not None and os.getppid() != parent:
                 self._end("the engine that started it has ended")
@@ -144,7 +140,7 @@ class Agent:
                 self._tunnel.send(news)
         except (EOFError, OSError):
             self._listener.join(LAST_OUTPUT_WITHIN)
-            self._end("the process that ranks are forked from ended", status=1)
+            self._end("the process that ranks are forked from ended")
 
     def _on_message(self, message: dict[str, Any]) -> None:
         """Handle a message of the kernel, for this agent or the fork server."""
@@ -196,13 +192,12 @@ class Agent:
                 for listener in select.select(list(listeners), [], [])[0]:
                     self._tunnel.open({"to": listeners[listener]}, listener.accept()[0])
 
-    def _end(self, why: str, status: int = 0) -> None:
-        if not self._ended.is_set():
-            self.status = status
-            if why:
-                _print(f"distkit: this machine's ranks end: {why}")
-                with suppress(OSError):  # the tunnel is lost
-                    self._tunnel.send({"ended": why, "output": "".join(self._output)})
+    def _end(self, why: str) -> None:
+        """End the agent, and report the reason unless it is "": the kernel has ended it."""
+        if why and not self._ended.is_set():
+            _print(f"distkit: this machine's ranks end: {why}")
+            with suppress(OSError):  # the tunnel is lost
+                self._tunnel.send({"ended": why, "output": "".join(self._output)})
         self._ended.set()
 
     def _clean_up(self) -> None:
@@ -274,13 +269,22 @@ def _print(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def start_in_engine(where: dict[str, Any]) -> None:
+    """Start an agent that ends with this process, an engine of an existing cluster."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distkit_hosts.remote.agent"],
+        env={**os.environ, AGENT: json.dumps({**where, "parent": os.getpid()})},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    threading.Thread(target=process.wait, daemon=True).start()  # else it would stay as a zombie
+
+
 def main() -> None:
     """Run this machine's agent."""
     for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and closed terminals are the kernel's
         signal.signal(number, signal.SIG_IGN)
-    agent = Agent(json.loads(os.environ.pop(AGENT)))
-    agent.serve()
-    sys.exit(agent.status)
+    Agent(json.loads(os.environ.pop(AGENT))).serve()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from distkit.errors import StartError
-from distkit_hosts.remote.agent import AGENT
+from distkit_hosts.remote.agent import AGENT, start_in_engine
 
 #: Options of ssh, after the user's: no prompts, and a short timeout for unreachable machines.
 SSH_OPTIONS = "BatchMode=yes ConnectTimeout=8 ServerAliveInterval=5 ServerAliveCountMax=3"
@@ -74,7 +74,6 @@ class Launch:
 
     def start(self) -> None:
         """Start, without waiting."""
-        raise NotImplementedError
 
     def details(self) -> str:
         """Return the launcher's description of the agents; "" for none."""
@@ -82,7 +81,6 @@ class Launch:
 
     def stop(self) -> None:
         """End the launcher, after the agents were asked to leave."""
-        return
 
 
 class ByCommands(Launch):
@@ -410,18 +408,14 @@ class InEngines(Launch):
         threading.Thread(target=self._begin, daemon=True).start()
 
     def _begin(self) -> None:
-        from ipyparallel import TimeoutError as NoAnswer
-
-        asked = {n: self._client[n].apply_async(_in_engine, self.where) for n in self._client.ids}
-        for engine, answer in asked.items():
+        view, ids = self._client, self._client.ids
+        for n, started in [(n, view[n].apply_async(start_in_engine, self.where)) for n in ids]:
             try:
-                if error_text := answer.get(timeout=_ANSWER):
-                    self.fail(f"engine {engine}: {error_text}")
-            except NoAnswer:
-                self.fail(f"engine {engine} did not answer within {_ANSWER:.0f} s. Check its load.")
+                started.get(timeout=_ANSWER)
             except Exception as error:
                 self.fail(
-                    f"engine {engine} could not start an agent: {type(error).__name__}: {error}"
+                    f"engine {n} could not start an agent: {type(error).__name__}: {error}. Its "
+                    "Python needs distkit: python -m pip install distkit"
                 )
 
 
@@ -479,32 +473,3 @@ def connect(name: str) -> Any:
         f"with ipcluster start --profile={name}, or pass a client: "
         "dk.Cluster.attach(ipyparallel.Client(…))."
     )
-
-
-def _in_engine(where: dict[str, Any]) -> str:
-    """Start an agent that ends with this engine; return the error, or ""."""
-    import importlib.util
-    import json
-    import os
-    import platform
-    import subprocess
-    import sys
-    import threading
-
-    if importlib.util.find_spec("distkit") is None:
-        return (
-            f"distkit is not installed on {platform.node()}. Install it there: {sys.executable} -m "
-            "pip install distkit"
-        )
-    about = json.dumps({**where, "parent": os.getpid()})
-    process = subprocess.Popen(
-        [sys.executable, "-m", "distkit_hosts.remote.agent"],
-        env={**os.environ, "DISTKIT_AGENT": about},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    threading.Thread(target=process.wait, daemon=True).start()  # else it would stay as a zombie
-    return ""
-
-
-_in_engine.__module__ = "__main__"  # else engines would import this module, which they may lack

@@ -23,6 +23,7 @@ from enum import IntEnum, auto
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from distkit.kvstore.transport.sockets import context, open_socket, receive
 from distkit_hosts.clocks import RoundTrip
@@ -84,7 +85,6 @@ class Tunnel:
         self.streams: dict[int, Stream] = {}
         self._numbering = threading.Lock()
         self.why = ""  # reason of the loss, if lost
-        self.reached = False  # data has been received
         #: Callbacks in the multiplexer's thread: for each message, …
         self.on_message: Callable[[Any], None] = lambda message: None
         #: … for each stream opened by the peer, returning its local socket, …
@@ -143,7 +143,7 @@ class Tunnel:
 
     def take(self, frames: list[Any]) -> None:
         """Handle a message of the peer."""
-        now, self.reached = time.monotonic(), True
+        now = time.monotonic()
         kind, number = _HEAD.unpack(frames[0].bytes)
         stream = self.streams.get(number)
         match kind:
@@ -217,36 +217,6 @@ def _refuse(message: Any) -> socket.socket:
     raise ConnectionRefusedError(f"no handler for {message}")
 
 
-#: A monitor's first frame: an event and its value. zmq.utils.monitor imports asyncio.
-_MONITOR_EVENT = struct.Struct("=Hi")
-
-
-class ConnectionMonitor:
-    """Reports when connections of a socket end. Poll :attr:`socket` for changes.
-
-    Args:
-        sock: the socket to monitor.
-    """
-
-    def __init__(self, sock: Any) -> None:
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        self.socket = sock.get_monitor_socket(events)
-        self.socket.linger = 0
-        self._connected = False
-
-    def ended(self) -> list[int]:
-        """Return the file descriptors of the connections that have ended."""
-        descriptors: list[int] = []
-        while self.socket.poll(0):
-            event, _ = self.socket.recv_multipart()  # the second frame is the address
-            kind, descriptor = _MONITOR_EVENT.unpack(event)
-            if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._connected = True
-            elif self._connected:
-                descriptors.append(descriptor)
-        return descriptors
-
-
 class Multiplexer:
     """The thread that exchanges data between local sockets and peers.
 
@@ -277,7 +247,8 @@ class Multiplexer:
         self._by: dict[int, bytes] = {}  # connection -> peer
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(self._fail)
-        self._ends = ConnectionMonitor(self._socket)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor.linger = 0
         if listen:
             self._listen(endpoint, listener)
         else:
@@ -328,14 +299,14 @@ class Multiplexer:
     def _close(self) -> None:
         if not self._socket.closed:
             self._socket.disable_monitor()
-            self._ends.socket.close()
+            self._monitor.close()
             self._socket.close(linger=CLOSE_LINGER_MS)
             self.loop.close()
 
     # -- the thread ---------------------------------------------------------------------------
 
     def _work(self) -> None:
-        for sock in (self._socket, self._ends.socket):
+        for sock in (self._socket, self._monitor):
             self.loop.add_reader(sock.fileno(), self._receive)
         self.loop.call_soon(self._receive)
         if self._listens:
@@ -378,7 +349,8 @@ class Multiplexer:
             tunnel.take(frames)
 
     def _check_connections(self) -> None:
-        for descriptor in self._ends.ended():
+        while self._monitor.poll(0):
+            descriptor = recv_monitor_message(self._monitor)["value"]
             name = self._by.pop(descriptor, None) if self._listens else b""
             if name is not None and (tunnel := self.tunnels.get(name)) is not None:
                 tunnel.lose(f"its connection closed, or was silent for {SILENCE:g} s")
