@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from distkit._format import count, human_bytes, joined
 from distkit.cluster.gpus import Gpus
-from distkit.cluster.plan import COMFORTABLE, RANK_BYTES, make_plan
+from distkit.cluster.plan import RANK_BYTES, make_plan
 from distkit.cluster.processes import folders
 from distkit.errors import StartError
 from distkit_hosts.checkup.facts import (
@@ -19,7 +19,6 @@ from distkit_hosts.checkup.facts import (
     cores,
     failure,
     fine,
-    fitting,
     gpus,
     named,
     on,
@@ -38,34 +37,30 @@ NEEDED = ("torch", "ipyparallel", "distkit")
 
 def of_host(host: str, machine: Json) -> Iterator[Check]:
     """Yield every check of one machine."""
-    for check in (_memory, _shm, _temporary, _packages, _torch, _gpus):
+    for check in (_memory, _space, _packages, _gpus):
         yield from check(host, machine)
 
 
 def _memory(host: str, machine: Json) -> Iterator[Check]:
-    free, n, good = machine["memory"]["free"], cores(machine), comfortable(machine)
-    if not good:
+    free, n = human_bytes(machine["memory"]["free"]), comfortable(machine)
+    if n:
+        text = f"{count(cores(machine), 'core')}, {free} of memory free"
+        yield fine("ranks", f"{text}: up to {count(n, 'rank')} {on(host)}", host)
+    else:
         yield failure(
             "memory",
-            f"{human_bytes(free)} of memory {on(host)} is free, but a rank needs "
-            f"{human_bytes(RANK_BYTES)}.",
+            f"{free} of memory {on(host)} is free, but a rank needs {human_bytes(RANK_BYTES)}.",
             "Stop other programs there, or raise the container's memory limit.",
             host,
         )
-        return
-    quota, usable = machine["cores"]["quota"], machine["cores"]["usable"]
-    limit = f" (the cgroup allows {quota:g} of {usable})" if quota and quota < usable else ""
-    text = f"{count(n, 'core')}{limit}, {human_bytes(free)} of memory free"
-    why = f"{COMFORTABLE} per core" if good < fitting(machine) else "limited by memory"
-    yield fine("ranks", f"{text}: up to {count(good, 'rank')} {on(host)}, {why}", host)
 
 
-def _shm(host: str, machine: Json) -> Iterator[Check]:
-    shm = machine["shm"]
-    if "error" in shm or shm["free"] < FULL:
+def _space(host: str, machine: Json) -> Iterator[Check]:
+    shm, temporary = machine["shm"], machine["temporary"]
+    if problem := _problem(shm, FULL):
         yield failure(
             "shm",
-            f"/dev/shm {on(host)}, where ranks share memory, {_problem(shm)}.",
+            f"/dev/shm {on(host)}, where ranks share memory, {problem}.",
             "Mount it (mount -t tmpfs tmpfs /dev/shm), or remove files there.",
             host,
         )
@@ -77,53 +72,40 @@ def _shm(host: str, machine: Json) -> Iterator[Check]:
             "Start the container with --shm-size=2g.",
             host,
         )
-    else:
-        yield fine("shm", f"/dev/shm: {_free_space(shm)}", host)
-
-
-def _problem(space: Json) -> str:
-    """Return a clause about the problem of a file system."""
-    if "error" in space or not space["writable"]:
-        return f"cannot be written to ({space.get('error', 'no permission')})"
-    return f"is full ({_free_space(space)})"
-
-
-def _free_space(space: Json) -> str:
-    return f"{human_bytes(space['free'])} of {human_bytes(space['size'])} free"
-
-
-def _temporary(host: str, machine: Json) -> Iterator[Check]:
-    space, need = machine["temporary"], folders.space_needed(max(1, comfortable(machine)))
-    if "error" in space or not space["writable"] or space["free"] < need:
+    need = folders.space_needed(max(1, comfortable(machine)))
+    if problem := _problem(temporary, need):
         yield failure(
             "disk",
-            f"the temporary folder {space['path']} {on(host)} {_problem(space)}.",
+            f"the temporary folder {temporary['path']} {on(host)} {problem}.",
             f"Free {human_bytes(need)} there, or set TMPDIR to another folder.",
             host,
         )
-    else:
-        yield fine("disk", f"{space['path']}: {_free_space(space)}", host)
+
+
+def _problem(space: Json, need: int) -> str:
+    """Return a clause about the problem of a file system, "" without one."""
+    if "error" in space or not space["writable"]:
+        return f"cannot be written to ({space.get('error', 'no permission')})"
+    free, size = human_bytes(space["free"]), human_bytes(space["size"])
+    return f"is full ({free} of {size} free)" if space["free"] < need else ""
 
 
 def _packages(host: str, machine: Json) -> Iterator[Check]:
-    installed, version = machine["packages"], machine["python"]["version"]
-    path, choice = machine["python"]["executable"], ", or select another Python with --python."
+    installed, path = machine["packages"], machine["python"]["executable"]
     missing = [name for name in NEEDED if not installed[name]]
     for name in missing:
         yield failure(
             f"{name}.missing",
             f"{name} is missing {on(host)}, in {path}.",
-            f"Run {on(host)}: {path} -m pip install {name}{choice}",
+            f"Run {on(host)}: {path} -m pip install {name}, or select another Python with "
+            "--python.",
             host,
         )
     if host == HERE and not missing:
         versions = ", ".join(f"{name} {installed[name]}" for name in NEEDED)
-        yield fine("versions", f"Python {version}, {versions}", host)
-
-
-def _torch(host: str, machine: Json) -> Iterator[Check]:
+        yield fine("versions", f"Python {machine['python']['version']}, {versions}", host)
     torch = machine.get("torch", {})
-    if machine["packages"]["torch"] and "error" in torch:
+    if installed["torch"] and "error" in torch:
         yield failure(
             "torch.broken",
             f"torch cannot be imported {on(host)}: {torch['error']}.",
@@ -241,7 +223,7 @@ def _names(facts: Facts) -> Iterator[Check]:
         if host in facts.machines and not facts.name(host).replace(".", "").isdigit()
         for check in _name(facts, asked, host, answer)
     ]
-    yield from _merged(found)
+    yield from found
     if not found:
         yield fine("names", "every machine resolves the names of the others")
 
@@ -271,18 +253,6 @@ def _name(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
     # ranks do not need the name of the notebook's machine
     level = warning if host == HERE and kind != "names.wrong" else failure
     yield level(kind, what, remedy, asked, host)
-
-
-def _merged(checks: list[Check]) -> Iterator[Check]:
-    """Merge the checks in which several machines report the same about one host."""
-    same: dict[tuple[str, str], list[Check]] = defaultdict(list)
-    for check in checks:
-        same[check.kind, check.hosts[-1]].append(check)
-    for (kind, host), (first, *others) in same.items():
-        machines = [check.hosts[0] for check in others]
-        note = f" The same is true of {named(*machines)}." if machines else ""
-        hosts = (first.hosts[0], *machines, host)
-        yield Check(kind, first.level, first.message + note, first.remedy, hosts)
 
 
 # -- packets ---------------------------------------------------------------------------------------

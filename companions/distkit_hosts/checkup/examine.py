@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -82,46 +81,72 @@ def doctor(
     pythons = [python] if python else [sys.executable, "python3", "python"]
     commands = {label: command(host, ssh, pythons) for label, host in labels.items()}
     facts = Facts(targets=labels)
-    _Examination(facts).run({HERE: own_command(), **commands})
+    _Examination(facts, {HERE: own_command(), **commands}).run()
     return Report(facts)
 
 
-@dataclass
 class _Examination:
-    """The steps of an examination; each step queries all machines concurrently."""
+    """The steps of an examination; each step queries all machines concurrently.
 
-    facts: Facts
-    stage: str = ""
-    #: The port on which each machine listens, or the error.
-    listening: dict[str, int | str] = field(default_factory=dict)
+    Args:
+        facts: receives the answers.
+        commands: the command that starts the probe of each machine, by label.
+    """
 
-    def run(self, commands: dict[str, list[str]]) -> None:
-        """Run all steps."""
+    def __init__(self, facts: Facts, commands: dict[str, list[str]]) -> None:
+        self.facts, self.stage = facts, ""
+        #: The port on which each machine listens, or the error.
+        self.listening: dict[str, int | str] = {}
+        self._pool = ThreadPoolExecutor(len(commands))
+        self._probes = [Host(label, command) for label, command in commands.items()]
+        #: The probes that have not stopped answering.
+        self.alive = {host.label: host for host in self._probes}
+
+    def run(self) -> None:
+        """Run all steps, and end the probes."""
         between = ["names", "ports", "connections", "files"] if self.facts.targets else []
-        stages = ["machines", *between, "torch"]
-        with Hosts(commands, self.record_loss) as self.hosts:
-            self.hosts.ask("start", patience=FIRST)
-            for stage in stages:
+        try:
+            self.ask("start", patience=FIRST)
+            for stage in ["machines", *between, "torch"]:
                 self.stage = stage
                 getattr(self, stage)()
+        finally:
+            list(self._pool.map(Host.close, self._probes))
+            self._pool.shutdown()
 
-    def record_loss(self, label: str, message: str) -> None:
-        """Record that a machine does not answer."""
-        if label == HERE:
+    def ask(
+        self,
+        do: str,
+        arguments: Callable[[str], Json] = lambda label: {},
+        patience: float = PATIENCE,
+    ) -> dict[str, Any]:
+        """Send a request to all machines concurrently, and return their answers by label."""
+        answers: dict[str, Any] = {}
+
+        def send(host: Host) -> None:
+            try:
+                answers[host.label] = host.ask(do, patience, **arguments(host.label))
+            except Lost as error:
+                del self.alive[host.label]
+                self.facts.lost[host.label] = {"words": str(error), "stage": self.stage}
+
+        list(self._pool.map(send, list(self.alive.values())))
+        if HERE in self.facts.lost:
             raise DistkitError(
-                f"this machine cannot be examined: {message}. Check whether {sys.executable} works."
+                f"this machine cannot be examined: {self.facts.lost[HERE]['words']}. Check whether "
+                f"{sys.executable} works."
             )
-        self.facts.lost[label] = {"words": message, "stage": self.stage}
+        return {label: answers[label] for label in self.alive}
 
     def machines(self) -> None:
         """Query the properties of each machine."""
-        self.facts.machines.update(self.hosts.ask("machine", patience=EXAMINE))
+        self.facts.machines.update(self.ask("machine", patience=EXAMINE))
 
     def names(self) -> None:
         """Resolve every name on every machine, and choose the address of each host."""
         facts = self.facts
         names = {host: facts.name(host) for host in [HERE, *facts.targets]}
-        answers = self.hosts.ask("resolve", lambda host: {"names": list(names.values())})
+        answers = self.ask("resolve", lambda host: {"names": list(names.values())})
         for asked, answer in answers.items():
             facts.names[asked] = {host: answer[name] for host, name in names.items()}
         for label in facts.hosts:
@@ -133,13 +158,13 @@ class _Examination:
         """Make every machine listen at its address only."""
         addresses, secret = self.facts.addresses, secrets.token_hex(16)
         addresses[HERE] = _source(next(iter(addresses.values()), ""))
-        self.listening = self.hosts.ask(
+        self.listening = self.ask(
             "listen", lambda label: {"address": addresses[label], "secret": secret}
         )
 
     def others(self, label: str) -> list[str]:
         """Return the other machines that still answer."""
-        return [other for other in self.hosts.alive if other != label]
+        return [other for other in self.alive if other != label]
 
     def peers(self, a: str) -> dict[str, list[int | str]]:
         """Return the address and port of each machine that a connects to."""
@@ -149,12 +174,12 @@ class _Examination:
     def connections(self) -> None:
         """Connect every machine to every other, and send datagrams, which need no answer."""
         ways = self.facts.ways
-        ways.update({a: {b: {} for b in self.others(a)} for a in self.hosts.alive})
-        for a, answers in self.hosts.ask("reach", lambda a: {"peers": self.peers(a)}).items():
+        ways.update({a: {b: {} for b in self.others(a)} for a in self.alive})
+        for a, answers in self.ask("reach", lambda a: {"peers": self.peers(a)}).items():
             for b in self.others(a):
                 ways[a][b]["tcp"] = answers.get(b, f"cannot listen: {self.listening.get(b)}")
-        self.hosts.ask("send_datagrams", lambda a: {"name": a, "peers": self.peers(a)})
-        received = self.hosts.ask(
+        self.ask("send_datagrams", lambda a: {"name": a, "peers": self.peers(a)})
+        received = self.ask(
             "receive_datagrams", lambda b: {"names": self.others(b), "within": probe.PATIENCE / 2}
         )
         for b, arrived in received.items():
@@ -168,11 +193,11 @@ class _Examination:
             with tempfile.NamedTemporaryFile("w", prefix=".distkit-doctor-", dir=folder) as file:
                 file.write(file.name)
                 file.flush()
-                self.facts.sees = self.hosts.ask("sees_file", lambda host: {"path": file.name})
+                self.facts.sees = self.ask("sees_file", lambda host: {"path": file.name})
 
     def torch(self) -> None:
         """Import torch everywhere."""
-        for label, torch in self.hosts.ask("torch", patience=probe.IMPORT + PATIENCE).items():
+        for label, torch in self.ask("torch", patience=probe.IMPORT + PATIENCE).items():
             self.facts.machines[label]["torch"] = torch
 
 
@@ -271,46 +296,6 @@ class Host:
         self._from.close()
         with suppress(OSError):  # unread requests
             self._to.close()
-
-
-class Hosts:
-    """The probes of several machines, without those that have stopped answering.
-
-    Args:
-        commands: the command that starts the probe of each machine, by label.
-        lost: called with the label of a machine that does not answer, and the message.
-    """
-
-    def __init__(self, commands: dict[str, list[str]], lost: Callable[[str, str], None]) -> None:
-        self._lost, self._pool = lost, ThreadPoolExecutor(len(commands))
-        self._probes = [Host(label, command) for label, command in commands.items()]
-        self.alive = {host.label: host for host in self._probes}
-
-    def __enter__(self) -> Hosts:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        list(self._pool.map(Host.close, self._probes))
-        self._pool.shutdown()
-
-    def ask(
-        self,
-        do: str,
-        arguments: Callable[[str], Json] = lambda label: {},
-        patience: float = PATIENCE,
-    ) -> dict[str, Any]:
-        """Send a request to all machines concurrently, and return their answers by label."""
-        answers: dict[str, Any] = {}
-
-        def send(host: Host) -> None:
-            try:
-                answers[host.label] = host.ask(do, patience, **arguments(host.label))
-            except Lost as error:
-                del self.alive[host.label]
-                self._lost(host.label, str(error))
-
-        list(self._pool.map(send, list(self.alive.values())))
-        return {label: answers[label] for label in self.alive}
 
 
 def command(destination: str, ssh: Sequence[str], pythons: Sequence[str]) -> list[str]:

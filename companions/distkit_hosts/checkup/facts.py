@@ -72,14 +72,9 @@ def cores(machine: Json) -> int:
     return max(1, math.ceil(min(float(machine["cores"]["usable"]), quota or math.inf)))
 
 
-def fitting(machine: Json) -> int:
-    """Return the number of ranks that fit into memory."""
-    return int(machine["memory"]["free"] // RANK_BYTES)
-
-
 def comfortable(machine: Json) -> int:
-    """Return the number of ranks that share the processors without long waits."""
-    return int(min(fitting(machine), COMFORTABLE * cores(machine)))
+    """Return the number of ranks that fit into memory and share the processors well."""
+    return int(min(machine["memory"]["free"] // RANK_BYTES, COMFORTABLE * cores(machine)))
 
 
 def gpus(machine: Json) -> Gpus:

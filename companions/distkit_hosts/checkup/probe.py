@@ -9,7 +9,6 @@ executes nothing that it receives.
 
 from __future__ import annotations
 
-import fcntl
 import hmac
 import json
 import math
@@ -18,7 +17,6 @@ import platform
 import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -65,8 +63,6 @@ PACKAGES = ("torch", "ipyparallel", "distkit", "jupyterlab", "ipykernel", "anywi
 
 #: A probe ends after this time without a request [s].
 IDLE_TIMEOUT = 60
-
-_SIOCGIFADDR = 0x8915
 
 Json = dict[str, Any]
 
@@ -128,13 +124,9 @@ def package(name: str) -> str | None:
 
 
 def addresses() -> list[str]:
-    """Return the IPv4 addresses of the network interfaces."""
-    result = []
-    for _, name in socket.if_nameindex():
-        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-            request = struct.pack("256s", name.encode()[:15])
-            result.append(socket.inet_ntoa(fcntl.ioctl(s, _SIOCGIFADDR, request)[20:24]))
-    return result
+    """Return the IPv4 addresses of this machine."""
+    routes = Path("/proc/net/fib_trie").read_text()
+    return sorted({*re.findall(r"(\d+\.\d+\.\d+\.\d+)\n +/32 host LOCAL", routes)})
 
 
 def torch() -> Json:

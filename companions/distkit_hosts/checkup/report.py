@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
@@ -42,11 +43,6 @@ class Report:
         return [check for check in self.checks if check.level is Level.FAILURE]
 
     @property
-    def warnings(self) -> list[Check]:
-        """The problems that do not prevent ranks from running."""
-        return [check for check in self.checks if check.level is Level.WARNING]
-
-    @property
     def good(self) -> bool:
         """Whether there are no failures."""
         return not self.failures
@@ -57,9 +53,9 @@ class Report:
         hosts = len({*self.facts.targets} - {HERE})
         title = f"this machine ({self.facts.machines[HERE]['hostname']})"
         title += f" and {count(hosts, 'host')}" if hosts else ""
-        problems = [count(len(self.failures), "failure")] if self.failures else []
-        problems += [count(len(self.warnings), "warning")] if self.warnings else []
-        return f"{title}: {', '.join(problems) or 'all is well'}"
+        levels = Counter(check.level for check in self.checks if check.level is not Level.OK)
+        problems = ", ".join(count(n, str(level)) for level, n in levels.items())
+        return f"{title}: {problems or 'all is well'}"
 
     def to_json(self) -> str:
         """Return a JSON object with ``good``, the ``checks``, and the ``facts`` that they judge."""
