@@ -74,7 +74,11 @@ class HostRequest:
         if self.engines == "local":
             return "127.0.0.1"
         names = [name.rpartition("@")[2].partition(":")[0] for name in self._names()]
-        return _resolve(next(iter(names), ""))
+        default_route = "192.0.2.1"  # a documentation address
+        for target in (names[0] if names else default_route, socket.gethostname()):
+            with suppress(OSError):
+                return own_address(target)
+        return "127.0.0.1"
 
     def _names(self) -> list[str]:
         """Return the names of the machines that are known in advance."""
@@ -92,18 +96,6 @@ class HostRequest:
         if isinstance(self.interface, socket.socket):
             return str(self.interface.getsockname()[1])
         return self.interface.partition(":")[2] or "*"
-
-
-def _resolve(name: str) -> str:
-    try:
-        return own_address(name or "192.0.2.1")  # a documentation address, for the default route
-    except OSError as error:
-        if name and not isinstance(error, socket.gaierror):
-            raise StartError(f"{name} cannot be reached: {error.strerror}.") from error
-    try:
-        return own_address(socket.gethostname())
-    except OSError:
-        return "127.0.0.1"
 
 
 @dataclass

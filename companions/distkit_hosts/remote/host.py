@@ -33,11 +33,8 @@ class Wire(Channel):
 
     def __init__(self, tunnel: Tunnel) -> None:
         self._tunnel = tunnel
-        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def put(self, message: Any) -> None:
-        """Queue a received message."""
-        self._messages.put(message)
+        #: The received messages; None after the tunnel is lost.
+        self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def send(self, message: Any, fd: int | None = None) -> None:
         """Send a message, optionally with a socket, which becomes the local end of a stream."""
@@ -48,14 +45,10 @@ class Wire(Channel):
 
     def recv(self) -> Any:
         """Wait for a message; raise EOFError when the tunnel is lost."""
-        message = self._messages.get()
+        message = self.messages.get()
         if message is None:
             raise EOFError(self._tunnel.why)
         return message
-
-    def lost(self, why: str) -> None:
-        """Wake :meth:`recv` after the tunnel is lost."""
-        self._messages.put(None)
 
     def close(self) -> None:
         """Close the tunnel."""
@@ -78,7 +71,8 @@ class HostForkServer(ForkServer):
         self.launcher_details: Callable[[], str] = str
         self._tunnel, self._wire, self._clock = tunnel, Wire(tunnel), PeerClock()
         tunnel.on_message, tunnel.on_stream = self._on_message, self._on_stream
-        tunnel.on_lost, tunnel.on_trip = self._wire.lost, self._clock.add
+        tunnel.on_lost = lambda why: self._wire.messages.put(None)
+        tunnel.on_trip = self._clock.add
         super().__init__(self._wire, facts["name"])
         self.command("welcome")
 
@@ -141,7 +135,7 @@ class HostForkServer(ForkServer):
         for name, data in message.pop("files", {}).items():  # files of an ended process
             with suppress(OSError):
                 Path(self.mirror, Path(name).name).write_bytes(data)
-        self._wire.put(message)
+        self._wire.messages.put(message)
 
     def _on_stream(self, message: dict[str, Any]) -> socket.socket:
         """Connect a stream to a socket of this machine."""
