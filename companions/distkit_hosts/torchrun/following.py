@@ -25,13 +25,10 @@ from distkit.cluster.runs.conductor import Conductor, RankController
 from distkit.cluster.runs.outcome import Failure, Frame, Outcome
 from distkit.cluster.runs.run import Run, draw_waits
 from distkit.cluster.runs.stepper import Stepper
-from distkit.diagnosis import rules
-from distkit.diagnosis.diagnose import Finding, diagnose
 from distkit.errors import RunError, StepError, TraceFileError
 from distkit.recording.plain import encode_rows
 from distkit.trace.calls import raised_at
-from distkit.trace.info import RankEnd
-from distkit.trace.log import EventLog
+from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.trace import Trace
 from distkit_hosts.torchrun import merge, rankfile
 from distkit_hosts.torchrun.attached import FOLDER
@@ -134,7 +131,7 @@ class Following(Run):
 
         Raises:
             RankError: the program raised on a rank, or a rank died.
-            DeadlockError: ranks wait for each other forever, or did until a connection broke.
+            DeadlockError: ranks wait for each other forever.
             TimeoutError: ``timeout`` seconds have passed.
         """
         end = time.monotonic() + (math.inf if timeout is None else timeout)
@@ -241,8 +238,9 @@ class AttachedRun(Conductor):
         }
         self._has_one_clock = len({r.about["clock"] for r in records.values()}) == 1
         self._grown_at = dict.fromkeys(records, time.monotonic())
-        facts = {"world_size": info.world_size, "ranks": info.ranks, "groups": info.groups}
-        super().__init__(info.name, 1, [*records], type(info)(**facts))
+        facts = RunInfo(world_size=info.world_size, ranks=info.ranks, groups=info.groups)
+        afterwards = "their launcher decides what happens next"
+        super().__init__(info.name, 1, [*records], facts, afterwards=afterwards)
 
     @property
     def trace(self) -> Trace:
@@ -294,24 +292,6 @@ class AttachedRun(Conductor):
         if self.waiting:
             super()._release(controller)
         self._wait_until(lambda: not self.waiting)  # the launcher ends those of other machines
-
-    def _conclude(self) -> None:
-        super()._conclude()
-        hangs = self.deadlock or (_ended_hangs(self.trace) if self.failed else [])
-        if hangs:
-            error = report.deadlock(hangs, "All ranks have ended.")
-            error.__cause__ = None if self.deadlock else self.error
-            self.error = error
-
-
-def _ended_hangs(trace: EventLog) -> list[Finding]:
-    """Return the hangs that ended when a rank left and connections broke.
-
-    Return [] if a rank failed by itself, because the others may wait for that rank.
-    """
-    findings = diagnose(trace)
-    failed = any(f.code in (rules.raised.code, rules.died.code) for f in findings)
-    return [] if failed else [f for f in findings if f.hang]
 
 
 def _outcome(rank: int, end: RankEnd, *, ended: bool) -> Outcome:
