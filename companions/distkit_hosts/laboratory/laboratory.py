@@ -17,7 +17,7 @@ from typing import Any
 
 from distkit.cluster.processes import folders
 from distkit.errors import LaboratoryError
-from distkit_hosts.laboratory import plan, services, starting
+from distkit_hosts.laboratory import plan, starting
 from distkit_hosts.laboratory.starting import find
 
 #: Variables not passed to hosts: their folders and sockets exist only on the machine.
@@ -150,7 +150,7 @@ class Laboratory:
         Raises:
             LaboratoryError: OpenSSH is missing, or a server does not start.
         """
-        services.start_ssh(self)
+        starting.start_ssh(self)
 
     def options(self) -> dict[str, Any]:
         """Return the options of ``dk.Cluster`` in this process for ranks on the hosts.
