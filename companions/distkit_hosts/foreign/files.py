@@ -100,9 +100,9 @@ def _parsed(path: Path) -> _File:
         value = PlainUnpickler(io.BytesIO(content)).load()
     else:
         value = _from_json(content.decode("utf-8-sig", "replace"))
-    if flight_recorder.matches(value):
+    if isinstance(value, dict) and "entries" in value:
         return flight_recorder.parse(value)
-    if kineto.matches(value):
+    if isinstance(value, dict) and "traceEvents" in value:
         return kineto.parse(value)
     what = ", ".join(map(str, value)) if isinstance(value, dict) else str(value)
     raise TraceFileError(f"{path}: not a trace: it contains {what[:200]}. {_KNOWN}")

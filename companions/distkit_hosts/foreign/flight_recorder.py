@@ -115,11 +115,6 @@ class Dump(Struct):
         return
 
 
-def matches(value: Any) -> bool:
-    """Return whether this looks like a dump."""
-    return isinstance(value, dict) and {"version", "entries"} <= value.keys()
-
-
 def parse(value: Any) -> Dump:
     """Return a dump, or raise a ValueError that names the first invalid field."""
     dump = msgspec.convert(value, Dump)

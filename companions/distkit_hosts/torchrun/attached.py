@@ -3,6 +3,10 @@
 The script creates the process group, its store and its devices. The tap records the rank's calls
 in a file, which ``distkit replay FOLDER`` merges with those of the other ranks. A notebook on the
 same machine may connect to the rank's socket, to pause the rank and to let it continue.
+
+A script records itself with :func:`record`. Under ``distkit trace -- torchrun …``,
+:mod:`distkit_hosts.torchrun.launching` inserts ``-m distkit_hosts.torchrun.attached FOLDER`` before
+the script in the launcher's command.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -25,6 +30,7 @@ from typing import Any
 
 import torch
 
+from distkit.cluster.rank.interpreter import run_script
 from distkit.cluster.rank.process_group import TIMING
 from distkit.errors import StartError
 from distkit.events import STACK, WORLD
@@ -77,12 +83,6 @@ def record(folder: str | Path = FOLDER) -> None:
         _here = Attached(launched, Path(folder).absolute())
         if launched.launcher != "none":  # else this process may start ranks itself
             os.environ[_ATTACHED] = str(os.getpid())
-
-
-def ended(error: BaseException) -> None:
-    """Record the exception that ends this rank, if it is recorded."""
-    if _here is not None:
-        _here.ended(error)
 
 
 class Attached:
@@ -295,3 +295,35 @@ class _Flusher(Flusher):
         """Write the collected rows, and record that the rank runs."""
         super().flush(last)
         self._heartbeat()
+
+
+def main(argv: list[str]) -> None:
+    """Run a script or a module as Python does, and record it.
+
+    Args:
+        argv: ``FOLDER SCRIPT [ARGUMENT ...]``, or ``-m MODULE`` for the script.
+    """
+    folder, *command = argv
+    is_module = command[0] == "-m"
+    command = command[is_module:]
+    sys.argv[:] = command
+    try:
+        record(folder)
+    except StartError as error:
+        print(f"distkit: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    try:
+        if is_module:  # found in the current folder first, as with ``python -m``
+            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        else:
+            del sys.path[0]  # in favour of the script's own folder
+            _recorder.add_user_file(command[0])
+            run_script(Path(command[0]), command[1:])
+    except BaseException as error:
+        if _here is not None:
+            _here.ended(error)
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
