@@ -95,8 +95,8 @@ class _Examination:
 
     def __init__(self, facts: Facts, commands: dict[str, list[str]]) -> None:
         self.facts, self.stage = facts, ""
-        #: The port on which each machine listens, or the error.
-        self.listening: dict[str, int | str] = {}
+        #: The port on which each machine listens.
+        self.listening: dict[str, int] = {}
         self._pool = ThreadPoolExecutor(len(commands))
         self._probes = [Host(label, command) for label, command in commands.items()]
         #: The probes that have not stopped answering.
@@ -166,18 +166,17 @@ class _Examination:
         """Return the other machines that still answer."""
         return [other for other in self.alive if other != label]
 
-    def peers(self, a: str) -> dict[str, list[int | str]]:
+    def peers(self, a: str) -> dict[str, tuple[str, int]]:
         """Return the address and port of each machine that a connects to."""
-        ports = {b: self.listening.get(b) for b in self.others(a)}
-        return {b: [self.facts.addresses[b], p] for b, p in ports.items() if isinstance(p, int)}
+        return {b: (self.facts.addresses[b], self.listening[b]) for b in self.others(a)}
 
     def connections(self) -> None:
         """Connect every machine to every other, and send datagrams, which need no answer."""
         ways = self.facts.ways
         ways.update({a: {b: {} for b in self.others(a)} for a in self.alive})
         for a, answers in self.ask("reach", lambda a: {"peers": self.peers(a)}).items():
-            for b in self.others(a):
-                ways[a][b]["tcp"] = answers.get(b, f"cannot listen: {self.listening.get(b)}")
+            for b, why in answers.items():
+                ways[a][b]["tcp"] = why
         self.ask("send_datagrams", lambda a: {"name": a, "peers": self.peers(a)})
         received = self.ask(
             "receive_datagrams", lambda b: {"names": self.others(b), "within": probe.PATIENCE / 2}

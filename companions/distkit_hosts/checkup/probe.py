@@ -207,15 +207,12 @@ class Probe:
         """Return whether a file that contains its path exists here."""
         return Path(path).exists() and Path(path).read_text() == path
 
-    def do_listen(self, address: str, secret: str) -> int | str:
-        """Listen at a free port of an address; return the port, or the error."""
+    def do_listen(self, address: str, secret: str) -> int:
+        """Listen at a free port of an address, and return the port."""
         self._secret = secret.encode()
-        try:
-            server = socket.create_server((address, 0))
-            datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            datagrams.bind(server.getsockname())
-        except OSError as error:
-            return strerror(error)
+        server = socket.create_server((address, 0))
+        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        datagrams.bind(server.getsockname())
         self._sockets += [server, datagrams]
         threading.Thread(target=self._accept, args=(server,), daemon=True).start()
         threading.Thread(target=self._receive, args=(datagrams,), daemon=True).start()
