@@ -23,7 +23,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,12 +42,6 @@ AGENT = "DISTKIT_AGENT"
 #: Timeout for the kernel's answer [s].
 WELCOME = 15.0
 
-#: Time for a fork server to finish an import at the end, before it is killed [s].
-IMPORTING = 2.0
-
-#: Time to wait for the last messages of a fork server that has ended [s].
-LAST_OUTPUT_WITHIN = 1.0
-
 #: Interval of checks that the engine that started the agent is alive [s].
 WATCH = 1.0
 
@@ -57,9 +50,8 @@ class Agent:
     """The kernel's representative on this machine.
 
     Args:
-        where: ``endpoint`` and ``keys`` of the kernel; ``name`` of this machine, "" if the
-            kernel does not know it; ``network``, an address reached through the interface of the
-            ranks, "" for the kernel's address.
+        where: ``endpoint`` and ``keys`` of the kernel; ``name`` of this machine, if the kernel
+            knows it; ``parent``, the pid of the engine that has started this agent, if one has.
     """
 
     def __init__(self, where: dict[str, Any]) -> None:
@@ -67,7 +59,6 @@ class Agent:
         self._answered, self._ended = False, threading.Event()
         self._folders: dict[str, int | None] = {}
         self._fork_server: Channel | None = None  # to the process that forks
-        self._output: deque[str] = deque(maxlen=20)  # by that process
         multiplexer = self._multiplexer = Multiplexer(
             where["endpoint"], tuple(where["keys"]), listen=False
         )
@@ -95,7 +86,7 @@ class Agent:
 
     def _facts(self) -> dict[str, Any]:
         kernel = self._where["endpoint"].removeprefix("tcp://").rsplit(":", 1)[0]
-        address = machine.own_address(self._where.get("network") or kernel)
+        address = machine.own_address(kernel)
         return {
             "name": self._where.get("name") or platform.node(),
             "node": platform.node(),
@@ -105,7 +96,12 @@ class Agent:
             "memory": machine.memory(),
             "gpus": machine.gpus(),
             **versions(),
-            "missing": [name for name in ("torch", "ipyparallel") if not _is_installed(name)],
+            # a folder of a package's name has a spec without an origin
+            "missing": [
+                name
+                for name in ("torch", "ipyparallel")
+                if getattr(find_spec(name), "origin", None) is None
+            ],
             "executable": sys.executable,
             "pid": os.getpid(),
             "port": _free_port(address),
@@ -116,18 +112,9 @@ class Agent:
     def _start_fork_server(self) -> None:
         self._fork_server, theirs = Channel.pair()
         with theirs:
-            self._process = start_zygote(theirs, subprocess.PIPE)
-        self._listener = threading.Thread(target=self._read_output, daemon=True)
-        self._listener.start()
+            self._process = start_zygote(theirs)
         self._fork_server.send({"do": "call", "run": "distkit.cluster.processes.preload:hook"})
         threading.Thread(target=self._forward, daemon=True).start()
-
-    def _read_output(self) -> None:
-        """Print the fork server's output, and keep the latest lines for the kernel."""
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._output.append(line.decode(errors="replace"))
-            _print(self._output[-1].rstrip())
 
     def _forward(self) -> None:
         """Forward the fork server's messages to the kernel, with the files of ended processes."""
@@ -139,7 +126,6 @@ class Agent:
                     news["files"] = _final_files(Path(log))
                 self._tunnel.send(news)
         except (EOFError, OSError):
-            self._listener.join(LAST_OUTPUT_WITHIN)
             self._end("the process that ranks are forked from ended")
 
     def _on_message(self, message: dict[str, Any]) -> None:
@@ -195,20 +181,17 @@ class Agent:
     def _end(self, why: str) -> None:
         """End the agent, and report the reason unless it is "": the kernel has ended it."""
         if why and not self._ended.is_set():
-            _print(f"distkit: this machine's ranks end: {why}")
             with suppress(OSError):  # the tunnel is lost
-                self._tunnel.send({"ended": why, "output": "".join(self._output)})
+                self._tunnel.send({"ended": why})
+            with suppress(OSError):  # the terminal is closed
+                print(f"distkit: this machine's ranks end: {why}", file=sys.stderr, flush=True)
         self._ended.set()
 
     def _clean_up(self) -> None:
         """End the fork server with all forked processes, and remove the folders."""
         if self._fork_server is not None:
             self._fork_server.hang_up()
-            try:
-                self._process.wait(IMPORTING)
-            except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()  # it finishes an import first
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
         self._multiplexer.close()
@@ -224,12 +207,6 @@ def versions() -> dict[str, str]:
         "python": sys.version.split()[0],
         "distkit": sys.modules["distkit"].__version__,  # an import would be circular
     }
-
-
-def _is_installed(package: str) -> bool:
-    """Return whether a package can be imported, not only a folder of its name."""
-    spec = find_spec(package)
-    return spec is not None and spec.origin is not None
 
 
 def _free_port(address: str) -> int:
@@ -262,11 +239,6 @@ def _final_files(log: Path) -> dict[str, bytes]:
         with suppress(OSError):
             found[file.name] = file.read_bytes()
     return found
-
-
-def _print(line: str) -> None:
-    with suppress(OSError):  # the reader has closed it
-        print(line, file=sys.stderr, flush=True)
 
 
 def start_in_engine(where: dict[str, Any]) -> None:

@@ -16,10 +16,7 @@ from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.forkserver import ForkServer
 from distkit.errors import StartError
 from distkit_hosts.clocks import PeerClock
-from distkit_hosts.remote.launching import quoted
 from distkit_hosts.remote.tunnel import Tunnel
-
-_REMEDY = "Check the network and the machine: distkit doctor --hosts {}"
 
 #: Time to wait for the reason of a machine's loss [s].
 LOSS_DETAILS_WITHIN = 1.0
@@ -66,7 +63,7 @@ class HostForkServer(ForkServer):
     def __init__(self, tunnel: Tunnel, facts: dict[str, Any]) -> None:
         self.facts, self.mirror = facts, ""
         self.processes_there = "all processes there"  # for messages
-        self._ended: dict[str, str] = {}  # reason and last output
+        self._ended = ""  # the reason that the agent has reported
         #: Returns the launcher's current description of the agent.
         self.launcher_details: Callable[[], str] = str
         self._tunnel, self._wire, self._clock = tunnel, Wire(tunnel), PeerClock()
@@ -106,10 +103,11 @@ class HostForkServer(ForkServer):
         if self.closed:
             return "the cluster was stopped."
         self._lost.wait(LOSS_DETAILS_WITHIN)
-        lost = self._ended.get("ended") or self._tunnel.why or "it does not answer"
-        output = quoted(self._ended.get("output", ""), self.facts["executable"])
-        remedy = (output or " " + _REMEDY.format(self.host)) + self.launcher_details()
-        return f"{self.host} is lost, with {self.processes_there}: {lost}.{remedy}"
+        lost = self._ended or self._tunnel.why or "it does not answer"
+        return (
+            f"{self.host} is lost, with {self.processes_there}: {lost}. Check the network and the "
+            f"machine: distkit doctor --hosts {self.host}{self.launcher_details()}"
+        )
 
     def hang_up(self, channel: Channel) -> None:
         """Close the channel of a process that has ended, if its own end has not closed it."""
@@ -130,7 +128,7 @@ class HostForkServer(ForkServer):
 
     def _on_message(self, message: dict[str, Any]) -> None:
         if "ended" in message:
-            self._ended = message
+            self._ended = message["ended"]
             return
         for name, data in message.pop("files", {}).items():  # files of an ended process
             with suppress(OSError):

@@ -308,24 +308,19 @@ class ByBatch(Launch):
             self._thread.join(4 * _GRACE)
 
 
-def _kind(name: str) -> Any:
-    """Return the class of a launcher."""
+def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]) -> Any:
+    """Return a launcher of ipyparallel that starts agents."""
     from ipyparallel.cluster.launcher import find_launcher_class
 
     from distkit_hosts.remote.slurm import AgentsBySlurm
 
     try:
-        return AgentsBySlurm if name == "slurm" else find_launcher_class(name, "engine")
+        kind = AgentsBySlurm if name == "slurm" else find_launcher_class(name, "engine")
     except KeyError:
         raise StartError(
             f"engines={name!r} is not one of ipyparallel's launchers. Use 'ssh', 'mpi', 'slurm', "
             "'pbs', 'sge', 'lsf', 'htcondor' or 'local'."
         ) from None
-
-
-def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]) -> Any:
-    """Return a launcher of ipyparallel that starts agents."""
-    kind = _kind(name)
     known = kind.class_traits(config=True)
     options = {**options}
     on = options.pop("mpi_hosts", {}) if name == "mpi" else {}
