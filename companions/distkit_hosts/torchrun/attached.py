@@ -223,9 +223,8 @@ class Attached:
         """
         faulthandler.register(signal.SIGTERM, self._fault, all_threads=False)
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        stack = [*traceback.walk_stack(frame)][::-1]
-        users = [entry for entry in stack if is_users(entry[0].f_code.co_filename)]
-        lines = traceback.StackSummary.extract(iter(users)).format()
+        users = [f for f in traceback.extract_stack(frame) if is_users(f.filename)]
+        lines = traceback.format_list(users)
         self._end = "released", "", ""
         self._at_exit()
         report = "".join([*lines, f"Released: {why}\n"])
