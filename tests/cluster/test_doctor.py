@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from itertools import permutations
 
 import pytest
 from laboratories import laboratory
@@ -57,7 +58,7 @@ def test_hosts_are_examined_through_a_fake_ssh(leftovers: Callable[[], list[str]
     assert failures["names.unknown"][-1] == "beta"  # an unknown name
     assert not [kind for kind in failures if kind.startswith(("ways", "ports", "torch"))]
     assert {"ways", "versions", "folder.shared"} <= set(kinds(report, Level.OK))
-    ways = [facts.way(*way) for a, b in facts.pairs() for way in ((a, b), (b, a))]
+    ways = [facts.way(*way) for way in permutations(facts.machines, 2)]
     assert ways == [{"tcp": "", "arrived": True}] * 6
     assert not leftovers()
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from distkit_hosts.checkup import probe
+from distkit_hosts.checkup.checks import Report
 from distkit_hosts.checkup.facts import HERE, Facts, Json, Level
-from distkit_hosts.checkup.report import Report
 
 GIB = 1 << 30
 
@@ -39,7 +39,7 @@ ADDRESSES = {HERE: "10.0.0.1", "alpha": "10.0.0.2", "beta": "10.0.0.3", "gamma":
 def healthy_facts() -> Facts:
     """The facts of three healthy hosts and this machine."""
     names = {HERE: "login", **{host: host for host in ADDRESSES if host != HERE}}
-    known = {h: {"addresses": [a]} for h, a in ADDRESSES.items()}
+    known = {h: {"addresses": [a]} for h, a in ADDRESSES.items() if h != HERE}
     return Facts(
         machines={h: healthy(names[h], a) for h, a in ADDRESSES.items()},
         targets={host: host for host in names if host != HERE},
@@ -172,13 +172,13 @@ def lost(words: str) -> Callable[[Facts], None]:
         del facts.machines["beta"], facts.names["beta"], facts.ways["beta"]
         for way in facts.ways.values():
             way.pop("beta", None)
-        facts.lost["beta"] = {"words": words, "stage": ""}
+        facts.lost["beta"] = {"message": words, "stage": ""}
 
     return fault
 
 
 def lost_midway(facts: Facts) -> None:
-    facts.lost["beta"] = {"words": "no answer within 6 s", "stage": "files"}
+    facts.lost["beta"] = {"message": "no answer within 6 s", "stage": "files"}
 
 
 def of_beta(**changes: Any) -> Callable[[Facts], None]:

@@ -26,8 +26,8 @@ from distkit.cluster import machine
 from distkit.cluster.machine import own_address
 from distkit.errors import DistkitError
 from distkit_hosts.checkup import probe
+from distkit_hosts.checkup.checks import Report
 from distkit_hosts.checkup.facts import HERE, Facts, Json
-from distkit_hosts.checkup.report import Report
 
 #: Time limits of ssh, and of the first answer [s].
 CONNECT, FIRST = 5, 10.0
@@ -128,13 +128,13 @@ class _Examination:
                 answers[host.label] = host.ask(do, patience, **arguments(host.label))
             except Lost as error:
                 del self.alive[host.label]
-                self.facts.lost[host.label] = {"words": str(error), "stage": self.stage}
+                self.facts.lost[host.label] = {"message": str(error), "stage": self.stage}
 
         list(self._pool.map(send, list(self.alive.values())))
         if HERE in self.facts.lost:
             raise DistkitError(
-                f"this machine cannot be examined: {self.facts.lost[HERE]['words']}. Check whether "
-                f"{sys.executable} works."
+                f"this machine cannot be examined: {self.facts.lost[HERE]['message']}. Check "
+                f"whether {sys.executable} works."
             )
         return {label: answers[label] for label in self.alive}
 
@@ -145,10 +145,7 @@ class _Examination:
     def names(self) -> None:
         """Resolve every name on every machine, and choose the address of each host."""
         facts = self.facts
-        names = {host: facts.name(host) for host in [HERE, *facts.targets]}
-        answers = self.ask("resolve", lambda host: {"names": list(names.values())})
-        for asked, answer in answers.items():
-            facts.names[asked] = {host: answer[name] for host, name in names.items()}
+        facts.names = self.ask("resolve", lambda host: {"names": [*facts.targets]})
         for label in facts.hosts:
             own = {*facts.machines[label]["addresses"]}
             known = [answer[label].get("addresses", []) for answer in facts.names.values()]
@@ -188,11 +185,13 @@ class _Examination:
     def files(self) -> None:
         """Check on every machine whether it sees a file in this folder."""
         folder = self.facts.folder = str(Path.cwd())
-        with suppress(OSError):  # no permission to write there
-            with tempfile.NamedTemporaryFile("w", prefix=".distkit-doctor-", dir=folder) as file:
-                file.write(file.name)
-                file.flush()
-                self.facts.sees = self.ask("sees_file", lambda host: {"path": file.name})
+        with (
+            suppress(OSError),  # no permission to write there
+            tempfile.NamedTemporaryFile("w", prefix=".distkit-doctor-", dir=folder) as file,
+        ):
+            file.write(file.name)
+            file.flush()
+            self.facts.sees = self.ask("sees_file", lambda host: {"path": file.name})
 
     def torch(self) -> None:
         """Import torch everywhere."""
@@ -267,8 +266,9 @@ class Host:
         except queue.Empty:
             raise Lost(f"no answer within {patience:g} s") from None
         if text is None:
-            code = self._process.wait()
-            raise Lost(self._last_line.rstrip(".") or f"it ended with exit status {code}")
+            raise Lost(
+                self._last_line.rstrip(".") or f"it ended with exit status {self._process.wait()}"
+            )
         answer = json.loads(text)
         if "error" in answer:
             raise Lost(answer["error"])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Any
 
 from distkit._format import joined
@@ -26,9 +24,9 @@ class Facts:
     Args:
         machines: the answer of ``probe.machine()`` on each machine that answered.
         targets: the name of each host as ssh takes it, perhaps with a user.
-        lost: for each host that stopped answering, the message (``words``) of ssh or of the doctor,
+        lost: for each host that stopped answering, the ``message`` of ssh or of the doctor,
             and the ``stage`` of the examination.
-        names: for each machine, the addresses to which it resolves the others' names.
+        names: for each machine, the addresses to which it resolves the names of the hosts.
         addresses: the address of each machine, as the others see it.
         ways: the connections between machines: see :meth:`way`.
         folder: the path of the current folder here.
@@ -48,14 +46,6 @@ class Facts:
     def hosts(self) -> list[str]:
         """The machines that answered, without the machine of the doctor."""
         return [label for label in self.machines if label != HERE]
-
-    def name(self, host: str) -> str:
-        """Return the name by which other machines find one."""
-        return str(self.machines[HERE]["hostname"]) if host == HERE else host
-
-    def pairs(self) -> Iterator[tuple[str, str]]:
-        """Yield every pair of machines once."""
-        return combinations(self.machines, 2)
 
     def way(self, a: str, b: str) -> Json:
         """Return the facts about connections from a to b; empty if none was tried.

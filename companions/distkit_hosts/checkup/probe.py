@@ -37,7 +37,7 @@ if __name__ != "probe":  # as a probe it is part of the same program
         usable_cores,
     )
 
-#: Prefix of answers, to tell them from a host's login banner.
+#: Prefix of answers; a host's login banner does not have it.
 MARK = "distkit-probe "
 
 #: A program that reads and runs source files from its input; the argument is their total length.
@@ -108,11 +108,8 @@ def disk_space(path: str) -> Json:
 
 def package(name: str) -> str | None:
     """Return the version of a package; None if it cannot be imported."""
-    try:
-        spec = util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+    spec = util.find_spec(name)
+    if spec is None or spec.origin is None:
         return None
     text = Path(spec.origin).read_text("utf-8")
     if assignment := re.search(r'^__version__ = "(.+)"', text, re.MULTILINE):
