@@ -109,11 +109,6 @@ class Dump(Struct):
     entries: list[_Entry]
     pg_config: dict[str, dict[str, str]] | None = None
 
-    @property
-    def rank(self) -> None:
-        """A dump does not name its rank."""
-        return
-
 
 def parse(value: Any) -> Dump:
     """Return a dump, or raise a ValueError that names the first invalid field."""

@@ -67,11 +67,6 @@ class Profile(Struct):
     #: The process group, as far as it is recorded.
     distributedInfo: _Distributed = msgspec.field(default_factory=_Distributed)
 
-    @property
-    def rank(self) -> int | None:
-        """Its rank; None if it is not recorded."""
-        return self.distributedInfo.rank
-
 
 def parse(value: Any) -> Profile:
     """Return a trace, or raise a ValueError that names the first invalid field."""
