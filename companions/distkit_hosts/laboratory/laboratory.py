@@ -81,8 +81,7 @@ class Laboratory:
         self.folder = Path(made)
         self._open = ExitStack()  # sockets of the hosts that are held here
         #: The addresses that each host knows.
-        self._names: dict[str, dict[str, str | None]]
-        self._names = {host: {**self._addresses} for host in self.hosts}
+        self._names = {host: dict[str, str | None](self._addresses) for host in self.hosts}
         self._skew = skew or {}
         for host in self.hosts:
             self.folder.joinpath(host).mkdir()

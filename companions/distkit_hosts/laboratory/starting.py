@@ -102,20 +102,15 @@ def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str]
     for fd in passed:
         os.close(fd)
     assert keeper.stdin and keeper.stdout
-    try:
-        with errors, keeper.stdout:
-            with suppress(BrokenPipeError), keeper.stdin:  # it has failed to start
-                keeper.stdin.write(json.dumps(plan) + "\n")
-            if answer := keeper.stdout.readline():
-                return keeper, json.loads(answer)
-            keeper.wait()
-            errors.seek(0)
-            raise LaboratoryError(explain("; ".join(errors.read().splitlines())))
-    except BaseException:
-        keeper.terminate()
+    with errors, keeper.stdout:
+        with suppress(BrokenPipeError), keeper.stdin:  # it has failed to start
+            keeper.stdin.write(json.dumps(plan) + "\n")
+        if answer := keeper.stdout.readline():
+            return keeper, json.loads(answer)
         keeper.wait()
         shutil.rmtree(plan["folder"], ignore_errors=True)
-        raise
+        errors.seek(0)
+        raise LaboratoryError(explain("; ".join(errors.read().splitlines())))
 
 
 def explain(error: str) -> str:
