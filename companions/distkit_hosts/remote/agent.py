@@ -32,7 +32,7 @@ from distkit.cluster import machine
 from distkit.cluster.processes import folders
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.forkserver import start_zygote
-from distkit.cluster.processes.rank_spec import inherited
+from distkit.cluster.processes.rank_spec import free_port, inherited
 from distkit.errors import StartError
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 
@@ -89,7 +89,6 @@ class Agent:
         address = machine.own_address(kernel)
         return {
             "name": self._where.get("name") or platform.node(),
-            "node": platform.node(),
             "address": address,
             "interface": interface_of(address),
             "cpus": machine.cpus(),
@@ -104,7 +103,7 @@ class Agent:
             ],
             "executable": sys.executable,
             "pid": os.getpid(),
-            "port": _free_port(address),
+            "port": free_port(address),
             **inherited(),
             "environ": {k: v for k, v in os.environ.items() if not _LAUNCHER.match(k)},
         }
@@ -176,7 +175,8 @@ class Agent:
         with suppress(OSError):  # the tunnel is lost
             while True:
                 for listener in select.select(list(listeners), [], [])[0]:
-                    self._tunnel.open({"to": listeners[listener]}, listener.accept()[0])
+                    with listener.accept()[0] as connection:
+                        self._tunnel.send({"to": listeners[listener]}, connection.fileno())
 
     def _end(self, why: str) -> None:
         """End the agent, and report the reason unless it is "": the kernel has ended it."""
@@ -207,12 +207,6 @@ def versions() -> dict[str, str]:
         "python": sys.version.split()[0],
         "distkit": sys.modules["distkit"].__version__,  # an import would be circular
     }
-
-
-def _free_port(address: str) -> int:
-    """Return a free port of an address."""
-    with socket.create_server((address, 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def interface_of(address: str) -> str:

@@ -253,8 +253,8 @@ class ByBatch(Launch):
         launcher = self._launcher
         file = launcher.output_file if launcher.passing else ""
         end = [*_CLEAN_UP, file, *launcher.delete_command, launcher.job_id]
-        quiet: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
-        with subprocess.Popen(end, stdin=subprocess.PIPE, start_new_session=True, **quiet):
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        with subprocess.Popen(end, stdin=pipe, stdout=null, stderr=null, start_new_session=True):
             while not self._over.is_set():
                 self.state = self._state()
                 if self.state.startswith(_FINAL_STATES) or "Invalid job id" in self.state:
@@ -292,14 +292,9 @@ class ByBatch(Launch):
 
     def _output(self) -> str:
         """Return the output of the job."""
-        file = self._launcher.output_file
-        try:
-            return Path(file).read_text(errors="replace")
-        except OSError:
-            return (
-                f"Its output, {file}, is not here. Pass a file that the machines can write and "
-                "this one can read: output_file='/shared/distkit.log'."
-            )
+        with suppress(OSError):  # the home is not shared
+            return Path(self._launcher.output_file).read_text(errors="replace")
+        return ""
 
     def stop(self) -> None:
         """End remaining processes, after the agents were asked to leave."""
@@ -325,7 +320,6 @@ def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]
     options = {**options}
     on = options.pop("mpi_hosts", {}) if name == "mpi" else {}
     _check_options(options, known, f"ipyparallel's {kind.__name__}")
-    Path(folder, "log").mkdir(exist_ok=True)
     given: dict[str, Any] = {
         "engine_cmd": [options.get("remote_python", sys.executable), "-m", _MODULE],
         "profile_dir": folder,

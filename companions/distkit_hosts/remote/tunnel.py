@@ -83,7 +83,6 @@ class Tunnel:
     def __init__(self, multiplexer: Multiplexer, peer: bytes, first: int) -> None:
         self._multiplexer, self.peer, self._next = multiplexer, peer, first
         self.streams: dict[int, Stream] = {}
-        self._numbering = threading.Lock()
         self.why = ""  # reason of the loss, if lost
         #: Callbacks in the multiplexer's thread: for each message, …
         self.on_message: Callable[[Any], None] = lambda message: None
@@ -93,49 +92,38 @@ class Tunnel:
         self.on_lost: Callable[[str], None] = lambda why: None
         self.on_trip: Callable[[RoundTrip], None] = lambda trip: None
 
-    def send(self, message: Any) -> None:
-        """Send a picklable message.
+    def send(self, message: Any, fd: int | None = None) -> None:
+        """Send a picklable message, optionally with a socket as the local end of a stream.
 
         Raises:
             OSError: the tunnel is lost.
         """
-        self._check()
+        if self.why:
+            raise BrokenPipeError(self.why)
         body = pickle.dumps(message, protocol=5)
-        self._multiplexer.do(lambda: self._post(Kind.MESSAGE, 0, body))
-
-    def open(self, message: Any, sock: socket.socket) -> None:
-        """Open a stream from ``sock``, whose ownership passes to the multiplexer.
-
-        Raises:
-            OSError: the tunnel is lost.
-        """
-        self._check()
-        body = pickle.dumps(message, protocol=5)
-        with self._numbering:
-            number, self._next = self._next, self._next + 2
-
-        def begin() -> None:
-            if self.why:
-                sock.close()
-                return
-            self._begin(number, sock)
-            self._post(Kind.OPEN, number, body)
-
-        self._multiplexer.do(begin)
+        if fd is None:
+            self._multiplexer.do(lambda: self._post(Kind.MESSAGE, 0, body))
+        else:
+            sock = socket.socket(fileno=os.dup(fd))
+            self._multiplexer.do(lambda: self._open(sock, body))
 
     def close(self) -> None:
         """Close the tunnel."""
         self._multiplexer.do(lambda: self.lose("it was closed"))
-
-    def _check(self) -> None:
-        if self.why:
-            raise BrokenPipeError(self.why)
 
     # -- in the multiplexer's thread --------------------------------------------------------------
 
     def _post(self, kind: int, number: int, body: Any = b"") -> None:
         if not self.why:
             self._multiplexer.post(self, [_HEAD.pack(kind, number), body])
+
+    def _open(self, sock: socket.socket, body: bytes) -> None:
+        if self.why:
+            sock.close()
+        else:
+            self._begin(self._next, sock)
+            self._post(Kind.OPEN, self._next, body)
+            self._next += 2
 
     def ask_time(self) -> None:
         """Request the peer's time."""
