@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from distkit import cli
 from distkit_hosts.torchrun import launching
-from distkit_hosts.torchrun.launching import is_launcher
 
 if TYPE_CHECKING:
     from distkit.trace.trace import Trace
-
-__all__ = ["add", "is_launcher", "trace"]
 
 
 def add(commands: Any) -> None:

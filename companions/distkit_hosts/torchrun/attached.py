@@ -1,8 +1,8 @@
 """Record a rank that another launcher has started: torchrun, Slurm, MPI, or a shell.
 
 The script creates the process group, its store and its devices. The tap records the rank's calls
-in a file, which ``distkit replay FOLDER`` merges with those of the other ranks. A notebook on the
-same machine may connect to the rank's socket, to pause the rank and to let it continue.
+in a file, which ``distkit replay FOLDER`` merges with those of the other ranks. A notebook of the
+same user and machine may connect to the rank's socket, to pause the rank and to let it continue.
 
 A script records itself with :func:`record`. Under ``distkit trace -- torchrun …``,
 :mod:`distkit_hosts.torchrun.launching` inserts ``-m distkit_hosts.torchrun.attached FOLDER`` before
@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import linecache
 import os
 import runpy
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import textwrap
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -30,10 +34,13 @@ from typing import Any
 
 import torch
 
+from distkit.cluster.processes import folders
+from distkit.cluster.processes.channel import Channel
+from distkit.cluster.rank.gate import Gate
 from distkit.cluster.rank.interpreter import run_script
 from distkit.cluster.rank.process_group import TIMING
 from distkit.errors import StartError
-from distkit.events import STACK, WORLD
+from distkit.events import STACK, WORLD, Op
 from distkit.recording import recorder as _recorder
 from distkit.recording.blackbox import BlackBox
 from distkit.recording.plain import Row
@@ -41,7 +48,6 @@ from distkit.recording.recorder import Flusher, Recorder, is_users
 from distkit.recording.tap import tap
 from distkit.recording.witness import CallContext, describe_exception
 from distkit_hosts.launched import Launched, recognise
-from distkit_hosts.torchrun.line import ControlSocket
 from distkit_hosts.torchrun.rankfile import SUFFIX, RankFile, clock, pid_namespace
 
 #: The default folder of the ranks' files.
@@ -115,9 +121,7 @@ class Attached:
             self._box = BlackBox(self._temporary[0])
             self._fault = self._temporary[1].open("wb")
             self._recorder = Recorder(launched.rank, keep=partial(self._box.note, 1))
-            self._control = ControlSocket(
-                self._set_stepped, lambda: self._recorder.request_flush(), self._release
-            )
+            self._control = ControlSocket(self._recorder, self._release)
             about["line"] = self._control.path
             self._file = RankFile(folder / f"{name}{SUFFIX}", about)
         except OSError as error:
@@ -131,12 +135,6 @@ class Attached:
         self._install()
         self._log_signals()
         self._flusher = _Flusher(self._recorder, self._emit, self._record_heartbeat)
-
-    def _set_stepped(self, on: bool) -> None:
-        """Pause before each communication, or stop doing so."""
-        if on and self._control.wait_at_gate not in tap.before:
-            tap.before.append(self._control.wait_at_gate)
-        self._recorder.stepped = on
 
     def _install(self) -> None:
         """Install the hooks."""
@@ -179,11 +177,8 @@ class Attached:
         }
         for file in {line.rpartition(":")[0] for line in lines} - self._sources:
             self._sources.add(file)
-            try:
-                text = Path(file).read_text(errors="replace")[:_MAX_SOURCE]
-            except OSError:  # the code is not from a file
-                continue
-            self._file.note("source", (file, text))
+            if text := "".join(linecache.getlines(file))[:_MAX_SOURCE]:  # else it is not a file
+                self._file.note("source", (file, text))
 
     def _record_heartbeat(self) -> None:
         """Record that the rank runs, and the number of lost events."""
@@ -273,6 +268,74 @@ class Attached:
         if self._logs_crashes:
             faulthandler.disable()
         self._fault.close()
+
+
+class ControlSocket:
+    """The rank's end of the connection to a notebook.
+
+    It is a Unix socket in a folder that only this user can enter. The rank outlives the connection.
+    :attr:`path` is "" if the socket cannot be created.
+
+    Args:
+        recorder: the rank's recorder.
+        release: called with the reason when the notebook ends the program.
+    """
+
+    def __init__(self, recorder: Recorder, release: Callable[[str], None]) -> None:
+        self._recorder, self._release = recorder, release
+        self._gate: Gate | None = None  # of a stepped rank
+        self.path, self._listener = "", socket.socket(socket.AF_UNIX)
+        with suppress(StartError, OSError):
+            folders.sweep(tempfile.gettempdir())
+            folder, self._held = folders.make()
+            self._listener.bind(f"{folder}/line")
+            self._listener.listen(1)
+            self.path = f"{folder}/line"
+            threading.Thread(target=self._listen, name="distkit-line", daemon=True).start()
+
+    def wait_at_gate(self, op: Op, nbytes: int) -> None:
+        """Wait at the gate; a hook of the tap."""
+        gate = self._gate
+        if gate is not None:
+            gate.wait()
+
+    def close(self) -> None:
+        """Remove the socket at the end of the rank."""
+        self.close_here()
+        if self.path:
+            shutil.rmtree(Path(self.path).parent, ignore_errors=True)
+
+    def close_here(self) -> None:
+        """Close the socket in a forked child of the rank."""
+        self._listener.close()
+
+    def _listen(self) -> None:
+        with suppress(OSError):  # the rank ends
+            while True:
+                self._serve(Channel(self._listener.accept()[0]))
+
+    def _serve(self, channel: Channel) -> None:
+        """Execute the commands of one notebook, then let the rank continue."""
+        with suppress(EOFError, OSError):
+            channel.send("ready")
+            while True:
+                self._handle_command(*channel.recv())
+        self._handle_command("go", None)
+        channel.close()
+
+    def _handle_command(self, command: str, argument: Any) -> None:
+        if command == "release":
+            self._release(argument)
+        elif command == "step" and self._gate is None:
+            self._gate = Gate()
+            self._gate.arrived = self._recorder.request_flush
+            self._recorder.stepped = True
+            if self.wait_at_gate not in tap.before:
+                tap.before.append(self.wait_at_gate)
+        elif command == "go" and self._gate is not None:
+            self._gate.allow(argument)
+            if argument is None:
+                self._gate, self._recorder.stepped = None, False
 
 
 class _Flusher(Flusher):

@@ -69,24 +69,29 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
         >>> run.findings                                # doctest: +SKIP
         >>> run.step().next()                           # doctest: +SKIP
     """
-    end, announced, path = time.monotonic() + timeout, False, Path(folder)
-    while True:
-        ranks = _latest_start(path)
-        size = max((record.world_size for record in ranks.values()), default=0)
-        if ranks and len(ranks) >= size:
-            return Following(ranks)
-        if not announced:
-            message = f"Waiting up to {timeout:.0f} s for all ranks to start"
-            print(f"{message} in {path.absolute()}.", flush=True)
-            announced = True
-        if time.monotonic() > end:
-            begun = f"{len(ranks)} of {size} ranks have started" if size else "no rank has started"
+    deadline, path = time.monotonic() + timeout, Path(folder)
+    ranks = _latest_start(path)
+    if _missing(ranks):
+        message = f"Waiting up to {timeout:.0f} s for all ranks to start"
+        print(f"{message} in {path.absolute()}.", flush=True)
+    while missing := _missing(ranks):
+        if time.monotonic() > deadline:
             raise TimeoutError(
-                f"{begun} in {path.absolute()} after {timeout:.0f} s. Start them "
-                f"with `distkit trace --out {folder} -- torchrun …`, pass the folder that was "
-                "named there, or wait longer with timeout=…."
+                f"{missing} in {path.absolute()} after {timeout:.0f} s. Start them with `distkit "
+                f"trace --out {folder} -- torchrun …`, pass the folder that was named there, or "
+                "wait longer with timeout=…."
             )
         time.sleep(PERIOD)
+        ranks = _latest_start(path)
+    return Following(ranks)
+
+
+def _missing(ranks: Mapping[int, Record]) -> str:
+    """Return the number of ranks that have started, "" if all have."""
+    size = max((record.world_size for record in ranks.values()), default=0)
+    if not ranks:
+        return "no rank has started"
+    return f"{len(ranks)} of {size} ranks have started" if len(ranks) < size else ""
 
 
 def _latest_start(folder: Path) -> dict[int, Record]:
@@ -244,7 +249,7 @@ class AttachedRun(Conductor):
 
     @property
     def trace(self) -> Trace:
-        """The communication of the ranks so far; their files tell how to align several clocks."""
+        """The communication of the ranks so far; their files align several clocks."""
         if self._has_one_clock:
             return super().trace
         return merge.merged_trace([*self.records.values()], Trace)

@@ -67,8 +67,7 @@ def is_running(pid: int, before: float = float("inf")) -> bool:
 
     try:
         process = psutil.Process(pid)
-        began_before = process.create_time() <= before
-        return began_before and bool(process.status() != psutil.STATUS_ZOMBIE)
+        return bool(process.create_time() <= before and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
