@@ -215,9 +215,8 @@ def _calls(
     for entry in dump.entries:
         op = op_of(entry.profiling_name)
         if op is None:
-            name = entry.profiling_name.rpartition(":")[2]
-            if name != "coalesced":  # the end of a batch, whose calls are entries too
-                unrecorded[name] += 1
+            if not entry.profiling_name.endswith(":coalesced"):  # the calls of a batch are entries
+                unrecorded[entry.profiling_name.rpartition(":")[2]] += 1
         elif waits and entry.has_states and entry.state == "scheduled":
             unrecorded[f"{op} queued behind an unfinished call"] += 1
         else:

@@ -42,6 +42,9 @@ AGENT = "DISTKIT_AGENT"
 #: Timeout for the kernel's answer [s].
 WELCOME = 15.0
 
+#: Time for a fork server to finish an import at the end, before it is killed [s].
+IMPORTING = 2.0
+
 #: Interval of checks that the engine that started the agent is alive [s].
 WATCH = 1.0
 
@@ -73,14 +76,13 @@ class Agent:
         self._multiplexer.start()
         self._tunnel.send({"here": self._facts()})
         started = time.monotonic()
-        parent = self._where.get("parent")  # the engine that has started this agent, if one has
         while not self._ended.wait(WATCH):
             if not self._answered and time.monotonic() - started > WELCOME:
                 self._end(
                     f"no answer from {self._where['endpoint']}. Either the notebook's kernel has "
                     "ended, or its machine cannot be reached from here: see distkit doctor --hosts"
                 )
-            if parent is not None and os.getppid() != parent:
+            if self._where.get("parent", os.getppid()) != os.getppid():
                 self._end("the engine that started it has ended")
         self._clean_up()
 
@@ -191,7 +193,11 @@ class Agent:
         """End the fork server with all forked processes, and remove the folders."""
         if self._fork_server is not None:
             self._fork_server.hang_up()
-            self._process.wait()  # it finishes an import first
+            try:
+                self._process.wait(IMPORTING)
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
         self._multiplexer.close()

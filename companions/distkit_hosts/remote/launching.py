@@ -397,14 +397,16 @@ class InEngines(Launch):
         threading.Thread(target=self._begin, daemon=True).start()
 
     def _begin(self) -> None:
-        view, ids = self._client, self._client.ids
-        for n, started in [(n, view[n].apply_async(start_in_engine, self.where)) for n in ids]:
+        asked = {
+            n: self._client[n].apply_async(start_in_engine, self.where) for n in self._client.ids
+        }
+        for n, started in asked.items():
             try:
                 started.get(timeout=_ANSWER)
             except Exception as error:
                 self.fail(
-                    f"engine {n} could not start an agent: {type(error).__name__}: {error}. Its "
-                    "Python needs distkit: python -m pip install distkit"
+                    f"engine {n} could not start an agent: {error}. Its Python needs distkit: "
+                    "python -m pip install distkit"
                 )
 
 
