@@ -211,6 +211,7 @@ class Following(Run):
             began = time.monotonic()
             self._attached.poll()
             time.sleep(max(PERIOD, READ_MULTIPLE * (time.monotonic() - began)))
+        self._control.close()
 
 
 def _obstacle(record: Record) -> str:
@@ -354,8 +355,8 @@ class SocketControl(RankController):
             with suppress(OSError):
                 os.kill(self._about[rank]["pid"], signal.SIGKILL)
 
-    def settle(self) -> None:
-        """Close the connections after all ranks have ended."""
+    def close(self) -> None:
+        """Close the connections."""
         for channel in self._channels.values():
             channel.close()
 
