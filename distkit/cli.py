@@ -120,7 +120,7 @@ def _trace(args: argparse.Namespace, passed_on: list[str]) -> int | None:
         args.wrong("missing script; usage: distkit trace -- train.py")
     if Path(command[0]).suffix != ".py":
         hosts = load("distkit_hosts.cli")
-        if hosts.is_launcher(command):
+        if hosts.launching.is_launcher(command):
             return int(hosts.trace(args, command))
     if not Path(command[0]).is_file():
         args.wrong(f"{command[0]}: script not found")

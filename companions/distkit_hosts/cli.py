@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from distkit import cli
 from distkit_hosts.torchrun import launching
-from distkit_hosts.torchrun.launching import is_launcher
 
 if TYPE_CHECKING:
     from distkit.trace.trace import Trace
-
-__all__ = ["add", "is_launcher", "trace"]
 
 
 def add(commands: Any) -> None:
@@ -50,18 +47,9 @@ def add(commands: Any) -> None:
 def _doctor(args: argparse.Namespace, command: list[str]) -> int:
     from distkit_hosts.checkup.examine import doctor
 
-    report = doctor(
-        args.hosts,
-        ssh_cmd=shlex.split(args.ssh),
-        python=args.python,
-        say=_print_stage if sys.stderr.isatty() else lambda stage: None,
-    )
+    report = doctor(args.hosts, ssh_cmd=shlex.split(args.ssh), python=args.python)
     print(report.to_json() if args.json else report)
     return 0 if report.good else 1
-
-
-def _print_stage(stage: str) -> None:
-    print(f"\rdistkit: examining {stage:<12}", end="\r", file=sys.stderr, flush=True)
 
 
 # -- distkit trace -- torchrun -------------------------------------------------------------------

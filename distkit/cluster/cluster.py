@@ -31,8 +31,8 @@ from distkit.diagnosis.diagnose import Finding
 from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
 from distkit.recording import trouble
 
-#: Environment variables by which a site selects other machines for the ranks of all clusters.
-_SITE = "DISTKIT_ENGINES", "DISTKIT_HOSTS"
+#: Environment variable by which a site selects other machines for the ranks of all clusters.
+_SITE = "DISTKIT_CLUSTER"
 
 _clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
@@ -64,10 +64,9 @@ class Cluster:
         threads: torch threads per rank; None for as many as the cgroup's quota allows.
         hosts: number of ranks per machine, reached by SSH: ``{"alpha": 2, "beta": 2}``; or a list
             of machines, which get the ranks in blocks.
-        engines: ipyparallel launcher that starts the ranks: "slurm", "mpi", "ssh", …. A site sets
-            defaults for it and for ``hosts`` in the environment variables ``DISTKIT_ENGINES`` and
-            ``DISTKIT_HOSTS`` (names, separated by commas), and options as JSON in
-            ``DISTKIT_OPTIONS``.
+        engines: ipyparallel launcher that starts the ranks: "slurm", "mpi", "ssh", …. For calls
+            without machines a site sets this and other arguments, as a JSON object, in the
+            environment variable ``DISTKIT_CLUSTER``.
         interface: with other machines: an address of this machine that they can reach, or a machine
             that this one reaches through the right interface, optionally with a port, as in
             ``"10.0.0.1:45000"``; or a listening socket. Detected by default.
@@ -106,12 +105,14 @@ class Cluster:
         if ranks is not None and workers is not None:
             raise StartError("pass ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
         count = ranks if ranks is not None else workers
-        if hosts is not None or engines or any(map(os.environ.get, _SITE)):
+        site = os.environ.get(_SITE, "")
+        if hosts is not None or engines or site:
             remote = load("distkit_hosts.remote.site").request(
                 count,
                 hosts,
                 engines,
                 options,
+                site,
                 interface=interface,
                 timeout=timeout,
                 device=device,

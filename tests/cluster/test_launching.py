@@ -126,11 +126,11 @@ def test_ranks_start_over_ssh_and_keys_are_secret(head: Head, hosts: Laboratory)
 
 
 def test_ssh_uses_the_site_environment(head: Head, hosts: Laboratory) -> None:
-    head.do("os.environ['DISTKIT_HOSTS'] = 'alpha,beta'")
+    head.do("""os.environ['DISTKIT_CLUSTER'] = '{"hosts": ["alpha", "beta"]}'""")
     head.begin(cluster("3"))
     assert head.until(lambda said: "hosts" in said)["hosts"] == ["alpha", "alpha", "beta"]
     assert "error" not in head.end()
-    assert "error" not in head.do("del os.environ['DISTKIT_HOSTS']")
+    assert "error" not in head.do("del os.environ['DISTKIT_CLUSTER']")
 
 
 def test_all_unreachable_machines_are_named(head: Head, hosts: Laboratory) -> None:
@@ -175,17 +175,17 @@ def test_machine_without_disk_space_raises(head: Head, hosts: Laboratory) -> Non
 # -- MPI ------------------------------------------------------------------------------------
 
 
-def test_ranks_have_the_numbers_of_mpi_processes(head: Head, hosts: Laboratory) -> None:
+def test_ranks_of_mpi_are_numbered_by_machine(head: Head, hosts: Laboratory) -> None:
     needs("mpiexec", "openmpi-bin")
-    options = "5, hosts=['alpha', 'beta', 'gamma'], engines='mpi', mpi_args=['--map-by', 'node']"
+    options = "5, hosts=['alpha', 'beta', 'gamma'], engines='mpi'"
     assert "error" not in head.do(f"follow(lambda: dk.Cluster({options}))")
     seen = commands(hosts)
     assert "orted" in seen
     assert not [key for key in head.get("keys()") if key in seen]
-    assert head.get("hosts()") == ["alpha", "beta", "gamma", "alpha", "beta"]
+    assert head.get("hosts()") == ["alpha", "alpha", "beta", "beta", "gamma"]
     there = "lambda: (os.uname().nodename, os.environ['RANK'], os.environ['LOCAL_RANK'])"
     found = head.get(f"cluster.run({there}).results")
-    assert found[1:4] == [["beta", "1", "0"], ["gamma", "2", "0"], ["alpha", "3", "1"]]
+    assert found[1:4] == [["alpha", "1", "1"], ["beta", "2", "0"], ["beta", "3", "1"]]
     assert "error" not in head.do("cluster.stop()")
 
 
@@ -288,7 +288,7 @@ def test_engine_without_distkit_raises(head: Head, hosts: Laboratory, theirs: ob
         CLIENT + "client[2].execute('import sys; sys.modules[\"distkit\"] = None').get()"
     )
     last = head.do(ATTACH)
-    assert "engine 2: distkit is not installed on" in last["error"]
+    assert "engine 2 could not start an agent: " in last["error"]
     assert "-m pip install distkit" in last["error"]
     assert "error" not in head.do("client[2].execute('del sys.modules[\"distkit\"]').get()")
 

@@ -37,31 +37,31 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2"}
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        (TORCHRUN, Launched("torchrun", 5, 8, 1, "h")),
-        (SLURM, Launched("Slurm", 3, 4, 1, "h")),
-        (OPEN_MPI, Launched("Open MPI", 2, 3, 0, "h")),
-        (MPICH, Launched("MPICH", 1, 2, None, "h")),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, Launched("environment", 0, 2, None, "h")),
-        ({"SLURM_NTASKS": "4"}, Launched("none", 0, 1, 0, "h")),  # in salloc
-        ({}, Launched("none", 0, 1, 0, "h")),
+        (TORCHRUN, Launched("torchrun", 5, 8)),
+        (SLURM, Launched("Slurm", 3, 4)),
+        (OPEN_MPI, Launched("Open MPI", 2, 3)),
+        (MPICH, Launched("MPICH", 1, 2)),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, Launched("environment", 0, 2)),
+        ({"SLURM_NTASKS": "4"}, Launched("none", 0, 1)),  # in salloc
+        ({}, Launched("none", 0, 1)),
         # the innermost launcher counts: Slurm starts torchrun, or mpiexec within a batch script
-        ({**SLURM, **TORCHRUN}, Launched("torchrun", 5, 8, 1, "h")),
-        ({**SLURM, **OPEN_MPI}, Launched("Open MPI", 2, 3, 0, "h")),
+        ({**SLURM, **TORCHRUN}, Launched("torchrun", 5, 8)),
+        ({**SLURM, **OPEN_MPI}, Launched("Open MPI", 2, 3)),
         # as set by many scripts
         (
             {**SLURM, "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"},
-            Launched("environment", 3, 4, 1, "h"),
+            Launched("environment", 3, 4),
         ),
     ],
 )
 def test_launchers_are_recognised(environ: dict[str, str], expected: Launched) -> None:
-    assert recognise(environ, "h") == expected
+    assert recognise(environ) == expected
 
 
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({"RANK": "1"}, "RANK is set, but WORLD_SIZE is not"),
+        ({"RANK": "1"}, "WORLD_SIZE is '': expected an integer"),
         ({**TORCHRUN, "RANK": "one"}, "RANK is 'one': expected an integer"),
         ({**SLURM, "SLURM_NTASKS": ""}, "SLURM_NTASKS is '': expected an integer"),
         ({**MPICH, "PMI_RANK": "-1"}, "PMI_RANK is '-1'"),
@@ -69,4 +69,4 @@ def test_launchers_are_recognised(environ: dict[str, str], expected: Launched) -
 )
 def test_inconsistent_environment_raises(environ: dict[str, str], words: str) -> None:
     with pytest.raises(StartError, match=words):
-        recognise(environ, "h")
+        recognise(environ)

@@ -13,7 +13,7 @@ from distkit.errors import StartError
 from distkit_hosts.torchrun import launching
 from distkit_hosts.torchrun.launching import is_launcher, recorded
 
-OURS = "-m distkit_hosts.torchrun.attach f"
+OURS = "-m distkit_hosts.torchrun.attached f"
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ OURS = "-m distkit_hosts.torchrun.attach f"
             "/venv/bin/torchrun --nnodes=1:3 --nproc_per_node 2 -t3 -r 1 --rdzv-id j "
             f"{OURS} t.py --out o",
         ),
-        ("torchrun -m pkg.train a", "torchrun -m distkit_hosts.torchrun.attach f -m pkg.train a"),
+        ("torchrun -m pkg.train a", "torchrun -m distkit_hosts.torchrun.attached f -m pkg.train a"),
         (
             "python3.11 -u -m torch.distributed.run --nproc-per-node=2 t.py",
             f"python3.11 -u -m torch.distributed.run --nproc-per-node=2 {OURS} t.py",
@@ -60,7 +60,7 @@ def test_torchrun_parses_a_recorded_command() -> None:
     command = "torchrun --standalone --nproc-per-node 2 t.py --lr 1".split()
     read = get_args_parser().parse_args(recorded(command, "f")[1:])
     assert (read.standalone, read.nproc_per_node, read.module) == (True, "2", True)
-    assert read.training_script == "distkit_hosts.torchrun.attach"
+    assert read.training_script == "distkit_hosts.torchrun.attached"
     assert read.training_script_args == ["f", "t.py", "--lr", "1"]
 
 

@@ -243,16 +243,13 @@ def test_latest_run_in_a_folder_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("here", [True, False])
 def test_pid_of_another_namespace_is_not_looked_up(tmp_path: Path, here: bool) -> None:
-    """This namespace has processes with the pids of the launcher and the silent rank."""
-    its = {"clock": rankfile.clock(), "parent": os.getpid(), "pid": os.getpid()}
+    """This namespace has a process with the pid of the silent rank."""
+    its = {"clock": rankfile.clock(), "pid": os.getpid()}
     its |= {"pid_namespace": rankfile.pid_namespace() if here else "another"}
     its |= {"began": (time.monotonic() - 60, time.time())}  # silent for a minute
     write(tmp_path, about(0) | its, end="returned")
-    silent = write(tmp_path, about(1) | its)
+    write(tmp_path, about(1) | its)
     assert (1 in Trace.load(tmp_path).info.ends) is not here
-    silent.unlink()
-    write(tmp_path, about(1) | its, end="returned")
-    assert dk.hosts.follow(tmp_path).finished is not here
 
 
 # -- ranks that are started anew -----------------------------------------------------------------
@@ -276,7 +273,7 @@ def restarted(folder: Path) -> Trace:
 
 
 @pytest.mark.parametrize("recent", [0.0, math.inf])  # torchrun restarts ranks within a second
-def test_latest_restart_is_shown_with_the_end_of_the_previous_one(
+def test_latest_restart_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: float
 ) -> None:
     monkeypatch.setattr(merge, "RECENT", recent)
@@ -285,9 +282,8 @@ def test_latest_restart_is_shown_with_the_end_of_the_previous_one(
     assert [*map(len, trace.collectives)] == [2, 2, 2]
     assert [(m.src, m.dst) for m in trace.messages if m.received] == [(0, 1), (1, 0)]
     (found,) = trace.diagnose()
-    told = "started 2 times, and this is the latest; before it, the process of rank 1 ended"
+    told = "started 2 times, and this is the latest."
     assert told in found.message and not found.hang
-    assert "ranks 0 and 2 wait in all_reduce()" in found.message
     assert told in dk.Timeline(trace).save(tmp_path / "x.svg").read_text()
     again = Trace.load(trace.save(tmp_path / "whole.gz"))
     assert (repr(again.events), again.info) == (repr(trace.events), trace.info)
@@ -333,7 +329,7 @@ def test_following_reports_that_it_waits(
     said = f"Waiting up to 0 s for all ranks to start in {tmp_path}.\n"
     assert capsys.readouterr().out == said
     write(tmp_path, about(1))
-    assert dk.hosts.follow(tmp_path).whole
+    assert not dk.hosts.follow(tmp_path).finished
     assert capsys.readouterr().out == ""
 
 
@@ -369,7 +365,7 @@ def test_ended_ranks_are_reported(tmp_path: Path) -> None:
     file.close()
     run = dk.hosts.follow(tmp_path)
     assert run.ends == {0: "returned", 1: "raised ValueError: on purpose at t.py:7"}
-    assert "ended, rank 1 raised ValueError: on purpose at t.py:7" in repr(run)
+    assert "failed: rank 1 raised ValueError: on purpose" in repr(run)
     with pytest.raises(RankError, match="ValueError: on purpose"):
         run.wait()
     with pytest.raises(StepError, match="ranks 0 and 1 have ended"):

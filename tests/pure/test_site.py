@@ -10,69 +10,54 @@ from distkit.errors import StartError
 from distkit_hosts.remote.site import deal, request
 
 
-def environ(engines: str = "", hosts: str = "", options: str = "") -> dict[str, str]:
-    return {"DISTKIT_ENGINES": engines, "DISTKIT_HOSTS": hosts, "DISTKIT_OPTIONS": options}
-
-
 def asked(*call: Any) -> tuple[Any, ...]:
     found = request(*call)
     return found.ranks, found.engines, found.options
 
 
 def test_site_configuration_names_machines_and_launcher() -> None:
-    site = environ("mpi", "alpha, beta", '{"mpi_cmd": ["mpirun"]}')
+    site = '{"engines": "mpi", "hosts": ["alpha", "beta"], "mpi_cmd": ["mpirun"]}'
     options = {"mpi_cmd": ["mpirun"], "mpi_hosts": {"alpha": 2, "beta": 1}}
     assert asked(3, None, "", {}, site) == (3, "mpi", options)
-    assert asked(None, None, "", {}, environ("slurm")) == (4, "slurm", {})
+    assert asked(None, None, "", {}, '{"engines": "slurm"}') == (4, "slurm", {})
 
 
 def test_site_configuration_overrides_defaults() -> None:
-    site = environ("slurm", options='{"timeout": 90, "qos": "low"}')
+    site = '{"engines": "slurm", "timeout": 90, "qos": "low"}'
     found = request(2, None, "", {}, site, timeout=60.0)
     assert found.timeout == 90 and found.options == {"qos": "low"}
 
 
 def test_call_overrides_the_site_configuration() -> None:
-    site = environ("slurm", options='{"qos": "low"}')
+    site = '{"engines": "slurm", "qos": "low"}'
     assert asked(2, None, "", {"qos": "high"}, site) == (2, "slurm", {"qos": "high"})
     assert asked(None, {"delta": 2}, "", {}, site) == ({"delta": 2}, "ssh", {})
-    assert asked(2, None, "pbs", {}, environ("slurm")) == (2, "pbs", {})
-    site = environ("slurm", "alpha,beta")
-    assert asked(2, None, "ssh", {}, site) == ({"alpha": 1, "beta": 1}, "ssh", {})
+    assert asked(2, None, "pbs", {}, site) == (2, "pbs", {})
 
 
 def test_ranks_are_assigned_in_blocks() -> None:
     assert deal(5, ["a", "b", "c"]) == {"a": 2, "b": 2, "c": 1}
     assert deal(2, ["a", "b", "c"]) == {"a": 1, "b": 1}
-    assert asked(3, ["a", "b"], "", {}, {}) == ({"a": 2, "b": 1}, "ssh", {})
+    assert asked(3, ["a", "b"], "", {}) == ({"a": 2, "b": 1}, "ssh", {})
 
 
 @pytest.mark.parametrize(
     ("ranks", "hosts", "engines", "site", "said"),
     [
-        (4, {"alpha": 2}, "", {}, "not both"),
-        (None, {"alpha": 0}, "", {}, "at least one rank"),
-        (None, {}, "", {}, "at least one machine"),
-        (0, ["alpha"], "", {}, "at least 1 rank"),
-        ("4", ["alpha"], "", {}, "integer"),
-        (4, None, "ssh", {}, "DISTKIT_HOSTS=alpha,beta"),
-        (4, None, "", environ("ssh"), "DISTKIT_HOSTS=alpha,beta"),
-        (4, None, "", environ("slurm", "alpha"), "'slurm' chooses them"),
-        (4, {"alpha": 2}, "slurm", {}, "not both"),
-        (4, None, "", environ(hosts="alpha,,beta"), "'alpha,,beta'"),
-        (4, None, "", environ(hosts="alpha,alpha"), "each once"),
-        (
-            4,
-            None,
-            "",
-            environ("mpi", options="{qos"),
-            "DISTKIT_OPTIONS='{qos' is not a JSON object",
-        ),
-        (4, None, "", environ("mpi", options="[1]"), "not a JSON object"),
+        (4, {"alpha": 2}, "", "", "not both"),
+        (None, {"alpha": 0}, "", "", "at least one rank"),
+        (None, {}, "", "", "at least one machine"),
+        (0, ["alpha"], "", "", "at least 1 rank"),
+        ("4", ["alpha"], "", "", "integer"),
+        (4, None, "ssh", "", "needs machines"),
+        (4, None, "", '{"engines": "slurm", "hosts": ["alpha"]}', "'slurm' chooses them"),
+        (4, {"alpha": 2}, "slurm", "", "not both"),
+        (4, None, "", "{qos", "DISTKIT_CLUSTER='{qos' is not a JSON object"),
+        (4, None, "", "[1]", "not a JSON object"),
     ],
 )
 def test_invalid_site_raises(
-    ranks: int, hosts: dict[str, int] | None, engines: str, site: dict[str, str], said: str
+    ranks: int, hosts: dict[str, int] | None, engines: str, site: str, said: str
 ) -> None:
     with pytest.raises(StartError) as refused:
         asked(ranks, hosts, engines, {}, site)

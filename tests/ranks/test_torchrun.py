@@ -15,11 +15,10 @@ from waiting import background, until
 
 import distkit as dk
 from distkit.diagnosis.rank_state import RankStatus
-from distkit.errors import DeadlockError, StepError
+from distkit.errors import DeadlockError, RunInterrupted, StepError
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views.widget.live import Live
-from distkit_hosts.torchrun.following import Following
 from distkit_hosts.torchrun.rankfile import find_files, read
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -142,7 +141,7 @@ def test_script_is_recorded_unchanged() -> None:
 def test_rank_death_restarts_all_ranks() -> None:
     command = [*DISTKIT, "trace", "--out", "t", "--", *TWO, "--max-restarts=1", "train.py"]
     said = run(*command, script=DIES)
-    assert "and this is the latest; before it, the process of rank 1 ended" in said
+    assert "the ranks were started 2 times, and this is the latest." in said
     trace = Trace.load("t.gz")
     assert {end.how for end in trace.info.ends.values()} == {"returned"}
     assert [s.state for s in trace.spans if s.op is not Op.MARK] == [State.COMPLETED] * 6
@@ -178,14 +177,13 @@ def test_hang_is_diagnosed_and_ended_from_a_notebook() -> None:
         with pytest.raises(DeadlockError, match=re.escape(why)):
             run.wait(LONG)
         assert (run.ends, run.finished) == ({}, False)  # no rank is ended without a request
-        assert "deadlocked" in repr(run)
         run.interrupt()
         _, said = process.communicate(timeout=LONG)
     assert "Released: ended by a notebook that follows the run\n[rank" in said
     for rank in (0, 1):
         assert f"[rank{rank}]: {why}" in said
     assert "recv(x, " not in said  # no frames of torch
-    with pytest.raises(DeadlockError, match="All ranks have ended"):
+    with pytest.raises(RunInterrupted, match="their launcher decides what happens next"):
         run.wait(LONG)
     assert run.ends == {0: "released", 1: "released"}
     assert len(list(Path("trace").iterdir())) == 2
@@ -234,7 +232,8 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
         stepper.let_go()
         seen = len(run.trace)
         until(lambda: len(run.trace) > seen, timeout=LONG)
-        hang_up(run)
+        for channel in run._control._channels.values():
+            channel.hang_up()  # as if the kernel had ended
         with background(
             [sys.executable, "-c", HOLDS, str(LONG)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as notebook:
@@ -248,14 +247,6 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
     assert run.wait(LONG).ends == {0: "returned", 1: "returned"}
     with pytest.raises(StepError, match="ranks 0 and 1 have ended"):
         run.step()
-
-
-def hang_up(run: Following) -> None:
-    """Disconnect, as if the following notebook's kernel had ended."""
-    controller, _ = run._control
-    for channel in controller._channels.values():
-        channel.hang_up()
-    run._control = None
 
 
 def test_hang_ended_by_a_time_limit_is_explained() -> None:
@@ -344,4 +335,4 @@ def test_running_job_is_followed(tmp_path: Path) -> None:
     assert [len(events) for events in over] == [16, 0]
     assert run.finished
     assert len(heard) == len(run.trace.events) == 16
-    assert not run.diagnose()
+    assert not run.findings

@@ -5,13 +5,13 @@ Its plug-ins need no cgroups, so it runs wherever a laboratory does.
 
 from __future__ import annotations
 
+import os
+import pwd
 import secrets
 from pathlib import Path
 
 from distkit_hosts.laboratory import Laboratory
-from distkit_hosts.laboratory.plan import user
-from distkit_hosts.laboratory.services import start_daemon, wait_for
-from distkit_hosts.laboratory.starting import find
+from distkit_hosts.laboratory.starting import find, start_daemon, wait_for
 
 _SLURM = """\
 ClusterName=laboratory
@@ -58,7 +58,9 @@ def start_slurm(lab: Laboratory) -> None:
         return
     munged, controller, daemon = map(find, ("munged", "slurmctld", "slurmd"))
     head, *nodes = lab.hosts
-    text = _SLURM.format(head=head, nodes=",".join(nodes), user=user(), folder=lab.folder)
+    text = _SLURM.format(
+        head=head, nodes=",".join(nodes), user=pwd.getpwuid(os.getuid()).pw_name, folder=lab.folder
+    )
     _settings(lab).write_text(text)
     key = lab.folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))

@@ -1,13 +1,18 @@
-"""Checks of machines, and of the connections and the differences between them. Pure."""
+"""Checks of machines, of their connections and of their differences, and the report. Pure."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
+import textwrap
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import combinations
 
-from distkit._format import count, human_bytes, human_seconds, joined
+from distkit._format import count, human_bytes, joined
 from distkit.cluster.gpus import Gpus
-from distkit.cluster.plan import COMFORTABLE, RANK_BYTES, make_plan
+from distkit.cluster.plan import RANK_BYTES, make_plan
 from distkit.cluster.processes import folders
 from distkit.errors import StartError
 from distkit_hosts.checkup.facts import (
@@ -15,19 +20,16 @@ from distkit_hosts.checkup.facts import (
     Check,
     Facts,
     Json,
+    Level,
     comfortable,
     cores,
     failure,
     fine,
-    fitting,
     gpus,
     named,
     on,
     warning,
 )
-
-#: Clocks further apart than this are reported [s].
-MAX_CLOCK_SKEW = 0.1
 
 #: The default size of a Docker container's shared memory [bytes].
 SMALL_SHM = 64 << 20
@@ -41,34 +43,30 @@ NEEDED = ("torch", "ipyparallel", "distkit")
 
 def of_host(host: str, machine: Json) -> Iterator[Check]:
     """Yield every check of one machine."""
-    for check in (_memory, _shm, _temporary, _packages, _torch, _gpus):
+    for check in (_memory, _space, _packages, _gpus):
         yield from check(host, machine)
 
 
 def _memory(host: str, machine: Json) -> Iterator[Check]:
-    free, n, good = machine["memory"]["free"], cores(machine), comfortable(machine)
-    if not good:
+    free, n = human_bytes(machine["memory"]["free"]), comfortable(machine)
+    if n:
+        text = f"{count(cores(machine), 'core')}, {free} of memory free"
+        yield fine("ranks", f"{text}: up to {count(n, 'rank')} {on(host)}", host)
+    else:
         yield failure(
             "memory",
-            f"{human_bytes(free)} of memory {on(host)} is free, but a rank needs "
-            f"{human_bytes(RANK_BYTES)}.",
+            f"{free} of memory {on(host)} is free, but a rank needs {human_bytes(RANK_BYTES)}.",
             "Stop other programs there, or raise the container's memory limit.",
             host,
         )
-        return
-    quota, usable = machine["cores"]["quota"], machine["cores"]["usable"]
-    limit = f" (the cgroup allows {quota:g} of {usable})" if quota and quota < usable else ""
-    text = f"{count(n, 'core')}{limit}, {human_bytes(free)} of memory free"
-    why = f"{COMFORTABLE} per core" if good < fitting(machine) else "limited by memory"
-    yield fine("ranks", f"{text}: up to {count(good, 'rank')} {on(host)}, {why}", host)
 
 
-def _shm(host: str, machine: Json) -> Iterator[Check]:
-    shm = machine["shm"]
-    if "error" in shm or shm["free"] < FULL:
+def _space(host: str, machine: Json) -> Iterator[Check]:
+    shm, temporary = machine["shm"], machine["temporary"]
+    if problem := _problem(shm, FULL):
         yield failure(
             "shm",
-            f"/dev/shm {on(host)}, where ranks share memory, {_problem(shm)}.",
+            f"/dev/shm {on(host)}, where ranks share memory, {problem}.",
             "Mount it (mount -t tmpfs tmpfs /dev/shm), or remove files there.",
             host,
         )
@@ -80,53 +78,40 @@ def _shm(host: str, machine: Json) -> Iterator[Check]:
             "Start the container with --shm-size=2g.",
             host,
         )
-    else:
-        yield fine("shm", f"/dev/shm: {_free_space(shm)}", host)
-
-
-def _problem(space: Json) -> str:
-    """Return a clause about the problem of a file system."""
-    if "error" in space or not space["writable"]:
-        return f"cannot be written to ({space.get('error', 'no permission')})"
-    return f"is full ({_free_space(space)})"
-
-
-def _free_space(space: Json) -> str:
-    return f"{human_bytes(space['free'])} of {human_bytes(space['size'])} free"
-
-
-def _temporary(host: str, machine: Json) -> Iterator[Check]:
-    space, need = machine["temporary"], folders.space_needed(max(1, comfortable(machine)))
-    if "error" in space or not space["writable"] or space["free"] < need:
+    need = folders.space_needed(max(1, comfortable(machine)))
+    if problem := _problem(temporary, need):
         yield failure(
             "disk",
-            f"the temporary folder {space['path']} {on(host)} {_problem(space)}.",
+            f"the temporary folder {temporary['path']} {on(host)} {problem}.",
             f"Free {human_bytes(need)} there, or set TMPDIR to another folder.",
             host,
         )
-    else:
-        yield fine("disk", f"{space['path']}: {_free_space(space)}", host)
+
+
+def _problem(space: Json, need: int) -> str:
+    """Return a clause about the problem of a file system, "" without one."""
+    if "error" in space or not space["writable"]:
+        return f"cannot be written to ({space.get('error', 'no permission')})"
+    free, size = human_bytes(space["free"]), human_bytes(space["size"])
+    return f"is full ({free} of {size} free)" if space["free"] < need else ""
 
 
 def _packages(host: str, machine: Json) -> Iterator[Check]:
-    installed, version = machine["packages"], machine["python"]["version"]
-    path, choice = machine["python"]["executable"], ", or select another Python with --python."
+    installed, path = machine["packages"], machine["python"]["executable"]
     missing = [name for name in NEEDED if not installed[name]]
     for name in missing:
         yield failure(
             f"{name}.missing",
             f"{name} is missing {on(host)}, in {path}.",
-            f"Run {on(host)}: {path} -m pip install {name}{choice}",
+            f"Run {on(host)}: {path} -m pip install {name}, or select another Python with "
+            "--python.",
             host,
         )
     if host == HERE and not missing:
         versions = ", ".join(f"{name} {installed[name]}" for name in NEEDED)
-        yield fine("versions", f"Python {version}, {versions}", host)
-
-
-def _torch(host: str, machine: Json) -> Iterator[Check]:
+        yield fine("versions", f"Python {machine['python']['version']}, {versions}", host)
     torch = machine.get("torch", {})
-    if machine["packages"]["torch"] and "error" in torch:
+    if installed["torch"] and "error" in torch:
         yield failure(
             "torch.broken",
             f"torch cannot be imported {on(host)}: {torch['error']}.",
@@ -171,7 +156,7 @@ def between_hosts(facts: Facts) -> Iterator[Check]:
     """Yield every check between machines."""
     yield from _lost(facts)
     if facts.hosts:
-        for check in (_names, _reachability, _versions, _shared, _clocks):
+        for check in (_names, _reachability, _versions, _shared):
             yield from check(facts)
 
 
@@ -224,7 +209,7 @@ _SSH = {
 
 def _lost(facts: Facts) -> Iterator[Check]:
     for host, loss in facts.lost.items():
-        message, names = loss["words"], {"host": host, "target": facts.targets[host]}
+        message, names = loss["message"], {"host": host, "target": facts.targets[host]}
         kind, what, remedy = next(x for phrase, x in _SSH.items() if phrase in message.lower())
         if loss["stage"]:
             kind, what = "ssh.cut", f"{{host}} stopped responding during {loss['stage']}"
@@ -241,51 +226,44 @@ def _names(facts: Facts) -> Iterator[Check]:
         check
         for asked, known in facts.names.items()
         for host, answer in known.items()
-        if host in facts.machines and not facts.name(host).replace(".", "").isdigit()
+        # ssh may have names of its own here; an address needs no name
+        if asked != HERE and host in facts.machines and not host.replace(".", "").isdigit()
         for check in _name(facts, asked, host, answer)
     ]
-    yield from _merged(found)
+    yield from found
     if not found:
         yield fine("names", "every machine resolves the names of the others")
 
 
 def _name(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
     """Yield the problem of a host's name on a machine."""
-    name, correct = facts.name(host), facts.addresses.get(host, "ADDRESS")
-    first = answer.get("addresses", [""])[0]
-    add = f"Add the line '{correct} {name}' to /etc/hosts {on(asked)}"
-    if asked == HERE != host:
-        return  # ssh may have another name here
+    first, correct = answer.get("addresses", [""])[0], facts.addresses.get(host, "ADDRESS")
+    add = f"Add the line '{correct} {host}' to /etc/hosts {on(asked)}"
     if "error" in answer:
-        kind, remedy = "names.unknown", f"{add}, or repair the name server in /etc/resolv.conf."
-        what = f"{name!r} does not resolve to an IPv4 address {on(asked)} ({answer['error']})."
+        yield failure(
+            "names.unknown",
+            f"{host!r} does not resolve to an IPv4 address {on(asked)} ({answer['error']}).",
+            f"{add}, or repair the name server in /etc/resolv.conf.",
+            asked,
+            host,
+        )
     elif first.startswith("127.") and not correct.startswith("127."):
-        kind, remedy = "names.loopback", f"{add}, in place of the one with {first}."
-        subject = "its own name" if asked == host else repr(name)
-        what = (
-            f"{named(asked)} resolves {subject} to {first}, where other machines cannot reach "
-            "ranks."
+        name = "its own name" if asked == host else repr(host)
+        yield failure(
+            "names.loopback",
+            f"{asked} resolves {name} to {first}, where other machines cannot reach ranks.",
+            f"{add}, in place of the one with {first}.",
+            asked,
+            host,
         )
     elif asked != host and first not in facts.machines[host]["addresses"]:
-        kind, remedy = "names.wrong", f"{add}, or correct the name server."
-        what = f"{named(asked)} resolves {name!r} to {first}, which is not an address of {host}."
-    else:
-        return
-    # ranks do not need the name of the notebook's machine
-    level = warning if host == HERE and kind != "names.wrong" else failure
-    yield level(kind, what, remedy, asked, host)
-
-
-def _merged(checks: list[Check]) -> Iterator[Check]:
-    """Merge the checks in which several machines report the same about one host."""
-    same: dict[tuple[str, str], list[Check]] = defaultdict(list)
-    for check in checks:
-        same[check.kind, check.hosts[-1]].append(check)
-    for (kind, host), (first, *others) in same.items():
-        machines = [check.hosts[0] for check in others]
-        note = f" The same is true of {named(*machines)}." if machines else ""
-        hosts = (first.hosts[0], *machines, host)
-        yield Check(kind, first.level, first.message + note, first.remedy, hosts)
+        yield failure(
+            "names.wrong",
+            f"{asked} resolves {host!r} to {first}, which is not an address of {host}.",
+            f"{add}, or correct the name server.",
+            asked,
+            host,
+        )
 
 
 # -- packets ---------------------------------------------------------------------------------------
@@ -300,7 +278,7 @@ def _reachability(facts: Facts) -> Iterator[Check]:
     """Yield the problems of the connections between machines."""
     filtered: dict[tuple[str, str], list[str]] = defaultdict(list)
     found = list[Check]()
-    for a, b in facts.pairs():
+    for a, b in combinations(facts.machines, 2):
         forward, backward = (facts.way(*way).get("tcp", "") for way in ((a, b), (b, a)))
         if forward and backward and (lost := _lost_packets(facts, a, b, forward, backward)):
             found.append(lost)
@@ -374,26 +352,25 @@ def _versions(facts: Facts) -> Iterator[Check]:
 
 
 def _differences(host: str, local: Json, remote: Json) -> Iterator[Check]:
-    """Compare versions: a different release is a failure, a different patch or build a warning."""
-    path = remote["python"]["executable"]
-    versions = [("python", local["python"]["version"], remote["python"]["version"])]
-    versions += [(name, local["packages"][name], remote["packages"][name]) for name in NEEDED]
-    for name, a, b in versions:
-        if not (a and b) or a == b:
-            continue
-        if name == "python":
-            same = a.split(".")[:2] == b.split(".")[:2]  # these can unpickle each other's functions
-            remedy = f"Install Python {a} there, or select it with --python."
-        else:
-            public = a.split("+")[0]
-            same = public == b.split("+")[0]
-            remedy = f"Run there: {path} -m pip install {name}=={public}."
-        yield (warning if same else failure)(
-            f"{name}.differs",
-            f"{host} has {name} {b} ({path}), but this machine has {a}.",
-            remedy,
+    """Compare releases; patches of Python and builds of packages may differ."""
+    python, path = remote["python"]["version"], remote["python"]["executable"]
+    here = local["python"]["version"]
+    if python.split(".")[:2] != here.split(".")[:2]:  # these cannot unpickle each other's functions
+        yield failure(
+            "python.differs",
+            f"{host} has python {python} ({path}), but this machine has {here}.",
+            f"Install Python {here} there, or select it with --python.",
             host,
         )
+    for name in NEEDED:
+        a, b = local["packages"][name], remote["packages"][name]
+        if a and b and a.split("+")[0] != b.split("+")[0]:
+            yield failure(
+                f"{name}.differs",
+                f"{host} has {name} {b} ({path}), but this machine has {a}.",
+                f"Run there: {path} -m pip install {name}=={a.split('+')[0]}.",
+                host,
+            )
 
 
 def _shared(facts: Facts) -> Iterator[Check]:
@@ -411,17 +388,73 @@ def _shared(facts: Facts) -> Iterator[Check]:
         yield fine("folder.shared", f"{facts.folder} is shared by all machines")
 
 
-def _clocks(facts: Facts) -> Iterator[Check]:
-    wrong = {host: c for host, c in facts.clocks.items() if abs(c[0]) > MAX_CLOCK_SKEW + c[1]}
-    for host, (offset, error) in wrong.items():
-        word = "ahead of" if offset > 0 else "behind"
-        yield warning(
-            "clock",
-            f"the clock of {host} is {human_seconds(abs(offset))} (± {human_seconds(error)}) "
-            f"{word} this one: timestamps of the two cannot be compared.",
-            "Set it with NTP there: timedatectl set-ntp true.",
-            host,
-        )
-    if facts.clocks and not wrong:
-        worst = max(abs(offset) + error for offset, error in facts.clocks.values())
-        yield fine("clock", f"clocks agree within {human_seconds(worst)}")
+# -- the report ----------------------------------------------------------------------------------
+
+#: The longest line [columns].
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Report:
+    """The checks of the doctor; a notebook and ``print`` show them as text.
+
+    Args:
+        facts: the facts that the checks judge.
+    """
+
+    facts: Facts
+
+    @cached_property
+    def checks(self) -> list[Check]:
+        """All checks, failures first."""
+        single = not self.facts.targets  # for several machines, only problems are reported
+        machines = self.facts.machines.items()
+        of_hosts = [c for host, m in machines for c in of_host(host, m)]
+        reported = [c for c in of_hosts if single or c.level is not Level.OK]
+        order = [Level.FAILURE, Level.WARNING, Level.OK]
+        checks = [*reported, *between_hosts(self.facts)]
+        return sorted(checks, key=lambda check: order.index(check.level))
+
+    @property
+    def failures(self) -> list[Check]:
+        """The problems that prevent ranks from working together."""
+        return [check for check in self.checks if check.level is Level.FAILURE]
+
+    @property
+    def good(self) -> bool:
+        """Whether there are no failures."""
+        return not self.failures
+
+    @property
+    def title(self) -> str:
+        """A summary in one line."""
+        hosts = len({*self.facts.targets} - {HERE})
+        title = f"this machine ({self.facts.machines[HERE]['hostname']})"
+        title += f" and {count(hosts, 'host')}" if hosts else ""
+        levels = Counter(check.level for check in self.checks if check.level is not Level.OK)
+        problems = ", ".join(count(n, str(level)) for level, n in levels.items())
+        return f"{title}: {problems or 'all is well'}"
+
+    def to_json(self) -> str:
+        """Return a JSON object with ``good``, the ``checks``, and the ``facts`` that they judge."""
+        checks = [asdict(check) for check in self.checks]
+        content = {"good": self.good, "checks": checks, "facts": asdict(self.facts)}
+        return json.dumps(content, indent=2)
+
+    def __str__(self) -> str:
+        lines = [line for check in self.checks for line in _lines(check)]
+        return "\n".join([self.title, "", *lines])
+
+    __repr__ = __str__
+
+
+def _lines(check: Check) -> list[str]:
+    """Return a check as a paragraph."""
+    return textwrap.wrap(
+        f"{check.level:<8} {check}",
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent=" " * 11,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

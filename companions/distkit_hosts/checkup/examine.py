@@ -19,18 +19,15 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from time import time
 from typing import Any
 
 from distkit.cluster import machine
 from distkit.cluster.machine import own_address
 from distkit.errors import DistkitError
 from distkit_hosts.checkup import probe
+from distkit_hosts.checkup.checks import Report
 from distkit_hosts.checkup.facts import HERE, Facts, Json
-from distkit_hosts.checkup.report import Report
-from distkit_hosts.clocks import PeerClock, RoundTrip
 
 #: Time limits of ssh, and of the first answer [s].
 CONNECT, FIRST = 5, 10.0
@@ -44,16 +41,12 @@ EXAMINE = 2 * machine.SMI_TIMEOUT + PATIENCE
 #: The program sent to every machine.
 SOURCE = "\f".join(Path(str(m.__file__)).read_text("utf-8") for m in (machine, probe))
 
-#: Number of round trips to read a clock.
-ROUND_TRIPS = 20
-
 
 def doctor(
     hosts: Sequence[str] = (),
     *,
     ssh_cmd: Sequence[str] = ("ssh",),
     python: str | None = None,
-    say: Callable[[str], None] = lambda stage: None,
 ) -> Report:
     """Examine this machine, or several and the connections between them, before ranks run there.
 
@@ -65,7 +58,6 @@ def doctor(
             options, such as ``["ssh", "-F", "lab.config"]``, or another program that accepts a
             host and a command line.
         python: the Python on the hosts; by default the path of this one, or else python3.
-        say: called with the name of each step when it starts.
 
     Raises:
         DistkitError: a host is named twice, or ssh is not installed here.
@@ -89,52 +81,71 @@ def doctor(
     pythons = [python] if python else [sys.executable, "python3", "python"]
     commands = {label: command(host, ssh, pythons) for label, host in labels.items()}
     facts = Facts(targets=labels)
-    _Examination(facts, say).run({HERE: own_command(), **commands})
+    _Examination(facts, {HERE: own_command(), **commands}).run()
     return Report(facts)
 
 
-@dataclass
 class _Examination:
-    """The steps of an examination; each step queries all machines concurrently."""
+    """The steps of an examination; each step queries all machines concurrently.
 
-    facts: Facts
-    say: Callable[[str], None]
-    stage: str = ""
-    #: The port on which each machine listens, or the error.
-    listening: dict[str, int | str] = field(default_factory=dict)
+    Args:
+        facts: receives the answers.
+        commands: the command that starts the probe of each machine, by label.
+    """
 
-    def run(self, commands: dict[str, list[str]]) -> None:
-        """Run all steps."""
-        between = ["names", "ports", "connections", "clocks", "files"] if self.facts.targets else []
-        stages = ["machines", *between, "torch"]
-        with Hosts(commands, self.record_loss) as self.hosts:
-            if self.facts.targets:
-                self.say("ssh")
-            self.hosts.ask("clock", patience=FIRST)
-            for stage in stages:
+    def __init__(self, facts: Facts, commands: dict[str, list[str]]) -> None:
+        self.facts, self.stage = facts, ""
+        #: The port on which each machine listens.
+        self.listening: dict[str, int] = {}
+        self._pool = ThreadPoolExecutor(len(commands))
+        self._probes = [Host(label, command) for label, command in commands.items()]
+        #: The probes that have not stopped answering.
+        self.alive = {host.label: host for host in self._probes}
+
+    def run(self) -> None:
+        """Run all steps, and end the probes."""
+        between = ["names", "ports", "connections", "files"] if self.facts.targets else []
+        try:
+            self.ask("start", patience=FIRST)
+            for stage in ["machines", *between, "torch"]:
                 self.stage = stage
-                self.say(stage)
                 getattr(self, stage)()
+        finally:
+            list(self._pool.map(Host.close, self._probes))
+            self._pool.shutdown()
 
-    def record_loss(self, label: str, message: str) -> None:
-        """Record that a machine does not answer."""
-        if label == HERE:
+    def ask(
+        self,
+        do: str,
+        arguments: Callable[[str], Json] = lambda label: {},
+        patience: float = PATIENCE,
+    ) -> dict[str, Any]:
+        """Send a request to all machines concurrently, and return their answers by label."""
+        answers: dict[str, Any] = {}
+
+        def send(host: Host) -> None:
+            try:
+                answers[host.label] = host.ask(do, patience, **arguments(host.label))
+            except Lost as error:
+                del self.alive[host.label]
+                self.facts.lost[host.label] = {"message": str(error), "stage": self.stage}
+
+        list(self._pool.map(send, list(self.alive.values())))
+        if HERE in self.facts.lost:
             raise DistkitError(
-                f"this machine cannot be examined: {message}. Check whether {sys.executable} works."
+                f"this machine cannot be examined: {self.facts.lost[HERE]['message']}. Check "
+                f"whether {sys.executable} works."
             )
-        self.facts.lost[label] = {"words": message, "stage": self.stage}
+        return {label: answers[label] for label in self.alive}
 
     def machines(self) -> None:
         """Query the properties of each machine."""
-        self.facts.machines.update(self.hosts.ask("machine", patience=EXAMINE))
+        self.facts.machines.update(self.ask("machine", patience=EXAMINE))
 
     def names(self) -> None:
         """Resolve every name on every machine, and choose the address of each host."""
         facts = self.facts
-        names = {host: facts.name(host) for host in [HERE, *facts.targets]}
-        answers = self.hosts.ask("resolve", lambda host: {"names": list(names.values())})
-        for asked, answer in answers.items():
-            facts.names[asked] = {host: answer[name] for host, name in names.items()}
+        facts.names = self.ask("resolve", lambda host: {"names": [*facts.targets]})
         for label in facts.hosts:
             own = {*facts.machines[label]["addresses"]}
             known = [answer[label].get("addresses", []) for answer in facts.names.values()]
@@ -144,51 +155,47 @@ class _Examination:
         """Make every machine listen at its address only."""
         addresses, secret = self.facts.addresses, secrets.token_hex(16)
         addresses[HERE] = _source(next(iter(addresses.values()), ""))
-        self.listening = self.hosts.ask(
+        self.listening = self.ask(
             "listen", lambda label: {"address": addresses[label], "secret": secret}
         )
 
     def others(self, label: str) -> list[str]:
         """Return the other machines that still answer."""
-        return [other for other in self.hosts.alive if other != label]
+        return [other for other in self.alive if other != label]
 
-    def peers(self, a: str) -> dict[str, list[int | str]]:
+    def peers(self, a: str) -> dict[str, tuple[str, int]]:
         """Return the address and port of each machine that a connects to."""
-        ports = {b: self.listening.get(b) for b in self.others(a)}
-        return {b: [self.facts.addresses[b], p] for b, p in ports.items() if isinstance(p, int)}
+        return {b: (self.facts.addresses[b], self.listening[b]) for b in self.others(a)}
 
     def connections(self) -> None:
         """Connect every machine to every other, and send datagrams, which need no answer."""
         ways = self.facts.ways
-        ways.update({a: {b: {} for b in self.others(a)} for a in self.hosts.alive})
-        for a, answers in self.hosts.ask("reach", lambda a: {"peers": self.peers(a)}).items():
-            for b in self.others(a):
-                ways[a][b]["tcp"] = answers.get(b, f"cannot listen: {self.listening.get(b)}")
-        self.hosts.ask("send_datagrams", lambda a: {"name": a, "peers": self.peers(a)})
-        received = self.hosts.ask(
+        ways.update({a: {b: {} for b in self.others(a)} for a in self.alive})
+        for a, answers in self.ask("reach", lambda a: {"peers": self.peers(a)}).items():
+            for b, why in answers.items():
+                ways[a][b]["tcp"] = why
+        self.ask("send_datagrams", lambda a: {"name": a, "peers": self.peers(a)})
+        received = self.ask(
             "receive_datagrams", lambda b: {"names": self.others(b), "within": probe.PATIENCE / 2}
         )
         for b, arrived in received.items():
             for a in self.others(b):
                 ways[a][b]["arrived"] = a in arrived
 
-    def clocks(self) -> None:
-        """Read every clock with round trips."""
-        clocks = self.hosts.each(read_clock)
-        self.facts.clocks.update({label: c for label, c in clocks.items() if label != HERE})
-
     def files(self) -> None:
         """Check on every machine whether it sees a file in this folder."""
         folder = self.facts.folder = str(Path.cwd())
-        with suppress(OSError):  # no permission to write there
-            with tempfile.NamedTemporaryFile("w", prefix=".distkit-doctor-", dir=folder) as file:
-                file.write(file.name)
-                file.flush()
-                self.facts.sees = self.hosts.ask("sees_file", lambda host: {"path": file.name})
+        with (
+            suppress(OSError),  # no permission to write there
+            tempfile.NamedTemporaryFile("w", prefix=".distkit-doctor-", dir=folder) as file,
+        ):
+            file.write(file.name)
+            file.flush()
+            self.facts.sees = self.ask("sees_file", lambda host: {"path": file.name})
 
     def torch(self) -> None:
         """Import torch everywhere."""
-        for label, torch in self.hosts.ask("torch", patience=probe.IMPORT + PATIENCE).items():
+        for label, torch in self.ask("torch", patience=probe.IMPORT + PATIENCE).items():
             self.facts.machines[label]["torch"] = torch
 
 
@@ -211,17 +218,6 @@ def choose(resolved: Sequence[str], own: set[str]) -> str:
     candidates = [a for a in resolved if a in own] + sorted(own)
     outside = [a for a in candidates if not a.startswith("127.")]
     return next(iter(outside or candidates), "127.0.0.1")
-
-
-def read_clock(host: Host) -> tuple[float, float]:
-    """Return a machine's clock minus this one's, and the error of that [s]."""
-    clock = PeerClock()
-    for _trip in range(ROUND_TRIPS):
-        before = time()
-        remote = host.ask("clock", PATIENCE)
-        clock.add(RoundTrip(before, remote, remote, time()))
-    assert clock.offset is not None
-    return clock.offset.seconds, clock.offset.error
 
 
 # -- probes -------------------------------------------------------------------------------------
@@ -270,8 +266,9 @@ class Host:
         except queue.Empty:
             raise Lost(f"no answer within {patience:g} s") from None
         if text is None:
-            code = self._process.wait()
-            raise Lost(self._last_line.rstrip(".") or f"it ended with exit status {code}")
+            raise Lost(
+                self._last_line.rstrip(".") or f"it ended with exit status {self._process.wait()}"
+            )
         answer = json.loads(text)
         if "error" in answer:
             raise Lost(answer["error"])
@@ -298,50 +295,6 @@ class Host:
         self._from.close()
         with suppress(OSError):  # unread requests
             self._to.close()
-
-
-class Hosts:
-    """The probes of several machines, without those that have stopped answering.
-
-    Args:
-        commands: the command that starts the probe of each machine, by label.
-        lost: called with the label of a machine that does not answer, and the message.
-    """
-
-    def __init__(self, commands: dict[str, list[str]], lost: Callable[[str, str], None]) -> None:
-        self._lost, self._pool = lost, ThreadPoolExecutor(len(commands))
-        self._probes = [Host(label, command) for label, command in commands.items()]
-        self.alive = {host.label: host for host in self._probes}
-
-    def __enter__(self) -> Hosts:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        list(self._pool.map(Host.close, self._probes))
-        self._pool.shutdown()
-
-    def ask(
-        self,
-        do: str,
-        arguments: Callable[[str], Json] = lambda label: {},
-        patience: float = PATIENCE,
-    ) -> dict[str, Any]:
-        """Send a request to all machines, and return their answers by label."""
-        return self.each(lambda host: host.ask(do, patience, **arguments(host.label)))
-
-    def each(self, work: Callable[[Host], Any]) -> dict[str, Any]:
-        """Call a function with each probe concurrently, and return the results by label."""
-        results: dict[str, Any] = {}
-
-        def call(host: Host) -> None:
-            try:
-                results[host.label] = work(host)
-            except Lost as error:
-                del self.alive[host.label]
-                self._lost(host.label, str(error))
-
-        list(self._pool.map(call, list(self.alive.values())))
-        return {label: results[label] for label in self.alive}
 
 
 def command(destination: str, ssh: Sequence[str], pythons: Sequence[str]) -> list[str]:

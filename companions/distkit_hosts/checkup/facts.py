@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Any
 
 from distkit._format import joined
@@ -26,12 +24,11 @@ class Facts:
     Args:
         machines: the answer of ``probe.machine()`` on each machine that answered.
         targets: the name of each host as ssh takes it, perhaps with a user.
-        lost: for each host that stopped answering, the message (``words``) of ssh or of the doctor,
+        lost: for each host that stopped answering, the ``message`` of ssh or of the doctor,
             and the ``stage`` of the examination.
-        names: for each machine, the addresses to which it resolves the others' names.
+        names: for each machine, the addresses to which it resolves the names of the hosts.
         addresses: the address of each machine, as the others see it.
         ways: the connections between machines: see :meth:`way`.
-        clocks: the clock of each host minus this machine's, and the error of that [s].
         folder: the path of the current folder here.
         sees: whether each machine sees a file of that folder.
     """
@@ -42,7 +39,6 @@ class Facts:
     names: dict[str, dict[str, Json]] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
     ways: dict[str, dict[str, Json]] = field(default_factory=dict)
-    clocks: dict[str, tuple[float, float]] = field(default_factory=dict)
     folder: str = ""
     sees: dict[str, bool] = field(default_factory=dict)
 
@@ -50,14 +46,6 @@ class Facts:
     def hosts(self) -> list[str]:
         """The machines that answered, without the machine of the doctor."""
         return [label for label in self.machines if label != HERE]
-
-    def name(self, host: str) -> str:
-        """Return the name by which other machines find one."""
-        return str(self.machines[HERE]["hostname"]) if host == HERE else host
-
-    def pairs(self) -> Iterator[tuple[str, str]]:
-        """Yield every pair of machines once."""
-        return combinations(self.machines, 2)
 
     def way(self, a: str, b: str) -> Json:
         """Return the facts about connections from a to b; empty if none was tried.
@@ -74,14 +62,9 @@ def cores(machine: Json) -> int:
     return max(1, math.ceil(min(float(machine["cores"]["usable"]), quota or math.inf)))
 
 
-def fitting(machine: Json) -> int:
-    """Return the number of ranks that fit into memory."""
-    return int(machine["memory"]["free"] // RANK_BYTES)
-
-
 def comfortable(machine: Json) -> int:
-    """Return the number of ranks that share the processors without long waits."""
-    return int(min(fitting(machine), COMFORTABLE * cores(machine)))
+    """Return the number of ranks that fit into memory and share the processors well."""
+    return int(min(machine["memory"]["free"] // RANK_BYTES, COMFORTABLE * cores(machine)))
 
 
 def gpus(machine: Json) -> Gpus:

@@ -9,7 +9,6 @@ executes nothing that it receives.
 
 from __future__ import annotations
 
-import fcntl
 import hmac
 import json
 import math
@@ -18,7 +17,6 @@ import platform
 import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -39,7 +37,7 @@ if __name__ != "probe":  # as a probe it is part of the same program
         usable_cores,
     )
 
-#: Prefix of answers, to tell them from a host's login banner.
+#: Prefix of answers; a host's login banner does not have it.
 MARK = "distkit-probe "
 
 #: A program that reads and runs source files from its input; the argument is their total length.
@@ -65,8 +63,6 @@ PACKAGES = ("torch", "ipyparallel", "distkit", "jupyterlab", "ipykernel", "anywi
 
 #: A probe ends after this time without a request [s].
 IDLE_TIMEOUT = 60
-
-_SIOCGIFADDR = 0x8915
 
 Json = dict[str, Any]
 
@@ -112,11 +108,8 @@ def disk_space(path: str) -> Json:
 
 def package(name: str) -> str | None:
     """Return the version of a package; None if it cannot be imported."""
-    try:
-        spec = util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+    spec = util.find_spec(name)
+    if spec is None or spec.origin is None:
         return None
     text = Path(spec.origin).read_text("utf-8")
     if assignment := re.search(r'^__version__ = "(.+)"', text, re.MULTILINE):
@@ -128,13 +121,9 @@ def package(name: str) -> str | None:
 
 
 def addresses() -> list[str]:
-    """Return the IPv4 addresses of the network interfaces."""
-    result = []
-    for _, name in socket.if_nameindex():
-        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-            request = struct.pack("256s", name.encode()[:15])
-            result.append(socket.inet_ntoa(fcntl.ioctl(s, _SIOCGIFADDR, request)[20:24]))
-    return result
+    """Return the IPv4 addresses of this machine."""
+    routes = Path("/proc/net/fib_trie").read_text()
+    return sorted({*re.findall(r"(\d+\.\d+\.\d+\.\d+)\n +/32 host LOCAL", routes)})
 
 
 def torch() -> Json:
@@ -185,8 +174,8 @@ def concurrently(
 # -- requests --------------------------------------------------------------------------------------
 
 
-#: Requests about this machine only; the clock is the time of day [s].
-_LOCAL: dict[str, Callable[..., Any]] = {"machine": machine, "torch": torch, "clock": time.time}
+#: Requests about this machine only; the first one, ``start``, shows that the probe runs.
+_LOCAL: dict[str, Callable[..., Any]] = {"start": bool, "machine": machine, "torch": torch}
 
 
 class Probe:
@@ -215,15 +204,12 @@ class Probe:
         """Return whether a file that contains its path exists here."""
         return Path(path).exists() and Path(path).read_text() == path
 
-    def do_listen(self, address: str, secret: str) -> int | str:
-        """Listen at a free port of an address; return the port, or the error."""
+    def do_listen(self, address: str, secret: str) -> int:
+        """Listen at a free port of an address, and return the port."""
         self._secret = secret.encode()
-        try:
-            server = socket.create_server((address, 0))
-            datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            datagrams.bind(server.getsockname())
-        except OSError as error:
-            return strerror(error)
+        server = socket.create_server((address, 0))
+        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        datagrams.bind(server.getsockname())
         self._sockets += [server, datagrams]
         threading.Thread(target=self._accept, args=(server,), daemon=True).start()
         threading.Thread(target=self._receive, args=(datagrams,), daemon=True).start()

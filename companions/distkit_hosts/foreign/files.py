@@ -100,9 +100,9 @@ def _parsed(path: Path) -> _File:
         value = PlainUnpickler(io.BytesIO(content)).load()
     else:
         value = _from_json(content.decode("utf-8-sig", "replace"))
-    if flight_recorder.matches(value):
+    if isinstance(value, dict) and "entries" in value:
         return flight_recorder.parse(value)
-    if kineto.matches(value):
+    if isinstance(value, dict) and "traceEvents" in value:
         return kineto.parse(value)
     what = ", ".join(map(str, value)) if isinstance(value, dict) else str(value)
     raise TraceFileError(f"{path}: not a trace: it contains {what[:200]}. {_KNOWN}")
@@ -154,11 +154,9 @@ def _by_rank(read: Mapping[Path, _File]) -> dict[int, Path]:
     """Return the file of each rank, by the files' content or else by their names."""
     found: dict[int, Path] = {}
     for path, content in read.items():
-        rank = content.rank
+        rank = content.distributedInfo.rank if isinstance(content, kineto.Profile) else None
         if rank is None:
             rank = _rank_in(path.name)
-        if rank is None and len(read) == 1:
-            rank = 0
         if rank is None:
             raise TraceFileError(
                 f"{path}: the file's rank is unknown. End its name with the rank's number: "

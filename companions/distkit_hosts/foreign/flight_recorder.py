@@ -109,16 +109,6 @@ class Dump(Struct):
     entries: list[_Entry]
     pg_config: dict[str, dict[str, str]] | None = None
 
-    @property
-    def rank(self) -> None:
-        """A dump does not name its rank."""
-        return
-
-
-def matches(value: Any) -> bool:
-    """Return whether this looks like a dump."""
-    return isinstance(value, dict) and {"version", "entries"} <= value.keys()
-
 
 def parse(value: Any) -> Dump:
     """Return a dump, or raise a ValueError that names the first invalid field."""
@@ -225,9 +215,8 @@ def _calls(
     for entry in dump.entries:
         op = op_of(entry.profiling_name)
         if op is None:
-            name = entry.profiling_name.rpartition(":")[2]
-            if name != "coalesced":  # the end of a batch, whose calls are entries too
-                unrecorded[name] += 1
+            if not entry.profiling_name.endswith(":coalesced"):  # the calls of a batch are entries
+                unrecorded[entry.profiling_name.rpartition(":")[2]] += 1
         elif waits and entry.has_states and entry.state == "scheduled":
             unrecorded[f"{op} queued behind an unfinished call"] += 1
         else:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from distkit._format import count, named
+from distkit._format import named
 from distkit.events import P2P, WORLD, Event, Op, State
 from distkit.trace.info import Limitation, Number, Rank, RunInfo
 from distkit_hosts.foreign.flight_recorder import described, op_of
@@ -64,22 +64,8 @@ class Profile(Struct):
 
     traceEvents: list[_Slice]
     baseTimeNanoseconds: int = 0
-    distributedInfo: _Distributed | None = None
-
-    @property
-    def about(self) -> _Distributed:
-        """The process group, as far as it is recorded."""
-        return self.distributedInfo or _Distributed()
-
-    @property
-    def rank(self) -> int | None:
-        """Its rank; None if it is not recorded."""
-        return self.about.rank
-
-
-def matches(value: Any) -> bool:
-    """Return whether this looks like such a trace."""
-    return isinstance(value, dict) and "traceEvents" in value
+    #: The process group, as far as it is recorded.
+    distributedInfo: _Distributed = msgspec.field(default_factory=_Distributed)
 
 
 def parse(value: Any) -> Profile:
@@ -93,13 +79,15 @@ def parse(value: Any) -> Profile:
 
 def read(profiles: Mapping[int, Profile]) -> tuple[list[Event], RunInfo]:
     """Return the events of a run and its metadata, from the traces of its ranks."""
-    known = max(profile.about.world_size for profile in profiles.values())
+    about = [profile.distributedInfo for profile in profiles.values()]
+    known = max(a.world_size for a in about)
     world = max(max(profiles) + 1, known)
-    groups = {WORLD: [*range(world)]}
-    for profile in profiles.values():
-        for group in profile.about.pg_config:
-            if group.ranks and group.pg_desc != "default_pg":
-                groups[str(group.pg_name)] = group.ranks
+    groups = {
+        str(group.pg_name): group.ranks
+        for a in about
+        for group in a.pg_config
+        if group.ranks and group.pg_desc != "default_pg"
+    }
     base = min(profile.baseTimeNanoseconds for profile in profiles.values())
     events: list[Event] = []
     for rank, profile in profiles.items():
@@ -108,8 +96,8 @@ def read(profiles: Mapping[int, Profile]) -> tuple[list[Event], RunInfo]:
     missing = [r for r in range(world) if r not in profiles] if known or len(profiles) > 1 else []
     info = RunInfo(
         name="profiler",
-        backend=next((p.about.backend for p in profiles.values() if p.about.backend), ""),
-        groups=groups,
+        backend=next((a.backend for a in about if a.backend), ""),
+        groups={WORLD: [*range(world)]} | groups,
         limitations=dict(_limitations(missing, world, events)),
         # otherwise there would be lanes for all missing ranks
         world_size=world if len(profiles) == world else 0,
@@ -140,16 +128,6 @@ def _limitations(
                 "that communicate.",
             ),
         )
-    if n := sum(e.group.endswith(_UNKNOWN) for e in calls):
-        yield (
-            "groups",
-            Limitation(
-                f"the profiler does not record the group of {count(n, 'collective')}: they are "
-                "drawn for each rank separately, and not checked for matching.",
-                "It records groups for NCCL since torch 2.3, and for gloo in a process with one "
-                "group.",
-            ),
-        )
     if any(e.op in P2P for e in calls):
         yield (
             "messages",
@@ -176,7 +154,7 @@ class _Rank:
 
     def __init__(self, rank: int, profile: Profile, offset: float) -> None:
         self.rank, self._offset = rank, offset
-        self._only_world = len(profile.about.pg_config) == 1
+        self._only_world = len(profile.distributedInfo.pg_config) == 1
         slices = [s for s in profile.traceEvents if s.ph == "X"]
         self._slices = sorted(slices, key=lambda s: (s.ts, -s.dur))
         self._details = [s for s in self._slices if s.name == "record_param_comms"]

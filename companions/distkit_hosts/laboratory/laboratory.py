@@ -17,7 +17,7 @@ from typing import Any
 
 from distkit.cluster.processes import folders
 from distkit.errors import LaboratoryError
-from distkit_hosts.laboratory import plan, services, starting
+from distkit_hosts.laboratory import plan, starting
 from distkit_hosts.laboratory.starting import find
 
 #: Variables not passed to hosts: their folders and sockets exist only on the machine.
@@ -81,8 +81,7 @@ class Laboratory:
         self.folder = Path(made)
         self._open = ExitStack()  # sockets of the hosts that are held here
         #: The addresses that each host knows.
-        self._names: dict[str, dict[str, str | None]]
-        self._names = {host: {**self._addresses} for host in self.hosts}
+        self._names = {host: dict[str, str | None](self._addresses) for host in self.hosts}
         self._skew = skew or {}
         for host in self.hosts:
             self.folder.joinpath(host).mkdir()
@@ -150,7 +149,7 @@ class Laboratory:
         Raises:
             LaboratoryError: OpenSSH is missing, or a server does not start.
         """
-        services.start_ssh(self)
+        starting.start_ssh(self)
 
     def options(self) -> dict[str, Any]:
         """Return the options of ``dk.Cluster`` in this process for ranks on the hosts.

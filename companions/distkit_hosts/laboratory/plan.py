@@ -7,8 +7,6 @@ Only the laboratory uses the router, where messages are lost or delayed on reque
 
 from __future__ import annotations
 
-import os
-import pwd
 import re
 import shlex
 import sys
@@ -50,21 +48,6 @@ def check_names(hosts: Sequence[str]) -> list[str]:
             "lower-case letters, digits and '-'; 'localhost' is reserved."
         )
     return list(hosts)
-
-
-def user() -> str:
-    """Return the name of the user that owns all processes on the hosts.
-
-    Raises:
-        LaboratoryError: the user has no name.
-    """
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        raise errors.LaboratoryError(
-            f"SSH and Slurm need a user name, but user {os.getuid()} has none in /etc/passwd. "
-            "Add a line for this user target."
-        ) from None
 
 
 def shared_folders(extra: Iterable[str | Path]) -> list[str]:

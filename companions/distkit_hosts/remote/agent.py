@@ -23,7 +23,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,22 +32,18 @@ from distkit.cluster import machine
 from distkit.cluster.processes import folders
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.forkserver import start_zygote
-from distkit.cluster.processes.rank_spec import inherited
+from distkit.cluster.processes.rank_spec import free_port, inherited
 from distkit.errors import StartError
-from distkit_hosts.launched import recognise
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 
 #: The environment variable with the kernel's address.
 AGENT = "DISTKIT_AGENT"
 
-#: Timeouts for the kernel's answer, and for reaching it at all [s].
-WELCOME, REACH = 30.0, 10.0
+#: Timeout for the kernel's answer [s].
+WELCOME = 15.0
 
 #: Time for a fork server to finish an import at the end, before it is killed [s].
 IMPORTING = 2.0
-
-#: Time to wait for the last messages of a fork server that has ended [s].
-LAST_OUTPUT_WITHIN = 1.0
 
 #: Interval of checks that the engine that started the agent is alive [s].
 WATCH = 1.0
@@ -58,19 +53,15 @@ class Agent:
     """The kernel's representative on this machine.
 
     Args:
-        where: ``endpoint`` and ``keys`` of the kernel; ``name`` of this machine, "" if the
-            kernel does not know it; ``network``, an address reached through the interface of the
-            ranks, "" for the kernel's address.
+        where: ``endpoint`` and ``keys`` of the kernel; ``name`` of this machine, if the kernel
+            knows it; ``parent``, the pid of the engine that has started this agent, if one has.
     """
 
     def __init__(self, where: dict[str, Any]) -> None:
-        self._where, self._place = where, recognise(os.environ, platform.node())
+        self._where = where
         self._answered, self._ended = False, threading.Event()
         self._folders: dict[str, int | None] = {}
-        #: The exit status: 0 if the kernel has ended this agent, or itself.
-        self.status = 0
         self._fork_server: Channel | None = None  # to the process that forks
-        self._output: deque[str] = deque(maxlen=20)  # by that process
         multiplexer = self._multiplexer = Multiplexer(
             where["endpoint"], tuple(where["keys"]), listen=False
         )
@@ -80,41 +71,41 @@ class Agent:
 
     def serve(self) -> None:
         """Serve until the kernel has disconnected, then clean up."""
-        if self._where.get("name") or self._place.local_rank == 0:
+        if self._where.get("name"):
             self._start_fork_server()  # certainly needed: imports torch meanwhile
         self._multiplexer.start()
         self._tunnel.send({"here": self._facts()})
         started = time.monotonic()
-        parent = self._where.get("parent")  # the engine that has started this agent, if one has
         while not self._ended.wait(WATCH):
-            waited = 0.0 if self._answered else time.monotonic() - started
-            if waited > (WELCOME if self._tunnel.reached else REACH):
+            if not self._answered and time.monotonic() - started > WELCOME:
                 self._end(
                     f"no answer from {self._where['endpoint']}. Either the notebook's kernel has "
-                    "ended, or its machine cannot be reached from here: see distkit doctor --hosts",
-                    status=1,
+                    "ended, or its machine cannot be reached from here: see distkit doctor --hosts"
                 )
-            if parent is not None and os.getppid() != parent:
+            if self._where.get("parent", os.getppid()) != os.getppid():
                 self._end("the engine that started it has ended")
         self._clean_up()
 
     def _facts(self) -> dict[str, Any]:
         kernel = self._where["endpoint"].removeprefix("tcp://").rsplit(":", 1)[0]
-        address = machine.own_address(self._where.get("network") or kernel)
+        address = machine.own_address(kernel)
         return {
             "name": self._where.get("name") or platform.node(),
-            "node": platform.node(),
             "address": address,
             "interface": interface_of(address),
             "cpus": machine.cpus(),
             "memory": machine.memory(),
             "gpus": machine.gpus(),
             **versions(),
-            "missing": [name for name in ("torch", "ipyparallel") if not _is_installed(name)],
+            # a folder of a package's name has a spec without an origin
+            "missing": [
+                name
+                for name in ("torch", "ipyparallel")
+                if getattr(find_spec(name), "origin", None) is None
+            ],
             "executable": sys.executable,
             "pid": os.getpid(),
-            "order": self._where.get("order", self._place.rank),
-            "port": _free_port(address),
+            "port": free_port(address),
             **inherited(),
             "environ": {k: v for k, v in os.environ.items() if not _LAUNCHER.match(k)},
         }
@@ -122,18 +113,9 @@ class Agent:
     def _start_fork_server(self) -> None:
         self._fork_server, theirs = Channel.pair()
         with theirs:
-            self._process = start_zygote(theirs, subprocess.PIPE)
-        self._listener = threading.Thread(target=self._read_output, daemon=True)
-        self._listener.start()
+            self._process = start_zygote(theirs)
         self._fork_server.send({"do": "call", "run": "distkit.cluster.processes.preload:hook"})
         threading.Thread(target=self._forward, daemon=True).start()
-
-    def _read_output(self) -> None:
-        """Print the fork server's output, and keep the latest lines for the kernel."""
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._output.append(line.decode(errors="replace"))
-            _print(self._output[-1].rstrip())
 
     def _forward(self) -> None:
         """Forward the fork server's messages to the kernel, with the files of ended processes."""
@@ -145,8 +127,7 @@ class Agent:
                     news["files"] = _final_files(Path(log))
                 self._tunnel.send(news)
         except (EOFError, OSError):
-            self._listener.join(LAST_OUTPUT_WITHIN)
-            self._end("the process that ranks are forked from ended", status=1)
+            self._end("the process that ranks are forked from ended")
 
     def _on_message(self, message: dict[str, Any]) -> None:
         """Handle a message of the kernel, for this agent or the fork server."""
@@ -196,15 +177,16 @@ class Agent:
         with suppress(OSError):  # the tunnel is lost
             while True:
                 for listener in select.select(list(listeners), [], [])[0]:
-                    self._tunnel.open({"to": listeners[listener]}, listener.accept()[0])
+                    with listener.accept()[0] as connection:
+                        self._tunnel.send({"to": listeners[listener]}, connection.fileno())
 
-    def _end(self, why: str, status: int = 0) -> None:
-        if not self._ended.is_set():
-            self.status = status
-            if why:
-                _print(f"distkit: this machine's ranks end: {why}")
-                with suppress(OSError):  # the tunnel is lost
-                    self._tunnel.send({"ended": why, "output": "".join(self._output)})
+    def _end(self, why: str) -> None:
+        """End the agent, and report the reason unless it is "": the kernel has ended it."""
+        if why and not self._ended.is_set():
+            with suppress(OSError):  # the tunnel is lost
+                self._tunnel.send({"ended": why})
+            with suppress(OSError):  # the terminal is closed
+                print(f"distkit: this machine's ranks end: {why}", file=sys.stderr, flush=True)
         self._ended.set()
 
     def _clean_up(self) -> None:
@@ -233,18 +215,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def _is_installed(package: str) -> bool:
-    """Return whether a package can be imported, not only a folder of its name."""
-    spec = find_spec(package)
-    return spec is not None and spec.origin is not None
-
-
-def _free_port(address: str) -> int:
-    """Return a free port of an address."""
-    with socket.create_server((address, 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def interface_of(address: str) -> str:
     """Return the name of the interface with this address."""
     import psutil
@@ -271,18 +241,22 @@ def _final_files(log: Path) -> dict[str, bytes]:
     return found
 
 
-def _print(line: str) -> None:
-    with suppress(OSError):  # the reader has closed it
-        print(line, file=sys.stderr, flush=True)
+def start_in_engine(where: dict[str, Any]) -> None:
+    """Start an agent that ends with this process, an engine of an existing cluster."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distkit_hosts.remote.agent"],
+        env={**os.environ, AGENT: json.dumps({**where, "parent": os.getpid()})},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    threading.Thread(target=process.wait, daemon=True).start()  # else it would stay as a zombie
 
 
 def main() -> None:
     """Run this machine's agent."""
     for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and closed terminals are the kernel's
         signal.signal(number, signal.SIG_IGN)
-    agent = Agent(json.loads(os.environ.pop(AGENT)))
-    agent.serve()
-    sys.exit(agent.status)
+    Agent(json.loads(os.environ.pop(AGENT))).serve()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""Start or attach the machines of a cluster, and allocate ranks to them."""
+"""The machines of a cluster: start or attach them, allocate ranks to them, and fork ranks there."""
 
 from __future__ import annotations
 
 import queue
 import socket
-import subprocess
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -17,14 +19,23 @@ from distkit._format import named
 from distkit.cluster.machine import own_address
 from distkit.cluster.plan import Machine, Plan, plan_for_machines
 from distkit.cluster.process_host import Offset, ProcessHost
+from distkit.cluster.processes.channel import Channel
+from distkit.cluster.processes.forkserver import ForkServer
 from distkit.cluster.processes.roles import PORTS
 from distkit.errors import StartError
 from distkit.kvstore.transport.sockets import new_keys
+from distkit_hosts.clocks import PeerClock
 from distkit_hosts.remote.agent import versions
-from distkit_hosts.remote.host import HostForkServer
 from distkit_hosts.remote.launching import launch
 from distkit_hosts.remote.store import NAME, StoreServer
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
+
+#: Time to wait for the reason of a machine's loss [s].
+LOSS_DETAILS_WITHIN = 1.0
+
+#: Time for the last messages of a process, which its exit status may overtake [s].
+LAST_MESSAGES_WITHIN = 1.0
+
 
 #: Time to wait for further failures after the first one, to report all [s].
 MORE_FAILURES_WITHIN = 1.0
@@ -64,45 +75,131 @@ class HostRequest:
         """Total number of ranks."""
         return self.ranks if isinstance(self.ranks, int) else sum(self.ranks.values())
 
-    def address(self) -> str:
-        """Return the address of this machine that the others reach."""
+    def endpoint(self) -> str:
+        """Return the ZeroMQ endpoint at which this machine listens."""
         if isinstance(self.interface, socket.socket):
-            return str(self.interface.getsockname()[0])
-        if self.interface:
-            return own_address(self.interface.partition(":")[0])
-        if self.engines == "local":
-            return "127.0.0.1"
-        names = [name.rpartition("@")[2].partition(":")[0] for name in self._names()]
-        return _resolve(next(iter(names), ""))
-
-    def _names(self) -> list[str]:
-        """Return the names of the machines that are known in advance."""
-        if isinstance(self.ranks, dict):
-            return list(self.ranks)
-        if self.engines == "slurm":
+            address, port = self.interface.getsockname()
+            return f"tcp://{address}:{port}"
+        address, _, port = self.interface.partition(":")
+        if address:
+            return f"tcp://{own_address(address)}:{port or '*'}"
+        names = self.ranks if isinstance(self.ranks, dict) else self.options.get("mpi_hosts", {})
+        hosts = [name.rpartition("@")[2].partition(":")[0] for name in names]
+        default_route = "192.0.2.1"  # a documentation address
+        for target in (hosts[0] if hosts else default_route, socket.gethostname()):
             with suppress(OSError):
-                ask = ["sinfo", "--noheader", "--Node", "--format=%N"]
-                return subprocess.run(ask, capture_output=True, text=True).stdout.split()
-        return list(self.options.get("mpi_hosts", {}))
-
-    @property
-    def port(self) -> str:
-        """The port on which this machine listens, "*" for any."""
-        if isinstance(self.interface, socket.socket):
-            return str(self.interface.getsockname()[1])
-        return self.interface.partition(":")[2] or "*"
+                return f"tcp://{own_address(target)}:*"
+        return "tcp://127.0.0.1:*"
 
 
-def _resolve(name: str) -> str:
-    try:
-        return own_address(name or "192.0.2.1")  # a documentation address, for the default route
-    except OSError as error:
-        if name and not isinstance(error, socket.gaierror):
-            raise StartError(f"{name} cannot be reached: {error.strerror}.") from error
-    try:
-        return own_address(socket.gethostname())
-    except OSError:
-        return "127.0.0.1"
+class Wire(Channel):
+    """A tunnel as the channel to a fork server; file descriptors are sent as streams."""
+
+    def __init__(self, tunnel: Tunnel) -> None:
+        self._tunnel = tunnel
+        #: The received messages; None after the tunnel is lost.
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        tunnel.on_message = self._messages.put
+        tunnel.on_lost = lambda why: self._messages.put(None)
+
+    def send(self, message: Any, fd: int | None = None) -> None:
+        """Send a message, optionally with a socket, which becomes the local end of a stream."""
+        self._tunnel.send(message, fd)
+
+    def recv(self) -> Any:
+        """Wait for a message; raise EOFError when the tunnel is lost."""
+        message = self._messages.get()
+        if message is None:
+            raise EOFError(self._tunnel.why)
+        return message
+
+    def close(self) -> None:
+        """Close the tunnel."""
+        self._tunnel.close()
+
+
+class HostForkServer(ForkServer):
+    """Forks on another machine, through its agent.
+
+    Args:
+        tunnel: the tunnel to the agent.
+        facts: the agent's description of its machine.
+    """
+
+    def __init__(self, tunnel: Tunnel, facts: dict[str, Any]) -> None:
+        self.facts, self.mirror = facts, ""
+        self.processes_there = "all processes there"  # for messages
+        self._ended = ""  # the reason that the agent has reported
+        #: Returns the launcher's current description of the agent.
+        self.launcher_details: Callable[[], str] = str
+        #: That machine's clock, compared with this one's.
+        self.peer_clock = PeerClock()
+        self._tunnel = tunnel
+        tunnel.on_stream, tunnel.on_trip = self._on_stream, self.peer_clock.add
+        super().__init__(Wire(tunnel), facts["name"])
+        with suppress(OSError):  # it is lost, which the next request reports
+            tunnel.send({"do": "welcome"})
+
+    def make_folder(
+        self,
+        processes: int,
+        *,
+        like: str = "",
+        sockets: dict[str, str] | None = None,
+    ) -> str:
+        """Create a folder on that machine.
+
+        Args:
+            processes: number of processes there.
+            like: this machine's folder, which receives the files of processes that end there.
+            sockets: names of sockets there -> names of sockets in ``like``.
+        """
+        self.mirror = like
+        answer = self._ask({"do": "folder", "processes": processes, "sockets": sockets or {}})
+        if "refused" in answer:
+            raise StartError(f"on {self.host}: {answer['refused']}")
+        return str(answer["folder"])
+
+    def loss_reason(self) -> str:
+        """Return the reason why nothing can be forked there."""
+        if self.closed:
+            return "the cluster was stopped."
+        self._lost.wait(LOSS_DETAILS_WITHIN)
+        lost = self._ended or self._tunnel.why or "it does not answer"
+        return (
+            f"{self.host} is lost, with {self.processes_there}: {lost}. Check the network and the "
+            f"machine: distkit doctor --hosts {self.host}{self.launcher_details()}"
+        )
+
+    def hang_up(self, channel: Channel) -> None:
+        """Close the channel of a process that has ended, if its own end has not closed it."""
+        timer = threading.Timer(LAST_MESSAGES_WITHIN, channel.hang_up)
+        timer.daemon = True
+        timer.start()
+
+    def devices(self) -> dict[str, Any]:
+        """Return the GPUs found by the agent."""
+        return dict(self.facts["gpus"])
+
+    def _handle_message(self, message: dict[str, Any]) -> None:
+        """Handle a message of the agent, or of the fork server there."""
+        if "ended" in message:
+            self._ended = message["ended"]
+            return
+        for name, data in message.pop("files", {}).items():  # files of an ended process
+            with suppress(OSError):
+                Path(self.mirror, Path(name).name).write_bytes(data)
+        super()._handle_message(message)
+
+    def _on_stream(self, message: dict[str, Any]) -> socket.socket:
+        """Connect a stream to a socket of this machine."""
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(f"{self.mirror}/{message['to']}")
+        except OSError:
+            sock.close()
+            raise
+        return sock
 
 
 @dataclass
@@ -115,7 +212,7 @@ class RemoteHost(ProcessHost):
     @property
     def clock(self) -> Offset | None:
         """The machine's clock; None before the first round trip."""
-        return self.server.clock
+        return self.server.peer_clock.offset
 
     def machine(self, device: str) -> Machine:
         """Return the machine's description for a plan."""
@@ -167,7 +264,7 @@ class Fleet:
         self._hosts: list[RemoteHost] = []
         self._news: queue.SimpleQueue[tuple[Tunnel, dict[str, Any]] | str] = queue.SimpleQueue()
         keys = new_keys()
-        self._multiplexer = self._listen(f"tcp://{request.address()}:{request.port}", keys)
+        self._multiplexer = self._listen(request.endpoint(), keys)
         self._where = {"endpoint": self._multiplexer.endpoint, "keys": keys}
         try:
             self._launch = launch(
@@ -220,18 +317,15 @@ class Fleet:
         request = self.request
         machines = [host.machine(request.device) for host in hosts]
         asked = request.device, request.backend, request.threads
-        allocation = plan_for_machines(machines, plan.servers, *asked)
-        ranks = (rank for host in hosts for rank in host.ranks)
-        devices = dict(zip(ranks, allocation.devices, strict=True))
-        in_order = tuple(devices[rank] for rank in sorted(devices))
-        return hosts, replace(allocation, devices=in_order)
+        return hosts, plan_for_machines(machines, plan.servers, *asked)
 
-    def _await(self) -> dict[str, tuple[HostForkServer, list[int]]]:
-        """Return the fork server and the task numbers of each machine, by name."""
-        found: dict[str, tuple[HostForkServer, list[int]]] = {}
+    def _await(self) -> dict[str, list[HostForkServer]]:
+        """Return the fork server of each machine, by name, once for each of its processes."""
+        found: dict[str, list[HostForkServer]] = defaultdict(list)
         failures: dict[str, None] = {}  # several processes may report the same
         end, connected = time.monotonic() + self.request.timeout, 0
-        wanted = self._processes()
+        ranks = self.request.ranks
+        wanted = len(ranks) if isinstance(ranks, dict) else ranks
         while connected < wanted:
             self._progress(self._progress_message(found, connected, wanted))
             try:
@@ -242,7 +336,13 @@ class Fleet:
                 if self._launch.state.startswith("PENDING"):  # no timeout while queued
                     end = time.monotonic() + self.request.timeout
                 if time.monotonic() > end:
-                    failures = failures or {self._timeout_message(found, connected, wanted): None}
+                    timed_out = (
+                        f"{self._progress_message(found, connected, wanted)} after "
+                        f"{self.request.timeout:.0f} s. The machines must reach "
+                        f"{self._multiplexer.endpoint} on this one: open that port, name another "
+                        "address with interface=…, or a longer timeout=…."
+                    )
+                    failures = failures or {timed_out: None}
                     break
             except StartError as error:
                 failures[str(error)] = None
@@ -251,52 +351,33 @@ class Fleet:
             raise StartError("\n\n".join(failures))
         return found
 
-    def _processes(self) -> int:
-        if self.request.client is not None:
-            return len(self.request.client.ids)
-        ranks = self.request.ranks
-        return len(ranks) if isinstance(ranks, dict) else ranks
-
     def _register(
-        self,
-        found: dict[str, tuple[HostForkServer, list[int]]],
-        news: tuple[Tunnel, dict[str, Any]] | str,
+        self, found: dict[str, list[HostForkServer]], news: tuple[Tunnel, dict[str, Any]] | str
     ) -> None:
-        """Register a process; the first of each machine, already importing torch, is its agent."""
+        """Register a process; the first of each machine is its agent."""
         if isinstance(news, str):
             raise StartError(news)
         tunnel, facts = news
-        name, order = facts["name"], facts["order"]
         _check_compatible(facts)
-        agent, orders = found.get(name, (None, []))
-        if agent is not None and min(orders) < order:
+        servers = found[facts["name"]]
+        if servers:
+            servers.append(servers[0])
             with suppress(OSError):
                 tunnel.send({"do": "leave"})
         else:
-            if agent is not None:
-                agent.close()
-            agent = HostForkServer(tunnel, facts)
-        found[name] = agent, [*orders, order]
+            servers.append(HostForkServer(tunnel, facts))
 
-    def _share(self, found: dict[str, tuple[HostForkServer, list[int]]]) -> list[RemoteHost]:
-        """Number ranks like the launcher's tasks, or else machine by machine."""
-        ranks, launched = self.request.ranks, self.request.client is None
-        in_order = sorted(found.values(), key=lambda there: min(there[1]))
-        orders = [(server, sorted(numbers)) for server, numbers in in_order]
-        if isinstance(ranks, dict):
-            orders = [(found[name][0], [0] * n) for name, n in ranks.items()]
-        tasks = sorted(number for _, numbers in orders for number in numbers)
+    def _share(self, found: dict[str, list[HostForkServer]]) -> list[RemoteHost]:
+        """Number the ranks machine by machine: in the requested order, or else by name."""
+        ranks = self.request.ranks
+        counts = ranks if isinstance(ranks, dict) else {n: len(found[n]) for n in sorted(found)}
         hosts, begin = [], 0
-        for server, numbers in orders:
-            block = range(begin, begin + len(numbers))
-            host_ranks = numbers if launched and tasks == [*range(len(tasks))] else block
-            server.launcher_details, server.processes_there = (
-                self._launch.details,
-                named(host_ranks),
-            )
+        for name, count in counts.items():
+            server, numbers = found[name][0], range(begin, begin + count)
+            server.launcher_details, server.processes_there = self._launch.details, named(numbers)
             address = server.facts["address"]
-            hosts.append(RemoteHost(server, "", host_ranks, address=address, store=self.store))
-            begin = block.stop
+            hosts.append(RemoteHost(server, "", numbers, address=address, store=self.store))
+            begin = numbers.stop
         return hosts
 
     def _progress_message(self, found: dict[str, Any], connected: int, wanted: int) -> str:
@@ -309,24 +390,12 @@ class Fleet:
             "connected"
         )
 
-    def _timeout_message(self, found: dict[str, Any], connected: int, wanted: int) -> str:
-        return (
-            f"{self._progress_message(found, connected, wanted)} after "
-            f"{self.request.timeout:.0f} s. The machines must reach "
-            f"{self._multiplexer.endpoint} on this "
-            "one: open that port, name "
-            "another address with interface=…, or a longer timeout=…."
-        )
-
     def close(self) -> None:
         """End all agents and their launchers."""
         for host in self._hosts:
             host.server.closed = True
             host.server.remove(host.folder)
-        for tunnel in list(self._multiplexer.tunnels.values()):
-            with suppress(OSError):
-                tunnel.send({"do": "leave"})
-        self._multiplexer.close()
+        self._multiplexer.close()  # which ends the agents
         self._launch.stop()
         self.store.close()
 
@@ -340,8 +409,7 @@ def _check_compatible(facts: dict[str, Any]) -> None:
     for package in facts["missing"]:
         raise StartError(
             f"{package} is not installed on {facts['name']}. Install it there: "
-            f"{facts['executable']} -m "
-            f"pip install {package}"
+            f"{facts['executable']} -m pip install {package}"
         )
     for what, version in versions().items():
         if facts[what].split(".")[:2] != version.split(".")[:2]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from distkit.errors import StartError
-from distkit_hosts.remote.agent import AGENT
+from distkit_hosts.remote.agent import AGENT, start_in_engine
 
 #: Options of ssh, after the user's: no prompts, and a short timeout for unreachable machines.
 SSH_OPTIONS = "BatchMode=yes ConnectTimeout=8 ServerAliveInterval=5 ServerAliveCountMax=3"
@@ -74,7 +74,6 @@ class Launch:
 
     def start(self) -> None:
         """Start, without waiting."""
-        raise NotImplementedError
 
     def details(self) -> str:
         """Return the launcher's description of the agents; "" for none."""
@@ -82,7 +81,6 @@ class Launch:
 
     def stop(self) -> None:
         """End the launcher, after the agents were asked to leave."""
-        return
 
 
 class ByCommands(Launch):
@@ -255,8 +253,8 @@ class ByBatch(Launch):
         launcher = self._launcher
         file = launcher.output_file if launcher.passing else ""
         end = [*_CLEAN_UP, file, *launcher.delete_command, launcher.job_id]
-        quiet: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
-        with subprocess.Popen(end, stdin=subprocess.PIPE, start_new_session=True, **quiet):
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        with subprocess.Popen(end, stdin=pipe, stdout=null, stderr=null, start_new_session=True):
             while not self._over.is_set():
                 self.state = self._state()
                 if self.state.startswith(_FINAL_STATES) or "Invalid job id" in self.state:
@@ -294,14 +292,9 @@ class ByBatch(Launch):
 
     def _output(self) -> str:
         """Return the output of the job."""
-        file = self._launcher.output_file
-        try:
-            return Path(file).read_text(errors="replace")
-        except OSError:
-            return (
-                f"Its output, {file}, is not here. Pass a file that the machines can write and "
-                "this one can read: output_file='/shared/distkit.log'."
-            )
+        with suppress(OSError):  # the home is not shared
+            return Path(self._launcher.output_file).read_text(errors="replace")
+        return ""
 
     def stop(self) -> None:
         """End remaining processes, after the agents were asked to leave."""
@@ -310,29 +303,23 @@ class ByBatch(Launch):
             self._thread.join(4 * _GRACE)
 
 
-def _kind(name: str) -> Any:
-    """Return the class of a launcher."""
+def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]) -> Any:
+    """Return a launcher of ipyparallel that starts agents."""
     from ipyparallel.cluster.launcher import find_launcher_class
 
     from distkit_hosts.remote.slurm import AgentsBySlurm
 
     try:
-        return AgentsBySlurm if name == "slurm" else find_launcher_class(name, "engine")
+        kind = AgentsBySlurm if name == "slurm" else find_launcher_class(name, "engine")
     except KeyError:
         raise StartError(
             f"engines={name!r} is not one of ipyparallel's launchers. Use 'ssh', 'mpi', 'slurm', "
             "'pbs', 'sge', 'lsf', 'htcondor' or 'local'."
         ) from None
-
-
-def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]) -> Any:
-    """Return a launcher of ipyparallel that starts agents."""
-    kind = _kind(name)
     known = kind.class_traits(config=True)
     options = {**options}
     on = options.pop("mpi_hosts", {}) if name == "mpi" else {}
     _check_options(options, known, f"ipyparallel's {kind.__name__}")
-    Path(folder, "log").mkdir(exist_ok=True)
     given: dict[str, Any] = {
         "engine_cmd": [options.get("remote_python", sys.executable), "-m", _MODULE],
         "profile_dir": folder,
@@ -410,20 +397,16 @@ class InEngines(Launch):
         threading.Thread(target=self._begin, daemon=True).start()
 
     def _begin(self) -> None:
-        from ipyparallel import TimeoutError as NoAnswer
-
         asked = {
-            n: self._client[n].apply_async(_in_engine, self.where, n) for n in self._client.ids
+            n: self._client[n].apply_async(start_in_engine, self.where) for n in self._client.ids
         }
-        for engine, answer in asked.items():
+        for n, started in asked.items():
             try:
-                if error_text := answer.get(timeout=_ANSWER):
-                    self.fail(f"engine {engine}: {error_text}")
-            except NoAnswer:
-                self.fail(f"engine {engine} did not answer within {_ANSWER:.0f} s. Check its load.")
+                started.get(timeout=_ANSWER)
             except Exception as error:
                 self.fail(
-                    f"engine {engine} could not start an agent: {type(error).__name__}: {error}"
+                    f"engine {n} could not start an agent: {error}. Its Python needs distkit: "
+                    "python -m pip install distkit"
                 )
 
 
@@ -481,32 +464,3 @@ def connect(name: str) -> Any:
         f"with ipcluster start --profile={name}, or pass a client: "
         "dk.Cluster.attach(ipyparallel.Client(…))."
     )
-
-
-def _in_engine(where: dict[str, Any], order: int) -> str:
-    """Start an agent that ends with this engine; return the error, or ""."""
-    import importlib.util
-    import json
-    import os
-    import platform
-    import subprocess
-    import sys
-    import threading
-
-    if importlib.util.find_spec("distkit") is None:
-        return (
-            f"distkit is not installed on {platform.node()}. Install it there: {sys.executable} -m "
-            "pip install distkit"
-        )
-    about = json.dumps({**where, "order": order, "parent": os.getpid()})
-    process = subprocess.Popen(
-        [sys.executable, "-m", "distkit_hosts.remote.agent"],
-        env={**os.environ, "DISTKIT_AGENT": about},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    threading.Thread(target=process.wait, daemon=True).start()  # else it would stay as a zombie
-    return ""
-
-
-_in_engine.__module__ = "__main__"  # else engines would import this module, which they may lack

@@ -1,13 +1,11 @@
 """Determine the machines that a call or a site requests, and the ranks of each.
 
-A site sets environment variables, so notebooks need no changes: ``dk.Cluster(4)`` uses its
-machines. ``DISTKIT_ENGINES`` is the launcher, ``DISTKIT_HOSTS`` the machines, separated by commas,
-and ``DISTKIT_OPTIONS`` a JSON object with further arguments of ``dk.Cluster``.
+A site sets an environment variable, so notebooks need no changes: ``dk.Cluster(4)`` uses its
+machines. ``DISTKIT_CLUSTER`` is a JSON object with arguments of ``dk.Cluster``.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,8 +16,6 @@ from distkit.errors import StartError
 from distkit_hosts.remote import launching
 from distkit_hosts.remote.fleet import HostRequest
 
-ENGINES, HOSTS, OPTIONS = "DISTKIT_ENGINES", "DISTKIT_HOSTS", "DISTKIT_OPTIONS"
-
 Hosts = Mapping[str, int] | Sequence[str]
 
 
@@ -28,40 +24,37 @@ def request(
     hosts: Hosts | None,
     engines: str,
     options: Mapping[str, Any],
-    environ: Mapping[str, str] = os.environ,
+    site: str = "",
     **fields: Any,
 ) -> HostRequest:
-    """Return the request of a call of ``dk.Cluster``, with defaults from the environment.
+    """Return the request of a call of ``dk.Cluster``.
 
     Args:
         ranks: total number of ranks; None if not given.
         hosts: the machines of the call, or the number of ranks on each.
         engines: the launcher of the call; "" if not given.
         options: the launcher options of the call.
-        environ: the environment variables.
-        **fields: further fields, which the environment's options may replace.
+        site: the arguments of a call without machines, as JSON.
+        **fields: further fields, which the site's arguments may replace.
 
     Raises:
-        StartError: the arguments are contradictory, or a variable is invalid.
+        StartError: the arguments are contradictory, or ``site`` is invalid.
 
-    >>> request(4, None, "", {}, {"DISTKIT_HOSTS": "alpha,beta,gamma"}).ranks
+    >>> request(4, None, "", {}, '{"hosts": ["alpha", "beta", "gamma"]}').ranks
     {'alpha': 2, 'beta': 1, 'gamma': 1}
-    >>> site = {"DISTKIT_ENGINES": "slurm", "DISTKIT_OPTIONS": '{"qos": "low"}'}
-    >>> request(4, None, "", {}, site).options
+    >>> request(4, None, "", {}, '{"engines": "slurm", "qos": "low"}').options
     {'qos': 'low'}
     """
+    options = {**options}
     if hosts is None and not engines:
-        engines, hosts = environ.get(ENGINES, ""), _hosts(environ)
-        options = {**_options(environ), **options}
-    engines, options = engines or "ssh", {**options}
-    if hosts is None and engines in ("ssh", "mpi"):
-        hosts = _hosts(environ)
+        options = _decode(site) | options
+        hosts, engines = options.pop("hosts", None), options.pop("engines", "")
+    engines = engines or "ssh"
     fields |= {name: options.pop(name) for name in fields if name in options}
     if hosts is None:
         if engines == "ssh":
             raise StartError(
-                "engines='ssh' needs machines: dk.Cluster(hosts={'alpha': 2, 'beta': 2}), or "
-                f"{HOSTS}=alpha,beta in the environment."
+                "engines='ssh' needs machines: dk.Cluster(hosts={'alpha': 2, 'beta': 2})."
             )
         return HostRequest(DEFAULT if ranks is None else ranks, engines, options=options, **fields)
     counts = _counts(ranks, hosts)
@@ -72,8 +65,7 @@ def request(
         return HostRequest(sum(counts.values()), engines, options=options, **fields)
     raise StartError(
         f"machines can be named for engines='ssh' or 'mpi'; {engines!r} chooses them. Leave out "
-        f"hosts and {HOSTS}, or use its own options, such as Slurm's "
-        "options='--nodelist=alpha,beta'."
+        "hosts, or use its own options, such as Slurm's options='--nodelist=alpha,beta'."
     )
 
 
@@ -115,24 +107,11 @@ def deal(ranks: int, hosts: Sequence[str]) -> dict[str, int]:
     return {name: n for i, name in enumerate(hosts) if (n := quotient + (i < remainder))}
 
 
-def _hosts(environ: Mapping[str, str]) -> list[str] | None:
-    if not (value := environ.get(HOSTS)):
-        return None
-    names = [name.strip() for name in value.split(",")]
-    if not all(names) or len({*names}) < len(names):
-        raise StartError(
-            f"{HOSTS}={value!r}: expected names of machines, each once, separated by commas: "
-            f"{HOSTS}=alpha,beta."
-        )
-    return names
-
-
-def _options(environ: Mapping[str, str]) -> dict[str, Any]:
-    value = environ.get(OPTIONS) or "{}"
+def _decode(site: str) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(value, type=dict[str, Any])
+        return msgspec.json.decode(site, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise StartError(
-            f"{OPTIONS}={value!r} is not a JSON object ({error}). Set it to one, such as "
-            '\'{"account": "physics"}\'.'
+            f"DISTKIT_CLUSTER={site!r} is not a JSON object ({error}). Set it to arguments of "
+            'dk.Cluster, such as \'{"engines": "slurm", "account": "physics"}\'.'
         ) from None

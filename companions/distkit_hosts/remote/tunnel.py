@@ -23,6 +23,7 @@ from enum import IntEnum, auto
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from distkit.kvstore.transport.sockets import context, open_socket, receive
 from distkit_hosts.clocks import RoundTrip
@@ -82,9 +83,7 @@ class Tunnel:
     def __init__(self, multiplexer: Multiplexer, peer: bytes, first: int) -> None:
         self._multiplexer, self.peer, self._next = multiplexer, peer, first
         self.streams: dict[int, Stream] = {}
-        self._numbering = threading.Lock()
         self.why = ""  # reason of the loss, if lost
-        self.reached = False  # data has been received
         #: Callbacks in the multiplexer's thread: for each message, …
         self.on_message: Callable[[Any], None] = lambda message: None
         #: … for each stream opened by the peer, returning its local socket, …
@@ -93,43 +92,24 @@ class Tunnel:
         self.on_lost: Callable[[str], None] = lambda why: None
         self.on_trip: Callable[[RoundTrip], None] = lambda trip: None
 
-    def send(self, message: Any) -> None:
-        """Send a picklable message.
+    def send(self, message: Any, fd: int | None = None) -> None:
+        """Send a picklable message, optionally with a socket as the local end of a stream.
 
         Raises:
             OSError: the tunnel is lost.
         """
-        self._check()
+        if self.why:
+            raise BrokenPipeError(self.why)
         body = pickle.dumps(message, protocol=5)
-        self._multiplexer.do(lambda: self._post(Kind.MESSAGE, 0, body))
-
-    def open(self, message: Any, sock: socket.socket) -> None:
-        """Open a stream from ``sock``, whose ownership passes to the multiplexer.
-
-        Raises:
-            OSError: the tunnel is lost.
-        """
-        self._check()
-        body = pickle.dumps(message, protocol=5)
-        with self._numbering:
-            number, self._next = self._next, self._next + 2
-
-        def begin() -> None:
-            if self.why:
-                sock.close()
-                return
-            self._begin(number, sock)
-            self._post(Kind.OPEN, number, body)
-
-        self._multiplexer.do(begin)
+        if fd is None:
+            self._multiplexer.do(lambda: self._post(Kind.MESSAGE, 0, body))
+        else:
+            sock = socket.socket(fileno=os.dup(fd))
+            self._multiplexer.do(lambda: self._open(sock, body))
 
     def close(self) -> None:
         """Close the tunnel."""
         self._multiplexer.do(lambda: self.lose("it was closed"))
-
-    def _check(self) -> None:
-        if self.why:
-            raise BrokenPipeError(self.why)
 
     # -- in the multiplexer's thread --------------------------------------------------------------
 
@@ -137,13 +117,21 @@ class Tunnel:
         if not self.why:
             self._multiplexer.post(self, [_HEAD.pack(kind, number), body])
 
+    def _open(self, sock: socket.socket, body: bytes) -> None:
+        if self.why:
+            sock.close()
+        else:
+            self._begin(self._next, sock)
+            self._post(Kind.OPEN, self._next, body)
+            self._next += 2
+
     def ask_time(self) -> None:
         """Request the peer's time."""
         self._post(Kind.CLOCK, 0, _TIMES.pack(time.monotonic(), 0, 0))
 
     def take(self, frames: list[Any]) -> None:
         """Handle a message of the peer."""
-        now, self.reached = time.monotonic(), True
+        now = time.monotonic()
         kind, number = _HEAD.unpack(frames[0].bytes)
         stream = self.streams.get(number)
         match kind:
@@ -217,36 +205,6 @@ def _refuse(message: Any) -> socket.socket:
     raise ConnectionRefusedError(f"no handler for {message}")
 
 
-#: A monitor's first frame: an event and its value. zmq.utils.monitor imports asyncio.
-_MONITOR_EVENT = struct.Struct("=Hi")
-
-
-class ConnectionMonitor:
-    """Reports when connections of a socket end. Poll :attr:`socket` for changes.
-
-    Args:
-        sock: the socket to monitor.
-    """
-
-    def __init__(self, sock: Any) -> None:
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        self.socket = sock.get_monitor_socket(events)
-        self.socket.linger = 0
-        self._connected = False
-
-    def ended(self) -> list[int]:
-        """Return the file descriptors of the connections that have ended."""
-        descriptors: list[int] = []
-        while self.socket.poll(0):
-            event, _ = self.socket.recv_multipart()  # the second frame is the address
-            kind, descriptor = _MONITOR_EVENT.unpack(event)
-            if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._connected = True
-            elif self._connected:
-                descriptors.append(descriptor)
-        return descriptors
-
-
 class Multiplexer:
     """The thread that exchanges data between local sockets and peers.
 
@@ -277,7 +235,8 @@ class Multiplexer:
         self._by: dict[int, bytes] = {}  # connection -> peer
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(self._fail)
-        self._ends = ConnectionMonitor(self._socket)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor.linger = 0
         if listen:
             self._listen(endpoint, listener)
         else:
@@ -328,14 +287,14 @@ class Multiplexer:
     def _close(self) -> None:
         if not self._socket.closed:
             self._socket.disable_monitor()
-            self._ends.socket.close()
+            self._monitor.close()
             self._socket.close(linger=CLOSE_LINGER_MS)
             self.loop.close()
 
     # -- the thread ---------------------------------------------------------------------------
 
     def _work(self) -> None:
-        for sock in (self._socket, self._ends.socket):
+        for sock in (self._socket, self._monitor):
             self.loop.add_reader(sock.fileno(), self._receive)
         self.loop.call_soon(self._receive)
         if self._listens:
@@ -378,7 +337,8 @@ class Multiplexer:
             tunnel.take(frames)
 
     def _check_connections(self) -> None:
-        for descriptor in self._ends.ended():
+        while self._monitor.poll(0):
+            descriptor = recv_monitor_message(self._monitor)["value"]
             name = self._by.pop(descriptor, None) if self._listens else b""
             if name is not None and (tunnel := self.tunnels.get(name)) is not None:
                 tunnel.lose(f"its connection closed, or was silent for {SILENCE:g} s")

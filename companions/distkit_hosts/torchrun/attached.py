@@ -1,23 +1,32 @@
 """Record a rank that another launcher has started: torchrun, Slurm, MPI, or a shell.
 
 The script creates the process group, its store and its devices. The tap records the rank's calls
-in a file, which ``distkit replay FOLDER`` merges with those of the other ranks. A notebook on the
-same machine may connect to the rank's socket, to pause the rank and to let it continue.
+in a file, which ``distkit replay FOLDER`` merges with those of the other ranks. A notebook of the
+same user and machine may connect to the rank's socket, to pause the rank and to let it continue.
+
+A script records itself with :func:`record`. Under ``distkit trace -- torchrun …``,
+:mod:`distkit_hosts.torchrun.launching` inserts ``-m distkit_hosts.torchrun.attached FOLDER`` before
+the script in the launcher's command.
 """
 
 from __future__ import annotations
 
 import atexit
 import faulthandler
+import linecache
 import os
+import runpy
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import textwrap
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -25,17 +34,20 @@ from typing import Any
 
 import torch
 
+from distkit.cluster.processes import folders
+from distkit.cluster.processes.channel import Channel
+from distkit.cluster.rank.gate import Gate
+from distkit.cluster.rank.interpreter import run_script
 from distkit.cluster.rank.process_group import TIMING
 from distkit.errors import StartError
-from distkit.events import STACK, WORLD
+from distkit.events import STACK, WORLD, Op
 from distkit.recording import recorder as _recorder
 from distkit.recording.blackbox import BlackBox
-from distkit.recording.plain import Row, encode_rows
+from distkit.recording.plain import Row
 from distkit.recording.recorder import Flusher, Recorder, is_users
 from distkit.recording.tap import tap
 from distkit.recording.witness import CallContext, describe_exception
 from distkit_hosts.launched import Launched, recognise
-from distkit_hosts.torchrun.line import NotebookConnection
 from distkit_hosts.torchrun.rankfile import SUFFIX, RankFile, clock, pid_namespace
 
 #: The default folder of the ranks' files.
@@ -73,16 +85,10 @@ def record(folder: str | Path = FOLDER) -> None:
     global _here
     of_parent = os.environ.get(_ATTACHED, str(os.getpid())) != str(os.getpid())
     if _here is None and not of_parent and _recorder.current() is None:
-        launched = recognise(os.environ, socket.gethostname())
+        launched = recognise(os.environ)
         _here = Attached(launched, Path(folder).absolute())
         if launched.launcher != "none":  # else this process may start ranks itself
             os.environ[_ATTACHED] = str(os.getpid())
-
-
-def ended(error: BaseException) -> None:
-    """Record the exception that ends this rank, if it is recorded."""
-    if _here is not None:
-        _here.ended(error)
 
 
 class Attached:
@@ -94,12 +100,12 @@ class Attached:
     """
 
     def __init__(self, launched: Launched, folder: Path) -> None:
-        began = time.monotonic(), time.time()
-        name = f"{launched.rank:05}-{launched.host}-{os.getpid()}-{began[1]:.0f}"
+        began, host = (time.monotonic(), time.time()), socket.gethostname()
+        name = f"{launched.rank:05}-{host}-{os.getpid()}-{began[1]:.0f}"
         about = {
             "rank": launched.rank,
             "world_size": launched.world_size,
-            "host": launched.host,
+            "host": host,
             "pid": os.getpid(),
             "parent": os.getppid(),
             "pid_namespace": pid_namespace(),
@@ -115,10 +121,8 @@ class Attached:
             self._box = BlackBox(self._temporary[0])
             self._fault = self._temporary[1].open("wb")
             self._recorder = Recorder(launched.rank, keep=partial(self._box.note, 1))
-            self._notebook = NotebookConnection(
-                self._set_stepped, lambda: self._recorder.request_flush(), self._release
-            )
-            about["line"] = self._notebook.path
+            self._control = ControlSocket(self._recorder, self._release)
+            about["line"] = self._control.path
             self._file = RankFile(folder / f"{name}{SUFFIX}", about)
         except OSError as error:
             raise StartError(
@@ -126,17 +130,11 @@ class Attached:
                 "Use another folder."
             ) from error
         self._pid, self._end = os.getpid(), ("returned", "", "")
-        self._sources, self._written = set[str](), 0
+        self._sources = set[str]()
         self._waits: Any = None  # the wait reported since the last heartbeat
         self._install()
         self._log_signals()
         self._flusher = _Flusher(self._recorder, self._emit, self._record_heartbeat)
-
-    def _set_stepped(self, on: bool) -> None:
-        """Pause before each communication, or stop doing so."""
-        if on and self._notebook.wait_at_gate not in tap.before:
-            tap.before.append(self._notebook.wait_at_gate)
-        self._recorder.stepped = on
 
     def _install(self) -> None:
         """Install the hooks."""
@@ -145,9 +143,9 @@ class Attached:
             os.environ.setdefault(*TIMING)
         tap.install()
         # ranks may be on any hosts, so calls are not compared before they reach the backend
-        tap.call_context = CallContext(self._note, None, lambda: None)
+        tap.call_context = CallContext(self._file.note, None, lambda: None)
         tap.groups.on_group = self._on_group
-        tap.on_threads = partial(self._note, "threads")
+        tap.on_threads = partial(self._file.note, "threads")
         _recorder.set_current(self._recorder)
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._stop_in_child)
@@ -158,27 +156,19 @@ class Attached:
     def _on_group(self, name: str, members: list[int]) -> None:
         import torch.distributed as dist
 
-        self._note("group", (name, members))
+        self._file.note("group", (name, members))
         if name == WORLD:
             self._recorder.rank = dist.get_rank()  # a script may number the ranks differently
             self._file.note("world", (dist.get_rank(), len(members)))
 
-    def _note(self, kind: str, value: Any) -> None:
-        """Record a fact, and send it to a listener."""
-        self._file.note(kind, value)
-        self._notebook.emit(kind, value)
-
     def _emit(self, kind: str, value: Any) -> None:
-        """Record the flusher's rows or waits, and send them to a listener."""
+        """Record the flusher's rows, or keep its waits for the next heartbeat."""
         if kind == "rows":
-            count, rows = value
+            _, rows = value
             self._add_sources(rows)
             self._file.rows(rows)
-            self._written += count
         else:
             self._waits = value
-        if self._notebook.has_listener:
-            self._notebook.emit(kind, value if kind == "waits" else (count, encode_rows(rows)))
 
     def _add_sources(self, rows: list[Row]) -> None:
         """Add the text of each source file that appears for the first time."""
@@ -187,11 +177,8 @@ class Attached:
         }
         for file in {line.rpartition(":")[0] for line in lines} - self._sources:
             self._sources.add(file)
-            try:
-                text = Path(file).read_text(errors="replace")[:_MAX_SOURCE]
-            except OSError:  # the code is not from a file
-                continue
-            self._file.note("source", (file, text))
+            if text := "".join(linecache.getlines(file))[:_MAX_SOURCE]:  # else it is not a file
+                self._file.note("source", (file, text))
 
     def _record_heartbeat(self) -> None:
         """Record that the rank runs, and the number of lost events."""
@@ -200,7 +187,6 @@ class Attached:
         losses = lost, self._recorder.without_values, dict(self._recorder.unrecorded), cuda
         self._file.note("beat", (time.monotonic(), time.time(), self._waits, *losses))
         self._waits = None
-        self._notebook.announce(self._written)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -232,9 +218,8 @@ class Attached:
         """
         faulthandler.register(signal.SIGTERM, self._fault, all_threads=False)
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        stack = [*traceback.walk_stack(frame)][::-1]
-        users = [entry for entry in stack if is_users(entry[0].f_code.co_filename)]
-        lines = traceback.StackSummary.extract(iter(users)).format()
+        users = [f for f in traceback.extract_stack(frame) if is_users(f.filename)]
+        lines = traceback.format_list(users)
         self._end = "released", "", ""
         self._at_exit()
         report = "".join([*lines, f"Released: {why}\n"])
@@ -254,7 +239,7 @@ class Attached:
         self._file.note("unwaited", unwaited)
         self._file.note("end", (*self._end, time.monotonic()))
         self._file.close()
-        self._notebook.close()
+        self._control.close()
         self._stop_logging_signals()
         for path in self._temporary:
             path.unlink(missing_ok=True)
@@ -263,7 +248,7 @@ class Attached:
         """Stop recording in a child process."""
         _recorder.set_current(None)
         self._stop_logging_signals()
-        self._notebook.close_here()
+        self._control.close_here()
 
     def _log_signals(self) -> None:
         """Make faulthandler log the signal that ends the rank, even during a call of C++.
@@ -285,6 +270,74 @@ class Attached:
         self._fault.close()
 
 
+class ControlSocket:
+    """The rank's end of the connection to a notebook.
+
+    It is a Unix socket in a folder that only this user can enter. The rank outlives the connection.
+    :attr:`path` is "" if the socket cannot be created.
+
+    Args:
+        recorder: the rank's recorder.
+        release: called with the reason when the notebook ends the program.
+    """
+
+    def __init__(self, recorder: Recorder, release: Callable[[str], None]) -> None:
+        self._recorder, self._release = recorder, release
+        self._gate: Gate | None = None  # of a stepped rank
+        self.path, self._listener = "", socket.socket(socket.AF_UNIX)
+        with suppress(StartError, OSError):
+            folders.sweep(tempfile.gettempdir())
+            folder, self._held = folders.make()
+            self._listener.bind(f"{folder}/line")
+            self._listener.listen(1)
+            self.path = f"{folder}/line"
+            threading.Thread(target=self._listen, name="distkit-line", daemon=True).start()
+
+    def wait_at_gate(self, op: Op, nbytes: int) -> None:
+        """Wait at the gate; a hook of the tap."""
+        gate = self._gate
+        if gate is not None:
+            gate.wait()
+
+    def close(self) -> None:
+        """Remove the socket at the end of the rank."""
+        self.close_here()
+        if self.path:
+            shutil.rmtree(Path(self.path).parent, ignore_errors=True)
+
+    def close_here(self) -> None:
+        """Close the socket in a forked child of the rank."""
+        self._listener.close()
+
+    def _listen(self) -> None:
+        with suppress(OSError):  # the rank ends
+            while True:
+                self._serve(Channel(self._listener.accept()[0]))
+
+    def _serve(self, channel: Channel) -> None:
+        """Execute the commands of one notebook, then let the rank continue."""
+        with suppress(EOFError, OSError):
+            channel.send("ready")
+            while True:
+                self._handle_command(*channel.recv())
+        self._handle_command("go", None)
+        channel.close()
+
+    def _handle_command(self, command: str, argument: Any) -> None:
+        if command == "release":
+            self._release(argument)
+        elif command == "step" and self._gate is None:
+            self._gate = Gate()
+            self._gate.arrived = self._recorder.request_flush
+            self._recorder.stepped = True
+            if self.wait_at_gate not in tap.before:
+                tap.before.append(self.wait_at_gate)
+        elif command == "go" and self._gate is not None:
+            self._gate.allow(argument)
+            if argument is None:
+                self._gate, self._recorder.stepped = None, False
+
+
 class _Flusher(Flusher):
     """Calls ``heartbeat`` after each flush.
 
@@ -304,3 +357,35 @@ class _Flusher(Flusher):
         """Write the collected rows, and record that the rank runs."""
         super().flush(last)
         self._heartbeat()
+
+
+def main(argv: list[str]) -> None:
+    """Run a script or a module as Python does, and record it.
+
+    Args:
+        argv: ``FOLDER SCRIPT [ARGUMENT ...]``, or ``-m MODULE`` for the script.
+    """
+    folder, *command = argv
+    is_module = command[0] == "-m"
+    command = command[is_module:]
+    sys.argv[:] = command
+    try:
+        record(folder)
+    except StartError as error:
+        print(f"distkit: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    try:
+        if is_module:  # found in the current folder first, as with ``python -m``
+            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        else:
+            del sys.path[0]  # in favour of the script's own folder
+            _recorder.add_user_file(command[0])
+            run_script(Path(command[0]), command[1:])
+    except BaseException as error:
+        if _here is not None:
+            _here.ended(error)
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

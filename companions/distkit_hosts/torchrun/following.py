@@ -1,35 +1,49 @@
-"""Follow a run of another launcher by reading the files that its ranks write."""
+"""Follow a run of another launcher by the files that its ranks write, and control its ranks.
+
+The files have the events of all ranks, of this machine and of others. The ranks of this machine can
+be paused and ended, too, through their sockets.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import signal
+import socket
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from distkit._format import joined, named
+from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.folders import is_ours
 from distkit.cluster.runs import report
+from distkit.cluster.runs.conductor import Conductor, RankController
+from distkit.cluster.runs.outcome import Failure, Frame, Outcome
 from distkit.cluster.runs.run import Run, draw_waits
 from distkit.cluster.runs.stepper import Stepper
-from distkit.cluster.runs.watchdog import DeadlockWatchdog
-from distkit.diagnosis import rules
-from distkit.diagnosis.diagnose import Finding, diagnose
-from distkit.errors import DeadlockError, RunError, StepError, TraceFileError
-from distkit.events import Event
+from distkit.errors import RunError, StepError, TraceFileError
+from distkit.recording.plain import encode_rows
 from distkit.trace.calls import raised_at
 from distkit.trace.info import RankEnd, RunInfo
-from distkit.trace.log import EventLog
 from distkit.trace.trace import Trace
 from distkit_hosts.torchrun import merge, rankfile
 from distkit_hosts.torchrun.attached import FOLDER
-from distkit_hosts.torchrun.others import AttachedRanks, AttachedRun, outcome
+from distkit_hosts.torchrun.rankfile import Record
 
 #: Polling interval [s], and its minimum as a multiple of the last read's duration.
-PERIOD, READ_MULTIPLE = 0.2, 5
+PERIOD, READ_MULTIPLE = 0.05, 5
 #: Maximum delay of another machine's writes to a shared folder [s].
 MAX_DELAY = 10.0
+#: Time limit of a rank's answer [s]; a rank that is stopped or in use does not answer.
+ANSWERS = 5.0
+#: The facts of a rank's file that a run handles like those of a cluster's rank.
+_FACTS = "group", "raising", "threads", "unreduced"
+#: The reason that a released rank prints.
+_RELEASED = "ended by a notebook that follows the run"
 
 
 def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
@@ -39,6 +53,7 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
     result displays a live timeline, and can be passed to other views: ``dk.Stage(following)``.
     Ranks on this machine can be stepped through and stopped; ranks on other machines are followed
     through a shared folder. The call prints a message and waits if not all ranks have started.
+    After the launcher has started the ranks again, call it again.
 
     Args:
         folder: the folder of the ranks' files, on this machine or shared with theirs. If it has
@@ -51,94 +66,65 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
     Example:
         >>> import distkit as dk
         >>> run = dk.hosts.follow("trace")                    # doctest: +SKIP
-        >>> run.diagnose()                              # doctest: +SKIP
+        >>> run.findings                                # doctest: +SKIP
         >>> run.step().next()                           # doctest: +SKIP
     """
-    end, announced = time.monotonic() + timeout, False
-    while True:
-        following = Following(Path(folder))
-        if following.whole:
-            return following
-        if not announced:
-            message = f"Waiting up to {timeout:.0f} s for all ranks to start"
-            print(f"{message} in {Path(folder).absolute()}.", flush=True)
-            announced = True
-        if time.monotonic() > end:
+    deadline, path = time.monotonic() + timeout, Path(folder)
+    ranks = _latest_start(path)
+    if _missing(ranks):
+        message = f"Waiting up to {timeout:.0f} s for all ranks to start"
+        print(f"{message} in {path.absolute()}.", flush=True)
+    while missing := _missing(ranks):
+        if time.monotonic() > deadline:
             raise TimeoutError(
-                f"{following.begun} in {Path(folder).absolute()} after {timeout:.0f} s. Start them "
-                f"with `distkit trace --out {folder} -- torchrun …`, pass the folder that was "
-                "named there, or wait longer with timeout=…."
+                f"{missing} in {path.absolute()} after {timeout:.0f} s. Start them with `distkit "
+                f"trace --out {folder} -- torchrun …`, pass the folder that was named there, or "
+                "wait longer with timeout=…."
             )
         time.sleep(PERIOD)
+        ranks = _latest_start(path)
+    return Following(ranks)
 
 
-class Following:
-    """A run of another launcher, read from its ranks' files, with the attributes of a live Run.
+def _missing(ranks: Mapping[int, Record]) -> str:
+    """Return the number of ranks that have started, "" if all have."""
+    size = max((record.world_size for record in ranks.values()), default=0)
+    if not ranks:
+        return "no rank has started"
+    return f"{len(ranks)} of {size} ranks have started" if len(ranks) < size else ""
+
+
+def _latest_start(folder: Path) -> dict[int, Record]:
+    """Return the ranks of the latest start in a folder that know their number."""
+    try:
+        files = rankfile.find_files([folder]) if folder.is_dir() else []
+        records = [rankfile.read(path) for path in files]
+        known = [r for r in records if r.about["launcher"] != "none" or "world" in r.notes]
+        return merge.starts_of(known)[-1]
+    except TraceFileError:  # no file yet, or a rank has just created its file
+        return {}
+
+
+class Following(Run):
+    """One start of the ranks of another launcher, with the attributes of a cluster's run.
 
     :meth:`step` and :meth:`interrupt` reach the ranks of this machine through their sockets. The
     ranks continue when this kernel ends.
 
     Args:
-        folder: the folder of the files.
+        records: the files of the ranks, by their numbers.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._listeners: list[Callable[[list[Event]], None]] = []
-        self._sent = set[tuple[int, int, str]]()  # the events sent to listeners
-        self._reading, self._polls = threading.RLock(), False
-        self._sizes, self._read = dict[Path, int](), 0.0  # of the files, when they were read
-        self._grown_at = dict[Path, float]()  # when each file was last seen to grow
-        self._trace, self._records = Trace(), list[rankfile.Record]()
-        self._generation, self._watchdog = 0, DeadlockWatchdog()
-        self._deadlock: list[Finding] = []
-        self._ending = False  # after interrupt()
-        self._control: tuple[AttachedRanks, Stepper] | None = None  # of the current generation
-        self._refresh()
-
-    @property
-    def trace(self) -> Trace:
-        """The communication of all ranks so far."""
-        with self._reading:
-            self._refresh()
-            return self._trace
-
-    @property
-    def whole(self) -> bool:
-        """Whether all ranks have started."""
-        info = self._trace.info
-        return bool(info.ranks) and len(info.ranks) >= info.world_size
-
-    @property
-    def begun(self) -> str:
-        """The number of ranks that have started, as text."""
-        known, size = len(self._trace.info.ranks), self._trace.info.world_size
-        return f"{known} of {size} ranks have started" if size else "no rank has started"
-
-    @property
-    def finished(self) -> bool:
-        """Whether all ranks have ended and their launcher does not restart them."""
-        with self._reading:
-            self._refresh()
-            return self._is_over()
-
-    def _is_over(self) -> bool:
-        if not self.whole or len(self._trace.info.ends) < len(self._trace.info.ranks):
-            return False
-        here = [r.about for r in self._records if rankfile.is_here(r.about)]
-        return not any(
-            a["launcher"] == "torchrun" and rankfile.is_running(a["parent"]) for a in here
-        )
-
-    def diagnose(self) -> list[Finding]:
-        """Return the mistakes so far: which rank waits for which, and why."""
-        return self.trace.diagnose()
-
-    @property
-    def findings(self) -> list[Finding]:
-        """The permanent deadlock of the ranks, or else the mistakes so far."""
-        trace = self.trace
-        return self._deadlock or trace.diagnose()
+    def __init__(self, records: Mapping[int, Record]) -> None:
+        self._attached, self._control = AttachedRun(records), SocketControl(records)
+        super().__init__(self._attached)
+        self._stepper: Stepper | None = None
+        self._attached.poll()
+        threading.Thread(target=self._attached.conduct, args=(self._control,), daemon=True).start()
+        if self._attached.waiting:
+            threading.Thread(target=self._poll, name="distkit-follow", daemon=True).start()
+        else:  # the run has ended before
+            self._attached.done.wait()
 
     @property
     def ends(self) -> dict[int, str]:
@@ -146,66 +132,52 @@ class Following:
         return {rank: _describe_end(end) for rank, end in self.trace.info.ends.items()}
 
     def wait(self, timeout: float | None = None) -> Following:
-        """Wait until all ranks have ended and their launcher does not restart them.
+        """Wait until all ranks have ended.
 
         Raises:
             RankError: the program raised on a rank, or a rank died.
-            DeadlockError: ranks wait for each other forever, or did until a connection broke.
+            DeadlockError: ranks wait for each other forever.
             TimeoutError: ``timeout`` seconds have passed.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        while True:
-            began = time.monotonic()
-            if self.finished:
-                break
-            if self._deadlock and not self._ending:
+        end = time.monotonic() + (math.inf if timeout is None else timeout)
+        while not self.finished:
+            if self._attached.deadlock and not self._attached.ending:
                 state = "The ranks still wait: run.interrupt() ends those on this machine."
-                raise self._deadlocked(self._deadlock, state)
-            if end is not None and began > end:
-                raise TimeoutError(f"{self._name} still runs after {timeout} s, and continues")
-            _pause(began)
-        trace = self._trace
-        outcomes = [outcome(rank, end) for rank, end in trace.info.ends.items()]
-        error = report.verdict(self._name, outcomes, trace)
-        if hangs := self._deadlock or (_ended_hangs(trace) if error is not None else []):
-            raise self._deadlocked(hangs, "All ranks have ended.") from error
-        if error is not None:
-            raise error
+                error = report.deadlock(self._attached.deadlock, state)
+                error.draw = lambda: draw_waits(self.trace)
+                raise error
+            if time.monotonic() > end:
+                raise TimeoutError(f"{self.name} still runs after {timeout} s, and continues")
+            self._attached.done.wait(PERIOD)
+        if self.error is not None:
+            raise self.error
         return self
-
-    def _deadlocked(self, hangs: list[Finding], state: str) -> DeadlockError:
-        error = report.deadlock(hangs, state)
-        error.draw = lambda: draw_waits(self._trace)
-        return error
-
-    # -- the ranks of this machine --------------------------------------------------------------
 
     def step(self) -> Stepper:
         """Pause each rank before its next communication, and return a stepper.
 
         Time limits of the program still apply. ``stepper.let_go()`` lets the ranks continue by
-        themselves, and so does the end of this kernel; ``stepper.stop()`` ends them. Restarted
-        ranks are not paused until the next call.
+        themselves, and so does the end of this kernel; ``stepper.stop()`` ends them.
 
         Raises:
             StepError: a rank has ended, is on another machine, or has no socket.
             RunError: a rank does not answer.
         """
-        self._refresh()
-        ranks = self._ranks()
-        blocked = {rank: why for rank, record in ranks.items() if (why := _obstacle(record))}
+        blocked = self._obstacles()
         if blocked:
             raise StepError(
-                f"{self._name} cannot be stepped through from here: {named(blocked)} "
+                f"{self.name} cannot be stepped through from here: {named(blocked)} "
                 f"{joined(sorted({*blocked.values()}))}. All ranks must run on the notebook's "
                 "machine, as the same user; views and findings need only the folder."
             )
-        controller, stepper = self._connect(ranks)
-        controller.step()
+        self._control.connect(self.ranks)
+        if self._stepper is None:
+            self._stepper = Stepper(self, self._control)
+        self._control.step()
         try:
-            return stepper.settle()
+            return self._stepper.settle()
         except KeyboardInterrupt:
-            stepper.let_go()
+            self._stepper.let_go()
             raise
 
     def interrupt(self) -> None:
@@ -217,152 +189,33 @@ class Following:
         Raises:
             RunError: no rank is on this machine, or one does not answer.
         """
-        hangs = [str(f) for f in self.findings if f.hang]
-        local = {r: record for r, record in self._ranks().items() if not _obstacle(record)}
+        blocked = self._obstacles()
+        local = [rank for rank in self.ranks if rank not in blocked]
         if not local:
             raise RunError(
-                f"no rank of {self._name} can be reached: they have ended, or are on other "
+                f"no rank of {self.name} can be reached: they have ended, or are on other "
                 "machines. Stop their launcher there."
             )
-        controller, stepper = self._connect(local)
-        controller.why = "\n".join(["ended by a notebook that follows the run", *hangs])
-        self._ending = True
-        stepper.run.interrupt()
+        self._control.connect(local)
+        self._control.why = "\n".join([_RELEASED, *(str(f) for f in self.findings if f.hang)])
+        self._attached.interrupt()
 
-    def _ranks(self) -> dict[int, rankfile.Record]:
-        return merge.starts_of(self._records)[-1]
-
-    def _connect(self, ranks: dict[int, rankfile.Record]) -> tuple[AttachedRanks, Stepper]:
-        """Connect to these ranks, unless already connected."""
-        if self._control is None or self._control[1].finished:
-            info = self._trace.info
-            run = AttachedRun(ranks, RunInfo(world_size=info.world_size, ranks=info.ranks))
-            controller = AttachedRanks(run, ranks)
-            self._control = controller, Stepper(Run(run), controller)
-            threading.Thread(target=run.conduct, args=(controller,), daemon=True).start()
-        return self._control
-
-    # -- listeners ------------------------------------------------------------------------------
-
-    def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with past events, then new ones (from a thread), and [] at the end."""
-        with self._reading:
-            over = self._publish()
-            if self._trace.events:
-                callback(list(self._trace.events))
-            if over:
-                callback([])
-                return lambda: None
-            self._listeners.append(callback)
-            if not self._polls:
-                self._polls = True
-                threading.Thread(target=self._poll, name="distkit-follow", daemon=True).start()
-        return partial(self._unsubscribe, callback)
-
-    def _unsubscribe(self, callback: Callable[[list[Event]], None]) -> None:
-        if callback in self._listeners:  # a restart of the ranks removes all
-            self._listeners.remove(callback)
-
-    def __repr__(self) -> str:
-        state = "ended" if self.finished else "deadlocked" if self._deadlock else "running"
-        ranks, events = len(self._trace.info.ranks), len(self._trace.events)
-        ends = [f"rank {rank} {how}" for rank, how in self.ends.items() if how != "returned"]
-        state = ", ".join([state, *ends])
-        return f"<Following {self._folder}: {ranks} ranks, {events} events, {state}>"
-
-    @property
-    def _name(self) -> str:
-        return self._trace.info.name
-
-    def _ipython_display_(self) -> None:
-        from distkit.views import Timeline
-
-        Timeline(self)._ipython_display_()
-
-    # -- the thread -----------------------------------------------------------------------------
+    def _obstacles(self) -> dict[int, str]:
+        """Return the ranks that cannot be controlled from here, and the reasons."""
+        found = {rank: _obstacle(record) for rank, record in self._attached.records.items()}
+        found |= dict.fromkeys(self._attached.outcomes, "have ended")
+        return {rank: why for rank, why in found.items() if why}
 
     def _poll(self) -> None:
-        while True:
+        while self._attached.waiting and not self.finished:
             began = time.monotonic()
-            with self._reading:
-                self._polls = bool(self._listeners) and not self._publish()
-                if not self._polls:
-                    return
-            _pause(began)
-
-    def _publish(self) -> bool:
-        """Send new events to the listeners, and [] at the end; return whether all is over."""
-        over = self.finished
-        new = [e for e in self._trace.events if (e.rank, e.seq, e.state.value) not in self._sent]
-        self._sent.update((e.rank, e.seq, e.state.value) for e in new)
-        for callback in list(self._listeners):
-            if new:
-                callback(new)
-            if over:
-                callback([])
-        return over
-
-    def _refresh(self) -> None:
-        """Read the files, if they have grown or a rank may have ended without a report."""
-        with self._reading:
-            files = rankfile.find_files([self._folder]) if self._folder.is_dir() else []
-            sizes = {path: path.stat().st_size for path in files}
-            now = time.monotonic()
-            self._grown_at |= {path: now for path in files if sizes[path] != self._sizes.get(path)}
-            due = self._read + merge.RECENT  # when a silent rank counts as ended
-            if not files or (sizes == self._sizes and (self._is_over() or now < due)):
-                return
-            try:
-                remote = {r.path for r in self._records if r.about["clock"] != rankfile.clock()}
-                delay = {path: MAX_DELAY if path in remote else merge.RECENT / 2 for path in files}
-                self._records = [
-                    rankfile.read(path, is_growing=now - self._grown_at[path] < delay[path])
-                    for path in files
-                ]
-                self._trace, self._sizes = merge.merged_trace(self._records, Trace), sizes
-                self._read = now
-            except TraceFileError:  # a rank has just created its file
-                return
-            self._watch()
-
-    def _watch(self) -> None:
-        """Check whether the ranks wait for each other forever."""
-        info = self._trace.info
-        generation = len(merge.starts_of(self._records))
-        if generation != self._generation:
-            if self._generation:  # a view shows one start
-                for callback in self._listeners:
-                    callback([])
-                self._listeners.clear()
-                self._sent.clear()
-            self._generation, self._watchdog = generation, DeadlockWatchdog()
-            self._deadlock, self._ending = [], False
-        for rank, wait in info.waits.items():
-            self._watchdog.record_wait(rank, wait.seqs, wait.since, wait.until)
-        running = [r for r in info.ranks if r not in info.ends]
-        if not self._deadlock and self.whole and self._watchdog.due(running):
-            self._deadlock = self._watchdog.judge(self._trace, running)
+            self._attached.poll()
+            time.sleep(max(PERIOD, READ_MULTIPLE * (time.monotonic() - began)))
+        self._control.close()
 
 
-def _ended_hangs(trace: EventLog) -> list[Finding]:
-    """Return the hangs that ended when a rank left and connections broke.
-
-    Return [] if a rank failed by itself, because the others may wait for that rank.
-    """
-    findings = diagnose(trace)
-    failed = any(f.code in (rules.raised.code, rules.died.code) for f in findings)
-    return [] if failed else [f for f in findings if f.hang]
-
-
-def _pause(began: float) -> None:
-    """Wait before the next read, longer if reads are slow."""
-    time.sleep(max(PERIOD, READ_MULTIPLE * (time.monotonic() - began)))
-
-
-def _obstacle(record: rankfile.Record) -> str:
+def _obstacle(record: Record) -> str:
     """Return the reason why this process cannot connect to a rank; "" if it can."""
-    if record.fault or "end" in record.notes:
-        return "have ended"
     if not rankfile.is_here(record.about):
         return f"are on {record.about['host']}"
     path = Path(record.about.get("line", ""))
@@ -372,3 +225,160 @@ def _obstacle(record: rankfile.Record) -> str:
 def _describe_end(end: RankEnd) -> str:
     text = end.how + (f" ({end.text})" if end.how == "died" else f" {end.text}")
     return raised_at(text.rstrip(), end.where)
+
+
+# -- the run ---------------------------------------------------------------------------------------
+
+
+class AttachedRun(Conductor):
+    """A run whose launcher handles its end; ranks are released only on request.
+
+    Args:
+        records: the files of the ranks, by their numbers.
+    """
+
+    def __init__(self, records: Mapping[int, Record]) -> None:
+        info = merge.merged_trace([*records.values()], Trace).info
+        self.records = {
+            rank: Record(r.path, r.about, is_growing=True) for rank, r in records.items()
+        }
+        self._has_one_clock = len({r.about["clock"] for r in records.values()}) == 1
+        self._grown_at = dict.fromkeys(records, time.monotonic())
+        facts = RunInfo(world_size=info.world_size, ranks=info.ranks, groups=info.groups)
+        afterwards = "their launcher decides what happens next"
+        super().__init__(info.name, 1, [*records], facts, afterwards=afterwards)
+
+    @property
+    def trace(self) -> Trace:
+        """The communication of the ranks so far; their files align several clocks."""
+        if self._has_one_clock:
+            return super().trace
+        return merge.merged_trace([*self.records.values()], Trace)
+
+    def poll(self) -> None:
+        """Read what the ranks have written since the last call."""
+        changed = [rank for rank in self.waiting if self._update(rank)]
+        if changed:
+            clocks = merge.Clocks(self.records)
+            for rank in changed:
+                for wait in merge.waits(self.records[rank], clocks):
+                    self.handle_event(rank, "waits", (wait.seqs, wait.since, wait.until))
+
+    def _update(self, rank: int) -> bool:
+        """Read what a rank has written; return whether it has written anything."""
+        record, now = self.records[rank], time.monotonic()
+        with suppress(OSError, TraceFileError):  # the folder was removed, or a fact is damaged
+            for kind, value in record.update():
+                self._grown_at[rank] = now
+                if kind == "rows":
+                    self._add(rank, value)
+                elif kind in _FACTS:
+                    self.handle_event(rank, kind, value)
+            delay = merge.RECENT if rankfile.is_here(record.about) else MAX_DELAY
+            if "end" in record.notes:
+                self._end(rank, record)
+            elif now - self._grown_at[rank] > delay:  # it has ended without a report, or is stopped
+                self._grown_at[rank] = now
+                self._end(rank, rankfile.read(record.path))
+        return self._grown_at[rank] == now
+
+    def _end(self, rank: int, record: Record) -> None:
+        """Add the end of a rank, unless it may still run."""
+        end = merge.end_of(record)
+        if end is not None:
+            self.records[rank] = record
+            self._add(rank, record.rows[self.live.rows[rank] :])
+            self.add_outcome(_outcome(rank, end, ended=rank in self._killed))
+
+    def _add(self, rank: int, rows: list[Any]) -> None:
+        self.handle_event(rank, "rows", (len(rows), encode_rows(rows)))
+
+    def _release(self, controller: RankController) -> None:
+        self._wait_until(lambda: self._interrupted or not self.waiting)
+        if self.waiting:
+            super()._release(controller)
+        self._wait_until(lambda: not self.waiting)  # the launcher ends those of other machines
+
+
+def _outcome(rank: int, end: RankEnd, *, ended: bool) -> Outcome:
+    """Return the outcome of a rank with this end; ``ended`` means that this process killed it."""
+    if ended and end.how == "died":
+        return Outcome(rank, error=Failure("Released", released=True))
+    if end.how == "died":
+        return Outcome(rank, died=end.text)
+    if end.how == "returned":
+        return Outcome(rank)
+    kind, _, text = end.text.partition(": ")
+    file, _, line = end.where.rpartition(":")
+    frames: list[Frame] = [(file, int(line), "", None)] if file else []
+    released = end.how == "released"
+    return Outcome(rank, error=Failure(kind, text, frames, end.time or 0.0, released=released))
+
+
+class SocketControl(RankController):
+    """Controls the ranks of this machine through their sockets.
+
+    Args:
+        records: the files of the ranks, by their numbers.
+    """
+
+    def __init__(self, records: Mapping[int, Record]) -> None:
+        self.why = _RELEASED
+        self._about = {rank: record.about for rank, record in records.items()}
+        self._channels: dict[int, Channel] = {}
+
+    def connect(self, ranks: Iterable[int]) -> None:
+        """Connect to these ranks, unless already connected.
+
+        Raises:
+            RunError: a rank does not answer.
+        """
+        for rank in ranks:
+            if rank not in self._channels:
+                self._channels[rank] = _connect(rank, self._about[rank]["line"])
+
+    def go(self, ranks: Iterable[int], count: int | None) -> None:
+        """Let these ranks pass the gate ``count`` times; None opens it permanently."""
+        self._send(ranks, "go", count)
+
+    def step(self) -> None:
+        """Make all ranks stop before each communication."""
+        self._send(self._channels, "step", None)
+
+    def release(self, ranks: Iterable[int]) -> None:
+        """Release these ranks, wherever they wait."""
+        self._send(ranks, "release", self.why)
+
+    def end(self, ranks: Iterable[int]) -> None:
+        """Kill these ranks' processes, as far as they are on this machine."""
+        for rank in self._channels.keys() & {*ranks}:
+            with suppress(OSError):
+                os.kill(self._about[rank]["pid"], signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for channel in self._channels.values():
+            channel.close()
+
+    def _send(self, ranks: Iterable[int], *message: Any) -> None:
+        for rank in self._channels.keys() & {*ranks}:
+            with suppress(OSError):  # it has just ended
+                self._channels[rank].send(message)
+
+
+def _connect(rank: int, path: str) -> Channel:
+    """Return the channel to a rank's socket, once the rank has answered."""
+    sock = socket.socket(socket.AF_UNIX)
+    channel = Channel(sock)
+    sock.settimeout(ANSWERS)
+    try:
+        sock.connect(path)
+        channel.recv()
+    except (OSError, EOFError) as error:
+        channel.close()
+        raise RunError(
+            f"rank {rank} does not answer. Another notebook may control it, or it is stopped "
+            "or ending. Try again, or check the terminal of its launcher."
+        ) from error
+    sock.settimeout(None)
+    return channel

@@ -1,7 +1,7 @@
 """Run torchrun, srun or mpiexec, and record each rank.
 
 The launcher's command is unchanged, except that each rank starts with
-:mod:`distkit_hosts.torchrun.attach`.
+:mod:`distkit_hosts.torchrun.attached`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def recorded(command: Sequence[str], folder: str | Path) -> list[str]:
         StartError: the command does not start a Python script.
 
     >>> recorded(["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "1"], "f")[3:]
-    ['-m', 'distkit_hosts.torchrun.attach', 'f', 'train.py', '--lr', '1']
+    ['-m', 'distkit_hosts.torchrun.attached', 'f', 'train.py', '--lr', '1']
     >>> recorded(["srun", "-n", "2", "python", "-u", "train.py"], "f")[3:]
-    ['python', '-u', '-m', 'distkit_hosts.torchrun.attach', 'f', 'train.py']
+    ['python', '-u', '-m', 'distkit_hosts.torchrun.attached', 'f', 'train.py']
     """
-    attach = ["-m", "distkit_hosts.torchrun.attach", str(folder)]
+    attach = ["-m", "distkit_hosts.torchrun.attached", str(folder)]
     for index, word in enumerate(command, 1):
         before, after, name = [*command[:index]], [*command[index:]], Path(word).name
         if name == "torchrun":

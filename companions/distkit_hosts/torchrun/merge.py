@@ -15,7 +15,6 @@ from typing import Any
 
 from msgspec import structs
 
-from distkit.diagnosis.diagnose import diagnose
 from distkit.errors import TraceFileError
 from distkit.events import WORLD, Event
 from distkit.recording.recorder import is_users, to_event
@@ -48,26 +47,23 @@ def merged_trace(records: Sequence[Record], kind: type[Log]) -> Log:
 
 def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
     """Return the events and the metadata of the latest start of a run."""
-    *earlier, ranks = starts_of(records)
-    clocks = _Clocks(ranks)
-    start = _start_trace(ranks, clocks)
-    return list(start.events), structs.replace(
-        start.info,
-        name=next(iter(ranks.values())).about["program"],
-        limitations=_earlier(earlier, clocks),
+    starts = starts_of(records)
+    ranks, clocks = starts[-1], Clocks(starts[-1])
+    ahead = {rank: clocks.of(r).ahead for rank, r in ranks.items()}
+    events = [e for rank, r in ranks.items() for e in _events(rank, r, ahead[rank])]
+    return events, structs.replace(
+        _info(ranks, clocks, ahead),
+        limitations=_limitations(len(starts)),
         clocks=clocks.offsets,
         clocks_disagree=clocks.disagreement,
     )
 
 
-def _earlier(starts: Sequence[dict[int, Record]], clocks: _Clocks) -> dict[str, Limitation]:
-    """Return a note about earlier starts of the ranks, and what ended the one before the latest."""
-    if not starts:
-        return {}
-    findings = diagnose(_start_trace(starts[-1], clocks, over=True))
-    why = f"; before it, {findings[0].message}" if findings else "."
-    text = f"the ranks were started {len(starts) + 1} times, and this is the latest{why}"
-    return {"starts": Limitation(text, "To see an earlier start, load only its ranks' files.")}
+def _limitations(starts: int) -> dict[str, Limitation]:
+    """Return a note about earlier starts of the ranks, if any."""
+    text = f"the ranks were started {starts} times, and this is the latest."
+    note = Limitation(text, "To see an earlier start, load only its ranks' files.")
+    return {"starts": note} if starts > 1 else {}
 
 
 # -- which files belong together -----------------------------------------------------------------
@@ -126,7 +122,7 @@ def _ended(record: Record) -> float:
 # -- clocks --------------------------------------------------------------------------------------
 
 
-class _Clocks:
+class Clocks:
     """The offsets of the hosts' clocks from that of the first rank."""
 
     def __init__(self, ranks: Mapping[int, Record]) -> None:
@@ -140,7 +136,7 @@ class _Clocks:
         #: The reason why they could not be aligned, or "".
         self.disagreement = ""
         try:
-            self._by_clock = align(assumed, _crossings(ranks))
+            self._by_clock = align(assumed, _crossings(ranks) if len(assumed) > 1 else [])
         except ClocksDisagree as error:
             self._by_clock = align(assumed, [])
             self.disagreement = str(error)
@@ -167,13 +163,12 @@ def _crossings(ranks: Mapping[int, Record]) -> Iterator[Crossing]:
 # -- the ranks of one start ----------------------------------------------------------------------
 
 
-def _start_trace(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = False) -> EventLog:
-    """Return the trace of one start; ``over`` means that its ranks were started again."""
-    ahead = {rank: clocks.of(r).ahead for rank, r in ranks.items()}
-    events = [e for rank, r in ranks.items() for e in _events(rank, r, ahead[rank])]
+def _info(ranks: Mapping[int, Record], clocks: Clocks, ahead: Mapping[int, float]) -> RunInfo:
+    """Return the metadata of one start."""
     size = max(max(r.world_size for r in ranks.values()), *(rank + 1 for rank in ranks))
     groups = {g: list(members) for r in ranks.values() for g, members in r.notes.get("group", ())}
-    info = RunInfo(
+    return RunInfo(
+        name=next(iter(ranks.values())).about["program"],
         world_size=size,
         ranks={
             rank: RankInfo(
@@ -186,8 +181,8 @@ def _start_trace(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = F
             for rank, r in ranks.items()
         },
         groups={WORLD: [*range(size)]} | groups,
-        ends={rank: end for rank, r in ranks.items() if (end := end_of(r, ahead[rank], over=over))},
-        waits={rank: wait for rank, r in ranks.items() for wait in _waits(r, clocks, over)},
+        ends={rank: end for rank, r in ranks.items() if (end := end_of(r, ahead[rank]))},
+        waits={rank: wait for rank, r in ranks.items() for wait in waits(r, clocks)},
         until=max(r.until - ahead[rank] for rank, r in ranks.items()),
         dropped={rank: lost for rank, r in ranks.items() if (lost := _losses(r)[0])},
         without_values={rank: n for rank, r in ranks.items() if (n := _losses(r)[1])},
@@ -206,7 +201,6 @@ def _start_trace(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = F
             for file, text in r.notes.get("source", ())
         },
     )
-    return EventLog(events, info)
 
 
 def _events(rank: int, record: Record, ahead: float = 0.0) -> Iterator[Event]:
@@ -234,12 +228,12 @@ def _losses(record: Record) -> tuple[int, int, dict[str, int], bool]:
     return lost, without_values, unrecorded, cuda
 
 
-def _waits(record: Record, clocks: _Clocks, over: bool) -> list[Wait]:
+def waits(record: Record, clocks: Clocks) -> list[Wait]:
     """Return the wait of a running rank, shortened by the possible error of its clock."""
-    waits, clock = record.latest("beat", (0, 0, None))[2], clocks.of(record)
-    if waits is None or clock.error is None or end_of(record, over=over):
+    found, clock = record.latest("beat", (0, 0, None))[2], clocks.of(record)
+    if found is None or clock.error is None or end_of(record):
         return []
-    seqs, since, until = waits
+    seqs, since, until = found
     return [Wait(seqs, since - clock.ahead + clock.error, until - clock.ahead - clock.error)]
 
 
@@ -258,13 +252,12 @@ _CRASHES = {
 }
 
 
-def end_of(record: Record, ahead: float = 0.0, *, over: bool = False) -> RankEnd | None:
+def end_of(record: Record, ahead: float = 0.0) -> RankEnd | None:
     """Return how a rank ended, for the trace's ``info.ends``; None if it may still run.
 
     Args:
         record: the record of the rank.
         ahead: how far its clock is ahead [s].
-        over: whether it is known to have ended.
     """
     if "end" in record.notes:
         how, text, where, ended = record.latest("end")
@@ -277,7 +270,7 @@ def end_of(record: Record, ahead: float = 0.0, *, over: bool = False) -> RankEnd
         return RankEnd("died", text, _crashed_at(record), until)
     if record.fault:  # its launcher has ended it
         return RankEnd("released", time=until)
-    if not over and _may_run(record):
+    if _may_run(record):
         return None
     text = "without a report: killed, exited by os._exit, or its host was lost"
     return RankEnd("died", text, time=until)

@@ -67,8 +67,7 @@ def is_running(pid: int, before: float = float("inf")) -> bool:
 
     try:
         process = psutil.Process(pid)
-        began_before = process.create_time() <= before
-        return began_before and bool(process.status() != psutil.STATUS_ZOMBIE)
+        return bool(process.create_time() <= before and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
@@ -94,21 +93,22 @@ class RankFile:
         """Add events."""
         accepted = rows[: MAX_ROWS - self._count]
         self._count += len(accepted)
-        written = self.note("rows", encode_rows(accepted)) if accepted else True
-        self.lost += len(rows) - len(accepted) * written
+        if accepted:
+            self.note("rows", encode_rows(accepted))
+        self.lost += len(rows) if self._file.closed else len(rows) - len(accepted)
 
     def close(self) -> None:
         """Close the file."""
         with self._writing:
             self._file.close()
 
-    def note(self, name: str, value: Any) -> bool:
-        """Add a fact; return False if this or an earlier one failed."""
+    def note(self, name: str, value: Any) -> None:
+        """Add a fact, unless an earlier one failed."""
         packed = encode((name, value))
         chunk = _HEAD.pack(len(packed), zlib.crc32(packed)) + packed
         with self._writing:
             if self._file.closed:
-                return False
+                return
             try:
                 while chunk:
                     chunk = chunk[os.write(self._file.fileno(), chunk) :]
@@ -116,8 +116,6 @@ class RankFile:
                 self._file.close()
                 message = f"distkit: {self.path} cannot be written ({error.strerror})"
                 print(f"{message}. This rank is no longer recorded.", file=sys.stderr)
-                return False
-        return True
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -137,15 +135,45 @@ class Record:
         rows: the events.
         notes: the facts by name, in order.
         fault: faulthandler's report of the signals that arrived.
-        is_growing: whether the file has grown recently.
+        is_growing: whether the rank is known to run.
+        size: the part of the file that has been read [bytes].
     """
 
     path: Path
-    about: dict[str, Any]
+    about: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     notes: dict[str, list[Any]] = field(default_factory=dict)
     fault: str = ""
     is_growing: bool = False
+    size: int = len(MAGIC)
+
+    def update(self) -> list[tuple[str, Any]]:
+        """Read the rest of the file, and return its facts, with the events of each ``rows``.
+
+        Raises:
+            TraceFileError: the file is damaged.
+        """
+        with self.path.open("rb") as file:
+            file.seek(self.size)
+            content = memoryview(file.read())
+        facts = list[tuple[str, Any]]()
+        try:
+            for chunk in _chunks(content):
+                self.size += _HEAD.size + len(chunk)
+                name, value = decode(chunk)
+                facts.append((name, decode_rows(value) if name == "rows" else value))
+                self._add(*facts[-1])
+        except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
+            raise TraceFileError(f"{self.path}: damaged ({error}). Copy it again.") from error
+        return facts
+
+    def _add(self, name: str, value: Any) -> None:
+        if name == "rows":
+            self.rows += value
+        elif name == "about":
+            self.about = value
+        else:
+            self.notes.setdefault(name, []).append(value)
 
     def latest(self, name: str, default: Any = None) -> Any:
         """Return the latest fact of a name."""
@@ -184,40 +212,25 @@ def _is_rank_file(path: Path) -> bool:
         return file.read(len(MAGIC) - 2) == MAGIC[:-2]
 
 
-def read(path: Path, *, is_growing: bool = False) -> Record:
+def read(path: Path) -> Record:
     """Read the file of a rank, and those next to it.
-
-    Args:
-        path: the path of the file.
-        is_growing: whether the rank will soon write its latest events, in order and with values.
 
     Raises:
         TraceFileError: the file is of another kind or version.
         OSError: the file cannot be read.
     """
     # before the file itself, because a rank that ends removes these when its file is complete
-    fault = _read_sibling(path, ".fault")
-    box = _read_sibling(path, ".box") if fault or not is_growing else b""
-    content = memoryview(path.read_bytes())
-    if content[: len(MAGIC)] != MAGIC:
-        raise TraceFileError(
-            f"{path}: not a rank's file, or one of a newer distkit. Update distkit: "
-            "pip install --upgrade distkit."
-        )
-    chunks = list(_chunks(content[len(MAGIC) :]))
-    if not chunks:
+    fault, box = _read_sibling(path, ".fault"), _read_sibling(path, ".box")
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise TraceFileError(
+                f"{path}: not a rank's file, or one of a newer distkit. Update distkit: "
+                "pip install --upgrade distkit."
+            )
+    record = Record(path)
+    record.update()
+    if not record.about:
         raise TraceFileError(f"{path}: the file is empty. Its rank ended as it started.")
-    try:
-        (_, about), *facts = map(decode, chunks)
-        record = Record(path, about)
-        for name, value in facts:
-            if name == "rows":
-                record.rows += decode_rows(value)
-            else:
-                record.notes.setdefault(name, []).append(value)
-    except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
-        raise TraceFileError(f"{path}: damaged ({error}). Copy it again.") from error
-    record.is_growing = is_growing
     record.fault = fault.decode(errors="replace")[:20_000]
     if len(record.rows) < MAX_ROWS:  # add events that had not reached the file
         try:

@@ -1,7 +1,7 @@
 """The kernel's client of a zygote: forks processes and receives their exit statuses.
 
 This machine's client, :func:`server`, starts on first use, and all clusters use it.
-:mod:`distkit_hosts.remote.host` has the clients for other machines;
+:mod:`distkit_hosts.remote.fleet` has the clients for other machines;
 :mod:`distkit.cluster.processes.zygote` is the zygote's side.
 """
 

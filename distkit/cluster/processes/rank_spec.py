@@ -83,7 +83,7 @@ def inherited() -> dict[str, Any]:
     return {"environ": dict(os.environ), "path": list(sys.path), "cwd": str(Path.cwd())}
 
 
-def free_port() -> int:
-    """Return a currently free port of the loopback interface."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
+def free_port(address: str = "127.0.0.1") -> int:
+    """Return a currently free port of this machine's address."""
+    with socket.create_server((address, 0)) as probe:
         return int(probe.getsockname()[1])

@@ -180,7 +180,6 @@ def _folder(package: str) -> Path:
     return Path(spec.origin).parent
 
 
-_LATE = "import time; now = time.time; time.time = lambda: now() + 5\n"
 _OLD = "import platform; platform.python_version = lambda: '3.10.4'\n"
 _OLD_TORCH = """
 from importlib import metadata
@@ -273,5 +272,4 @@ FAULTS = (
         "beta",
         _administer("beta", "mount -o remount,size=64m /dev/shm"),
     ),
-    Fault("a clock is 5 s ahead", "clock", "beta", _at_start(_LATE)),
 )

@@ -1,10 +1,11 @@
 """Unchanged lessons with their ranks on three machines: by SSH, MPI and Slurm.
 
-A lesson runs in a folder that the machines do not share, configured by environment variables.
+A lesson runs in a folder that the machines do not share, configured by an environment variable.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -19,11 +20,11 @@ from distkit_hosts.laboratory import Laboratory
 from tests.support.laboratories import needs
 from tests.support.slurm import start_slurm
 
-#: Environment variables of a site by launcher.
+#: The arguments of a site by launcher.
 SITES = {
-    "ssh": {"DISTKIT_HOSTS": ",".join(HOSTS)},
-    "mpi": {"DISTKIT_ENGINES": "mpi", "DISTKIT_HOSTS": ",".join(HOSTS)},
-    "slurm": {"DISTKIT_ENGINES": "slurm", "DISTKIT_OPTIONS": '{"options": "--spread-job"}'},
+    "ssh": {"hosts": HOSTS},
+    "mpi": {"engines": "mpi", "hosts": HOSTS},
+    "slurm": {"engines": "slurm", "options": "--spread-job"},
 }
 
 #: Launchers; their programs may be missing.
@@ -66,7 +67,7 @@ def run(lab: Laboratory, launcher: str, lesson: Path) -> str:
     folder = f"/tmp/{launcher}"  # private to the head
     environ = {
         **open_mpi_environ(),
-        **SITES[launcher],
+        "DISTKIT_CLUSTER": json.dumps(SITES[launcher]),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "companions")]),
         "IPYTHONDIR": f"{folder}/ipython",
         "JUPYTER_RUNTIME_DIR": f"{folder}/runtime",
