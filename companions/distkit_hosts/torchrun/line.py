@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import socket
 import struct
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,8 +55,7 @@ class NotebookConnection:
         self._is_stepped = False
         self.path, self._listener = "", socket.socket(socket.AF_UNIX)
         with suppress(StartError, OSError):
-            folders.sweep(tempfile.gettempdir())
-            folder, self._held = folders.make()
+            folder = folders.make(folders.new_prefix())
             self._listener.bind(f"{folder}/{_NAME}")
             self._listener.listen(1)
             self.path = f"{folder}/{_NAME}"

@@ -12,11 +12,9 @@ import os
 import pickle
 import platform
 import queue
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -220,25 +218,15 @@ class LocalForkServer(ForkServer):
     """The client of this machine's zygote; it starts the zygote. Use :func:`server`."""
 
     def __init__(self) -> None:
-        self._folders: dict[str, int] = {}  # folder -> its lock
+        self._prefix = folders.new_prefix()
         channel, remote = Channel.pair()
         with remote:
-            self.process = start_zygote(remote)
+            self.process = start_zygote(remote, self._prefix)
         super().__init__(channel, platform.node())
 
     def make_folder(self, processes: int) -> str:
-        """Create a folder on this machine, locked during the life of this process."""
-        folder, lock = folders.make(processes)
-        self._folders[folder] = lock
-        return folder
-
-    def remove(self, folder: str) -> None:
-        """Remove a folder that children used."""
-        super().remove(folder)
-        if not self.alive:
-            shutil.rmtree(folder, ignore_errors=True)
-        if folder in self._folders:  # not removed before
-            os.close(self._folders.pop(folder))
+        """Create a folder on this machine."""
+        return folders.make(self._prefix, processes)
 
     def close(self) -> None:
         """End the zygote and its descendants."""
@@ -249,8 +237,6 @@ class LocalForkServer(ForkServer):
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        for folder in list(self._folders):  # remaining if the zygote was killed
-            self.remove(folder)
 
     def loss_reason(self) -> str:
         """Return the reason why no process can be forked."""
@@ -311,16 +297,19 @@ def shut_down(children: Iterable[Child], timeout: float = KILL_TIMEOUT) -> None:
         child.channel.hang_up()
 
 
-def start_zygote(remote: socket.socket, stderr: int | None = None) -> subprocess.Popen[bytes]:
+def start_zygote(
+    remote: socket.socket, prefix: str, stderr: int | None = None
+) -> subprocess.Popen[bytes]:
     """Start a zygote on this machine.
 
     Args:
         remote: the zygote's end of its channel.
+        prefix: prefix of the folders that are removed when the zygote ends.
         stderr: its standard error, as for Popen.
     """
     zygote = "distkit.cluster.processes.zygote:main"
     return subprocess.Popen(
-        boot.command(zygote, remote.fileno(), tempfile.gettempdir()),
+        boot.command(zygote, remote.fileno(), prefix),
         pass_fds=[remote.fileno()],
         env=_environ(),
         stdin=subprocess.DEVNULL,
