@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,10 @@ class Supervisor:
             return engines
 
     def submit(self, ranks: Ranks, run: Conductor, payload: bytes, options: dict[str, Any]) -> None:
-        """Send the call to every rank; another thread passes their messages to ``run``."""
+        """Send the call to every rank; another thread passes their messages to ``run``.
+
+        After an exception, also an interrupt, the ranks are ended: a call on only some would hang.
+        """
         self.settled.clear()
         self.run, self.ranks = run, ranks
         if self.stage == "failed":  # after the ranks were forked
@@ -152,17 +156,18 @@ class Supervisor:
         try:
             if self.closed:
                 raise StartError("the cluster was stopped.")
-            ranks.submit(run, payload, options, self._on_settled)
+            ranks.submit(run, payload, options, partial(self._on_settled, run))
         except BaseException:
             ranks.close(0)
-            self._on_settled()
+            self._on_settled(run)
             raise
         self.card.refresh()
 
-    def _on_settled(self) -> None:
-        self.run = self.ranks = None
-        self.settled.set()
-        self.card.refresh()
+    def _on_settled(self, run: Conductor) -> None:
+        if self.run is run:
+            self.run = self.ranks = None
+            self.settled.set()
+            self.card.refresh()
 
     # -- ending -----------------------------------------------------------------
 
