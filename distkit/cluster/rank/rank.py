@@ -88,7 +88,6 @@ class Rank:
         self._gates: dict[int, Gate] = defaultdict(Gate)  # of stepped runs; permits may come early
         self._running: int | None = None  # number of the run whose function is executing
         self._released_run = 0  # number of the latest run that the kernel has released
-        self._release_event = threading.Event()  # the executing run is released
         self._idle = threading.Event()  # no function is executing
         #: The function's exception, kept because destroying its variables may hang.
         self._error: BaseException | None = None
@@ -145,28 +144,23 @@ class Rank:
     def _raise_in_cell(self, run: int) -> bool:
         """Raise Released in the cell; return False if the cell waits in C++ and does not end."""
         self._released_run = run
-        self._release_event.set()
         if run != self._running:
             return True
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         return self._idle.wait(SIGNAL_TIMEOUT)
-
-    @property
-    def _is_released(self) -> bool:
-        return self._running == self._released_run
 
     @contextmanager
     def _interruptible(self, run: int) -> Iterator[None]:
         """Let signals and the kernel interrupt the block."""
 
         def on_signal(*_: Any) -> None:
-            raise Released if self._is_released else KeyboardInterrupt(SIGINT)
+            raise Released if self._released_run == run else KeyboardInterrupt(SIGINT)
 
         previous = signal.signal(signal.SIGINT, on_signal)
         self._running = run
         self._idle.clear()
         try:
-            if self._is_released:  # released before the call
+            if self._released_run == run:  # released before the call
                 raise Released
             yield
         finally:
@@ -231,7 +225,6 @@ class Rank:
         try:
             value = fn(*args, **kwargs)
         finally:
-            sys.settrace(None)  # a trace function is the user's
             if os.getpid() != self._pid:
                 _end_child()
         return value, [n for n, (c, size) in sizes.items() if value is None and len(c) > size]
@@ -263,7 +256,6 @@ class Rank:
             tap.remove()
             yield
             return
-        tap.install()
         run = options["run"]
         run_recorder = Recorder(
             self.spec.rank, keep=partial(self._box.note, run), stepped=options.get("step", False)
@@ -291,7 +283,6 @@ class Rank:
         finally:
             tap.before.clear()
             tap.groups.on_group = tap.call_context = None
-            self._gates.clear()
             tap.settle()
             outcome.intact = not tap.broken
             outcome.unwaited, outcome.collectives = tap.unwaited.calls(), dict(tap.collectives)
@@ -309,8 +300,7 @@ class Rank:
         spec, fingerprint = self.spec, None
         if spec.backend == "gloo" and spec.hosts == 1:  # the check needs shared memory
             fingerprint = CollectiveFingerprint(Path(spec.folder), run, spec.rank)
-        self._release_event.clear()
-        context = CallContext(emit, fingerprint, self._release_event.wait)
+        context = CallContext(emit, fingerprint, threading.Event().wait)  # until the release
         # new_group may be the first call
         context.add_group(WORLD, list(range(spec.world_size)))
         return context

@@ -140,8 +140,8 @@ class Conductor:
     @property
     def failed(self) -> bool:
         """True if a rank has failed, and the others cannot continue without it."""
-        ended = self.outcomes.values()
-        return any(not o.returned and not o.tolerated for o in ended)
+        tolerates_deaths = self._on_crash == "continue"
+        return any(o.error or (o.died and not tolerates_deaths) for o in self.outcomes.values())
 
     @property
     def died(self) -> list[int]:
@@ -231,7 +231,6 @@ class Conductor:
         rank = outcome.rank
         with self.changed:
             if rank not in self.outcomes:
-                outcome.tolerated = bool(outcome.died) and self._on_crash == "continue"
                 self.outcomes[rank] = outcome
                 self.changed.notify_all()
         self.on_end()

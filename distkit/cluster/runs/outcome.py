@@ -73,7 +73,6 @@ class Outcome:
         died: how its process ended; "" if it is alive.
         died_at: time at which the end was noticed, on the trace's clock [s].
         log: the end of the log of a process that ended.
-        tolerated: whether the others continue without it, with ``on_crash="continue"``.
         intact: whether the next cell can use the process.
         collectives: number of issued collectives, by group.
         grown: names of the notebook's containers whose copies it has extended.
@@ -89,7 +88,6 @@ class Outcome:
     died: str = ""
     died_at: float | None = None
     log: str = ""
-    tolerated: bool = False
     intact: bool = False
     collectives: dict[str, int] = field(default_factory=dict)
     grown: list[str] = field(default_factory=list)
@@ -98,11 +96,6 @@ class Outcome:
     without_values: int = 0
     unwaited: list[Any] = field(default_factory=list)
     unrecorded: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def returned(self) -> bool:
-        """True if the function returned."""
-        return self.error is None and not self.died
 
 
 class Released(BaseException):
