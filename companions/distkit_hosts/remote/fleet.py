@@ -15,14 +15,16 @@ import zmq
 
 from distkit._format import named
 from distkit.cluster.machine import own_address
-from distkit.cluster.plan import Machine, Plan, plan_for_machines
-from distkit.cluster.process_host import Offset, ProcessHost
+from distkit.cluster.plan import Plan
+from distkit.cluster.process_host import ProcessHost
 from distkit.cluster.processes.roles import PORTS
 from distkit.errors import StartError
 from distkit.kvstore.transport.sockets import new_keys
+from distkit_hosts.clocks import Offset
 from distkit_hosts.remote.agent import versions
 from distkit_hosts.remote.host import HostForkServer
 from distkit_hosts.remote.launching import launch
+from distkit_hosts.remote.planning import Machine, plan_for_machines
 from distkit_hosts.remote.store import NAME, StoreServer
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 

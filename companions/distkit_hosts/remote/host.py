@@ -11,11 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster.process_host import Offset
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.forkserver import ForkServer
 from distkit.errors import StartError
-from distkit_hosts.clocks import PeerClock
+from distkit_hosts.clocks import Offset, PeerClock
 from distkit_hosts.remote.launching import quoted
 from distkit_hosts.remote.tunnel import Tunnel
 
