@@ -40,12 +40,8 @@ class Engines(Ranks):
     _controller: Child | None = None
     _connection = ""  # of an engine to the controller, as JSON
 
-    def start(self, *, recording: bool = True) -> None:
-        """Start the controller and the engines, and wait until all have registered.
-
-        Raises:
-            StartError: a process does not start.
-        """
+    def _start(self, recording: bool) -> None:
+        """Start the controller and the engines, and wait until all have registered."""
         self._store, self.servers = f"store-{secrets.token_hex(4)}", {}
         for fork in {server(), *(host.server for host in self.hosts)}:
             fork.preload("distkit.cluster.processes.preload:engines")

@@ -106,11 +106,7 @@ class Supervisor:
         if cell:
             return self.start_engines()
         ranks = Ranks(self.plan, self.folder, number, hosts=self.hosts, on_change=self.card.refresh)
-        try:
-            ranks.start(recording=recording)
-        except BaseException:
-            ranks.close(0)
-            raise
+        ranks.start(recording=recording)
         return ranks
 
     @property
@@ -137,9 +133,6 @@ class Supervisor:
             self._set_stage("starting engines")
             try:
                 engines.start()
-            except BaseException:
-                engines.close()
-                raise
             finally:
                 self._set_stage("ready")
             return engines
@@ -177,11 +170,8 @@ class Supervisor:
             return
         self.failure = f"{reason.rstrip().removesuffix('.')}. Create the cluster again."
         self._set_stage("failed")
-        run, ranks = self.run, self.ranks
-        if run is not None:
+        if (run := self.run) is not None:
             run.abandon(reason)
-        if ranks is not None:
-            ranks.end(range(self.plan.ranks))
 
     def restart(self) -> None:
         """Stop the current run and the engines; new engines start with the next cell."""

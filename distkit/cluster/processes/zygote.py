@@ -90,7 +90,8 @@ class Zygote:
         except (EOFError, OSError):
             pass
         finally:
-            self._clean_up()
+            self.do_kill(None, [child.number for child in self.children.values()])
+            end_all_children()  # the reaper removes their folders
 
     def do_call(self, fd: int | None, run: str) -> None:
         """Import ``run`` ("module") for future children, or call it ("module:function")."""
@@ -162,8 +163,6 @@ class Zygote:
             lifeline.send(("pid", os.getpid()))
             boot.call(run, lifeline, **arguments)
             status = 0
-        except SystemExit as e:
-            status = e.code if isinstance(e.code, int) else 1
         except DistkitError as error:
             print(error, file=sys.stderr)
         except BaseException:
@@ -188,11 +187,6 @@ class Zygote:
             fields = {"status": os.waitstatus_to_exitcode(status), "log": child.log}
             self.channel.send({"exit": child.number, **fields})
         end_children(exclude=self.children)  # orphans and their orphans
-
-    def _clean_up(self) -> None:
-        """Kill every child; the reaper removes their folders."""
-        self.do_kill(None, [child.number for child in self.children.values()])
-        end_all_children()
 
 
 def _redirect(path: str) -> None:

@@ -22,9 +22,6 @@ import cloudpickle
 from distkit.recording import recorder
 from distkit.recording.tap import tap
 
-#: Modules whose signal handlers are removed in child processes, which inherit only the program's.
-_OWN_MODULES = ("distkit.", "ipyparallel.", "ipykernel.")
-
 
 def run_script(path: Path, argv: Iterable[str]) -> None:
     """Run a file as Python does: as ``__main__``, with its arguments."""
@@ -57,11 +54,8 @@ def _reduce(pickler: Any, obj: Any) -> Any:
 
 
 def _reset_child(callback: Callable[[], None]) -> None:
-    for number in signal.valid_signals():
-        handler = signal.getsignal(number)
-        if (getattr(handler, "__module__", None) or "").startswith(_OWN_MODULES):
-            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-            signal.signal(number, default)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # engines handle it
     recorder.set_current(None)
     tap.before.clear()
     tap.groups.on_group = None

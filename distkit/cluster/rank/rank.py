@@ -16,7 +16,6 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ import cloudpickle
 import torch
 
 from distkit.cluster.notebook import Cell
-from distkit.cluster.pickling import captured, dumps
+from distkit.cluster.pickling import dumps
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.rank import gpu, interpreter, seeds
@@ -41,6 +40,7 @@ from distkit.cluster.runs.outcome import (
     released_in,
     text,
 )
+from distkit.errors import NotPicklableError
 from distkit.events import WORLD
 from distkit.recording import recorder
 from distkit.recording.blackbox import BlackBox
@@ -192,7 +192,7 @@ class Rank:
                 if options.get("seed") is not None:
                     seeds.set_all(seeds.for_rank(options["seed"], self.spec.rank, life))
                 try:
-                    value, outcome.grown = self._call(payload, run)
+                    value = self._call(payload, run)
                     tap.wait_for_gpu()
                 except Dropped as reason:
                     value, outcome.remark = None, str(reason)
@@ -205,29 +205,24 @@ class Rank:
 
     def _describe(self, error: BaseException) -> Failure:
         self._error = error
-        failure = describe(error, released=isinstance(error, Released))
-        return replace(failure, text=failure.text + gpu.hint(error, self.spec))
+        hint = gpu.hint(error, self.spec)
+        return describe(error, released=isinstance(error, Released), hint=hint)
 
-    def _call(self, payload: bytes, run: int) -> tuple[Any, list[str]]:
-        """Call the function; return its result, and the names of containers that it has extended.
-
-        The names are returned only if the result is None: then the extended copies are lost.
-        """
+    def _call(self, payload: bytes, run: int) -> Any:
+        """Call the function, and return its result."""
         fn, args, kwargs = cloudpickle.loads(payload)
         if isinstance(fn, Cell):
             fn, args = self._run_cell, (fn,)
         if isinstance(fn, Path):
             recorder.add_user_file(str(fn))
             fn, args, kwargs = interpreter.run_script, (fn, args), {}
-        sizes = {name: (c, len(c)) for name, c in captured(fn, args, kwargs)}
         if not self.group.is_replacement:  # a replacement has no group
             self.group.enter(run)
         try:
-            value = fn(*args, **kwargs)
+            return fn(*args, **kwargs)
         finally:
             if os.getpid() != self._pid:
                 _end_child()
-        return value, [n for n, (c, size) in sizes.items() if value is None and len(c) > size]
 
     def _run_cell(self, cell: Cell) -> Any:
         if self.spec.rank not in cell.ranks:
@@ -329,12 +324,8 @@ def _dump_result(value: Any) -> bytes:
     except (Released, KeyboardInterrupt):
         raise
     except BaseException as e:
-        raise _Unpicklable(
+        raise NotPicklableError(
             f"the function returned a {type(value).__name__} that cannot be sent back "
             f"({type(e).__name__}: {text(e)}). "
             "Return plain data: numbers, strings, lists, dicts, tensors."
         ) from None
-
-
-class _Unpicklable(TypeError):
-    """Raised for a result that cannot be pickled; the kernel recognizes its name."""

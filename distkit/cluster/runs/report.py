@@ -160,16 +160,6 @@ def of_replacements(name: str, replaced: list[Replacement]) -> list[str]:
     ]
 
 
-def of_copies(name: str, outcomes: Iterable[Outcome]) -> list[str]:
-    """Describe the notebook's containers whose copies the ranks have extended."""
-    variables = dict.fromkeys(n for o in outcomes for n in o.grown)
-    return [
-        f"{name} changed {v} on the ranks. Each rank has its own copy, so the notebook's {v} "
-        "is unchanged: return what you need."
-        for v in variables
-    ]
-
-
 def warn(texts: list[str], category: type[Warning] = CommunicationWarning) -> None:
     """Warn at the user's line, not at a line of distkit or of IPython, which runs magics."""
     frame = sys._getframe()
@@ -266,7 +256,7 @@ def _crash_frames(log: str) -> list[Frame]:
 
 
 def _exception(rank: int, error: Failure, trace: Trace) -> RunError:
-    if error.type == "_Unpicklable":
+    if error.type == "NotPicklableError":
         return NotPicklableError(f"rank {rank}: {error.text}")
     line, description = _users_line(error.frames), f"{error.type}: {error.text}"
     parts = _findings(rank, f"rank {rank} {raised(description, line)} [{rules.raised.code}]", trace)

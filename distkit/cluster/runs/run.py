@@ -168,7 +168,6 @@ class Run:
         if self.error is not None:
             return
         report.warn(report.of_replacements(self.name, conductor.replacements))
-        report.warn(report.of_copies(self.name, outcomes))
         report.warn([text for o in outcomes for text in o.missed])
         if conductor.live.arrived <= MAX_DIAGNOSED_EVENTS or conductor.died:
             report.warn(report.of_findings(self._certain_findings))
