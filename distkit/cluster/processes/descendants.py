@@ -52,18 +52,6 @@ def end_children(exclude: Container[int] = ()) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def end_orphans(exclude: Container[int]) -> None:
-    """Wait until all children except ``exclude`` have ended; kill them after a timeout."""
-    end = time.monotonic() + PATIENCE
-    while remaining := [pid for pid in children() if pid not in exclude]:
-        if time.monotonic() > end:
-            end_children(exclude)
-        for pid in remaining:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.005)
-
-
 def end_all_children() -> None:
     """Kill all children, and their children once adopted; wait until all have ended."""
     end = time.monotonic() + PATIENCE
