@@ -27,13 +27,6 @@ def test_only_folders_with_the_prefix_are_removed(temporary: Path) -> None:
     assert list(temporary.iterdir()) == [kept]
 
 
-def test_folder_that_others_may_enter_is_not_ours(tmp_path: Path) -> None:
-    assert folders.is_ours(tmp_path)
-    tmp_path.chmod(0o755)
-    assert not folders.is_ours(tmp_path)
-    assert not folders.is_ours(tmp_path / "none")
-
-
 def test_low_disk_space_raises_before_start(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,9 +10,7 @@ import errno
 import os
 import secrets
 import shutil
-import stat
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from distkit._format import human_bytes
@@ -57,15 +55,6 @@ def make(prefix: str, processes: int = 1) -> str:
 def space_needed(processes: int) -> int:
     """Return the space for the files of a cluster with a number of processes [bytes]."""
     return _BASE + processes * _EACH
-
-
-def is_ours(folder: str | Path) -> bool:
-    """Return True if a folder belongs to this user, and others have no access."""
-    with suppress(OSError):
-        status = os.lstat(folder)
-        private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
-        return private and status.st_uid == os.getuid()
-    return False
 
 
 def remove_all(prefix: str) -> None:
