@@ -197,7 +197,8 @@ class Cluster:
         self._runs = 0
         self._latest: Run | None = None
         self._ranks: Ranks  # of the latest run
-        self._stepper: tuple[object, Stepper] | None = None  # with its cell
+        #: The latest stepper, for example of a ``%%ranks --step`` cell.
+        self.stepper: Stepper | None = None
         self._submitting = threading.Lock()
         if show_card and in_notebook():
             self._supervisor.card.show()
@@ -293,19 +294,16 @@ class Cluster:
         """Like :meth:`run`, but pause every rank before each communication call.
 
         This works for any program, including DDP. In a notebook the stepper is displayed as a
-        cockpit.
+        cockpit. A new stepper ends the previous one.
 
         Example:
             >>> stepper = cluster.step(ring, x)          # doctest: +SKIP
             >>> stepper.next().next(rank=1).finish().results                # doctest: +SKIP
         """
-        current_cell = cell()
-        previous = self._stepper
-        if previous is not None and current_cell is not None and previous[0] == current_cell:
-            previous[1].stop()  # the cell runs again
+        if self.stepper is not None:
+            self.stepper.stop()
         run = self._submit(fn, args, kwargs, wait_forever=wait_forever, seed=seed, step=True)
-        stepper = Stepper(run, self._ranks)
-        self._stepper = current_cell, stepper
+        stepper = self.stepper = Stepper(run, self._ranks)
         try:
             stepper.settle()
         except KeyboardInterrupt:
@@ -412,20 +410,18 @@ class Cluster:
             name: the process's name on the status card: "rank 1", "server 0", "scheduler".
 
         Raises:
-            ClusterError: the process does not exist.
+            ClusterError: the process does not exist, or does not run now.
 
         Example:
             >>> cluster.kill("server 0")                 # doctest: +SKIP
         """
         processes = self.wait()._supervisor.processes
         numbers = {info.name: n for n, info in processes.info().ranks.items()}
-        if name not in numbers:
-            raise ClusterError(f"{name!r} does not exist. This cluster has {', '.join(numbers)}.")
-        child, ended = processes.children.get(numbers[name]), threading.Event()
+        child, ended = processes.children.get(numbers.get(name, -1)), threading.Event()
         if child is None:
             raise ClusterError(
-                f"{name} has no process now: processes exist only during a run. Kill it during a "
-                "run, for example one started with cluster.submit()."
+                f"{name!r} has no process now. This cluster has {', '.join(numbers)} during a run: "
+                "start one with cluster.submit()."
             )
         child.on_exit(lambda status: ended.set())  # called after the cluster's callback
         end([child])
@@ -464,11 +460,6 @@ class Cluster:
         """End every process of the cluster and remove its folder; a second call does nothing."""
         self._finalizer.detach()
         self._supervisor.close()
-
-    @property
-    def stepper(self) -> Stepper | None:
-        """The latest stepper, for example of a ``%%ranks --step`` cell."""
-        return self._stepper[1] if self._stepper is not None else None
 
     @property
     def plan(self) -> Plan:
