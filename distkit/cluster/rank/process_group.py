@@ -127,11 +127,6 @@ class Group:
 
         c10d._new_process_group_helper = new_process_group_helper
 
-    def restore_init(self) -> None:
-        """Restore torch's ``init_process_group``."""
-        for module in (dist, c10d):
-            module.init_process_group = self._init  # type: ignore[attr-defined]
-
     def _check_options(self, options: dict[str, Any]) -> None:
         for name in ("rank", "world_size"):
             requested, actual = options.get(name, -1), getattr(self.spec, name)

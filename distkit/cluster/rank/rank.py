@@ -118,7 +118,7 @@ class Rank:
         self.group.intercept_init()
         self.outbox.capture()
         builtins.input = _no_keyboard
-        interpreter.install_child_hooks(self.group.restore_init)
+        interpreter.install_child_hooks()
         self.lifeline.listen(self._handle_command, partial(os.killpg, 0, signal.SIGKILL))
 
     # -- the lifeline -----------------------------------------------------------
@@ -238,12 +238,12 @@ class Rank:
         from distkit import kvstore
 
         kvstore.use(options["node"], partial(emit, "on_crash"))
+        returned = False
         try:
             yield
-        except BaseException:
-            kvstore.release(flush=False)
-            raise
-        kvstore.release()
+            returned = True
+        finally:
+            kvstore.release(flush=returned)
 
     @contextmanager
     def _recording(self, options: dict[str, Any], emit: Emit, outcome: Outcome) -> Iterator[None]:
