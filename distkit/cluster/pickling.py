@@ -34,7 +34,9 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
             raise TypeError(
                 "a script accepts only positional arguments: run('train.py', '--steps', '10')"
             )
-        fn = _script(Path(fn))
+        if not Path(fn).is_file():
+            raise FileNotFoundError(f"{fn}: script not found. Pass the path of a .py file.")
+        fn = Path(fn).resolve()
         add_user_file(str(fn))  # treat its lines as the user's in any folder
         args = tuple(map(str, args))
     elif not callable(fn):
@@ -67,12 +69,6 @@ def _users_modules_by_value() -> Iterator[None]:
     finally:
         for module in named.values():
             cloudpickle.unregister_pickle_by_value(module)
-
-
-def _script(path: Path) -> Path:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: script not found. Pass the path of a .py file.")
-    return path.resolve()
 
 
 def _explain_failure(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -12,22 +12,11 @@ from typing import Any
 from distkit.cluster.card import Card
 from distkit.cluster.engines import Engines
 from distkit.cluster.plan import Plan
-from distkit.cluster.process_host import ProcessHost
 from distkit.cluster.processes.forkserver import server
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import Conductor
-from distkit.cluster.runs.ranks import Ranks, this_machine
+from distkit.cluster.runs.ranks import ProcessHost, Ranks, this_machine
 from distkit.errors import DistkitError, StartError
-
-_FOLDER_REMOVED = (
-    "the cluster's folder {} was removed, perhaps by a program that cleans temporary folders, and "
-    "its ranks cannot connect without it. Create the cluster again."
-)
-
-_START_FAILED = (
-    "the cluster could not be started ({}: {}). The machine may be overloaded: stop other programs "
-    "and create the cluster again."
-)
 
 
 class Supervisor:
@@ -72,26 +61,24 @@ class Supervisor:
                 self.hosts, self.plan = self._fleet.gather(self.plan)
                 self._unsubscribe += [host.server.on_loss(self._fail) for host in self.hosts]
             self._set_stage("importing torch")
-            self._import_modules()
+            for host in self.hosts:
+                host.server.preload("distkit.cluster.processes.preload:hook")
+            for host in self.hosts:
+                host.server.wait_until_idle()
             self._set_stage("ready")
         except Exception as error:
-            known = isinstance(error, DistkitError)
-            self.failure = (
-                str(error) if known else _START_FAILED.format(type(error).__name__, error)
-            )
+            self.failure = str(error)
+            if not isinstance(error, DistkitError):
+                self.failure = (
+                    f"the cluster could not be started ({type(error).__name__}: {error}). The "
+                    "machine may be overloaded: stop other programs and create the cluster again."
+                )
             self._set_stage("failed")
             self._end_all()
         finally:
             if self.closed:  # stopped while starting: end the processes started since then
                 self._end_all()
             self.ready.set()
-
-    def _import_modules(self) -> None:
-        """Make the fork servers import the modules that ranks need, and wait for it."""
-        for host in self.hosts:
-            host.server.preload("distkit.cluster.processes.preload:hook")
-        for host in self.hosts:
-            host.server.wait_until_idle()
 
     # -- running ----------------------------------------------------------------
 
@@ -102,7 +89,11 @@ class Supervisor:
             StartError: the processes cannot be started.
         """
         if not Path(self.folder).exists():
-            raise StartError(_FOLDER_REMOVED.format(self.folder))
+            raise StartError(
+                f"the cluster's folder {self.folder} was removed, perhaps by a program that cleans "
+                "temporary folders, and its ranks cannot connect without it. Create the cluster "
+                "again."
+            )
         if cell:
             return self.start_engines()
         ranks = Ranks(self.plan, self.folder, number, hosts=self.hosts, on_change=self.card.refresh)

@@ -16,8 +16,8 @@ import zmq
 from distkit._format import named
 from distkit.cluster.machine import own_address
 from distkit.cluster.plan import Plan
-from distkit.cluster.process_host import ProcessHost
 from distkit.cluster.processes.roles import PORTS
+from distkit.cluster.runs.ranks import ProcessHost
 from distkit.errors import StartError
 from distkit.kvstore.transport.sockets import new_keys
 from distkit_hosts.clocks import Offset

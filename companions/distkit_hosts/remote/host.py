@@ -110,7 +110,7 @@ class HostForkServer(ForkServer):
         """Return the reason why nothing can be forked there."""
         if self.closed:
             return "the cluster was stopped."
-        self._lost.wait(LOSS_DETAILS_WITHIN)
+        self.lost.wait(LOSS_DETAILS_WITHIN)
         lost = self._ended.get("ended") or self._tunnel.why or "it does not answer"
         output = quoted(self._ended.get("output", ""), self.facts["executable"])
         remedy = (output or " " + _REMEDY.format(self.host)) + self.launcher_details()

@@ -106,13 +106,8 @@ class ForkServer:
         self._numbers, self._children = itertools.count(1), dict[int, Child]()
         self._responses: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._on_loss: list[Callable[[str], None]] = []
-        self._lost = threading.Event()  # the zygote has ended
+        self.lost = threading.Event()  # the zygote has ended
         channel.listen(self._handle_message, self._handle_loss)
-
-    @property
-    def alive(self) -> bool:
-        """True if the zygote is running."""
-        return not self._lost.is_set()
 
     def hang_up(self, channel: Channel) -> None:
         """Close the channel of a process that has ended, after its last message."""
@@ -204,7 +199,7 @@ class ForkServer:
 
     def _handle_loss(self) -> None:
         """Handle the end of the zygote, and of all its children."""
-        self._lost.set()
+        self.lost.set()
         self._responses.put({"lost": True})
         for callback in [] if self.closed else list(self._on_loss):
             callback(self.loss_reason())
@@ -243,7 +238,7 @@ class LocalForkServer(ForkServer):
         if self.closed:
             return "no more processes can be started: this process is ending."
         with suppress(subprocess.TimeoutExpired):
-            status = self.process.wait(1 if self._lost.wait(LOSS_TIMEOUT) else 0)
+            status = self.process.wait(1 if self.lost.wait(LOSS_TIMEOUT) else 0)
             how = f"signal {signal.Signals(status - 128).name}" if status > 128 else str(status)
             return (
                 f"the process that ranks are forked from ended ({how}), and all "
@@ -334,7 +329,7 @@ def server() -> LocalForkServer:
     """Return this process's fork server; start it if necessary, unless this process is ending."""
     global _server
     with _server_lock:
-        if _server is None or not (_server.alive or _server.closed):
+        if _server is None or (_server.lost.is_set() and not _server.closed):
             _server = LocalForkServer()
             # finalizers run in reverse order at exit: clusters close before their fork server
             weakref.finalize(_server, _server.close)

@@ -228,11 +228,9 @@ class Conductor:
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Record the outcome of a rank; only the first counts."""
-        rank = outcome.rank
         with self.changed:
-            if rank not in self.outcomes:
-                self.outcomes[rank] = outcome
-                self.changed.notify_all()
+            self.outcomes.setdefault(outcome.rank, outcome)
+            self.changed.notify_all()
         self.on_end()
 
     def add_death(self, rank: int, status: int, files: Path) -> None:
@@ -282,7 +280,10 @@ class Conductor:
             self._conclude()
         except Exception as error:  # after a bug in distkit callers must not wait forever
             traceback.print_exc(file=sys.__stderr__)
-            self.error = report.internal_error(self.name, error)
+            self.error = RunError(
+                f"internal error in distkit while it ran {self.name} "
+                f"({type(error).__name__}: {error}). Its ranks were ended. Please report this bug."
+            )
             self._kill_ranks(controller, self.waiting)
         finally:
             with self.announcing:
@@ -297,7 +298,7 @@ class Conductor:
         """Replace ranks that die, until all have ended, one has failed or there is a deadlock."""
         while not self.deadlock:
             self._wait_until(
-                lambda: self._is_over() or self._pending_replacements or self._may_be_deadlocked()
+                lambda: self._is_over() or self._pending_replacements or self._is_check_due()
             )
             if self._is_over():
                 return
@@ -306,7 +307,7 @@ class Conductor:
             else:
                 self.deadlock = self.watchdog.judge(self.trace, self.waiting)
 
-    def _may_be_deadlocked(self) -> bool:
+    def _is_check_due(self) -> bool:
         return not self.wait_forever and self.watchdog.due(self.waiting)
 
     def _release(self, controller: RankController) -> None:

@@ -7,26 +7,26 @@ has imported torch, and end with the run, including their children.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from pickle import dumps
 from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.plan import Plan
-from distkit.cluster.process_host import ProcessHost
 from distkit.cluster.processes.forkserver import (
     KILL_TIMEOUT,
     Child,
+    ForkServer,
     end,
     fork_all,
     server,
     shut_down,
 )
-from distkit.cluster.processes.rank_spec import Spec, free_port
+from distkit.cluster.processes.rank_spec import Spec, free_port, inherited
 from distkit.cluster.runs.conductor import Conductor, RankController
 from distkit.cluster.runs.report import cause
 from distkit.errors import StartError
@@ -37,6 +37,44 @@ if TYPE_CHECKING:
 
 #: Timeouts for a server to flush its events [s], and before a release: a stopped server does not.
 FLUSH_TIMEOUT, QUICK_FLUSH_TIMEOUT = 2.0, 0.2
+
+
+@dataclass
+class ProcessHost:
+    """A machine with ranks of a cluster; in this class, the local machine.
+
+    Args:
+        server: forks and kills processes, and reports their ends.
+        folder: the cluster's folder on the machine.
+        ranks: the numbers of its ranks.
+        servers: the numbers of its parameter servers.
+        address: its address for other machines; "" if there are none.
+    """
+
+    server: ForkServer
+    folder: str
+    ranks: Sequence[int]
+    servers: Sequence[int] = ()
+    address: str = ""
+
+    @property
+    def clock(self) -> Any:
+        """The offset of its clock, as from :mod:`distkit_hosts.clocks`; None for this machine."""
+        return None
+
+    def spec_fields(self, rank: int, hosts: Sequence[ProcessHost]) -> dict[str, Any]:
+        """Return the machine's fields of Spec for a rank."""
+        return {"folder": self.folder, **inherited()}
+
+    def certainly(self, since: float, until: float) -> tuple[float, float]:
+        """Convert an interval to this machine's clock; the maximum error shortens it."""
+        return since, until
+
+    def remove_store(self, name: str) -> None:
+        """Remove the rendezvous stores of a run."""
+        with suppress(OSError):  # the folder was removed
+            for file in Path(self.folder).glob(f"{name}-*"):
+                file.unlink(missing_ok=True)
 
 
 def this_machine(plan: Plan, folder: str) -> ProcessHost:
