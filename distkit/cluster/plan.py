@@ -82,8 +82,15 @@ def make_plan(
     devices, backend, note = assign_devices(ranks, gpus or Gpus(), device, backend)
     if threads is None:
         threads = max(1, cpus // (ranks + servers))
-    warning = _warn_oversubscribed(ranks + servers, cpus)
-    return Plan(ranks, servers, backend, devices, threads, note, warning)
+    return Plan(
+        ranks,
+        servers,
+        backend,
+        devices,
+        threads,
+        note,
+        oversubscription_warning=_warn_oversubscribed(ranks + servers, cpus),
+    )
 
 
 def _warn_oversubscribed(processes: int, cpus: int) -> str:

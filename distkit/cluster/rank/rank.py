@@ -205,8 +205,9 @@ class Rank:
 
     def _describe(self, error: BaseException) -> Failure:
         self._error = error
-        hint = gpu.hint(error, self.spec)
-        return describe(error, released=isinstance(error, Released), hint=hint)
+        return describe(
+            error, released=isinstance(error, Released), hint=gpu.hint(error, self.spec)
+        )
 
     def _call(self, payload: bytes, run: int) -> Any:
         """Call the function, and return its result."""

@@ -243,6 +243,12 @@ def _exception(rank: int, error: Failure, trace: Trace) -> RunError:
         return NotPicklableError(f"rank {rank}: {error.text}")
     line, description = _users_line(error.frames), f"{error.type}: {error.text}"
     parts = _findings(rank, f"rank {rank} {raised(description, line)} [{rules.raised.code}]", trace)
+    if trace.info.replaced and "process group has not been initialized" in error.text:
+        parts.append(
+            "A worker was replaced earlier. A torch.distributed group ends with any of its ranks, "
+            'and a new process cannot join it. With on_crash="replace", let workers communicate '
+            "through the store only."
+        )
     text = _traceback(_visible_frames(error.frames))
     parts.append(f"\nTraceback on rank {rank}:\n{text}{description}")
     if error.cause:
