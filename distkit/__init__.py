@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from distkit import algorithms, data, demos, kvstore
     from distkit import errors as errors
     from distkit.cluster.cluster import Cluster
-    from distkit.cluster.runs.run_ranks import run_ranks
+    from distkit.cluster.runs.run import run_ranks
     from distkit.diagnosis.equality import equal
     from distkit.recording.gradients import watch_gradients
     from distkit.recording.recorder import mark
@@ -42,7 +42,7 @@ __version__ = "0.1.0"
 _HOMES = {
     # starting ranks and running functions on them
     "distkit.cluster.cluster": ["Cluster"],
-    "distkit.cluster.runs.run_ranks": ["run_ranks"],
+    "distkit.cluster.runs.run": ["run_ranks"],
     # traces and comparisons
     "distkit.trace.trace": ["Trace"],
     "distkit.diagnosis.equality": ["equal"],

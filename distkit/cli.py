@@ -126,8 +126,7 @@ def _trace(args: argparse.Namespace, passed_on: list[str]) -> int | None:
         args.wrong(f"{command[0]}: script not found")
     for file in (args.out, args.html):
         check_folder(file, args.wrong)
-    from distkit.cluster.runs.run import Run
-    from distkit.cluster.runs.run_ranks import run_ranks
+    from distkit.cluster.runs.run import Run, run_ranks
 
     try:
         run = run_ranks(command[0], args.ranks, *command[1:], seed=args.seed)

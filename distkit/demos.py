@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkit._format import count, human_seconds
-from distkit.cluster.runs.run_ranks import run_ranks
+from distkit.cluster.runs.run import run_ranks
 from distkit.data.sets import digits as digits  # also as dk.demos.digits
 from distkit.recording.gradients import watch_gradients
 from distkit.recording.recorder import mark

@@ -351,7 +351,7 @@ class Case:
             RunError: it hangs or fails, as most programs do.
         """
         from distkit.cluster.cluster import Cluster
-        from distkit.cluster.runs.run_ranks import run_ranks
+        from distkit.cluster.runs.run import run_ranks
 
         if not self.servers:
             return run_ranks(self.program, self.ranks)

@@ -12,7 +12,8 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from distkit.cluster.processes.descendants import (
     PATIENCE,
     adopt_orphans,
     children,
-    end_orphans,
+    end_children,
 )
 from distkit.errors import DistkitError
 from distkit_course.exercises import TASKS
@@ -193,8 +194,20 @@ def _judge_messages(submission: Path, names: Sequence[str]) -> Iterator[Any]:
             process.wait(PATIENCE)
         process.kill()
         process.wait()
-        end_orphans(exclude=before)
+        _end_orphans(exclude=before)
         adopt_orphans(False)
+
+
+def _end_orphans(exclude: Container[int]) -> None:
+    """Wait until all children except ``exclude`` have ended; kill them after a timeout."""
+    end = time.monotonic() + PATIENCE
+    while remaining := [pid for pid in children() if pid not in exclude]:
+        if time.monotonic() > end:
+            end_children(exclude)
+        for pid in remaining:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.005)
 
 
 # -- files -----------------------------------------------------------------------------------

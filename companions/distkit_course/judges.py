@@ -26,8 +26,7 @@ from distkit._format import count
 from distkit.cluster import machine
 from distkit.cluster.notebook import place
 from distkit.cluster.processes.forkserver import server
-from distkit.cluster.runs.run import Run
-from distkit.cluster.runs.run_ranks import run_ranks
+from distkit.cluster.runs.run import Run, run_ranks
 from distkit.errors import (
     CommunicationWarning,
     DeadlockError,

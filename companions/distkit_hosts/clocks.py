@@ -15,8 +15,38 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from distkit.cluster.process_host import DRIFT, Offset
 from distkit.trace.info import ClockOffset
+
+#: Maximum drift of a clock [s/s]: the rate at which the operating system may slew it.
+DRIFT = 5e-4
+
+
+class Offset(NamedTuple):
+    """The offset of another host's clock from this host's.
+
+    Args:
+        seconds: the difference [s] when the other clock shows ``at``.
+        error: maximum error of the difference [s].
+        at: the other host's clock at the latest round trip [s].
+
+    >>> offset = Offset(seconds=5.0, error=1e-4, at=105.0)
+    >>> round(offset.to_here(105.0), 6)
+    100.0
+    >>> round(offset.error_at(105.2), 6)
+    0.0002
+    """
+
+    seconds: float
+    error: float
+    at: float
+
+    def error_at(self, remote: float) -> float:
+        """Return the maximum error of the offset at a time of the other clock [s]."""
+        return self.error + DRIFT * abs(remote - self.at)
+
+    def to_here(self, remote: float) -> float:
+        """Convert a time of the other host's clock to this host's [s]."""
+        return remote - self.seconds
 
 
 class RoundTrip(NamedTuple):

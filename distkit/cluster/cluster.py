@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT, Conductor
 from distkit.cluster.runs.ranks import Ranks
-from distkit.cluster.runs.run import Run, ended_by_interrupt, follow
+from distkit.cluster.runs.run import Run, follow
 from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.supervisor import Supervisor
 from distkit.companions import load
@@ -105,6 +103,7 @@ class Cluster:
         if ranks is not None and workers is not None:
             raise StartError("pass ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
         count = ranks if ranks is not None else workers
+        _cells.add(cell(), self)
         site = os.environ.get(_SITE, "")
         if hosts is not None or engines or site:
             remote = load("distkit_hosts.remote.site").request(
@@ -119,12 +118,10 @@ class Cluster:
                 backend=backend,
                 threads=threads,
             )
-            _cells.add(cell(), self)
             self._open_remote(remote, servers)
             return
         if options:
             raise TypeError(f"Cluster() got an unexpected keyword argument {next(iter(options))!r}")
-        _cells.add(cell(), self)
         plan = make_plan(
             DEFAULT if count is None else count,
             servers,
@@ -135,9 +132,8 @@ class Cluster:
             gpus=server().gpus(device),
             threads=threads,
         )
-        report.warn(
-            [plan.oversubscription_warning] if plan.oversubscription_warning else [], UserWarning
-        )
+        if plan.oversubscription_warning:
+            report.warn([plan.oversubscription_warning], UserWarning)
         self._open(plan)
 
     @classmethod
@@ -197,13 +193,13 @@ class Cluster:
         show_card: bool = True,
     ) -> None:
         """Start the processes and initialize the attributes."""
-        with _uninterrupted():
-            self._supervisor = Supervisor(plan, start_hosts)
-            self._finalizer = weakref.finalize(self, Supervisor.close, self._supervisor)
+        self._supervisor = Supervisor(plan, start_hosts)
+        self._finalizer = weakref.finalize(self, Supervisor.close, self._supervisor)
         self._runs = 0
         self._latest: Run | None = None
         self._ranks: Ranks  # of the latest run
-        self._stepper: tuple[object, Stepper] | None = None  # with its cell
+        #: The latest stepper, for example of a ``%%ranks --step`` cell.
+        self.stepper: Stepper | None = None
         self._submitting = threading.Lock()
         if show_card and in_notebook():
             self._supervisor.card.show()
@@ -299,19 +295,16 @@ class Cluster:
         """Like :meth:`run`, but pause every rank before each communication call.
 
         This works for any program, including DDP. In a notebook the stepper is displayed as a
-        cockpit.
+        cockpit. A new stepper ends the previous one.
 
         Example:
             >>> stepper = cluster.step(ring, x)          # doctest: +SKIP
             >>> stepper.next().next(rank=1).finish().results                # doctest: +SKIP
         """
-        current_cell = cell()
-        previous = self._stepper
-        if previous is not None and current_cell is not None and previous[0] == current_cell:
-            previous[1].stop()  # the cell runs again
+        if self.stepper is not None:
+            self.stepper.stop()
         run = self._submit(fn, args, kwargs, wait_forever=wait_forever, seed=seed, step=True)
-        stepper = Stepper(run, self._ranks)
-        self._stepper = current_cell, stepper
+        stepper = self.stepper = Stepper(run, self._ranks)
         try:
             stepper.settle()
         except KeyboardInterrupt:
@@ -341,7 +334,7 @@ class Cluster:
                 running = self._supervisor.run
             self.wait()
             if running is not None:
-                raise ClusterError(self._busy_message(running))
+                raise self._busy_error(running)
             faults = trouble.current()
             if faults is not None:
                 faults.check(self.plan.ranks, self.plan.servers)
@@ -364,50 +357,39 @@ class Cluster:
                 )
                 run = self._latest = Run(conductor)
                 options = {**options, "trouble": faults, "seed": seed}
-                with ended_by_interrupt(run), _uninterrupted():
-                    self._supervisor.submit(ranks, conductor, payload, options)
-            except RunStopped:
-                raise
+                self._supervisor.submit(ranks, conductor, payload, options)
             except KeyboardInterrupt:
                 raise RunStopped(
                     f"{name} was interrupted while its processes started; nothing ran."
                 ) from None
         return run
 
-    def _busy_message(self, run: Conductor) -> str:
-        if self.stepper is not None and self.stepper.run.number == run.number:
-            return (
-                f"the cluster is stepping through {run.name}. Finish it "
-                "(cluster.stepper.finish()), or end it (cluster.interrupt())."
-            )
-        return (
-            f"the cluster is busy with {run.name}. Wait for it (run.wait()), or end it "
-            "(cluster.interrupt())."
+    def _busy_error(self, run: Conductor) -> ClusterError:
+        state, remedy = "busy with", "Wait for it (run.wait())"
+        if run.stepped:
+            state, remedy = "stepping through", "Finish it (cluster.stepper.finish())"
+        return ClusterError(
+            f"the cluster is {state} {run.name}. {remedy}, or end it (cluster.interrupt())."
         )
 
     # -- state and control ------------------------------------------------------
 
-    def wait(self, timeout: float | None = None) -> Cluster:
+    def wait(self) -> Cluster:
         """Wait until all ranks are ready.
 
         Raises:
             StartError: the ranks could not be started.
             RunStopped: the wait was interrupted; the ranks continue to start.
-            TimeoutError: the ranks were not ready within ``timeout`` seconds.
         """
         if self._supervisor.closed:
             raise self._stopped_error()
         try:
-            ready = self._supervisor.ready.wait(timeout)
+            self._supervisor.ready.wait()
         except KeyboardInterrupt:
             raise RunStopped(
                 "interrupted while the ranks were starting; nothing ran. They continue to start, "
                 "and the cluster is usable once they are ready. To end them, use cluster.stop()."
             ) from None
-        if not ready:
-            raise TimeoutError(
-                f"the ranks are not ready after {timeout} s; they are still starting"
-            )
         if self._supervisor.stage == "failed":
             raise StartError(self._supervisor.failure)
         return self
@@ -429,20 +411,18 @@ class Cluster:
             name: the process's name on the status card: "rank 1", "server 0", "scheduler".
 
         Raises:
-            ClusterError: the process does not exist.
+            ClusterError: the process does not exist, or does not run now.
 
         Example:
             >>> cluster.kill("server 0")                 # doctest: +SKIP
         """
         processes = self.wait()._supervisor.processes
         numbers = {info.name: n for n, info in processes.info().ranks.items()}
-        if name not in numbers:
-            raise ClusterError(f"{name!r} does not exist. This cluster has {', '.join(numbers)}.")
-        child, ended = processes.children.get(numbers[name]), threading.Event()
+        child, ended = processes.children.get(numbers.get(name, -1)), threading.Event()
         if child is None:
             raise ClusterError(
-                f"{name} has no process now: processes exist only during a run. Kill it during a "
-                "run, for example one started with cluster.submit()."
+                f"{name!r} has no process now. This cluster has {', '.join(numbers)} during a run: "
+                "start one with cluster.submit()."
             )
         child.on_exit(lambda status: ended.set())  # called after the cluster's callback
         end([child])
@@ -483,11 +463,6 @@ class Cluster:
         self._supervisor.close()
 
     @property
-    def stepper(self) -> Stepper | None:
-        """The latest stepper, for example of a ``%%ranks --step`` cell."""
-        return self._stepper[1] if self._stepper is not None else None
-
-    @property
     def plan(self) -> Plan:
         """The chosen ranks, servers, backend, devices and threads."""
         return self._supervisor.plan
@@ -506,23 +481,6 @@ class Cluster:
             self._supervisor.card.show()
         else:
             print(self)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Defer interrupts to the end of the block, since a call on only some ranks would hang."""
-    other_thread = threading.current_thread() is not threading.main_thread()
-    if other_thread or signal.getsignal(signal.SIGINT) is None:  # a handler installed from C
-        yield
-        return
-    received: list[int] = []  # a mask does not help: another thread would get it
-    previous = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-        if received:
-            signal.raise_signal(signal.SIGINT)
 
 
 def latest() -> Cluster | None:

@@ -15,7 +15,6 @@ from typing import Any
 from distkit.cluster.processes.forkserver import KILL_TIMEOUT, Child, fork_all, server, shut_down
 from distkit.cluster.processes.roles import execute
 from distkit.cluster.runs.conductor import Conductor
-from distkit.cluster.runs.outcome import Failure, Outcome
 from distkit.cluster.runs.ranks import Ranks
 from distkit.errors import StartError
 
@@ -40,12 +39,8 @@ class Engines(Ranks):
     _controller: Child | None = None
     _connection = ""  # of an engine to the controller, as JSON
 
-    def start(self, *, recording: bool = True) -> None:
-        """Start the controller and the engines, and wait until all have registered.
-
-        Raises:
-            StartError: a process does not start.
-        """
+    def _start(self, recording: bool) -> None:
+        """Start the controller and the engines, and wait until all have registered."""
         self._store, self.servers = f"store-{secrets.token_hex(4)}", {}
         for fork in {server(), *(host.server for host in self.hosts)}:
             fork.preload("distkit.cluster.processes.preload:engines")
@@ -103,16 +98,7 @@ class Engines(Ranks):
         return "\n".join(line for line in text.splitlines() if "[IPController]" not in line)
 
     def _send(self, rank: int, payload: bytes, options: dict[str, Any]) -> None:
-        run = self.run
-
-        def on_reply(reply: Any) -> None:
-            """Record ipyparallel's error if the rank could not report an outcome itself."""
-            error = reply.exception()
-            if error is not None and self.children[rank].status is None and run is not None:
-                run.add_outcome(Outcome(rank, error=Failure(type(error).__name__, str(error))))
-
-        result = self.client[rank].apply_async(execute, payload, options)
-        result.add_done_callback(on_reply)
+        self.client[rank].apply_async(execute, payload, options)
 
     def _clean_up(self, run: Conductor) -> None:
         if not run.intact:

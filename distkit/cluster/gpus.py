@@ -35,11 +35,6 @@ class Gpu:
     name: str
     uuid: str
 
-    @property
-    def label(self) -> str:
-        """The name in messages."""
-        return f"GPU {self.index}"
-
 
 @dataclass(frozen=True)
 class Gpus:
@@ -77,7 +72,7 @@ def examine(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
         names = [name.strip() for name in setting.split(",")]
         usable = [gpu for name in names for gpu in devices if name in (str(gpu.index), gpu.uuid)]
     if not usable:
-        existing = joined([gpu.label for gpu in devices])
+        existing = joined([f"GPU {gpu.index}" for gpu in devices])
         what = f"CUDA_VISIBLE_DEVICES={setting!r} selects none of the GPUs here: {existing}"
         remedy = "Unset it: del os.environ['CUDA_VISIBLE_DEVICES']."
         return Gpus((), Obstacle("hidden", what, remedy))
@@ -102,7 +97,12 @@ def assign_devices(
         StartError: an argument is invalid, or the request cannot be met; the message names what is
             available.
     """
-    _check(device, backend)
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise StartError(
+            f"device={device!r} is invalid. Use device='auto', 'cpu', 'cuda' or 'cuda:0'."
+        )
+    if backend not in ("auto", "gloo", "nccl"):
+        raise StartError(f"backend={backend!r} is invalid. Use 'auto', 'gloo' or 'nccl'.")
     usable, why = _choose(device, gpus)
     if not usable:
         if backend == "nccl":
@@ -122,15 +122,6 @@ def assign_devices(
             f"backend='auto', or fewer ranks."
         )
     return devices, "nccl", "nccl: every rank has its own GPU"
-
-
-def _check(device: str, backend: str) -> None:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise StartError(
-            f"device={device!r} is invalid. Use device='auto', 'cpu', 'cuda' or 'cuda:0'."
-        )
-    if backend not in ("auto", "gloo", "nccl"):
-        raise StartError(f"backend={backend!r} is invalid. Use 'auto', 'gloo' or 'nccl'.")
 
 
 def _choose(device: str, gpus: Gpus) -> tuple[Sequence[str], str]:

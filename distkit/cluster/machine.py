@@ -19,9 +19,6 @@ from typing import Any
 
 _CGROUP, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
-#: nvidia-smi's query of each GPU; the name comes last, since it may contain a comma.
-_QUERY = "index,uuid,driver_version,name"
-
 #: Timeout of nvidia-smi [s]; a cold driver needs most of it.
 SMI_TIMEOUT = 20.0
 
@@ -105,7 +102,8 @@ def gpus() -> Json:
     report: Json = {"found": [], "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     if not shutil.which("nvidia-smi"):
         return report
-    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]
+    # the name comes last, since it may contain a comma
+    command = ["nvidia-smi", "--query-gpu=index,uuid,driver_version,name", "--format=csv,noheader"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT)
     except subprocess.TimeoutExpired:

@@ -112,14 +112,11 @@ def _label_line(where: str, count: int) -> str:
         return where
     compiler = getattr(shell(), "compile", None)
     known = getattr(compiler, "format_code_name", lambda name: None)(file)
-    label = _labels.get(file) or (str(known[1]) if known else _short_path(file))
+    path, here = Path(file), Path.cwd()
+    short_path = str(path.relative_to(here)) if path.is_relative_to(here) else path.name
+    label = _labels.get(file) or (str(known[1]) if known else short_path)
     _files[label] = file
     return f"{label}:{line}"
-
-
-def _short_path(file: str) -> str:
-    path, here = Path(file), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
 
 
 def sources(events: Iterable[Event], extra: Iterable[str] = ()) -> dict[str, str]:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -35,7 +34,9 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
             raise TypeError(
                 "a script accepts only positional arguments: run('train.py', '--steps', '10')"
             )
-        fn = _script(Path(fn))
+        if not Path(fn).is_file():
+            raise FileNotFoundError(f"{fn}: script not found. Pass the path of a .py file.")
+        fn = Path(fn).resolve()
         add_user_file(str(fn))  # treat its lines as the user's in any folder
         args = tuple(map(str, args))
     elif not callable(fn):
@@ -70,12 +71,6 @@ def _users_modules_by_value() -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _script(path: Path) -> Path:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: script not found. Pass the path of a .py file.")
-    return path.resolve()
-
-
 def _explain_failure(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     name = getattr(fn, "__name__", type(fn).__name__)
     for what, value in _candidates(fn, args, kwargs):
@@ -88,27 +83,6 @@ def _explain_failure(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return f"{name}() cannot be sent to the ranks. Create unpicklable objects inside {name}()."
 
 
-def captured(
-    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[tuple[str, list[Any] | dict[Any, Any] | set[Any]]]:
-    """Yield the lists, dicts and sets that a call passes to the ranks, with their names."""
-    if inspect.isfunction(fn):
-        variables = (
-            dict(zip(fn.__code__.co_varnames, args, strict=False))
-            | kwargs
-            | _captured_variables(fn)
-        )
-        yield from ((name, v) for name, v in variables.items() if type(v) in (list, dict, set))
-
-
-def _captured_variables(fn: FunctionType) -> dict[str, Any]:
-    """Return the global and nonlocal variables of a function, by name."""
-    with suppress(ValueError):  # a variable has no value yet
-        used = inspect.getclosurevars(fn)
-        return {**used.globals, **used.nonlocals}
-    return {}
-
-
 def _candidates(
     fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[str, Any]]:
@@ -117,8 +91,9 @@ def _candidates(
         yield f"argument {i}", value
     for key, value in kwargs.items():
         yield f"argument {key!r}", value
-    if inspect.isfunction(fn):
-        for key, value in _captured_variables(fn).items():
+    with suppress(TypeError, ValueError):  # not a function, or a variable has no value yet
+        used = inspect.getclosurevars(fn)
+        for key, value in {**used.globals, **used.nonlocals}.items():
             yield f"the captured variable {key!r}", value
 
 

@@ -5,7 +5,6 @@ Pure: it computes a plan from the machine's resources, or raises :class:`StartEr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distkit._format import count, human_bytes
@@ -83,68 +82,14 @@ def make_plan(
     devices, backend, note = assign_devices(ranks, gpus or Gpus(), device, backend)
     if threads is None:
         threads = max(1, cpus // (ranks + servers))
-    warning = _warn_oversubscribed(ranks + servers, cpus)
-    return Plan(ranks, servers, backend, devices, threads, note, warning)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A machine, its number of ranks, and its resources as for :func:`make_plan`."""
-
-    name: str
-    ranks: int
-    cpus: int
-    memory: int
-    gpus: Gpus
-    servers: int = 0
-
-
-def plan_for_machines(
-    machines: Sequence[Machine],
-    servers: int,
-    device: str,
-    backend: str,
-    threads: int | None,
-) -> Plan:
-    """Plan a cluster of ranks on several machines, as :func:`make_plan` does for one.
-
-    Raises:
-        StartError: a machine cannot meet the request; the message names it.
-    """
-    plans = []
-    for m in machines:
-        try:
-            plans.append(
-                make_plan(
-                    m.ranks,
-                    m.servers,
-                    device,
-                    backend,
-                    cpus=m.cpus,
-                    memory=m.memory,
-                    gpus=m.gpus,
-                    threads=threads,
-                )
-            )
-        except StartError as error:
-            raise StartError(f"on {m.name}: {error}") from error
-    nccl = all(plan.backend == "nccl" for plan in plans)
-    where = ", ".join(f"{m.ranks} on {m.name}" for m in machines)
-    if servers:
-        where += " · servers on " + ", ".join(m.name for m in machines if m.servers)
-    if any(device != "cpu" for plan in plans for device in plan.devices):
-        where += "".join(
-            f" · {m.name}: {', '.join(dict.fromkeys(p.devices))}"
-            + (f", {p.note}" if p.backend == "gloo" else "")
-            for m, p in zip(machines, plans, strict=True)
-        )
     return Plan(
-        sum(m.ranks for m in machines),
+        ranks,
         servers,
-        "nccl" if nccl else "gloo",
-        tuple(device for plan in plans for device in plan.devices),
-        min(plan.threads for plan in plans),
-        f"{where} · {'nccl' if nccl else 'gloo'}",
+        backend,
+        devices,
+        threads,
+        note,
+        oversubscription_warning=_warn_oversubscribed(ranks + servers, cpus),
     )
 
 

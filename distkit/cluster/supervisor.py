@@ -5,28 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distkit.cluster.card import Card
 from distkit.cluster.engines import Engines
 from distkit.cluster.plan import Plan
-from distkit.cluster.process_host import ProcessHost
 from distkit.cluster.processes.forkserver import server
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import Conductor
-from distkit.cluster.runs.ranks import Ranks, this_machine
+from distkit.cluster.runs.ranks import ProcessHost, Ranks, this_machine
 from distkit.errors import DistkitError, StartError
-
-_FOLDER_REMOVED = (
-    "the cluster's folder {} was removed, perhaps by a program that cleans temporary folders, and "
-    "its ranks cannot connect without it. Create the cluster again."
-)
-
-_START_FAILED = (
-    "the cluster could not be started ({}: {}). The machine may be overloaded: stop other programs "
-    "and create the cluster again."
-)
 
 
 class Supervisor:
@@ -71,26 +61,24 @@ class Supervisor:
                 self.hosts, self.plan = self._fleet.gather(self.plan)
                 self._unsubscribe += [host.server.on_loss(self._fail) for host in self.hosts]
             self._set_stage("importing torch")
-            self._import_modules()
+            for host in self.hosts:
+                host.server.preload("distkit.cluster.processes.preload:hook")
+            for host in self.hosts:
+                host.server.wait_until_idle()
             self._set_stage("ready")
         except Exception as error:
-            known = isinstance(error, DistkitError)
-            self.failure = (
-                str(error) if known else _START_FAILED.format(type(error).__name__, error)
-            )
+            self.failure = str(error)
+            if not isinstance(error, DistkitError):
+                self.failure = (
+                    f"the cluster could not be started ({type(error).__name__}: {error}). The "
+                    "machine may be overloaded: stop other programs and create the cluster again."
+                )
             self._set_stage("failed")
             self._end_all()
         finally:
             if self.closed:  # stopped while starting: end the processes started since then
                 self._end_all()
             self.ready.set()
-
-    def _import_modules(self) -> None:
-        """Make the fork servers import the modules that ranks need, and wait for it."""
-        for host in self.hosts:
-            host.server.preload("distkit.cluster.processes.preload:hook")
-        for host in self.hosts:
-            host.server.wait_until_idle()
 
     # -- running ----------------------------------------------------------------
 
@@ -101,15 +89,15 @@ class Supervisor:
             StartError: the processes cannot be started.
         """
         if not Path(self.folder).exists():
-            raise StartError(_FOLDER_REMOVED.format(self.folder))
+            raise StartError(
+                f"the cluster's folder {self.folder} was removed, perhaps by a program that cleans "
+                "temporary folders, and its ranks cannot connect without it. Create the cluster "
+                "again."
+            )
         if cell:
             return self.start_engines()
         ranks = Ranks(self.plan, self.folder, number, hosts=self.hosts, on_change=self.card.refresh)
-        try:
-            ranks.start(recording=recording)
-        except BaseException:
-            ranks.close(0)
-            raise
+        ranks.start(recording=recording)
         return ranks
 
     @property
@@ -136,15 +124,15 @@ class Supervisor:
             self._set_stage("starting engines")
             try:
                 engines.start()
-            except BaseException:
-                engines.close()
-                raise
             finally:
                 self._set_stage("ready")
             return engines
 
     def submit(self, ranks: Ranks, run: Conductor, payload: bytes, options: dict[str, Any]) -> None:
-        """Send the call to every rank; another thread passes their messages to ``run``."""
+        """Send the call to every rank; another thread passes their messages to ``run``.
+
+        After an exception, also an interrupt, the ranks are ended: a call on only some would hang.
+        """
         self.settled.clear()
         self.run, self.ranks = run, ranks
         if self.stage == "failed":  # after the ranks were forked
@@ -152,17 +140,18 @@ class Supervisor:
         try:
             if self.closed:
                 raise StartError("the cluster was stopped.")
-            ranks.submit(run, payload, options, self._on_settled)
+            ranks.submit(run, payload, options, partial(self._on_settled, run))
         except BaseException:
             ranks.close(0)
-            self._on_settled()
+            self._on_settled(run)
             raise
         self.card.refresh()
 
-    def _on_settled(self) -> None:
-        self.run = self.ranks = None
-        self.settled.set()
-        self.card.refresh()
+    def _on_settled(self, run: Conductor) -> None:
+        if self.run is run:
+            self.run = self.ranks = None
+            self.settled.set()
+            self.card.refresh()
 
     # -- ending -----------------------------------------------------------------
 
@@ -172,11 +161,8 @@ class Supervisor:
             return
         self.failure = f"{reason.rstrip().removesuffix('.')}. Create the cluster again."
         self._set_stage("failed")
-        run, ranks = self.run, self.ranks
-        if run is not None:
+        if (run := self.run) is not None:
             run.abandon(reason)
-        if ranks is not None:
-            ranks.end(range(self.plan.ranks))
 
     def restart(self) -> None:
         """Stop the current run and the engines; new engines start with the next cell."""

@@ -203,7 +203,7 @@ def test_ranks_run_in_a_foreign_ipyparallel_cluster(
 )
 def test_failed_start_quotes_the_refusing_machine(options: dict[str, object], message: str) -> None:
     with pytest.raises(StartError, match=message), dk.Cluster(**options) as cluster:  # type: ignore[arg-type]
-        cluster.wait(20)
+        cluster.wait()
 
 
 # -- the tunnel ------------------------------------------------------------------------------

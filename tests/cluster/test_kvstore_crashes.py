@@ -218,7 +218,7 @@ def sums_up() -> float:
 
 
 def test_worker_that_always_dies_ends_the_run(cluster, tmp_path) -> None:
-    with pytest.raises(dk.errors.RankDied, match=r"\(signal SIGKILL\)(.|\n)*replaced 3 times"):
+    with pytest.raises(dk.errors.RankDied, match=r"\(signal SIGKILL\)"):
         cluster.run(begins_again, "dist_sync", str(tmp_path), 99)
     assert Path(tmp_path, "life-1").read_text() == "x" * 4
     assert cluster.run(adds, "dist_sync").results == [100, 100]

@@ -310,14 +310,15 @@ def test_impossible_steps_raise(usable: dk.Cluster) -> None:
     stepper.stop()
 
 
-def test_second_stepper_raises(usable: dk.Cluster) -> None:
-    stepper = usable.step(pass_on)
-    for start in (usable.step, usable.run):
-        with pytest.raises(
-            dk.errors.ClusterError, match=r"stepping through pass_on.*stepper.finish\(\)"
-        ):
-            start(pass_on)
-    assert stepper.finish().results == [6.0] * 3
+def test_run_during_a_stepper_raises_and_second_stepper_ends_it(usable: dk.Cluster) -> None:
+    first = usable.step(pass_on)
+    with pytest.raises(
+        dk.errors.ClusterError, match=r"stepping through pass_on.*stepper.finish\(\)"
+    ):
+        usable.run(pass_on)
+    second = usable.step(pass_on)
+    assert "interrupted" in first.error
+    assert second.finish().results == [6.0] * 3
 
 
 def test_stop_button_while_a_rank_computes(usable: dk.Cluster) -> None:

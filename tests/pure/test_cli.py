@@ -14,7 +14,7 @@ import pytest
 import benchmarks
 from benchmarks.figure import Figure, figure
 from distkit import cli
-from distkit.cluster.runs import run_ranks as local
+from distkit.cluster.runs import run as local
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit_course.cli import JUPYTERLAB

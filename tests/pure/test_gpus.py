@@ -8,8 +8,8 @@ import pytest
 from gpus import some_gpus
 
 from distkit.cluster.gpus import Gpus, assign_devices, examine
-from distkit.cluster.plan import Machine, plan_for_machines
 from distkit.errors import StartError
+from distkit_hosts.remote.planning import Machine, plan_for_machines
 
 
 def assigned(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import linecache
 import re
 import signal
-from typing import Any
 
 import pytest
 import traces
@@ -14,7 +13,6 @@ import distkit as dk
 from distkit.cluster.runs import report
 from distkit.cluster.runs.outcome import Outcome, describe
 from distkit.kvstore.protocol.options import StoreOptions
-from distkit.trace.info import Replacement
 from distkit.trace.trace import Trace
 
 WORKERS = {str(r): {"name": f"worker {r}"} for r in range(2)}
@@ -24,10 +22,10 @@ def died(how: str) -> Outcome:
     return Outcome(1, died=how)
 
 
-def told(outcome: Outcome, **facts: Any) -> dk.errors.RankError:
+def told(outcome: Outcome) -> dk.errors.RankError:
     """Return the error of a run in which one rank ended like this."""
     ends = report.ends([outcome])
-    trace = Trace([], traces.info(world_size=2, ranks=WORKERS, ends=ends, **facts))
+    trace = Trace([], traces.info(world_size=2, ranks=WORKERS, ends=ends))
     error = report.verdict("train", [outcome], trace)
     assert isinstance(error, dk.errors.RankError)
     return error
@@ -97,12 +95,3 @@ def test_last_output_of_gloo_is_evidence() -> None:
     said = str(told(died(report.cause(-signal.SIGABRT, log=log))))
     assert "signal SIGABRT: gloo received 12 bytes where 8 were expected" in said
     assert "compare the shapes, dtypes and splits" in said and "os._exit" not in said
-
-
-# -- ranks that were replaced -------------------------------------------------------------
-
-
-def test_death_after_replacements_counts_them() -> None:
-    lives = [Replacement(1, "worker 1", how, 0.0) for how in ("exit status 3", "signal SIGSEGV")]
-    said = str(told(died("exit status 3"), replaced=lives))
-    assert "It was replaced 2 times in this run." in said

@@ -1,54 +1,12 @@
-"""Release of a rank that waits for its GPU in C++, simulated by a future that ignores signals."""
+"""Release of ranks that wait for their GPUs in C++."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import distkit as dk
-from distkit.cluster import Run
-
-
-class Pretended(dist.ProcessGroup):
-    """A group like NCCL's: abort ends its operations on the device."""
-
-    def __init__(self, stream: torch.futures.Future[Any]) -> None:
-        super().__init__(dist.get_rank(), dist.get_world_size())
-        self._stream = stream
-
-    def abort(self) -> None:
-        """End the kernels."""
-        self._stream.set_result(None)
-
-
-def on_a_device() -> torch.futures.Future[Any]:
-    """Start an operation on the device, in a group of this rank."""
-    from distkit.cluster.rank.rank import Rank
-
-    group, stream = Rank.here.group, torch.futures.Future[Any]()
-    group.spec = replace(group.spec, backend="nccl")
-    group._groups.append(Pretended(stream))
-    return stream
-
-
-@pytest.mark.stand_in
-def test_abort_frees_the_thread_that_waits_for_the_device() -> None:
-    def program() -> None:
-        stream = on_a_device()
-        dist.barrier()
-        if dist.get_rank() == 1:
-            raise ValueError("this rank ends the run")
-        stream.wait()  # like torch.cuda.synchronize(), which handles no Python signals
-
-    with pytest.raises(dk.errors.RankError, match="rank 1 raised ValueError") as caught:
-        dk.run_ranks(program, 2)
-    assert isinstance(caught.value.run, Run)
-    end = caught.value.run.trace.info.ends[0]
-    assert (end.how, end.text) == ("released", "")  # without ending its process
 
 
 @pytest.mark.gpu(2)

@@ -26,14 +26,12 @@ def follow(make):
     global cluster
     told = ""
     cluster = make()
-    while True:
-        try:
-            return cluster.wait(0.05)
-        except TimeoutError:
-            stage = cluster.status().stage
-            if stage != told:
-                say(stage=stage)
-            told = stage
+    while not cluster._supervisor.ready.wait(0.05):
+        stage = cluster.status().stage
+        if stage != told:
+            say(stage=stage)
+        told = stage
+    return cluster.wait()
 
 def total():
     x = torch.ones(2)

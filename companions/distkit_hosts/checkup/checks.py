@@ -128,7 +128,7 @@ def _gpus(host: str, machine: Json) -> Iterator[Check]:
         )
     if usable.usable:
         nccl = ".".join(map(str, usable.nccl)) or "none"
-        kinds = joined([f"{gpu.label} ({gpu.name})" for gpu in usable.usable])
+        kinds = joined([f"GPU {gpu.index} ({gpu.name})" for gpu in usable.usable])
         yield fine("gpus", f"{kinds}; driver {probed['driver']}, torch's NCCL {nccl}", host)
     yield fine("backend", backend(machine, usable), host)
 

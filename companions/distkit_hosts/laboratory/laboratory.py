@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -75,8 +74,7 @@ class Laboratory:
         for host in skew or {}:
             self._check(host)
         starting.check_platform()
-        folders.sweep(tempfile.gettempdir())
-        made, held = folders.make()
+        made = folders.make(folders.new_prefix())
         #: The folder of the laboratory, on all hosts and here.
         self.folder = Path(made)
         self._open = ExitStack()  # sockets of the hosts that are held here
@@ -88,7 +86,7 @@ class Laboratory:
             self._write_names(host)
         all_shared = plan.shared_folders([made, *shared])
         full_plan = plan.make_plan(self.folder, self._addresses, all_shared, self._skew)
-        self._keeper, pids = starting.start(full_plan, held)
+        self._keeper, pids = starting.start(full_plan)
         self._pids = dict(zip(self.hosts, pids, strict=True))
         self._faults: dict[str, Callable[[], None]] = {}  # the function that ends each
 

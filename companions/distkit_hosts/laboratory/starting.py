@@ -74,12 +74,11 @@ def check_platform() -> None:
         find(program)
 
 
-def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str], list[int]]:
+def start(plan: dict[str, Any]) -> tuple[subprocess.Popen[str], list[int]]:
     """Start the keeper; return it and the pid of each host's first process.
 
     Args:
         plan: from :func:`distkit_hosts.laboratory.plan.make_plan`.
-        held: a file descriptor that keeps the laboratory's folder while it is open.
 
     Raises:
         LaboratoryError: a host cannot be created.
@@ -87,7 +86,6 @@ def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str]
     owner = os.pidfd_open(os.getpid())  # readable once this process has ended
     plan = {**plan, "owner": owner}
     spaces = ["--net", "--mount", *(["--user", "--map-root-user"] if ROOTLESS else [])]
-    passed = [fd for fd in (owner, held) if fd is not None]
     errors = tempfile.TemporaryFile("w+")
     keeper = subprocess.Popen(
         [find("unshare"), *spaces, "--propagation=slave", sys.executable, "-IS", _KEEPER],
@@ -95,12 +93,11 @@ def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str]
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,
-        pass_fds=passed,
+        pass_fds=[owner],
         start_new_session=True,  # Ctrl-C reaches the owner, which ends it
         env={**os.environ, "PATH": PATH},
     )
-    for fd in passed:
-        os.close(fd)
+    os.close(owner)
     assert keeper.stdin and keeper.stdout
     with errors, keeper.stdout:
         with suppress(BrokenPipeError), keeper.stdin:  # it has failed to start

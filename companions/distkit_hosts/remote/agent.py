@@ -16,7 +16,6 @@ import os
 import platform
 import re
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -60,7 +59,7 @@ class Agent:
     def __init__(self, where: dict[str, Any]) -> None:
         self._where = where
         self._answered, self._ended = False, threading.Event()
-        self._folders: dict[str, int | None] = {}
+        self._prefix = folders.new_prefix()
         self._fork_server: Channel | None = None  # to the process that forks
         multiplexer = self._multiplexer = Multiplexer(
             where["endpoint"], tuple(where["keys"]), listen=False
@@ -113,7 +112,7 @@ class Agent:
     def _start_fork_server(self) -> None:
         self._fork_server, theirs = Channel.pair()
         with theirs:
-            self._process = start_zygote(theirs)
+            self._process = start_zygote(theirs, self._prefix)
         self._fork_server.send({"do": "call", "run": "distkit.cluster.processes.preload:hook"})
         threading.Thread(target=self._forward, daemon=True).start()
 
@@ -151,11 +150,6 @@ class Agent:
         return ours
 
     def _send_to_fork_server(self, message: dict[str, Any], fd: int | None = None) -> None:
-        if (
-            message["do"] == "remove"
-            and (held := self._folders.pop(message["folder"], None)) is not None
-        ):
-            os.close(held)
         with suppress(OSError):  # it has ended, which is reported separately
             if self._fork_server is not None:
                 self._fork_server.send(message, fd)
@@ -163,11 +157,10 @@ class Agent:
     def _make_folder(self, processes: int, sockets: dict[str, str]) -> None:
         """Create a folder like the kernel's, with sockets forwarded to the kernel's sockets."""
         try:
-            folder, held = folders.make(processes)
+            folder = folders.make(self._prefix, processes)
         except StartError as error:
             self._tunnel.send({"refused": str(error)})
             return
-        self._folders[folder] = held
         listeners = {_listen(f"{folder}/{here}"): there for here, there in sockets.items()}
         threading.Thread(target=self._forward_connections, args=(listeners,), daemon=True).start()
         self._tunnel.send({"folder": folder})
@@ -198,8 +191,7 @@ class Agent:
             except subprocess.TimeoutExpired:
                 with suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
-        for folder in self._folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        folders.remove_all(self._prefix)
         self._multiplexer.close()
 
 

@@ -17,16 +17,17 @@ import zmq
 
 from distkit._format import named
 from distkit.cluster.machine import own_address
-from distkit.cluster.plan import Machine, Plan, plan_for_machines
-from distkit.cluster.process_host import Offset, ProcessHost
+from distkit.cluster.plan import Plan
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.forkserver import ForkServer
 from distkit.cluster.processes.roles import PORTS
+from distkit.cluster.runs.ranks import ProcessHost
 from distkit.errors import StartError
 from distkit.kvstore.transport.sockets import new_keys
-from distkit_hosts.clocks import PeerClock
+from distkit_hosts.clocks import Offset, PeerClock
 from distkit_hosts.remote.agent import versions
 from distkit_hosts.remote.launching import launch
+from distkit_hosts.remote.planning import Machine, plan_for_machines
 from distkit_hosts.remote.store import NAME, StoreServer
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 
@@ -164,7 +165,7 @@ class HostForkServer(ForkServer):
         """Return the reason why nothing can be forked there."""
         if self.closed:
             return "the cluster was stopped."
-        self._lost.wait(LOSS_DETAILS_WITHIN)
+        self.lost.wait(LOSS_DETAILS_WITHIN)
         lost = self._ended or self._tunnel.why or "it does not answer"
         return (
             f"{self.host} is lost, with {self.processes_there}: {lost}. Check the network and the "

@@ -11,7 +11,6 @@ import threading
 from collections import defaultdict
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from distkit.cluster.processes.channel import Channel
@@ -61,34 +60,3 @@ class StoreServer:
             store = self._groups[group]
         with suppress(OSError):  # the client has ended
             channel.send(getattr(store, name)(*arguments))
-
-
-class StoreClient:
-    """A rank's client of the store, with the methods of torch's FileStore.
-
-    Args:
-        folder: the cluster's folder on this machine.
-        group: the group of the values.
-    """
-
-    def __init__(self, folder: str, group: str) -> None:
-        self._path, self._group = str(Path(folder, NAME)), group
-        self._channel: Channel | None = None
-        self._lock = threading.Lock()
-
-    def __getattr__(self, name: str) -> Any:
-        return partial(self._ask, name)
-
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        with self._lock:
-            if self._channel is None:
-                sock = socket.socket(socket.AF_UNIX)
-                sock.connect(self._path)
-                self._channel = Channel(sock)
-            try:
-                self._channel.send((self._group, name, arguments))
-                return self._channel.recv()
-            except BaseException:  # an interrupt may come between request and reply
-                self._channel.close()
-                self._channel = None
-                raise

@@ -20,7 +20,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import textwrap
 import threading
 import time
@@ -286,8 +285,7 @@ class ControlSocket:
         self._gate: Gate | None = None  # of a stepped rank
         self.path, self._listener = "", socket.socket(socket.AF_UNIX)
         with suppress(StartError, OSError):
-            folders.sweep(tempfile.gettempdir())
-            folder, self._held = folders.make()
+            folder = folders.make(folders.new_prefix())
             self._listener.bind(f"{folder}/line")
             self._listener.listen(1)
             self.path = f"{folder}/line"

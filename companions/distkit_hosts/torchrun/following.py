@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,6 @@ from typing import Any
 
 from distkit._format import joined, named
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.folders import is_ours
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import Conductor, RankController
 from distkit.cluster.runs.outcome import Failure, Frame, Outcome
@@ -219,7 +219,16 @@ def _obstacle(record: Record) -> str:
     if not rankfile.is_here(record.about):
         return f"are on {record.about['host']}"
     path = Path(record.about.get("line", ""))
-    return "" if is_ours(path.parent) and path.is_socket() else "have no socket for this user"
+    return "" if _is_ours(path.parent) and path.is_socket() else "have no socket for this user"
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return True if a folder belongs to this user, and others have no access."""
+    with suppress(OSError):
+        status = os.lstat(folder)
+        private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+        return private and status.st_uid == os.getuid()
+    return False
 
 
 def _describe_end(end: RankEnd) -> str:

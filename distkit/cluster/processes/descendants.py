@@ -39,16 +39,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 def children() -> list[int]:
-    """Return the pids of this process's children, including zombies."""
-    if sys.platform != "linux":
-        return []
-    try:  # Linux's lists: only this process can remove an entry
-        lists = [task.joinpath("children") for task in Path("/proc/self/task").iterdir()]
-        return [int(pid) for file in lists for pid in file.read_text().split()]
-    except OSError:  # Linux is built without them
-        import psutil
-
-        return [child.pid for child in psutil.Process().children()]
+    """Return the pids of this process's children, including zombies; [] except on Linux."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for file in lists for pid in file.read_text().split()]
 
 
 def end_children(exclude: Container[int] = ()) -> None:
@@ -57,18 +50,6 @@ def end_children(exclude: Container[int] = ()) -> None:
         if pid not in exclude:
             with suppress(ProcessLookupError, PermissionError):  # it has changed its user id
                 os.kill(pid, signal.SIGKILL)
-
-
-def end_orphans(exclude: Container[int]) -> None:
-    """Wait until all children except ``exclude`` have ended; kill them after a timeout."""
-    end = time.monotonic() + PATIENCE
-    while remaining := [pid for pid in children() if pid not in exclude]:
-        if time.monotonic() > end:
-            end_children(exclude)
-        for pid in remaining:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.005)
 
 
 def end_all_children() -> None:

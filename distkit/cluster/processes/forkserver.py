@@ -12,11 +12,9 @@ import os
 import pickle
 import platform
 import queue
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -108,13 +106,8 @@ class ForkServer:
         self._numbers, self._children = itertools.count(1), dict[int, Child]()
         self._responses: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._on_loss: list[Callable[[str], None]] = []
-        self._lost = threading.Event()  # the zygote has ended
+        self.lost = threading.Event()  # the zygote has ended
         channel.listen(self._handle_message, self._handle_loss)
-
-    @property
-    def alive(self) -> bool:
-        """True if the zygote is running."""
-        return not self._lost.is_set()
 
     def hang_up(self, channel: Channel) -> None:
         """Close the channel of a process that has ended, after its last message."""
@@ -206,7 +199,7 @@ class ForkServer:
 
     def _handle_loss(self) -> None:
         """Handle the end of the zygote, and of all its children."""
-        self._lost.set()
+        self.lost.set()
         self._responses.put({"lost": True})
         for callback in [] if self.closed else list(self._on_loss):
             callback(self.loss_reason())
@@ -220,25 +213,15 @@ class LocalForkServer(ForkServer):
     """The client of this machine's zygote; it starts the zygote. Use :func:`server`."""
 
     def __init__(self) -> None:
-        self._folders: dict[str, int] = {}  # folder -> its lock
+        self._prefix = folders.new_prefix()
         channel, remote = Channel.pair()
         with remote:
-            self.process = start_zygote(remote)
+            self.process = start_zygote(remote, self._prefix)
         super().__init__(channel, platform.node())
 
     def make_folder(self, processes: int) -> str:
-        """Create a folder on this machine, locked during the life of this process."""
-        folder, lock = folders.make(processes)
-        self._folders[folder] = lock
-        return folder
-
-    def remove(self, folder: str) -> None:
-        """Remove a folder that children used."""
-        super().remove(folder)
-        if not self.alive:
-            shutil.rmtree(folder, ignore_errors=True)
-        if folder in self._folders:  # not removed before
-            os.close(self._folders.pop(folder))
+        """Create a folder on this machine."""
+        return folders.make(self._prefix, processes)
 
     def close(self) -> None:
         """End the zygote and its descendants."""
@@ -249,15 +232,13 @@ class LocalForkServer(ForkServer):
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        for folder in list(self._folders):  # remaining if the zygote was killed
-            self.remove(folder)
 
     def loss_reason(self) -> str:
         """Return the reason why no process can be forked."""
         if self.closed:
             return "no more processes can be started: this process is ending."
         with suppress(subprocess.TimeoutExpired):
-            status = self.process.wait(1 if self._lost.wait(LOSS_TIMEOUT) else 0)
+            status = self.process.wait(1 if self.lost.wait(LOSS_TIMEOUT) else 0)
             how = f"signal {signal.Signals(status - 128).name}" if status > 128 else str(status)
             return (
                 f"the process that ranks are forked from ended ({how}), and all "
@@ -311,16 +292,19 @@ def shut_down(children: Iterable[Child], timeout: float = KILL_TIMEOUT) -> None:
         child.channel.hang_up()
 
 
-def start_zygote(remote: socket.socket, stderr: int | None = None) -> subprocess.Popen[bytes]:
+def start_zygote(
+    remote: socket.socket, prefix: str, stderr: int | None = None
+) -> subprocess.Popen[bytes]:
     """Start a zygote on this machine.
 
     Args:
         remote: the zygote's end of its channel.
+        prefix: prefix of the folders that are removed when the zygote ends.
         stderr: its standard error, as for Popen.
     """
     zygote = "distkit.cluster.processes.zygote:main"
     return subprocess.Popen(
-        boot.command(zygote, remote.fileno(), tempfile.gettempdir()),
+        boot.command(zygote, remote.fileno(), prefix),
         pass_fds=[remote.fileno()],
         env=_environ(),
         stdin=subprocess.DEVNULL,
@@ -345,7 +329,7 @@ def server() -> LocalForkServer:
     """Return this process's fork server; start it if necessary, unless this process is ending."""
     global _server
     with _server_lock:
-        if _server is None or not (_server.alive or _server.closed):
+        if _server is None or (_server.lost.is_set() and not _server.closed):
             _server = LocalForkServer()
             # finalizers run in reverse order at exit: clusters close before their fork server
             weakref.finalize(_server, _server.close)

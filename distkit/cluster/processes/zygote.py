@@ -5,7 +5,7 @@ The zygote starts once per kernel (see :mod:`distkit.cluster.processes.boot`), o
 clusters, and ends with the kernel: then it kills all its descendants.
 
 Its parent is the *reaper*, which ends the remaining descendants however the zygote ends. It forks
-the zygote before large imports, holds no lifeline, waits for the zygote's end, and removes stale
+the zygote before large imports, holds no lifeline, waits for the zygote's end, and removes the
 folders. When the zygote is killed, the reaper adopts the ranks' children (see
 :mod:`distkit.cluster.processes.descendants`). If the reaper is killed, the zygote shuts down.
 
@@ -90,7 +90,8 @@ class Zygote:
         except (EOFError, OSError):
             pass
         finally:
-            self._clean_up()
+            self.do_kill(None, [child.number for child in self.children.values()])
+            end_all_children()  # the reaper removes their folders
 
     def do_call(self, fd: int | None, run: str) -> None:
         """Import ``run`` ("module") for future children, or call it ("module:function")."""
@@ -162,8 +163,6 @@ class Zygote:
             lifeline.send(("pid", os.getpid()))
             boot.call(run, lifeline, **arguments)
             status = 0
-        except SystemExit as e:
-            status = e.code if isinstance(e.code, int) else 1
         except DistkitError as error:
             print(error, file=sys.stderr)
         except BaseException:
@@ -189,11 +188,6 @@ class Zygote:
             self.channel.send({"exit": child.number, **fields})
         end_children(exclude=self.children)  # orphans and their orphans
 
-    def _clean_up(self) -> None:
-        """Kill every child; the reaper removes their folders."""
-        self.do_kill(None, [child.number for child in self.children.values()])
-        end_all_children()
-
 
 def _redirect(path: str) -> None:
     """Redirect low-level output (crashes, C++ warnings) to a file that errors can quote."""
@@ -205,12 +199,12 @@ def _redirect(path: str) -> None:
     os.close(log)
 
 
-def main(line: str, temporary: str) -> None:
+def main(line: str, prefix: str) -> None:
     """Fork the zygote, and act as its reaper; never returns.
 
     Args:
         line: the file descriptor of the zygote's channel to the kernel, as text.
-        temporary: the parent folder of clusters' folders.
+        prefix: prefix of the clusters' folders.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
@@ -219,8 +213,7 @@ def main(line: str, temporary: str) -> None:
         Zygote(Channel(socket.socket(fileno=int(line)))).serve()
         sys.exit()
     os.close(int(line))  # or the channel would stay open when the zygote ends
-    folders.sweep(temporary)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     end_all_children()
-    folders.sweep(temporary)
+    folders.remove_all(prefix)
     os._exit(status if status >= 0 else 128 - status)

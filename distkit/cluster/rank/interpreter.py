@@ -10,8 +10,7 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import FunctionType
@@ -21,9 +20,6 @@ import cloudpickle
 
 from distkit.recording import recorder
 from distkit.recording.tap import tap
-
-#: Modules whose signal handlers are removed in child processes, which inherit only the program's.
-_OWN_MODULES = ("distkit.", "ipyparallel.", "ipykernel.")
 
 
 def run_script(path: Path, argv: Iterable[str]) -> None:
@@ -40,12 +36,9 @@ def run_script(path: Path, argv: Iterable[str]) -> None:
 # -- processes that the program starts ----------------------------------------------------
 
 
-def install_child_hooks(callback: Callable[[], None]) -> None:
-    """Reset the rank's state in every process that this process forks later.
-
-    ``callback`` is called last in each of them.
-    """
-    os.register_at_fork(after_in_child=partial(_reset_child, callback))
+def install_child_hooks() -> None:
+    """Reset the rank's state in every process that this process forks later."""
+    os.register_at_fork(after_in_child=_reset_child)
     ForkingPickler.reducer_override = _reduce  # type: ignore[method-assign]
 
 
@@ -56,13 +49,9 @@ def _reduce(pickler: Any, obj: Any) -> Any:
     return cloudpickle.loads, (cloudpickle.dumps(obj),)
 
 
-def _reset_child(callback: Callable[[], None]) -> None:
-    for number in signal.valid_signals():
-        handler = signal.getsignal(number)
-        if (getattr(handler, "__module__", None) or "").startswith(_OWN_MODULES):
-            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-            signal.signal(number, default)
+def _reset_child() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # engines handle it
     recorder.set_current(None)
     tap.before.clear()
     tap.groups.on_group = None
-    callback()

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,7 +49,7 @@ class Group:
         #: Keeps every group alive: destroying a group joins its threads while holding the GIL,
         #: which a thread that has just finished a work may need.
         self._groups: list[Any] = []
-        self._store: InterruptibleStore | None = None
+        self._store: Any = None
         self._init: Callable[..., Any] = dist.init_process_group
 
     def enter(self, run: int) -> None:
@@ -59,7 +57,6 @@ class Group:
 
         A rank that ends before all have joined would also leave the others waiting.
         """
-        assert self._store is not None
         name = f"distkit/entered/{run}"
         self._store.set(f"{name}/{self.spec.rank}", "")
         self._store.wait([f"{name}/{r}" for r in range(self.spec.world_size)])
@@ -87,9 +84,7 @@ class Group:
             torch.cuda.set_device(spec.device)
             if spec.backend == "nccl":
                 options["device_id"] = torch.device(spec.device)
-        self._store = InterruptibleStore(
-            _backing_store(spec, name)
-        )  # kept, since torch's C++ does not own it
+        self._store = _connect_store(spec, name)  # kept: C++ does not own a store in Python
         self._init(
             spec.backend, store=self._store, rank=spec.rank, world_size=spec.world_size, **options
         )
@@ -132,11 +127,6 @@ class Group:
 
         c10d._new_process_group_helper = new_process_group_helper
 
-    def restore_init(self) -> None:
-        """Restore torch's ``init_process_group``."""
-        for module in (dist, c10d):
-            module.init_process_group = self._init  # type: ignore[attr-defined]
-
     def _check_options(self, options: dict[str, Any]) -> None:
         for name in ("rank", "world_size"):
             requested, actual = options.get(name, -1), getattr(self.spec, name)
@@ -147,93 +137,7 @@ class Group:
                 )
 
 
-# -- the store for the rendezvous -------------------------------------------------------------
-
-#: Interval between polls for a key [s]; torch's FileStore polls every 10 ms.
-POLL_INTERVAL = 0.001
-
-
-#: Timeout for a store's file that was removed, perhaps by a cleanup program [s].
-FILE_TIMEOUT = 1.0
-
-
-def _backing_store(spec: Spec, name: str) -> Any:
+def _connect_store(spec: Spec, name: str) -> Any:
     if spec.hosts > 1:
-        return load("distkit_hosts.remote.store").StoreClient(spec.folder, name)
-    store = dist.FileStore(f"{spec.folder}/{name}", spec.world_size)
-    store.set_timeout(timedelta(seconds=FILE_TIMEOUT))
-    return store
-
-
-class InterruptibleStore(dist.Store):
-    """A store that waits in Python, so that an interrupt can end the wait.
-
-    torch's stores wait in C++ for up to 30 minutes without handling signals: a ``new_group`` that
-    not every member calls would only end with its process.
-
-    Args:
-        backing: the store of the values: a FileStore, or an object with its methods.
-    """
-
-    timeout: timedelta  # missing in torch's type hints
-
-    def __init__(self, backing: Any) -> None:
-        super().__init__()
-        self._backing = backing
-        self.set_timeout(timedelta(minutes=30))
-
-    # the names and arguments of dist.Store, which torch's C++ calls
-
-    def set(self, key: str, value: str) -> None:
-        """Write a value."""
-        self._backing.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        """Wait for a value."""
-        self.wait([key])
-        return bytes(self._backing.get(key))
-
-    def add(self, key: str, num: int) -> int:
-        """Add to a counter, and return its value."""
-        return int(self._backing.add(key, num))
-
-    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        """Replace a value if it is the expected one."""
-        return bytes(self._backing.compare_set(key, expected_value, desired_value))
-
-    def check(self, keys: list[str]) -> bool:
-        """Return True if all keys exist."""
-        return bool(self._backing.check(keys))
-
-    def delete_key(self, key: str) -> bool:
-        """Remove a value."""
-        return bool(self._backing.delete_key(key))
-
-    def num_keys(self) -> int:
-        """Return the number of values."""
-        return int(self._backing.num_keys())
-
-    deleteKey, getNumKeys = delete_key, num_keys  # their names in C++
-
-    # instead of torch's methods, which would call the recorder's replacements without end
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Wait for several values."""
-        return [self.get(key) for key in keys]
-
-    def multi_set(self, keys: list[str], values: list[str]) -> None:
-        """Write several values."""
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys exist.
-
-        Raises:
-            DistStoreError: the timeout has passed.
-        """
-        end = time.monotonic() + (timeout or self.timeout).total_seconds()
-        while not self._backing.check(keys):
-            if time.monotonic() > end:
-                raise dist.DistStoreError(f"{keys} were not set within {timeout or self.timeout}")
-            time.sleep(POLL_INTERVAL)
+        return load("distkit_hosts.remote.store_client").StoreClient(spec.folder, name)
+    return dist.FileStore(f"{spec.folder}/{name}", spec.world_size)

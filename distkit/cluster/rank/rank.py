@@ -16,7 +16,6 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ import cloudpickle
 import torch
 
 from distkit.cluster.notebook import Cell
-from distkit.cluster.pickling import captured, dumps
+from distkit.cluster.pickling import dumps
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.rank import gpu, interpreter, seeds
@@ -41,6 +40,7 @@ from distkit.cluster.runs.outcome import (
     released_in,
     text,
 )
+from distkit.errors import NotPicklableError
 from distkit.events import WORLD
 from distkit.recording import recorder
 from distkit.recording.blackbox import BlackBox
@@ -88,7 +88,6 @@ class Rank:
         self._gates: dict[int, Gate] = defaultdict(Gate)  # of stepped runs; permits may come early
         self._running: int | None = None  # number of the run whose function is executing
         self._released_run = 0  # number of the latest run that the kernel has released
-        self._release_event = threading.Event()  # the executing run is released
         self._idle = threading.Event()  # no function is executing
         #: The function's exception, kept because destroying its variables may hang.
         self._error: BaseException | None = None
@@ -119,7 +118,7 @@ class Rank:
         self.group.intercept_init()
         self.outbox.capture()
         builtins.input = _no_keyboard
-        interpreter.install_child_hooks(self.group.restore_init)
+        interpreter.install_child_hooks()
         self.lifeline.listen(self._handle_command, partial(os.killpg, 0, signal.SIGKILL))
 
     # -- the lifeline -----------------------------------------------------------
@@ -145,28 +144,23 @@ class Rank:
     def _raise_in_cell(self, run: int) -> bool:
         """Raise Released in the cell; return False if the cell waits in C++ and does not end."""
         self._released_run = run
-        self._release_event.set()
         if run != self._running:
             return True
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         return self._idle.wait(SIGNAL_TIMEOUT)
-
-    @property
-    def _is_released(self) -> bool:
-        return self._running == self._released_run
 
     @contextmanager
     def _interruptible(self, run: int) -> Iterator[None]:
         """Let signals and the kernel interrupt the block."""
 
         def on_signal(*_: Any) -> None:
-            raise Released if self._is_released else KeyboardInterrupt(SIGINT)
+            raise Released if self._released_run == run else KeyboardInterrupt(SIGINT)
 
         previous = signal.signal(signal.SIGINT, on_signal)
         self._running = run
         self._idle.clear()
         try:
-            if self._is_released:  # released before the call
+            if self._released_run == run:  # released before the call
                 raise Released
             yield
         finally:
@@ -198,7 +192,7 @@ class Rank:
                 if options.get("seed") is not None:
                     seeds.set_all(seeds.for_rank(options["seed"], self.spec.rank, life))
                 try:
-                    value, outcome.grown = self._call(payload, run)
+                    value = self._call(payload, run)
                     tap.wait_for_gpu()
                 except Dropped as reason:
                     value, outcome.remark = None, str(reason)
@@ -211,30 +205,25 @@ class Rank:
 
     def _describe(self, error: BaseException) -> Failure:
         self._error = error
-        failure = describe(error, released=isinstance(error, Released))
-        return replace(failure, text=failure.text + gpu.hint(error, self.spec))
+        return describe(
+            error, released=isinstance(error, Released), hint=gpu.hint(error, self.spec)
+        )
 
-    def _call(self, payload: bytes, run: int) -> tuple[Any, list[str]]:
-        """Call the function; return its result, and the names of containers that it has extended.
-
-        The names are returned only if the result is None: then the extended copies are lost.
-        """
+    def _call(self, payload: bytes, run: int) -> Any:
+        """Call the function, and return its result."""
         fn, args, kwargs = cloudpickle.loads(payload)
         if isinstance(fn, Cell):
             fn, args = self._run_cell, (fn,)
         if isinstance(fn, Path):
             recorder.add_user_file(str(fn))
             fn, args, kwargs = interpreter.run_script, (fn, args), {}
-        sizes = {name: (c, len(c)) for name, c in captured(fn, args, kwargs)}
         if not self.group.is_replacement:  # a replacement has no group
             self.group.enter(run)
         try:
-            value = fn(*args, **kwargs)
+            return fn(*args, **kwargs)
         finally:
-            sys.settrace(None)  # a trace function is the user's
             if os.getpid() != self._pid:
                 _end_child()
-        return value, [n for n, (c, size) in sizes.items() if value is None and len(c) > size]
 
     def _run_cell(self, cell: Cell) -> Any:
         if self.spec.rank not in cell.ranks:
@@ -250,12 +239,12 @@ class Rank:
         from distkit import kvstore
 
         kvstore.use(options["node"], partial(emit, "on_crash"))
+        returned = False
         try:
             yield
-        except BaseException:
-            kvstore.release(flush=False)
-            raise
-        kvstore.release()
+            returned = True
+        finally:
+            kvstore.release(flush=returned)
 
     @contextmanager
     def _recording(self, options: dict[str, Any], emit: Emit, outcome: Outcome) -> Iterator[None]:
@@ -263,7 +252,6 @@ class Rank:
             tap.remove()
             yield
             return
-        tap.install()
         run = options["run"]
         run_recorder = Recorder(
             self.spec.rank, keep=partial(self._box.note, run), stepped=options.get("step", False)
@@ -291,7 +279,6 @@ class Rank:
         finally:
             tap.before.clear()
             tap.groups.on_group = tap.call_context = None
-            self._gates.clear()
             tap.settle()
             outcome.intact = not tap.broken
             outcome.unwaited, outcome.collectives = tap.unwaited.calls(), dict(tap.collectives)
@@ -309,8 +296,7 @@ class Rank:
         spec, fingerprint = self.spec, None
         if spec.backend == "gloo" and spec.hosts == 1:  # the check needs shared memory
             fingerprint = CollectiveFingerprint(Path(spec.folder), run, spec.rank)
-        self._release_event.clear()
-        context = CallContext(emit, fingerprint, self._release_event.wait)
+        context = CallContext(emit, fingerprint, threading.Event().wait)  # until the release
         # new_group may be the first call
         context.add_group(WORLD, list(range(spec.world_size)))
         return context
@@ -339,12 +325,8 @@ def _dump_result(value: Any) -> bytes:
     except (Released, KeyboardInterrupt):
         raise
     except BaseException as e:
-        raise _Unpicklable(
+        raise NotPicklableError(
             f"the function returned a {type(value).__name__} that cannot be sent back "
             f"({type(e).__name__}: {text(e)}). "
             "Return plain data: numbers, strings, lists, dicts, tensors."
         ) from None
-
-
-class _Unpicklable(TypeError):
-    """Raised for a result that cannot be pickled; the kernel recognizes its name."""

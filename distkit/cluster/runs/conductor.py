@@ -140,8 +140,8 @@ class Conductor:
     @property
     def failed(self) -> bool:
         """True if a rank has failed, and the others cannot continue without it."""
-        ended = self.outcomes.values()
-        return any(not o.returned and not o.tolerated for o in ended)
+        tolerates_deaths = self._on_crash == "continue"
+        return any(o.error or (o.died and not tolerates_deaths) for o in self.outcomes.values())
 
     @property
     def died(self) -> list[int]:
@@ -228,12 +228,9 @@ class Conductor:
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Record the outcome of a rank; only the first counts."""
-        rank = outcome.rank
         with self.changed:
-            if rank not in self.outcomes:
-                outcome.tolerated = bool(outcome.died) and self._on_crash == "continue"
-                self.outcomes[rank] = outcome
-                self.changed.notify_all()
+            self.outcomes.setdefault(outcome.rank, outcome)
+            self.changed.notify_all()
         self.on_end()
 
     def add_death(self, rank: int, status: int, files: Path) -> None:
@@ -283,7 +280,10 @@ class Conductor:
             self._conclude()
         except Exception as error:  # after a bug in distkit callers must not wait forever
             traceback.print_exc(file=sys.__stderr__)
-            self.error = report.internal_error(self.name, error)
+            self.error = RunError(
+                f"internal error in distkit while it ran {self.name} "
+                f"({type(error).__name__}: {error}). Its ranks were ended. Please report this bug."
+            )
             self._kill_ranks(controller, self.waiting)
         finally:
             with self.announcing:
@@ -298,7 +298,7 @@ class Conductor:
         """Replace ranks that die, until all have ended, one has failed or there is a deadlock."""
         while not self.deadlock:
             self._wait_until(
-                lambda: self._is_over() or self._pending_replacements or self._may_be_deadlocked()
+                lambda: self._is_over() or self._pending_replacements or self._is_check_due()
             )
             if self._is_over():
                 return
@@ -307,7 +307,7 @@ class Conductor:
             else:
                 self.deadlock = self.watchdog.judge(self.trace, self.waiting)
 
-    def _may_be_deadlocked(self) -> bool:
+    def _is_check_due(self) -> bool:
         return not self.wait_forever and self.watchdog.due(self.waiting)
 
     def _release(self, controller: RankController) -> None:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import structs
 
@@ -19,9 +19,6 @@ from distkit.recording.recorder import to_event
 from distkit.trace.hosts import hosts_of
 from distkit.trace.info import SEQ_STRIDE, RankEnd, Replacement, RunInfo
 from distkit.trace.trace import Trace
-
-if TYPE_CHECKING:
-    from distkit.cluster.process_host import Offset
 
 #: Maximum number of events of a trace; later events are only counted.
 LIMIT = 2_000_000
@@ -41,7 +38,7 @@ class LiveTrace:
         #: Converts the ranks' times to the trace's; in a stepped run it excludes the pauses.
         self.clock: Callable[[float], float] = float
         #: Offset of the clock of a rank's machine; None for this machine.
-        self.offset: Callable[[int], Offset | None] = lambda rank: None
+        self.offset: Callable[[int], Any] = lambda rank: None
         self._live_clocks: Any = None  # of other machines, once they send events
         self.arrived = self.dropped = 0  # number of events
         self.rows: Counter[int] = Counter()  # number of rows of each rank's current process
@@ -49,7 +46,7 @@ class LiveTrace:
         self._events: list[Event] = []
         self._ended = False
         #: Rows not yet unpacked.
-        self._packed: list[tuple[int, int, bytes, Offset | None]] = []
+        self._packed: list[tuple[int, int, bytes, Any]] = []
         self._unpacking = threading.RLock()  # reentrant: a subscriber may read the trace
         self._subscribers: list[Callable[[list[Event]], None]] = []
 
@@ -163,7 +160,7 @@ class LiveTrace:
             for callback in list(self._subscribers) if events else ():
                 callback(events)
 
-    def _clock_of(self, rank: int, offset: Offset, rows: list[Any]) -> Callable[[float], float]:
+    def _clock_of(self, rank: int, offset: Any, rows: list[Any]) -> Callable[[float], float]:
         """Return the conversion of these rows' times to the trace's."""
         if self._live_clocks is None:
             self._live_clocks = companions.load("distkit_hosts.clocks").LiveClocks()

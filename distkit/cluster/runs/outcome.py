@@ -73,10 +73,8 @@ class Outcome:
         died: how its process ended; "" if it is alive.
         died_at: time at which the end was noticed, on the trace's clock [s].
         log: the end of the log of a process that ended.
-        tolerated: whether the others continue without it, with ``on_crash="continue"``.
         intact: whether the next cell can use the process.
         collectives: number of issued collectives, by group.
-        grown: names of the notebook's containers whose copies it has extended.
         missed: faults of :func:`distkit.trouble` that did not occur.
         dropped, without_values, unwaited, unrecorded: facts from the recorder, for the trace.
     """
@@ -89,28 +87,21 @@ class Outcome:
     died: str = ""
     died_at: float | None = None
     log: str = ""
-    tolerated: bool = False
     intact: bool = False
     collectives: dict[str, int] = field(default_factory=dict)
-    grown: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     dropped: int = 0
     without_values: int = 0
     unwaited: list[Any] = field(default_factory=list)
     unrecorded: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def returned(self) -> bool:
-        """True if the function returned."""
-        return self.error is None and not self.died
-
 
 class Released(BaseException):
     """Raised in a program that is released after another rank's failure or an interrupt."""
 
 
-def describe(error: BaseException, *, released: bool) -> Failure:
-    """Describe an exception.
+def describe(error: BaseException, *, released: bool, hint: str = "") -> Failure:
+    """Describe an exception; ``hint`` is added to its text.
 
     Never raises, but hangs if the exception's methods hang.
     """
@@ -120,7 +111,7 @@ def describe(error: BaseException, *, released: bool) -> Failure:
         context = context.__context__
     return Failure(
         _name(error),
-        texts[0],
+        texts[0] + hint,
         _frames(traceback.extract_tb(error.__traceback__, -MAX_FRAMES)),
         time.monotonic(),
         released,

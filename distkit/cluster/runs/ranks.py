@@ -7,26 +7,26 @@ has imported torch, and end with the run, including their children.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from pickle import dumps
 from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.plan import Plan
-from distkit.cluster.process_host import ProcessHost
 from distkit.cluster.processes.forkserver import (
     KILL_TIMEOUT,
     Child,
+    ForkServer,
     end,
     fork_all,
     server,
     shut_down,
 )
-from distkit.cluster.processes.rank_spec import Spec, free_port
+from distkit.cluster.processes.rank_spec import Spec, free_port, inherited
 from distkit.cluster.runs.conductor import Conductor, RankController
 from distkit.cluster.runs.report import cause
 from distkit.errors import StartError
@@ -37,6 +37,44 @@ if TYPE_CHECKING:
 
 #: Timeouts for a server to flush its events [s], and before a release: a stopped server does not.
 FLUSH_TIMEOUT, QUICK_FLUSH_TIMEOUT = 2.0, 0.2
+
+
+@dataclass
+class ProcessHost:
+    """A machine with ranks of a cluster; in this class, the local machine.
+
+    Args:
+        server: forks and kills processes, and reports their ends.
+        folder: the cluster's folder on the machine.
+        ranks: the numbers of its ranks.
+        servers: the numbers of its parameter servers.
+        address: its address for other machines; "" if there are none.
+    """
+
+    server: ForkServer
+    folder: str
+    ranks: Sequence[int]
+    servers: Sequence[int] = ()
+    address: str = ""
+
+    @property
+    def clock(self) -> Any:
+        """The offset of its clock, as from :mod:`distkit_hosts.clocks`; None for this machine."""
+        return None
+
+    def spec_fields(self, rank: int, hosts: Sequence[ProcessHost]) -> dict[str, Any]:
+        """Return the machine's fields of Spec for a rank."""
+        return {"folder": self.folder, **inherited()}
+
+    def certainly(self, since: float, until: float) -> tuple[float, float]:
+        """Convert an interval to this machine's clock; the maximum error shortens it."""
+        return since, until
+
+    def remove_store(self, name: str) -> None:
+        """Remove the rendezvous stores of a run."""
+        with suppress(OSError):  # the folder was removed
+            for file in Path(self.folder).glob(f"{name}-*"):
+                file.unlink(missing_ok=True)
 
 
 def this_machine(plan: Plan, folder: str) -> ProcessHost:
@@ -82,7 +120,6 @@ class Ranks(RankController):
         self._store = f"store-{number}"
         self._closed = self._recording = False
         self._registered = False  # all servers have registered
-        self._lost: tuple[int, int] | None = None  # a node whose end ends the run, and its status
         self._keys: tuple[str, str] | None = None  # public and secret, of the servers
         self._endpoint: futures.Future[str] = futures.Future()  # of the scheduler
         self._flushed = threading.Semaphore(0)  # counts servers that have flushed their events
@@ -90,11 +127,18 @@ class Ranks(RankController):
     # -- starting ---------------------------------------------------------------
 
     def start(self, *, recording: bool = True) -> None:
-        """Fork all processes.
+        """Start all processes; after an exception none is left.
 
         Raises:
             StartError: a process cannot be started.
         """
+        try:
+            self._start(recording)
+        except BaseException:
+            self.close(0)
+            raise
+
+    def _start(self, recording: bool) -> None:
         self._port, self._recording = free_port(), recording
         if self.servers:
             from distkit.kvstore.transport.sockets import new_keys
@@ -207,12 +251,11 @@ class Ranks(RankController):
         """
         self.run, self._call = run, (payload, {**options, "run": run.number})
         run.live.offset = lambda rank: self.host(rank).clock
+        for node, child in self.children.items():
+            if child.status is not None:  # before the run was known
+                self._on_exit(node, child, child.status)
         for r in run.ranks:
-            child = self.children[r]
-            if child.status is not None:
-                self._on_exit(r, child, child.status)
             self._execute(r)
-        self._report_loss()
         args = run, on_settled
         threading.Thread(target=self._conduct, args=args, name="distkit-run", daemon=True).start()
 
@@ -307,36 +350,29 @@ class Ranks(RankController):
     def _on_exit(self, node: int, child: Child, status: int) -> None:
         """Handle the end of a process, except after a run or of one that was replaced."""
         run = self.run
-        if node in self.servers:
-            self._on_server_exit(node, status)
-        elif self.children.get(node) is child and run is not None and not run.finished:
-            life = run.life(node)
-            run.add_death(node, status, Path(self.folder, f"{self.kind}-{node}"))
-            self._leave(node, life, status)
+        if run is not None and not run.finished:
+            if node in self.servers:
+                self._on_server_exit(run, node, status)
+            elif self.children.get(node) is child:
+                life = run.life(node)
+                run.add_death(node, status, Path(self.folder, f"{self.kind}-{node}"))
+                self._leave(node, life, status)
         self._on_change()
 
-    def _on_server_exit(self, node: int, status: int) -> None:
+    def _on_server_exit(self, run: Conductor, node: int, status: int) -> None:
         """Let a server's backup take over; without one, or before all have registered, end the run.
 
         The scheduler has no backup.
         """
         if self._closed:
             return
-        if not self._registered or node == max(self.servers):
-            self._lost = node, status
-            self._report_loss()
-            return
-        self._leave(node, 0, status)
-        if self.run is not None:
-            self.run.handle_event(node, "replaced", status)
-
-    def _report_loss(self) -> None:
-        """End the run if a server or the scheduler is lost: the others would wait forever."""
-        if self.run is not None and self._lost is not None:
-            node, status = self._lost
+        if self._registered and node != max(self.servers):
+            self._leave(node, 0, status)
+            run.handle_event(node, "replaced", status)
+        else:
             role, i = self.servers[node]
             name = f"server {i}" if role == "server" else "the scheduler"
-            self.run.abandon(f"{name} has ended ({cause(status)}). Run again")
+            run.abandon(f"{name} has ended ({cause(status)}). Run again")
 
     def _leave(self, node: int, life: int, status: int) -> None:
         """Notify the scheduler that a process has ended, perhaps before it registered."""

@@ -10,7 +10,7 @@ import traceback
 import warnings
 from collections.abc import Iterable
 
-from distkit._format import named, times
+from distkit._format import named
 from distkit.cluster.notebook import place
 from distkit.cluster.processes.rank_spec import LINE_CLOSED
 from distkit.cluster.runs.outcome import CONNECTION_BROKEN, Failure, Frame, Outcome
@@ -34,14 +34,6 @@ from distkit.recording.recorder import MACHINERY, is_users
 from distkit.trace.calls import at, last_call
 from distkit.trace.info import RankEnd, Replacement
 from distkit.trace.trace import Trace
-
-#: torch's error without a process group, and the explanation.
-_NO_GROUP = "process group has not been initialized"
-_GROUP_IS_OVER = (
-    "A worker was replaced earlier. A torch.distributed group ends with any of its ranks, "
-    'and a new process cannot join it. With on_crash="replace", let workers communicate '
-    "through the store only."
-)
 
 LOST_CELLS = (
     "the variables of %%ranks cells are lost: their processes have ended. The next cell starts new "
@@ -104,14 +96,6 @@ def unreadable(rank: int, kind: str, error: BaseException) -> NotPicklableError:
     )
 
 
-def internal_error(name: str, error: Exception) -> RunError:
-    """Return the error of a run that ended by a bug in distkit."""
-    return RunError(
-        f"internal error in distkit while it ran {name} "
-        f"({type(error).__name__}: {text_of(error)}). Its ranks were ended. Please report this bug."
-    )
-
-
 def deadlock(findings: list[Finding], conclusion: str) -> DeadlockError:
     """Return the error that consists of these findings and a conclusion."""
     differ = all(f.code in rules.MISMATCHES for f in findings)
@@ -157,16 +141,6 @@ def of_replacements(name: str, replaced: list[Replacement]) -> list[str]:
     return [
         f"{r.name} ended during {name} ({r.how}), {consequence[r.name.split()[0]]}."
         for r in replaced
-    ]
-
-
-def of_copies(name: str, outcomes: Iterable[Outcome]) -> list[str]:
-    """Describe the notebook's containers whose copies the ranks have extended."""
-    variables = dict.fromkeys(n for o in outcomes for n in o.grown)
-    return [
-        f"{name} changed {v} on the ranks. Each rank has its own copy, so the notebook's {v} "
-        "is unchanged: return what you need."
-        for v in variables
     ]
 
 
@@ -245,8 +219,7 @@ def _death(outcome: Outcome, trace: Trace) -> RankDied:
     if how not in finding:  # the finding names only the cause
         finding += f"\nThe {ended}"
     last, crash = last_call(trace.spans, rank), _crash_report(outcome.log)
-    parts, lives = [finding, *others], sum(r.node == rank for r in trace.info.replaced)
-    parts += [f"It was replaced {times(lives)} in this run."] if lives else []
+    parts = [finding, *others]
     parts += [f"Its last output:\n{crash}"] if crash else []
     line = end.where or (last.where if last is not None else "")
     return RankDied("\n".join(parts), rank=rank, line=line)
@@ -266,12 +239,16 @@ def _crash_frames(log: str) -> list[Frame]:
 
 
 def _exception(rank: int, error: Failure, trace: Trace) -> RunError:
-    if error.type == "_Unpicklable":
+    if error.type == "NotPicklableError":
         return NotPicklableError(f"rank {rank}: {error.text}")
     line, description = _users_line(error.frames), f"{error.type}: {error.text}"
     parts = _findings(rank, f"rank {rank} {raised(description, line)} [{rules.raised.code}]", trace)
-    if trace.info.replaced and (_is_consequence(error) or _NO_GROUP in error.text):
-        parts.append(_GROUP_IS_OVER)
+    if trace.info.replaced and "process group has not been initialized" in error.text:
+        parts.append(
+            "A worker was replaced earlier. A torch.distributed group ends with any of its ranks, "
+            'and a new process cannot join it. With on_crash="replace", let workers communicate '
+            "through the store only."
+        )
     text = _traceback(_visible_frames(error.frames))
     parts.append(f"\nTraceback on rank {rank}:\n{text}{description}")
     if error.cause:

@@ -352,12 +352,8 @@ class Stepper:
         run = self._conductor
         for name, members in run.live.info.groups.items():
             self._graph.group(name, members)
-        outcomes = list(run.outcomes.values())
-        tolerated = {o.rank for o in outcomes if o.tolerated}
-        for rank, end in report.ends(outcomes).items():
-            why = end.text.partition("\n")[0]
-            why += "; the others continue without it" * (rank in tolerated)
-            self._graph.end(rank, end.how, why)
+        for rank, end in report.ends(list(run.outcomes.values())).items():
+            self._graph.end(rank, end.how, end.text.partition("\n")[0])
 
     def _update_moment(self) -> None:
         """Add what happens without a step, such as a rank's end, to the latest moment."""
