@@ -26,34 +26,34 @@ class Line(NamedTuple):
 #: folder exceeds its line. A commit that makes a package smaller lowers its line; a package that
 #: moves keeps its line.
 LINES = {
-    "distkit": Line(1_119, 550),
+    "distkit": Line(1_032, 550),
     "distkit/algorithms": Line(1_389, 1_300),
-    "distkit/cluster": Line(3_451, 3_000),
+    "distkit/cluster": Line(3_201, 3_000),
     "distkit/data": Line(256, 350),
-    "distkit/diagnosis": Line(1_923, 1_800),
-    "distkit/kvstore": Line(1_902, 1_700),
-    "distkit/recording": Line(1_687, 1_600),
+    "distkit/diagnosis": Line(1_841, 1_800),
+    "distkit/kvstore": Line(1_727, 1_700),
+    "distkit/recording": Line(1_626, 1_600),
     "distkit/trace": Line(914, 700),
-    "distkit/views": Line(3_930, 3_800),
-    "companions/distkit_course": Line(1_266, 1_300),
-    "companions/distkit_experiments": Line(768, 800),
-    "companions/distkit_hosts": Line(3_653, 3_200),
+    "distkit/views": Line(3_929, 3_800),
+    "companions/distkit_course": Line(1_307, 1_300),
+    "companions/distkit_experiments": Line(781, 800),
+    "companions/distkit_hosts": Line(3_267, 3_200),
     "companions/distkit_simulation": Line(1_654, 1_400),
     "companions/distkit_strategies": Line(1_681, 1_700),
     "notebooks/course": Line(1_232, 1_200),
-    "tests": Line(16_726, 16_000),
-    "tests/stress": Line(3_653, 4_000),
+    "tests": Line(16_529, 16_000),
+    "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
 #: Folders that do not count as product.
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(16_571, 15_000),
-    "the whole product": Line(26_825, 25_000),
+    "all of distkit": Line(15_915, 15_000),
+    "the whole product": Line(25_837, 25_000),
     "lines of JavaScript": Line(4_081, 4_300),
-    "files in distkit": Line(193, 150),
-    "names at the top level": Line(28, 23),
+    "files in distkit": Line(189, 150),
+    "names at the top level": Line(27, 23),
 }
 
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from distkit.cluster.cluster import Cluster
     from distkit.cluster.runs.run import run_ranks
     from distkit.diagnosis.equality import equal
+    from distkit.recording.faults import inject_faults
     from distkit.recording.gradients import watch_gradients
     from distkit.recording.recorder import mark
-    from distkit.recording.trouble import trouble
     from distkit.trace.trace import Trace
     from distkit.views import Compare, Gradients, Servers, Stage, Tensors, Timeline
     from distkit_course import check, concept_check, hint, predict, solution
@@ -50,7 +50,7 @@ _HOMES = {
     "distkit.recording.gradients": ["watch_gradients"],
     "distkit.views": ["Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline"],
     # fault injection
-    "distkit.recording.trouble": ["trouble"],
+    "distkit.recording.faults": ["inject_faults"],
     # controls that start runs
     "distkit_experiments": ["Experiment", "sweep"],
     # exercises
@@ -85,6 +85,7 @@ __all__ = [
     "equal",
     "hint",
     "hosts",
+    "inject_faults",
     "kvstore",
     "mark",
     "predict",
@@ -93,7 +94,6 @@ __all__ = [
     "solution",
     "strategies",
     "sweep",
-    "trouble",
     "watch_gradients",
 ]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
 
-    from distkit.cluster.processes.forkserver import LocalForkServer
+    from distkit.cluster.processes.fork_client import LocalForkClient
 
 ROOT = Path(__file__).parents[1]
 
@@ -93,7 +93,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 @cache
 def _preload_compiler() -> None:
     """Import torch's compiler once, which takes two seconds in each rank."""
-    from distkit.cluster.processes.forkserver import server
+    from distkit.cluster.processes.fork_client import server
 
     server().preload("torch._dynamo")
 
@@ -110,15 +110,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalForkServer]:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalForkClient]:
     """A fork server for a single test, which may kill it."""
-    from distkit.cluster.processes import forkserver
+    from distkit.cluster.processes import fork_client
 
     with monkeypatch.context() as patch:
-        patch.setattr(forkserver, "_server", None)
-        yield forkserver.server()
-        assert forkserver._server is not None
-        forkserver._server.close()
+        patch.setattr(fork_client, "_server", None)
+        yield fork_client.server()
+        assert fork_client._server is not None
+        fork_client._server.close()
 
 
 # -- nobody is left running ----------------------------------------------------
@@ -157,9 +157,9 @@ def left_running(mark: str, timeout: float = 20.0) -> list[str]:
 @pytest.fixture(scope="session", autouse=True)
 def nobody_stays() -> Iterator[None]:
     yield
-    forkserver = sys.modules.get("distkit.cluster.processes.forkserver")
-    if forkserver and forkserver._server:
-        forkserver._server.close()  # kept until this process ends; atexit would do this
+    fork_client = sys.modules.get("distkit.cluster.processes.fork_client")
+    if fork_client and fork_client._server:
+        fork_client._server.close()  # kept until this process ends; atexit would do this
     left = left_running(SESSION)
     assert not left, "still running at the end of the tests:\n" + "\n".join(left)
 

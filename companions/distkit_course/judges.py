@@ -25,7 +25,7 @@ from distkit import events
 from distkit._format import count
 from distkit.cluster import machine
 from distkit.cluster.notebook import place
-from distkit.cluster.processes.forkserver import server
+from distkit.cluster.processes.fork_client import server
 from distkit.cluster.runs.run import Run, run_ranks
 from distkit.errors import (
     CommunicationWarning,

@@ -17,7 +17,7 @@ from distkit._format import human_bytes, human_seconds, round_step
 #: Parameters of the experiment, which are not passed to the function.
 RANKS, STRAGGLER = "ranks", "straggler"
 RESERVED = {RANKS: "the number of ranks", STRAGGLER: "the delay of the last rank in seconds"}
-#: Parameters of :func:`distkit.trouble`, unless the function has parameters of these names.
+#: Parameters of :func:`distkit.inject_faults`, unless the function has parameters of these names.
 NETWORK = {"latency": "seconds of each message", "bandwidth": "bytes per second of each rank"}
 #: Parameters in seconds, shown in milliseconds up to one second; a parameter in bytes per second.
 TIMES, RATE, MEGA = (STRAGGLER, "latency"), "bandwidth", 1e6

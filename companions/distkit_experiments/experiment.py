@@ -17,7 +17,7 @@ from distkit.cluster.cluster import Cluster
 from distkit.cluster.notebook import CellRegistry, cell, in_notebook
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import Plan, make_plan
-from distkit.cluster.processes.forkserver import server
+from distkit.cluster.processes.fork_client import server
 from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT
 from distkit.cluster.runs.run import Run, ended_by_interrupt, poll
 from distkit.errors import (
@@ -28,7 +28,7 @@ from distkit.errors import (
     RankError,
     StoppedError,
 )
-from distkit.recording import trouble
+from distkit.recording import faults
 from distkit.views.widget.snapshot import HtmlSnapshot
 from distkit_experiments import results
 from distkit_experiments.controls import (
@@ -100,10 +100,10 @@ def submit(
     delays = {setting[RANKS] - 1: setting[STRAGGLER]} if setting.get(STRAGGLER) else {}
     if not (slow or delays):
         return cluster._submit(fn, (), arguments)
-    active = trouble.current() or trouble.Trouble()
+    active = faults.current() or faults.Faults()
     links = {"latency": active.latency, "bandwidth": active.bandwidth, **slow}
     delay = {**active.delay, **delays}
-    with trouble.trouble(delay=delay, kill=active.kill, **links):
+    with faults.inject_faults(delay=delay, kill=active.kill, **links):
         return cluster._submit(fn, (), arguments)
 
 
@@ -157,8 +157,8 @@ class Experiment:
       otherwise each run starts a cluster.
     - ``straggler=(0, 0.5)``: delay of each communication of the last rank [s], shown in
       milliseconds if the range ends at one second or less.
-    - ``latency=(1e-5, 0.01)`` and ``bandwidth=(1e6, 1e9)``: as in :func:`~distkit.trouble`, in
-      seconds and bytes per second, if the function has no such parameter.
+    - ``latency=(1e-5, 0.01)`` and ``bandwidth=(1e6, 1e9)``: as in :func:`~distkit.inject_faults`,
+      in seconds and bytes per second, if the function has no such parameter.
     - ``size=(64, 2**20)`` or ``nbytes``: bytes, in powers of two, shown with units.
     - ``lr=(0.01, 1.0)`` or ``learning_rate``: a number on a logarithmic scale.
 

@@ -232,7 +232,7 @@ def message(experiment: Experiment) -> str:
 def _error_html(kind: str, text: str) -> str:
     head, _, traceback = text.partition("\n\nTraceback")
     details = f"<pre tabindex=0>Traceback{escape(traceback)}</pre>" if traceback else ""
-    return f"<div class=dkx-trouble role=alert><b>{escape(kind)}</b> {escape(head)}{details}</div>"
+    return f"<div class=dkx-error role=alert><b>{escape(kind)}</b> {escape(head)}{details}</div>"
 
 
 def _with_class(widget: Any, name: str) -> Any:

@@ -33,8 +33,8 @@ from torch.utils import _pytree as pytree
 from distkit import kvstore
 from distkit.errors import StrategyError
 from distkit.kvstore.transport.sockets import context, listen_on, open_socket
+from distkit.recording.faults import Dropped
 from distkit.recording.recorder import mark
-from distkit.recording.trouble import Dropped
 from distkit_strategies.parameter_server import ParameterServerStrategy
 from distkit_strategies.variables import owner_of
 

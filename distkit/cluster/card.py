@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distkit._format import aligned, count
 
 if TYPE_CHECKING:
-    from distkit.cluster.processes.forkserver import Child
+    from distkit.cluster.processes.fork_client import Child
     from distkit.cluster.supervisor import Supervisor
     from distkit.views.widget.snapshot import HtmlSnapshot
 

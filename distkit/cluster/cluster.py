@@ -16,7 +16,7 @@ from distkit.cluster import card, machine
 from distkit.cluster.notebook import Cell, CellRegistry, cell, in_notebook, name_running_cell
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import DEFAULT, Plan, make_plan
-from distkit.cluster.processes.forkserver import RESPONSE_TIMEOUT, end, server
+from distkit.cluster.processes.fork_client import RESPONSE_TIMEOUT, end, server
 from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT, Conductor
@@ -27,7 +27,7 @@ from distkit.cluster.supervisor import Supervisor
 from distkit.companions import load
 from distkit.diagnosis.diagnose import Finding
 from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
-from distkit.recording import trouble
+from distkit.recording import faults
 
 #: Environment variable by which a site selects other machines for the ranks of all clusters.
 _SITE = "DISTKIT_CLUSTER"
@@ -335,9 +335,9 @@ class Cluster:
             self.wait()
             if running is not None:
                 raise self._busy_error(running)
-            faults = trouble.current()
-            if faults is not None:
-                faults.check(self.plan.ranks, self.plan.servers)
+            injected = faults.current()
+            if injected is not None:
+                injected.check(self.plan.ranks, self.plan.servers)
             self._runs += 1
             name = getattr(fn, "__name__", None) or Path(str(fn)).name
             is_cell, record = isinstance(fn, Cell), options.get("record", True)
@@ -352,11 +352,11 @@ class Cluster:
                     structs.replace(ranks.info(), seed=seed),
                     stepped=options.get("step", False),
                     wait_forever=wait_forever,
-                    expected_exits=faults.kill if faults is not None else (),
+                    expected_exits=injected.kill if injected is not None else (),
                     is_cell=is_cell,
                 )
                 run = self._latest = Run(conductor)
-                options = {**options, "trouble": faults, "seed": seed}
+                options = {**options, "faults": injected, "seed": seed}
                 self._supervisor.submit(ranks, conductor, payload, options)
             except KeyboardInterrupt:
                 raise RunStopped(

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster.processes.forkserver import KILL_TIMEOUT, Child, fork_all, server, shut_down
+from distkit.cluster.processes.fork_client import KILL_TIMEOUT, Child, fork_all, server, shut_down
 from distkit.cluster.processes.roles import execute
 from distkit.cluster.runs.conductor import Conductor
 from distkit.cluster.runs.ranks import Ranks

@@ -12,7 +12,7 @@ from typing import Any
 from distkit.cluster.card import Card
 from distkit.cluster.engines import Engines
 from distkit.cluster.plan import Plan
-from distkit.cluster.processes.forkserver import server
+from distkit.cluster.processes.fork_client import server
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import Conductor
 from distkit.cluster.runs.ranks import ProcessHost, Ranks, this_machine

@@ -29,7 +29,7 @@ from distkit.trace.info import RankEnd
 from distkit.trace.log import EventLog, grouped
 
 #: Text that identifies an end caused by fault injection.
-INJECTED = "dk.trouble"
+INJECTED = "dk.inject_faults"
 
 #: Matches the errors of a rank that only waited for another one.
 _CONSEQUENTIAL = re.compile(

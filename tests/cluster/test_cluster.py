@@ -18,7 +18,7 @@ import torch.distributed as dist
 from waiting import until
 
 import distkit as dk
-from distkit.cluster.processes.forkserver import LocalForkServer
+from distkit.cluster.processes.fork_client import LocalForkClient
 from distkit.events import Op, State
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -43,7 +43,7 @@ def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
     assert cluster.run(sum_of_ranks).results == [3.0, 3.0, 3.0]
 
 
-def test_cluster_creation_does_not_wait_for_torch(fresh: LocalForkServer) -> None:
+def test_cluster_creation_does_not_wait_for_torch(fresh: LocalForkClient) -> None:
     with dk.Cluster(2) as cluster:
         assert "2 ranks" in repr(cluster) and not cluster._supervisor.ready.is_set()
         assert cluster.run(dist.get_world_size).results == [2, 2]

@@ -212,7 +212,7 @@ def test_dead_kernel_disables_the_cockpit(opened: Any, tab: Any) -> None:
     link.click(".dk-next")
     tab.page.evaluate("lose()")
     link.root.locator(
-        ".dk-trouble", has_text="The kernel has stopped: run the cell again."
+        ".dk-error", has_text="The kernel has stopped: run the cell again."
     ).wait_for()
     buttons = link.root.locator(".dk-button:not(.dk-help)").all()
     assert {b.get_attribute("aria-disabled") for b in buttons} == {"true"}
@@ -235,7 +235,7 @@ def test_failed_run_is_announced_once_and_ranks_keep_their_place(opened: Any) ->
     stepper.next()
     stepper.fail(ERROR, 1, "ValueError: too small", "collectives.py:9")
     link = opened(stepper)
-    assert link.root.locator(".dk-remark").count() == 1 and link.text(".dk-trouble") == ""
+    assert link.root.locator(".dk-remark").count() == 1 and link.text(".dk-error") == ""
     assert link.text(".dk-remark strong").startswith("rank 1 raised ValueError")
     trace = link.root.locator(".dk-remark pre")
     assert not trace.is_visible()

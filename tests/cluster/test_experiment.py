@@ -117,7 +117,7 @@ def test_experiment_starts_its_own_cluster(leftovers: Callable[[], list[str]]) -
 
 def test_straggler_is_the_last_rank(usable: dk.Cluster) -> None:
     experiment = dk.Experiment(count_up, usable, straggler=(0, 0.5))
-    with dk.trouble(latency=0.001):  # added to the faults already injected
+    with dk.inject_faults(latency=0.001):  # added to the faults already injected
         run = experiment.run(straggler=0.05, steps=3, algorithm="gloo")
     assert run.seconds >= 3 * 0.05
     called = {e.seq: e.time for e in run.trace.by_rank[1] if e.state is State.SCHEDULED}

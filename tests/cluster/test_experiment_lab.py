@@ -110,9 +110,9 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
     press_run(page, 3)  # three ranks of its own
     page.locator("label", has_text="fail").locator("input").check()
     press_run(page, 4)
-    trouble = panel.locator(".dkx-trouble", has_text="RankError rank 1 raised RuntimeError")
-    trouble.wait_for()
-    reported = trouble.inner_text()
+    error = panel.locator(".dkx-error", has_text="RankError rank 1 raised RuntimeError")
+    error.wait_for()
+    reported = error.inner_text()
     assert "RankError rank 1 raised RuntimeError: as asked" in reported and "line" in reported
     save_screenshots(page, {"experiment-failed": page.locator(".distkit-experiment")})
 

@@ -15,9 +15,9 @@ from tests.stress.test_kills import kernels as kernels
 @pytest.mark.parametrize(
     "case",
     [
-        Case("zygote", "worker 0", "running", 0.01),
+        Case("fork server", "worker 0", "running", 0.01),
         Case("worker 1", "server 0", "stepping", 0.0),
-        Case("kernel", "zygote", "running", 0.0),
+        Case("kernel", "fork server", "running", 0.0),
         Case("controller", "worker 1", "running a cell", 0.01),
     ],
     ids=str,

@@ -308,13 +308,13 @@ def test_killed_paused_worker_is_reported_immediately(usable: dk.Cluster) -> Non
 
 def test_worker_killed_in_a_step_stops_no_other(usable: dk.Cluster) -> None:
     """Optimizer, init and pull are three steps; steps continue after the death."""
-    with dk.trouble(kill={1: 3}):
+    with dk.inject_faults(kill={1: 3}):
         stepper = usable.step(train, "dist_async")
         for n in range(6):
             stepper.next()
             assert status(stepper)[1] == ("died" if n > 2 else "paused")
             assert not stepper.finished and "failed" not in status(stepper)
-    assert "dk.trouble killed it, as requested" in repr(stepper)
+    assert "dk.inject_faults killed it, as requested" in repr(stepper)
     with pytest.warns(dk.errors.CommunicationWarning, match="as requested.; last seen before push"):
         stepper.finish()
 

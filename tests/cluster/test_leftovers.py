@@ -1,4 +1,4 @@
-"""Users' files, killed zygotes, daemons and deleted folders."""
+"""Users' files, killed fork servers, daemons and deleted folders."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import torch.distributed as dist
 from waiting import until
 
 import distkit as dk
-from distkit.cluster.processes import forkserver
+from distkit.cluster.processes import fork_client
 
 
-def zygote(fork: forkserver.ForkServer) -> psutil.Process:
-    reaper = psutil.Process(fork.process.pid)
-    until(reaper.children)
-    return reaper.children()[0]
+def fork_server(fork: fork_client.ForkClient) -> psutil.Process:
+    subreaper = psutil.Process(fork.process.pid)
+    until(subreaper.children)
+    return subreaper.children()[0]
 
 
-def test_process_forked_during_stop_ends(fresh: forkserver.ForkServer) -> None:
+def test_process_forked_during_stop_ends(fresh: fork_client.ForkClient) -> None:
     """The kernel may not yet know the pid of a requested process when it stops the cluster."""
     folder = fresh.make_folder(1)
     role = "distkit.cluster.processes.roles:controller"
@@ -79,7 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_user_files_named_like_modules_do_no_harm(
-    folder: Path, fresh: forkserver.ForkServer
+    folder: Path, fresh: fork_client.ForkClient
 ) -> None:
     def program() -> float:
         import mine
@@ -131,12 +131,12 @@ def test_processes_of_a_function_end_with_its_run_and_with_its_rank(tmp_path: Pa
     until(lambda: ended(pids))
 
 
-def test_killed_zygote_is_reported(fresh: forkserver.ForkServer) -> None:
+def test_killed_fork_server_is_reported(fresh: fork_client.ForkClient) -> None:
     cluster = dk.Cluster(workers=2, servers=1)
     folder = cluster._supervisor.folder
     pids = cluster.run(daemons).results
     run = cluster.submit(time.sleep, 100)
-    zygote(fresh).kill()
+    fork_server(fresh).kill()
     with pytest.raises(dk.errors.RunError, match=r"forked from ended \(signal SIGKILL\)"):
         run.wait(10)
     until(lambda: cluster._supervisor.stage == "failed")

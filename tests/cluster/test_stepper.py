@@ -253,7 +253,7 @@ def test_waiting_at_a_store_is_a_step(usable: dk.Cluster) -> None:
         assert stepper.finish().results == ["", "go", ""]
 
 
-def late_trouble() -> None:
+def late_error() -> None:
     dist.barrier()
     if dist.get_rank() == 1:
         raise ValueError("after the barrier")
@@ -261,7 +261,7 @@ def late_trouble() -> None:
 
 
 def test_exception_ends_the_stepper(usable: dk.Cluster) -> None:
-    stepper = usable.step(late_trouble)
+    stepper = usable.step(late_error)
     with pytest.raises(dk.errors.RankError, match="after the barrier"):
         stepper.next()
     assert "after the barrier" in stepper.error

@@ -28,7 +28,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.joinpath("docs").rglob("*.md")])
 
 PUBLIC = """
-    Cluster run_ranks Trace equal mark watch_gradients trouble
+    Cluster run_ranks Trace equal mark watch_gradients inject_faults
     Compare Gradients Servers Stage Tensors Timeline Experiment sweep
     check hint solution predict concept_check
     algorithms data demos hosts kvstore simulation strategies

@@ -207,13 +207,13 @@ def test_invalid_action_returns_a_sentence(opened):
     stepper.next()
     browser = opened(stepper)
     browser.click("next", rank=1)
-    browser.wait(lambda: browser.steps["trouble"])
-    assert browser.steps["trouble"].startswith("rank 1: blocked in recv(src=0) at In[7]:7")
+    browser.wait(lambda: browser.steps["error"])
+    assert browser.steps["error"].startswith("rank 1: blocked in recv(src=0) at In[7]:7")
     browser.click("back")
-    browser.wait(lambda: browser.steps["trouble"] == "")
+    browser.wait(lambda: browser.steps["error"] == "")
     browser.click("jump")
-    browser.wait(lambda: browser.steps["trouble"])
-    assert browser.steps["trouble"] == "ValueError: the cockpit has no button 'jump'"
+    browser.wait(lambda: browser.steps["error"])
+    assert browser.steps["error"] == "ValueError: the cockpit has no button 'jump'"
 
 
 # -- elsewhere ---------------------------------------------------------------------------

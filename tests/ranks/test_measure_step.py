@@ -37,7 +37,7 @@ def test_single_rank_sends_nothing() -> None:
 
 
 def test_slow_network_increases_communication_time() -> None:
-    with dk.trouble(latency=0.02):
+    with dk.inject_faults(latency=0.02):
         found, _, _ = dk.run_ranks(parts, 2).results[0]
     assert min(found["sync"], found["step"]) >= 0.02
 

@@ -16,7 +16,7 @@ import psutil
 from benchmarks.driver import Driver, marked
 from distkit.errors import DistkitError
 
-_KERNEL = ("kernel", "zygote")
+_KERNEL = ("kernel", "fork server")
 _ENGINES = ("controller", "worker 0", "worker 1")
 _RANKS = ("worker 0", "worker 1", "server 0", "scheduler")
 
@@ -125,7 +125,7 @@ while state := sys.stdin.readline().strip():
     if state == "after a cell":
         run_cell(cluster, 2)
     pids = {{name: pid for name, _, pid, *_ in cluster.status().rows}}
-    pids["zygote"] = started()[1].pid
+    pids["fork server"] = started()[1].pid
     for child in {{c.pid for c in started()[1].children()}} - {{*pids.values()}}:
         pids["controller"] = child
     reply(pids)

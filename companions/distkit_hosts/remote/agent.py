@@ -30,7 +30,7 @@ from typing import Any
 from distkit.cluster import machine
 from distkit.cluster.processes import folders
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.forkserver import start_zygote
+from distkit.cluster.processes.fork_client import start_fork_server
 from distkit.cluster.processes.rank_spec import free_port, inherited
 from distkit.errors import StartError
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
@@ -112,7 +112,7 @@ class Agent:
     def _start_fork_server(self) -> None:
         self._fork_server, theirs = Channel.pair()
         with theirs:
-            self._process = start_zygote(theirs, self._prefix)
+            self._process = start_fork_server(theirs, self._prefix)
         self._fork_server.send({"do": "call", "run": "distkit.cluster.processes.preload:hook"})
         threading.Thread(target=self._forward, daemon=True).start()
 

@@ -19,7 +19,7 @@ from distkit._format import named
 from distkit.cluster.machine import own_address
 from distkit.cluster.plan import Plan
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.forkserver import ForkServer
+from distkit.cluster.processes.fork_client import ForkClient
 from distkit.cluster.processes.roles import PORTS
 from distkit.cluster.runs.ranks import ProcessHost
 from distkit.errors import StartError
@@ -119,7 +119,7 @@ class Wire(Channel):
         self._tunnel.close()
 
 
-class HostForkServer(ForkServer):
+class HostForkClient(ForkClient):
     """Forks on another machine, through its agent.
 
     Args:
@@ -207,7 +207,7 @@ class HostForkServer(ForkServer):
 class RemoteHost(ProcessHost):
     """Another machine with ranks, whose groups use ``store`` on this machine."""
 
-    server: HostForkServer
+    server: HostForkClient
     store: StoreServer = field(kw_only=True)
 
     @property
@@ -320,9 +320,9 @@ class Fleet:
         asked = request.device, request.backend, request.threads
         return hosts, plan_for_machines(machines, plan.servers, *asked)
 
-    def _await(self) -> dict[str, list[HostForkServer]]:
+    def _await(self) -> dict[str, list[HostForkClient]]:
         """Return the fork server of each machine, by name, once for each of its processes."""
-        found: dict[str, list[HostForkServer]] = defaultdict(list)
+        found: dict[str, list[HostForkClient]] = defaultdict(list)
         failures: dict[str, None] = {}  # several processes may report the same
         end, connected = time.monotonic() + self.request.timeout, 0
         ranks = self.request.ranks
@@ -353,7 +353,7 @@ class Fleet:
         return found
 
     def _register(
-        self, found: dict[str, list[HostForkServer]], news: tuple[Tunnel, dict[str, Any]] | str
+        self, found: dict[str, list[HostForkClient]], news: tuple[Tunnel, dict[str, Any]] | str
     ) -> None:
         """Register a process; the first of each machine is its agent."""
         if isinstance(news, str):
@@ -366,9 +366,9 @@ class Fleet:
             with suppress(OSError):
                 tunnel.send({"do": "leave"})
         else:
-            servers.append(HostForkServer(tunnel, facts))
+            servers.append(HostForkClient(tunnel, facts))
 
-    def _share(self, found: dict[str, list[HostForkServer]]) -> list[RemoteHost]:
+    def _share(self, found: dict[str, list[HostForkClient]]) -> list[RemoteHost]:
         """Number the ranks machine by machine: in the requested order, or else by name."""
         ranks = self.request.ranks
         counts = ranks if isinstance(ranks, dict) else {n: len(found[n]) for n in sorted(found)}

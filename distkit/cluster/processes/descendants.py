@@ -1,8 +1,8 @@
 """Ends the descendants of ranks: children, their children, and daemons in their own sessions.
 
-On Linux each rank, the zygote and the reaper are child subreapers: they adopt the orphans below
-them, so no process escapes. A rank's remaining children pass to the zygote when the rank ends, and
-to the reaper when the zygote ends. Other systems have only process groups.
+On Linux each rank, the fork server and its parent are child subreapers: they adopt the orphans
+below them, so no process escapes. A rank's remaining children pass to the fork server when the rank
+ends, and to its parent when the fork server ends. Other systems have only process groups.
 """
 
 from __future__ import annotations

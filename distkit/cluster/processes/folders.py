@@ -1,7 +1,7 @@
 """Private folders of clusters and runs; they contain sockets and rendezvous files.
 
-The folders of a kernel have a common prefix. The reaper removes them after the kernel has ended in
-any way.
+The folders of a kernel have a common prefix. The subreaper removes them after the kernel has
+ended in any way.
 """
 
 from __future__ import annotations

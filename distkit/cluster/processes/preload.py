@@ -1,4 +1,4 @@
-"""Preloads the zygote, so that ranks share these modules and hooks, and start faster.
+"""Preloads the fork server, so that ranks share these modules and hooks, and start faster.
 
 Importing this module imports the modules. Nothing here may start a thread or open a socket.
 """

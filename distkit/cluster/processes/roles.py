@@ -1,6 +1,6 @@
 """Defines the roles of forked children: engine, plain rank, controller, or kvstore node.
 
-Each function is called in a new fork of the zygote; its first argument is the lifeline.
+Each function is called in a new fork of the fork server; its first argument is the lifeline.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ from distkit.errors import NotPicklableError
 from distkit.events import WORLD
 from distkit.recording import recorder
 from distkit.recording.blackbox import BlackBox
+from distkit.recording.faults import Dropped, OnRank
 from distkit.recording.recorder import Flusher, Recorder
 from distkit.recording.tap import tap
-from distkit.recording.trouble import Dropped, OnRank
 from distkit.recording.witness import CallContext, CollectiveFingerprint
 
 #: matplotlib's backend in notebooks, which ranks do not have.
@@ -270,7 +270,7 @@ class Rank:
             gate = self._gates[run]
             gate.arrived = run_recorder.request_flush
             tap.before.append(lambda op, nbytes: gate.wait())
-        faults = [] if (spec := options.get("trouble")) is None else [OnRank(spec, self.spec.rank)]
+        faults = [] if (spec := options.get("faults")) is None else [OnRank(spec, self.spec.rank)]
         tap.before += faults
         recorder.set_current(run_recorder)
         try:

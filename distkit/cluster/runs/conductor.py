@@ -79,7 +79,7 @@ class Conductor:
         info: facts about the cluster, for the trace.
         stepped: every rank pauses before each communication.
         wait_forever: do not end the run when its ranks are deadlocked.
-        expected_exits: the ranks that ``dk.trouble`` will kill.
+        expected_exits: the ranks that ``dk.inject_faults`` will kill.
         afterwards: state of the cluster after the run, for error messages.
         is_cell: the run executes a ``%%ranks`` cell, whose processes stay.
     """

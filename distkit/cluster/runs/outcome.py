@@ -75,7 +75,7 @@ class Outcome:
         log: the end of the log of a process that ended.
         intact: whether the next cell can use the process.
         collectives: number of issued collectives, by group.
-        missed: faults of :func:`distkit.trouble` that did not occur.
+        missed: faults of :func:`distkit.inject_faults` that did not occur.
         dropped, without_values, unwaited, unrecorded: facts from the recorder, for the trace.
     """
 

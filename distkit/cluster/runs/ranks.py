@@ -17,10 +17,10 @@ from pickle import dumps
 from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.plan import Plan
-from distkit.cluster.processes.forkserver import (
+from distkit.cluster.processes.fork_client import (
     KILL_TIMEOUT,
     Child,
-    ForkServer,
+    ForkClient,
     end,
     fork_all,
     server,
@@ -51,7 +51,7 @@ class ProcessHost:
         address: its address for other machines; "" if there are none.
     """
 
-    server: ForkServer
+    server: ForkClient
     folder: str
     ranks: Sequence[int]
     servers: Sequence[int] = ()
@@ -284,10 +284,10 @@ class Ranks(RankController):
         every rank would have to create the group again.
         """
         self._fork([rank])
-        faults = self._call[1].get("trouble")
+        faults = self._call[1].get("faults")
         if faults is not None:  # do not repeat the fault that killed the rank
             faults = replace(faults, kill={r: n for r, n in faults.kill.items() if r != rank})
-        self._execute(rank, life, trouble=faults)
+        self._execute(rank, life, faults=faults)
 
     def go(self, ranks: Iterable[int], count: int | None) -> None:
         """Open the gates of these ranks ``count`` times, or permanently if None."""

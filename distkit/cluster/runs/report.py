@@ -52,11 +52,11 @@ def cause(status: int, *, expected: bool = False, log: str = "") -> str:
 
     Args:
         status: exit status, as from ``os.waitstatus_to_exitcode``.
-        expected: whether ``dk.trouble`` killed it.
+        expected: whether ``dk.inject_faults`` killed it.
         log: end of its log, which may contain gloo's reason.
     """
     if status == -signal.SIGKILL and expected:
-        return "dk.trouble killed it, as requested"
+        return "dk.inject_faults killed it, as requested"
     if status == LINE_CLOSED:
         return (
             "it closed descriptors that distkit needs, as os.closerange() does, or changed modules"

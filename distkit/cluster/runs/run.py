@@ -15,7 +15,7 @@ from distkit.cluster import machine
 from distkit.cluster.notebook import in_notebook
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import make_plan
-from distkit.cluster.processes.forkserver import end, server
+from distkit.cluster.processes.fork_client import end, server
 from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import MAX_DIAGNOSED_EVENTS, Conductor
@@ -26,7 +26,7 @@ from distkit.diagnosis.diagnose import Finding
 from distkit.diagnosis.facts import rank_states
 from distkit.errors import DeadlockError, RunError, RunStopped
 from distkit.events import Event
-from distkit.recording import trouble
+from distkit.recording import faults
 from distkit.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -281,9 +281,9 @@ def run_ranks(
     seed, kwargs = seeds.for_call(fn, kwargs, seed)
     payload = pack(fn, args, kwargs)
     plan = make_plan(n, 0, "cpu", "gloo", cpus=machine.cpus(), memory=machine.memory())
-    faults = trouble.current()
-    if faults is not None:
-        faults.check(n)
+    injected = faults.current()
+    if injected is not None:
+        injected.check(n)
     folder = server().make_folder(n)
     ranks = Ranks(plan, folder)
     try:
@@ -295,11 +295,11 @@ def run_ranks(
             list(range(n)),
             structs.replace(ranks.info(), seed=seed),
             wait_forever=wait_forever,
-            expected_exits=faults.kill if faults is not None else (),
+            expected_exits=injected.kill if injected is not None else (),
             afterwards="",
         )
         ranks.submit(
-            conductor, payload, {"record": record, "trouble": faults, "seed": seed, "raw": raw}
+            conductor, payload, {"record": record, "faults": injected, "seed": seed, "raw": raw}
         )
         run = Run(conductor, raw=raw)
         try:

@@ -34,12 +34,12 @@ _TRACEBACK = re.compile(r"\n+(?=Traceback on rank |Its last output:)")
 _MORE = re.compile(r"\n+(?=Other ranks that raised:|The others were released:)")
 
 
-def project(run: Steppable, trouble: str = "") -> Json:
+def project(run: Steppable, command_error: str = "") -> Json:
     """Return the moment shown, the state of the run, and its sources.
 
     Args:
         run: the run.
-        trouble: why the last command failed, if it did.
+        command_error: why the last command failed, if it did.
     """
     moments = list(run.moments)
     trace = run.trace  # read last: it has the events of these moments
@@ -73,7 +73,7 @@ def project(run: Steppable, trouble: str = "") -> Json:
         "stopped": stopped,
         "remarks": _remarks_now(run, error) if at_end else [],
         "pages": PAGES,
-        "trouble": trouble,
+        "error": command_error,
         "sources": {clean(k): clean(text[:MAX_SOURCE]) for k, text in trace.info.sources.items()},
     }
 

@@ -122,7 +122,7 @@ class Cockpit(Timeline):
     sources = traitlets.Any().tag(sync=True)
 
     def __init__(self, source: Steppable) -> None:
-        self._source, self._trouble = source, ""
+        self._source, self._error = source, ""
         self._step_worker, self._seek_worker = (
             Worker(),
             Worker(),
@@ -146,7 +146,7 @@ class Cockpit(Timeline):
         """Send the current trace and state to the browser."""
         previous, finished = self.steps, self._source.finished
         with self._lock:
-            steps = project(self._source, self._trouble)
+            steps = project(self._source, self._error)
             self._look(self._source.trace, not finished)  # has all events that the steps reference
             self._publish()
             self.sources, self.steps = steps.pop("sources"), steps
@@ -171,14 +171,14 @@ class Cockpit(Timeline):
     def _execute(self, command: Json) -> None:
         try:
             self._do(command)
-            self._trouble = ""
+            self._error = ""
         except DistkitError as error:
             message = str(error)
-            self._trouble = (
+            self._error = (
                 "" if message == self._source.error else message
             )  # the run's error is already shown
         except Exception as error:  # a bug in distkit: report it
-            self._trouble = f"{type(error).__name__}: {error}"
+            self._error = f"{type(error).__name__}: {error}"
         self._notifier.notify()
         self.send({"did": command.get("id")})
 

@@ -35,7 +35,7 @@ export class Cockpit extends Follower {
   #build(el) {
     const { ranks, name } = this.state;
     const below = h("div", { class: "dk-below" });
-    this.parts = Object.fromEntries(["step", "finding", "trouble"].map((part) =>
+    this.parts = Object.fromEntries(["step", "finding", "error"].map((part) =>
       [part, h("div", { class: `dk-${part}` })]));
     this.chips = h("ul", { class: "dk-chips" });
     this.liveRegion = liveRegion();
@@ -53,7 +53,7 @@ export class Cockpit extends Follower {
       (act, value) => this.#act(act, value));
     const head = h("header", { class: "dk-top" }, h("strong", { class: "dk-name" }, name),
       this.parts.step, this.chips);
-    this.root.prepend(head, this.controls.root, this.controls.help, this.parts.trouble,
+    this.root.prepend(head, this.controls.root, this.controls.help, this.parts.error,
       this.parts.finding, h("div", { class: "dk-body" }, this.source.root, this.cards.root));
     this.root.append(this.liveRegion);
   }
@@ -81,7 +81,7 @@ export class Cockpit extends Follower {
     const past = position < state.last;
     const absent = { silent: SILENT, gone: GONE }[this.absent] ?? "";
     this.controls.show({ ...state, absent });
-    parts.trouble.textContent = absent || state.trouble;
+    parts.error.textContent = absent || state.error;
     const silent = state.finished ? "It has no communication calls to step through."
       : "It has not reached a communication call yet.";
     this.source.explain(this.timeline.store.count ? "The program's source is not known." : silent);

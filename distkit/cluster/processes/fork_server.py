@@ -1,13 +1,14 @@
 """The process that ranks are forked from: it has imported torch, and has a single thread.
 
-A fork starts a rank in milliseconds instead of seconds, and the ranks share the zygote's memory.
-The zygote starts once per kernel (see :mod:`distkit.cluster.processes.boot`), outlives the kernel's
+A fork starts a rank in milliseconds instead of seconds, and the ranks share the fork server's
+memory. It starts once per kernel (see :mod:`distkit.cluster.processes.boot`), outlives the kernel's
 clusters, and ends with the kernel: then it kills all its descendants.
 
-Its parent is the *reaper*, which ends the remaining descendants however the zygote ends. It forks
-the zygote before large imports, holds no lifeline, waits for the zygote's end, and removes the
-folders. When the zygote is killed, the reaper adopts the ranks' children (see
-:mod:`distkit.cluster.processes.descendants`). If the reaper is killed, the zygote shuts down.
+Its parent is the *subreaper*, which ends the remaining descendants however the fork server ends. It
+forks the fork server before large imports, holds no lifeline, waits for its end, and removes the
+folders. When the fork server is killed, the subreaper adopts the ranks' children (see
+:mod:`distkit.cluster.processes.descendants`). If the subreaper is killed, the fork server shuts
+down.
 
 Nothing here may start a thread, open a ZeroMQ context or use CUDA: they do not work after a fork.
 """
@@ -41,7 +42,7 @@ from distkit.cluster.processes.descendants import (
 from distkit.cluster.processes.rank_spec import LATE
 from distkit.errors import DistkitError
 
-#: Idle time before the zygote imports ``LATE``; interval of checks that its parent is alive [s].
+#: Idle time before ``LATE`` is imported; interval of checks that the parent is alive [s].
 IDLE_TIME = 0.5
 
 
@@ -54,7 +55,7 @@ class Forked:
     log: str
 
 
-class Zygote:
+class ForkServer:
     """The process that forks children on command, and reports their ends.
 
     Args:
@@ -91,7 +92,7 @@ class Zygote:
             pass
         finally:
             self.do_kill(None, [child.number for child in self.children.values()])
-            end_all_children()  # the reaper removes their folders
+            end_all_children()  # the subreaper removes their folders
 
     def do_call(self, fd: int | None, run: str) -> None:
         """Import ``run`` ("module") for future children, or call it ("module:function")."""
@@ -114,7 +115,7 @@ class Zygote:
 
         ``arguments`` are pickled by the kernel.
         """
-        kwargs = pickle.loads(arguments)  # in the zygote, so that all children share its imports
+        kwargs = pickle.loads(arguments)  # here, so that all children share its imports
         gc.collect()
         gc.freeze()  # the collector would write to every shared page, which copies it
         try:
@@ -200,19 +201,19 @@ def _redirect(path: str) -> None:
 
 
 def main(line: str, prefix: str) -> None:
-    """Fork the zygote, and act as its reaper; never returns.
+    """Start the fork server, and act as its subreaper; never returns.
 
     Args:
-        line: the file descriptor of the zygote's channel to the kernel, as text.
+        line: the file descriptor of the fork server's channel to the kernel, as text.
         prefix: prefix of the clusters' folders.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     pid = os.fork()
     if pid == 0:
-        Zygote(Channel(socket.socket(fileno=int(line)))).serve()
+        ForkServer(Channel(socket.socket(fileno=int(line)))).serve()
         sys.exit()
-    os.close(int(line))  # or the channel would stay open when the zygote ends
+    os.close(int(line))  # or the channel would stay open when the fork server ends
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     end_all_children()
     folders.remove_all(prefix)

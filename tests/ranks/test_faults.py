@@ -13,7 +13,7 @@ import torch.distributed as dist
 import distkit as dk
 from distkit.cluster import Run
 from distkit.events import Op, State
-from distkit.recording import trouble
+from distkit.recording import faults
 
 
 def steps(n: int) -> list[float]:
@@ -36,7 +36,7 @@ def reduced(run: Run, rank: int) -> int:
 
 
 def test_delay_makes_a_straggler() -> None:
-    with dk.trouble(delay={1: 0.4}):
+    with dk.inject_faults(delay={1: 0.4}):
         run = dk.run_ranks(steps, 3, 3)
     assert all(min(times) > 0.25 for times in run.results)
     (finding,) = run.findings
@@ -44,9 +44,9 @@ def test_delay_makes_a_straggler() -> None:
     assert not finding.hang
 
 
-def test_trouble_on_a_rank_raises_an_error() -> None:
+def test_faults_on_a_rank_raises_an_error() -> None:
     with pytest.raises(dk.errors.RankError, match="after the run had started"):
-        dk.run_ranks(lambda: dk.trouble(delay={1: 1.0}).__enter__(), 2)
+        dk.run_ranks(lambda: dk.inject_faults(delay={1: 1.0}).__enter__(), 2)
 
 
 def test_slow_link_delays_the_sender() -> None:
@@ -60,7 +60,7 @@ def test_slow_link_delays_the_sender() -> None:
             dist.recv(x, src=0)
         return time.monotonic() - start
 
-    with dk.trouble(latency=0.5, bandwidth=1e5):
+    with dk.inject_faults(latency=0.5, bandwidth=1e5):
         run = dk.run_ranks(message, 3)
     took = run.results
     assert 1.5 < took[0] < 10 and 1 < took[1] < 10  # latency + nbytes / bandwidth
@@ -70,8 +70,8 @@ def test_slow_link_delays_the_sender() -> None:
 
 
 def test_rank_is_killed_after_its_nth_communication() -> None:
-    asked = r"rank 1 .*dk.trouble killed it, as requested\); last seen after all_reduce\(\) at "
-    with dk.trouble(kill={1: 4}), pytest.raises(dk.errors.RankDied, match=asked) as caught:
+    asked = r"rank 1 .*inject_faults killed it, as requested\); last seen after all_reduce\(\) at "
+    with dk.inject_faults(kill={1: 4}), pytest.raises(dk.errors.RankDied, match=asked) as caught:
         dk.run_ranks(steps, 3, 5)
     run = caught.value.run
     assert isinstance(run, Run)
@@ -80,11 +80,11 @@ def test_rank_is_killed_after_its_nth_communication() -> None:
 
 
 def test_faults_end_with_the_block() -> None:
-    with pytest.raises(ZeroDivisionError), dk.trouble(delay={0: 1.0}):
+    with pytest.raises(ZeroDivisionError), dk.inject_faults(delay={0: 1.0}):
         raise ZeroDivisionError
-    assert trouble.current() is None
-    with dk.trouble(latency=1.0), dk.trouble(latency=2.0):
-        made = trouble.current()
+    assert faults.current() is None
+    with dk.inject_faults(latency=1.0), dk.inject_faults(latency=2.0):
+        made = faults.current()
         assert made is not None and made.latency == 2.0
     assert max(max(times) for times in dk.run_ranks(steps, 2, 1).results) < 0.5
 
@@ -97,7 +97,7 @@ def test_faults_end_with_the_block() -> None:
     ],
 )
 def test_faults_on_unknown_ranks_raise(asked: dict[str, Any], says: str) -> None:
-    with dk.trouble(**asked), pytest.raises(ValueError, match=says):
+    with dk.inject_faults(**asked), pytest.raises(ValueError, match=says):
         dk.run_ranks(steps, 2, 1)
 
 
@@ -119,8 +119,8 @@ def test_faults_on_unknown_ranks_raise(asked: dict[str, Any], says: str) -> None
     ],
 )
 def test_invalid_faults_raise(asked: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says), dk.trouble(**asked):
-        trouble.current().check(2)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=says), dk.inject_faults(**asked):
+        faults.current().check(2)  # type: ignore[union-attr]
 
 
 def test_unused_fault_is_reported() -> None:
@@ -130,6 +130,9 @@ def test_unused_fault_is_reported() -> None:
         dist.barrier()
         dist.barrier()
 
-    with dk.trouble(kill={1: 2}), pytest.warns(dk.errors.CommunicationWarning, match=says) as said:
+    with (
+        dk.inject_faults(kill={1: 2}),
+        pytest.warns(dk.errors.CommunicationWarning, match=says) as said,
+    ):
         dk.run_ranks(twice, 2)
     assert len(said) == 1

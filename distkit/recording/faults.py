@@ -19,7 +19,7 @@ from distkit._format import count, ordinal
 from distkit.events import Op
 from distkit.recording import recorder
 
-_current: list[Trouble] = []
+_current: list[Faults] = []
 
 
 class Dropped(BaseException):
@@ -27,8 +27,8 @@ class Dropped(BaseException):
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """The faults to inject; see :func:`trouble`."""
+class Faults:
+    """The faults to inject; see :func:`inject_faults`."""
 
     delay: Mapping[int, float] = field(default_factory=dict)
     latency: float = 0.0
@@ -39,7 +39,7 @@ class Trouble:
         """Raise ValueError if a fault names a rank that does not exist."""
         if unknown := {*self.delay, *self.kill} - set(range(ranks)):
             raise ValueError(
-                f"dk.trouble names rank {min(unknown)}, but the ranks are 0 to {ranks - 1}."
+                f"dk.inject_faults names rank {min(unknown)}, but the ranks are 0 to {ranks - 1}."
                 f"{f' {_KILL_SERVERS_HINT}' if servers else ''}"
             )
 
@@ -47,12 +47,12 @@ class Trouble:
 class OnRank:
     """Injects the faults of one rank in one run, when called before each communication."""
 
-    def __init__(self, trouble: Trouble, rank: int) -> None:
-        self._trouble, self._rank, self._done = trouble, rank, 0
+    def __init__(self, faults: Faults, rank: int) -> None:
+        self._faults, self._rank, self._done = faults, rank, 0
 
     def __call__(self, op: Op, nbytes: int) -> None:
         """Inject the faults due before the next communication."""
-        plan, rank = self._trouble, self._rank
+        plan, rank = self._faults, self._rank
         if self._done == plan.kill.get(rank):
             os.kill(os.getpid(), signal.SIGKILL)
         self._done += 1
@@ -63,18 +63,18 @@ class OnRank:
 
     def missed(self) -> list[str]:
         """Return a message if the rank's death did not happen by the end of the function."""
-        n = self._trouble.kill.get(self._rank)
+        n = self._faults.kill.get(self._rank)
         if n is None:
             return []
         return [
-            f"dk.trouble(kill={{{self._rank}: {n}}}) had no effect: rank {self._rank} made only "
-            f"{count(self._done, 'communication')}, and the fault occurs before its "
+            f"dk.inject_faults(kill={{{self._rank}: {n}}}) had no effect: rank {self._rank} made "
+            f"only {count(self._done, 'communication')}, and the fault occurs before its "
             f"{ordinal(n + 1)}. Pass a smaller number, or run more communications."
         ]
 
 
 @contextmanager
-def trouble(
+def inject_faults(
     *,
     delay: Mapping[int, float] | None = None,
     latency: float = 0.0,
@@ -100,18 +100,20 @@ def trouble(
         RuntimeError: the caller is a rank.
 
     Example:
-        >>> with trouble(delay={2: 0.2}):
+        >>> with inject_faults(delay={2: 0.2}):
         ...     pass                                 # cluster.run(train)
     """
     if recorder.current() is not None:
         raise RuntimeError(
-            "dk.trouble was called on a rank, after the run had started. Put the with block around "
-            "cluster.run(...) in the notebook."
+            "dk.inject_faults was called on a rank, after the run had started. Put the with block "
+            "around cluster.run(...) in the notebook."
         )
     for name, given in (("delay", delay), ("kill", kill)):
         if given is not None and not isinstance(given, Mapping):
-            raise ValueError(f"dk.trouble({name}={given!r}) needs a rank: pass {{2: {given!r}}}.")
-    plan = Trouble(
+            raise ValueError(
+                f"dk.inject_faults({name}={given!r}) needs a rank: pass {{2: {given!r}}}."
+            )
+    plan = Faults(
         dict(delay or {}),
         latency,
         math.inf if bandwidth is None else bandwidth,
@@ -125,7 +127,7 @@ def trouble(
         _current.remove(plan)
 
 
-def current() -> Trouble | None:
+def current() -> Faults | None:
     """Return the faults for runs that start now."""
     return _current[-1] if _current else None
 
@@ -137,22 +139,23 @@ _KILL_SERVERS_HINT = (
 )
 
 
-def _check(plan: Trouble) -> None:
+def _check(plan: Faults) -> None:
     for name, given in (("delay", plan.delay), ("kill", plan.kill)):
         if wrong := [key for key in given if not isinstance(key, Integral)]:
             raise ValueError(
-                f"dk.trouble({name}=…) got {wrong[0]!r}. Pass the number of a rank, or of a worker "
-                f"if there are servers: {{1: {given[wrong[0]]!r}}}. {_KILL_SERVERS_HINT}"
+                f"dk.inject_faults({name}=…) got {wrong[0]!r}. Pass the number of a rank, or of "
+                f"a worker if there are servers: {{1: {given[wrong[0]]!r}}}. {_KILL_SERVERS_HINT}"
             )
     steps = [*plan.kill.values()]
     if any(not isinstance(n, int) or n < 0 for n in steps):
         raise ValueError(
-            f"dk.trouble expects numbers of communications ≥ 0, such as {{rank: 3}}, not {steps}."
+            f"dk.inject_faults expects numbers of communications ≥ 0, such as {{rank: 3}}, "
+            f"not {steps}."
         )
     seconds = [plan.latency, *plan.delay.values()]
     if not all(isinstance(x, (int, float)) and 0 <= x < math.inf for x in seconds):
-        raise ValueError(f"dk.trouble expects seconds ≥ 0, not {seconds}.")
+        raise ValueError(f"dk.inject_faults expects seconds ≥ 0, not {seconds}.")
     if not (isinstance(plan.bandwidth, (int, float)) and plan.bandwidth > 0):
         raise ValueError(
-            f"dk.trouble expects a bandwidth > 0 in bytes per second, not {plan.bandwidth}."
+            f"dk.inject_faults expects a bandwidth > 0 in bytes per second, not {plan.bandwidth}."
         )

@@ -1,8 +1,8 @@
-"""The kernel's client of a zygote: forks processes and receives their exit statuses.
+"""The kernel's client of a fork server: forks processes and receives their exit statuses.
 
 This machine's client, :func:`server`, starts on first use, and all clusters use it.
 :mod:`distkit_hosts.remote.fleet` has the clients for other machines;
-:mod:`distkit.cluster.processes.zygote` is the zygote's side.
+:mod:`distkit.cluster.processes.fork_server` is the fork server's side.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import PATIENCE
 from distkit.errors import StartError
 
-#: Timeout of a zygote's response [s]; it may be importing torch.
+#: Timeout of a fork server's response [s]; it may be importing torch.
 RESPONSE_TIMEOUT = 60.0
 
-#: Timeout for the zygote's end to be noticed [s].
+#: Timeout for the fork server's end to be noticed [s].
 LOSS_TIMEOUT = 0.5
 
 #: Timeout for a killed process to end [s].
@@ -43,10 +43,10 @@ KILL_TIMEOUT = 5.0
 class Child:
     """A forked process: its pid, its lifeline, and the callbacks for its end.
 
-    ``number`` identifies it in the zygote's messages.
+    ``number`` identifies it in the fork server's messages.
     """
 
-    def __init__(self, channel: Channel, server: ForkServer, number: int) -> None:
+    def __init__(self, channel: Channel, server: ForkClient, number: int) -> None:
         self.channel, self.server, self.number = channel, server, number
         self.pid = 0  # until it has started
         self.status: int | None = None  # exit status, negative for a signal
@@ -92,11 +92,11 @@ class Child:
         self._exit.set_result(self.status)
 
 
-class ForkServer:
-    """The client of a zygote on this host (see :func:`server`) or another one.
+class ForkClient:
+    """The client of a fork server on this host (see :func:`server`) or another one.
 
     Args:
-        channel: the channel to the zygote.
+        channel: the channel to the fork server.
         host: the name of its machine.
     """
 
@@ -106,7 +106,7 @@ class ForkServer:
         self._numbers, self._children = itertools.count(1), dict[int, Child]()
         self._responses: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._on_loss: list[Callable[[str], None]] = []
-        self.lost = threading.Event()  # the zygote has ended
+        self.lost = threading.Event()  # the fork server has ended
         channel.listen(self._handle_message, self._handle_loss)
 
     def hang_up(self, channel: Channel) -> None:
@@ -126,7 +126,7 @@ class ForkServer:
         raise NotImplementedError
 
     def on_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
-        """Call ``callback(reason)``, from another thread, if the zygote ends with its children.
+        """Call ``callback(reason)``, from another thread, if the fork server and its children end.
 
         It is called before the children's exit callbacks. Returns a function that removes it.
         """
@@ -134,7 +134,7 @@ class ForkServer:
         return partial(self._on_loss.remove, callback)
 
     def preload(self, run: str) -> None:
-        """Make the zygote import ``run`` ("module") or call it ("module:function"), and return."""
+        """Make the fork server import ``run`` ("module") or call it ("module:function")."""
         self._send({"do": "call", "run": run})
 
     def start_fork(self, run: str, *, folder: str, log: str, **arguments: Any) -> Child:
@@ -158,7 +158,7 @@ class ForkServer:
         return machine.gpus()
 
     def wait_until_idle(self) -> None:
-        """Wait until the zygote has executed all requests so far."""
+        """Wait until the fork server has executed all requests so far."""
         self._ask({"do": "torch"})
 
     def kill(self, children: list[Child], over: bool = False) -> None:
@@ -198,7 +198,7 @@ class ForkServer:
             self._responses.put(message)
 
     def _handle_loss(self) -> None:
-        """Handle the end of the zygote, and of all its children."""
+        """Handle the end of the fork server, and of all its children."""
         self.lost.set()
         self._responses.put({"lost": True})
         for callback in [] if self.closed else list(self._on_loss):
@@ -209,14 +209,14 @@ class ForkServer:
             child.set_exit_status(-signal.SIGKILL)
 
 
-class LocalForkServer(ForkServer):
-    """The client of this machine's zygote; it starts the zygote. Use :func:`server`."""
+class LocalForkClient(ForkClient):
+    """The client of this machine's fork server; it starts the fork server. Use :func:`server`."""
 
     def __init__(self) -> None:
         self._prefix = folders.new_prefix()
         channel, remote = Channel.pair()
         with remote:
-            self.process = start_zygote(remote, self._prefix)
+            self.process = start_fork_server(remote, self._prefix)
         super().__init__(channel, platform.node())
 
     def make_folder(self, processes: int) -> str:
@@ -224,11 +224,11 @@ class LocalForkServer(ForkServer):
         return folders.make(self._prefix, processes)
 
     def close(self) -> None:
-        """End the zygote and its descendants."""
+        """End the fork server and its descendants."""
         self.closed = True
         self.channel.close()
         try:
-            self.process.wait(5 + PATIENCE)  # its reaper ends last
+            self.process.wait(5 + PATIENCE)  # its subreaper ends last
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -250,7 +250,7 @@ class LocalForkServer(ForkServer):
         )
 
 
-def fork_all(requests: Iterable[tuple[ForkServer, dict[str, Any]]]) -> list[Child]:
+def fork_all(requests: Iterable[tuple[ForkClient, dict[str, Any]]]) -> list[Child]:
     """Fork several processes concurrently; if one fails, end the others.
 
     Args:
@@ -276,7 +276,7 @@ def end(children: Iterable[Child], over: bool = False) -> None:
         children: the processes.
         over: their run has ended, so other machines need not send their logs.
     """
-    by_server: dict[ForkServer, list[Child]] = {}
+    by_server: dict[ForkClient, list[Child]] = {}
     for child in children:
         by_server.setdefault(child.server, []).append(child)
     for fork_server, group in by_server.items():
@@ -292,19 +292,19 @@ def shut_down(children: Iterable[Child], timeout: float = KILL_TIMEOUT) -> None:
         child.channel.hang_up()
 
 
-def start_zygote(
+def start_fork_server(
     remote: socket.socket, prefix: str, stderr: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a zygote on this machine.
+    """Start a fork server on this machine.
 
     Args:
-        remote: the zygote's end of its channel.
-        prefix: prefix of the folders that are removed when the zygote ends.
+        remote: the fork server's end of its channel.
+        prefix: prefix of the folders that are removed when the fork server ends.
         stderr: its standard error, as for Popen.
     """
-    zygote = "distkit.cluster.processes.zygote:main"
+    main = "distkit.cluster.processes.fork_server:main"
     return subprocess.Popen(
-        boot.command(zygote, remote.fileno(), prefix),
+        boot.command(main, remote.fileno(), prefix),
         pass_fds=[remote.fileno()],
         env=_environ(),
         stdin=subprocess.DEVNULL,
@@ -314,23 +314,23 @@ def start_zygote(
 
 
 def _environ() -> dict[str, str]:
-    """Return the zygote's environment; its path is an argument, and ranks set their own."""
+    """Return the fork server's environment; its path is an argument, and ranks set their own."""
     environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     environ.pop("PYTHONPATH", None)
     environ.pop("CUDA_VISIBLE_DEVICES", None)  # with a MIG slice torch would query CUDA, not NVML
     return environ
 
 
-_server: LocalForkServer | None = None
+_server: LocalForkClient | None = None
 _server_lock = threading.Lock()
 
 
-def server() -> LocalForkServer:
+def server() -> LocalForkClient:
     """Return this process's fork server; start it if necessary, unless this process is ending."""
     global _server
     with _server_lock:
         if _server is None or (_server.lost.is_set() and not _server.closed):
-            _server = LocalForkServer()
+            _server = LocalForkClient()
             # finalizers run in reverse order at exit: clusters close before their fork server
             weakref.finalize(_server, _server.close)
         return _server
