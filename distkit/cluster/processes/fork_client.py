@@ -292,23 +292,18 @@ def shut_down(children: Iterable[Child], timeout: float = KILL_TIMEOUT) -> None:
         child.channel.hang_up()
 
 
-def start_fork_server(
-    remote: socket.socket, prefix: str, stderr: int | None = None
-) -> subprocess.Popen[bytes]:
+def start_fork_server(remote: socket.socket, prefix: str) -> subprocess.Popen[bytes]:
     """Start a fork server on this machine.
 
     Args:
         remote: the fork server's end of its channel.
         prefix: prefix of the folders that are removed when the fork server ends.
-        stderr: its standard error, as for Popen.
     """
-    main = "distkit.cluster.processes.fork_server:main"
     return subprocess.Popen(
-        boot.command(main, remote.fileno(), prefix),
+        boot.command("distkit.cluster.processes.fork_server:main", remote.fileno(), prefix),
         pass_fds=[remote.fileno()],
         env=_environ(),
         stdin=subprocess.DEVNULL,
-        stderr=stderr,
         start_new_session=True,  # so that Ctrl-C does not reach it
     )
 
