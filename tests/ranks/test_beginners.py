@@ -9,23 +9,6 @@ import torch.distributed as dist
 import distkit as dk
 from distkit.errors import MismatchError
 
-taken: list[int] = []
-
-
-def append() -> None:
-    taken.append(1)
-
-
-def collect(found: dict[str, int]) -> None:
-    found["x"] = 1
-
-
-@pytest.mark.parametrize(("program", "name"), [(append, "taken"), (collect, "found")])
-def test_append_to_a_notebook_list_is_explained(program: object, name: str) -> None:
-    given = [{}] if program is collect else []
-    with pytest.warns(dk.errors.CommunicationWarning, match=f"the notebook's {name} is unchanged"):
-        dk.run_ranks(program, 2, *given)  # type: ignore[arg-type]
-
 
 def send_four_receive_two() -> None:
     if dist.get_rank() == 0:
