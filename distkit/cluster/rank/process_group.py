@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,9 @@ class Group:
         """
         name = f"distkit/entered/{run}"
         self._store.set(f"{name}/{self.spec.rank}", "")
-        self._store.wait([f"{name}/{r}" for r in range(self.spec.world_size)])
+        keys = [f"{name}/{r}" for r in range(self.spec.world_size)]
+        while not self._store.check(keys):  # wait() polls every 10 ms: ranks would start apart
+            time.sleep(0.001)
 
     def join(self) -> None:
         """Join the group.
@@ -84,7 +87,11 @@ class Group:
             torch.cuda.set_device(spec.device)
             if spec.backend == "nccl":
                 options["device_id"] = torch.device(spec.device)
-        self._store = _connect_store(spec, name)  # kept: C++ does not own a store in Python
+        self._store = (  # kept: C++ does not own a store in Python
+            load("distkit_hosts.remote.store_client").StoreClient(spec.folder, name)
+            if spec.hosts > 1
+            else dist.FileStore(f"{spec.folder}/{name}", spec.world_size)
+        )
         self._init(
             spec.backend, store=self._store, rank=spec.rank, world_size=spec.world_size, **options
         )
@@ -135,9 +142,3 @@ class Group:
                     f"init_process_group({name}={requested}) on a rank whose {name} is {actual}. "
                     f"Leave {name} out, or start as many ranks as the script expects."
                 )
-
-
-def _connect_store(spec: Spec, name: str) -> Any:
-    if spec.hosts > 1:
-        return load("distkit_hosts.remote.store_client").StoreClient(spec.folder, name)
-    return dist.FileStore(f"{spec.folder}/{name}", spec.world_size)
