@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_032, 550),
     "distkit/algorithms": Line(1_389, 1_300),
-    "distkit/cluster": Line(3_200, 3_000),
+    "distkit/cluster": Line(3_199, 3_000),
     "distkit/data": Line(256, 350),
     "distkit/diagnosis": Line(1_841, 1_800),
     "distkit/kvstore": Line(1_727, 1_700),
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_914, 15_000),
-    "the whole product": Line(25_836, 25_000),
+    "all of distkit": Line(15_913, 15_000),
+    "the whole product": Line(25_835, 25_000),
     "lines of JavaScript": Line(4_081, 4_300),
     "files in distkit": Line(189, 150),
     "names at the top level": Line(27, 23),
