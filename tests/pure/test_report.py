@@ -22,7 +22,7 @@ def died(how: str) -> Outcome:
     return Outcome(1, died=how)
 
 
-def told(outcome: Outcome) -> dk.errors.RankError:
+def error_of(outcome: Outcome) -> dk.errors.RankError:
     """Return the error of a run in which one rank ended like this."""
     ends = report.ends([outcome])
     trace = Trace([], traces.info(world_size=2, ranks=WORKERS, ends=ends))
@@ -46,13 +46,13 @@ def test_exception_and_its_line_are_one_sentence() -> None:
     try:
         raise ValueError("there are ranks 0 to 1.")
     except ValueError as error:
-        said = told(Outcome(0, error=describe(error, released=False)))
+        said = error_of(Outcome(0, error=describe(error, released=False)))
     headline = str(said).partition("\n")[0]
     assert headline.startswith(f"rank 0 raised ValueError: there are ranks 0 to 1 at {said.line}. ")
 
 
 def test_code_without_source_is_not_blamed() -> None:
-    error = told(Outcome(0, error=describe(raised(), released=False)))
+    error = error_of(Outcome(0, error=describe(raised(), released=False)))
     file, _, number = error.line.rpartition(":")
     assert file.endswith("test_report.py")
     assert 'on_crash="replce"' in linecache.getline(__file__, int(number))
@@ -85,13 +85,13 @@ def test_notebook_wraps_long_messages_at_spaces() -> None:
     ],
 )
 def test_exit_status_suggests_a_remedy(how: str, says: str) -> None:
-    said = str(told(died(how)))
+    said = str(error_of(died(how)))
     assert f"rank 1 ended ({how})" in said and says in said
     assert ("memory ran out" in said) == (how == "signal SIGKILL")
 
 
 def test_last_output_of_gloo_is_evidence() -> None:
     log = "what(): [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 12 vs 8. Received"
-    said = str(told(died(report.cause(-signal.SIGABRT, log=log))))
+    said = str(error_of(died(report.cause(-signal.SIGABRT, log=log))))
     assert "signal SIGABRT: gloo received 12 bytes where 8 were expected" in said
     assert "compare the shapes, dtypes and splits" in said and "os._exit" not in said

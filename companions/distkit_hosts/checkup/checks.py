@@ -226,7 +226,7 @@ def _names(facts: Facts) -> Iterator[Check]:
         check
         for asked, known in facts.names.items()
         for host, answer in known.items()
-        # ssh may have names of its own here; an address needs no name
+        # the configuration of ssh may define further names; an address needs none
         if asked != HERE and host in facts.machines and not host.replace(".", "").isdigit()
         for check in _name(facts, asked, host, answer)
     ]
