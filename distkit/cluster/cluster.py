@@ -421,8 +421,8 @@ class Cluster:
         child, ended = processes.children.get(numbers.get(name, -1)), threading.Event()
         if child is None:
             raise ClusterError(
-                f"{name!r} has no process now. This cluster has {', '.join(numbers)} during a run: "
-                "start one with cluster.submit()."
+                f"{name!r} {'has no process now' if name in numbers else 'does not exist'}. This "
+                f"cluster has {', '.join(numbers)} during a run: start one with cluster.submit()."
             )
         child.on_exit(lambda status: ended.set())  # called after the cluster's callback
         end([child])

@@ -73,7 +73,7 @@ def test_process_is_killed_by_name(cluster: dk.Cluster) -> None:
     with pytest.raises(RankDied, match="process of rank 2 ended"):
         run.wait(30)
     assert cluster.run(total).results == [3.0, 3.0, 3.0]
-    with pytest.raises(ClusterError, match="'rank 3' has no process now"):
+    with pytest.raises(ClusterError, match="'rank 3' does not exist"):
         cluster.kill("rank 3")
 
 

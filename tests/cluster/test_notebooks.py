@@ -16,7 +16,6 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 PICTURES = {"image/svg+xml", "image/png"}
 
 
-@pytest.mark.timeout(900)  # lesson 16 starts thirty runs
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(
     path: Path,

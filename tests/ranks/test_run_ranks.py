@@ -229,13 +229,10 @@ def test_non_callable_raises() -> None:
         dk.run_ranks("nowhere.py", 2)
 
 
-def test_folders_are_removed_after_the_run(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path_factory.mktemp("short")
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
+def test_folders_are_removed_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dk.run_ranks(sum_of_ranks, 2)
-    until(lambda: not any(folder.iterdir()), timeout=5)
+    until(lambda: not any(tmp_path.iterdir()), timeout=5)
 
 
 def test_folder_that_cannot_be_created_raises(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ ended in any way.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import secrets
 import shutil
@@ -21,6 +22,8 @@ MAX_PATH = 90
 
 #: Space for a cluster's files, and for the files of each process [bytes].
 _BASE, _EACH = 1_000_000, 250_000
+
+_numbers = itertools.count(1)  # of folders; short, for the sockets' paths
 
 
 def new_prefix() -> str:
@@ -40,10 +43,10 @@ def make(prefix: str, processes: int = 1) -> str:
         free = status.f_bavail * status.f_frsize
         if free < needed:
             raise OSError(errno.ENOSPC, f"{human_bytes(needed)} needed, {human_bytes(free)} free")
-        folder = tempfile.mkdtemp(prefix=prefix)  # mkdtemp uses mode 0700
+        folder = f"{parent}/{prefix}{next(_numbers)}"
         if len(os.fsencode(folder)) > MAX_PATH:
-            Path(folder).rmdir()
             raise OSError(errno.ENAMETOOLONG, "its path is too long for sockets")
+        Path(folder).mkdir(mode=0o700)
         return folder
     except OSError as error:
         raise StartError(

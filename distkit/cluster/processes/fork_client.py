@@ -299,21 +299,16 @@ def start_fork_server(remote: socket.socket, prefix: str) -> subprocess.Popen[by
         remote: the fork server's end of its channel.
         prefix: prefix of the folders that are removed when the fork server ends.
     """
+    environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    environ.pop("PYTHONPATH", None)  # its path is an argument, and ranks set their own
+    environ.pop("CUDA_VISIBLE_DEVICES", None)  # with a MIG slice torch would query CUDA, not NVML
     return subprocess.Popen(
         boot.command("distkit.cluster.processes.fork_server:main", remote.fileno(), prefix),
         pass_fds=[remote.fileno()],
-        env=_environ(),
+        env=environ,
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # so that Ctrl-C does not reach it
     )
-
-
-def _environ() -> dict[str, str]:
-    """Return the fork server's environment; its path is an argument, and ranks set their own."""
-    environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    environ.pop("PYTHONPATH", None)
-    environ.pop("CUDA_VISIBLE_DEVICES", None)  # with a MIG slice torch would query CUDA, not NVML
-    return environ
 
 
 _server: LocalForkClient | None = None

@@ -45,6 +45,9 @@ from distkit.errors import DistkitError
 #: Idle time before ``LATE`` is imported; interval of checks that the parent is alive [s].
 IDLE_TIME = 0.5
 
+#: Number of forks after which ``LATE`` is imported without idle time: each run would import it.
+BUSY_FORKS = 16
+
 
 @dataclass
 class Forked:
@@ -65,7 +68,7 @@ class ForkServer:
     def __init__(self, channel: Channel) -> None:
         self.channel, self.parent = channel, os.getppid()
         self.children: dict[int, Forked] = {}  # by pid
-        self.complete = False  # has imported LATE
+        self.complete, self.forks = False, 0  # whether LATE is imported; children so far
         adopt_orphans()
         self.wakeup, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
@@ -79,7 +82,8 @@ class ForkServer:
             while os.getppid() == self.parent:
                 channel_fd = self.channel.fileno()
                 ready, _, _ = select.select([channel_fd, self.wakeup], [], [], IDLE_TIME)
-                if not (ready or self.complete or self.children) and "torch" in sys.modules:
+                idle = not ready or self.forks > BUSY_FORKS
+                if idle and not (self.complete or self.children) and "torch" in sys.modules:
                     self.complete = True
                     self.do_call(None, LATE)
                 if self.wakeup in ready:
@@ -115,6 +119,7 @@ class ForkServer:
 
         ``arguments`` are pickled by the kernel.
         """
+        self.forks += 1
         kwargs = pickle.loads(arguments)  # here, so that all children share its imports
         gc.collect()
         gc.freeze()  # the collector would write to every shared page, which copies it

@@ -11,6 +11,7 @@ import operator
 import random
 import secrets
 import sys
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -33,19 +34,13 @@ def for_call(fn: Any, kwargs: dict[str, Any], seed: Any) -> tuple[int | None, di
     """
     if seed is None:
         return (None if isinstance(fn, Cell) else secrets.randbits(32)), kwargs
-    if _takes_seed(fn):
-        kwargs = {**kwargs, "seed": seed}
+    with suppress(TypeError, ValueError):  # a script, or a function written in C
+        if "seed" in inspect.signature(fn).parameters:
+            kwargs = {**kwargs, "seed": seed}
     try:
         return operator.index(seed), kwargs
     except TypeError:
         raise TypeError(f"seed must be an integer, not {seed!r}") from None
-
-
-def _takes_seed(fn: Any) -> bool:
-    try:
-        return "seed" in inspect.signature(fn).parameters
-    except (TypeError, ValueError):  # a script, or a function written in C
-        return False
 
 
 def for_rank(seed: int, rank: int, life: int = 0) -> int:

@@ -298,7 +298,11 @@ class Conductor:
         """Replace ranks that die, until all have ended, one has failed or there is a deadlock."""
         while not self.deadlock:
             self._wait_until(
-                lambda: self._is_over() or self._pending_replacements or self._is_check_due()
+                lambda: (
+                    self._is_over()
+                    or self._pending_replacements
+                    or (not self.wait_forever and self.watchdog.due(self.waiting))
+                )
             )
             if self._is_over():
                 return
@@ -306,9 +310,6 @@ class Conductor:
                 self._replace(controller, *self._pending_replacements.popitem())
             else:
                 self.deadlock = self.watchdog.judge(self.trace, self.waiting)
-
-    def _is_check_due(self) -> bool:
-        return not self.wait_forever and self.watchdog.due(self.waiting)
 
     def _release(self, controller: RankController) -> None:
         """Release the remaining ranks, and kill the ranks that do not end."""

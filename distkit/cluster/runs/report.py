@@ -10,7 +10,7 @@ import traceback
 import warnings
 from collections.abc import Iterable
 
-from distkit._format import named
+from distkit._format import named, times
 from distkit.cluster.notebook import place
 from distkit.cluster.processes.rank_spec import LINE_CLOSED
 from distkit.cluster.runs.outcome import CONNECTION_BROKEN, Failure, Frame, Outcome
@@ -219,7 +219,8 @@ def _death(outcome: Outcome, trace: Trace) -> RankDied:
     if how not in finding:  # the finding names only the cause
         finding += f"\nThe {ended}"
     last, crash = last_call(trace.spans, rank), _crash_report(outcome.log)
-    parts = [finding, *others]
+    parts, lives = [finding, *others], sum(r.node == rank for r in trace.info.replaced)
+    parts += [f"It was replaced {times(lives)} in this run."] if lives else []
     parts += [f"Its last output:\n{crash}"] if crash else []
     line = end.where or (last.where if last is not None else "")
     return RankDied("\n".join(parts), rank=rank, line=line)
