@@ -146,7 +146,7 @@ def _started(mark: str) -> list[psutil.Process]:
     return [p for p in (below | marked) - {me} if alive(p)]
 
 
-def left_running(mark: str, timeout: float = 20.0) -> list[str]:
+def left_running(mark: str, timeout: float = 5.0) -> list[str]:
     """The processes with this mark that are still there after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while (left := _started(mark)) and time.monotonic() < deadline:
@@ -166,7 +166,7 @@ def nobody_stays() -> Iterator[None]:
 
 @pytest.fixture
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """Return a function for the end of a test: processes of this test that run after 20 s."""
+    """Return a function for the end of a test: processes of this test that run after 5 s."""
     mark = f"{SESSION}-{next(numbers)}"
     monkeypatch.setenv(MARK, mark)
     return lambda: left_running(mark)
