@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -107,6 +108,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if mark and _gpus() < needed:
         required = not _gpus() and os.environ.get("DISTKIT_GPU") == "required"
         (pytest.fail if required else pytest.skip)(f"GPUs needed: {needed}, there: {_gpus()}")
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder for temporary files, empty. pytest's own paths are too long for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from distkit.cluster.processes import folders
 from distkit.errors import StartError
-
-
-@pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Path:
-    here = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own paths are too long for sockets
-    monkeypatch.setattr(tempfile, "tempdir", str(here))
-    return here
 
 
 def test_only_folders_with_the_prefix_are_removed(temporary: Path) -> None:

@@ -229,10 +229,9 @@ def test_non_callable_raises() -> None:
         dk.run_ranks("nowhere.py", 2)
 
 
-def test_folders_are_removed_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_folders_are_removed_after_the_run(temporary: Path) -> None:
     dk.run_ranks(sum_of_ranks, 2)
-    until(lambda: not any(tmp_path.iterdir()), timeout=5)
+    until(lambda: not any(temporary.iterdir()), timeout=5)
 
 
 def test_folder_that_cannot_be_created_raises(monkeypatch: pytest.MonkeyPatch) -> None:
