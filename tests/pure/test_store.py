@@ -1,4 +1,4 @@
-"""The rendezvous store of ranks on several machines: torch's interface and time limits."""
+"""The rendezvous store, in a file or on a server: torch's interface and time limits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from distkit.cluster.rank.store import PollingStore, open_file
 from distkit_hosts.remote.store import StoreServer
 from distkit_hosts.remote.store_client import StoreClient
 
@@ -21,43 +22,55 @@ def server(tmp_path: Path) -> Iterator[StoreServer]:
 
 
 @pytest.fixture
-def clients(server: StoreServer, tmp_path: Path) -> Iterator[list[StoreClient]]:
-    """Two clients of one group, and a client of another."""
+def stores(server: StoreServer, tmp_path: Path) -> Iterator[list[PollingStore]]:
+    """Two stores of one group, and a store of another."""
     clients = [StoreClient(str(tmp_path), group) for group in ("store-1-0", "store-1-0", "store-2")]
-    yield clients
+    yield [PollingStore(client.call) for client in clients]
     for client in clients:
-        if client._channel is not None:
-            client._channel.close()
+        client.close()
 
 
-def test_clients_of_a_group_share_values(clients: list[StoreClient]) -> None:
-    one, same, other = clients
+@pytest.fixture(params=["file", "server"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> list[PollingStore]:
+    """Two stores of one group."""
+    if request.param == "server":
+        return request.getfixturevalue("stores")[:2]
+    return [open_file(str(tmp_path / "file"), 2) for _ in range(2)]
+
+
+def test_stores_of_a_group_share_values(pair: list[PollingStore]) -> None:
+    one, same = pair
     one.set("k", "v")
-    assert [one.add("n", 2), same.add("n", 3), other.add("n", 1)] == [2, 5, 1]
-    assert [same.get("k"), same.check(["k", "n"]), other.check(["k"])] == [b"v", True, False]
+    assert [one.add("n", 2), same.add("n", 3)] == [2, 5]
+    assert [same.get("k"), same.check(["k", "n"]), same.check(["k", "m"])] == [b"v", True, False]
     assert [one.compare_set("k", "v", "w"), one.compare_set("k", "v", "x")] == [b"w", b"w"]
-    assert [one.num_keys(), one.delete_key("k"), one.delete_key("k"), other.num_keys()] == [
-        2,
-        True,
-        False,
-        1,
-    ]
+    before = same.num_keys()
+    assert [one.delete_key("k"), same.check(["k"])] == [True, False]
+    assert same.num_keys() == before - 1
 
 
-def test_torch_uses_it_through_a_prefix(clients: list[StoreClient]) -> None:
-    one, two = (dist.PrefixStore("p", client) for client in clients[:2])
+def test_stores_of_two_groups_share_nothing(stores: list[PollingStore]) -> None:
+    one, _, other = stores
+    one.set("k", "v")
+    assert [one.add("n", 2), other.add("n", 1), other.check(["k"])] == [2, 1, False]
+    assert [one.num_keys(), other.num_keys()] == [2, 1]
+    assert [one.delete_key("k"), one.delete_key("k")] == [True, False]
+
+
+def test_torch_uses_it_through_a_prefix(pair: list[PollingStore]) -> None:
+    one, two = (dist.PrefixStore("p", store) for store in pair)
     one.set("a", "one")
     two.wait(["a"])
     assert two.get("a") == b"one"
     assert one.add("n", 1) == 1 and two.add("n", 1) == 2
-    assert two.check(["a"]) and not clients[0].check(["a"])
+    assert two.check(["a"]) and not pair[0].check(["a"])
     before = one.num_keys()
     assert one.delete_key("a") and not two.check(["a"])
     assert two.num_keys() == before - 1
 
 
-def test_wait_times_out(clients: list[StoreClient]) -> None:
-    store, *_ = clients
+def test_wait_times_out(pair: list[PollingStore]) -> None:
+    store, _ = pair
     with pytest.raises(dist.DistStoreError, match="were not set within"):
         store.wait(["never"], timedelta(seconds=0.01))
     store.set_timeout(timedelta(seconds=0.01))
@@ -65,8 +78,8 @@ def test_wait_times_out(clients: list[StoreClient]) -> None:
         store.get("never")
 
 
-def test_finished_run_leaves_no_values(server: StoreServer, clients: list[StoreClient]) -> None:
-    over, _, next_run = clients
+def test_finished_run_leaves_no_values(server: StoreServer, stores: list[PollingStore]) -> None:
+    over, _, next_run = stores
     over.set("k", "v")
     next_run.set("k", "v")
     server.forget("store-1")

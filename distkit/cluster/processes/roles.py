@@ -87,6 +87,7 @@ def engine(
 
     rank = Rank(spec, lifeline, runs_cells=True)
     rank.start()
+    rank.listen()
     rank.group.join()
     app = IPEngine.instance(
         enable_nanny=False,
@@ -116,9 +117,10 @@ def plain(lifeline: Channel, spec: Any, folder: str) -> None:
     """Run the function of one run as a rank, then wait to be killed."""
     from distkit.cluster.rank.rank import Rank
 
-    payload, options = pickle.loads(lifeline.recv())
     rank = Rank(spec, lifeline)
-    rank.start()
+    rank.start()  # while other ranks are still being forked
+    payload, options = pickle.loads(lifeline.recv())
+    rank.listen()
     sys.path[:] = spec.path  # later imports are the user's
     rank.execute(payload, options)
     threading.Event().wait()  # ending now would break the connections of running ranks

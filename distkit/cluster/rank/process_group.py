@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from distkit.cluster.rank import store
 from distkit.companions import load
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ class Group:
         """
         name = f"distkit/entered/{run}"
         self._store.set(f"{name}/{self.spec.rank}", "")
-        keys = [f"{name}/{r}" for r in range(self.spec.world_size)]
-        while not self._store.check(keys):  # wait() polls every 10 ms: ranks would start apart
-            time.sleep(0.001)
+        self._store.wait([f"{name}/{r}" for r in range(self.spec.world_size)])
 
     def join(self) -> None:
         """Join the group.
@@ -87,11 +85,7 @@ class Group:
             torch.cuda.set_device(spec.device)
             if spec.backend == "nccl":
                 options["device_id"] = torch.device(spec.device)
-        self._store = (  # kept: C++ does not own a store in Python
-            load("distkit_hosts.remote.store_client").StoreClient(spec.folder, name)
-            if spec.hosts > 1
-            else dist.FileStore(f"{spec.folder}/{name}", spec.world_size)
-        )
+        self._store = _open_store(spec, name)  # kept: C++ does not own a store in Python
         self._init(
             spec.backend, store=self._store, rank=spec.rank, world_size=spec.world_size, **options
         )
@@ -142,3 +136,10 @@ class Group:
                     f"init_process_group({name}={requested}) on a rank whose {name} is {actual}. "
                     f"Leave {name} out, or start as many ranks as the script expects."
                 )
+
+
+def _open_store(spec: Spec, name: str) -> store.PollingStore:
+    if spec.hosts == 1:
+        return store.open_file(f"{spec.folder}/{name}", spec.world_size)
+    client = load("distkit_hosts.remote.store_client").StoreClient(spec.folder, name)
+    return store.PollingStore(client.call)

@@ -94,7 +94,7 @@ class Rank:
         self._close_record: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        """Set up the environment and the GPU, and start to read the lifeline."""
+        """Set up the environment and the GPU."""
         spec = self.spec
         os.environ.clear()
         os.environ.update(spec.environ)
@@ -119,9 +119,12 @@ class Rank:
         self.outbox.capture()
         builtins.input = _no_keyboard
         interpreter.install_child_hooks()
-        self.lifeline.listen(self._handle_command, partial(os.killpg, 0, signal.SIGKILL))
 
     # -- the lifeline -----------------------------------------------------------
+
+    def listen(self) -> None:
+        """Handle the kernel's commands from now on; end with the lifeline."""
+        self.lifeline.listen(self._handle_command, partial(os.killpg, 0, signal.SIGKILL))
 
     def _handle_command(self, message: tuple[Any, ...]) -> None:
         """Handle the kernel's command: "go" with a number of permits or None, or "release"."""
