@@ -38,8 +38,8 @@ test: $(VENV)/.installed-test  ## all tests: pure, ranks, cluster; fewer with AR
 	    tools/debian-install $(SERVERS) || echo "Until then the tests that need them are skipped."
 	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder $(ARGS)
 
-stress: $(VENV)/.installed-test ## the suites that `make test` samples, each entry a test; fewer with ARGS="-k misuse"
-	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest tests/stress $(ARGS)
+stress: $(VENV)/.installed-test ## the suites that `make test` samples, and its longest tests; fewer with ARGS="-k misuse"
+	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest -m stress tests $(ARGS)
 
 test-gpu: ## all tests and figures that need a GPU, on a machine that has one; a report of them
 	@tools/gpu-check $(ARGS)

@@ -60,7 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         folder = "stress" if "stress" in item.path.parts else item.path.parent.name
-        item.add_marker(folder if folder in ("ranks", "cluster", "stress") else "pure")
+        if not item.get_closest_marker("stress"):  # a long test
+            item.add_marker(folder if folder in ("ranks", "cluster", "stress") else "pure")
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))
     items.sort(key=_turn)

@@ -43,15 +43,10 @@ def grades(path: Path) -> dict[str, Any]:
 HARM = [
     "os._exit",
     "an endless loop",
-    "a fork bomb",
     "too much memory",
     "a child that ignores SIGTERM",
-    "a pickle in every message",
-    "frames walked to the criteria",
     "a patched judge",
-    "overwritten reports",
     "a daemon that writes later",
-    "a kill of the judge",
 ]
 WELL_MEANT = "ada", "bob", "zoe"
 

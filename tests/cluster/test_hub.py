@@ -203,6 +203,7 @@ def left(reported: dict[str, Any]) -> list[str]:
     return [path for path in running if not path.startswith("/tmp/torchinductor_")]
 
 
+@pytest.mark.stress
 def test_server_restarts_from_the_hub_page(hub: Hub, tab: Any) -> None:
     _, reported = begin(hub, "ada")
     page = tab.page

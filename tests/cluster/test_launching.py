@@ -17,7 +17,6 @@ from waiting import until
 
 from distkit_hosts.laboratory import Laboratory
 from distkit_hosts.laboratory.starting import PATH
-from tests.stress.hosts import test_lessons as lessons
 
 #: Time limit of a failing start on a busy machine [s].
 SOON = 30.0
@@ -245,13 +244,6 @@ def test_unreachable_node_is_named(head: Head, slurm: Laboratory) -> None:
     assert "gamma is lost, with ranks 4 and 5" in last["error"]
     slurm.restore()
     head.do("cluster.stop()")
-
-
-# -- lessons: all of them, by each launcher, in `make stress` --------------------------------
-
-
-def test_lesson_runs_unchanged_on_hosts(hosts: Laboratory) -> None:
-    assert lessons.run(hosts, "ssh", lessons.LESSONS[1]) == ""
 
 
 # -- engines of somebody else ---------------------------------------------------------------

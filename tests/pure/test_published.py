@@ -38,6 +38,7 @@ def test_scores() -> None:
     assert abs(rows.worst(published()["pipelines"]).error) < 0.03
 
 
+@pytest.mark.stress
 def test_jobs_are_fitted_on_21_of_109_runs() -> None:
     asked = jobs.rows()
     assert len(rows.scored(asked)) == 88
@@ -67,6 +68,7 @@ def test_fitted_rows_are_reproduced() -> None:
             assert row.error == pytest.approx(0, abs=1e-6), row
 
 
+@pytest.mark.stress
 def test_benchmark_prints_all_rows() -> None:
     said: list[str] = []
     figures, details = bench.measure(1, said.append)

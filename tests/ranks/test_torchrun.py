@@ -213,6 +213,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.stress
 def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
     Path("train.py").write_text(STEPPED)
     word = tmp_path / "word"
@@ -274,6 +275,7 @@ def test_traceback_begins_in_the_script() -> None:
     assert Trace.load("trace").info.ends[0].text == "SystemExit: 3"
 
 
+@pytest.mark.stress
 def test_two_nodes_write_into_one_folder() -> None:
     Path("train.py").write_text(BARRIERS)
     nodes = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
