@@ -10,7 +10,6 @@ import math
 import os
 import signal
 import socket
-import stat
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -218,17 +217,8 @@ def _obstacle(record: Record) -> str:
     """Return the reason why this process cannot connect to a rank; "" if it can."""
     if not rankfile.is_here(record.about):
         return f"are on {record.about['host']}"
-    path = Path(record.about.get("line", ""))
-    return "" if _is_ours(path.parent) and path.is_socket() else "have no socket for this user"
-
-
-def _is_ours(folder: Path) -> bool:
-    """Return True if a folder belongs to this user, and others have no access."""
-    with suppress(OSError):
-        status = os.lstat(folder)
-        private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
-        return private and status.st_uid == os.getuid()
-    return False
+    reachable = os.access(record.about.get("line", ""), os.W_OK)  # its folder is the user's
+    return "" if reachable else "have no socket for this user"
 
 
 def _describe_end(end: RankEnd) -> str:

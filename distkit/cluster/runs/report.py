@@ -229,12 +229,13 @@ def _death(outcome: Outcome, trace: Trace) -> RankDied:
 def _crash_report(log: str, max_lines: int = 15) -> str:
     """Return the user's part of a crash report: the message, and the user's lines."""
     message = log.partition("Fatal Python error")[0].splitlines()[-max_lines:]
-    return "\n".join([*message, _traceback(_crash_frames(log))]).strip()
+    return "\n".join([*message, _traceback(crash_frames(log))]).strip()
 
 
-def _crash_frames(log: str) -> list[Frame]:
+def crash_frames(log: str) -> list[Frame]:
     """Return the user's frames of the crashed thread in a log, innermost first."""
-    stack = log.partition("(most recent call first):")[2].partition("\n\n")[0]
+    report = log.partition("Fatal Python error")[2]
+    stack = report.partition("(most recent call first):")[2].partition("\n\n")[0]
     frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)
     return [(file, int(line), name, None) for file, line, name in frames if is_users(file)]
 
@@ -294,5 +295,5 @@ def _traceback(frames: Iterable[Frame]) -> str:
 
 def _crash_line(log: str) -> str:
     """Return the innermost user's line of a crash report in a log; "" if there is none."""
-    frames = _crash_frames(log)
+    frames = crash_frames(log)
     return place(f"{frames[0][0]}:{frames[0][1]}") if frames else ""
