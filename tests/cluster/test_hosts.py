@@ -198,6 +198,7 @@ def test_ranks_run_in_a_foreign_ipyparallel_cluster(
         ({"engines": "slurmm"}, "not one of ipyparallel's launchers"),
         ({"engines": "local", "acount": "x"}, "'acount' is not an option"),
         ({"engines": "mpi", "mpi_cmd": ["no-mpiexec"]}, "no-mpiexec is not installed here"),
+        ({"engines": "local", "device": "cuda:99"}, r"on \S+: device='cuda:99'"),
         ({"engines": "local", "engine_cmd": ["sh", "-c", "echo lost; exit 3"]}, "lost"),
     ],
 )

@@ -8,8 +8,9 @@ import pytest
 from gpus import some_gpus
 
 from distkit.cluster.gpus import Gpus, assign_devices, examine
+from distkit.cluster.plan import Plan, make_plan
 from distkit.errors import StartError
-from distkit_hosts.remote.planning import Machine, plan_for_machines
+from distkit_hosts.remote.planning import combine
 
 
 def assigned(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str]:
@@ -134,18 +135,16 @@ def test_obstacles_are_reported(
 
 
 def test_each_machine_assigns_its_ranks() -> None:
-    def plan(*gpus: int, **wanted: Any) -> Any:
-        machines = [
-            Machine(name, 2, 8, 10**12, some_gpus(n))
-            for name, n in zip(("alpha", "beta"), gpus, strict=True)
-        ]
-        return plan_for_machines(machines, 0, **{"device": "auto", "backend": "auto"} | wanted)
+    def plan(alpha: int, beta: int) -> Plan:
+        resources = {"cpus": 8, "memory": 10**12}
+        gpus = {"alpha": some_gpus(alpha), "beta": some_gpus(beta)}
+        return combine(
+            {n: make_plan(2, 0, "auto", "auto", gpus=g, **resources) for n, g in gpus.items()}
+        )
 
-    every = plan(2, 4, threads=None)
+    every = plan(2, 4)
     assert (every.backend, every.devices) == ("nccl", ("cuda:0", "cuda:1") * 2)
-    mixed = plan(2, 1, threads=None)
+    mixed = plan(2, 1)
     assert (mixed.backend, mixed.devices[2:]) == ("gloo", ("cuda:0", "cuda:0"))
     assert "alpha: cuda:0, cuda:1 · beta: cuda:0, gloo: ranks 0 and 1 share cuda:0" in mixed.note
-    assert plan(0, 0, threads=None).note == "2 on alpha, 2 on beta · gloo"
-    with pytest.raises(StartError, match="on beta: device='cuda' was requested"):
-        plan(2, 0, threads=None, device="cuda")
+    assert plan(0, 0).note == "2 on alpha, 2 on beta · gloo"

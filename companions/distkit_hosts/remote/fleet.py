@@ -17,7 +17,7 @@ import zmq
 
 from distkit._format import named
 from distkit.cluster.machine import own_address
-from distkit.cluster.plan import Plan
+from distkit.cluster.plan import Plan, make_plan
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.fork_client import ForkClient
 from distkit.cluster.processes.roles import PORTS
@@ -27,7 +27,7 @@ from distkit.kvstore.transport.sockets import new_keys
 from distkit_hosts.clocks import Offset, PeerClock
 from distkit_hosts.remote.agent import versions
 from distkit_hosts.remote.launching import launch
-from distkit_hosts.remote.planning import Machine, plan_for_machines
+from distkit_hosts.remote.planning import combine
 from distkit_hosts.remote.store import NAME, StoreServer
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 
@@ -215,11 +215,25 @@ class RemoteHost(ProcessHost):
         """The machine's clock; None before the first round trip."""
         return self.server.peer_clock.offset
 
-    def machine(self, device: str) -> Machine:
-        """Return the machine's description for a plan."""
-        known, gpus = self.server.facts, self.server.gpus(device)
-        ranks, servers = len(self.ranks), len(self.servers)
-        return Machine(self.server.host, ranks, known["cpus"], known["memory"], gpus, servers)
+    def plan(self, request: HostRequest) -> Plan:
+        """Plan the processes on this machine.
+
+        Raises:
+            StartError: it cannot meet the request.
+        """
+        try:
+            return make_plan(
+                len(self.ranks),
+                len(self.servers),
+                request.device,
+                request.backend,
+                cpus=self.server.facts["cpus"],
+                memory=self.server.facts["memory"],
+                gpus=self.server.gpus(request.device),
+                threads=request.threads,
+            )
+        except StartError as error:
+            raise StartError(f"on {self.server.host}: {error}") from error
 
     def spec_fields(self, rank: int, hosts: Sequence[Any]) -> dict[str, Any]:
         """Return the fields of a rank's Spec that describe this machine."""
@@ -315,10 +329,7 @@ class Fleet:
             host.servers = range(first, plan.servers, len(hosts))
             processes = len(host.ranks) + len(host.servers) + bool(plan.servers and not first)
             host.folder = host.server.make_folder(processes, like=self._folder, sockets=sockets)
-        request = self.request
-        machines = [host.machine(request.device) for host in hosts]
-        asked = request.device, request.backend, request.threads
-        return hosts, plan_for_machines(machines, plan.servers, *asked)
+        return hosts, combine({host.server.host: host.plan(self.request) for host in hosts})
 
     def _await(self) -> dict[str, list[HostForkClient]]:
         """Return the fork server of each machine, by name, once for each of its processes."""
