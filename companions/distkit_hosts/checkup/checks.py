@@ -11,10 +11,9 @@ from functools import cached_property
 from itertools import combinations
 
 from distkit._format import count, human_bytes, joined
-from distkit.cluster.gpus import Gpus
-from distkit.cluster.plan import RANK_BYTES, make_plan
+from distkit.cluster.gpus import Gpus, assign_devices
+from distkit.cluster.plan import RANK_BYTES
 from distkit.cluster.processes import folders
-from distkit.errors import StartError
 from distkit_hosts.checkup.facts import (
     HERE,
     Check,
@@ -130,23 +129,15 @@ def _gpus(host: str, machine: Json) -> Iterator[Check]:
         nccl = ".".join(map(str, usable.nccl)) or "none"
         kinds = joined([f"GPU {gpu.index} ({gpu.name})" for gpu in usable.usable])
         yield fine("gpus", f"{kinds}; driver {probed['driver']}, torch's NCCL {nccl}", host)
-    yield fine("backend", backend(machine, usable), host)
+    yield fine("backend", _backend(usable), host)
 
 
-def backend(machine: Json, usable: Gpus) -> str:
-    """Return the backend that ranks of this machine would use, and the reason."""
-    numbers = {"cpus": cores(machine), "memory": machine["memory"]["free"]}
-
-    def describe(ranks: int) -> str:
-        try:
-            return make_plan(ranks, 0, "auto", "auto", **numbers, gpus=usable).note
-        except StartError as error:
-            return str(error)
-
+def _backend(usable: Gpus) -> str:
+    """Return the backend that ranks of a machine would use, and the reason."""
     n = len(usable.usable)
     if not n:
-        return f"no GPU: {describe(2)}"
-    return "; ".join(f"{count(ranks, 'rank')}: {describe(ranks)}" for ranks in (n, 2 * n))
+        return f"no GPU: {assign_devices(2, usable)[2]}"
+    return "; ".join(f"{count(r, 'rank')}: {assign_devices(r, usable)[2]}" for r in (n, 2 * n))
 
 
 # -- between machines ------------------------------------------------------------------------------
