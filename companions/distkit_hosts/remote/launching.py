@@ -393,21 +393,18 @@ class InEngines(Launch):
         self._client = client
 
     def start(self) -> None:
-        """Start the agents, without waiting."""
-        threading.Thread(target=self._begin, daemon=True).start()
-
-    def _begin(self) -> None:
-        asked = {
+        """Start the agents; wait until every engine has started its agent."""
+        started = {
             n: self._client[n].apply_async(start_in_engine, self.where) for n in self._client.ids
         }
-        for n, started in asked.items():
+        for n, result in started.items():
             try:
-                started.get(timeout=_ANSWER)
+                result.get(timeout=_ANSWER)
             except Exception as error:
-                self.fail(
+                raise StartError(
                     f"engine {n} could not start an agent: {error}. Its Python needs distkit: "
                     "python -m pip install distkit"
-                )
+                ) from error
 
 
 def launch(

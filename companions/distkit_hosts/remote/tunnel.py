@@ -87,7 +87,7 @@ class Tunnel:
         #: Callbacks in the multiplexer's thread: for each message, …
         self.on_message: Callable[[Any], None] = lambda message: None
         #: … for each stream opened by the peer, returning its local socket, …
-        self.on_stream: Callable[[Any], socket.socket] = _refuse
+        self.on_stream: Callable[[Any], socket.socket]
         #: … after a loss, and for each clock comparison.
         self.on_lost: Callable[[str], None] = lambda why: None
         self.on_trip: Callable[[RoundTrip], None] = lambda trip: None
@@ -199,10 +199,6 @@ class Tunnel:
         self.streams.clear()
         self._multiplexer.tunnels.pop(self.peer, None)
         self.on_lost(why)
-
-
-def _refuse(message: Any) -> socket.socket:
-    raise ConnectionRefusedError(f"no handler for {message}")
 
 
 class Multiplexer:
