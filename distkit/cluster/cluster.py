@@ -418,15 +418,14 @@ class Cluster:
         """
         processes = self.wait()._supervisor.processes
         numbers = {info.name: n for n, info in processes.info().ranks.items()}
-        child, ended = processes.children.get(numbers.get(name, -1)), threading.Event()
+        child = processes.children.get(numbers.get(name, -1))
         if child is None:
             raise ClusterError(
                 f"{name!r} {'has no process now' if name in numbers else 'does not exist'}. This "
                 f"cluster has {', '.join(numbers)} during a run: start one with cluster.submit()."
             )
-        child.on_exit(lambda status: ended.set())  # called after the cluster's callback
         end([child])
-        ended.wait(INTERRUPT_TIMEOUT)
+        child.wait(INTERRUPT_TIMEOUT)
 
     def diagnose(self) -> list[Finding]:
         """Diagnose the current or latest run: report the ranks that wait, and why."""

@@ -50,7 +50,7 @@ class Supervisor:
         self.closed = False
         self._starting = threading.Lock()
         self._fleet = None if start_hosts is None else start_hosts(self.folder, self._set_stage)
-        self._unsubscribe = [self._fork.on_loss(self._fail)]
+        self._fork.on_loss.add(self._fail)
         threading.Thread(target=self._start, name="distkit-start", daemon=True).start()
 
     # -- starting ---------------------------------------------------------------
@@ -59,9 +59,9 @@ class Supervisor:
         try:
             if self._fleet is not None:
                 self.hosts, self.plan = self._fleet.gather(self.plan)
-                self._unsubscribe += [host.server.on_loss(self._fail) for host in self.hosts]
             self._set_stage("importing torch")
             for host in self.hosts:
+                host.server.on_loss.add(self._fail)
                 host.server.preload("distkit.cluster.processes.preload:hook")
             for host in self.hosts:
                 host.server.wait_until_idle()
@@ -179,8 +179,7 @@ class Supervisor:
         if self.closed:
             return
         self.closed = True
-        for unsubscribe in self._unsubscribe:
-            unsubscribe()
+        self._fork.on_loss.discard(self._fail)
         if (run := self.run) is not None:
             run.abandon("the cluster was stopped")
         self._end_all()

@@ -20,7 +20,6 @@ import weakref
 from collections.abc import Callable, Iterable
 from concurrent import futures
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from distkit.cluster import machine
@@ -105,7 +104,9 @@ class ForkClient:
         self._request_lock, self.closed = threading.Lock(), False
         self._numbers, self._children = itertools.count(1), dict[int, Child]()
         self._responses: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._on_loss: list[Callable[[str], None]] = []
+        #: Called with the reason, from another thread, if the fork server and its children end.
+        #: The children's exit callbacks follow.
+        self.on_loss: set[Callable[[str], None]] = set()
         self.lost = threading.Event()  # the fork server has ended
         channel.listen(self._handle_message, self._handle_loss)
 
@@ -113,25 +114,9 @@ class ForkClient:
         """Close the channel of a process that has ended, after its last message."""
         channel.hang_up()
 
-    def make_folder(self, processes: int) -> str:
-        """Create a folder that only this user can access, for the files of some processes.
-
-        Raises:
-            StartError: there is too little space.
-        """
-        raise NotImplementedError
-
     def loss_reason(self) -> str:
         """Return the reason why no process can be forked."""
         raise NotImplementedError
-
-    def on_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
-        """Call ``callback(reason)``, from another thread, if the fork server and its children end.
-
-        It is called before the children's exit callbacks. Returns a function that removes it.
-        """
-        self._on_loss.append(callback)
-        return partial(self._on_loss.remove, callback)
 
     def preload(self, run: str) -> None:
         """Make the fork server import ``run`` ("module") or call it ("module:function")."""
@@ -201,7 +186,7 @@ class ForkClient:
         """Handle the end of the fork server, and of all its children."""
         self.lost.set()
         self._responses.put({"lost": True})
-        for callback in [] if self.closed else list(self._on_loss):
+        for callback in [] if self.closed else list(self.on_loss):
             callback(self.loss_reason())
         orphans, self._children = list(self._children.values()), {}
         for child in orphans:
@@ -220,7 +205,11 @@ class LocalForkClient(ForkClient):
         super().__init__(channel, platform.node())
 
     def make_folder(self, processes: int) -> str:
-        """Create a folder on this machine."""
+        """Create a folder that only this user can access, for the files of some processes.
+
+        Raises:
+            StartError: there is too little space.
+        """
         return folders.make(self._prefix, processes)
 
     def close(self) -> None:

@@ -284,14 +284,15 @@ class Rank:
             tap.groups.on_group = tap.call_context = None
             tap.settle()
             outcome.intact = not tap.broken
-            outcome.unwaited, outcome.collectives = tap.unwaited.calls(), dict(tap.collectives)
+            outcome.collectives, unwaited = dict(tap.collectives), tap.unwaited.calls()
             recorder.set_current(None)
             flusher.close()
-            outcome.dropped, outcome.without_values = (
-                run_recorder.dropped,
-                run_recorder.without_values,
-            )
-            outcome.unrecorded = dict(run_recorder.unrecorded)
+            outcome.recorded = {
+                "dropped": run_recorder.dropped,
+                "without_values": run_recorder.without_values,
+                "unwaited": unwaited,
+                "unrecorded": dict(run_recorder.unrecorded),
+            }
             tap.reset()
 
     def _call_context(self, run: int, emit: Emit) -> CallContext:

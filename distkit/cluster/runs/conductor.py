@@ -379,13 +379,13 @@ class Conductor:
         """Add the facts that the ranks reported when they ended to the trace."""
 
         def reported(name: str) -> dict[Any, Any]:
-            return {o.rank: getattr(o, name) for o in outcomes if getattr(o, name)}
+            return {o.rank: fact for o in outcomes if (fact := o.recorded.get(name))}
 
         dropped = {"notebook": self.live.dropped} if self.live.dropped else {}
         self.live.update(
             dropped=reported("dropped") | dropped,
             without_values=reported("without_values"),
-            unwaited=reported("unwaited"),
+            unwaited={rank: [*calls] for rank, calls in reported("unwaited").items()},
             unrecorded=reported("unrecorded"),
             seconds=self.seconds,
             interrupted=self._interrupted and not self.abandoned,

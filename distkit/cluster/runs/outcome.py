@@ -76,7 +76,7 @@ class Outcome:
         intact: whether the next cell can use the process.
         collectives: number of issued collectives, by group.
         missed: faults of :func:`distkit.inject_faults` that did not occur.
-        dropped, without_values, unwaited, unrecorded: facts from the recorder, for the trace.
+        recorded: facts from the recorder, for the trace.
     """
 
     rank: int
@@ -90,10 +90,7 @@ class Outcome:
     intact: bool = False
     collectives: dict[str, int] = field(default_factory=dict)
     missed: list[str] = field(default_factory=list)
-    dropped: int = 0
-    without_values: int = 0
-    unwaited: list[Any] = field(default_factory=list)
-    unrecorded: dict[str, int] = field(default_factory=dict)
+    recorded: dict[str, Any] = field(default_factory=dict)
 
 
 class Released(BaseException):
