@@ -115,8 +115,7 @@ class Wire(Channel):
         return message
 
     def close(self) -> None:
-        """Close the tunnel."""
-        self._tunnel.close()
+        """Do nothing: the tunnel belongs to its multiplexer."""
 
 
 class HostForkClient(ForkClient):

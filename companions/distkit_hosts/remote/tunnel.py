@@ -107,10 +107,6 @@ class Tunnel:
             sock = socket.socket(fileno=os.dup(fd))
             self._multiplexer.do(lambda: self._open(sock, body))
 
-    def close(self) -> None:
-        """Close the tunnel."""
-        self._multiplexer.do(lambda: self.lose("it was closed"))
-
     # -- in the multiplexer's thread --------------------------------------------------------------
 
     def _post(self, kind: int, number: int, body: Any = b"") -> None:

@@ -52,19 +52,16 @@ def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
     ranks, clocks = starts[-1], Clocks(starts[-1])
     ahead = {rank: clocks.of(r).ahead for rank, r in ranks.items()}
     events = [e for rank, r in ranks.items() for e in _events(rank, r, ahead[rank])]
+    earlier = Limitation(
+        f"the ranks were started {len(starts)} times, and this is the latest.",
+        "To see an earlier start, load only its ranks' files.",
+    )
     return events, structs.replace(
         _info(ranks, clocks, ahead),
-        limitations=_limitations(len(starts)),
+        limitations={"starts": earlier} if len(starts) > 1 else {},
         clocks=clocks.offsets,
         clocks_disagree=clocks.disagreement,
     )
-
-
-def _limitations(starts: int) -> dict[str, Limitation]:
-    """Return a note about earlier starts of the ranks, if any."""
-    text = f"the ranks were started {starts} times, and this is the latest."
-    note = Limitation(text, "To see an earlier start, load only its ranks' files.")
-    return {"starts": note} if starts > 1 else {}
 
 
 # -- which files belong together -----------------------------------------------------------------
