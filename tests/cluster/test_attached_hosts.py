@@ -27,10 +27,10 @@ import torch, torch.distributed as dist
 
 mpi, slurm = "OMPI_COMM_WORLD_", "SLURM_"
 if "RANK" not in os.environ:  # as scripts do that are made for these
-    said = mpi + "RANK", mpi + "SIZE"
-    if said[0] not in os.environ:
-        said = slurm + "PROCID", slurm + "NTASKS"
-    os.environ["RANK"], os.environ["WORLD_SIZE"] = (os.environ[name] for name in said)
+    names = mpi + "RANK", mpi + "SIZE"
+    if names[0] not in os.environ:
+        names = slurm + "PROCID", slurm + "NTASKS"
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = (os.environ[name] for name in names)
 dist.init_process_group("gloo")
 rank, last = dist.get_rank(), dist.get_world_size() - 1
 x = torch.ones(100)

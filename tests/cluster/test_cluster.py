@@ -208,7 +208,7 @@ def test_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("asked", "expected"),
     [
         ({"ranks": 0}, "at least 1"),
         ({"ranks": 10**7}, "fit"),
@@ -219,10 +219,10 @@ def test_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
         ({"ranks": "four"}, "integer"),
     ],
 )
-def test_invalid_cluster_raises(asked: dict[str, object], says: str) -> None:
+def test_invalid_cluster_raises(asked: dict[str, object], expected: str) -> None:
     if asked.get("device") == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    with pytest.raises(dk.errors.StartError, match=says):
+    with pytest.raises(dk.errors.StartError, match=expected):
         dk.Cluster(**asked)  # type: ignore[arg-type]
 
 

@@ -90,11 +90,11 @@ with follow(lambda: dk.Cluster({options})):
 """
 
 
-def refused(head: Head, options: str, *said: str) -> None:
+def refused(head: Head, options: str, *expected: str) -> None:
     """Check that a cluster fails soon, with this message."""
     last = head.do(cluster(options))
     assert last.get("kind") == "StartError", last
-    for words in said:
+    for words in expected:
         assert words in last["error"]
     assert last["seconds"] < SOON, last
 
@@ -127,7 +127,7 @@ def test_ranks_start_over_ssh_and_keys_are_secret(head: Head, hosts: Laboratory)
 def test_ssh_uses_the_site_environment(head: Head, hosts: Laboratory) -> None:
     head.do("""os.environ['DISTKIT_CLUSTER'] = '{"hosts": ["alpha", "beta"]}'""")
     head.begin(cluster("3"))
-    assert head.until(lambda said: "hosts" in said)["hosts"] == ["alpha", "alpha", "beta"]
+    assert head.until(lambda message: "hosts" in message)["hosts"] == ["alpha", "alpha", "beta"]
     assert "error" not in head.end()
     assert "error" not in head.do("del os.environ['DISTKIT_CLUSTER']")
 
@@ -209,19 +209,21 @@ def test_ranks_start_under_slurm(head: Head, slurm: Laboratory) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ("queue='nowhere'", "invalid partition specified: nowhere"),
         ("engine_cmd=['/opt/python']", "/opt/python: No such file"),
     ],
 )
-def test_slurm_errors_are_quoted(head: Head, slurm: Laboratory, options: str, said: str) -> None:
-    refused(head, f"2, engines='slurm', {options}", "slurm: ", said)
+def test_slurm_errors_are_quoted(
+    head: Head, slurm: Laboratory, options: str, expected: str
+) -> None:
+    refused(head, f"2, engines='slurm', {options}", "slurm: ", expected)
 
 
 def test_cancelled_pending_job_raises(head: Head, slurm: Laboratory) -> None:
     head.begin(cluster("2, engines='slurm', options='--begin=now+1hour', timeout=5"))
-    stage = head.until(lambda said: "PENDING" in said.get("stage", ""))["stage"]
+    stage = head.until(lambda message: "PENDING" in message.get("stage", ""))["stage"]
     assert stage == "waiting for slurm (PENDING BeginTime): 0 of 2 have connected"
     say(slurm, "head", "scancel --name=distkit")
     last = head.end()
@@ -231,7 +233,7 @@ def test_cancelled_pending_job_raises(head: Head, slurm: Laboratory) -> None:
 def test_pending_job_ends_with_its_kernel(lab: Laboratory, home: Path, slurm: Laboratory) -> None:
     kernel = Head(lab, home)
     kernel.begin(cluster("2, engines='slurm', options='--begin=now+1hour'"))
-    assert "PENDING" in kernel.until(lambda said: "PENDING" in said.get("stage", ""))["stage"]
+    assert "PENDING" in kernel.until(lambda message: "PENDING" in message.get("stage", ""))["stage"]
     kernel.kill()
     until(lambda: not say(slurm, "head", "squeue --noheader"), timeout=20)
 

@@ -115,15 +115,15 @@ def ended(pids: list[list[int]]) -> bool:
 def test_processes_of_a_function_end_with_its_run_and_with_its_rank(tmp_path: Path) -> None:
     def program() -> None:
         Path(tmp_path, f"{dist.get_rank()}").write_text(json.dumps(daemons()))
-        Path(tmp_path, f"{dist.get_rank()}").rename(tmp_path / f"told-{dist.get_rank()}")
+        Path(tmp_path, f"{dist.get_rank()}").rename(tmp_path / f"started-{dist.get_rank()}")
         time.sleep(1000)
 
     with dk.Cluster(2) as cluster:
         pids = cluster.run(daemons).results
         until(lambda: ended(pids))
         run = cluster.submit(program)
-        until(lambda: len(list(tmp_path.glob("told-*"))) == 2)
-        pids = [json.loads((tmp_path / f"told-{rank}").read_text()) for rank in range(2)]
+        until(lambda: len(list(tmp_path.glob("started-*"))) == 2)
+        pids = [json.loads((tmp_path / f"started-{rank}").read_text()) for rank in range(2)]
         assert not ended(pids[:1])
         cluster.kill("rank 0")
         with pytest.raises(dk.errors.RankDied):

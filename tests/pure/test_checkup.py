@@ -96,15 +96,15 @@ ALONE = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "level", "said", "fault"), ALONE, ids=lambda x: str(x)[:24])
+@pytest.mark.parametrize(("kind", "level", "expected", "fault"), ALONE, ids=lambda x: str(x)[:24])
 def test_faults_of_one_machine_are_reported(
-    kind: str, level: str, said: str, fault: Callable[[Json], None]
+    kind: str, level: str, expected: str, fault: Callable[[Json], None]
 ) -> None:
     facts = healthy_facts()
     fault(facts.machines["beta"])
     found = [check for check in Report(facts).checks if check.kind == kind and check.remedy]
     assert [(str(c.level), c.hosts) for c in found] == [(level, ("beta",))]
-    assert said in str(found[0])
+    assert expected in str(found[0])
     assert "on beta" in str(found[0])
 
 
@@ -115,7 +115,7 @@ GPUS: Json = {
 
 
 @pytest.mark.parametrize(
-    ("torch", "gpus", "said"),
+    ("torch", "gpus", "expected"),
     [
         ({}, {}, "ok GPU 0 (H200) and GPU 1 (H200); driver 580.65.06"),
         ({}, {}, "torch's NCCL 2.29.7"),
@@ -125,12 +125,12 @@ GPUS: Json = {
         ({"cuda": None}, {}, "no GPU can be used here: torch is built without CUDA. Install torch"),
     ],
 )
-def test_gpu_checks(torch: Json, gpus: Json, said: str) -> None:
+def test_gpu_checks(torch: Json, gpus: Json, expected: str) -> None:
     machine = healthy("login", "10.0.0.1")
     machine["gpus"] = {**GPUS, **gpus}
     known = {"version": "2.13.0", "cuda": "13.0", "nccl": [2, 29, 7]}
     machine["torch"] = torch if "error" in torch else known | torch
-    assert said in " ".join(str(Report(Facts({HERE: machine}))).split())
+    assert expected in " ".join(str(Report(Facts({HERE: machine}))).split())
 
 
 # -- deliberate faults between machines ------------------------------------------------------------
@@ -221,15 +221,15 @@ TOGETHER = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "said", "fault"), TOGETHER, ids=lambda x: getattr(x, "__name__", x)[:32]
+    ("kind", "expected", "fault"), TOGETHER, ids=lambda x: getattr(x, "__name__", x)[:32]
 )
 def test_faults_between_machines_are_reported(
-    kind: str, said: str, fault: Callable[[Facts], None]
+    kind: str, expected: str, fault: Callable[[Facts], None]
 ) -> None:
     facts = healthy_facts()
     fault(facts)
     report = Report(facts)
-    assert said in " ".join(str(report).split())
+    assert expected in " ".join(str(report).split())
     found = [check for check in report.checks if check.level is not Level.OK]
     assert {check.kind for check in found} == {kind}, found
     assert all(check.remedy and check.hosts for check in found)

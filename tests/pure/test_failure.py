@@ -41,8 +41,10 @@ def test_every_exception_is_reported(name: str) -> None:
         return
     failure = describe(caught(HOSTILE[name].fn), released=False)
     assert pickle.loads(pickle.dumps(failure)) == failure
-    said = [failure.type, failure.text, failure.cause or ""]
-    assert all(type(text) is str and text[:MAX_TEXT] == printable(text[:MAX_TEXT]) for text in said)
+    texts = [failure.type, failure.text, failure.cause or ""]
+    assert all(
+        type(text) is str and text[:MAX_TEXT] == printable(text[:MAX_TEXT]) for text in texts
+    )
     assert len(failure.text) < 2 * MAX_TEXT and len(failure.frames) <= MAX_FRAMES
     first = verdict(Outcome(1, error=failure)).partition("\n")[0]
     assert first.startswith(f"rank 1 raised {failure.type}") and "catalogue.py:" in first
@@ -60,8 +62,8 @@ def test_deep_recursion_is_abbreviated() -> None:
 
     failure = describe(caught(deeper), released=False)
     assert failure.type == "RecursionError" and failure.frames[-1][2] == "deeper"
-    said = verdict(Outcome(1, error=failure))
-    assert "[Previous line repeated " in said and len(said) < 1500
+    message = verdict(Outcome(1, error=failure))
+    assert "[Previous line repeated " in message and len(message) < 1500
 
 
 # -- the first cause comes first --------------------------------------------------------
@@ -82,8 +84,8 @@ def verdict(*outcomes: Outcome) -> str:
 
 def test_cause_precedes_consequences() -> None:
     held = Outcome(0, error=Failure("Released", released=True))
-    for said in (verdict(held, raised(1)), verdict(raised(1), held)):
-        assert said.startswith("rank 1 raised ValueError: bad batch at ")
+    for message in (verdict(held, raised(1)), verdict(raised(1), held)):
+        assert message.startswith("rank 1 raised ValueError: bad batch at ")
     after = verdict(raised(1), died(0))
     assert after.startswith("rank 1 raised ValueError: bad batch at ")
     assert "\nthe process of rank 0 ended (exit status 3)" in after

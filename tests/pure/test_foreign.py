@@ -167,7 +167,7 @@ def broken(change: Callable[[Json], Any]) -> Json:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"", "damaged, or not a trace"),
         (b"{", "Expecting property name"),
@@ -188,13 +188,13 @@ def broken(change: Callable[[Json], Any]) -> Json:
     ],
 )
 def test_damaged_file_error_names_file_and_fault(
-    tmp_path: Path, content: bytes | Json, said: str
+    tmp_path: Path, content: bytes | Json, expected: str
 ) -> None:
     file = tmp_path / "rank_0"
     file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     with pytest.raises(TraceFileError) as error:
         Trace.load(file)
-    assert str(error.value).startswith(str(file)) and said in str(error.value)
+    assert str(error.value).startswith(str(file)) and expected in str(error.value)
 
 
 class Explosive:

@@ -36,7 +36,7 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(
-    ("said", "remedy"),
+    ("message", "remedy"),
     [
         ("CUDA error: no CUDA-capable device is detected", "it is missing or not visible"),
         ("CUDA error: invalid device ordinal\nCompile with …", "it is missing or not visible"),
@@ -52,26 +52,26 @@ def raising(error: BaseException) -> Callable[..., None]:
     ],
 )
 def test_unusable_gpu_raises(
-    said: str,
+    message: str,
     remedy: str,
     calls: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "set_device", raising(RuntimeError(said)))
+    monkeypatch.setattr(torch.cuda, "set_device", raising(RuntimeError(message)))
     with pytest.raises(StartError) as refused:
         gpu.initialize(spec(tmp_path))
-    first = said.partition("\n")[0].rstrip(".")
+    first = message.partition("\n")[0].rstrip(".")
     assert str(refused.value).startswith(f"rank 1 on cuda:0 cannot use it: {first};")
     assert remedy in str(refused.value)
 
 
 def test_tensor_on_another_device_is_explained(tmp_path: Path) -> None:
-    for said, where in (
+    for message, where in (
         ("No backend type associated with device type cpu", "on cpu"),
         ("Tensors must be CUDA and dense", "on the CPU"),
     ):
-        hint = gpu.hint(RuntimeError(said), spec(tmp_path))
+        hint = gpu.hint(RuntimeError(message), spec(tmp_path))
         assert "communicates by nccl" in hint and where in hint and 'x.to("cuda:0")' in hint
     ordinal = RuntimeError("CUDA error: invalid device ordinal")  # set_device(LOCAL_RANK)
     assert "cuda:0: use torch.device('cuda')" in gpu.hint(ordinal, spec(tmp_path))

@@ -20,7 +20,7 @@ def assigned(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str
 
 
 @pytest.mark.parametrize(
-    ("ranks", "gpus", "devices", "backend", "said"),
+    ("ranks", "gpus", "devices", "backend", "expected"),
     [
         (4, some_gpus(0), ["cpu"] * 4, "gloo", ["gloo on CPU"]),
         (1, some_gpus(1), ["cuda:0"], "nccl", ["every rank has its own GPU"]),
@@ -44,15 +44,15 @@ def assigned(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str
     ],
 )
 def test_ranks_are_assigned_round_robin(
-    ranks: int, gpus: Gpus, devices: list[str], backend: str, said: list[str]
+    ranks: int, gpus: Gpus, devices: list[str], backend: str, expected: list[str]
 ) -> None:
     found, chosen, note = assigned(ranks, gpus)
     assert (found, chosen) == (devices, backend)
-    assert all(words in note for words in said), note
+    assert all(words in note for words in expected), note
 
 
 @pytest.mark.parametrize(
-    ("ranks", "gpus", "wanted", "backend", "said"),
+    ("ranks", "gpus", "wanted", "backend", "expected"),
     [
         (2, some_gpus(2), {"device": "cpu"}, "gloo", "gloo on CPU"),
         (2, some_gpus(2), {"backend": "gloo"}, "gloo", "as requested"),
@@ -60,14 +60,14 @@ def test_ranks_are_assigned_round_robin(
     ],
 )
 def test_requested_device_is_used(
-    ranks: int, gpus: Gpus, wanted: dict[str, str], backend: str, said: str
+    ranks: int, gpus: Gpus, wanted: dict[str, str], backend: str, expected: str
 ) -> None:
     _, chosen, note = assigned(ranks, gpus, **wanted)
-    assert chosen == backend and said in note, note
+    assert chosen == backend and expected in note, note
 
 
 @pytest.mark.parametrize(
-    ("ranks", "gpus", "wanted", "said"),
+    ("ranks", "gpus", "wanted", "expected"),
     [
         (2, some_gpus(0), {"device": "cuda"}, "torch sees no GPU here"),
         (2, some_gpus(2), {"device": "cuda:2"}, "has cuda:0 and cuda:1. Use"),
@@ -80,11 +80,11 @@ def test_requested_device_is_used(
     ],
 )
 def test_unavailable_device_raises(
-    ranks: int, gpus: Gpus, wanted: dict[str, Any], said: str
+    ranks: int, gpus: Gpus, wanted: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(StartError) as refused:
         assigned(ranks, gpus, **wanted)
-    assert said in str(refused.value), refused.value
+    assert expected in str(refused.value), refused.value
 
 
 FOUND: dict[str, Any] = {
@@ -113,7 +113,7 @@ def test_cuda_visible_devices_is_followed(visible: str | None, indices: list[int
 
 
 @pytest.mark.parametrize(
-    ("found", "torch", "kind", "said"),
+    ("found", "torch", "kind", "expected"),
     [
         ({"visible": ""}, {}, "hidden", "CUDA_VISIBLE_DEVICES='' selects none of the GPUs here"),
         ({"visible": "7"}, {}, "hidden", "GPU 0, GPU 1 and GPU 2. Unset it"),
@@ -123,15 +123,15 @@ def test_cuda_visible_devices_is_followed(visible: str | None, indices: list[int
     ],
 )
 def test_obstacles_are_reported(
-    found: dict[str, Any], torch: dict[str, Any], kind: str, said: str
+    found: dict[str, Any], torch: dict[str, Any], kind: str, expected: str
 ) -> None:
     gpus = examine({**FOUND, **found}, {**TORCH, **torch})
     assert gpus.obstacle is not None and gpus.obstacle.kind == kind
-    assert said in str(gpus.obstacle)
+    assert expected in str(gpus.obstacle)
     assert assigned(2, gpus)[1:] == ("gloo", f"gloo on CPU: {gpus.obstacle}")
     with pytest.raises(StartError) as refused:
         assigned(2, gpus, device="cuda")
-    assert said in str(refused.value)
+    assert expected in str(refused.value)
 
 
 def test_each_machine_assigns_its_ranks() -> None:

@@ -75,10 +75,10 @@ signal.pause()
 
 
 def test_signal_is_forwarded_once_and_status_is_the_launchers() -> None:
-    heard: list[int] = []
+    calls: list[int] = []
     before = signal.getsignal(signal.SIGTERM)
-    status = launching.run([sys.executable, "-c", PATIENT], lambda: heard.append(1))
-    assert (status, heard) == (7, [1])
+    status = launching.run([sys.executable, "-c", PATIENT], lambda: calls.append(1))
+    assert (status, calls) == (7, [1])
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -181,8 +181,8 @@ def test_wall_clocks_are_used_without_messages(tmp_path: Path) -> None:
     write(tmp_path, there, [(Op.BARRIER, 11.0, None)], ahead=7.0, until=12.0)
     trace = Trace.load(tmp_path)
     assert trace.info.clocks["b"] == ClockOffset(pytest.approx(7.0, abs=0.01))
-    (said,) = cli.clocks(trace)
-    assert said.startswith("The clock of b is 7.0") and said.endswith(
+    (line,) = cli.clocks(trace)
+    assert line.startswith("The clock of b is 7.0") and line.endswith(
         "(by their wall clocks only)."
     )
     assert trace.events[0].time == pytest.approx(11.0, abs=0.01)
@@ -222,10 +222,10 @@ def test_rank_without_a_final_record_died(tmp_path: Path) -> None:
     assert "without a report" in ends[0].text
     assert (ends[2].text, ends[2].where) == ("signal SIGSEGV", "t.py:9")
     assert (ends[0].time, ends[2].time) == (12.0, 12.5)
-    told = " ".join(map(str, trace.diagnose()))
-    assert "the process of rank 0 ended (without a report" in told
-    assert "rank 1 waits in recv(src=0)" in told
-    assert "the process of rank 2 ended (signal SIGSEGV) at t.py:9" in told
+    findings = " ".join(map(str, trace.diagnose()))
+    assert "the process of rank 0 ended (without a report" in findings
+    assert "rank 1 waits in recv(src=0)" in findings
+    assert "the process of rank 2 ended (signal SIGSEGV) at t.py:9" in findings
     assert killed.exists()
 
 
@@ -282,9 +282,9 @@ def test_latest_restart_is_shown(
     assert [*map(len, trace.collectives)] == [2, 2, 2]
     assert [(m.src, m.dst) for m in trace.messages if m.received] == [(0, 1), (1, 0)]
     (found,) = trace.diagnose()
-    told = "started 2 times, and this is the latest."
-    assert told in found.message and not found.hang
-    assert told in dk.Timeline(trace).save(tmp_path / "x.svg").read_text()
+    notice = "started 2 times, and this is the latest."
+    assert notice in found.message and not found.hang
+    assert notice in dk.Timeline(trace).save(tmp_path / "x.svg").read_text()
     again = Trace.load(trace.save(tmp_path / "whole.gz"))
     assert (repr(again.events), again.info) == (repr(trace.events), trace.info)
     old = Trace.load([path for path in tmp_path.glob("*.rank") if "-0.rank" in path.name])
@@ -292,13 +292,13 @@ def test_latest_restart_is_shown(
 
 
 def test_addresses_of_ended_ranks_are_explained(tmp_path: Path) -> None:
-    said = "RuntimeError: Gloo connectFullMesh failed with timed out connecting: SO_ERROR"
+    reason = "RuntimeError: Gloo connectFullMesh failed with timed out connecting: SO_ERROR"
     for rank in range(2):
         path = write(tmp_path, about(rank), [(Op.BARRIER, 11.0, None)], until=12.0)
         path.with_suffix(".fault").write_text("Current thread 0x1:\n")
         its = about(rank, began=20.0, restart=1, pid=200 + rank)
         again = RankFile(tmp_path / f"again-{rank}.rank", its)
-        again.note("end", ("raised", said, "/srv/ada/t.py:2", 21.0))
+        again.note("end", ("raised", reason, "/srv/ada/t.py:2", 21.0))
         again.close()
     (found,) = (f for f in Trace.load(tmp_path).diagnose() if f.lines.get(0) == "t.py:2")
     assert found.message.startswith(
@@ -326,8 +326,8 @@ def test_following_reports_that_it_waits(
     write(tmp_path, about(0))
     with pytest.raises(TimeoutError, match="1 of 2 ranks have started"):
         dk.hosts.follow(tmp_path, timeout=0.0)
-    said = f"Waiting up to 0 s for all ranks to start in {tmp_path}.\n"
-    assert capsys.readouterr().out == said
+    notice = f"Waiting up to 0 s for all ranks to start in {tmp_path}.\n"
+    assert capsys.readouterr().out == notice
     write(tmp_path, about(1))
     assert not dk.hosts.follow(tmp_path).finished
     assert capsys.readouterr().out == ""

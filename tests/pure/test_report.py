@@ -46,9 +46,11 @@ def test_exception_and_its_line_are_one_sentence() -> None:
     try:
         raise ValueError("there are ranks 0 to 1.")
     except ValueError as error:
-        said = error_of(Outcome(0, error=describe(error, released=False)))
-    headline = str(said).partition("\n")[0]
-    assert headline.startswith(f"rank 0 raised ValueError: there are ranks 0 to 1 at {said.line}. ")
+        raised = error_of(Outcome(0, error=describe(error, released=False)))
+    headline = str(raised).partition("\n")[0]
+    assert headline.startswith(
+        f"rank 0 raised ValueError: there are ranks 0 to 1 at {raised.line}. "
+    )
 
 
 def test_code_without_source_is_not_blamed() -> None:
@@ -65,10 +67,10 @@ def test_notebook_shows_the_users_line() -> None:
 
 
 def test_notebook_wraps_long_messages_at_spaces() -> None:
-    said = " ".join(["eleven-char"] * 30)
-    (shown,) = dk.errors.DistkitError(f"{said}\n    code = {'x' * 200}")._render_traceback_()
+    text = " ".join(["eleven-char"] * 30)
+    (shown,) = dk.errors.DistkitError(f"{text}\n    code = {'x' * 200}")._render_traceback_()
     *message, code = shown.splitlines()
-    assert " ".join(message).partition("\x1b[0m: ")[2] == said
+    assert " ".join(message).partition("\x1b[0m: ")[2] == text
     assert all(len(line) <= 100 + len("\x1b[31m\x1b[0m") for line in message)
     assert code == f"    code = {'x' * 200}"
 
@@ -77,21 +79,21 @@ def test_notebook_wraps_long_messages_at_spaces() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "says"),
+    ("how", "expected"),
     [
         (report.cause(-signal.SIGKILL), "memory ran out"),
         ("signal SIGSEGV", "crashed in native code"),
         ("exit status 3", "a call to os._exit"),
     ],
 )
-def test_exit_status_suggests_a_remedy(how: str, says: str) -> None:
-    said = str(error_of(died(how)))
-    assert f"rank 1 ended ({how})" in said and says in said
-    assert ("memory ran out" in said) == (how == "signal SIGKILL")
+def test_exit_status_suggests_a_remedy(how: str, expected: str) -> None:
+    message = str(error_of(died(how)))
+    assert f"rank 1 ended ({how})" in message and expected in message
+    assert ("memory ran out" in message) == (how == "signal SIGKILL")
 
 
 def test_last_output_of_gloo_is_evidence() -> None:
     log = "what(): [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 12 vs 8. Received"
-    said = str(error_of(died(report.cause(-signal.SIGABRT, log=log))))
-    assert "signal SIGABRT: gloo received 12 bytes where 8 were expected" in said
-    assert "compare the shapes, dtypes and splits" in said and "os._exit" not in said
+    message = str(error_of(died(report.cause(-signal.SIGABRT, log=log))))
+    assert "signal SIGABRT: gloo received 12 bytes where 8 were expected" in message
+    assert "compare the shapes, dtypes and splits" in message and "os._exit" not in message

@@ -39,7 +39,7 @@ def all_reduce(n, begins, end):
         yield Event(rank, 2 * n, Op.ALL_REDUCE, State.COMPLETED, end)
 
 
-def told(events, wrong, error):
+def with_clock_errors(events, wrong, error):
     """Return the trace with clock errors on each host but the first."""
     clocks = {host: {"ahead": 5.0, "error": error} for host in wrong}
     seen = [
@@ -72,7 +72,7 @@ def test_corrections_stay_within_the_clock_error(seed, beta, gamma):
         else:
             src, dst = draw.sample(range(len(HOSTS)), 2)
             events += message(n, src, dst, now, now + draw.uniform(1e-6, 2e-3))
-    seen = told(events, {"beta": beta, "gamma": gamma}, ERROR)
+    seen = with_clock_errors(events, {"beta": beta, "gamma": gamma}, ERROR)
     found = in_order(seen)
 
     assert all(m.sent < m.received for m in found.messages)
@@ -88,7 +88,7 @@ def test_corrections_stay_within_the_clock_error(seed, beta, gamma):
 
 
 def test_contradiction_beyond_the_clock_error_raises():
-    seen = told(message(0, 0, 2, 1.0, 1.002), {"beta": -0.5}, ERROR)
+    seen = with_clock_errors(message(0, 0, 2, 1.0, 1.002), {"beta": -0.5}, ERROR)
     assert in_order(seen) is seen
 
 
@@ -137,8 +137,8 @@ def test_static_timeline_names_each_host_once():
 
 def test_summaries_show_bytes_between_hosts():
     trace = on_hosts(("alpha", "beta", "gamma"))
-    told = repr(Timeline(trace)).splitlines()
-    assert told[-2:] == [
+    lines = repr(Timeline(trace)).splitlines()
+    assert lines[-2:] == [
         "  192 B between hosts · 12 messages",
         "  ±300 µs between the clocks of alpha, beta and gamma",
     ]

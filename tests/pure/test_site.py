@@ -42,7 +42,7 @@ def test_ranks_are_assigned_in_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "hosts", "engines", "site", "said"),
+    ("ranks", "hosts", "engines", "site", "expected"),
     [
         (4, {"alpha": 2}, "", "", "not both"),
         (None, {"alpha": 0}, "", "", "at least one rank"),
@@ -57,8 +57,8 @@ def test_ranks_are_assigned_in_blocks() -> None:
     ],
 )
 def test_invalid_site_raises(
-    ranks: int, hosts: dict[str, int] | None, engines: str, site: str, said: str
+    ranks: int, hosts: dict[str, int] | None, engines: str, site: str, expected: str
 ) -> None:
     with pytest.raises(StartError) as refused:
         asked(ranks, hosts, engines, {}, site)
-    assert said in str(refused.value)
+    assert expected in str(refused.value)

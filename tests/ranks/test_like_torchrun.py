@@ -62,8 +62,8 @@ OWN = {
 
 def environments(printed: str) -> list[dict[str, str]]:
     found = [
-        ast.literal_eval(said)
-        for said in re.findall("{.*?}", printed)  # ranks share lines
+        ast.literal_eval(literal)
+        for literal in re.findall("{.*?}", printed)  # ranks share lines
     ]
     return sorted(found, key=lambda environment: environment["RANK"])
 

@@ -123,9 +123,9 @@ def run(*command: str, script: str, status: int = 0) -> str:
 
 
 def test_script_is_recorded_unchanged() -> None:
-    said = run(*DISTKIT, "trace", "--", *TWO, "train.py", "--lr", "1", script=WELL)
-    assert said.count("[__main__ ['--lr', '1'] 12]") == 2
-    assert "1 message, 3 collectives. Saved in trace.gz." in said
+    output = run(*DISTKIT, "trace", "--", *TWO, "train.py", "--lr", "1", script=WELL)
+    assert output.count("[__main__ ['--lr', '1'] 12]") == 2
+    assert "1 message, 3 collectives. Saved in trace.gz." in output
     trace = Trace.load("trace")
     assert len(trace) == len(Trace.load("trace.gz")) > 0
     assert trace.diagnose() == []
@@ -140,8 +140,8 @@ def test_script_is_recorded_unchanged() -> None:
 
 def test_rank_death_restarts_all_ranks() -> None:
     command = [*DISTKIT, "trace", "--out", "t", "--", *TWO, "--max-restarts=1", "train.py"]
-    said = run(*command, script=DIES)
-    assert "the ranks were started 2 times, and this is the latest." in said
+    output = run(*command, script=DIES)
+    assert "the ranks were started 2 times, and this is the latest." in output
     trace = Trace.load("t.gz")
     assert {end.how for end in trace.info.ends.values()} == {"returned"}
     assert [s.state for s in trace.spans if s.op is not Op.MARK] == [State.COMPLETED] * 6
@@ -156,8 +156,8 @@ def test_hang_ended_by_a_signal_is_explained() -> None:
     with background(command, stdout=subprocess.PIPE) as process:
         until(waiting, timeout=LONG)
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=LONG)
-    assert "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits" in " ".join(said.split())
+        output, _ = process.communicate(timeout=LONG)
+    assert "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits" in " ".join(output.split())
     assert process.returncode != 0
     assert Trace.load("trace.gz").info.ends[0].how == "released"
 
@@ -178,11 +178,11 @@ def test_hang_is_diagnosed_and_ended_from_a_notebook() -> None:
             run.wait(LONG)
         assert (run.ends, run.finished) == ({}, False)  # no rank is ended without a request
         run.interrupt()
-        _, said = process.communicate(timeout=LONG)
-    assert "Released: ended by a notebook that follows the run\n[rank" in said
+        _, output = process.communicate(timeout=LONG)
+    assert "Released: ended by a notebook that follows the run\n[rank" in output
     for rank in (0, 1):
-        assert f"[rank{rank}]: {why}" in said
-    assert "recv(x, " not in said  # no frames of torch
+        assert f"[rank{rank}]: {why}" in output
+    assert "recv(x, " not in output  # no frames of torch
     with pytest.raises(RunInterrupted, match="their launcher decides what happens next"):
         run.wait(LONG)
     assert run.ends == {0: "released", 1: "released"}
@@ -251,13 +251,13 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
 
 
 def test_hang_ended_by_a_time_limit_is_explained() -> None:
-    said = run(*DISTKIT, "trace", "--", *TWO, "train.py", script=LIMITED, status=1)
-    assert "rank 0 calls all_reduce() at train.py:7, rank 1 calls barrier() at train.py:9" in said
+    output = run(*DISTKIT, "trace", "--", *TWO, "train.py", script=LIMITED, status=1)
+    assert "rank 0 calls all_reduce() at train.py:7, rank 1 calls barrier() at train.py:9" in output
 
 
 def test_script_attaches_itself() -> None:
-    said = run(*TWO, "train.py", script=ATTACHES, status=1)
-    assert "ValueError: on purpose" in said
+    output = run(*TWO, "train.py", script=ATTACHES, status=1)
+    assert "ValueError: on purpose" in output
     assert len([*Path("here").glob("*.rank")]) == 2
     trace = Trace.load("here")
     assert trace.info.ends[1].text == "ValueError: on purpose"
@@ -266,10 +266,10 @@ def test_script_attaches_itself() -> None:
 
 def test_traceback_begins_in_the_script() -> None:
     command = [*DISTKIT, "trace", "--", sys.executable, "train.py"]
-    said = run(*command, script="def f():\n    1 / 0\nf()\n", status=1)
-    traceback = said.partition("Traceback (most recent call last): ")[2]
+    output = run(*command, script="def f():\n    1 / 0\nf()\n", status=1)
+    traceback = output.partition("Traceback (most recent call last): ")[2]
     assert traceback.startswith('File "') and traceback.index("train.py") < traceback.index(",")
-    assert "attach" not in said
+    assert "attach" not in output
     assert "ZeroDivisionError" in traceback
     assert "Traceback" not in run(*command, script="raise SystemExit(3)", status=3)
     assert Trace.load("trace").info.ends[0].text == "SystemExit: 3"
@@ -322,10 +322,10 @@ def test_running_job_is_followed(tmp_path: Path) -> None:
     command = [*DISTKIT, "trace", "--", *TWO, str(script), str(word)]
     with background(command, cwd=tmp_path) as running:
         run = dk.hosts.follow(tmp_path / "trace", timeout=LONG)
-        heard: list[Event] = []
+        received: list[Event] = []
         ended = threading.Event()
-        run.subscribe(lambda events: heard.extend(events) if events else ended.set())
-        until(lambda: sum(e.state is State.COMPLETED for e in heard) == 2, timeout=LONG)
+        run.subscribe(lambda events: received.extend(events) if events else ended.set())
+        until(lambda: sum(e.state is State.COMPLETED for e in received) == 2, timeout=LONG)
         assert not run.finished
         assert isinstance(run, Live)
         word.touch()
@@ -336,5 +336,5 @@ def test_running_job_is_followed(tmp_path: Path) -> None:
     late.subscribe(over.append)  # an ended run reports so at once
     assert [len(events) for events in over] == [16, 0]
     assert run.finished
-    assert len(heard) == len(run.trace.events) == 16
+    assert len(received) == len(run.trace.events) == 16
     assert not run.findings

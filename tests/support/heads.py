@@ -22,15 +22,15 @@ def say(**what):
     print(json.dumps(what), file=out, flush=True)
 
 def follow(make):
-    """Make a cluster, and tell its stages."""
+    """Make a cluster, and report its stages."""
     global cluster
-    told = ""
+    previous = ""
     cluster = make()
     while not cluster._supervisor.ready.wait(0.05):
         stage = cluster.status().stage
-        if stage != told:
+        if stage != previous:
             say(stage=stage)
-        told = stage
+        previous = stage
     return cluster.wait()
 
 def total():
