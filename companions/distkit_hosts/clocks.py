@@ -99,7 +99,7 @@ class LiveClocks:
         self._reached: dict[int, float] = {}  # the last converted time of each rank
         self._errors: dict[int, float] = {}  # the largest possible error of each rank's times [s]
 
-    def reader(
+    def converter(
         self, rank: int, offset: Offset, first: float, last: float
     ) -> Callable[[float], float]:
         """Return a function that converts a rank's times to this machine's clock.
@@ -118,7 +118,7 @@ class LiveClocks:
         self._reached[rank] = max(reached, known.to_here(last))
         return lambda remote: max(reached, known.to_here(remote))
 
-    def compared(self, hosts: dict[int, str]) -> dict[str, ClockOffset]:
+    def offsets(self, hosts: dict[int, str]) -> dict[str, ClockOffset]:
         """Return the offsets of other machines' clocks, given the host of each rank."""
         clocks, errors = dict[str, ClockOffset](), dict[str, float]()
         for rank, offset in sorted(self._clocks.items()):

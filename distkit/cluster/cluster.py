@@ -327,10 +327,8 @@ class Cluster:
         self.wait()
         with self._submitting:
             running = self._supervisor.run
-            if running is not None and running.ending:
-                self._supervisor.settled.wait(
-                    RESPONSE_TIMEOUT
-                )  # its processes may wait for an import
+            if running is not None and running.ending:  # its processes may wait for an import
+                self._supervisor.settled.wait(RESPONSE_TIMEOUT)
                 running = self._supervisor.run
             self.wait()
             if running is not None:

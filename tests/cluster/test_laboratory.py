@@ -140,7 +140,7 @@ MAKER = """if True:
         lab.ssh()
     for host in lab.hosts:
         lab.run(host, ["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &"])
-    print(json.dumps([lab._keeper.pid, *lab._pids.values()]), lab.folder, flush=True)
+    print(json.dumps([lab._init.pid, *lab._pids.values()]), lab.folder, flush=True)
     signal.pause()
 """
 

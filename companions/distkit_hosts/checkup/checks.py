@@ -40,7 +40,7 @@ FULL = 1 << 20
 NEEDED = ("torch", "ipyparallel", "distkit")
 
 
-def of_host(host: str, machine: Json) -> Iterator[Check]:
+def host_checks(host: str, machine: Json) -> Iterator[Check]:
     """Yield every check of one machine."""
     for check in (_memory, _space, _packages, _gpus):
         yield from check(host, machine)
@@ -143,7 +143,7 @@ def _backend(usable: Gpus) -> str:
 # -- between machines ------------------------------------------------------------------------------
 
 
-def between_hosts(facts: Facts) -> Iterator[Check]:
+def cross_host_checks(facts: Facts) -> Iterator[Check]:
     """Yield every check between machines."""
     yield from _lost(facts)
     if facts.hosts:
@@ -400,10 +400,10 @@ class Report:
         """All checks, failures first."""
         single = not self.facts.targets  # for several machines, only problems are reported
         machines = self.facts.machines.items()
-        of_hosts = [c for host, m in machines for c in of_host(host, m)]
+        of_hosts = [c for host, m in machines for c in host_checks(host, m)]
         reported = [c for c in of_hosts if single or c.level is not Level.OK]
         order = [Level.FAILURE, Level.WARNING, Level.OK]
-        checks = [*reported, *between_hosts(self.facts)]
+        checks = [*reported, *cross_host_checks(self.facts)]
         return sorted(checks, key=lambda check: order.index(check.level))
 
     @property

@@ -30,13 +30,13 @@ from distkit_hosts.checkup.checks import Report
 from distkit_hosts.checkup.facts import HERE, Facts, Json
 
 #: Time limits of ssh, and of the first answer [s].
-CONNECT, FIRST = 5, 10.0
+CONNECT_TIMEOUT, FIRST_ANSWER_TIMEOUT = 5, 10.0
 
 #: Time limit of any other answer [s].
-PATIENCE = 3 * probe.PATIENCE
+ANSWER_TIMEOUT = 3 * probe.TIMEOUT
 
 #: Time limit of the facts about a machine, which include two calls of nvidia-smi [s].
-EXAMINE = 2 * machine.SMI_TIMEOUT + PATIENCE
+MACHINE_TIMEOUT = 2 * machine.SMI_TIMEOUT + ANSWER_TIMEOUT
 
 #: The program sent to every machine.
 SOURCE = "\f".join(Path(str(m.__file__)).read_text("utf-8") for m in (machine, probe))
@@ -77,7 +77,7 @@ def doctor(
         )
     ssh = [*ssh_cmd]
     if Path(ssh_cmd[0]).name == "ssh":  # not another program
-        ssh += ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT}"]
+        ssh += ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT_TIMEOUT}"]
     pythons = [python] if python else [sys.executable, "python3", "python"]
     commands = {label: command(host, ssh, pythons) for label, host in labels.items()}
     facts = Facts(targets=labels)
@@ -106,7 +106,7 @@ class _Examination:
         """Run all steps, and end the probes."""
         between = ["names", "ports", "connections", "files"] if self.facts.targets else []
         try:
-            self.ask("start", patience=FIRST)
+            self.ask("start", timeout=FIRST_ANSWER_TIMEOUT)
             for stage in ["machines", *between, "torch"]:
                 self.stage = stage
                 getattr(self, stage)()
@@ -118,14 +118,14 @@ class _Examination:
         self,
         do: str,
         arguments: Callable[[str], Json] = lambda label: {},
-        patience: float = PATIENCE,
+        timeout: float = ANSWER_TIMEOUT,
     ) -> dict[str, Any]:
         """Send a request to all machines concurrently, and return their answers by label."""
         answers: dict[str, Any] = {}
 
         def send(host: Host) -> None:
             try:
-                answers[host.label] = host.ask(do, patience, **arguments(host.label))
+                answers[host.label] = host.ask(do, timeout, **arguments(host.label))
             except Lost as error:
                 del self.alive[host.label]
                 self.facts.lost[host.label] = {"message": str(error), "stage": self.stage}
@@ -140,7 +140,7 @@ class _Examination:
 
     def machines(self) -> None:
         """Query the properties of each machine."""
-        self.facts.machines.update(self.ask("machine", patience=EXAMINE))
+        self.facts.machines.update(self.ask("machine", timeout=MACHINE_TIMEOUT))
 
     def names(self) -> None:
         """Resolve every name on every machine, and choose the address of each host."""
@@ -176,7 +176,7 @@ class _Examination:
                 ways[a][b]["tcp"] = why
         self.ask("send_datagrams", lambda a: {"name": a, "peers": self.peers(a)})
         received = self.ask(
-            "receive_datagrams", lambda b: {"names": self.others(b), "within": probe.PATIENCE / 2}
+            "receive_datagrams", lambda b: {"names": self.others(b), "within": probe.TIMEOUT / 2}
         )
         for b, arrived in received.items():
             for a in self.others(b):
@@ -195,7 +195,9 @@ class _Examination:
 
     def torch(self) -> None:
         """Import torch everywhere."""
-        for label, torch in self.ask("torch", patience=probe.IMPORT + PATIENCE).items():
+        for label, torch in self.ask(
+            "torch", timeout=probe.IMPORT_TIMEOUT + ANSWER_TIMEOUT
+        ).items():
             self.facts.machines[label]["torch"] = torch
 
 
@@ -254,17 +256,17 @@ class Host:
         self._thread.start()
         self._write(SOURCE)
 
-    def ask(self, do: str, patience: float, **arguments: Any) -> Any:
-        """Send a request, and wait up to ``patience`` seconds for the answer.
+    def ask(self, do: str, timeout: float, **arguments: Any) -> Any:
+        """Send a request, and wait up to ``timeout`` seconds for the answer.
 
         Raises:
             Lost: the probe does not answer.
         """
         self._write(json.dumps({"do": do, **arguments}) + "\n")
         try:
-            text = self._answers.get(timeout=patience)
+            text = self._answers.get(timeout=timeout)
         except queue.Empty:
-            raise Lost(f"no answer within {patience:g} s") from None
+            raise Lost(f"no answer within {timeout:g} s") from None
         if text is None:
             raise Lost(
                 self._last_line.rstrip(".") or f"it ended with exit status {self._process.wait()}"

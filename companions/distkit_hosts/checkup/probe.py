@@ -50,13 +50,13 @@ START = (
 )
 
 #: Time limit of a connection, a name or a datagram [s].
-PATIENCE = 2.0
+TIMEOUT = 2.0
 
 #: Maximum number of concurrent connections.
 MAX_CONCURRENT = 200
 
 #: Time limit of the import of torch, which may be on a network disk [s].
-IMPORT = 60
+IMPORT_TIMEOUT = 60
 
 #: The packages whose versions are reported.
 PACKAGES = ("torch", "ipyparallel", "distkit", "jupyterlab", "ipykernel", "anywidget", "numpy")
@@ -136,9 +136,11 @@ def torch() -> Json:
     )
     command = [sys.executable, "-c", code]
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT)
     except subprocess.TimeoutExpired:
-        return {"error": f"it takes more than {IMPORT} s. Check the load and the network disk"}
+        return {
+            "error": f"it takes more than {IMPORT_TIMEOUT} s. Check the load and the network disk"
+        }
     if process.returncode:
         return {
             "error": (process.stderr.strip().splitlines() or [f"exit {process.returncode}"])[-1]
@@ -160,12 +162,12 @@ def resolve(name: str) -> Json:
 
 
 def concurrently(
-    call: Callable[[Any], Any], items: Iterable[Any], patience: float
+    call: Callable[[Any], Any], items: Iterable[Any], timeout: float
 ) -> dict[Any, Any]:
     """Call a function with all items concurrently; omit those that time out or raise."""
     pool = futures.ThreadPoolExecutor(MAX_CONCURRENT)
     work = {item: pool.submit(call, item) for item in items}
-    futures.wait(work.values(), patience)
+    futures.wait(work.values(), timeout)
     return {
         i: future.result() for i, future in work.items() if future.done() and not future.exception()
     }
@@ -197,8 +199,8 @@ class Probe:
 
     def do_resolve(self, names: list[str]) -> Json:
         """Resolve names with :func:`resolve`, within a time limit."""
-        timed_out = {"error": f"no answer within {2 * PATIENCE:g} s"}
-        return {**dict.fromkeys(names, timed_out), **concurrently(resolve, names, 2 * PATIENCE)}
+        timed_out = {"error": f"no answer within {2 * TIMEOUT:g} s"}
+        return {**dict.fromkeys(names, timed_out), **concurrently(resolve, names, 2 * TIMEOUT)}
 
     def do_sees_file(self, path: str) -> bool:
         """Return whether a file that contains its path exists here."""
@@ -223,7 +225,7 @@ class Probe:
     def _serve(self, sock: socket.socket) -> None:
         """Acknowledge the secret."""
         with suppress(OSError), sock:
-            sock.settimeout(PATIENCE)
+            sock.settimeout(TIMEOUT)
             received = sock.makefile("rb").read(len(self._secret))
             if hmac.compare_digest(received, self._secret):
                 sock.sendall(b"!")
@@ -236,12 +238,12 @@ class Probe:
 
     def do_reach(self, peers: dict[str, list[Any]]) -> Json:
         """Connect to the probe at each address and port; return "" or the error of each."""
-        result = concurrently(lambda peer: self._reach(*peers[peer]), peers, 2 * PATIENCE)
+        result = concurrently(lambda peer: self._reach(*peers[peer]), peers, 2 * TIMEOUT)
         return {**dict.fromkeys(peers, "timed out"), **result}
 
     def _reach(self, address: str, port: int) -> str:
         try:
-            with socket.create_connection((address, port), PATIENCE) as sock:
+            with socket.create_connection((address, port), TIMEOUT) as sock:
                 sock.sendall(self._secret)
                 return "" if sock.recv(1) else "another program listens there"
         except OSError as error:

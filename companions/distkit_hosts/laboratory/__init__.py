@@ -9,7 +9,7 @@
         lab.cut("beta")                         # no other host reaches beta now
 
 Each host has its own network, hostname, processes, shared memory and temporary folder; the other
-files are those of the machine. The ``keeper``, an init process, creates them from a ``plan``.
+files are those of the machine. An ``init`` process creates them from a ``plan``.
 """
 
 from distkit_hosts.laboratory.laboratory import Laboratory

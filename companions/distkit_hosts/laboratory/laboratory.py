@@ -86,7 +86,7 @@ class Laboratory:
             self._write_names(host)
         all_shared = plan.shared_folders([made, *shared])
         full_plan = plan.make_plan(self.folder, self._addresses, all_shared, self._skew)
-        self._keeper, pids = starting.start(full_plan)
+        self._init, pids = starting.start(full_plan)
         self._pids = dict(zip(self.hosts, pids, strict=True))
         self._faults: dict[str, Callable[[], None]] = {}  # the function that ends each
 
@@ -98,7 +98,7 @@ class Laboratory:
         Raises:
             LaboratoryError: the host does not exist.
         """
-        return subprocess.run(**self._entering(host, argv, **options))
+        return subprocess.run(**self._process_options(host, argv, **options))
 
     def popen(self, host: str, argv: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on a host, with the options of :class:`subprocess.Popen`.
@@ -109,7 +109,7 @@ class Laboratory:
         Raises:
             LaboratoryError: the host does not exist.
         """
-        return subprocess.Popen(**self._entering(host, argv, **options))
+        return subprocess.Popen(**self._process_options(host, argv, **options))
 
     def enter(self, host: str, cwd: str | Path | None = None) -> list[str]:
         """Return the prefix of a command that runs it on a host.
@@ -124,7 +124,7 @@ class Laboratory:
         user = f"--map-user={os.getuid()}", f"--map-group={os.getgid()}"
         as_user = [find("unshare"), "--user", *user] if starting.ROOTLESS else []
         settings = ["--pdeathsig", "KILL", "env", f"--chdir={cwd or Path.cwd()}"]
-        return [*self._administer(host), *as_user, find("setpriv"), *settings]
+        return [*self._admin_prefix(host), *as_user, find("setpriv"), *settings]
 
     def address(self, host: str) -> str:
         """Return the address of a host in the laboratory's network.
@@ -137,8 +137,8 @@ class Laboratory:
 
     def close(self) -> None:
         """End the hosts and all their processes, and remove their files."""
-        self._keeper.terminate()
-        self._keeper.wait()
+        self._init.terminate()
+        self._init.wait()
         self._open.close()
 
     def ssh(self) -> None:
@@ -291,14 +291,16 @@ class Laboratory:
             self._names[resolver][host] = to
             self._write_names(resolver)
 
-    def _entering(self, host: str, argv: Sequence[str | Path], **options: Any) -> dict[str, Any]:
+    def _process_options(
+        self, host: str, argv: Sequence[str | Path], **options: Any
+    ) -> dict[str, Any]:
         """Return the options of subprocess.run for a command on a host."""
         command = [*self.enter(host, options.pop("cwd", None)), *map(str, argv)]
         env = {**(options.pop("env", None) or os.environ)}
         passed = {name: value for name, value in env.items() if name not in _UNSET}
         return {"args": command, "env": passed, **options}
 
-    def _administer(self, host: str | None) -> list[str]:
+    def _admin_prefix(self, host: str | None) -> list[str]:
         """Return the command prefix for an administrator of a host, None for the router."""
         spaces = ["--mount", "--net", *(["--uts", "--ipc", "--pid"] if host else [])]
         spaces += ["--user", "--preserve-credentials"] if starting.ROOTLESS else []
@@ -306,7 +308,7 @@ class Laboratory:
         return [find("nsenter"), f"--target={self._pid(host)}", *spaces]
 
     def _admin(self, host: str | None, program: str, *arguments: str) -> None:
-        argv = [*self._administer(host), find(program), *arguments]
+        argv = [*self._admin_prefix(host), find(program), *arguments]
         result = subprocess.run(argv, capture_output=True, text=True)
         if result.returncode:
             command = shlex.join([program, *arguments])
@@ -317,11 +319,11 @@ class Laboratory:
             raise LaboratoryError(f"there is no host {host!r}. Hosts: {', '.join(self.hosts)}")
 
     def _pid(self, host: str | None) -> int:
-        """Return the pid of a host's first process; for None, that of the keeper in the router."""
-        if self._keeper.poll() is not None:
+        """Return the pid of a host's first process; for None, that of the router's init process."""
+        if self._init.poll() is not None:
             raise LaboratoryError("the laboratory has ended. Create another one.")
         if host is None:
-            return self._keeper.pid
+            return self._init.pid
         self._check(host)
         if host not in self._pids:
             raise LaboratoryError(f"{host} has crashed.")

@@ -50,7 +50,7 @@ PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin:/us
 ROOTLESS = os.geteuid() != 0
 
 #: A script that runs without distkit's other modules.
-_KEEPER = Path(__file__).with_name("keeper.py")
+_INIT = Path(__file__).with_name("init.py")
 
 _FORBIDDEN = (
     "This machine does not allow it. Use root; or allow user namespaces: `sysctl -w "
@@ -75,7 +75,7 @@ def check_platform() -> None:
 
 
 def start(plan: dict[str, Any]) -> tuple[subprocess.Popen[str], list[int]]:
-    """Start the keeper; return it and the pid of each host's first process.
+    """Start the init process; return it and the pid of each host's first process.
 
     Args:
         plan: from :func:`distkit_hosts.laboratory.plan.make_plan`.
@@ -87,8 +87,8 @@ def start(plan: dict[str, Any]) -> tuple[subprocess.Popen[str], list[int]]:
     plan = {**plan, "owner": owner}
     spaces = ["--net", "--mount", *(["--user", "--map-root-user"] if ROOTLESS else [])]
     errors = tempfile.TemporaryFile("w+")
-    keeper = subprocess.Popen(
-        [find("unshare"), *spaces, "--propagation=slave", sys.executable, "-IS", _KEEPER],
+    init = subprocess.Popen(
+        [find("unshare"), *spaces, "--propagation=slave", sys.executable, "-IS", _INIT],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
@@ -98,13 +98,13 @@ def start(plan: dict[str, Any]) -> tuple[subprocess.Popen[str], list[int]]:
         env={**os.environ, "PATH": PATH},
     )
     os.close(owner)
-    assert keeper.stdin and keeper.stdout
-    with errors, keeper.stdout:
-        with suppress(BrokenPipeError), keeper.stdin:  # it has failed to start
-            keeper.stdin.write(json.dumps(plan) + "\n")
-        if answer := keeper.stdout.readline():
-            return keeper, json.loads(answer)
-        keeper.wait()
+    assert init.stdin and init.stdout
+    with errors, init.stdout:
+        with suppress(BrokenPipeError), init.stdin:  # it has failed to start
+            init.stdin.write(json.dumps(plan) + "\n")
+        if answer := init.stdout.readline():
+            return init, json.loads(answer)
+        init.wait()
         shutil.rmtree(plan["folder"], ignore_errors=True)
         errors.seek(0)
         raise LaboratoryError(explain("; ".join(errors.read().splitlines())))

@@ -39,30 +39,30 @@ from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 AGENT = "DISTKIT_AGENT"
 
 #: Timeout for the kernel's answer [s].
-WELCOME = 15.0
+WELCOME_TIMEOUT = 15.0
 
 #: Time for a fork server to finish an import at the end, before it is killed [s].
-IMPORTING = 2.0
+SHUTDOWN_TIMEOUT = 2.0
 
 #: Interval of checks that the engine that started the agent is alive [s].
-WATCH = 1.0
+CHECK_INTERVAL = 1.0
 
 
 class Agent:
     """The kernel's representative on this machine.
 
     Args:
-        where: ``endpoint`` and ``keys`` of the kernel; ``name`` of this machine, if the kernel
+        kernel: its ``endpoint`` and ``keys``; ``name`` of this machine, if the kernel
             knows it; ``parent``, the pid of the engine that has started this agent, if one has.
     """
 
-    def __init__(self, where: dict[str, Any]) -> None:
-        self._where = where
+    def __init__(self, kernel: dict[str, Any]) -> None:
+        self._kernel = kernel
         self._answered, self._ended = False, threading.Event()
         self._prefix = folders.new_prefix()
         self._fork_server: Channel | None = None  # to the process that forks
         multiplexer = self._multiplexer = Multiplexer(
-            where["endpoint"], tuple(where["keys"]), listen=False
+            kernel["endpoint"], tuple(kernel["keys"]), listen=False
         )
         self._tunnel: Tunnel = multiplexer.connect()
         self._tunnel.on_message, self._tunnel.on_stream = self._on_message, self._fork
@@ -70,26 +70,26 @@ class Agent:
 
     def serve(self) -> None:
         """Serve until the kernel has disconnected, then clean up."""
-        if self._where.get("name"):
+        if self._kernel.get("name"):
             self._start_fork_server()  # certainly needed: imports torch meanwhile
         self._multiplexer.start()
         self._tunnel.send({"here": self._facts()})
         started = time.monotonic()
-        while not self._ended.wait(WATCH):
-            if not self._answered and time.monotonic() - started > WELCOME:
+        while not self._ended.wait(CHECK_INTERVAL):
+            if not self._answered and time.monotonic() - started > WELCOME_TIMEOUT:
                 self._end(
-                    f"no answer from {self._where['endpoint']}. Either the notebook's kernel has "
+                    f"no answer from {self._kernel['endpoint']}. Either the notebook's kernel has "
                     "ended, or its machine cannot be reached from here: see distkit doctor --hosts"
                 )
-            if self._where.get("parent", os.getppid()) != os.getppid():
+            if self._kernel.get("parent", os.getppid()) != os.getppid():
                 self._end("the engine that started it has ended")
         self._clean_up()
 
     def _facts(self) -> dict[str, Any]:
-        kernel = self._where["endpoint"].removeprefix("tcp://").rsplit(":", 1)[0]
-        address = machine.own_address(kernel)
+        kernel_address = self._kernel["endpoint"].removeprefix("tcp://").rsplit(":", 1)[0]
+        address = machine.own_address(kernel_address)
         return {
-            "name": self._where.get("name") or platform.node(),
+            "name": self._kernel.get("name") or platform.node(),
             "address": address,
             "interface": interface_of(address),
             "cpus": machine.cpus(),
@@ -187,7 +187,7 @@ class Agent:
         if self._fork_server is not None:
             self._fork_server.hang_up()
             try:
-                self._process.wait(IMPORTING)
+                self._process.wait(SHUTDOWN_TIMEOUT)
             except subprocess.TimeoutExpired:
                 with suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
@@ -233,11 +233,11 @@ def _final_files(log: Path) -> dict[str, bytes]:
     return found
 
 
-def start_in_engine(where: dict[str, Any]) -> None:
+def start_in_engine(kernel: dict[str, Any]) -> None:
     """Start an agent that ends with this process, an engine of an existing cluster."""
     process = subprocess.Popen(
         [sys.executable, "-m", "distkit_hosts.remote.agent"],
-        env={**os.environ, AGENT: json.dumps({**where, "parent": os.getpid()})},
+        env={**os.environ, AGENT: json.dumps({**kernel, "parent": os.getpid()})},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )

@@ -32,14 +32,14 @@ from distkit_hosts.remote.store import NAME, StoreServer
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 
 #: Time to wait for the reason of a machine's loss [s].
-LOSS_DETAILS_WITHIN = 1.0
+LOSS_DETAILS_TIMEOUT = 1.0
 
 #: Time for the last messages of a process, which its exit status may overtake [s].
-LAST_MESSAGES_WITHIN = 1.0
+LAST_MESSAGES_TIMEOUT = 1.0
 
 
 #: Time to wait for further failures after the first one, to report all [s].
-MORE_FAILURES_WITHIN = 1.0
+MORE_FAILURES_TIMEOUT = 1.0
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Wire(Channel):
         #: The received messages; None after the tunnel is lost.
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         tunnel.on_message = self._messages.put
-        tunnel.on_lost = lambda why: self._messages.put(None)
+        tunnel.on_lost = lambda reason: self._messages.put(None)
 
     def send(self, message: Any, fd: int | None = None) -> None:
         """Send a message, optionally with a socket, which becomes the local end of a stream."""
@@ -111,7 +111,7 @@ class Wire(Channel):
         """Wait for a message; raise EOFError when the tunnel is lost."""
         message = self._messages.get()
         if message is None:
-            raise EOFError(self._tunnel.why)
+            raise EOFError(self._tunnel.reason)
         return message
 
     def close(self) -> None:
@@ -164,8 +164,8 @@ class HostForkClient(ForkClient):
         """Return the reason why nothing can be forked there."""
         if self.closed:
             return "the cluster was stopped."
-        self.lost.wait(LOSS_DETAILS_WITHIN)
-        lost = self._ended or self._tunnel.why or "it does not answer"
+        self.lost.wait(LOSS_DETAILS_TIMEOUT)
+        lost = self._ended or self._tunnel.reason or "it does not answer"
         return (
             f"{self.host} is lost, with {self.processes_there}: {lost}. Check the network and the "
             f"machine: distkit doctor --hosts {self.host}{self.launcher_details()}"
@@ -173,7 +173,7 @@ class HostForkClient(ForkClient):
 
     def hang_up(self, channel: Channel) -> None:
         """Close the channel of a process that has ended, if its own end has not closed it."""
-        timer = threading.Timer(LAST_MESSAGES_WITHIN, channel.hang_up)
+        timer = threading.Timer(LAST_MESSAGES_TIMEOUT, channel.hang_up)
         timer.daemon = True
         timer.start()
 
@@ -251,7 +251,7 @@ class RemoteHost(ProcessHost):
             "local_world_size": len(self.ranks),
         }
 
-    def certainly(self, since: float, until: float) -> tuple[float, float]:
+    def convert_interval(self, since: float, until: float) -> tuple[float, float]:
         """Convert an interval to this machine's clock, shortened by the possible error."""
         clock = self.clock
         if clock is None:
@@ -276,18 +276,17 @@ class Fleet:
     def __init__(self, request: HostRequest, folder: str, progress: Callable[[str], None]) -> None:
         self.request, self._folder, self._progress = request, folder, progress
         self._hosts: list[RemoteHost] = []
-        self._news: queue.SimpleQueue[tuple[Tunnel, dict[str, Any]] | str] = queue.SimpleQueue()
+        self._arrivals: queue.SimpleQueue[tuple[Tunnel, dict[str, Any]] | str] = queue.SimpleQueue()
         keys = new_keys()
         self._multiplexer = self._listen(request.endpoint(), keys)
-        self._where = {"endpoint": self._multiplexer.endpoint, "keys": keys}
         try:
             self._launch = launch(
                 request.engines if request.client is None else request.client,
                 request.ranks,
                 folder,
                 request.options,
-                self._where,
-                self._news.put,
+                {"endpoint": self._multiplexer.endpoint, "keys": keys},
+                self._arrivals.put,
             )
         except StartError:
             self._multiplexer.close()
@@ -308,7 +307,7 @@ class Fleet:
     def _accept(self, tunnel: Tunnel) -> None:
         def handle(message: dict[str, Any]) -> None:
             if "here" in message:  # otherwise a dismissed agent ends
-                self._news.put((tunnel, message["here"]))
+                self._arrivals.put((tunnel, message["here"]))
 
         tunnel.on_message = handle
 
@@ -322,7 +321,7 @@ class Fleet:
         """
         self._multiplexer.start()
         self._launch.start()
-        hosts = self._hosts = self._share(self._await())
+        hosts = self._hosts = self._allocate(self._wait_for_agents())
         sockets = {f"s:{n}": f"s-{n}" for n in range(1, PORTS + 1)} | {NAME: NAME}
         for first, host in enumerate(hosts):
             host.servers = range(first, plan.servers, len(hosts))
@@ -330,7 +329,7 @@ class Fleet:
             host.folder = host.server.make_folder(processes, like=self._folder, sockets=sockets)
         return hosts, combine({host.server.host: host.plan(self.request) for host in hosts})
 
-    def _await(self) -> dict[str, list[HostForkClient]]:
+    def _wait_for_agents(self) -> dict[str, list[HostForkClient]]:
         """Return the fork server of each machine, by name, once for each of its processes."""
         found: dict[str, list[HostForkClient]] = defaultdict(list)
         failures: dict[str, None] = {}  # several processes may report the same
@@ -340,9 +339,9 @@ class Fleet:
         while connected < wanted:
             self._progress(self._progress_message(found, connected, wanted))
             try:
-                news = self._news.get(timeout=max(0.0, min(1.0, end - time.monotonic())))
+                arrival = self._arrivals.get(timeout=max(0.0, min(1.0, end - time.monotonic())))
                 connected += 1
-                self._register(found, news)
+                self._register(found, arrival)
             except queue.Empty:
                 if self._launch.state.startswith("PENDING"):  # no timeout while queued
                     end = time.monotonic() + self.request.timeout
@@ -357,18 +356,18 @@ class Fleet:
                     break
             except StartError as error:
                 failures[str(error)] = None
-                end = min(end, time.monotonic() + MORE_FAILURES_WITHIN)
+                end = min(end, time.monotonic() + MORE_FAILURES_TIMEOUT)
         if failures:
             raise StartError("\n\n".join(failures))
         return found
 
     def _register(
-        self, found: dict[str, list[HostForkClient]], news: tuple[Tunnel, dict[str, Any]] | str
+        self, found: dict[str, list[HostForkClient]], arrival: tuple[Tunnel, dict[str, Any]] | str
     ) -> None:
         """Register a process; the first of each machine is its agent."""
-        if isinstance(news, str):
-            raise StartError(news)
-        tunnel, facts = news
+        if isinstance(arrival, str):
+            raise StartError(arrival)
+        tunnel, facts = arrival
         _check_compatible(facts)
         servers = found[facts["name"]]
         if servers:
@@ -378,7 +377,7 @@ class Fleet:
         else:
             servers.append(HostForkClient(tunnel, facts))
 
-    def _share(self, found: dict[str, list[HostForkClient]]) -> list[RemoteHost]:
+    def _allocate(self, found: dict[str, list[HostForkClient]]) -> list[RemoteHost]:
         """Number the ranks machine by machine: in the requested order, or else by name."""
         ranks = self.request.ranks
         counts = ranks if isinstance(ranks, dict) else {n: len(found[n]) for n in sorted(found)}

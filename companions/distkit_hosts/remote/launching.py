@@ -29,7 +29,7 @@ from distkit_hosts.remote.agent import AGENT, start_in_engine
 SSH_OPTIONS = "BatchMode=yes ConnectTimeout=8 ServerAliveInterval=5 ServerAliveCountMax=3"
 
 #: Time limit of an engine's answer [s].
-_ANSWER = 30.0
+_ANSWER_TIMEOUT = 30.0
 
 #: The module that the launchers start in place of an engine.
 _MODULE = "distkit_hosts.remote.agent"
@@ -38,7 +38,7 @@ _MODULE = "distkit_hosts.remote.agent"
 _SILENT = logging.Logger("distkit.launchers", logging.CRITICAL)
 
 #: Polling intervals of a job's state, and of its end [s].
-_POLL, _FINAL_POLL = 2.0, 0.2
+_POLL_INTERVAL, _FINAL_POLL_INTERVAL = 2.0, 0.2
 
 #: Time for a process to end after SIGTERM, before it is killed [s].
 _GRACE = 3.0
@@ -64,12 +64,12 @@ class Launch:
     """Starts agents.
 
     Args:
-        where: see :class:`distkit_hosts.remote.agent.Agent`.
+        kernel: its endpoint and keys; see :class:`distkit_hosts.remote.agent.Agent`.
         fail: called from another thread with the reason why agents cannot start.
     """
 
-    def __init__(self, where: dict[str, Any], fail: Callable[[str], None]) -> None:
-        self.where, self.fail = where, fail
+    def __init__(self, kernel: dict[str, Any], fail: Callable[[str], None]) -> None:
+        self.kernel, self.fail = kernel, fail
         self.state = ""  # of the job, for the status card
 
     def start(self) -> None:
@@ -83,7 +83,7 @@ class Launch:
         """End the launcher, after the agents were asked to leave."""
 
 
-class ByCommands(Launch):
+class CommandLaunch(Launch):
     """Starts agents by commands on this machine, which run as long as their agents.
 
     Args:
@@ -96,11 +96,11 @@ class ByCommands(Launch):
         self,
         name: str,
         commands: dict[str, list[str]],
-        where: dict[str, Any],
+        kernel: dict[str, Any],
         fail: Callable[[str], None],
         **options: Any,
     ) -> None:
-        super().__init__(where, fail)
+        super().__init__(kernel, fail)
         self._name, self._commands, self._options = name, commands, options
         self._processes: list[subprocess.Popen[bytes]] = []
         self._over = False
@@ -166,7 +166,7 @@ except OSError as error:
 _SSH_OPTIONS = "environment", "remote_python", "ssh_args", "ssh_cmd"
 
 
-class BySSH(ByCommands):
+class SSHLaunch(CommandLaunch):
     """Starts one agent on each machine, through one connection that lasts as long as the agent.
 
     Args:
@@ -178,7 +178,7 @@ class BySSH(ByCommands):
         self,
         hosts: Iterable[str],
         options: dict[str, Any],
-        where: dict[str, Any],
+        kernel: dict[str, Any],
         fail: Callable[[str], None],
     ) -> None:
         _check_options(options, _SSH_OPTIONS, "its ssh connections")
@@ -189,7 +189,7 @@ class BySSH(ByCommands):
         path = {"PYTHONPATH": here} if (here := os.environ.get("PYTHONPATH")) else {}
         self._environment = {**path, **options.get("environment", {})}
         commands = {host: [*self._command(host), self._python, "-IS", "-"] for host in hosts}
-        super().__init__("ssh", commands, where, fail)
+        super().__init__("ssh", commands, kernel, fail)
 
     def _command(self, host: str) -> list[str]:
         """Return the ssh command for a machine."""
@@ -197,7 +197,7 @@ class BySSH(ByCommands):
         return [*self._ssh, *(["-p", port] if port else []), place]
 
     def _program(self, host: str) -> bytes:
-        env = {**self._environment, AGENT: json.dumps({**self.where, "name": host})}
+        env = {**self._environment, AGENT: json.dumps({**self.kernel, "name": host})}
         return _BEGIN.format(env=env, cmd=[self._python, "-m", _MODULE]).encode()
 
     def _explain(self, host: str, status: int, output: str) -> str:
@@ -216,7 +216,7 @@ class BySSH(ByCommands):
         return f"{what}.{quoted(output, self._python)}\n{remedy}".rstrip()
 
 
-class ByBatch(Launch):
+class BatchLaunch(Launch):
     """Starts agents in a job of a batch system; for Slurm, ``squeue`` reports its state.
 
     Args:
@@ -230,10 +230,10 @@ class ByBatch(Launch):
         name: str,
         n: int,
         launcher: Any,
-        where: dict[str, Any],
+        kernel: dict[str, Any],
         fail: Callable[[str], None],
     ) -> None:
-        super().__init__(where, fail)
+        super().__init__(kernel, fail)
         self._name, self._n, self._launcher = name, n, launcher
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="distkit-launch", daemon=True)
@@ -261,7 +261,7 @@ class ByBatch(Launch):
                     what = f"{self._name}: job {launcher.job_id} is {self.state}."
                     self.fail(what + quoted(self._output(), sys.executable))
                     return
-                self._over.wait(_POLL)
+                self._over.wait(_POLL_INTERVAL)
             self._await("RUNNING", "COMPLETING")  # the job ends when its agents leave
 
     def details(self) -> str:
@@ -273,7 +273,7 @@ class ByBatch(Launch):
         """Wait until the job leaves these states or time is up, and return its state."""
         end = time.monotonic() + _GRACE
         while (state := self._state()).startswith(states) and time.monotonic() < end:
-            time.sleep(_FINAL_POLL)
+            time.sleep(_FINAL_POLL_INTERVAL)
         return state
 
     def _state(self) -> str:
@@ -303,7 +303,7 @@ class ByBatch(Launch):
             self._thread.join(4 * _GRACE)
 
 
-def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]) -> Any:
+def _make(name: str, folder: str, options: dict[str, Any], kernel: dict[str, Any]) -> Any:
     """Return a launcher of ipyparallel that starts agents."""
     from ipyparallel.cluster.launcher import find_launcher_class
 
@@ -327,7 +327,7 @@ def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]
         "cluster_id": "distkit",
         "log": _SILENT,
         **options,
-        "environment": {AGENT: json.dumps(where), **options.get("environment", {})},
+        "environment": {AGENT: json.dumps(kernel), **options.get("environment", {})},
     }
     if "submit_command" in known:  # else its errors go to the terminal that runs Jupyter
         submit = options.get("submit_command", kind.submit_command.default_args[0])
@@ -365,8 +365,8 @@ def _mpi_args(options: dict[str, Any], on: dict[str, int]) -> list[str]:
         return [*(["-hosts", hosts] if on else []), *(args or ())]
     path = ["-x", "PYTHONPATH"] if "PYTHONPATH" in os.environ else []
     bind = [] if args and "--bind-to" in args else ["--bind-to", "none"]
-    where = ["-H", hosts] if on else ["--oversubscribe"] if args is None else []
-    return ["-x", AGENT, *path, *bind, *where, *(args or ())]
+    hosts_args = ["-H", hosts] if on else ["--oversubscribe"] if args is None else []
+    return ["-x", AGENT, *path, *bind, *hosts_args, *(args or ())]
 
 
 def quoted(output: str, python: str = "") -> str:
@@ -381,25 +381,25 @@ def quoted(output: str, python: str = "") -> str:
 # -- in existing engines -----------------------------------------------------------
 
 
-class InEngines(Launch):
+class EngineLaunch(Launch):
     """Starts an agent in each engine of an existing cluster.
 
     Args:
         client: an ``ipyparallel.Client``.
     """
 
-    def __init__(self, client: Any, where: dict[str, Any], fail: Callable[[str], None]) -> None:
-        super().__init__(where, fail)
+    def __init__(self, client: Any, kernel: dict[str, Any], fail: Callable[[str], None]) -> None:
+        super().__init__(kernel, fail)
         self._client = client
 
     def start(self) -> None:
         """Start the agents; wait until every engine has started its agent."""
         started = {
-            n: self._client[n].apply_async(start_in_engine, self.where) for n in self._client.ids
+            n: self._client[n].apply_async(start_in_engine, self.kernel) for n in self._client.ids
         }
         for n, result in started.items():
             try:
-                result.get(timeout=_ANSWER)
+                result.get(timeout=_ANSWER_TIMEOUT)
             except Exception as error:
                 raise StartError(
                     f"engine {n} could not start an agent: {error}. Its Python needs distkit: "
@@ -412,7 +412,7 @@ def launch(
     ranks: dict[str, int] | int,
     folder: str,
     options: dict[str, Any],
-    where: dict[str, Any],
+    kernel: dict[str, Any],
     fail: Callable[[str], None],
 ) -> Launch:
     """Return a launch of agents: in engines, by ssh, or by one of ipyparallel's launchers.
@@ -422,22 +422,22 @@ def launch(
         ranks: the number of ranks on each machine, or in all.
         folder: the folder for the launcher's files.
         options: the options of the launcher.
-        where: see :class:`Launch`.
+        kernel: see :class:`Launch`.
         fail: see :class:`Launch`.
     """
     if not isinstance(by, str):
-        return InEngines(by, where, fail)
+        return EngineLaunch(by, kernel, fail)
     if isinstance(ranks, dict):
-        return BySSH(ranks, options, where, fail)
-    launcher = _make(by, folder, options, where)
+        return SSHLaunch(ranks, options, kernel, fail)
+    launcher = _make(by, folder, options, kernel)
     if hasattr(launcher, "job_id"):
-        return ByBatch(by, ranks, launcher, where, fail)
+        return BatchLaunch(by, ranks, launcher, kernel, fail)
     launcher.n = ranks
     commands = {by: launcher.args}
     if by == "local":
         commands = {f"{by} {n}": launcher.engine_cmd for n in range(ranks)}
     env = {**os.environ, **launcher.get_env()}
-    return ByCommands(by, commands, where, fail, env=env, cwd=launcher.work_dir)
+    return CommandLaunch(by, commands, kernel, fail, env=env, cwd=launcher.work_dir)
 
 
 def connect(name: str) -> Any:

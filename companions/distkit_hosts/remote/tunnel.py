@@ -4,8 +4,8 @@ A process has one :class:`Multiplexer`, a thread that owns a ZeroMQ socket with 
 kernel's listens, an agent's connects to it. Each peer has a :class:`Tunnel`, which carries
 picklable messages in order, and byte streams between a socket here and a socket there. Flow control
 allows :data:`WINDOW` unacknowledged pieces per stream. A connection without data for
-:data:`SILENCE` counts as broken, with its tunnel and all its streams. ZeroMQ's threads send the
-heartbeats, so a busy kernel is not considered dead.
+:data:`HEARTBEAT_TIMEOUT` counts as broken, with its tunnel and all its streams. ZeroMQ's threads
+send the heartbeats, so a busy kernel is not considered dead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from distkit.kvstore.transport.sockets import context, open_socket, receive
 from distkit_hosts.clocks import RoundTrip
 
 #: Heartbeat timeout of a connection [s].
-SILENCE = 2.0
+HEARTBEAT_TIMEOUT = 2.0
 
 #: Maximum time to send the last message of a closed socket [ms].
 CLOSE_LINGER_MS = 2000
@@ -38,7 +38,7 @@ CLOSE_LINGER_MS = 2000
 WINDOW, PIECE = 64, 1 << 16
 
 #: Interval of clock comparisons [s], and number of comparisons at the start.
-PERIOD, FIRST = 0.5, 8
+CLOCK_INTERVAL, FIRST_COMPARISONS = 0.5, 8
 
 
 class Kind(IntEnum):
@@ -64,7 +64,7 @@ class Stream:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.carried: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
         #: Received data; b"" when the other end has closed.
         self.received: asyncio.Queue[bytes] = asyncio.Queue()
         #: The pieces that may be sent before an acknowledgement.
@@ -83,13 +83,13 @@ class Tunnel:
     def __init__(self, multiplexer: Multiplexer, peer: bytes, first: int) -> None:
         self._multiplexer, self.peer, self._next = multiplexer, peer, first
         self.streams: dict[int, Stream] = {}
-        self.why = ""  # reason of the loss, if lost
+        self.reason = ""  # reason of the loss, if lost
         #: Callbacks in the multiplexer's thread: for each message, …
         self.on_message: Callable[[Any], None] = lambda message: None
         #: … for each stream opened by the peer, returning its local socket, …
         self.on_stream: Callable[[Any], socket.socket]
         #: … after a loss, and for each clock comparison.
-        self.on_lost: Callable[[str], None] = lambda why: None
+        self.on_lost: Callable[[str], None] = lambda reason: None
         self.on_trip: Callable[[RoundTrip], None] = lambda trip: None
 
     def send(self, message: Any, fd: int | None = None) -> None:
@@ -98,34 +98,34 @@ class Tunnel:
         Raises:
             OSError: the tunnel is lost.
         """
-        if self.why:
-            raise BrokenPipeError(self.why)
+        if self.reason:
+            raise BrokenPipeError(self.reason)
         body = pickle.dumps(message, protocol=5)
         if fd is None:
-            self._multiplexer.do(lambda: self._post(Kind.MESSAGE, 0, body))
+            self._multiplexer.call_soon(lambda: self._post(Kind.MESSAGE, 0, body))
         else:
             sock = socket.socket(fileno=os.dup(fd))
-            self._multiplexer.do(lambda: self._open(sock, body))
+            self._multiplexer.call_soon(lambda: self._open(sock, body))
 
     # -- in the multiplexer's thread --------------------------------------------------------------
 
     def _post(self, kind: int, number: int, body: Any = b"") -> None:
-        if not self.why:
+        if not self.reason:
             self._multiplexer.post(self, [_HEAD.pack(kind, number), body])
 
     def _open(self, sock: socket.socket, body: bytes) -> None:
-        if self.why:
+        if self.reason:
             sock.close()
         else:
             self._begin(self._next, sock)
             self._post(Kind.OPEN, self._next, body)
             self._next += 2
 
-    def ask_time(self) -> None:
+    def request_time(self) -> None:
         """Request the peer's time."""
         self._post(Kind.CLOCK, 0, _TIMES.pack(time.monotonic(), 0, 0))
 
-    def take(self, frames: list[Any]) -> None:
+    def handle(self, frames: list[Any]) -> None:
         """Handle a message of the peer."""
         now = time.monotonic()
         kind, number = _HEAD.unpack(frames[0].bytes)
@@ -149,9 +149,9 @@ class Tunnel:
 
     def _begin(self, number: int, sock: socket.socket) -> None:
         stream = self.streams[number] = Stream(sock)
-        stream.carried = self._multiplexer.loop.create_task(self._carry(number, stream))
+        stream.task = self._multiplexer.loop.create_task(self._copy(number, stream))
 
-    async def _carry(self, number: int, stream: Stream) -> None:
+    async def _copy(self, number: int, stream: Stream) -> None:
         """Copy data between a stream's socket and the peer until one of them closes."""
         reader, writer = await asyncio.open_connection(sock=stream.sock)
         both = [
@@ -183,18 +183,18 @@ class Tunnel:
         else:
             self._post(Kind.CLOCK, 0, _TIMES.pack(asked, now, time.monotonic()))
 
-    def lose(self, why: str) -> None:
+    def lose(self, reason: str) -> None:
         """Mark the tunnel as lost: close its streams, and call ``on_lost``."""
-        if self.why:
+        if self.reason:
             return
-        self.why = why
+        self.reason = reason
         for stream in self.streams.values():
             stream.received.put_nowait(b"")
             with suppress(OSError):  # received data is not read
                 stream.sock.shutdown(socket.SHUT_RDWR)
         self.streams.clear()
         self._multiplexer.tunnels.pop(self.peer, None)
-        self.on_lost(why)
+        self.on_lost(reason)
 
 
 class Multiplexer:
@@ -222,7 +222,8 @@ class Multiplexer:
         kind = zmq.ROUTER if listen else zmq.DEALER
         self._socket = open_socket(context(), kind, keys)
         # ZeroMQ's own threads send the heartbeats (ZMTP's PING and PONG)
-        self._socket.heartbeat_ivl = self._socket.heartbeat_timeout = int(500 * SILENCE)  # ms
+        half = int(500 * HEARTBEAT_TIMEOUT)  # ms
+        self._socket.heartbeat_ivl = self._socket.heartbeat_timeout = half
         self.tunnels: dict[bytes, Tunnel] = {}
         self._by: dict[int, bytes] = {}  # connection -> peer
         self.loop = asyncio.new_event_loop()
@@ -255,7 +256,7 @@ class Multiplexer:
         tunnel = self.tunnels[b""] = Tunnel(self, b"", first=2)
         return tunnel
 
-    def do(self, what: Callable[[], None]) -> None:
+    def call_soon(self, what: Callable[[], None]) -> None:
         """Schedule a function in the multiplexer's thread."""
         with suppress(RuntimeError):  # it is closed
             self.loop.call_soon_threadsafe(what)
@@ -270,7 +271,7 @@ class Multiplexer:
 
     def close(self) -> None:
         """Close all tunnels, and end the thread."""
-        self.do(self.loop.stop)
+        self.call_soon(self.loop.stop)
         if self._thread.ident is None:  # not started
             self._close()
         elif threading.current_thread() is not self._thread:
@@ -312,8 +313,8 @@ class Multiplexer:
 
     def _compare_clocks(self) -> None:
         for tunnel in list(self.tunnels.values()):
-            tunnel.ask_time()
-        self.loop.call_later(PERIOD, self._compare_clocks)
+            tunnel.request_time()
+        self.loop.call_later(CLOCK_INTERVAL, self._compare_clocks)
 
     def _take(self, frames: list[Any]) -> None:
         peer = frames.pop(0) if self._listens else None
@@ -323,14 +324,14 @@ class Multiplexer:
             self._by[int(peer.get(zmq.SRCFD))] = name
             tunnel = self.tunnels[name] = Tunnel(self, name, first=1)
             self._accept(tunnel)
-            for _ in range(FIRST):
-                tunnel.ask_time()
+            for _ in range(FIRST_COMPARISONS):
+                tunnel.request_time()
         if tunnel is not None:
-            tunnel.take(frames)
+            tunnel.handle(frames)
 
     def _check_connections(self) -> None:
         while self._monitor.poll(0):
             descriptor = recv_monitor_message(self._monitor)["value"]
             name = self._by.pop(descriptor, None) if self._listens else b""
             if name is not None and (tunnel := self.tunnels.get(name)) is not None:
-                tunnel.lose(f"its connection closed, or was silent for {SILENCE:g} s")
+                tunnel.lose(f"its connection closed, or was silent for {HEARTBEAT_TIMEOUT:g} s")

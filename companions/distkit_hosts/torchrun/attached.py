@@ -189,7 +189,7 @@ class Attached:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def ended(self, error: BaseException) -> None:
+    def record_exception(self, error: BaseException) -> None:
         """Record the exception that ends the rank."""
         if isinstance(error, KeyboardInterrupt):
             self._end = "released", "", ""
@@ -205,7 +205,7 @@ class Attached:
     ) -> None:
         """Print a traceback that begins in the script, as it does without distkit."""
         if os.getpid() == self._pid:
-            self.ended(error)
+            self.record_exception(error)
         while tb is not None and tb.tb_next and not is_users(tb.tb_frame.f_code.co_filename):
             tb = tb.tb_next
         default(kind, error.with_traceback(tb), tb)
@@ -247,7 +247,7 @@ class Attached:
         """Stop recording in a child process."""
         _recorder.set_current(None)
         self._stop_logging_signals()
-        self._control.close_here()
+        self._control.close_listener()
 
     def _log_signals(self) -> None:
         """Make faulthandler log the signal that ends the rank, even during a call of C++.
@@ -299,11 +299,11 @@ class ControlSocket:
 
     def close(self) -> None:
         """Remove the socket at the end of the rank."""
-        self.close_here()
+        self.close_listener()
         if self.path:
             shutil.rmtree(Path(self.path).parent, ignore_errors=True)
 
-    def close_here(self) -> None:
+    def close_listener(self) -> None:
         """Close the socket in a forked child of the rank."""
         self._listener.close()
 
@@ -381,7 +381,7 @@ def main(argv: list[str]) -> None:
             run_script(Path(command[0]), command[1:])
     except BaseException as error:
         if _here is not None:
-            _here.ended(error)
+            _here.record_exception(error)
         raise
 
 

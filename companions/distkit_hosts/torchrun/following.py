@@ -34,11 +34,11 @@ from distkit_hosts.torchrun.attached import FOLDER
 from distkit_hosts.torchrun.rankfile import Record
 
 #: Polling interval [s], and its minimum as a multiple of the last read's duration.
-PERIOD, READ_MULTIPLE = 0.05, 5
+POLL_INTERVAL, READ_MULTIPLE = 0.05, 5
 #: Maximum delay of another machine's writes to a shared folder [s].
 MAX_DELAY = 10.0
 #: Time limit of a rank's answer [s]; a rank that is stopped or in use does not answer.
-ANSWERS = 5.0
+ANSWER_TIMEOUT = 5.0
 #: The facts of a rank's file that a run handles like those of a cluster's rank.
 _FACTS = "group", "raising", "threads", "unreduced"
 #: The reason that a released rank prints.
@@ -80,7 +80,7 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
                 f"trace --out {folder} -- torchrun …`, pass the folder that was named there, or "
                 "wait longer with timeout=…."
             )
-        time.sleep(PERIOD)
+        time.sleep(POLL_INTERVAL)
         ranks = _latest_start(path)
     return Following(ranks)
 
@@ -147,7 +147,7 @@ class Following(Run):
                 raise error
             if time.monotonic() > end:
                 raise TimeoutError(f"{self.name} still runs after {timeout} s, and continues")
-            self._attached.done.wait(PERIOD)
+            self._attached.done.wait(POLL_INTERVAL)
         if self.error is not None:
             raise self.error
         return self
@@ -209,7 +209,7 @@ class Following(Run):
         while self._attached.waiting and not self.finished:
             began = time.monotonic()
             self._attached.poll()
-            time.sleep(max(PERIOD, READ_MULTIPLE * (time.monotonic() - began)))
+            time.sleep(max(POLL_INTERVAL, READ_MULTIPLE * (time.monotonic() - began)))
         self._control.close()
 
 
@@ -369,7 +369,7 @@ def _connect(rank: int, path: str) -> Channel:
     """Return the channel to a rank's socket, once the rank has answered."""
     sock = socket.socket(socket.AF_UNIX)
     channel = Channel(sock)
-    sock.settimeout(ANSWERS)
+    sock.settimeout(ANSWER_TIMEOUT)
     try:
         sock.connect(path)
         channel.recv()

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 #: Timeout for orphans to end after SIGKILL [s]; a process that waits for a disk ends slowly.
-PATIENCE = 5.0
+END_TIMEOUT = 5.0
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -54,7 +54,7 @@ def end_children(exclude: Container[int] = ()) -> None:
 
 def end_all_children() -> None:
     """Kill all children, and their children once adopted; wait until all have ended."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + END_TIMEOUT
     with suppress(ChildProcessError):  # no children are left
         while time.monotonic() < end:
             end_children()

@@ -26,7 +26,7 @@ from distkit.cluster import machine
 from distkit.cluster.gpus import Gpus, examine
 from distkit.cluster.processes import boot, folders
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.descendants import PATIENCE
+from distkit.cluster.processes.descendants import END_TIMEOUT
 from distkit.errors import StartError
 
 #: Timeout of a fork server's response [s]; it may be importing torch.
@@ -217,7 +217,7 @@ class LocalForkClient(ForkClient):
         self.closed = True
         self.channel.close()
         try:
-            self.process.wait(5 + PATIENCE)  # its subreaper ends last
+            self.process.wait(5 + END_TIMEOUT)  # its subreaper ends last
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

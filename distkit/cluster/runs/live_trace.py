@@ -112,7 +112,7 @@ class LiveTrace:
         info = structs.replace(
             self.info,
             until=self.clock(time.monotonic()) if until is None else until,
-            clocks=self._live_clocks.compared(hosts_of(self.info)) if self._live_clocks else {},
+            clocks=self._live_clocks.offsets(hosts_of(self.info)) if self._live_clocks else {},
             ends=ends,
             replaced=replaced,
             sources=sources(events, [end.where for end in ends.values()]),
@@ -164,5 +164,5 @@ class LiveTrace:
         """Return the conversion of these rows' times to the trace's."""
         if self._live_clocks is None:
             self._live_clocks = companions.load("distkit_hosts.clocks").LiveClocks()
-        to_here = self._live_clocks.reader(rank, offset, rows[0][3], rows[-1][3])
+        to_here = self._live_clocks.converter(rank, offset, rows[0][3], rows[-1][3])
         return lambda remote: self.clock(to_here(remote))

@@ -66,7 +66,7 @@ class ProcessHost:
         """Return the machine's fields of Spec for a rank."""
         return {"folder": self.folder, **inherited()}
 
-    def certainly(self, since: float, until: float) -> tuple[float, float]:
+    def convert_interval(self, since: float, until: float) -> tuple[float, float]:
         """Convert an interval to this machine's clock; the maximum error shortens it."""
         return since, until
 
@@ -332,7 +332,7 @@ class Ranks(RankController):
     def _handle_message(self, rank: int, message: tuple[int, str, Any]) -> None:
         number, kind, what = message
         if kind == "waits":
-            what = what[0], *self.host(rank).certainly(*what[1:])
+            what = what[0], *self.host(rank).convert_interval(*what[1:])
         if self.run is not None and self.run.number == number:
             self.run.handle_event(rank, kind, what)
 
