@@ -22,7 +22,7 @@ from typing import Any
 from distkit.cluster.processes import boot
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import (
-    PATIENCE,
+    END_TIMEOUT,
     adopt_orphans,
     children,
     end_children,
@@ -191,7 +191,7 @@ def _judge_messages(submission: Path, names: Sequence[str]) -> Iterator[Any]:
     finally:
         channel.close()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(PATIENCE)
+            process.wait(END_TIMEOUT)
         process.kill()
         process.wait()
         _end_orphans(exclude=before)
@@ -200,7 +200,7 @@ def _judge_messages(submission: Path, names: Sequence[str]) -> Iterator[Any]:
 
 def _end_orphans(exclude: Container[int]) -> None:
     """Wait until all children except ``exclude`` have ended; kill them after a timeout."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + END_TIMEOUT
     while remaining := [pid for pid in children() if pid not in exclude]:
         if time.monotonic() > end:
             end_children(exclude)
