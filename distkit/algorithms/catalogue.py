@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from distkit.algorithms.pipeline_schedules import SCHEDULES, PipelineSchedule
+from distkit.algorithms.pipeline_schedules import SCHEDULES, Described
 from distkit.algorithms.rounds import Schedule, traffic
 
 #: The program of one rank, with the contract of a ``torch.distributed`` collective.
 Reference = TypeVar("Reference", bound=Callable[..., None])
 
 
-@dataclass(frozen=True)
-class Algorithm:
+@dataclass(frozen=True, repr=False)
+class Algorithm(Described):
     """An algorithm, with its schedule for all ranks and its reference implementation for one rank.
 
     In costs, n is the number of ranks, K [bytes] the total size of the tensor or of all chunks, α
@@ -22,12 +22,7 @@ class Algorithm:
     reduce.
 
     Args:
-        name: its key in the catalogue.
         reference: the program of one rank, with the contract of the ``torch.distributed`` call.
-        title: its name for headings.
-        summary: one sentence about it.
-        source: its paper or documentation.
-        cost: its time, as a formula to display.
         schedule: returns the rounds for a number of ranks; it documents its keyword options.
         seconds: computes ``cost`` as ``seconds(n, nbytes, link)``, from arrays of ranks and bytes
             and a :class:`~distkit_simulation.Link`, with the options of the schedule; None if
@@ -45,12 +40,7 @@ class Algorithm:
             2(n-1)α + 2(n-1)/n Kβ + (n-1)/n Kγ    Patarasuk & Yuan, 2009
     """
 
-    name: str
     reference: Callable[..., None]
-    title: str
-    summary: str
-    source: str
-    cost: str
     schedule: Callable[..., Schedule]
     seconds: Callable[..., Any] | None = None
     chunks: Callable[..., int] = lambda n, **options: n
@@ -75,11 +65,8 @@ class Algorithm:
     def _traffic(self, n: int) -> Any:
         return traffic(self.schedule(n), n, self.chunks(n), self.chunks(n))
 
-    def __repr__(self) -> str:
-        return f"{self.title}: {self.summary}\n    {self.cost}    {self.source}"
 
-
-Entry = TypeVar("Entry", bound=Algorithm | PipelineSchedule)
+Entry = TypeVar("Entry", bound=Described)
 
 
 class Catalogue(dict[str, Entry]):
@@ -115,7 +102,7 @@ class Algorithms(Catalogue[Algorithm]):
 
         def add(reference: Reference) -> Reference:
             name = reference.__name__.removesuffix("_all_reduce")
-            self[name] = Algorithm(name, reference, **fields)
+            self[name] = Algorithm(name, reference=reference, **fields)
             return reference
 
         return add

@@ -7,7 +7,6 @@ it; :mod:`~distkit.algorithms.contract` ensures that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch.distributed as dist
@@ -31,7 +30,6 @@ from distkit.algorithms.rounds import (
     Schedule,
     bits,
     highest_bit,
-    lowest_bit,
     ring_trip,
     whole,
 )
@@ -43,28 +41,20 @@ COLLECTIVES = Algorithms()
 # -- rooted collectives ----------------------------------------------------------------
 
 
-class Node(NamedTuple):
-    """The node of one rank in a binomial tree, in group ranks.
+def node(root: int, group: Group) -> tuple[int, int | None, list[tuple[int, int]], int]:
+    """Return this rank's node in the binomial tree of a root, which is a world rank.
 
-    ``children`` are pairs of rank and distance, largest subtree first. ``size`` is the number of
-    ranks in its subtree.
+    Returns:
+        The group ranks of the root and of the parent; the children as pairs of group rank and
+        distance, largest subtree first; and the number of ranks in this node's subtree.
     """
-
-    root: int
-    parent: int | None
-    children: list[tuple[int, int]]
-    size: int
-
-
-def node(root: int, group: Group) -> Node:
-    """Return this rank's node in the tree of a root, which is a world rank."""
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     start = dist.get_group_rank(group or _get_default_group(), root)
     position = (rank - start) % n  # relative to the root
-    lowest = lowest_bit(position) if position else highest_bit(2 * n - 1)
+    lowest = position & -position if position else highest_bit(2 * n - 1)  # lowest bit that is 1
     children = [((rank + bit) % n, bit) for bit in reversed(bits(lowest)) if position + bit < n]
     parent = (rank - lowest) % n if position else None
-    return Node(start, parent, children, min(lowest, n - position))
+    return start, parent, children, min(lowest, n - position)
 
 
 def _tree(n: int, root: int) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
@@ -146,7 +136,7 @@ def reduce(tensor: Tensor, dst: int = 0, op: ReduceOp = SUM, group: Group = None
     Args:
         tensor: of any shape, the same on every rank; K bytes.
         dst: the root's rank in the world.
-        op: SUM, AVG, MIN, MAX or PRODUCT.
+        op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None is the world.
 
     Source:
@@ -316,7 +306,7 @@ def reduce_scatter(
     Args:
         output: receives the result; K/n bytes.
         input_list: one tensor per rank, each like ``output``; K bytes together.
-        op: SUM, AVG, MIN, MAX or PRODUCT.
+        op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None is the world.
 
     Source:

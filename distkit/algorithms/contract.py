@@ -25,7 +25,7 @@ from distkit.algorithms.catalogue import Reference
 
 ReduceOp = dist.ReduceOp.RedOpType
 Group = dist.ProcessGroup | None
-SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
+SUM = dist.ReduceOp.SUM
 
 _COMBINE: dict[ReduceOp, Callable[..., Tensor]] = {
     SUM: torch.add,
@@ -85,7 +85,7 @@ def collective(
     """Wrap a reference implementation in the contract of its ``torch.distributed`` counterpart.
 
     The implementation receives contiguous, flat tensors without gradients, and results are written
-    back; AVG is a SUM divided at the end; a rank outside the group gets a warning and does nothing.
+    back; a rank outside the group gets a warning and does nothing.
 
     Args:
         reads: the read-only tensor argument, if any; the others are written to.
@@ -93,10 +93,9 @@ def collective(
         on_device: whether it accepts GPU tensors, which gloo cannot send.
 
     Raises:
-        TypeError: An argument is not a dense tensor, tensors differ in dtype or device, or an
-            average is not of that dtype.
-        ValueError: A list or tensor is missing or has the wrong length, the operation is not one of
-            the five, a root is outside the group, or the backend cannot send from this device.
+        TypeError: An argument is not a dense tensor.
+        ValueError: A list or tensor is missing or has the wrong length, tensors differ in dtype or
+            device, the operation is not one of the four, or a root is outside the group.
     """
 
     def decorate(reference: Reference) -> Reference:
@@ -106,41 +105,32 @@ def collective(
             for p in parameters.parameters.values()
             if p.kind is not p.KEYWORD_ONLY and p.name not in _SETTINGS
         ]
-
         reduces = [*parameters.parameters][1:3] == ["op", "group"]
 
         @wraps(reference)
         def call(*args: Any, **kwargs: Any) -> None:
-            if reduces and not kwargs and 0 < len(args) < 4 and _is_plain(name, *args):
+            if reduces and not kwargs and 0 < len(args) < 4 and _is_plain(*args):
                 reference(*args)
                 return
             bound = parameters.bind(*args, **kwargs)
             bound.apply_defaults()
             arguments = bound.arguments
-            group, op, root = (
-                arguments["group"],
-                arguments.get("op"),
-                arguments.get("src", arguments.get("dst")),
-            )
-            op = getattr(op, "op", op)  # unwrap ReduceOp(ReduceOp.SUM)
+            group, root = arguments["group"], arguments.get("src", arguments.get("dst"))
             if dist.get_rank(group) < 0:
                 c10d._warn_not_in_group(name)
                 return
+            if "op" in arguments:
+                arguments["op"] = _reduction(name, arguments["op"])
             tensors = {key: arguments[key] for key in names if arguments[key] is not None}
-            outputs = {key: listed(value) for key, value in tensors.items() if key != reads}
             if root is not None:
                 _check_root(name, root, set(names) - tensors.keys(), group)
-            _check(name, tensors, op, group, uneven)
-            arguments.update(
-                {key: _plain(value, group, on_device) for key, value in tensors.items()}
-            )
-            if op is not None:
-                arguments["op"] = SUM if op == AVG else op
+            _check(name, tensors, group, uneven)
+            plain = {key: _plain(value, group, on_device) for key, value in tensors.items()}
             with torch.no_grad():
-                reference(**arguments)
+                reference(**arguments | plain)
                 if "dst" not in arguments or root == dist.get_rank():  # ranks with a result
-                    for key, values in outputs.items():
-                        _write_back(values, listed(arguments[key]), op == AVG, group)
+                    for key in tensors.keys() - {reads}:
+                        _write_back(listed(tensors[key]), listed(plain[key]))
 
         return call  # type: ignore[return-value]
 
@@ -155,19 +145,24 @@ def listed(value: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
 # -- before the call: validation and conversion ----------------------------------------
 
 
-def _is_plain(name: str, x: Any, op: Any = SUM, group: Group = None) -> bool:
+def _is_plain(x: Any, op: Any = SUM, group: Group = None) -> bool:
     """Return True if no conversion is needed; this fast path covers most calls."""
     if op is not SUM or type(x) is not Tensor or x.dtype not in (torch.float32, torch.float64):
         return False
     if x.layout != torch.strided or x.dim() != 1 or not x.is_contiguous() or x.requires_grad:
         return False
-    if x.device.type != "cpu" or dist.get_rank(group) < 0:
-        return False
-    _check_device(name, x.device, group)
-    return True
+    return x.device.type == "cpu" and dist.get_rank(group) >= 0
 
 
-def _check(name: str, arguments: dict[str, Any], op: Any, group: Group, uneven: bool) -> None:
+def _reduction(name: str, op: Any) -> ReduceOp:
+    op = getattr(op, "op", op)  # unwrap ReduceOp(ReduceOp.SUM)
+    if op not in _COMBINE:
+        supported = _join(o.name for o in _COMBINE)
+        raise ValueError(f"{name}: op is {op}; supported are {supported} (dist.ReduceOp.SUM, …).")
+    return op  # type: ignore[no-any-return]
+
+
+def _check(name: str, arguments: dict[str, Any], group: Group, uneven: bool) -> None:
     """Validate the arguments before anything is sent."""
     tensors: list[Tensor] = []
     for key, value in arguments.items():
@@ -178,15 +173,15 @@ def _check(name: str, arguments: dict[str, Any], op: Any, group: Group, uneven: 
         if not isinstance(t, Tensor) or t.layout != torch.strided:
             kind = f"a {t.layout} tensor" if isinstance(t, Tensor) else f"a {type(t).__name__}"
             raise TypeError(f"{name} needs dense tensors, not {kind}.")
-    for attribute in ("dtype", "device"):
-        if len(kinds := {getattr(t, attribute) for t in tensors}) > 1:
-            raise TypeError(f"{name}: tensors differ in {attribute}: {_join(kinds)}.")
-    if len(sizes := {t.numel() for t in tensors}) > 1 and not uneven:
-        raise ValueError(f"{name}: tensors differ in their number of elements: {_join(sizes)}.")
-    for t in tensors[:1]:
-        _check_device(name, t.device, group)
-        if op is not None:
-            _check_reduction(name, op, t.dtype)
+    aspects: dict[str, set[Any]] = {
+        "dtype": {t.dtype for t in tensors},
+        "device": {t.device for t in tensors},
+    }
+    if not uneven:
+        aspects["number of elements"] = {t.numel() for t in tensors}
+    for aspect, found in aspects.items():
+        if len(found) > 1:
+            raise ValueError(f"{name}: tensors differ in {aspect}: {_join(found)}.")
 
 
 def _check_root(name: str, root: int, missing: set[str], group: Group) -> None:
@@ -200,29 +195,6 @@ def _check_root(name: str, root: int, missing: set[str], group: Group) -> None:
 
 def _join(values: Any) -> str:
     return ", ".join(sorted({str(value).removeprefix("torch.") for value in values}))
-
-
-def _check_device(name: str, device: torch.device, group: Group) -> None:
-    try:
-        (group or c10d._get_default_group())._get_backend(device)
-    except RuntimeError:
-        backends = _join(dist.get_backend_config(group).split(","))
-        raise ValueError(
-            f"{name}: this group cannot send tensors on {device.type!r}: its backends are "
-            f"{backends}. Move the tensor with .to(…), or start ranks with a backend for "
-            f"{device.type!r}."
-        ) from None
-
-
-def _check_reduction(name: str, op: ReduceOp, dtype: torch.dtype) -> None:
-    if op not in _COMBINE and op != AVG:
-        supported = _join(o.name for o in [*_COMBINE, AVG])
-        raise ValueError(f"{name}: op is {op}; supported are {supported} (dist.ReduceOp.SUM, …).")
-    if op == AVG and not (dtype.is_floating_point or dtype.is_complex):
-        raise TypeError(
-            f"{name}: the average of {_join([dtype])} numbers does not have that dtype. Use SUM, "
-            "or convert with .float() first."
-        )
 
 
 def _plain(value: Any, group: Group, on_device: bool) -> Any:
@@ -240,12 +212,8 @@ def _plain(value: Any, group: Group, on_device: bool) -> Any:
 # -- after the call --------------------------------------------------------------------
 
 
-def _write_back(
-    tensors: Sequence[Tensor], plain: Sequence[Tensor], average: bool, group: Group
-) -> None:
+def _write_back(tensors: Sequence[Tensor], plain: Sequence[Tensor]) -> None:
     """Copy the results into the caller's tensors."""
     for t, result in zip(tensors, plain, strict=True):
-        if average:
-            result.div_(dist.get_world_size(group))
         if result.data_ptr() != t.data_ptr():
             t.detach().copy_(result.view(t.shape))

@@ -239,17 +239,34 @@ def held(orders: Orders) -> list[int]:
     return [max(accumulate(change[action.kind] for action in order)) for order in orders]
 
 
-@dataclass(frozen=True)
-class PipelineSchedule:
-    """A schedule for a pipeline of p ranks with m micro-batches and v stages per rank.
+@dataclass(frozen=True, repr=False)
+class Described:
+    """An entry of a catalogue.
 
     Args:
         name: its key in the catalogue.
         title: its name for headings.
         summary: one sentence about it.
-        source: its paper.
+        source: its paper or documentation.
+        cost: its cost, as formulas to display.
+    """
+
+    name: str
+    title: str
+    summary: str
+    source: str
+    cost: str
+
+    def __repr__(self) -> str:
+        return f"{self.title}: {self.summary}\n    {self.cost}    {self.source}"
+
+
+@dataclass(frozen=True, repr=False)
+class PipelineSchedule(Described):
+    """A schedule for a pipeline of p ranks with m micro-batches and v stages per rank.
+
+    Args:
         schedule: returns the actions of each rank for p, m, and v if it is looped.
-        cost: bubble and activations, as formulas to display.
         bubble_to_work: returns idle time over compute time for p, m and v, if messages are free and
             backward takes twice as long as forward.
         looped: whether a rank may have several stages.
@@ -260,12 +277,7 @@ class PipelineSchedule:
         (0.375, 0.2727272727272727, 4)
     """
 
-    name: str
-    title: str
-    summary: str
-    source: str
     schedule: Callable[..., Orders]
-    cost: str
     bubble_to_work: Callable[..., float]
     looped: bool = False
 
@@ -301,9 +313,6 @@ class PipelineSchedule:
         """Return the peak number of micro-batches that a rank holds."""
         return held(self.orders(ranks, microbatches, chunks))[rank]
 
-    def __repr__(self) -> str:
-        return f"{self.title}: {self.summary}\n    {self.cost}    {self.source}"
-
 
 def _bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
     """Return (p-1)/(m·v)."""
@@ -330,8 +339,8 @@ SCHEDULES = (
         "GPipe",
         "all micro-batches forward, then all backward",
         "Huang et al., 2019",
-        gpipe,
         "bubble (p-1)/m of the work, m micro-batches held",
+        gpipe,
         _bubble,
     ),
     PipelineSchedule(
@@ -339,8 +348,8 @@ SCHEDULES = (
         "1F1B",
         "one forward and one backward in turn, as early as possible",
         "Harlap et al., 2018; Narayanan et al., 2021",
-        one_f_one_b,
         "bubble (p-1)/m of the work, p micro-batches held",
+        one_f_one_b,
         _bubble,
     ),
     PipelineSchedule(
@@ -348,8 +357,8 @@ SCHEDULES = (
         "Interleaved 1F1B",
         "1F1B with v stages per rank, which micro-batches pass in turns",
         "Narayanan et al., 2021",
-        interleaved,
         "bubble (p-1)/(mv) of the work, v times the messages",
+        interleaved,
         _interleaved_bubble,
         looped=True,
     ),
@@ -358,8 +367,8 @@ SCHEDULES = (
         "Zero bubble, ZB-H1",
         "1F1B that computes gradients of weights in idle time",
         "Qi et al., 2024",
-        zero_bubble,
         "bubble (p-1)/(3m) of the work, p micro-batches held",
+        zero_bubble,
         _zero_bubble,
         looped=True,
     ),
@@ -368,8 +377,8 @@ SCHEDULES = (
         "Zero bubble, ZB-H2",
         "ZB-H1 with a longer warm-up, so that no rank waits within a step",
         "Qi et al., 2024",
-        zero_bubble_h2,
         "no bubble with 2p-1 or more micro-batches, which are held",
+        zero_bubble_h2,
         lambda ranks, microbatches, chunks=1: (
             max(0, 2 * ranks - 1 - microbatches) / (3 * microbatches)
         ),

@@ -192,15 +192,6 @@ def highest_bit(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
-def lowest_bit(n: int) -> int:
-    """Return the largest power of two that divides ``n``.
-
-    >>> lowest_bit(12)
-    4
-    """
-    return n & -n
-
-
 def bits(n: int) -> list[int]:
     """Return the powers of two below ``n``, the distances in a tree or hypercube of n ranks.
 
@@ -251,20 +242,8 @@ class LinkCost(Protocol):
     """The cost of a message; implemented by :class:`distkit_simulation.Link`."""
 
     @property
-    def alpha(self) -> float:
-        """Latency [s]."""
-
-    @property
-    def beta(self) -> float:
-        """Time per byte [s]."""
-
-    @property
     def gamma(self) -> float:
         """Time to reduce a byte [s]."""
-
-    @property
-    def switches(self) -> Sequence[tuple[float, float, float]]:
-        """Thresholds [bytes], with the alpha and beta of larger messages."""
 
     def seconds(self, nbytes: Numbers) -> Numbers:
         """Return the time of a message [s]."""

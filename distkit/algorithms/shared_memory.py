@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import socket
 import sys
@@ -57,7 +56,7 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
 
     Args:
         x: a tensor of any shape, the same on every rank; GPUs copy directly to and from the slots.
-        op: SUM, AVG, MIN, MAX or PRODUCT.
+        op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None is the world.
 
     Raises:
@@ -116,11 +115,11 @@ class Segment:
         )
         self.slot = min(SLOT, SLOTS // (2 * self.n + 2) // 64 * 64)
         status_bytes = self.n * _STATUS * 8
-        memory = _map_shared(group, local_ranks, status_bytes + 2 * (self.n + 1) * self.slot)
-        self._status = memoryview(memory)[:status_bytes].cast("q")
+        size = status_bytes + 2 * (self.n + 1) * self.slot
         with torch.inference_mode(False):  # the tensor outlives the caller's inference mode
-            self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=status_bytes)
-        self._slots = self._slots.view(2, self.n + 1, self.slot)
+            memory = _map_shared(group, local_ranks, size)
+            self._slots = memory[status_bytes:].view(2, self.n + 1, self.slot)
+        self._status = memoryview(memory[:status_bytes].numpy()).cast("q")
         self._views = lru_cache(_CACHED_VIEWS)(self._make_views)
         self._generation = self._set = self._signature = 0
         self._lock = threading.Lock()
@@ -212,20 +211,26 @@ class Segment:
                 sleep = min(2 * sleep, _MAX_SLEEP)
 
 
-def _map_shared(group: dist.ProcessGroup, local_ranks: Sequence[int], size: int) -> mmap.mmap:
-    """Map memory that one rank creates and all ranks open; its name is then removed."""
+def _map_shared(group: dist.ProcessGroup, local_ranks: Sequence[int], size: int) -> Tensor:
+    """Map memory that one rank creates and all ranks open.
+
+    On Linux the memory has no name, and is freed with the last process that maps it.
+    """
     store, key = group.get_group_store(), f"distkit/shared_memory/{local_ranks[0]}"
     rank = dist.get_rank(group)
     if rank != local_ranks[0]:
         host, path, inode = store.get(key).decode().split("\n")
-        file = _open_file(host, path, int(inode), rank, local_ranks[0])
-        memory = mmap.mmap(file, size)
-        os.close(file)
+        memory = _open_file(host, path, int(inode), size, rank, local_ranks[0])
         store.set(f"{key}/{rank}", "opened")
         return memory
-    file, path = _create_file(size)
+    if _HAS_MEMFD:
+        file = os.memfd_create("distkit", os.MFD_CLOEXEC)
+        os.posix_fallocate(file, 0, size)  # fail here, not with SIGBUS later
+        path = f"/proc/{os.getpid()}/fd/{file}"
+    else:
+        file, path = tempfile.mkstemp(prefix="distkit-")
     try:
-        memory = mmap.mmap(file, size)
+        memory = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
         store.set(key, f"{socket.gethostname()}\n{path}\n{os.fstat(file).st_ino}")
         for other in local_ranks[1:]:
             store.get(f"{key}/{other}")
@@ -236,36 +241,10 @@ def _map_shared(group: dist.ProcessGroup, local_ranks: Sequence[int], size: int)
     return memory
 
 
-def _create_file(size: int) -> tuple[int, str]:
-    """Return an open file of ``size`` bytes, and its path for other processes.
-
-    On Linux the file is in memory and freed with the last process that has it open.
-
-    Raises:
-        OSError: There is too little memory.
-    """
-    if not _HAS_MEMFD:
-        file, path = tempfile.mkstemp(prefix="distkit-")
-        os.ftruncate(file, size)
-        return file, path
-    file = os.memfd_create("distkit", os.MFD_CLOEXEC)
-    try:
-        os.posix_fallocate(file, 0, size)  # fail here, not with SIGBUS later
-    except OSError as error:
-        os.close(file)
-        raise OSError(
-            f"shared_memory_all_reduce needs {size:,} bytes, but less memory is free. "
-            "Free memory, or use another algorithm."
-        ) from error
-    return file, f"/proc/{os.getpid()}/fd/{file}"
-
-
-def _open_file(host: str, path: str, inode: int, rank: int, first: int) -> int:
+def _open_file(host: str, path: str, inode: int, size: int, rank: int, first: int) -> Tensor:
     with suppress(OSError):
-        file = os.open(path, os.O_RDWR)
-        if os.fstat(file).st_ino == inode:
-            return file
-        os.close(file)
+        if Path(path).stat().st_ino == inode:  # else it is another process with this id
+            return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
     raise ValueError(
         f"rank {rank} cannot open the memory of rank {first}, although both have the host name "
         f"{host}: they may be in different containers. Set different host names there, or use "

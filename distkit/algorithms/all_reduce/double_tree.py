@@ -94,7 +94,7 @@ def double_tree_all_reduce(
 
     Args:
         x: tensor of any shape, the same on every rank; K bytes.
-        op: SUM, AVG, MIN, MAX or PRODUCT.
+        op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None is the world.
         segments: pieces per half, S.
 

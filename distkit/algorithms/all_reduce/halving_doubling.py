@@ -50,15 +50,11 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
     Folding applies if n is not a power of two. Rabenseifner, 2004; used in Gloo and by Goyal et
     al., 2017.
     """
-    rounds = floor_lg(n)
-    part = 1 - 1 / np.exp2(rounds)
-    if link.switches:
-        total = np.zeros(np.broadcast(n, nbytes).shape)
-        for i in range(1, int(np.max(rounds)) + 1):
-            total += np.where(i <= rounds, 2 * link.seconds(nbytes / 2.0**i), 0.0)
-    else:
-        total = 2 * (rounds * link.alpha + part * nbytes * link.beta)
-    return total + part * nbytes * link.gamma + folded_seconds(n, nbytes, link)
+    rounds, total = floor_lg(n), 0.0
+    for i in range(1, int(np.max(rounds)) + 1):
+        total = total + np.where(i <= rounds, 2 * link.seconds(nbytes / 2.0**i), 0.0)
+    reduced = (1 - 1 / np.exp2(rounds)) * nbytes
+    return total + reduced * link.gamma + folded_seconds(n, nbytes, link)
 
 
 @ALL_REDUCES.register(

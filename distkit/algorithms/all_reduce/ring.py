@@ -62,7 +62,7 @@ def ring_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
 
     Args:
         x: tensor of any shape, the same on every rank; K bytes.
-        op: SUM, AVG, MIN, MAX or PRODUCT.
+        op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None is the world.
 
     Source:
