@@ -1,8 +1,8 @@
 """The command line: ``distkit demo``, ``trace``, ``replay``, ``doctor`` and others.
 
-A command imports its modules when it runs, so that ``distkit --help`` is quick. distkit's errors
-are printed as one message, with exit status 1. The exit status is 2 for wrong arguments and 130
-for Ctrl-C.
+A command imports its modules when it runs, so that ``distkit --help`` is quick. Errors of distkit
+and of files are printed as one message, with exit status 1. The exit status is 2 for wrong
+arguments and 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DistkitError as error:
         print(f"distkit: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"distkit: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def _is_passed_on(word: str, words: list[str]) -> bool:
@@ -101,10 +104,10 @@ def _demo(args: argparse.Namespace, passed_on: list[str]) -> None:
     check_folder(args.html, args.wrong)
     traces: dict[str, Trace] = {}
     for name in demos.ALL if "all" in args.names else args.names:
-        demo = demos.ALL[name]()
-        traces |= demo.traces
-        print(f"\n{demo.title}")
-        for line in demo.lines:
+        lines, recorded = demos.ALL[name]()
+        traces |= recorded
+        print(f"\n{name}: {demos.ALL[name].__doc__}")
+        for line in lines:
             _print_wrapped(f"  {line}", len(line) - len(line.lstrip()) + 4)
     if args.html:
         print()
@@ -141,9 +144,7 @@ def _trace(args: argparse.Namespace, passed_on: list[str]) -> int | None:
 
 def keep(trace: Trace, args: argparse.Namespace) -> None:
     """Save a trace, and print a summary."""
-    write(args.out, lambda: trace.save(args.out))
-    for line in clocks(trace):
-        _print_wrapped(line, 2)
+    trace.save(args.out)
     print(f"{summary(trace)}. Saved in {args.out}.")
     if args.html:
         replay_page({Path(args.out).stem: trace}, args.html)
@@ -153,8 +154,6 @@ def _replay(args: argparse.Namespace, passed_on: list[str]) -> None:
     check_folder(args.html, args.wrong)
     trace, name = open_trace(args.files), args.files[0].stem
     print(f"{trace.info.name or name}: {summary(trace)}.")
-    for line in clocks(trace):
-        _print_wrapped(line, 2)
     from distkit.diagnosis.diagnose import diagnose
 
     print_findings(diagnose(trace))
@@ -166,15 +165,12 @@ def _replay(args: argparse.Namespace, passed_on: list[str]) -> None:
 
 def open_trace(files: list[Path]) -> Trace:
     """Return the trace in these files, or the trace of this name that comes with distkit."""
-    from distkit.demos import RECORDED, recorded
+    from distkit.recorded import RECORDED, recorded
     from distkit.trace.trace import Trace
 
     if not files[0].exists() and files[0].name in RECORDED:
         return recorded(files[0].name)
-    try:
-        return Trace.load(files[0] if len(files) == 1 else files)
-    except OSError as error:
-        raise DistkitError(f"{error.filename} cannot be read ({error.strerror}).") from error
+    return Trace.load(files[0] if len(files) == 1 else files)
 
 
 # -- distkit explain -----------------------------------------------------------------------------
@@ -229,7 +225,7 @@ def replay_page(traces: dict[str, Trace], file: Path, **options: Any) -> None:
     """Write a stand-alone page with ``to_html``, and print its address."""
     from distkit.views.widget.page import to_html
 
-    write(file, lambda: to_html(traces, file, **options))
+    to_html(traces, file, **options)
     print(f"Replay: {file.resolve().as_uri()}")
 
 
@@ -241,18 +237,6 @@ def check_folder(file: Path | None, wrong: Callable[[str], NoReturn]) -> None:
         wrong(f"{file} is a folder: pass the name of a file")
     if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
         wrong(f"{file}: the file cannot be written there")
-
-
-def write(file: Path, save: Callable[[], object]) -> None:
-    """Write a file by calling ``save``.
-
-    Raises:
-        DistkitError: The file cannot be written.
-    """
-    try:
-        save()
-    except OSError as error:
-        raise DistkitError(f"{file} cannot be written ({error.strerror}).") from error
 
 
 def print_findings(findings: Iterable[Finding]) -> None:
@@ -268,22 +252,6 @@ def _print_wrapped(line: str, inner: int) -> None:
     width = shutil.get_terminal_size().columns
     parts = textwrap.wrap(line, width, subsequent_indent=" " * inner, break_on_hyphens=False)
     print("\n".join(parts))
-
-
-def clocks(trace: Trace) -> list[str]:
-    """Return lines that report the offsets of the hosts' clocks and their errors."""
-    from distkit._format import human_seconds
-
-    reference, lines = trace.info.rank(0).host, []
-    for host, clock in trace.info.clocks.items():
-        error = (
-            "by their wall clocks only"
-            if clock.error is None
-            else f"± {human_seconds(clock.error)}"
-        )
-        offset = f"{abs(clock.ahead):.6f} s {'ahead of' if clock.ahead >= 0 else 'behind'}"
-        lines += [f"The clock of {host} is {offset} that of {reference} ({error})."]
-    return lines[1:]  # the first is the reference
 
 
 def summary(trace: Trace) -> str:

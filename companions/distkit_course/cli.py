@@ -73,7 +73,7 @@ def _grade(args: argparse.Namespace, remaining: list[str]) -> int:
     from distkit_course.grading import grade
 
     names = [name for name in args.exercises.split(",") if name]
-    cli.write(args.reports, lambda: args.reports.mkdir(parents=True, exist_ok=True))
+    args.reports.mkdir(parents=True, exist_ok=True)
     codes = set()
     for submission, report in zip(
         args.submissions, grade(args.submissions, args.reports, names), strict=True

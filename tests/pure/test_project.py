@@ -44,6 +44,7 @@ LAYERS = {
     "events": "",
     "consistency": "",
     "trace": "errors events companions consistency _format",
+    "recorded": "trace",
     "diagnosis": WAIST,
     "algorithms": WAIST,
     "data": WAIST,
@@ -187,8 +188,8 @@ def test_recorded_traces_replay_without_torch(tmp_path: Path) -> None:
     code = """if True:
         import sys
         sys.modules["torch"] = None  # importing it raises ImportError
-        from distkit import cli, demos
-        for name in demos.RECORDED:
+        from distkit import cli, recorded
+        for name in recorded.RECORDED:
             assert cli.main(["replay", name, "--no-browser", "--html", f"{name}.html"]) == 0
     """
     command = [sys.executable, "-Werror", "-c", code]

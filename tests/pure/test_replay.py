@@ -80,7 +80,7 @@ def newer(file: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda f: None, "cannot be read (No such file or directory)"),
+        (lambda f: None, "run.trace: No such file or directory"),
         (lambda f: f.mkdir(), "the folder is empty"),
         (lambda f: f.write_text("hello"), "damaged, or not a trace"),
         (lambda f: f.write_bytes(ring().save(f).read_bytes()[:-40]), "is truncated or damaged"),

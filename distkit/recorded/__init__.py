@@ -1,0 +1,29 @@
+"""Larger runs that come with distkit, which tools/record records; opening one needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from distkit.trace.trace import Trace
+
+_FOLDER = Path(__file__).parent
+#: The names of the runs.
+RECORDED = sorted(file.stem for file in _FOLDER.glob("*.trace"))
+
+
+def recorded(name: str) -> Trace:
+    """Return the trace of a run that comes with distkit.
+
+    Args:
+        name: one of ``dk.demos.RECORDED``.
+
+    Raises:
+        ValueError: The name is unknown.
+
+    >>> trace = recorded("ring_16")
+    >>> len(trace.messages), trace.info.name
+    (480, 'A ring all-reduce on 16 ranks')
+    """
+    if name not in RECORDED:
+        raise ValueError(f"unknown recorded run {name!r}. Choose from: {', '.join(RECORDED)}.")
+    return Trace.load(_FOLDER / f"{name}.trace")
