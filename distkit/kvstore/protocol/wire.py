@@ -6,7 +6,6 @@ a separate frame, which is not copied. Nothing is pickled, and no received data 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -54,12 +53,15 @@ class Batch(NamedTuple):
     messages: list[_AnyMessage]
 
 
-def encode(*messages: Message, exchange: Exchange | None = None, to: int = 0) -> list[Frame]:
+_NO_EXCHANGE = Exchange(None)
+
+
+def encode(*messages: Message, exchange: Exchange = _NO_EXCHANGE, to: int = 0) -> list[Frame]:
     r"""Encode messages as one or more frames.
 
     Args:
         messages: the messages to one node.
-        exchange: lends tensors to that node; None to send all of them.
+        exchange: lends tensors to that node; by default all of them are sent.
         to: the addressed server.
 
     >>> encode(messages.Pull(1, 2, "w"))
@@ -68,65 +70,46 @@ def encode(*messages: Message, exchange: Exchange | None = None, to: int = 0) ->
     large: list[Frame] = []
 
     def enclose(tensor: Any) -> list[Any]:
+        """Return a tensor's memory for the header, or put it into the next frame."""
         name = dtype_name(tensor)
-        address = None if exchange is None else exchange.lend(tensor)
-        if address is not None:
+        if (address := exchange.lend(tensor)) is not None:
             return [name, *address]
+        array: Any = tensor.view(torch.uint8).numpy()  # NumPy has no bfloat16
         if tensor.nbytes < LARGE:
-            return [name, _buffer(tensor)]
-        large.append(_buffer(tensor))
+            return [name, memoryview(array)]
+        large.append(memoryview(array))
         return [name]
 
-    back = [] if exchange is None else exchange.returned_loans()
-    return [Encoder(enc_hook=enclose).encode((to, back, messages)), *large]
+    content = to, exchange.returned_loans(), messages
+    return [Encoder(enc_hook=enclose).encode(content), *large]
 
 
-def decode(frames: Sequence[Frame], exchange: Exchange | None = None) -> Batch:
+def decode(frames: Sequence[Frame], exchange: Exchange = _NO_EXCHANGE) -> Batch:
     """Decode the messages in frames; large tensors use the frames' memory, or borrowed memory.
 
     Args:
         frames: the result of :func:`encode`.
-        exchange: opens borrowed memory; None if there is none.
+        exchange: opens borrowed memory.
 
     Raises:
         MemoryGone: A tensor is in the memory of a process that has ended.
     """
-    header, *_reader.large = frames
-    _reader.exchange = exchange
-    batch: Batch = _reader.decoder.decode(header)
-    if exchange is not None:
-        exchange.take_back(batch.back)
-    return batch
+    header, *large = frames
 
-
-class _Reader(threading.local):
-    """The decoder of a thread, with the large tensors of the frames that it decodes."""
-
-    def __init__(self) -> None:
-        self.large: list[Frame] = []
-        self.exchange: Exchange | None = None
-        self.decoder = Decoder(Batch, dec_hook=self._tensor)
-
-    def _tensor(self, kind: type, encoded: Any) -> Tensor:
+    def extract(_: type, encoded: Any) -> Tensor:
         """Return a tensor from the header, the next large frame, or borrowed memory."""
         name, *address = encoded
         dtype = DTYPES[name]
         if not address:
-            data: Any = self.large.pop(0)
+            data: Any = large.pop(0)
         elif isinstance(address[0], bytes):
             (data,) = address
         else:
-            assert self.exchange is not None
-            data = self.exchange.borrow(address)
+            data = exchange.borrow(address)
         tensor = over(data, dtype)
         aligned = tensor.data_ptr() % dtype.itemsize == 0  # frames may be unaligned
         return tensor if aligned else tensor.clone()
 
-
-_reader = _Reader()
-
-
-def _buffer(tensor: Tensor) -> Frame:
-    """Return the memory of a flat, contiguous CPU tensor."""
-    array: Any = tensor.view(torch.uint8).numpy()  # NumPy has no bfloat16
-    return memoryview(array)
+    batch: Batch = Decoder(Batch, dec_hook=extract).decode(header)
+    exchange.take_back(batch.back)
+    return batch

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
@@ -14,24 +13,6 @@ from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
 from distkit.kvstore.transport.memory import Exchange, MemoryGone
 from distkit.kvstore.transport.sockets import open_socket, receive
-
-
-@dataclass
-class _Connection:
-    """The socket of a connection to a server node, and the shared memory of both ends."""
-
-    socket: Any
-    exchange: Exchange
-
-    def receive(self) -> Iterator[Message]:
-        """Yield the messages that have arrived, except those whose shared memory is gone.
-
-        Raises:
-            KVStoreError: the memory of a live process cannot be opened.
-        """
-        while (frames := receive(self.socket)) is not None:
-            with suppress(MemoryGone):
-                yield from decode([f.buffer for f in frames], self.exchange).messages
 
 
 class Link:
@@ -49,7 +30,8 @@ class Link:
         #: Polls the connections, and what else the owner waits for.
         self.poller = zmq.Poller()
         self._keys, self._route = keys, route
-        self._connections: dict[int, _Connection] = {}
+        #: The socket to each node, and the shared memory of both ends.
+        self._connections: dict[int, tuple[Any, Exchange]] = {}
 
     def connect(self, node: int, endpoint: str) -> None:
         """Connect to a node, which may start later.
@@ -59,15 +41,16 @@ class Link:
         route = self._route(endpoint)
         sock = open_socket(self.context, zmq.DEALER, self._keys)
         pool = memory.shared() if route.startswith("ipc://") else None
-        self._connections[node] = _Connection(sock, Exchange(pool))
+        self._connections[node] = sock, Exchange(pool)
         sock.connect(route)
         self.poller.register(sock, zmq.POLLIN)
 
     def disconnect(self, node: int) -> None:
         """Close the connection to a node that has ended."""
-        if (connection := self._connections.pop(node, None)) is not None:
-            self.poller.unregister(connection.socket)
-            connection.socket.close()
+        if node in self._connections:
+            sock, _ = self._connections.pop(node)
+            self.poller.unregister(sock)
+            sock.close()
 
     def send(self, node: int | None, messages: Sequence[Message], to: int = 0) -> None:
         """Send messages for server ``to`` to the node that serves its values, if connected.
@@ -75,15 +58,23 @@ class Link:
         Tensors are not copied and must not change afterwards.
         """
         if node in self._connections:
-            frames = encode(*messages, exchange=self._connections[node].exchange, to=to)
+            sock, exchange = self._connections[node]
             # pyzmq copies small frames all the same
-            self._connections[node].socket.send_multipart(frames, copy=False)
+            sock.send_multipart(encode(*messages, exchange=exchange, to=to), copy=False)
 
     def receive(self, *, wait: bool) -> list[Message]:
-        """Return the answers that have arrived; if ``wait``, wait for one."""
+        """Return the answers that have arrived; if ``wait``, wait for one.
+
+        Answers whose shared memory is gone are dropped, because their sender has ended.
+        """
         if wait:
             self.poller.poll()
-        return [m for connection in self._connections.values() for m in connection.receive()]
+        found: list[Message] = []
+        for sock, exchange in self._connections.values():
+            while (frames := receive(sock)) is not None:
+                with suppress(MemoryGone):
+                    found += decode([f.buffer for f in frames], exchange).messages
+        return found
 
     def close(self) -> None:
         """Close all connections immediately; unsent messages are lost."""

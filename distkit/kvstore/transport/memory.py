@@ -18,6 +18,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,6 @@ class Exchange:
         self._pool = pool
         self._lent: dict[int, Tensor] = {}
         self._numbers = itertools.count()
-        self._maps: dict[tuple[int, ...], mmap.mmap] = {}
         self._given_up: list[int] = []
 
     def lend(self, tensor: Tensor) -> list[int] | None:
@@ -118,7 +118,7 @@ class Exchange:
             MemoryGone: The peer has ended.
         """
         pid, file, inode, start, nbytes, number = address
-        memory = self._map(pid, file, inode)
+        memory = _mapped(pid, file, inode)
         self._pool = self._pool or _pool  # a peer that lends is on this host
         view = memoryview(memory)[start : start + nbytes]
         weakref.finalize(view, self._given_up.append, number).atexit = False
@@ -130,12 +130,8 @@ class Exchange:
         del self._given_up[: len(numbers)]
         return numbers
 
-    def _map(self, *address: int) -> mmap.mmap:
-        if address not in self._maps:
-            self._maps[address] = _mapped(*address)
-        return self._maps[address]
 
-
+@cache
 def _mapped(pid: int, number: int, inode: int) -> mmap.mmap:
     """Map a file of another process, unless a later process has its number."""
     path = Path(f"/proc/{pid}/fd/{number}")

@@ -107,17 +107,13 @@ class Scheduler:
         return [self._address_book(self.present[node]) for node in sorted(self.present)]
 
     def _check(self, register: Register) -> None:
-        others = [n for n in self._active_workers() if n != register.node]
+        others = [n for n in sorted(self.present) if n < self.workers and n != register.node]
         if others and register.options != self.options:
             raise KVStoreError(
                 f"worker {register.node} requests {register.options}, but worker {others[0]} "
                 f"{self.options}. Create the same store on every worker."
             )
         self.options = register.options
-
-    def _active_workers(self) -> list[int]:
-        """Return the workers that have registered and not ended."""
-        return [n for n in sorted(self.present) if n < self.workers]
 
     def _address_book(self, register: Register) -> AddressBook:
         assert self.options is not None

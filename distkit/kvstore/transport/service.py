@@ -40,14 +40,12 @@ from distkit.kvstore.transport.sockets import listen_on, open_socket, receive
 class Peer:
     """The connection and shared memory of a process that sends requests.
 
-    ``life`` is the number of processes that were its node before; after a batch was lost with its
-    memory it is ``gone``, and later batches are ignored.
+    ``life`` is the number of processes that were its node before.
     """
 
     identity: bytes
     exchange: Exchange
     life: int = 0
-    gone: bool = False
 
 
 #: Maximum number of batches answered together, which limits the wait of the first.
@@ -170,13 +168,11 @@ class Service:
         self._deliver(answers)
 
     def _serve(self, frames: list[Any]) -> list[Message]:
-        """Return the answers to a batch of requests; later batches of a lost one are ignored."""
+        """Return the answers to a batch of requests; one whose sender has ended may be lost."""
         peer = self._peer(frames[0])
         try:
             batch = decode([frame.buffer for frame in frames[1:]], peer.exchange)
         except MemoryGone:
-            peer.gone = True
-        if peer.gone:
             return []
         answers: list[Message] = []
         for request in batch.messages:
