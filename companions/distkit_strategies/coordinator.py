@@ -82,11 +82,6 @@ class FunctionQueue:
         self.workers: dict[Worker, int | None] = {}
         self._scheduled = 0
 
-    @property
-    def floor(self) -> int:
-        """The number below which all functions are finished."""
-        return min(self.unfinished, default=self._scheduled)
-
     def schedule(self, function: Any) -> int:
         """Add a function; return its number."""
         number = self._scheduled
@@ -357,7 +352,7 @@ class ClusterCoordinator:
             value, sent = self._queue.unfinished[number], self._sent.get(worker, 0)
             factories = {n: factory for n, factory in enumerate(self._datasets) if n >= sent}
             self._sent[worker] = len(self._datasets)
-            self._send(worker, (number, self._queue.floor, value._name, value._function, factories))
+            self._send(worker, (number, value._name, value._function, factories))
 
     def _send(self, worker: Worker, message: Any) -> None:
         self._socket.send_multipart([self._connections[worker], pickle.dumps(message)])
@@ -420,9 +415,9 @@ class _FunctionRunner:
         """Run scheduled functions."""
         done = None
         while (function := self._next(done)) is not None:
-            number, floor, name, payload, factories = function
+            number, name, payload, factories = function
             self._factories |= factories
-            done = number, *self._run(number, floor, name, payload)
+            done = number, *self._run(number, name, payload)
             self._runs += 1
         if self._socket is not None:
             self._socket.close(linger=0)
@@ -438,13 +433,13 @@ class _FunctionRunner:
             done, ended = None, self._connect()
         return None
 
-    def _run(self, number: int, floor: int, name: str, payload: bytes) -> tuple[bytes, str]:
+    def _run(self, number: int, name: str, payload: bytes) -> tuple[bytes, str]:
         """Run a function; return its pickled result or error, and the traceback of an error."""
         value, error, details = None, None, ""
         try:
             fn, args, kwargs = self._unpack(payload)
             self._strategy.pull()
-            once = self._strategy.store.once(number, floor)
+            once = self._strategy.store.once(number)
             with once, mark(f"function {number}"), _check_buffers(self._strategy):
                 value = fn(*args, **kwargs)
         except Exception as raised:

@@ -151,8 +151,6 @@ def test_reply_in_flight_keeps_its_version() -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "says"),
     [
-        (Pull, ("v",), "pull of 'v', a key that this run has not initialized"),
-        (Push, ("v", (2,), 0, torch.ones(2)), "push of 'v', a key that this run has not"),
         (Push, ("w", (3,), 0, torch.ones(3)), "push of 'w' with float32[3]"),
         (Push, ("w", (2, 1), 0, torch.ones(2)), "push of 'w' with float32[2, 1]"),
         (Push, ("w", (2,), 0, torch.ones(2).double()), "push of 'w' with float64[2]"),

@@ -16,7 +16,7 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.client.requests import Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import Barrier, Message, Reply, Request
-from distkit.kvstore.protocol.options import BIGARRAY_BOUND, StoreOptions, canonical
+from distkit.kvstore.protocol.options import BIGARRAY_BOUND, StoreOptions
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.wire import decode, encode
 
@@ -51,7 +51,7 @@ class InProcess:
         mode: str = "dist_sync",
         bound: int = BIGARRAY_BOUND,
     ) -> None:
-        options = StoreOptions(canonical(mode), bound)
+        options = StoreOptions(mode, bound)
         self.workers, self.mode, self.bound = workers, mode, bound
         self.nodes = {
             workers + i: KVServer(options.rule, range(workers), must_update=not options.sync)

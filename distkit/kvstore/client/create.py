@@ -8,7 +8,7 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.client.requests import Call, Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import LIFE, AddressBook, Register
-from distkit.kvstore.protocol.options import BIGARRAY_BOUND, StoreOptions, canonical
+from distkit.kvstore.protocol.options import BIGARRAY_BOUND, StoreOptions
 from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.node import Node
 
@@ -33,8 +33,7 @@ def create(
         name: ``"dist_sync"``: servers wait for every worker's gradient, and update with their sum.
             ``"dist_async"``: servers update with each gradient as it arrives; no worker waits.
             ``"dist_sync_device"``, ``"dist_async_device"``: the same, but the gradients of a
-            worker's devices are added on a device. MXNet's other spellings, such as
-            ``"dist_device_sync"``, are accepted.
+            worker's devices are added on a device.
         bigarray_bound: number of elements from which an array is split over all servers.
         staleness: for dist_async: the number of gradients by which a worker may be ahead of the
             slowest; beyond it, its pulls wait (bounded staleness). None: no limit.
@@ -54,13 +53,12 @@ def create(
             other options.
     """
     global _store, _options
-    mode = canonical(name)
-    options = StoreOptions(mode, bigarray_bound, staleness, backup, replication, on_crash)
-    node = _check(mode)
+    options = StoreOptions(name, bigarray_bound, staleness, backup, replication, on_crash)
+    node = _check(name)
     options.fit(node.workers, node.servers)
     if _store is None:
         _report(options.crash_effect)  # before registering: a worker may end at any time
-        _store, _options = _join(node, options, name.lower()), options
+        _store, _options = _join(node, options), options
     if _options != options:
         raise KVStoreError(
             f"worker {node.index} already has a store {_options} in this run, and requests "
@@ -80,7 +78,7 @@ def _check(name: str) -> Node:
     return _here
 
 
-def _join(node: Node, options: StoreOptions, spelling: str) -> KVStore:
+def _join(node: Node, options: StoreOptions) -> KVStore:
     """Register with the scheduler, wait for all nodes, and connect to the servers."""
     link, servers = Link(node.keys, node.way), range(node.workers, node.scheduler)
     requests = Requests(
@@ -101,7 +99,7 @@ def _join(node: Node, options: StoreOptions, spelling: str) -> KVStore:
             requests.depart(server, "before this worker started")
     return KVStore(
         requests,
-        type=spelling,
+        type=options.mode,
         num_workers=node.workers,
         servers=servers,
         scheduler=node.scheduler,

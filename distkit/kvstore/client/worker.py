@@ -27,56 +27,11 @@ from distkit.kvstore.protocol import messages
 from distkit.kvstore.protocol.compression import Compression
 from distkit.kvstore.protocol.messages import Answer, Key, Reply
 from distkit.kvstore.protocol.optimizer import spec_of
-from distkit.kvstore.protocol.options import canonical
 from distkit.kvstore.protocol.placement import Layout, Part, dtype_name, place
 from distkit.kvstore.transport.recording import Step, gates, stepped
 
 #: The tensors to write each key's value to.
 _Outs: TypeAlias = "dict[Key, list[Tensor]]"
-
-
-class KeyDirectory:
-    """The layouts of a store's keys, and their placement on servers.
-
-    Args:
-        servers: the ids of the nodes that hold the values.
-        bound: number of elements from which an array is split over all servers.
-    """
-
-    def __init__(self, servers: Sequence[int], bound: int) -> None:
-        self.servers, self.bound = servers, bound
-        self.layouts: dict[Key, Layout] = {}
-
-    def layout(self, key: Key, action: str = "pull of") -> Layout:
-        """Return the layout of a key.
-
-        Raises:
-            KVStoreError: this worker has not initialized it.
-        """
-        if key not in self.layouts:
-            raise KVStoreError(
-                f"{action} {key!r}, a key that this worker has not initialized in this run. "
-                f"Call kv.init({key!r}, value) on every worker first."
-            )
-        return self.layouts[key]
-
-    def parts(self, key: Key, layout: Layout | None = None) -> list[tuple[int, Part]]:
-        """Return the parts of a key with the ids of their servers; a new key needs its layout."""
-        size = (layout or self.layout(key)).size
-        parts = place(key, size, len(self.servers), self.bound)
-        return [(self.servers[part.server], part) for part in parts]
-
-    def check(self, action: str, tensors_by_key: _Outs, *, dtype: bool) -> None:
-        """Check that tensors have the shape of their key, and its dtype if ``dtype``.
-
-        Raises:
-            KVStoreError: a tensor does not fit, or its key is not initialized.
-        """
-        for key, tensors in tensors_by_key.items():
-            layout = self.layout(key, action)
-            for tensor in tensors:
-                checked = dtype_name(tensor) if dtype else layout.dtype
-                layout.check(action, key, tensor.shape, checked)
 
 
 class KVStore:
@@ -117,13 +72,13 @@ class KVStore:
     ) -> None:
         #: The name it was created with; the number of workers; this worker's rank.
         self.type, self.num_workers, self.rank = type, num_workers, requests.node
-        self._mode = canonical(type)
-        self._where = "device" if self._mode.endswith("_device") else "host"
+        self._where = "device" if type.endswith("_device") else "host"
         self._requests, self._scheduler = requests, scheduler
-        self._keys = KeyDirectory(servers, bound)
+        self._servers, self._bound = servers, bound
+        self._layouts: dict[Key, Layout] = {}
         self._replaces, self._barriers, self._giver = replaces, barriers, giver
         self._compression: Compression | None = None
-        self._function: tuple[int, int] | None = None  # arguments of ``once``
+        self._function: int | None = None  # the argument of ``once``
         self._push_counts: Counter[Key] = Counter()  # pushes of that function so far
         self._versions: dict[tuple[Key, int], int] = {}  # last version pulled, by key and server
         #: Number of this worker's gradients of each key that were too late for their round.
@@ -159,7 +114,7 @@ class KVStore:
         self._requests.ask(
             [c for k in grouped for c in self._inits(k, layouts[k], grouped[k], is_giver)]
         )
-        self._keys.layouts |= layouts
+        self._layouts |= layouts
 
     def _inits(
         self, key: Key, layout: Layout, tensors: list[Tensor], is_giver: bool
@@ -167,7 +122,7 @@ class KVStore:
         if len(tensors) > 1:
             raise KVStoreError(f"init of {key!r} with {len(tensors)} tensors. Pass one tensor.")
         value = add_up(tensors, self._where, Traffic()) if is_giver else None
-        for node, part in self._keys.parts(key, layout):
+        for node, part in self._parts(key, layout):
             shard = None if value is None else cut(value, part)
             fields = key, layout.shape, layout.dtype, shard, self._giver
             yield Call(node, messages.Init, fields)
@@ -196,12 +151,12 @@ class KVStore:
     def _post(self, gradients: _Outs, *, copy: bool = True) -> None:
         """Sum each key's gradients, and queue the sums."""
         self._requests.check(gradients)
-        self._keys.check("push of", gradients, dtype=True)
-        self._step([*gradients], map(self._keys.layout, gradients))
+        self._check("push of", gradients, dtype=True)
+        self._step([*gradients], map(self._layout, gradients))
         for k, tensors in gradients.items():
             total, once = add_up(tensors, self._where, self.traffic, copy=copy), self._once(k)
-            shape = self._keys.layout(k).shape
-            for node, part in self._keys.parts(k):
+            shape = self._layout(k).shape
+            for node, part in self._parts(k):
                 value, threshold = cut(total, part), 0.0
                 if self._compression is not None and value.is_floating_point():
                     threshold = self._compression.threshold
@@ -216,7 +171,7 @@ class KVStore:
         if self._function is None:
             return ()
         self._push_counts[key] += 1
-        return self._function[0], self._push_counts[key] - 1, self._function[1]
+        return self._function, self._push_counts[key]
 
     def pull(
         self, key: Keys, out: Values | None = None, priority: int = 0
@@ -236,18 +191,18 @@ class KVStore:
                 rejected.
         """
         outs = self._outs(key, out)
-        self._step(keys := each(key), map(self._keys.layout, keys))
+        self._step(keys := each(key), map(self._layout, keys))
         return self._pull(key, outs)
 
     def _outs(self, key: Keys, out: Values | None) -> _Outs | None:
         """Return the checked outputs; None if the values are returned."""
         outs = None if out is None else by_key("pull", key, out)
-        self._keys.check("pull of", outs or {}, dtype=False)
+        self._check("pull of", outs or {}, dtype=False)
         return outs
 
     def _pull(self, key: Keys, outs: _Outs | None) -> Tensor | list[Tensor] | None:
         keys = each(key)
-        parts = {k: self._keys.parts(k) for k in keys}
+        parts = {k: self._parts(k) for k in keys}
         calls = [Call(node, messages.Pull, (k,)) for k in parts for node, _ in parts[k]]
         answers = iter(self._requests.ask(calls))
         self._requests.check(parts)
@@ -257,7 +212,7 @@ class KVStore:
                 for tensor in tensors:
                     write(tensor, [part for _, part in parts[k]], values[k])
             return None
-        arrays = [whole(values[k], self._keys.layout(k).shape) for k in keys]
+        arrays = [whole(values[k], self._layout(k).shape) for k in keys]
         return arrays if isinstance(key, (list, tuple)) else arrays[0]
 
     def _value(self, key: Key, part: Part, reply: Answer) -> Tensor:
@@ -293,7 +248,7 @@ class KVStore:
         gradients, outs = by_key("push", key, value), self._outs(key, out)
         if gates or sum(tensors[0].nbytes for tensors in gradients.values()) > LETTER:
             self._push(gradients)
-            self._step(keys := each(key), map(self._keys.layout, keys))
+            self._step(keys := each(key), map(self._layout, keys))
         else:  # the tensors cannot change before this returns
             self._post(gradients, copy=False)
         pulled = self._pull(key, outs)
@@ -317,7 +272,7 @@ class KVStore:
         self._compression = Compression(compression_params)
 
     @contextmanager
-    def once(self, function: int, floor: int = 0) -> Iterator[None]:
+    def once(self, function: int) -> Iterator[None]:
         """Apply the pushes in this block once, even if the function runs again elsewhere.
 
         At the end of the block all pushes have arrived. Servers ignore repetitions of the n-th push
@@ -325,12 +280,11 @@ class KVStore:
 
         Args:
             function: the function's number in this run.
-            floor: all functions with a lower number have finished and will not run again.
 
         Raises:
             KVStoreError: a push was rejected.
         """
-        self._function = function, floor
+        self._function = function
         self._push_counts.clear()
         try:
             yield
@@ -367,12 +321,12 @@ class KVStore:
         spec = spec_of(optimizer, options)
         fields = spec.name, dict(spec.options), anew, tuple(keys)
         self._step([])
-        self._requests.ask([Call(s, messages.SetOptimizer, fields) for s in self._keys.servers])
+        self._requests.ask([Call(s, messages.SetOptimizer, fields) for s in self._servers])
 
     def _assign(self, key: Key, value: Tensor) -> None:
         """Replace a value, and reset its optimizer state."""
         flat = fresh(value)
-        parts = self._keys.parts(key)
+        parts = self._parts(key)
         self._requests.ask([Call(n, messages.Assign, (key, cut(flat, p))) for n, p in parts])
 
     def barrier(self) -> None:
@@ -384,7 +338,7 @@ class KVStore:
         self._requests.flush()
         self._step([])
         if self._replaces:
-            self._requests.ask([Call(s, messages.AtBarrier, ()) for s in self._keys.servers])
+            self._requests.ask([Call(s, messages.AtBarrier, ()) for s in self._servers])
         call = Call(self._scheduler, messages.Barrier, (self._barriers,))
         (reply,) = self._requests.ask([call])
         assert isinstance(reply, Reply)
@@ -414,8 +368,8 @@ class KVStore:
         Raises:
             KVStoreError: a key is not initialized.
         """
-        selected = list(self._keys.layouts) if keys is None else each(keys)
-        return {k: [part for _, part in self._keys.parts(k)] for k in selected}
+        selected = list(self._layouts) if keys is None else each(keys)
+        return {k: [part for _, part in self._parts(k)] for k in selected}
 
     def close(self, *, flush: bool = True) -> None:
         """Close the connections at the end of a run, by default after all pushes have arrived.
@@ -429,10 +383,32 @@ class KVStore:
                     end()
                 self._requests.flush()
                 if self._replaces:
-                    nodes = [*self._keys.servers, self._scheduler]
+                    nodes = [*self._servers, self._scheduler]
                     self._requests.ask([Call(n, messages.Finished, ()) for n in nodes])
         finally:
             self._requests.close()
+
+    def _layout(self, key: Key, action: str = "pull of") -> Layout:
+        if key not in self._layouts:
+            raise KVStoreError(
+                f"{action} {key!r}, a key that this worker has not initialized in this run. "
+                f"Call kv.init({key!r}, value) on every worker first."
+            )
+        return self._layouts[key]
+
+    def _parts(self, key: Key, layout: Layout | None = None) -> list[tuple[int, Part]]:
+        """Return the parts of a key with the ids of their servers; a new key needs its layout."""
+        size = (layout or self._layout(key)).size
+        parts = place(key, size, len(self._servers), self._bound)
+        return [(self._servers[part.server], part) for part in parts]
+
+    def _check(self, action: str, tensors_by_key: _Outs, *, dtype: bool) -> None:
+        """Check that tensors have the shape of their key, and its dtype if ``dtype``."""
+        for key, tensors in tensors_by_key.items():
+            layout = self._layout(key, action)
+            for tensor in tensors:
+                checked = dtype_name(tensor) if dtype else layout.dtype
+                layout.check(action, key, tensor.shape, checked)
 
     def _step(self, keys: list[Key], layouts: Iterable[Layout] = ()) -> None:
         """Register a call with these keys and tensors as one step."""

@@ -126,8 +126,8 @@ class Push(Request):
     """Send a gradient, computed from ``version`` of the value.
 
     With a ``threshold`` it is compressed (:mod:`.compression`). ``once`` identifies a push of a
-    function that may run again on any worker: the function's number, the number of its earlier
-    pushes of the key, and the number below which all functions have finished.
+    function that may run again on any worker: the function's number, and the count of its pushes of
+    the key.
     """
 
     key: Key

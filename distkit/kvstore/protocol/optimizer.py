@@ -115,9 +115,8 @@ class OptimizerSpec:
 
     def divided(self, batch_size: float) -> OptimizerSpec:
         """Return the same optimizer with gradients divided by ``batch_size`` first."""
-        others = dict(self.options)
-        scale = others.pop("rescale_grad", 1) / batch_size
-        return OptimizerSpec(self.name, others if scale == 1 else {**others, "rescale_grad": scale})
+        scale = self.options.get("rescale_grad", 1) / batch_size
+        return OptimizerSpec(self.name, {**self.options, "rescale_grad": scale})
 
     def check(self) -> OptimizerSpec:
         """Return the same specification after a trial step on one number.
@@ -255,8 +254,7 @@ def spec_of(optimizer: Any, options: Mapping[str, Any] | None = None) -> Optimiz
         if others:
             raise KVStoreError(
                 f"an optimizer with {1 + len(others)} parameter groups: their keys are not known. "
-                "Pass it to kvstore.Trainer, or call kv.set_optimizer(..., keys=[...]) for each "
-                "group."
+                "Call kv.set_optimizer(..., keys=[...]) for each group."
             )
     if isinstance(optimizer, OptimizerSpec):
         if not options:

@@ -132,21 +132,3 @@ class StoreOptions:
     def __str__(self) -> str:
         parts = (f"{k}={v!r}" for k, v in self.non_default.items())
         return ", ".join([f'"{self.mode}"', *parts])
-
-
-#: MXNet's aliases of stores.
-_ALIASES = {
-    "dist": "dist_sync",
-    "dist_device": "dist_sync_device",
-    "dist_device_sync": "dist_sync_device",
-    "dist_device_async": "dist_async_device",
-}
-
-
-def canonical(name: str) -> str:
-    """Return the canonical name of a store, whatever its case.
-
-    >>> [canonical(name) for name in ("dist_device_sync", "dist", "Dist_Async")]
-    ['dist_sync_device', 'dist_sync', 'dist_async']
-    """
-    return _ALIASES.get(name.lower(), name.lower())

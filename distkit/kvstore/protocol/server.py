@@ -50,7 +50,7 @@ class Entry(Struct, eq=False):
     ``rounds`` holds the gradients of incomplete rounds, by round and worker; ``clocks`` counts each
     worker's gradients; ``waiting`` holds the unanswered pulls with their worker's clock at arrival;
     ``dropped`` counts each worker's late gradients. ``accepted`` is the number of each author's
-    latest push; all functions with numbers below ``floor`` are finished.
+    latest push.
     """
 
     key: Key
@@ -64,7 +64,6 @@ class Entry(Struct, eq=False):
     waiting: dict[tuple[int, int], tuple[Pull, int]] = field(default_factory=dict)
     dropped: dict[int, int] = field(default_factory=dict)
     accepted: dict[int, int] = field(default_factory=dict)
-    floor: int = 0
 
     @property
     def arrived(self) -> dict[int, Push]:
@@ -86,17 +85,7 @@ class Entry(Struct, eq=False):
         so it suffices to compare with the number of the latest push.
         """
         author, number = push.author
-        is_finished = author < 0 and -1 - author < self.floor
-        return is_finished or number <= self.accepted.get(author, -1)
-
-    def mark_accepted(self, push: Push) -> None:
-        """Record a push as accepted, so that a repetition is ignored."""
-        author, number = push.author
-        if push.once and push.once[2] > self.floor:
-            self.floor = push.once[2]
-            accepted = {a: n for a, n in self.accepted.items() if a >= 0 or -1 - a >= self.floor}
-            self.accepted = accepted
-        self.accepted[author] = number
+        return number <= self.accepted.get(author, -1)
 
     def reply(self, request: Request, value: Tensor | None = None) -> Reply:
         """Return the reply to a request, with the current version."""
@@ -110,6 +99,8 @@ Watch = Callable[[Entry, list[Push]], AbstractContextManager[object]]
 
 class KVServer:
     """A shard of the weights. It handles messages and returns answers, without I/O.
+
+    A worker only sends requests about keys that it has initialized.
 
     Args:
         rule: the consistency model.
@@ -201,11 +192,12 @@ class KVServer:
         return [entry.reply(init)]
 
     def _push(self, push: Push) -> list[Answer]:
-        entry = self._entry("push of", push.key)
+        entry = self.entries[push.key]
         if entry.has_accepted(push):
             return [entry.reply(push)]
         push = self._validate(push, entry)
-        entry.mark_accepted(push)
+        author, number = push.author
+        entry.accepted[author] = number
         if push.node in self.at_barrier:  # all workers have passed the barrier
             for worker in self.at_barrier:
                 self._join(worker)
@@ -246,7 +238,7 @@ class KVServer:
         return self.optimizers.get(key) or self.optimizers.get(None)
 
     def _pull(self, pull: Pull) -> list[Answer]:
-        entry = self._entry("pull of", pull.key)
+        entry = self.entries[pull.key]
         entry.waiting[pull.node, pull.number] = pull, entry.clocks.get(pull.node, 0)
         return self._answer_ready_pulls(entry)
 
@@ -332,19 +324,11 @@ class KVServer:
         return [Reply(request.node, request.number)]
 
     def _assign(self, request: Assign) -> Reply:
-        entry = self._entry("new value of", request.key)
+        entry = self.entries[request.key]
         entry.value, entry.updater = request.value, None
         return entry.reply(request)
 
     # -- validation -------------------------------------------------------------
-
-    def _entry(self, action: str, key: Key) -> Entry:
-        if key not in self.entries:
-            raise KVStoreError(
-                f"{action} {key!r}, a key that this run has not initialized. "
-                f"Call kv.init({key!r}, value) on every worker first."
-            )
-        return self.entries[key]
 
     def _validate(self, push: Push, entry: Entry) -> Push:
         """Return a push, decompressed; reject it if it cannot be applied."""

@@ -59,7 +59,7 @@ def init_is_not_compressed() -> None:
     assert_equal(kv.pull("w"), ones(0.3))
 
 
-@case("dist_sync", "dist_async", "dist_device_sync")
+@case("dist_sync", "dist_async", "dist_sync_device")
 def nothing_is_sent_below_the_threshold(kind: str) -> None:
     kv = compressed(kind)
     kv.init("w", ones(0))
@@ -77,7 +77,7 @@ def the_default_threshold_is_a_half() -> None:
     assert_equal(kv.pull("w"), 0.5)
 
 
-@case("dist_sync", "dist_device_sync")
+@case("dist_sync", "dist_sync_device")
 def devices_of_a_worker_are_added_before_they_are_compressed(kind: str) -> None:
     kv = compressed(kind)
     kv.init("w", ones(0))

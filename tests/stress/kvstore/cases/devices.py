@@ -18,7 +18,7 @@ from tests.stress.kvstore.cases.catalogue import (
 )
 from tests.support.in_process import InProcess
 
-STORES = "dist_sync", "dist_device_sync", "dist_async", "dist_device_async"
+STORES = "dist_sync", "dist_sync_device", "dist_async", "dist_async_device"
 
 
 @case(*((kind, devices) for kind in STORES for devices in (1, 4)))
@@ -43,7 +43,7 @@ def device_gradients_are_unchanged(kind: str) -> None:
         assert_equal(g, i + 1)
 
 
-@case("dist_sync", "dist_device_sync")
+@case("dist_sync", "dist_sync_device")
 def devices_of_all_workers_are_summed(kind: str) -> None:
     def work(kv: KVStore) -> Any:
         kv.init("w", ones(0))

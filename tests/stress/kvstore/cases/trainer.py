@@ -56,7 +56,7 @@ def two_devices_step_together(kind: str, on: bool) -> None:
         assert_equal(x[1].detach(), expected)
 
 
-@case("dist_async", "dist_device_async")
+@case("dist_async", "dist_async_device")
 def asynchronous_stores_must_update(kind: str) -> None:
     kv = InProcess(1, mode=kind).store()
     assert_refused(lambda: Trainer([parameter()], kvstore=kv, update_on_kvstore=False), "dist_sync")
