@@ -16,7 +16,7 @@ import gzip
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -58,71 +58,53 @@ def to_chrome(trace: EventLog, path: str | Path) -> Path:
 
 def chrome(trace: EventLog) -> Json:
     """Return the trace as the format's JSON object."""
-    threads = _threads(trace)
-    slices = {(s.rank, s.seq): _slice(s, trace, threads[s.rank, s.seq]) for s in trace.spans}
+    slices = _slices(trace)
     events = [*slices.values(), *_arrows(trace, slices)]
     # slices precede flow events of the same time, which bind to them
     events.sort(key=lambda e: (e["ts"], e["ph"] not in "XB", -e.get("dur", math.inf)))
     return {
         "displayTimeUnit": "ms",
         "otherData": {"name": trace.info.name, "dropped": trace.dropped},
-        "traceEvents": [*_names(trace, threads), *events],
+        "traceEvents": [*_names(trace, slices.values()), *events],
     }
 
 
-# -- processes and threads ------------------------------------------------------
-
-
-def _threads(trace: EventLog) -> dict[Key, int]:
-    """Assign each operation to the first thread of its rank and kind that is free."""
-    threads: dict[Key, int] = {}
-    ends: dict[tuple[int, int], list[float]] = defaultdict(list)  # of each thread's last slice
+def _slices(trace: EventLog) -> dict[Key, Json]:
+    """Return a slice for each operation, on the first free thread of its rank and kind."""
+    slices: dict[Key, Json] = {}
+    ends: dict[tuple[int, str], list[float]] = defaultdict(list)  # of each thread's last slice
     for s in trace.spans:
-        first = 0 if s.op is Op.MARK else _COMMUNICATION
-        busy = ends[s.rank, first]
-        n = next((i for i, end in enumerate(busy) if end <= s.start), len(busy))
-        busy[n : n + 1] = [math.inf if s.end is None else s.end]
-        threads[s.rank, s.seq] = first + n
-    return threads
+        kind, name = "communication", str(s.op)
+        if s.op is Op.MARK:
+            kind, name = "computation", s.label or "computation"
+        busy, end = ends[s.rank, kind], math.inf if s.end is None else s.end
+        n = next((i for i, last in enumerate(busy) if last <= s.start), len(busy))
+        busy[n : n + 1] = [end]
+        thread = _thread(s.rank, n + _COMMUNICATION * (kind == "communication"))
+        start = round((s.start - trace.start) * 1e9)
+        event = {"name": name, "cat": kind, **thread, "ts": start / 1e3, "args": _args(s)}
+        event["ph"] = "B"
+        if s.end is not None:
+            event |= {"ph": "X", "dur": (round((s.end - trace.start) * 1e9) - start) / 1e3}
+        slices[s.rank, s.seq] = event
+    return slices
 
 
-def _names(trace: EventLog, threads: dict[Key, int]) -> Iterator[Json]:
-    for rank in trace.ranks:
-        yield _meta(rank, 0, "process_name", name=trace.info.rank(rank).name)
-        yield _meta(rank, 0, "process_sort_index", sort_index=rank)
-    for rank, thread in sorted({(rank, thread) for (rank, _), thread in threads.items()}):
-        number = thread % _COMMUNICATION
-        name = f"{_kind(thread)} {number + 1}" if number else _kind(thread)
-        yield _meta(rank, thread, "thread_name", name=name)
-
-
-def _meta(rank: int, thread: int, kind: str, **args: Any) -> Json:
-    return {"ph": "M", "name": kind, **_ids(rank, thread), "args": args}
-
-
-def _ids(rank: int, thread: int) -> Json:
+def _thread(rank: int, thread: int = 0) -> Json:
     """Return ids that start at 1, since some viewers treat 0 specially; thread ids are global."""
     return {"pid": rank + 1, "tid": (rank + 1) * _THREADS + thread}
 
 
-def _kind(thread: int) -> str:
-    return "computation" if thread < _COMMUNICATION else "communication"
-
-
-# -- slices ---------------------------------------------------------------------
-
-
-def _slice(span: Span, trace: EventLog, thread: int) -> Json:
-    start = _ns(span.start, trace)
-    name = span.label or "computation" if span.op is Op.MARK else str(span.op)
-    event = {"name": name, "cat": _kind(thread), **_ids(span.rank, thread), "ts": start / 1e3}
-    if span.end is None:
-        return {**event, "ph": "B", "args": _args(span)}
-    return {**event, "ph": "X", "dur": (_ns(span.end, trace) - start) / 1e3, "args": _args(span)}
-
-
-def _ns(time: float, trace: EventLog) -> int:
-    return round((time - trace.start) * 1e9)
+def _names(trace: EventLog, slices: Iterable[Json]) -> Iterator[Json]:
+    """Yield the metadata of the processes, and of the threads of the slices."""
+    for rank in trace.ranks:
+        process = {"ph": "M", **_thread(rank)}
+        yield {**process, "name": "process_name", "args": {"name": trace.info.rank(rank).name}}
+        yield {**process, "name": "process_sort_index", "args": {"sort_index": rank}}
+    for pid, tid, kind in sorted({(e["pid"], e["tid"], e["cat"]) for e in slices}):
+        number = tid % _COMMUNICATION
+        name = f"{kind} {number + 1}" if number else kind
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def _args(span: Span) -> Json:
@@ -185,8 +167,8 @@ def _arrival(m: Message, recv: Json) -> Json:
 
 def _arrow(number: int, chain: list[Json]) -> Iterator[Json]:
     """Yield the flow events of an arrow through slices."""
-    for step in chain:
-        ph = "s" if step is chain[0] else "f" if step is chain[-1] else "t"
-        flow = {"name": chain[0]["name"], "cat": "flow", "ph": ph, "id": number}
-        place = {name: step[name] for name in ("pid", "tid", "ts")}
-        yield {**flow, **place, "bp": "e"} if ph == "f" else {**flow, **place}
+    flow = {"name": chain[0]["name"], "cat": "flow", "id": number}
+    first, *inner, last = ({**flow, **{k: step[k] for k in ("pid", "tid", "ts")}} for step in chain)
+    yield {**first, "ph": "s"}
+    yield from ({**step, "ph": "t"} for step in inner)
+    yield {**last, "ph": "f", "bp": "e"}

@@ -89,7 +89,7 @@ def is_ours(path: Path) -> bool:
 # -- unpacking; bounded, since a small file can unpack to a huge one -----------------------------
 
 
-def unpacked(path: Path, size: int | None = None) -> bytes:
+def unpacked(path: Path, size: int = MAX_BYTES + 1) -> bytes:
     """Return the unpacked content of a file, or its first ``size`` bytes.
 
     Raises:
@@ -97,11 +97,9 @@ def unpacked(path: Path, size: int | None = None) -> bytes:
         OSError: the file cannot be read.
     """
     with path.open("rb") as plain:
-        is_packed = plain.read(2) == _GZIP
-        plain.seek(0)
+        file = gzip.open(plain) if plain.peek(2)[:2] == _GZIP else plain
         try:
-            file = gzip.open(plain) if is_packed else plain
-            content = file.read(MAX_BYTES + 1 if size is None else size)
+            content = file.read(size)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise TraceFileError(
                 f"{path}: the file is truncated or damaged. Copy or write it again."

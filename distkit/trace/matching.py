@@ -232,7 +232,6 @@ class Pairs:
         self.recv = np.concatenate([recv[unnamed], recv[requested], request[replied]])
         self.match = np.concatenate([unnamed, requested, replied])
         self.p2p, self.begun = self.match >= ops.named, begun[self.match]
-        self.place = ops.place[self.match]
         self.src = np.where(self.send >= 0, ops.rank[self.send], peer[self.recv])
         self.dst = np.where(self.recv >= 0, ops.rank[self.recv], peer[self.send])
         self._measure()
