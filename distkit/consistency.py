@@ -113,15 +113,10 @@ class Asynchronous:
 Rule = Synchronous | Asynchronous
 
 
-def synchronous(mode: str) -> bool:
-    """Return whether a store of this mode applies gradients in rounds."""
-    return mode.startswith("dist_sync")
-
-
 def rule_of(mode: str, *, staleness: int | None = None, backup: int = 0, **others: Any) -> Rule:
     """Return the consistency model of a store; ``others`` are options that do not affect it.
 
     >>> rule_of("dist_sync", backup=1, on_crash="continue")
     Synchronous(backup=1)
     """
-    return Synchronous(backup) if synchronous(mode) else Asynchronous(staleness)
+    return Synchronous(backup) if mode.startswith("dist_sync") else Asynchronous(staleness)

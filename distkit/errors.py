@@ -32,7 +32,6 @@ from __future__ import annotations
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
@@ -116,10 +115,6 @@ class RankError(RunError):
     def __init__(self, message: str, *, rank: int, line: str = "", traceback: str = "") -> None:
         super().__init__(message)
         self.rank, self.line, self.traceback = rank, line, traceback
-
-    def __reduce__(self) -> tuple[object, ...]:
-        facts = {"rank": self.rank, "line": self.line, "traceback": self.traceback}
-        return partial(type(self), **facts), (str(self),)  # type: ignore[arg-type]
 
 
 class RankDied(RankError):

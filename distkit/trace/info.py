@@ -142,7 +142,6 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
         sources: the source text of the program's files.
         waits: the waits of ranks that may still run.
         clocks: the clock offsets of the hosts, if there are several.
-        clocks_disagree: the reason why the clocks could not be aligned.
 
     >>> info = RunInfo(world_size=2, ranks={0: RankInfo("rank 0", host="alpha")})
     >>> info.rank(0).host, info.rank(1).name
@@ -174,7 +173,6 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
     sources: dict[str, str] = {}
     waits: dict[Rank, Wait] = {}
     clocks: dict[str, ClockOffset] = {}
-    clocks_disagree: str = ""
 
     def rank(self, rank: int) -> RankInfo:
         """Return the info of a rank; its name is always set."""

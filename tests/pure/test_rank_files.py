@@ -196,7 +196,7 @@ def test_impossible_times_are_reported(tmp_path: Path) -> None:
     write(tmp_path, about(0), one, end="returned", until=14.0)
     write(tmp_path, about(1, host="b", clock="b"), other, end="returned", until=14.0)
     trace = Trace.load(tmp_path)
-    assert "cannot be aligned" in trace.info.clocks_disagree
+    assert "cannot be aligned" in trace.info.limitations["clocks"].text
     assert [c.error for c in trace.info.clocks.values()] == [0.0, None]
 
 

@@ -16,7 +16,7 @@ from distkit.events import Event, Op, State
 from distkit.kvstore.protocol.messages import Init, Pull, Push, Reply
 from distkit.kvstore.protocol.optimizer import SGD
 from distkit.kvstore.protocol.server import KVServer
-from distkit.kvstore.transport.recording import ReplyRecorder, RequestRecorder, updating
+from distkit.kvstore.transport.recording import InFlight, ReplyRecorder, updating
 from distkit.recording import recorder
 from distkit.trace.trace import Trace
 from distkit.views import Servers
@@ -54,21 +54,18 @@ class Shop:
         request = kind(worker, self.numbers[worker], *fields)
         self.numbers[worker] += 1
         self.at(worker)
-        self.open[request.match] = RequestRecorder(request, self.node)
+        self.open[request.match] = InFlight(request, self.node)
         self.at(self.node)
         self.notes.arrived(request)
         for answer in self.server.handle(request):
             self.at(self.node)
             self.notes.answering(answer)
             self.at(answer.node)
-            pending = self.open.pop(answer.match)
+            self.open.pop(answer.match).end(answer)
             if isinstance(answer, Reply):
-                pending.answered(answer)
                 self.replies[answer.match] = answer.version
                 if answer.value is not None:
                     self.pulled[answer.node] = answer.version
-            else:
-                pending.failed()
         recorder.set_current(None)
         return request
 

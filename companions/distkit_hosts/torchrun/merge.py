@@ -58,9 +58,8 @@ def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
     )
     return events, structs.replace(
         _info(ranks, clocks, ahead),
-        limitations={"starts": earlier} if len(starts) > 1 else {},
+        limitations=({"starts": earlier} if len(starts) > 1 else {}) | clocks.limitations,
         clocks=clocks.offsets,
-        clocks_disagree=clocks.disagreement,
     )
 
 
@@ -131,13 +130,14 @@ class Clocks:
             assumed.setdefault(clock, monotonic - wall)
         first = next(iter(assumed.values()))
         assumed = {clock: ahead - first for clock, ahead in assumed.items()}
-        #: The reason why they could not be aligned, or "".
-        self.disagreement = ""
+        #: The reason why they could not be aligned, if any.
+        self.limitations: dict[str, Limitation] = {}
         try:
             self._by_clock = align(assumed, _crossings(ranks) if len(assumed) > 1 else [])
         except ClocksDisagree as error:
             self._by_clock = align(assumed, [])
-            self.disagreement = str(error)
+            remedy = "Synchronize the hosts' clocks, and record again."
+            self.limitations = {"clocks": Limitation(str(error), remedy)}
         #: By host; empty if there is only one clock.
         self.offsets = {
             hosts[c]: offset for c, offset in self._by_clock.items() if len(assumed) > 1

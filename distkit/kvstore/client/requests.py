@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Answer, Departed, Error, Key, Push, Request, ended
 from distkit.kvstore.protocol.messages import error as refusal
 from distkit.kvstore.transport.link import Link
-from distkit.kvstore.transport.recording import RequestRecorder, Step, begin_wait
+from distkit.kvstore.transport.recording import InFlight, Step, begin_wait
 from distkit.kvstore.transport.session import backup_of
 
 #: Maximum size of a push that is sent together with other requests [bytes].
@@ -23,16 +22,6 @@ class Call(NamedTuple):
     to: int
     kind: type[Request]
     fields: tuple[Any, ...]
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """A request in flight, until its answer arrives."""
-
-    to: int
-    request: Request
-    recorder: RequestRecorder
-    answer: Answer | None = None
 
 
 class Requests:
@@ -67,7 +56,7 @@ class Requests:
         self._gone: dict[int, str] = {}  # nodes that have ended, and how
         self._next = first
         self._outbox: dict[int, list[Request]] = {}  # by node
-        self._in_flight: dict[int, _InFlight] = {}  # by request number
+        self._in_flight: dict[int, InFlight] = {}  # by request number
         #: Errors of pushes, raised by the next call on the key.
         self._push_errors: dict[Key, str] = {}
 
@@ -81,7 +70,7 @@ class Requests:
         try:
             self._send()
             self._fail_unanswerable()
-            waiting = begin_wait(f.recorder for f in in_flight)
+            waiting = begin_wait(in_flight)
             while any(f.answer is None for f in in_flight):
                 self._receive(wait=True)
         finally:
@@ -174,12 +163,11 @@ class Requests:
 
     # -- sending and receiving ------------------------------------------------------
 
-    def _create(self, call: Call) -> _InFlight:
+    def _create(self, call: Call) -> InFlight:
         number, step = self._next, self.step
         self._next, self.step = number + 1, None
         request = call.kind(self.node, number, *call.fields)
-        recorder = RequestRecorder(request, call.to, step)
-        entry = self._in_flight[number] = _InFlight(call.to, request, recorder)
+        entry = self._in_flight[number] = InFlight(request, call.to, step)
         self._outbox.setdefault(call.to, []).append(request)
         return entry
 
@@ -196,22 +184,18 @@ class Requests:
                 self._complete(self._in_flight[message.number], message)
         self._fail_unanswerable()
 
-    def _complete(self, entry: _InFlight, answer: Answer) -> None:
+    def _complete(self, entry: InFlight, answer: Answer) -> None:
         del self._in_flight[answer.number]
-        request, entry.answer = entry.request, answer
-        if not isinstance(answer, Error):
-            entry.recorder.answered(answer)
-            return
-        entry.recorder.failed()
-        if isinstance(request, Push):
-            self._push_errors.setdefault(request.key, answer.text)
+        entry.end(answer)
+        if isinstance(answer, Error) and isinstance(entry.request, Push):
+            self._push_errors.setdefault(entry.request.key, answer.text)
 
-    def _abandon(self, in_flight: Iterable[_InFlight]) -> None:
+    def _abandon(self, in_flight: Iterable[InFlight]) -> None:
         """Stop waiting for requests; later answers are ignored."""
         for entry in in_flight:
             if entry.answer is None:
                 del self._in_flight[entry.request.number]
-                entry.recorder.failed()
+                entry.end()
 
 
 def _request_name(request: Request) -> str:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from distkit._format import count
-from distkit.consistency import Rule, rule_of, synchronous
+from distkit.consistency import Rule, rule_of
 from distkit.errors import KVStoreError
 
 #: MXNet's default: arrays with at least this many elements are split over all servers.
@@ -66,7 +66,7 @@ class StoreOptions:
                 f"unknown on_crash={self.on_crash!r}. Choose from: {', '.join(ON_CRASH)}.",
             ),
             (
-                self.staleness is not None and self.sync,
+                self.staleness is not None and self.rule.halts,
                 f'staleness={self.staleness} with "{self.mode}", but its gradients are never '
                 f'stale. Use "dist_async".',
             ),
@@ -75,7 +75,7 @@ class StoreOptions:
                 f"staleness={self.staleness}: expected 0 or more gradients.",
             ),
             (
-                self.backup and not self.sync,
+                self.backup and not self.rule.halts,
                 f'backup={self.backup} with "{self.mode}", which has no rounds. Use "dist_sync".',
             ),
             (self.backup < 0, f"backup={self.backup}: expected 0 or more workers."),
@@ -88,11 +88,6 @@ class StoreOptions:
                 raise KVStoreError(text)
 
     @property
-    def sync(self) -> bool:
-        """True if gradients are applied in rounds."""
-        return synchronous(self.mode)
-
-    @property
     def rule(self) -> Rule:
         """The consistency model."""
         return rule_of(self.mode, staleness=self.staleness, backup=self.backup)
@@ -103,7 +98,7 @@ class StoreOptions:
 
         Without rounds no worker halts; with backup workers, only workers that wait for too many.
         """
-        halts = self.on_crash == "halt" and self.sync and not self.backup
+        halts = self.on_crash == "halt" and self.rule.halts and not self.backup
         return self.on_crash if halts or self.on_crash == "replace" else "continue"
 
     def fit(self, workers: int, servers: int) -> None:

@@ -67,26 +67,28 @@ class Step(NamedTuple):
         return cls({"keys": tuple(names)} if len(names) > 1 else (), nbytes)
 
 
-class RequestRecorder:
-    """Records one request, until its answer, as an operation of the node that sends it.
+class InFlight:
+    """A request in flight, recorded until its answer as an operation of the node that sends it.
 
     Args:
         request: the request.
-        peer: id of the node that receives it; None for this process.
+        to: id of the node that receives it.
         step: the user's call that starts with this request, if it must pass gates.
     """
 
-    __slots__ = ("_rec", "done", "fields", "op", "seq")
+    __slots__ = ("_rec", "answer", "done", "fields", "op", "request", "seq", "to")
 
-    def __init__(self, request: Request, peer: int | None, step: Step | None = None) -> None:
+    def __init__(self, request: Request, to: int, step: Step | None = None) -> None:
+        self.request, self.to = request, to
+        self.answer: Answer | None = None
         op = _OPS.get(type(request))
         self._rec = rec = recorder.current() if op is not None else None
         if rec is None or op is None:
             return
         self.op, self.seq, self.done = op, rec.next_seq(), False
-        facts, tensor, match = _facts(request), _tensor(request), request.match
-        if isinstance(request, Barrier):
-            peer, match = None, f"kv:barrier:{request.nth}"
+        facts, tensor = _facts(request), _tensor(request)
+        is_barrier = isinstance(request, Barrier)
+        peer, match = (None, f"kv:barrier:{request.nth}") if is_barrier else (to, request.match)
         line, called_at = recorder.user_line(), time.monotonic()
         values, call = _values(rec, tensor), Step() if step is None else step
         self.fields = _fields(peer, tensor, facts, match, line)
@@ -97,18 +99,13 @@ class RequestRecorder:
             gate(op, call.nbytes)
         rec.put(self.seq, op, State.STARTED, time.monotonic(), self.fields, values)
 
-    def answered(self, answer: Answer) -> None:
-        """Record the answer, with the value of a pull."""
-        self._end(State.COMPLETED, _tensor(answer))
-
-    def failed(self) -> None:
-        """Record that the request was rejected or abandoned."""
-        self._end(State.FAILED)
-
-    def _end(self, state: State, tensor: Tensor | None = None) -> None:
-        rec = self._rec
+    def end(self, answer: Answer | None = None) -> None:
+        """Record the answer, with the value of a pull, or that the request was abandoned."""
+        self.answer, rec = answer, self._rec
         if rec is None:
             return
+        failed = answer is None or isinstance(answer, Error)
+        state, tensor = State.FAILED if failed else State.COMPLETED, _tensor(answer)
         self.done, fields = True, self.fields
         if tensor is not None:
             fields = _fields(fields[0], tensor, fields[-2], fields[-1], fields[-3])
@@ -117,10 +114,10 @@ class RequestRecorder:
             rec.request_flush()
 
 
-def begin_wait(recorders: Iterable[RequestRecorder]) -> Recorder | None:
+def begin_wait(in_flight: Iterable[InFlight]) -> Recorder | None:
     """Report that this thread waits for the answers, until ``end_wait()``."""
     rec = recorder.current()
-    if rec is not None and (recorded := [a for a in recorders if a._rec is not None]):
+    if rec is not None and (recorded := [f for f in in_flight if f._rec is not None]):
         rec.begin_wait(*recorded)
     return rec
 
@@ -208,7 +205,7 @@ def _facts(request: Request) -> dict[str, Any]:
     return {"key": request.key} if isinstance(request, (Init, Push, Pull)) else {}
 
 
-def _tensor(message: Message) -> Tensor | None:
+def _tensor(message: Message | None) -> Tensor | None:
     return getattr(message, "value", None)
 
 

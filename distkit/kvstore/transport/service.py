@@ -30,7 +30,7 @@ from distkit.kvstore.transport import memory
 from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.memory import Exchange, MemoryGone
 from distkit.kvstore.transport.node import Node
-from distkit.kvstore.transport.recording import ReplyRecorder, RequestRecorder
+from distkit.kvstore.transport.recording import InFlight, ReplyRecorder
 from distkit.kvstore.transport.scheduler import Scheduler
 from distkit.kvstore.transport.session import ServerSession
 from distkit.kvstore.transport.sockets import listen_on, open_socket, receive
@@ -128,7 +128,7 @@ class Service:
             self.report("listens", endpoint)
             return
         register = Register(node.id, 0, endpoint)
-        self._registering = RequestRecorder(register, node.scheduler)
+        self._registering = InFlight(register, node.scheduler)
         self._link.connect(node.scheduler, node.endpoint(node.scheduler))
         self._link.send(node.scheduler, [register])
 
@@ -149,7 +149,7 @@ class Service:
         assert isinstance(self._machine, ServerSession)
         messages = self._machine.handle_answer(answer)
         if isinstance(answer, AddressBook):
-            self._registering.answered(answer)
+            self._registering.end(answer)
             self._link.poller.register(self._router, zmq.POLLIN)  # workers may send from now on
             if (backup := self._machine.backup.to) is not None:
                 self._link.connect(backup, answer.endpoints[backup])

@@ -117,9 +117,12 @@ class ServerSession:
         """Start serving."""
         n, options = self.node, book.options
         workers = [node for node in book.endpoints if node < n.workers]
-        must_update, on_crash = not options.sync, options.on_crash
         new_server = partial(
-            KVServer, options.rule, workers, on_crash=on_crash, must_update=must_update
+            KVServer,
+            options.rule,
+            workers,
+            on_crash=options.on_crash,
+            must_update=not options.rule.halts,
         )
         self.stores = {n.id: new_server(watch=updating)}
         if options.replication > 1:
