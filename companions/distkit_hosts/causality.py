@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distkit.events import Op, Span, State
-from distkit.trace.hosts import several
-from distkit.trace.info import ClockOffset
+from distkit.trace.info import ClockOffset, several
 from distkit.trace.log import EventLog, Log
 
 #: Minimum duration of a message between hosts [s], longer than rounding errors of clocks.

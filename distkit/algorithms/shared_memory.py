@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distkit.algorithms.all_reduce.ring import ring_of
-from distkit.algorithms.contract import SUM, Group, ReduceOp, collective
-from distkit.algorithms.hosts import hosts_of
+from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, hosts_of
 
 #: Maximum size of a rank's slot [bytes], which should stay in the cache.
 SLOT = 1 << 20

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from distkit.algorithms.all_reduce import ALL_REDUCES
-from distkit.algorithms.contract import SUM, Group, ReduceOp
-from distkit.algorithms.hosts import hosts_of
+from distkit.algorithms.contract import SUM, Group, ReduceOp, hosts_of
 from distkit.algorithms.shared_memory import shared_memory_all_reduce
 
 #: A function that reduces a tensor in place, with the contract of ``dist.all_reduce``.

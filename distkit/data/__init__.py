@@ -17,17 +17,15 @@ from typing import TYPE_CHECKING
 from distkit.companions import attributes
 
 if TYPE_CHECKING:
-    from distkit.data.dataset import DistributedDataset
+    from distkit.data.dataset import DistributedDataset, place, shard
     from distkit.data.evaluation import correct, evaluate
     from distkit.data.policies import AutoShardPolicy, Plan, split
     from distkit.data.sets import digits
-    from distkit.data.shards import place, shard
 
 _HOMES = {
     "distkit.data.policies": ["AutoShardPolicy", "Plan", "split"],
-    "distkit.data.dataset": ["DistributedDataset"],
+    "distkit.data.dataset": ["DistributedDataset", "place", "shard"],
     "distkit.data.evaluation": ["correct", "evaluate"],
-    "distkit.data.shards": ["place", "shard"],
     "distkit.data.sets": ["digits"],
 }
 _home = {name: module for module, names in _HOMES.items() for name in names}

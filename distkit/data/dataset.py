@@ -1,7 +1,8 @@
-"""Batches of one replica, from any dataset."""
+"""Batches of one replica, from any dataset; this rank's share of tensors."""
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace as changed
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
@@ -217,3 +219,30 @@ def _collate(samples: list[Any], like: Any) -> Any:
     if not samples:
         batch = tree_map(lambda part: part[:0], batch)
     return tuple(batch) if isinstance(batch, list) else batch
+
+
+# -- this rank's share of tensors that all ranks have ------------------------------------
+
+
+def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return this rank's equal share of each tensor, every R-th row from its rank on.
+
+    Remaining rows are dropped, because the average of the shards' gradients is the gradient of the
+    whole batch only if all shards have the same size.
+
+    Args:
+        tensors: shape (N, …), the same on every rank.
+
+    Returns:
+        Tensors of shape (N // R, …).
+    """
+    rank, replicas = place()
+    return tuple(t[: len(t) // replicas * replicas][rank::replicas] for t in tensors)
+
+
+def place() -> tuple[int, int]:
+    """Return this rank and the world size, also in a replacement process without a group."""
+    from_environment = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+    if from_environment and not dist.is_initialized():
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return dist.get_rank(), dist.get_world_size()

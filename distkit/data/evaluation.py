@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distkit.data.dataset import open_data
-from distkit.data.shards import place
+from distkit.data.dataset import open_data, place
 
 #: A function that returns one number per sample from outputs (B, …) and targets (B, …).
 Metric = Callable[[Tensor, Tensor], Tensor]

@@ -14,7 +14,7 @@ from distkit.diagnosis.findings import Calls, Finding, request_name
 from distkit.diagnosis.rank_state import RankStatus
 from distkit.events import P2P, Op, Span, State
 from distkit.trace.calls import at, call
-from distkit.trace.hosts import several
+from distkit.trace.info import several
 from distkit.trace.log import grouped
 
 #: Thresholds for a straggler: the time that others waited for it [s] and its fraction of the run;

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING
 from distkit.companions import attributes
 
 if TYPE_CHECKING:
-    from distkit.kvstore.client.create import create, here, release, use
     from distkit.kvstore.client.tensors import split_and_load
     from distkit.kvstore.client.trainer import Trainer
-    from distkit.kvstore.client.worker import KVStore
+    from distkit.kvstore.client.worker import KVStore, create, here, release, use
     from distkit.kvstore.protocol.optimizer import SGD, OptimizerSpec
     from distkit.kvstore.protocol.placement import Part
     from distkit.kvstore.transport.node import Node
@@ -51,10 +50,9 @@ __all__ = [
 _HOMES = {
     name: f"distkit.kvstore.{module}"
     for module, names in {
-        "client.create": ["create", "here", "release", "use"],
         "client.tensors": ["split_and_load"],
         "client.trainer": ["Trainer"],
-        "client.worker": ["KVStore"],
+        "client.worker": ["KVStore", "create", "here", "release", "use"],
         "protocol.optimizer": ["SGD", "OptimizerSpec"],
         "protocol.placement": ["Part"],
         "transport.node": ["Node"],

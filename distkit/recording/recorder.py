@@ -473,7 +473,6 @@ MACHINERY = (
             "cluster/",
             "kvstore/",
             "algorithms/contract.py",
-            "algorithms/hosts.py",
             "algorithms/use.py",
         )
     ),

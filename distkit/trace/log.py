@@ -11,8 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distkit.events import COLLECTIVES, Event, Message, Span
-from distkit.trace import hosts
-from distkit.trace.info import RunInfo
+from distkit.trace.info import RunInfo, hosts_of, traffic
 
 if TYPE_CHECKING:
     import pandas
@@ -158,7 +157,7 @@ class EventLog(Sequence[Event]):
     @property
     def hosts(self) -> dict[int, str]:
         """The host of each rank, if known."""
-        return hosts.hosts_of(self.info)
+        return hosts_of(self.info)
 
     @cached_property
     def host_traffic(self) -> dict[tuple[str, str], tuple[int, int]]:
@@ -166,7 +165,7 @@ class EventLog(Sequence[Event]):
 
         Collectives are not included: the backend's transfers are not recorded.
         """
-        return hosts.traffic(self.hosts, self.pairs.sums())
+        return traffic(self.hosts, self.pairs.sums())
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Return one row per event; see :class:`Event` for the columns. Needs pandas."""

@@ -14,7 +14,7 @@ from distkit._format import human_bytes, human_seconds
 from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.catalogue import PIPELINES
 from distkit.events import Op, Span
-from distkit.trace.hosts import agreement, hosts_of
+from distkit.trace.info import agreement, hosts_of
 from distkit.trace.trace import Trace
 from distkit_course.content.runs import MIB, MS, RUNS, two_hosts
 from distkit_course.quizzes import QUIZZES

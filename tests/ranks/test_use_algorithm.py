@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import distkit as dk
 from distkit.algorithms import shared_memory
-from distkit.algorithms.hosts import hosts_of
+from distkit.algorithms.contract import hosts_of
 from distkit.algorithms.use import LARGE, implementation
 
 OPS = ["SUM", "PRODUCT", "MIN", "MAX"]

@@ -214,7 +214,7 @@ class Nodes:
 def forks() -> Iterator[None]:
     """Start the fork server of the nodes; stop it at the end."""
     # the package imports lazily; otherwise each node would import torch
-    START.set_forkserver_preload(["distkit.kvstore.client.create", "distkit.kvstore.client.worker"])
+    START.set_forkserver_preload(["distkit.kvstore.client.worker"])
     yield
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]

@@ -8,8 +8,16 @@ from torch import Tensor, empty_like
 
 from distkit.algorithms.all_reduce import ALL_REDUCES, ring
 from distkit.algorithms.all_reduce.ring import ring_of
-from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, combine, recv, send
-from distkit.algorithms.hosts import layout
+from distkit.algorithms.contract import (
+    SUM,
+    Group,
+    ReduceOp,
+    collective,
+    combine,
+    layout,
+    recv,
+    send,
+)
 from distkit.algorithms.rounds import (
     LinkCost,
     Numbers,

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from distkit.algorithms.all_reduce import ALL_REDUCES, ring
 from distkit.algorithms.all_reduce.ring import go_round, ring_of
-from distkit.algorithms.contract import SUM, Group, ReduceOp, collective
-from distkit.algorithms.hosts import layout
+from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, layout
 from distkit.algorithms.rounds import (
     LinkCost,
     Numbers,

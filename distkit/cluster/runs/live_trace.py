@@ -16,8 +16,7 @@ from distkit.cluster.notebook import place, sources
 from distkit.events import Event, Op, State
 from distkit.recording.plain import decode_rows
 from distkit.recording.recorder import to_event
-from distkit.trace.hosts import hosts_of
-from distkit.trace.info import SEQ_STRIDE, RankEnd, Replacement, RunInfo
+from distkit.trace.info import SEQ_STRIDE, RankEnd, Replacement, RunInfo, hosts_of
 from distkit.trace.trace import Trace
 
 #: Maximum number of events of a trace; later events are only counted.

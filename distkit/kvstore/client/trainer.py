@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.client.create import create
-from distkit.kvstore.client.worker import KVStore
+from distkit.kvstore.client.worker import KVStore, create
 from distkit.kvstore.protocol.optimizer import Updater, spec_of
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from distkit._format import aligned, count, human_bytes, human_seconds, joined
-from distkit.trace.hosts import between
+from distkit.trace.info import between
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, flagged
 from distkit.views.timeline.columns import Columns

@@ -11,8 +11,7 @@ from distkit._format import count, human_bytes, human_seconds, joined
 from distkit.events import COMPUTATION, State
 from distkit.trace.calls import op_name
 from distkit.trace.columns import Category
-from distkit.trace.hosts import Traffic, agreement, between, several
-from distkit.trace.info import RunInfo
+from distkit.trace.info import RunInfo, Traffic, agreement, between, several
 
 #: Maximum number of lanes drawn; a notice reports the others.
 MAX_LANES = 256

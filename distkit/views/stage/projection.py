@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from distkit._format import count, human_bytes, human_seconds
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
-from distkit.trace.hosts import several
+from distkit.trace.info import several
 from distkit.trace.log import EventLog, grouped
 from distkit.views.scene.frame import Json, clean, facts, name
 from distkit.views.scene.painter import thinned

@@ -21,7 +21,7 @@ from distkit._format import human_bytes, human_seconds
 from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, STORES, WORLD, Op, Summary
 from distkit.trace.calls import call, op_name, wait_of
 from distkit.trace.columns import Bools, Category, Floats, Ints
-from distkit.trace.hosts import Traffic, several, traffic
+from distkit.trace.info import Traffic, several, traffic
 from distkit.trace.log import EventLog
 from distkit.trace.matching import Operations, Values
 from distkit.trace.training import is_note
