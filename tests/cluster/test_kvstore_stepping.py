@@ -198,15 +198,15 @@ HANGS = [
 ]
 
 
-@pytest.mark.parametrize(("program", "asked", "kind", "culprits", "waiting", "says"), HANGS)
+@pytest.mark.parametrize(("program", "asked", "kind", "culprits", "waiting", "message"), HANGS)
 def test_unanswerable_pull_is_explained(
-    usable: dk.Cluster, program, asked, kind, culprits, waiting, says
+    usable: dk.Cluster, program, asked, kind, culprits, waiting, message
 ) -> None:
     with pytest.raises(dk.errors.DeadlockError) as caught:
         usable.run(program, **asked)
     (finding,) = caught.value.findings
     assert (finding.kind, finding.culprits, finding.waiting) == (kind, culprits, waiting)
-    assert says in finding.message and finding.remedy
+    assert message in finding.message and finding.remedy
     assert finding.lines.keys() >= set(waiting)
     assert all("test_kvstore_stepping.py:" in line for line in finding.lines.values())
     assert all(line in finding.message for line in finding.lines.values())
@@ -276,11 +276,11 @@ def kill(cluster: dk.Cluster, rank: int) -> None:
     os.kill(cluster.status().rows[rank][2], signal.SIGKILL)
 
 
-def reported(stepper: Stepper, rank: int, says: str) -> None:
+def reported(stepper: Stepper, rank: int, message: str) -> None:
     """Wait until the current moment has a text for a rank, without a step."""
     seen = threading.Event()
     stepper.watch(seen.set)
-    while says not in str(stepper.moment.rank_states[rank]):
+    while message not in str(stepper.moment.rank_states[rank]):
         assert seen.wait(30), stepper
         seen.clear()
 

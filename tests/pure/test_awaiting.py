@@ -86,8 +86,8 @@ W = {"key": "w"}
 def options(mode):
     """The options in a registration: "dist_sync backup=1"."""
     mode, *others = mode.split()
-    told = dict(one.split("=") for one in others)
-    return {"mode": mode, **{n: int(v) if v.isdecimal() else v for n, v in told.items()}}
+    options = dict(one.split("=") for one in others)
+    return {"mode": mode, **{n: int(v) if v.isdecimal() else v for n, v in options.items()}}
 
 
 def asked(rank, seq, op, *states, attributes=W, peer=3):
@@ -143,14 +143,14 @@ def test_worker_that_may_be_answered_is_not_accused(mode) -> None:
 
 def test_worker_that_reports_a_death_waited_for_the_dead_one() -> None:
     """Its error is not a second cause."""
-    told = [e for e in worker(0, 2, waits=True) if e.state is not State.BLOCKED]
-    told.append(replace(told[-1], state=State.FAILED, time=300.0))
+    events = [e for e in worker(0, 2, waits=True) if e.state is not State.BLOCKED]
+    events.append(replace(events[-1], state=State.FAILED, time=300.0))
     text = (
         "KVStoreError: pull of 'w' waits for a gradient of worker 1, which has ended "
         "(signal SIGKILL): dist_sync needs every worker in every round."
     )
     ends = {"0": {"how": "raised", "text": text}, "1": {"how": "died", "text": "SIGKILL"}}
-    (found,) = diagnose(Trace([*told, *worker(1, 2)], traces.info(world_size=2, ends=ends)))
+    (found,) = diagnose(Trace([*events, *worker(1, 2)], traces.info(world_size=2, ends=ends)))
     assert (found.kind, found.culprits, found.waiting) == ("died", (1,), (0,))
 
 
@@ -160,9 +160,9 @@ def test_worker_that_reports_a_death_waited_for_the_dead_one() -> None:
 def test_reason_of_a_waiting_worker() -> None:
     board = WaitForGraph(2)
     board.feed([*worker(0, 2, waits=True), *worker(1, 2)])
-    said = "rank 0: blocked in pull('w') at In[3]:8: server 1 waits for worker 1, which "
-    assert str(board.rank_state(0)) == f"{said}has pushed 'w' 2 of 3 times"
+    prefix = "rank 0: blocked in pull('w') at In[3]:8: server 1 waits for worker 1, which "
+    assert str(board.rank_state(0)) == f"{prefix}has pushed 'w' 2 of 3 times"
     board.feed(asked(1, 50, Op.PUSH, "scheduled"))
-    assert str(board.rank_state(0)) == f"{said}is paused before push('w') at In[3]:7"
+    assert str(board.rank_state(0)) == f"{prefix}is paused before push('w') at In[3]:7"
     board.feed(asked(1, 50, Op.PUSH, "scheduled", "started"))
     assert board.rank_state(0).status is RankStatus.RUNNING

@@ -43,14 +43,14 @@ def test_help_imports_no_torch() -> None:
     code = "import sys; from distkit.cli import main\ntry: main(['--help'])\n"
     code += "finally: print('\\n', *sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    said, _, modules = ran.stdout.rpartition("\n ")
+    output, _, modules = ran.stdout.rpartition("\n ")
     commands = ("demo", "trace", "replay", "doctor", "lab", "bench")
-    assert all(f"\n    {name} " in said for name in commands)
+    assert all(f"\n    {name} " in output for name in commands)
     assert not {"torch", "numpy", "rich", "ipyparallel", "psutil"} & set(modules.split())
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         ([], "required: COMMAND"),
         (["demo", "p3p"], "invalid choice: 'p3p'"),
@@ -67,13 +67,13 @@ def test_help_imports_no_torch() -> None:
 )
 def test_wrong_arguments_exit_with_usage(
     argv: list[str],
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert said in wrong(capsys, *argv)
+    assert message in wrong(capsys, *argv)
 
 
 # -- trace -----------------------------------------------------------------------
@@ -113,9 +113,9 @@ def test_trace_runs_the_script_with_its_arguments(
     monkeypatch.setattr(local, "run_ranks", run_ranks)
     assert cli.main(["trace", "--html", "t.html", "--seed", "7", *argv]) == 0
     assert calls == [("train.py", ranks, *passed, 7)]
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "2 ranks, 1.00 s: 1 message, 1 collective. Saved in trace.gz."
-    assert said[1] == f"Replay: {(script.parent / 't.html').as_uri()}"
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == "2 ranks, 1.00 s: 1 message, 1 collective. Saved in trace.gz."
+    assert output[1] == f"Replay: {(script.parent / 't.html').as_uri()}"
     assert len(Trace.load("trace.gz")) == len(TRACE)
     assert "<script" in Path("t.html").read_text()
 
@@ -173,9 +173,9 @@ def test_lab_without_a_checkout_names_the_notebooks_location(
 ) -> None:
     monkeypatch.setattr("distkit.cli.CHECKOUT", tmp_path)
     assert cli.main(["lab"]) == 1
-    said = capsys.readouterr().err
-    assert "get the folder notebooks from your teacher" in said
-    assert said.endswith("distkit lab notebooks\n") and executed == []
+    output = capsys.readouterr().err
+    assert "get the folder notebooks from your teacher" in output
+    assert output.endswith("distkit lab notebooks\n") and executed == []
 
 
 @pytest.mark.parametrize("missing", ["notebook", "jupyterlab"])
@@ -243,11 +243,11 @@ def test_bench_prints_one_json_object(
     measured: Callable[[], list[int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["bench", "tap", "--json", "--reps", "7"]) == 0
-    said = capsys.readouterr()
-    report = json.loads(said.out)
+    output = capsys.readouterr()
+    report = json.loads(output.out)
     assert {"cpus", "python", "torch", "load_before"} <= set(report["machine"])
     assert [f["reached"] for f in report["figures"]] == ["not reached", "reference missing"]
     assert report["figures"][0]["ratio"] == 1.234
     assert report["details"] == {"tap": {"n": 7}}
-    assert said.err == "benchmarks.tap begins\n"
+    assert output.err == "benchmarks.tap begins\n"
     assert measured() == [7]

@@ -92,7 +92,7 @@ def test_catalogue_formula_equals_the_closed_form(name: str, n: int, size: int, 
     """For powers of two, where lg n is an integer and no rank is folded."""
     g = columns(n) if name == "torus" else 2
     segments = 4 if name == "double_tree" else 2
-    said = value(
+    computed = value(
         ALL_REDUCES[name].cost,
         n=n,
         K=size,
@@ -104,7 +104,7 @@ def test_catalogue_formula_equals_the_closed_form(name: str, n: int, size: int, 
         β=link.beta,
         γ=link.gamma,
     )
-    assert said == pytest.approx(cost.all_reduce(name, n, size, link), rel=1e-9, abs=1e-18)
+    assert computed == pytest.approx(cost.all_reduce(name, n, size, link), rel=1e-9, abs=1e-18)
 
 
 @pytest.mark.parametrize("name", ALL_REDUCES)
@@ -148,7 +148,7 @@ def test_overlap_hides_the_predicted_time(sync: float, compute: float, buckets: 
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda: cost.ring(0, 8, Link(1, 1)), "0 ranks: expected 1"),
         (lambda: cost.ring(4, -8, Link(1, 1)), "-8 bytes: expected 0"),
@@ -174,8 +174,8 @@ def test_overlap_hides_the_predicted_time(sync: float, compute: float, buckets: 
         (lambda: fit({4: [1.0]}), "two sizes"),
     ],
 )
-def test_invalid_arguments_raise(call: object, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_invalid_arguments_raise(call: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         call()  # type: ignore[operator]
 
 

@@ -106,7 +106,7 @@ def test_auto_policy_shards_files_if_there_are_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"policy": "FILE"}, "as many files as replicas; got 0 files and 4 replicas"),
         ({"policy": "MINE"}, "MINE"),
@@ -116,9 +116,9 @@ def test_auto_policy_shards_files_if_there_are_enough() -> None:
         ({"data": (torch.ones(3), torch.ones(4))}, r"\[3, 4\] rows"),
     ],
 )
-def test_indivisible_data_raises(options: dict[str, object], says: str) -> None:
+def test_indivisible_data_raises(options: dict[str, object], message: str) -> None:
     usual = {"data": torch.arange(8), "global_batch": 8, "replica": 0, "replicas": 4}
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         DistributedDataset(**{**usual, **options})
 
 
@@ -204,15 +204,15 @@ def test_too_few_files_are_read_by_every_replica(files: list[Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "make", "error", "says"),
+    ("name", "make", "error", "message"),
     [
         ("none.npz", lambda path: None, FileNotFoundError, "that all ranks share"),
         ("some.txt", lambda path: path.write_text("1 2"), ValueError, "numpy.savez"),
     ],
 )
 def test_unreadable_files_raise(
-    tmp_path: Path, name: str, make: Callable[[Path], None], error: type[Exception], says: str
+    tmp_path: Path, name: str, make: Callable[[Path], None], error: type[Exception], message: str
 ) -> None:
     make(tmp_path / name)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         DistributedDataset([tmp_path / name], 2, replica=0, replicas=1)

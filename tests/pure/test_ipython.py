@@ -32,24 +32,26 @@ def shown(program: Callable[[], object]) -> tuple[str, list[str]]:
 
 @pytest.mark.parametrize("program", [dist.get_rank, lambda: ring_all_reduce(1)])
 def test_notebook_is_not_a_rank(program: Callable[[], object]) -> None:
-    said, way = shown(program)
-    assert said.startswith("this runs in the notebook, which is not a rank")
-    assert set(way) <= {"shown", "<lambda>"}
+    message, frames = shown(program)
+    assert message.startswith("this runs in the notebook, which is not a rank")
+    assert set(frames) <= {"shown", "<lambda>"}
 
 
 @pytest.mark.parametrize("given", [None, 3, [1]])
 def test_result_is_not_a_function(given: object) -> None:
-    said, way = shown(lambda: pack(given, (), {}))
-    assert "without parentheses: cluster.run(hello), not cluster.run(hello())" in said
-    assert way == ["shown", "<lambda>"]
+    message, frames = shown(lambda: pack(given, (), {}))
+    assert "without parentheses: cluster.run(hello), not cluster.run(hello())" in message
+    assert frames == ["shown", "<lambda>"]
 
 
 def test_other_exceptions_are_unchanged() -> None:
     assert shown(a_function) == ("'own'", ["shown", "a_function"])
-    said, way = shown(lambda: make_plan("x", 0, "cpu", "gloo", cpus=1, memory=1).ranks)  # type: ignore[arg-type]
-    assert "integer" in said and way == ["shown", "<lambda>"]
-    said, way = shown(lambda: make_plan(1, 0, "cpu", "gloo", cpus=1, memory=""))  # type: ignore[arg-type]
-    assert "unsupported operand" in said and "_check_memory" in way  # a mistake in the library
+    message, frames = shown(lambda: make_plan("x", 0, "cpu", "gloo", cpus=1, memory=1).ranks)  # type: ignore[arg-type]
+    assert "integer" in message and frames == ["shown", "<lambda>"]
+    message, frames = shown(lambda: make_plan(1, 0, "cpu", "gloo", cpus=1, memory=""))  # type: ignore[arg-type]
+    assert (
+        "unsupported operand" in message and "_check_memory" in frames
+    )  # a mistake in the library
 
 
 def test_oversubscription_prints_a_notice() -> None:

@@ -43,9 +43,9 @@ class Adding:
 
     def ask(self, kind, node, *fields) -> list[Answer]:
         self.asked += 1
-        return self.heard(self.server.handle(kind(node, self.asked, *fields)))
+        return self.track_versions(self.server.handle(kind(node, self.asked, *fields)))
 
-    def heard(self, answers: list[Answer]) -> list[Answer]:
+    def track_versions(self, answers: list[Answer]) -> list[Answer]:
         for a in answers:
             if isinstance(a, Reply) and a.value is not None:
                 self.pulled[a.node] = a.version
@@ -107,7 +107,7 @@ def test_gradients_are_applied_once_or_counted_as_dropped(backup: int, order) ->
 
 
 def leave(store: Adding, worker: int) -> list[Answer]:
-    return store.heard(store.server.leave(worker, "signal SIGKILL", 1000))
+    return store.track_versions(store.server.leave(worker, "signal SIGKILL", 1000))
 
 
 def test_halt_lets_complete_rounds_finish() -> None:
@@ -220,7 +220,7 @@ def test_rescheduled_function_counts_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"mode": "dist"}, 'unknown store "dist"'),
         ({"on_crash": "pray"}, "Choose from: halt, continue, replace"),
@@ -240,10 +240,10 @@ def test_rescheduled_function_counts_once() -> None:
         ({"replication": 3}, "use 1, or 2 for a backup"),
     ],
 )
-def test_conflicting_options_raise(options, says: str) -> None:
+def test_conflicting_options_raise(options, message: str) -> None:
     with pytest.raises(KVStoreError) as refused:
         StoreOptions(**options)
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("options", [{"replication": 2}, {"backup": 1}])

@@ -63,8 +63,8 @@ def test_each_node_exit_counts_once(known: bool) -> None:
     if known:
         assert len(scheduler.leave(1, 0, SIGKILL)) == 2
         assert scheduler.leave(1, 0, SIGKILL) == []
-    told = scheduler.handle(worker(1, life=1, on_crash="replace"))
-    assert [type(t) for t in told] == [Departed, Departed, AddressBook][2 * known :]
+    answers = scheduler.handle(worker(1, life=1, on_crash="replace"))
+    assert [type(t) for t in answers] == [Departed, Departed, AddressBook][2 * known :]
     assert scheduler.leave(1, 0, SIGKILL) == []
     assert len(scheduler.leave(1, 1, SIGKILL)) == 2
 

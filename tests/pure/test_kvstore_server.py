@@ -149,7 +149,7 @@ def test_reply_in_flight_keeps_its_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "says"),
+    ("kind", "fields", "message"),
     [
         (Push, ("w", (3,), 0, torch.ones(3)), "push of 'w' with float32[3]"),
         (Push, ("w", (2, 1), 0, torch.ones(2)), "push of 'w' with float32[2, 1]"),
@@ -161,8 +161,8 @@ def test_reply_in_flight_keeps_its_version() -> None:
         (SetOptimizer, ("sgd", {"rate": 1.0}), "'rate'. Its options are lr, momentum"),
     ],
 )
-def test_invalid_requests_raise_and_the_store_continues(kind, fields, says) -> None:
+def test_invalid_requests_raise_and_the_store_continues(kind, fields, message) -> None:
     store = Store(ASYNC)
-    assert says in refusal(store.ask(kind, 0, *fields))
+    assert message in refusal(store.ask(kind, 0, *fields))
     store.push(0, 1.0)
     assert store.value() == 1.0

@@ -119,7 +119,7 @@ def test_parts_partition_the_array(key, size: int, servers: int, bound: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda kv: kv.pull("v"), "pull of 'v', a key that this worker has not initialized"),
         (lambda kv: kv.push("v", torch.ones(2)), "a key that this worker has not initialized"),
@@ -157,12 +157,12 @@ def test_parts_partition_the_array(key, size: int, servers: int, bound: int) -> 
     ],
 )
 @pytest.mark.parametrize("servers", [1, 3])
-def test_bad_calls_raise_and_the_store_continues(call, says: str, servers: int) -> None:
+def test_bad_calls_raise_and_the_store_continues(call, message: str, servers: int) -> None:
     kv = store(Servers(servers), bound=2)
     kv.init("w", torch.zeros(2))
     with pytest.raises(KVStoreError) as error:
         call(kv)
-    assert says in str(error.value)
+    assert message in str(error.value)
     assert kv.pushpull("w", torch.ones(2)).tolist() == [1, 1]
 
 

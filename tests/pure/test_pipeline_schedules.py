@@ -138,7 +138,7 @@ def test_deadlocked_schedule_names_the_waiting_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda: gpipe(0, 1), "at least one micro-batch"),
         (lambda: one_f_one_b(1, 0), "0 micro-batches: use"),
@@ -148,6 +148,6 @@ def test_deadlocked_schedule_names_the_waiting_ranks() -> None:
         (lambda: PIPELINES["1f1b"].orders(4, 8, 2), "1F1B has one stage per rank, not 2"),
     ],
 )
-def test_invalid_schedule_raises(call: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_invalid_schedule_raises(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         call()

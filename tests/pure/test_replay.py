@@ -46,19 +46,19 @@ def test_trace_opens_in_the_browser_without_torch(tmp_path: Path) -> None:
     file = ring().save(tmp_path / "ring.gz")
     ran = bare("replay", file, BROWSER=str(browser), TMPDIR=str(tmp_path))
     assert ran.returncode == 0, ran.stderr
-    said, where = ran.stdout.splitlines()
-    assert said == "ring all-reduce: 4 ranks, 0.00 s: 24 messages, 0 collectives."
-    assert where == f"Replay: {opened.read_text()}"
+    summary, address = ran.stdout.splitlines()
+    assert summary == "ring all-reduce: 4 ranks, 0.00 s: 24 messages, 0 collectives."
+    assert address == f"Replay: {opened.read_text()}"
     page = Path(opened.read_text().removeprefix("file://"))
     assert page.name == "ring.html" and page.is_relative_to(tmp_path)
     assert "stage0" in page.read_text(encoding="utf-8")
 
 
 def test_replay_explains_a_hang(tmp_path: Path) -> None:
-    said = dict(nbytes=8, shape=(2,), dtype="float32", where="swap.py:4")
+    fields = dict(nbytes=8, shape=(2,), dtype="float32", where="swap.py:4")
     both = Trace(
         [
-            Event(r, 0, Op.RECV, state, 0.1 * i, peer=1 - r, **said)
+            Event(r, 0, Op.RECV, state, 0.1 * i, peer=1 - r, **fields)
             for r in range(2)
             for i, state in enumerate((State.STARTED, State.BLOCKED))
         ],
@@ -78,7 +78,7 @@ def newer(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda f: None, "run.trace: No such file or directory"),
         (lambda f: f.mkdir(), "the folder is empty"),
@@ -93,11 +93,11 @@ def newer(file: Path) -> None:
     ],
 )
 def test_foreign_file_is_one_message(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], object], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], object], message: str
 ) -> None:
     file = tmp_path / "run.trace"
     make(file)
     assert main(["replay", str(file), "--no-browser"]) == 1
-    told = capsys.readouterr()
-    assert told.err.startswith(f"distkit: {file}") and said in told.err
-    assert told.out == "" and "Traceback" not in told.err
+    output = capsys.readouterr()
+    assert output.err.startswith(f"distkit: {file}") and message in output.err
+    assert output.out == "" and "Traceback" not in output.err

@@ -60,7 +60,7 @@ def test_command_line_imports_nothing_from_the_current_folder(tmp_path: Path) ->
     for name in ("argparse", "random", "tempfile", "torch"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported')")
     root = str(Path(__file__).parents[2])
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "distkit", "--version"],
         cwd=tmp_path,
         capture_output=True,
@@ -68,4 +68,4 @@ def test_command_line_imports_nothing_from_the_current_folder(tmp_path: Path) ->
         check=False,
         env={**os.environ, "PYTHONPATH": root},
     )
-    assert (said.returncode, said.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import drawn, in_turn, said, telling
+from recorded import concatenated, identifying_lengths, message_sizes, scheduled_sizes
 
 import distkit as dk
 from distkit import demos
@@ -116,14 +116,18 @@ def test_subgroup_uses_group_ranks() -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
 def test_recorded_messages_match_the_schedules(n: int) -> None:
     """Senders, receivers, sizes and order; the lengths identify the chunks."""
-    turns = [(a, length) for a in ALL_REDUCES.values() for length in telling(a.chunks(n))]
+    turns = [
+        (a, length) for a in ALL_REDUCES.values() for length in identifying_lengths(a.chunks(n))
+    ]
 
     def program() -> None:
         for algorithm, length in turns:
             algorithm.reference(torch.ones(length, dtype=torch.float64))
 
-    recorded = said(dk.run_ranks(program, n).trace)
-    figure = in_turn(drawn(a.schedule(n), length, a.chunks(n)) for a, length in turns)
+    recorded = message_sizes(dk.run_ranks(program, n).trace)
+    figure = concatenated(
+        scheduled_sizes(a.schedule(n), length, a.chunks(n)) for a, length in turns
+    )
     assert recorded == {link: [8 * k for k in sizes] for link, sizes in figure.items()}
 
 
@@ -143,7 +147,7 @@ def test_options_match_the_schedule(name: str, options: dict[str, Any]) -> None:
 
     def program() -> list[bool]:
         right = []
-        for length in telling(chunks):
+        for length in identifying_lengths(chunks):
             x = torch.arange(float(length))
             algorithm.reference(x, **options)
             right.append(torch.equal(x, n * torch.arange(float(length))))
@@ -151,10 +155,13 @@ def test_options_match_the_schedule(name: str, options: dict[str, Any]) -> None:
 
     run = dk.run_ranks(program, n)
     assert all(all(right) for right in run.results)
-    figure = in_turn(
-        drawn(algorithm.schedule(n, **options), length, chunks) for length in telling(chunks)
+    figure = concatenated(
+        scheduled_sizes(algorithm.schedule(n, **options), length, chunks)
+        for length in identifying_lengths(chunks)
     )
-    assert said(run.trace) == {link: [4 * k for k in sizes] for link, sizes in figure.items()}
+    assert message_sizes(run.trace) == {
+        link: [4 * k for k in sizes] for link, sizes in figure.items()
+    }
 
 
 # -- bad input -------------------------------------------------------------------------------
@@ -183,20 +190,20 @@ def test_invalid_input_raises_before_any_message() -> None:
     """For every algorithm, on every rank; the ranks continue afterwards."""
 
     def program() -> list[tuple[str, str, str, str]]:
-        heard = []
+        errors = []
         for name, algorithm in ALL_REDUCES.items():
             for mistake, (make, _, _) in WRONG.items():
                 try:
                     algorithm.reference(*make())
                 except Exception as error:
-                    heard.append((name, mistake, type(error).__name__, str(error)))
-        return heard
+                    errors.append((name, mistake, type(error).__name__, str(error)))
+        return errors
 
     run = dk.run_ranks(program, 2)
     assert not run.trace.messages
-    for heard in run.results:
-        assert len(heard) == len(ALL_REDUCES) * len(WRONG)
-        for name, mistake, kind, message in heard:
+    for errors in run.results:
+        assert len(errors) == len(ALL_REDUCES) * len(WRONG)
+        for name, mistake, kind, message in errors:
             _, error, words = WRONG[mistake]
             assert kind == error.__name__, (name, mistake, message)
             assert message.startswith(f"{name}_all_reduce")
@@ -207,10 +214,10 @@ def test_invalid_input_raises_before_any_message() -> None:
 @each
 def test_different_lengths_raise_without_a_hang(name: str) -> None:
     """Gloo ends a rank that receives too much; the error names sender, receiver and sizes."""
-    page = ALL_REDUCES[name].reference
+    reference = ALL_REDUCES[name].reference
 
     def program() -> None:
-        page(torch.ones(24 if dist.get_rank() == 1 else 12))
+        reference(torch.ones(24 if dist.get_rank() == 1 else 12))
 
     with pytest.raises(
         dk.errors.RankError, match=r"sends float32\[\d+\].* receives it into float32\[\d+"

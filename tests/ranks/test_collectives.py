@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import drawn, in_turn, said, telling
+from recorded import concatenated, identifying_lengths, message_sizes, scheduled_sizes
 
 import distkit as dk
 from distkit.algorithms import collectives as ours
@@ -33,50 +33,50 @@ def each(n: int, length: int) -> list[torch.Tensor]:
     return [some(length, i) for i in range(n)]
 
 
-def broadcast(page: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
+def broadcast(call: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
     x = some(length, 0)
-    page(x, root)
+    call(x, root)
     return [x]
 
 
-def reduce(page: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
+def reduce(call: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
     x = some(length, 0).contiguous()
-    page(x, root, op)
+    call(x, root, op)
     return [x] if r == root else []  # undefined on the others in torch
 
 
-def scatter(page: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
+def scatter(call: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
     x = some(length, 0).contiguous()
     parts = [p.contiguous() for p in each(n, length)]
-    page(x, parts if r == root else None, root)
+    call(x, parts if r == root else None, root)
     return [x]
 
 
-def gather(page: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
+def gather(call: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
     found = [p.contiguous() for p in each(n, length)]
-    page(some(length, 99).contiguous(), found if r == root else None, root)
+    call(some(length, 99).contiguous(), found if r == root else None, root)
     return found
 
 
-def all_gather(page: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
+def all_gather(call: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
     found = [p.contiguous() for p in each(n, length)]
-    page(found, some(length, 99).contiguous())
+    call(found, some(length, 99).contiguous())
     return found
 
 
 def reduce_scatter(
-    page: Any, r: int, n: int, root: int, length: int, op: Any
+    call: Any, r: int, n: int, root: int, length: int, op: Any
 ) -> list[torch.Tensor]:
     x = some(length, 0).contiguous()
-    page(x, [p.contiguous() for p in each(n, length)], op)
+    call(x, [p.contiguous() for p in each(n, length)], op)
     return [x]
 
 
-def all_to_all(page: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
+def all_to_all(call: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
     found = [torch.zeros(2 * (length + (i + 2 * r) % 3)).double() for i in range(n)]
     parts = [some(length + (r + 2 * i) % 3, i).reshape(-1) for i in range(n)]
-    if page is not dist.all_to_all:
-        page(found, parts)
+    if call is not dist.all_to_all:
+        call(found, parts)
         return found
     out = torch.cat(found)  # gloo supports only lists of equal parts
     sizes, given = list(map(len, found)), list(map(len, parts))
@@ -112,8 +112,8 @@ def test_every_collective_equals_torch(n: int, cases: list[Any]) -> None:
     def program() -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
         return [
             tuple(
-                CALLS[name](page, dist.get_rank(), n, root % n, length, op)
-                for page in (COLLECTIVES[name].reference, getattr(dist, name))
+                CALLS[name](call, dist.get_rank(), n, root % n, length, op)
+                for call in (COLLECTIVES[name].reference, getattr(dist, name))
             )
             for name, length, root, op in turns
         ]
@@ -124,10 +124,10 @@ def test_every_collective_equals_torch(n: int, cases: list[Any]) -> None:
             assert all(map(torch.equal, mine, theirs)), case
 
 
-def speak(name: str, n: int, length: int) -> None:
-    """Call a reference implementation with ``length`` elements in all chunks together."""
+def call_with_length(name: str, n: int, length: int) -> None:
+    """Call a reference call with ``length`` elements in all chunks together."""
     x, parts = torch.ones(length), [torch.ones(length // n) for _ in range(n)]
-    part, page, r = torch.ones(length // n), COLLECTIVES[name].reference, dist.get_rank()
+    part, call, r = torch.ones(length // n), COLLECTIVES[name].reference, dist.get_rank()
     sizes = torch.ones(length).tensor_split(n * n)  # the data of i for j
     arguments: dict[str, tuple[Any, ...]] = {
         "broadcast": (x,),
@@ -139,7 +139,7 @@ def speak(name: str, n: int, length: int) -> None:
         "reduce_scatter": (part, parts),
         "all_to_all": ([sizes[i * n + r].clone() for i in range(n)], sizes[r * n : r * n + n]),
     }
-    page(*arguments[name])
+    call(*arguments[name])
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
@@ -148,17 +148,17 @@ def test_recorded_messages_match_the_schedules(n: int) -> None:
     turns = []
     for name in COLLECTIVES:
         even = name in {"scatter", "gather", "all_gather", "reduce_scatter"}  # parts are equal
-        many = telling(COLLECTIVES[name].chunks(n))
+        many = identifying_lengths(COLLECTIVES[name].chunks(n))
         lengths = [0] if name == "barrier" else [0, n, 3 * n] if even else many
         turns += [(name, length) for length in lengths]
 
     def program() -> None:
         for name, length in turns:
-            speak(name, n, length)
+            call_with_length(name, n, length)
 
-    recorded = said(dk.run_ranks(program, n).trace)
-    figure = in_turn(
-        drawn(COLLECTIVES[name].schedule(n), length, COLLECTIVES[name].chunks(n))
+    recorded = message_sizes(dk.run_ranks(program, n).trace)
+    figure = concatenated(
+        scheduled_sizes(COLLECTIVES[name].schedule(n), length, COLLECTIVES[name].chunks(n))
         for name, length in turns
     )
     assert recorded == {link: [4 * k for k in sizes] for link, sizes in figure.items()}
@@ -231,13 +231,13 @@ WRONG = {
 
 def test_invalid_input_raises_before_any_message() -> None:
     def program() -> list[str]:
-        said = []
+        errors = []
         for call, _ in WRONG.values():
             try:
                 call()
             except (TypeError, ValueError) as error:
-                said.append(f"{type(error).__name__}: {error}")
-        return said
+                errors.append(f"{type(error).__name__}: {error}")
+        return errors
 
     run = dk.run_ranks(program, 2)
     assert run.results[0] == [wanted for _, wanted in WRONG.values()]

@@ -115,10 +115,10 @@ def test_server_death_without_replicas_raises(crew: Nodes) -> None:
     now.unlink()
     crew.processes[2].kill()
     for worker in range(2):
-        said = crew.result(worker)
-        assert "server 0 has ended" in said
-        assert "The values that only server 0 had are lost" in said
-        assert "create the store with replication=2" in said
+        result = crew.result(worker)
+        assert "server 0 has ended" in result
+        assert "The values that only server 0 had are lost" in result
+        assert "create the store with replication=2" in result
 
 
 # -- consistency --------------------------------------------------------------------

@@ -86,26 +86,26 @@ REFUSED = {
 
 def test_invalid_pipeline_raises_on_every_rank_before_any_message() -> None:
     def program() -> list[str]:
-        stage, said = split(model(), 2)[dist.get_rank()], []
+        stage, errors = split(model(), 2)[dist.get_rank()], []
         for call in REFUSED.values():
             with pytest.raises(ValueError, match="") as caught:
                 call(stage)
-            said.append(str(caught.value))
-        return said
+            errors.append(str(caught.value))
+        return errors
 
     run = dk.run_ranks(program, 2)
     assert not run.trace.messages
-    for said in run.results:
-        assert all(a in b for a, b in zip(REFUSED, said, strict=True)), said
+    for errors in run.results:
+        assert all(a in b for a, b in zip(REFUSED, errors, strict=True)), errors
 
 
 @pytest.mark.parametrize(
-    ("stage", "says"),
+    ("stage", "message"),
     [
         (nn.Flatten(0), r"stage Flatten returned a tensor of \(42,\) for 7 rows"),
         (nn.LSTM(6, 6).double(), "stage LSTM returned tuple for 7 rows"),
     ],
 )
-def test_stage_without_output_rows_raises_without_a_hang(stage: nn.Module, says: str) -> None:
-    with pytest.raises(dk.errors.RankError, match=says):
+def test_stage_without_output_rows_raises_without_a_hang(stage: nn.Module, message: str) -> None:
+    with pytest.raises(dk.errors.RankError, match=message):
         dk.run_ranks(pipeline_step, 2, stage, batch(), loss_fn, microbatches=1)

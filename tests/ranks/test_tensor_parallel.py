@@ -71,15 +71,15 @@ def test_column_then_row_layers_equal_plain_layers_and_dtensor(n: int, bias: boo
 
 def test_indivisible_features_raise() -> None:
     def program() -> list[str]:
-        said = []
+        errors = []
         for layer in (ColumnLinear, RowLinear):
             with pytest.raises(dk.errors.LayoutError) as caught:
                 layer(nn.Linear(7, 7))
-            said.append(str(caught.value))
-        return said
+            errors.append(str(caught.value))
+        return errors
 
-    for said in dk.run_ranks(program, 2).results:
-        assert all(text.startswith("7 features on 2 tensor-parallel ranks") for text in said)
+    for errors in dk.run_ranks(program, 2).results:
+        assert all(text.startswith("7 features on 2 tensor-parallel ranks") for text in errors)
 
 
 def test_layers_of_a_subgroup_use_its_ranks() -> None:

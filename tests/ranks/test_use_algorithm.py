@@ -128,14 +128,14 @@ def of_different_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "message"),
     [
         (of_different_lengths, r"rank 0: SUM of float32\[3\]; rank 1: SUM of float32\[4\]"),
         (of_different_kinds, r"rank 0: SUM of float32\[70,000\]; rank 1: MAX of float32\[70,000\]"),
     ],
 )
-def test_tensors_that_differ_are_named(program, said) -> None:
-    with pytest.raises(dk.errors.RankError, match=said):
+def test_tensors_that_differ_are_named(program, message) -> None:
+    with pytest.raises(dk.errors.RankError, match=message):
         dk.run_ranks(program, 2)
 
 

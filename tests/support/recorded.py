@@ -11,19 +11,19 @@ from distkit.algorithms.rounds import Round, chunk_sizes
 from distkit.trace.trace import Trace
 
 #: Sizes of the messages in order, by sender and receiver.
-Said = dict[tuple[int, int], list[int]]
+Sizes = dict[tuple[int, int], list[int]]
 
 
-def said(trace: Trace) -> Said:
+def message_sizes(trace: Trace) -> Sizes:
     """Return the messages of a run [bytes]."""
-    found: Said = defaultdict(list)
+    found: Sizes = defaultdict(list)
     for m in sorted(trace.messages, key=lambda m: m.send or (0, 0)):
         assert m.recv is not None, f"nobody received {m}"
         found[m.src, m.dst].append(m.nbytes)
     return dict(found)
 
 
-def drawn(rounds: Iterable[Round], length: int, chunks: int) -> Said:
+def scheduled_sizes(rounds: Iterable[Round], length: int, chunks: int) -> Sizes:
     """Return the messages of a schedule [elements]."""
     size, found = chunk_sizes(length, chunks), defaultdict(list)
     for t in rounds:
@@ -33,16 +33,16 @@ def drawn(rounds: Iterable[Round], length: int, chunks: int) -> Said:
     return dict(found)
 
 
-def in_turn(parts: Iterable[Said]) -> Said:
+def concatenated(parts: Iterable[Sizes]) -> Sizes:
     """Concatenate runs."""
-    found: Said = defaultdict(list)
+    found: Sizes = defaultdict(list)
     for part in parts:
         for link, sizes in part.items():
             found[link] += sizes
     return dict(found)
 
 
-def telling(chunks: int) -> list[int]:
+def identifying_lengths(chunks: int) -> list[int]:
     """Return tensor lengths whose chunk sizes identify the chunks.
 
     With up to seven chunks, all are identified; with more, some of them.
