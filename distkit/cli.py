@@ -177,9 +177,6 @@ def open_trace(files: list[Path]) -> Trace:
 
 
 def _explain(args: argparse.Namespace, passed_on: list[str]) -> None:
-    from rich.console import Console
-    from rich.markdown import Markdown
-
     from distkit.diagnosis.rules import RULES
     from distkit.explain import find, page
 
@@ -190,7 +187,7 @@ def _explain(args: argparse.Namespace, passed_on: list[str]) -> None:
     rule = find(args.finding)
     if rule is None:
         raise DistkitError(f"unknown finding {args.finding}. List all with: distkit explain")
-    Console().print(Markdown(page(rule)))
+    print(page(rule))
 
 
 # -- distkit bench, which needs a checkout -------------------------------------------------------
