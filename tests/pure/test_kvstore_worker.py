@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from distkit.consistency import Asynchronous
 from distkit.errors import KVStoreError
 from distkit.events import Op, State
-from distkit.kvstore.client.requests import LETTER, Requests
+from distkit.kvstore.client.requests import MAX_QUEUED, Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import Message, Request
 from distkit.kvstore.protocol.placement import place
@@ -32,12 +32,12 @@ class Servers:
             i + 1: KVServer(Asynchronous(), range(4), must_update=must_update) for i in range(count)
         }
         self.asked: list[tuple[int, str]] = []
-        self.letters = 0
+        self.batches = 0
         self._answers: deque[Message] = deque()
 
     def send(self, node: int, requests: Sequence[Request], to: int) -> None:
         self.asked += [(to, type(request).__name__) for request in requests]
-        self.letters += 1
+        self.batches += 1
         for sent in decode([bytearray(f) for f in encode(*requests)]).messages:
             assert isinstance(sent, Request)
             answers = self.nodes[to].handle(sent)
@@ -73,13 +73,13 @@ def kv() -> KVStore:
 def test_small_tensors_share_one_message() -> None:
     servers = Servers(1)
     kv = store(servers, bound=1 << 30)
-    for size, letters in ((3, 1), (LETTER // 4 + 1, 2)):
+    for size, batches in ((3, 1), (MAX_QUEUED // 4 + 1, 2)):
         kv.init(size, torch.zeros(size))
         servers.asked.clear()
-        servers.letters, out = 0, torch.zeros(size)
+        servers.batches, out = 0, torch.zeros(size)
         kv.pushpull(size, torch.full((size,), 2.0), out=out)
         assert [kind for _, kind in servers.asked] == ["Push", "Pull"]
-        assert servers.letters == letters
+        assert servers.batches == batches
         assert bool((out == 2).all())
 
 

@@ -13,7 +13,7 @@ from distkit.kvstore.transport.recording import InFlight, Step, begin_wait
 from distkit.kvstore.transport.session import backup_of
 
 #: Maximum size of a push that is sent together with other requests [bytes].
-LETTER = 1 << 20
+MAX_QUEUED = 1 << 20
 
 
 class Call(NamedTuple):
@@ -86,10 +86,10 @@ class Requests:
     def post(self, call: Call) -> None:
         """Queue a push for the next :meth:`dispatch`; if it is rejected, :meth:`check` raises.
 
-        Pushes larger than LETTER are sent immediately.
+        Pushes larger than MAX_QUEUED are sent immediately.
         """
         request = self._create(call).request
-        if isinstance(request, Push) and request.value.nbytes > LETTER:
+        if isinstance(request, Push) and request.value.nbytes > MAX_QUEUED:
             self.dispatch()
 
     def dispatch(self) -> None:

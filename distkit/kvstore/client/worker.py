@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.client.requests import LETTER, Call, Requests
+from distkit.kvstore.client.requests import MAX_QUEUED, Call, Requests
 from distkit.kvstore.client.tensors import (
     Keys,
     Traffic,
@@ -50,7 +50,7 @@ class KVStore:
         replaces: whether dead workers are replaced; then servers must know which workers wait at a
             barrier.
         barriers: number of barriers that the run has passed.
-        giver: the worker whose values initialise the keys.
+        initializer: the worker whose values initialise the keys.
 
     Example, on two workers::
 
@@ -71,7 +71,7 @@ class KVStore:
         bound: int,
         replaces: bool = False,
         barriers: int = 0,
-        giver: int = 0,
+        initializer: int = 0,
     ) -> None:
         #: The name it was created with; the number of workers; this worker's rank.
         self.type, self.num_workers, self.rank = type, num_workers, requests.node
@@ -79,7 +79,7 @@ class KVStore:
         self._requests, self._scheduler = requests, scheduler
         self._servers, self._bound = servers, bound
         self._layouts: dict[Key, Layout] = {}
-        self._replaces, self._barriers, self._giver = replaces, barriers, giver
+        self._replaces, self._barriers, self._initializer = replaces, barriers, initializer
         self._compression: Compression | None = None
         self._function: int | None = None  # the argument of ``once``
         self._push_counts: Counter[Key] = Counter()  # pushes of that function so far
@@ -112,22 +112,22 @@ class KVStore:
         """
         grouped = by_key("init", key, value)
         layouts = {k: Layout.of(tensors[0]) for k, tensors in grouped.items()}
-        is_giver = self.rank == self._giver
-        self._step([*layouts], layouts.values() if is_giver else ())
+        is_initializer = self.rank == self._initializer
+        self._step([*layouts], layouts.values() if is_initializer else ())
         self._requests.ask(
-            [c for k in grouped for c in self._inits(k, layouts[k], grouped[k], is_giver)]
+            [c for k in grouped for c in self._inits(k, layouts[k], grouped[k], is_initializer)]
         )
         self._layouts |= layouts
 
     def _inits(
-        self, key: Key, layout: Layout, tensors: list[Tensor], is_giver: bool
+        self, key: Key, layout: Layout, tensors: list[Tensor], is_initializer: bool
     ) -> Iterable[Call]:
         if len(tensors) > 1:
             raise KVStoreError(f"init of {key!r} with {len(tensors)} tensors. Pass one tensor.")
-        value = add_up(tensors, self._where, Traffic()) if is_giver else None
+        value = add_up(tensors, self._where, Traffic()) if is_initializer else None
         for node, part in self._parts(key, layout):
             shard = None if value is None else cut(value, part)
-            fields = key, layout.shape, layout.dtype, shard, self._giver
+            fields = key, layout.shape, layout.dtype, shard, self._initializer
             yield Call(node, messages.Init, fields)
 
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
@@ -249,7 +249,7 @@ class KVStore:
             KVStoreError: as :meth:`push` and :meth:`pull`.
         """
         gradients, outs = by_key("push", key, value), self._outs(key, out)
-        if gates or sum(tensors[0].nbytes for tensors in gradients.values()) > LETTER:
+        if gates or sum(tensors[0].nbytes for tensors in gradients.values()) > MAX_QUEUED:
             self._push(gradients)
             self._step(keys := each(key), map(self._layout, keys))
         else:  # the tensors cannot change before this returns
@@ -515,7 +515,7 @@ def _join(node: Node, options: StoreOptions) -> KVStore:
         bound=options.bound,
         replaces=options.on_crash == "replace",
         barriers=book.barriers,
-        giver=min(n for n in book.endpoints if n < node.workers),
+        initializer=min(n for n in book.endpoints if n < node.workers),
     )
 
 

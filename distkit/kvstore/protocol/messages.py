@@ -111,7 +111,8 @@ class AddressBook(Answer):
 class Init(Request):
     """Set the first value of a key.
 
-    The ``giver`` sends the value; the other workers send only shape and dtype, and wait for it.
+    The ``initializer`` sends the value; the other workers send only shape and dtype, and wait for
+    it.
     ``shape`` is that of the whole array, ``value`` the server's flat part of it.
     """
 
@@ -119,7 +120,7 @@ class Init(Request):
     shape: tuple[int, ...]
     dtype: str
     value: Tensor | None = None
-    giver: int = 0
+    initializer: int = 0
 
 
 class Push(Request):

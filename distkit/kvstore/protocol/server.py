@@ -177,7 +177,7 @@ class KVServer:
         if entry is None:
             if init.value is None:
                 self._early.append(init)
-                return self._fail_early_inits(init.giver)
+                return self._fail_early_inits(init.initializer)
             layout, first = Layout(init.shape, init.dtype), (init.node, init.number)
             entry = self.entries[init.key] = Entry(init.key, layout, init.value, first)
             early, self._early = self._early, []
@@ -269,14 +269,14 @@ class KVServer:
             entry.waiting = {n: w for n, w in entry.waiting.items() if n[0] != worker}
         return [*self._fail_early_inits(worker), *self._advance_all()]
 
-    def _fail_early_inits(self, giver: int) -> list[Answer]:
+    def _fail_early_inits(self, initializer: int) -> list[Answer]:
         """Fail the inits that wait for a value of a worker that has ended."""
-        if giver not in self.gone or self.on_crash == "replace":
+        if initializer not in self.gone or self.on_crash == "replace":
             return []
-        failed = [i for i in self._early if i.giver == giver]
-        self._early = [i for i in self._early if i.giver != giver]
-        text = "init of {!r} waits for the value of worker {}, which {}. Run again."
-        return [error(i, text.format(i.key, giver, ended(self.gone[giver]))) for i in failed]
+        failed = [i for i in self._early if i.initializer == initializer]
+        self._early = [i for i in self._early if i.initializer != initializer]
+        text = f"waits for the value of worker {initializer}, which {ended(self.gone[initializer])}"
+        return [error(i, f"init of {i.key!r} {text}. Run again.") for i in failed]
 
     def _pause(self, request: AtBarrier | Finished) -> list[Answer]:
         """Stop waiting for the gradients of a worker that is at a barrier, or has finished.
