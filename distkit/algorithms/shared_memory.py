@@ -118,7 +118,7 @@ class Segment:
         with torch.inference_mode(False):  # the tensor outlives the caller's inference mode
             memory = _map_shared(group, local_ranks, size)
             self._slots = memory[status_bytes:].view(2, self.n + 1, self.slot)
-        self._status = memoryview(memory[:status_bytes].numpy()).cast("q")
+        self._status = memoryview(memory[:status_bytes].numpy()).cast("q")  # type: ignore[arg-type]
         self._views = lru_cache(_CACHED_VIEWS)(self._make_views)
         self._generation = self._set = self._signature = 0
         self._lock = threading.Lock()

@@ -50,7 +50,8 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
     Folding applies if n is not a power of two. Rabenseifner, 2004; used in Gloo and by Goyal et
     al., 2017.
     """
-    rounds, total = floor_lg(n), 0.0
+    rounds = floor_lg(n)
+    total: Numbers = 0.0
     for i in range(1, int(np.max(rounds)) + 1):
         total = total + np.where(i <= rounds, 2 * link.seconds(nbytes / 2.0**i), 0.0)
     reduced = (1 - 1 / np.exp2(rounds)) * nbytes

@@ -87,8 +87,8 @@ class InFlight:
             return
         self.op, self.seq, self.done = op, rec.next_seq(), False
         facts, tensor = _facts(request), _tensor(request)
-        is_barrier = isinstance(request, Barrier)
-        peer, match = (None, f"kv:barrier:{request.nth}") if is_barrier else (to, request.match)
+        peer = None if isinstance(request, Barrier) else to
+        match = f"kv:barrier:{request.nth}" if isinstance(request, Barrier) else request.match
         line, called_at = recorder.user_line(), time.monotonic()
         values, call = _values(rec, tensor), Step() if step is None else step
         self.fields = _fields(peer, tensor, facts, match, line)
