@@ -6,6 +6,7 @@ a separate frame, which is not copied. Nothing is pickled, and no received data 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -94,22 +95,34 @@ def decode(frames: Sequence[Frame], exchange: Exchange = _NO_EXCHANGE) -> Batch:
     Raises:
         MemoryGone: A tensor is in the memory of a process that has ended.
     """
-    header, *large = frames
+    header, *_reader.large = frames
+    _reader.exchange = exchange
+    batch: Batch = _reader.decoder.decode(header)
+    exchange.take_back(batch.back)
+    return batch
 
-    def extract(_: type, encoded: Any) -> Tensor:
+
+class _Reader(threading.local):
+    """The decoder of a thread, with the large tensors of the frames that it decodes."""
+
+    def __init__(self) -> None:
+        self.large: list[Frame] = []
+        self.exchange = _NO_EXCHANGE
+        self.decoder = Decoder(Batch, dec_hook=self._tensor)
+
+    def _tensor(self, kind: type, encoded: Any) -> Tensor:
         """Return a tensor from the header, the next large frame, or borrowed memory."""
         name, *address = encoded
         dtype = DTYPES[name]
         if not address:
-            data: Any = large.pop(0)
+            data: Any = self.large.pop(0)
         elif isinstance(address[0], bytes):
             (data,) = address
         else:
-            data = exchange.borrow(address)
+            data = self.exchange.borrow(address)
         tensor = over(data, dtype)
         aligned = tensor.data_ptr() % dtype.itemsize == 0  # frames may be unaligned
         return tensor if aligned else tensor.clone()
 
-    batch: Batch = Decoder(Batch, dec_hook=extract).decode(header)
-    exchange.take_back(batch.back)
-    return batch
+
+_reader = _Reader()
