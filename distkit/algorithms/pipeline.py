@@ -8,6 +8,7 @@ stages per rank.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -135,11 +136,15 @@ _SCHEDULES = ("gpipe", "1f1b")
 def _check_step(
     batch: tuple[Tensor, Tensor], microbatches: int, schedule: str, group: Group
 ) -> None:
-    rows = len(batch[0])
-    if not 1 <= microbatches <= rows:
+    rows = [len(t) for t in batch]
+    if rows[0] != rows[1]:
         raise ValueError(
-            f"pipeline_step: a batch of {rows} rows in {microbatches} micro-batches: "
-            f"use 1 to {rows} micro-batches"
+            f"pipeline_step: {rows[0]} inputs and {rows[1]} targets: use equal numbers of both"
+        )
+    if not 1 <= microbatches <= rows[0]:
+        raise ValueError(
+            f"pipeline_step: a batch of {rows[0]} rows in {microbatches} micro-batches: "
+            f"use 1 to {rows[0]} micro-batches"
         )
     if schedule not in _SCHEDULES:
         raise ValueError(
@@ -178,7 +183,7 @@ def split(model: nn.Sequential, stages: int) -> list[nn.Sequential]:
 
     Raises:
         TypeError: The model is not a Sequential.
-        ValueError: There are fewer layers than stages.
+        ValueError: There are fewer layers than stages, or two stages share a parameter or buffer.
 
     Example:
         >>> layers = [nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)]
@@ -195,4 +200,19 @@ def split(model: nn.Sequential, stages: int) -> list[nn.Sequential]:
         raise ValueError(f"{stages} stages of a model of {layers} layers: use 1 to {layers} stages")
     named = list(zip(model._modules, model, strict=True))  # may contain one layer twice
     cuts = torch.arange(layers).tensor_split(stages)
-    return [nn.Sequential(OrderedDict(named[i] for i in cut)) for cut in cuts]
+    parts = [nn.Sequential(OrderedDict(named[i] for i in cut)) for cut in cuts]
+    _check_shared(parts)
+    return parts
+
+
+def _check_shared(parts: Sequence[nn.Module]) -> None:
+    """Check that no two stages share a parameter or buffer."""
+    seen: dict[Tensor, tuple[int, str]] = {}
+    for stage, part in enumerate(parts):
+        for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
+            earlier, first = seen.setdefault(tensor, (stage, name))
+            if earlier != stage:
+                raise ValueError(
+                    f"{first!r} of stage {earlier} and {name!r} of stage {stage} are one tensor, "
+                    "but each rank would update a separate copy: untie them, or split elsewhere"
+                )

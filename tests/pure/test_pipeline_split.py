@@ -47,12 +47,17 @@ def test_more_stages_than_layers_raise() -> None:
         split(chain(), 5)
 
 
-def test_layer_may_repeat_in_a_stage() -> None:
+def test_layer_may_repeat_within_a_stage() -> None:
     linear, relu = nn.Linear(4, 4), nn.ReLU()
     model = nn.Sequential(nn.Linear(4, 4), relu, linear, linear, relu, nn.Linear(4, 4))
     x, parts = torch.randn(3, 4), split(model, 3)
     assert [len(part) for part in parts] == [2, 2, 2]
     assert torch.equal(nn.Sequential(*parts)(x), model(x))
+    with pytest.raises(ValueError, match=r"'2.weight' of stage 0 and '3.weight' of stage 1 are"):
+        split(model, 2)
+    norm = nn.BatchNorm1d(4, affine=False)
+    with pytest.raises(ValueError, match=r"'0.running_mean' of stage 0 and '1.running_mean' of"):
+        split(nn.Sequential(norm, norm), 2)
 
 
 def test_model_that_is_no_sequence_of_layers_is_refused() -> None:

@@ -78,6 +78,9 @@ REFUSED = {
     "7 rows in 8 micro-batches: use 1 to 7 micro-batches": lambda s: pipeline_step(
         s, batch(), loss_fn, microbatches=8
     ),
+    "7 inputs and 6 targets": lambda s: pipeline_step(
+        s, (batch()[0], batch(6)[1]), loss_fn, microbatches=2
+    ),
     "pipeline_step runs gpipe and 1f1b, not 'interleaved'": lambda s: pipeline_step(
         s, batch(), loss_fn, microbatches=2, schedule="interleaved"
     ),
@@ -86,26 +89,26 @@ REFUSED = {
 
 def test_invalid_pipeline_raises_on_every_rank_before_any_message() -> None:
     def program() -> list[str]:
-        stage, errors = split(model(), 2)[dist.get_rank()], []
+        stage, said = split(model(), 2)[dist.get_rank()], []
         for call in REFUSED.values():
             with pytest.raises(ValueError, match="") as caught:
                 call(stage)
-            errors.append(str(caught.value))
-        return errors
+            said.append(str(caught.value))
+        return said
 
     run = dk.run_ranks(program, 2)
     assert not run.trace.messages
-    for errors in run.results:
-        assert all(a in b for a, b in zip(REFUSED, errors, strict=True)), errors
+    for said in run.results:
+        assert all(a in b for a, b in zip(REFUSED, said, strict=True)), said
 
 
 @pytest.mark.parametrize(
-    ("stage", "message"),
+    ("stage", "says"),
     [
         (nn.Flatten(0), r"stage Flatten returned a tensor of \(42,\) for 7 rows"),
         (nn.LSTM(6, 6).double(), "stage LSTM returned tuple for 7 rows"),
     ],
 )
-def test_stage_without_output_rows_raises_without_a_hang(stage: nn.Module, message: str) -> None:
-    with pytest.raises(dk.errors.RankError, match=message):
+def test_stage_without_output_rows_raises_without_a_hang(stage: nn.Module, says: str) -> None:
+    with pytest.raises(dk.errors.RankError, match=says):
         dk.run_ranks(pipeline_step, 2, stage, batch(), loss_fn, microbatches=1)
