@@ -1,4 +1,4 @@
-// Elements next to a scene: panels of moments, a list of keyframes, choices.
+// Elements next to a scene: panels of moments, a list of keyframes.
 
 import { h } from "./dom.js";
 import { Marks } from "./marks.js";
@@ -34,31 +34,6 @@ const onKeyframe = (go) => ({ target }) => {
   const { keyframe } = target.closest("[data-keyframe]")?.dataset ?? {};
   if (keyframe !== undefined) go(Number(keyframe));
 };
-
-// Radio buttons, hidden if there is no choice.
-export class Choice {
-  constructor(label, choose) {
-    const onclick = ({ target }) => target.dataset.name && choose(target.dataset.name);
-    const root = h("div", { class: "dkm-choice", role: "group", "aria-label": label, onclick });
-    Object.assign(this, { choose, names: [], root });
-  }
-
-  load(names, chosen) {
-    if (names.join() !== this.names.join()) { // a button may have the focus
-      this.root.replaceChildren(...names.map((name) =>
-        h("button", { type: "button", "data-name": name }, name)));
-    }
-    for (const b of this.root.children)
-      b.setAttribute("aria-pressed", String(b.dataset.name === chosen));
-    Object.assign(this, { names, chosen });
-    this.root.hidden = names.length < 2;
-  }
-
-  next() {
-    const { names, chosen } = this;
-    if (names.length > 1) this.choose(names[(names.indexOf(chosen) + 1) % names.length]);
-  }
-}
 
 // Small pictures of key moments.
 export class Panels {

@@ -38,11 +38,6 @@ export class Marks {
     this.root.replaceChildren(...this.layers.filter(Boolean));
   }
 
-  // Hides these layers.
-  hide(hidden) {
-    this.layers.forEach((layer, i) => layer.toggleAttribute("hidden", hidden.includes(i)));
-  }
-
   // keyframe: the keyframe that has just ended, -1 for none.
   draw(time, keyframe) {
     const before = this.shown;

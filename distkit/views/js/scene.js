@@ -1,6 +1,6 @@
 // A scene view: animated marks, keyframes as text, and panels next to them.
 
-import { nextKeyframe, Choice, counted, List, order, Panels } from "./beside.js";
+import { nextKeyframe, counted, List, order, Panels } from "./beside.js";
 import { h, s } from "./dom.js";
 import { Marks } from "./marks.js";
 import { clamp, humanSeconds } from "./numbers.js";
@@ -45,10 +45,8 @@ const verdict = ({ word, text, expected }) =>
 
 export class Scene extends Sheet {
   constructor(model, el) {
-    const { view, title, keyframes, layers } = model.get("picture");
-    const names = layers.map(([name]) => name);
-    const keys = names.length > 1 ? ` v switches between ${names.join(" and ")}.` : "";
-    super(model, el, view, title + (keyframes.length ? `.${KEYS}${keys}` : ""));
+    const { view, title, keyframes } = model.get("picture");
+    super(model, el, view, title + (keyframes.length ? `.${KEYS}` : ""));
     this.root.setAttribute("role", "group");
     this.root.tabIndex = 0;
   }
@@ -62,7 +60,6 @@ export class Scene extends Sheet {
     this.fact = h("p", { class: "dk-fact" });
     this.list = new List((keyframe) => this.player.go(keyframe));
     this.panels = new Panels((keyframe) => this.player.go(keyframe));
-    this.layers = new Choice("what to show", (name) => this.show(name));
     this.legend = h("div", { class: "dkm-legend" });
     this.controls = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "play" },
       this.bar.buttons, this.fact, this.bar.clock);
@@ -73,10 +70,10 @@ export class Scene extends Sheet {
       this.panels.root, this.list.root, this.side.root);
     this.all = h("div", { class: "dkm" },
       h("div", { class: "dkm-body" }, h("div", {}, this.field), this.column, this.controls));
-    this.tools.append(this.legend, this.layers.root);
+    this.tools.append(this.legend);
     this.body.append(this.empty, this.said, this.verdicts, this.all);
     this.root.addEventListener("keydown", (e) => this.bar.onKey(e, {
-      PageDown: () => this.stepList(1), PageUp: () => this.stepList(-1), v: () => this.layers.next() }));
+      PageDown: () => this.stepList(1), PageUp: () => this.stepList(-1) }));
     this.load();
   }
 
@@ -105,15 +102,6 @@ export class Scene extends Sheet {
       s("svg", { width: wide, height: 20, "aria-hidden": "true" },
         ...shapes.map((shape) => this.marks.shape(shape))), words);
     this.legend.replaceChildren(...picture.legend.map(sign));
-    this.show(this.layers.chosen ?? picture.layers[0]?.[0]);
-  }
-
-  // Shows the layers of one choice and hides the others.
-  show(name) {
-    const { layers } = this.picture;
-    this.layers.load(layers.map(([choice]) => choice), name);
-    const hidden = layers.flatMap(([choice, numbers]) => (choice === name ? [] : numbers));
-    for (const marks of [this.marks, ...this.panels.marks]) marks.hide(hidden);
   }
 
   // Shows everything, without motion.

@@ -281,7 +281,6 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         "scale": [0.0, 1.0],  # part of the scene's width used by the time axis
         "unit": "",  # unit of time, such as "round"; "" means seconds
         "before": "before the first message",  # text before the end of the first keyframe
-        "layers": [],  # selectable by the reader: name, layers shown if selected
         "panels": [],  # key moments: keyframe (-1: the start), title, when
         "scene": scene.plain(),
         "side": None,  # another scene, next to this one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TypeVar
 
@@ -106,7 +106,6 @@ def _joined(facts: Sequence[str]) -> str:
 def _moments(picture: Json, y: float) -> tuple[str, float]:
     """Return rows of moments with headings and verdicts, the side scene, and the bottom edge."""
     scene, side, keyframes = picture["scene"], picture["side"], picture["keyframes"]
-    hidden = {layer for _, layers in picture["layers"][1:] for layer in layers}
     moments, heights, n = _static_moments(picture), dict(picture["stills"]), len(picture["panels"])
     columns = 3 if n in (3, 5, 6) and scene["width"] < 640 else min(n, 2) or 1
     panel_width = scene["width"] + 6 if side else (WIDTH - 48 - (columns - 1) * GAP) / columns
@@ -129,7 +128,7 @@ def _moments(picture: Json, y: float) -> tuple[str, float]:
             svg.heading(x + 14, top + 22, heading, details, 12.5) if keyframes else "",
             *(_verdict(x + 14, top + 44 + LINE * k, v) for k, v in enumerate(verdicts)),
             f'<g transform="translate({left:.1f} {scene_top:.1f}) scale({scale:.3f})">',
-            body(scene, time, keyframe, hidden, tooltips=not (n or heights)),
+            body(scene, time, keyframe, tooltips=not (n or heights)),
             "</g>",
         ]
     if heights and len(heights) < len(keyframes):
@@ -154,21 +153,13 @@ def _verdict(x: float, y: float, verdict: Json) -> str:
     return sign + svg.text(x + 15, y, verdict["text"], INK)
 
 
-def body(
-    scene: Json,
-    time: float,
-    keyframe: int = -1,
-    hidden: Collection[int] = (),
-    *,
-    tooltips: bool = True,
-) -> str:
+def body(scene: Json, time: float, keyframe: int = -1, *, tooltips: bool = True) -> str:
     """Return the marks of a scene that are visible at a time, including those of a held keyframe.
 
     Args:
         scene: the result of ``Scene.plain``.
         time: time since the start of the picture [s].
         keyframe: the keyframe that has just ended, -1 for none.
-        hidden: layers to leave out.
         tooltips: whether to include tooltips; small pictures do not need them.
     """
     layers: dict[int, list[str]] = defaultdict(list)
@@ -176,8 +167,7 @@ def body(
         shapes = drawing_of(scene, n)
         if not tooltips:
             shapes = [s for s in shapes if s[0] != "title" and s[1] != "hover"]
-        if layer not in hidden:
-            layers[layer].append(_translate(x, y, "".join(map(_shape, shapes))))
+        layers[layer].append(_translate(x, y, "".join(map(_shape, shapes))))
     return "".join("".join(layers[layer]) for layer in sorted(layers))
 
 
