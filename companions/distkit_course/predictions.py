@@ -25,7 +25,7 @@ import traitlets
 from distkit._format import count
 from distkit.cluster.notebook import cell
 from distkit.errors import DistkitError
-from distkit.views.widget.assets import FORMAT, css, esm
+from distkit.views.widget.assets import css, esm
 from distkit.views.widget.snapshot import HtmlSnapshot
 
 #: The type of guesses and answers.
@@ -217,7 +217,6 @@ class Prediction(StaticForm):
     def _picture(self) -> dict[str, object]:
         status, note = self._state
         return {
-            "format": FORMAT,
             "question": self.question,
             "choices": self.choices,
             "guess": "" if self.guess is None else _format(self.guess),

@@ -18,7 +18,7 @@ import traitlets
 
 from distkit.errors import DistkitError
 from distkit.views import Servers, Timeline
-from distkit.views.widget.assets import FORMAT, css, esm
+from distkit.views.widget.assets import css, esm
 from distkit_course.content.runs import OF_SERVERS, RUNS
 from distkit_course.predictions import Comparison, Prediction, StaticForm
 from distkit_course.questions import sections
@@ -132,7 +132,6 @@ class ConceptCheck(StaticForm):
     def _picture(self) -> dict[str, object]:
         done = len(self._verdicts) == len(self._predictions)
         return {
-            "format": FORMAT,
             "questions": [prediction._picture() for prediction in self._predictions],
             "score": self.score,
             "again": done and not all(self._verdicts.values()),

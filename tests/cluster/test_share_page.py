@@ -1,6 +1,5 @@
 """The stand-alone page in a browser: every view of every run, by mouse and by keys."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,9 @@ import traces
 from sheets import RESULTS, settle
 from traces import MS, Script, ring, summary
 
-import distkit as dk
 from distkit.events import Op
 from distkit.trace.trace import Trace
 from distkit.views import to_html
-from distkit.views.widget import assets
-from distkit.views.widget.assets import css, esm
 
 
 def watched() -> Trace:
@@ -100,34 +96,3 @@ def test_tabs_are_keyboard_accessible(tab: Any, page_file: Path) -> None:
     tab.page.keyboard.press("End")
     tab.page.locator("#gradients2 figure").first.wait_for()
     assert tab.errors == []
-
-
-# -- a picture of a newer distkit ----------------------------------------------------
-
-NEWER = """<!DOCTYPE html><meta charset="utf-8"><style>%s</style><div id="at"></div>
-<script type="module">%s
-const model = {get: (k) => (k === "picture" ? %s : undefined), on: () => {}, off: () => {}};
-window.dispose = view.render({model, el: document.getElementById("at")});
-</script>"""
-
-
-@pytest.mark.parametrize("name", ["scene", "timeline"])
-def test_unknown_picture_version_has_a_notice(tab: Any, tmp_path: Path, name: str) -> None:
-    script = esm(name).replace("export default", "const view =")
-    picture = json.dumps({"format": assets.FORMAT + 1, "something": "else"})
-    page = tmp_path / "newer.html"
-    page.write_text(NEWER % (css(name), script, picture), encoding="utf-8")
-    tab.page.goto(page.as_uri())
-    message = tab.page.locator("#at").inner_text()
-    newer = f"(format {assets.FORMAT + 1}, this page knows {assets.FORMAT})"
-    assert (
-        "drawn by a newer distkit" in message and newer in message and "update distkit" in message
-    )
-    tab.page.evaluate("dispose()")
-    assert tab.page.locator("#at").inner_text() == ""
-    assert tab.errors == []
-
-
-@pytest.mark.parametrize("view", [dk.Timeline, dk.Stage, dk.Tensors, dk.Gradients])
-def test_pictures_name_their_format(view: Any) -> None:
-    assert view(ring()).get_state("picture")["picture"]["format"] == assets.FORMAT

@@ -15,7 +15,6 @@ from distkit.events import Op
 from distkit.trace.trace import Trace
 from distkit.views import to_html
 from distkit.views.widget import page as page_module
-from distkit.views.widget.assets import FORMAT
 from distkit.views.widget.page import _json
 
 
@@ -72,7 +71,6 @@ def test_page_of_one_trace_has_a_tab_per_view(tmp_path):
     assert found.length("send") == 24
     assert len(found.picture("stage")["keyframes"]) == 6  # rounds
     assert len(found.picture("tensors")["keyframes"]) == 24
-    assert {found.picture(v)["format"] for v in ("timeline", "stage")} == {FORMAT}
 
 
 def test_page_of_several_traces_has_nested_tabs(tmp_path):

@@ -15,7 +15,7 @@ from traces import DEMOS
 from distkit.views.scene.theme import theme
 from distkit.views.timeline.bars import packed
 from distkit.views.timeline.columns import Columns
-from distkit.views.widget.assets import FORMAT, css, esm, page_script
+from distkit.views.widget.assets import css, esm, page_script
 from distkit.views.widget.page import VIEWS
 
 TESTS = Path(__file__).parents[1] / "js"
@@ -45,7 +45,7 @@ def test_modules_of_a_view_are_bundled(view):
     (export,) = re.findall(r"^export .*", script, re.MULTILINE)
     assert export == (
         "export default { initialize: $late.initialize, "
-        f"render: $render.renders(${view}.{view.title()}, {FORMAT}) }};"
+        f"render: $render.renders(${view}.{view.title()}) }};"
     )
     names = re.findall(r"^const (\$\w+) = ", script, re.MULTILINE)
     assert len(names) == len(set(names)) and names[-1] in ("$render", "$late", f"${view}")

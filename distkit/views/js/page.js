@@ -26,15 +26,15 @@ function select(tabs, chosen) {
   }
 }
 
-// views: classes by name; known: the newest picture format they support.
-export function open(views, known) {
+// views: classes by name.
+export function open(views) {
   const pictures = JSON.parse(document.getElementById("pictures").textContent);
 
   async function draw(el) {
     el.dataset.begun = "";
     const picture = await unpack(pictures[el.dataset.picture]);
     const get = (key) => (key === "picture" ? picture : undefined);
-    renders(views[el.dataset.view], known)({ model: { get, on: nothing, off: nothing }, el });
+    renders(views[el.dataset.view])({ model: { get, on: nothing, off: nothing }, el });
   }
 
   function show() {

@@ -1,4 +1,4 @@
-// The render function that front ends call. It draws a view, or shows why it cannot.
+// The render function that front ends call.
 
 import { h } from "./dom.js";
 
@@ -6,14 +6,8 @@ const KERNEL_ENDED = "the kernel has stopped";
 const LIVE = ".dk-live, .dk-status"; // elements that describe a running program
 const ENDS = ["restarting", "autorestarting", "terminating", "dead"]; // kernel states of JupyterLab
 
-// known: the newest picture format that these painters support.
-export function renders(View, known) {
+export function renders(View) {
   return ({ model, el }) => {
-    const { format = known } = model.get("picture") ?? {};
-    if (format > known) {
-      el.append(tooNew(format, known));
-      return () => el.replaceChildren();
-    }
     const view = new View(model, el);
     // JupyterLab would make this cell the active one, and Shift+Enter would run it again
     for (const type of ["mousedown", "focusin"]) el.addEventListener(type, keep);
@@ -58,12 +52,4 @@ function onEnd(model, el, view) {
 
 function keep(event) {
   event.stopPropagation();
-}
-
-function tooNew(format, known) {
-  return h("figure", { class: "distkit-newer", role: "note", style: "margin:4px 0;" +
-    "padding:14px 18px;border:1px solid;border-radius:12px;" +
-    "font:14px/1.5 var(--jp-ui-font-family,sans-serif)" },
-  `This picture was drawn by a newer distkit (format ${format}, ` +
-    `this page knows ${known}): update distkit and reload the page.`);
 }

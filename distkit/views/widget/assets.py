@@ -14,9 +14,6 @@ from typing import Any
 
 from distkit.views.scene.theme import theme
 
-#: Version of the picture format; painters refuse newer versions.
-FORMAT = 1
-
 _FOLDER = Path(__file__).parents[1] / "js"
 
 #: Style sheets of views that need several.
@@ -30,8 +27,7 @@ _SHEETS = {
 @cache
 def esm(view: str) -> str:
     """Return the script of a widget, bundled from a view's module such as "timeline"."""
-    render = f"$render.renders(${view}.{view.title()}, {FORMAT})"
-    return _widget(_bundle(view, "render", "late"), render)
+    return _widget(_bundle(view, "render", "late"), f"$render.renders(${view}.{view.title()})")
 
 
 def esm_of(file: Path) -> str:
@@ -47,12 +43,12 @@ def _widget(script: str, render: str) -> str:
 def page_script(*views: str) -> str:
     """Return the script that opens the views of a page."""
     classes = ", ".join(f"{view.title()}: ${view}.{view.title()}" for view in views)
-    return f"{_bundle(*views, 'page')}\n$page.open({{ {classes} }}, {FORMAT});\n"
+    return f"{_bundle(*views, 'page')}\n$page.open({{ {classes} }});\n"
 
 
 def with_theme(picture: dict[str, Any]) -> dict[str, Any]:
-    """Return a picture with colours, sizes, and the format version."""
-    return {**picture, "theme": theme(), "format": FORMAT}
+    """Return a picture with colours and sizes."""
+    return {**picture, "theme": theme()}
 
 
 @cache
