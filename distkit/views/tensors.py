@@ -8,7 +8,7 @@ from itertools import accumulate
 from distkit._format import count, human_seconds
 from distkit.events import COMPUTATION, P2P, Op, Span, Summary
 from distkit.trace.log import EventLog, grouped
-from distkit.views.scene.frame import Json, clean, facts, name
+from distkit.views.scene.frame import Json, clean, facts, name, omissions
 from distkit.views.scene.marks import Scene, picture, text
 from distkit.views.scene.summaries import (
     distance,
@@ -87,16 +87,17 @@ def _after(s: Span) -> Summary | None:
     return None if s.op is Op.SEND else s.after
 
 
-def _notices(groups: Sequence[object], recorded: Sequence[list[Span]], shown: int) -> Iterator[str]:
+def _notices(groups: Sequence[object], recorded: list[list[Span]], shown: int) -> Iterator[str]:
     if len(recorded) < len(groups):
         yield (
             f"{count(len(groups) - len(recorded), 'operation')} not shown: their values were not "
             "recorded, to keep recording cheap"
         )
-    if shown < len(recorded):
-        yield f"the first {shown:,} of {len(recorded):,} operations with values are shown"
-    if any(len(group) > MAX_RANKS for group in recorded[:shown]):
-        yield f"the first {MAX_RANKS} ranks are drawn; all ranks are compared"
+    ranks = max(map(len, recorded[:shown]), default=0)
+    yield from omissions(
+        ("operations with values are shown", shown, len(recorded)),
+        ("ranks are drawn; all ranks are compared", min(MAX_RANKS, ranks), ranks),
+    )
 
 
 def _operation(

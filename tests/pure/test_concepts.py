@@ -86,7 +86,7 @@ def test_wrong_answers_can_be_retried() -> None:
 def test_quiz_picture_hides_sums_and_findings(lesson: str) -> None:
     view = concept_check(lesson).view
     picture = view.get_state("picture")["picture"]
-    assert picture["bare"] and not picture["notices"]
+    assert picture["bare"] and not picture["notices"] + picture["notes"]
     whole = type(view)(concept_check(lesson).trace)
     words = whole.get_state("picture")["picture"]["notices"]
     for said in (view._svg(), repr(view)):

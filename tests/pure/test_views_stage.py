@@ -278,8 +278,8 @@ def test_hang_is_announced():
 
 
 def test_omitted_parts_have_a_notice():
-    (notice,) = stage(big(8400, n=4)).notices
-    assert notice == "the first 2,000 of 2,100 messages and collectives are drawn"
+    (note,) = stage(big(8400, n=4)).notes
+    assert note == "the first 2,000 of 2,100 messages and collectives are drawn"
     assert "at most 64 ranks" in stage(thousand()).said
 
 

@@ -97,13 +97,12 @@ class Side:
 
 def summary(sides: Sequence[Side]) -> Json:
     """Return the comparison of several traces with the first."""
-    notes = [*_notes(sides)]
     return {
         "title": joined([side.name for side in sides]),
         "runs": [side.name for side in sides],
         "rows": [*_rows(sides)],
-        "notices": [*_warnings(sides), *notes][:MAX_NOTICES],
-        "notes": notes,
+        "notices": [*_warnings(sides)][:MAX_NOTICES],
+        "notes": [*_notes(sides)],
     }
 
 

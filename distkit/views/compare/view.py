@@ -86,8 +86,8 @@ class Compare(View):
         data = self._summary
         drawn, left_out = self._first(lanes(picture["lanes"], self._sides), MOST_LANES)
         return {
-            **{key: data[key] for key in ("title", "notes", "runs")},
-            "notices": data["notices"] + left_out,
+            **{key: data[key] for key in ("title", "notices", "runs")},
+            "notes": data["notes"] + left_out,
             "facts": [],  # shown in each run's heading
             "lanes": drawn,
             "figures": table(data, width_of(len(self._sides))).plain(),
@@ -123,7 +123,7 @@ class Compare(View):
         """
         data = self._summary
         drawn, left_out = self._first(picture["lanes"], most)
-        part = {**picture, "lanes": drawn, "notices": data["notices"] + left_out}
+        part = {**picture, "lanes": drawn, "notes": data["notes"] + left_out}
         timeline, y = paint(part, limit)
         figures = table(data, WIDE).plain()
         marks = body(figures, 0.0, tooltips=False)

@@ -10,7 +10,7 @@ from distkit.events import Summary
 from distkit.trace.log import EventLog
 from distkit.trace.training import Training
 from distkit.views.gradients.projection import Curve, Gradients, Layer, drifts, losses, project
-from distkit.views.scene.frame import Json, clean, facts, name
+from distkit.views.scene.frame import Json, clean, facts, name, omissions
 from distkit.views.scene.marks import Scene, line, path, picture, rect, text, title
 from distkit.views.scene.painter import cut, thinned
 from distkit.views.scene.summaries import figure, in_columns, rounded
@@ -74,7 +74,10 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
         title=clean(trace.info.name) or "Gradients",
         view="gradients",
         facts=[*facts(trace.info, len(trace.ranks)), *_facts(training)],
-        notices=_notices(len(trace.ranks), layers),
+        notices=omissions(
+            ("ranks are drawn; all ranks are compared", len(ranks), len(trace.ranks)),
+            ("layers are drawn", min(layers, MAX_LAYERS), layers),
+        ),
         verdicts=found.verdicts,
         live=live,
         empty="" if shown or curves else hint,
@@ -97,17 +100,6 @@ def _facts(training: Training) -> Iterator[str]:
         yield count(len(training.steps), "step")
     for _, weights in list(training.weights.get(0, {}).values())[:1]:
         yield count(weights.size, "weight")
-
-
-def _notices(ranks: int, layers: int) -> list[str]:
-    texts = [
-        (
-            f"the first {MAX_RANKS} of {ranks:,} ranks are drawn; all ranks are compared",
-            ranks > MAX_RANKS,
-        ),
-        (f"the first {MAX_LAYERS} of {layers:,} layers are drawn", layers > MAX_LAYERS),
-    ]
-    return [words for words, shown in texts if shown]
 
 
 # -- a step ---------------------------------------------------------------------------------

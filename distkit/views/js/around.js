@@ -19,9 +19,9 @@ export function heading({ frame }) {
   ].filter(Boolean);
 }
 
-export function notices({ frame }) {
-  const about = (text) => (frame.notes?.includes(text) ? { class: "dkv-note" } : {});
-  return frame.notices.map((text) => h("li", about(text), text));
+export function notices(picture) {
+  return [...picture.notices.map((text) => h("li", {}, text)),
+    ...picture.notes.map((text) => h("li", { class: "dkv-note" }, text))];
 }
 
 export function legend(store) {
@@ -83,7 +83,7 @@ export function alternative({ frame }) {
   const parts = [
     frame.title || "Timeline", ...frame.facts,
     ...(frame.bare ? [] : [plural(frame.messages, "message"),
-      plural(frame.collectives, "collective"), ...frame.notices]),
+      plural(frame.collectives, "collective"), ...frame.notices, ...frame.notes]),
   ];
   return `Space-time diagram. ${parts.join(", ")}.`;
 }

@@ -1,5 +1,6 @@
 // A sheet view: heading, notices, and a body that is redrawn from the picture.
 
+import { notices } from "./around.js";
 import { applyTheme, lookOf } from "./colors.js";
 import { h, liveRegion } from "./dom.js";
 import { Follower } from "./follower.js";
@@ -34,12 +35,11 @@ export class Sheet extends Follower {
     if (!this.root.clientWidth) return; // not on the page yet, or hidden
     this.look = lookOf(this.root, this.scratch, this.theme);
     applyTheme(this.root, this.look);
-    const { title, facts, live, notices, notes = [] } = this.picture;
+    const { title, facts, live } = this.picture;
     this.head.replaceChildren(h("strong", {}, title || this.constructor.name),
       h("span", { class: "dk-facts" }, facts.join(" · ")),
       live ? h("span", { class: "dk-live" }, "live") : "");
-    this.notices.replaceChildren(...notices.map((words) =>
-      h("li", { class: notes.includes(words) ? "dkv-note" : null }, words)));
+    this.notices.replaceChildren(...notices(this.picture));
     this.draw();
     this.root.dataset.drawn = String((Number(this.root.dataset.drawn) || 0) + 1);
   }

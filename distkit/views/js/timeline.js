@@ -68,7 +68,7 @@ export class Timeline extends Follower {
   renderText() {
     const { parts, store } = this;
     parts.head.replaceChildren(...heading(store));
-    parts.notices.replaceChildren(...notices(store));
+    parts.notices.replaceChildren(...notices(store.frame));
     parts.legend.replaceChildren(...legend(store));
     parts.sums.replaceChildren(...sums(store, (rank) => this.color(rank)));
     this.canvas.setAttribute("aria-label", `${alternative(store)} ${KEYS}`);

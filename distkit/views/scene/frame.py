@@ -26,13 +26,12 @@ Json = dict[str, Any]
 
 
 def flagged(picture: Json) -> list[str]:
-    """Return the notices as lines of text; warnings start with "! ", notes do not.
+    """Return the warnings and the notes as lines of text; warnings start with "! ".
 
-    >>> flagged({"notices": ["2 lost", "9 are drawn"], "notes": ["9 are drawn"]})
+    >>> flagged({"notices": ["2 lost"], "notes": ["9 are drawn"]})
     ['! 2 lost', '9 are drawn']
     """
-    notes = picture.get("notes", ())
-    return [notice if notice in notes else f"! {notice}" for notice in picture["notices"]]
+    return [*(f"! {notice}" for notice in picture["notices"]), *picture["notes"]]
 
 
 def name(info: RunInfo, rank: int) -> str:
@@ -96,6 +95,23 @@ def compared(info: RunInfo, hosts_traffic: Traffic) -> list[tuple[str, str, str]
     return totals
 
 
+def omissions(*limits: tuple[str, int, int], which: str = "first") -> list[str]:
+    """Return a notice for each limit that leaves something out.
+
+    Args:
+        limits: what is drawn, the number of drawn items, and their total number.
+        which: which items are drawn.
+
+    >>> omissions(("ranks are drawn", 16, 1000), ("layers are drawn", 3, 3))
+    ['the first 16 of 1,000 ranks are drawn']
+    """
+    return [
+        f"the {which} {drawn:,} of {total:,} {text}"
+        for text, drawn, total in limits
+        if drawn < total
+    ]
+
+
 def left_out(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> list[str]:
     """Return notices about missing events, ranks and operations."""
     dropped, notices = sum(info.dropped.values()), list[str]()
@@ -109,15 +125,14 @@ def left_out(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> li
     notices += [
         f"{message} ({count(n, 'time')})" for message, n in unrecorded.most_common(MAX_UNRECORDED)
     ]
-    if any(r >= MAX_LANES for r in ranks):
-        notices.append(
-            f"the first {MAX_LANES} of {len(ranks):,} ranks are drawn; the totals include all"
-        )
-    elif drawn < operations:
-        notices.append(
-            f"the first {drawn:,} of {operations:,} operations are drawn; the totals include all"
-        )
-    return notices
+    lanes = sum(rank < MAX_LANES for rank in ranks)
+    return [
+        *notices,
+        *(
+            omissions(("ranks are drawn; the totals include all", lanes, len(ranks)))
+            or omissions(("operations are drawn; the totals include all", drawn, operations))
+        ),
+    ]
 
 
 def unfinished(opened: Iterable[tuple[int, Category]], info: RunInfo) -> list[str]:

@@ -264,8 +264,8 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         "view": "scene",  # CSS class on the page
         "title": title,
         "facts": [],  # shown next to the title
-        "notices": [],  # warnings and notes for the reader
-        "notes": [],  # the notices that are not warnings
+        "notices": [],  # warnings for the reader
+        "notes": [],  # other remarks, such as what is not drawn
         "said": "",  # a sentence that explains the picture
         "live": False,  # whether the run is still in progress
         "empty": "",  # why there is nothing to draw, else ""

@@ -11,7 +11,7 @@ from distkit._format import count, human_bytes, human_seconds
 from distkit.events import Op
 from distkit.trace.log import EventLog
 from distkit.views.scene import frame
-from distkit.views.scene.frame import clean
+from distkit.views.scene.frame import clean, omissions
 from distkit.views.scene.summaries import written
 from distkit.views.servers.history import (
     MAX_WORKERS,
@@ -72,7 +72,7 @@ class ServerProjection:
     rows: dict[ServerKey, Row]
     status: dict[int, list[StatusInterval]]  # of drawn workers
     notices: list[str]
-    notes: list[str]  # the notices that are not warnings
+    notes: list[str]
 
     @property
     def end(self) -> float:
@@ -96,7 +96,7 @@ def project(trace: EventLog, live: bool = False) -> ServerProjection:
     keyframes = [*_messages(history, names), *_updates_and_deaths(history, node_ends, names)]
     keyframes.sort(key=lambda k: (k.end is None, k.end or k.begin, k.begin))
     drawn = keyframes[-MAX_KEYFRAMES:]
-    notes = _notes(history, len(drawn), len(keyframes))
+    workers, servers = (len(history.ranks_of(role)) for role in ("worker", "server"))
     return ServerProjection(
         trace=trace,
         live=live,
@@ -106,8 +106,16 @@ def project(trace: EventLog, live: bool = False) -> ServerProjection:
         start=trace.start if len(drawn) == len(keyframes) else drawn[0].begin,
         rows=_rows(history),
         status=statuses(trace, history, names),
-        notices=[*_notices(trace, history, names, live), *notes],
-        notes=notes,
+        notices=_warnings(trace, history, names, live),
+        notes=[
+            *omissions(
+                ("messages and updates are drawn", len(drawn), len(keyframes)), which="last"
+            ),
+            *omissions(
+                ("workers are drawn", min(workers, MAX_WORKERS), workers),
+                ("servers are drawn", min(servers, MAX_SERVERS), servers),
+            ),
+        ],
     )
 
 
@@ -265,10 +273,9 @@ def rule_sentence(history: ServerHistory) -> str:
     )
 
 
-def _notices(
+def _warnings(
     trace: EventLog, history: ServerHistory, names: dict[int, str], live: bool
 ) -> list[str]:
-    """Return the warnings for the reader."""
     requests, info = history.requests, trace.info
     late, refused = sum(r.dropped for r in requests), sum(r.refused for r in requests)
     stuck = sum(r.held and r.left is None and r.back is None for r in requests)
@@ -285,18 +292,3 @@ def _notices(
         (f"{count(late, 'gradient')} too late, not counted", late),
     ]
     return [words for words, shown in texts if shown]
-
-
-def _notes(history: ServerHistory, drawn: int, total: int) -> list[str]:
-    """Return the notices about what is not drawn."""
-    workers, servers = (len(history.ranks_of(role)) for role in ("worker", "server"))
-    limits = [
-        ("last", drawn, total, "messages and updates"),
-        ("first", MAX_WORKERS, workers, "workers"),
-        ("first", MAX_SERVERS, servers, "servers"),
-    ]
-    return [
-        f"the {which} {most:,} of {n:,} {things} are drawn"
-        for which, most, n, things in limits
-        if n > most
-    ]

@@ -16,7 +16,7 @@ from distkit._format import count, human_bytes, human_seconds
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
 from distkit.trace.info import several
 from distkit.trace.log import EventLog, grouped
-from distkit.views.scene.frame import Json, clean, facts, name
+from distkit.views.scene.frame import Json, clean, facts, name, omissions
 from distkit.views.scene.painter import thinned
 from distkit.views.stage.contributions import (
     MAX_RANKS,
@@ -127,13 +127,15 @@ def project(trace: EventLog, live: bool = False, most: int = MAX_KEYFRAMES) -> S
     hosts = {rank: clean(host) for rank, host in several(info).items() if rank in ranks}
     contributions = follow(trace)
     numbered = _number([*_messages(trace, contributions), *_collectives(trace)], contributions)
-    keyframes, omitted = numbered[:most], max(0, len(numbered) - most)
-    notices, notes = ([], []) if live else _notices(trace, keyframes, omitted)
+    keyframes = numbered[:most]
     return Stage(
         title=clean(info.name),
         facts=facts(info, len(trace.ranks)),
-        notices=notices,
-        notes=notes,
+        notices=[] if live else _warnings(trace, keyframes),
+        notes=omissions(
+            ("messages and collectives are drawn", len(keyframes), len(numbered)),
+            ("ranks are drawn", len(ranks), len(trace.ranks)),
+        ),
         said=_certainty(trace, contributions),
         live=live,
         start=trace.start,
@@ -272,29 +274,18 @@ def _certainty(trace: EventLog, contributions: Contributions) -> str:
     return explanation + (doubt if contributions.doubtful else "")
 
 
-def _notices(
-    trace: EventLog, keyframes: list[Keyframe], omitted: int
-) -> tuple[list[str], list[str]]:
-    """Return all notices for the reader, and those that are not warnings."""
+def _warnings(trace: EventLog, keyframes: list[Keyframe]) -> list[str]:
     open_ = [b for b in keyframes if b.end is None]
     lost = [b for b in open_ if b.meet is None]
     unsent = sum(not b.sent for b in lost)
-    stuck, dropped, total = len(open_) - len(lost), trace.dropped, len(keyframes) + omitted
+    stuck, dropped = len(open_) - len(lost), trace.dropped
     warnings = [
         (f"{count(len(lost) - unsent, 'message')} not received", len(lost) > unsent),
         (f"{count(unsent, 'receive')} without a message", unsent),
         (f"{count(stuck, 'collective')} not finished", stuck),
         (f"{count(dropped, 'event')} dropped: the recorder's buffer was full", dropped),
     ]
-    left_out = [
-        (f"the first {len(keyframes):,} of {total:,} messages and collectives are drawn", omitted),
-        (
-            f"the first {MAX_PLACES:,} of {len(trace.ranks):,} ranks are drawn",
-            len(trace.ranks) > MAX_PLACES,
-        ),
-    ]
-    notes = [words for words, shown in left_out if shown]
-    return [words for words, shown in warnings if shown] + notes, notes
+    return [words for words, shown in warnings if shown]
 
 
 def who(keyframe: Keyframe, names: Mapping[int, str]) -> str:

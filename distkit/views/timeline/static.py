@@ -102,7 +102,6 @@ def _part(picture: Json, limit: int) -> Json:
         **picture,
         "lanes": lanes,
         "bars": bars[:limit],
-        "notices": [*picture["notices"], *notes],
         "notes": [*picture["notes"], *notes],
         "cut": end,
     }

@@ -134,7 +134,8 @@ class View(anywidget.AnyWidget):
 
     def _apply_bare(self, picture: Json) -> Json:
         """Return the picture; if the view is bare, without text and totals."""
-        return {**picture, "notices": [], "said": "", "bare": True} if self._bare else picture
+        bare = {"notices": [], "notes": [], "said": "", "bare": True}
+        return picture | bare if self._bare else picture
 
     def close(self) -> None:
         """Unsubscribe from the run, and remove the widget from the page."""
