@@ -34,17 +34,14 @@ class Stage(SceneView):
     >>> t = EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
     ...            Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=4)])
     >>> Stage(t)
-    Stage: 2 ranks, 1 round
-       100 ms  rank 0 → rank 1, 4 B
-    Each strip is a rank's tensor; ...
+    Stage: 2 ranks
+      Each strip is a rank's tensor; ...
+      before
+      rank 0 → rank 1  100 ms · 4 B · 100 ms
     """
 
     def _project(self, trace: EventLog) -> Json:
-        self._run = stage.project(trace, live=self._live)
-        return stage_scene.draw(self._run)
-
-    def __repr__(self) -> str:
-        return stage_scene.table(self._run)
+        return stage_scene.draw(stage.project(trace, live=self._live))
 
 
 class Tensors(SceneView):

@@ -16,12 +16,12 @@ from distkit.algorithms.all_reduce.ring import schedule
 from distkit.algorithms.rounds import held as contributions
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
-from distkit.views.scene.painter import to_svg
+from distkit.views.scene.painter import to_svg, to_table
 from distkit.views.scenes import Stage
 from distkit.views.stage.contributions import find_all_reduces
 from distkit.views.stage.layout import arrange
 from distkit.views.stage.projection import project as stage
-from distkit.views.stage.scene import draw, table
+from distkit.views.stage.scene import draw
 from distkit_simulation import Link, Network, simulate
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -267,7 +267,7 @@ def test_every_trace_has_a_stage_a_storyboard_and_a_table(name):
     drawn = to_svg(data)
     assert ET.fromstring(drawn).tag == f"{SVG}svg" and len(drawn.encode()) <= 60_000
     assert "<script" not in drawn and " id=" not in drawn
-    assert len(table(picture).splitlines()) <= 40
+    assert len(to_table(data).splitlines()) <= 20
 
 
 def test_hang_is_announced():
@@ -316,7 +316,7 @@ def test_any_trace_can_be_staged(events, live):
     drawn = draw(picture)
     assert json.dumps(drawn, allow_nan=False)
     assert ET.fromstring(to_svg(drawn)).tag == f"{SVG}svg"
-    table(picture)
+    to_table(drawn)
 
 
 # -- the notebook --------------------------------------------------------------------------------
@@ -325,4 +325,4 @@ def test_any_trace_can_be_staged(events, live):
 def test_notebook_stores_picture_and_table():
     picture, text = Stage(all_reduce_ring(4))._draw()
     assert ET.fromstring(picture).tag == f"{SVG}svg"
-    assert "rank 3 → rank 0, chunk 3, added, 11 B" in text
+    assert "4 messages  1 ms · the chunks are added" in text

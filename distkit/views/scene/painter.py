@@ -181,9 +181,12 @@ def to_table(picture: Json) -> str:
     head = f"{picture['title']}: {', '.join(picture['facts'])}".rstrip(": ")
     lines = [picture["empty"], picture["said"], *_verdict_lines(picture)]
     for n, time, heading, details in [] if picture["empty"] else _static_moments(picture):
+        keyframe = picture["keyframes"][n] if n >= 0 else {}
+        if keyframe and picture["panels"]:  # whose headings are short
+            heading, details = keyframe["who"], _joined([details, keyframe["more"]])
         if picture["keyframes"]:
             lines.append(f"{heading}  {details}".rstrip())
-        verdicts = _verdict_lines(picture["keyframes"][n]) if n >= 0 else []
+        verdicts = _verdict_lines(keyframe)
         lines += [f"  {line}" for line in (*verdicts, *_aloud(picture, time))]
     return "\n  ".join([head, *filter(None, lines), *flagged(picture)])
 

@@ -353,14 +353,11 @@ def _union(pieces: Iterable[Piece], values: Values = ()) -> Piece:
     return Piece(sure, frozenset().union(*(p.maybe for p in parts)) - sure, values)
 
 
-def _all_reduce(members: list[Span], own: Initial) -> Outcome:
-    return [((own[s.rank],), (_union(own.values(), _of(s.after)),)) for s in members]
-
-
 def _reduce(members: list[Span], own: Initial) -> Outcome:
+    reduces = [s.op is Op.ALL_REDUCE or s.rank == s.peer for s in members]
     return [
-        ((own[s.rank],), (_union(own.values(), _of(s.after)) if s.rank == s.peer else own[s.rank],))
-        for s in members
+        ((own[s.rank],), (_union(own.values(), _of(s.after)) if sums else own[s.rank],))
+        for s, sums in zip(members, reduces, strict=True)
     ]
 
 
@@ -405,7 +402,7 @@ def _scatter(members: list[Span], own: Initial) -> Outcome:
 
 
 _SEMANTICS = {
-    Op.ALL_REDUCE: _all_reduce,
+    Op.ALL_REDUCE: _reduce,
     Op.REDUCE: _reduce,
     Op.BROADCAST: _broadcast,
     Op.ALL_GATHER: _all_gather,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from distkit._format import count, human_bytes, human_seconds
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
@@ -28,10 +29,8 @@ from distkit.views.stage.contributions import (
 )
 from distkit.views.stage.layout import Pair, Point, arrange
 
-#: Maximum numbers of drawn keyframes, links and ranks; a notice reports the rest.
-MAX_KEYFRAMES, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 256
-#: Maximum number of changes of tensors.
-MAX_CHANGES = 20_000
+#: Maximum numbers of calls in the drawn keyframes, and of drawn ranks; a note reports the rest.
+MAX_CALLS, MAX_PLACES = 4_000, 256
 #: Fraction of a round that a message takes; it arrives at the end.
 FLIGHT = 0.85
 NOTHING = Payload()
@@ -88,7 +87,8 @@ class Keyframe:
 class Stage:
     """The data to draw of a run. Times are in seconds, except those of ``changes``, in rounds.
 
-    ``links`` are the pairs of ranks that exchange messages, and whether both ranks send.
+    ``sent`` are the pairs of drawn ranks of which the first one sends to the second. ``rounds``
+    have their keyframes; rounds in which nothing arrives come last.
     """
 
     title: str
@@ -101,33 +101,29 @@ class Stage:
     names: dict[int, str]
     hosts: dict[int, str]
     places: dict[int, Point]
-    links: list[tuple[int, int, bool]]
-    keyframes: list[Keyframe]
+    sent: set[Pair]
+    rounds: list[list[Keyframe]]
     changes: list[tuple[float, Change]]
 
-    @property
-    def short(self) -> dict[int, str]:
-        """Short names of the ranks."""
-        return {rank: name.removeprefix("rank ") for rank, name in self.names.items()}
 
-
-def project(trace: EventLog, live: bool = False, most: int = MAX_KEYFRAMES) -> Stage:
+def project(trace: EventLog, live: bool = False, most: int = MAX_CALLS) -> Stage:
     """Return the stage of a run.
 
     Args:
         trace: the run.
         live: whether the run is in progress.
-        most: maximum number of drawn keyframes; a notice reports the rest.
+        most: maximum number of calls in the drawn keyframes; a note reports the rest.
 
-    >>> project(EventLog()).keyframes
+    >>> project(EventLog()).rounds
     []
     """
     info, ranks = trace.info, trace.ranks[:MAX_PLACES]
-    sent = [(m.src, m.dst) for m in trace.messages if m.sent is not None]
+    sent = {(m.src, m.dst) for m in trace.messages if m.sent is not None and m.src != m.dst}
     hosts = {rank: clean(host) for rank, host in several(info).items() if rank in ranks}
-    contributions = follow(trace)
+    contributions, places = follow(trace), arrange(ranks, hosts)
     numbered = _number([*_messages(trace, contributions), *_collectives(trace)], contributions)
-    keyframes = numbered[:most]
+    calls = accumulate(min(len(keyframe.calls), MAX_PLACES) for keyframe in numbered)
+    keyframes = [keyframe for keyframe, n in zip(numbered, calls, strict=True) if n <= most]
     return Stage(
         title=clean(info.name),
         facts=facts(info, len(trace.ranks)),
@@ -141,18 +137,11 @@ def project(trace: EventLog, live: bool = False, most: int = MAX_KEYFRAMES) -> S
         start=trace.start,
         names={rank: name(info, rank) for rank in ranks},
         hosts=hosts,
-        places=arrange(ranks, hosts),
-        links=_links(ranks, sent),
-        keyframes=keyframes,
+        places=places,
+        sent={pair for pair in sent if places.keys() >= set(pair)},
+        rounds=_rounds(keyframes),
         changes=_changes(contributions, keyframes),
     )
-
-
-def _links(ranks: list[int], sent: list[Pair]) -> list[tuple[int, int, bool]]:
-    """Return each pair of communicating ranks, and whether both ranks send."""
-    directions, drawn = {*sent}, set(ranks)
-    pairs = {(min(p), max(p)) for p in directions if p[0] != p[1] and drawn.issuperset(p)}
-    return [(a, b, {(a, b), (b, a)} <= directions) for a, b in sorted(pairs)][:MAX_LINKS]
 
 
 # -- keyframes ------------------------------------------------------------------------------
@@ -245,7 +234,7 @@ def _changes(contributions: Contributions, keyframes: list[Keyframe]) -> list[tu
     rounds = {call: keyframe.round for keyframe in keyframes for call in keyframe.calls}
     changes = [
         (rounds[c.by] + 1.0 if c.after else _begin(rounds[c.by]), c)
-        for c in contributions.changes[:MAX_CHANGES]
+        for c in contributions.changes
         if c.by in rounds
     ]
     return sorted(changes, key=lambda change: change[0])
@@ -318,26 +307,24 @@ def what(keyframe: Keyframe) -> list[str]:
 # -- rounds ----------------------------------------------------------------------------
 
 
-def flights(stage: Stage) -> list[tuple[int, Keyframe]]:
-    """Return the keyframes with times in rounds, each with the index of its round."""
-    return [
-        (i, stage.keyframes[k].in_rounds())
-        for i, (_, members) in enumerate(rounds_of(stage))
-        for k in members
-    ]
+def _rounds(keyframes: list[Keyframe]) -> list[list[Keyframe]]:
+    """Group the keyframes by round; rounds in which nothing arrives come last."""
+    rounds = grouped(keyframes, lambda keyframe: keyframe.round)
+    lost = {n for n, members in rounds.items() if all(k.end is None for k in members)}
+    return [rounds[n] for n in sorted(rounds, key=lambda n: (n in lost, n))]
 
 
 def rounds_as_keyframes(stage: Stage) -> Json:
     """Return the fields of a picture that depend on the rounds."""
-    rounds, keyframes = rounds_of(stage), list[Json]()
-    for number, members in rounds:
-        of_round = [stage.keyframes[k] for k in members]
-        arrived = any(keyframe.end is not None for keyframe in of_round)
-        times = {"begin": number + 1 - FLIGHT, "end": number + 1.0 if arrived else None}
-        keyframes.append({**times, **_caption(of_round, stage.names)})
+    keyframes = list[Json]()
+    for members in stage.rounds:
+        end = members[0].round + 1.0
+        arrived = any(keyframe.end is not None for keyframe in members)
+        times = {"begin": end - FLIGHT, "end": end if arrived else None}
+        keyframes.append({**times, **_caption(members, stage.names)})
     return {
         "unit": "round",
-        "end": 1.0 + max((number for number, _ in rounds), default=-1),
+        "end": 1.0 + max((members[0].round for members in stage.rounds), default=-1),
         "opening": 0.0,
         "keyframes": keyframes,
     }
@@ -348,24 +335,14 @@ def panels(stage: Stage) -> list[list[object]]:
 
     The panels are the start and all rounds, or a few evenly spaced rounds.
     """
-    rounds, latest, short = rounds_of(stage), stage.start, stage.short
-    result: list[list[object]] = [[-1, "before", ""]]
-    for i, (number, members) in enumerate(rounds):
-        keyframes = [stage.keyframes[k] for k in members]
+    short = {rank: name.removeprefix("rank ") for rank, name in stage.names.items()}
+    result, latest = list[list[object]]([[-1, "before", ""]]), stage.start
+    for i, keyframes in enumerate(stage.rounds):
         latest = max(latest, *(b.end or b.begin for b in keyframes))
-        single, label = len(keyframes) == 1, f"round {number + 1} of {len(rounds)}"
-        title = who(keyframes[0], short) if single else label
+        label = f"round {keyframes[0].round + 1} of {len(stage.rounds)}"
+        title = who(keyframes[0], short) if len(keyframes) == 1 else label
         result.append([i, title, human_seconds(latest - stage.start)])
     return result if len(result) <= PANELS else thinned(result[1:], PANELS)
-
-
-def rounds_of(stage: Stage) -> list[tuple[int, list[int]]]:
-    """Return number and keyframes of each round, sorted by end."""
-    rounds = grouped(range(len(stage.keyframes)), lambda k: stage.keyframes[k].round)
-    lost = {
-        n for n, indices in rounds.items() if all(stage.keyframes[k].end is None for k in indices)
-    }
-    return sorted(rounds.items(), key=lambda item: (item[0] in lost, item[0]))
 
 
 def _caption(keyframes: Sequence[Keyframe], names: Mapping[int, str]) -> dict[str, object]:

@@ -6,14 +6,13 @@ ranks, layout.py places the ranks.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from distkit._format import count, human_seconds, joined
+from distkit._format import joined
 from distkit.trace.log import grouped
-from distkit.views.scene.frame import Json, flagged
+from distkit.views.scene.frame import Json
 from distkit.views.scene.marks import (
     Scene,
     Shape,
@@ -33,19 +32,13 @@ from distkit.views.stage.layout import NUMBERS, STRIPS, Field, Point
 from distkit.views.stage.projection import (
     Keyframe,
     Stage,
-    flights,
     panels,
     rounds_as_keyframes,
-    what,
-    who,
 )
 
 #: Layers, lowest first.
 LINK, FLIGHT, CELL, CHUNK, DOT, TOKEN, BADGE = range(7)
-#: Maximum numbers of arrows per keyframe, and of tokens of collectives.
-ARROWS, MEETINGS = 64, 4_000
-#: Maximum number of changes with tooltips.
-MAX_TOOLTIPS = 2_000
+ARROWS = 64  # maximum number of arrows that are held at the end of a round
 NOTHING = "this trace has no messages and no collectives"
 
 
@@ -66,7 +59,7 @@ def draw(stage: Stage) -> Json:
         notes=stage.notes,
         said=stage.said,
         live=stage.live,
-        empty="" if stage.keyframes else waiting if stage.live else NOTHING,
+        empty="" if stage.rounds else waiting if stage.live else NOTHING,
         panels=panels(stage),
         **rounds_as_keyframes(stage),
     )
@@ -74,11 +67,10 @@ def draw(stage: Stage) -> Json:
 
 class _Painter:
     def __init__(self, stage: Stage) -> None:
-        self.stage, drawn = stage, flights(stage)
+        self.stage = stage
         self.field = Field(stage)
         self.strips = self.field.strip[0] > 0
         self.lanes = {rank: i for i, rank in enumerate(stage.names)}
-        self.both = {p for a, b, both in stage.links if both for p in ((a, b), (b, a))}
         self.scene = Scene(self.field.width, self.field.height)
         self.cut: dict[int, int] = {}  # number of pieces of each rank's tensor
         self._hosts()
@@ -86,14 +78,9 @@ class _Painter:
         self._badges()
         if self.strips:
             self._tensors()
-        members = sum(len(b.senders) for _, b in drawn if b.meet is not None)
-        arrows: Counter[int] = Counter()
-        for i, keyframe in drawn:
-            if keyframe.meet is not None:
-                self._meeting(i, keyframe, keyframe.meet, tokens=members <= MEETINGS)
-            elif self.lanes.keys() >= {*keyframe.senders, *keyframe.receivers}:
-                arrows[i] += 1
-                self._message(i, keyframe, holds=arrows[i] <= ARROWS)
+        for i, members in enumerate(stage.rounds):
+            for n, keyframe in enumerate(members):
+                self._keyframe(i, keyframe.in_rounds(), holds=n < ARROWS)
 
     def _lane(self, rank: int) -> int:
         return self.lanes[rank] % 8
@@ -108,7 +95,8 @@ class _Painter:
             self.scene.add(left, top + 8, text(name, "place"), layer=BADGE)
 
     def _links(self) -> None:
-        ends = (self.field.ends(a, b) for a, b, *_ in self.stage.links)
+        links = sorted({(min(pair), max(pair)) for pair in self.stage.sent})
+        ends = (self.field.ends(a, b) for a, b in links)
         d = "".join(f"M{a[0]:.0f} {a[1]:.0f}L{b[0]:.0f} {b[1]:.0f}" for a, b in ends)
         if d:
             self.scene.add(0, 0, path(d, "link"), layer=LINK)
@@ -173,9 +161,8 @@ class _Painter:
         self, rank: int, i: int, of: int, begin: float, piece: Piece, end: float | None
     ) -> None:
         x, y, w = self.field.cell(rank, i, of)
-        tooltip = _tooltip(piece) if len(self.stage.changes) <= MAX_TOOLTIPS else ()
-        shapes = self._layers(piece, round(w, 2))
-        self.scene.add(x, y, *tooltip, *shapes, begin=begin, end=end, layer=CELL)
+        shapes = *_tooltip(piece), *self._layers(piece, round(w, 2))
+        self.scene.add(x, y, *shapes, begin=begin, end=end, layer=CELL)
 
     def _layers(self, piece: Piece, w: float) -> tuple[Shape, ...]:
         """Return the shapes of a piece's contributions."""
@@ -185,10 +172,16 @@ class _Painter:
 
     # -- messages --------------------------------------------------------------------------
 
+    def _keyframe(self, i: int, keyframe: Keyframe, *, holds: bool) -> None:
+        if keyframe.meet is not None:
+            self._meeting(i, keyframe, keyframe.meet)
+        elif self.lanes.keys() >= {*keyframe.senders, *keyframe.receivers}:
+            self._message(i, keyframe, holds)
+
     def _message(self, i: int, keyframe: Keyframe, holds: bool) -> None:
         """Draw an arrow, the moving piece, and the frame held at the end."""
         (src,), (dst,), end = keyframe.senders, keyframe.receivers, keyframe.end
-        a, b = self.field.ends(src, dst, 5 if (src, dst) in self.both else 0)
+        a, b = self.field.ends(src, dst, 5 if (dst, src) in self.stage.sent else 0)
         lane, lost, payload = self._lane(src), end is None, keyframe.payload
         shapes = arrow(a, b, "lost" if lost else "flight", "bad" if lost else "own", lane=lane)
         self.scene.add(0, 0, *shapes, begin=keyframe.begin, end=end, layer=FLIGHT)
@@ -242,7 +235,7 @@ class _Painter:
 
     # -- collectives ------------------------------------------------------------------------
 
-    def _meeting(self, i: int, keyframe: Keyframe, meet: float, tokens: bool) -> None:
+    def _meeting(self, i: int, keyframe: Keyframe, meet: float) -> None:
         """Move the members to the hub, and the result back."""
         hub, middle, begin = self.field.hub(keyframe.senders), circle(5, "hub"), keyframe.begin
         self.scene.add(*hub, middle, begin=begin, end=keyframe.end, layer=DOT)
@@ -255,7 +248,7 @@ class _Painter:
         )
         self.scene.add(0, 0, *flight, begin=begin, end=keyframe.end, layer=FLIGHT)
         self.scene.hold_frame(i, 0, 0, *past, layer=FLIGHT)
-        for rank, home in homes.items() if tokens else ():
+        for rank, home in homes.items():
             self._member(keyframe, rank, home, hub, (begin, meet, ends[rank]))
 
     def _member(
@@ -316,24 +309,3 @@ def _parcel(inside: tuple[Shape, ...], w: float, h: float, digits: str) -> Seque
     if not digits or w < 14:
         return box, *inside
     return box, *inside, text(digits, "chunk", x=w / 2, y=h / 2 + 4.5, anchor="middle")
-
-
-#: Maximum number of keyframes in the text.
-MAX_ROWS = 24
-
-
-def table(stage: Stage, limit: int = MAX_ROWS) -> str:
-    """Return a text with one keyframe per line."""
-    keyframes, name = stage.keyframes, stage.title or "Stage"
-    if not keyframes:
-        return f"{name}: {NOTHING}"
-    rounds = 1 + max(keyframe.round for keyframe in keyframes)
-    lines = [f"{name}: {' · '.join(stage.facts)}, {count(rounds, 'round')}"]
-    for keyframe in keyframes[:limit]:
-        when = "never" if keyframe.end is None else human_seconds(keyframe.end - stage.start)
-        caption = ", ".join([who(keyframe, stage.names), *what(keyframe)])
-        lines.append(f"  {when:>7}  {caption}")
-    if len(keyframes) > limit:
-        lines.append(f"  … and {len(keyframes) - limit:,} more")
-    lines += [f"  {notice}" for notice in flagged({"notices": stage.notices, "notes": stage.notes})]
-    return "\n".join([*lines, stage.said] if stage.said else lines)

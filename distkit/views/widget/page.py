@@ -31,8 +31,8 @@ from distkit.views.widget.assets import css, page_script, with_theme
 
 #: Maximum number of operations in a page; above MAX_EVENTS events it has only the timeline.
 MAX_OPERATIONS, MAX_EVENTS = 40_000, 200_000
-#: Maximum numbers of messages and tensor values in a page, per run.
-MAX_KEYFRAMES, MAX_VALUES = 1_000, 16_000
+#: Maximum numbers of the stage's calls and of tensor values in a page, per run.
+MAX_CALLS, MAX_VALUES = 2_000, 16_000
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ VIEWS = (
         "stage",
         "Messages between ranks, and the contributions that each tensor contains. Space plays.",
         lambda trace: _has_communication(trace) and not _has_requests(trace),
-        lambda trace: stage_scene(stage(trace, most=MAX_KEYFRAMES)),
+        lambda trace: stage_scene(stage(trace, most=MAX_CALLS)),
     ),
     PageView(
         "tensors",
