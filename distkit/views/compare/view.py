@@ -6,19 +6,16 @@ projection.py compares the traces. Marks next to the timeline show the figures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from msgspec.structs import replace
-
-from distkit.events import WORLD
-from distkit.trace.columns import Table
-from distkit.trace.info import RankEnd, RunInfo
+from distkit.events import WORLD, Event
+from distkit.trace.info import RunInfo
 from distkit.trace.log import EventLog
 from distkit.views.compare.projection import Side, figure, ratio, summary, to_table
 from distkit.views.scene import svg
 from distkit.views.scene.frame import MAX_LANES as MOST_LANES
-from distkit.views.scene.frame import Json, lane
+from distkit.views.scene.frame import Json
 from distkit.views.scene.marks import Scene, rect, text, title
 from distkit.views.scene.painter import body, cut
 from distkit.views.scene.svg import text_width
@@ -77,40 +74,31 @@ class Compare(View):
 
     def __init__(self, *traces: EventLog | Live | Mapping[str, EventLog | Live]) -> None:
         self._sides = [Side(name, _ended(source)) for name, source in _named(traces).items()]
-        self._columns = merged(self._sides)
+        self._columns, self._lanes = merged(self._sides), lanes(self._sides)
         self._summary = summary(self._sides)
         self._open()
 
-    def _frame(self, picture: Json) -> Json:
-        """Return the fields of the picture around bars and arrows."""
-        data = self._summary
-        drawn, left_out = self._first(lanes(picture["lanes"], self._sides), MOST_LANES)
+    def _frame(self, most: int) -> Json:
+        """Return the fields of the picture around bars and arrows, with at most ``most`` lanes."""
+        data, each = self._summary, most // len(self._sides)
+        drawn = [lane for lane in self._lanes if lane["color"] < each]
+        left_out = [f"the first {each} ranks of each run are drawn here"]
         return {
             **{key: data[key] for key in ("title", "notices", "runs")},
-            "notes": data["notes"] + left_out,
+            "notes": [*data["notes"], *left_out * (len(drawn) < len(self._lanes))],
             "facts": [],  # shown in each run's heading
             "lanes": drawn,
+            "end": max(side.figures["seconds"] for side in self._sides),
             "figures": table(data, width_of(len(self._sides))).plain(),
             "styles": MARKS,
             "table": to_table(data),
         }
 
-    def _first(self, drawn: list[Json], most: int) -> tuple[list[Json], list[str]]:
-        """Return the lanes of each run's first ranks, and a notice if there are more ranks."""
-        runs = len(self._sides)
-        first = [lane for lane in drawn if lane["rank"] // runs < most // runs]
-        ranks = sum(len(side.figures["ranks"]) for side in self._sides)
-        left_out = [f"the first {most // runs} ranks of each run are drawn here"]
-        return first, left_out * (len(first) < ranks)
-
     def _picture(self) -> Json:
-        picture = packed(self._columns, thin=True)
-        return {**picture, **self._frame(picture)}
+        return packed(self._columns, thin=True) | self._frame(MOST_LANES)
 
     def _svg(self) -> str:
         picture = self._columns.picture(3 * MAX_BARS)
-        picture |= {**self._frame(picture), "bare": True}
-        picture["title"] = cut(picture["title"], 600, 16)
         return svg.fitting(self._document(picture, *size) for size in SIZES)
 
     def _document(self, picture: Json, limit: int, most: int) -> str:
@@ -121,14 +109,13 @@ class Compare(View):
             limit: maximum number of operations drawn individually.
             most: maximum number of lanes.
         """
-        data = self._summary
-        drawn, left_out = self._first(picture["lanes"], most)
-        part = {**picture, "lanes": drawn, "notes": data["notes"] + left_out}
-        timeline, y = paint(part, limit)
-        figures = table(data, WIDE).plain()
+        name = self._summary["title"]
+        frame = {**self._frame(most), "title": cut(name, 600, 16), "bare": True}
+        timeline, y = paint(picture | frame, limit)
+        figures = table(self._summary, WIDE).plain()
         marks = body(figures, 0.0, tooltips=False)
         below = f'<g transform="translate(24 {y + 10:.0f})">{marks}</g>'
-        return svg.document(WIDTH, y + figures["height"] + 20, data["title"], timeline + below)
+        return svg.document(WIDTH, y + figures["height"] + 20, name, timeline + below)
 
     def __repr__(self) -> str:
         return to_table(self._summary)
@@ -177,83 +164,45 @@ def _ended(source: EventLog | Live) -> EventLog:
 
 def merged(sides: Sequence[Side]) -> Columns:
     """Return all runs as one timeline, in which rank r of run n of N has the number N * r + n."""
+    events = [
+        _relabelled(e, side, n, len(sides)) for n, side in enumerate(sides) for e in side.trace
+    ]
+    stopped = any(side.trace.info.interrupted for side in sides)
+    columns = Columns(EventLog(events, RunInfo(interrupted=stopped)))
     end = max(side.figures["seconds"] for side in sides)
-    tables = [_relabelled(side, n, len(sides)) for n, side in enumerate(sides)]
-    columns = Columns(EventLog.of(joined(tables), _info(sides)))
     columns.waits = waits(columns.ops, columns.pairs, end)
     return columns
 
 
-def _relabelled(side: Side, n: int, sides: int) -> Table:
-    """Return the events of run n with the ranks, groups and times of the merged timeline."""
-    table = side.trace.table
-    categories = [
-        category._replace(
-            peer=None if category.peer is None else category.peer * sides + n,
-            group=side.name if category.group == WORLD else f"{side.name} {category.group}",
-        )
-        for category in table.categories
-    ]
-    match = {i: f"{n}/{match}" for i, match in table.match.items()}
-    rank, time = table.rank * sides + n, table.time - side.start
-    return Table(rank, table.seq, table.category, time, categories, match, table.summary)
+def _relabelled(e: Event, side: Side, n: int, sides: int) -> Event:
+    """Return an event of run n with its ranks, group and time in the merged timeline."""
+    return replace(
+        e,
+        rank=e.rank * sides + n,
+        time=e.time - side.start,
+        peer=None if e.peer is None else e.peer * sides + n,
+        group=side.name if e.group == WORLD else f"{side.name} {e.group}",
+        match=None if e.match is None else f"{n}/{e.match}",
+    )
 
 
-def joined(tables: Sequence[Table]) -> Table:
-    """Return the events of all runs, sorted by time within each run.
-
-    >>> from distkit.events import Event, Op, State
-    >>> one = Table.of([Event(0, 0, Op.MARK, State.COMPLETED, 0.5)])
-    >>> joined([one, one]).time.tolist()
-    [0.5, 0.5]
-    """
-    whole = tables[0]
-    for part in tables[1:]:
-        n = len(whole)
-        whole = Table(
-            np.append(whole.rank, part.rank),
-            np.append(whole.seq, part.seq),
-            np.append(whole.category, part.category + len(whole.categories)),
-            np.append(whole.time, part.time),
-            [*whole.categories, *part.categories],
-            whole.match | {n + i: match for i, match in part.match.items()},
-            whole.summary | {n + i: summary for i, summary in part.summary.items()},
-        )
-    return whole
-
-
-def _info(sides: Sequence[Side]) -> RunInfo:
-    """Return the metadata of the merged timeline."""
-    ranks, ends = {}, dict[int, RankEnd]()
-    for n, side in enumerate(sides):
-        info = side.trace.info
-        for drawn in side.figures["ranks"]:
-            rank = drawn["rank"]
-            ranks[rank * len(sides) + n] = replace(info.rank(rank), name=drawn["name"], host="")
-        for rank, end in info.ends.items():
-            time = None if end.time is None else end.time - side.start
-            ends[rank * len(sides) + n] = replace(end, time=time)
-    until = max((side.trace.info.until or 0.0) - side.start for side in sides)
-    stopped = any(side.trace.info.interrupted for side in sides)
-    return RunInfo(ranks=ranks, ends=ends, until=until, interrupted=stopped)
-
-
-def lanes(drawn: Sequence[Json], sides: Sequence[Side]) -> list[Json]:
-    """Return the lanes of all runs, grouped by run, with the run's heading as host."""
+def lanes(sides: Sequence[Side]) -> list[Json]:
+    """Return the lanes of all runs, run by run, with the run's heading as host."""
     result = []
-    for merged_lane in drawn:
-        rank, n = divmod(merged_lane["rank"], len(sides))
-        own, heading = lane(sides[n].trace.info, rank), sides[n].heading
-        details = (own["detail"], own.get("host", ""))
-        fields = {
-            "run": n,
-            "color": rank,
-            "host": heading,
-            "detail": " · ".join(detail for detail in details if detail not in heading),
-            "end": sides[n].figures["seconds"],
-        }
-        result.append({**merged_lane, **fields})
-    return sorted(result, key=lambda lane: (lane["run"], lane["rank"]))
+    for n, side in enumerate(sides):
+        for own in side.frame["lanes"]:
+            details = (own["detail"], own.get("host", ""))
+            fields = {
+                "rank": own["rank"] * len(sides) + n,
+                "run": n,
+                "color": own["rank"],
+                "host": side.heading,
+                "detail": " · ".join(detail for detail in details if detail not in side.heading),
+                "end": side.figures["seconds"],
+            }
+            died = {"died": own["died"] - side.start} if "died" in own else {}
+            result.append(own | fields | died)
+    return result
 
 
 #: Maximum number of runs with figures next to the lanes; widths of a column and in total [px].
