@@ -51,18 +51,13 @@ def _shell() -> Any:
 
 
 def advance(steps: Sequence[T]) -> Iterator[T]:
-    """Yield from ``steps``; in a notebook, show a progress bar.
+    """Iterate over ``steps``; in a notebook, show a progress bar.
 
     >>> [*advance("abc")]
     ['a', 'b', 'c']
     """
     if not hasattr(_shell(), "kernel"):
-        yield from steps
-        return
+        return iter(steps)
     from IPython.display import ProgressBar
 
-    bar = ProgressBar(len(steps))
-    bar.display()
-    for done, step in enumerate(steps, 1):
-        yield step
-        bar.progress = done
+    return (step for _, step in zip(ProgressBar(len(steps)), steps, strict=True))
