@@ -79,23 +79,20 @@ class NotebookSnapshot:
 
         Thread-safe; pictures are displayed in the order in which they are drawn.
         """
-        with self._sending:
-            if self._handle is not None:
-                self._handle.update(self.bundle(), raw=True)
+        self._replace(self.bundle)
 
     def fold(self, line: str) -> None:
         """Replace the picture and the widget by one line that expands to the picture."""
-        drawn, _ = self._draw()
-        bundle = as_picture(drawn, line, around=partial(_folded, line))
-        with self._sending:
-            if self._handle is not None:
-                self._handle.update(bundle, raw=True)
+        self._replace(lambda: as_picture(self._draw()[0], line, around=partial(_folded, line)))
 
     def remove(self) -> None:
         """Remove the picture and the widget from the notebook."""
+        self._replace(lambda: _REMOVED)
+
+    def _replace(self, bundle: Callable[[], dict[str, str]]) -> None:
         with self._sending:
             if self._handle is not None:
-                self._handle.update(_REMOVED, raw=True)
+                self._handle.update(bundle(), raw=True)
 
     def bundle(self) -> dict[str, str]:
         """Return the picture for all front ends."""
