@@ -13,9 +13,9 @@ from distkit.views.scene.marks import Scene, picture, text
 from distkit.views.scene.summaries import (
     distance,
     figure,
-    in_columns,
     key,
     largest,
+    plain,
     rounded,
     unequal,
 )
@@ -221,7 +221,7 @@ def _cell(summary: Summary | None, s: Span, off: Sequence[int] = ()) -> Cell:
     """Return a rank's tensor, with frames around values that differ from the other ranks'."""
     if summary is None:
         return Cell(None)
-    plain = in_columns(summary, s.shape)
-    previous = in_columns(s.before)["values"] if s.before and summary is not s.before else ()
-    lines = [("count", [bounds(plain)]), norm(plain)]
-    return Cell(plain, lines, previous, off, wrong=bool(off))
+    drawn = plain(summary, s.shape)
+    previous = plain(s.before)["values"] if s.before and summary is not s.before else ()
+    lines = [("count", [bounds(drawn)]), norm(drawn)]
+    return Cell(drawn, lines, previous, off, wrong=bool(off))

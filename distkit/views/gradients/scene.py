@@ -13,7 +13,7 @@ from distkit.views.gradients.projection import Curve, Gradients, Layer, drifts, 
 from distkit.views.scene.frame import Json, clean, facts, name, omissions
 from distkit.views.scene.marks import Scene, line, path, picture, rect, text, title
 from distkit.views.scene.painter import cut, thinned
-from distkit.views.scene.summaries import figure, in_columns, rounded
+from distkit.views.scene.summaries import figure, plain, rounded
 from distkit.views.scene.values import Cell, Head, Table, norm
 
 #: Maximum numbers of drawn ranks, layers, and values over all steps.
@@ -155,8 +155,8 @@ def _cell(
 ) -> Cell:
     if s is None:
         return Cell(None)
-    plain = in_columns(s)
-    return Cell(plain, [norm(plain), *lines], in_columns(reference)["values"] if reference else ())
+    drawn = plain(s)
+    return Cell(drawn, [norm(drawn), *lines], plain(reference)["values"] if reference else ())
 
 
 # -- the whole loop -------------------------------------------------------------------------

@@ -15,21 +15,16 @@ ONE_ROW, ROW = 16, 8
 MAX_WRITTEN = 6
 
 
-def plain(s: Summary) -> Json:
-    """Return a summary as plain data."""
+def plain(s: Summary, shape: Sequence[int] = ()) -> Json:
+    """Return a summary as plain data, with the number of columns of its heat map."""
     return {
         "values": [number(v) for v in s.values],
         "norm": number(s.norm),
         "min": number(s.min),
         "max": number(s.max),
         "size": s.size,
-        "sampled": s.sampled,
+        "columns": columns(s, shape),
     }
-
-
-def in_columns(s: Summary, shape: Sequence[int] = ()) -> Json:
-    """Return a summary as plain data, with the number of columns of its heat map."""
-    return {**plain(s), "columns": columns(s, shape)}
 
 
 def number(x: float, digits: int = 4) -> float | str:

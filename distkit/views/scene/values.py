@@ -45,7 +45,7 @@ Head = tuple[str, str, int | None]
 class Cell:
     """A tensor in a table.
 
-    ``summary`` is a result of ``summaries.in_columns``. Each of the ``lines`` below it has a class
+    ``summary`` is a result of ``summaries.plain``. Each of the ``lines`` below it has a class
     and alternative texts, longest first. ``reference`` has the values of a dashed histogram.
     Values at ``marked`` have a frame; a ``wrong`` tensor has one around all of it. ``missing`` is
     the text for an unknown tensor.

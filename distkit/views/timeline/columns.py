@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distkit._format import human_bytes, human_seconds
-from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, STORES, WORLD, Op, Summary
+from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, STORES, WORLD, Op
 from distkit.trace.calls import call, op_name, wait_of
 from distkit.trace.columns import Bools, Category, Floats, Ints
 from distkit.trace.info import Traffic, several, traffic
@@ -36,7 +36,6 @@ from distkit.views.scene.frame import (
     unfinished,
     verb_for_open,
 )
-from distkit.views.scene.summaries import plain
 from distkit.views.timeline.waits import Waits, none, waits
 
 #: Maximum number of operations with values.
@@ -74,15 +73,13 @@ class Columns:
 
     def picture(self, most: int | None = None) -> Json:
         """Return bars and arrows as objects: all, or the first ``most`` bars."""
-        pairs, chosen = self.pairs, self._drawn.copy()
+        chosen = self._drawn.copy()
         if most is not None:
             drawn = np.flatnonzero(chosen)
             chosen[drawn[np.argsort(self.ops.start[drawn], kind="stable")[most:]]] = False
-        values = self.values()
         return {
-            "bars": [self._bar(i, values.get(i, ())) for i in np.flatnonzero(chosen).tolist()],
+            "bars": [self._bar(i) for i in np.flatnonzero(chosen).tolist()],
             "arrows": [self._arrow(i) for i in self._touching(chosen).tolist()],
-            "entries": int(pairs.begun.sum()) + pairs.ties,
             **self.frame,
         }
 
@@ -106,7 +103,7 @@ class Columns:
         arrows: Ints = np.flatnonzero(pairs.begun & (known[pairs.send] | known[pairs.recv]))
         return arrows
 
-    def _bar(self, i: int, values: Sequence[Summary | None]) -> Json:
+    def _bar(self, i: int) -> Json:
         ops, tie = self.ops, int(self.pairs.tie[i])
         return compact(
             id=self._name(i),
@@ -116,7 +113,6 @@ class Columns:
             end=rounded(ops.end[i]),
             **category_of(ops.categories[ops.category[i]]),
             tie=ops.match_id(int(ops.match[i])) if tie >= 0 else None,
-            values=[plain(s) if s else None for s in values],
         )
 
     def _arrow(self, i: int) -> Json:
