@@ -63,14 +63,11 @@ SAME = f"""(color) => {{
     const chosen = ({CHOSEN})();
     return chosen.length >= {VIEWS_WITH_COLOURS} && chosen.every((c) => c === color);
 }}"""
-#: Static pictures are inverted, such as a sweep's, or have a dark version, such as a hang's.
+#: Static pictures are inverted, such as a sweep's and a hang's.
 TURNED = """([least, wanted]) => {
     const images = [...document.querySelectorAll('.distkit-picture')];
     return images.length >= least &&
-        images.every((image) => {
-            const {filter, content} = getComputedStyle(image);
-            return (filter !== 'none') !== content.startsWith('url') === wanted;
-        });
+        images.every((image) => (getComputedStyle(image).filter !== 'none') === wanted);
 }"""
 
 

@@ -191,14 +191,13 @@ class Run:
 
 def draw_waits(trace: Trace) -> dict[str, str]:
     """Draw the wait-for graph of the ranks, for any front end; {} if no rank waits."""
-    from distkit.views.scene.svg import dark
     from distkit.views.scene.waits import waits_svg
     from distkit.views.widget.snapshot import as_picture
 
     states = rank_states(trace)
     svg = waits_svg(states)
     text = "; ".join(["wait-for graph", *map(str, states)])
-    return as_picture(svg, text, dark=dark(svg)) if svg else {}
+    return as_picture(svg, text) if svg else {}
 
 
 @contextmanager

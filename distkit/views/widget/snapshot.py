@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import threading
-import zlib
 from collections.abc import Callable
 from functools import partial
 from html import escape
@@ -34,12 +33,6 @@ _DARK = (
     'body[data-jp-theme-light="false"] .distkit-picture '
     "{ filter: invert(0.93) hue-rotate(180deg); }"
 )
-#: In dark themes, a picture with a dark version shows that one.
-_ON_DARK = (
-    ' body[data-jp-theme-light="false"] .distkit-picture.{} '
-    "{{ filter: none; content: url(data:image/svg+xml;base64,{}); }}"
-)
-
 
 #: Hides the widget of a folded view, which is in the next output.
 _FOLDED = ".jp-OutputArea-child:has(.distkit-folded) + .jp-OutputArea-child { display: none; }"
@@ -132,9 +125,7 @@ class HtmlSnapshot(NotebookSnapshot):
         return {"text/html": html if self.alone else self._without_widget(html), "text/plain": text}
 
 
-def as_picture(
-    drawn: str, text: str, around: Callable[[str], str] = str, dark: str = ""
-) -> dict[str, str]:
+def as_picture(drawn: str, text: str, around: Callable[[str], str] = str) -> dict[str, str]:
     """Return a picture for all front ends.
 
     The image is embedded in HTML, so that it follows JupyterLab's theme and is visible in untrusted
@@ -144,22 +135,14 @@ def as_picture(
         drawn: the picture, SVG.
         text: the picture as text for terminals; its first line describes the image.
         around: wraps the HTML of the image.
-        dark: a small picture on dark paper; by default, the lightness of ``drawn`` is inverted.
     """
-    encoded, style = _base64(drawn), _DARK
-    name = f"distkit-{zlib.crc32(drawn.encode()):x}"
-    if dark:
-        style += _ON_DARK.format(name, _base64(dark))
+    encoded = base64.b64encode(drawn.encode()).decode("ascii")
     image = (
-        f'<img class="distkit-picture {name}" alt="{escape(text.partition(chr(10))[0])}" '
+        f'<img class="distkit-picture" alt="{escape(text.partition(chr(10))[0])}" '
         f'style="max-width:100%" src="data:image/svg+xml;base64,{encoded}">'
     )
     return {
-        "text/html": around(f"<style>{style}</style>{image}"),
+        "text/html": around(f"<style>{_DARK}</style>{image}"),
         "image/svg+xml": drawn,
         "text/plain": text,
     }
-
-
-def _base64(drawn: str) -> str:
-    return base64.b64encode(drawn.encode()).decode("ascii")
