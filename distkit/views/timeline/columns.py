@@ -8,7 +8,6 @@ batch of events.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
@@ -384,34 +383,16 @@ def rows(ops: Operations, events: int) -> Ints:
         ops: the operations.
         events: the number of their events.
     """
-    result = np.zeros(len(ops), np.int64)
-    until = np.where(ops.ended, ops.last, events)
-    by_lane = np.lexsort((ops.begin, ops.rank * 2 + ops.mark))
-    lane = (ops.rank * 2 + ops.mark)[by_lane]
-    for part in np.split(by_lane, np.flatnonzero(np.diff(lane)) + 1):
-        if len(part):
-            result[part] = _assign_rows(ops.begin[part], until[part])
-    return result
-
-
-def _assign_rows(begin: Ints, until: Ints) -> Ints:
-    """Return the rows of one lane's bars, sorted by start."""
-    rows = np.zeros(len(begin), np.int64)
-    latest_end = np.maximum.accumulate(until)
-    isolated = begin[1:] > latest_end[:-1]  # all before it have ended
+    lane = (ops.rank * 2 + ops.mark) * (events + 1)  # the lanes one after the other
+    order = np.argsort(lane + ops.begin)
+    begin = (lane + ops.begin)[order]
+    until = (lane + np.where(ops.ended, ops.last, events))[order]
+    isolated = begin[1:] > np.maximum.accumulate(until)[:-1]  # all before it have ended
     crowded = np.flatnonzero(~(np.append(True, isolated) & np.append(isolated, True)))
-    busy: list[tuple[int, int]] = []
-    free: list[int] = []
-    count = 0
-    for i, first, last in zip(
-        crowded.tolist(), begin[crowded].tolist(), until[crowded].tolist(), strict=True
-    ):
-        while busy and busy[0][0] < first:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        if free:
-            row = heapq.heappop(free)
-        else:
-            row, count = count, count + 1
-        heapq.heappush(busy, (last, row))
-        rows[i] = row
-    return rows
+    result, ends = np.zeros(len(ops), np.int64), list[int]()  # the end of each row so far
+    columns = (order[crowded], begin[crowded], until[crowded])
+    for i, first, last in zip(*(column.tolist() for column in columns), strict=True):
+        row = next((row for row, end in enumerate(ends) if end < first), len(ends))
+        ends[row : row + 1] = [last]
+        result[i] = row
+    return result
