@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distkit.events import Summary
 from distkit.views.scene.frame import Json
 from distkit.views.timeline.columns import MAX_VALUES, Columns
 
-#: Maximum number of operations with values in a page, and of values per operation.
-PAGE_VALUES, PAGE_CELLS = 400, 32
+#: Maximum number of operations with values in a page.
+PAGE_VALUES = 400
 
 _TYPES = {"f8": "<f8", "i4": "<i4", "f4": "<f4"}
 
 
 def packed(columns: Columns, *, thin: bool = False) -> Json:
-    """Return the frame with bars and arrows as ``columns``; ``thin`` omits some values."""
+    """Return the frame with bars and arrows as ``columns``; ``thin`` limits the values further."""
     ops, pairs = columns.ops, columns.pairs
     order, tracks = columns.tracks()
     index_of = np.full(len(ops) + 1, -1)  # -1, for "none", stays -1
@@ -72,20 +71,12 @@ def _values(
     for i, pair in columns.values(PAGE_VALUES if thin else MAX_VALUES).items():
         for when, summary in enumerate(pair):
             if summary is not None and index_of[i] >= 0:
-                values = _thin(summary) if thin else summary.values
-                sampled = summary.sampled
-                heads.append(
-                    (int(index_of[i]), when, min(summary.size, 2**31 - 1), sampled, len(values))
-                )
-                bodies.append((summary.norm, summary.min, summary.max, *values))
+                size = min(summary.size, 2**31 - 1)
+                heads.append((int(index_of[i]), when, size, summary.sampled, len(summary.values)))
+                bodies.append((summary.norm, summary.min, summary.max, *summary.values))
     with np.errstate(over="ignore"):
         numbers = np.array([*chain.from_iterable(bodies)], np.float64).astype("<f4")
     return np.array([*chain.from_iterable(heads)], "<i4"), _round(numbers)
-
-
-def _thin(s: Summary) -> tuple[float, ...]:
-    """Return at most PAGE_CELLS evenly spaced values."""
-    return s.values[:: -(-len(s.values) // PAGE_CELLS) or 1]
 
 
 def _round(numbers: NDArray[Any]) -> NDArray[Any]:
