@@ -1,7 +1,6 @@
 """Writes stand-alone replay pages: a single file without a server or external resources.
 
-Each run has its views as tabs. One script contains the modules of js/ that they need. ``VIEWS``
-lists the views.
+Each run has its views as tabs. One script contains the modules of js/ that they need.
 """
 
 from __future__ import annotations
@@ -9,14 +8,13 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from string import Template
 
 from distkit._format import count
-from distkit.events import COMPUTATION, REQUESTS
+from distkit.events import REQUESTS
 from distkit.trace.log import EventLog
 from distkit.views.gradients.scene import draw as gradients
 from distkit.views.scene.frame import Json, clean
@@ -35,85 +33,34 @@ MAX_OPERATIONS, MAX_EVENTS = 40_000, 200_000
 MAX_CALLS, MAX_VALUES = 2_000, 16_000
 
 
-@dataclass(frozen=True)
-class PageView:
-    """A view of a page.
-
-    ``about`` describes the view. ``fits`` returns whether a trace has data for it, and ``draw``
-    its picture.
-    """
-
-    name: str
-    about: str
-    fits: Callable[[EventLog], bool]
-    draw: Callable[[EventLog], Json]
-
-    @property
-    def painter(self) -> str:
-        """The name of the view's script in assets.py."""
-        return "timeline" if self.name == "timeline" else "scene"
+#: The descriptions of the views; a view without data in a run has no tab.
+VIEWS = {
+    "timeline": "Each rank's calls over time, and the messages between ranks.",
+    "stage": "Messages between ranks, and the contributions that each tensor contains. "
+    "Space plays.",
+    "tensors": "The values of each message and collective, before and after, on every rank.",
+    "gradients": "Gradients per layer and rank, before and after the all-reduce; drift and loss.",
+    "servers": "Keys on their servers, pushes and pulls in flight, and which worker waits for "
+    "which.",
+}
 
 
-def _has_communication(trace: EventLog) -> bool:
-    """Return True if a trace has several ranks and calls other than computation."""
-    return len(trace.ranks) > 1 and any(e.op not in COMPUTATION for e in trace.events)
+def pictures(trace: EventLog) -> dict[str, Json]:
+    """Return the picture of each view that has data in a trace and fits into a page."""
+    drawn = {"timeline": packed(Columns(trace, MAX_OPERATIONS), thin=True)}
+    if len(trace) <= MAX_EVENTS:
+        if any(e.op in REQUESTS for e in trace.events):
+            drawn["servers"] = server_scene(servers(trace))
+        elif len(trace.ranks) > 1:
+            drawn["stage"] = stage_scene(stage(trace, most=MAX_CALLS))
+        drawn["tensors"] = tensors(trace, max_values=MAX_VALUES)
+        drawn["gradients"] = gradients(trace)
+    return {view: drawn[view] for view in VIEWS if view in drawn and not drawn[view].get("empty")}
 
 
-def _has_values(trace: EventLog) -> bool:
-    """Return True if the trace has values of messages or collectives."""
-    return any(e.summary is not None and e.op not in COMPUTATION for e in trace.events)
-
-
-def _has_gradients(trace: EventLog) -> bool:
-    """Return True if the trace has watched gradients."""
-    return any(
-        e.summary is not None and e.attributes.get("watched") in ("gradient", "step")
-        for e in trace.events
-    )
-
-
-def _has_requests(trace: EventLog) -> bool:
-    """Return True if the trace has requests to a parameter server."""
-    return any(e.op in REQUESTS for e in trace.events)
-
-
-VIEWS = (
-    PageView(
-        "timeline",
-        "Each rank's calls over time, and the messages between ranks.",
-        lambda _: True,
-        lambda trace: packed(Columns(trace, MAX_OPERATIONS), thin=True),
-    ),
-    PageView(
-        "stage",
-        "Messages between ranks, and the contributions that each tensor contains. Space plays.",
-        lambda trace: _has_communication(trace) and not _has_requests(trace),
-        lambda trace: stage_scene(stage(trace, most=MAX_CALLS)),
-    ),
-    PageView(
-        "tensors",
-        "The values of each message and collective, before and after, on every rank.",
-        _has_values,
-        lambda trace: tensors(trace, max_values=MAX_VALUES),
-    ),
-    PageView(
-        "gradients",
-        "Gradients per layer and rank, before and after the all-reduce; drift and loss.",
-        _has_gradients,
-        gradients,
-    ),
-    PageView(
-        "servers",
-        "Keys on their servers, pushes and pulls in flight, and which worker waits for which.",
-        _has_requests,
-        lambda trace: server_scene(servers(trace)),
-    ),
-)
-
-
-def fitting(trace: EventLog) -> list[PageView]:
-    """Return the views that have data in a trace and fit into a page."""
-    return [v for v in VIEWS[: 1 if len(trace) > MAX_EVENTS else None] if v.fits(trace)]
+def painter(view: str) -> str:
+    """Return the name of a view's script in assets.py."""
+    return "timeline" if view == "timeline" else "scene"
 
 
 def left_out(trace: EventLog) -> str:
@@ -160,19 +107,19 @@ def to_html(
 
 
 def _page(runs: list[_Run], title: str) -> str:
-    painters = dict.fromkeys(view.painter for run in runs for view in run.views)
+    painters = dict.fromkeys(painter(view) for run in runs for view in run.pictures)
     titles = [run.name or clean(run.trace.info.name) for run in runs]
     return _PAGE.substitute(
         title=escape(title or " · ".join(filter(None, titles)) or "distkit replay"),
         heading=f"<h1>{escape(title)}</h1>" if title else "",
         css=css(*painters),
-        tabs=_tabs("runs", {run.id: run.tab for run in runs}),
+        tabs=_tabs("runs", {run.id: run.name.replace("_", " ") for run in runs}),
         panels="\n".join(run.panel(len(runs) > 1) for run in runs),
         pictures=_json(
             {
-                run.element_id(view): _pack(with_theme(view.draw(run.trace)))
+                run.element_id(view): _pack(with_theme(picture))
                 for run in runs
-                for view in run.views
+                for view, picture in run.pictures.items()
             }
         ),
         script=page_script(*painters),
@@ -180,35 +127,34 @@ def _page(runs: list[_Run], title: str) -> str:
 
 
 class _Run:
-    """A trace of a page, with its views."""
+    """A trace of a page, with its pictures."""
 
     def __init__(self, number: int, name: str, trace: EventLog) -> None:
         self.number, self.name, self.trace = number, name, trace
-        self.id, self.tab = f"panel{number}", name.replace("_", " ")
-        self.views = fitting(trace)
+        self.id, self.pictures = f"panel{number}", pictures(trace)
 
-    def element_id(self, view: PageView) -> str:
+    def element_id(self, view: str) -> str:
         """Return the element id of a view, which also names its picture."""
-        return f"{view.name}{self.number}"
+        return f"{view}{self.number}"
 
     def panel(self, several: bool) -> str:
         """Return the HTML of the run."""
         note = left_out(self.trace)
         parts = [
             f'<section id="{self.id}" {_panel(self.id, several)}{" hidden" * (self.number > 0)}>',
-            _tabs("views", {self.element_id(view): view.name.title() for view in self.views}),
+            _tabs("views", {self.element_id(view): view.title() for view in self.pictures}),
             f'<p class="note">{escape(note)}</p>' if note else "",
-            *map(self._view, self.views),
+            *map(self._view, self.pictures),
             "</section>",
         ]
         return "\n".join(filter(None, parts))
 
-    def _view(self, view: PageView) -> str:
-        name, several = self.element_id(view), len(self.views) > 1
-        about = f'<p class="about">{escape(view.about)}</p>' if several else ""
+    def _view(self, view: str) -> str:
+        name, several = self.element_id(view), len(self.pictures) > 1
+        about = f'<p class="about">{escape(VIEWS[view])}</p>' if several else ""
         return (
-            f'<div id="{name}" {_panel(name, several)}{" hidden" * (view is not self.views[0])}>'
-            f'{about}<div data-view="{view.painter.title()}" data-picture="{name}"></div></div>'
+            f'<div id="{name}" {_panel(name, several)}{" hidden" * (view != "timeline")}>'
+            f'{about}<div data-view="{painter(view).title()}" data-picture="{name}"></div></div>'
         )
 
 
