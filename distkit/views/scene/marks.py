@@ -8,7 +8,7 @@ js/marks.js in the browser, and painter.py as SVG.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar, cast
@@ -42,11 +42,8 @@ def rect(
     opacity: float = 0,
 ) -> Shape:
     """Return a rectangle with its upper left corner at x, y; ``opacity`` overrides the class."""
-    tag, *_, position, content = _shape(
-        "rect", style, lane, {"x": x, "y": y, "width": w, "height": h, "rx": r}
-    )
-    extra = (("fill-opacity", round(opacity, 2)),) if opacity else ()
-    return tag, style, lane, (*position, *extra), content
+    attributes = {"x": x, "y": y, "width": w, "height": h, "rx": r, "fill-opacity": opacity}
+    return _shape("rect", style, lane, attributes)
 
 
 @cached_drawing
@@ -58,8 +55,7 @@ def circle(r: float, style: str, *, x: float = 0, y: float = 0, lane: int = 0) -
 @cached_drawing
 def path(d: str, style: str, *, lane: int = 0, opacity: float = 0) -> Shape:
     """Return a line or an area from an SVG path; ``opacity`` overrides the class."""
-    extra = (("fill-opacity", round(opacity, 2)),) if opacity else ()
-    return "path", style, lane, (("d", d), *extra), ""
+    return _shape("path", style, lane, {"d": d, "fill-opacity": opacity})
 
 
 @cached_drawing
@@ -77,16 +73,15 @@ def text(
 
     ``anchor`` is "middle", "end" or "" for the start; ``size`` overrides the class's font size.
     """
-    tag, _, _, position, _ = _shape("text", style, lane, {"x": x, "y": y, "font-size": size})
-    extra = (("text-anchor", anchor),) if anchor else ()
-    return tag, style, lane, (*position, *extra), content
+    attributes = {"x": x, "y": y, "font-size": size, "text-anchor": anchor}
+    return _shape("text", style, lane, attributes, content)
 
 
 @cached_drawing
 def letters(content: str, style: str, positions: tuple[float, ...], *, y: float = 0) -> Shape:
     """Return the letters of one line, each centered at its x coordinate."""
-    attributes = ("x", " ".join(f"{x:g}" for x in positions)), ("y", y), ("text-anchor", "middle")
-    return "text", style, 0, attributes, content
+    places = " ".join(f"{x:g}" for x in positions)
+    return _shape("text", style, 0, {"x": places, "y": y, "text-anchor": "middle"}, content)
 
 
 @cached_drawing
@@ -113,8 +108,16 @@ def line(a: tuple[float, float], b: tuple[float, float], style: str, *, lane: in
     return path(f"M{a[0]:.1f} {a[1]:.1f}L{b[0]:.1f} {b[1]:.1f}", style, lane=lane)
 
 
-def _shape(tag: str, style: str, lane: int, attributes: dict[str, float]) -> Shape:
-    return tag, style, lane, tuple((k, round(v, 1)) for k, v in attributes.items() if v), ""
+def _shape(
+    tag: str, style: str, lane: int, attributes: Mapping[str, str | float], content: str = ""
+) -> Shape:
+    """Return a shape with its attributes rounded, and without empty ones."""
+    rounded = (
+        (k, v if isinstance(v, str) else round(v, 2 if k == "fill-opacity" else 1))
+        for k, v in attributes.items()
+        if v
+    )
+    return tag, style, lane, tuple(rounded), content
 
 
 class Scene:

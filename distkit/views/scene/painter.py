@@ -25,7 +25,6 @@ from distkit.views.scene.theme import (
 )
 
 WIDTH, LINE, GAP, STILLS = 960, 20, 20, 5
-OVERRIDES = ("fill-opacity", "font-size")  # attributes that override the class
 
 T = TypeVar("T")
 
@@ -231,21 +230,12 @@ def _translate(x: float, y: float, drawn: str) -> str:
 
 
 def _shape(shape: Shape) -> str:
-    tag, _, _, attributes, content = shape
+    tag, style, lane, own, content = shape
     if tag == "title":
         return f"<title>{escape(content)}</title>"
-    attrs = _look(shape) + "".join(
-        f' {k}="{escape(str(v))}"' for k, v in attributes if k not in OVERRIDES
-    )
+    attributes = {k: _color(v, lane) for k, v in MARKS[style].items()} | dict(own)
+    attrs = "".join(f' {k}="{escape(str(v))}"' for k, v in attributes.items())
     return f"<{tag}{attrs}>{escape(content)}</{tag}>" if content else f"<{tag}{attrs}/>"
-
-
-def _look(shape: Shape) -> str:
-    """Return the presentation attributes of a shape."""
-    _, style, lane, attributes, _ = shape
-    own = {k: v for k, v in attributes if k in OVERRIDES}
-    look = {k: _color(v, lane) for k, v in MARKS[style].items()} | own
-    return "".join(f' {k}="{escape(str(v))}"' for k, v in look.items())
 
 
 _ON_WHITE = {
