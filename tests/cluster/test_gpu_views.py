@@ -9,7 +9,7 @@ from devices import on_devices
 
 import distkit as dk
 from distkit.events import State
-from distkit.views.timeline.columns import project
+from distkit.views.timeline.columns import Columns
 
 DEVICE = "cuda:0"
 
@@ -82,7 +82,7 @@ def test_gpu_call_records_device_stream_memory_and_time(ranks: int) -> None:
     assert span.after.values[0] == ranks
     if ranks == 1:
         assert 0 < span.attributes["device_seconds"] < 10
-    picture = project(run.trace)
+    picture = Columns(run.trace).picture()
     assert all(bar["gpu"].startswith(DEVICE) for bar in picture["bars"])
 
 

@@ -16,7 +16,7 @@ from distkit.views import Cockpit
 from distkit.views.cockpit.projection import project as snapshot
 from distkit.views.cockpit.projection import remarks
 from distkit.views.cockpit.scene import to_svg, to_table
-from distkit.views.timeline.columns import project
+from distkit.views.timeline.columns import Columns
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -106,7 +106,7 @@ def test_bars_of_every_moment_are_in_the_timeline(choices):
         rank_states = stepper.moments[-1].rank_states
         if any(s.status is RankStatus.PAUSED and choice in (None, s.rank) for s in rank_states):
             stepper.next(choice)
-    told, bars = snapshot(stepper), {bar["id"] for bar in project(stepper.trace)["bars"]}
+    told, bars = snapshot(stepper), {bar["id"] for bar in Columns(stepper.trace).picture()["bars"]}
     for rank in told["moment"]["ranks"]:
         assert {rank.get("now"), rank.get("last")} <= {*bars, None}
     assert json.loads(json.dumps(told, allow_nan=False)) == told
@@ -164,7 +164,7 @@ def test_stopped_run_has_no_error():
     stepper.error, stepper.facts = "fn was interrupted on all ranks", {"interrupted": True}
     told = snapshot(stepper)
     assert told["stopped"] and not told["remarks"]
-    assert "step 1 of 1 · You stopped it here." in to_table(told, project(stepper.trace))
+    assert "step 1 of 1 · You stopped it here." in to_table(told, Columns(stepper.trace).picture())
     stepper.findings = [FOUND]  # it could not have continued
     assert snapshot(stepper)["remarks"]
 
@@ -250,12 +250,13 @@ def test_static_picture_shows_errors_and_the_shown_moment():
     stepper.next()
     stepper.findings = [FOUND]
     told = snapshot(stepper)
-    assert any(FOUND.message in words for words in texts(to_svg(told, project(stepper.trace))))
-    assert f"! {FOUND.message}" in to_table(told, project(stepper.trace))
+    timeline = Columns(stepper.trace).picture()
+    assert any(FOUND.message in words for words in texts(to_svg(told, timeline)))
+    assert f"! {FOUND.message}" in to_table(told, timeline)
     stepper.error = "rank 1 died"
-    assert "! rank 1 died" in to_table(snapshot(stepper), project(stepper.trace))
+    assert "! rank 1 died" in to_table(snapshot(stepper), timeline)
     stepper.seek(0)
-    words = texts(to_svg(snapshot(stepper), project(stepper.trace)))
+    words = texts(to_svg(snapshot(stepper), timeline))
     assert "step 0 of 1, looking back" in words
     assert not any(FOUND.message in word for word in words)
 
@@ -276,7 +277,7 @@ def test_static_pictures_are_well_formed_and_small(n):
         for r in range(n)
     ]
     stepper = FakeStepper("many", scripts, {"many.py": "x <= 1 & y\n" * 400})
-    picture = to_svg(snapshot(stepper), project(stepper.trace))
+    picture = to_svg(snapshot(stepper), Columns(stepper.trace).picture())
     assert ET.fromstring(picture).tag == f"{SVG}svg" and len(picture.encode()) < 80_000
     assert "many.py:300" in texts(picture)
     assert ("… and 4 more ranks" in texts(picture)) == (n == 20)

@@ -14,7 +14,7 @@ import distkit as dk
 from benchmarks.views import long_trace
 from distkit.events import Op
 from distkit.trace.trace import Trace
-from distkit.views.compare.projection import figures, project
+from distkit.views.compare.projection import Side, figures, summary
 from distkit.views.timeline.columns import Columns
 
 CHUNK = dict(nbytes=16, shape=(4,), dtype="float32")
@@ -102,14 +102,14 @@ def test_figures_are_consistent_for_any_trace(seed: int, ranks: int) -> None:
     assert found["messages"] == len([m for m in trace.messages if m.sent is not None])
     for r in found["ranks"]:
         assert 0 <= r["waiting"] <= r["busy"] <= 1
-    json.dumps(project({"a": trace, "b": Trace()}), allow_nan=False)
+    json.dumps(summary([Side("a", trace), Side("b", Trace())]), allow_nan=False)
 
 
 # -- what is said of all together -----------------------------------------------------------
 
 
 def test_differences_are_listed() -> None:
-    picture = project({"ring": traces.ring(4, size=16), "naive": naive(4)})
+    picture = summary([Side("ring", traces.ring(4, size=16)), Side("naive", naive(4))])
     assert picture["title"] == "ring and naive"
     found = rows(picture)
     assert (found["messages"], found["rounds"]) == ([24, 6], [6, 6])

@@ -26,9 +26,8 @@ from distkit.trace.columns import Table
 from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.log import EventLog
 from distkit.trace.trace import Trace
-from distkit.views.timeline import columns
 from distkit.views.timeline.bars import packed
-from distkit.views.timeline.columns import project
+from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import to_svg
 
 FEW = settings(max_examples=50, deadline=None)
@@ -45,7 +44,7 @@ TRACES = {
 def test_unrecorded_calls_are_noted() -> None:
     unrecorded = {"0": {"calls of rpc: not recorded": 2}, "1": {"calls of rpc: not recorded": 1}}
     trace = Trace([], traces.info(world_size=2, unrecorded=unrecorded))
-    assert "calls of rpc: not recorded (3 times)" in project(trace)["notices"]
+    assert "calls of rpc: not recorded (3 times)" in Columns(trace).picture()["notices"]
 
 
 def keyed(picture):
@@ -119,13 +118,13 @@ def arrivals(draw, events):
 def test_event_order_does_not_change_the_picture(data):
     trace = data.draw(runs())
     so_far = EventLog.of(data.draw(arrivals(trace.events)), trace.info)
-    assert keyed(columns.Columns(so_far, live=True).picture()) == keyed(project(trace))
+    assert keyed(Columns(so_far, live=True).picture()) == keyed(Columns(trace).picture())
 
 
 @FEW
 @given(runs())
 def test_every_message_is_one_arrow_and_every_operation_one_bar(trace):
-    picture = project(trace)
+    picture = Columns(trace).picture()
     assert drawn_messages(picture) == sent_messages(trace)
     assert {bar["id"] for bar in picture["bars"]} == {f"{s.rank}.{s.seq}" for s in trace.spans}
 
@@ -133,7 +132,7 @@ def test_every_message_is_one_arrow_and_every_operation_one_bar(trace):
 @FEW
 @given(runs())
 def test_members_of_a_collective_share_a_tie(trace):
-    ties = {bar["id"]: bar.get("tie") for bar in project(trace)["bars"]}
+    ties = {bar["id"]: bar.get("tie") for bar in Columns(trace).picture()["bars"]}
     for s in trace.spans:
         expected = trace.matches[s.rank, s.seq] if s.op in COLLECTIVES else None
         assert ties[f"{s.rank}.{s.seq}"] == expected
@@ -143,7 +142,7 @@ def test_members_of_a_collective_share_a_tie(trace):
 @given(runs())
 def test_bars_of_one_row_do_not_overlap(trace):
     rows = defaultdict(list)
-    for bar in project(trace)["bars"]:
+    for bar in Columns(trace).picture()["bars"]:
         rows[bar["rank"], bar["kind"] == "mark", bar["row"]].append(bar)
     for bars in rows.values():
         bars.sort(key=lambda bar: (bar["start"], bar["end"] or 1e9))
@@ -154,11 +153,11 @@ def test_bars_of_one_row_do_not_overlap(trace):
 @pytest.mark.parametrize("name", TRACES)
 def test_arrows_agree_with_the_trace(name):
     trace = TRACES[name]()
-    assert drawn_messages(project(trace)) == sent_messages(trace)
+    assert drawn_messages(Columns(trace).picture()) == sent_messages(trace)
 
 
 def test_unfinished_operations_are_open_and_announced():
-    picture = project(hang())
+    picture = Columns(hang()).picture()
     stuck = [bar for bar in picture["bars"] if bar["end"] is None]
     assert sorted((bar["rank"], bar["op"]) for bar in stuck) == [
         (0, "all_reduce"),
@@ -182,7 +181,7 @@ def test_paused_operation_is_not_communication():
     paused = [*step(0, Op.SEND, State.SCHEDULED, peer=1, nbytes=8), *recv[:1]]
 
     def so_far(events):
-        return columns.Columns(Trace(events, traces.info(world_size=2)), live=True).picture()
+        return Columns(Trace(events, traces.info(world_size=2)), live=True).picture()
 
     picture = so_far(paused)
     assert [bar["state"] for bar in picture["bars"]] == ["scheduled", "scheduled"]
@@ -194,12 +193,12 @@ def test_paused_operation_is_not_communication():
     picture = so_far([*paused, *recv, *send])
     assert [a["sent"] for a in picture["arrows"]] == [MS] and picture["messages"] == 1
     assert picture["message_bytes"] == 8
-    ended = project(Trace([*send, *recv]))
+    ended = Columns(Trace([*send, *recv])).picture()
     assert ended["notices"] == ["still in send: rank 0", "still in recv: rank 1"]
 
 
 def test_lanes_are_named_after_roles():
-    lanes = project(parameter_server())["lanes"]
+    lanes = Columns(parameter_server()).picture()["lanes"]
     assert [lane["name"] for lane in lanes] == [
         "worker 0",
         "worker 1",
@@ -208,17 +207,17 @@ def test_lanes_are_named_after_roles():
         "scheduler",
     ]
     assert lanes[2]["detail"] == "rank 2" and lanes[2]["role"] == "server"
-    assert [lane["name"] for lane in project(hang())["lanes"]][3] == "rank 3"
+    assert [lane["name"] for lane in Columns(hang()).picture()["lanes"]][3] == "rank 3"
 
 
 def test_time_in_communication_counts_overlap_once():
     s = Script().op(0, Op.ALL_REDUCE, 0, 2 * MS).op(0, Op.ALL_REDUCE, MS, 3 * MS)
     s.op(0, Op.MARK, 0, 4 * MS, attributes={"label": "all of it"})
-    assert project(s.trace())["lanes"][0]["busy"] == pytest.approx(0.75, abs=0.001)
+    assert Columns(s.trace()).picture()["lanes"][0]["busy"] == pytest.approx(0.75, abs=0.001)
 
 
 def test_omitted_operations_are_counted():
-    picture = columns.Columns(big(160), 30, live=True).picture()
+    picture = Columns(big(160), 30, live=True).picture()
     assert len(picture["bars"]) == 30 and picture["operations"] == 160
     assert picture["collectives"] == 20
     assert "the first 30 of 160 operations are drawn; the totals include all" in picture["notices"]
@@ -226,7 +225,7 @@ def test_omitted_operations_are_counted():
 
 @pytest.mark.parametrize("name", TRACES)
 def test_pictures_are_strict_json(name):
-    picture = project(TRACES[name]())
+    picture = Columns(TRACES[name]()).picture()
     assert json.loads(json.dumps(picture, allow_nan=False)) == picture
 
 
@@ -234,12 +233,12 @@ def test_folders_and_control_characters_are_removed():
     s = Script().op(
         0, Op.MARK, 0, MS, attributes={"label": "a\x00\ud800b"}, where="/home/me/a/train.py:7"
     )
-    (bar,) = project(s.trace(name="\x1b"))["bars"]
+    (bar,) = Columns(s.trace(name="\x1b")).picture()["bars"]
     assert bar["where"] == "train.py:7" and bar["label"] == "a\ufffd\ufffdb"
 
 
 def test_operation_on_a_gpu_has_its_device_time_and_memory():
-    picture = project(gpus())
+    picture = Columns(gpus()).picture()
     said = "cuda:1 · stream 7 · 250 µs on the device · 8 MiB in use"
     assert said in {bar["gpu"] for bar in picture["bars"]}
     assert {bar.get("label") for bar in picture["bars"]} == {None}  # none is the call's name
@@ -273,7 +272,7 @@ def unpacked(picture):
 
 @pytest.mark.parametrize("name", TRACES)
 def test_columns_hold_the_same_bars_and_arrows(name):
-    columns_ = columns.Columns(TRACES[name]())
+    columns_ = Columns(TRACES[name]())
     picture, (bars, arrows, arrays) = columns_.picture(), unpacked(packed(columns_))
     assert bars.keys() == {bar["id"] for bar in picture["bars"]}
     for bar in picture["bars"]:
@@ -288,7 +287,7 @@ def test_lane_ends_where_its_rank_died() -> None:
     events = [Event(r, 0, Op.ALL_REDUCE, State.STARTED, 0.0) for r in range(3)]
     events.append(Event(0, 0, Op.ALL_REDUCE, State.FAILED, 2.0))
     ends = {1: RankEnd("died", "signal SIGKILL", time=1.0)}
-    picture = project(Trace(events, RunInfo(world_size=3, ends=ends)))
+    picture = Columns(Trace(events, RunInfo(world_size=3, ends=ends))).picture()
     assert [lane.get("died") for lane in picture["lanes"]] == [None, 1.0, None]
     assert any("died in" in notice and "rank 1" in notice for notice in picture["notices"])
     assert to_svg(picture).count(">died<") == 1

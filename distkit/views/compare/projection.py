@@ -1,12 +1,12 @@
 """Compares several traces as plain data: the figures of each, and their ratios.
 
-``project`` compares whole traces. A :class:`Side` is one trace of a comparison.
+A :class:`Side` is one trace of a comparison.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -61,11 +61,6 @@ ROWS = [
         "end; mean of the ranks, with servers of the workers",
     ),
 ]
-
-
-def project(traces: Mapping[str, EventLog]) -> Json:
-    """Return the comparison of whole traces by name, without bars and arrows."""
-    return summary([Side(name, trace) for name, trace in traces.items()])
 
 
 class Side:

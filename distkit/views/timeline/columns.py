@@ -290,11 +290,6 @@ class Columns:
         }
 
 
-def project(trace: EventLog) -> Json:
-    """Return the picture of a whole trace."""
-    return Columns(trace).picture()
-
-
 def _without_notes(trace: EventLog) -> EventLog:
     """Return the trace without the notes of ``watch_gradients``."""
     table = trace.table
