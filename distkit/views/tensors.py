@@ -15,8 +15,8 @@ from distkit.views.scene.summaries import (
     figure,
     key,
     largest,
+    number,
     plain,
-    rounded,
     unequal,
 )
 from distkit.views.scene.values import Cell, Head, Table, bounds, norm
@@ -172,14 +172,14 @@ def _verdict(
         words = words if prefix else f"{names[1]} received what {names[0]} sent"
         return [{"word": "same", "expected": expected, "text": prefix + words}], {}
     off = {r: unequal(base, s) for r, s in known.items() if key(s) != key(base)}
-    by = rounded(max(distance(base, known[rank]) for rank in off))
+    by = max(distance(base, known[rank]) for rank in off)
     words = f"{len(kinds)} different tensors"
     if not prefix:
         words = "the received values differ from the sent values"
     elif len(kinds) == 2 and len(off) < 4:
         differing = ", ".join(name(trace.info, rank) for rank in off)
         words = f"{differing} differ{'s' if len(off) == 1 else ''} from the others"
-    words = f"{prefix}{words}, by up to {by:g}" if by else prefix + words
+    words = f"{prefix}{words}, by up to {number(by):g}" if by > 0 else prefix + words
     return [{"word": "different", "expected": expected, "text": words}], off
 
 
@@ -193,7 +193,7 @@ def _table(
     drawn = group[:MAX_RANKS]
     lanes = {rank: lane for lane, rank in enumerate(trace.ranks)}
     heads: list[Head] = [(name(trace.info, s.rank), _role(trace, s), lanes[s.rank]) for s in drawn]
-    most = rounded(largest(v for x in _summaries(group) for v in x.values)) or 0.0
+    most = largest(v for x in _summaries(group) for v in x.values)
     table = Table(scene, n, heads, LEFT, WIDTH, HIGH)
     before = [_cell(s.before, s) for s in drawn]
     after = [_cell(_after(s), s, differing.get(s.rank, ())) for s in drawn]
@@ -202,7 +202,7 @@ def _table(
         rows = {"values": [b if b.summary else a for b, a in zip(before, after, strict=True)]}
     for when, cells in rows.items():
         if any(cell.summary for cell in cells):
-            table.row(when, [f"colours: ±{figure(most)}"] if most else [], cells, most)
+            table.row(when, [f"colours: ±{figure(number(most))}"] if most else [], cells, most)
     if hidden := len(group) - len(drawn):
         table.add(0, table.bottom + 8, text(f"and {count(hidden, 'more rank')}", "small"))
         table.bottom += 16

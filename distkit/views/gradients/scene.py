@@ -13,7 +13,7 @@ from distkit.views.gradients.projection import Curve, Gradients, Layer, drifts, 
 from distkit.views.scene.frame import Json, clean, facts, name, omissions
 from distkit.views.scene.marks import Scene, line, path, picture, rect, text, title
 from distkit.views.scene.painter import cut, thinned
-from distkit.views.scene.summaries import figure, plain, rounded
+from distkit.views.scene.summaries import figure, number, plain
 from distkit.views.scene.values import Cell, Head, Table, norm
 
 #: Maximum numbers of drawn ranks, layers, and values over all steps.
@@ -118,7 +118,7 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
     for layer_name, shape in shapes:
         layer = layers[layer_name]
         first = next(iter(layer.before.values()), None)
-        notes = [" × ".join(map(str, shape)), f"colours: ±{figure(rounded(layer.most))}"]
+        notes = [" × ".join(map(str, shape)), f"colours: ±{figure(number(layer.most))}"]
         if first and len(first.values) < first.size:
             notes.append(f"{len(first.values)} of {first.size:,} values")
         if math.isfinite(layer.agreement):
@@ -145,7 +145,7 @@ def _cells(layer: Layer, ranks: list[int]) -> Iterator[Cell]:
 
 def _alone(layer: Layer) -> Cell:
     """Return the cell of the single-process gradient."""
-    off = figure(rounded(layer.apart))
+    off = figure(number(layer.apart))
     known = math.isfinite(layer.apart)
     return _cell(layer.alone, *([("small", [f"up to {off} off", f"± {off}"])] if known else []))
 

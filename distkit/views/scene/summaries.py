@@ -81,11 +81,6 @@ def largest(values: Iterable[float]) -> float:
     return max((abs(v) for v in values if math.isfinite(v)), default=0.0)
 
 
-def rounded(x: float) -> float | None:
-    """Round to four significant digits; return None if not finite."""
-    return float(f"{x:.4g}") if math.isfinite(x) else None
-
-
 def figure(x: float | str | None) -> str:
     """Format a number with three digits and a minus sign.
 

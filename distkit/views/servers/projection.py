@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from distkit._format import count, human_bytes, human_seconds
 from distkit.events import Op
-from distkit.trace.log import EventLog
+from distkit.trace.log import EventLog, grouped
 from distkit.views.scene import frame
 from distkit.views.scene.frame import clean, omissions
 from distkit.views.scene.summaries import written
@@ -125,15 +125,13 @@ def _rows(history: ServerHistory) -> dict[ServerKey, Row]:
     for r in history.requests:
         if r.span.op is not Op.REGISTER and "optimizer" not in r.span.attributes:
             nbytes[r.place] = max(nbytes[r.place], r.span.nbytes)
-    servers: dict[str, list[int]] = defaultdict(list)
-    for server, key in sorted(nbytes):
-        servers[key].append(server)
-    rows = {}
-    for (server, key), n in nbytes.items():
-        nth, parts = servers[key].index(server) + 1, len(servers[key])
-        part = f"{nth}/{parts}" if parts > 1 else ""
-        size = " · ".join(filter(None, [human_bytes(n) if n else "", part and f"part {part}"]))
-        rows[server, key] = Row(server, clean(key), size, part)
+    parts, rows = grouped(sorted(nbytes), lambda place: place[1]), {}
+    for place, n in nbytes.items():
+        server, key = place
+        nth, of = parts[key].index(place) + 1, len(parts[key])
+        part = f"{nth}/{of}" if of > 1 else ""
+        size = _joined([human_bytes(n) if n else "", part and f"part {part}"])
+        rows[place] = Row(server, clean(key), size, part)
     return rows
 
 
