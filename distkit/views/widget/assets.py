@@ -7,12 +7,18 @@ module into a function, in dependency order.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from distkit.views.scene.theme import theme
+
+#: Modules of js/ write imports as ``import { h } from "./dom.js";``, possibly on several lines, and
+#: exports as ``export`` before a declaration, at the start of a line.
+_IMPORT = re.compile(r'^import (\{[^}]+\}) from "\./([\w/]+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export \w+ (\w+)", re.MULTILINE)
 
 _FOLDER = Path(__file__).parents[1] / "js"
 
@@ -71,26 +77,14 @@ def _bundle(*names: str) -> str:
 
 
 def _scope(name: str) -> tuple[str, list[str]]:
-    """Return a module as a constant that has its exports, and the names of its imports.
-
-    Modules of js/ write imports as ``import { h } from "./dom.js";``, possibly on several lines,
-    and exports as ``export`` before a declaration, at the start of a line.
-    """
-    imports, exports, lines = [], [], []
-    for line in _text(f"{name}.js").splitlines():
-        if line.startswith("import "):
-            line = line.replace("import", "const", 1)
-        if line.startswith("export "):
-            line = line.removeprefix("export ")
-            exports.append(line.split(maxsplit=2)[1].partition("(")[0])
-        before, separator, path = line.partition('} from "./')
-        if separator:
-            imports.append(path.removesuffix('.js";'))
-            line = f"{before}}} = {_constant(imports[-1])};"
-        lines.append(line)
-    body = "\n".join(lines)
+    """Return a module as a constant that has its exports, and the names of its imports."""
+    text = _text(f"{name}.js")
+    imports = [path for _, path in _IMPORT.findall(text)]
+    body = _IMPORT.sub(lambda found: f"const {found[1]} = {_constant(found[2])};", text)
+    exports = ", ".join(_EXPORT.findall(body))
+    body = _EXPORT.sub(lambda found: found[0].removeprefix("export "), body)
     return (
-        f"const {_constant(name)} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();",
+        f"const {_constant(name)} = (() => {{\n{body}\nreturn {{ {exports} }};\n}})();",
         imports,
     )
 
