@@ -13,8 +13,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
-from operator import itemgetter
+from itertools import chain, pairwise
+from operator import attrgetter, itemgetter
 
 from msgspec import structs
 
@@ -252,25 +252,24 @@ def _find_waits(history: ServerHistory, trace: EventLog) -> None:
             history.waits[s.rank] += _absences(workers, arrivals, s.start, end)
 
 
+_TIMES = attrgetter("arrived", "taken")  # of a gradient
+
+
 class _Clocks:
     """The numbers of gradients of each worker that have arrived and were taken, by time."""
 
     def __init__(self, history: ServerHistory, workers: Sequence[int]) -> None:
         self.rule, self.workers = history.rule, workers
-        self.arrived: dict[tuple[ServerKey, int], list[float]] = defaultdict(list)
-        self.taken: dict[tuple[ServerKey, int], list[float]] = defaultdict(list)
-        self.changes: dict[ServerKey, list[float]] = defaultdict(list)
-        for g in history.gradients:
-            assert g.arrived is not None
-            self.arrived[g.place, g.node].append(g.arrived)
-            self.taken[g.place, g.node].append(g.taken)
-            self.changes[g.place] += g.arrived, g.taken
-        for times in self.changes.values():
-            times.sort()
+        self.sources = grouped(history.gradients, lambda g: (g.place, g.node))
+        self.changes = {
+            place: sorted(chain.from_iterable(map(_TIMES, gradients)))
+            for place, gradients in grouped(history.gradients, lambda g: g.place).items()
+        }
 
     def waits(self, pull: Request, begin: float) -> Iterator[Wait]:
         """Yield the waits of a pull that arrives at ``begin``."""
-        changes, clock = self.changes[pull.place], self._clocks(pull.place, begin)[0][pull.node]
+        clock = self._clocks(pull.place, begin)[0][pull.node]
+        changes = self.changes.get(pull.place, [])
         during = slice(bisect_right(changes, begin), bisect_left(changes, pull.answered))
         for a, b in pairwise([begin, *changes[during], pull.answered]):
             arrived, taken = self._clocks(pull.place, a)
@@ -281,8 +280,12 @@ class _Clocks:
 
     def _clocks(self, place: ServerKey, time: float) -> tuple[dict[int, int], dict[int, int]]:
         """Return the numbers of arrived and of taken gradients of each worker."""
-        arrived = {w: bisect_right(self.arrived[place, w], time) for w in self.workers}
-        return arrived, {w: bisect_right(self.taken[place, w], time) for w in self.workers}
+        sources = {w: self.sources.get((place, w), []) for w in self.workers}
+        arrived, taken = (
+            {w: bisect_right(source, time, key=attrgetter(name)) for w, source in sources.items()}
+            for name in ("arrived", "taken")
+        )
+        return arrived, taken
 
 
 def _absences(
@@ -330,11 +333,16 @@ def endings(trace: EventLog) -> list[Ending]:
     """Return the ends of nodes, sorted by time; a death is shown at the node's last event."""
     last = {e.rank: e.time for e in trace.events}
     words = {"returned": "has returned", "released": "was released"}
-    result: list[Ending] = []
-    for rank, end in trace.info.ends.items():
-        if rank in last:
-            time = last[rank] if trace.info.died(rank) or end.time is None else end.time
-            result.append((rank, time, None, words.get(end.how, end.how)))
+    result: list[Ending] = [
+        (
+            rank,
+            last[rank] if trace.info.died(rank) or end.time is None else end.time,
+            None,
+            words.get(end.how, end.how),
+        )
+        for rank, end in trace.info.ends.items()
+        if rank in last
+    ]
     for replacement in trace.info.replaced:
         node, time = replacement.node, replacement.time
         later = (e.time for e in trace.events if e.rank == node and e.time > time)
