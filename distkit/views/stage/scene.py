@@ -7,7 +7,7 @@ ranks, layout.py places the ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 from distkit._format import joined
@@ -123,16 +123,13 @@ class _Painter:
         """Draw each piece of each tensor between changes."""
         changes = grouped(self.stage.changes, lambda change: change[1].rank)
         for rank in self.lanes:
-            states: list[tuple[float, tuple[Piece, ...]]] = []
-            now: tuple[Piece, ...] = ()
-            for time, change in changes.get(rank, ()):
-                now = _changed(now, change)
-                states.append((time, now))
-            ends = [*(time for time, _ in states[1:]), None]
-            spans = [(*state, end) for state, end in zip(states, ends, strict=False)]
+            of_rank = changes.get(rank, [])
+            contents = [*accumulate((change for _, change in of_rank), _changed, initial=())]
+            begins = [time for time, _ in of_rank]
+            spans = [*zip(begins, contents[1:], [*begins[1:], None], strict=False)]
             for n, group in groupby(spans, key=lambda span: len(span[1])):
                 self._strip(rank, n, [*group])
-            self.cut[rank] = len(now)
+            self.cut[rank] = len(contents[-1])
             x, y, w = self.field.cell(rank, 0, 1)  # until the first change
             empty = rect(w - 1, self.field.strip[1] - 1, "slot", x=0.5, y=0.5, r=2)
             self.scene.add(x, y, empty, end=spans[0][0] if spans else None, layer=CELL)
