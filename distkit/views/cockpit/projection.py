@@ -14,7 +14,6 @@ from distkit.diagnosis.findings import PAGES, Finding
 from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.events import COMPUTATION, Event, Op, State
 from distkit.trace.calls import wait_of
-from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.waits import waits
 from distkit.views.timeline.columns import compact
@@ -46,7 +45,8 @@ def project(run: Steppable, command_error: str = "") -> Json:
     last = len(moments) - 1
     position = min(run.position, last)
     moment = moments[position]
-    events, ends = trace.events[: moment.events], _ends(trace)
+    events = trace.events[: moment.events]
+    ends = {rank: end.where for rank, end in trace.info.ends.items() if end.where}
     completed = dict[int, str]()
     for begin, end in pairwise([0, *(m.events for m in moments[: position + 1])]):
         completed |= _completed(events[begin:end])
@@ -108,11 +108,6 @@ def _remarks_now(run: Steppable, error: str) -> list[Json]:
     if any(r["hang"] for r in result):
         result[0]["graph"] = waits(rank_states(run.trace))
     return result
-
-
-def _ends(trace: EventLog) -> dict[int, str]:
-    """Return the lines at which ranks failed."""
-    return {rank: end.where for rank, end in trace.info.ends.items() if end.where}
 
 
 def remarks(error: str, findings: Sequence[Finding]) -> list[Json]:

@@ -67,8 +67,10 @@ class Moment(Protocol):
 class Steppable(Live, Protocol):
     """A run that advances step by step, such as the result of ``cluster.step(fn)``.
 
-    Its methods raise :class:`~distkit.errors.DistkitError` if they are not applicable. They may be
-    called from any thread; all except ``pause``, ``back`` and ``seek`` may block.
+    It also has the methods ``next(rank)``, ``back()``, ``seek(position)``, ``play(speed)``,
+    ``pause()`` and ``finish()``, which the cockpit calls by name. They may be called from any
+    thread, and raise :class:`~distkit.errors.DistkitError` if they are not applicable. All except
+    ``pause``, ``back`` and ``seek`` may block.
     """
 
     @property
@@ -98,24 +100,6 @@ class Steppable(Live, Protocol):
     @property
     def error(self) -> str:
         """The run's error message; "" if it did not fail."""
-
-    def next(self, rank: int | None = None, /) -> object:
-        """Release the next communication of every rank, or of one rank."""
-
-    def back(self) -> object:
-        """Show the previous moment."""
-
-    def seek(self, position: int, /) -> object:
-        """Show a moment."""
-
-    def play(self, speed: float, /) -> object:
-        """Step ``speed`` times per second; return when playing ends."""
-
-    def pause(self) -> object:
-        """Stop playing."""
-
-    def finish(self) -> object:
-        """Run to the end."""
 
     def watch(self, callback: Callable[[], None], /) -> Callable[[], None]:
         """Call ``callback``, from any thread, whenever any of the above changes.

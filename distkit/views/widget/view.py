@@ -27,10 +27,6 @@ from distkit.views.widget.live import PERIOD, Live, Notifier
 from distkit.views.widget.snapshot import NotebookSnapshot
 
 
-def _snapshot(_: object, view: View) -> Json:
-    return view._snapshot()
-
-
 class View(anywidget.AnyWidget):
     """A picture of a trace; subclasses define its content.
 
@@ -49,7 +45,7 @@ class View(anywidget.AnyWidget):
     _updates = 0  # number of updates sent to the browser
     _bare = False
     #: Computed when sent, and always complete, so that pages opened later receive everything.
-    picture = traitlets.Any().tag(sync=True, to_json=_snapshot)
+    picture = traitlets.Any().tag(sync=True, to_json=lambda _, view: view._snapshot())
 
     def __init__(self, source: EventLog | Live, *, bare: bool = False) -> None:
         trace, live = trace_of(source, type(self).__name__)
