@@ -26,8 +26,7 @@ from distkit.trace.columns import Table
 from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.log import EventLog
 from distkit.trace.trace import Trace
-from distkit.views.timeline.bars import packed
-from distkit.views.timeline.columns import Columns
+from distkit.views.timeline.columns import Columns, packed
 from distkit.views.timeline.static import to_svg
 
 FEW = settings(max_examples=50, deadline=None)

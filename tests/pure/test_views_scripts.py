@@ -13,8 +13,7 @@ from sheets import letters
 from traces import DEMOS
 
 from distkit.views.scene.theme import theme
-from distkit.views.timeline.bars import packed
-from distkit.views.timeline.columns import Columns
+from distkit.views.timeline.columns import Columns, packed
 from distkit.views.widget.assets import css, esm, page_script
 from distkit.views.widget.page import VIEWS, painter
 

@@ -20,8 +20,7 @@ from distkit.views.scene.marks import Scene, rect, text, title
 from distkit.views.scene.painter import body, cut
 from distkit.views.scene.svg import text_width
 from distkit.views.scene.theme import MARKS
-from distkit.views.timeline.bars import packed
-from distkit.views.timeline.columns import Columns
+from distkit.views.timeline.columns import Columns, packed
 from distkit.views.timeline.static import MAX_BARS, MAX_LANES, WIDTH, paint
 from distkit.views.timeline.waits import waits
 from distkit.views.widget.assets import css, esm

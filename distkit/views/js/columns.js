@@ -1,4 +1,4 @@
-// Decodes arrays from one buffer; timeline/bars.py defines the format.
+// Decodes arrays from one buffer; timeline/columns.py defines the format.
 
 const TYPES = { f8: Float64Array, i4: Int32Array, f4: Float32Array };
 

@@ -5,11 +5,10 @@ columns.py has the projection, js/ the browser painter, static.py the static pai
 
 from __future__ import annotations
 
+from distkit._format import count, human_bytes, human_seconds
 from distkit.trace.log import EventLog
-from distkit.views.scene.frame import Json
-from distkit.views.scene.text import described
-from distkit.views.timeline.bars import packed
-from distkit.views.timeline.columns import Columns
+from distkit.views.scene.frame import Json, flagged
+from distkit.views.timeline.columns import Columns, packed
 from distkit.views.timeline.static import MAX_BARS, to_svg
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.view import View
@@ -58,3 +57,24 @@ class Timeline(View):
 
     def __repr__(self) -> str:
         return described(self._drawn())
+
+
+def described(picture: Json) -> str:
+    """Return the numbers, totals and notices of a timeline."""
+    facts, totals = list(picture["facts"]), picture["compared"]
+    if picture.get("bare"):
+        return f"{picture['title']}: {', '.join(facts)}"
+    if picture["messages"]:
+        size = human_bytes(picture["message_bytes"])
+        facts.append(f"{count(picture['messages'], 'message')} ({size})")
+    if picture["collectives"]:
+        facts.append(count(picture["collectives"], "collective"))
+    if picture["start"] is not None:
+        facts.append(human_seconds(picture["end"] - picture["start"]))
+    return "\n  ".join(
+        [
+            f"{picture['title'] or 'Timeline'}: {', '.join(facts) or 'nothing was recorded'}",
+            *(f"{value} {label}" for value, label, _ in totals),
+            *flagged(picture),
+        ]
+    )

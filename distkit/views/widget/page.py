@@ -23,8 +23,7 @@ from distkit.views.servers.scene import draw as server_scene
 from distkit.views.stage.projection import project as stage
 from distkit.views.stage.scene import draw as stage_scene
 from distkit.views.tensors import draw as tensors
-from distkit.views.timeline.bars import packed
-from distkit.views.timeline.columns import Columns
+from distkit.views.timeline.columns import Columns, packed
 from distkit.views.widget.assets import css, page_script, with_theme
 
 #: Maximum number of operations in a page; above MAX_EVENTS events it has only the timeline.
