@@ -115,7 +115,7 @@ def _shape(
     rounded = (
         (k, v if isinstance(v, str) else round(v, 2 if k == "fill-opacity" else 1))
         for k, v in attributes.items()
-        if v
+        if v or k == "d"
     )
     return tag, style, lane, tuple(rounded), content
 

@@ -30,7 +30,7 @@ from distkit.views.stage.contributions import (
 from distkit.views.stage.layout import Pair, Point, arrange
 
 #: Maximum numbers of calls in the drawn keyframes, and of drawn ranks; a note reports the rest.
-MAX_CALLS, MAX_PLACES = 4_000, 256
+MAX_CALLS, MAX_PLACES = 8_000, 256
 #: Fraction of a round that a message takes; it arrives at the end.
 FLIGHT = 0.85
 NOTHING = Payload()

@@ -29,7 +29,7 @@ from distkit.views.widget.assets import css, page_script, with_theme
 #: Maximum number of operations in a page; above MAX_EVENTS events it has only the timeline.
 MAX_OPERATIONS, MAX_EVENTS = 40_000, 200_000
 #: Maximum numbers of the stage's calls and of tensor values in a page, per run.
-MAX_CALLS, MAX_VALUES = 2_000, 16_000
+MAX_CALLS, MAX_VALUES = 4_000, 16_000
 
 
 #: The descriptions of the views; a view without data in a run has no tab.
