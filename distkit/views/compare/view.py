@@ -79,7 +79,8 @@ class Compare(View):
 
     def _frame(self, most: int) -> Json:
         """Return the fields of the picture around bars and arrows, with at most ``most`` lanes."""
-        data, each = self._summary, most // len(self._sides)
+        data, runs = self._summary, len(self._sides)
+        each = most // runs
         drawn = [lane for lane in self._lanes if lane["color"] < each]
         left_out = [f"the first {each} ranks of each run are drawn here"]
         return {
@@ -88,7 +89,7 @@ class Compare(View):
             "facts": [],  # shown in each run's heading
             "lanes": drawn,
             "end": max(side.figures["seconds"] for side in self._sides),
-            "figures": table(data, width_of(len(self._sides))).plain(),
+            "figures": table(data, WIDE if runs > FEW else NAMES + COLUMN * runs).plain(),
             "styles": MARKS,
             "table": to_table(data),
         }
@@ -208,11 +209,6 @@ def lanes(sides: Sequence[Side]) -> list[Json]:
 FEW, COLUMN, WIDE = 3, 112, 912
 #: Width of the name column, heights of a row and of the column headings [px].
 NAMES, ROW, HEAD = 148, 29, 26
-
-
-def width_of(runs: int) -> int:
-    """Return the width of the figures in the browser [px]."""
-    return NAMES + COLUMN * runs if runs <= FEW else WIDE
 
 
 def table(data: Json, width: float) -> Scene:

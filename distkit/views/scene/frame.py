@@ -79,19 +79,14 @@ def compared(info: RunInfo, hosts_traffic: Traffic) -> list[tuple[str, str, str]
     label = f"between hosts · {count(messages, 'message')}"
     totals = [(human_bytes(nbytes), label, clean("\n".join(routes)))] if hosts_traffic else []
     if (error := agreement(info)) is not None:
-        names = [*dict.fromkeys(hosts.values())]
         each = (
             f"{name}: {clock.ahead:+.6f} s ± {human_seconds(clock.error or 0.0)}"
             for name, clock in info.clocks.items()
         )
-        names_or_count = joined(names) if len(names) < 5 else count(len(names), "host")
-        totals.append(
-            (
-                f"±{human_seconds(error)}",
-                f"between the clocks of {clean(names_or_count)}",
-                clean("\n".join(each)),
-            )
-        )
+        names = [*dict.fromkeys(hosts.values())]
+        of = joined(names) if len(names) < 5 else count(len(names), "host")
+        label = clean(f"between the clocks of {of}")
+        totals.append((f"±{human_seconds(error)}", label, clean("\n".join(each))))
     return totals
 
 

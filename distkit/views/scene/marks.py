@@ -170,6 +170,22 @@ class Scene:
             mark = max(self.when(begin), 0.0), math.inf if end is None else self.when(end)
             self._marks.append((*mark, layer, drawing, [round(v, 1) for v in position]))
 
+    def fly(
+        self,
+        a: tuple[float, float],
+        b: tuple[float, float],
+        *drawing: Shape,
+        begin: float,
+        end: float | None,
+        layer: int,
+    ) -> None:
+        """Add a drawing that moves from a to b; if it never arrives, it rests halfway."""
+        if end is None:
+            middle = (a[0] + b[0]) / 2, (a[1] + b[1]) / 2
+            self.add(*middle, *drawing, begin=begin, layer=layer)
+        else:
+            self.add(*a, *drawing, begin=begin, end=end, to=b, layer=layer)
+
     def when(self, time: float) -> float:
         """Return a time relative to the start of the picture [s]."""
         return round(time - self.start, 9)

@@ -322,18 +322,14 @@ class _Painter:
             a = layout.pill
         elif layout:
             b = self._target(keyframe, layout)
-        token = self._token(keyframe, lane)
-        if end is None:
-            middle = (a[0] + b[0]) / 2, (a[1] + b[1]) / 2
-            self.scene.add(0, 0, *arrow(a, b, "lost", "bad"), begin=begin, layer=FLIGHT)
-            self.scene.add(*middle, *token, begin=begin, layer=TOKEN)
-            return
-        wrong = ("wrong", "wrong", "bad")
-        flight, past, head = wrong if keyframe.lost else ("flight", "past", "own")
+        wrong = ("lost" if end is None else "wrong", "wrong", "bad")
+        bad = keyframe.lost or end is None
+        flight, past, head = wrong if bad else ("flight", "past", "own")
         shapes = arrow(a, b, flight, head, lane=lane)
         self.scene.add(0, 0, *shapes, begin=begin, end=end, layer=FLIGHT)
-        self.scene.add(*a, *token, begin=begin, end=end, to=b, layer=TOKEN)
-        self.scene.hold_frame(i, 0, 0, *arrow(a, b, past, head, lane=lane), layer=FLIGHT)
+        self.scene.fly(a, b, *self._token(keyframe, lane), begin=begin, end=end, layer=TOKEN)
+        if end is not None:
+            self.scene.hold_frame(i, 0, 0, *arrow(a, b, past, head, lane=lane), layer=FLIGHT)
 
     def _target(self, keyframe: Keyframe, layout: KeyLayout) -> Point:
         """Return the end point of a request: the inbox slot, the waiting pulls, or the value."""

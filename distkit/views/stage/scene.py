@@ -197,17 +197,17 @@ class _Painter:
     def _move_piece(self, keyframe: Keyframe, a: Point, b: Point) -> None:
         """Move a message's piece, or a dot if the piece is unknown or does not fit."""
         payload, (src,), (dst,) = keyframe.payload, keyframe.senders, keyframe.receivers
+        times: Any = {"begin": keyframe.begin, "end": keyframe.end}
         if not self.strips or not (payload.piece.sure or payload.piece.maybe):
-            self._move(keyframe, a, b, self._dot(src), DOT)
+            self.scene.fly(a, b, *self._dot(src), **times, layer=DOT)
             return
         w, h = self.field.strip
         w = min(w * payload.count / payload.of - 2, 46)
         ends = self._end_point(keyframe, src, a), self._end_point(keyframe, dst, b)
         corner, to = ((x - w / 2, y - h / 2) for x, y in ends)
         digits = payload.chunks if payload.of <= 10 else ""
-        self._move(
-            keyframe, corner, to, _parcel(self._layers(payload.piece, w), w, h, digits), TOKEN
-        )
+        parcel = _parcel(self._layers(payload.piece, w), w, h, digits)
+        self.scene.fly(corner, to, *parcel, **times, layer=TOKEN)
 
     def _dot(self, rank: int) -> tuple[Shape, ...]:
         return (circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(rank)),)
@@ -219,16 +219,6 @@ class _Painter:
             return edge
         x, y, w = self.field.cell(rank, payload.at, payload.of)
         return x + payload.count * w / 2, y + self.field.strip[1] / 2
-
-    def _move(
-        self, keyframe: Keyframe, a: Point, b: Point, drawing: Sequence[Shape], layer: int
-    ) -> None:
-        if keyframe.end is None:  # never received
-            middle = (a[0] + b[0]) / 2, (a[1] + b[1]) / 2
-            self.scene.add(*middle, *drawing, begin=keyframe.begin, layer=layer)
-        else:
-            begin, end = keyframe.begin, keyframe.end
-            self.scene.add(*a, *drawing, begin=begin, end=end, to=b, layer=layer)
 
     # -- collectives ------------------------------------------------------------------------
 

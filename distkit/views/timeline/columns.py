@@ -23,7 +23,7 @@ from distkit.trace.calls import call, op_name, wait_of
 from distkit.trace.columns import Bools, Category, Floats, Ints
 from distkit.trace.info import Traffic, several, traffic
 from distkit.trace.log import EventLog
-from distkit.trace.matching import Operations, Values
+from distkit.trace.matching import Operations
 from distkit.trace.training import is_note
 from distkit.views.scene.frame import (
     MAX_LANES,
@@ -145,11 +145,6 @@ class Columns:
     def categories(self) -> list[Json]:
         """Name and drawing style of each category."""
         return [category_of(category) for category in self.ops.categories]
-
-    def values(self, most: int = MAX_VALUES) -> dict[int, Values]:
-        """Return the tensors' values before and after the first operations."""
-        first = np.argsort(self.ops.begin)[:most]
-        return dict(zip(first.tolist(), self.ops.values(first), strict=True))
 
     # -- in columns ---------------------------------------------------------------
 
@@ -399,8 +394,6 @@ def rows(ops: Operations, events: int) -> Ints:
 #: Maximum number of operations with values in a page.
 PAGE_VALUES = 400
 
-_TYPES = {"f8": "<f8", "i4": "<i4", "f4": "<f4"}
-
 
 def packed(columns: Columns, *, thin: bool = False) -> Json:
     """Return the frame with bars and arrows as ``columns``, which js/columns.js decodes.
@@ -436,9 +429,7 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
             "categories": columns.categories,
             "tracks": tracks,
             "parts": [[name, kind, len(array)] for name, (kind, array) in parts.items()],
-            "bytes": b"".join(
-                array.astype(_TYPES[kind]).tobytes() for kind, array in parts.values()
-            ),
+            "bytes": b"".join(array.astype(f"<{kind}").tobytes() for kind, array in parts.values()),
         },
     }
 
@@ -453,11 +444,12 @@ def _values(
     """
     heads: list[tuple[int, ...]] = []
     bodies: list[tuple[float, ...]] = []
-    for i, pair in columns.values(PAGE_VALUES if thin else MAX_VALUES).items():
+    first = np.argsort(columns.ops.begin)[: PAGE_VALUES if thin else MAX_VALUES]
+    for i, pair in zip(index_of[first].tolist(), columns.ops.values(first), strict=True):
         for when, summary in enumerate(pair):
-            if summary is not None and index_of[i] >= 0:
+            if summary is not None and i >= 0:
                 size = min(summary.size, 2**31 - 1)
-                heads.append((int(index_of[i]), when, size, summary.sampled, len(summary.values)))
+                heads.append((i, when, size, summary.sampled, len(summary.values)))
                 bodies.append((summary.norm, summary.min, summary.max, *summary.values))
     with np.errstate(over="ignore"):
         numbers = np.array([*chain.from_iterable(bodies)], np.float64).astype("<f4")
