@@ -325,4 +325,4 @@ def test_any_trace_can_be_staged(events, live):
 def test_notebook_stores_picture_and_table():
     picture, text = Stage(all_reduce_ring(4))._draw()
     assert ET.fromstring(picture).tag == f"{SVG}svg"
-    assert "4 messages  1 ms · the chunks are added" in text
+    assert "4 messages  800 µs · the chunks are added" in text

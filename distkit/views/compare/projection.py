@@ -143,9 +143,6 @@ def to_table(picture: Json) -> str:
     return "\n  ".join([f"Compare: {picture['title']}", *aligned(lines), *flagged(picture)])
 
 
-WORKER = "worker"  # role of a rank in runs with a parameter server
-
-
 def figures(columns: Columns) -> Json:
     """Return the figures of a run: seconds, bytes, counts, and fractions of time from 0 to 1.
 
@@ -155,7 +152,7 @@ def figures(columns: Columns) -> Json:
     """
     frame = columns.frame
     ranks = [{key: lane[key] for key in _OF_A_RANK} for lane in frame["lanes"]]
-    workers = [r for r in ranks if r["role"] == WORKER]
+    workers = [r for r in ranks if r["role"] == "worker"]
     counted = workers or ranks
     return {
         "seconds": (frame["end"] or 0.0) - (frame["start"] or 0.0),

@@ -73,7 +73,7 @@ def text(
 
     ``anchor`` is "middle", "end" or "" for the start; ``size`` overrides the class's font size.
     """
-    attributes = {"x": x, "y": y, "font-size": size, "text-anchor": anchor}
+    attributes: dict[str, str | float] = {"x": x, "y": y, "font-size": size, "text-anchor": anchor}
     return _shape("text", style, lane, attributes, content)
 
 

@@ -80,7 +80,7 @@ class _Painter:
             self._tensors()
         for i, members in enumerate(stage.rounds):
             for n, keyframe in enumerate(members):
-                self._keyframe(i, keyframe.in_rounds(), holds=n < ARROWS)
+                self._keyframe(i, keyframe.in_rounds(), n < ARROWS)
 
     def _lane(self, rank: int) -> int:
         return self.lanes[rank] % 8
@@ -122,9 +122,10 @@ class _Painter:
     def _tensors(self) -> None:
         """Draw each piece of each tensor between changes."""
         changes = grouped(self.stage.changes, lambda change: change[1].rank)
+        nothing: tuple[Piece, ...] = ()
         for rank in self.lanes:
             of_rank = changes.get(rank, [])
-            contents = [*accumulate((change for _, change in of_rank), _changed, initial=())]
+            contents = [*accumulate((change for _, change in of_rank), _changed, initial=nothing)]
             begins = [time for time, _ in of_rank]
             spans = [*zip(begins, contents[1:], [*begins[1:], None], strict=False)]
             for n, group in groupby(spans, key=lambda span: len(span[1])):
@@ -169,7 +170,7 @@ class _Painter:
 
     # -- messages --------------------------------------------------------------------------
 
-    def _keyframe(self, i: int, keyframe: Keyframe, *, holds: bool) -> None:
+    def _keyframe(self, i: int, keyframe: Keyframe, holds: bool) -> None:
         if keyframe.meet is not None:
             self._meeting(i, keyframe, keyframe.meet)
         elif self.lanes.keys() >= {*keyframe.senders, *keyframe.receivers}:

@@ -64,22 +64,22 @@ class Columns:
         shown = _without_notes(trace)
         self.info, self._live, self._table = trace.info, live, shown.table
         self.pairs, self.ops = shown.pairs, shown.pairs.ops
-        self._drawn: Bools = self.ops.rank < MAX_LANES
-        if most is not None and self._drawn.sum() > most:
-            drawn = np.flatnonzero(self._drawn)
-            self._drawn[drawn[np.argsort(self.ops.begin[drawn])[most:]]] = False
+        self.drawn: Bools = self.ops.rank < MAX_LANES
+        if most is not None and self.drawn.sum() > most:
+            drawn = np.flatnonzero(self.drawn)
+            self.drawn[drawn[np.argsort(self.ops.begin[drawn])[most:]]] = False
 
     # -- as plain objects ---------------------------------------------------------
 
     def picture(self, most: int | None = None) -> Json:
         """Return bars and arrows as objects: all, or the first ``most`` bars."""
-        chosen = self._drawn.copy()
+        chosen = self.drawn.copy()
         if most is not None:
             drawn = np.flatnonzero(chosen)
             chosen[drawn[np.argsort(self.ops.start[drawn], kind="stable")[most:]]] = False
         return {
             "bars": [self._bar(i) for i in np.flatnonzero(chosen).tolist()],
-            "arrows": [self._arrow(i) for i in self._touching(chosen).tolist()],
+            "arrows": [self._arrow(i) for i in self.touching(chosen).tolist()],
             **self.frame,
         }
 
@@ -90,14 +90,14 @@ class Columns:
         the wait, and ``waited`` its duration [s].
         """
         result = self.waits
-        waiting = np.flatnonzero(self._drawn & ~result.over & (result.waited > MIN_WAIT))
+        waiting = np.flatnonzero(self.drawn & ~result.over & (result.waited > MIN_WAIT))
         return {
             "waits": waiting,
             "since": (result.since[waiting] - self.ops.start[waiting]).round(7),
             "waited": result.waited[waiting].round(7),
         }
 
-    def _touching(self, chosen: Bools) -> Ints:
+    def touching(self, chosen: Bools) -> Ints:
         """Return the arrows that begin or end at one of these operations."""
         known, pairs = np.append(chosen, False), self.pairs  # index -1 is the appended element
         arrows: Ints = np.flatnonzero(pairs.begun & (known[pairs.send] | known[pairs.recv]))
@@ -141,17 +141,12 @@ class Columns:
         """The row of each operation in its lane."""
         return rows(self.ops, len(self._table))
 
-    @cached_property
-    def categories(self) -> list[Json]:
-        """Name and drawing style of each category."""
-        return [category_of(category) for category in self.ops.categories]
-
     # -- in columns ---------------------------------------------------------------
 
     def tracks(self) -> tuple[Ints, list[list[int]]]:
         """Return the operations by lane and row, and ``[rank, mark, row, count]`` of each row."""
         ops = self.ops
-        drawn = np.flatnonzero(self._drawn)
+        drawn = np.flatnonzero(self.drawn)
         keys = np.stack([ops.rank[drawn], ops.mark[drawn].astype(np.int64), self.row[drawn]])
         order = np.lexsort((ops.start[drawn], *keys[::-1]))
         heads = np.flatnonzero((np.diff(keys[:, order], axis=1, prepend=-1) != 0).any(axis=0))
@@ -161,13 +156,6 @@ class Columns:
             for key, n in zip(keys[:, order[heads]].T.tolist(), counts.tolist(), strict=True)
         ]
         return drawn[order], tracks
-
-    def drawn_arrows(self) -> Ints:
-        """Return the arrows with a drawn end, sorted by start."""
-        arrows, pairs = self._touching(self._drawn), self.pairs
-        begins = np.where(np.isnan(pairs.sent), pairs.received, pairs.sent)[arrows]
-        ordered: Ints = arrows[np.argsort(begins, kind="stable")]
-        return ordered
 
     # -- frame --------------------------------------------------------------------
 
@@ -192,7 +180,7 @@ class Columns:
         opened = [(int(ops.rank[i]), ops.categories[ops.category[i]]) for i in stuck]
         info, seen = self.info, np.unique(ops.rank).tolist()
         ranks = sorted({*range(info.world_size), *info.ranks, *seen})
-        notices = left_out(info, len(ops), int(self._drawn.sum()), ranks)
+        notices = left_out(info, len(ops), int(self.drawn.sum()), ranks)
         if not self._live:
             notices = [*unfinished(opened, info), *notices]
         return {
@@ -405,7 +393,9 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
     order, tracks = columns.tracks()
     index_of = np.full(len(ops) + 1, -1)  # -1, for "none", stays -1
     index_of[order] = np.arange(len(order))
-    arrows = columns.drawn_arrows()
+    arrows = columns.touching(columns.drawn)
+    begins = np.where(np.isnan(pairs.sent), pairs.received, pairs.sent)[arrows]
+    arrows = arrows[np.argsort(begins, kind="stable")]
     parts: dict[str, tuple[str, NDArray[Any]]] = {
         "start": ("f8", ops.start[order]),
         "end": ("f8", ops.end[order]),
@@ -426,7 +416,7 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
     return {
         **columns.frame,
         "columns": {
-            "categories": columns.categories,
+            "categories": [category_of(category) for category in ops.categories],
             "tracks": tracks,
             "parts": [[name, kind, len(array)] for name, (kind, array) in parts.items()],
             "bytes": b"".join(array.astype(f"<{kind}").tobytes() for kind, array in parts.values()),
