@@ -16,7 +16,6 @@ from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, flagged
 from distkit.views.timeline.columns import Columns
 
-MAX_NOTICES = 6
 #: Figures that are unknown if all messages of a run are inside its backend.
 OF_MESSAGES = ("messages", "message_bytes", "between_bytes", "most_sent", "rounds")
 
@@ -96,7 +95,7 @@ def summary(sides: Sequence[Side]) -> Json:
         "title": joined([side.name for side in sides]),
         "runs": [side.name for side in sides],
         "rows": [*_rows(sides)],
-        "notices": [*_warnings(sides)][:MAX_NOTICES],
+        "notices": [*_warnings(sides)],
         "notes": [*_notes(sides)],
     }
 

@@ -80,9 +80,6 @@ class View(anywidget.AnyWidget):
         """Return the static picture."""
         raise NotImplementedError
 
-    def __repr__(self) -> str:
-        raise NotImplementedError
-
     # -- live -----------------------------------------------------------------------
 
     def _follow(self, run: Live, info: RunInfo) -> None:
