@@ -26,8 +26,8 @@ window.lose = () => { window.gone = true; for (const f of on.comm_live_update) f
 window.taken = () => sent.splice(0);
 window.feed = ({ method, state: more, content }) => {
   Object.assign(state, more);
-  const heard = method === "custom" ? ["msg:custom"] : Object.keys(more).map((k) => `change:${k}`);
-  for (const name of heard) for (const f of on[name] ?? []) f(content);
+  const events = method === "custom" ? ["msg:custom"] : Object.keys(more).map((k) => `change:${k}`);
+  for (const name of events) for (const f of on[name] ?? []) f(content);
 };
 window.show = (id) => cockpit.render({model, el: document.getElementById(id)});
 window.leaked = [];
@@ -74,7 +74,7 @@ class Link:
     def one(self) -> Any:
         message = self.out.get(timeout=60)
         reported = json.dumps(message, default=letters)
-        self.tab.page.evaluate("told => feed(JSON.parse(told))", reported)
+        self.tab.page.evaluate("state => feed(JSON.parse(state))", reported)
         return message
 
     def drawn(self, act: Any) -> None:

@@ -5,14 +5,14 @@ import { Layout } from "../../distkit/views/js/layout.js";
 import { Store } from "../../distkit/views/js/store.js";
 import { given, near } from "./given.mjs";
 
-function laid(name, view) {
+function layoutOf(name, view) {
   const store = new Store(given.bulk[name]);
   const { start, end } = store.frame;
   return new Layout(store, given.theme.sizes, 900, view ?? [start, end], end, () => 60);
 }
 
-test("a place is a time and back", () => {
-  const layout = laid("all_reduce");
+test("positions and times convert to each other", () => {
+  const layout = layoutOf("all_reduce");
   const { left, right, view: [from, to] } = layout;
   for (const x of [left, 333, right]) assert.ok(near(layout.x(layout.time(x)), x, 1e-6));
   assert.ok(near(layout.x(from), left) && near(layout.x(to), right));
@@ -20,7 +20,7 @@ test("a place is a time and back", () => {
 
 for (const name of Object.keys(given.bulk)) {
   test(`every bar of ${name} lies in its lane`, () => {
-    const layout = laid(name);
+    const layout = layoutOf(name);
     const { store } = layout;
     for (let i = 0; i < store.count; i++) {
       const [x, y, width, height] = layout.box(i);
@@ -31,7 +31,7 @@ for (const name of Object.keys(given.bulk)) {
   });
 
   test(`every arrow of ${name} leaves its sender and ends at its receiver`, () => {
-    const layout = laid(name);
+    const layout = layoutOf(name);
     const { store } = layout;
     for (let a = 0; a < store.arrows; a++) {
       const [x1, y1, x2, y2, whole] = layout.path(a);
@@ -42,8 +42,8 @@ for (const name of Object.keys(given.bulk)) {
   });
 }
 
-test("what a dead rank had begun lasts until it died, wherever it is drawn", () => {
-  const layout = laid("hang");
+test("an operation of a dead rank ends at its death in every lane", () => {
+  const layout = layoutOf("hang");
   const { store } = layout;
   const { end, lanes } = store.frame;
   const died = end - 0.3 * (end - store.frame.start);
@@ -57,8 +57,8 @@ test("what a dead rank had begun lasts until it died, wherever it is drawn", () 
   }
 });
 
-test("what is pointed at is found", () => {
-  const layout = laid("all_reduce");
+test("a position finds the bar or arrow drawn there", () => {
+  const layout = layoutOf("all_reduce");
   const { store } = layout;
   const arrows = Array.from({ length: store.arrows }, (_, a) => [a, layout.path(a)]);
   for (let i = 0; i < store.count; i++) {
@@ -71,10 +71,10 @@ test("what is pointed at is found", () => {
   assert.equal(layout.hit(2, layout.height + 50, arrows), null);
 });
 
-test("rows tell which of their bars reach into the view", () => {
+test("a row returns its bars in the visible range", () => {
   const { start, end } = given.bulk.all_reduce;
   const middle = [start + 0.4 * (end - start), start + 0.6 * (end - start)];
-  const layout = laid("all_reduce", middle);
+  const layout = layoutOf("all_reduce", middle);
   const { store } = layout;
   for (const track of store.tracks) {
     const [first, last] = layout.inSight(track);

@@ -14,10 +14,10 @@ globalThis.matchMedia = () => ({ matches: true }); // no motion: steps go at onc
 globalThis.cancelAnimationFrame = () => {};
 
 function player(face = script()) {
-  const told = [];
-  const one = new Player(pace, (moving) => told.push(moving), () => told.push("told"));
+  const calls = [];
+  const one = new Player(pace, (moving) => calls.push(moving), () => calls.push("played"));
   one.load(face, { opening: 0 });
-  return Object.assign(one, { heard: told });
+  return Object.assign(one, { calls });
 }
 
 test("the latest keyframe that has ended is shown", () => {
@@ -52,7 +52,7 @@ test("a growing scene keeps its place, or follows its end", () => {
   assert.equal(one.time, 30);
 });
 
-test("playing goes on without a halt, slowly where much happens, to the last keyframe", () => {
+test("playing never stalls, slows down where messages are dense, and ends at the last keyframe", () => {
   for (const unit of ["", "round"]) {
     const after = pace(script({ unit }));
     const times = [0];
@@ -64,7 +64,7 @@ test("playing goes on without a halt, slowly where much happens, to the last key
   }
 });
 
-test("numbers are said as people read them", () => {
+test("numbers are formatted for readers", () => {
   assert.deepEqual([0, 1023, 1024, 1536, 3 * 1024 ** 3].map(humanBytes),
     ["0 B", "1023 B", "1 KiB", "1.5 KiB", "3 GiB"]);
   assert.deepEqual([2, 0.0125, 3.21e-6].map(humanSeconds), ["2 s", "12.5 ms", "3.21 µs"]);

@@ -17,7 +17,7 @@ test("bars are found by their ids and ordered by their starts", () => {
   assert.deepEqual(starts, [...starts].sort((a, b) => a - b));
 });
 
-test("a collective's members stand from the top lane down, and belong together", () => {
+test("members of a collective are sorted by lane and related to each other", () => {
   const store = new Store(bulk.sync_sgd);
   const tied = all(store).find(({ tie }) => tie >= 0);
   const members = store.members(tied.tie);
@@ -35,7 +35,7 @@ test("an operation that has not ended is open, and the legend names it", () => {
   assert.ok(!new Store(bulk.p2p).kinds().has("open"));
 });
 
-test("what is found has the text in its name, line, label or rank", () => {
+test("search finds text in the name, line, label and rank", () => {
   const store = new Store(bulk.all_reduce);
   const found = (text) => [...search(store, text).bars].map((i) => store.bar(i));
   assert.equal(found("").length, store.count);

@@ -25,7 +25,7 @@ class Browser:
     """A fake browser: holds the model's state after every message."""
 
     def __init__(self, cockpit, monkeypatch):
-        self.told, self.changed = [], threading.Condition()
+        self.messages, self.changed = [], threading.Condition()
         self.state = cockpit.get_state()
         monkeypatch.setattr(cockpit, "_send", self.receive)
         self.cockpit = cockpit
@@ -37,14 +37,14 @@ class Browser:
     def receive(self, message, buffers=None):
         with self.changed:
             if message["method"] == "custom":
-                self.told.append(message["content"])
+                self.messages.append(message["content"])
             self.state |= message.get("state", {})
             self.changed.notify_all()
 
     def click(self, do, **more):
         """Send a button's command, and wait until it is handled."""
-        self.cockpit._handle_custom_msg({"do": do, "id": len(self.told), **more}, [])
-        self.wait(lambda: {"did": len(self.told) - 2} in self.told)
+        self.cockpit._handle_custom_msg({"do": do, "id": len(self.messages), **more}, [])
+        self.wait(lambda: {"did": len(self.messages) - 2} in self.messages)
 
     def wait(self, condition):
         with self.changed:
@@ -106,13 +106,13 @@ def test_bars_of_every_moment_are_in_the_timeline(choices):
         rank_states = stepper.moments[-1].rank_states
         if any(s.status is RankStatus.PAUSED and choice in (None, s.rank) for s in rank_states):
             stepper.next(choice)
-    told, bars = snapshot(stepper), {bar["id"] for bar in Columns(stepper.trace).picture()["bars"]}
-    for rank in told["moment"]["ranks"]:
+    shown, bars = snapshot(stepper), {bar["id"] for bar in Columns(stepper.trace).picture()["bars"]}
+    for rank in shown["moment"]["ranks"]:
         assert {rank.get("now"), rank.get("last")} <= {*bars, None}
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert json.loads(json.dumps(shown, allow_nan=False)) == shown
 
 
-# -- what went wrong ------------------------------------------------------------------
+# -- errors and findings --------------------------------------------------------------
 
 RAISED = """rank 1 raised ValueError: too small at In[5]:7
 The others were released: rank 0 was in recv with rank 1 at In[5]:4.
@@ -162,9 +162,9 @@ def test_remarks(error, findings, messages):
 def test_stopped_run_has_no_error():
     stepper = ring(1)
     stepper.error, stepper.facts = "fn was interrupted on all ranks", {"interrupted": True}
-    told = snapshot(stepper)
-    assert told["stopped"] and not told["remarks"]
-    assert "step 1 of 1 · You stopped it here." in to_table(told, Columns(stepper.trace).picture())
+    shown = snapshot(stepper)
+    assert shown["stopped"] and not shown["remarks"]
+    assert "step 1 of 1 · You stopped it here." in to_table(shown, Columns(stepper.trace).picture())
     stepper.findings = [FOUND]  # it could not have continued
     assert snapshot(stepper)["remarks"]
 
@@ -195,11 +195,11 @@ def test_user_can_seek_back_and_pause_while_ranks_run(opened, monkeypatch):
     browser.cockpit._handle_custom_msg({"do": "finish", "id": "x"}, [])
     assert moving.wait(60)
     browser.cockpit._handle_custom_msg({"do": "seek", "position": 1, "id": "y"}, [])
-    browser.wait(lambda: {"did": "y"} in browser.told)
+    browser.wait(lambda: {"did": "y"} in browser.messages)
     browser.at(1, 2)
-    assert {"heard": "x"} in browser.told and {"did": "x"} not in browser.told
+    assert {"heard": "x"} in browser.messages and {"did": "x"} not in browser.messages
     let.set()
-    browser.wait(lambda: {"did": "x"} in browser.told)
+    browser.wait(lambda: {"did": "x"} in browser.messages)
 
 
 def test_invalid_action_returns_a_sentence(opened):
@@ -216,7 +216,7 @@ def test_invalid_action_returns_a_sentence(opened):
     assert browser.steps["error"] == "ValueError: the cockpit has no button 'jump'"
 
 
-# -- elsewhere ---------------------------------------------------------------------------
+# -- the static picture and the table ----------------------------------------------------
 
 
 def texts(picture):
@@ -249,10 +249,10 @@ def test_static_picture_shows_errors_and_the_shown_moment():
     stepper = steps.cycle()
     stepper.next()
     stepper.findings = [FOUND]
-    told = snapshot(stepper)
+    shown = snapshot(stepper)
     timeline = Columns(stepper.trace).picture()
-    assert any(FOUND.message in words for words in texts(to_svg(told, timeline)))
-    assert f"! {FOUND.message}" in to_table(told, timeline)
+    assert any(FOUND.message in words for words in texts(to_svg(shown, timeline)))
+    assert f"! {FOUND.message}" in to_table(shown, timeline)
     stepper.error = "rank 1 died"
     assert "! rank 1 died" in to_table(snapshot(stepper), timeline)
     stepper.seek(0)

@@ -105,7 +105,7 @@ def test_figures_are_consistent_for_any_trace(seed: int, ranks: int) -> None:
     json.dumps(summary([Side("a", trace), Side("b", Trace())]), allow_nan=False)
 
 
-# -- what is said of all together -----------------------------------------------------------
+# -- the comparison -------------------------------------------------------------------------
 
 
 def test_differences_are_listed() -> None:
@@ -146,8 +146,8 @@ def test_invalid_comparisons_raise() -> None:
 
 
 def test_table_compares_with_the_first_run() -> None:
-    told = repr(dk.Compare({"naive": naive(4), "ring": traces.ring(4, size=16)}))
-    line = next(line for line in told.splitlines() if "messages " in line and "bytes" not in line)
+    table = repr(dk.Compare({"naive": naive(4), "ring": traces.ring(4, size=16)}))
+    line = next(line for line in table.splitlines() if "messages " in line and "bytes" not in line)
     assert line.split() == ["messages", "6", "24", "4×"]
 
 

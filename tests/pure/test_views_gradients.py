@@ -91,7 +91,7 @@ def layer(trace: Trace):
     return project(trace).steps[0]["w"]
 
 
-# -- what became of the gradients ------------------------------------------------------
+# -- reduced gradients -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("after", "kind"), [(SUM, "sum"), (MEAN, "mean")])

@@ -71,8 +71,8 @@ def test_store_call_is_named_as_in_the_program():
 
 def test_long_trace_is_truncated_with_a_notice():
     found = texts(big(4000))
-    told = r"the first .* are drawn here: \d+ of 4,000 operations"
-    assert any(re.fullmatch(told, word) for word in found) and found.count("rank 7") == 1
+    note = r"the first .* are drawn here: \d+ of 4,000 operations"
+    assert any(re.fullmatch(note, word) for word in found) and found.count("rank 7") == 1
     assert "the first 48 ranks are drawn here" in texts(big(600, n=100))
     assert not any("operations" in word for word in texts(ring()))
 

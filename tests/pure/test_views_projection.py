@@ -238,8 +238,8 @@ def test_folders_and_control_characters_are_removed():
 
 def test_operation_on_a_gpu_has_its_device_time_and_memory():
     picture = Columns(gpus()).picture()
-    said = "cuda:1 · stream 7 · 250 µs on the device · 8 MiB in use"
-    assert said in {bar["gpu"] for bar in picture["bars"]}
+    expected = "cuda:1 · stream 7 · 250 µs on the device · 8 MiB in use"
+    assert expected in {bar["gpu"] for bar in picture["bars"]}
     assert {bar.get("label") for bar in picture["bars"]} == {None}  # none is the call's name
 
 
@@ -248,16 +248,16 @@ def test_operation_on_a_gpu_has_its_device_time_and_memory():
 
 def unpacked(picture):
     """Decode columns like the browser: bars and arrows by id, with times and ties."""
-    told, arrays, at = picture["columns"], {}, 0
-    for name, kind, length in told["parts"]:
+    columns, arrays, at = picture["columns"], {}, 0
+    for name, kind, length in columns["parts"]:
         size = length * int(kind[1])
-        arrays[name] = np.frombuffer(told["bytes"][at : at + size], f"<{kind}").tolist()
+        arrays[name] = np.frombuffer(columns["bytes"][at : at + size], f"<{kind}").tolist()
         at += size
-    assert at == len(told["bytes"])
-    rows = [t[:3] for t in told["tracks"] for _ in range(t[3])]
+    assert at == len(columns["bytes"])
+    rows = [t[:3] for t in columns["tracks"] for _ in range(t[3])]
     ids = [f"{rank}.{seq}" for (rank, _, _), seq in zip(rows, arrays["seq"], strict=True)]
     bars = {
-        name: (row[2], start, told["categories"][category]["op"])
+        name: (row[2], start, columns["categories"][category]["op"])
         for name, row, start, category in zip(
             ids, rows, arrays["start"], arrays["category"], strict=True
         )

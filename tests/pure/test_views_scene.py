@@ -59,8 +59,8 @@ def test_example_view_follows_the_rules(tmp_path: Path, example) -> None:
     file.write_text('"""A view."""\n\n' + "\n".join(example[1]) + "\n", encoding="utf-8")
     root = CONTRIBUTING.parent
     command = [sys.executable, "-m", "ruff", "check", "--config", root / "pyproject.toml", file]
-    said = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert said.returncode == 0, said.stdout + said.stderr
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_mark_is_visible_between_begin_and_end() -> None:

@@ -60,7 +60,7 @@ def test_javascript_unit_tests_pass(tmp_path):
     if (program := node()) is None:
         pytest.skip("neither Node nor Playwright is installed: the modules of js/ are not tested")
     pictures = tmp_path / "pictures.json"
-    pictures.write_text(json.dumps(told(), default=letters), encoding="utf-8")
+    pictures.write_text(json.dumps(timelines(), default=letters), encoding="utf-8")
     scripts = tmp_path / "scripts"
     scripts.mkdir()
     for view in SCRIPTS:
@@ -76,7 +76,7 @@ def test_javascript_unit_tests_pass(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def told():
+def timelines():
     """Pictures of timelines for the browser, with their arrays as text."""
     bulk = {name: packed(Columns(make(), 10_000)) for name, make in DEMOS.items()}
     return {"theme": theme(), "bulk": bulk}

@@ -89,13 +89,13 @@ class Shop:
         elif rule.staleness is not None:
             terms["staleness"] = rule.staleness
         for worker in range(self.workers):
-            said = {"attributes": terms, "match": f"kv:{worker}:999"}
+            registration = {"attributes": terms, "match": f"kv:{worker}:999"}
             at = min(e.time for e in events) - 1.0
             events += [
-                Event(worker, 999, Op.REGISTER, State.STARTED, at, peer=99, **said),
-                Event(99, 2 * worker, Op.RECV, State.COMPLETED, at, peer=worker, **said),
-                Event(99, 2 * worker + 1, Op.SEND, State.COMPLETED, at + 0.1, **said),
-                Event(worker, 999, Op.REGISTER, State.COMPLETED, at + 0.2, **said),
+                Event(worker, 999, Op.REGISTER, State.STARTED, at, peer=99, **registration),
+                Event(99, 2 * worker, Op.RECV, State.COMPLETED, at, peer=worker, **registration),
+                Event(99, 2 * worker + 1, Op.SEND, State.COMPLETED, at + 0.1, **registration),
+                Event(worker, 999, Op.REGISTER, State.COMPLETED, at + 0.2, **registration),
             ]
         return Trace(events, traces.info(ranks=roles, **facts))
 
@@ -120,7 +120,7 @@ def version(run, time, server=None, key="w"):
     return made[-1] if made else None
 
 
-def lying(run, time):
+def waiting_gradients(run, time):
     """Return worker and version of the gradients in all inboxes."""
     spans = ((g.arrived, g.taken, g) for g in run.history.gradients)
     return [(g.node, g.version) for g in now(spans, time)]
@@ -137,17 +137,17 @@ def status(run, time):
     return {node: (status.kind, status.text) for node, status in found.items()}
 
 
-def told(run, kind):
+def keyframes(run, kind):
     """Return the keyframes of a kind."""
     return [keyframe for keyframe in run.keyframes if keyframe.kind == kind]
 
 
 def more(run, kind):
     """Return the details of the keyframes of a kind."""
-    return [keyframe.more for keyframe in told(run, kind)]
+    return [keyframe.more for keyframe in keyframes(run, kind)]
 
 
-# -- what is read in the events -----------------------------------------------------------
+# -- the history of the events ------------------------------------------------------------
 
 
 RULES = st.one_of(
@@ -189,8 +189,8 @@ def test_history_matches_the_server(workers, rule, steps) -> None:
     assert [r.version for r in got] == [
         run.replies[p.match] for p in pulls if p.match in run.replies
     ]
-    lying = [g.node for g in history.gradients if math.isinf(g.taken)]
-    assert sorted(lying) == sorted(w for one in entry.rounds.values() for w in one)
+    waiting_gradients = [g.node for g in history.gradients if math.isinf(g.taken)]
+    assert sorted(waiting_gradients) == sorted(w for one in entry.rounds.values() for w in one)
     assert waits.keys() == blocked
     for (node, _), (_, clock) in entry.waiting.items():
         real = rule.awaits(clock, entry.version, entry.arrived, range(workers), entry.clocks)
@@ -203,7 +203,7 @@ def test_history_matches_the_server(workers, rule, steps) -> None:
 def test_sync_gradients_gather_and_pulls_wait() -> None:
     run = shop(3, Synchronous(), [("push", 0), ("pull", 0), ("push", 1), ("pull", 1)])
     run = project(run.trace())
-    assert (version(run, run.end), lying(run, run.end)) == (0, [(0, 0), (1, 0)])
+    assert (version(run, run.end), waiting_gradients(run, run.end)) == (0, [(0, 0), (1, 0)])
     assert [w.node for w in held(run, run.end)] == [0, 1] and run.history.quorum == 3
     assert {w: words for w, (kind, words) in status(run, run.end).items() if kind == "waits"} == {
         0: "waits for worker 2",
@@ -224,10 +224,10 @@ def test_async_gradients_are_applied_at_once_and_may_be_stale() -> None:
     run = shop(2, Asynchronous(), [("pull", 0), ("pull", 1), ("push", 0), ("push", 1), ("pull", 1)])
     run = project(run.trace())
     *_, (_, _, last, _) = run.history.versions[2, "w"]
-    assert (version(run, run.end), last, lying(run, run.end)) == (2, {1: 1}, [])
+    assert (version(run, run.end), last, waiting_gradients(run, run.end)) == (2, {1: 1}, [])
     assert not any(kind == "waits" for kind, _ in status(run, run.end).values())
     assert run.history.quorum == 1
-    update = told(run, "update")[-1]
+    update = keyframes(run, "update")[-1]
     assert update.who == "server 0 updates w to v2"
     assert update.more.startswith("with worker 1 (1 late)")
     assert opening(run) == update.end  # the moment when the staleness appeared
@@ -239,7 +239,7 @@ def test_dead_nodes_are_labelled_and_crossed_out() -> None:
     run = project(run.trace(ends=ends))
     assert run.notices == ["worker 1 died", "1 pull never answered"]
     assert status(run, run.end) == {0: ("waits", "waits for worker 1"), 1: ("ended", "died")}
-    assert [death.who for death in told(run, "death")] == ["worker 1 dies"]
+    assert [death.who for death in keyframes(run, "death")] == ["worker 1 dies"]
 
 
 def test_backup_worker_drops_the_last_gradient() -> None:
@@ -250,7 +250,7 @@ def test_backup_worker_drops_the_last_gradient() -> None:
         "An update takes the first 2 gradients of a round."
     )
     assert more(run, "push")[-1].startswith("computed from v0: too late, not counted")
-    assert lying(run, run.end) == []
+    assert waiting_gradients(run, run.end) == []
     assert [u.late for u in run.history.updates] == [{0: 0, 1: 0}]
 
 

@@ -94,7 +94,7 @@ def finally_held(trace):
     return held_at(stage(trace), float("inf"))
 
 
-# -- who stands where ------------------------------------------------------------------
+# -- places ----------------------------------------------------------------------------
 
 
 @given(st.integers(0, 40), st.booleans())
@@ -119,7 +119,7 @@ def test_ring_all_reduce_is_recognised_and_fills_every_chunk(n, recorded):
         assert [piece.sure for piece in pieces] == [set(range(n))] * n, rank
 
 
-def test_in_rounds_nobody_is_ahead():
+def test_no_rank_is_ahead_in_rounds():
     """After k rounds every rank holds the schedule's chunks, however late it was."""
     rounds, trace = list(schedule(4)), all_reduce_ring(4)
     late = [replace(e, time=e.time + (0.3 * MS if e.rank == 2 else 0)) for e in trace.events]
@@ -195,7 +195,7 @@ def test_unknown_contributions_are_bounded_not_guessed():
     assert "at most" in picture.said
 
 
-def test_zeros_are_not_evidence():
+def test_equal_zeros_are_not_the_same_piece():
     s = Script()
     send(s, 0, 1, 0, [0.0, 0.0])
     send(s, 1, 2, 2, [0.0, 0.0])

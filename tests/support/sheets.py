@@ -72,7 +72,7 @@ class Sheet:
         """Update the view with a trace, and wait until it is drawn."""
         self.view._look(trace, live)
         state = json.dumps(self.view.get_state("picture"), default=letters)
-        self.drawn(lambda: self.page.evaluate("told => feed(JSON.parse(told))", state))
+        self.drawn(lambda: self.page.evaluate("state => feed(JSON.parse(state))", state))
 
     def drawn(self, act: Any) -> None:
         """Perform an action and wait until it is drawn."""

@@ -56,7 +56,7 @@ class FakeStepper:
             self._arrive(rank)
         self._note(())
 
-    # -- what a live view reads -----------------------------------------------------
+    # -- read by live views ---------------------------------------------------------
 
     @property
     def trace(self) -> Trace:
@@ -84,7 +84,7 @@ class FakeStepper:
         self._watchers.append(callback)
         return lambda: self._watchers.remove(callback)
 
-    # -- what it is told --------------------------------------------------------------
+    # -- commands ---------------------------------------------------------------------
 
     def next(self, rank: int | None = None) -> None:
         self.calls.append(("next", rank))
