@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from distkit.events import Op, State
-from distkit.trace.info import ClockOffset, RankEnd, RankInfo
+from distkit.trace.info import ClockOffset, RankEnd, RankInfo, Replacement
 from distkit.trace.trace import Trace
 from distkit_simulation.job import H100, Job
 from distkit_simulation.network import Link, Network
@@ -412,6 +412,49 @@ def job_of_four_stages() -> Trace:
     return with_info(job.trace, name="a simulated step")
 
 
+def eager_and_compiled() -> Trace:
+    """Four steps of two ranks; rank 0 compiles its network, which has a graph break."""
+    operators = [("linear", 4), ("relu", 4), ("linear", 4), ("loss", 2), ("backward", 12)]
+    graphs = [("graph 1", 3), ("print", 1), ("graph 2", 4), ("loss", 2)]
+    graphs += [("backward 2", 5), ("backward 1", 3)]
+    first = [("compile", 30), *graphs[:2], ("compile", 20), *graphs[2:]]
+    lines, at = list[Line](), 0.0
+    for step in range(4):
+        ready = {rank: at for rank in range(2)}
+        for rank, work in enumerate((graphs if step else first, operators)):
+            for label, ms in work:
+                lines.append(mark(rank, ready[rank], ready[rank] + ms, label))
+                ready[rank] += ms
+        at = max(ready.values()) + 3
+        for rank, begin in ready.items():
+            lines += [all_reduce(rank, begin, at, 38_440), mark(rank, at, at + 2, "update")]
+        at += 2
+    return script(2, "four steps", *lines)
+
+
+def scheduled_functions() -> Trace:
+    """Nine functions on two workers; one dies at the end of a function, and is replaced."""
+    died, again = 52.0, 64.0
+    fast = [(1, n, 4.0 + 10 * i, 14.0 + 10 * i) for i, n in enumerate((0, 2, 3, 5, 6, 7, 8))]
+    slow = [(2, 1, 4.0, 28.0), (2, 4, 28.0, died), (2, 4, again, again + 24)]
+    lines, version, server = [*_asked(Op.INIT, 0, 0, 1, 1, 2)], 0, 3
+    for worker, n, begin, end in sorted([*fast, *slow], key=lambda run: run[-1]):
+        lines += _asked(Op.PULL, worker, begin, begin + 0.8, begin + 0.9, begin + 1.6)
+        lines += [mark(worker, begin + 2, end, f"function {n}")]
+        lines += _asked(Op.PUSH, worker, end - 2, end - 1.2, end - 0.8, end - 0.2)
+        if begin != again:
+            version += 1
+            facts = {"key": "w", "version": version, "workers": (worker,), "late": (0,)}
+            lines.append((Op.MARK, server, end - 1.2, end - 0.8, {"attributes": facts}))
+    lines += [mark(2, died, again, "replaced: it was killed")]
+    lines += _asked(Op.PULL, 0, again + 25, again + 26, again + 26, again + 27)
+    trace = script(4, "nine functions", *sorted(lines, key=lambda one: one[2]))
+    ranks = {r: RankInfo(f"worker {r}", "worker") for r in range(3)}
+    ranks[server] = RankInfo("server 0", "server")
+    replaced = [Replacement(2, "worker 2", "it was killed", died * MS)]
+    return with_info(trace, ranks=ranks, replaced=replaced)
+
+
 #: The run of each lesson's concept check.
 RUNS: dict[str, Callable[[], Trace]] = {
     "00_welcome": fork_and_join,
@@ -435,6 +478,8 @@ RUNS: dict[str, Callable[[], Trace]] = {
     "18_devices_and_compression": two_devices,
     "19_gpu_ranks": two_gpus,
     "20_ten_thousand_gpus": job_of_four_stages,
+    "21_eager_and_compiled": eager_and_compiled,
+    "22_coordinator": scheduled_functions,
 }
 
 #: Those drawn by ``dk.Servers``.

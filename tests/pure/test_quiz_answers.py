@@ -362,6 +362,39 @@ def job(trace: Trace) -> Answers:
     )
 
 
+def compiled(trace: Trace) -> Answers:
+    *_, second = work(trace, "compile")
+    (eager,) = {*trace.ranks} - {second.rank}
+    mine, others = (calls(trace, Op.ALL_REDUCE, rank) for rank in (second.rank, eager))
+    during = {
+        s.op for s in trace.spans if s.rank == eager and s.start <= second.start < (s.end or 0)
+    }
+    breaks = len({s.label for s in work(trace, "graph")}) - 1
+    waits = [theirs.start > own.start for own, theirs in zip(mine, others, strict=True)]
+    return (
+        f"rank {second.rank}",
+        ("none", "one", "two", "three")[breaks],
+        *(f"it waits in `{op}`" for op in during),
+        human_seconds(round(others[-1].start - mine[-1].start, 9)),
+        "not at all" if all(waits[1:]) else "8 ms",
+    )
+
+
+def coordinated(trace: Trace) -> Answers:
+    functions = work(trace, "function")
+    slow = slowest(trace)
+    (coordinator,) = {0, 1, 2} - {s.rank for s in functions}
+    first = min(s.end or 0.0 for s in functions if s.rank == slow)
+    (twice,) = (label for label, n in Counter(s.label for s in functions).items() if n == 2)
+    return (
+        f"worker {coordinator}",
+        sum((s.end or 0.0) <= first for s in functions if s.rank != slow),
+        twice,
+        len(calls(trace, Op.PUSH)),
+        len(updates(trace)),
+    )
+
+
 def bring_your_own(trace: Trace) -> Answers:
     moved = Counter[str]()
     for s in trace.spans:
@@ -399,6 +432,8 @@ COMPUTED: dict[str, Callable[[Trace], Answers]] = {
     "18_devices_and_compression": devices,
     "19_gpu_ranks": gpu_ranks,
     "20_ten_thousand_gpus": job,
+    "21_eager_and_compiled": compiled,
+    "22_coordinator": coordinated,
 }
 
 
