@@ -413,13 +413,13 @@ def job_of_four_stages() -> Trace:
 
 
 def eager_and_compiled() -> Trace:
-    """Four steps of two ranks; rank 0 compiles its network, which has a graph break."""
-    operators = [("linear", 4), ("relu", 4), ("linear", 4), ("loss", 2), ("backward", 12)]
-    graphs = [("graph 1", 3), ("print", 1), ("graph 2", 4), ("loss", 2)]
-    graphs += [("backward 2", 5), ("backward 1", 3)]
-    first = [("compile", 30), *graphs[:2], ("compile", 20), *graphs[2:]]
+    """Two steps of two ranks; rank 0 compiles its network, which has a graph break."""
+    operators = [("linear", 10), ("relu", 10), ("linear", 10), ("loss", 8), ("backward", 26)]
+    graphs = [("graph 1", 10), ("print", 8), ("graph 2", 10), ("loss", 8)]
+    graphs += [("backward 2", 10), ("backward 1", 10)]
+    first = [("compile", 48), *graphs[:2], ("compile", 20), *graphs[2:]]
     lines, at = list[Line](), 0.0
-    for step in range(4):
+    for step in range(2):
         ready = {rank: at for rank in range(2)}
         for rank, work in enumerate((graphs if step else first, operators)):
             for label, ms in work:
@@ -427,14 +427,14 @@ def eager_and_compiled() -> Trace:
                 ready[rank] += ms
         at = max(ready.values()) + 3
         for rank, begin in ready.items():
-            lines += [all_reduce(rank, begin, at, 38_440), mark(rank, at, at + 2, "update")]
-        at += 2
-    return script(2, "four steps", *lines)
+            lines += [all_reduce(rank, begin, at, 38_440), mark(rank, at, at + 9, "update")]
+        at += 9
+    return script(2, "two steps", *lines)
 
 
 def scheduled_functions() -> Trace:
     """Nine functions on two workers; one dies at the end of a function, and is replaced."""
-    died, again = 52.0, 64.0
+    died, again = 52.0, 70.0
     fast = [(1, n, 4.0 + 10 * i, 14.0 + 10 * i) for i, n in enumerate((0, 2, 3, 5, 6, 7, 8))]
     slow = [(2, 1, 4.0, 28.0), (2, 4, 28.0, died), (2, 4, again, again + 24)]
     lines, version, server = [*_asked(Op.INIT, 0, 0, 1, 1, 2)], 0, 3
@@ -442,7 +442,7 @@ def scheduled_functions() -> Trace:
         lines += _asked(Op.PULL, worker, begin, begin + 0.8, begin + 0.9, begin + 1.6)
         lines += [mark(worker, begin + 2, end, f"function {n}")]
         lines += _asked(Op.PUSH, worker, end - 2, end - 1.2, end - 0.8, end - 0.2)
-        if begin != again:
+        if (worker, begin) != (2, again):
             version += 1
             facts = {"key": "w", "version": version, "workers": (worker,), "late": (0,)}
             lines.append((Op.MARK, server, end - 1.2, end - 0.8, {"attributes": facts}))
