@@ -414,10 +414,10 @@ def job_of_four_stages() -> Trace:
 
 def eager_and_compiled() -> Trace:
     """Two steps of two ranks; rank 0 compiles its network, which has a graph break."""
-    operators = [("linear", 10), ("relu", 10), ("linear", 10), ("loss", 8), ("backward", 26)]
-    graphs = [("graph 1", 10), ("print", 8), ("graph 2", 10), ("loss", 8)]
-    graphs += [("backward 2", 10), ("backward 1", 10)]
-    first = [("compile", 48), *graphs[:2], ("compile", 20), *graphs[2:]]
+    operators = [("linear", 12), ("relu", 10), ("linear", 12), ("loss", 10), ("backward", 22)]
+    graphs = [("graph 1", 14), ("print", 10), ("graph 2", 14), ("loss", 10)]
+    graphs += [("backward 2", 6), ("backward 1", 4)]
+    first = [("compile", 44), *graphs[:2], ("compile", 14), *graphs[2:]]
     lines, at = list[Line](), 0.0
     for step in range(2):
         ready = {rank: at for rank in range(2)}
@@ -427,8 +427,8 @@ def eager_and_compiled() -> Trace:
                 ready[rank] += ms
         at = max(ready.values()) + 3
         for rank, begin in ready.items():
-            lines += [all_reduce(rank, begin, at, 38_440), mark(rank, at, at + 9, "update")]
-        at += 9
+            lines += [all_reduce(rank, begin, at, 38_440), mark(rank, at, at + 4, "update")]
+        at += 4
     return script(2, "two steps", *lines)
 
 
