@@ -39,7 +39,7 @@ def total():
     return x[0].item()
 
 def keys():
-    return [*cluster._supervisor._fleet._where["keys"][:2]]
+    return [*cluster._supervisor._fleet._launch.kernel["keys"][:2]]
 
 def hosts():
     return [row[1] for row in cluster.status().rows]
