@@ -8,7 +8,6 @@ summarized on the GPU, in the same stream, and copied to host memory asynchronou
 from __future__ import annotations
 
 import math
-import threading
 import time
 from contextlib import suppress
 from functools import cache
@@ -17,10 +16,6 @@ from typing import Any
 import torch
 
 from distkit.recording.plain import Values
-
-#: Held during event queries and while a CUDA graph is captured, because a capture fails if another
-#: thread queries an event.
-event_query_lock = threading.Lock()
 
 
 class Device:
@@ -80,7 +75,7 @@ class DeferredSummary:
 
     def poll(self) -> Values | None:
         """Return the fields of a Summary, as ``summarize`` does; None until the copy is done."""
-        if not _is_reached(self._event):
+        if not self._event.query():
             return None
         *values, square, minimum, maximum = self._numbers.tolist()
         norm = math.sqrt(square) if square >= 0 else math.nan
@@ -140,20 +135,10 @@ class InFlight:
 
     def poll(self) -> float | None:
         """Return the end time on the host's clock [s]; None if the operation has not ended."""
-        if not _is_reached(self._end):
+        if not self._end.query():
             return None
         self.seconds = self._begin.elapsed_time(self._end) / 1e3
         if self._work is not None:
             with suppress(RuntimeError):  # only NCCL knows it, if TORCH_NCCL_ENABLE_TIMING is set
                 self.seconds = self._work._get_duration() / 1e3
         return self._device.clock.time(self._begin, self._called_at, self._end, time.monotonic())
-
-
-def _is_reached(event: Any) -> bool:
-    """Return whether the GPU has reached an event; False while queries are not allowed."""
-    if not event_query_lock.acquire(blocking=False):
-        return False
-    try:
-        return bool(event.query())
-    finally:
-        event_query_lock.release()

@@ -22,7 +22,7 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from distkit.events import Op, State
@@ -80,7 +80,8 @@ class GradientRecorder:
         self._steps = 0
         self._open: dict[str, int] = {}  # seq of each gradient's mark
         self._hooks = [
-            w.register_post_accumulate_grad_hook(self._hook(n)) for n, w in self._watched.items()
+            w.register_post_accumulate_grad_hook(partial(self._record_own, n))
+            for n, w in self._watched.items()
         ]
         self._record_weights()
 
@@ -137,14 +138,12 @@ class GradientRecorder:
         for hook in self._hooks:
             hook.remove()
 
-    def _hook(self, name: str) -> Any:
-        def hook(w: Tensor) -> None:
-            rec = recorder.current()
-            if rec is not None and w.grad is not None and is_recorded_step(self._steps):
-                seq = self._open.setdefault(name, rec.next_seq())
-                _put(rec, seq, State.STARTED, "gradient", name, w.grad)
-
-        return hook
+    def _record_own(self, name: str, w: Tensor) -> None:
+        """Record this rank's gradient of a parameter, before any all-reduce."""
+        rec = recorder.current()
+        if rec is not None and w.grad is not None and is_recorded_step(self._steps):
+            seq = self._open.setdefault(name, rec.next_seq())
+            _put(rec, seq, State.STARTED, "gradient", name, w.grad)
 
     def _record_weights(self) -> None:
         rec = recorder.current()

@@ -214,9 +214,8 @@ def _is_changed(call: _Call) -> bool:
 def _record_use(call: _Call, name: str, writes: bool) -> None:
     recorder = call.recorder
     facts: dict[str, Any] = {"function": name} | ({"writes": True} if writes else {})
-    seq, where = recorder.next_seq(), user_line()
-    for state in (State.STARTED, State.COMPLETED):
-        recorder.record(seq, Op.TOUCH, state, match=str(call.seq), attributes=facts, where=where)
+    fields: dict[str, Any] = {"match": str(call.seq), "attributes": facts, "where": user_line()}
+    recorder.record(recorder.next_seq(), Op.TOUCH, State.COMPLETED, **fields)
 
 
 def _ignores_values(operator: str) -> bool:

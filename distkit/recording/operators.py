@@ -22,7 +22,7 @@ from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import SPARSE, WORLD, Op
-from distkit.recording.recorder import dense_parts
+from distkit.recording.recorder import stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +158,7 @@ def describe(used: list[torch.Tensor]) -> tuple[tuple[int, ...], str, int]:
     if not used:
         return (), "", 0
     first = used[0]
-    dtype = _dtype(first.dtype)
-    if first.is_sparse:
-        dtype = f"{SPARSE}{dtype}"
+    dtype = f"{SPARSE if first.is_sparse else ''}{_dtype(first.dtype)}"
     return tuple(first.shape), dtype, sum(map(_nbytes, used))
 
 
@@ -170,12 +168,13 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
-    return sum(part.nbytes for part in dense_parts(tensor))
+    indices = tensor.detach()._indices().nbytes if tensor.is_sparse else 0
+    return indices + stored(tensor).nbytes
 
 
 def storage_of(tensor: torch.Tensor) -> int:
     """Return the identity of a tensor's storage, valid while the storage exists."""
-    return int(dense_parts(tensor)[-1].untyped_storage()._cdata)
+    return int(stored(tensor).untyped_storage()._cdata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +194,12 @@ class Groups:
 
     def __init__(self) -> None:
         #: Called with the name and members of each group on its first use.
-        self.on_group: Callable[[str, list[int]], None] | None = None
+        self.on_group: Callable[[str, list[int]], None] = lambda name, members: None
+        #: The groups in use, by name.
+        self.used: dict[str, GroupInfo] = {}
         self._known: weakref.WeakKeyDictionary[Any, GroupInfo] = weakref.WeakKeyDictionary()
-        self._used = set[str]()
+        # the groups that the program has created, with their reference counts, by line and members
+        self._created: dict[Any, list[tuple[weakref.ref[Any], int]]] = defaultdict(list)
 
     def add(self, group: Any) -> GroupInfo | None:
         """Register and return a group; None if torch does not know its members."""
@@ -212,31 +214,16 @@ class Groups:
         """Return an operator's group; None if the program constructed it directly."""
         group = dist.ProcessGroup.unbox(script)
         known = self._known.get(group) or self.add(group)
-        if known is not None and known.name not in self._used:
-            self._used.add(known.name)
-            if self.on_group is not None:
-                self.on_group(known.name, [*known.members])
+        if known is not None and known.name not in self.used:
+            self.used[known.name] = known
+            self.on_group(known.name, [*known.members])
         return known
 
-    def rank(self, name: str, group_rank: int) -> int | None:
-        """Return the global rank of a member of a group in use."""
-        return next(
-            (known.rank(group_rank) for known in self._known.values() if known.name == name), None
-        )
-
-
-# A group that is not destroyed keeps its connections, threads and memory even if the program holds
-# no reference to it, because torch holds one.
-
-
-class CreatedGroups:
-    """The groups that a run has created, by source line and members."""
-
-    def __init__(self) -> None:
-        self._created: dict[Any, list[tuple[weakref.ref[Any], int]]] = defaultdict(list)
-
-    def add(self, group: weakref.ref[Any], where: str, members: Any) -> int:
+    def count_leaked(self, group: weakref.ref[Any], where: str, members: Any) -> int:
         """Register a new group, and return the number of leaked ones of the same line and members.
+
+        A group that is not destroyed keeps its connections, threads and memory even if the program
+        holds no reference to it, because torch holds one.
 
         Args:
             group: the new group, which only torch and the caller reference.

@@ -146,16 +146,20 @@ class Pending:
                 now = time.monotonic()
                 self.recorder.put(self.seq, self.op, State.FAILED, now, self.fields)
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Wrap the wait for the operation; an exception marks it as failed."""
-        try:
-            yield
-        except BaseException:
-            self.fail()
-            raise
-        finally:
-            self.recorder.end_wait()
+
+@contextmanager
+def waiting(*operations: Pending, limited: bool = False) -> Iterator[None]:
+    """Record that this thread waits for operations; an exception marks them as failed."""
+    recorder = operations[0].recorder
+    recorder.begin_wait(*operations, limited=limited)
+    try:
+        yield
+    except BaseException:
+        for operation in operations:
+            operation.fail()
+        raise
+    finally:
+        recorder.end_wait()
 
 
 # -- collectives that the program does not wait for -----------------------------------------

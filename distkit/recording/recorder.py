@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from distkit.errors import OWN
 from distkit.events import (
@@ -70,24 +70,16 @@ MAX_VALUES_DELAY = 0.1
 Facts = dict[str, Any] | tuple[tuple[str, Any], ...]
 
 
-class Waitable(Protocol):
-    """An operation that a thread may wait for."""
-
-    seq: int
-    op: Op
-    fields: tuple[Any, ...]
-    done: bool
-
-
 @dataclass(slots=True)
 class Wait:
     """A thread's wait for the first of ``operations`` that is not done.
 
+    An operation has the attributes ``seq``, ``op``, ``fields`` and ``done`` of a :class:`Pending`.
     ``still`` returns whether the thread is still waiting; it is set if the end is not observable.
     ``limited`` means that the program has set a timeout and is expected to handle it.
     """
 
-    operations: Sequence[Waitable]
+    operations: Sequence[Any]
     since: float
     limited: bool = False
     still: Callable[[], bool] | None = None
@@ -219,7 +211,7 @@ class Recorder:
 
     def begin_wait(
         self,
-        *operations: Waitable,
+        *operations: Any,
         limited: bool = False,
         still: Callable[[], bool] | None = None,
     ) -> None:
@@ -277,7 +269,7 @@ class Recorder:
             if isinstance(facts, tuple) and self.waits.get(thread) is wait:
                 fields = *call, where, (*facts, *stack), match
             self.put(operation.seq, operation.op, State.BLOCKED, wait.since, fields)
-        return operation.seq
+        return wait.recorded_seq
 
     def _idle_since(self, now: float, autograd: bool) -> float | None:
         """Return the time since which the main thread waits for another thread; None if not.
@@ -308,8 +300,6 @@ class Recorder:
         With ``last``, return all rows.
         """
         rows = self._rows
-        if not rows:
-            return []
         drained = rows[:] if not self._has_deferred else self._with_values(rows[:], last)
         del rows[: len(drained)]  # keeps rows that other threads have appended
         return drained
@@ -377,12 +367,12 @@ def mark(label: str) -> Iterator[None]:
     fields: dict[str, Any] = {"attributes": {"label": label}, "where": user_line(2)}
     seq = recorder.next_seq()
     recorder.record(seq, Op.MARK, State.STARTED, **fields)
+    end = State.FAILED
     try:
         yield
-    except BaseException:
-        recorder.record(seq, Op.MARK, State.FAILED, **fields)
-        raise
-    recorder.record(seq, Op.MARK, State.COMPLETED, **fields)
+        end = State.COMPLETED
+    finally:
+        recorder.record(seq, Op.MARK, end, **fields)
 
 
 # -- values ---------------------------------------------------------------------
@@ -397,7 +387,7 @@ def summarize(*tensors: Tensor) -> Values | DeferredSummary | None:
     """
     import numpy as np  # lazy: the notebook's kernel does not need numpy here
 
-    tensors = tuple(dense_parts(t)[-1] for t in tensors)
+    tensors = tuple(map(stored, tensors))
     size = sum(t.numel() for t in tensors)
     if size == 0:
         return None
@@ -418,12 +408,9 @@ def summarize(*tensors: Tensor) -> Values | DeferredSummary | None:
     return tuple(values), norm, float(flat.min()), float(flat.max()), size, sampled
 
 
-def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return a dense tensor, or the indices and values of a sparse tensor."""
-    if not tensor.is_sparse:
-        return (tensor,)
-    t = tensor.detach()
-    return t._indices(), t._values()
+def stored(tensor: Tensor) -> Tensor:
+    """Return a dense tensor, or the stored values of a sparse tensor."""
+    return tensor.detach()._values() if tensor.is_sparse else tensor
 
 
 def _stride(size: int, limit: int, width: int) -> int:
@@ -546,19 +533,7 @@ def is_users(filename: str) -> bool:
         return False
     if filename.startswith(OWN) or filename in _user_files:
         return True
-    if "-packages/" in filename or filename.startswith(_LIBRARY):
-        return False
-    return not any(
-        _has_installed_packages(folder)
-        for folder in sys.path
-        if folder and filename.startswith(f"{folder.rstrip('/')}/")
-    )
-
-
-@cache
-def _has_installed_packages(folder: str) -> bool:
-    """Return whether pip has installed packages in a folder, as with ``--target``."""
-    return any(Path(folder).glob("*.dist-info"))
+    return "-packages/" not in filename and not filename.startswith(_LIBRARY)
 
 
 def is_standard(filename: str) -> bool:

@@ -17,7 +17,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -30,12 +30,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distkit.events import P2P, WORLD, Op, State
 from distkit.recording import recorder as _recorder
-from distkit.recording.device import device_of, event_query_lock
+from distkit.recording import stores
+from distkit.recording.device import device_of
 from distkit.recording.open_buffers import OpenBuffers
 from distkit.recording.operators import (
     CALLS,
     Call,
-    CreatedGroups,
     Groups,
     describe,
     is_async,
@@ -53,9 +53,9 @@ from distkit.recording.pending import (
     hook,
     is_given_to_users,
     is_limit,
+    waiting,
 )
 from distkit.recording.recorder import Facts, Recorder, line_of_main, user_line, with_caller
-from distkit.recording.stores import Stores
 from distkit.recording.witness import CallContext, register_model
 
 #: Names of functions that return before their message is transferred.
@@ -93,7 +93,6 @@ class Tap:
         #: Examines each collective before it goes to the backend.
         self.call_context: CallContext | None = None
         self._buffers = OpenBuffers()
-        self._stores = Stores(self._record_start)
         self._undo: ExitStack | None = None  # removes the hooks
         self.reset()
 
@@ -118,7 +117,7 @@ class Tap:
             self._watch_gpu(undo)
         for name in COMPLETION_QUERIES:
             hook(undo, dist.Work, name, self._query_hook)
-        self._stores.install(undo)
+        stores.install(undo, self._record_start)
 
     def remove(self) -> None:
         """Restore torch's functions."""
@@ -146,7 +145,6 @@ class Tap:
         self.collectives: Counter[str] = Counter()
         #: Asynchronous collectives that the program has not waited for.
         self.unwaited = UnwaitedCollectives()
-        self._created_groups = CreatedGroups()
         self._pending: dict[int, tuple[Any, Pending]] = {}
         # by group: the thread that calls collectives, 0 for several
         self._threads: dict[str, int] = {}
@@ -273,16 +271,12 @@ class Tap:
     ) -> None:
         """Arrange for the completion to be recorded."""
         script = result[-1] if isinstance(result, (tuple, list)) else result
-        if not isinstance(script, torch.ScriptObject):
-            pending.complete()  # a finished monitored_barrier does not return a Work
-            return
-        if ("captured", True) in pending.fields[-2]:
-            pending.complete()  # executed when the CUDA graph is replayed
-            return
-        work = pending.work = dist.Work.unbox(script)
-        if work is None:  # NCCL's synchronous collectives run in the caller's stream
+        # monitored_barrier and NCCL's synchronous collectives return no Work
+        work = dist.Work.unbox(script) if isinstance(script, torch.ScriptObject) else None
+        if work is None or ("captured", True) in pending.fields[-2]:  # replayed later
             pending.complete()
             return
+        pending.work = work
         caller = _caller(sys._getframe(1))
         from_python = caller.f_code.co_filename == c10d.__file__
         background = call.op not in P2P and (is_async(call, args) or not from_python)
@@ -408,18 +402,13 @@ class Tap:
     ) -> Any:
         """Wait for operations, and record the wait and their completions."""
         pendings = [pending for _, pending in works]
-        recorder = pendings[0].recorder
         limited = limited or any(p.fields[1] in self._limited for p in pendings)
-        recorder.begin_wait(*pendings, limited=limited)
         try:
-            result = wait()
+            with waiting(*pendings, limited=limited):
+                result = wait()
         except BaseException:
-            for pending in pendings:
-                pending.fail()
             self.broken = True
             raise
-        finally:
-            recorder.end_wait()
         for work, pending in works:
             pending.complete(self._source(work, pending))
         return result
@@ -429,28 +418,25 @@ class Tap:
         peer, group = pending.fields[:2]
         if pending.op is not Op.RECV or peer is not None:
             return None
-        return self.groups.rank(group, work._source_rank())
+        return self.groups.used[group].rank(work._source_rank())
 
     def wait_for_gpu(self, limit: float = math.inf) -> None:
         """Wait up to ``limit`` seconds for the GPU to finish the operations in flight."""
         recorder = _recorder.current()
-        if recorder is None or not recorder.in_flight:
+        in_flight = [] if recorder is None else list(recorder.in_flight)
+        if recorder is None or not in_flight:
             return
-        recorder.begin_wait(*recorder.in_flight)
-        try:
-            end = time.monotonic() + limit
+        end = time.monotonic() + limit
+        with waiting(*in_flight):
             while recorder.in_flight and time.monotonic() < end:
                 recorder.poll()
                 time.sleep(POLL_INTERVAL)
-        finally:
-            recorder.end_wait()
 
     def _watch_gpu(self, undo: ExitStack) -> None:
         """Hook the functions that synchronize with the GPU or capture a CUDA graph."""
         hook(undo, torch.cuda, "synchronize", partial(self._synchronize_hook, all_streams=True))
         hook(undo, torch.cuda.Stream, "synchronize", self._synchronize_hook)
         hook(undo, torch.cuda.CUDAGraph, "capture_begin", _capture_begin)
-        hook(undo, torch.cuda.CUDAGraph, "capture_end", _capture_end)
         with warnings.catch_warnings():  # the overridden kernels only select a dispatch key
             warnings.simplefilter("ignore")
             for operator in (torch.ops.aten._local_scalar_dense, torch.ops.aten._to_copy):
@@ -477,15 +463,11 @@ class Tap:
         """Run a call that waits for the work in this thread's stream, or in all streams."""
         recorder = _recorder.current()
         in_flight = [] if recorder is None else list(recorder.in_flight)
-        if not all_streams:
-            in_flight = [p for p in in_flight if p.is_in_this_stream()]
-        if recorder is None or not in_flight:
+        awaited = [p for p in in_flight if all_streams or p.is_in_this_stream()]
+        if not awaited:
             return wait(*args, **kwargs)
-        recorder.begin_wait(*in_flight)
-        try:
+        with waiting(*awaited):
             return wait(*args, **kwargs)
-        finally:
-            recorder.end_wait()
 
     def _wait_tensor_hook(
         self, redispatch: Callable[..., Any], keys: Any, tensor: torch.Tensor
@@ -522,14 +504,13 @@ class Tap:
         pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
         self._record_start(recorder, pending, [], time.monotonic())
         limit = kwargs.get("timeout", args[0] if args else None)
-        recorder.begin_wait(pending, limited=is_limit(limit))
-        with pending.waiting():
+        with waiting(pending, limited=is_limit(limit)):
             group = create(ranks, *args, **kwargs)
         if isinstance(group, dist.ProcessGroup):
             self.groups.add(group)
             is_users = is_given_to_users(sys._getframe(1))
             if is_users and (
-                leaked := self._created_groups.add(weakref.ref(group), where, members)
+                leaked := self.groups.count_leaked(weakref.ref(group), where, members)
             ):
                 pending.fields = (*fields[:-2], (*facts, ("lost", leaked)), None)
             if is_limit(limit):
@@ -545,9 +526,7 @@ class Tap:
             if unfinished := self._unfinished(name):
                 facts["open"] = unfinished
             fields: dict[str, Any] = {"attributes": facts, "where": user_line(2)}
-            seq = recorder.next_seq()
-            for state in (State.STARTED, State.COMPLETED):
-                recorder.record(seq, Op.MARK, state, **fields)
+            recorder.record(recorder.next_seq(), Op.MARK, State.COMPLETED, **fields)
         unregister(*([name] if name != WORLD else []))
 
     def _unfinished(self, group: str) -> tuple[int, ...]:
@@ -562,8 +541,8 @@ class Tap:
         candidates = [call.op for call in CALLS.values() if str(call.op) in name]
         if recorder is not None and candidates:
             op = max(candidates, key=len)  # "all_reduce_coalesced" also contains "reduce"
-            fields = (None, "", 0, (), "", None, user_line(2), None, None)
-            Pending(recorder, recorder.next_seq(), op, fields, [], False).fail()
+            seq, where = recorder.next_seq(), user_line(2)
+            recorder.record(seq, op, State.FAILED, group="", where=where)
         warn(name)
 
 
@@ -575,22 +554,12 @@ def _hook_operator(undo: ExitStack, operator: Any, replacement: Callable[..., An
     library.impl(operator, hooked, "BackendSelect", with_keyset=True)
 
 
-def _capture_begin(capture_begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Begin a capture, and disable event queries until it ends."""
-    event_query_lock.acquire()
-    try:
-        return capture_begin(*args, **kwargs)
-    except BaseException:
-        event_query_lock.release()
-        raise
-
-
-def _capture_end(capture_end: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    try:
-        return capture_end(*args, **kwargs)
-    finally:
-        with suppress(RuntimeError):  # the capture had not begun
-            event_query_lock.release()
+def _capture_begin(
+    begin: Callable[..., None], graph: Any, pool: Any = None, capture_error_mode: str = "global"
+) -> None:
+    """Begin a capture that does not fail when the flusher's thread queries events."""
+    mode = "thread_local" if capture_error_mode == "global" else capture_error_mode
+    begin(graph, pool, mode)
 
 
 def _future_of(work: Any) -> Any:

@@ -26,7 +26,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from distkit.events import COLLECTIVES, WORLD, Op
-from distkit.recording.pending import Pending
+from distkit.recording.pending import Pending, waiting
 from distkit.recording.recorder import is_users
 from distkit.trace.calls import UNEQUAL
 
@@ -188,8 +188,7 @@ class CallContext:
             or limited
         ):
             return
-        pending.recorder.begin_wait(pending)
-        with pending.waiting():
+        with waiting(pending):
             self._hold()
 
     def after_backward(self) -> None:

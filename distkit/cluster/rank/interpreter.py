@@ -54,4 +54,3 @@ def _reset_child() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # engines handle it
     recorder.set_current(None)
     tap.before.clear()
-    tap.groups.on_group = None

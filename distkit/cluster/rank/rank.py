@@ -273,15 +273,14 @@ class Rank:
             gate = self._gates[run]
             gate.arrived = run_recorder.request_flush
             tap.before.append(lambda op, nbytes: gate.wait())
-        faults = [] if (spec := options.get("faults")) is None else [OnRank(spec, self.spec.rank)]
-        tap.before += faults
+        if (faults := options.get("faults")) is not None:
+            tap.before.append(OnRank(faults, self.spec.rank))
         recorder.set_current(run_recorder)
         try:
             yield
-            outcome.missed = [text for fault in faults for text in fault.missed()]
         finally:
             tap.before.clear()
-            tap.groups.on_group = tap.call_context = None
+            tap.call_context = None
             tap.settle()
             outcome.intact = not tap.broken
             outcome.collectives, unwaited = dict(tap.collectives), tap.unwaited.calls()
