@@ -52,7 +52,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
             "hang",
             reps,
             log,
-            lambda: {case.title: _finding(clusters[case.ranks], case) for case in hangs},
+            lambda: {c.program.__name__: _finding(clusters[c.ranks], c) for c in hangs},
         )
         times = take_turns(
             "hang: interrupts",
@@ -73,7 +73,7 @@ def _finding(cluster: Any, case: Any) -> float:
         run.wait(60)
     except DeadlockError:
         return time.monotonic() - float(max(e.time for e in run.trace if e.state == "blocked"))
-    raise AssertionError(f"{case.title} does not hang")
+    raise AssertionError(f"{case.program.__name__} does not hang")
 
 
 def _hung(cluster: Any) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import time
 from pathlib import Path
 
@@ -15,10 +16,10 @@ from distkit.diagnosis.rules import RULES
 from distkit.hangs import ALL, Case
 
 #: Time limit from the call to the error, with fork and imports [s]; ten times the usual.
-SOON = 20
+LIMIT = 20
 
 
-def said(findings: list[Finding]) -> list[tuple[str, tuple[int, ...]]]:
+def kinds_and_culprits(findings: list[Finding]) -> list[tuple[str, tuple[int, ...]]]:
     return [(f.kind, f.culprits) for f in findings]
 
 
@@ -48,9 +49,13 @@ def cases(how: str) -> pytest.MarkDecorator:
 def test_hang_is_released_and_explained(name: str) -> None:
     case, start = ALL[name], time.monotonic()
     run, error = outcome(case)
-    assert time.monotonic() - start < SOON
+    assert time.monotonic() - start < LIMIT
     assert isinstance(error, dk.errors.DeadlockError)
-    assert said(mistakes(run)) == said(error.findings) == [(case.kind, case.culprits)]
+    assert (
+        kinds_and_culprits(mistakes(run))
+        == kinds_and_culprits(error.findings)
+        == [(case.kind, case.culprits)]
+    )
     (finding,) = error.findings
     assert finding.hang and finding.waiting
     assert str(finding).endswith(f" [{finding.code}]") and RULES[finding.code].name == case.kind
@@ -68,7 +73,7 @@ def test_failure_names_its_cause(name: str) -> None:
     assert isinstance(error, dk.errors.RankError)
     assert isinstance(error, dk.errors.RankDied) == (name != "raised")
     assert error.rank == 1
-    assert said(mistakes(run)) == [(case.kind, case.culprits)]
+    assert kinds_and_culprits(mistakes(run)) == [(case.kind, case.culprits)]
     if case.kind == "wrong_tensor":
         assert mistakes(run)[0].message in str(error)
 
@@ -80,7 +85,7 @@ def test_mistake_without_a_hang_is_a_warning(name: str) -> None:
     with pytest.warns(dk.errors.CommunicationWarning) as caught:
         run = dk.run_ranks(case.program, case.ranks)
     (finding,) = mistakes(run)
-    assert said([finding]) == [(case.kind, case.culprits)]
+    assert kinds_and_culprits([finding]) == [(case.kind, case.culprits)]
     assert not finding.hang
     assert [str(w.message) for w in caught] == [str(finding)]
     assert Path(caught[0].filename).name == "test_hangs.py", "it is at the reader's line"
@@ -91,12 +96,12 @@ def test_hang_of_a_parameter_server_is_explained(name: str) -> None:
     case = ALL[name]
     _, error = outcome(case)
     assert isinstance(error, dk.errors.DeadlockError)
-    assert said(error.findings) == [(case.kind, case.culprits)]
+    assert kinds_and_culprits(error.findings) == [(case.kind, case.culprits)]
 
 
 def test_straggler_is_neither_a_hang_nor_a_mistake() -> None:
     run = dk.run_ranks(ALL["straggler"].program, 3)  # a warning would be an error here
-    assert said(run.findings) == [("straggler", (2,))]
+    assert kinds_and_culprits(run.findings) == [("straggler", (2,))]
     assert not run.findings[0].hang
 
 
@@ -104,13 +109,13 @@ def test_catalogue_is_printed() -> None:
     for name, case in ALL.items():
         assert name == case.program.__name__
         assert case.how in ("hangs", "fails", "finishes")
-        assert case.title.endswith(".") and "\n" not in case.title
+        assert re.fullmatch(r"[^\n]+\.", case.program.__doc__ or "")
         assert case.source == inspect.getsource(case.program)
         assert set(case.culprits) <= set(range(case.ranks))
-    shown = {case.kind for case in ALL.values()}
+    kinds = {case.kind for case in ALL.values()}
     # a stalled backend is not a mistake of a program; other programs' records are not judged; the
     # order of messages from any source is random
     others = {"in_backend", "not_judged", "message_race"}
-    assert shown == {rule.name for rule in RULES.values()} - others, (
+    assert kinds == {rule.name for rule in RULES.values()} - others, (
         "every kind of finding has its example"
     )
