@@ -7,7 +7,7 @@ finding and the stuck ranks that it explains, or None.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from distkit._format import named
@@ -201,11 +201,9 @@ def finished_partner(facts: Evidence, stuck: Stuck) -> Cause | None:
 
 
 def _no_partner(facts: Evidence, span: Span, gone: list[int]) -> Finding:
-    if span.peer is None:
-        completed = sum(r.rank == span.rank and s.rank in gone for s, r in facts.pairs)
-    else:
-        completed = sum(_endpoints(s, r) == _endpoints(span, span) for s, r in facts.pairs)
-    rule = rules.no_receiver if span.op is Op.SEND else rules.no_sender
+    sends = span.op is Op.SEND
+    ends = [(s.rank, r.rank) if sends else (r.rank, s.rank) for s, r in facts.pairs]
+    rule = rules.no_receiver if sends else rules.no_sender
     return rule.finding(
         span,
         culprits=gone,
@@ -214,23 +212,17 @@ def _no_partner(facts: Evidence, span: Span, gone: list[int]) -> Finding:
         gone=gone,
         one_of="one of " * (len(gone) > 1),
         over=facts.over(gone),
-        done=completed,
+        done=sum(here == span.rank and there in gone for here, there in ends),
         known=facts.known_reasons(gone),
-    )
-
-
-def _endpoints(send: Span, recv: Span) -> tuple[int | None, int | None]:
-    return (
-        send.rank if send.op is Op.SEND else send.peer,
-        recv.rank if recv.op is Op.RECV else recv.peer,
     )
 
 
 def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     """Return the finding for a collective that some ranks wait in and others never called."""
     span = here[min(here)]
-    if "gradients" in span.attributes:
-        return _without_backward(facts, here, gone)
+    unused_parameters = left_out(facts, gone, here.values())
+    if "gradients" in span.attributes and unused_parameters is not None:
+        return unused_parameters
     called_here, called_gone = facts.called(min(here), span), facts.called(gone[0], span)
     rule, remedy = _why_not_called(facts, span, here, gone)
     uneven_calls = span.where and called_here > called_gone > 0
@@ -253,30 +245,15 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     )
 
 
-def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
-    """Return the finding for gradients that some ranks wait for and others never computed."""
-    if (finding := left_out(facts, gone, here.values())) is not None:
-        return finding
-    span = here[min(here)]
-    text = facts.program.text(span.where)
-    is_function = bool(text) and "backward" not in text  # the line calls an autograd function
-    rule = rules.skipped_function if is_function else rules.uneven_backward_end
-    return rule.finding(
-        *here.values(),
-        remedy=rule.remedy if is_function else uneven(facts, span, gradients=True),
-        culprits=gone if len(here) == len(gone) else outliers([sorted(here), gone]),
-        missing=gone,
-        here=Calls(here.values()),
-        gone=gone,
-        over=facts.over(gone),
-        known=facts.known_reasons(gone),
-    )
-
-
 def _why_not_called(
     facts: Evidence, span: Span, here: Stuck, gone: list[int]
 ) -> tuple[rules.Rule, str]:
     """Return the rule, and the remedy that replaces the rule's remedy, if any."""
+    if "gradients" in span.attributes:
+        text = facts.program.text(span.where)
+        if text and "backward" not in text:  # the line calls an autograd function
+            return rules.skipped_function, ""
+        return rules.uneven_backward_end, uneven(facts, span, gradients=True)
     if span.op is Op.NEW_GROUP:
         return rules.new_group, ""
     if span.group != "world" and not any(facts.calls[span.group].get(r) for r in gone):
@@ -304,6 +281,8 @@ def missing_key(facts: Evidence, stuck: Stuck) -> Cause | None:
     similar_keys = [similar(key, facts.graph.keys.set) for key in missing]
     near_events = [facts.graph.keys.set[key] for key in similar_keys if key]
     other_spans = [facts.stuck[rank] for rank in others if rank in facts.stuck]
+    gone = [f"rank {r} has {facts.over([r])}" for r in others if facts.is_gone(r)]
+    activities = [*gone, *(clauses([s], "wait in", facts.call) for s in other_spans)]
     rule = rules.missing_key
     finding = rule.finding(
         *here.values(),
@@ -313,17 +292,9 @@ def missing_key(facts: Evidence, stuck: Stuck) -> Cause | None:
         here=Calls(here.values()),
         keys=keys(missing),
         near="".join(rule.fill("near", set=e, call=call(e)) for e in near_events),
-        others=_activity_of(facts, others),
+        others="".join(f"; {text}" for text in activities),
     )
     return finding, {*here}
-
-
-def _activity_of(facts: Evidence, ranks: list[int]) -> str:
-    """Return text that describes what these ranks do instead of setting the key."""
-    stuck = [facts.stuck[r] for r in ranks if r in facts.stuck]
-    gone = [f"rank {r} has {facts.over([r])}" for r in ranks if facts.is_gone(r)]
-    waits = [clauses([s], "wait in", facts.call) for s in stuck]
-    return "".join(f"; {text}" for text in (*gone, *waits))
 
 
 # -- cycles -------------------------------------------------------------------------------
@@ -432,11 +403,13 @@ def raised(text: str, where: str, line: str = "") -> str:
     return f"raised {raised_at(summary, where)}"
 
 
-def with_priority(finding: Finding) -> Finding:
-    """Return the finding of a rank that raised, with the remedy for ranks that wait for it."""
-    if finding.rule is not rules.raised:
-        return finding
-    if " called sys.exit(" in finding.message:
-        return replace(finding, remedy=rules.raised.fill("stop_together"))
-    remedy = "" if finding.remedy == rules.raised.remedy else f"{finding.remedy} "
-    return replace(finding, remedy=remedy + rules.raised.fill("first"))
+def remedy_while_waited_for(failure: Finding, waiting: Iterable[Span]) -> str:
+    """Return the remedy for failed ranks that others wait for."""
+    if failure.rule is rules.died and any(s.match is not None for s in waiting):
+        return f"{failure.remedy} " + rules.died.fill("continue_without", ranks=failure.culprits)
+    if failure.rule is not rules.raised:
+        return failure.remedy
+    if " called sys.exit(" in failure.message:
+        return rules.raised.fill("stop_together")
+    remedy = "" if failure.remedy == rules.raised.remedy else f"{failure.remedy} "
+    return remedy + rules.raised.fill("first")

@@ -45,9 +45,8 @@ class _Diagnosis:
 
     def __init__(self, facts: Evidence) -> None:
         self.facts, self.explained_ranks = facts, set[int]()
-        self._leaving_calls = set[
-            tuple[int, int]
-        ]()  # (rank, seq) of calls made while an exception propagates
+        # (rank, seq) of calls made while an exception propagates
+        self._leaving_calls: set[tuple[int, int]] = set()
 
     def findings(self) -> list[Finding]:
         """Return the causes, and a finding for each limitation of the recording."""
@@ -82,7 +81,7 @@ class _Diagnosis:
                 yield self._with_waiting(finding, [r for r in waiting if r != rank], also=[rank])
         for rank, end in self.facts.ends.items():  # released in a call made during an exception
             last = self.facts.last(rank)
-            if end.is_failure and last is not None and self.facts.raising(last)[0]:
+            if end.is_failure and last is not None and self.facts.raising(last):
                 self._leaving_calls.add((rank, last.seq))
 
     # -- mismatches -------------------------------------------------------------
@@ -97,9 +96,14 @@ class _Diagnosis:
             victims = [s.rank for s in spans if self.facts.ended_in(s)]
             held = {s.rank for s in spans if self._is_stuck_in(finding, s)}
             waiting = self._mark_explained({*held, *victims}, also=held)
-            results.append(
-                self._with_victims(self._with_explained_ranks(finding, waiting), victims)
-            )
+            found = self._with_explained_ranks(finding, waiting)
+            if victims:
+                how = self.facts.ends[victims[0]].text.partition("\n")[0]
+                text = (
+                    f"{found.message} {named(victims).capitalize()} failed because of it ({how})."
+                )
+                found = replace(found, message=text, victims=tuple(victims))
+            results.append(found)
             broken.update(victims)
         return results, broken
 
@@ -111,13 +115,6 @@ class _Diagnosis:
         same_group = stuck.group == span.group and stuck.match is None
         is_later = finding.rule.desynchronizes and same_group and stuck.seq > span.seq
         return stuck.seq == span.seq or is_later
-
-    def _with_victims(self, finding: Finding, victims: list[int]) -> Finding:
-        if not victims:
-            return finding
-        how = self.facts.ends[victims[0]].text.partition("\n")[0]
-        message = f"{finding.message} {_capitalized(named(victims))} failed because of it ({how})."
-        return replace(finding, message=message, victims=tuple(victims))
 
     # -- failed ranks -------------------------------------------------------------
 
@@ -143,7 +140,7 @@ class _Diagnosis:
         spans = [self.facts.stuck[r] for r in waiting]
         cause = finding.message[:-1]
         message = fill("{cause}; {here:wait in}.", cause=cause, here=Calls(spans))
-        remedy = kvstore.remedy_for_waiting(deadlocks.with_priority(finding), spans)
+        remedy = deadlocks.remedy_while_waited_for(finding, spans)
         return replace(
             self._with_explained_ranks(finding, sorted([*waiting, *also]), in_message=False),
             message=message,
@@ -198,7 +195,7 @@ class _Diagnosis:
         others = [r for r in waiting if r not in {*finding.lines, *finding.waiting, *named_ranks}]
         message = finding.message
         if in_message and others:
-            message = f"{message} {_capitalized(verb(others, 'wait'))} in turn."
+            message = f"{message} {verb(others, 'wait').capitalize()} in turn."
         return replace(
             finding,
             message=message,
@@ -213,7 +210,3 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+| for rank \d+")
 
 #: Matches numbers, which may differ between two ranks' texts of the same error.
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -234,14 +234,14 @@ def unused(
 
 def raised_in_flight(facts: Evidence, span: Span) -> Finding | None:
     """Return the finding for a rank that waits in a collective while an exception propagates."""
-    text, where = facts.raising(span)
-    if not text:
+    error = facts.raising(span)
+    if error is None:
         return None
     return rules.raised_in_flight.finding(
         culprits=[span.rank],
-        lines={span.rank: where or span.where},
+        lines={span.rank: error.where or span.where},
         rank=span.rank,
-        raised=raised_at(headline(text), where),
+        raised=raised_at(headline(error.text), error.where),
         call=facts.call(span),
         where=span.where,
     )

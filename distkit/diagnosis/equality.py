@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from distkit._format import count
 from distkit.events import Summary
 from distkit.trace.log import EventLog
-from distkit.trace.training import ByRank, Training, mean_loss, read
+from distkit.trace.training import Training, mean_loss, read
 
 #: Relative tolerance for a different order of summation, by dtype.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
@@ -177,18 +177,12 @@ class _DifferenceFinder:
         loss, other_loss = mean_loss(a), mean_loss(b)
         same = loss == other_loss or (math.isnan(loss) and math.isnan(other_loss))
         if self._exceeds_tolerance(abs(loss - other_loss), max(abs(loss), abs(other_loss)), same):
-            not_finite = [
-                rank
-                for rank, values in sorted(a.reports.items())
-                if not math.isfinite(values.loss) and values.samples != 0
-            ]
-            where = f", not finite on rank {not_finite[0]}" if not_finite else ""
-            text = f"is {loss:.6g} and {other_loss:.6g}{where}"
-            yield self._difference(n + 1, "loss", "", not_finite[0] if not_finite else 0, text)
+            yield self._difference(n + 1, "loss", "", 0, f"is {loss:.6g} and {other_loss:.6g}")
 
     def _gradients(self, n: int) -> Iterator[Difference]:
         a, b = (t.steps[n].after for t in (self._first, self._second))
-        floor = CANCELLED * _largest(a)
+        values = (abs(v) for g in a.values() for s in g.values() for v in (s.min, s.max))
+        floor = CANCELLED * max(filter(math.isfinite, values), default=0.0)
         for layer in reversed(self._first.layers):  # in the order of the backward pass
             for rank, gradient in sorted(a.get(layer, {}).items()):
                 other = _for_rank(rank, b.get(layer, {}))
@@ -288,14 +282,6 @@ def _far(distance: float) -> str:
         if math.isfinite(distance)
         else "is NaN or infinite in one of the runs"
     )
-
-
-def _largest(gradients: Mapping[str, ByRank]) -> float:
-    """Return the largest value of a step's gradients."""
-    values = (
-        abs(v) for by_rank in gradients.values() for s in by_rank.values() for v in (s.min, s.max)
-    )
-    return max(filter(math.isfinite, values), default=0.0)
 
 
 def _factor_hint(a: Summary, b: Summary) -> str:

@@ -24,8 +24,8 @@ from distkit.events import (
     State,
 )
 from distkit.trace.awaiting import is_server_request
-from distkit.trace.calls import call
-from distkit.trace.info import RankEnd
+from distkit.trace.calls import call, last_call
+from distkit.trace.info import Raising, RankEnd
 from distkit.trace.log import EventLog, grouped
 
 #: Text that identifies an end caused by fault injection.
@@ -58,10 +58,16 @@ class Evidence:
         self.released = {r for r, end in ends.items() if _was_released(end, r in failed)}
         self.ends = {r: end for r, end in ends.items() if r not in self.released}
         self.graph = self._build_graph()
-        rank_states = {r: self.graph.rank_state(r) for r in self.graph.stuck()}
+        waits = {r: self.graph.wait(r) for r in self.graph.stuck()}
         #: The operations of the stuck ranks, and the ranks that each of them waits for.
-        self.stuck = {r: self.span(rank_state) for r, rank_state in rank_states.items()}
-        self.waits_for = {r: rank_state.waits_for for r, rank_state in rank_states.items()}
+        self.stuck = {r: self.by_key[r, e.seq] for r, e in waits.items() if e is not None}
+        self.waits_for = {r: self.graph.rank_state(r).waits_for for r in self.stuck}
+
+    @cached_property
+    def touches(self) -> dict[tuple[int, int], Span]:
+        """The latest early use of the tensors of each call, by ``(rank, seq)`` of the call."""
+        uses = [s for s in self.trace.spans if s.op is Op.TOUCH and (s.match or "").isdecimal()]
+        return {(s.rank, int(s.match or 0)): s for s in uses}
 
     @cached_property
     def any_source_receives(self) -> list[Span]:
@@ -125,12 +131,10 @@ class Evidence:
         recorded = self.trace.info.unreduced
         return {r: names for r in sorted(ranks) if (names := recorded.get(r))}
 
-    def raising(self, span: Span) -> tuple[str, str]:
-        """Return the exception that propagated during a call, and its line; empty if none."""
+    def raising(self, span: Span) -> Raising | None:
+        """Return the exception that propagated during a call; None if there was none."""
         recorded = self.trace.info.raising.get(span.rank)
-        if recorded is None or recorded.seq != span.seq:
-            return "", ""
-        return recorded.text, recorded.where
+        return recorded if recorded is not None and recorded.seq == span.seq else None
 
     def path(self, span: Span) -> tuple[str, ...]:
         """Return the stack of a call as source lines, innermost first.
@@ -204,11 +208,6 @@ class Evidence:
 
     # -- ranks ------------------------------------------------------------------
 
-    def span(self, rank_state: RankState) -> Span:
-        """Return the operation that a rank is blocked in."""
-        assert rank_state.seq is not None
-        return self.by_key[rank_state.rank, rank_state.seq]
-
     def known_reasons(self, ranks: list[int]) -> str:
         """Return the known reasons why ranks ended early, in parentheses; "" if none."""
         texts = {self.ends[r].text for r in ranks if r in self.ends} - {""}
@@ -216,8 +215,7 @@ class Evidence:
 
     def last(self, rank: int) -> Span | None:
         """Return the latest operation of a rank."""
-        spans = [s for s in self.by_key.values() if s.rank == rank]
-        return max(spans, key=lambda s: s.seq, default=None)
+        return last_call(self.by_key.values(), rank)
 
     def ended_in(self, span: Span) -> bool:
         """Return whether a rank raised or died in this operation."""

@@ -10,7 +10,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from distkit._format import count, named, ordinal, times
-from distkit.events import P2P, Span
+from distkit.events import Event, Span
 from distkit.trace.calls import at, call
 from distkit.trace.log import grouped
 
@@ -83,7 +83,7 @@ def linked(text: str) -> str:
 
 @dataclass(frozen=True)
 class Calls:
-    """Operations in a sentence, one per rank, with the function that formats an operation."""
+    """Operations in a sentence, with the function that formats an operation."""
 
     spans: Iterable[Span]
     write: Callable[[Span], str] = call
@@ -131,31 +131,33 @@ def verb(ranks: Iterable[int], plural: str) -> str:
     ('rank 1 waits', 'ranks 0 and 2 wait')
     """
     ordered = sorted(ranks)
-    irregular = {"have": "has", "go": "goes", "were": "was", "are": "is", "do": "does"}
+    irregular = {
+        "have": "has",
+        "go": "goes",
+        "were": "was",
+        "are": "is",
+        "do": "does",
+        "never": "never",
+    }
     singular = irregular.get(plural, plural + "s")
     return f"{named(ordered)} {plural if len(ordered) > 1 else singular}"
 
 
-def tensor(span: Span) -> str:
+def tensor(span: Event | Span) -> str:
     """Return dtype and shape, such as "float32[10, 3]"; "" if the call has no tensor."""
     return f"{span.dtype}{list(span.shape)}" if span.dtype else ""
 
 
-def with_tensor(span: Span) -> str:
+def with_tensor(span: Event | Span) -> str:
     """Return a call with its tensor, such as "all_reduce() of float32[3]"."""
     return f"{call(span)} of {tensor(span)}" if span.dtype else call(span)
-
-
-def request_name(span: Span) -> str:
-    """Return the name of the function that made an asynchronous call."""
-    return f"i{span.op}" if span.op in P2P else str(span.op)
 
 
 def clauses(spans: Iterable[Span], spec: str, write: Callable[[Span], str] = call) -> str:
     """Return clauses about ranks, calls and lines; ranks with the same call and line share one.
 
     Args:
-        spans: the operations, one per rank.
+        spans: the operations.
         spec: the verb in the plural, such as ``"wait in"``. Text after ``"|"`` replaces the call.
         write: formats a call.
     """
@@ -164,7 +166,7 @@ def clauses(spans: Iterable[Span], spec: str, write: Callable[[Span], str] = cal
     by_call = grouped(in_order, lambda s: (replacement or write(s)) + placed(s))
     plural, _, preposition = phrase.partition(" ")
     parts = [
-        f"{verb([s.rank for s in group], plural)} {preposition} {text}".replace("  ", " ")
+        f"{verb({s.rank for s in group}, plural)} {preposition} {text}".replace("  ", " ")
         for text, group in by_call.items()
     ]
     return listed(parts)
@@ -189,12 +191,6 @@ def listed(parts: list[str]) -> str:
     if len(parts) > _MAX_CLAUSES:
         parts = [*parts[:3], "…", f"{parts[-1]} ({len(parts)} in all)"]
     return ", ".join(parts)
-
-
-def by_line(spans: Iterable[Span]) -> dict[str, dict[int, Span]]:
-    """Return the latest operation on each line, by rank."""
-    lines = grouped(spans, lambda s: s.where)
-    return {where: {s.rank: s for s in line_spans} for where, line_spans in lines.items()}
 
 
 def lines_of(*spans: Span) -> dict[int, str]:

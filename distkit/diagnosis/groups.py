@@ -10,45 +10,26 @@ from collections.abc import Iterator
 
 from distkit.diagnosis import rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Calls, Finding, by_line, request_name
+from distkit.diagnosis.findings import Calls, Finding
 from distkit.events import COMPUTATION, WORLD, Op, Span
-from distkit.trace.calls import call
+from distkit.trace.log import grouped
 
 
-def remarks(
-    facts: Evidence, previous: list[Finding], forgotten: set[tuple[int, int]]
-) -> Iterator[Finding]:
-    """Find mistakes with groups that cause no hang.
-
-    Args:
-        facts: the evidence of the run.
-        previous: the findings so far.
-        forgotten: ``(rank, seq)`` of calls never waited for, which already have a finding.
-    """
-    yield from _used_after(facts)
-    yield from _unfinished(facts, forgotten)
-    yield from _leaked(facts)
-    if not previous:
-        yield from _created_by_some(facts)
-
-
-def _leaked(facts: Evidence) -> Iterator[Finding]:
+def leaked(facts: Evidence) -> Iterator[Finding]:
     """Find lines that create groups repeatedly without keeping or destroying the earlier ones."""
     lost = (s for s in facts.spans if isinstance(s.attributes.get("lost"), int))
-    for where, spans in by_line(lost).items():
-        ranks = sorted(spans)
-        calls = {call(s) for s in spans.values()}
+    for where, spans in grouped(lost, lambda s: s.where).items():
+        ranks = sorted({s.rank for s in spans})
         yield rules.leaked_group.finding(
-            *spans.values(),
+            *spans,
             culprits=ranks,
             ranks=ranks,
-            call=calls.pop() if len(calls) == 1 else "new_group",
             where=where,
-            n=max(s.attributes["lost"] for s in spans.values()) + 1,
+            n=max(s.attributes["lost"] for s in spans) + 1,
         )
 
 
-def _created_by_some(facts: Evidence) -> Iterator[Finding]:
+def created_by_some(facts: Evidence) -> Iterator[Finding]:
     """Find groups that only some ranks have created."""
     world = facts.members(WORLD)
     if not world or not all(map(facts.returned, world)):
@@ -73,7 +54,7 @@ def _destroy_marks(facts: Evidence) -> dict[tuple[int, str], Span]:
     return {(s.rank, s.attributes["destroyed"]): s for s in marks}
 
 
-def _used_after(facts: Evidence) -> Iterator[Finding]:
+def used_after_destroy(facts: Evidence) -> Iterator[Finding]:
     """Find calls on groups that the calling rank has already destroyed."""
     ends, uses = _destroy_marks(facts), defaultdict[tuple[str, str], dict[int, Span]](dict)
     for s in facts.trace.spans:
@@ -90,8 +71,13 @@ def _used_after(facts: Evidence) -> Iterator[Finding]:
         )
 
 
-def _unfinished(facts: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Finding]:
-    """Find groups that were destroyed before the program waited for calls on them."""
+def destroyed_too_early(facts: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Finding]:
+    """Find groups that were destroyed before the program waited for calls on them.
+
+    Args:
+        facts: the evidence of the run.
+        forgotten: ``(rank, seq)`` of calls never waited for, which already have a finding.
+    """
     destroyed: dict[str, list[tuple[Span, Span]]] = defaultdict(list)
     for (rank, _), end in _destroy_marks(facts).items():
         seqs = end.attributes.get("open")
@@ -106,7 +92,6 @@ def _unfinished(facts: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Fi
             culprits=ranks,
             ranks=ranks,
             where=where,
-            name=request_name(pairs[0][1]),
             call=pairs[0][1],
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from distkit._format import ordinal, times
 from distkit.diagnosis import rules
@@ -13,37 +13,37 @@ from distkit.events import Op, Span
 from distkit.trace.calls import at
 from distkit.trace.log import grouped
 
-#: Order of examination. Barriers come last, because workers that omit a push often wait at one.
-_ORDER = (Op.PULL, Op.INIT, Op.REGISTER, Op.BARRIER)
+#: The rule of each request, in order of examination. Barriers come last, because workers that omit
+#: a push often wait at one.
+_RULES: dict[Op, rules.Rule] = {
+    Op.PULL: rules.missing_push,
+    Op.INIT: rules.missing_init,
+    Op.REGISTER: rules.missing_worker,
+    Op.BARRIER: rules.missing_barrier,
+}
 
 
 def unanswered(facts: Evidence, stuck: Mapping[int, Span]) -> tuple[Finding, set[int]] | None:
     """Find workers whose requests depend on workers that have finished or are stuck."""
     requests = [s for s in stuck.values() if s.match is not None]
-    for request in sorted(requests, key=lambda s: (_ORDER.index(s.op), s.rank)):
-        awaited = facts.graph.awaiting.awaited_by(request)
-        gone = [w for w in awaited.workers if facts.returned(w)]
-        absent = gone or [w for w in awaited.workers if w in facts.stuck]
-        if absent:
-            here = {s.rank: s for s in requests if _waits_for_same(facts, s, request, absent)}
-            return _unanswered_finding(facts, here, absent), {*here, *(set(absent) & stuck.keys())}
+    awaited = {s.rank: facts.graph.awaiting.awaited_by(s) for s in requests}
+
+    def condition(request: Span) -> tuple[object, ...]:
+        return request.op, request.attributes.get("key"), awaited[request.rank].count
+
+    for request in sorted(requests, key=lambda s: ([*_RULES].index(s.op), s.rank)):
+        workers = awaited[request.rank].workers
+        gone = {w for w in workers if facts.returned(w)}
+        if absent := gone or {w for w in workers if w in facts.stuck}:
+            here = {
+                s.rank: s
+                for s in requests
+                if condition(s) == condition(request)
+                and s.rank not in absent
+                and not absent.isdisjoint(awaited[s.rank].workers)
+            }
+            return _unanswered_finding(facts, here, sorted(absent)), {*here, *absent & stuck.keys()}
     return None
-
-
-def _waits_for_same(facts: Evidence, request: Span, other: Span, absent: list[int]) -> bool:
-    """Return whether two requests wait for the same condition."""
-    request_awaited, other_awaited = (
-        facts.graph.awaiting.awaited_by(request),
-        facts.graph.awaiting.awaited_by(other),
-    )
-    same = (request.op, _key(request), request_awaited.count) == (
-        other.op,
-        _key(other),
-        other_awaited.count,
-    )
-    return (
-        same and not set(absent).isdisjoint(request_awaited.workers) and request.rank not in absent
-    )
 
 
 def _unanswered_finding(facts: Evidence, here: Mapping[int, Span], absent: list[int]) -> Finding:
@@ -52,7 +52,7 @@ def _unanswered_finding(facts: Evidence, here: Mapping[int, Span], absent: list[
     others = listed([f"{verb(ws, word)} {phrase}" for (word, phrase), ws in phrases.items()])
     culprits = outliers([sorted(here), absent])
     if len(here) == len(absent) or request.op in (Op.INIT, Op.REGISTER):
-        culprits = tuple(sorted(absent))
+        culprits = tuple(absent)
     rule, remedy = _rule_and_remedy(facts, request, absent)
     return rule.finding(
         *here.values(),
@@ -98,26 +98,5 @@ def _rule_and_remedy(facts: Evidence, request: Span, absent: list[int]) -> tuple
     """Return the rule that the absent workers violate, and the remedy that replaces its remedy."""
     if any(facts.stuck[w].op is not Op.BARRIER for w in absent if w in facts.stuck):
         return rules.cycle, ""
-    if request.op is not Op.PULL:
-        return _RULES_BY_OP[request.op], ""
-    rule, policy = rules.missing_push, facts.graph.awaiting.rule
-    return rule, "" if policy.halts else rule.fill("bound")
-
-
-#: The rule for each operation other than a pull.
-_RULES_BY_OP: dict[Op, rules.Rule] = {
-    Op.INIT: rules.missing_init,
-    Op.REGISTER: rules.missing_worker,
-    Op.BARRIER: rules.missing_barrier,
-}
-
-
-def _key(s: Span) -> object:
-    return s.attributes.get("key")
-
-
-def remedy_for_waiting(failure: Finding, waiting: Iterable[Span]) -> str:
-    """Return the remedy of a failure, including how the waiting workers could continue."""
-    if failure.rule is not rules.died or all(s.match is None for s in waiting):
-        return failure.remedy
-    return f"{failure.remedy} " + rules.died.fill("continue_without", ranks=failure.culprits)
+    bounded = request.op is Op.PULL and not facts.graph.awaiting.rule.halts
+    return _RULES[request.op], rules.missing_push.fill("bound") if bounded else ""

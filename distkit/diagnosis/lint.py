@@ -7,13 +7,11 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from statistics import median
 
-from distkit._format import named
 from distkit.diagnosis import groups, rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Calls, Finding, request_name
-from distkit.diagnosis.rank_state import RankStatus
+from distkit.diagnosis.findings import Calls, Finding
 from distkit.events import P2P, Op, Span, State
-from distkit.trace.calls import at, call
+from distkit.trace.calls import call
 from distkit.trace.info import several
 from distkit.trace.log import grouped
 
@@ -36,7 +34,11 @@ def lint_findings(facts: Evidence, previous: list[Finding]) -> Iterator[Finding]
     yield from _used_early_findings(facts, forgotten)
     yield from _forgotten(facts, unwaited)
     yield from _nonmembers(facts)
-    yield from groups.remarks(facts, previous, forgotten)
+    yield from groups.used_after_destroy(facts)
+    yield from groups.destroyed_too_early(facts, forgotten)
+    yield from groups.leaked(facts)
+    if not previous:
+        yield from groups.created_by_some(facts)
     in_backend = [] if previous else [*_in_backend(facts)]
     yield from _slow_ranks(facts, {rank for finding in in_backend for rank in finding.waiting})
     yield from in_backend
@@ -46,14 +48,11 @@ def lint_findings(facts: Evidence, previous: list[Finding]) -> Iterator[Finding]
 def _forgotten(facts: Evidence, unwaited: list[Span]) -> Iterator[Finding]:
     """Find unmatched messages, and asynchronous calls that were never waited for."""
     unmatched = [s for s in facts.unmatched if facts.returned(s.rank) and facts.returned(s.peer)]
-    yield from map(_unmatched_finding, unmatched)
+    for s in unmatched:
+        rule = rules.never_received if s.op is Op.SEND else rules.never_sent
+        gone = [s.peer] if s.peer is not None else []
+        yield rule.finding(s, culprits=[s.rank], missing=gone, span=s, gone=gone, one_of="")
     yield from _forgotten_calls(facts, [s for s in unwaited if s not in unmatched])
-
-
-def _unmatched_finding(span: Span) -> Finding:
-    rule = rules.never_received if span.op is Op.SEND else rules.never_sent
-    gone = [span.peer] if span.peer is not None else []
-    return rule.finding(span, culprits=[span.rank], missing=gone, span=span, gone=gone, one_of="")
 
 
 def _nonmembers(facts: Evidence) -> Iterator[Finding]:
@@ -74,11 +73,7 @@ def _used_early_findings(facts: Evidence, forgotten: set[tuple[int, int]]) -> It
         facts: the evidence of the run.
         forgotten: ``(rank, seq)`` of calls never waited for, which already have a finding.
     """
-    touched: dict[tuple[int, int], Span] = {}
-    for touch in facts.trace.spans:
-        key = _request(touch) if touch.op is Op.TOUCH else None
-        if key is not None and key not in forgotten:
-            touched[key] = touch
+    touched = {call: touch for call, touch in facts.touches.items() if call not in forgotten}
 
     def place(span: Span) -> tuple[str, Op]:
         touch = touched[span.rank, span.seq]
@@ -92,12 +87,6 @@ def _used_early_findings(facts: Evidence, forgotten: set[tuple[int, int]]) -> It
     for s in facts.spans:
         if _is_changed(s) and (s.rank, s.seq) not in touched.keys() | forgotten:
             yield _used_early([s], writes=True, where="")
-
-
-def _request(touch: Span) -> tuple[int, int] | None:
-    """Return ``(rank, seq)`` of the call whose tensor was used."""
-    known = touch.match is not None and touch.match.isdecimal()
-    return (touch.rank, int(touch.match or 0)) if known else None
 
 
 def _is_changed(span: Span) -> bool:
@@ -115,14 +104,11 @@ def _used_early(spans: list[Span], writes: bool, where: str) -> Finding:
     if writes:
         received = spans[0].op is Op.RECV
         rule = rules.buffer_overwritten if received else rules.buffer_changed
-    lines = " and".join(dict.fromkeys(at(s.where) for s in spans))
     return rule.finding(
         culprits=ranks,
         lines={s.rank: where or s.where for s in spans},
-        ranks=ranks,
-        calls=f"{_possessive(ranks)} {_call_names(spans)}{lines}",
+        here=Calls(spans, _async_call),
         early=rule.fill("early", where=where) if where else "",
-        name=request_name(spans[0]),
     )
 
 
@@ -138,41 +124,24 @@ def _never_waited(facts: Evidence) -> list[Span]:
 def _forgotten_calls(facts: Evidence, spans: Iterable[Span]) -> Iterator[Finding]:
     """Find calls never waited for: the messages, and then the collectives of each line."""
     groups = grouped(spans, lambda s: ("", None) if s.op in P2P else (s.where, s.op))
-    uses = {_request(touch): touch.where for touch in facts.trace.spans if touch.op is Op.TOUCH}
     for (_, op), group in groups.items():
-        used = next((uses[s.rank, s.seq] for s in group if (s.rank, s.seq) in uses), "")
+        touches = (facts.touches[s.rank, s.seq] for s in group if (s.rank, s.seq) in facts.touches)
+        used = next((touch.where for touch in touches), "")
         rule = rules.not_waited
         if op is not None:
             rule = rules.barrier_not_waited if op is Op.BARRIER else rules.result_not_waited
         yield rule.finding(
             *group,
             culprits=sorted({s.rank for s in group}),
-            calls=_clauses(group),
+            here=Calls(group, _async_call),
             used=rules.not_waited.fill("used", where=used) if used else "",
             where=used,
         )
 
 
-def _clauses(spans: list[Span]) -> str:
-    """Return clauses that name the ranks that have not waited for their calls, with lines."""
-    parts = []
-    for where, group in grouped(spans, lambda s: s.where).items():
-        ranks = sorted({s.rank for s in group})
-        owner = f"{_possessive(ranks)} " if group[0].op in P2P else ""
-        parts.append(f"{named(ranks)} never waited for {owner}{_call_names(group)}{at(where)}")
-    return ", ".join(parts)
-
-
-def _possessive(ranks: list[int]) -> str:
-    return "its" if len(ranks) == 1 else "their"
-
-
-def _call_names(spans: list[Span]) -> str:
-    """Return calls as text, with their peers if all calls are the same."""
-    names = {f"i{call(s)}" if s.op in P2P else f"{s.op}(async_op=True)" for s in spans}
-    if len(names) == 1:
-        return names.pop()
-    return " and ".join(sorted({request_name(s) for s in spans}))
+def _async_call(span: Span) -> str:
+    """Return an asynchronous call as text."""
+    return f"i{call(span)}" if span.op in P2P else f"{span.op}(async_op=True)"
 
 
 # -- slow ranks --------------------------------------------------------------------------
@@ -182,10 +151,10 @@ def _slow_ranks(facts: Evidence, in_backend: set[int]) -> Iterator[Finding]:
     """Find running ranks that others wait for."""
     waiting: dict[int, list[Span]] = defaultdict(list)
     for rank in facts.ranks:
-        rank_state = facts.graph.rank_state(rank)
-        if rank_state.status is RankStatus.BLOCKED and rank not in facts.stuck:
-            for other in rank_state.waits_for:
-                waiting[other].append(facts.span(rank_state))
+        wait = facts.graph.wait(rank)
+        if wait is not None and rank not in facts.stuck:
+            for other in facts.graph.rank_state(rank).waits_for:
+                waiting[other].append(facts.by_key[rank, wait.seq])
     slow = {r: s for r, s in waiting.items() if facts.runs(r) and r not in in_backend}
     for rank, spans in slow.items():
         yield rules.straggler.finding(
@@ -222,20 +191,19 @@ def _stragglers(facts: Evidence) -> Iterator[Finding]:
                 )
     repeated = {r: sum(sorted(delays)[:-1]) for r, delays in delays_by_rank.items()}
     slowest = max(repeated, key=lambda r: repeated[r], default=-1)
-    late, seconds = len(delays_by_rank.get(slowest, [])), repeated.get(slowest, 0.0)
-    if not late or median(delays_by_rank[slowest]) < _MIN_DELAY:
-        return
-    if late < max(_MIN_TIMES, _MIN_RATE * total) or seconds < max(
-        _MIN_SECONDS, _MIN_SHARE * facts.trace.seconds
+    delays = delays_by_rank[slowest]
+    if (
+        len(delays) >= max(_MIN_TIMES, _MIN_RATE * total)
+        and median(delays) >= _MIN_DELAY
+        and repeated[slowest] >= max(_MIN_SECONDS, _MIN_SHARE * facts.trace.seconds)
     ):
-        return
-    yield rules.late_again.finding(
-        culprits=[slowest],
-        rank=slowest,
-        late=late,
-        total=total,
-        seconds=sum(delays_by_rank[slowest]),
-    )
+        yield rules.late_again.finding(
+            culprits=[slowest],
+            rank=slowest,
+            late=len(delays),
+            total=total,
+            seconds=sum(delays),
+        )
 
 
 # -- operations stuck in the backend -----------------------------------------------------------
@@ -245,12 +213,12 @@ def _in_backend(facts: Evidence) -> Iterator[Finding]:
     """Find operations that do not complete although all partners have arrived."""
     by_match: dict[str, list[Span]] = defaultdict(list)
     hosts = sorted({*several(facts.trace.info).values()})
-    for rank in facts.ranks:
-        span = _current_operation(facts, rank)
-        if span is not None and span.match is None and rank not in facts.stuck:
-            match = facts.trace.matches.get((rank, span.seq))
-            if match is not None and facts.runs(rank) and _waits_long(facts, span):
-                by_match[match].append(span)
+    for rank in filter(facts.runs, facts.ranks):
+        wait = facts.graph.wait(rank)
+        if wait is not None and (rank, wait.seq) in facts.trace.matches and wait.match is None:
+            span = facts.by_key[rank, wait.seq]
+            if _waited(facts, span) > _LOST_AFTER + span.nbytes / _MIN_BANDWIDTH:
+                by_match[facts.trace.matches[rank, span.seq]].append(span)
     for spans in by_match.values():
         yield rules.in_backend.finding(
             *spans,
@@ -259,20 +227,6 @@ def _in_backend(facts: Evidence) -> Iterator[Finding]:
             seconds=max(_waited(facts, s) for s in spans),
             network=rules.in_backend.fill("network", hosts=",".join(hosts)) if hosts else "",
         )
-
-
-def _current_operation(facts: Evidence, rank: int) -> Span | None:
-    """Return the operation that a rank waits in, or else its latest operation."""
-    spans = [s for s in facts.by_key.values() if s.rank == rank]
-    return max(spans, key=lambda s: (s.state is State.BLOCKED, s.seq), default=None)
-
-
-def _waits_long(facts: Evidence, span: Span) -> bool:
-    """Return whether a rank has waited longer than any transfer takes."""
-    blocked = span.state is State.BLOCKED or (
-        span.state is State.FAILED and span.rank in facts.released
-    )
-    return blocked and _waited(facts, span) > _LOST_AFTER + span.nbytes / _MIN_BANDWIDTH
 
 
 def _waited(facts: Evidence, span: Span) -> float:

@@ -69,8 +69,7 @@ def _thread_remedy(facts: Evidence, group: str, finding: Finding) -> Finding:
     ranks = [rank for rank, groups in facts.trace.info.threads.items() if group in groups]
     if not ranks:
         return finding
-    remedy = rules.mismatch.fill("threads", ranks=ranks)
-    return replace(finding, remedy=remedy)
+    return replace(finding, remedy=rules.mismatch.fill("threads", ranks=ranks))
 
 
 def _compare(
@@ -117,8 +116,18 @@ def _splits(facts: Evidence, column: Column) -> Finding | None:
         sent, awaited = shares[sender][0], shares[receiver][1]
         to, of = members.index(receiver), members.index(sender)
         if to < len(sent) and of < len(awaited) and sent[to] != awaited[of]:
-            ends = column[sender], column[receiver]
-            return _split(*ends, (sent, awaited), (sent[to], awaited[of]))
+            send, recv = column[sender], column[receiver]
+            return rules.split_mismatch.finding(
+                send,
+                recv,
+                culprits=sorted({sender, receiver}),
+                send=send,
+                receiver="itself" if sender == receiver else f"rank {receiver}",
+                rows=(sent[to], awaited[of]),
+                sent=str([*sent]),
+                awaited=str([*awaited]),
+                where=placed(recv) if recv.where != send.where else "",
+            )
     return None
 
 
@@ -126,22 +135,6 @@ def _shares(span: Span, size: int) -> tuple[Sequence[int], Sequence[int]]:
     """Return the rows that a rank sends to each member, and expects from each."""
     even = [span.shape[0] // size] * size if span.shape else []
     return span.attributes.get("sends", even), span.attributes.get("receives", even)
-
-
-def _split(
-    send: Span, recv: Span, splits: tuple[Sequence[int], Sequence[int]], rows: tuple[int, int]
-) -> Finding:
-    return rules.split_mismatch.finding(
-        send,
-        recv,
-        culprits=sorted({send.rank, recv.rank}),
-        send=send,
-        receiver="itself" if send.rank == recv.rank else f"rank {recv.rank}",
-        rows=rows,
-        sent=str([*splits[0]]),
-        awaited=str([*splits[1]]),
-        where=placed(recv) if recv.where != send.where else "",
-    )
 
 
 # -- one position of a group's sequence -----------------------------------------------
@@ -210,12 +203,7 @@ def _reaches(facts: Evidence, column: Column, rank: int, op: Op) -> bool:
     span, other = column[rank], next(s for s in column.values() if s.op is op)
     before = [facts.before(s.rank, span.where, s) for s in (span, other)]
     repeats = before[0] == before[1] > 0
-    return not repeats and _leads_to(facts, span, op)
-
-
-def _leads_to(facts: Evidence, span: Span, op: Op) -> bool:
-    """Return whether the program may reach an operation after a call."""
-    return any(str(op) in name for name in facts.program.ahead(facts.path(span)))
+    return not repeats and any(str(op) in name for name in facts.program.ahead(facts.path(span)))
 
 
 def _same_tensor(facts: Evidence, column: Column) -> str:

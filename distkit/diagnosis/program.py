@@ -324,8 +324,6 @@ def _conditions_in(statement: ast.AST, number: int, inner: str) -> Chain:
         number: the line number.
         inner: the called function; "" for any communication.
     """
-    if isinstance(statement, _FUNCTIONS):
-        return []
     calls = [
         chain
         for chain in _expressions(statement, [])
@@ -479,8 +477,6 @@ def _describe(node: ast.AST, part: str, child: ast.AST | None = None) -> tuple[s
         case ast.Match(subject=subject) if isinstance(child, ast.match_case):
             words = f"case {ast.unparse(child.pattern)}` of `match {ast.unparse(subject)}"
             return words, subject
-        case ast.Match(subject=subject):
-            return f"match {ast.unparse(subject)}", None
         case ast.BoolOp(op=op, values=values):
             word = " and " if isinstance(op, ast.And) else " or "
             before = values[: int(part)]

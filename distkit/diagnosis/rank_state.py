@@ -12,13 +12,12 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from distkit._format import named
+from distkit.diagnosis.findings import with_tensor
 from distkit.events import (
     COLLECTIVES,
     COMPUTATION,
-    NO_ATTRIBUTES,
     P2P,
     STORES,
     WORLD,
@@ -54,34 +53,31 @@ _ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """The state of a rank, with the call that it is paused at or blocked in.
+    """The state of a rank.
 
+    ``event`` is the latest event of the call that it is paused at, blocked in, or failed in;
     ``waits_for`` contains the ranks that have not started their part of the call; ``reason``
     explains the wait.
     """
 
     rank: int
     status: RankStatus
-    op: Op | None = None
-    seq: int | None = None
-    peer: int | None = None
-    group: str = WORLD
-    tag: int | None = None
-    where: str = ""
-    attributes: Mapping[str, Any] = NO_ATTRIBUTES
-    nbytes: int = 0
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
+    event: Event | None = None
     waits_for: tuple[int, ...] = ()
     reason: str = ""
 
+    @property
+    def where(self) -> str:
+        """The line of the call; "" for no call."""
+        return self.event.where if self.event is not None else ""
+
     def call(self) -> str:
-        """Return the operation as a call, such as ``recv(src=0, tag=7)``; "" for no operation."""
-        return call(self)
+        """Return the call as text, such as ``recv(src=0, tag=7)``; "" for no call."""
+        return call(self.event) if self.event is not None else ""
 
     def __str__(self) -> str:
         between = " before " if self.status is RankStatus.PAUSED else " in "
-        place = f"{between}{call(self)}{at(self.where)}" if self.op is not None else ""
+        place = f"{between}{self.call()}{at(self.where)}" if self.event is not None else ""
         return f"rank {self.rank}: {self.status}{place}" + (f": {self.reason}" * bool(self.reason))
 
 
@@ -191,35 +187,32 @@ class WaitForGraph:
         """Return the state of a rank."""
         e = self._at.get(rank)
         if rank in self._ends:
-            status, reason = self._ends[rank]
-            if status is RankStatus.DIED:
-                return self._ended_state(rank, status, reason)
-            last = e or self._last.get(rank)
-            if last is None or status is RankStatus.FINISHED:
-                return RankState(rank, status, reason=reason)
-            return _state_in(last, status, reason=reason)
+            return self._ended_state(rank, *self._ends[rank])
         if e is None:
             return RankState(rank, RankStatus.RUNNING)
         if e.state is State.SCHEDULED:
-            return _state_in(e, RankStatus.PAUSED)
+            return RankState(rank, RankStatus.PAUSED, e)
         waits_for = self._missing(e)
         if not waits_for:
             return RankState(rank, RankStatus.RUNNING)  # all partners have arrived
-        return _state_in(e, RankStatus.BLOCKED, waits_for, self._reason(e, waits_for))
+        return RankState(rank, RankStatus.BLOCKED, e, waits_for, self._reason(e, waits_for))
 
     def _ended_state(self, rank: int, status: RankStatus, reason: str) -> RankState:
-        """Return the state of a rank whose process has ended, with its last known line."""
-        e = self._latest.get(rank)
-        text = "; ".join(filter(None, [reason, last_seen(e) if e else ""]))
-        return RankState(rank, status, where=e.where if e else "", reason=text)
+        """Return the state of a rank that has ended, with the call in which it failed, if any."""
+        if status is RankStatus.DIED:
+            seen = last_seen(self._latest[rank]) if rank in self._latest else ""
+            return RankState(rank, status, reason="; ".join(filter(None, [reason, seen])))
+        event = self._at.get(rank) or self._last.get(rank)
+        return RankState(rank, status, None if status is RankStatus.FINISHED else event, (), reason)
+
+    def wait(self, rank: int) -> Event | None:
+        """Return the event of the wait that a rank is in, even if no other rank is missing."""
+        e = self._at.get(rank)
+        return e if e is not None and e.state is State.BLOCKED and rank not in self._ends else None
 
     def stuck(self) -> list[int]:
         """Return the blocked ranks that wait only for other stuck or ended ranks."""
-        waits = {
-            r: self._missing(e)
-            for r, e in self._at.items()
-            if e.state is State.BLOCKED and r not in self._ends
-        }
+        waits = {r: self._missing(e) for r in self._at if (e := self.wait(r)) is not None}
         held = {rank for rank, missing in waits.items() if missing}
         while unblocked := {rank for rank in held if self._may_continue(rank, waits[rank], held)}:
             held -= unblocked
@@ -316,14 +309,12 @@ class WaitForGraph:
             return f"no rank has set {keys(self.keys.missing(e))}"
         if len(waits_for) == 1:
             return f"rank {waits_for[0]} {self._why_missing(e, waits_for[0])}"
-        missing = "have not received" if e.op is Op.SEND else "have not called it"
-        return f"{named(waits_for)} {missing}"
+        return f"{named(waits_for)} have not called it"
 
     def _why_missing(self, e: Event, other: int) -> str:
         """Return why the only missing rank is missing."""
         if (other_call := self._column(e).get(other) if e.op in COLLECTIVES else None) is not None:
-            size = f" of {other_call.dtype}{list(other_call.shape)}" if other_call.dtype else ""
-            return f"called {call(other_call)}{size}{at(other_call.where)} instead"
+            return f"called {with_tensor(other_call)}{at(other_call.where)} instead"
         return self._activity(other) or {
             Op.RECV: "has not sent",
             Op.SEND: "has not received",
@@ -339,9 +330,9 @@ class WaitForGraph:
 
     def _reason_of_server(self, e: Event, waits_for: tuple[int, ...]) -> str:
         """Return a clause about the workers that a server waits for, and why they are missing."""
-        server = "the scheduler" if e.peer is None else f"server {e.peer - len(self.ranks)}"
-        if e.op is Op.REGISTER:
-            server = "the scheduler"
+        server = "the scheduler"
+        if e.peer is not None and e.op is not Op.REGISTER:
+            server = f"server {e.peer - len(self.ranks)}"
         awaited = self.awaiting.awaited_by(e)
         if not awaited.certain:
             return f"{server} has not answered"
@@ -358,27 +349,6 @@ class WaitForGraph:
         if not done:
             return f"has not pushed {keys([e.attributes.get('key')])}"
         return f"has pushed {keys([e.attributes.get('key')])} {done} of {awaited.count} times"
-
-
-def _state_in(
-    e: Event, status: RankStatus, waits_for: tuple[int, ...] = (), reason: str = ""
-) -> RankState:
-    return RankState(
-        e.rank,
-        status,
-        e.op,
-        e.seq,
-        e.peer,
-        e.group,
-        e.tag,
-        e.where,
-        e.attributes,
-        e.nbytes,
-        e.shape,
-        e.dtype,
-        waits_for,
-        reason,
-    )
 
 
 def _inbox(e: Event | Span) -> Channel:

@@ -39,17 +39,10 @@ class Rule:
     code: str
     name: str
     page: str
+    message: str
+    remedy: str
+    #: The templates of all sentences, by name.
     sentences: Mapping[str, str]
-
-    @property
-    def message(self) -> str:
-        """The template of the message."""
-        return self.sentences.get("message", "")
-
-    @property
-    def remedy(self) -> str:
-        """The template of the remedy."""
-        return self.sentences.get("remedy", "")
 
     @property
     def desynchronizes(self) -> bool:
@@ -109,10 +102,15 @@ def _read(text: str) -> dict[str, Rule]:
         templates, _, page = body.strip().partition("\n\n")
         lines = (line[2:].partition(": ") for line in templates.splitlines())
         sentences = {key: value.strip('"') for key, _, value in lines}
-        base = rules.get(base_name, Rule("", "", "", {}))
-        sentences = {**base.sentences, **sentences}
+        base = rules.get(base_name, Rule("", "", "", "", "", {}))
+        sentences = {"message": "", "remedy": "", **base.sentences, **sentences}
         rules[name] = Rule(
-            code or base.code, name if code else base.name or name, page or base.page, sentences
+            code or base.code,
+            name if code else base.name or name,
+            page or base.page,
+            sentences["message"],
+            sentences["remedy"],
+            sentences,
         )
     return rules
 

@@ -19,7 +19,7 @@ from distkit.events import (
     State,
 )
 
-#: An object with the fields of a call: an event, a span, or a rank's state.
+#: An object with the fields of a call, such as an event or a span.
 Called = Any
 
 
@@ -66,8 +66,6 @@ def call(record: Called) -> str:
     >>> call(Event(2, 0, Op.STORE_WAIT, State.STARTED, 0.0, attributes=facts))
     "store.get('ready')"
     """
-    if record.op is None:
-        return ""
     facts = record.attributes
     if record.op in REQUESTS:
         return _request(record)
@@ -95,7 +93,7 @@ def wait_of(record: Called) -> str:
     >>> wait_of(sent)
     'wait() of isend, line 4'
     """
-    if record.op is None or "waits_at" not in record.attributes or "device" in record.attributes:
+    if "waits_at" not in record.attributes or "device" in record.attributes:
         return ""
     line = record.where.rpartition(":")[2]
     return f"wait() of {'i' * (record.op in P2P)}{record.op}, line {line}"

@@ -66,7 +66,9 @@ def shown(stepper: Stepper) -> list[Event]:
 
 def up_to(op: Op, stepper: Stepper) -> Stepper:
     """Step until every worker is paused before this operation."""
-    while others := [s.rank for s in stepper.moment.rank_states if s.op is not op]:
+    while others := [
+        s.rank for s in stepper.moment.rank_states if not (s.event and s.event.op is op)
+    ]:
         for rank in others:
             stepper.next(rank)
     return stepper
@@ -123,9 +125,10 @@ def test_pull_is_blocked_until_every_worker_has_pushed(usable: dk.Cluster) -> No
     mine = stepper.moment.rank_states[0]
     assert status(stepper) == ["blocked", "paused", "paused"]
     assert mine.waits_for == (1, 2) and mine.call() == "pull('w')"
+    assert mine.event is not None
     stepper.next(rank=1)
     where = stepper.moment.rank_states[2].where
-    server = stepper.trace.info.ranks[mine.peer].name
+    server = stepper.trace.info.ranks[mine.event.peer].name
     assert stepper.moment.rank_states[0].reason == (
         f"{server} waits for worker 2, which is paused before push('w') at {where}"
     )

@@ -65,7 +65,7 @@ def backward(*sizes):
 ONE, TWO = {"nbytes": 4, "shape": (1,)}, {"nbytes": 8, "shape": (2,)}
 
 
-def hang(*programs, **groups):
+def finding_of_hang(*programs, **groups):
     """Return the finding of a hanging run, equal while live and after the release."""
     sim = Simulation(list(programs), groups).run()
     assert sim.stuck
@@ -76,7 +76,7 @@ def hang(*programs, **groups):
     return live
 
 
-def silent(*programs, **groups):
+def finding_without_hang(*programs, **groups):
     """Return the finding of a run that ends."""
     sim = Simulation(list(programs), groups).run()
     assert not sim.stuck
@@ -90,7 +90,7 @@ def silent(*programs, **groups):
 
 #: Programs that hang: kind, culprits, programs, groups, and the finding's text.
 HANGS = {
-    "cycle of three, and one who waits for it": (
+    "cycle of three ranks, and a rank that waits for one of them": (
         "cycle",
         (0, 1, 2),
         [*([recv((r - 1) % 3, 4), send((r + 1) % 3, 5)] for r in range(3)), [recv(2, 9)]],
@@ -114,14 +114,14 @@ HANGS = {
         {},
         ("all_reduce() at a.py:4", "recv(src=0) at a.py:7"),
     ),
-    "cycle beside a message that nobody takes": (
+    "cycle beside an unmatched send": (
         "recv_cycle",
         (0, 2),
         [[recv(2, 3), send(2, 4)], [send(2, 5)], [recv(0, 7), recv(1, 8)]],
         {},
         (),
     ),
-    "cycle of a send that is received later": (
+    "cycle with a send whose receive comes later": (
         "cycle",
         (0, 1, 2),
         [[send(2, 3), send(1, 4)], [recv(0, 7), send(2, 8)], [recv(1, 9), recv(0, 10)]],
@@ -142,93 +142,93 @@ HANGS = {
         {},
         ("rank 0 has finished after sending 0 messages",),
     ),
-    "receive from any without send": (
+    "receive from any source without send": (
         "no_sender",
         (1, 2),
         [[recv(None, 3), recv(None, 3)], [send(0, 7)], []],
         {},
         ("recv(src=any)",),
     ),
-    "another tag": (
+    "different tag": (
         "wrong_tag",
         (0, 1),
         [[send(1, 3, tag=1)], [recv(0, 7, tag=2)]],
         {},
         ("with tag 1 at a.py:3", "waits for tag 2"),
     ),
-    "another tag, and a barrier": (
+    "different tag before a barrier": (
         "wrong_tag",
         (0, 1),
         [[send(1, 3, tag=1, later=True), barrier(4)], [recv(0, 7), barrier(8)]],
         {},
         (),
     ),
-    "another source": (
+    "different source": (
         "wrong_source",
         (2,),
         [[], [send(2, 3)], [recv(0, 7)]],
         {},
         ("rank 1 sends to it in send(dst=2) at a.py:3",),
     ),
-    "another source, and a barrier": (
+    "different source before a barrier": (
         "wrong_source",
         (2,),
         [[barrier(9)], [send(2, 3), barrier(9)], [recv(0, 7), barrier(9)]],
         {},
         (),
     ),
-    "another destination": (
+    "different destination": (
         "wrong_destination",
         (0,),
         [[send(2, 3)], [recv(0, 7)], []],
         {},
         ("rank 0 sends to rank 2, which has finished", "Send to rank 1, or receive on rank 2."),
     ),
-    "another collective": (
+    "different collective": (
         "different_collective",
         (0,),
         [[broadcast(0, 3)], [all_reduce(5)], [all_reduce(5)]],
         {},
         ("rank 0 calls broadcast(src=0) at a.py:3", "ranks 1 and 2 call all_reduce() at a.py:5"),
     ),
-    "another order, of which only the beginning happened": (
+    "different order, blocked at the first call": (
         "different_collective",
         (0, 1),
         [[all_reduce(3), broadcast(0, 4)], [broadcast(0, 6), all_reduce(7)]],
         {},
         (),
     ),
-    "another root": (
+    "different root": (
         "different_root",
         (2,),
         [[broadcast(0, 3)], [broadcast(0, 3)], [broadcast(2, 3)]],
         {},
         (),
     ),
-    "one skips a collective": ("skipped", (0,), [[], *[[all_reduce(3)]] * 3], {}, ()),
-    "all but one skip a collective": ("skipped", (0,), [[all_reduce(3)], *[[]] * 3], {}, ()),
-    "an iteration more": (
+    "one rank skips a collective": ("skipped", (0,), [[], *[[all_reduce(3)]] * 3], {}, ()),
+    "all ranks but one skip a collective": ("skipped", (0,), [[all_reduce(3)], *[[]] * 3], {}, ()),
+    "one more iteration": (
         "uneven",
         (2,),
         [[all_reduce(3)] * n for n in (3, 3, 4)],
         {},
         ("rank 2", "at a.py:3 for the 4th time"),
     ),
-    "a missing barrier": (
+    "missing barrier": (
         "missing_barrier",
         (1,),
         [[barrier(3)], [], [barrier(3)]],
         {},
         (),
     ),
-    "a missing barrier before an all-reduce": (
+    "missing barrier before an all-reduce": (
         "missing_barrier",
         (1,),
         [[barrier(3), all_reduce(4)], [all_reduce(4)], [barrier(3), all_reduce(4)]],
         {},
         (),
     ),
-    "a missing barrier in a loop": (
+    "missing barrier in a loop": (
         "missing_barrier",
         (1,),
         [
@@ -239,42 +239,42 @@ HANGS = {
         {},
         (),
     ),
-    "another group": (
+    "different group": (
         "wrong_group",
         (0,),
         [[all_reduce(3, group="1")], [all_reduce(5)], [all_reduce(5)]],
         {"1": [0, 1]},
         ("all_reduce() of the group of ranks 0 and 1 at a.py:3",),
     ),
-    "a group that the others are not in": (
+    "group without the other ranks": (
         "wrong_group",
         (0,),
         [[], [all_reduce(3, group="1")], []],
         {"1": [0, 1]},
         (),
     ),
-    "a message in another group": (
+    "message in a different group": (
         "wrong_group",
         (0, 1),
         [[send(1, 3, group="1")], [recv(0, 5)], []],
         {"1": [0, 1]},
         (),
     ),
-    "a group that two do not make": (
+    "new_group that two ranks skip": (
         "new_group",
         (2, 3),
         [[new_group(3), barrier(9)]] * 2 + [[barrier(9)]] * 2,
         {},
         ("new_group([0, 1]) at a.py:3",),
     ),
-    "a rank without a backward pass": (
+    "rank without a backward pass": (
         "uneven",
         (0,),
         [[], backward(8), backward(8)],
         {},
         (),
     ),
-    "a step more of DDP": (
+    "one more step of DDP": (
         "uneven",
         (2,),
         [[s for _ in range(n) for s in backward(8, 400)] for n in (2, 2, 3)],
@@ -287,32 +287,32 @@ HANGS = {
 @pytest.mark.parametrize("name", HANGS)
 def test_hang_is_explained(name):
     kind, culprits, programs, groups, texts = HANGS[name]
-    f = hang(*programs, **groups)
+    f = finding_of_hang(*programs, **groups)
     assert (f.kind, f.culprits) == (kind, culprits)
     assert all(text in str(f) for text in texts)
 
 
 #: Programs that end but are wrong, as above.
 SILENT = {
-    "another size of a message": (
+    "message of a different size": (
         "wrong_tensor",
         (0, 1),
         [[send(1, 3, nbytes=400, shape=(100,))], [recv(0, 7, nbytes=800, shape=(200,))]],
         ("float32[100]", "float32[200] at a.py:7"),
     ),
-    "another dtype of messages": (
+    "messages of a different dtype": (
         "wrong_tensor",
         (0, 1),
         [[send(1, 3)] * 3, [recv(0, 7, dtype="int32")] * 3],
         ("2 more messages",),
     ),
-    "messages in another order": (
+    "messages in a different order": (
         "wrong_tensor",
         (0, 1),
         [[send(1, 3, **ONE), send(1, 4, **TWO)], [recv(0, 7, **TWO), recv(0, 8, **ONE)]],
         ("in the order in which they are sent",),
     ),
-    "collectives in another order": (
+    "collectives in a different order": (
         "another_order",
         (3,),
         [
@@ -321,13 +321,13 @@ SILENT = {
         ],
         ("all_reduce() of float32[2] at a.py:6 and then all_reduce() of float32[1]",),
     ),
-    "equal collectives in another order": (
+    "equal collectives in a different order": (
         "another_order",
         (2,),
         [*[[all_reduce(3), all_reduce(4)]] * 2, [all_reduce(4), all_reduce(3)]],
         (),
     ),
-    "another reduction": (
+    "different reduction": (
         "different_reduction",
         (3,),
         [*[[all_reduce(3)]] * 3, [all_reduce(3, attributes={"reduction": "max"})]],
@@ -339,25 +339,25 @@ SILENT = {
         [[exchange((1, 3), (1, 2))], [exchange((2, 2), (2, 2))]],
         ("rank 0 sends 3 rows to rank 1", "expects 2", "[1, 3]", "[2, 2]"),
     ),
-    "another shape in a collective": (
+    "different shape in a collective": (
         "different_tensor",
         (2,),
         [*[[all_reduce(3)]] * 2, [all_reduce(4, nbytes=20, shape=(5,))]],
         ("rank 2 calls all_reduce() of float32[5] at a.py:4",),
     ),
-    "another dtype in a collective": (
+    "different dtype in a collective": (
         "different_tensor",
         (0, 1),
         [[all_reduce(3)], [all_reduce(3, dtype="int32")]],
         (),
     ),
-    "a request that nobody waits for": (
+    "send request without wait": (
         "not_waited",
         (0,),
         [[send(1, 3, later=True)], [recv(0, 7)]],
         (),
     ),
-    "a request that nobody answers": (
+    "send request without receive": (
         "no_receiver",
         (0,),
         [[send(1, 3, later=True)], []],
@@ -369,13 +369,13 @@ SILENT = {
 @pytest.mark.parametrize("name", SILENT)
 def test_mistake_without_a_hang_is_explained(name):
     kind, culprits, programs, texts = SILENT[name]
-    f = silent(*programs)
+    f = finding_without_hang(*programs)
     assert (f.kind, f.culprits) == (kind, culprits)
     assert all(text in str(f) for text in texts)
 
 
 def test_recv_cycle():
-    f = hang([recv(1, 4), send(1, 5)], [recv(0, 7), send(0, 8)])
+    f = finding_of_hang([recv(1, 4), send(1, 5)], [recv(0, 7), send(0, 8)])
     assert f.kind == "recv_cycle" and f.culprits == (0, 1)
     assert f.lines == {0: "a.py:4", 1: "a.py:7"}
     assert str(f) == (
@@ -385,7 +385,7 @@ def test_recv_cycle():
 
 
 def test_long_lists_of_ranks_are_abbreviated():
-    f = hang(*([recv((r - 1) % 100, 4)] for r in range(100)))
+    f = finding_of_hang(*([recv((r - 1) % 100, 4)] for r in range(100)))
     assert f.culprits == tuple(range(100)) and len(f.lines) == 100
     assert "(100 in all)" in f.message and len(f.message) < 400
 
@@ -437,8 +437,8 @@ def test_matching_splits_are_accepted(n, data):
 
 def test_rank_outside_the_group_is_named():
     sim = Simulation([[all_reduce(3, group="1")]] * 2 + [[]], {"1": [0, 1]}).run()
-    stranger = Event(2, 0, Op.ALL_REDUCE, State.FAILED, 0.1, group="", where=line(3))
-    (f,) = diagnose(Trace([*sim.live(), stranger], sim.live().info))
+    call = Event(2, 0, Op.ALL_REDUCE, State.FAILED, 0.1, group="", where=line(3))
+    (f,) = diagnose(Trace([*sim.live(), call], sim.live().info))
     assert (f.kind, f.culprits, f.hang) == ("not_a_member", (2,), False)
     assert "rank 2 calls all_reduce() at a.py:3 on a group without rank 2" in f.message
 
@@ -561,7 +561,7 @@ def test_buffer_used_before_wait():
     touch = Event(1, 5, Op.TOUCH, State.COMPLETED, 0.0, match="0", where=line(8))
     (f,) = diagnose(Trace([*sim.live(), touch], sim.live().info))
     assert (f.kind, f.culprits, f.hang) == ("buffer_in_use", (1,), False)
-    assert "buffer of its irecv(src=0) at a.py:7 too early, at a.py:8" in f.message
+    assert "buffer of irecv(src=0) at a.py:7 too early, at a.py:8" in f.message
 
 
 def test_incomplete_trace_accuses_no_rank():
@@ -606,7 +606,7 @@ class Author:
             shape = (self.random.choice([1, 3, 8]),)
             self.facts = dict(shape=shape, nbytes=4 * shape[0])
             rule = self.random.choice(
-                [self.message, self.message, self.anybody, self.collective, self.loop]
+                [self.message, self.message, self.any_source, self.collective, self.loop]
             )
             rule()
             for _ in range(self.random.randrange(3)):
@@ -637,7 +637,7 @@ class Author:
         for rank, op, peer in ends:
             self.add(rank, op, peer, branch=op is Op.RECV, later=choice([False, True]), **common)
 
-    def anybody(self):
+    def any_source(self):
         dst, *sources = self.random.sample(range(self.n), self.random.randint(2, self.n))
         for src in sources:
             self.add(src, Op.SEND, dst, tag=1000 + self.line)
@@ -700,27 +700,27 @@ def test_no_false_alarm_in_correct_programs(author, seed, cut):
 @given(programs, st.integers(0, 10**6), st.data())
 def test_no_false_alarm_when_some_events_arrive_late(author, seed, data):
     sim = Simulation(author.programs, author.groups, random.Random(seed), note=0.9).run()
-    heard = [
+    received = [
         e for r in range(author.n) for e in sim.live().by_rank[r][: data.draw(st.integers(0, 60))]
     ]
-    assert alarms(Trace(heard, sim.info)) == []
+    assert alarms(Trace(received, sim.info)) == []
 
 
 @settings(max_examples=150, deadline=None)
 @given(programs, st.integers(0, 10**6), st.data())
 def test_every_injected_hang_is_found(author, seed, data):
     for _ in range(data.draw(st.integers(1, 3))):
-        spoil(author.programs, data)
+        inject_mistake(author.programs, data)
     sim = Simulation(author.programs, author.groups, random.Random(seed)).run()
     for trace in (sim.live(), sim.released()):
         found = diagnose(trace)
         assert {r for f in found if f.hang for r in f.waiting} == set(sim.stuck)
-        told = [r for f in found for r in f.waiting if f.hang]
-        assert len(told) == len(set(told))
+        waiting = [r for f in found for r in f.waiting if f.hang]
+        assert len(waiting) == len(set(waiting))
         assert all(f.culprits for f in found)
 
 
-def spoil(programs, data):
+def inject_mistake(programs, data):
     """Omit a step or swap two; waits stay after their request."""
     rank = data.draw(st.sampled_from([r for r, p in enumerate(programs)]))
     fixed = [i for i, s in enumerate(programs[rank]) if not s.later and s.wait is None]

@@ -56,15 +56,15 @@ def test_rule_sentences_are_unique_in_the_package() -> None:
 @pytest.mark.parametrize("word", ["DK303", "dk303", "wrong_tag"])
 def test_explain_prints_the_page(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", word]) == 0
-    said = capsys.readouterr().out
-    assert "DK303 wrong_tag" in said and rules.wrong_tag.title() in said
-    assert "dist.recv(x, src=0, tag=2)" in said
+    output = capsys.readouterr().out
+    assert "DK303 wrong_tag" in output and rules.wrong_tag.title() in output
+    assert "dist.recv(torch.zeros(3), src=0, tag=2)" in output
 
 
 def test_explain_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert all(f"{rule.code} {rule.name} {rule.title()}" in said for rule in RULES.values())
+    output = " ".join(capsys.readouterr().out.split())
+    assert all(f"{rule.code} {rule.name} {rule.title()}" in output for rule in RULES.values())
 
 
 def test_explain_refers_to_the_list_of_codes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,13 @@ from distkit.views.scene.painter import drawing_of
 from distkit.views.scene.waits import waits, waits_svg
 
 
+def recv(rank):
+    return Event(rank, 0, Op.RECV, State.BLOCKED, 0.0)
+
+
 def states(size, ways):
     """Return states of ranks that are blocked by others, or finished."""
-    blocked = {r: RankState(r, RankStatus.BLOCKED, Op.RECV, waits_for=w) for r, w in ways.items()}
+    blocked = {r: RankState(r, RankStatus.BLOCKED, recv(r), w) for r, w in ways.items()}
     return [blocked.get(r, RankState(r, RankStatus.FINISHED)) for r in range(size)]
 
 

@@ -86,18 +86,18 @@ def _rank(
     ends: Mapping[int, str],
 ) -> Json:
     """Return the state of a rank; inside distkit's algorithms its line is the caller's."""
-    where = _line(s, events, ends)
-    caller = "" if s.seq is None else callers.get((s.rank, s.seq), "")
+    where, e = _line(s, events, ends), s.event
+    caller = "" if e is None else callers.get((e.rank, e.seq), "")
     return compact(
         rank=s.rank,
         status=str(s.status),
         words=clean(str(s)),
-        call=clean(wait_of(s) or s.call()),
+        call=clean("" if e is None else wait_of(e) or s.call()),
         where=clean(caller or where),
         inner=clean(where) if caller else None,
         reason=clean(s.reason),
         waits=list(s.waits_for),
-        now=None if s.seq is None else f"{s.rank}.{s.seq}",
+        now=None if e is None else f"{e.rank}.{e.seq}",
         last=completed.get(s.rank),
     )
 
@@ -162,11 +162,11 @@ def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
 
 
 def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str:
-    """Return a rank's line; a failed or released rank stays at its last line."""
+    """Return a rank's line; a rank that failed or was released stays at its last line."""
     if s.status is RankStatus.FAILED and s.rank in ends:
         return ends[s.rank]
-    if wait_of(s):
-        return str(s.attributes["waits_at"])
-    if s.where or s.status not in (RankStatus.FAILED, RankStatus.RELEASED):
+    if s.event is not None and wait_of(s.event):
+        return str(s.event.attributes["waits_at"])
+    if s.where or s.status not in (RankStatus.FAILED, RankStatus.RELEASED, RankStatus.DIED):
         return s.where
     return next((e.where for e in reversed(events) if e.rank == s.rank and e.where), "")
