@@ -41,7 +41,7 @@ def test_rounding_is_not_a_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("afters", "crcs", "what", "rank", "says"),
+    ("afters", "crcs", "what", "rank", "text"),
     [
         ([SUM, SUM], ("aaaa", "aaaa"), "gradient", 0, "one is 2 times the other, as for a sum"),
         ([MEAN, [9.0, 0.5, 1.0, -1.0]], ("aaaa", "aaaa"), "gradient", 1, "w is 7 apart on rank 1"),
@@ -56,12 +56,12 @@ def test_rounding_is_not_a_difference() -> None:
     ],
 )
 def test_first_difference_is_named(
-    afters: Sequence[list[float]], crcs: tuple[str, str], what: str, rank: int, says: str
+    afters: Sequence[list[float]], crcs: tuple[str, str], what: str, rank: int, text: str
 ) -> None:
     found = dk.equal(trained(afters, crcs=crcs), trained([MEAN, MEAN]))
     assert not found
     assert (found.first.step, found.first.what, found.first.rank) == (1, what, rank)
-    assert re.search(f"^Different: in step 1 the {what}.*{says}", repr(found))
+    assert re.search(f"^Different: in step 1 the {what}.*{text}", repr(found))
 
 
 def rounded(dtype: torch.dtype, seed: int, steps: int, lr: float, noise: float = 0.0) -> Trace:

@@ -16,7 +16,7 @@ from distkit.events import Op, State
 from distkit.recording.blackbox import SLOTS
 
 
-def lost(run: object) -> dk.Trace:
+def trace_of(run: object) -> dk.Trace:
     """Return the trace of a run in which a rank died."""
     assert isinstance(run, Run)
     return run.trace
@@ -33,12 +33,12 @@ def test_last_calls_of_a_killed_rank_are_in_the_trace(calls: int) -> None:
 
     with pytest.raises(dk.errors.RankDied) as caught:
         dk.run_ranks(program, 2, calls)
-    trace = lost(caught.value.run)
+    trace = trace_of(caught.value.run)
     mine = [s for s in trace.spans if s.rank == 1 and s.op is Op.ALL_REDUCE]
     assert [s.state for s in mine[-5:]] == [State.COMPLETED] * min(calls, 5)
     theirs = [s for s in trace.spans if s.rank == 0 and s.op is Op.ALL_REDUCE]
     assert mine[-1].seq == theirs[-1].seq
-    assert len(set(trace.events)) == len(trace), "nothing is there twice"
+    assert len(set(trace.events)) == len(trace), "no event is repeated"
 
 
 def test_death_is_located_at_the_current_call() -> None:
@@ -50,7 +50,7 @@ def test_death_is_located_at_the_current_call() -> None:
 
     with pytest.raises(dk.errors.RankDied, match="SIGABRT") as caught:
         dk.run_ranks(program, 2)
-    last = lost(caught.value.run).by_rank[1][-1]
+    last = trace_of(caught.value.run).by_rank[1][-1]
     assert (last.op, last.state, last.peer, last.shape) == (Op.RECV, State.STARTED, 0, (2,))
     file, _, line = caught.value.line.rpartition(":")
     assert caught.value.line == last.where

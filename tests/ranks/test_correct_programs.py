@@ -28,11 +28,11 @@ SEEDS = st.randoms(use_true_random=False)
 
 @settings(max_examples=6, deadline=None)
 @given(SEEDS)
-def test_correct_program_is_never_accused(chance: Random) -> None:
+def test_correct_program_has_no_findings(chance: Random) -> None:
     assert false_alarm(program(chance)) == ""
 
 
-def eagerly(rounds: Program) -> None:
+def play_with_early_reports(rounds: Program) -> None:
     """On each rank: report every wait of a millisecond."""
     recorder.BLOCKED_AFTER, recorder.MAX_PERIOD = 0.001, 0.002
     play(rounds)
@@ -42,11 +42,11 @@ def eagerly(rounds: Program) -> None:
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(chance=SEEDS)
-def test_correct_program_is_not_accused_by_an_impatient_watchdog(
+def test_early_reports_of_waits_cause_no_finding(
     chance: Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog, "CHECK_INTERVAL", 0.002)
-    assert false_alarm(program(chance), play=eagerly) == ""
+    assert false_alarm(program(chance), play=play_with_early_reports) == ""
 
 
 def test_programs_are_varied() -> None:
@@ -62,7 +62,7 @@ def test_programs_are_varied() -> None:
     assert all({m.src, m.dst} == set(m.group) for m in messages if m.group)
 
 
-def test_incorrect_program_is_accused() -> None:
+def test_incorrect_program_has_a_finding() -> None:
     still = (0.0,) * random_programs.RANKS
     one, two = (Message(0, 1, tag, 3, 0, (), False, False) for tag in (1, 7))
 

@@ -20,7 +20,7 @@ def spans(run: Run, rank: int = 0) -> list[Span]:
     return sorted((s for s in run.trace.spans if s.rank == rank), key=lambda s: s.seq)
 
 
-def told(run: Run, rank: int = 0) -> list[tuple[Op, str]]:
+def calls_of(run: Run, rank: int = 0) -> list[tuple[Op, str]]:
     """Return the calls of a rank; checks that all are complete."""
     assert {s.state for s in spans(run, rank)} == {State.COMPLETED}
     return [(s.op, s.label) for s in spans(run, rank)]
@@ -57,7 +57,7 @@ def functional() -> list[Any]:
 
 def test_functional_collectives_are_recorded_once_each() -> None:
     run = same_unrecorded(functional)
-    assert told(run) == [
+    assert calls_of(run) == [
         (Op.ALL_GATHER, ""),
         (Op.ALL_REDUCE, "max"),
         (Op.REDUCE_SCATTER, ""),
@@ -93,7 +93,7 @@ def modes() -> list[Any]:
 def test_inference_mode_and_no_grad_are_recorded() -> None:
     run = same_unrecorded(modes)
     ops = [Op.ALL_REDUCE, Op.RECV, *[Op.ALL_REDUCE] * 3]
-    assert [op for op, _ in told(run)] == ops
+    assert [op for op, _ in calls_of(run)] == ops
     assert all(s.after is not None for s in spans(run))
     assert [s.before is None for s in spans(run)] == [op is Op.RECV for op in ops]  # only written
 
@@ -101,15 +101,15 @@ def test_inference_mode_and_no_grad_are_recorded() -> None:
 def meta() -> list[Any]:
     import torch.distributed._meta_registrations
 
-    imagined = torch.ones(3, device="meta")
-    dist.all_reduce(imagined)
+    x_meta = torch.ones(3, device="meta")
+    dist.all_reduce(x_meta)
     x = torch.ones(3)
     dist.all_reduce(x)
-    return [imagined.is_meta, x.tolist()]
+    return [x_meta.is_meta, x.tolist()]
 
 
-def test_fake_tensors_are_not_recorded() -> None:
-    assert told(same_unrecorded(meta)) == [(Op.ALL_REDUCE, "")]
+def test_meta_tensors_are_not_recorded() -> None:
+    assert calls_of(same_unrecorded(meta)) == [(Op.ALL_REDUCE, "")]
 
 
 # -- tensors of every kind --------------------------------------------------------------
@@ -149,14 +149,14 @@ def kinds() -> list[Any]:
 
 def test_all_dtypes_and_shapes_are_recorded() -> None:
     run = same_unrecorded(kinds)
-    assert len(told(run)) == len(KINDS) + 4
+    assert len(calls_of(run)) == len(KINDS) + 4
     assert not run.trace.info.unrecorded
 
 
-# -- nothing of ours breaks a program ----------------------------------------------------
+# -- a failing recorder does not break a program ---------------------------------------
 
 
-def blind() -> list[Any]:
+def unreadable() -> list[Any]:
     """Make every call unreadable for the recorder."""
 
     def fails(*args: Any) -> Any:
@@ -173,7 +173,7 @@ def blind() -> list[Any]:
 
 
 def test_unreadable_calls_are_counted_and_run() -> None:
-    run = dk.run_ranks(blind, 2)
+    run = dk.run_ranks(unreadable, 2)
     assert run.results == [[2.0, 2.0]] * 2
     assert run.trace.spans == []
     assert run.trace.info.unrecorded[1] == {
@@ -183,7 +183,7 @@ def test_unreadable_calls_are_counted_and_run() -> None:
     }
 
 
-# -- and hangs are explained --------------------------------------------------------------
+# -- hangs --------------------------------------------------------------
 
 
 def inference_on_one_rank() -> None:

@@ -113,7 +113,7 @@ def test_new_group_is_a_collective_of_all() -> None:
     assert run.results == [[2, 3], [2, 3], [-1, 3]]
     made = [s for s in run.trace.spans if s.op is Op.NEW_GROUP]
     labels = [s.label for s in made if s.rank == 2]
-    assert labels == ["0, 1", ""], "what only its members call is no collective of all"
+    assert labels == ["0, 1", ""], "a group of local synchronization is not recorded"
     assert {s.state for s in made} == {State.COMPLETED}
     assert {s.group for s in made} == {"world"}
 
@@ -129,8 +129,8 @@ def test_unawaited_collective_warns() -> None:
             pass
         del kept
 
-    with pytest.warns(dk.errors.CommunicationWarning) as said:
+    with pytest.warns(dk.errors.CommunicationWarning) as caught:
         dk.run_ranks(program, 2)
-    first, second = [str(warning.message) for warning in said]
+    first, second = [str(warning.message) for warning in caught]
     assert first.startswith("ranks 0 and 1 never waited for all_reduce(async_op=True) at ")
     assert second.startswith("rank 1 never waited for broadcast(async_op=True) at ")

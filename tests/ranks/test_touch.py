@@ -87,7 +87,7 @@ def test_unrelated_operations_are_not_blamed() -> None:
 
 def test_early_use_under_another_mode_is_reported() -> None:
     def under_a_mode(memory: torch.Tensor) -> object:
-        with Seeing():
+        with RecordingMode():
             return memory[:4].sum()
 
     with pytest.warns(dk.errors.CommunicationWarning, match="uses the buffer"):
@@ -95,14 +95,14 @@ def test_early_use_under_another_mode_is_reported() -> None:
     assert touched(run) == [(1, "sum")]
 
 
-class Seeing(TorchFunctionMode):
+class RecordingMode(TorchFunctionMode):
     """Records calls."""
 
     def __init__(self) -> None:
-        self.seen: list[str] = []
+        self.calls: list[str] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.seen.append(func.__name__)
+        self.calls.append(func.__name__)
         return func(*args, **(kwargs or {}))
 
 
@@ -148,7 +148,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "irecv": lambda x, _: dist.isend(torch.ones(4), 1) if rank() == 0 else dist.irecv(x, 0),
 }
 
-#: Permitted uses of a call's x and y meanwhile, on rank 0 and on rank 1.
+#: Permitted uses of a call's x and y before wait(), on rank 0 and on rank 1.
 FREE, READ, NOTHING = ("read", "write"), ("read",), ()
 ALLOWED = {
     "all_reduce": [(NOTHING, FREE)] * 2,

@@ -27,7 +27,7 @@ def calls(run: Run, rank: int) -> list[tuple[Op, str]]:
     return [(s.op, s.label) for s in mine]
 
 
-def explained(program: Callable[[], Any], ranks: int = 2) -> Finding:
+def finding_of(program: Callable[[], Any], ranks: int = 2) -> Finding:
     with pytest.raises(dk.errors.DeadlockError) as caught:
         dk.run_ranks(program, ranks)
     (finding,) = caught.value.findings
@@ -38,7 +38,7 @@ def explained(program: Callable[[], Any], ranks: int = 2) -> Finding:
 # -- requests -------------------------------------------------------------------------
 
 
-def never_taken() -> None:
+def never_received() -> None:
     if dist.get_rank() == 0:
         work = dist.isend(torch.ones(1), dst=1)
         x = torch.zeros(1)
@@ -50,7 +50,7 @@ def never_taken() -> None:
 
 def test_blocked_request_names_the_waiting_line() -> None:
     with pytest.raises(dk.errors.DeadlockError) as caught:
-        dk.run_ranks(never_taken, 2)
+        dk.run_ranks(never_received, 2)
     trace = caught.value.run.trace
     blocked = {e.rank: e for e in trace.events if e.state is State.BLOCKED}
     file, line = blocked[0].where.rsplit(":", 1)
@@ -69,7 +69,7 @@ def shared_keys() -> list[Any]:
         keys.add("count", 2)
     else:
         keys.wait(["word", "count"])
-    return [keys.get("word"), keys.multi_get(["word"]), keys.check(["nobody's"])]
+    return [keys.get("word"), keys.multi_get(["word"]), keys.check(["unset"])]
 
 
 def test_store_is_recorded_and_unchanged() -> None:
@@ -84,8 +84,8 @@ def test_store_is_recorded_and_unchanged() -> None:
     assert calls(run, 1) == [(Op.STORE_WAIT, "wait word, count"), *last]
 
 
-def nobodys_key() -> None:
-    store().get("nobody's")
+def missing_key() -> None:
+    store().get("unset")
 
 
 def misspelt_key() -> None:
@@ -111,39 +111,39 @@ def key_of_a_rank_that_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "culprits", "said"),
+    ("program", "culprits", "text"),
     [
-        (nobodys_key, (0, 1), 'ranks 0 and 1 wait in store.get("nobody\'s")'),
+        (missing_key, (0, 1), "ranks 0 and 1 wait in store.get('unset')"),
         (misspelt_key, (0,), "rank 0 has called store.set('data/ready')"),
         (key_behind_a_barrier, (1,), "no rank has set 'go'; rank 1 waits in barrier()"),
         (key_of_a_rank_that_left, (1,), "no rank has set 'weights'; rank 1 waits in barrier()"),
     ],
 )
 def test_unset_key_is_named(
-    program: Callable[[], None], culprits: tuple[int, ...], said: str
+    program: Callable[[], None], culprits: tuple[int, ...], text: str
 ) -> None:
-    finding = explained(program)
+    finding = finding_of(program)
     assert finding.kind == "missing_key"
     assert finding.culprits == culprits
-    assert said in finding.message
+    assert text in finding.message
 
 
 # -- threads ----------------------------------------------------------------------------
 
 
-def in_turn(*calls: Callable[[], Any]) -> None:
+def in_threads(*calls: Callable[[], Any]) -> None:
     """Call each in a new thread, each after the previous one has started."""
     threads = []
     for call in calls:
-        begun = threading.Event()
+        started = threading.Event()
 
-        def work(call: Callable[[], Any] = call, begun: threading.Event = begun) -> None:
-            begun.set()
+        def work(call: Callable[[], Any] = call, started: threading.Event = started) -> None:
+            started.set()
             call()
 
         threads.append(threading.Thread(target=work))
         threads[-1].start()
-        begun.wait()
+        started.wait()
         threads[-1].join(0.5)  # it has entered its call
     for thread in threads:
         thread.join()
@@ -158,12 +158,12 @@ def one_group_for_two_threads() -> None:
     def sum_biases() -> None:
         dist.broadcast(biases, 0)
 
-    mine = (sum_weights, sum_biases)
-    in_turn(*(mine if dist.get_rank() == 0 else mine[::-1]))
+    calls = (sum_weights, sum_biases)
+    in_threads(*(calls if dist.get_rank() == 0 else calls[::-1]))
 
 
 def test_threads_with_different_orders_on_one_group_are_diagnosed() -> None:
-    finding = explained(one_group_for_two_threads)
+    finding = finding_of(one_group_for_two_threads)
     assert finding.culprits == (0, 1)
     assert "a separate group for each thread" in finding.remedy
 
@@ -178,5 +178,5 @@ def a_thread_of_a_pool() -> None:
 
 
 def test_main_thread_waiting_for_a_blocked_thread_is_diagnosed() -> None:
-    finding = explained(a_thread_of_a_pool)
+    finding = finding_of(a_thread_of_a_pool)
     assert (finding.kind, finding.culprits) == ("skipped", (1,))

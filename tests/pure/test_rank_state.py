@@ -23,27 +23,27 @@ def test_order_of_batches_does_not_matter(seed, n, cut, order):
     author.programs = [[s for s in p if s.wait is None or s.wait in p] for p in author.programs]
     sim = Simulation(author.programs, author.groups, random.Random(seed)).run(cut)
     rows = sim.live().by_rank
-    once, pieces = WaitForGraph(n, author.groups), WaitForGraph(n, author.groups)
+    once, in_batches = WaitForGraph(n, author.groups), WaitForGraph(n, author.groups)
     once.feed(sim.live())
     while any(rows.values()):
         rank = order.choice([r for r in rows if rows[r]])
         size = order.randint(1, 5)
-        pieces.feed(rows[rank][:size])
+        in_batches.feed(rows[rank][:size])
         rows[rank] = rows[rank][size:]
-    assert pieces.rank_states == once.rank_states
-    assert (pieces.settled, pieces.stuck()) == (once.settled, once.stuck())
+    assert in_batches.rank_states == once.rank_states
+    assert (in_batches.settled, in_batches.stuck()) == (once.settled, once.stuck())
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(0, 150))
-def test_blocked_ranks_are_exactly_the_waiting_ones(seed, n, cut):
+def test_blocked_ranks_are_those_that_wait(seed, n, cut):
     author = Author(seed, n).write(8)
     sim = Simulation(author.programs, author.groups, random.Random(seed)).run(cut)
-    made = WaitForGraph(n, author.groups)
-    made.feed(sim.live())
-    blocked = [s.rank for s in made.rank_states if s.status is RankStatus.BLOCKED]
-    assert made.stuck() == [] and set(blocked) <= set(sim.stuck)
-    under_way = [p for p in sim.posted if p.met and not p.done]
-    if not any(p.step.op is Op.RECV and p.step.peer is None for p in under_way):
+    graph = WaitForGraph(n, author.groups)
+    graph.feed(sim.live())
+    blocked = [s.rank for s in graph.rank_states if s.status is RankStatus.BLOCKED]
+    assert graph.stuck() == [] and set(blocked) <= set(sim.stuck)
+    in_progress = [p for p in sim.posted if p.met and not p.done]
+    if not any(p.step.op is Op.RECV and p.step.peer is None for p in in_progress):
         assert blocked == sim.stuck  # the sender of a receive from any source is known at its end
-    assert all(s.waits_for and s.reason for s in made.rank_states if s.rank in blocked)
+    assert all(s.waits_for and s.reason for s in graph.rank_states if s.rank in blocked)

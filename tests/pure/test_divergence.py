@@ -36,7 +36,7 @@ def all_reduce(n, **fields):
     return Step(Op.ALL_REDUCE, where=line(n), **fields)
 
 
-def found(*programs, source=LOOP, **facts):
+def first_finding(*programs, source=LOOP, **facts):
     """Return the first finding of a hanging run with a known source."""
     sim = Simulation(list(programs)).run()
     assert sim.stuck
@@ -49,14 +49,14 @@ BARRIER = Step(Op.BARRIER, where=line(7))
 
 
 def test_rank_that_left_its_loop_early_is_named():
-    f = found([REDUCE] * 3 + [BARRIER], [REDUCE] * 2 + [BARRIER], [REDUCE] * 3 + [BARRIER])
+    f = first_finding([REDUCE] * 3 + [BARRIER], [REDUCE] * 2 + [BARRIER], [REDUCE] * 3 + [BARRIER])
     assert (f.kind, f.culprits) == ("uneven", (1,))
     assert "rank 1 continues with barrier() at a.py:7 after calling it 2 times" in f.message
     assert "`continue` under `if broken(batch)` at a.py:3" in f.remedy
 
 
 def test_call_made_by_some_ranks_in_a_loop_is_named():
-    f = found([REDUCE] * 2 + [GATHER], [REDUCE] * 3, [REDUCE] * 3)
+    f = first_finding([REDUCE] * 2 + [GATHER], [REDUCE] * 3, [REDUCE] * 3)
     assert (f.kind, f.culprits) == ("different_collective", (0,))
     assert "only rank 0 calls all_gather() at a.py:6, under `if rank == 0` at a.py:5" in f.message
 
@@ -64,7 +64,7 @@ def test_call_made_by_some_ranks_in_a_loop_is_named():
 def test_first_diverging_call_is_found_despite_a_later_match():
     text = "if rank == 0:\n    barrier()\nbarrier()\n"
     inside, after = Step(Op.BARRIER, where=line(2)), Step(Op.BARRIER, where=line(3))
-    f = found([inside, after], [after], [after], source=text)
+    f = first_finding([inside, after], [after], [after], source=text)
     assert (f.culprits, f.waiting) == ((0,), (0,))
     assert "only rank 0 calls barrier() at a.py:2, under `if rank == 0` at a.py:1" in f.message
 
@@ -72,30 +72,30 @@ def test_first_diverging_call_is_found_despite_a_later_match():
 def test_branches_of_one_condition_do_not_diverge():
     text = "if rank == 0:\n    all_reduce(x)\nelse:\n    all_reduce(y)\nbarrier()\n"
     rows = [[all_reduce(2), BARRIER], [all_reduce(4)], [all_reduce(4), BARRIER]]
-    f = found(*rows, source=text)
+    f = first_finding(*rows, source=text)
     assert (f.kind, f.culprits) == ("missing_barrier", (1,))
 
 
 def test_ddp_steps_are_distinguished_from_missing_gradients():
     gradients = all_reduce(4, attributes={"gradients": True})
     rows = [[gradients] * 2 + [BARRIER], [gradients, BARRIER], [gradients] * 2 + [BARRIER]]
-    f = found(*rows, unreduced={})
+    f = first_finding(*rows, unreduced={})
     assert (f.kind, f.culprits) == ("uneven", (1,))
-    f = found(*rows, unreduced={"1": ["head.weight"]})
+    f = first_finding(*rows, unreduced={"1": ["head.weight"]})
     assert (f.kind, f.culprits) == ("unused_parameter", (1,))
     assert "head.weight" in f.message and "find_unused_parameters" in f.remedy
-    f = found(rows[0][:-1], rows[1][:-1], rows[2][:-1], unreduced={"1": ["head.weight"]})
+    f = first_finding(rows[0][:-1], rows[1][:-1], rows[2][:-1], unreduced={"1": ["head.weight"]})
     assert (f.kind, f.culprits) == ("unused_parameter", (1,))
 
 
 def test_exception_in_flight_comes_first():
     note = {"0": {"seq": 0, "text": "ValueError: broken", "where": "a.py:2"}}
     rows = [[Step(Op.BARRIER, where=line(4))], [all_reduce(1)], [all_reduce(1)]]
-    f = found(*rows, source=FINALLY, raising=note)
+    f = first_finding(*rows, source=FINALLY, raising=note)
     assert (f.kind, f.culprits, f.waiting) == ("raised", (0,), (0, 1, 2))
     assert f.message.startswith("rank 0 raised ValueError: broken at a.py:2")
     late = {"0": {**note["0"], "seq": 7}}
-    assert found(*rows, source=FINALLY, raising=late).kind != "raised"
+    assert first_finding(*rows, source=FINALLY, raising=late).kind != "raised"
 
 
 def test_stalled_collective_of_all_ranks_is_reported():
@@ -123,7 +123,7 @@ def test_possibly_lost_message_is_reported():
     assert "messages lost between hosts (see distkit doctor --hosts alpha,beta)" in f.remedy
 
 
-def late(*delays, op=Op.ALL_REDUCE):
+def diagnose_delays(*delays, op=Op.ALL_REDUCE):
     """Return a run in which rank 1 is late for each collective by these times [s]."""
     events = []
     for n, delay in enumerate(delays):
@@ -138,11 +138,11 @@ def late(*delays, op=Op.ALL_REDUCE):
 
 
 def test_slow_start_is_not_a_straggler():
-    assert late(3.0) == [] and late(3.0, 0.01, 0.01, 0.01) == []
-    assert late(0.01, 3.0, 0.01, 0.01) == []
-    assert late(*[0.02] * 50) == [], "a busy machine"
-    assert late(0.4, 0.4, 0.4, 0.4, op=Op.NEW_GROUP) == []
-    (f,) = late(0.4, 0.4, 0.4, 0.4)
+    assert diagnose_delays(3.0) == [] and diagnose_delays(3.0, 0.01, 0.01, 0.01) == []
+    assert diagnose_delays(0.01, 3.0, 0.01, 0.01) == []
+    assert diagnose_delays(*[0.02] * 50) == [], "a busy machine"
+    assert diagnose_delays(0.4, 0.4, 0.4, 0.4, op=Op.NEW_GROUP) == []
+    (f,) = diagnose_delays(0.4, 0.4, 0.4, 0.4)
     assert (f.kind, f.culprits) == ("straggler", (1,))
 
 
