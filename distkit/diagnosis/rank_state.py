@@ -325,8 +325,11 @@ class WaitForGraph:
         if rank in self._ends:
             return f"has {self._ends[rank][0]}"
         e = self._at.get(rank)
-        paused = e is not None and e.state is State.SCHEDULED
-        return f"is paused before {call(e)}{at(e.where)}" if e is not None and paused else ""
+        return (
+            f"is paused before {call(e)}{at(e.where)}"
+            if e is not None and e.state is State.SCHEDULED
+            else ""
+        )
 
     def _reason_of_server(self, e: Event, waits_for: tuple[int, ...]) -> str:
         """Return a clause about the workers that a server waits for, and why they are missing."""
