@@ -6,7 +6,6 @@ before each call of a KVStore.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import signal
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Integral
 
+from distkit._format import count, ordinal
 from distkit.events import Op
 from distkit.recording import recorder
 
@@ -48,17 +48,29 @@ class OnRank:
     """Injects the faults of one rank in one run, when called before each communication."""
 
     def __init__(self, faults: Faults, rank: int) -> None:
-        self._faults, self._rank, self._communications = faults, rank, itertools.count()
+        self._faults, self._rank, self._done = faults, rank, 0
 
     def __call__(self, op: Op, nbytes: int) -> None:
         """Inject the faults due before the next communication."""
         plan, rank = self._faults, self._rank
-        if next(self._communications) == plan.kill.get(rank):
+        if self._done == plan.kill.get(rank):
             os.kill(os.getpid(), signal.SIGKILL)
+        self._done += 1
         link_cost = 0.0 if op is Op.RECV else plan.latency + nbytes / plan.bandwidth
         pause = plan.delay.get(rank, 0.0) + link_cost
         if pause:
             time.sleep(pause)
+
+    def missed(self) -> list[str]:
+        """Return a message if the rank's death did not happen by the end of the function."""
+        n = self._faults.kill.get(self._rank)
+        if n is None:
+            return []
+        return [
+            f"dk.inject_faults(kill={{{self._rank}: {n}}}) had no effect: rank {self._rank} made "
+            f"only {count(self._done, 'communication')}, and the fault occurs before its "
+            f"{ordinal(n + 1)}. Pass a smaller number, or run more communications."
+        ]
 
 
 @contextmanager

@@ -123,3 +123,18 @@ def test_faults_on_unknown_ranks_raise(options: dict[str, Any], message: str) ->
 def test_invalid_faults_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message), dk.inject_faults(**options):
         faults.current().check(2)  # type: ignore[union-attr]
+
+
+def test_unused_fault_is_reported() -> None:
+    message = r"kill=\{1: 2\}\) had no effect: rank 1 made only 2 .* its 3rd"
+
+    def twice() -> None:
+        dist.barrier()
+        dist.barrier()
+
+    with (
+        dk.inject_faults(kill={1: 2}),
+        pytest.warns(dk.errors.CommunicationWarning, match=message) as warned,
+    ):
+        dk.run_ranks(twice, 2)
+    assert len(warned) == 1

@@ -273,11 +273,12 @@ class Rank:
             gate = self._gates[run]
             gate.arrived = run_recorder.request_flush
             tap.before.append(lambda op, nbytes: gate.wait())
-        if (faults := options.get("faults")) is not None:
-            tap.before.append(OnRank(faults, self.spec.rank))
+        faults = [] if (spec := options.get("faults")) is None else [OnRank(spec, self.spec.rank)]
+        tap.before += faults
         recorder.set_current(run_recorder)
         try:
             yield
+            outcome.missed = [text for fault in faults for text in fault.missed()]
         finally:
             tap.before.clear()
             tap.call_context = None

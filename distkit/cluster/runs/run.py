@@ -172,12 +172,13 @@ class Run:
         if self._warned:
             return
         self._warned = True
-        conductor = self._conductor
+        conductor, outcomes = self._conductor, self._conductor.outcomes.values()
         if conductor.is_cell and not (conductor.intact or conductor.abandoned):
             report.warn([report.LOST_CELLS])
         if self.error is not None:
             return
         report.warn(report.of_replacements(self.name, conductor.replacements))
+        report.warn([text for o in outcomes for text in o.missed])
         if conductor.live.arrived <= MAX_DIAGNOSED_EVENTS or conductor.died:
             report.warn(report.of_findings(self._certain_findings))
 
