@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -217,8 +218,13 @@ def _obstacle(record: Record) -> str:
     """Return the reason why this process cannot connect to a rank; "" if it can."""
     if not rankfile.is_here(record.about):
         return f"are on {record.about['host']}"
-    reachable = os.access(record.about.get("line", ""), os.W_OK)  # its folder is the user's
-    return "" if reachable else "have no socket for this user"
+    line = Path(record.about.get("line", ""))
+    with suppress(OSError):
+        folder = line.parent.lstat()  # not that of another user, who could send any pickle
+        private = stat.S_IMODE(folder.st_mode) == 0o700 and folder.st_uid == os.getuid()
+        if private and line.is_socket():
+            return ""
+    return "have no socket for this user"
 
 
 def _describe_end(end: RankEnd) -> str:
