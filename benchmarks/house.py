@@ -26,22 +26,22 @@ class Line(NamedTuple):
 #: folder exceeds its line. A commit that makes a package smaller lowers its line; a package that
 #: moves keeps its line.
 LINES = {
-    "distkit": Line(1_032, 550),
-    "distkit/algorithms": Line(1_389, 1_300),
-    "distkit/cluster": Line(3_199, 3_000),
-    "distkit/data": Line(256, 350),
-    "distkit/diagnosis": Line(1_841, 1_800),
-    "distkit/kvstore": Line(1_727, 1_700),
-    "distkit/recording": Line(1_626, 1_600),
-    "distkit/trace": Line(914, 700),
-    "distkit/views": Line(3_929, 3_800),
+    "distkit": Line(971, 550),
+    "distkit/algorithms": Line(1_336, 1_300),
+    "distkit/cluster": Line(3_236, 3_000),
+    "distkit/data": Line(252, 350),
+    "distkit/diagnosis": Line(1_750, 1_800),
+    "distkit/kvstore": Line(1_662, 1_700),
+    "distkit/recording": Line(1_555, 1_600),
+    "distkit/trace": Line(900, 700),
+    "distkit/views": Line(3_734, 3_800),
     "companions/distkit_course": Line(1_307, 1_300),
     "companions/distkit_experiments": Line(781, 800),
-    "companions/distkit_hosts": Line(3_267, 3_200),
+    "companions/distkit_hosts": Line(3_200, 3_200),
     "companions/distkit_simulation": Line(1_654, 1_400),
-    "companions/distkit_strategies": Line(1_681, 1_700),
-    "notebooks/course": Line(1_232, 1_200),
-    "tests": Line(16_520, 16_000),
+    "companions/distkit_strategies": Line(1_679, 1_700),
+    "notebooks/course": Line(1_269, 1_200),
+    "tests": Line(16_514, 16_000),
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
@@ -49,10 +49,10 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_913, 15_000),
-    "the whole product": Line(25_835, 25_000),
-    "lines of JavaScript": Line(4_081, 4_300),
-    "files in distkit": Line(189, 150),
+    "all of distkit": Line(15_396, 15_000),
+    "the whole product": Line(25_286, 25_000),
+    "lines of JavaScript": Line(4_025, 4_300),
+    "files in distkit": Line(185, 150),
     "names at the top level": Line(27, 23),
 }
 
