@@ -2,9 +2,10 @@
 
 No side effects.
 
-All matching rules are in this module. Spans, matches and messages are rows of these columns,
-created on demand; views of whole traces read the columns. Events may arrive in batches, with ranks
-in any order, but in time order per rank; batches and the order of ranks do not affect the result.
+The channels of :mod:`distkit.trace.calls` say what matches. Spans, matches and messages are rows of
+these columns, created on demand; views of whole traces read the columns. Events may arrive in
+batches, with ranks in any order, but in time order per rank; batches and the order of ranks do not
+affect the result.
 """
 
 from __future__ import annotations
