@@ -125,8 +125,6 @@ class Columns:
             dst=int(pairs.dst[i]),
             nbytes=int(pairs.nbytes[i]),
             op=str(Op.SEND if pairs.p2p[i] else category.op),
-            tag=category.tag,
-            label=clean(category.label),
             sent=rounded(pairs.sent[i]),
             received=rounded(pairs.received[i]),
             send=send,
