@@ -30,7 +30,7 @@ __all__ = ["LESSONS", "QUESTIONS", "TASKS", "check", "hint", "solution"]
 TASKS = {task.name: task for task in content.TASKS}
 
 
-class _Catalog:
+class _ExerciseMenu:
     """A namespace with one attribute per exercise; its repr lists them."""
 
     def __init__(
@@ -87,11 +87,13 @@ def _solution(entry: Task | Question) -> Source | PlainText:
 
 _ALL: dict[str, Task | Question] = {**TASKS, **QUESTIONS}
 
-check = _Catalog(
-    "dk.check.NAME shows a task, dk.check.NAME(f) judges f on real ranks:", _Check, TASKS
+check = _ExerciseMenu(
+    "dk.check.NAME shows a task, dk.check.NAME(f) checks f on real ranks:", _Check, TASKS
 )
-hint = _Catalog("dk.hint.NAME() shows the next hint:", lambda entry: partial(_hint, entry), _ALL)
-solution = _Catalog(
+hint = _ExerciseMenu(
+    "dk.hint.NAME() shows the next hint:", lambda entry: partial(_hint, entry), _ALL
+)
+solution = _ExerciseMenu(
     "dk.solution.NAME() shows a solution, or answers to compare yours with:",
     lambda entry: partial(_solution, entry),
     _ALL,

@@ -94,7 +94,7 @@ def run_answer(
             raise NotAttempted from None
         trace = error.run.trace if isinstance(error.run, Run) else None
         raise WrongAnswer(f"on {count(n, 'rank')}:\n{_describe(error, answer)}", trace) from error
-    except values.DAMAGED as error:
+    except values.DECODE_ERRORS as error:
         raise WrongAnswer(
             f"on {count(n, 'rank')}: its results cannot be decoded: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""Reading of submissions, which are notebooks or Python files, without executing them.
+"""Reads submissions (notebooks or Python files) without executing them.
 
 Only imports, definitions and constants are used, and only ranks execute them.
 """
@@ -28,7 +28,7 @@ _UNREADABLE = (ValueError, LookupError, TypeError, SyntaxError, RecursionError, 
 
 
 class SubmittedFunction:
-    """A function as source code, which its first call, on a rank, executes.
+    """A function stored as source code, which is executed on its first call, on a rank.
 
     Args:
         name: the function's name.
@@ -55,7 +55,7 @@ class SubmittedFunction:
 
 
 def read(submission: Path) -> dict[str, SubmittedFunction | str]:
-    """Return a submission's answers by exercise; for invalid Python, an error text.
+    """Return a submission's answers by exercise; for invalid Python, an error message.
 
     Raises:
         DistkitError: the file cannot be read.

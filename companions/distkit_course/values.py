@@ -1,7 +1,7 @@
 """Serialization of an answer's values, which its rank sends to the judge.
 
-Unpacking does not execute code. Numbers, text, containers and tensors keep their types; the repr
-replaces any other object.
+Unpacking does not execute code. Numbers, text, containers and tensors keep their types; any other
+object is replaced by its repr.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ _CONTAINERS = {kind.__name__: kind for kind in (tuple, set, frozenset)}
 _DTYPES = {str(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
 #: Errors raised by :func:`unpack` for invalid bytes.
-DAMAGED = (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError, RuntimeError)
+DECODE_ERRORS = (
+    msgspec.MsgspecError,
+    ValueError,
+    TypeError,
+    LookupError,
+    RecursionError,
+    RuntimeError,
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ def unpack(packed: bytes) -> Any:
     """Unpack a value.
 
     Raises:
-        one of :data:`DAMAGED`: the bytes are invalid.
+        one of :data:`DECODE_ERRORS`: the bytes are invalid.
     """
     return _value(msgspec.msgpack.decode(packed))
 

@@ -1,4 +1,4 @@
-"""Experiments, which run a function on ranks with parameters from controls."""
+"""Experiments that run a function on ranks with parameters set by controls."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class Experiment:
     # -- running ----------------------------------------------------------------
 
     def run(self, **parameters: Any) -> Run:
-        """Run once with the values of the controls, except for the given ones, and wait.
+        """Run once with the controls' values, overridden by ``parameters``, and wait.
 
         Raises:
             TypeError, ValueError: a parameter is unknown, or a value is outside its control.
@@ -292,7 +292,8 @@ class Experiment:
         """Return one row per run: parameters, measurements, and the numbers that rank 0 returned.
 
         Measurements are the seconds from the start on all ranks to the end; the mean time that a
-        rank, or a worker of servers, waited for others; the messages and collectives of all ranks;
+        rank, or a worker with parameter servers, waited for others; the messages and collectives
+        of all ranks;
         the bytes of all messages, with each collective's largest tensor counted once; and, if
         they are marked, the steps of each rank.
         """
@@ -364,7 +365,7 @@ class Experiment:
             try:
                 self._follow(run, meter, prefix, None if echo else self.printed)
             except BaseException as error:
-                self.error = error  # before the trace is read, which may take long
+                self.error = error  # before the trace is read, which may take a long time
                 raise
             finally:
                 self._notify(Activity(f"{prefix}reading the trace"))

@@ -301,7 +301,7 @@ def _style(axes: Axes, result: str, against: str) -> None:
 
 
 def figure_svg(figure: Figure) -> str:
-    """Return a figure, for example of :func:`plot`, as an SVG element with the page's fonts."""
+    """Return a figure, for example from :func:`plot`, as an SVG element with the page's fonts."""
     file = io.StringIO()
     fonts = [family.strip("'") for family in svg.FONT.split(", ")]
     options: Any = {"svg.fonttype": "none", "svg.hashsalt": "distkit", "font.sans-serif": fonts}

@@ -21,14 +21,14 @@ def add(commands: Any) -> None:
     doctor = commands.add_parser(
         "doctor",
         help="check whether ranks can run here, or on several machines",
-        description="The exit status is 0 if ranks can run, and 1 if something needs repair.",
+        description="The exit status is 0 if ranks can run, and 1 if a check fails.",
     )
     doctor.add_argument(
         "--hosts",
         type=lambda text: [host for host in text.split(",") if host],
         default=[],
         metavar="A,B,C",
-        help="other machines, named as for ssh, to check with the connections between all",
+        help="other machines to check, named as for ssh; also checks the connections between them",
     )
     doctor.add_argument(
         "--ssh",

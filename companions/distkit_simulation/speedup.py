@@ -46,11 +46,11 @@ def measure_step(
     - ``sync``: only the step's all-reduces, of the same tensors.
     - ``step``: the whole step.
 
-    Each part is timed in blocks, from a barrier to the end of the slowest rank. Blocks of all three
-    parts alternate, so that changes in the machine's load affect all of them.
+    Each part is timed in blocks, from a barrier until the slowest rank finishes. Blocks of all
+    three parts alternate, so that changes in the machine's load affect all of them.
 
     Args:
-        model: the model, which is trained.
+        model: the model; it is trained in place.
         batch: this rank's inputs and targets.
         loss_fn: a function that returns the mean loss of outputs and targets.
         lr: the learning rate.
@@ -106,7 +106,7 @@ def _alternating(
 
 
 def _block(action: Callable[[], Any], steps: int) -> float:
-    """Return the seconds per action, until the end of the slowest rank."""
+    """Return the seconds per action, until the slowest rank finishes."""
     dist.barrier()
     begin = time.perf_counter()
     for _ in range(steps):
@@ -129,7 +129,7 @@ def speedups(measured: Any) -> list[Row]:
         The rows with ``predicted``, ``measured``, and ``pays``, the break-even number of ranks.
 
     Raises:
-        ValueError: a batch has no row of one rank.
+        ValueError: a batch size has no row with ``ranks=1``.
 
     >>> rows = speedups([dict(ranks=1, batch=8, compute=1.0, sync=0.0, step=1.0),
     ...                  dict(ranks=4, batch=8, compute=1.5, sync=0.5, step=2.5)])
@@ -141,10 +141,10 @@ def speedups(measured: Any) -> list[Row]:
     missing = {row["batch"] for row in rows} - {*single}
     if missing:
         raise ValueError(
-            f"batch={min(missing)} has no row of one rank, but the speedup is relative to one "
+            f"batch={min(missing)} has no row with ranks=1, but the speedup is relative to one "
             "rank. Include one rank in the sweep: ranks=[1, …]."
         )
-    return [_compared(row, single[row["batch"]]) for row in rows]
+    return [_add_speedups(row, single[row["batch"]]) for row in rows]
 
 
 def predict(
@@ -190,14 +190,14 @@ def predict(
                 f"{name}={value} is outside the measured range, {min(known)} to {max(known)}. "
                 "Extend the sweep."
             )
-    parts = _between(rows, ranks, batch)
+    parts = _interpolate(rows, ranks, batch)
     if ranks > 1:
         parts["sync"] += latency + nbytes / bandwidth
-    prediction = _compared({**setting, **parts}, _between(rows, 1, batch))
+    prediction = _add_speedups({**setting, **parts}, _interpolate(rows, 1, batch))
     return {name: prediction[name] for name in (*setting, "compute", "sync", "predicted", "pays")}
 
 
-def _between(rows: Sequence[Row], ranks: int, batch: int) -> dict[str, float]:
+def _interpolate(rows: Sequence[Row], ranks: int, batch: int) -> dict[str, float]:
     """Interpolate the parts of a step between measured settings."""
     counts = sorted({row["ranks"] for row in rows})
 
@@ -208,7 +208,7 @@ def _between(rows: Sequence[Row], ranks: int, batch: int) -> dict[str, float]:
     return {p: float(np.interp(ranks, counts, [at(n, p) for n in counts])) for p in PARTS}
 
 
-def _compared(row: Row, single: Row) -> Row:
+def _add_speedups(row: Row, single: Row) -> Row:
     compute, sync = single["compute"], row["compute"] + row["sync"] - single["compute"]
     return {
         **row,
@@ -287,7 +287,7 @@ def plot_prediction(
     axes.plot([ranks], [prediction["predicted"]], "D", color=color, clip_on=False)
     runs = runs.to_dict("records") if hasattr(runs, "to_dict") else runs
     same = [all(run.get(k, v) == v for k, v in {"batch": batch, **network}.items()) for run in runs]
-    single = [_between(_rows(measured), 1, run["batch"])["step"] for run in runs]
+    single = [_interpolate(_rows(measured), 1, run["batch"])["step"] for run in runs]
     dots = [
         (r["ranks"], r["ranks"] * seconds / r["step"])
         for r, seconds in zip(runs, single, strict=True)
@@ -311,7 +311,7 @@ def _summary(prediction: Row, measured: Sequence[float]) -> str:
     """Describe the predicted and measured speedup, and the break-even number of ranks."""
     n = prediction["ranks"]
     actual = f", measured {measured[-1]:.2f}" if measured else ""
-    pays = f"; pays with more than {prediction['pays']:.1f} ranks" if n > 1 else ""
+    pays = f"; pays off with more than {prediction['pays']:.1f} ranks" if n > 1 else ""
     return f"{count(n, 'rank')}: predicted {prediction['predicted']:.2f}{actual}{pays}"
 
 
@@ -320,7 +320,7 @@ def _style(
 ) -> None:
     axes.plot(ranks, ranks, ":", color=GRAY, label="ideal")
     axes.axhline(1, color=GRAY, lw=0.8)
-    axes.set(xticks=ranks, ylim=(0, None), xlabel="ranks", ylabel="speed-up")
+    axes.set(xticks=ranks, ylim=(0, None), xlabel="ranks", ylabel="speedup")
     axes.set_title(title, fontsize=11)
     axes.legend(fontsize=10)
     axes.grid()

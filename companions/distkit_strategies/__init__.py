@@ -1,4 +1,4 @@
-"""Strategies, which distribute a training loop: one line selects how.
+"""Strategies that distribute a training loop; one line selects the strategy.
 
 ::
 
@@ -7,7 +7,7 @@
             model = torch.nn.Linear(64, 10)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-        def step(x, y):                              # plain torch code of one replica
+        def step(x, y):                              # plain torch code for one replica
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()

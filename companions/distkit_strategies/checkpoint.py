@@ -26,7 +26,7 @@ def save(
     optimizer: Optimizer | None = None,
     **extra: Any,
 ) -> None:
-    """Save a model, its optimizer and other values; all ranks call it, and each writes its shards.
+    """Save a model, its optimizer and other values. Call it on all ranks; each writes its shards.
 
     Copies of a variable that differ are saved as their aggregate. The optimizer state of parameter
     servers is not saved. Ranks that train independently, as under the default strategy, save
@@ -61,14 +61,14 @@ def load(
     optimizer: Optimizer | None = None,
     **extra: Any,
 ) -> dict[str, Any]:
-    """Load a checkpoint of :func:`save` into a model and its optimizer, on any number of ranks.
+    """Load a checkpoint written by :func:`save`, on any number of ranks.
 
     Args:
         strategy: the strategy of the model.
         folder: the folder of the files; ranks that train independently load separate ones.
         model: the model, loaded in place.
         optimizer: the optimizer, loaded in place.
-        extra: defaults of further values, by name.
+        extra: defaults for additional values, by name.
 
     Returns:
         The saved values of ``extra``.
@@ -123,8 +123,8 @@ def _check(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
 def save_weights(strategy: Strategy, path: str | Path, model: nn.Module) -> None:
     """Write a model's weights and buffers to one ``.safetensors`` file; the chief writes it.
 
-    All ranks call it; ranks that train independently write separate files, as in :func:`save`. A
-    tensor with two names is written twice, for programs without tied weights.
+    Call it on all ranks; ranks that train independently write separate files, as in :func:`save`. A
+    tensor with two names is written twice, so that programs without tied weights can load it.
 
     Args:
         strategy: the strategy of the model.
@@ -148,7 +148,7 @@ def save_weights(strategy: Strategy, path: str | Path, model: nn.Module) -> None
 
 
 def load_weights(path: str | Path, model: nn.Module) -> None:
-    """Read a ``.safetensors`` file into a model; all ranks call it.
+    """Read a ``.safetensors`` file into a model; must be called on all ranks.
 
     Args:
         path: the file.

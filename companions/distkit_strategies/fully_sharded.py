@@ -1,4 +1,4 @@
-"""Parameters, gradients and optimizer state sharded over the ranks, by torch's FSDP2."""
+"""Parameters, gradients and optimizer state sharded across the ranks with torch's FSDP2."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
         finally:
             self._replica_context = ReplicaContext(self)
             for root in self._used_models:
-                root.reset_iter_state()  # keeps ranks equal after an error
+                root.reset_iter_state()  # keeps ranks in sync after an error
 
     # -- a step ----------------------------------------------------------------------------------
 

@@ -100,29 +100,30 @@ class ParameterServerStrategy(ReplicatedStrategy):
 
     @property
     def _pipeline(self) -> tuple[int, int]:
-        """This worker's index among the workers without a coordinator, and their number."""
+        """This worker's index and the number of workers, not counting a coordinator."""
         node = kvstore.here()
         if self.mode == "sync" or node is None:
             return super()._pipeline
-        if self._coordinates:
+        if self._is_coordinator:
             raise StrategyError(
-                "Worker 0 coordinates, so it has no share of a dataset. Create a dataset on each "
-                "other worker: coordinator.create_per_worker_dataset(lambda: "
+                "Worker 0 is the coordinator, so it has no share of a dataset. Create a dataset on "
+                "each other worker: coordinator.create_per_worker_dataset(lambda: "
                 "strategy.distribute_dataset(data, global_batch=64))."
             )
         return node.index - self.coordinated, node.workers - self.coordinated
 
     @property
-    def _coordinates(self) -> bool:
+    def _is_coordinator(self) -> bool:
         """True in the process that schedules functions."""
         return self.coordinated and self._chief
 
     def _check_context(self, call: str) -> None:
         super()._check_context(call)
-        if call in ("run()", "reduce()") and self._coordinates:  # like TensorFlow
+        if call in ("run()", "reduce()") and self._is_coordinator:  # like TensorFlow
             warnings.warn(
-                f"strategy.{call} was called on worker 0, which coordinates: it runs only there, "
-                "not on the other workers. Call it in a function passed to coordinator.schedule.",
+                f"strategy.{call} was called on worker 0, which is the coordinator: it runs "
+                "only there, not on the other workers. Call it in a function passed to "
+                "coordinator.schedule.",
                 stacklevel=3,
             )
 
@@ -257,10 +258,10 @@ class ParameterServerStrategy(ReplicatedStrategy):
             for key, value in _rows_by_key(self._shards).items():
                 self.store._assign(key, value)
             self.store.note(mark, "done")
-        self._decide(0)  # a barrier for the others
+        self._broadcast_from_chief(0)  # a barrier for the others
         self.pull()
 
-    def _decide(self, number: int) -> int:
+    def _broadcast_from_chief(self, number: int) -> int:
         """Return worker 0's number on all workers; a replacement process gets the same one."""
         self._decisions += 1
         value = torch.tensor([number])
@@ -349,7 +350,7 @@ class FixedShardsPartitioner(Partitioner):
 class MinSizePartitioner(Partitioner):
     """Splits variables into shards of about ``min_shard_bytes`` each, at most ``max_shards``.
 
-    Like TensorFlow's, it rounds the number of shards up, so shards may have about half the size.
+    Like TensorFlow's, it rounds the number of shards up, so shards may be about half that size.
 
     Args:
         min_shard_bytes: the size of a shard [bytes], 256 KiB by default.

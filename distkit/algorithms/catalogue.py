@@ -92,7 +92,7 @@ class Catalogue(dict[str, Entry]):
 
 
 class Algorithms(Catalogue[Algorithm]):
-    """A catalogue to which reference implementations are added by a decorator."""
+    """A catalogue with a decorator that registers reference implementations."""
 
     def register(self, **fields: Any) -> Callable[[Reference], Reference]:
         """Register a reference implementation with these fields of :class:`Algorithm`.

@@ -99,7 +99,7 @@ def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
     Args:
         tensor: of any shape, the same on every rank; K bytes.
         src: the root's rank in the world.
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
 
     Source:
         Thakur, Rabenseifner & Gropp, "Optimization of collective communication operations in
@@ -137,7 +137,7 @@ def reduce(tensor: Tensor, dst: int = 0, op: ReduceOp = SUM, group: Group = None
         tensor: of any shape, the same on every rank; K bytes.
         dst: the root's rank in the world.
         op: SUM, MIN, MAX or PRODUCT.
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
 
     Source:
         Thakur, Rabenseifner & Gropp, 2005.
@@ -182,7 +182,7 @@ def scatter(
         tensor: receives the part; K/n bytes.
         scatter_list: on rank ``src`` one tensor per rank, each like ``tensor``.
         src: the root's rank in the world.
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
 
     Source:
         Thakur, Rabenseifner & Gropp, 2005.
@@ -224,7 +224,7 @@ def gather(
         tensor: this rank's part; K/n bytes.
         gather_list: on rank ``dst`` one tensor per rank, each like ``tensor``.
         dst: the root's rank in the world.
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
 
     Source:
         Thakur, Rabenseifner & Gropp, 2005.
@@ -268,7 +268,7 @@ def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Group = None) -
     Args:
         tensor_list: receives one tensor per rank; K bytes together.
         tensor: this rank's part, K/n bytes.
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
 
     Source:
         Patarasuk & Yuan, 2009.
@@ -307,7 +307,7 @@ def reduce_scatter(
         output: receives the result; K/n bytes.
         input_list: one tensor per rank, each like ``output``; K bytes together.
         op: SUM, MIN, MAX or PRODUCT.
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
 
     Source:
         Patarasuk & Yuan, 2009.
@@ -351,7 +351,7 @@ def all_to_all(
     Args:
         output_tensor_list: receives one tensor from each rank.
         input_tensor_list: one tensor for each rank, K bytes together; lengths may differ.
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
 
     Source:
         Thakur, Rabenseifner & Gropp, 2005.
@@ -391,7 +391,7 @@ def barrier(group: Group = None) -> None:
     ⌈lg n⌉α, with empty messages.
 
     Args:
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
 
     Source:
         Hensgen, Finkel & Manber, "Two algorithms for barrier synchronization", 1988.

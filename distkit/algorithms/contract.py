@@ -4,9 +4,9 @@ Reference implementations handle only the plain case: flat, contiguous tensors, 
 operations, a rank that belongs to the group. :func:`collective` converts every other case to the
 plain one, or raises an error before anything is sent.
 
-Lengths that differ between ranks are not checked in advance: that would cost a message that no
-paper counts. In an all-reduce some rank then receives more than it expects, which terminates its
-process under gloo; distkit's runs name both ends of that message.
+Whether lengths differ between ranks is not checked in advance: the check would need a message
+that no paper's cost includes. In an all-reduce some rank then receives more than it expects, which
+terminates its process under gloo; distkit reports both ends of that message.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ _hosts: WeakKeyDictionary[dist.ProcessGroup, Hosts] = WeakKeyDictionary()
 def hosts_of(group: Group = None) -> Hosts:
     """Return the group ranks of each host, with hosts ordered by their first rank.
 
-    If the launcher put all ranks on one host, nothing is exchanged. Otherwise all members must make
-    the first call for a group, which publishes this rank's host name in the store and waits for the
-    other ranks'.
+    If the launcher put all ranks on one host, nothing is exchanged. Otherwise the first
+    call for a group is collective: it publishes this rank's host name in the store and waits for
+    the other ranks'.
 
     Args:
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
 
     Example:
         >>> hosts_of()        # doctest: +SKIP
@@ -165,7 +165,7 @@ def collective(
                 c10d._warn_not_in_group(name)
                 return
             if "op" in arguments:
-                arguments["op"] = _reduction(name, arguments["op"])
+                arguments["op"] = _unwrap_op(name, arguments["op"])
             tensors = {key: arguments[key] for key in names if arguments[key] is not None}
             if root is not None:
                 _check_root(name, root, set(names) - tensors.keys(), group)
@@ -175,14 +175,14 @@ def collective(
                 reference(**arguments | plain)
                 if "dst" not in arguments or root == dist.get_rank():  # ranks with a result
                     for key in tensors.keys() - {reads}:
-                        _write_back(listed(tensors[key]), listed(plain[key]))
+                        _write_back(as_sequence(tensors[key]), as_sequence(plain[key]))
 
         return call  # type: ignore[return-value]
 
     return decorate
 
 
-def listed(value: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+def as_sequence(value: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
     """Return ``value`` as a sequence of tensors."""
     return value if isinstance(value, (list, tuple)) else [value]  # type: ignore[list-item]
 
@@ -199,11 +199,13 @@ def _is_plain(x: Any, op: Any = SUM, group: Group = None) -> bool:
     return x.device.type == "cpu" and dist.get_rank(group) >= 0
 
 
-def _reduction(name: str, op: Any) -> ReduceOp:
+def _unwrap_op(name: str, op: Any) -> ReduceOp:
     op = getattr(op, "op", op)  # unwrap ReduceOp(ReduceOp.SUM)
     if op not in _COMBINE:
         supported = _join(o.name for o in _COMBINE)
-        raise ValueError(f"{name}: op is {op}; supported are {supported} (dist.ReduceOp.SUM, …).")
+        raise ValueError(
+            f"{name}: op is {op}; supported operations: {supported} (dist.ReduceOp.SUM, …)."
+        )
     return op  # type: ignore[no-any-return]
 
 
@@ -211,7 +213,7 @@ def _check(name: str, arguments: dict[str, Any], group: Group, uneven: bool) -> 
     """Validate the arguments before anything is sent."""
     tensors: list[Tensor] = []
     for key, value in arguments.items():
-        tensors += (values := listed(value))
+        tensors += (values := as_sequence(value))
         if values is value and len(value) != (n := dist.get_world_size(group)):
             raise ValueError(f"{name}: {key} has {len(value)} tensors; {n} ranks need {n}.")
     for t in tensors:

@@ -48,7 +48,7 @@ def pipeline_step(
         loss_fn: mean loss of outputs and targets.
         microbatches: m, the number of micro-batches, from 1 to B; it may be smaller than p.
         schedule: "gpipe" or "1f1b".
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
 
     Returns:
         The mean loss of the batch, a float64 scalar on every rank.
@@ -139,17 +139,17 @@ def _check_step(
     rows = [len(t) for t in batch]
     if rows[0] != rows[1]:
         raise ValueError(
-            f"pipeline_step: {rows[0]} inputs and {rows[1]} targets: use equal numbers of both"
+            f"pipeline_step got {rows[0]} inputs and {rows[1]} targets: pass equal numbers"
         )
     if not 1 <= microbatches <= rows[0]:
         raise ValueError(
-            f"pipeline_step: a batch of {rows[0]} rows in {microbatches} micro-batches: "
+            f"pipeline_step cannot split {rows[0]} rows into {microbatches} micro-batches: "
             f"use 1 to {rows[0]} micro-batches"
         )
     if schedule not in _SCHEDULES:
         raise ValueError(
-            f"pipeline_step runs {' and '.join(_SCHEDULES)}, not {schedule!r}: simulate it with "
-            "dk.simulation.pipeline, or run it with torch.distributed.pipelining"
+            f"pipeline_step supports {' and '.join(_SCHEDULES)}, not {schedule!r}: simulate it "
+            "with dk.simulation.pipeline, or run it with torch.distributed.pipelining"
         )
     if dist.get_backend(group) == "nccl":
         raise ValueError(
@@ -161,7 +161,9 @@ def _check_step(
 def _check_output(y: Any, rows: int, stage: nn.Module) -> Tensor:
     """Return ``y`` if a pipeline can send it."""
     if not isinstance(y, Tensor) or y.dim() == 0 or len(y) != rows:
-        result = f"a tensor of {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+        result = (
+            f"a tensor of shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+        )
         raise TypeError(
             f"pipeline_step: stage {type(stage).__name__} returned {result} for {rows} rows: "
             f"a stage must return one tensor with the same number of rows"
@@ -197,7 +199,9 @@ def split(model: nn.Sequential, stages: int) -> list[nn.Sequential]:
         )
     layers = len(model)
     if not 1 <= stages <= layers:
-        raise ValueError(f"{stages} stages of a model of {layers} layers: use 1 to {layers} stages")
+        raise ValueError(
+            f"cannot split {layers} layers into {stages} stages: use 1 to {layers} stages"
+        )
     named = list(zip(model._modules, model, strict=True))  # may contain one layer twice
     cuts = torch.arange(layers).tensor_split(stages)
     parts = [nn.Sequential(OrderedDict(named[i] for i in cut)) for cut in cuts]
@@ -213,6 +217,7 @@ def _check_shared(parts: Sequence[nn.Module]) -> None:
             earlier, first = seen.setdefault(tensor, (stage, name))
             if earlier != stage:
                 raise ValueError(
-                    f"{first!r} of stage {earlier} and {name!r} of stage {stage} are one tensor, "
-                    "but each rank would update a separate copy: untie them, or split elsewhere"
+                    f"{first!r} of stage {earlier} and {name!r} of stage {stage} are the same "
+                    "tensor, but each rank would update a separate copy: untie them, or split "
+                    "elsewhere"
                 )

@@ -56,7 +56,7 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
     Args:
         x: a tensor of any shape, the same on every rank; GPUs copy directly to and from the slots.
         op: SUM, MIN, MAX or PRODUCT.
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
 
     Raises:
         ValueError: Tensors differ between ranks of a host.

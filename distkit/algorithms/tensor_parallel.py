@@ -29,7 +29,7 @@ class ColumnLinear(nn.Module):
 
     Args:
         whole: the full layer, the same on every rank; only this rank's part is kept.
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
 
     Raises:
         LayoutError: The number of features is not divisible by the number of ranks.

@@ -95,7 +95,7 @@ def auto_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     Args:
         x: a tensor of any shape, the same on every rank.
         op: SUM, MIN, MAX or PRODUCT.
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
     """
     pg = group or dist.group.WORLD
     if pg is None or dist.get_rank(pg) < 0:

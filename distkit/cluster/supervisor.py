@@ -1,4 +1,4 @@
-"""Starts, monitors and ends the processes of a cluster's current run, and the engines of cells."""
+"""Starts, monitors and ends a cluster's processes: those of the current run, and engines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distkit.errors import DistkitError, StartError
 class Supervisor:
     """The processes of one cluster.
 
-    ``stage`` is the progress of the start; the card shows it, and each process's state.
+    ``stage`` is the startup progress; the card shows it along with each process's state.
 
     Args:
         plan: number and devices of the ranks.
@@ -37,7 +37,7 @@ class Supervisor:
     ) -> None:
         self.plan, self._fork = plan, server()
         self.folder = self._fork.make_folder(plan.processes)
-        #: The ranks' machines; other machines once they have connected.
+        #: The machines of the ranks; remote machines are added once they have connected.
         self.hosts: list[ProcessHost] = [this_machine(plan, self.folder)]
         self.card = Card(self)
         self.stage, self.failure = "starting", ""
@@ -46,7 +46,7 @@ class Supervisor:
         self.ranks: Ranks | None = None  # of the current run
         self.engines: Engines | None = None
         self.ready = threading.Event()
-        self.settled = threading.Event()  # the latest run has ended, with its processes
+        self.settled = threading.Event()  # the latest run and its processes have ended
         self.closed = False
         self._starting = threading.Lock()
         self._fleet = None if start_hosts is None else start_hosts(self.folder, self._set_stage)
@@ -131,7 +131,8 @@ class Supervisor:
     def submit(self, ranks: Ranks, run: Conductor, payload: bytes, options: dict[str, Any]) -> None:
         """Send the call to every rank; another thread passes their messages to ``run``.
 
-        After an exception, also an interrupt, the ranks are ended: a call on only some would hang.
+        After any exception, including an interrupt, the ranks are terminated: a call on only some
+        would hang.
         """
         self.settled.clear()
         self.run, self.ranks = run, ranks
@@ -156,7 +157,7 @@ class Supervisor:
     # -- ending -----------------------------------------------------------------
 
     def _fail(self, reason: str) -> None:
-        """Mark the cluster as failed: a fork server has ended."""
+        """Mark the cluster as failed: a fork server has exited."""
         if self.closed or self.stage == "failed" or not self.ready.is_set():
             return
         self.failure = f"{reason.rstrip().removesuffix('.')}. Create the cluster again."
@@ -175,7 +176,7 @@ class Supervisor:
                 self.engines = None
 
     def close(self) -> None:
-        """End every process of this cluster and remove its folder."""
+        """Terminate all processes of this cluster and remove its folder."""
         if self.closed:
             return
         self.closed = True

@@ -31,7 +31,7 @@ class DistributedDataset:
         data: a map-style :class:`torch.utils.data.Dataset`; a tensor or an array; a tuple of them,
             of equal lengths; or a list of ``.npy`` and ``.npz`` files, which every rank can read,
             with one file at a time in memory.
-        global_batch: number of samples of all replicas in one step, at least one per replica.
+        global_batch: number of samples per step across all replicas, at least one per replica.
         replica: the index of this replica, from 0.
         replicas: number of replicas.
         policy: assignment of samples to replicas, see :class:`~distkit.data.AutoShardPolicy`.
@@ -40,8 +40,8 @@ class DistributedDataset:
         seed: seed of the shuffle, the same on every replica.
 
     Raises:
-        ValueError: A batch has fewer samples than replicas, ``replica`` is out of range, arrays
-            differ in length, or FILE has fewer files than replicas.
+        ValueError: The global batch has fewer samples than there are replicas, ``replica`` is out
+            of range, arrays differ in length, or FILE has fewer files than replicas.
         TypeError: ``data`` has an unsupported type.
         FileNotFoundError: A file does not exist on this rank.
 
@@ -225,7 +225,7 @@ def _collate(samples: list[Any], like: Any) -> Any:
 
 
 def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return this rank's equal share of each tensor, every R-th row from its rank on.
+    """Return this rank's equal share of each tensor, every R-th row, starting at its rank.
 
     Remaining rows are dropped, because the average of the shards' gradients is the gradient of the
     whole batch only if all shards have the same size.
@@ -241,7 +241,7 @@ def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def place() -> tuple[int, int]:
-    """Return this rank and the world size, also in a replacement process without a group."""
+    """Return this rank and the world size, even in a replacement process without a group."""
     from_environment = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
     if from_environment and not dist.is_initialized():
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

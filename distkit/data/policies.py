@@ -1,7 +1,7 @@
 """Assignment of samples to replicas and steps. No side effects.
 
-Every replica computes the plan of all replicas, so they need not communicate at the end of the
-data.
+Every replica computes the plan of all replicas, so no communication is needed when the
+data runs out.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Plan:
 
     Args:
         policy: FILE, DATA or OFF.
-        global_batch: number of samples of all replicas in one step.
+        global_batch: number of samples per step across all replicas.
         replicas: number of replicas.
         samples: number of samples.
         files: name and number of samples of each file, if the data is in files.
@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Number of steps of an epoch, the same on every replica."""
+        """Number of steps in an epoch, the same on every replica."""
         if self.policy is AutoShardPolicy.DATA:
             return -(-self.samples // self.global_batch)
         return max(-(-n // b) for n, b in zip(self.shares, self.pieces, strict=True))
@@ -104,12 +104,12 @@ class Plan:
         return tuple(steps * full + part for full, part in zip(self.pieces, last, strict=True))
 
     def rows(self, step: int, replica: int) -> Sequence[int]:
-        """Return the samples of a replica in a step, counted from 0; none are left at the end.
+        """Return the samples of a replica in a step, counted from 0; empty after the last sample.
 
         ::
 
             DATA        rows r, r + R, r + 2R, … of global batch k
-            FILE, OFF   rows k·b … (k + 1)·b of the replica's samples, b being its part of the batch
+            FILE, OFF   rows k·b … (k + 1)·b of the replica's samples, b is its part of the batch
         """
         batch, piece = self.global_batch, self.pieces[replica]
         if self.policy is AutoShardPolicy.DATA:
@@ -132,7 +132,7 @@ def make_plan(
     """Return the plan of the data under a policy, with AUTO resolved.
 
     Args:
-        global_batch: number of samples of all replicas in one step, at least one per replica.
+        global_batch: number of samples per step across all replicas, at least one per replica.
         replicas: number of replicas.
         samples: number of samples.
         files: name and number of samples of each file, if the data is in files.
@@ -140,8 +140,8 @@ def make_plan(
         seed: seed of the random order; None for the order of the data.
 
     Raises:
-        ValueError: A batch has fewer samples than replicas, the policy is unknown, or FILE has
-            fewer files than replicas.
+        ValueError: The global batch has fewer samples than there are replicas, the policy is
+            unknown, or FILE has fewer files than replicas.
     """
     if not 1 <= replicas <= global_batch:
         raise ValueError(

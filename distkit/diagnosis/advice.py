@@ -27,8 +27,8 @@ _ADVICE = {
     r"incompatible function arguments[\s\S]*ReduceOp": "op must be a dist.ReduceOp: "
     "dist.ReduceOp.SUM (the default), AVG, MAX, MIN, PRODUCT, BAND, BOR or BXOR.",
     r"invalid root rank": "src and dst must be ranks from 0 to dist.get_world_size() - 1.",
-    r"rank -?\d+ does not exist": "Ranks are 0 to dist.get_world_size() - 1: at the end of a line "
-    "leave the call out; in a ring the next rank is (rank + 1) % dist.get_world_size().",
+    r"rank -?\d+ does not exist": "Ranks are 0 to dist.get_world_size() - 1: the last rank "
+    "of a chain must skip the call; in a ring the next rank is (rank + 1) % dist.get_world_size().",
     r"should not be the same as the rank of the current process": "A rank cannot send to "
     "itself: copy the tensor instead.",
     r"Tag must be nonnegative": "Use the same tag, 0 or greater, for the send and its receive.",
@@ -39,12 +39,12 @@ _ADVICE = {
     "group: [torch.empty_like(x) for _ in range(dist.get_world_size(group))].",
     r"invalid input tensor list": "Pass one tensor for each rank of the group.",
     r"invalid tensor size at index|tensor size must be equal|tensor must be .* times": (
-        "The tensor for all ranks must have the elements of one rank's tensor times the group's "
-        "size."
+        "The tensor for all ranks must have as many elements as one rank's tensor times the "
+        "group size."
     ),
     r"in->size == out->size": "Without split sizes, the input and output of all_to_all_single must "
     "have the same size; otherwise, pass output_split_sizes and input_split_sizes.",
-    r"[Ss]plit.* match": "input_split_sizes must sum to the rows of the input, and "
+    r"[Ss]plit.* match": "input_split_sizes must sum to the number of rows of the input, and "
     "output_split_sizes to the rows of the output.",
     r"Cannot use ReduceOp\.(BAND|BOR|BXOR) with non-integral": "Bitwise reductions need integers: "
     "x.to(torch.int64).",

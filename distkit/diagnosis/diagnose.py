@@ -1,7 +1,8 @@
 """Diagnosis of a run: computes findings from events. No side effects.
 
 A rank is stuck if it is blocked and every rank that it waits for is stuck or has ended; a rank that
-still computes may yet arrive. Each cause is reported once, with the ranks that wait because of it.
+is still computing may yet arrive. Each cause is reported once, with the ranks that wait because of
+it.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class _Diagnosis:
     def _with_waiting(
         self, finding: Finding, waiting: list[int], also: Iterable[int] = ()
     ) -> Finding:
-        """Add the ranks that wait for a failed rank; those in ``also`` get no clause."""
+        """Add the ranks that wait for a failed rank; those in ``also`` are not in the message."""
         if not waiting:
             return self._with_explained_ranks(finding, [*also], in_message=False)
         spans = [self.facts.stuck[r] for r in waiting]

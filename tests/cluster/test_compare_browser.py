@@ -59,14 +59,14 @@ def test_lanes_of_both_runs_and_what_the_numbers_say(
     assert tab.page.evaluate("leaked") == []  # no key reaches the notebook
     sheet.pictures("compare")
     assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
-    sheet.fine()
+    sheet.assert_clean()
 
 
 def test_hostile_names_stay_text_and_an_empty_run_is_named(tab: Any, tmp_path: Path) -> None:
     sheet = opened(tab, tmp_path, {"</script><b>": traces.odd_values(), "b": Trace()})
     assert "b: nothing was recorded" in " ".join(sheet.texts(".dk-notices li"))
     assert sheet.text(".dkc-tools") == "compared to </script><b>"
-    sheet.fine()
+    sheet.assert_clean()
 
 
 def test_operation_is_linked_to_its_counterpart(
@@ -85,4 +85,4 @@ def test_operation_is_linked_to_its_counterpart(
     message = str(sheet.root.locator("> .dk-spoken").text_content())
     other = r"; (ring|again) (send to|recv from) rank \d at .* later .* longer$"
     assert re.search(other, message), message
-    sheet.fine()
+    sheet.assert_clean()

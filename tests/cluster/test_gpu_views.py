@@ -70,7 +70,9 @@ def test_compiled_collectives_are_recorded(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("ranks", [1, 2])  # by NCCL, and by what ranks of one GPU use
+@pytest.mark.parametrize(
+    "ranks", [1, 2]
+)  # with NCCL, and with the backend of ranks that share a GPU
 def test_gpu_call_records_device_stream_memory_and_time(ranks: int) -> None:
     with dk.Cluster(ranks, device=DEVICE) as cluster:
         run = cluster.run(reduce_on, DEVICE)

@@ -1,4 +1,4 @@
-"""Clusters on GPUs, or on the CPU in their place."""
+"""Clusters on GPUs, with the CPU standing in for them where possible."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def full() -> float:
     return total()
 
 
-def ruined() -> None:
+def fail_device_assert() -> None:
     class Stream:
         def query(self) -> None:
             raise RuntimeError("CUDA error: device-side assert triggered")
@@ -62,7 +62,7 @@ def ruined() -> None:
     total()
 
 
-def foreign() -> None:
+def use_wrong_backend() -> None:
     dist.all_reduce(torch.ones(2), group=dist.new_group(backend="cuda:gloo"))
 
 
@@ -71,11 +71,11 @@ def test_next_cell_runs_after_a_gpu_failure() -> None:
         with pytest.raises(dk.errors.RankError, match=r"rank 1 on cpu. Use smaller batches"):
             cluster.run(full)
         with pytest.raises(dk.errors.RankError, match="rank 1 on cpu: "):
-            cluster.run(ruined)
+            cluster.run(fail_device_assert)
         with pytest.raises(
             dk.errors.RankError, match=r"this tensor is on cpu: move it with x.to\("
         ):
-            cluster.run(foreign)
+            cluster.run(use_wrong_backend)
         assert cluster.run(total).results == [2.0, 2.0]
 
 

@@ -69,11 +69,11 @@ def test_gradients_of_synchronous_sgd_are_drawn(tab: Any, tmp_path: Path, trace:
     assert "step 3; 0.weight: 128 × 64; " in sheet.root.locator("> .dk-spoken").text_content()
     sheet.pictures("gradients")
     assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
-    sheet.fine()
+    sheet.assert_clean()
 
 
 def test_gradients_of_ddp_are_drawn(tab: Any, tmp_path: Path) -> None:
     sheet = Sheet(tab, dk.Gradients(dk.run_ranks(train_ddp, 2).trace), tmp_path / "g.html")
     assert sheet.texts(".dkv-same span")[0].endswith("the mean of all 2")
     assert sum(w.startswith("colours: ") for w in drawn(sheet, ".mark-small")) == 4
-    sheet.fine()
+    sheet.assert_clean()

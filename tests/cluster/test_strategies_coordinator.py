@@ -204,7 +204,9 @@ def test_coordinator_has_no_rows_and_warns_when_it_trains(cluster) -> None:
     def train(strategy):
         made(strategy)
         ClusterCoordinator(strategy)
-        with pytest.warns(UserWarning, match=r"run\(\) was called on worker 0, which coordinates"):
+        with pytest.warns(
+            UserWarning, match=r"run\(\) was called on worker 0, which is the coordinator"
+        ):
             strategy.run(len, ("abc",))
         strategy.distribute_dataset(torch.arange(60.0), global_batch=10)
 

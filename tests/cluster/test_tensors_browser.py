@@ -48,4 +48,4 @@ def test_tensors_of_a_run_are_drawn(tab: Any, tmp_path: Path, trace: Trace) -> N
     assert "rank 3" in sheet.text(".dk-fact strong")
     sheet.pictures("tensors")
     assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
-    sheet.fine()
+    sheet.assert_clean()

@@ -16,7 +16,7 @@ from distkit import demos
 
 @pytest.fixture(scope="module")
 def place(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the programs of an environment with the wheel and this one's dependencies."""
+    """Return the bin folder of an environment with the wheel and this one's dependencies."""
     folder = tmp_path_factory.mktemp("empty")
     venv.create(folder, symlinks=True)
     packages = sysconfig.get_path("purelib", vars={"base": str(folder)})
@@ -29,10 +29,10 @@ def place(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: object, cwd: Path) -> str:
-    """Run a program without the checkout; return its output."""
-    around = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    """Run a program outside the checkout; return its output."""
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     words = [str(word) for word in command]
-    ran = subprocess.run(words, cwd=cwd, env=around, capture_output=True, text=True, timeout=280)
+    ran = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 

@@ -10,7 +10,7 @@ import pytest
 from distkit.cluster.processes.channel import Channel
 
 
-def sent(message: Any) -> bytes:
+def encode(message: Any) -> bytes:
     """Encode a message."""
     ours, theirs = Channel.pair()
     ours.send(message)
@@ -22,10 +22,14 @@ def sent(message: Any) -> bytes:
 @pytest.mark.parametrize("cut", [3, 8, 20])
 def test_truncated_message_is_discarded(cut: int) -> None:
     ours, theirs = Channel.pair()
-    heard = queue.SimpleQueue[Any]()
-    ours.listen(heard.put, lambda: heard.put(EOFError))
-    whole = sent(["rows", list(range(40))])
+    received = queue.SimpleQueue[Any]()
+    ours.listen(received.put, lambda: received.put(EOFError))
+    whole = encode(["rows", list(range(40))])
     theirs.sendall(whole[:cut])
-    theirs.sendall(whole[cut:] + sent("a") + whole[:cut])
+    theirs.sendall(whole[cut:] + encode("a") + whole[:cut])
     theirs.close()
-    assert [heard.get(timeout=10) for _ in range(3)] == [("rows", tuple(range(40))), "a", EOFError]
+    assert [received.get(timeout=10) for _ in range(3)] == [
+        ("rows", tuple(range(40))),
+        "a",
+        EOFError,
+    ]

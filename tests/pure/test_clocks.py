@@ -62,7 +62,7 @@ def test_no_message_is_received_before_it_was_sent(network) -> None:
 
 
 @settings(deadline=None)
-@example(  # if a host is bounded by one with an assumed clock
+@example(  # a host whose offset is bounded only by a host with an assumed clock
     (
         [Host(0.0), Host(0.0), Host(0.0)],
         [(0, 1, 0.0, 0.03125), (1, 0, 0.0, 0.03125), (2, 1, 388.0, 388.015625)],
@@ -81,7 +81,7 @@ def test_offset_estimate_is_within_its_error(network) -> None:
 
 @pytest.mark.parametrize(("drift", "most"), [(0.0, 5e-3), (5e-5, 0.1)])
 def test_long_run_with_many_messages_is_aligned(drift: float, most: float) -> None:
-    """Offsets are constant: of clocks that drift, arrows point back by no more than the errors."""
+    """Offsets are constant: if clocks drift, arrows point backwards by at most the errors."""
     some = np.random.default_rng(3)
     hosts = [Host(0.0), *(Host(*some.normal(0, (100, drift))) for _ in range(4))]
     messages = []
@@ -123,7 +123,7 @@ def test_without_round_trips_wall_clocks_are_used_within_message_bounds() -> Non
         assert 16.1 - found["b"].ahead > 11
 
 
-# -- while they talk ---------------------------------------------------------------------------
+# -- while connected ---------------------------------------------------------------------------
 
 
 @settings(deadline=None)

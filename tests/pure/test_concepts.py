@@ -49,13 +49,13 @@ def test_teacher_sees_questions_answers_and_explanations(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["answers", "00", "01"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for lesson in ("00_welcome", "01_messages"):
         quiz = QUIZZES[lesson]
-        assert f"{lesson}\n{quiz.about}\n" in said
+        assert f"{lesson}\n{quiz.about}\n" in output
         for number, one in enumerate(quiz.questions, 1):
-            assert f"\n{number}. {one.text}\n   {one.answer}\n   {one.why}\n" in said
-    assert "02_all_reduce" not in said
+            assert f"\n{number}. {one.text}\n   {one.answer}\n   {one.why}\n" in output
+    assert "02_all_reduce" not in output
     assert main(["answers", "99"]) == 1
     assert "no lesson starts with '99'. Available: 00_welcome" in capsys.readouterr().err
     assert main(["answers"]) == 0
@@ -64,8 +64,8 @@ def test_teacher_sees_questions_answers_and_explanations(
 
 def test_answers_are_hidden_until_the_student_answers() -> None:
     check = concept_check("00_welcome")
-    said = repr(check) + "".join(map(repr, check._predictions)) + repr(check.quiz.about)
-    assert not [one for one in check.quiz.questions if one.why in said]
+    output = repr(check) + "".join(map(repr, check._predictions)) + repr(check.quiz.about)
+    assert not [one for one in check.quiz.questions if one.why in output]
 
 
 def test_wrong_answers_can_be_retried() -> None:
@@ -89,6 +89,6 @@ def test_quiz_picture_hides_sums_and_findings(lesson: str) -> None:
     assert picture["bare"] and not picture["notices"] + picture["notes"]
     whole = type(view)(concept_check(lesson).trace)
     words = whole.get_state("picture")["picture"]["notices"]
-    for said in (view._svg(), repr(view)):
-        assert words and not [one for one in words if one in said]
+    for output in (view._svg(), repr(view)):
+        assert words and not [one for one in words if one in output]
     assert "in communication" not in view._svg() and "first to last" not in repr(view)

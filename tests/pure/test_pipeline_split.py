@@ -43,7 +43,7 @@ def test_stages_in_sequence_equal_the_model(stages: int) -> None:
 
 
 def test_more_stages_than_layers_raise() -> None:
-    with pytest.raises(ValueError, match="5 stages of a model of 4 layers: use 1 to 4 stages"):
+    with pytest.raises(ValueError, match="cannot split 4 layers into 5 stages: use 1 to 4 stages"):
         split(chain(), 5)
 
 

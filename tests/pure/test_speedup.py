@@ -93,4 +93,4 @@ def test_plot_of_one_setting_shows_prediction_and_measurement() -> None:
     assert others.get_xydata().tolist() == [[2, 1.0]]
     assert mine.get_xydata().tolist() == [[2, 2 * 2 / 5], [4, 2.0]]
     title = figure.axes[0].get_title(loc="left")
-    assert title == "2 ranks: predicted 0.89, measured 0.80; pays with more than 2.2 ranks"
+    assert title == "2 ranks: predicted 0.89, measured 0.80; pays off with more than 2.2 ranks"

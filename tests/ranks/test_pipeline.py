@@ -75,13 +75,13 @@ def test_messages_are_activations_and_gradients() -> None:
 
 
 REFUSED = {
-    "7 rows in 8 micro-batches: use 1 to 7 micro-batches": lambda s: pipeline_step(
+    "cannot split 7 rows into 8 micro-batches: use 1 to 7 micro-batches": lambda s: pipeline_step(
         s, batch(), loss_fn, microbatches=8
     ),
     "7 inputs and 6 targets": lambda s: pipeline_step(
         s, (batch()[0], batch(6)[1]), loss_fn, microbatches=2
     ),
-    "pipeline_step runs gpipe and 1f1b, not 'interleaved'": lambda s: pipeline_step(
+    "pipeline_step supports gpipe and 1f1b, not 'interleaved'": lambda s: pipeline_step(
         s, batch(), loss_fn, microbatches=2, schedule="interleaved"
     ),
 }

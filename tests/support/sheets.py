@@ -111,7 +111,7 @@ class Sheet:
                 settle(self.page)
                 self.page.screenshot(path=RESULTS / f"{name}-{theme}-{width}.png", full_page=True)
 
-    def fine(self) -> None:
+    def assert_clean(self) -> None:
         """Check that there are no errors and requests, and that removal leaves nothing."""
         assert self.tab.errors == [] and self.tab.outside == []
         self.page.evaluate("dispose()")

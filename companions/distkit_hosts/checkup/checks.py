@@ -1,4 +1,4 @@
-"""Checks of machines, of their connections and of their differences, and the report. Pure."""
+"""Checks machines, their connections and their differences, and reports them. No side effects."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _memory(host: str, machine: Json) -> Iterator[Check]:
     else:
         yield failure(
             "memory",
-            f"{free} of memory {on(host)} is free, but a rank needs {human_bytes(RANK_BYTES)}.",
+            f"only {free} of memory is free {on(host)}; a rank needs {human_bytes(RANK_BYTES)}.",
             "Stop other programs there, or raise the container's memory limit.",
             host,
         )
@@ -65,7 +65,7 @@ def _space(host: str, machine: Json) -> Iterator[Check]:
     if problem := _problem(shm, FULL):
         yield failure(
             "shm",
-            f"/dev/shm {on(host)}, where ranks share memory, {problem}.",
+            f"/dev/shm {on(host)}, which ranks use for shared memory, {problem}.",
             "Mount it (mount -t tmpfs tmpfs /dev/shm), or remove files there.",
             host,
         )
@@ -88,7 +88,7 @@ def _space(host: str, machine: Json) -> Iterator[Check]:
 
 
 def _problem(space: Json, need: int) -> str:
-    """Return a clause about the problem of a file system, "" without one."""
+    """Return a clause that describes a file system's problem, "" if there is none."""
     if "error" in space or not space["writable"]:
         return f"cannot be written to ({space.get('error', 'no permission')})"
     free, size = human_bytes(space["free"]), human_bytes(space["size"])
@@ -156,13 +156,13 @@ def cross_host_checks(facts: Facts) -> Iterator[Check]:
 _SILENT = (
     "ssh.silent",
     "{host} does not answer",
-    "Check whether it is running and how busy it is, and the firewalls and cables on the way: "
+    "Check that it is running and not overloaded, and check firewalls and cables on the route: "
     "ip -4 route get {host}.",
 )
 
 _PYTHON = "Install the environment of this machine there, or select its Python with --python."
 
-#: Kind, message and remedy for a phrase of ssh's error. The first match counts.
+#: Kind, message and remedy for each phrase in ssh's error; the first match wins.
 _SSH = {
     "permission denied": (
         "ssh.password",
@@ -206,7 +206,7 @@ def _lost(facts: Facts) -> Iterator[Check]:
             kind, what = "ssh.cut", f"{{host}} stopped responding during {loss['stage']}"
         yield failure(kind, f"{what.format(**names)} ({message}).", remedy.format(**names), host)
     if reached := [host for host in facts.hosts if host not in facts.lost]:
-        yield fine("ssh", f"ssh without a password: {joined(reached)}", *reached)
+        yield fine("ssh", f"passwordless ssh works: {joined(reached)}", *reached)
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def _names(facts: Facts) -> Iterator[Check]:
         check
         for asked, known in facts.names.items()
         for host, answer in known.items()
-        # the configuration of ssh may define further names; an address needs none
+        # ssh's configuration may define other names; an address needs no lookup
         if asked != HERE and host in facts.machines and not host.replace(".", "").isdigit()
         for check in _name(facts, asked, host, answer)
     ]
@@ -234,7 +234,7 @@ def _name(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
         yield failure(
             "names.unknown",
             f"{host!r} does not resolve to an IPv4 address {on(asked)} ({answer['error']}).",
-            f"{add}, or repair the name server in /etc/resolv.conf.",
+            f"{add}, or fix the name server in /etc/resolv.conf.",
             asked,
             host,
         )
@@ -280,7 +280,7 @@ def _reachability(facts: Facts) -> Iterator[Check]:
     found += [_filtered(to, sources, why) for (to, why), sources in filtered.items()]
     yield from found
     if facts.ways and not found:
-        yield fine("ways", "every machine connects to every other")
+        yield fine("ways", "every machine can connect to every other")
 
 
 def _lost_packets(facts: Facts, a: str, b: str, forward: str, backward: str) -> Check | None:
@@ -314,7 +314,7 @@ def _lost_packets(facts: Facts, a: str, b: str, forward: str, backward: str) -> 
 def _filtered(to: str, sources: list[str], why: str) -> Check:
     """Return the check of a machine that blocks incoming connections."""
     remedy = (
-        "Open the ports of /proc/sys/net/ipv4/ip_local_port_range to these machines: "
+        "Open the port range in /proc/sys/net/ipv4/ip_local_port_range to these machines: "
         "iptables -L INPUT, ufw status."
     )
     if to == HERE:
@@ -343,7 +343,7 @@ def _versions(facts: Facts) -> Iterator[Check]:
 
 
 def _differences(host: str, local: Json, remote: Json) -> Iterator[Check]:
-    """Compare releases; patches of Python and builds of packages may differ."""
+    """Compare releases; Python patch releases and local builds of packages may differ."""
     python, path = remote["python"]["version"], remote["python"]["executable"]
     here = local["python"]["version"]
     if python.split(".")[:2] != here.split(".")[:2]:  # these cannot unpickle each other's functions
@@ -390,7 +390,7 @@ class Report:
     """The checks of the doctor; a notebook and ``print`` show them as text.
 
     Args:
-        facts: the facts that the checks judge.
+        facts: the facts that the checks evaluate.
     """
 
     facts: Facts

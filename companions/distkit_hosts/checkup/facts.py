@@ -1,4 +1,4 @@
-"""Data classes for the facts of an examination, and for the checks that judge them. Pure."""
+"""Data classes for the facts that the doctor collects, and for the checks based on them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Facts:
     """The facts about machines, by their labels; ``HERE`` is the machine of the doctor.
 
     Args:
-        machines: the answer of ``probe.machine()`` on each machine that answered.
-        targets: the name of each host as ssh takes it, perhaps with a user.
-        lost: for each host that stopped answering, the ``message`` of ssh or of the doctor,
+        machines: the result of ``probe.machine()`` on each machine that responded.
+        targets: the name of each host as passed to ssh, optionally with a user.
+        lost: for each host that stopped answering, the ``message`` from ssh or the doctor,
             and the ``stage`` of the examination.
         names: for each machine, the addresses to which it resolves the names of the hosts.
         addresses: the address of each machine, as the others see it.
@@ -92,7 +92,7 @@ class Check:
         level: the severity.
         message: the finding, and the machine that has it.
         remedy: the steps that repair it.
-        hosts: the machines concerned, first the one to repair.
+        hosts: the machines concerned, starting with the one to fix.
     """
 
     kind: str

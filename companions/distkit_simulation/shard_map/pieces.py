@@ -1,6 +1,6 @@
 """A static scene with the pieces of each parameter by rank.
 
-Each parameter has a line with its name and shape. A box for each rank represents the whole
+Each parameter has a row with its name and shape. A box for each rank represents the whole
 parameter; the rank's pieces are coloured.
 """
 
@@ -25,10 +25,10 @@ MAX_NAMES = 3
 #: ``shape`` and ``placement``, such as "Shard(0)".
 Parameter = dict[str, Any]
 
-WIDTH, LEFT, GAP, MAX_COLUMN = 900, 268, 10, 150  # width of the drawing; of rank columns
+WIDTH, LEFT, GAP, MAX_COLUMN = 900, 268, 10, 150  # drawing, label column, gap, widest rank column
 #: Heights of the heading, of a line (maximum, minimum) and of the drawing; width of a vector.
 HEAD, MAX_LINE, MIN_LINE, MAX_HEIGHT, VECTOR_WIDTH = 22, 50, 23, 430, 14
-MAX_LINES = 14  # further parameters share one line
+MAX_ROWS = 14  # further parameters share one row
 DESCRIPTION = (
     "Each box is a whole parameter; the part that a rank holds is coloured. Ranks that hold the "
     "same part have copies."
@@ -48,7 +48,7 @@ class Painter:
         self.lanes = {rank: lane for lane, rank in enumerate(ranks)}
         self.column_width = min(MAX_COLUMN, (WIDTH - LEFT) / max(1, len(ranks)) - GAP)
         kinds = grouped(parameters)
-        self.kinds, self.others = kinds[:MAX_LINES], [p for kind in kinds[MAX_LINES:] for p in kind]
+        self.kinds, self.others = kinds[:MAX_ROWS], [p for kind in kinds[MAX_ROWS:] for p in kind]
         lines = len(self.kinds) + bool(self.others) + 1
         self.line_height = min(MAX_LINE, max(MIN_LINE, (MAX_HEIGHT - HEAD) / lines))
         self.scene = Scene(WIDTH, HEAD + self.line_height * lines)
@@ -92,7 +92,7 @@ class Painter:
         self.scene.add(0, y, *_labels(kind, height))
         width, axes = (
             self.column_width if len(parameter["shape"]) > 1 else VECTOR_WIDTH,
-            drawn_axes(parameter),
+            axes_to_draw(parameter),
         )
         for rank, lane in self.lanes.items():
             pieces = [piece for piece in parameter["pieces"] if piece["rank"] == rank]
@@ -143,7 +143,7 @@ def _labels(kind: Sequence[Parameter], height: float) -> Iterator[Shape]:
         if len(parameter["pieces"]) > 1
         else set()
     )
-    times = [f"{len(kind)} times"] if len(kind) > 1 else []
+    times = [f"×{len(kind)}"] if len(kind) > 1 else []
     details = " · ".join([format_shape(parameter["shape"]), *times, *sorted(placements)])
     yield title(f"{name}: {details}")
     if height > 28:
@@ -193,7 +193,7 @@ def format_shape(shape: Sequence[int]) -> str:
     >>> format_shape([4, 8]), format_shape([])
     ('4 × 8', 'one value')
     """
-    return " × ".join(f"{n:,}" for n in shape) or "one value"
+    return " × ".join(f"{n:,}" for n in shape) or "scalar"
 
 
 def format_slice(shape: Sequence[int], piece: Parameter) -> str:
@@ -209,8 +209,8 @@ def format_slice(shape: Sequence[int], piece: Parameter) -> str:
     return f"[{', '.join(slices)}] ({format_shape(piece['shape'])}), {piece['placement']}"
 
 
-def drawn_axes(parameter: Parameter) -> list[int]:
-    """Return the drawn dimensions, vertical and horizontal; sharded ones come first."""
+def axes_to_draw(parameter: Parameter) -> list[int]:
+    """Return the dimensions to draw, vertical and horizontal; sharded dimensions are preferred."""
     shape = parameter["shape"]
 
     def is_whole(d: int) -> bool:
@@ -221,7 +221,7 @@ def drawn_axes(parameter: Parameter) -> list[int]:
 
 
 def _part(shape: Sequence[int], piece: Parameter, d: int) -> tuple[float, float]:
-    """Return the relative offset and extent of a piece in a dimension; -1 if it is missing."""
+    """Return the relative offset and extent of a piece in dimension ``d``; -1: no dimension."""
     if d < 0:
         return 0.0, float(all(piece["shape"]))
     return piece["offset"][d] / max(1, shape[d]), piece["shape"][d] / max(1, shape[d])

@@ -95,7 +95,7 @@ def double_tree_all_reduce(
     Args:
         x: tensor of any shape, the same on every rank; K bytes.
         op: SUM, MIN, MAX or PRODUCT.
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
         segments: pieces per half, S.
 
     Source:

@@ -89,7 +89,7 @@ def hierarchical_all_reduce(
     Args:
         x: tensor of any shape, the same on every rank; K bytes.
         op: SUM, MIN, MAX or PRODUCT.
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
         devices_per_host: number of consecutive ranks per host; the last host may have fewer.
             By default the real hosts are used; if there is one real host, hosts of two ranks are
             assumed.

@@ -63,7 +63,7 @@ def ring_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     Args:
         x: tensor of any shape, the same on every rank; K bytes.
         op: SUM, MIN, MAX or PRODUCT.
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
 
     Source:
         Patarasuk & Yuan, 2009; introduced to deep learning by Gibiansky (Baidu), 2017.

@@ -99,7 +99,7 @@ def torus_all_reduce(
     Args:
         x: tensor of any shape, the same on every rank; K bytes.
         op: SUM, MIN, MAX or PRODUCT.
-        group: the process group; None is the world.
+        group: the process group; None means the default group.
         devices_per_host: g, which divides the number of ranks. By default the real hosts are used,
             which must have equal numbers of ranks; if there is one real host, the grid is as
             square as possible.

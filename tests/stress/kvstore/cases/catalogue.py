@@ -49,7 +49,7 @@ def store(kind: str, servers: int = 1, bound: int = 1_000_000, **options: Any) -
 
 
 def adding(kv: KVStore) -> KVStore:
-    """Set an optimizer that adds what is pushed, and return the store."""
+    """Set an optimizer that adds pushed values, and return the store."""
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     return kv
 
@@ -75,7 +75,7 @@ def assert_close(found: Any, expected: Any) -> None:
     )
 
 
-def assert_refused(call: Callable[[], object], *words: str) -> None:
+def assert_raises_kvstore_error(call: Callable[[], object], *words: str) -> None:
     """Assert that a call raises a KVStoreError with these words."""
     from distkit.errors import KVStoreError
 
@@ -85,4 +85,4 @@ def assert_refused(call: Callable[[], object], *words: str) -> None:
         missing = [word for word in words if word not in str(e)]
         assert not missing, f"{e} lacks {missing}"
         return
-    raise AssertionError("it was not assert_refused")
+    raise AssertionError("no KVStoreError was raised")

@@ -11,7 +11,7 @@ from distkit.kvstore import KVStore, split_and_load
 from tests.stress.kvstore.cases.catalogue import (
     adding,
     assert_equal,
-    assert_refused,
+    assert_raises_kvstore_error,
     case,
     ones,
     store,
@@ -73,7 +73,9 @@ def batches_are_split_evenly(devices: int) -> None:
 @case((7, 2), (7, 3), (5, 4))
 def uneven_batches_are_refused_unless_allowed(size: int, devices: int) -> None:
     batch = torch.arange(size)
-    assert_refused(lambda: split_and_load(batch, ["cpu"] * devices), "even_split=False")
+    assert_raises_kvstore_error(
+        lambda: split_and_load(batch, ["cpu"] * devices), "even_split=False"
+    )
     parts = split_and_load(batch, ["cpu"] * devices, even_split=False)
     more, extra = divmod(size, devices)
     assert [len(p) for p in parts] == [more + (i < extra) for i in range(devices)]

@@ -13,7 +13,7 @@ from distkit.kvstore import KVStore, Trainer
 from tests.stress.kvstore.cases.catalogue import (
     assert_close,
     assert_equal,
-    assert_refused,
+    assert_raises_kvstore_error,
     case,
     store,
 )
@@ -59,7 +59,9 @@ def two_devices_step_together(kind: str, on: bool) -> None:
 @case("dist_async", "dist_async_device")
 def asynchronous_stores_must_update(kind: str) -> None:
     kv = InProcess(1, mode=kind).store()
-    assert_refused(lambda: Trainer([parameter()], kvstore=kv, update_on_kvstore=False), "dist_sync")
+    assert_raises_kvstore_error(
+        lambda: Trainer([parameter()], kvstore=kv, update_on_kvstore=False), "dist_sync"
+    )
 
 
 def trained(kv: KVStore, on: bool, optimizer: Any, **options: Any) -> list[torch.Tensor]:
@@ -123,7 +125,7 @@ def weights_of_worker_0_are_initial(on: bool) -> None:
 @case(True, False)
 def missing_gradients_are_refused(on: bool) -> None:
     trainer = Trainer([parameter()], "sgd", OPTIONS, store("dist_sync"), update_on_kvstore=on)
-    assert_refused(partial(trainer.step, 1), "backward()", "freeze these parameters")
+    assert_raises_kvstore_error(partial(trainer.step, 1), "backward()", "freeze these parameters")
 
 
 @case(True, False)
@@ -131,7 +133,7 @@ def batch_size_is_fixed(on: bool) -> None:
     w = parameter()
     trainer = Trainer([w], "sgd", OPTIONS, store("dist_sync"), update_on_kvstore=on)
     steps(trainer, w)
-    assert_refused(lambda: trainer.step(2), "after step(1)")
+    assert_raises_kvstore_error(lambda: trainer.step(2), "after step(1)")
 
 
 @case()
@@ -162,7 +164,7 @@ def misuses() -> dict[str, tuple[Callable[[], object], str]]:
 @case(*misuses())
 def invalid_trainer_arguments_are_refused(which: str) -> None:
     call, says = misuses()[which]
-    assert_refused(call, says)
+    assert_raises_kvstore_error(call, says)
 
 
 @case("shared", "frozen")

@@ -1,4 +1,4 @@
-"""ZeroRedundancyOptimizer trains as Adam does; its state is consolidated on rank 0."""
+"""ZeroRedundancyOptimizer trains like Adam; its state is consolidated on rank 0."""
 
 import torch
 import torch.distributed as dist
