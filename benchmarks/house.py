@@ -37,7 +37,7 @@ LINES = {
     "distkit/views": Line(3_734, 3_800),
     "companions/distkit_course": Line(1_307, 1_300),
     "companions/distkit_experiments": Line(781, 800),
-    "companions/distkit_hosts": Line(3_200, 3_200),
+    "companions/distkit_hosts": Line(3_199, 3_200),
     "companions/distkit_simulation": Line(1_654, 1_400),
     "companions/distkit_strategies": Line(1_679, 1_700),
     "notebooks/course": Line(1_269, 1_200),
@@ -50,7 +50,7 @@ BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
     "all of distkit": Line(15_396, 15_000),
-    "the whole product": Line(25_286, 25_000),
+    "the whole product": Line(25_285, 25_000),
     "lines of JavaScript": Line(4_025, 4_300),
     "files in distkit": Line(185, 150),
     "names at the top level": Line(27, 23),

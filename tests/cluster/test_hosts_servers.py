@@ -92,7 +92,7 @@ def addresses(mode: str) -> list[str]:
     kv = kvstore.create(mode)
     kv.barrier()
     lines = kv._requests._link._connections
-    ends = [line.socket.getsockopt_string(zmq.LAST_ENDPOINT) for line in lines.values()]
+    ends = [sock.getsockopt_string(zmq.LAST_ENDPOINT) for sock, _ in lines.values()]
     return sorted({end.split(":")[1] for end in ends if "tcp" in end})
 
 

@@ -42,7 +42,7 @@ trace = dk.run_ranks(said, 2).trace
 #: Cells that each show a view, and the text of its picture.
 SHOWN = {
     "dk.Timeline(trace)": "messages",
-    "dk.Stage(trace)": "rounds",
+    "dk.Stage(trace)": "the chunks are added",
     "dk.Tensors(trace)": "all_reduce",
     "dk.Gradients(trace)": "norm ",
     "trace": "messages",

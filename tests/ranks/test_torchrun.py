@@ -334,7 +334,7 @@ def test_running_job_is_followed(tmp_path: Path) -> None:
     late = dk.hosts.follow(tmp_path / "trace")
     over: list[list[Event]] = []
     late.subscribe(over.append)  # an ended run reports so at once
-    assert [len(events) for events in over] == [16, 0]
+    assert [len(events) for events in over] == [14, 0]
     assert run.finished
-    assert len(received) == len(run.trace.events) == 16
+    assert len(received) == len(run.trace.events) == 14
     assert not run.findings

@@ -329,9 +329,9 @@ class Fleet:
             host.folder = host.server.make_folder(processes, like=self._folder, sockets=sockets)
         return hosts, combine({host.server.host: host.plan(self.request) for host in hosts})
 
-    def _wait_for_agents(self) -> dict[str, list[HostForkClient]]:
-        """Return the fork server of each machine, by name, once for each of its processes."""
-        found: dict[str, list[HostForkClient]] = defaultdict(list)
+    def _wait_for_agents(self) -> dict[str, list[Any]]:
+        """Return each machine's fork server, and the tunnels of its surplus agents, by name."""
+        found: dict[str, list[Any]] = defaultdict(list)
         failures: dict[str, None] = {}  # several processes may report the same
         end, connected = time.monotonic() + self.request.timeout, 0
         ranks = self.request.ranks
@@ -359,25 +359,24 @@ class Fleet:
                 end = min(end, time.monotonic() + MORE_FAILURES_TIMEOUT)
         if failures:
             raise StartError("\n\n".join(failures))
+        for agents in found.values():
+            for tunnel in agents[1:]:  # not earlier: the end of an agent counts as a failure
+                with suppress(OSError):
+                    tunnel.send({"do": "leave"})
         return found
 
     def _register(
-        self, found: dict[str, list[HostForkClient]], arrival: tuple[Tunnel, dict[str, Any]] | str
+        self, found: dict[str, list[Any]], arrival: tuple[Tunnel, dict[str, Any]] | str
     ) -> None:
         """Register a process; the first of each machine is its agent."""
         if isinstance(arrival, str):
             raise StartError(arrival)
         tunnel, facts = arrival
         _check_compatible(facts)
-        servers = found[facts["name"]]
-        if servers:
-            servers.append(servers[0])
-            with suppress(OSError):
-                tunnel.send({"do": "leave"})
-        else:
-            servers.append(HostForkClient(tunnel, facts))
+        agents = found[facts["name"]]
+        agents.append(tunnel if agents else HostForkClient(tunnel, facts))
 
-    def _allocate(self, found: dict[str, list[HostForkClient]]) -> list[RemoteHost]:
+    def _allocate(self, found: dict[str, list[Any]]) -> list[RemoteHost]:
         """Number the ranks machine by machine: in the requested order, or else by name."""
         ranks = self.request.ranks
         counts = ranks if isinstance(ranks, dict) else {n: len(found[n]) for n in sorted(found)}

@@ -221,9 +221,8 @@ def _obstacle(record: Record) -> str:
     line = Path(record.about.get("line", ""))
     with suppress(OSError):
         folder = line.parent.lstat()  # not that of another user, who could send any pickle
-        private = stat.S_IMODE(folder.st_mode) == 0o700 and folder.st_uid == os.getuid()
-        if private and line.is_socket():
-            return ""
+        if stat.S_IMODE(folder.st_mode) == 0o700 and folder.st_uid == os.getuid():
+            return "" if line.is_socket() else "have no socket"
     return "have no socket for this user"
 
 
