@@ -85,7 +85,7 @@ def put(**changes: Any) -> Callable[[Json], None]:
 ALONE = [
     ("memory", "failure", "a rank needs", put(memory={"free": 50_000_000})),
     ("shm", "failure", "cannot be written to (No such", put(shm={"error": "No such file"})),
-    ("shm", "failure", "/dev/shm on beta, where ranks share memory, is full", put(shm={"free": 0})),
+    ("shm", "failure", "beta, which ranks use for shared memory, is full", put(shm={"free": 0})),
     ("shm", "warning", "--shm-size=2g", put(shm={"size": 64 << 20, "free": 60 << 20})),
     ("disk", "failure", "/tmp on beta is full (0 B of 8 GiB free)", put(temporary={"free": 0})),
     ("disk", "failure", "cannot be written to", put(temporary={"writable": False})),

@@ -36,7 +36,7 @@ def test_prediction_equals_the_ratio_of_epochs(
 
 
 def test_speed_up_needs_one_rank() -> None:
-    with pytest.raises(ValueError, match=r"batch=16 has no row of one rank.*ranks=\[1, …\]"):
+    with pytest.raises(ValueError, match=r"batch=16 has no row with ranks=1.*ranks=\[1, …\]"):
         speedups([row(1, 8, 1, 0, 1), row(2, 8, 1, 1, 2), row(2, 16, 1, 1, 2)])
 
 

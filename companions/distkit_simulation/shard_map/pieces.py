@@ -191,7 +191,7 @@ def format_shape(shape: Sequence[int]) -> str:
     """Format a shape.
 
     >>> format_shape([4, 8]), format_shape([])
-    ('4 × 8', 'one value')
+    ('4 × 8', 'scalar')
     """
     return " × ".join(f"{n:,}" for n in shape) or "scalar"
 
