@@ -31,7 +31,7 @@ LINES = {
     "distkit/cluster": Line(3_236, 3_000),
     "distkit/data": Line(252, 350),
     "distkit/diagnosis": Line(1_750, 1_800),
-    "distkit/kvstore": Line(1_662, 1_700),
+    "distkit/kvstore": Line(1_668, 1_700),
     "distkit/recording": Line(1_555, 1_600),
     "distkit/trace": Line(900, 700),
     "distkit/views": Line(3_734, 3_800),
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_396, 15_000),
-    "the whole product": Line(25_285, 25_000),
+    "all of distkit": Line(15_402, 15_000),
+    "the whole product": Line(25_291, 25_000),
     "lines of JavaScript": Line(4_025, 4_300),
     "files in distkit": Line(185, 150),
     "names at the top level": Line(27, 23),

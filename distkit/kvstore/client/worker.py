@@ -238,7 +238,8 @@ class KVStore:
         Args:
             key: a key or a list of keys.
             value: as in :meth:`push`.
-            out: as in :meth:`pull`; it may be ``value``.
+            out: as in :meth:`pull`; by default ``value``, which then contains the sum over all
+                workers if there is no optimizer.
             priority: as in :meth:`push`.
 
         Returns:
@@ -253,7 +254,13 @@ class KVStore:
             self._step(keys := each(key), map(self._layout, keys))
         else:  # the tensors cannot change before this returns
             self._post(gradients, copy=False)
-        return self._pull(key, outs)
+        pulled = self._pull(key, outs)
+        if outs is None:
+            results: Any = pulled if isinstance(pulled, list) else [pulled]
+            for k, result in zip(each(key), results, strict=True):
+                for tensor in gradients[k]:
+                    tensor.detach().copy_(result)
+        return pulled
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Send 2 bits per element of a gradient; the error is added to the next push.

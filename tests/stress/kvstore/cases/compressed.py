@@ -140,7 +140,7 @@ def pushpull_is_compressed_too(how: str) -> None:
     kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
     kv.init("w", ones(0))
     value = ones(0.7) if how == "float" else [ones(0.3), ones(0.4)]
-    kv.pushpull("w", value, out=value)
+    kv.pushpull("w", value)
     for tensor in value if isinstance(value, list) else [value]:
         assert_equal(tensor, 0.5)
 

@@ -149,7 +149,7 @@ def pushpull_writes_to_out(kind: str) -> None:
 def pushpull_in_place_gives_the_sum(kind: str) -> None:
     kv, values = store(kind), [ones(1), ones(2), ones(3)]
     kv.init("3", ones(0))
-    kv.pushpull("3", values, out=values)
+    kv.pushpull("3", values)
     for value in values:
         assert_equal(value, 6)
 
@@ -158,7 +158,7 @@ def pushpull_in_place_gives_the_sum(kind: str) -> None:
 def pushpull_of_lists_in_place(kind: str) -> None:
     kv, values = store(kind), [[ones(1), ones(2)], [ones(3), ones(4)]]
     kv.init([1, 2], [ones(0)] * 2)
-    kv.pushpull([1, 2], values, out=values)
+    kv.pushpull([1, 2], values)
     for tensors, expected in zip(values, (3, 7), strict=True):
         for value in tensors:
             assert_equal(value, expected)
@@ -296,7 +296,7 @@ def pushpull_is_an_all_reduce(workers: int) -> None:
     def work(kv: KVStore) -> Any:
         kv.init("g", ones(0))
         g = ones(kv.rank + 1)
-        kv.pushpull("g", g, out=g)
+        kv.pushpull("g", g)
         return g
 
     for found in InProcess(workers).run(work):
