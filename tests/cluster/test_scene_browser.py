@@ -38,4 +38,4 @@ def test_example_plays_and_follows_the_theme(tab: Any, tmp_path: Path) -> None:
     light = bars.first.evaluate(paint)
     view.drawn(lambda: tab.page.emulate_media(color_scheme="dark"))
     assert bars.first.evaluate(paint) != light
-    view.fine()
+    view.assert_clean()

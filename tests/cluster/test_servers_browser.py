@@ -81,7 +81,7 @@ def test_synchronous_run_is_stepped_through(tab: Any, real: Any, tmp_path: Path)
     assert view.text(".dk-fact strong") in spoken
     view.pictures("servers-in-step")
     assert view.root.evaluate("e => e.scrollWidth <= e.clientWidth")
-    view.fine()
+    view.assert_clean()
 
 
 def test_view_grows_during_the_run(tab: Any, real: Any, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_view_grows_during_the_run(tab: Any, real: Any, tmp_path: Path) -> None:
     page.renew(whole)
     assert page.root.locator(".dk-live").count() == 0
     assert drawn(page, ".mark-figure")[0] == "18"  # the view followed to the end
-    page.fine()
+    page.assert_clean()
 
 
 def test_both_painters_agree(tab: Any, real: Any, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_ring_all_reduce_is_stepped_through_round_by_round(load: Any, real: Trac
     assert view.root.evaluate("e => e.scrollWidth <= e.clientWidth")
     first = view.root.evaluate("r => getComputedStyle(r).getPropertyValue('--dk-r0')")
     assert first == theme()["dark"]["ranks"][0]
-    view.fine()
+    view.assert_clean()
 
 
 def test_view_plays_pauses_and_ends(load: Any, real: Trace) -> None:
@@ -105,10 +105,10 @@ def test_view_plays_pauses_and_ends(load: Any, real: Trace) -> None:
     view.at(5)
     view.page.wait_for_selector(".distkit-stage[data-playing=false]")
     assert view.layers() == 64 and view.main(".dkm-moving").count() == 0
-    view.fine()
+    view.assert_clean()
 
 
 def test_trace_without_messages_has_a_notice(load: Any) -> None:
     view = load(Trace())
     assert "no messages" in view.text(".dkv-empty")
-    view.fine()
+    view.assert_clean()

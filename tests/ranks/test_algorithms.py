@@ -170,7 +170,7 @@ WRONG = {
     "an average": (
         lambda: (torch.ones(3), dist.ReduceOp.AVG),
         ValueError,
-        "op is .*AVG; supported are MAX, MIN, PRODUCT, SUM",
+        "op is .*AVG; supported operations: MAX, MIN, PRODUCT, SUM",
     ),
     "an unknown operation": (
         lambda: (torch.ones(3), dist.ReduceOp.BXOR),

@@ -105,7 +105,7 @@ def test_invalid_pipeline_raises_on_every_rank_before_any_message() -> None:
 @pytest.mark.parametrize(
     ("stage", "says"),
     [
-        (nn.Flatten(0), r"stage Flatten returned a tensor of \(42,\) for 7 rows"),
+        (nn.Flatten(0), r"stage Flatten returned a tensor of shape \(42,\) for 7 rows"),
         (nn.LSTM(6, 6).double(), "stage LSTM returned tuple for 7 rows"),
     ],
 )
