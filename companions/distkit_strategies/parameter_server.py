@@ -258,10 +258,10 @@ class ParameterServerStrategy(ReplicatedStrategy):
             for key, value in _rows_by_key(self._shards).items():
                 self.store._assign(key, value)
             self.store.note(mark, "done")
-        self._broadcast_from_chief(0)  # a barrier for the others
+        self._decide(0)  # a barrier for the others
         self.pull()
 
-    def _broadcast_from_chief(self, number: int) -> int:
+    def _decide(self, number: int) -> int:
         """Return worker 0's number on all workers; a replacement process gets the same one."""
         self._decisions += 1
         value = torch.tensor([number])

@@ -175,7 +175,7 @@ WRONG = {
     "an unknown operation": (
         lambda: (torch.ones(3), dist.ReduceOp.BXOR),
         ValueError,
-        "op is .*BXOR; supported are MAX, MIN, PRODUCT, SUM",
+        "op is .*BXOR; supported operations: MAX, MIN, PRODUCT, SUM",
     ),
     "no tensor": (lambda: ([1.0, 2.0],), TypeError, "needs dense tensors, not a float"),
     "a sparse tensor": (
