@@ -32,7 +32,7 @@ LINES = {
     "distkit/data": Line(252, 350),
     "distkit/diagnosis": Line(1_750, 1_800),
     "distkit/kvstore": Line(1_668, 1_700),
-    "distkit/recording": Line(1_555, 1_600),
+    "distkit/recording": Line(1_573, 1_600),
     "distkit/trace": Line(900, 700),
     "distkit/views": Line(3_734, 3_800),
     "companions/distkit_course": Line(1_307, 1_300),
@@ -41,7 +41,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_654, 1_400),
     "companions/distkit_strategies": Line(1_679, 1_700),
     "notebooks/course": Line(1_269, 1_200),
-    "tests": Line(16_514, 16_000),
+    "tests": Line(16_515, 16_000),
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_402, 15_000),
-    "the whole product": Line(25_291, 25_000),
+    "all of distkit": Line(15_420, 15_000),
+    "the whole product": Line(25_309, 25_000),
     "lines of JavaScript": Line(4_025, 4_300),
     "files in distkit": Line(185, 150),
     "names at the top level": Line(27, 23),

@@ -8,6 +8,7 @@ summarized on the GPU, in the same stream, and copied to host memory asynchronou
 from __future__ import annotations
 
 import math
+import threading
 import time
 from contextlib import suppress
 from functools import cache
@@ -16,6 +17,10 @@ from typing import Any
 import torch
 
 from distkit.recording.plain import Values
+
+#: Held during event queries and while a CUDA graph is captured, because a capture fails if another
+#: thread queries an event.
+event_query_lock = threading.Lock()
 
 
 class Device:
@@ -75,7 +80,7 @@ class DeferredSummary:
 
     def poll(self) -> Values | None:
         """Return the fields of a Summary, as ``summarize`` does; None until the copy is done."""
-        if not self._event.query():
+        if not _is_reached(self._event):
             return None
         *values, square, minimum, maximum = self._numbers.tolist()
         norm = math.sqrt(square) if square >= 0 else math.nan
@@ -135,10 +140,20 @@ class InFlight:
 
     def poll(self) -> float | None:
         """Return the end time on the host's clock [s]; None if the operation has not ended."""
-        if not self._end.query():
+        if not _is_reached(self._end):
             return None
         self.seconds = self._begin.elapsed_time(self._end) / 1e3
         if self._work is not None:
             with suppress(RuntimeError):  # only NCCL knows it, if TORCH_NCCL_ENABLE_TIMING is set
                 self.seconds = self._work._get_duration() / 1e3
         return self._device.clock.time(self._begin, self._called_at, self._end, time.monotonic())
+
+
+def _is_reached(event: Any) -> bool:
+    """Return whether the GPU has reached an event; False while queries are not allowed."""
+    if not event_query_lock.acquire(blocking=False):
+        return False
+    try:
+        return bool(event.query())
+    finally:
+        event_query_lock.release()

@@ -38,19 +38,22 @@ _rows = msgspec.msgpack.Decoder(tuple[list[_Fields], list[_PackedRow]]).decode
 def encode(value: Any) -> bytes:
     """Pack numbers, text, bytes, None, dataclasses, and lists, tuples and dicts of them.
 
-    NumPy scalars become Python numbers, and any other object becomes text.
+    NumPy scalars become Python numbers. Any other object, and any integer of more than 64 bits,
+    becomes text.
     """
     try:
         return _pack(value)
-    except UnicodeEncodeError:
+    except (UnicodeEncodeError, OverflowError):
         return _pack(_encodable(value))
 
 
 def _encodable(value: Any) -> Any:
-    """Replace lone surrogates, which file names may contain."""
+    """Replace lone surrogates, which file names may contain, and integers beyond 64 bits."""
     match value:
         case str():
             return value.encode(errors="backslashreplace").decode()
+        case int() if not -(1 << 63) <= value < 1 << 64:
+            return str(value)
         case list() | tuple():
             return [*map(_encodable, value)]
         case dict():

@@ -17,7 +17,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from distkit.events import P2P, WORLD, Op, State
 from distkit.recording import recorder as _recorder
 from distkit.recording import stores
-from distkit.recording.device import device_of
+from distkit.recording.device import device_of, event_query_lock
 from distkit.recording.open_buffers import OpenBuffers
 from distkit.recording.operators import (
     CALLS,
@@ -437,6 +437,7 @@ class Tap:
         hook(undo, torch.cuda, "synchronize", partial(self._synchronize_hook, all_streams=True))
         hook(undo, torch.cuda.Stream, "synchronize", self._synchronize_hook)
         hook(undo, torch.cuda.CUDAGraph, "capture_begin", _capture_begin)
+        hook(undo, torch.cuda.CUDAGraph, "capture_end", _capture_end)
         with warnings.catch_warnings():  # the overridden kernels only select a dispatch key
             warnings.simplefilter("ignore")
             for operator in (torch.ops.aten._local_scalar_dense, torch.ops.aten._to_copy):
@@ -554,12 +555,22 @@ def _hook_operator(undo: ExitStack, operator: Any, replacement: Callable[..., An
     library.impl(operator, hooked, "BackendSelect", with_keyset=True)
 
 
-def _capture_begin(
-    begin: Callable[..., None], graph: Any, pool: Any = None, capture_error_mode: str = "global"
-) -> None:
-    """Begin a capture that does not fail when the flusher's thread queries events."""
-    mode = "thread_local" if capture_error_mode == "global" else capture_error_mode
-    begin(graph, pool, mode)
+def _capture_begin(capture_begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Begin a capture, and disable event queries until it ends."""
+    event_query_lock.acquire()
+    try:
+        return capture_begin(*args, **kwargs)
+    except BaseException:
+        event_query_lock.release()
+        raise
+
+
+def _capture_end(capture_end: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return capture_end(*args, **kwargs)
+    finally:
+        with suppress(RuntimeError):  # the capture had not begun
+            event_query_lock.release()
 
 
 def _future_of(work: Any) -> Any:

@@ -85,7 +85,7 @@ def test_thread_that_waits_for_a_hung_device_is_reported() -> None:
 def test_captured_calls_are_marked_as_captured() -> None:
     def program(standin: Any, group: Any) -> None:
         x = torch.ones(4).to("pretend")
-        with standin.capture():  # in which events cannot be recorded
+        with standin.capture():  # which fails if the device is queried
             dist.all_reduce(x, group=group)
 
     run = on_device(program)

@@ -44,6 +44,7 @@ class Event:
 
     def query(self) -> bool:
         """Return whether the device has reached the event."""
+        assert not _capturing, "a capture fails if the device is asked for anything"
         return self.at is not None
 
     def record(self, stream: object = None) -> None:
