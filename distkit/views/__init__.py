@@ -1,4 +1,4 @@
-"""Draws traces: pure projections, painted in the browser or as static pictures."""
+"""Draws traces: pure projections, rendered in the browser or as static pictures."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ STILLS = 12  # operations in the table; the static picture has fewer
 
 
 def draw(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -> Json:
-    """Return the picture of a run's tensors, for both painters.
+    """Return the picture of a run's tensors, for both renderers.
 
     Args:
         trace: the run.

@@ -47,7 +47,7 @@ def test_lanes_of_both_runs_and_what_the_numbers_say(
 ) -> None:
     sheet = opened(tab, tmp_path, runs)
     assert sheet.text(".dk-head strong") == "ring and torch"
-    assert sheet.painted("canvas") and sheet.text(".dkc-tools") == "compared to ring"
+    assert sheet.is_drawn("canvas") and sheet.text(".dkc-tools") == "compared to ring"
     assert "messages inside the backend's collectives are not recorded" in sheet.text(".dk-notices")
     assert row(sheet, "messages")[0] == "48"
     assert row(sheet, "collectives") == ["0", "2"] and row(sheet, "rounds") == ["12", "–"]

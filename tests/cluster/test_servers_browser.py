@@ -11,7 +11,7 @@ from sheets import Sheet
 import distkit as dk
 from distkit import kvstore
 from distkit.trace.trace import Trace
-from distkit.views.scene.painter import body, keyframe_at
+from distkit.views.scene.renderer import body, keyframe_at
 from distkit.views.servers.projection import project
 from distkit.views.servers.scene import draw
 
@@ -98,7 +98,7 @@ def test_view_grows_during_the_run(tab: Any, real: Any, tmp_path: Path) -> None:
     page.assert_clean()
 
 
-def test_both_painters_agree(tab: Any, real: Any, tmp_path: Path) -> None:
+def test_both_renderers_agree(tab: Any, real: Any, tmp_path: Path) -> None:
     """Shapes and text of the initial moment."""
     for trace in real.values():
         view = sheet(tab, tmp_path, trace)

@@ -55,7 +55,7 @@ END = "stepper.stop(); cluster.stop()"
 #: All views but the card; the experiment's timeline is created when its tab is opened.
 VIEWS_WITH_COLOURS = 8
 
-#: The painters' colours, all of the theme.
+#: The renderers' colours, all of the theme.
 CHOSEN = """() => Array.from(
     document.querySelectorAll('.distkit-timeline'),
     (view) => view.style.getPropertyValue('--dk-warning'))"""

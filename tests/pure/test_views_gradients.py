@@ -22,7 +22,7 @@ from distkit.trace.training import read
 from distkit.views import Gradients
 from distkit.views.gradients.projection import Reduced, agreement, project, reduced
 from distkit.views.gradients.scene import draw
-from distkit.views.scene.painter import to_svg
+from distkit.views.scene.renderer import to_svg
 
 OWN = [[1.0, 0.0, 2.0, -1.0], [3.0, 1.0, 0.0, -1.0]]
 SUM = [4.0, 1.0, 2.0, -2.0]

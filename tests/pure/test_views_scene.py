@@ -1,4 +1,4 @@
-"""Scenes: timed marks, the painter of a moment, and the example of a view in CONTRIBUTING.md."""
+"""Scenes: timed marks, the renderer of a moment, and the example of a view in CONTRIBUTING.md."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from distkit._format import human_bytes
 from distkit.trace.trace import Trace
 from distkit.views.scene import svg
 from distkit.views.scene.marks import Scene, picture, rect, text
-from distkit.views.scene.painter import body, drawing_of, to_svg
+from distkit.views.scene.renderer import body, drawing_of, to_svg
 from distkit.views.scene.theme import MARKS
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"

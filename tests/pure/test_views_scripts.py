@@ -15,7 +15,7 @@ from traces import DEMOS
 from distkit.views.scene.theme import theme
 from distkit.views.timeline.columns import Columns, packed
 from distkit.views.widget.assets import css, esm, page_script
-from distkit.views.widget.page import VIEWS, painter
+from distkit.views.widget.page import VIEWS, renderer
 
 TESTS = Path(__file__).parents[1] / "js"
 SCRIPTS = (
@@ -52,7 +52,7 @@ def test_modules_of_a_view_are_bundled(view):
 
 
 def test_script_cannot_end_its_element():
-    script = page_script(*dict.fromkeys(map(painter, VIEWS)))
+    script = page_script(*dict.fromkeys(map(renderer, VIEWS)))
     assert "</script" not in script and "<!--" not in script
 
 

@@ -20,7 +20,7 @@ from distkit.kvstore.transport.recording import InFlight, ReplyRecorder, updatin
 from distkit.recording import recorder
 from distkit.trace.trace import Trace
 from distkit.views import Servers
-from distkit.views.scene.painter import to_svg
+from distkit.views.scene.renderer import to_svg
 from distkit.views.servers.history import read
 from distkit.views.servers.projection import opening, project, rule_sentence
 from distkit.views.servers.scene import LATEST, draw, histogram

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distkit.data.policies import make_plan
-from distkit.views.scene.painter import drawing_of
+from distkit.views.scene.renderer import drawing_of
 from distkit_simulation import ShardMap
 from distkit_simulation.shard_map import samples
 from distkit_simulation.shard_map.samples import Grid

@@ -16,7 +16,7 @@ from distkit.algorithms.all_reduce.ring import schedule
 from distkit.algorithms.rounds import held as contributions
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
-from distkit.views.scene.painter import to_svg, to_table
+from distkit.views.scene.renderer import to_svg, to_table
 from distkit.views.scenes import Stage
 from distkit.views.stage.contributions import find_all_reduces
 from distkit.views.stage.layout import arrange

@@ -12,7 +12,7 @@ from traces import MS, Script, summary
 from distkit.events import Event, Op, State, Summary
 from distkit.trace.trace import Trace
 from distkit.views import Tensors
-from distkit.views.scene.painter import to_svg
+from distkit.views.scene.renderer import to_svg
 from distkit.views.tensors import MAX_RANKS, draw
 
 FOUR = dict(nbytes=16, shape=(2, 2), dtype="float32")

@@ -8,7 +8,7 @@ from distkit.diagnosis.facts import rank_states
 from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.events import Event, Op, State
 from distkit.trace.log import EventLog
-from distkit.views.scene.painter import drawing_of
+from distkit.views.scene.renderer import drawing_of
 from distkit.views.scene.waits import waits, waits_svg
 
 

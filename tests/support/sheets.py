@@ -92,7 +92,7 @@ class Sheet:
     def texts(self, selector: str) -> list[str]:
         return list(self.root.locator(selector).all_inner_texts())
 
-    def painted(self, selector: str) -> bool:
+    def is_drawn(self, selector: str) -> bool:
         """Return whether a canvas has more than one colour."""
         return bool(
             self.root.locator(selector).first.evaluate(

@@ -15,7 +15,7 @@ from typing import Any
 from distkit._format import count
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.marks import Scene, Shape, picture, rect, text, title
-from distkit.views.scene.painter import cut
+from distkit.views.scene.renderer import cut
 from distkit.views.scene.svg import text_width
 
 #: Maximum number of parameters of one kind to list by name.
@@ -35,7 +35,7 @@ DESCRIPTION = (
 )
 
 
-class Painter:
+class Renderer:
     """Draws the pieces of parameters.
 
     Args:
@@ -54,7 +54,7 @@ class Painter:
         self.scene = Scene(WIDTH, HEAD + self.line_height * lines)
 
     def picture(self, name: str) -> Json:
-        """Return the picture, for both painters; ``name`` is its title."""
+        """Return the picture, for both renderers; ``name`` is its title."""
         self._add_headings()
         for line, kind in enumerate(self.kinds):
             self._add_parameter(HEAD + line * self.line_height, kind)

@@ -14,7 +14,7 @@ from distkit._format import count
 from distkit.data.policies import Plan
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.marks import Scene, Shape, path, picture, rect, text, title
-from distkit.views.scene.painter import cut
+from distkit.views.scene.renderer import cut
 from distkit.views.scene.svg import text_width
 
 WIDTH, LEFT, RIGHT = 900, 92, 812  # width of the drawing; of the steps
@@ -31,7 +31,7 @@ DESCRIPTIONS = {
 }
 
 
-class Painter:
+class Renderer:
     """Draws the plan of a dataset.
 
     Args:
@@ -52,7 +52,7 @@ class Painter:
         self.scene = Scene(WIDTH, self.top + self.row_height * plan.replicas + 6)
 
     def picture(self, name: str) -> Json:
-        """Return the picture, for both painters; ``name`` is its title."""
+        """Return the picture, for both renderers; ``name`` is its title."""
         if self.grid:
             self._samples(self.grid)
         for replica in range(self.plan.replicas):

@@ -36,10 +36,10 @@ class ShardMap(SceneView):
     def __init__(self, source: Any, name: str = "") -> None:
         plan = getattr(source, "plan", source)
         if isinstance(plan, Plan):
-            picture, lines = samples.Painter(plan).picture(name), samples.describe(plan)
+            picture, lines = samples.Renderer(plan).picture(name), samples.describe(plan)
         else:
             parameters = _parameters(source)
-            picture, lines = pieces.Painter(parameters).picture(name), pieces.describe(parameters)
+            picture, lines = pieces.Renderer(parameters).picture(name), pieces.describe(parameters)
         self._data, self._lines = picture, list(lines)
         self._open()
 

@@ -17,9 +17,9 @@ from distkit.trace.info import RunInfo
 from distkit.views.cockpit.projection import project
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
-from distkit.views.scene.painter import cut, wrapped
+from distkit.views.scene.renderer import cut, wrapped
 from distkit.views.scene.theme import GRAY, INK, WARNING_LIGHT
-from distkit.views.timeline.static import WIDTH, paint
+from distkit.views.timeline.static import WIDTH, render
 from distkit.views.timeline.view import Timeline
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.live import Live, Notifier, Steppable, Worker
@@ -49,7 +49,7 @@ def to_svg(steps: Json, picture: Json) -> str:
     for line in lines:
         parts += [svg.text(x, y, *words) for x, words in zip(EDGES, line, strict=False)]
         y += 20
-    timeline, height = paint({**picture, "title": ""})
+    timeline, height = render({**picture, "title": ""})
     parts.append(f'<g transform="translate(0 {y:.0f})">{timeline}</g>')
     return svg.document(WIDTH, y + height, f"{steps['name']}, {step(steps)}", "".join(parts))
 

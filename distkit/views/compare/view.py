@@ -17,11 +17,11 @@ from distkit.views.scene import svg
 from distkit.views.scene.frame import MAX_LANES as MOST_LANES
 from distkit.views.scene.frame import Json
 from distkit.views.scene.marks import Scene, rect, text, title
-from distkit.views.scene.painter import body, cut
+from distkit.views.scene.renderer import body, cut
 from distkit.views.scene.svg import text_width
 from distkit.views.scene.theme import MARKS
 from distkit.views.timeline.columns import Columns, packed
-from distkit.views.timeline.static import MAX_BARS, MAX_LANES, WIDTH, paint
+from distkit.views.timeline.static import MAX_BARS, MAX_LANES, WIDTH, render
 from distkit.views.timeline.waits import waits
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.live import Live
@@ -111,7 +111,7 @@ class Compare(View):
         """
         name = self._summary["title"]
         frame = {**self._frame(most), "title": cut(name, 600, 16), "bare": True}
-        timeline, y = paint(picture | frame, limit)
+        timeline, y = render(picture | frame, limit)
         figures = table(self._summary, WIDE).plain()
         marks = body(figures, 0.0, tooltips=False)
         below = f'<g transform="translate(24 {y + 10:.0f})">{marks}</g>'

@@ -14,7 +14,7 @@ from distkit.events import Summary
 from distkit.trace.log import EventLog
 from distkit.trace.training import ByRank, Step, Training, mean_loss, read, shares_of
 from distkit.views.scene.frame import Json, name
-from distkit.views.scene.painter import thinned
+from distkit.views.scene.renderer import thinned
 from distkit.views.scene.summaries import (
     average,
     distance,

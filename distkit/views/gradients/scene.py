@@ -12,7 +12,7 @@ from distkit.trace.training import Training
 from distkit.views.gradients.projection import Curve, Gradients, Layer, drifts, losses, project
 from distkit.views.scene.frame import Json, clean, facts, name, omissions
 from distkit.views.scene.marks import Scene, line, path, picture, rect, text, title
-from distkit.views.scene.painter import cut, thinned
+from distkit.views.scene.renderer import cut, thinned
 from distkit.views.scene.summaries import figure, number, plain
 from distkit.views.scene.values import Cell, Head, Table, norm
 
@@ -45,7 +45,7 @@ DRIFT = (
 
 
 def draw(trace: EventLog, *, live: bool = False) -> Json:
-    """Return the picture of a training loop, for both painters.
+    """Return the picture of a training loop, for both renderers.
 
     Args:
         trace: the run.

@@ -8,9 +8,9 @@ const EACH = 9;
 const BETWEEN = 6; // pixels between arrows without heads
 
 export class Arrows {
-  constructor(painter) {
-    const { c, at, look, store } = painter;
-    Object.assign(this, { painter, c, at, look, store, labels: [] });
+  constructor(renderer) {
+    const { c, at, look, store } = renderer;
+    Object.assign(this, { renderer, c, at, look, store, labels: [] });
     const asked = store.categories.filter(({ op }) => op === "push" || op === "pull");
     this.keys = new Set(asked.map(({ label }) => label));
     this.size = clamp(0.5 * at.sizes.row * at.scale, 5, 9); // pixels of a head
@@ -27,7 +27,7 @@ export class Arrows {
   }
 
   #dim(a) {
-    const { bright } = this.painter;
+    const { bright } = this.renderer;
     return !bright || bright.arrows.has(a) ? 1 : 0.25;
   }
 
@@ -44,7 +44,7 @@ export class Arrows {
     }
     const room = (at.right - at.left) / EACH;
     this.many = visible.length > room;
-    this.strong = this.painter.bright?.arrows.size <= room; // otherwise these have no heads
+    this.strong = this.renderer.bright?.arrows.size <= room; // otherwise these have no heads
     const shown = this.many ? this.#thinned(visible) : visible;
     return shown.map((a) => [a, at.path(a)]);
   }
@@ -58,7 +58,7 @@ export class Arrows {
       if (s < 0 || r < 0) return true;
       const column = Math.floor((store.sent[a] - at.view[0]) * scale);
       const place = (column * 512 + store.lane(s)) * 512 + store.lane(r);
-      if (seen.has(place) && !this.painter.bright?.arrows.has(a)) return false;
+      if (seen.has(place) && !this.renderer.bright?.arrows.has(a)) return false;
       seen.add(place);
       return true;
     });
@@ -67,17 +67,17 @@ export class Arrows {
   // The line is behind the bars, which stay legible; selected lines are in front.
   #shaft(a, [x1, y1, x2, y2, whole]) {
     const { c, look, many } = this;
-    const strong = this.painter.bright?.arrows.has(a);
+    const strong = this.renderer.bright?.arrows.has(a);
     c.globalAlpha = this.#dim(a) * (many && !strong ? 0.3 : 1);
-    if (!many) this.painter.line(x1, y1, x2, y2, look.bg, 4.5);
+    if (!many) this.renderer.line(x1, y1, x2, y2, look.bg, 4.5);
     const [color, width] = [this.#ink(a, whole), strong ? 2.6 : many ? 1 : 1.7];
-    this.painter.line(x1, y1, x2, y2, color, width, whole ? [] : [4, 4]);
+    this.renderer.line(x1, y1, x2, y2, color, width, whole ? [] : [4, 4]);
     c.globalAlpha = 1;
   }
 
   #tip(a, path) {
     const [x1, y1, x2, y2, whole] = path;
-    const bright = this.painter.bright?.arrows.has(a);
+    const bright = this.renderer.bright?.arrows.has(a);
     if (bright) this.#shaft(a, path);
     if (this.many && !(bright && this.strong)) return;
     const length = Math.hypot(x2 - x1, y2 - y1) || 1;
@@ -91,7 +91,7 @@ export class Arrows {
 
   #ink(a, whole) {
     const { store, look } = this;
-    return whole || store.frame.live ? this.painter.color(store.arrow(a).src) : look.warning;
+    return whole || store.frame.live ? this.renderer.color(store.arrow(a).src) : look.warning;
   }
 
   #head(x, y, ux, uy, size, color) {
@@ -137,7 +137,7 @@ export class Arrows {
     c.fillStyle = look.bg;
     roundRect(c, x - 1, y - 8, width, 16, 4);
     c.fill();
-    this.painter.text(text, x + 3, y, look.muted, c.font);
+    this.renderer.text(text, x + 3, y, look.muted, c.font);
     c.globalAlpha = 1;
   }
 

@@ -1,8 +1,8 @@
 // A card per rank: its activity, what it waits for, and its tensors as heat strips.
 
 import { h, reducedMotion } from "./dom.js";
-import { call } from "./painter.js";
-import { paint, pin } from "./source.js";
+import { call } from "./renderer.js";
+import { rankColors, pin } from "./source.js";
 import { figure, largest } from "./numbers.js";
 import { strip, tensor } from "./tooltip.js";
 
@@ -39,7 +39,7 @@ export class Cards {
 }
 
 function empty(rank, name, host) {
-  const about = { class: "dk-card", "data-rank": rank, style: paint(rank), "aria-label": name };
+  const about = { class: "dk-card", "data-rank": rank, style: rankColors(rank), "aria-label": name };
   return h("article", about,
     h("header", {}, pin(rank), h("strong", {}, name),
       host ? h("span", { class: "dk-host" }, `on ${host}`) : null,

@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { Marks } from "./marks.js";
 import { grouped, humanSeconds, plural } from "./numbers.js";
-import { call } from "./painter.js";
+import { call } from "./renderer.js";
 import { Runs } from "./runs.js";
 import { Timeline } from "./timeline.js";
 
@@ -44,7 +44,7 @@ export class Compare extends Timeline {
 
   // -- the lanes ----------------------------------------------------------------------------
 
-  paintOptions() {
+  renderOptions() {
     const { lanes } = this.store.frame;
     return { ...this.look, lanes: new Map(lanes.map((lane) => [lane.rank, lane.color])) };
   }

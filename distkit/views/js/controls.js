@@ -2,7 +2,7 @@
 
 import { h, icon, speedsOf } from "./dom.js";
 import { clamp } from "./numbers.js";
-import { paint } from "./source.js";
+import { rankColors } from "./source.js";
 
 const SPEEDS = [0.5, 1, 2, 5, 10]; // steps per second
 const HELP = [
@@ -42,7 +42,7 @@ export class Controls {
 
   #rank(rank, name) {
     return h("button", { type: "button", class: "dk-button dk-go", "data-rank": rank,
-      style: paint(rank), "aria-label": `resume ${name}`, onclick: () => this.act("go", rank) },
+      style: rankColors(rank), "aria-label": `resume ${name}`, onclick: () => this.act("go", rank) },
     String(rank));
   }
 

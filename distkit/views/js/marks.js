@@ -1,4 +1,4 @@
-// Paints the marks of a moment as SVG, like painter.py in Python.
+// Draws the marks of a moment as SVG, like renderer.py in Python.
 
 import { s } from "./dom.js";
 

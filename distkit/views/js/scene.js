@@ -52,7 +52,7 @@ export class Scene extends Sheet {
   }
 
   build() {
-    const show = (moving) => (moving ? this.paint() : this.later());
+    const show = (moving) => (moving ? this.drawMoment() : this.later());
     this.player = new Player(pace, show, () => this.bar.showPlaying(this.root));
     this.bar = new Bar(this.player, SPEEDS, 2000);
     [this.marks, this.side] = [new Marks("dkm-main"), new Marks("dkm-beside")];
@@ -111,7 +111,7 @@ export class Scene extends Sheet {
     this.all.hidden = this.tools.hidden = Boolean(empty);
     this.empty.textContent = empty;
     this.said.textContent = empty ? "" : said;
-    this.paint();
+    this.drawMoment();
     this.list.mark(this.player.keyframe, true);
     const { who, more, verdicts = [] } = this.script.keyframes[this.player.keyframe] ?? {};
     const words = [who, more, ...verdicts.map(({ text }) => text), ...this.marks.aloud,
@@ -120,7 +120,7 @@ export class Scene extends Sheet {
   }
 
   // Shows a moment.
-  paint() {
+  drawMoment() {
     const { script, player, picture } = this;
     const { time, keyframe } = player;
     const between = counted(script.unit) && time !== script.keyframes[keyframe]?.end; // within a round

@@ -12,10 +12,10 @@ const BEFORE = 2; // context lines around folded-in lines with pins
 
 // A rank's number in its colour: blocked ranks are hollow and hatched, failed ranks crossed.
 export function pin(rank) {
-  return h("span", { class: "dk-pin", "data-rank": rank, style: paint(rank) }, String(rank));
+  return h("span", { class: "dk-pin", "data-rank": rank, style: rankColors(rank) }, String(rank));
 }
 
-export const paint = (rank) => `--rank:var(--dk-r${rank % 8});--on-rank:var(--dk-i${rank % 8})`;
+export const rankColors = (rank) => `--rank:var(--dk-r${rank % 8});--on-rank:var(--dk-i${rank % 8})`;
 
 export class Source {
   constructor(ranks) {
@@ -85,7 +85,7 @@ export class Source {
     if (dots.dataset.ranks === key) return;
     dots.dataset.ranks = key;
     tab.style.order = at.length ? 0 : 1;
-    dots.replaceChildren(...at.slice(0, 8).map(({ rank }) => h("i", { style: paint(rank) })));
+    dots.replaceChildren(...at.slice(0, 8).map(({ rank }) => h("i", { style: rankColors(rank) })));
   }
 
   #open(label) {

@@ -15,9 +15,9 @@ const FAINT = 0.3; // minimum strength of a touched pixel
 export const FILL = { send: 1, collective: 1, request: 0.6, recv: 0.5, store: 0.5, mark: 1 };
 
 export class Strips {
-  constructor(painter) {
-    const { at, store } = painter;
-    Object.assign(this, { painter, at, store, sums: [] });
+  constructor(renderer) {
+    const { at, store } = renderer;
+    Object.assign(this, { renderer, at, store, sums: [] });
     this.width = Math.max(1, Math.ceil(at.right - at.left) + 8);
   }
 
@@ -45,7 +45,7 @@ export class Strips {
 
   // The part of each step that a row's bars cover: highlighted bars, their waits, and other bars.
   #sum(track, t, bin) {
-    const { store, at, painter: { bright } } = this;
+    const { store, at, renderer: { bright } } = this;
     const [first, last] = at.inSight(track);
     const [bars, waits, dim] = [0, 1, 2].map(() => new Float32Array(Math.ceil(this.width / bin)));
     const waiting = track.mark ? null : store.waits;
@@ -88,19 +88,19 @@ export class Strips {
   }
 
   #fill(strength, x, y, width, height) {
-    const { c } = this.painter;
+    const { c } = this.renderer;
     c.globalAlpha = strength;
     c.fillRect(this.at.left - 4 + x, y, width, height);
   }
 
-  // Paints the sums of computation or of communication.
+  // Draws the sums of computation or of communication.
   draw(mark) {
-    const { c, look } = this.painter;
+    const { c, look } = this.renderer;
     for (const { t, dense, bars, waits, dim } of this.sums) {
       const track = this.store.tracks[t];
       if (track.mark !== mark) continue;
       const [y, height] = this.at.line(t);
-      c.fillStyle = mark ? look.work[""] : this.painter.color(track.rank);
+      c.fillStyle = mark ? look.work[""] : this.renderer.color(track.rank);
       if (dense) this.#area(bars, waits, dim, y, height);
       else this.#strip(bars, dim, y, height);
     }

@@ -11,7 +11,7 @@ import { Layout, TALLEST } from "./layout.js";
 import { Lenses } from "./lenses.js";
 import { clamp } from "./numbers.js";
 import { cursor, emptyNote, dimLater, rangeBar } from "./overlay.js";
-import { Painter } from "./painter.js";
+import { Renderer } from "./renderer.js";
 import { Store } from "./store.js";
 import { placeTip, card, sentence } from "./tooltip.js";
 
@@ -79,8 +79,8 @@ export class Timeline extends Follower {
     return ranks[(this.store.laneOf.get(rank) ?? 0) % ranks.length];
   }
 
-  // Colours and fonts for the painter.
-  paintOptions() {
+  // Colours and fonts for the renderer.
+  renderOptions() {
     return this.look;
   }
 
@@ -154,9 +154,9 @@ export class Timeline extends Follower {
     fit(canvas, width, this.layout.height);
     if (this.layout.height > TALLEST) this.layout.foot = this.stage.scrollTop + TALLEST;
     const focus = this.chosen ?? this.hovered;
-    this.painter = new Painter(context, this.layout, this.paintOptions(), focus, this.lenses);
-    this.painter.draw();
-    this.lenses.hint(this.painter.summed ? SUMS : "");
+    this.renderer = new Renderer(context, this.layout, this.renderOptions(), focus, this.lenses);
+    this.renderer.draw();
+    this.lenses.hint(this.renderer.summed ? SUMS : "");
     if (this.veil !== null) dimLater(this);
     if (this.pointer) cursor(this);
     if (this.viewport.zoomed) rangeBar(this, view, this.#all());
@@ -170,7 +170,7 @@ export class Timeline extends Follower {
 
   #listen() {
     this.gestures = listen(this, this.canvas, {
-      hit: (x, y) => this.layout.hit(x, y, this.painter.arrows), scale: () => this.layout,
+      hit: (x, y) => this.layout.hit(x, y, this.renderer.arrows), scale: () => this.layout,
       moved: (...pointer) => { this.pointer = pointer; }, typed: (e) => this.typed(e),
     });
     this.on(this.lenses.root, "keydown", (e) => this.#onSearchKey(e));

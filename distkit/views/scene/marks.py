@@ -1,8 +1,8 @@
 """Defines pictures as timed marks.
 
 A mark is a drawing with a position, begin and end times, and optionally a target position. A view
-computes its marks once, in Python. Two painters draw the marks that are visible at a moment:
-js/marks.js in the browser, and painter.py as SVG.
+computes its marks once, in Python. Two renderers draw the marks that are visible at a moment:
+js/marks.js in the browser, and renderer.py as SVG.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def steps(times: Iterable[float]) -> Iterator[tuple[float, float | None, int]]:
 
 
 def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) -> Json:
-    """Return a picture of a scene, the input of both painters.
+    """Return a picture of a scene, the input of both renderers.
 
     Args:
         scene: the marks.

@@ -1,4 +1,4 @@
-"""Provides SVG building blocks for the static painters."""
+"""Provides SVG building blocks for the static renderers."""
 
 from __future__ import annotations
 

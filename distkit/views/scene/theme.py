@@ -1,4 +1,4 @@
-"""Defines the colours and sizes of all views, for the JavaScript and SVG painters.
+"""Defines the colours and sizes of all views, for the JavaScript and SVG renderers.
 
 Ranks have the colours of Okabe and Ito (2008), which are distinguishable under all common forms of
 colour blindness. Yellow is darkened for white paper, and the dark theme has lighter tints of the
@@ -62,7 +62,7 @@ WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"
 WORK_LIGHT = {"": "#707C89", "F": "#4A6FA5", "B": "#2F6B5A", "I": "#4B8074", "W": "#8A6D3B"}
 WORK_DARK = {"": "#8694A3", "F": "#86A8DD", "B": "#63B79A", "I": "#86CBB5", "W": "#CBA968"}
 
-#: Text on white paper, for the static painters, and on dark paper.
+#: Text on white paper, for the static renderers, and on dark paper.
 INK, GRAY = "#17202a", "#5b6773"
 PAPER_DARK, INK_DARK, GRAY_DARK = "#12161b", "#e9eef3", "#98a5b3"
 

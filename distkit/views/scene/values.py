@@ -21,7 +21,7 @@ from distkit.views.scene.marks import (
     text,
     title,
 )
-from distkit.views.scene.painter import cut
+from distkit.views.scene.renderer import cut
 from distkit.views.scene.summaries import figure
 from distkit.views.scene.svg import text_width
 

@@ -9,7 +9,7 @@ from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
 from distkit.views.scene.marks import Scene, Shape, arrow, circle, text, title
-from distkit.views.scene.painter import body
+from distkit.views.scene.renderer import body
 from distkit.views.scene.theme import GRAY, MARKS
 
 #: Maximum number of circles in a picture.

@@ -28,7 +28,7 @@ from distkit.views.scene.marks import (
     text,
     title,
 )
-from distkit.views.scene.painter import cut
+from distkit.views.scene.renderer import cut
 from distkit.views.scene.svg import text_width
 from distkit.views.servers.history import MAX_WORKERS, Request, ServerKey, Status, Version
 from distkit.views.servers.projection import (
@@ -94,15 +94,15 @@ class KeyLayout:
 
 
 def draw(run: ServerProjection) -> Json:
-    """Return the picture of a run, for both painters.
+    """Return the picture of a run, for both renderers.
 
     Args:
         run: the result of ``projection.project``.
     """
-    return _Painter(run).picture()
+    return _Renderer(run).picture()
 
 
-class _Painter:
+class _Renderer:
     def __init__(self, run: ServerProjection) -> None:
         self.run, history = run, run.history
         self.lanes = {rank: lane for lane, rank in enumerate(run.trace.ranks)}

@@ -18,7 +18,7 @@ from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
 from distkit.trace.info import several
 from distkit.trace.log import EventLog, grouped
 from distkit.views.scene.frame import Json, clean, facts, name, omissions
-from distkit.views.scene.painter import thinned
+from distkit.views.scene.renderer import thinned
 from distkit.views.stage.contributions import (
     MAX_RANKS,
     Change,

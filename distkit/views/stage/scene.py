@@ -43,15 +43,15 @@ NOTHING = "this trace has no messages and no collectives"
 
 
 def draw(stage: Stage) -> Json:
-    """Return the picture of a run for both painters. Its unit of time is the round.
+    """Return the picture of a run for both renderers. Its unit of time is the round.
 
     Args:
         stage: the result of ``projection.project``.
     """
-    painter = _Painter(stage)
+    renderer = _Renderer(stage)
     waiting = "waiting for the first message"
     return picture(
-        painter.scene,
+        renderer.scene,
         title=stage.title or "Stage",
         view="stage",
         facts=stage.facts,
@@ -65,7 +65,7 @@ def draw(stage: Stage) -> Json:
     )
 
 
-class _Painter:
+class _Renderer:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.field = Field(stage)

@@ -1,7 +1,7 @@
 """Projects a whole trace to the columns of a space-time diagram.
 
 Operations are indices into arrays, so a million events take about one second. They are sorted by
-lane, row and start, so that the painter finds the visible ones by bisection. Properties shared by
+lane, row and start, so that the renderer finds the visible ones by bisection. Properties shared by
 many operations, their category, are stored once. During a run the columns are recomputed with each
 batch of events.
 """

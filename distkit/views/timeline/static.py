@@ -1,4 +1,4 @@
-"""Paints a timeline as SVG for front ends without widgets, such as GitHub, nbconvert and print.
+"""Draws a timeline as SVG for front ends without widgets, such as GitHub, nbconvert and print.
 
 The picture has a light card, so that it is legible on dark pages. It has no style sheet, script or
 id, so that a page can contain several pictures.
@@ -70,19 +70,19 @@ def to_svg(picture: Json) -> str:
 
 
 def _document(picture: Json, limit: int) -> str:
-    body, height = paint(picture, limit)
+    body, height = render(picture, limit)
     return svg.document(WIDTH, height, picture["title"] or "Timeline", body)
 
 
-def paint(picture: Json, limit: int = MAX_BARS // 2) -> tuple[str, float]:
+def render(picture: Json, limit: int = MAX_BARS // 2) -> tuple[str, float]:
     """Return the picture without its card, for use in another one, and its height.
 
     Args:
         picture: a projection's snapshot.
         limit: maximum number of operations; a notice reports the rest.
     """
-    painter = _Painter(_part(picture, limit))
-    return "".join(painter.paint()), painter.height
+    renderer = _Renderer(_part(picture, limit))
+    return "".join(renderer.render()), renderer.height
 
 
 def _part(picture: Json, limit: int) -> Json:
@@ -127,7 +127,7 @@ class _Lane:
         return top + bar["row"] * pitch, pitch - min(GAP, pitch * 0.2)
 
 
-class _Painter:
+class _Renderer:
     def __init__(self, picture: Json) -> None:
         self.picture, self.notices = picture, flagged(picture)
         self.lanes: dict[int, _Lane] = {}
@@ -159,7 +159,7 @@ class _Painter:
             y += lane.height + gap
         return y + 10 - gap
 
-    def paint(self) -> Iterator[str]:
+    def render(self) -> Iterator[str]:
         """Yield the elements of the picture, the lowest first."""
         yield from self._head()
         yield from self._lanes()

@@ -1,6 +1,6 @@
 """Defines the timeline widget.
 
-columns.py has the projection, js/ the browser painter, static.py the static painter.
+columns.py has the projection, js/ the browser renderer, static.py the static renderer.
 """
 
 from __future__ import annotations

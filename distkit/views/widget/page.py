@@ -57,7 +57,7 @@ def pictures(trace: EventLog) -> dict[str, Json]:
     return {view: drawn[view] for view in VIEWS if view in drawn and not drawn[view].get("empty")}
 
 
-def painter(view: str) -> str:
+def renderer(view: str) -> str:
     """Return the name of a view's script in assets.py."""
     return "timeline" if view == "timeline" else "scene"
 
@@ -106,12 +106,12 @@ def to_html(
 
 
 def _page(runs: list[_Run], title: str) -> str:
-    painters = dict.fromkeys(painter(view) for run in runs for view in run.pictures)
+    renderers = dict.fromkeys(renderer(view) for run in runs for view in run.pictures)
     titles = [run.name or clean(run.trace.info.name) for run in runs]
     return _PAGE.substitute(
         title=escape(title or " · ".join(filter(None, titles)) or "distkit replay"),
         heading=f"<h1>{escape(title)}</h1>" if title else "",
-        css=css(*painters),
+        css=css(*renderers),
         tabs=_tabs("runs", {run.id: run.name.replace("_", " ") for run in runs}),
         panels="\n".join(run.panel(len(runs) > 1) for run in runs),
         pictures=_json(
@@ -121,7 +121,7 @@ def _page(runs: list[_Run], title: str) -> str:
                 for view, picture in run.pictures.items()
             }
         ),
-        script=page_script(*painters),
+        script=page_script(*renderers),
     )
 
 
@@ -153,7 +153,7 @@ class _Run:
         about = f'<p class="about">{escape(VIEWS[view])}</p>' if several else ""
         return (
             f'<div id="{name}" {_panel(name, several)}{" hidden" * (view != "timeline")}>'
-            f'{about}<div data-view="{painter(view).title()}" data-picture="{name}"></div></div>'
+            f'{about}<div data-view="{renderer(view).title()}" data-picture="{name}"></div></div>'
         )
 
 

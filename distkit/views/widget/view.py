@@ -1,7 +1,7 @@
 """Defines the base classes of all views of a trace.
 
-A view has a pure projection, from a trace to plain data, and two painters, live and static. All
-scenes share the same painters.
+A view has a pure projection, from a trace to plain data, and two renderers, live and static. All
+scenes share the same renderers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distkit.trace.info import RunInfo
 from distkit.trace.log import EventLog
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
-from distkit.views.scene.painter import to_svg, to_table
+from distkit.views.scene.renderer import to_svg, to_table
 from distkit.views.widget.assets import css, esm, with_theme
 from distkit.views.widget.live import PERIOD, Live, Notifier
 from distkit.views.widget.snapshot import NotebookSnapshot

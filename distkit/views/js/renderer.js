@@ -7,7 +7,7 @@ import { Arrows } from "./arrows.js";
 import { roundRect } from "./canvas.js";
 import { FILL, Strips } from "./strips.js";
 
-export class Painter {
+export class Renderer {
   // look: fg, muted, bg, lane, grid, font, ranks (colours), warning, dark
   // lens: light {bars, arrows} or null, waits: [from, seconds] by bar, or null
   // look.lanes: colour index by rank, if it differs from the rank's position
@@ -322,10 +322,10 @@ export class Painter {
   }
 
   #fade(color, x, width) {
-    const paint = this.c.createLinearGradient(Math.max(x, this.at.left), 0, x + width, 0);
-    paint.addColorStop(0, alpha(color, 0.38));
-    paint.addColorStop(1, alpha(color, 0.04));
-    return paint;
+    const gradient = this.c.createLinearGradient(Math.max(x, this.at.left), 0, x + width, 0);
+    gradient.addColorStop(0, alpha(color, 0.38));
+    gradient.addColorStop(1, alpha(color, 0.04));
+    return gradient;
   }
 
   #hatch(color) {

@@ -1,4 +1,4 @@
-"""Paints a moment of a scene as SVG, as js/marks.js does, and a picture as a document."""
+"""Draws a moment of a scene as SVG, as js/marks.js does, and a picture as a document."""
 
 from __future__ import annotations
 

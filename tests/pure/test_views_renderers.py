@@ -1,4 +1,4 @@
-"""The static painter, the table, and the stored output of a timeline."""
+"""The static renderer, the table, and the stored output of a timeline."""
 
 import re
 import xml.etree.ElementTree as ET
