@@ -1,11 +1,11 @@
-"""Numbers and lists as text: bytes, seconds, counts, ranks, tables, and the ticks of an axis."""
+"""Formats numbers and lists: bytes, seconds, counts, ranks, tables, and the ticks of an axis."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-#: Maximum number of names on an axis.
+#: Maximum number of labels on an axis.
 MOST_TICKS = 8
 
 

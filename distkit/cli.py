@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_passed_on(word: str, words: list[str]) -> bool:
-    """Return whether this and later arguments are for another program, such as JupyterLab."""
+    """Return whether this and the later arguments are for another program, such as JupyterLab."""
     return word == "--" or (
         words[0] == "lab" and word.startswith("-") and word not in ("-h", "--help")
     )
@@ -160,7 +160,7 @@ def _replay(args: argparse.Namespace, passed_on: list[str]) -> None:
     page = args.html or Path(tempfile.mkdtemp(prefix="distkit-"), f"{name}.html")
     replay_page({name: trace}, page)
     if not args.no_browser and not webbrowser.open(page.resolve().as_uri()):
-        print("No browser could be started: open this address in a browser.")
+        print("Could not start a browser: open this address in one.")
 
 
 def open_trace(files: list[Path]) -> Trace:
@@ -233,7 +233,7 @@ def check_folder(file: Path | None, wrong: Callable[[str], NoReturn]) -> None:
     if file.is_dir():
         wrong(f"{file} is a folder: pass the name of a file")
     if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
-        wrong(f"{file}: the file cannot be written there")
+        wrong(f"{file} cannot be written: check that the folder exists and is writable")
 
 
 def print_findings(findings: Iterable[Finding]) -> None:
@@ -322,7 +322,7 @@ COMMANDS = {
     ),
     "replay": Command(
         _replay,
-        "open a saved trace in the browser; needs no torch",
+        "open a saved trace in the browser; does not need torch",
         {
             "files": {
                 "type": Path,

@@ -1,4 +1,6 @@
-"""Consistency models, which define an update's gradients and a pull's waiting. No side effects.
+"""Consistency models: the gradients of an update, and the workers that a pull waits for.
+
+No side effects.
 
 =============  =======================================  =====================================
 model          an update applies                        a pull waits for
@@ -27,7 +29,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Synchronous:
-    """A model whose updates apply one gradient of every worker, except ``backup`` workers.
+    """A model in which an update applies one gradient of every worker but ``backup`` of them.
 
     >>> Synchronous().awaits(clock=1, version=0, arrived={0}, members={0, 1, 2}, clocks={})
     {1, 2}
@@ -52,7 +54,7 @@ class Synchronous:
         return bool(arrived) and len(set(members).difference(arrived)) <= self.backup
 
     def needs(self, clock: int) -> int:
-        """Return the number of gradients that a pull needs from each worker, its own number."""
+        """Return the number of gradients that a pull needs from each worker."""
         return clock
 
     def awaits(
@@ -63,9 +65,9 @@ class Synchronous:
         members: Collection[int],
         clocks: Mapping[int, int],
     ) -> set[int]:
-        """Return the workers that a pull waits for, made when its worker was at ``clock``.
+        """Return the workers that a pull waits for, if its worker was at ``clock`` when it pulled.
 
-        These are the workers missing in the round, until the worker's gradients are applied.
+        These are the workers missing in the round, until the worker's own gradients are applied.
         """
         return set() if version >= self.needs(clock) else set(members).difference(arrived)
 
@@ -91,7 +93,7 @@ class Asynchronous:
         return bool(arrived)
 
     def needs(self, clock: int) -> int:
-        """Return the pulling worker's number of gradients less ``staleness``."""
+        """Return the pulling worker's number of gradients minus ``staleness``."""
         return 0 if self.staleness is None else clock - self.staleness
 
     def awaits(

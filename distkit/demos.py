@@ -1,7 +1,7 @@
 """Four demonstrations on real ranks and real data: send, reduce, train, serve.
 
-``distkit demo`` runs them. The ranks' programs come first; they are plain ``torch.distributed``,
-to be read and copied.
+``distkit demo`` runs them. The programs of the ranks are first, in plain ``torch.distributed``, so
+that you can read and copy them.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def p2p() -> Result:
 
 
 def all_reduce() -> Result:
-    """Average the digits, from a sum on each rank, with torch's all-reduce and distkit's ring."""
+    """Average the digits with torch's all-reduce and with distkit's ring."""
     from distkit.algorithms.all_reduce.ring import ring_all_reduce
 
     native = run_ranks(average_digit, RANKS, dist.all_reduce)

@@ -15,8 +15,8 @@
     │   └── RunInterrupted      the run was interrupted by cluster.interrupt() or the stop button
     ├── StepError               a stepper cannot carry out a command
     ├── KVStoreError            a parameter-server call failed
-    ├── LayoutError             ranks cannot share a model in this way
-    ├── StrategyError           replicas made calls that do not match
+    ├── LayoutError             a model cannot be divided among ranks in this way
+    ├── StrategyError           a strategy cannot carry out a call
     ├── TrainingError           training cannot continue, for example because a gradient is NaN
     ├── CompanionError          a companion of distkit is not installed
     ├── LaboratoryError         hosts cannot be created on this machine
@@ -190,7 +190,7 @@ class KVStoreError(DistkitError):
 
 
 class StrategyError(DistkitError):
-    """A strategy's replicas cannot do this together."""
+    """A strategy cannot carry out a call, for example because its replicas' calls do not match."""
 
 
 class TrainingError(DistkitError):
@@ -202,7 +202,7 @@ class TrainingError(DistkitError):
 
 
 class LayoutError(DistkitError, ValueError):
-    """Ranks cannot share a model in this way."""
+    """A model cannot be divided among ranks in this way."""
 
 
 class CompanionError(DistkitError, ModuleNotFoundError):

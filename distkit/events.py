@@ -4,9 +4,9 @@ Recorders, simulators and files *produce* events; views, diagnosis, export and
 statistics *consume* them. Nothing here imports torch, so a saved trace opens anywhere.
 
 An :class:`Event` is one state transition of one operation on one rank. An operation
-that was called, handed to the backend and completed leaves three events with
-the same ``(rank, seq)``: *scheduled*, *started*, *completed*. An operation that a stepper holds
-back has no *started* event, and one that hangs has no *completed* event.
+that was called, passed to the backend and completed has three events with
+the same ``(rank, seq)``: *scheduled*, *started*, *completed*. An operation that a stepper has
+paused has no *started* event, and one that hangs has no *completed* event.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class State(_StringEnum):
     """The state of an operation, as in PyTorch's flight recorder."""
 
     SCHEDULED = "scheduled"  # called by the user's line
-    STARTED = "started"  # handed to the backend
+    STARTED = "started"  # passed to the backend
     BLOCKED = "blocked"  # the rank's thread waits for it; recorded for long waits only
     COMPLETED = "completed"  # the output tensors hold their new values
     FAILED = "failed"  # raised an error, or was released by closing its connections
@@ -193,7 +193,7 @@ class Event:
     ===============================  ============================================================
     operation                        attributes
     ===============================  ============================================================
-    mark                             ``label`` as given
+    mark                             ``label``: the text passed to ``mark``
     mark of ``watch_gradients``      ``watched`` ("gradient", "alone", "weights" or "step"), and
                                      the parameter's ``name`` or the weights' ``checksum`` and the
                                      ``norms`` of the ``layers``, which the first such mark names
@@ -206,7 +206,7 @@ class Event:
                                      each rank, if they are uneven)
     new_group                        ``members`` (unless all); ``lost``: number of groups of the
                                      same line and members left unreferenced but not destroyed
-    touch                            ``function``: what used the buffer; ``writes``, if it wrote
+    touch                            ``function`` that used the buffer; ``writes``, if it wrote
     store_wait, store_set            ``method``, ``keys``
     register                         ``mode``, and ``staleness``, ``backup``, ``on_crash`` if they
                                      differ from the defaults
@@ -218,7 +218,7 @@ class Event:
                                      ``stack``: the call stack as source lines, innermost first
     any, on a GPU                    ``device`` ("cuda:0"); ``stream``, its number; ``memory``: the
                                      bytes that the rank's tensors occupy there; once completed
-                                     ``device_seconds``: the time that the GPU took
+                                     ``device_seconds``: the operation's time on the GPU
     ===============================  ============================================================
 
     >>> e = Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1, nbytes=8, shape=(2,))
@@ -253,8 +253,8 @@ class Event:
 class Span:
     """One operation from start to completion, derived from its events.
 
-    ``start`` is the time at which the operation was passed to the backend, or that of the call
-    before then. ``end`` is None until it completes.
+    ``start`` is the time at which the operation was passed to the backend; until then, the time of
+    the call. ``end`` is None until it completes.
     ``before`` and ``after`` summarize the tensor's values at start and end.
     """
 

@@ -1,4 +1,4 @@
-"""Pages about the rules, which ``distkit explain`` prints and ``tools/findings`` writes."""
+"""Pages about the rules, printed by ``distkit explain`` and written by ``tools/findings``."""
 
 from __future__ import annotations
 

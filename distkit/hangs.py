@@ -1,7 +1,7 @@
 """Short programs that hang, crash or compute wrong results.
 
-Run one and read the explanation: ``cluster.run(hangs.recv_cycle)``. ``ALL`` has them by name,
-with the finding that :meth:`distkit.Trace.diagnose` must report for each.
+Run one and read the explanation: ``cluster.run(hangs.recv_cycle)``. ``ALL`` contains them by name,
+each with the finding that :meth:`distkit.Trace.diagnose` must report for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def recv_cycle() -> None:
-    """Two ranks both receive from each other before they send."""
+    """Two ranks receive from each other before they send."""
     me, z = dist.get_rank(), torch.zeros(3)
     other = 1 - me
     dist.recv(z, src=other)
@@ -34,7 +34,7 @@ def recv_cycle() -> None:
 
 
 def ring_of_recvs() -> None:
-    """Every rank waits for its left neighbour before it sends to the right."""
+    """Every rank waits for its left neighbor before it sends to the right."""
     me, n, z = dist.get_rank(), dist.get_world_size(), torch.zeros(3)
     dist.recv(z, src=(me - 1) % n)
     dist.send(z + 1, dst=(me + 1) % n)
@@ -99,7 +99,7 @@ def wrong_shape() -> None:
 
 
 def early_read() -> None:
-    """Rank 1 uses the buffer of an irecv before wait(), when it may hold anything."""
+    """Rank 1 uses the buffer of an irecv before wait(), when its contents are undefined."""
     x = torch.zeros(3)
     if dist.get_rank() == 0:
         dist.send(x + 1, dst=1)
@@ -192,7 +192,7 @@ def skipped() -> None:
 
 
 def uneven() -> None:
-    """Rank 2 has one batch more than the others."""
+    """Rank 2 has one more batch than the others."""
     batches = 4 if dist.get_rank() == 2 else 3
     for _ in range(batches):
         dist.all_reduce(torch.ones(3))
@@ -208,7 +208,7 @@ def missing_barrier() -> None:
 
 
 def wrong_group() -> None:
-    """Rank 0 reduces over the pair, rank 1 over all."""
+    """Rank 0 reduces over the pair, and rank 1 over all ranks."""
     pair = dist.new_group([0, 1])
     if dist.get_rank() == 0:
         dist.all_reduce(torch.ones(3), group=pair)

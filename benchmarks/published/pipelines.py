@@ -64,7 +64,7 @@ def share_of_weights(model: str) -> float:
     The bubble of ZB-1P is (p-1)(F + I - W), that of 1F1B (p-1)(F + I + W).
     """
     m, rates = MICROBATCHES[0], tables.ZERO_BUBBLE[model]
-    speed = rates["1F1B"][0] * (1 + PIPELINES["1f1b"].bubble_to_work(RANKS, m))
+    speed = rates["1F1B"][0] * (1 + PIPELINES["1f1b"].bubble_ratio(RANKS, m))
     bubble = (speed / rates["ZB-1P"][0] - 1) * m / (RANKS - 1)
     return (1 - bubble) / 2
 

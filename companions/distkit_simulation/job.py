@@ -282,7 +282,7 @@ class Job:
         tensor = m * layers * self._layer[2]
         share = layout.dp if self.zero else 1
         update = self.machine.moved(UPDATE * self.model.largest_stage(p) / layout.tp / share)
-        bubble = PIPELINES[self.schedule].bubble_to_work(p, m, self.chunks)
+        bubble = PIPELINES[self.schedule].bubble_ratio(p, m, self.chunks)
         messages = 2 * self.chunks * self._message
         return {
             "compute": m * (self._stage + self._logits) - tensor,

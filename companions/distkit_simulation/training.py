@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distkit.algorithms.catalogue import PIPELINES
-from distkit.algorithms.pipeline_schedules import Action, Orders, played
+from distkit.algorithms.pipeline_schedules import Action, Orders, execution_order
 from distkit.events import Op
 from distkit.trace.trace import Trace
 from distkit_simulation.network import Network, check_network
@@ -88,7 +88,7 @@ def play_pipeline(
     stages, slow = ranks * chunks, (stragglers or Stragglers()).factors(ranks).tolist()
     clock = [0.0] * ranks
     arrived: dict[Action, float] = {}  # arrival time of each action's result at the next rank
-    for rank, action in played(orders):
+    for rank, action in execution_order(orders):
         needed, begin = action.needs(stages), clock[rank]
         if needed in arrived and needed.stage % ranks != rank:
             begin = max(begin, arrived[needed])

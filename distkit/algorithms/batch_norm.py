@@ -19,9 +19,10 @@ class SyncBatchNorm(nn.BatchNorm1d):
         y  = γ (x - m) / √(s² + ε) + β
 
     ``BatchNorm1d`` uses only the statistics of its replica's examples, so R replicas do not match
-    one process on the whole batch. Here the gradient also passes through the all-reduces, so with
-    equal shards the results match. One message for both sums would need s² = Σ x²/n - m², which
-    loses a small variance next to a large mean. In evaluation mode it equals ``BatchNorm1d``.
+    one process on the whole batch. Here, the gradient also passes through the all-reduces, so the
+    results match if the shards are equal in size. Sending both sums in one message would require
+    s² = Σ x²/n - m², which loses precision if the variance is small relative to the mean. In
+    evaluation mode, this module equals ``BatchNorm1d``.
 
     Args:
         num_features: C, for inputs (B, C) or (B, C, L); other arguments as for ``BatchNorm1d``.
@@ -40,14 +41,14 @@ class SyncBatchNorm(nn.BatchNorm1d):
         dims = [d for d in range(x.ndim) if d != 1]
         shape = [1, -1] + [1] * (x.ndim - 2)
         count = x.new_tensor([x.numel() / self.num_features])
-        sums, n = _all_reduce_both_ways(torch.cat([x.sum(dims), count])).split(
+        sums, n = _differentiable_all_reduce(torch.cat([x.sum(dims), count])).split(
             [self.num_features, 1]
         )
         mean = sums / n
-        centred = x - mean.view(shape)
-        variance = _all_reduce_both_ways(centred.square().sum(dims)) / n
+        centered = x - mean.view(shape)
+        variance = _differentiable_all_reduce(centered.square().sum(dims)) / n
         self._update_running_stats(mean.detach(), variance.detach() * n.detach() / (n.detach() - 1))
-        y: Tensor = centred / (variance + self.eps).sqrt().view(shape)
+        y: Tensor = centered / (variance + self.eps).sqrt().view(shape)
         return y * self.weight.view(shape) + self.bias.view(shape) if self.affine else y
 
     def _update_running_stats(self, mean: Tensor, variance: Tensor) -> None:
@@ -61,6 +62,6 @@ class SyncBatchNorm(nn.BatchNorm1d):
         self.running_var.lerp_(variance, float(momentum))
 
 
-def _all_reduce_both_ways(x: Tensor) -> Tensor:
+def _differentiable_all_reduce(x: Tensor) -> Tensor:
     """Return the sum of all ranks' tensors; its gradient is the sum of all ranks' gradients."""
     return sum_of_ranks(copy_to_ranks(x, None), None)

@@ -23,7 +23,7 @@ class Algorithm(Described):
 
     Args:
         reference: the program of one rank, with the contract of the ``torch.distributed`` call.
-        schedule: returns the rounds for a number of ranks; it documents its keyword options.
+        schedule: returns the rounds for a number of ranks; its docstring lists its options.
         seconds: computes ``cost`` as ``seconds(n, nbytes, link)``, from arrays of ranks and bytes
             and a :class:`~distkit_simulation.Link`, with the options of the schedule; None if
             there is no formula.

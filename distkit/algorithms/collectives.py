@@ -30,7 +30,7 @@ from distkit.algorithms.rounds import (
     Schedule,
     bits,
     highest_bit,
-    ring_trip,
+    ring_rounds,
     whole,
 )
 
@@ -42,7 +42,7 @@ COLLECTIVES = Algorithms()
 
 
 def node(root: int, group: Group) -> tuple[int, int | None, list[tuple[int, int]], int]:
-    """Return this rank's node in the binomial tree of a root, which is a world rank.
+    """Return this rank's node in the binomial tree of a root, given as a world rank.
 
     Returns:
         The group ranks of the root and of the parent; the children as pairs of group rank and
@@ -71,7 +71,7 @@ def _tree(n: int, root: int) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
 
 
 def broadcast_schedule(n: int, root: int = 0) -> Schedule:
-    """Yield the rounds: every rank that has the tensor forwards it, so their number doubles."""
+    """Yield the rounds: every rank with the tensor forwards it, so the number of them doubles."""
     for parent, child, _, _ in _tree(n, root):
         yield Round(parent, child, np.zeros_like(child), reduce=False)
 
@@ -248,7 +248,7 @@ def gather(
 
 def all_gather_schedule(n: int) -> Schedule:
     """Return the rounds: each rank's chunk travels around the ring."""
-    return ring_trip(n, 0, reduce=False)
+    return ring_rounds(n, 0, reduce=False)
 
 
 @COLLECTIVES.register(
@@ -284,7 +284,7 @@ def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Group = None) -
 
 def reduce_scatter_schedule(n: int) -> Schedule:
     """Return the rounds: chunks are reduced on their way around the ring; rank r gets chunk r."""
-    return ring_trip(n, -1, reduce=True)
+    return ring_rounds(n, -1, reduce=True)
 
 
 @COLLECTIVES.register(

@@ -4,9 +4,9 @@ Reference implementations handle only the plain case: flat, contiguous tensors, 
 operations, a rank that belongs to the group. :func:`collective` converts every other case to the
 plain one, or raises an error before anything is sent.
 
-Whether lengths differ between ranks is not checked in advance: the check would need a message
-that no paper's cost includes. In an all-reduce some rank then receives more than it expects, which
-terminates its process under gloo; distkit reports both ends of that message.
+Lengths that differ between ranks are not detected in advance, because the check would need a
+message that no paper's cost formula includes. In an all-reduce, some rank then receives more than
+it expects, which terminates its process under gloo; distkit reports both ends of that message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from distkit.algorithms.catalogue import Reference
-from distkit.algorithms.rounds import Hosts, neighbours
+from distkit.algorithms.rounds import Hosts, neighbors
 
 ReduceOp = dist.ReduceOp.RedOpType
 Group = dist.ProcessGroup | None
@@ -111,7 +111,7 @@ def hosts_of(group: Group = None) -> Hosts:
 def layout(group: Group, devices_per_host: int | None) -> Hosts:
     """Return the ranks of each host, specified or detected; [] if all are on one host."""
     if devices_per_host is not None:
-        return neighbours(dist.get_world_size(group), devices_per_host)
+        return neighbors(dist.get_world_size(group), devices_per_host)
     hosts = hosts_of(group)
     return hosts if len(hosts) > 1 else []
 

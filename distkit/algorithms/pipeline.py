@@ -93,7 +93,7 @@ def pipeline_step(
 
 
 class _Link:
-    """A link to a neighbouring rank; a message with the shape precedes the first activations."""
+    """A link to a neighboring rank; before the first activations, it sends their shape."""
 
     def __init__(self, peer: int, group: Group) -> None:
         self.peer, self.group = peer, group

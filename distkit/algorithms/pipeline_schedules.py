@@ -90,7 +90,7 @@ def one_f_one_b(ranks: int, microbatches: int) -> Orders:
 def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Orders:
     """Run 1F1B with v stages per rank: 1/v of the bubble, v times the messages.
 
-    Micro-batches pass a rank's stages in groups of about p. Narayanan et al., 2021.
+    Groups of about p micro-batches alternate between a rank's stages. Narayanan et al., 2021.
 
     Raises:
         ValueError: The micro-batches cannot be divided into turns of equal size.
@@ -196,14 +196,14 @@ def _order(
 # -- evaluation of schedules -----------------------------------------------------------
 
 
-def played(orders: Orders) -> Iterator[tuple[int, Action]]:
-    """Yield every action and its rank, each after its dependencies, until the schedule has ended.
+def execution_order(orders: Orders) -> Iterator[tuple[int, Action]]:
+    """Yield every action with its rank, each after its dependencies.
 
     Raises:
         ValueError: Ranks wait for each other, or for an action that is not in any list.
 
     Example:
-        >>> [action for _, action in played(gpipe(2, 1))]
+        >>> [action for _, action in execution_order(gpipe(2, 1))]
         [0F0, 1F0, 1B0, 0B0]
     """
     stages = 1 + max(action.stage for order in orders for action in order)
@@ -227,12 +227,12 @@ def played(orders: Orders) -> Iterator[tuple[int, Action]]:
             )
 
 
-def held(orders: Orders) -> list[int]:
+def peak_activations(orders: Orders) -> list[int]:
     """Return each rank's peak number of activations, in micro-batches of one stage.
 
-    F creates them; they are needed until B, or until W if backward is split.
+    Activations exist from F to B, or to W if backward is split.
 
-    >>> held(gpipe(4, 8)), held(one_f_one_b(4, 8))
+    >>> peak_activations(gpipe(4, 8)), peak_activations(one_f_one_b(4, 8))
     ([8, 8, 8, 8], [4, 3, 2, 1])
     """
     change = {"F": 1, "B": -1, "I": 0, "W": -1}
@@ -267,18 +267,18 @@ class PipelineSchedule(Described):
 
     Args:
         schedule: returns the actions of each rank for p, m, and v if it is looped.
-        bubble_to_work: returns idle time over compute time for p, m and v, if messages are free and
+        bubble_ratio: returns idle time over compute time for p, m and v, if messages are free and
             backward takes twice as long as forward.
         looped: whether a rank may have several stages.
 
     Example:
         >>> a = SCHEDULES[1]
-        >>> a.bubble_to_work(4, 8), a.bubble_of_whole(4, 8), a.activations(0, 4, 8)
+        >>> a.bubble_ratio(4, 8), a.bubble_fraction(4, 8), a.activations(0, 4, 8)
         (0.375, 0.2727272727272727, 4)
     """
 
     schedule: Callable[..., Orders]
-    bubble_to_work: Callable[..., float]
+    bubble_ratio: Callable[..., float]
     looped: bool = False
 
     def check(self, ranks: int, microbatches: int, chunks: int = 1) -> None:
@@ -304,14 +304,14 @@ class PipelineSchedule(Described):
         looped = [chunks] if self.looped else []
         return self.schedule(ranks, microbatches, *looped)
 
-    def bubble_of_whole(self, ranks: int, microbatches: int, chunks: int = 1) -> float:
+    def bubble_fraction(self, ranks: int, microbatches: int, chunks: int = 1) -> float:
         """Return the fraction of a step in which a rank is idle."""
-        bubble = self.bubble_to_work(ranks, microbatches, chunks)
+        bubble = self.bubble_ratio(ranks, microbatches, chunks)
         return bubble / (1 + bubble)
 
     def activations(self, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> int:
         """Return the peak number of micro-batches that a rank holds."""
-        return held(self.orders(ranks, microbatches, chunks))[rank]
+        return peak_activations(self.orders(ranks, microbatches, chunks))[rank]
 
 
 def _bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
@@ -355,7 +355,7 @@ SCHEDULES = (
     PipelineSchedule(
         "interleaved",
         "Interleaved 1F1B",
-        "1F1B with v stages per rank, which micro-batches pass in turns",
+        "1F1B with v stages per rank, which take turns of several micro-batches",
         "Narayanan et al., 2021",
         "bubble (p-1)/(mv) of the work, v times the messages",
         interleaved,

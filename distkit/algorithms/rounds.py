@@ -38,10 +38,10 @@ class Round:
     reduce: bool | Bools
     count: int | Ints = 1
 
-    def pieces(self) -> tuple[Ints, Ints, Ints, Bools]:
+    def per_chunk(self) -> tuple[Ints, Ints, Ints, Bools]:
         """Return the transfers with one row per chunk: ``src, dst, chunk, reduce``.
 
-        >>> Round(np.array([0]), np.array([1]), np.array([4]), True, 2).pieces()[2]
+        >>> Round(np.array([0]), np.array([1]), np.array([4]), True, 2).per_chunk()[2]
         array([4, 5])
         """
         count = np.broadcast_to(self.count, self.src.shape)
@@ -55,10 +55,10 @@ class Round:
 Schedule = Iterator[Round]
 
 
-def ring_trip(n: int, first: int, *, reduce: bool) -> Schedule:
-    """Yield one trip around a ring: rank r sends chunk r + ``first``, then each chunk it received.
+def ring_rounds(n: int, first: int, *, reduce: bool) -> Schedule:
+    """Yield the rounds of a ring pass: rank r sends chunk r + ``first``, then each chunk received.
 
-    >>> [t.chunk.tolist() for t in ring_trip(3, 0, reduce=True)]
+    >>> [t.chunk.tolist() for t in ring_rounds(3, 0, reduce=True)]
     [[0, 1, 2], [2, 0, 1]]
     """
     r = np.arange(n)
@@ -86,7 +86,7 @@ def folded(inner: Schedule, outside: Ints, partners: Ints, chunks: int) -> Sched
 
 
 def held(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
-    """Count the contributions each rank holds at the end: ``counts[rank, chunk, contributor]``.
+    """Count the contributions in each chunk at the end: ``counts[rank, chunk, contributor]``.
 
     An all-reduce is correct if every entry is 1, so that each rank contributes exactly once.
 
@@ -110,7 +110,7 @@ def held(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
     counts = np.zeros((n, chunks, n), dtype=int)
     counts[np.arange(n), :, np.arange(n)] = 1
     for number, t in enumerate(schedule):
-        src, dst, chunk, reduce = t.pieces()
+        src, dst, chunk, reduce = t.per_chunk()
         sent_counts = counts[src, chunk]
         target = dst * chunks + chunk
         if np.isin(target[~reduce], target[reduce]).any() or len(set(target[~reduce])) < sum(
@@ -163,7 +163,7 @@ def traffic(
     size = chunk_sizes(nbytes // itemsize, n if chunks is None else chunks) * itemsize
     messages, sent = np.zeros(n, dtype=int), np.zeros(n, dtype=int)
     for t in schedule:
-        src, _, chunk, _ = t.pieces()
+        src, _, chunk, _ = t.per_chunk()
         np.add.at(messages, t.src, 1)
         np.add.at(sent, src, size[chunk])
     return messages, sent
@@ -174,10 +174,10 @@ def whole(n: int, **options: Any) -> int:
     return 1
 
 
-def neighbours(n: int, devices_per_host: int) -> Hosts:
+def neighbors(n: int, devices_per_host: int) -> Hosts:
     """Return hosts of consecutive ranks; the last host may have fewer.
 
-    >>> neighbours(5, 2)
+    >>> neighbors(5, 2)
     [[0, 1], [2, 3], [4]]
     """
     return [list(range(i, min(i + devices_per_host, n))) for i in range(0, n, devices_per_host)]

@@ -211,7 +211,7 @@ class Segment:
 
 
 def _map_shared(group: dist.ProcessGroup, local_ranks: Sequence[int], size: int) -> Tensor:
-    """Map memory that one rank creates and all ranks open.
+    """Map memory that one rank creates and the others open.
 
     On Linux the memory has no name, and is freed with the last process that maps it.
     """
@@ -242,7 +242,7 @@ def _map_shared(group: dist.ProcessGroup, local_ranks: Sequence[int], size: int)
 
 def _open_file(host: str, path: str, inode: int, size: int, rank: int, first: int) -> Tensor:
     with suppress(OSError):
-        if Path(path).stat().st_ino == inode:  # else it is another process with this id
+        if Path(path).stat().st_ino == inode:  # else the path belongs to another process
             return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
     raise ValueError(
         f"rank {rank} cannot open the memory of rank {first}, although both have the host name "

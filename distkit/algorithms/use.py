@@ -1,4 +1,4 @@
-"""Replacement of ``dist.all_reduce``, and therefore DDP's, by one of distkit's algorithms."""
+"""Replaces the algorithm of ``dist.all_reduce``, and therefore of DDP, by one of distkit's."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _completed_future(value: Any) -> Any:
 
 
 class _Finished(threading.local):
-    """A finished work to reuse, because creating one takes longer than a small all-reduce.
+    """A completed ``Work`` to reuse, because creating one takes longer than a small all-reduce.
 
     It is thread-local, because recorders identify operations in flight by their work object.
     """

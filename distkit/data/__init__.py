@@ -1,4 +1,4 @@
-"""Data for data-parallel training: assignment of samples to replicas, and data sets.
+"""Data for data-parallel training: assignment of samples to replicas, and a dataset.
 
 ::
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace as changed
+from dataclasses import replace
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ class DistributedDataset:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, counted from 0, which determines the random order."""
-        self._plan = changed(self._plan, epoch=epoch)
+        self._plan = replace(self._plan, epoch=epoch)
 
     def __len__(self) -> int:
         return self._plan.steps
@@ -225,7 +225,7 @@ def _collate(samples: list[Any], like: Any) -> Any:
 
 
 def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return this rank's equal share of each tensor, every R-th row, starting at its rank.
+    """Return this rank's equal share of each tensor: every R-th row, starting at its rank.
 
     Remaining rows are dropped, because the average of the shards' gradients is the gradient of the
     whole batch only if all shards have the same size.
@@ -241,7 +241,7 @@ def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def place() -> tuple[int, int]:
-    """Return this rank and the world size, even in a replacement process without a group."""
+    """Return this rank and the world size; a process without a group reads its environment."""
     from_environment = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
     if from_environment and not dist.is_initialized():
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -16,7 +16,7 @@ Metric = Callable[[Tensor, Tensor], Tensor]
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return for each sample (B,) whether the largest of its outputs (B, C) is its class."""
+    """Return whether each sample's class has the largest of its outputs (B, C), shape (B,)."""
     return outputs.argmax(-1) == targets
 
 

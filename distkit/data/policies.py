@@ -87,10 +87,10 @@ class Plan:
         """Number of steps in an epoch, the same on every replica."""
         if self.policy is AutoShardPolicy.DATA:
             return -(-self.samples // self.global_batch)
-        return max(-(-n // b) for n, b in zip(self.shares, self.pieces, strict=True))
+        return max(-(-n // b) for n, b in zip(self.shares, self.batch_sizes, strict=True))
 
     @property
-    def pieces(self) -> tuple[int, ...]:
+    def batch_sizes(self) -> tuple[int, ...]:
         """Number of samples of each replica in a full step."""
         return split(self.global_batch, self.replicas)
 
@@ -101,7 +101,7 @@ class Plan:
         if self.policy is not AutoShardPolicy.DATA:
             return tuple(len(_order(self, replica)) for replica in range(self.replicas))
         last = split(remainder, self.replicas)
-        return tuple(steps * full + part for full, part in zip(self.pieces, last, strict=True))
+        return tuple(steps * full + part for full, part in zip(self.batch_sizes, last, strict=True))
 
     def rows(self, step: int, replica: int) -> Sequence[int]:
         """Return the samples of a replica in a step, counted from 0; empty after the last sample.
@@ -111,11 +111,11 @@ class Plan:
             DATA        rows r, r + R, r + 2R, … of global batch k
             FILE, OFF   rows k·b … (k + 1)·b of the replica's samples, b is its part of the batch
         """
-        batch, piece = self.global_batch, self.pieces[replica]
+        batch, size = self.global_batch, self.batch_sizes[replica]
         if self.policy is AutoShardPolicy.DATA:
             part = slice(step * batch + replica, (step + 1) * batch, self.replicas)
         else:
-            part = slice(step * piece, (step + 1) * piece)
+            part = slice(step * size, (step + 1) * size)
         # under DATA all replicas share one order and skip other samples
         return _order(self, 0 if self.policy is AutoShardPolicy.DATA else replica)[part]
 
@@ -156,8 +156,8 @@ def make_plan(
 def _resolve(policy: AutoShardPolicy, files: int, replicas: int) -> AutoShardPolicy:
     """Return FILE, DATA or OFF.
 
-    TensorFlow also warns if the data is not in files, as in nearly every program; distkit warns
-    only if there are too few files.
+    TensorFlow also warns if the data is not in files, which is the usual case; distkit warns only
+    if there are too few files.
     """
     enough_files = files >= replicas
     if policy is AutoShardPolicy.FILE and not enough_files:

@@ -1,4 +1,4 @@
-"""A data set of handwritten digits for training."""
+"""A dataset of handwritten digits for training."""
 
 from __future__ import annotations
 

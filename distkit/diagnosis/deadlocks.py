@@ -13,7 +13,13 @@ from dataclasses import replace
 from distkit._format import named
 from distkit.diagnosis import rules
 from distkit.diagnosis.advice import advice, headline
-from distkit.diagnosis.divergence import left_out, not_coming, outliers, uneven, unused
+from distkit.diagnosis.divergence import (
+    left_out,
+    missing_call_remedy,
+    outliers,
+    uneven_remedy,
+    unused,
+)
 from distkit.diagnosis.facts import INJECTED, Evidence
 from distkit.diagnosis.findings import (
     Calls,
@@ -111,7 +117,7 @@ def _message_taken(facts: Evidence, span: Span) -> Finding | None:
 
 def _wrong_source(facts: Evidence, span: Span) -> Finding | None:
     """Find a receive from one rank while another rank sends the message."""
-    if span.op is not Op.RECV or span.peer is None or _in_conversation(facts, span):
+    if span.op is not Op.RECV or span.peer is None or _in_wait_chain(facts, span):
         return None
     for send, recv in _ends(facts, span):
         if send.peer == recv.rank and send.group == recv.group:
@@ -130,7 +136,7 @@ def _wrong_destination(facts: Evidence, span: Span) -> Finding | None:
     """Find a message to one rank while another rank waits for it."""
     for send, recv in _ends(facts, span):
         is_meant = recv.peer == send.rank and recv.group == send.group and send.peer != recv.rank
-        if is_meant and not _in_conversation(facts, send):
+        if is_meant and not _in_wait_chain(facts, send):
             return rules.wrong_destination.finding(
                 send,
                 recv,
@@ -142,7 +148,7 @@ def _wrong_destination(facts: Evidence, span: Span) -> Finding | None:
     return None
 
 
-def _in_conversation(facts: Evidence, span: Span) -> bool:
+def _in_wait_chain(facts: Evidence, span: Span) -> bool:
     """Return whether a chain of waiting ranks leads from this message back to its rank.
 
     The chain does not count if each of its ranks has an unmatched send, which is misdirected.
@@ -211,7 +217,7 @@ def _no_partner(facts: Evidence, span: Span, gone: list[int]) -> Finding:
         span=span,
         gone=gone,
         one_of="one of " * (len(gone) > 1),
-        over=facts.over(gone),
+        over=facts.end_phrase(gone),
         done=sum(here == span.rank and there in gone for here, there in ends),
         known=facts.known_reasons(gone),
     )
@@ -227,7 +233,7 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     rule, remedy = _why_not_called(facts, span, here, gone)
     uneven_calls = span.where and called_here > called_gone > 0
     if uneven_calls and rule in (rules.skipped, rules.missing_barrier):
-        rule, remedy = rules.uneven_end, uneven(facts, span)
+        rule, remedy = rules.uneven_end, uneven_remedy(facts, span)
     culprits = outliers([sorted(here), gone])
     if rule is rules.new_group or len(here) == len(gone):
         culprits = tuple(gone)
@@ -238,7 +244,7 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
         missing=gone,
         here=Calls(here.values(), facts.call),
         gone=gone,
-        over=facts.over(gone),
+        over=facts.end_phrase(gone),
         known=facts.known_reasons(gone),
         n=called_here,
         m=called_gone,
@@ -253,13 +259,13 @@ def _why_not_called(
         text = facts.program.text(span.where)
         if text and "backward" not in text:  # the line calls an autograd function
             return rules.skipped_function, ""
-        return rules.uneven_backward_end, uneven(facts, span, gradients=True)
+        return rules.uneven_backward_end, uneven_remedy(facts, span, gradients=True)
     if span.op is Op.NEW_GROUP:
         return rules.new_group, ""
     if span.group != "world" and not any(facts.calls[span.group].get(r) for r in gone):
         return rules.member_missing, ""
     rule = rules.missing_barrier if span.op is Op.BARRIER else rules.skipped
-    remedy = not_coming(facts, span) or fill(rule.remedy, gone=gone)
+    remedy = missing_call_remedy(facts, span) or fill(rule.remedy, gone=gone)
     return rule, remedy + _group_hint(facts, here)
 
 
@@ -281,7 +287,7 @@ def missing_key(facts: Evidence, stuck: Stuck) -> Cause | None:
     similar_keys = [similar(key, facts.graph.keys.set) for key in missing]
     near_events = [facts.graph.keys.set[key] for key in similar_keys if key]
     other_spans = [facts.stuck[rank] for rank in others if rank in facts.stuck]
-    gone = [f"rank {r} has {facts.over([r])}" for r in others if facts.is_gone(r)]
+    gone = [f"rank {r} has {facts.end_phrase([r])}" for r in others if facts.is_gone(r)]
     activities = [*gone, *(clauses([s], "wait in", facts.call) for s in other_spans)]
     rule = rules.missing_key
     finding = rule.finding(

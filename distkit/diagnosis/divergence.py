@@ -15,7 +15,7 @@ from distkit.diagnosis import rules
 from distkit.diagnosis.advice import headline
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Calls, Finding
-from distkit.diagnosis.program import Guard, Path, Place, Program
+from distkit.diagnosis.program import Guard, Path, Program, Statement
 from distkit.events import Op, Span
 from distkit.trace.calls import raised_at
 from distkit.trace.log import grouped
@@ -50,12 +50,12 @@ def diverged(
     for inside, outside, path, other_path in ((one, other, here, there), (other, one, there, here)):
         before = [s.where == path[0] for s in calls[outside[0]][:nth]]
         guard = _diverging_guard(facts.program, path, other_path, first=not any(before))
-        if guard is not None and guard.place.loops:
+        if guard is not None and guard.statement.is_loop:
             both = inside[0], outside[0]
             counts = [sum(s.where == path[0] for s in calls[rank][:nth]) for rank in both]
             return one_more(facts, column, [inside, outside], counts)
         candidates += [(guard, inside, outside)] if guard is not None else []
-    candidates = [f for f in candidates if not f[0].leads_away] or candidates
+    candidates = [f for f in candidates if not f[0].is_exit] or candidates
     return _only_some(facts, column, *candidates[0]) if len(candidates) == 1 else None
 
 
@@ -65,13 +65,15 @@ def _diverging_guard(program: Program, here: Path, there: Path, *, first: bool) 
     ``first`` means that the other ranks have never called it, so a condition on the rank may be the
     reason.
     """
-    guards = program.unshared(here, there)
-    by_rank = [g for g in guards if g.by_rank and not g.place.loops]
-    inward = [g for g in guards if not g.leads_away]
+    guards = program.differing_guards(here, there)
+    by_rank = [g for g in guards if g.by_rank and not g.statement.is_loop]
+    inward = [g for g in guards if not g.is_exit]
     candidates = [*(by_rank[-1:] if first else ()), *inward, *guards]
-    # the other ranks have not reached a loop that comes later
+    # the other ranks have not yet reached a loop after their line
     suitable = (
-        g for g in candidates if not (g.place.loops and program.follows(g.place.where, there))
+        g
+        for g in candidates
+        if not (g.statement.is_loop and program.follows(g.statement.where, there))
     )
     return next(suitable, None)
 
@@ -85,11 +87,11 @@ def _only_some(
     rule = rules.only_some
     return rule.finding(
         *column.values(),
-        remedy=all_or_none(guard),
+        remedy=guard_remedy(guard),
         culprits=outliers([inside, outside]) if len(inside) != len(outside) else inside,
         here=Calls(here),
         there=Calls(there),
-        under="" if guard.leads_away else rule.fill("under", guard=guard.place),
+        under="" if guard.is_exit else rule.fill("under", guard=guard.statement),
         again=rule.fill("again", n=counts[1] + 1, ranks=inside, m=counts[0]) if counts[0] else "",
     )
 
@@ -110,7 +112,7 @@ def one_more(
     rule = rules.uneven_backward if gradients else rules.uneven
     return rule.finding(
         *column.values(),
-        remedy=uneven(facts, here[0], gradients),
+        remedy=uneven_remedy(facts, here[0], gradients),
         culprits=outliers([*sides]),
         here=Calls(here),
         there=Calls(there),
@@ -122,7 +124,7 @@ def one_more(
 def shifted(
     facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
-    """Find calls that match only by chance: one rank makes extra calls from here on, and hangs."""
+    """Find calls that match by chance: one rank makes extra calls from here on, and hangs."""
     group = next(iter(column.values())).group
     if len({s.where for s in column.values()}) < 2 or not _is_stuck(facts, group):
         return None
@@ -152,25 +154,25 @@ def _has_more(one: list[Span], other: list[Span]) -> bool:
 # -- remedies -------------------------------------------------------------------------
 
 
-def all_or_none(guard: Guard) -> str:
+def guard_remedy(guard: Guard) -> str:
     """Return the remedy for a call that only some ranks make, given its guard."""
-    rule, place = rules.divergence, guard.place
-    if place.loops:
-        remedy = rule.fill("same_number", what=f"iterations of {place}").lower() + "."
-    elif guard.leads_away:
-        remedy = rule.fill("keeps_away", guard=place)
+    rule, statement = rules.divergence, guard.statement
+    if statement.is_loop:
+        remedy = rule.fill("same_number", what=f"iterations of {statement}").lower() + "."
+    elif guard.is_exit:
+        remedy = rule.fill("keeps_away", guard=statement)
     else:
-        remedy = rule.fill("all_or_none" if guard.by_rank else "alike", guard=place)
+        remedy = rule.fill("all_or_none" if guard.by_rank else "alike", guard=statement)
     return rule.fill("same_calls") + remedy
 
 
-def uneven(facts: Evidence, span: Span, gradients: bool = False) -> str:
+def uneven_remedy(facts: Evidence, span: Span, gradients: bool = False) -> str:
     """Return the remedy for a line that some ranks reach more often than others."""
     rule, path = rules.divergence, facts.path(span)
     exits, loops = facts.program.exits(path), facts.program.loops(path)
-    guard = facts.program.keeps_away(path)
-    if guard is not None and guard.by_rank and not (guard.place.loops or guard.leads_away):
-        return all_or_none(guard)
+    guard = facts.program.skipping_guard(path)
+    if guard is not None and guard.by_rank and not (guard.statement.is_loop or guard.is_exit):
+        return guard_remedy(guard)
     remedy = rule.fill(
         "same_number", what=f"iterations of {_joined(loops)}" if loops else "batches"
     )
@@ -184,16 +186,16 @@ def uneven(facts: Evidence, span: Span, gradients: bool = False) -> str:
     return f"{remedy}." if loops else remedy + rule.fill("look")
 
 
-def not_coming(facts: Evidence, mine: Span) -> str:
+def missing_call_remedy(facts: Evidence, mine: Span) -> str:
     """Return the remedy for ranks that end without a call that others wait in; "" if unknown."""
     path = facts.path(mine)
-    if (guard := facts.program.keeps_away(path)) is not None:
-        return all_or_none(guard)
+    if (guard := facts.program.skipping_guard(path)) is not None:
+        return guard_remedy(guard)
     exits = facts.program.exits(path)
     return rules.divergence.fill("may_keep_away", exits=_joined(exits)) if exits else ""
 
 
-def _joined(exits: Iterable[Place]) -> str:
+def _joined(exits: Iterable[Statement]) -> str:
     texts = [str(e) for e in exits]
     return (
         " and ".join(texts) if len(texts) <= _MAX_EXITS else ", ".join([*texts[:_MAX_EXITS], "…"])

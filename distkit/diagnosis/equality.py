@@ -1,4 +1,4 @@
-"""Comparison of two recorded trainings, which finds the first different loss, gradient or weight.
+"""Compares two recorded training runs, and finds the first loss, gradient or weight that differs.
 
 No side effects: reads the records of :func:`distkit.watch_gradients` in runs or saved traces.
 """
@@ -19,13 +19,13 @@ from distkit.trace.training import Training, mean_loss, read
 #: Relative tolerance for a different order of summation, by dtype.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
-#: Relative tolerance for weights, which the optimizer of each training rounds twice, by dtype.
+#: Relative tolerance for weights, which the optimizer of each run rounds twice, by dtype.
 ROUNDING = {"float64": 2**-51, "float32": 2**-22, "float16": 2**-9, "bfloat16": 2**-6}
 
 #: A gradient that cancels to zero, such as that of a bias before batch norm, consists of rounding
 #: errors. Gradients below this fraction of the step's largest value are compared relative to that
 #: fraction.
-CANCELLED = 0.1
+CANCELED = 0.1
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class Comparison:
 def equal(
     run: HasTrace | EventLog, other: HasTrace | EventLog, *, rtol: float | None = None
 ) -> Comparison:
-    """Compare two trainings step by step: losses, gradients after the all-reduce, and updates.
+    """Compare two training runs step by step: losses, gradients after the all-reduce, and updates.
 
     Both must have been recorded with :func:`~distkit.watch_gradients`. If they have different
     numbers of ranks, each rank is compared with rank 0 of the other run, and the loss is the mean
@@ -101,7 +101,7 @@ def equal(
             order of summation and depends on the dtype: 1e-4 for float32.
 
     Returns:
-        A comparison that is true if the trainings are equal; otherwise it contains the first step,
+        A comparison that is true if the runs are equal; otherwise it contains the first step,
         layer and rank that differ.
 
     Raises:
@@ -128,14 +128,14 @@ def _training(position: str, run: HasTrace | EventLog) -> Training:
     training = read(run if isinstance(run, EventLog) else run.trace)
     if not training.steps:
         raise ValueError(
-            f"the {position} run has no record of a training. Write the loop inside `with "
+            f"the {position} run has not recorded any training. Write the loop inside `with "
             "dk.watch_gradients(model) as watch:`, and call watch.step(loss=loss) in each step."
         )
     return training
 
 
 class _DifferenceFinder:
-    """Finds the differences between two trainings, in order of computation."""
+    """Finds the differences between two training runs, in order of computation."""
 
     def __init__(self, first: Training, second: Training, rtol: float | None) -> None:
         self._first, self._second = first, second
@@ -151,7 +151,7 @@ class _DifferenceFinder:
         self.exact, self.largest = True, 0.0
 
     def shapes(self) -> Iterator[Difference]:
-        """Yield a difference for each layer that only one training has, or whose shapes differ."""
+        """Yield a difference for each layer that only one run has, or that differs in shape."""
         for layer in {**self._first.layers, **self._second.layers}:
             shapes = [t.layers.get(layer) for t in (self._first, self._second)]
             if shapes[0] != shapes[1]:
@@ -182,7 +182,7 @@ class _DifferenceFinder:
     def _gradients(self, n: int) -> Iterator[Difference]:
         a, b = (t.steps[n].after for t in (self._first, self._second))
         values = (abs(v) for g in a.values() for s in g.values() for v in (s.min, s.max))
-        floor = CANCELLED * max(filter(math.isfinite, values), default=0.0)
+        floor = CANCELED * max(filter(math.isfinite, values), default=0.0)
         for layer in reversed(self._first.layers):  # in the order of the backward pass
             for rank, gradient in sorted(a.get(layer, {}).items()):
                 other = _for_rank(rank, b.get(layer, {}))
@@ -190,7 +190,10 @@ class _DifferenceFinder:
                     continue
                 distance, largest = _distance(gradient, other)
                 if self._exceeds_tolerance(distance, max(largest, floor), gradient == other, layer):
-                    text = f"{_far(distance)} on rank {rank}, where values reach {largest:.2g}"
+                    text = (
+                        f"{_distance_text(distance)} on rank {rank}, "
+                        f"where values reach {largest:.2g}"
+                    )
                     yield self._difference(
                         n + 1, "gradient", layer, rank, text + _factor_hint(gradient, other)
                     )
@@ -210,7 +213,10 @@ class _DifferenceFinder:
             norm = max(weights.norm, other_weights.norm)
             scale = norm if distance <= self._rounding * norm else max(one, other)
             if self._exceeds_tolerance(distance, scale, crc == other_crc):
-                text = f"{_far(distance)} on rank {rank} ({kind}); norms: {one:.2g} and {other:.2g}"
+                text = (
+                    f"{_distance_text(distance, plural=True)} on rank {rank} ({kind}); "
+                    f"norms: {one:.2g} and {other:.2g}"
+                )
                 yield self._difference(n, "weights", self._layer(n, rank), rank, text)
 
     def _update_sketches(self, n: int, rank: int, *current: Summary) -> list[list[float]]:
@@ -276,11 +282,11 @@ def _distance(a: Summary, b: Summary) -> tuple[float, float]:
     return max(d if math.isfinite(d) else math.inf for d in distances), largest
 
 
-def _far(distance: float) -> str:
+def _distance_text(distance: float, *, plural: bool = False) -> str:
     return (
-        f"is {distance:.2g} apart"
+        f"differ{'s' * (not plural)} by {distance:.2g}"
         if math.isfinite(distance)
-        else "is NaN or infinite in one of the runs"
+        else f"{'are' if plural else 'is'} NaN or infinite in one of the runs"
     )
 
 

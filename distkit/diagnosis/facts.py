@@ -236,16 +236,20 @@ class Evidence:
         """Return whether a rank, or its recording, has ended without failure."""
         return rank in self.ends and not self.ends[rank].is_failure
 
-    def over(self, ranks: Iterable[int]) -> str:
-        """Return a participle that states how ranks have ended, to follow "have"."""
+    def end_phrase(self, ranks: Iterable[int]) -> str:
+        """Return how ranks have ended, as a participle that follows "have"."""
         finished = all(map(self.returned, ranks))
         return "finished" if finished else "reached the end of the recording"
 
     def clause_if_gone(self, rank: int | None) -> str:
         """Return a relative clause about a rank that has ended; "" if it has not ended."""
-        return f", which has {self.over([rank])}" if rank is not None and self.is_gone(rank) else ""
+        return (
+            f", which has {self.end_phrase([rank])}"
+            if rank is not None and self.is_gone(rank)
+            else ""
+        )
 
-    def runs(self, rank: int) -> bool:
+    def is_running(self, rank: int) -> bool:
         """Return whether a rank is neither paused nor blocked, and has not ended."""
         return self.graph.rank_state(rank).status is RankStatus.RUNNING
 

@@ -69,7 +69,7 @@ class Finding:
 
 
 def linked(text: str) -> str:
-    """Return a text as HTML, with a link from each code to its page.
+    """Return text as HTML, with a link from each code to its page.
 
     >>> linked("rank 0 < rank 1 [DK303]")
     'rank 0 &lt; rank 1 [<a href="../docs/findings/DK303.md">DK303</a>]'
@@ -93,7 +93,7 @@ class _Sentence(Formatter):
     def format_field(self, value: Any, spec: str) -> str:
         match value:
             case Span():
-                return clauses([value], spec) if spec else call(value) + placed(value)
+                return clauses([value], spec) if spec else call(value) + location(value)
             case Calls():
                 return clauses(value.spans, spec, value.write)
             case list() | tuple():
@@ -112,8 +112,8 @@ def fill(template: str, **values: object) -> str:
 
     ``{send}`` becomes a call with its line, ``{send:wait in}`` a clause about its rank or about
     all ranks of :class:`Calls`; ``{send:wait in|a backward pass}`` replaces the call's name.
-    ``{gone}`` becomes a list of ranks, ``{gone:have}`` ranks with a verb (in the plural in the
-    template), ``{n:th}`` an ordinal, ``{n:message}`` a count, and ``{where:at}`` a line.
+    ``{gone}`` becomes a list of ranks, ``{gone:have}`` ranks with a verb (the template has its
+    plural), ``{n:th}`` an ordinal, ``{n:message}`` a count, and ``{where:at}`` a line.
 
     >>> fill("{gone:have} sent {n:message}{where:at}.", gone=[0, 2], n=1, where="a.py:3")
     'ranks 0 and 2 have sent 1 message at a.py:3.'
@@ -125,7 +125,7 @@ _MAX_CLAUSES = 5  # maximum number of clauses in a sentence
 
 
 def verb(ranks: Iterable[int], plural: str) -> str:
-    """Return ranks with a verb in the right number.
+    """Return ranks with a verb that agrees in number.
 
     >>> verb([1], "wait"), verb([0, 2], "wait")
     ('rank 1 waits', 'ranks 0 and 2 wait')
@@ -163,7 +163,7 @@ def clauses(spans: Iterable[Span], spec: str, write: Callable[[Span], str] = cal
     """
     phrase, _, replacement = spec.partition("|")
     in_order = sorted(spans, key=lambda s: s.rank)
-    by_call = grouped(in_order, lambda s: (replacement or write(s)) + placed(s))
+    by_call = grouped(in_order, lambda s: (replacement or write(s)) + location(s))
     plural, _, preposition = phrase.partition(" ")
     parts = [
         f"{verb({s.rank for s in group}, plural)} {preposition} {text}".replace("  ", " ")
@@ -172,14 +172,14 @@ def clauses(spans: Iterable[Span], spec: str, write: Callable[[Span], str] = cal
     return listed(parts)
 
 
-def placed(span: Span) -> str:
+def location(span: Span) -> str:
     """Return a phrase with the line of a call, and the line of its ``wait()`` if different.
 
     >>> from distkit.events import Event, Op, State
     >>> facts = {"waits_at": "a.py:6"}
     >>> sent = Event(0, 0, Op.SEND, State.BLOCKED, 0.0, peer=1, where="a.py:4", attributes=facts)
     >>> from distkit.trace.log import EventLog
-    >>> placed(EventLog([sent]).spans[0])
+    >>> location(EventLog([sent]).spans[0])
     ' at a.py:4 (wait() at a.py:6)'
     """
     waits = span.attributes.get("waits_at", span.where)

@@ -68,7 +68,7 @@ def _unanswered_finding(facts: Evidence, here: Mapping[int, Span], absent: list[
 
 
 def _condition(facts: Evidence, request: Span) -> str:
-    """Return a phrase that names the condition the request waits for."""
+    """Return the condition that the request waits for, as a phrase."""
     awaiting = facts.graph.awaiting
     count = awaiting.awaited_by(request).count
     if request.op is Op.INIT:
@@ -81,7 +81,7 @@ def _condition(facts: Evidence, request: Span) -> str:
 
 
 def _activity(facts: Evidence, request: Span, worker: int) -> tuple[str, str]:
-    """Return a verb in the plural, and a phrase, that describe what an absent worker does."""
+    """Describe the activity of an absent worker by a verb in the plural and a phrase."""
     done = facts.graph.awaiting.done(worker, request)
     verb_stem = "push" if request.op is Op.PULL else "call"
     rank_state = facts.stuck.get(worker)

@@ -155,7 +155,7 @@ def _slow_ranks(facts: Evidence, in_backend: set[int]) -> Iterator[Finding]:
         if wait is not None and rank not in facts.stuck:
             for other in facts.graph.rank_state(rank).waits_for:
                 waiting[other].append(facts.by_key[rank, wait.seq])
-    slow = {r: s for r, s in waiting.items() if facts.runs(r) and r not in in_backend}
+    slow = {r: s for r, s in waiting.items() if facts.is_running(r) and r not in in_backend}
     for rank, spans in slow.items():
         yield rules.straggler.finding(
             *spans,
@@ -213,7 +213,7 @@ def _in_backend(facts: Evidence) -> Iterator[Finding]:
     """Find operations that do not complete although all partners have arrived."""
     by_match: dict[str, list[Span]] = defaultdict(list)
     hosts = sorted({*several(facts.trace.info).values()})
-    for rank in filter(facts.runs, facts.ranks):
+    for rank in filter(facts.is_running, facts.ranks):
         wait = facts.graph.wait(rank)
         if wait is not None and (rank, wait.seq) in facts.trace.matches and wait.match is None:
             span = facts.by_key[rank, wait.seq]

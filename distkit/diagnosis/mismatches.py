@@ -27,7 +27,7 @@ from distkit.diagnosis.findings import (
     Finding,
     fill,
     lines_of,
-    placed,
+    location,
     tensor,
     with_tensor,
 )
@@ -79,7 +79,7 @@ def _compare(
     differ = {d for s in spans[1:] if (d := difference(spans[0], s))}
     kind = next((d for d in _KINDS if d in differ), "")
     if not kind:
-        if spans[0].op is Op.ALL_TO_ALL and (found := _exchanged(facts, column)):
+        if spans[0].op is Op.ALL_TO_ALL and (found := _all_to_all_mismatch(facts, column)):
             return found
         if all(s.where == spans[0].where for s in spans):
             return None  # the common case
@@ -93,10 +93,10 @@ def _compare(
     return diverged(facts, calls, nth, column) or _differing(facts, kind, column)
 
 
-def _exchanged(facts: Evidence, column: Column) -> Finding | None:
-    """Find an all_to_all that sends a rank other rows than it expects."""
+def _all_to_all_mismatch(facts: Evidence, column: Column) -> Finding | None:
+    """Find an all_to_all that sends a rank more or fewer rows than it expects."""
     if any("sends" in s.attributes for s in column.values()):
-        return _splits(facts, column)
+        return _split_mismatch(facts, column)
     sizes = {s.nbytes for s in column.values()}
     if len(sizes) == 1 or not any(map(facts.ended_in, column.values())):
         return None  # may be intentional
@@ -104,18 +104,18 @@ def _exchanged(facts: Evidence, column: Column) -> Finding | None:
     return replace(_differing(facts, "size", column), culprits=outliers(list(rows.values())))
 
 
-def _splits(facts: Evidence, column: Column) -> Finding | None:
+def _split_mismatch(facts: Evidence, column: Column) -> Finding | None:
     """Find the first rank that sends more or fewer rows than the receiver expects."""
     members = facts.members(next(iter(column.values())).group)
     if len({(s.dtype, s.shape[1:]) for s in column.values() if s.nbytes}) > 1:
         return None  # rows of different sizes
     if any("Split sizes" in end.text for r, end in facts.ends.items() if r in column):
-        return None  # the splits do not fit the call's own tensor; torch reports that
-    shares = {r: _shares(s, len(members)) for r, s in column.items()}
+        return None  # torch reports splits that do not fit the call's tensor
+    shares = {r: _split_sizes(s, len(members)) for r, s in column.items()}
     for sender, receiver in product(shares, shares):
         sent, awaited = shares[sender][0], shares[receiver][1]
-        to, of = members.index(receiver), members.index(sender)
-        if to < len(sent) and of < len(awaited) and sent[to] != awaited[of]:
+        dst, src = members.index(receiver), members.index(sender)
+        if dst < len(sent) and src < len(awaited) and sent[dst] != awaited[src]:
             send, recv = column[sender], column[receiver]
             return rules.split_mismatch.finding(
                 send,
@@ -123,15 +123,15 @@ def _splits(facts: Evidence, column: Column) -> Finding | None:
                 culprits=sorted({sender, receiver}),
                 send=send,
                 receiver="itself" if sender == receiver else f"rank {receiver}",
-                rows=(sent[to], awaited[of]),
+                rows=(sent[dst], awaited[src]),
                 sent=str([*sent]),
                 awaited=str([*awaited]),
-                where=placed(recv) if recv.where != send.where else "",
+                where=location(recv) if recv.where != send.where else "",
             )
     return None
 
 
-def _shares(span: Span, size: int) -> tuple[Sequence[int], Sequence[int]]:
+def _split_sizes(span: Span, size: int) -> tuple[Sequence[int], Sequence[int]]:
     """Return the rows that a rank sends to each member, and expects from each."""
     even = [span.shape[0] // size] * size if span.shape else []
     return span.attributes.get("sends", even), span.attributes.get("receives", even)
@@ -286,7 +286,7 @@ def _reordered_calls(calls: dict[int, list[Span]], nth: int, column: Column, whe
 def _swapped_lines(
     facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
-    """Find equal calls that the ranks reach in a different order, which gives wrong results."""
+    """Find equal calls that ranks make in a different order, so that the results are wrong."""
     places = {s.where for s in column.values()}
     if len(places) == 1 or "" in places or {s.op for s in column.values()} <= _WITHOUT_TENSOR:
         return None
@@ -303,13 +303,15 @@ _WITHOUT_TENSOR = {Op.BARRIER, Op.NEW_GROUP}
 def _another_order(calls: dict[int, list[Span]], nth: int, column: Column) -> Finding:
     after = {r: calls[r][nth + 1] for r in column}
 
-    def both(span: Span) -> str:
+    def two_calls(span: Span) -> str:
         first = column[span.rank]
         return f"{with_tensor(first)}{at(first.where)} and then {with_tensor(span)}"
 
-    rows = grouped(after, lambda rank: both(after[rank]))
+    rows = grouped(after, lambda rank: two_calls(after[rank]))
     return rules.another_order.finding(
-        *column.values(), culprits=outliers(list(rows.values())), here=Calls(after.values(), both)
+        *column.values(),
+        culprits=outliers(list(rows.values())),
+        here=Calls(after.values(), two_calls),
     )
 
 

@@ -1,4 +1,4 @@
-"""Analysis of the program's text: the loops, conditions and exits on the way to a line.
+"""Analyzes the program's text: the loops, conditions and exits that lead to a line or skip it.
 
 No side effects.
 
@@ -37,14 +37,14 @@ _MAX_DEPTH = 4  # maximum depth of callers
 
 
 @dataclass(frozen=True)
-class Place:
-    """The text of a statement, and the line where it begins."""
+class Statement:
+    """A statement's text, and the line where it begins."""
 
     text: str
     where: str
 
     @property
-    def loops(self) -> bool:
+    def is_loop(self) -> bool:
         """Whether it is a loop."""
         return self.text.startswith(("for ", "while "))
 
@@ -57,21 +57,21 @@ class Guard:
     """A statement that may prevent a rank from reaching a line.
 
     Args:
-        place: its text and line.
+        statement: its text and line.
         node: its syntax tree.
         part: the branch that leads to the line; "exit" for a statement that skips it.
         by_rank: whether its condition names the rank.
         scope: for an exit, the function or loop that it leaves.
     """
 
-    place: Place
+    statement: Statement
     node: ast.AST
     part: str
     by_rank: bool
     scope: ast.AST | None = None
 
     @property
-    def leads_away(self) -> bool:
+    def is_exit(self) -> bool:
         """Whether it is an exit: ``return``, ``raise``, ``break`` or ``continue``."""
         return self.part == "exit"
 
@@ -94,7 +94,7 @@ class Program:
 
     >>> text = "for x in data:\n    if bad(x):\n        continue\n    reduce(x)\nbarrier()\n"
     >>> program = Program({"a.py": text})
-    >>> [str(guard.place) for guard in program.unshared(["a.py:4"], ["a.py:5"])]
+    >>> [str(guard.statement) for guard in program.differing_guards(["a.py:4"], ["a.py:5"])]
     ['`continue` under `if bad(x)` at a.py:3', '`for x in data` at a.py:1']
     >>> [str(loop) for loop in program.loops(["a.py:4"])]
     ['`for x in data` at a.py:1']
@@ -124,27 +124,27 @@ class Program:
 
     # -- conditions and exits -------------------------------------------------------
 
-    def keeps_away(self, path: Path) -> Guard | None:
+    def skipping_guard(self, path: Path) -> Guard | None:
         """Return the innermost condition that may make some ranks skip a line; None if none does.
 
         Conditions that name the rank come first.
         """
         guards = self._guards(path)
-        decided = [g for g in guards if not g.place.loops or g.by_rank]
+        decided = [g for g in guards if not g.statement.is_loop or g.by_rank]
         fits = (
             [g for g in decided if g.by_rank],
-            [g for g in decided if not g.leads_away],
+            [g for g in decided if not g.is_exit],
         )
         return next((found[-1] for found in fits if found), None)
 
-    def unshared(self, here: Path, there: Path) -> list[Guard]:
+    def differing_guards(self, here: Path, there: Path) -> list[Guard]:
         """Return the loops, conditions and exits that apply to one line but not to another."""
         branches, functions = self._branches(there), {id(f.function) for f in self._frames(there)}
         return [
             g
             for g in self._guards(here)
             if (id(g.node), g.part) not in branches
-            and not (g.leads_away and id(g.scope) in functions | {n for n, _ in branches})
+            and not (g.is_exit and id(g.scope) in functions | {n for n, _ in branches})
         ]
 
     def follows(self, here: str, there: Path) -> bool:
@@ -155,7 +155,7 @@ class Program:
         return file == other and first < number and not any(isinstance(n, _LOOPS) for n in nodes)
 
     def skips(self, here: str, there: str) -> bool:
-        r"""Return whether a line comes before another one of its function, or replaces it.
+        r"""Return whether a line precedes another one of its function, or runs instead of it.
 
         >>> program = Program({"a.py": "if me:\n    reduce(x)\nelse:\n    end()\nend()\n"})
         >>> program.skips("a.py:4", "a.py:2"), program.skips("a.py:5", "a.py:2")
@@ -168,31 +168,31 @@ class Program:
         replaces = self.are_alternatives(here, there)
         return replaces or number < last or not self.follows(here, [there])
 
-    def loops(self, path: Path) -> list[Place]:
+    def loops(self, path: Path) -> list[Statement]:
         """Return the loops that enclose a line, innermost first."""
         return [
-            _place(frame.file, node)
+            _statement_of(frame.file, node)
             for frame in reversed(self._frames(path))
             for node, part in reversed(frame.chain)
             if isinstance(node, _LOOPS) and part == "body"
         ]
 
-    def exits(self, path: Path) -> list[Place]:
+    def exits(self, path: Path) -> list[Statement]:
         """Return statements that may make a rank reach a line less often than others.
 
         They are ``break``, ``continue``, ``return``, silent ``except`` and ``no_sync()`` in the
         enclosing loops, and every ``return`` before the line.
         """
-        found: dict[Place, None] = {}
+        found: dict[Statement, None] = {}
         for frame in self._frames(path):
             loop = next((n for n, p in frame.chain if isinstance(n, _LOOPS) and p == "body"), None)
-            places = [*_exits(frame.file, loop)] if loop is not None else []
-            places += [
-                place
-                for place in _exits(frame.file, frame.function)
-                if place.text.startswith("return") and _split(place.where)[1] < frame.number
+            statements = [*_exits(frame.file, loop)] if loop is not None else []
+            statements += [
+                statement
+                for statement in _exits(frame.file, frame.function)
+                if statement.text.startswith("return") and _split(statement.where)[1] < frame.number
             ]
-            found.update(dict.fromkeys(places))
+            found.update(dict.fromkeys(statements))
         return [*found]
 
     def ahead(self, path: Path) -> set[str]:
@@ -364,7 +364,7 @@ def _conditions(frame: _Frame) -> Iterator[Guard]:
         if test is None or _is_certain(test):
             continue
         yield Guard(
-            Place(_shorten(text), f"{frame.file}:{_line(node, child)}"),
+            Statement(_shorten(text), f"{frame.file}:{_line(node, child)}"),
             node,
             part,
             _names_rank(test),
@@ -429,12 +429,12 @@ def _exit_guard(
     return Guard(_exit_statement(frame.file, child, tests), child, "exit", by_rank, scope=scope)
 
 
-def _exit_statement(file: str, child: ast.AST, tests: Sequence[ast.AST]) -> Place:
-    place = _place(file, child)
-    return Place(f"{place.text}` under `{_text_of(tests[-1])}", place.where)
+def _exit_statement(file: str, child: ast.AST, tests: Sequence[ast.AST]) -> Statement:
+    statement = _statement_of(file, child)
+    return Statement(f"{statement.text}` under `{_text_of(tests[-1])}", statement.where)
 
 
-def _exits(file: str, node: ast.AST) -> Iterator[Place]:
+def _exits(file: str, node: ast.AST) -> Iterator[Statement]:
     """Yield the exits of a loop's iteration, or of a function."""
     for child, tests, loop in _statements(node, {}):
         if isinstance(child, ast.Return) or (
@@ -445,14 +445,14 @@ def _exits(file: str, node: ast.AST) -> Iterator[Place]:
         elif isinstance(child, ast.ExceptHandler) or (
             isinstance(child, ast.With) and "no_sync" in _text_of(child)
         ):
-            yield _place(file, child)
+            yield _statement_of(file, child)
 
 
 # -- text of statements ---------------------------------------------------------------
 
 
-def _place(file: str, node: ast.AST) -> Place:
-    return Place(_text_of(node), f"{file}:{getattr(node, 'lineno', 0)}")
+def _statement_of(file: str, node: ast.AST) -> Statement:
+    return Statement(_text_of(node), f"{file}:{getattr(node, 'lineno', 0)}")
 
 
 def _text_of(node: ast.AST) -> str:

@@ -1,4 +1,4 @@
-"""State of each rank, such as running, paused, blocked (with the reason) or finished.
+"""The state of each rank, such as running, paused, blocked (with the reason) or finished.
 
 No side effects.
 
@@ -206,25 +206,25 @@ class WaitForGraph:
         return RankState(rank, status, None if status is RankStatus.FINISHED else event, (), reason)
 
     def wait(self, rank: int) -> Event | None:
-        """Return the event of the wait that a rank is in, even if no other rank is missing."""
+        """Return the event of a rank's current wait, even if no other rank is missing."""
         e = self._at.get(rank)
         return e if e is not None and e.state is State.BLOCKED and rank not in self._ends else None
 
     def stuck(self) -> list[int]:
         """Return the blocked ranks that wait only for other stuck or ended ranks."""
         waits = {r: self._missing(e) for r in self._at if (e := self.wait(r)) is not None}
-        held = {rank for rank, missing in waits.items() if missing}
-        while unblocked := {rank for rank in held if self._may_continue(rank, waits[rank], held)}:
-            held -= unblocked
-        return sorted(held)
+        stuck = {rank for rank, missing in waits.items() if missing}
+        while unblocked := {rank for rank in stuck if self._may_continue(rank, waits[rank], stuck)}:
+            stuck -= unblocked
+        return sorted(stuck)
 
-    def _may_continue(self, rank: int, missing: tuple[int, ...], held: set[int]) -> bool:
+    def _may_continue(self, rank: int, missing: tuple[int, ...], stuck: set[int]) -> bool:
         e, spare = self._at[rank], 0
         if is_server_request(e):
             awaited = self.awaiting.awaited_by(e)
             spare = 0 if awaited.certain else len(missing)
         unavailable = [
-            other in held or other in self._ends or self._called_other(e, other)
+            other in stuck or other in self._ends or self._called_other(e, other)
             for other in missing
         ]
         any_source = e.op is Op.STORE_WAIT or (e.op is Op.RECV and e.peer is None)
@@ -246,7 +246,7 @@ class WaitForGraph:
         return () if self._has_partner(e) else (e.peer,)
 
     def _possible_setters(self, e: Event | Span) -> tuple[int, ...]:
-        """Return the ranks that could end a wait on a store, preferring ranks not in that wait."""
+        """Return the ranks that could set a key: those not in the same wait, or else all others."""
         if not self.keys.missing(e):
             return ()
         others = [r for r in self.ranks if r != e.rank]
@@ -302,7 +302,7 @@ class WaitForGraph:
 
     def _reason(self, e: Event, waits_for: tuple[int, ...]) -> str:
         if is_server_request(e):
-            return self._reason_of_server(e, waits_for)
+            return self._server_reason(e, waits_for)
         if e.op is Op.RECV and e.peer is None:
             return "no rank has sent"
         if e.op is Op.STORE_WAIT:
@@ -331,7 +331,7 @@ class WaitForGraph:
             else ""
         )
 
-    def _reason_of_server(self, e: Event, waits_for: tuple[int, ...]) -> str:
+    def _server_reason(self, e: Event, waits_for: tuple[int, ...]) -> str:
         """Return a clause about the workers that a server waits for, and why they are missing."""
         server = "the scheduler"
         if e.peer is not None and e.op is not Op.REGISTER:

@@ -1,7 +1,7 @@
-"""Rules for every kind of mistake that a diagnosis finds, which ``rules.md`` contains.
+"""Rules for the kinds of mistakes that a diagnosis finds, read from ``rules.md``.
 
-To add a kind, write its section there and create its findings where they are detected, with
-``rules.NAME.finding(…)``.
+To add a kind, add a section there, and return ``rules.NAME.finding(…)`` where the mistake is
+detected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENDINGS = {
     "instead.",
 }
 
-#: Matches the heading of a section: its code, its name, and the section it takes sentences from.
+#: Matches the heading of a section: its code, its name, and the section that it extends.
 _HEADING = re.compile(r"^##? (DK\d{3})? ?(\w+)(?: \((\w+)\))?\n+", re.MULTILINE)
 
 
@@ -54,7 +54,7 @@ class Rule:
         return self.page.partition("\n")[0]
 
     def fill(self, name: str, **values: object) -> str:
-        """Fill the template of one of the further sentences."""
+        """Fill the template of one of the rule's sentences."""
         return fill(self.sentences[name], **values)
 
     def finding(

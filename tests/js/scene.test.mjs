@@ -26,9 +26,9 @@ test("the latest keyframe that has ended is shown", () => {
     [-1, -1, 0, 0, 1, 1, 2, 2]);
   assert.equal(found.last, 4);
   assert.equal(script({ keyframes: [...keyframes, { begin: 5, end: null }] }).last, 10);
-  assert.deepEqual([found.neighbour(2, 1), found.neighbour(-1, -1), found.neighbour(0, 1)], [2, -1, 1]);
+  assert.deepEqual([found.neighbor(2, 1), found.neighbor(-1, -1), found.neighbor(0, 1)], [2, -1, 1]);
   const at = [0, 1].map((time) => ({ begin: time, end: time }));
-  assert.equal(script({ keyframes: at }).neighbour(0, -1), 0); // nothing is before the first
+  assert.equal(script({ keyframes: at }).neighbor(0, -1), 0); // nothing is before the first
 });
 
 test("steps go from keyframe to keyframe and stop at the ends", () => {

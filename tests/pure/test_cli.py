@@ -54,13 +54,19 @@ def test_help_imports_no_torch() -> None:
     [
         ([], "required: COMMAND"),
         (["demo", "p3p"], "invalid choice: 'p3p'"),
-        (["demo", "--html", "nowhere/d.html"], "nowhere/d.html: the file cannot be written there"),
+        (
+            ["demo", "--html", "nowhere/d.html"],
+            "nowhere/d.html cannot be written: check that the folder exists and is writable",
+        ),
         (["demo", "--html", "."], ". is a folder: pass the name of a file"),
         (["trace"], "missing script; usage: distkit trace -- train.py"),
         (["trace", "--", "missing.py"], "missing.py: script not found"),
         (["trace", "--ranks", "two", "--", "x.py"], "invalid int value: 'two'"),
         (["replay"], "arguments are required: FILE"),
-        (["replay", "t.gz", "--html", "nowhere/r.html"], "the file cannot be written there"),
+        (
+            ["replay", "t.gz", "--html", "nowhere/r.html"],
+            "cannot be written: check that the folder exists and is writable",
+        ),
         (["bench", "speed"], "unknown benchmark 'speed': choose start, "),
         (["bench", "course.nothing"], "unknown benchmark 'course.nothing': choose start, "),
     ],

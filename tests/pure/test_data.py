@@ -71,8 +71,11 @@ def test_file_policy_uses_every_sample_once(
     assert sorted(i for mine in flat for i in mine) == list(range(sum(sizes)))
     assert plan.shares == tuple(map(len, flat))
     for r, mine in enumerate(rows):
-        assert all(len(some) <= plan.pieces[r] for some in mine)
-        assert all(len(some) == plan.pieces[r] for some in mine[: plan.shares[r] // plan.pieces[r]])
+        assert all(len(some) <= plan.batch_sizes[r] for some in mine)
+        assert all(
+            len(some) == plan.batch_sizes[r]
+            for some in mine[: plan.shares[r] // plan.batch_sizes[r]]
+        )
 
 
 def test_off_policy_gives_all_samples_to_every_replica() -> None:

@@ -151,12 +151,12 @@ def test_slow_start_is_not_a_straggler():
 
 def test_functions_are_analyzed_at_the_call_site():
     text = "def save():\n    barrier()\n\nif rank == 0:\n    save()\n"
-    guard = Program({"a.py": text}).keeps_away(["a.py:2"])
-    assert guard is not None and str(guard.place) == "`if rank == 0` at a.py:4"
+    guard = Program({"a.py": text}).skipping_guard(["a.py:2"])
+    assert guard is not None and str(guard.statement) == "`if rank == 0` at a.py:4"
     twice = Program({"a.py": text + "save()\n"})
-    assert twice.keeps_away(["a.py:2"]) is None
-    called = twice.keeps_away(["a.py:2", "a.py:5"])
-    assert called is not None and called.place == guard.place
+    assert twice.skipping_guard(["a.py:2"]) is None
+    called = twice.skipping_guard(["a.py:2", "a.py:5"])
+    assert called is not None and called.statement == guard.statement
 
 
 @pytest.mark.parametrize(
@@ -177,15 +177,15 @@ def test_functions_are_analyzed_at_the_call_site():
     ],
 )
 def test_condition_that_depends_on_the_rank_is_blamed(text, guard):
-    found = Program({"a.py": text}).keeps_away(["a.py:3"])
-    assert str(found and found.place) == guard
+    found = Program({"a.py": text}).skipping_guard(["a.py:3"])
+    assert str(found and found.statement) == guard
 
 
 @pytest.mark.parametrize("text", ["", "%%ranks\nif x:\n    y()\n", "if x:\n"])
 def test_source_that_is_not_python_is_ignored(text):
     program = Program({"a.py": text})
-    assert program.keeps_away(["a.py:2"]) is None and program.exits(["a.py:3"]) == []
-    assert program.unshared(["a.py:2"], ["nowhere"]) == [] and program.text("a.py:9") == ""
+    assert program.skipping_guard(["a.py:2"]) is None and program.exits(["a.py:3"]) == []
+    assert program.differing_guards(["a.py:2"], ["nowhere"]) == [] and program.text("a.py:9") == ""
 
 
 def test_silent_except_and_no_sync_are_exits():

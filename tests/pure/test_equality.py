@@ -44,7 +44,13 @@ def test_rounding_is_not_a_difference() -> None:
     ("afters", "crcs", "what", "rank", "text"),
     [
         ([SUM, SUM], ("aaaa", "aaaa"), "gradient", 0, "one is 2 times the other, as for a sum"),
-        ([MEAN, [9.0, 0.5, 1.0, -1.0]], ("aaaa", "aaaa"), "gradient", 1, "w is 7 apart on rank 1"),
+        (
+            [MEAN, [9.0, 0.5, 1.0, -1.0]],
+            ("aaaa", "aaaa"),
+            "gradient",
+            1,
+            "w differs by 7 on rank 1",
+        ),
         (
             [MEAN, [2.0, 0.5, 1.0, math.nan]],
             ("aaaa", "aaaa"),
@@ -52,7 +58,7 @@ def test_rounding_is_not_a_difference() -> None:
             1,
             "w is NaN or infinite in one",
         ),
-        ([MEAN, MEAN], ("aaaa", "bbbb"), "weights", 1, r"apart on rank 1 \(update\)"),
+        ([MEAN, MEAN], ("aaaa", "bbbb"), "weights", 1, r"differ by 8 on rank 1 \(update\)"),
     ],
 )
 def test_first_difference_is_named(
@@ -124,5 +130,7 @@ def test_step_counts_and_shapes_are_compared() -> None:
 
 
 def test_unwatched_loop_raises() -> None:
-    with pytest.raises(ValueError, match=r"the second run has no record.*watch_gradients"):
+    with pytest.raises(
+        ValueError, match=r"the second run has not recorded any training.*watch_gradients"
+    ):
         dk.equal(trained([MEAN, MEAN]), Trace())

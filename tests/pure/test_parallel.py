@@ -171,7 +171,7 @@ def test_pipeline_saves_parameters_but_no_activations() -> None:
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 1), (4, 4), (4, 16)])
 def test_simulated_bubble_equals_the_formula(name: str, p: int, m: int) -> None:
     trace = pipeline(p, m, 1.0, 2.0, 0, Network(Link(0, 0)), order=name)
-    expected = PIPELINES[name].bubble_of_whole(p, m)
+    expected = PIPELINES[name].bubble_fraction(p, m)
     assert idle(trace) == pytest.approx(dict.fromkeys(range(p), expected))
 
 

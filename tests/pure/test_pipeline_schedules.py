@@ -15,10 +15,10 @@ from distkit.algorithms import PIPELINES
 from distkit.algorithms.pipeline_schedules import (
     Action,
     Orders,
+    execution_order,
     gpipe,
     interleaved,
     one_f_one_b,
-    played,
     zero_bubble,
 )
 
@@ -122,7 +122,7 @@ def test_every_micro_batch_is_computed_once_without_deadlock(
         return
     stages = p * v if PIPELINES[name].looped else p
     kinds = "FIW" if name.startswith("zero_bubble") else "FB"
-    ran = list(played(found))
+    ran = list(execution_order(found))
     assert Counter(a for _, a in ran) == Counter(
         Action(s, k, i) for s, k, i in product(range(stages), kinds, range(m))
     )
@@ -134,7 +134,7 @@ def test_deadlocked_schedule_names_the_waiting_ranks() -> None:
     wrong[0].insert(0, wrong[0].pop(1))  # backward before its forward has come back
     wrong[1].reverse()
     with pytest.raises(ValueError, match=r"never ends: .*rank 1 waits in 1B1 \(needs 1F1\)"):
-        list(played(wrong))
+        list(execution_order(wrong))
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_pipeline_bubble(order: str, stages: int, microbatches: int) -> None:
     assert all(m.sent is not None and m.received is not None for m in trace.messages)
     schedule = PIPELINES[order]
     bubble = 1 - 3 * microbatches / trace.seconds
-    assert bubble == pytest.approx(schedule.bubble_of_whole(stages, microbatches))
+    assert bubble == pytest.approx(schedule.bubble_fraction(stages, microbatches))
 
 
 @pytest.mark.parametrize("order", ["interleaved", "zero_bubble"])
@@ -160,7 +160,7 @@ def test_interleaving_shrinks_the_bubble(order: str, p: int, m: int, v: int) -> 
     """Also with fewer micro-batches than ranks."""
     assume(m % max(1, m // p) == 0)
     trace = pipeline(p, m, 1.0, 2.0, 0, Network(FREE), order=order, chunks=v)
-    bubble = PIPELINES[order].bubble_to_work(p, m, v)
+    bubble = PIPELINES[order].bubble_ratio(p, m, v)
     assert trace.seconds / (3 * m) - 1 == pytest.approx(bubble)
     assert len(trace.messages) == (2 * (p * v - 1) * m if p > 1 else 0)
 
@@ -171,7 +171,7 @@ def test_zero_bubble_with_twice_the_activations_has_no_idle_time(p: int, m: int)
     trace = pipeline(p, m, 1.0, 2.0, 0, Network(FREE), order="zero_bubble_h2")
     mine = [s for s in trace.spans if s.rank == 0 and s.op is Op.MARK and s.end is not None]
     took = max(s.end or 0.0 for s in mine) - min(s.start for s in mine)
-    assert took / (3 * m) - 1 == pytest.approx(PIPELINES["zero_bubble_h2"].bubble_to_work(p, m))
+    assert took / (3 * m) - 1 == pytest.approx(PIPELINES["zero_bubble_h2"].bubble_ratio(p, m))
 
 
 def test_weight_gradients_fill_the_bubble() -> None:

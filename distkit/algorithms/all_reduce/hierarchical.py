@@ -25,7 +25,7 @@ from distkit.algorithms.rounds import (
     Schedule,
     at_least,
     folded,
-    neighbours,
+    neighbors,
 )
 
 
@@ -91,15 +91,15 @@ def hierarchical_all_reduce(
         op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None means the default group.
         devices_per_host: number of consecutive ranks per host; the last host may have fewer.
-            By default the real hosts are used; if there is one real host, hosts of two ranks are
-            assumed.
+            By default, the hosts that the ranks run on; if all run on one host, hosts of two ranks
+            are assumed.
 
     Source:
         TensorFlow, ``tf.distribute.HierarchicalCopyAllReduce``; the ring between hosts: Horovod,
         ``HOROVOD_HIERARCHICAL_ALLREDUCE``.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    hosts = layout(group, devices_per_host) or neighbours(n, 2)
+    hosts = layout(group, devices_per_host) or neighbors(n, 2)
     leader, *devices = next(host for host in hosts if rank in host)
     if rank != leader:
         send(x, leader, group)

@@ -101,7 +101,7 @@ def to_power_of_two(n: int, inner: Schedule, chunks: int) -> Schedule:
 
 
 def folded_seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
-    """Return the time to send the tensor to a partner first and receive the sum last."""
+    """Return the time to send the tensor to a partner first and to receive the sum at the end."""
     return (n != np.exp2(floor_lg(n))) * (2 * link.seconds(nbytes) + nbytes * link.gamma)
 
 

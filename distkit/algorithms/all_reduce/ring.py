@@ -9,7 +9,7 @@ from torch import Tensor, empty_like
 
 from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, combine, exchange
-from distkit.algorithms.rounds import LinkCost, Numbers, Schedule, ring_trip
+from distkit.algorithms.rounds import LinkCost, Numbers, Schedule, ring_rounds
 
 
 def schedule(n: int) -> Schedule:
@@ -26,8 +26,8 @@ def schedule(n: int) -> Schedule:
         >>> first.src, first.dst, first.chunk
         (array([0, 1, 2, 3]), array([1, 2, 3, 0]), array([0, 1, 2, 3]))
     """
-    yield from ring_trip(n, 0, reduce=True)  # reduce-scatter
-    yield from ring_trip(n, 1, reduce=False)  # all-gather
+    yield from ring_rounds(n, 0, reduce=True)  # reduce-scatter
+    yield from ring_rounds(n, 1, reduce=False)  # all-gather
 
 
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
@@ -52,7 +52,7 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 def ring_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     """Reduce ``x`` over all ranks, in place, as ``dist.all_reduce(x)`` does.
 
-    In n-1 rounds of *reduce-scatter* each rank sends a chunk to its right neighbour and adds the
+    In n-1 rounds of *reduce-scatter* each rank sends a chunk to its right neighbor and adds the
     chunk received from the left; then rank r holds the complete sum of chunk r+1. In n-1 rounds
     of *all-gather* the complete chunks travel around once more::
 
@@ -91,7 +91,7 @@ def ring_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
         exchange(out, right, into, left, group)
 
 
-def go_round(
+def ring_pass(
     chunks: Sequence[Tensor],
     first: int,
     left: int,
@@ -104,8 +104,8 @@ def go_round(
     Args:
         chunks: one for each rank of the ring.
         first: index of the chunk that this rank sends first.
-        left: neighbour in the group to receive from.
-        right: neighbour in the group to send to.
+        left: neighbor in the group to receive from.
+        right: neighbor in the group to send to.
         group: the process group.
         op: combines a received chunk with the local one; None replaces the local one.
     """
@@ -123,5 +123,5 @@ def ring_of(leaders: Sequence[int], x: Tensor, op: ReduceOp, group: Group) -> No
     n, position = len(leaders), leaders.index(dist.get_rank(group))
     left, right = leaders[position - 1], leaders[(position + 1) % n]
     chunks = x.tensor_split(n)
-    go_round(chunks, position, left, right, group, op)
-    go_round(chunks, position + 1, left, right, group)
+    ring_pass(chunks, position, left, right, group, op)
+    ring_pass(chunks, position + 1, left, right, group)

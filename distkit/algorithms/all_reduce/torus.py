@@ -9,16 +9,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distkit.algorithms.all_reduce import ALL_REDUCES, ring
-from distkit.algorithms.all_reduce.ring import go_round, ring_of
+from distkit.algorithms.all_reduce.ring import ring_of, ring_pass
 from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, layout
 from distkit.algorithms.rounds import (
     LinkCost,
     Numbers,
     Round,
     Schedule,
-    neighbours,
+    neighbors,
     offsets,
-    ring_trip,
+    ring_rounds,
 )
 
 
@@ -27,20 +27,20 @@ def schedule(n: int, devices_per_host: int | None = None) -> Schedule:
 
     Args:
         n: number of ranks, row by row.
-        devices_per_host: the length of a row, which divides n; by default the grid is as square as
+        devices_per_host: the length of a row, a divisor of n; by default, the grid is as square as
             possible.
     """
     g = columns(n, devices_per_host)
     m, r = n // g, np.arange(n)
     row, column = np.divmod(r, g)
     right, down = row * g + (column + 1) % g, (r + g) % n
-    shard = (column + 1) % g  # complete on this rank after the first phase, m chunks
+    shard = (column + 1) % g  # m chunks, complete on this rank after the first phase
 
-    for t in ring_trip(g, 0, reduce=True):
+    for t in ring_rounds(g, 0, reduce=True):
         yield Round(r, right, t.chunk[column] * m, t.reduce, count=m)
     for t in ring.schedule(m):
         yield Round(r, down, shard * m + t.chunk[row], t.reduce)
-    for t in ring_trip(g, 1, reduce=False):
+    for t in ring_rounds(g, 1, reduce=False):
         yield Round(r, right, t.chunk[column] * m, t.reduce, count=m)
 
 
@@ -93,16 +93,16 @@ def torus_all_reduce(
                   ▼    ▼    ▼          passes only K/g bytes
         host 1    3 ─► 4 ─► 5 ─┐
 
-    2(g-1 + m-1)α + 2(n-1)/n Kβ: a ring's bytes in fewer rounds. Traffic inside a host costs
-    2(g-1)/g Kβ of it, traffic between hosts 2(m-1)/m K/g β.
+    2(g-1 + m-1)α + 2(n-1)/n Kβ: a ring's bytes in fewer rounds. Of the bytes' time, traffic inside
+    hosts accounts for 2(g-1)/g Kβ and traffic between hosts for 2(m-1)/m K/g β.
 
     Args:
         x: tensor of any shape, the same on every rank; K bytes.
         op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None means the default group.
-        devices_per_host: g, which divides the number of ranks. By default the real hosts are used,
-            which must have equal numbers of ranks; if there is one real host, the grid is as
-            square as possible.
+        devices_per_host: g, a divisor of the number of ranks. By default, a row is a host that the
+            ranks run on, and all hosts must have equal numbers of ranks; if all run on one host,
+            the grid is as square as possible.
 
     Raises:
         ValueError: The ranks do not fill the grid.
@@ -112,7 +112,7 @@ def torus_all_reduce(
         "Massively distributed SGD", 2018.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    rows = layout(group, devices_per_host) or neighbours(n, columns(n))
+    rows = layout(group, devices_per_host) or neighbors(n, columns(n))
     if len({*map(len, rows)}) > 1:
         sizes = ", ".join(str(len(host)) for host in rows)
         raise ValueError(
@@ -125,6 +125,6 @@ def torus_all_reduce(
     left, right = row[column - 1], row[(column + 1) % g]
     shards = x.tensor_split(offsets(len(x), n)[m:-1:m])  # m chunks each
 
-    go_round(shards, column, left, right, group, op)
+    ring_pass(shards, column, left, right, group, op)
     ring_of([host[column] for host in rows], shards[(column + 1) % g], op, group)
-    go_round(shards, column + 1, left, right, group)
+    ring_pass(shards, column + 1, left, right, group)

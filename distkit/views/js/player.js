@@ -22,7 +22,7 @@ export class Script {
     return d3.bisector((x) => x).right(this.ends, time) - 1;
   }
 
-  neighbour(i, by) {
+  neighbor(i, by) {
     return clamp(i + by, this.first, this.keyframes.length - 1);
   }
 }
@@ -77,7 +77,7 @@ export class Player {
   // Steps through keyframes without motion.
   #march() {
     if (!this.playing) return;
-    this.place(this.script.neighbour(this.keyframe, 1));
+    this.place(this.script.neighbor(this.keyframe, 1));
     if (this.time >= this.script.last) return this.pause();
     this.marching = setTimeout(() => this.#march(), MARCH / this.speed);
   }
@@ -104,7 +104,7 @@ export class Player {
   }
 
   step(by) {
-    this.go(this.script.neighbour(this.target ?? this.keyframe, by));
+    this.go(this.script.neighbor(this.target ?? this.keyframe, by));
   }
 
   // Moves to a keyframe's end, animated if it is near.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distkit.algorithms.rounds import Round, ring_trip
+from distkit.algorithms.rounds import Round, ring_rounds
 from distkit.events import COLLECTIVES, P2P, Message, Op, Span, Summary
 from distkit.trace.log import EventLog, grouped
 
@@ -89,7 +89,7 @@ def _schedule(name: str, n: int) -> tuple[list[Round], int, bool]:
         if name in ALL_REDUCES:
             return list(ALL_REDUCES[name].schedule(n)), ALL_REDUCES[name].chunks(n), True
     return (
-        [*ring_trip(n, 0, reduce=True), *ring_trip(n, 1, reduce=False)],
+        [*ring_rounds(n, 0, reduce=True), *ring_rounds(n, 1, reduce=False)],
         n,
         name == "ring" and n > 1,
     )
