@@ -93,8 +93,8 @@ def save_result():
 class Watched(dk.Timeline):
     seen = 0
 
-    def _look(self, trace, live):  # records the new events of each update
-        super()._look(trace, live)
+    def _process(self, trace, live):  # records the new events of each update
+        super()._process(trace, live)
         if live:
             taken.append((self._updates, trace.table.time[self.seen:].tolist()))
             self.seen = len(trace)

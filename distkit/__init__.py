@@ -6,7 +6,7 @@
 
     cluster = dk.Cluster(4)                  # four real ranks, one process each
     run = cluster.run(fn)                    # fn on every rank -> results and a trace
-    run.trace.messages                       # which rank sent what to which, and when
+    run.trace.messages                       # the messages between ranks, with their times
     dk.Timeline(run.trace)                   # the same as a picture
 
 Importing distkit is fast, because torch and ipyparallel are imported only when needed.

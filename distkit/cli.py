@@ -164,7 +164,7 @@ def _replay(args: argparse.Namespace, passed_on: list[str]) -> None:
 
 
 def open_trace(files: list[Path]) -> Trace:
-    """Return the trace in these files, or the trace of this name that comes with distkit."""
+    """Return the trace in these files, or the trace of this name that distkit includes."""
     from distkit.recorded import RECORDED, recorded
     from distkit.trace.trace import Trace
 
@@ -330,8 +330,8 @@ COMMANDS = {
                 "nargs": "+",
                 "help": "written by trace.save(path) or distkit trace; or PyTorch's "
                 "flight-recorder dumps or profiler traces of one run, a file per rank, or their "
-                "folder; or ring_16, hosts_12, sync_sgd_8, servers_6, simulated_64 or h100_4, "
-                "which come with distkit",
+                "folder; or one of distkit's traces: ring_16, hosts_12, sync_sgd_8, servers_6, "
+                "simulated_64 or h100_4",
             },
             "--html": {
                 "type": Path,

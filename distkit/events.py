@@ -75,7 +75,7 @@ class State(_StringEnum):
     SCHEDULED = "scheduled"  # called by the user's line
     STARTED = "started"  # passed to the backend
     BLOCKED = "blocked"  # the rank's thread waits for it; recorded for long waits only
-    COMPLETED = "completed"  # the output tensors hold their new values
+    COMPLETED = "completed"  # the output tensors have their new values
     FAILED = "failed"  # raised an error, or was released by closing its connections
 
 
@@ -122,10 +122,10 @@ class Attributes(dict[str, Any]):
 
 NO_ATTRIBUTES = Attributes()
 
-#: Attributes that hold source lines, of a reference implementation's caller and of ``wait()``.
+#: Attributes with source lines: of a reference implementation's caller, and of ``wait()``.
 LINES = "caller", "waits_at"
 
-#: Attribute that holds the call stack of a wait as source lines, innermost first.
+#: Attribute with the call stack of a wait as source lines, innermost first.
 STACK = "stack"
 
 #: Attributes that the label omits.
@@ -188,7 +188,7 @@ class Event:
     ``file:line``. ``match`` links a request to its reply if the transport
     numbers its messages; otherwise :attr:`distkit.Trace.matches` finds the matches.
 
-    ``attributes`` holds values that only some operations have; ``label`` is its display text:
+    ``attributes`` contains values that only some operations have; ``label`` is its display text:
 
     ===============================  ============================================================
     operation                        attributes

@@ -54,7 +54,7 @@ def check(*names: str) -> None:
 
 
 def _message(name: str, file: str | None) -> str:
-    """Return a message that a file shadows the module of this name; "" if it does not."""
+    """Return an error message if a file shadows the module of this name; "" otherwise."""
     hidden = None if file is None else PathFinder.find_spec(name, libraries(sys.path))
     if hidden is None or hidden.origin is None or "." in name:
         return ""

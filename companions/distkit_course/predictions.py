@@ -123,7 +123,7 @@ class StaticForm(ABC):
     def _refresh(self) -> None:
         if "form" in vars(self):
             self.form.picture = self._picture()
-            self._snapshot.renew()
+            self._snapshot.refresh()
 
     def _draw(self, text: str = "") -> tuple[str, str]:
         """Return HTML and text for documents without a kernel."""

@@ -464,7 +464,7 @@ class Experiment:
         """Update the static snapshot in the notebook."""
         with _update_lock:
             if not _exiting.is_set():
-                self._snapshot.renew()
+                self._snapshot.refresh()
 
     @contextmanager
     def _progress_in_cell(self, keep: bool = True) -> Iterator[None]:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distkit.events import Op, Span, State
-from distkit.trace.info import ClockOffset, several
+from distkit.trace.info import ClockOffset, hosts_if_several
 from distkit.trace.log import EventLog, Log
 
 #: Minimum duration of a message between hosts [s], longer than rounding errors of clocks.
@@ -134,7 +134,10 @@ def in_order(trace: Log) -> Log:
     True
     """
     errors = {host: clock.error for host, clock in trace.info.clocks.items() if clock.error}
-    hosts = {rank: host if host in errors else _HERE for rank, host in several(trace.info).items()}
+    hosts = {
+        rank: host if host in errors else _HERE
+        for rank, host in hosts_if_several(trace.info).items()
+    }
     near = [  # contradictory by no more than the errors of both clocks
         c
         for c in crossings(trace, hosts)

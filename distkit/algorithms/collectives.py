@@ -324,7 +324,7 @@ def reduce_scatter(
 
 
 def all_to_all_schedule(n: int) -> Schedule:
-    """Yield the rounds of a pairwise exchange; chunk n·i + j, of n², goes from rank i to rank j."""
+    """Yield the rounds of a pairwise exchange; rank i sends chunk n·i + j, of n², to rank j."""
     r = np.arange(n)
     for s in range(1, n):
         dst = (r + s) % n

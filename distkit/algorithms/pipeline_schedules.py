@@ -77,7 +77,7 @@ def gpipe(ranks: int, microbatches: int) -> Orders:
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Orders:
-    """Run backward as early as possible, so that a rank holds at most p - rank micro-batches.
+    """Run backward as early as possible, so that a rank stores at most p - rank micro-batches.
 
     Harlap et al., 2018; Narayanan et al., 2021.
 
@@ -107,7 +107,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Orders:
 def zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> Orders:
     """Run ZB-H1, which delays gradients of weights until the rank would be idle.
 
-    With one chunk no rank holds more micro-batches than rank 0 in 1F1B; with more chunks it is
+    With one chunk, no rank stores more micro-batches than rank 0 in 1F1B; with more chunks, this is
     torch's InterleavedZeroBubble. Qi et al., 2024.
 
     Raises:
@@ -310,7 +310,7 @@ class PipelineSchedule(Described):
         return bubble / (1 + bubble)
 
     def activations(self, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> int:
-        """Return the peak number of micro-batches that a rank holds."""
+        """Return the peak number of micro-batches that a rank stores."""
         return peak_activations(self.orders(ranks, microbatches, chunks))[rank]
 
 
@@ -339,7 +339,7 @@ SCHEDULES = (
         "GPipe",
         "all micro-batches forward, then all backward",
         "Huang et al., 2019",
-        "bubble (p-1)/m of the work, m micro-batches held",
+        "bubble (p-1)/m of the work, m micro-batches stored",
         gpipe,
         _bubble,
     ),
@@ -348,7 +348,7 @@ SCHEDULES = (
         "1F1B",
         "one forward and one backward in turn, as early as possible",
         "Harlap et al., 2018; Narayanan et al., 2021",
-        "bubble (p-1)/m of the work, p micro-batches held",
+        "bubble (p-1)/m of the work, p micro-batches stored",
         one_f_one_b,
         _bubble,
     ),
@@ -367,7 +367,7 @@ SCHEDULES = (
         "Zero bubble, ZB-H1",
         "1F1B that computes gradients of weights in idle time",
         "Qi et al., 2024",
-        "bubble (p-1)/(3m) of the work, p micro-batches held",
+        "bubble (p-1)/(3m) of the work, p micro-batches stored",
         zero_bubble,
         _zero_bubble,
         looped=True,
@@ -377,7 +377,7 @@ SCHEDULES = (
         "Zero bubble, ZB-H2",
         "ZB-H1 with a longer warm-up, so that no rank waits within a step",
         "Qi et al., 2024",
-        "no bubble with 2p-1 or more micro-batches, which are held",
+        "no bubble if 2p-1 or more micro-batches are stored",
         zero_bubble_h2,
         lambda ranks, microbatches, chunks=1: (
             max(0, 2 * ranks - 1 - microbatches) / (3 * microbatches)

@@ -91,7 +91,7 @@ class Card:
         from distkit.views.widget.snapshot import HtmlSnapshot
 
         snapshot = HtmlSnapshot(self._draw)
-        snapshot.alone = True
+        snapshot.standalone = True
         self._snapshots.append(snapshot)
         snapshot.show({})
 
@@ -107,4 +107,4 @@ class Card:
 
         with suppress(ZMQError):  # the kernel is ending
             for snapshot in self._snapshots:
-                snapshot.renew()
+                snapshot.refresh()

@@ -29,8 +29,8 @@ class DistributedDataset:
 
     Args:
         data: a map-style :class:`torch.utils.data.Dataset`; a tensor or an array; a tuple of them,
-            of equal lengths; or a list of ``.npy`` and ``.npz`` files, which every rank can read,
-            with one file at a time in memory.
+            of equal lengths; or a list of ``.npy`` and ``.npz`` files, which every rank must be
+            able to read; only one file is in memory at any time.
         global_batch: number of samples per step across all replicas, at least one per replica.
         replica: the index of this replica, from 0.
         replicas: number of replicas.
@@ -143,7 +143,7 @@ class _Items:
 
 
 class _Files:
-    """Samples in files, in file order, with one file at a time in memory."""
+    """Samples in files, in file order, with only one file in memory."""
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
         self._paths = [Path(path) for path in paths]

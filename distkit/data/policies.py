@@ -20,8 +20,8 @@ class AutoShardPolicy(str, Enum):
 
     ====== ===================================================================================
     AUTO   FILE if there are at least as many files as replicas, else DATA
-    FILE   each replica reads separate files, and takes its part of each batch from them
-    DATA   each replica takes its part of each global batch, and skips other samples
+    FILE   each replica reads separate files, which contain its part of each batch
+    DATA   each replica uses its part of each global batch, and skips other samples
     OFF    each replica reads all samples
     ====== ===================================================================================
 
@@ -35,7 +35,7 @@ class AutoShardPolicy(str, Enum):
 def split(global_batch: int, replicas: int) -> tuple[int, ...]:
     """Split a global batch into one part per replica.
 
-    The parts add up to the global batch and differ by at most one; larger parts come first.
+    The parts add up to the global batch and differ by at most one; the larger parts are first.
 
     Args:
         global_batch: total number of samples of all replicas, 0 or more.
@@ -195,7 +195,7 @@ def _file_ranges(plan: Plan) -> list[range]:
 
 
 def _shuffled(blocks: list[range], seed: list[int]) -> array[int]:
-    """Return shuffled blocks in random order, so that files are read one at a time."""
+    """Return shuffled blocks in random order, so that only one file is read at any time."""
     import numpy as np
 
     draw = np.random.default_rng(seed)

@@ -44,7 +44,7 @@ Stuck = Mapping[int, Span]
 
 
 def wrong_end(facts: Evidence, stuck: Stuck) -> Cause | None:
-    """Find two ends of a message that belong together but do not match."""
+    """Find a send and a receive that were intended for each other but do not match."""
     for find in (_tag_or_group, _message_taken, _wrong_source, _wrong_destination, _mixed_groups):
         for span in stuck.values():
             if (finding := find(facts, span)) is not None:
@@ -80,14 +80,14 @@ def _tag_or_group(facts: Evidence, span: Span) -> Finding | None:
 
 
 def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
-    alike = len({tuple(facts.members(s.group)) for s in spans}) == 1
-    rule = rules.groups_alike if alike else rules.wrong_group
+    same_members = len({tuple(facts.members(s.group)) for s in spans}) == 1
+    rule = rules.groups_alike if same_members else rules.wrong_group
     ranks = sorted({s.rank for s in spans})
     return rule.finding(*spans, culprits=ranks, here=Calls(spans, facts.call))
 
 
 def _message_taken(facts: Evidence, span: Span) -> Finding | None:
-    """Find a receive whose message was taken by an earlier receive from any source."""
+    """Find a receive whose message an earlier receive from any source has consumed."""
     if span.op is not Op.RECV or span.peer is None:
         return None
     taken = [
@@ -151,7 +151,7 @@ def _wrong_destination(facts: Evidence, span: Span) -> Finding | None:
 def _in_wait_chain(facts: Evidence, span: Span) -> bool:
     """Return whether a chain of waiting ranks leads from this message back to its rank.
 
-    The chain does not count if each of its ranks has an unmatched send, which is misdirected.
+    A chain in which each rank has an unmatched, and thus misdirected, send is ignored.
     """
     rank, chain = span.peer, [span.rank]
     while rank is not None and rank not in chain:

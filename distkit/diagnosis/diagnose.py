@@ -109,7 +109,7 @@ class _Diagnosis:
         return results, broken
 
     def _is_stuck_in(self, finding: Finding, span: Span) -> bool:
-        """Return whether a rank is stuck in this call, or after it in a shifted sequence."""
+        """Return whether a rank is stuck in this call, or in a later call of a shifted sequence."""
         stuck = self.facts.stuck.get(span.rank)
         if stuck is None or finding.rule is rules.different_reduction:
             return False
@@ -123,10 +123,10 @@ class _Diagnosis:
         """Find ranks that raised or died, grouped by error."""
         ends = self.facts.ends
         failed = [r for r, end in sorted(ends.items()) if end.is_failure and r not in broken]
-        alike = grouped(
+        by_error = grouped(
             failed, lambda r: (ends[r].how, _NUMBER.sub("", ends[r].text), ends[r].where)
         )
-        for (how, _, where), ranks in sorted(alike.items(), key=lambda item: item[0][0]):
+        for (how, _, where), ranks in sorted(by_error.items(), key=lambda item: item[0][0]):
             text = _ADDRESS.sub("", ends[ranks[0]].text)
             waiting = self._mark_explained(set(ranks))
             failure = deadlocks.failure(self.facts, ranks, how, text, where)

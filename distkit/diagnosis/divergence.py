@@ -206,7 +206,7 @@ def _joined(exits: Iterable[Statement]) -> str:
 
 
 def left_out(facts: Evidence, ranks: Iterable[int], spans: Iterable[Span]) -> Finding | None:
-    """Find ranks whose backward pass ended without some of the gradients that others wait for."""
+    """Find ranks that ended their backward pass without gradients that other ranks wait for."""
     parameters = facts.left_out(ranks)
     return unused(rules.unused_parameter, parameters, spans) if parameters else None
 

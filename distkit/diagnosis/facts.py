@@ -188,7 +188,7 @@ class Evidence:
 
     @cached_property
     def _message_ends(self) -> list[list[Span]]:
-        """The send and receive of each message, if started; the send comes first."""
+        """The send and the receive of each message, in this order, if they have started."""
         ends = ((m.send, m.recv) for m in self.trace.messages if m.op is Op.SEND)
         return [[self.by_key[end] for end in both if end in self.by_key] for both in ends]
 

@@ -13,8 +13,8 @@ from distkit.events import Op, Span
 from distkit.trace.calls import at
 from distkit.trace.log import grouped
 
-#: The rule of each request, in order of examination. Barriers come last, because workers that omit
-#: a push often wait at one.
+#: The rule of each request, in order of examination. Barriers are last, because workers that omit a
+#: push often wait at one.
 _RULES: dict[Op, rules.Rule] = {
     Op.PULL: rules.missing_push,
     Op.INIT: rules.missing_init,

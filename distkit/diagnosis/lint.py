@@ -12,7 +12,7 @@ from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Calls, Finding
 from distkit.events import P2P, Op, Span, State
 from distkit.trace.calls import call
-from distkit.trace.info import several
+from distkit.trace.info import hosts_if_several
 from distkit.trace.log import grouped
 
 #: Thresholds for a straggler: the time that others waited for it [s] and its fraction of the run;
@@ -212,7 +212,7 @@ def _stragglers(facts: Evidence) -> Iterator[Finding]:
 def _in_backend(facts: Evidence) -> Iterator[Finding]:
     """Find operations that do not complete although all partners have arrived."""
     by_match: dict[str, list[Span]] = defaultdict(list)
-    hosts = sorted({*several(facts.trace.info).values()})
+    hosts = sorted({*hosts_if_several(facts.trace.info).values()})
     for rank in filter(facts.is_running, facts.ranks):
         wait = facts.graph.wait(rank)
         if wait is not None and (rank, wait.seq) in facts.trace.matches and wait.match is None:

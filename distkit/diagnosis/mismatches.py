@@ -32,7 +32,7 @@ from distkit.diagnosis.findings import (
     with_tensor,
 )
 from distkit.events import Op, Span
-from distkit.trace.calls import at, call, difference, share
+from distkit.trace.calls import at, call, comparable_size, difference
 from distkit.trace.log import grouped
 
 #: A finding, and the operations involved.
@@ -263,7 +263,7 @@ def _gradients(facts: Evidence, column: Column) -> Finding | None:
 def _key(span: Span, where: bool) -> tuple[object, ...]:
     facts = span.attributes.get
     parameters = facts("reduction"), facts("function"), facts("members")
-    key = (span.op, span.peer, parameters, share(span), span.dtype)
+    key = (span.op, span.peer, parameters, comparable_size(span), span.dtype)
     return (*key, span.where) if where else key
 
 

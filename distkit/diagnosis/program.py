@@ -127,7 +127,7 @@ class Program:
     def skipping_guard(self, path: Path) -> Guard | None:
         """Return the innermost condition that may make some ranks skip a line; None if none does.
 
-        Conditions that name the rank come first.
+        Conditions that name the rank take precedence.
         """
         guards = self._guards(path)
         decided = [g for g in guards if not g.statement.is_loop or g.by_rank]
@@ -212,7 +212,7 @@ class Program:
     # -- syntax trees ----------------------------------------------------------
 
     def _guards(self, path: Path) -> list[Guard]:
-        """Return all guards of a line, outermost first; the exits of each frame come first."""
+        """Return all guards of a line, outermost first; in each frame, exits precede conditions."""
         frames = self._frames(path)
         guards = []
         for frame in frames:

@@ -11,8 +11,8 @@ register     every worker has registered
 init         worker 0 has sent the value
 push         it arrives
 pull         it arrives (``dist_async``); no worker is more than s pushes of the key
-             behind the puller (``staleness=s``); every worker has pushed it equally
-             often (``dist_sync``)
+             behind the puller (``staleness=s``); every worker has pushed the key as
+             often as the puller (``dist_sync``)
 barrier      every worker has called it
 ===========  =====================================================================
 
@@ -21,7 +21,7 @@ acknowledged, and the workers that it waits for have not started to push. A grad
 counts as arrived.
 
 If workers are replaced or excluded during a run, or rounds may end without some of them
-(``backup``), the workers' events do not determine the servers' state: then the result is marked as
+(``backup``), the workers' events do not determine the servers' state, and the result is marked as
 uncertain.
 """
 
@@ -104,7 +104,7 @@ class PendingRequests:
     # -- queries ----------------------------------------------------------------
 
     def done(self, worker: int, like: Event | Span) -> int:
-        """Return how often a worker has made the request that ``like`` waits for."""
+        """Return the number of a worker's requests of the kind that ``like`` waits for."""
         return self._requested[_awaited_topic(like)][worker]
 
     def awaited_by(self, request: Event | Span) -> Awaited:

@@ -121,7 +121,7 @@ def _request(record: Called) -> str:
 
 
 def keys(names: Sequence[Any]) -> str:
-    """Return the keys of a request as in source code; "…" stands for omitted keys.
+    """Return the keys of a request as in source code; "…" represents omitted keys.
 
     >>> keys(["w"]), keys((0, 1, "…", 9))
     ("'w'", '[0, 1, …, 9]')
@@ -173,10 +173,10 @@ def last_call(spans: Iterable[Span], rank: int) -> Span | None:
 # -- matching calls -----------------------------------------------------------------
 
 #: Operations whose sizes may differ between ranks.
-UNEQUAL = {Op.ALL_TO_ALL, Op.BARRIER, Op.NEW_GROUP}
+UNEVEN_OPS = {Op.ALL_TO_ALL, Op.BARRIER, Op.NEW_GROUP}
 
 
-def share(record: Event | Span) -> int:
+def comparable_size(record: Event | Span) -> int:
     """Return the size [bytes] that must be equal on all ranks.
 
     For a scatter, and for sparse tensors, whose number of stored elements may differ, return the
@@ -208,10 +208,10 @@ def difference(one: Event | Span, other: Event | Span) -> str:
         return "members" if attribute("members") != other_attribute("members") else ""
     if one.peer != other.peer:
         return "root"
-    if one.dtype and other.dtype and ((one.nbytes and other.nbytes) or one.op not in UNEQUAL):
+    if one.dtype and other.dtype and ((one.nbytes and other.nbytes) or one.op not in UNEVEN_OPS):
         if one.dtype != other.dtype:
             return "dtype"
-        if one.op not in UNEQUAL and share(one) != share(other):
+        if one.op not in UNEVEN_OPS and comparable_size(one) != comparable_size(other):
             return "size"
     return "reduction" if attribute("reduction") != other_attribute("reduction") else ""
 

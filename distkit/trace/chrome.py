@@ -1,9 +1,9 @@
 """Export to Chrome's Trace Event Format, for https://ui.perfetto.dev and chrome://tracing.
 
 Each rank is a process with threads for communication and for marked computation; operations that
-overlap are on several threads. Each operation is a complete slice ("X"), or a begin ("B") without
-end if it is unfinished. Flow arrows ("s", "t", "f") lead from each send to its receive and through
-the calls of each collective.
+overlap are on several threads. Each operation is a complete slice ("X"), or a begin event ("B")
+without an end if it is unfinished. Flow arrows ("s", "t", "f") lead from each send to its receive
+and through the calls of each collective.
 
 Source: the Trace Event Format document, and perfetto's importer (json_trace_parser_impl.cc,
 flow_tracker.cc), which binds a flow event to the innermost slice around its time, and treats flow

@@ -1,4 +1,4 @@
-"""The events of a trace in columns: one array per field, for traces of a million events.
+"""The events of a trace in columns, one array per field, for traces of a million events.
 
 Fields that many events share, their *category*, are stored once. :class:`Table` is also a sequence
 of events, which are created on demand.
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distkit.events import Attributes, Event, Op, State, Summary, label_of
-from distkit.trace.info import Count, Rank, Whole
+from distkit.trace.info import Count, Integer, Rank
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -32,7 +32,7 @@ class Category(NamedTuple):
     nbytes: Count
     shape: tuple[Count, ...]
     dtype: str
-    tag: Whole | None
+    tag: Integer | None
     where: str
     attributes: Attributes
 
@@ -95,9 +95,9 @@ class Table(Sequence[Event]):
             | {i: e.summary for i, e in enumerate(events, first) if e.summary is not None},
         )
 
-    def each(self, fact: Iterable[Any]) -> NDArray[Any]:
+    def each(self, values: Iterable[Any]) -> NDArray[Any]:
         """Expand one value per category to one value per event."""
-        return np.array([*fact] or [0])[self.category]
+        return np.array([*values] or [0])[self.category]
 
     def part(self, mask: NDArray[np.bool_]) -> Table:
         """Return a table of the events that a mask selects."""

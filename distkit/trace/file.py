@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 from distkit.errors import TraceFileError
 from distkit.events import Attributes, Summary
 from distkit.trace.columns import Category, Table
-from distkit.trace.info import Count, Number, Rank, RunInfo, Whole
+from distkit.trace.info import Count, Integer, Number, Rank, RunInfo
 from distkit.trace.log import EventLog, Log
 
 #: Format of saved traces. A reader rejects other versions.
@@ -50,7 +50,7 @@ def load(path: Path, kind: type[Log]) -> Log:
         kind: the class of the result.
 
     Raises:
-        TraceFileError: not a trace, corrupt, truncated, or of a different version.
+        TraceFileError: not a trace, corrupt, truncated, or of another version.
         FileNotFoundError: the file does not exist.
     """
     try:
@@ -81,12 +81,12 @@ def checked(trace: Log) -> Log:
     return type(trace).of(_table(columns), msgspec.json.decode(head, type=_Head).meta)
 
 
-def is_ours(path: Path) -> bool:
-    """Return whether a file begins like one written by :func:`save`, gzipped or not."""
+def is_trace_file(path: Path) -> bool:
+    """Return whether a file begins with the header that :func:`save` writes, gzipped or not."""
     return f'"{FORMAT}"'.encode() in unpacked(path, 256)
 
 
-# -- unpacking; bounded, since a small file can unpack to a huge one -----------------------------
+# -- unpacking, with a limit, since a small file can unpack to a huge one --------------------------
 
 
 def unpacked(path: Path, size: int = MAX_BYTES + 1) -> bytes:
@@ -106,7 +106,7 @@ def unpacked(path: Path, size: int = MAX_BYTES + 1) -> bytes:
             ) from error
     if len(content) > MAX_BYTES:
         raise TraceFileError(
-            f"{path}: unpacked, it has more than {MAX_BYTES:,} bytes. Record fewer steps."
+            f"{path}: the unpacked file has more than {MAX_BYTES:,} bytes. Record fewer steps."
         )
     return content
 
@@ -136,15 +136,16 @@ def _head(line: bytes, path: Path) -> _Head:
             else "Record the run again."
         )
         raise TraceFileError(
-            f"{path}: the trace has format {first.version}, this distkit reads {VERSION}. {remedy}"
+            f"{path}: the trace has format {first.version}, but this version of distkit reads "
+            f"format {VERSION}. {remedy}"
         )
     return msgspec.json.decode(line, type=_Head)
 
 
 # -- columns ----------------------------------------------------------------------
 
-_Fact = None | bool | Whole | Number | str
-#: NaN and infinity are strings that float() parses, as JSON has no number for them.
+_Value = None | bool | Integer | Number | str
+#: NaN and infinity are strings that float() parses, because JSON has no such numbers.
 _JsonFloat = float | Literal["nan", "inf", "-inf"]
 _Values = Annotated[list[_JsonFloat], Meta(max_length=65_536)]
 _Summary = tuple[Count, _Values, _JsonFloat, _JsonFloat, _JsonFloat, Count, bool]
@@ -152,7 +153,7 @@ _Summary = tuple[Count, _Values, _JsonFloat, _JsonFloat, _JsonFloat, Count, bool
 
 class _Columns(TypedDict, total=False):
     rank: list[Rank]
-    seq: list[Whole]
+    seq: list[Integer]
     category: list[Count]
     time: list[Number]
     categories: list[Category]
@@ -168,8 +169,8 @@ _TEXTS = (
 _KnownAttributes = msgspec.defstruct(
     "_KnownAttributes",
     [
-        ("key", Whole | str, ""),
-        ("keys", list[Whole | str], []),
+        ("key", Integer | str, ""),
+        ("keys", list[Integer | str], []),
         ("workers", list[Rank], []),
         ("late", list[Count], []),
         ("members", list[Rank], []),
@@ -183,7 +184,7 @@ _KnownAttributes = msgspec.defstruct(
 
 def _attributes(_: type, attributes: Any) -> Attributes:
     msgspec.convert(attributes, _KnownAttributes)
-    return Attributes(msgspec.convert(attributes, dict[str, _Fact | tuple[_Fact, ...]]))
+    return Attributes(msgspec.convert(attributes, dict[str, _Value | tuple[_Value, ...]]))
 
 
 _columns = msgspec.json.Decoder(_Columns, dec_hook=_attributes)
@@ -230,7 +231,7 @@ def _summary(fields: _Summary) -> Summary:
 
 
 def finite(x: float) -> float | str:
-    """Return NaN and infinity as strings that float() parses, as JSON has no number for them."""
+    """Return NaN and infinity as strings that float() parses, because JSON has no such numbers."""
     return x if math.isfinite(x) else str(x)
 
 

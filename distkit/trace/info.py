@@ -1,4 +1,4 @@
-"""Defines the metadata of a run, pure data that msgspec reads, validates and writes; its hosts."""
+"""The metadata of a run, which msgspec reads, validates and writes; and its hosts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from msgspec import Meta, Struct, structs
 MAX_RANKS = 100_000
 #: Upper bound of integers: JSON and numpy represent smaller ones exactly.
 MAX_INTEGER = 2**53
-#: Distance between the first operation numbers of a rank's successive processes.
+#: Difference between the first operation numbers of a rank's successive processes.
 SEQ_STRIDE = 1 << 32
 
 Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 Count = Annotated[int, Meta(ge=0, lt=MAX_INTEGER)]
-Whole = Annotated[int, Meta(gt=-MAX_INTEGER, lt=MAX_INTEGER)]
+Integer = Annotated[int, Meta(gt=-MAX_INTEGER, lt=MAX_INTEGER)]
 Number = Annotated[float, Meta(gt=-MAX_INTEGER, lt=MAX_INTEGER)]
 
 
@@ -73,11 +73,11 @@ class Replacement(Struct, frozen=True):
 
 
 class ClockOffset(Struct, frozen=True, omit_defaults=True):
-    """Offset of a host's clock from the trace's [s].
+    """Offset of a host's clock from the clock of the trace [s].
 
     Args:
         ahead: the offset, positive if the host's clock is ahead.
-        error: largest error of the host's times; None if only wall clocks were compared.
+        error: maximum error of the host's times; None if only wall clocks were compared.
     """
 
     ahead: Number
@@ -94,7 +94,7 @@ class Limitation(Struct, frozen=True, omit_defaults=True):
 class Raising(Struct, frozen=True):
     """An exception that has propagated on a rank since its operation ``seq``."""
 
-    seq: Whole
+    seq: Integer
     text: str
     where: str
 
@@ -102,7 +102,7 @@ class Raising(Struct, frozen=True):
 class Wait(Struct, frozen=True, array_like=True):
     """The operations ``seqs`` that a rank waits in, from ``since`` to at least ``until`` [s]."""
 
-    seqs: tuple[Whole, ...]
+    seqs: tuple[Integer, ...]
     since: Number
     until: Number
 
@@ -197,10 +197,10 @@ def hosts_of(info: RunInfo) -> dict[int, str]:
     return {rank: process.host for rank, process in sorted(info.ranks.items()) if process.host}
 
 
-def several(info: RunInfo) -> dict[int, str]:
+def hosts_if_several(info: RunInfo) -> dict[int, str]:
     """Return the host of each rank if there are several hosts; else {}.
 
-    >>> several(RunInfo(ranks={0: RankInfo(host="alpha"), 1: RankInfo(host="alpha")}))
+    >>> hosts_if_several(RunInfo(ranks={0: RankInfo(host="alpha"), 1: RankInfo(host="alpha")}))
     {}
     """
     known = hosts_of(info)
@@ -226,17 +226,17 @@ def traffic(hosts: Mapping[int, str], sent: Iterable[tuple[int, int, int, int]])
     return {pair: (messages, nbytes) for pair, (messages, nbytes) in sorted(by_pair.items())}
 
 
-def between(by_pair: Traffic) -> tuple[int, int]:
+def cross_host_traffic(by_pair: Traffic) -> tuple[int, int]:
     """Return the messages and bytes sent between different hosts."""
     cross_host = [totals for (src, dst), totals in by_pair.items() if src != dst]
     return sum(messages for messages, _ in cross_host), sum(nbytes for _, nbytes in cross_host)
 
 
-def agreement(info: RunInfo) -> float | None:
+def clock_error(info: RunInfo) -> float | None:
     """Return the maximum error when times of two hosts of a run are compared [s].
 
     The result is None if the clocks were not measured, or if there is only one host.
     """
     errors = [clock.error for clock in info.clocks.values() if clock.error is not None]
-    known = errors and len(errors) == len(info.clocks) and several(info)
+    known = errors and len(errors) == len(info.clocks) and hosts_if_several(info)
     return sum(sorted(errors)[-2:]) if known else None

@@ -53,7 +53,7 @@ class EventLog(Sequence[Event]):
 
     @classmethod
     def of(cls: type[Log], table: Table, info: RunInfo) -> Log:
-        """Return a trace whose events are created on first access.
+        """Return a trace that creates its events on first access.
 
         Args:
             table: the events in columns, in time order.
@@ -147,10 +147,10 @@ class EventLog(Sequence[Event]):
     @cached_property
     def collectives(self) -> list[list[Span]]:
         """The collectives, each as the list of the participating ranks' calls."""
-        return self.together(s for s in self.spans if s.op in COLLECTIVES)
+        return self.grouped_by_match(s for s in self.spans if s.op in COLLECTIVES)
 
-    def together(self, spans: Iterable[Span]) -> list[list[Span]]:
-        """Group operations by their match; an unmatched operation forms its own group."""
+    def grouped_by_match(self, spans: Iterable[Span]) -> list[list[Span]]:
+        """Group operations by their match; each unmatched operation is a separate group."""
         groups = grouped(spans, lambda s: self.matches.get((s.rank, s.seq), (s.rank, s.seq)))
         return list(groups.values())
 

@@ -2,10 +2,10 @@
 
 No side effects.
 
-The channels of :mod:`distkit.trace.calls` say what matches. Spans, matches and messages are rows of
-these columns, created on demand; views of whole traces read the columns. Events may arrive in
-batches, with ranks in any order, but in time order per rank; batches and the order of ranks do not
-affect the result.
+The channels of :mod:`distkit.trace.calls` define which operations match. Spans, matches and
+messages are rows of these columns, created on demand; views of whole traces read the columns.
+Events may arrive in batches, with ranks in any order, but in time order per rank; batches and the
+order of ranks do not affect the result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Operations:
     These arrays have one element per operation: ``rank``, ``seq``, ``start`` and ``end`` [s] (NaN:
     not ended), ``blocked`` (start of a long wait in it [s], NaN: none), ``nbytes``, ``category``
     (index into ``categories``), ``match`` (number of its match, -1: none), ``begin`` and ``last``
-    (indices of its first and last event). Matches below ``named`` have an id of the transport.
+    (indices of its first and last event). Matches with numbers below ``named`` have an id from the
+    transport.
 
     Args:
         table: the events.
@@ -71,7 +72,7 @@ class Operations:
         )
         self._begun = self.begin.copy()
         self.blocked: Floats = np.full(len(heads), np.nan)
-        self._begun[operation[started[::-1]]] = order[started[::-1]]  # the first one counts
+        self._begun[operation[started[::-1]]] = order[started[::-1]]  # keeps the first
         self.blocked[operation[blocked]] = time[order[blocked]]
         self.start: Floats = time[self._begun]
         nbytes = table.each(category.nbytes for category in table.categories)[order]
@@ -121,7 +122,7 @@ class Operations:
         before = occurrence(channel * (int(side.max(initial=0)) + 1) + side)
         keys, number = np.unique(channel * (len(self) + 1) + before, return_inverse=True)
         self.match[unmatched] = self.named + number
-        self._channel, self.place = np.divmod(
+        self._channel, self.position = np.divmod(
             np.append(np.zeros(self.named, np.int64), keys), len(self) + 1
         )
         self.match_count = len(self._channel)
@@ -143,21 +144,21 @@ class Operations:
         """Return the id of a match, given its number."""
         if match < self.named:
             return self._ids[match]
-        return f"{self._channels[self._channel[match]]}#{self.place[match]}"
+        return f"{self._channels[self._channel[match]]}#{self.position[match]}"
 
-    def each(self, fact: Iterable[Any]) -> NDArray[Any]:
+    def each(self, values: Iterable[Any]) -> NDArray[Any]:
         """Expand one value per category to one value per operation."""
-        return np.array([*fact] or [0])[self.category] if len(self) else np.zeros(0, np.int64)
+        return np.array([*values] or [0])[self.category] if len(self) else np.zeros(0, np.int64)
 
-    def among(self, ops: Iterable[Op]) -> Bools:
-        """Return for each operation whether its kind is one of ``ops``."""
+    def is_any_of(self, ops: Iterable[Op]) -> Bools:
+        """Return whether the kind of each operation is one of ``ops``."""
         wanted = frozenset(ops)
         return self.each(category.op in wanted for category in self.categories).astype(bool)
 
     @cached_property
     def mark(self) -> Bools:
         """Whether each operation is computation."""
-        return self.among(COMPUTATION)
+        return self.is_any_of(COMPUTATION)
 
     @cached_property
     def order(self) -> Ints:
@@ -168,8 +169,8 @@ class Operations:
     def values(self, indices: Ints) -> list[Values]:
         """Return the values of the operations' tensors before and after them."""
         summary = self._table.summary.get
-        # the buffer of a receive is undefined before
-        begin = np.where(self.among([Op.RECV]), -1, np.stack([self._begun, self.begin]))
+        # before a receive, its buffer is undefined
+        begin = np.where(self.is_any_of([Op.RECV]), -1, np.stack([self._begun, self.begin]))
         last = np.where(self.ended, self.last, -1)
         numbers = [*begin[:, indices].tolist(), last[indices].tolist()]
         return [(summary(s) or summary(b), summary(e)) for s, b, e in zip(*numbers, strict=True)]
@@ -203,11 +204,11 @@ class Operations:
 class Pairs:
     """Columns of the messages between operations, and of the operations of each collective.
 
-    ``tie`` has one element per operation: the number of its collective (-1: none), out of ``ties``.
-    These arrays have one element per message: ``send`` and ``recv`` (operations, -1: none),
-    ``sent`` and ``received`` [s] (NaN: never), ``src`` and ``dst`` (ranks), ``nbytes``, ``about``
-    (the operation that describes it), ``begun`` (False: its ranks are paused before it) and ``p2p``
-    (False: a request or a reply; these come last).
+    ``collective`` has one element per operation: the number of its collective (-1: none), below
+    ``collective_count``. These arrays have one element per message: ``send`` and ``recv``
+    (operations, -1: none), ``sent`` and ``received`` [s] (NaN: never), ``src`` and ``dst`` (ranks),
+    ``nbytes``, ``described_by`` (an operation), ``is_started`` (False: its ranks are paused before
+    it), ``is_reply``, and ``p2p`` (False: a request or a reply; these are last).
 
     Args:
         ops: the operations to pair.
@@ -215,10 +216,10 @@ class Pairs:
 
     def __init__(self, ops: Operations) -> None:
         self.ops = ops
-        self.tie: Ints = np.full(len(ops), -1)
-        members = np.flatnonzero(ops.among(COLLECTIVES))
-        ties, self.tie[members] = np.unique(ops.match[members], return_inverse=True)
-        self.ties = len(ties)
+        self.collective: Ints = np.full(len(ops), -1)
+        members = np.flatnonzero(ops.is_any_of(COLLECTIVES))
+        numbers, self.collective[members] = np.unique(ops.match[members], return_inverse=True)
+        self.collective_count = len(numbers)
         begun = np.zeros(ops.match_count, bool)
         begun[ops.match[(ops.match >= 0) & ~ops.scheduled]] = True
         send, recv, request = map(self._first, ([Op.SEND], [Op.RECV], REQUESTS))
@@ -232,14 +233,14 @@ class Pairs:
         self.send = np.concatenate([send[unnamed], request[requested], send[replied]])
         self.recv = np.concatenate([recv[unnamed], recv[requested], request[replied]])
         self.match = np.concatenate([unnamed, requested, replied])
-        self.p2p, self.begun = self.match >= ops.named, begun[self.match]
+        self.p2p, self.is_started = self.match >= ops.named, begun[self.match]
         self.src = np.where(self.send >= 0, ops.rank[self.send], peer[self.recv])
         self.dst = np.where(self.recv >= 0, ops.rank[self.recv], peer[self.send])
         self._measure()
 
     def _first(self, ops: Iterable[Op]) -> Ints:
         """Return the first of these operations in each match; repetitions are ignored."""
-        matched = np.flatnonzero(self.ops.among(ops) & (self.ops.match >= 0))
+        matched = np.flatnonzero(self.ops.is_any_of(ops) & (self.ops.match >= 0))
         matched = matched[np.argsort(self.ops.start[matched], kind="stable")[::-1]]
         first = np.full(self.ops.match_count, -1)
         first[self.ops.match[matched]] = matched
@@ -247,14 +248,16 @@ class Pairs:
 
     def _measure(self) -> None:
         ops, send, recv = self.ops, self.send, self.recv
-        request = ops.among(REQUESTS)
+        request = ops.is_any_of(REQUESTS)
         self.sent = np.where((send >= 0) & ~ops.scheduled[send], ops.start[send], np.nan)
         failed = ops.each(k.state is State.FAILED for k in ops.categories).astype(bool)
         unreceived = (recv < 0) | (self.p2p & failed[recv])
         self.received = np.where(unreceived, np.nan, ops.end[recv])
         is_request = (send >= 0) & request[send]
-        self.about = np.where((recv >= 0) & request[recv], recv, np.where(send >= 0, send, recv))
-        self.back = ~self.p2p & (self.about == recv)
+        self.described_by = np.where(
+            (recv >= 0) & request[recv], recv, np.where(send >= 0, send, recv)
+        )
+        self.is_reply = ~self.p2p & (self.described_by == recv)
         payload = np.where(is_request & (recv >= 0), recv, np.where(send >= 0, send, recv))
         self.nbytes = ops.nbytes[payload]
 
@@ -283,7 +286,7 @@ class Pairs:
         return {(rank, seq): ids[match] for rank, seq, match in numbers}
 
     def messages(self) -> list[Message]:
-        """Return the messages in order of sending; messages never sent come last."""
+        """Return the messages in order of sending; messages that were never sent are last."""
         ops, missing = self.ops, len(self.ops)
         position = np.full(missing + 1, missing)  # the last element represents a missing end
         position[ops.order] = np.arange(missing)
@@ -292,7 +295,7 @@ class Pairs:
         columns = (self.src, self.dst, self.nbytes, _optional(self.sent), _optional(self.received))
         rows = zip(
             *(c[order].tolist() for c in (*columns, self.p2p, self.send, self.recv)),
-            ops.category[self.about[order]].tolist(),
+            ops.category[self.described_by[order]].tolist(),
             strict=True,
         )
         keys: list[Any] = [*zip(ops.rank.tolist(), ops.seq.tolist(), strict=True), None]
@@ -339,7 +342,7 @@ def _join(first: Category, last: Category, nbytes: int) -> Category:
 
 
 def occurrence(key: Ints) -> Ints:
-    """Return for each element the number of equal elements before it.
+    """Return the number of equal elements before each element.
 
     >>> occurrence(np.array([5, 7, 5, 5])).tolist()
     [0, 0, 1, 2]

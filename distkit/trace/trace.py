@@ -24,7 +24,7 @@ class Trace(EventLog):
     Args:
         events: in any order; the trace sorts them by time.
         info: metadata of the run: its name, ranks, groups, ends, sources, and the limits of the
-            record.
+            recording.
 
     >>> from distkit.events import Event, Op, State
     >>> t = Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
@@ -64,7 +64,7 @@ class Trace(EventLog):
             path: a file, several files of one run, or a folder.
 
         Raises:
-            TraceFileError: not a trace, corrupt, truncated, or of a different version.
+            TraceFileError: not a trace, corrupt, truncated, or of another version.
             FileNotFoundError: the file does not exist.
             IsADirectoryError: the folder is empty.
 
@@ -73,7 +73,11 @@ class Trace(EventLog):
         """
         from distkit.trace import file
 
-        if isinstance(path, (str, Path)) and not Path(path).is_dir() and file.is_ours(Path(path)):
+        if (
+            isinstance(path, (str, Path))
+            and not Path(path).is_dir()
+            and file.is_trace_file(Path(path))
+        ):
             return file.load(Path(path), cls)
         paths = [path] if isinstance(path, (str, Path)) else path
         foreign = companions.load("distkit_hosts.foreign")
@@ -99,7 +103,7 @@ class Trace(EventLog):
 
 
 def without_idle_servers(trace: Trace) -> Trace:
-    """Drop the registrations of servers in a run whose workers never create a store.
+    """Remove the events of servers from a run whose workers never create a store.
 
     >>> from distkit.events import Event, State
     >>> from distkit.trace.info import RankInfo, RunInfo

@@ -19,7 +19,7 @@ ByRank = dict[int, Summary]
 
 
 def is_note(record: Event | Category) -> bool:
-    """Return whether this is a mark of ``watch_gradients``, which only the gradients view shows."""
+    """Return whether a mark is from ``watch_gradients``; only the gradients view shows these."""
     return "watched" in record.attributes and record.op is Op.MARK
 
 
@@ -115,7 +115,7 @@ def shares_of(step: Step) -> dict[int, float]:
 def _in_order(
     layers: dict[str, tuple[int, ...]], lanes: dict[int, list[Span]]
 ) -> dict[str, tuple[int, ...]]:
-    """Sort layers in the model's order, given by the completion of the gradients' marks."""
+    """Sort layers in the model's order, inferred from the completion of the gradients' marks."""
     done = sorted(
         (s.end, str(s.attributes.get("name", "")))
         for lane in lanes.values()

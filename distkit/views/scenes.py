@@ -19,10 +19,10 @@ from distkit.views.widget.view import SceneView
 class Stage(SceneView):
     """Animates a run: the messages between ranks, and the contributions in each tensor.
 
-    A strip of numbered chunks shows each rank's tensor. A chunk has a layer in the colour of each
-    rank whose contribution it contains, and a complete chunk has all colours. A hub in the middle
-    stands for a collective of torch. All messages of a round move together, as in a textbook.
-    Space plays, arrow keys step through rounds.
+    A strip of numbered chunks shows each rank's tensor. A chunk has a layer in the color of each
+    rank whose contribution it contains, and a complete chunk has all colors. A hub in the middle
+    represents a collective of torch. All messages of a round move together, as in a textbook.
+    The space bar plays, and arrow keys step through rounds.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
@@ -47,9 +47,9 @@ class Stage(SceneView):
 class Tensors(SceneView):
     """Shows the values of each message and collective, before and after, on every rank.
 
-    A slider moves from operation to operation. Each rank has a heat map, a histogram and the
-    numbers; a line reports whether the ranks hold equal values, which ranks differ, and by how
-    much. Of a tensor with more than 64 elements, 64 evenly spaced ones are shown.
+    A slider selects an operation. Each rank has a heat map, a histogram and the numbers; a line
+    reports whether the ranks have equal values, and otherwise which ranks differ, and by how much.
+    If a tensor has more than 64 elements, 64 evenly spaced ones are shown.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
@@ -65,8 +65,8 @@ class Tensors(SceneView):
     ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, summary=ones, **facts)]))
     Tensors: 2 ranks
       rank 0 → rank 1  float32 [2] · at 0 µs
-        = rank 1 received what rank 0 sent
-        values: colours: ±1; rank 0 1 to 1, norm 1.41; rank 1 1 to 1, norm 1.41
+        = rank 1 received the values that rank 0 sent
+        values: colors: ±1; rank 0 1 to 1, norm 1.41; rank 1 1 to 1, norm 1.41
     """
 
     def _project(self, trace: EventLog) -> Json:
@@ -90,7 +90,7 @@ class Gradients(SceneView):
 
     >>> Gradients(EventLog())  # doctest: +ELLIPSIS
     Gradients
-      nothing was watched: put the loop into with dk.watch_gradients(model) as watch, ...
+      nothing was watched: run the loop inside `with dk.watch_gradients(model) as watch`, ...
     """
 
     def _project(self, trace: EventLog) -> Json:
@@ -103,7 +103,8 @@ class Servers(SceneView):
     Each server shows its keys with their versions, and an inbox per key in which gradients wait
     for an update. A gradient carries the version from which it was computed; an update shows the
     workers and staleness of its gradients. Arrows lead from a waiting worker to the workers it
-    waits for. Space plays, arrow keys step through messages, page up and down through updates.
+    waits for. The space bar plays, arrow keys step through messages, and page up and page down
+    through updates.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.

@@ -24,7 +24,7 @@ from distkit.views.scene.values import Cell, Head, Table, bounds, norm
 #: Maximum numbers of drawn ranks per operation, and of values of all operations.
 MAX_RANKS, MAX_VALUES = 16, 120_000
 
-#: Collectives after which all ranks should hold equal values.
+#: Collectives after which all ranks should have equal values.
 AGREEING = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.BROADCAST})
 
 #: Widths of the scene and of row names, height of a tensor [px].
@@ -71,7 +71,7 @@ def operations(trace: EventLog) -> list[list[Span]]:
 
     The sender precedes the receiver, and the spans of a collective are sorted by rank.
     """
-    tied = trace.together(s for s in trace.spans if s.op not in COMPUTATION)
+    tied = trace.grouped_by_match(s for s in trace.spans if s.op not in COMPUTATION)
     groups = [
         sorted(g, key=lambda s: (s.op is Op.RECV, s.rank)) for g in tied if any(s.dtype for s in g)
     ]
@@ -91,7 +91,7 @@ def _notices(groups: Sequence[object], recorded: list[list[Span]], shown: int) -
     if len(recorded) < len(groups):
         yield (
             f"{count(len(groups) - len(recorded), 'operation')} not shown: their values were not "
-            "recorded, to keep recording cheap"
+            "recorded, to limit the overhead"
         )
     ranks = max(map(len, recorded[:shown]), default=0)
     yield from omissions(
@@ -112,8 +112,8 @@ def _operation(
     keyframe = {
         "begin": float(n),
         "end": float(n),
-        "who": _title(trace, first),
-        "more": " · ".join(
+        "caption": _title(trace, first),
+        "details": " · ".join(
             filter(None, [tensor, part, f"at {human_seconds(first.start - trace.start)}"])
         ),
         "where": clean(first.where.rpartition("/")[2]),
@@ -123,7 +123,7 @@ def _operation(
     wrong = any(v["expected"] and v["word"] == "different" for v in verdicts)
     others = [r for r in differing if wrong][:MAX_RANKS]
     marks = [[trace.ranks.index(r) % 8, str(r), ""] for r in others]
-    row = [n, ranks, keyframe["who"], f" {tensor}", "≠" if wrong else "", marks, 0]
+    row = [n, ranks, keyframe["caption"], f" {tensor}", "≠" if wrong else "", marks, 0]
     return keyframe, row, _table(scene, n, trace, group, differing)
 
 
@@ -157,8 +157,8 @@ def _verdict(
 ) -> tuple[list[Json], dict[int, list[int]]]:
     """Return a verdict if two ranks' values are known, and the positions at which ranks differ.
 
-    The first ranks of the largest group with equal values are the reference, and the sender of a
-    message, which has no ``prefix``.
+    The reference is the largest group of ranks with equal values, or the sender of a message, which
+    has no ``prefix``.
     """
     known = {rank: s for rank, s in summaries.items() if s is not None}
     if len(known) < 2:
@@ -169,7 +169,7 @@ def _verdict(
     if len(kinds) == 1:
         part = f", comparing {len(base.values)} of {base.size:,} values"
         words = f"the same on all {len(known)} ranks{part if base.size > len(base.values) else ''}"
-        words = words if prefix else f"{names[1]} received what {names[0]} sent"
+        words = words if prefix else f"{names[1]} received the values that {names[0]} sent"
         return [{"word": "same", "expected": expected, "text": prefix + words}], {}
     off = {r: unequal(base, s) for r, s in known.items() if key(s) != key(base)}
     by = max(distance(base, known[rank]) for rank in off)
@@ -202,7 +202,7 @@ def _table(
         rows = {"values": [b if b.summary else a for b, a in zip(before, after, strict=True)]}
     for when, cells in rows.items():
         if any(cell.summary for cell in cells):
-            table.row(when, [f"colours: ±{figure(number(most))}"] if most else [], cells, most)
+            table.row(when, [f"colors: ±{figure(number(most))}"] if most else [], cells, most)
     if hidden := len(group) - len(drawn):
         table.add(0, table.bottom + 8, text(f"and {count(hidden, 'more rank')}", "small"))
         table.bottom += 16

@@ -63,7 +63,7 @@ class Link:
         """Deliver the page's messages to the widget, and its replies until the command is done."""
         for message in self.tab.page.evaluate("taken()"):
             self.cockpit._handle_custom_msg(message, [])
-            self.until(lambda m, me=message: m.get("content") == {"did": me["id"]})
+            self.until(lambda m, me=message: m.get("content") == {"done": me["id"]})
         while not self.out.empty():
             self.one()
 

@@ -55,7 +55,7 @@ def test_lanes_of_both_runs_and_what_the_numbers_say(
     before = sheet.root.locator("canvas").evaluate("c => c.toDataURL()")
     sheet.press("+", "w")
     assert sheet.root.locator("canvas").evaluate("c => c.toDataURL()") != before
-    assert sheet.text(".dk-lens-status").endswith("on all ranks together")
+    assert sheet.text(".dk-lens-status").endswith("in total on all ranks")
     assert tab.page.evaluate("leaked") == []  # no key reaches the notebook
     sheet.pictures("compare")
     assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")

@@ -87,7 +87,7 @@ def test_killed_server_is_replaced_by_its_backup(cluster, tmp_path) -> None:
     assert "server 0 died and had to be replaced" in shown.notices
     last = [versions[-1][1] for versions in shown.history.versions.values() if versions]
     assert last == [400] * 6
-    lying = [g for g in shown.history.gradients if g.taken > shown.end]
+    lying = [g for g in shown.history.gradients if g.applied > shown.end]
     assert len(lying) <= 12  # an update lost with its server
     assert cluster.run(adds, "dist_sync", replication=2).results == [100, 100]
 

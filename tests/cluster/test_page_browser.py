@@ -139,7 +139,7 @@ def closer(tab: Any, canvas: Any, times: int) -> None:
 
 def test_long_run_opens_as_summary_and_zooms_to_operations(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "big.html")
-    assert reported(tab).startswith("share of time in operations")
+    assert reported(tab).startswith("fraction of time in operations")
     assert tab.page.evaluate("document.querySelectorAll('*').length") < 6_000
     assert tab.page.locator(".dk-stage").evaluate("e => e.getBoundingClientRect().height") < 500
     closer(tab, canvas, 12)
@@ -150,7 +150,7 @@ def test_live_run_grows_until_it_ends(tab: Any, tmp_path: Path) -> None:
     trace = ring()
     info = traces.info(world_size=4, name="live")
     view = Timeline(Trace())
-    view._look(Trace((), info), True)
+    view._process(Trace((), info), True)
     sheet = Sheet(tab, view, tmp_path / "live.html")
     canvas = tab.page.locator("canvas[role]")
     assert tab.page.locator(".dk-live").is_visible()

@@ -59,7 +59,7 @@ def drawn(on: Sheet, selector: str) -> list[str]:
 def test_synchronous_run_is_stepped_through(tab: Any, real: Any, tmp_path: Path) -> None:
     view = sheet(tab, tmp_path, real["in_step"])
     assert "dist_sync" in view.text(".dk-facts")
-    assert "one gradient of each of the 2 workers" in view.text(".dk-said")
+    assert "one gradient of each of the 2 workers" in view.text(".dk-description")
     named = drawn(view, ".dkm-main .mark-name")
     assert sorted(named) == ["scheduler", "server 0", "server 1", "worker 0", "worker 1"]
     assert sorted(drawn(view, ".mark-key")) == ["b", "w", "w"]  # each server has a part of w

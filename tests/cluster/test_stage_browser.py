@@ -62,7 +62,7 @@ class Shown(Sheet):
 
 def test_ring_all_reduce_is_stepped_through_round_by_round(load: Any, real: Trace) -> None:
     view = load(real)
-    assert "a chunk has a layer" in view.text(".dk-said")
+    assert "a chunk has a layer" in view.text(".dk-description")
     assert view.texts(".dkm-panels b") == [f"round {k} of 6" for k in range(1, 7)]
     assert view.layers() == 16  # four chunks on each of four ranks, each with its own contribution
     view.root.focus()

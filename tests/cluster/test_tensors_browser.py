@@ -42,7 +42,7 @@ def test_tensors_of_a_run_are_drawn(tab: Any, tmp_path: Path, trace: Trace) -> N
     assert "→" in sheet.text(".dk-fact strong")
     assert sheet.text(".dkv-verdicts").endswith("sent")
     assert sheet.text(".dk-clock") == "operation 3 of 26"
-    assert "values: colours: ±" in sheet.root.locator("> .dk-spoken").text_content()
+    assert "values: colors: ±" in sheet.root.locator("> .dk-spoken").text_content()
     sheet.root.locator(".dkm-list select").select_option("rank 3")
     sheet.drawn(lambda: sheet.root.locator(".dkm-list li").last.click())
     assert "rank 3" in sheet.text(".dk-fact strong")

@@ -77,7 +77,7 @@ test("a row returns its bars in the visible range", () => {
   const layout = layoutOf("all_reduce", middle);
   const { store } = layout;
   for (const track of store.tracks) {
-    const [first, last] = layout.inSight(track);
+    const [first, last] = layout.visibleRange(track);
     Array.from(track.items).forEach((i, n) => {
       const seen = store.start[i] >= middle[0] && store.start[i] < middle[1];
       if (seen) assert.ok(n >= first && n < last);

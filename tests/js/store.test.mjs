@@ -19,8 +19,8 @@ test("bars are found by their ids and ordered by their starts", () => {
 
 test("members of a collective are sorted by lane and related to each other", () => {
   const store = new Store(bulk.sync_sgd);
-  const tied = all(store).find(({ tie }) => tie >= 0);
-  const members = store.members(tied.tie);
+  const tied = all(store).find(({ collective }) => collective >= 0);
+  const members = store.members(tied.collective);
   assert.deepEqual(members.map((i) => store.lane(i)), range(store.frame.lanes.length));
   assert.deepEqual([...store.related(tied).bars].sort(), [...members].sort());
   assert.deepEqual(store.members(-1), []);

@@ -236,7 +236,9 @@ def test_unpacked_size_is_limited(
     own = ring().save(tmp_path / "own.gz")
     for content in (json.dumps(dump()).encode() + b" " * 900, gzip.decompress(own.read_bytes())):
         file.write_bytes(write(content))
-        with pytest.raises(TraceFileError, match="rank_0: unpacked, it has more than 1,000 bytes"):
+        with pytest.raises(
+            TraceFileError, match="rank_0: the unpacked file has more than 1,000 bytes"
+        ):
             Trace.load(file)
 
 

@@ -14,7 +14,7 @@ from distkit._format import human_bytes, human_seconds
 from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.catalogue import PIPELINES
 from distkit.events import Op, Span
-from distkit.trace.info import agreement, hosts_of
+from distkit.trace.info import clock_error, hosts_of
 from distkit.trace.trace import Trace
 from distkit_course.content.runs import MIB, MS, RUNS, two_hosts
 from distkit_course.quizzes import QUIZZES
@@ -309,7 +309,7 @@ def many_machines(trace: Trace) -> Answers:
         len(sends),
         human_bytes(sum(s.nbytes for s in sends if hosts[s.rank] == "delta")),
         max(quickest, key=lambda name: quickest[name]),
-        human_seconds(agreement(trace.info) or 0.0),
+        human_seconds(clock_error(trace.info) or 0.0),
     )
 
 

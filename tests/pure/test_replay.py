@@ -84,7 +84,10 @@ def newer(file: Path) -> None:
         (lambda f: f.mkdir(), "the folder is empty"),
         (lambda f: f.write_text("hello"), "damaged, or not a trace"),
         (lambda f: f.write_bytes(ring().save(f).read_bytes()[:-40]), "is truncated or damaged"),
-        (newer, "the trace has format 99, this distkit reads 3. Update distkit: "),
+        (
+            newer,
+            "the trace has format 99, but this version of distkit reads format 3. Update distkit: ",
+        ),
         (
             lambda f: f.write_text('{"traceEvents": 7}'),
             "Expected `array`, got `int` - at `$.traceEvents`",

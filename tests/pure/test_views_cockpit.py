@@ -44,7 +44,7 @@ class Browser:
     def click(self, do, **more):
         """Send a button's command, and wait until it is handled."""
         self.cockpit._handle_custom_msg({"do": do, "id": len(self.messages), **more}, [])
-        self.wait(lambda: {"did": len(self.messages) - 2} in self.messages)
+        self.wait(lambda: {"done": len(self.messages) - 2} in self.messages)
 
     def wait(self, condition):
         with self.changed:
@@ -195,11 +195,11 @@ def test_user_can_seek_back_and_pause_while_ranks_run(opened, monkeypatch):
     browser.cockpit._handle_custom_msg({"do": "finish", "id": "x"}, [])
     assert moving.wait(60)
     browser.cockpit._handle_custom_msg({"do": "seek", "position": 1, "id": "y"}, [])
-    browser.wait(lambda: {"did": "y"} in browser.messages)
+    browser.wait(lambda: {"done": "y"} in browser.messages)
     browser.at(1, 2)
-    assert {"heard": "x"} in browser.messages and {"did": "x"} not in browser.messages
+    assert {"received": "x"} in browser.messages and {"done": "x"} not in browser.messages
     let.set()
-    browser.wait(lambda: {"did": "x"} in browser.messages)
+    browser.wait(lambda: {"done": "x"} in browser.messages)
 
 
 def test_invalid_action_returns_a_sentence(opened):

@@ -98,7 +98,7 @@ def layer(trace: Trace):
 def test_sum_and_mean_are_shown_as_an_average(after, kind) -> None:
     trace = trained([after, after], alone=MEAN)
     found = layer(trace)
-    assert (found.reduction, found.apart) == (Reduced(kind, True), 0)
+    assert (found.reduction, found.largest_difference) == (Reduced(kind, True), 0)
     assert [s.values for s in found.after] == [tuple(MEAN)]
     assert texts(trace) == [
         ("same", f"after the all-reduce every rank has the same gradient: the {kind} of all 2"),

@@ -131,10 +131,10 @@ def test_every_message_is_one_arrow_and_every_operation_one_bar(trace):
 @FEW
 @given(runs())
 def test_members_of_a_collective_share_a_tie(trace):
-    ties = {bar["id"]: bar.get("tie") for bar in Columns(trace).picture()["bars"]}
+    collective_of = {bar["id"]: bar.get("collective") for bar in Columns(trace).picture()["bars"]}
     for s in trace.spans:
         expected = trace.matches[s.rank, s.seq] if s.op in COLLECTIVES else None
-        assert ties[f"{s.rank}.{s.seq}"] == expected
+        assert collective_of[f"{s.rank}.{s.seq}"] == expected
 
 
 @FEW
@@ -247,7 +247,7 @@ def test_operation_on_a_gpu_has_its_device_time_and_memory():
 
 
 def unpacked(picture):
-    """Decode columns like the browser: bars and arrows by id, with times and ties."""
+    """Decode columns like the browser: bars and arrows by id, with times and collective_of."""
     columns, arrays, at = picture["columns"], {}, 0
     for name, kind, length in columns["parts"]:
         size = length * int(kind[1])

@@ -122,13 +122,13 @@ def version(run, time, server=None, key="w"):
 
 def waiting_gradients(run, time):
     """Return worker and version of the gradients in all inboxes."""
-    spans = ((g.arrived, g.taken, g) for g in run.history.gradients)
+    spans = ((g.arrived, g.applied, g) for g in run.history.gradients)
     return [(g.node, g.version) for g in now(spans, time)]
 
 
 def held(run, time):
     """Return the waiting pulls."""
-    return now([(r.arrived, r.answered, r) for r in run.history.requests if r.held], time)
+    return now([(r.arrived, r.answered, r) for r in run.history.requests if r.blocked], time)
 
 
 def status(run, time):
@@ -144,7 +144,7 @@ def keyframes(run, kind):
 
 def more(run, kind):
     """Return the details of the keyframes of a kind."""
-    return [keyframe.more for keyframe in keyframes(run, kind)]
+    return [keyframe.details for keyframe in keyframes(run, kind)]
 
 
 # -- the history of the events ------------------------------------------------------------
@@ -177,19 +177,19 @@ def test_history_matches_the_server(workers, rule, steps) -> None:
         blocked = {node for node, _ in entry.waiting}
     trace = run.trace()
     history = read(trace)
-    held = [r for r in history.requests if r.held and math.isinf(r.answered)]
+    held = [r for r in history.requests if r.blocked and math.isinf(r.answered)]
     waits = {r.node: history.waits[r.node][-1][2] for r in held}
 
-    assert [(u.place[1], u.late) for u in history.updates] == run.updates
+    assert [(u.server_key[1], u.late) for u in history.updates] == run.updates
     assert [u.version for u in history.updates] == list(range(1, len(run.updates) + 1))
     found = {op: [r for r in history.requests if r.span.op is op] for op in (Op.PUSH, Op.PULL)}
     assert [(r.node, r.version) for r in found[Op.PUSH]] == [(p.node, p.version) for p in pushes]
     assert sum(r.dropped for r in found[Op.PUSH]) == sum(entry.dropped.values())
-    got = [r for r in found[Op.PULL] if r.left is not None]
+    got = [r for r in found[Op.PULL] if r.reply_sent is not None]
     assert [r.version for r in got] == [
         run.replies[p.match] for p in pulls if p.match in run.replies
     ]
-    waiting_gradients = [g.node for g in history.gradients if math.isinf(g.taken)]
+    waiting_gradients = [g.node for g in history.gradients if math.isinf(g.applied)]
     assert sorted(waiting_gradients) == sorted(w for one in entry.rounds.values() for w in one)
     assert waits.keys() == blocked
     for (node, _), (_, clock) in entry.waiting.items():
@@ -228,8 +228,8 @@ def test_async_gradients_are_applied_at_once_and_may_be_stale() -> None:
     assert not any(kind == "waits" for kind, _ in status(run, run.end).values())
     assert run.history.quorum == 1
     update = keyframes(run, "update")[-1]
-    assert update.who == "server 0 updates w to v2"
-    assert update.more.startswith("with worker 1 (1 late)")
+    assert update.caption == "server 0 updates w to v2"
+    assert update.details.startswith("with worker 1 (1 late)")
     assert opening(run) == update.end  # the moment when the staleness appeared
 
 
@@ -239,7 +239,7 @@ def test_dead_nodes_are_labelled_and_crossed_out() -> None:
     run = project(run.trace(ends=ends))
     assert run.notices == ["worker 1 died", "1 pull never answered"]
     assert status(run, run.end) == {0: ("waits", "waits for worker 1"), 1: ("ended", "died")}
-    assert [death.who for death in keyframes(run, "death")] == ["worker 1 dies"]
+    assert [death.caption for death in keyframes(run, "death")] == ["worker 1 dies"]
 
 
 def test_backup_worker_drops_the_last_gradient() -> None:
@@ -247,7 +247,7 @@ def test_backup_worker_drops_the_last_gradient() -> None:
     run = project(shop(3, Synchronous(backup=1), steps).trace())
     assert run.notices == ["1 gradient too late, not counted"]
     assert rule_sentence(run.history).startswith(
-        "An update takes the first 2 gradients of a round."
+        "An update applies the first 2 gradients of a round."
     )
     assert more(run, "push")[-1].startswith("computed from v0: too late, not counted")
     assert waiting_gradients(run, run.end) == []

@@ -116,7 +116,7 @@ def test_ring_all_reduce_is_recognised_and_fills_every_chunk(n, recorded):
     (found,) = find_all_reduces(trace)
     assert len(found.rounds) == 2 * (n - 1)
     for rank, pieces in finally_held(trace).items():
-        assert [piece.sure for piece in pieces] == [set(range(n))] * n, rank
+        assert [piece.certain for piece in pieces] == [set(range(n))] * n, rank
 
 
 def test_no_rank_is_ahead_in_rounds():
@@ -127,7 +127,7 @@ def test_no_rank_is_ahead_in_rounds():
     for k in range(1, len(rounds) + 1):
         held = held_at(picture, k, "step")
         wanted = contributions(rounds[:k], 4) > 0
-        got = [[[c in piece.sure for c in range(4)] for piece in held[r]] for r in range(4)]
+        got = [[[c in piece.certain for c in range(4)] for piece in held[r]] for r in range(4)]
         assert got == wanted.tolist()
 
 
@@ -146,7 +146,7 @@ def test_every_all_reduce_is_shown_as_its_schedule(name, n, simulated):
     for k in range(1, len(rounds) + 1):
         held = held_at(picture, k, "step")
         wanted = contributions(rounds[:k], n, chunks) > 0
-        got = [[[c in piece.sure for c in range(n)] for piece in held[r]] for r in range(n)]
+        got = [[[c in piece.certain for c in range(n)] for piece in held[r]] for r in range(n)]
         assert got == wanted.tolist()
 
 
@@ -155,14 +155,14 @@ def test_several_rings_and_subgroup_rings_are_recognised():
     part = all_reduce_ring(3, group="odd", members=[1, 3, 5])
     (found,) = find_all_reduces(part)
     assert found.members == (1, 3, 5)
-    assert [piece.sure for piece in finally_held(part)[3]] == [{1, 3, 5}] * 3
+    assert [piece.certain for piece in finally_held(part)[3]] == [{1, 3, 5}] * 3
 
 
 def test_ring_without_the_reduction_is_not_drawn_as_reducing():
     pieces = [
         piece for strip in finally_held(all_reduce_ring(4, adds=False)).values() for piece in strip
     ]
-    assert all(len(piece.sure) <= 1 for piece in pieces)
+    assert all(len(piece.certain) <= 1 for piece in pieces)
 
 
 def test_ring_like_messages_are_not_a_ring():
@@ -178,7 +178,7 @@ def test_ring_like_messages_are_not_a_ring():
     )
     whole = all_reduce_ring(4)
     assert find_all_reduces(Trace(whole.events[:-40], whole.info)) == []
-    assert "schedule" not in stage(ring()).said
+    assert "schedule" not in stage(ring()).description
 
 
 # -- everything else -------------------------------------------------------------------------
@@ -191,15 +191,15 @@ def test_unknown_contributions_are_bounded_not_guessed():
     send(s, 0, 1, 4, [7.0, 7.5])
     picture = stage(s.trace(world_size=4))
     held = held_at(picture, float("inf"))
-    assert (held[1][0].sure, held[1][0].maybe) == (set(), {0, 1, 2})
-    assert "at most" in picture.said
+    assert (held[1][0].certain, held[1][0].possible) == (set(), {0, 1, 2})
+    assert "at most" in picture.description
 
 
 def test_equal_zeros_are_not_the_same_piece():
     s = Script()
     send(s, 0, 1, 0, [0.0, 0.0])
     send(s, 1, 2, 2, [0.0, 0.0])
-    assert finally_held(s.trace(world_size=3))[2][0].sure == set()
+    assert finally_held(s.trace(world_size=3))[2][0].certain == set()
 
 
 def collective(op, root=None, n=3):
@@ -207,7 +207,7 @@ def collective(op, root=None, n=3):
     for r in range(n):
         s.op(r, op, r * MS, (5 + r) * MS, peer=root, nbytes=8, before=summary(values(r)))
     held = finally_held(s.trace(world_size=n))
-    return [[sorted(piece.sure) for piece in held.get(r, [])] for r in range(n)]
+    return [[sorted(piece.certain) for piece in held.get(r, [])] for r in range(n)]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_collectives_are_drawn_by_their_semantics(op, root, wanted):
 
 def test_server_contributions_are_not_guessed():
     picture = stage(parameter_server())
-    assert not picture.changes and "does not record what a server computes" in picture.said
+    assert not picture.changes and "does not record a server's computation" in picture.description
 
 
 # -- the picture -------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_hang_is_announced():
 def test_omitted_parts_have_a_notice():
     (note,) = stage(big(8400, n=4)).notes
     assert note == "the first 2,000 of 2,100 messages and collectives are drawn"
-    assert "at most 64 ranks" in stage(thousand()).said
+    assert "at most 64 ranks" in stage(thousand()).description
 
 
 OPS = [

@@ -53,14 +53,14 @@ def shapes(trace: Trace, tag: str) -> list[str]:
 def test_all_reduce_shows_inputs_and_equal_results() -> None:
     trace = reduced([[1, 2, 3, 4], [10, 2, 3, 4]], [[11, 4, 6, 8]] * 2)
     op = only(trace)
-    assert (op["who"], op["more"]) == ("all_reduce", "float32 [2, 2] · at 2 µs")
+    assert (op["caption"], op["details"]) == ("all_reduce", "float32 [2, 2] · at 2 µs")
     assert op["where"] == "sgd.py:3"
     assert texts(trace) == [
         "before: rank 1 differs from the others, by up to 9",
         "after: the same on all 2 ranks",
     ]
     assert any(words.endswith("\n1, 2\n3, 4") for words in shapes(trace, "title"))  # its own shape
-    assert "colours: ±11" in shapes(trace, "text")
+    assert "colors: ±11" in shapes(trace, "text")
 
 
 def test_differing_rank_is_named_with_cells_and_amount() -> None:

@@ -70,7 +70,7 @@ class Sheet:
 
     def renew(self, trace: Any, live: bool = False) -> None:
         """Update the view with a trace, and wait until it is drawn."""
-        self.view._look(trace, live)
+        self.view._process(trace, live)
         state = json.dumps(self.view.get_state("picture"), default=letters)
         self.drawn(lambda: self.page.evaluate("state => feed(JSON.parse(state))", state))
 

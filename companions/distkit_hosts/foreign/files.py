@@ -91,7 +91,7 @@ def _inside(folder: Path) -> list[Path]:
 
 def _parsed(path: Path) -> _File:
     """Return the content of a file, by its kind."""
-    if file.is_ours(path):
+    if file.is_trace_file(path):
         raise TraceFileError(
             f"{path} is a distkit trace of all ranks. Load only this file: dk.Trace.load(FILE)."
         )

@@ -74,7 +74,7 @@ class Renderer:
                 count(len(self.parameters), "parameter"),
                 count(sum(map(size, self.parameters)), "value"),
             ],
-            said=DESCRIPTION,
+            description=DESCRIPTION,
             empty="" if self.parameters else "there are no parameters",
         )
 

@@ -69,7 +69,7 @@ class Renderer:
             title=clean(name) or "Shard map",
             view="shards",
             facts=self._facts(),
-            said=self._description(),
+            description=self._description(),
             empty="" if self.steps else "the dataset has no samples",
         )
 

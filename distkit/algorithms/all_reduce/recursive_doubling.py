@@ -68,7 +68,7 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 def recursive_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     """Exchange the whole tensor with partners at distance 1, 2, 4 and so on.
 
-    After k rounds each rank holds the sum of 2^k ranks::
+    After k rounds, each rank has the sum of 2^k ranks::
 
         round 0   0 ◄► 1   2 ◄► 3        round 1   0 ◄───► 2   1 ◄───► 3
 

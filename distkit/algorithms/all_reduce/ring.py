@@ -53,7 +53,7 @@ def ring_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     """Reduce ``x`` over all ranks, in place, as ``dist.all_reduce(x)`` does.
 
     In n-1 rounds of *reduce-scatter* each rank sends a chunk to its right neighbor and adds the
-    chunk received from the left; then rank r holds the complete sum of chunk r+1. In n-1 rounds
+    chunk received from the left; then rank r has the complete sum of chunk r+1. In n-1 rounds
     of *all-gather* the complete chunks travel around once more::
 
         rank 0 ── chunk r-s ──► rank 1 ──► … ──► rank n-1 ──► rank 0

@@ -150,9 +150,9 @@ def _finding(f: Finding) -> Json:
 
 
 def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
-    """Return rank and id of each completed tensor operation; for each rank the last one counts.
+    """Return rank and id of each completed tensor operation; the last one of a rank is shown.
 
-    Sends come first, so that received tensors take precedence.
+    Sends are first, so that received tensors take precedence.
     """
     completed = [
         e for e in events if e.state is State.COMPLETED and e.op not in COMPUTATION and e.dtype
@@ -162,7 +162,7 @@ def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
 
 
 def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str:
-    """Return a rank's line; a rank that failed or was released stays at its last line."""
+    """Return a rank's line; for a rank that failed or was released, this is its last line."""
     if s.status is RankStatus.FAILED and s.rank in ends:
         return ends[s.rank]
     if s.event is not None and wait_of(s.event):

@@ -108,8 +108,8 @@ BUTTONS = {
 class Cockpit(Timeline):
     """Steps through a distributed program: its source with a marker per rank, and buttons.
 
-    Each rank has a card with the ranks it waits for and the values of its tensors. The timeline so
-    far is below the cards. Closing the cockpit does not affect the run.
+    Each rank has a card with the ranks it waits for and the values of its tensors. Below the cards
+    is the timeline up to the moment shown. Closing the cockpit does not affect the run.
 
     Args:
         source: a run that advances step by step, such as ``cluster.step(fn)``.
@@ -147,18 +147,19 @@ class Cockpit(Timeline):
         previous, finished = self.steps, self._source.finished
         with self._lock:
             steps = project(self._source, self._error)
-            self._look(self._source.trace, not finished)  # has all events that the steps reference
+            # this trace has all events that the steps reference
+            self._process(self._source.trace, not finished)
             self._publish()
             self.sources, self.steps = steps.pop("sources"), steps
             self._following = not finished
         if finished and self.steps != previous:
-            self._static.renew()
+            self._static.refresh()
 
     # -- from the browser ---------------------------------------------------------
 
     def _handle_message(self, _: Any, content: Json, __: Any) -> None:
         """Run a command in a thread: the kernel's main thread must not wait for ranks."""
-        self.send({"heard": content.get("id")})
+        self.send({"received": content.get("id")})
         if content.get("do") == "hello":  # the browser checks the connection
             return
         worker = (
@@ -166,7 +167,7 @@ class Cockpit(Timeline):
             if content.get("do") in ("back", "seek", "pause")
             else self._step_worker
         )
-        worker.do(partial(self._execute, content))
+        worker.submit(partial(self._execute, content))
 
     def _execute(self, command: Json) -> None:
         try:
@@ -180,7 +181,7 @@ class Cockpit(Timeline):
         except Exception as error:  # a bug in distkit: report it
             self._error = f"{type(error).__name__}: {error}"
         self._notifier.notify()
-        self.send({"did": command.get("id")})
+        self.send({"done": command.get("id")})
 
     def _do(self, command: Json) -> None:
         button = command.get("do")

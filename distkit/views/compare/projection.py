@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from distkit._format import aligned, count, human_bytes, human_seconds, joined
-from distkit.trace.info import between
+from distkit.trace.info import cross_host_traffic
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, flagged
 from distkit.views.timeline.columns import Columns
 
 #: Figures that are unknown if all messages of a run are inside its backend.
-OF_MESSAGES = ("messages", "message_bytes", "between_bytes", "most_sent", "rounds")
+MESSAGE_FIGURES = ("messages", "message_bytes", "between_bytes", "most_sent", "rounds")
 
 #: Key, name, unit and description of each figure. Units: s, B, n (a number), % (a fraction).
 ROWS = [
@@ -103,7 +103,7 @@ def summary(sides: Sequence[Side]) -> Json:
 def _rows(sides: Sequence[Side]) -> Iterator[Json]:
     for key, label, unit, hint in ROWS:
         values = [
-            None if key in OF_MESSAGES and side.has_hidden_messages else side.figures[key]
+            None if key in MESSAGE_FIGURES and side.has_hidden_messages else side.figures[key]
             for side in sides
         ]
         known = sum(v not in (0, None) for v in values)
@@ -150,13 +150,13 @@ def figures(columns: Columns) -> Json:
     waiting; the final barrier does not count.
     """
     frame = columns.frame
-    ranks = [{key: lane[key] for key in _OF_A_RANK} for lane in frame["lanes"]]
+    ranks = [{key: lane[key] for key in _RANK_FIELDS} for lane in frame["lanes"]]
     workers = [r for r in ranks if r["role"] == "worker"]
     counted = workers or ranks
     return {
         "seconds": (frame["end"] or 0.0) - (frame["start"] or 0.0),
-        **{key: frame[key] for key in _OF_A_RUN},
-        "between_bytes": between(columns.traffic)[1],
+        **{key: frame[key] for key in _RUN_FIELDS},
+        "between_bytes": cross_host_traffic(columns.traffic)[1],
         "most_sent": max((r["bytes"] for r in counted), default=0),
         "rounds": None if workers else rounds(columns),
         "busy": _mean([r["busy"] for r in counted]),
@@ -165,8 +165,8 @@ def figures(columns: Columns) -> Json:
     }
 
 
-_OF_A_RANK = ("rank", "name", "role", "busy", "waiting", "messages", "bytes")
-_OF_A_RUN = ("messages", "message_bytes", "collectives", "collective_bytes")
+_RANK_FIELDS = ("rank", "name", "role", "busy", "waiting", "messages", "bytes")
+_RUN_FIELDS = ("messages", "message_bytes", "collectives", "collective_bytes")
 
 
 def _mean(parts: list[float]) -> float:
@@ -217,7 +217,7 @@ def rounds(columns: Columns) -> int:
     In a round, a rank sends and receives at most one message, and sends only data from earlier
     rounds. A collective is one round. A ring all-reduce of n ranks has 2(n-1) rounds.
     """
-    known: dict[int, int] = defaultdict(int)  # the last round whose result a rank has
+    known: dict[int, int] = defaultdict(int)  # the last round with a result known to each rank
     sent: dict[int, int] = defaultdict(int)
     received: dict[int, int] = defaultdict(int)
     depth: dict[int, int] = defaultdict(int)
@@ -239,14 +239,16 @@ def _exchanges(columns: Columns) -> list[tuple[int, int, int]]:
     ops, pairs = columns.ops, columns.pairs
     sent = np.flatnonzero((pairs.send >= 0) & ~np.isnan(pairs.sent))
     received = sent[(pairs.recv[sent] >= 0) & ~np.isnan(pairs.received[sent])]
-    entered = np.flatnonzero((pairs.tie >= 0) & ~ops.scheduled)
+    entered = np.flatnonzero((pairs.collective >= 0) & ~ops.scheduled)
     left = entered[ops.ended[entered]]
     time = np.concatenate(
         [pairs.sent[sent], ops.start[entered], pairs.received[received], ops.end[left]]
     )
     begins = np.arange(len(time)) < len(sent) + len(entered)
     rank = ops.rank[np.concatenate([pairs.send[sent], entered, pairs.recv[received], left])]
-    item = np.concatenate([sent, -1 - pairs.tie[entered], received, -1 - pairs.tie[left]])
+    item = np.concatenate(
+        [sent, -1 - pairs.collective[entered], received, -1 - pairs.collective[left]]
+    )
     order = np.lexsort((begins, time))
     facts = (begins.astype(np.int64), rank, item)
     return list(zip(*(fact[order].tolist() for fact in facts), strict=True))

@@ -165,7 +165,7 @@ def _ended(source: EventLog | Live) -> EventLog:
 def merged(sides: Sequence[Side]) -> Columns:
     """Return all runs as one timeline, in which rank r of run n of N has the number N * r + n."""
     events = [
-        _relabelled(e, side, n, len(sides)) for n, side in enumerate(sides) for e in side.trace
+        _relabeled(e, side, n, len(sides)) for n, side in enumerate(sides) for e in side.trace
     ]
     stopped = any(side.trace.info.interrupted for side in sides)
     columns = Columns(EventLog(events, RunInfo(interrupted=stopped)))
@@ -174,7 +174,7 @@ def merged(sides: Sequence[Side]) -> Columns:
     return columns
 
 
-def _relabelled(e: Event, side: Side, n: int, sides: int) -> Event:
+def _relabeled(e: Event, side: Side, n: int, sides: int) -> Event:
     """Return an event of run n with its ranks, group and time in the merged timeline."""
     return replace(
         e,

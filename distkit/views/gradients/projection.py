@@ -42,7 +42,7 @@ class Reduced:
     same: bool
 
     def scale(self, ranks: int) -> int:
-        """Return the divisor that gives the average."""
+        """Return the divisor that yields the average."""
         return ranks if self.kind == "sum" else 1
 
 
@@ -60,7 +60,7 @@ class Layer:
     agreement: float
 
     @property
-    def apart(self) -> float:
+    def largest_difference(self) -> float:
         """The largest distance of a result from the single process; NaN if unknown."""
         distances = [distance(s, self.alone) for s in self.after if s and self.alone]
         return max(distances, default=math.nan)
@@ -206,7 +206,7 @@ def _after(known: list[tuple[int, str, Layer]], ranks: int) -> Json:
 
 def _against_one(layers: list[Layer]) -> list[Json]:
     compared = [layer for layer in layers if layer.alone]
-    off = max((layer.apart for layer in compared), default=0.0)
+    off = max((layer.largest_difference for layer in compared), default=0.0)
     most = max((largest(layer.alone.values) for layer in compared if layer.alone), default=0.0)
     if not compared:
         return []

@@ -22,7 +22,7 @@ MAX_RANKS, MAX_LAYERS, MAX_VALUES = 16, 32, 60_000
 WIDTH, LEFT, HIGH = 720, 112, 32
 #: Widths of curves and axis; height and pitch of a curve [px].
 SIDE, AXIS, CURVE, PITCH = 200, 32, 30, 57
-HINT = "put the loop into with dk.watch_gradients(model) as watch, and call watch.step()"
+HINT = "run the loop inside `with dk.watch_gradients(model) as watch`, and call watch.step()"
 
 
 #: Column name of each kind of reduction, and alternative texts below it, longest first.
@@ -35,7 +35,7 @@ RESULTS = {
 }
 AGREEMENT = (
     "agreement: the mean cosine of all pairs of ranks' gradients, weighted by their norms. "
-    "All values count, through the norms of the gradients and of their sum. "
+    "All values contribute, through the norms of the gradients and of their sum. "
     "1: the same direction, 0: unrelated, below 0: opposed"
 )
 DRIFT = (
@@ -84,9 +84,9 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
         unit="shown step" if note else "step",
         end=last,
         opening=last if live else 0.0,
-        high=max(440, scene.height),
+        max_height=max(440, scene.height),
         keyframes=[
-            {"begin": float(k), "end": float(k), "who": f"step {n + 1}", "more": note}
+            {"begin": float(k), "end": float(k), "caption": f"step {n + 1}", "details": note}
             for k, n in enumerate(shown)
         ],
         stills=[[0, scene.height]] if shown else [],
@@ -118,7 +118,7 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
     for layer_name, shape in shapes:
         layer = layers[layer_name]
         first = next(iter(layer.before.values()), None)
-        notes = [" × ".join(map(str, shape)), f"colours: ±{figure(number(layer.most))}"]
+        notes = [" × ".join(map(str, shape)), f"colors: ±{figure(number(layer.most))}"]
         if first and len(first.values) < first.size:
             notes.append(f"{len(first.values)} of {first.size:,} values")
         if math.isfinite(layer.agreement):
@@ -145,8 +145,8 @@ def _cells(layer: Layer, ranks: list[int]) -> Iterator[Cell]:
 
 def _alone(layer: Layer) -> Cell:
     """Return the cell of the single-process gradient."""
-    off = figure(number(layer.apart))
-    known = math.isfinite(layer.apart)
+    off = figure(number(layer.largest_difference))
+    known = math.isfinite(layer.largest_difference)
     return _cell(layer.alone, *([("small", [f"up to {off} off", f"± {off}"])] if known else []))
 
 

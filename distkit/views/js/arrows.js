@@ -3,7 +3,7 @@
 import { clamp, humanBytes } from "./numbers.js";
 import { roundRect } from "./canvas.js";
 
-// Minimum pixels per arrow; one arrow without a head represents denser ones.
+// Minimum pixels per arrow; where arrows are denser, one without a head represents several.
 const EACH = 9;
 const BETWEEN = 6; // pixels between arrows without heads
 
@@ -11,19 +11,19 @@ export class Arrows {
   constructor(renderer) {
     const { c, at, look, store } = renderer;
     Object.assign(this, { renderer, c, at, look, store, labels: [] });
-    const asked = store.categories.filter(({ op }) => op === "push" || op === "pull");
-    this.keys = new Set(asked.map(({ label }) => label));
+    const requests = store.categories.filter(({ op }) => op === "push" || op === "pull");
+    this.keys = new Set(requests.map(({ label }) => label));
     this.size = clamp(0.5 * at.sizes.row * at.scale, 5, 9); // pixels of a head
     this.list = this.#visible(); // [number, path]
   }
 
-  behind() {
+  drawShafts() {
     for (const [a, path] of this.list) this.#shaft(a, path);
   }
 
-  before() {
+  drawHeads() {
     for (const [a, path] of this.list) this.#tip(a, path);
-    if (!this.many) for (const [a, path] of this.list) this.#weight(a, path);
+    if (!this.many) for (const [a, path] of this.list) this.#sizeLabel(a, path);
   }
 
   #dim(a) {
@@ -70,7 +70,7 @@ export class Arrows {
     const strong = this.renderer.bright?.arrows.has(a);
     c.globalAlpha = this.#dim(a) * (many && !strong ? 0.3 : 1);
     if (!many) this.renderer.line(x1, y1, x2, y2, look.bg, 4.5);
-    const [color, width] = [this.#ink(a, whole), strong ? 2.6 : many ? 1 : 1.7];
+    const [color, width] = [this.#colorOf(a, whole), strong ? 2.6 : many ? 1 : 1.7];
     this.renderer.line(x1, y1, x2, y2, color, width, whole ? [] : [4, 4]);
     c.globalAlpha = 1;
   }
@@ -81,15 +81,15 @@ export class Arrows {
     if (bright) this.#shaft(a, path);
     if (this.many && !(bright && this.strong)) return;
     const length = Math.hypot(x2 - x1, y2 - y1) || 1;
-    const color = this.#ink(a, whole);
+    const color = this.#colorOf(a, whole);
     this.c.globalAlpha = this.#dim(a);
     const [ux, uy] = [(x2 - x1) / length, (y2 - y1) / length];
     if (whole) this.#head(x2, y2, ux, uy, Math.min(this.size, length), color);
-    else this.#nowhere(...this.store.send[a] >= 0 ? [x2, y2 - 5 * uy] : [x1, y1 + 5 * uy], color);
+    else this.#missingEnd(...this.store.send[a] >= 0 ? [x2, y2 - 5 * uy] : [x1, y1 + 5 * uy], color);
     this.c.globalAlpha = 1;
   }
 
-  #ink(a, whole) {
+  #colorOf(a, whole) {
     const { store, look } = this;
     return whole || store.frame.live ? this.renderer.color(store.arrow(a).src) : look.warning;
   }
@@ -108,7 +108,7 @@ export class Arrows {
   }
 
   // Next to the end of the bar, so that its label stays legible.
-  #nowhere(x, y, color) {
+  #missingEnd(x, y, color) {
     const { c } = this;
     c.beginPath();
     c.arc(x, y, 4, 0, 2 * Math.PI);
@@ -119,7 +119,7 @@ export class Arrows {
 
   // The size of a message, or its key if there are several keys, next to its arrow
   // if space is free.
-  #weight(a, [x1, y1, x2, y2, whole]) {
+  #sizeLabel(a, [x1, y1, x2, y2, whole]) {
     if (!whole || Math.abs(y2 - y1) < 34) return;
     const { c, look } = this;
     const arrow = this.store.arrow(a);

@@ -67,7 +67,7 @@ function flash(card) {
   if (!reducedMotion()) card.animate([{ background }, {}], FLASH);
 }
 
-// Values before and after, on the scale of all tensors of this shape.
+// Values before and after, on one scale for all tensors of this shape.
 function strips(bar, values, scale, note = "") {
   const [first, then] = values ?? [];
   const same = then && JSON.stringify(first?.values) === JSON.stringify(then.values); // a send

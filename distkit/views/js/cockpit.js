@@ -3,17 +3,17 @@
 
 import { Cards } from "./cards.js";
 import { applyTheme } from "./colors.js";
-import { chips, Controls, stepOf } from "./controls.js";
+import { chips, Controls, positionText } from "./controls.js";
 import { h, modified, handleKey, liveRegion } from "./dom.js";
 import { Follower } from "./follower.js";
 import { Marks } from "./marks.js";
 import { clamp } from "./numbers.js";
 import { Source } from "./source.js";
-import { Talk } from "./talk.js";
+import { Connection } from "./connection.js";
 import { Timeline } from "./timeline.js";
 
-const SILENT = "The kernel is not responding. It may be running a cell. If it has stopped, " +
-  "run the cell again.";
+const SILENT = "The kernel is not responding, possibly because it is running a cell. If it has " +
+  "stopped, run the cell again.";
 const GONE = "The kernel has stopped: run the cell again.";
 // heights of the timeline's lanes and their parts, if space permits [px]
 const SIZES = { height: 118, min_gap: 4, pad: 1, gap: 2, row: 14, axis: 22 };
@@ -22,7 +22,7 @@ export class Cockpit extends Follower {
   constructor(model, el) {
     super(model, "steps");
     Object.assign(this, { state: model.get("steps"), drawn: 0, wanted: null, absent: "" });
-    this.talk = new Talk(model, (how) => this.#setAbsent(how));
+    this.connection = new Connection(model, (how) => this.#setAbsent(how));
     this.#build(el);
     this.source.add(model.get("sources"));
     this.#listen();
@@ -43,8 +43,8 @@ export class Cockpit extends Follower {
       "aria-label": `stepping through ${name}: n next, b back, p play, ? all keys` });
     el.append(this.root);
     this.root.append(below);
-    const onlook = (look) => applyTheme(this.root, look); // the timeline detects dark pages
-    this.timeline = new Timeline(this.model, below, { stepped: true, onlook });
+    const onThemeChange = (look) => applyTheme(this.root, look); // the timeline detects dark pages
+    this.timeline = new Timeline(this.model, below, { stepped: true, onThemeChange });
     const { theme } = this.timeline;
     this.timeline.theme = { ...theme, sizes: { ...theme.sizes, ...SIZES } };
     this.source = new Source(ranks);
@@ -82,9 +82,9 @@ export class Cockpit extends Follower {
     const absent = { silent: SILENT, gone: GONE }[this.absent] ?? "";
     this.controls.show({ ...state, absent });
     parts.error.textContent = absent || state.error;
-    const silent = state.finished ? "It has no communication calls to step through."
-      : "It has not reached a communication call yet.";
-    this.source.explain(this.timeline.store.count ? "The program's source is not known." : silent);
+    const reason = state.finished ? "The program has no communication calls to step through."
+      : "The program has not reached a communication call yet.";
+    this.source.explain(this.timeline.store.count ? "The program's source is unknown." : reason);
     const shown = JSON.stringify([past, moment]);
     if (shown !== this.shown) this.#show(past);
     this.shown = shown;
@@ -101,7 +101,7 @@ export class Cockpit extends Follower {
     Object.assign(this, { moment, remarksKey: null });
     this.cards.show(moment.ranks);
     this.timeline.until(past ? moment.time : null);
-    this.parts.step.textContent = stepOf(state);
+    this.parts.step.textContent = positionText(state);
     this.parts.step.dataset.past = past ? "looking back" : "";
     this.chips.replaceChildren(...chips(moment));
     if (old) this.#announceChanges(old, moment, past);
@@ -121,7 +121,7 @@ export class Cockpit extends Follower {
     const before = new Map(old.ranks.map(({ rank, words }) => [rank, words]));
     const changed = moment.ranks.filter(({ rank, words }) => before.get(rank) !== words);
     const what = changed.slice(0, 8).map(({ words }) => words).join("; ");
-    this.#announce(`${past ? "looking back, " : ""}${stepOf(this.state)}. ${what}`);
+    this.#announce(`${past ? "looking back, " : ""}${positionText(this.state)}. ${what}`);
   }
 
   #announce(text) {
@@ -145,7 +145,7 @@ export class Cockpit extends Follower {
     };
     if (name === "help") this.controls.help.hidden = !this.controls.help.hidden;
     else if (name === "seek") this.#seek(value);
-    else this.talk.send(commands[name]);
+    else this.connection.send(commands[name]);
   }
 
   // Seeks one position at a time; while the slider moves, only the last position counts.
@@ -154,12 +154,12 @@ export class Cockpit extends Follower {
     this.wanted = position;
     if (pending) return;
     this.controls.scrubbing = true;
-    this.talk.send({ do: "seek", position }, () => {
+    this.connection.send({ do: "seek", position }, () => {
       const { wanted } = this;
       this.wanted = null;
       if (wanted !== position) return this.#seek(wanted);
       this.controls.scrubbing = false;
-      this.later();
+      this.scheduleFrame();
     });
   }
 
@@ -182,7 +182,7 @@ export class Cockpit extends Follower {
     if (how === this.absent) return;
     this.absent = how;
     [this.wanted, this.controls.scrubbing] = [null, false];
-    this.later();
+    this.scheduleFrame();
   }
 
   // Called when the kernel has ended.
@@ -191,7 +191,7 @@ export class Cockpit extends Follower {
   }
 
   dispose() {
-    this.talk.dispose();
+    this.connection.dispose();
     this.timeline.dispose();
     this.source.dispose();
     super.dispose();
@@ -204,7 +204,7 @@ function remark({ message, more, traceback, remedy, hang, graph }, pages) {
     h("div", {}, h("strong", {}, linked(message, pages)), words,
       traceback ? h("details", {}, h("summary", {}, "traceback"), h("pre", {}, traceback)) : null),
     graph ? h("figure", { class: "dk-graph", role: "img", title: "which rank waits for which",
-      "aria-label": graph.said }, drawn(graph)) : null);
+      "aria-label": graph.description }, drawn(graph)) : null);
 }
 
 // Links the code of each finding to its page.

@@ -1,8 +1,8 @@
-// Colours as numbers, for mixing on a canvas, and the colours of the page.
+// Colors as numbers, for mixing on a canvas, and the colors of the page.
 
 import { d3 } from "./vendor/d3.js";
 
-// Red, green and blue of "#rrggbb" or "rgb(…)", the two forms in which a canvas names colours.
+// Red, green and blue of "#rrggbb" or "rgb(…)", the two forms in which a canvas names colors.
 export function channels(color) {
   if (!color.startsWith("#")) return color.match(/[\d.]+/g).slice(0, 3).map(Number);
   return [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));
@@ -17,10 +17,10 @@ function brightness(color) {
   return 0.299 * r + 0.587 * g + 0.114 * b;
 }
 
-// Black or white, whichever is more legible on a colour.
+// Black or white, whichever is more legible on a color.
 export const readable = (color) => (brightness(color) > 125 ? "#101418" : "#ffffff");
 
-// Current colours and fonts of the page, resolved for a canvas.
+// Current colors and fonts of the page, resolved for a canvas.
 export function lookOf(root, context, theme) {
   const css = getComputedStyle(root);
   const [fg, bg, muted] = ["--dk-fg", "--dk-bg", "--dk-muted"].map((name) => {
@@ -37,13 +37,13 @@ export function lookOf(root, context, theme) {
   };
 }
 
-// The colour of marked computation, as in work_color of theme.py.
+// The color of marked computation, as in work_color of theme.py.
 export function workColor({ work }, label = "") {
   const kind = label.match(/^(?:([FBIW])\d*$|(forward|backward))/);
   return work[kind ? kind[1] ?? kind[2][0].toUpperCase() : ""];
 }
 
-// Zero has the paper colour, positive values are orange, negative ones blue; t from -1 to 1.
+// Zero has the paper color, positive values are orange, negative ones blue; t from -1 to 1.
 function heatColors(paper, dark) {
   const [negative, positive] = dark ? ["#4aa3ff", "#ffb02e"] : ["#0072b2", "#e08200"];
   const mixed = (t) => (t < 0.5 ? d3.interpolateRgb(negative, paper)(2 * t)
@@ -51,7 +51,7 @@ function heatColors(paper, dark) {
   return d3.scaleDiverging([-1, 0, 1], mixed).clamp(true);
 }
 
-// Sets the colours of a view's style sheet that depend on the theme.
+// Sets the colors of a view's style sheet that depend on the theme.
 export function applyTheme(root, { ranks, traces, warning, heat, paper }) {
   const put = (name, color) => root.style.setProperty(`--dk-${name}`, color);
   ranks.forEach((color, i) => {

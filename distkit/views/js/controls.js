@@ -1,4 +1,4 @@
-// The buttons: available commands, and the reasons why others are disabled.
+// The buttons of the commands, and the reasons why some are disabled.
 
 import { h, icon, speedsOf } from "./dom.js";
 import { clamp } from "./numbers.js";
@@ -12,7 +12,7 @@ const HELP = [
 ];
 
 export class Controls {
-  // act(name, value): executes next, go, back, play, finish, seek or help.
+  // act(name, value) executes next, go, back, play, finish, seek or help.
   constructor(ranks, name, act) {
     this.act = act;
     this.buttons = {
@@ -46,10 +46,10 @@ export class Controls {
     String(rank));
   }
 
-  // Why each button is disabled; "" if it is enabled.
+  // The reason why each button is disabled; "" if it is enabled.
   reasons({ position, last, rank_states: ranks, playing, finished, absent }) {
     const past = position < last;
-    const busy = playing ? "It is playing: pause it first." : "";
+    const busy = playing ? "The program is playing: pause it first." : "";
     const over = finished ? "The program has finished." : "";
     const paused = ranks.some(({ status }) => status === "paused");
     const stuck = paused || ranks.some(({ status }) => status === "running") ? ""
@@ -85,9 +85,9 @@ export class Controls {
       finish: "run to the end (f)", help: "keys (?)",
     };
     for (const [name, button] of Object.entries(this.buttons))
-      able(button, why[name], titles[name]);
+      setEnabled(button, why[name], titles[name]);
     for (const [rank, reason] of why.resume)
-      able(this.go.get(rank), reason, `resume rank ${rank} (${rank})`);
+      setEnabled(this.go.get(rank), reason, `resume rank ${rank} (${rank})`);
     this.buttons.play.lastChild.textContent = playing ? "Pause" : "Play";
     this.buttons.play.firstChild.className = `dk-icon dk-icon-${playing ? "pause" : "play"}`;
     this.scrub.max = last;
@@ -99,7 +99,7 @@ export class Controls {
 }
 
 // Disabled buttons keep the focus, and show the reason as a tooltip.
-function able(button, why, title) {
+function setEnabled(button, why, title) {
   button.setAttribute("aria-disabled", String(why !== ""));
   button.title = why || title;
 }
@@ -114,7 +114,7 @@ export function chips({ ranks }) {
     members.length === ranks.length && ranks.length > 1 ? `all ${word}` : `${members.length} ${word}`));
 }
 
-export function stepOf({ position, last, stopped }) {
+export function positionText({ position, last, stopped }) {
   return (last ? `step ${position} of ${last}` : "before the first step") +
     (stopped && position === last ? " · You stopped it here." : "");
 }

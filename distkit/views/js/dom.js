@@ -1,4 +1,4 @@
-// Small helpers for HTML. Labels are user input, so text is never inserted as markup.
+// Helpers for HTML. Labels are user input, so text is never inserted as markup.
 
 // Properties that are functions, such as onclick, become event listeners.
 export function h(tag, props = {}, ...children) {

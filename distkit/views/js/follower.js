@@ -11,7 +11,7 @@ export class Follower {
     Object.assign(this, { model, name, stop: new AbortController() });
     this.changed = () => {
       this.update(model.get(name));
-      this.later();
+      this.scheduleFrame();
     };
     model.on(`change:${name}`, this.changed);
   }
@@ -20,9 +20,9 @@ export class Follower {
     target.addEventListener(type, act, { signal: this.stop.signal, ...options });
   }
 
-  // Redraws when the page's colours change, or the observed element is resized.
+  // Redraws when the page's colors change, or the observed element is resized.
   watch(sized = this.root) {
-    const again = () => this.later();
+    const again = () => this.scheduleFrame();
     for (const type of ["transitionrun", "transitionend", "transitioncancel"])
       this.on(this.root, type, (e) => { if (e.target === this.root) again(); });
     this.on(matchMedia("(prefers-color-scheme: dark)"), "change", again);
@@ -35,7 +35,7 @@ export class Follower {
     });
   }
 
-  later() {
+  scheduleFrame() {
     if (this.gone) return;
     this.pending ??= requestAnimationFrame(() => {
       this.pending = null;

@@ -1,15 +1,15 @@
-// The visible time range, and the controls that change it: buttons, keys, and, with d3-zoom, wheel,
-// drag and pinch.
+// The visible time range, and the controls that change it: buttons, keys, and the wheel, drag and
+// pinch gestures of d3-zoom.
 
 import { button, h, handleKey, reducedMotion } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
-const GLIDES = 180; // milliseconds
+const GLIDE = 180; // milliseconds
 const FINEST = 1e-7; // minimum visible time range [s]
 
 class Gestures {
-  // handles(event): whether to handle it; onview([from, to]): the range the reader chose.
+  // handles(event) returns whether to handle it, onview([from, to]) receives the chosen range.
   constructor(canvas, handles, onview) {
     this.canvas = canvas;
     this.zoom = d3.zoom().filter(handles)
@@ -23,7 +23,7 @@ class Gestures {
 
   // The visible range and the full range; both may change independently.
   follow({ left, right }, [from, to], [first, last]) {
-    this.base ??= [first, last]; // the reference of all transforms, which stays while a run grows
+    this.base ??= [first, last]; // the reference of all transforms, constant while a run grows
     Object.assign(this, { left, right });
     const span = this.base[1] - this.base[0];
     const k = span / (to - from);
@@ -47,7 +47,7 @@ class Gestures {
 const sideways = (e) => Math.abs(e.deltaX) > Math.abs(e.deltaY) || (e.shiftKey && !e.ctrlKey);
 
 export class Viewport {
-  // all(): the first and the last time; the view has on() and later().
+  // all(): the first and the last time; the view has on() and scheduleFrame().
   constructor(view, all) {
     Object.assign(this, { view, all, zoomed: null, armed: false });
     view.on(window, "wheel", (e) => {
@@ -64,14 +64,14 @@ export class Viewport {
     const span = clamp(to - from, FINEST, last - first);
     const start = clamp(from, first, last - span);
     this.zoomed = span > 0.999 * (last - first) ? null : [start, start + span];
-    this.view.later();
+    this.view.scheduleFrame();
   }
 
   glide(target) {
     const [from, begin] = [this.shown, performance.now()];
     if (reducedMotion()) return this.show(target);
     const step = (time) => {
-      const t = clamp((time - begin) / GLIDES, 0, 1);
+      const t = clamp((time - begin) / GLIDE, 0, 1);
       const eased = 1 - (1 - t) ** 3;
       this.show([0, 1].map((i) => from[i] + eased * (target[i] - from[i])));
       if (t < 1) requestAnimationFrame(step);
@@ -128,9 +128,9 @@ export class Viewport {
   }
 }
 
-// Pointer and key events on a canvas of a view. The view has a viewport, the hovered and chosen
-// items, choose(item, x, y), showTip(item, x, y), later() and on(). hit(x, y): the item
-// there; moved(x, y): the pointer moved; scale(): the picture's position; typed(e): handles a key.
+// Handles pointer and key events on a canvas of a view with a viewport, hovered and chosen items,
+// choose(), showTip(), scheduleFrame() and on(). hit(x, y) returns the item there, moved(x, y) is
+// called when the pointer moves, scale() returns the picture's position, typed(e) handles a key.
 export function listen(view, canvas, { hit, moved, scale, typed }) {
   const { viewport } = view;
   const on = (type, act, options) => view.on(canvas, type, act, options);
@@ -151,7 +151,7 @@ export function listen(view, canvas, { hit, moved, scale, typed }) {
       canvas.style.cursor = "grabbing";
       view.showTip(null);
     }
-    view.later();
+    view.scheduleFrame();
   });
   on("pointerdown", (e) => { if (!e.button) drag = { x: e.clientX, far: false }; });
   on("pointerup", (e) => {
@@ -162,7 +162,7 @@ export function listen(view, canvas, { hit, moved, scale, typed }) {
   on("pointerleave", () => {
     [view.pointer, view.hovered, viewport.armed] = [null, null, false];
     if (!view.chosen) view.showTip(null);
-    view.later();
+    view.scheduleFrame();
   });
   on("dblclick", () => viewport.reset());
   on("wheel", (e) => {

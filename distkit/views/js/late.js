@@ -1,8 +1,8 @@
-// If a widget's script loads for longer than anywidget's 2-second limit, anywidget drops all messages
+// If loading a widget's script exceeds anywidget's limit of 2 seconds, anywidget drops all messages
 // from the kernel. Such a widget receives its messages directly.
 
 export function initialize({ model }) {
-  const raw = model.set({}); // the model that anywidget passes is a part of it
+  const raw = model.set({}); // anywidget passes only a part of this model
   raw?._handle_comm_msg?.({ content: { data: {} } }).catch(() => listen(raw));
 }
 

@@ -1,10 +1,10 @@
-// Layout: converts times and lanes to pixels and back, and finds the item under a point.
+// Converts times and lanes to pixels and back, and finds the item under a point.
 
 import { clamp } from "./numbers.js";
 
-export const LEAST = 2.5; // minimum width of a bar [px]
+export const MIN_WIDTH = 2.5; // minimum width of a bar [px]
 const GAP = 1; // pixels between a bar and the next
-const HIGH = 350; // height of a few lanes, so that they fit a projector [px]
+const HIGH = 350; // height of a few lanes, so that they fit on a projector [px]
 const INSIDE = 10; // length of an arrow's head [px]
 const HEAD = 20; // height of a host's name above its lanes [px]
 const NAMED = 17; // minimum distance of lanes with names [px]
@@ -25,7 +25,7 @@ export class Layout {
     const most = sizes.tallest ?? clamp(34 * lanes.length, HIGH, 1600);
     const whole = Math.min(tall, Math.max(most, 14 * lanes.length));
     const least = Math.min(NAMED, whole / Math.max(1, lanes.length));
-    this.scale = squeezed(pitches, whole, least);
+    this.scale = laneScale(pitches, whole, least);
     this.gap = gap * this.scale;
     this.tops = [];
     this.heads = lanes.map(({ host }, i) => (host && host !== lanes[i - 1]?.host ? HEAD : 0));
@@ -72,7 +72,7 @@ export class Layout {
     const { store } = this;
     const [y, height] = this.line(store.track[i]);
     const [from, to] = [this.x(store.start[i]), this.x(store.until(i, this.now))];
-    const [gap, small] = Number.isNaN(store.end[i]) ? [0, 6] : [GAP, LEAST];
+    const [gap, small] = Number.isNaN(store.end[i]) ? [0, 6] : [GAP, MIN_WIDTH];
     const least = store.categories[store.category[i]].op === "touch" ? 14 : small;
     return [from, y, Math.max(to - from - gap, least), height];
   }
@@ -82,7 +82,7 @@ export class Layout {
     if (this.lines[track]) return this.lines[track];
     const { rank, mark, row } = this.store.tracks[track];
     const lane = this.store.frame.lanes[this.store.laneOf.get(rank)];
-    const [top, whole] = mark ? this.#work(lane) : this.#talk(lane);
+    const [top, whole] = mark ? this.#computation(lane) : this.#communication(lane);
     const gap = this.sizes.gap * this.scale;
     const pitch = (whole + gap) / Math.max(1, mark ? lane.marks : lane.rows);
     const height = Math.max(1.5, pitch - Math.min(gap, pitch * 0.2));
@@ -90,14 +90,14 @@ export class Layout {
   }
 
   // [top, height] of the communication of a lane, and of its marked computation.
-  #talk(lane) {
+  #communication(lane) {
     const i = this.store.laneOf.get(lane.rank);
     const [rows, marks] = [this.#rows(lane) * this.scale, this.#marks(lane) * this.scale];
     return [this.tops[i] + (this.heights[i] - rows - marks) / 2, rows];
   }
 
-  #work(lane) {
-    const [top, height] = this.#talk(lane);
+  #computation(lane) {
+    const [top, height] = this.#communication(lane);
     const gap = this.sizes.gap * this.scale;
     return [top + height + gap, this.#marks(lane) * this.scale - gap];
   }
@@ -128,7 +128,7 @@ export class Layout {
 
   #edge(i, lane, bottom) {
     const [y, height] = i >= 0 ? this.line(this.store.track[i])
-      : lane < 0 ? [0, 0] : this.#talk(this.store.frame.lanes[lane]);
+      : lane < 0 ? [0, 0] : this.#communication(this.store.frame.lanes[lane]);
     return bottom ? y + height : y;
   }
 
@@ -143,7 +143,7 @@ export class Layout {
   }
 
   // The range of a row's bars that are in the view: first, and one past the last.
-  inSight({ items }) {
+  visibleRange({ items }) {
     const { start } = this.store;
     const before = (time) => {
       let [low, high] = [0, items.length];
@@ -158,13 +158,13 @@ export class Layout {
     return [Math.max(0, before(this.view[0] - reach) - 1), before(this.view[1])];
   }
 
-  // The bar or arrow under a point, communication before computation.
+  // The bar or arrow under a point; communication takes precedence over computation.
   hit(px, py, arrows) {
     let mark = null;
     for (let t = 0; t < this.store.tracks.length; t++) {
       const [y, height] = this.line(t);
       if (py < y - 1 || py > y + height + 1) continue;
-      const i = this.#under(this.store.tracks[t], px);
+      const i = this.#barAt(this.store.tracks[t], px);
       if (i === null) continue;
       if (!this.store.tracks[t].mark) return this.store.bar(i);
       mark = i;
@@ -177,8 +177,8 @@ export class Layout {
     return best !== null ? this.store.arrow(best) : mark !== null ? this.store.bar(mark) : null;
   }
 
-  #under(track, px) {
-    const [first, last] = this.inSight(track);
+  #barAt(track, px) {
+    const [first, last] = this.visibleRange(track);
     let [best, nearest] = [null, 3];
     for (let n = first; n < last; n++) {
       const [x, , width] = this.box(track.items[n]);
@@ -191,7 +191,7 @@ export class Layout {
 }
 
 // The scale at which lanes have a total height, given a minimum height per lane.
-function squeezed(pitches, whole, least) {
+function laneScale(pitches, whole, least) {
   let [rest, room] = [pitches.reduce((sum, pitch) => sum + pitch, 0), whole];
   for (const pitch of [...pitches].sort((a, b) => a - b)) {
     if (pitch * room >= least * rest) break;

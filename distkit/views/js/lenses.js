@@ -1,5 +1,5 @@
-// Lenses highlight some operations of a run: matches of a search, or waiting time.
-// At most one lens is active.
+// Lenses highlight some operations of a run: the matches of a search, or waiting time. At most one
+// lens is active.
 
 import { h, press, toggles } from "./dom.js";
 import { grouped, humanSeconds, plural } from "./numbers.js";
@@ -9,7 +9,7 @@ const LENSES = [
   ["waiting", "w", "Waiting", "time spent waiting for the last rank to arrive"],
 ];
 
-const LATER = { light: null, text: "known once the run has ended" };
+const LATER = { highlighted: null, text: "known once the run has ended" };
 
 // The operations whose name, line, label or rank contains this text: {bars, arrows}; an arrow
 // matches if either of its ends does.
@@ -29,9 +29,9 @@ export function search(store, text) {
 }
 
 export class Lenses {
-  // onchange(): the highlighted operations have changed.
+  // onchange() is called when the highlighted operations have changed.
   constructor(store, onchange) {
-    Object.assign(this, { store, onchange, active: null, light: null, waits: null });
+    Object.assign(this, { store, onchange, active: null, highlighted: null, waits: null });
     this.buttons = toggles(LENSES, (name) => this.toggle(name));
     this.input = h("input", { type: "search", hidden: "", spellcheck: "false",
       "aria-label": LENSES[0][3], placeholder: "send, train.py:31, rank 2",
@@ -56,23 +56,23 @@ export class Lenses {
     this.#apply();
   }
 
-  // Text while no lens is active.
+  // Shows a text while no lens is active.
   hint(words) {
     if (!this.active && this.status.textContent !== words) this.status.textContent = words;
   }
 
-  // The data changed.
+  // Called when the data has changed.
   refresh() {
     if (this.active) this.#apply();
   }
 
   #apply() {
     const { store } = this;
-    [this.light, this.waits] = [null, null];
+    [this.highlighted, this.waits] = [null, null];
     this.status.textContent = "";
     const result = this.active && this[`_${this.active}`](store);
     if (result) {
-      this.light = result.light;
+      this.highlighted = result.highlighted;
       this.status.textContent = result.text;
     }
     this.onchange();
@@ -80,9 +80,9 @@ export class Lenses {
 
   _find(store) {
     if (!this.input.value.trim()) return null;
-    const light = search(store, this.input.value);
+    const highlighted = search(store, this.input.value);
     const of = plural(store.count, "operation");
-    return { light, text: `${grouped(light.bars.size)} of ${of}` };
+    return { highlighted, text: `${grouped(highlighted.bars.size)} of ${of}` };
   }
 
   _waiting(store) {
@@ -90,7 +90,7 @@ export class Lenses {
     this.waits = store.waits;
     const { start, end, lanes } = store.frame;
     const sum = lanes.reduce((seconds, { waiting }) => seconds + waiting * (end - start), 0);
-    const light = { bars: new Set(this.waits.keys()), arrows: new Set() };
-    return { light, text: `${humanSeconds(sum)} on all ranks together` };
+    const highlighted = { bars: new Set(this.waits.keys()), arrows: new Set() };
+    return { highlighted, text: `${humanSeconds(sum)} in total on all ranks` };
   }
 }

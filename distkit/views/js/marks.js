@@ -9,7 +9,7 @@ const NAMES = {
 const ease = (f) => f * f * (3 - 2 * f);
 const at = (x, y) => `translate(${x.toFixed(2)} ${y.toFixed(2)})`;
 
-// The page's colour for a colour name; other values unchanged.
+// The page's color for a color name; other values unchanged.
 function color(value, lane) {
   if (value === "rank") return `var(--dk-r${lane % 8})`;
   if (value === "label") return `var(--dk-i${lane % 8})`;
@@ -25,7 +25,7 @@ export class Marks {
     this.shown = new Map();
   }
 
-  // scene: what Scene.plain() in marks.py returns; styles: attributes by class.
+  // scene: the result of Scene.plain() in marks.py; styles: attributes by class.
   load(scene, styles) {
     Object.assign(this, scene, { styles, cache: [], layers: [] });
     [this.shown, this.resting] = [new Map(), new Map()];
@@ -38,7 +38,7 @@ export class Marks {
     this.root.replaceChildren(...this.layers.filter(Boolean));
   }
 
-  // keyframe: the keyframe that has just ended, -1 for none.
+  // keyframe: the keyframe that has just ended, or -1.
   draw(time, keyframe) {
     const before = this.shown;
     this.shown = new Map();

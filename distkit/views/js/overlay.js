@@ -1,4 +1,4 @@
-// Overlays of the picture: the pointer's time, the visible part, dimming of later times.
+// Overlays of the picture: the time at the pointer, the visible range, and dimming of later times.
 
 import { clamp, humanSeconds } from "./numbers.js";
 import { alpha } from "./colors.js";
@@ -32,7 +32,7 @@ export function rangeBar({ context: c, layout: at, look }, view, [first, last]) 
 }
 
 // Dims times after the moment shown.
-export function dimLater({ context: c, layout: at, look, veil: time }) {
+export function dimLater({ context: c, layout: at, look, dimmedAfter: time }) {
   const x = clamp(at.x(time), at.left - 4, at.right + 4);
   c.fillStyle = alpha(look.bg, 0.8);
   c.fillRect(x, 0, at.right + 5 - x, at.bottom);
@@ -40,7 +40,7 @@ export function dimLater({ context: c, layout: at, look, veil: time }) {
   c.fillRect(Math.round(x), 0, 1.5, at.bottom);
 }
 
-export function emptyNote({ context: c, layout: at, look, store, stepped }) {
+export function emptyMessage({ context: c, layout: at, look, store, stepped }) {
   const waiting = stepped ? "No messages yet." : "Waiting for the first message …";
   const text = store.frame.live ? waiting : "Nothing was recorded.";
   Object.assign(c, { font: `14px ${look.font}`, fillStyle: look.muted, textAlign: "center" });

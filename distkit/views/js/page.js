@@ -1,4 +1,4 @@
-// The tabs of a stand-alone page. A view is unpacked and drawn when it is first shown.
+// The tabs of a stand-alone page. A view is unpacked and drawn when it is first visible.
 
 import { renders } from "./render.js";
 

@@ -5,13 +5,13 @@ import { clamp } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
 const GLIDE = 520; // duration of a step [ms]
-const MARCH = 800; // time between keyframes without motion [ms]
+const STEP_PERIOD = 800; // time between keyframes without motion [ms]
 
 // Keyframes sorted by end.
 export class Script {
   constructor({ start, end, keyframes }) {
     this.ends = keyframes.filter((keyframe) => keyframe.end !== null).map((keyframe) => keyframe.end);
-    // no motion after the last end, unless something never ends
+    // nothing moves after the last end, unless a keyframe never ends
     const last = this.ends.length < keyframes.length ? end : Math.max(start, ...this.ends.slice(-1));
     Object.assign(this, { start, end, keyframes, last });
     this.first = Math.min(0, this.at(start)); // 0: nothing precedes the first keyframe
@@ -28,13 +28,13 @@ export class Script {
 }
 
 export class Player {
-  // show(moving): time or keyframe has changed; onplay(): playing has started or stopped.
-  // pace(script): the time reached after a number of milliseconds at speed 1.
+  // show(moving) is called when the time or keyframe has changed, onplay() when playing has
+  // started or stopped. pace(script) returns a function that advances a time at speed 1.
   constructor(pace, show, onplay) {
     Object.assign(this, { pace, show, onplay, speed: 1, playing: false, chosen: null, target: null });
   }
 
-  // follow: stay at the end.
+  // follow: whether to stay at the end.
   load(script, { opening, follow = false }) {
     Object.assign(this, { script, after: this.pace(script) });
     if (follow) this.chosen = null;
@@ -61,7 +61,7 @@ export class Player {
     this.fresh = null;
     this.playing = true;
     this.onplay();
-    if (reducedMotion()) return this.#march();
+    if (reducedMotion()) return this.#stepThrough();
     let before = performance.now();
     const tick = (now) => {
       if (!this.playing) return;
@@ -75,11 +75,11 @@ export class Player {
   }
 
   // Steps through keyframes without motion.
-  #march() {
+  #stepThrough() {
     if (!this.playing) return;
     this.place(this.script.neighbor(this.keyframe, 1));
     if (this.time >= this.script.last) return this.pause();
-    this.marching = setTimeout(() => this.#march(), MARCH / this.speed);
+    this.stepTimer = setTimeout(() => this.#stepThrough(), STEP_PERIOD / this.speed);
   }
 
   #advance(elapsed) {
@@ -90,7 +90,7 @@ export class Player {
   pause() {
     cancelAnimationFrame(this.ticking);
     cancelAnimationFrame(this.gliding);
-    clearTimeout(this.marching);
+    clearTimeout(this.stepTimer);
     const was = this.playing;
     Object.assign(this, { playing: false, target: null });
     if (was) this.onplay();
@@ -107,7 +107,7 @@ export class Player {
     this.go(this.script.neighbor(this.target ?? this.keyframe, by));
   }
 
-  // Moves to a keyframe's end, animated if it is near.
+  // Moves to a keyframe's end; the motion forward is animated.
   go(i) {
     const from = this.time;
     this.pause();

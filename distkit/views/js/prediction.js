@@ -1,4 +1,4 @@
-// A question, an input for a guess, and a Commit button. The kernel validates guesses.
+// A question, an input for a guess, and a Commit button. The kernel validates the guess.
 
 import { h } from "./dom.js";
 
@@ -7,7 +7,7 @@ const name = "guess";
 // Text between backticks is code.
 const formatted = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 
-// A question; send: receives the committed guess.
+// A question; send() receives the committed guess.
 export class Question {
   constructor(send) {
     this.send = send;
@@ -40,7 +40,7 @@ export class Question {
       ? h("button", { type: "button", class: "dk-change", onclick: () => this.#change() }, "Change")
       : null;
     const onsubmit = (event) => this.#commit(event);
-    const onkeydown = (e) => { // nor move the focus to the active cell
+    const onkeydown = (e) => { // keys must not move the focus to the active cell, either
       e.stopPropagation();
       if (e.key !== "Enter" || e.target.tagName === "BUTTON") return;
       e.preventDefault();

@@ -3,7 +3,7 @@
 const KEYWORDS = "False None True and as assert async await break case class continue def del " +
   "elif else except finally for from global if import in is lambda match nonlocal not or pass " +
   "raise return try while with yield";
-const TALK = "i?send|i?recv|(?:send|recv)_object_list|broadcast\\w*|scatter\\w*|" +
+const COMMUNICATION = "i?send|i?recv|(?:send|recv)_object_list|broadcast\\w*|scatter\\w*|" +
   "(?:all_)?(?:reduce|gather)\\w*|all_to_all\\w*|(?:monitored_)?barrier|" +
   "batch_isend_irecv|new_(?:sub)?groups?\\w*";
 const TOKEN = new RegExp([
@@ -11,7 +11,7 @@ const TOKEN = new RegExp([
   String.raw`(?<string>\b[rbfuRBFU]{0,2}(?:"""[^]*?(?:"""|$)|'''[^]*?(?:'''|$))`,
   String.raw`\b[rbfuRBFU]{0,2}(?:"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)`,
   String.raw`(?:"""[^]*?(?:"""|$)|'''[^]*?(?:'''|$)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?))`,
-  String.raw`(?<talk>\b(?:torch\.distributed|dist)\.(?:${TALK})\b|\.wait(?=\())`,
+  String.raw`(?<communication>\b(?:torch\.distributed|dist)\.(?:${COMMUNICATION})\b|\.wait(?=\())`,
   String.raw`(?<keyword>\b(?:${KEYWORDS.replaceAll(" ", "|")})\b)`,
   String.raw`(?<number>\b\d[\w.]*)`,
   String.raw`(?<name>[A-Za-z_]\w*)`,

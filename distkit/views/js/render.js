@@ -9,7 +9,7 @@ const ENDS = ["restarting", "autorestarting", "terminating", "dead"]; // kernel 
 export function renders(View) {
   return ({ model, el }) => {
     const view = new View(model, el);
-    // JupyterLab would make this cell the active one, and Shift+Enter would run it again
+    // otherwise, JupyterLab would make this cell active, and Shift+Enter would run it again
     for (const type of ["mousedown", "focusin"]) el.addEventListener(type, keep);
     const unsubscribe = onEnd(model, el, view);
     return () => {
@@ -30,7 +30,7 @@ function onEnd(model, el, view) {
     if (view.ended || el.querySelector(`${LIVE}, .dk-ended`)) return;
     el.querySelector("figure")?.prepend(h("p", { class: "dk-ended", role: "note" }, KERNEL_ENDED));
   };
-  const observer = new MutationObserver(report); // earlier messages of the kernel may be drawn later
+  const observer = new MutationObserver(report); // pending messages of the kernel may still be drawn
   const ended = () => {
     el.dataset.kernel = "ended";
     view.ended?.();

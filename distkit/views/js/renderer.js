@@ -1,4 +1,4 @@
-// Draws the picture on a canvas. Needs a 2D context, a layout and a look; touches no DOM.
+// Draws the picture on a canvas. Needs a 2D context, a layout and a look; does not use the DOM.
 
 import { humanBytes, roundStep, timeUnit } from "./numbers.js";
 import { isOpen, isPaused } from "./store.js";
@@ -8,12 +8,12 @@ import { roundRect } from "./canvas.js";
 import { FILL, Strips } from "./strips.js";
 
 export class Renderer {
-  // look: fg, muted, bg, lane, grid, font, ranks (colours), warning, dark
-  // lens: light {bars, arrows} or null, waits: [from, seconds] by bar, or null
-  // look.lanes: colour index by rank, if it differs from the rank's position
-  constructor(context, layout, look, focus, { light = null, waits = null } = {}) {
+  // look: fg, muted, bg, lane, grid, font, ranks (colors), warning, dark
+  // lens: highlighted {bars, arrows} or null, waits: [from, seconds] by bar, or null
+  // look.lanes: color index by rank, if it differs from the rank's position
+  constructor(context, layout, look, focus, { highlighted = null, waits = null } = {}) {
     Object.assign(this, { c: context, at: layout, look, focus, waits, store: layout.store });
-    this.bright = light ?? this.store.related(focus);
+    this.bright = highlighted ?? this.store.related(focus);
   }
 
   draw() {
@@ -41,12 +41,12 @@ export class Renderer {
     this.#ribbons(bars);
     const arrows = new Arrows(this);
     Object.assign(this, { arrows: arrows.list, many: arrows.many });
-    arrows.behind();
+    arrows.drawShafts();
     for (const bar of bars) if (bar.kind === "mark") this.#mark(bar);
     strips.draw(false);
     for (const i of thin) this.#thin(i);
     for (const bar of bars) if (bar.kind !== "mark") this.#bar(bar);
-    arrows.before();
+    arrows.drawHeads();
     c.restore();
   }
 
@@ -79,7 +79,7 @@ export class Renderer {
     });
   }
 
-  // The colour of a lane's run, before the lane and at the run's end.
+  // The color of a lane's run, before the lane and at the run's end.
   #run({ run, end }, top, height) {
     const { c, at, look } = this;
     c.fillStyle = look.traces[run % look.traces.length];
@@ -114,7 +114,7 @@ export class Renderer {
     this.c.fillText(text, x, y + 0.5);
   }
 
-  // Draws grid lines behind everything; axis() draws the numbers in front.
+  // Draws the grid lines in the background; axis() draws the numbers in the foreground.
   grid() {
     for (const [x] of this.#ticks()) this.line(x, 0, x, this.at.bottom, this.look.grid, 1);
   }
@@ -270,7 +270,7 @@ export class Renderer {
     if (text) this.text(text, from, y + height / 2, color, c.font);
   }
 
-  // A bar of a few pixels: colour only.
+  // A bar of a few pixels: color only.
   #thin(i) {
     const { c, at, look, store } = this;
     const [x, y, width, height] = at.box(i);
@@ -288,14 +288,14 @@ export class Renderer {
   // A faint band through the members of a collective, lane by lane; only its edges cross other
   // lanes.
   #ribbons(bars) {
-    const ties = new Set(bars.map(({ tie }) => tie).filter((tie) => tie >= 0));
-    if (this.focus?.tie >= 0) ties.add(this.focus.tie);
-    for (const tie of ties) this.#ribbon(tie);
+    const collectives = new Set(bars.map(({ collective }) => collective).filter((n) => n >= 0));
+    if (this.focus?.collective >= 0) collectives.add(this.focus.collective);
+    for (const collective of collectives) this.#ribbon(collective);
   }
 
-  #ribbon(tie) {
+  #ribbon(collective) {
     const { c, at, look, store } = this;
-    const members = store.members(tie).filter((i) => !store.paused(i));
+    const members = store.members(collective).filter((i) => !store.paused(i));
     const mixed = new Set(members.map((i) => store.categories[store.category[i]].op)).size > 1;
     const color = mixed ? look.warning : look.fg;
     const dim = this.#dim(...members);
@@ -341,7 +341,7 @@ export class Renderer {
   }
 }
 
-// A short description of a bar: "send to rank 1", "all_reduce max".
+// A short description of a bar, such as "send to rank 1" or "all_reduce max".
 export function call(bar, store) {
   const peer = bar.peer === undefined ? "any rank" : store.name(bar.peer);
   if (bar.kind === "send") return `send to ${peer}`;

@@ -1,6 +1,6 @@
 // A scene view: animated marks, keyframes as text, and panels next to them.
 
-import { nextKeyframe, counted, List, order, Panels } from "./beside.js";
+import { nextKeyframe, counted, List, bisect, Panels } from "./panels.js";
 import { h, s } from "./dom.js";
 import { Marks } from "./marks.js";
 import { clamp, humanSeconds } from "./numbers.js";
@@ -9,14 +9,14 @@ import { Sheet } from "./sheet.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 16];
 const [SHORT, LONG] = [70, 420]; // minimum and maximum time between two ticks [ms]
-const WHOLE = 40_000; // duration of a run before these limits apply [ms]
+const RUN_DURATION = 40_000; // duration of a run before these limits apply [ms]
 const [ROUND, LONGEST] = [1300, 90_000]; // duration of a round, and maximum duration of all rounds [ms]
 const LARGE = 1.4; // maximum scale of a scene
 const BESIDE_PANELS = 430; // height next to panels [px]
-const KEYS = " Space plays and pauses; arrow right and left step forward and back, page down and " +
-  "page up step through the list or panels, Home and End go to the ends.";
+const KEYS = " The space bar plays and pauses; the right and left arrow keys step forward and back, " +
+  "page down and page up step through the list or panels, Home and End go to the ends.";
 
-// Time passes at a pace that shows every message; rounds have equal durations.
+// Time passes at a pace at which every message is visible; rounds have equal durations.
 export function pace({ unit, keyframes, ends, start, end, last }) {
   if (counted(unit)) {
     const speed = Math.max(1 / ROUND, end / LONGEST);
@@ -26,11 +26,11 @@ export function pace({ unit, keyframes, ends, start, end, last }) {
   const ticks = [...new Set([...begins, ...ends, start, last])].sort((a, b) => a - b);
   return (time, left) => {
     while (left > 0 && time < last) {
-      const i = order.right(ticks, time);
+      const i = bisect.right(ticks, time);
       if (i >= ticks.length) return last;
       if (i < 1) return time;
       const gap = ticks[i] - ticks[i - 1];
-      const lasts = clamp((gap / Math.max(end - start, 1e-12)) * WHOLE, SHORT, LONG);
+      const lasts = clamp((gap / Math.max(end - start, 1e-12)) * RUN_DURATION, SHORT, LONG);
       const need = ((ticks[i] - time) / gap) * lasts;
       time = need <= left ? ticks[i] : time + (gap * left) / lasts;
       left -= need;
@@ -52,7 +52,7 @@ export class Scene extends Sheet {
   }
 
   build() {
-    const show = (moving) => (moving ? this.drawMoment() : this.later());
+    const show = (moving) => (moving ? this.drawMoment() : this.scheduleFrame());
     this.player = new Player(pace, show, () => this.bar.showPlaying(this.root));
     this.bar = new Bar(this.player, SPEEDS, 2000);
     [this.marks, this.side] = [new Marks("dkm-main"), new Marks("dkm-beside")];
@@ -63,7 +63,7 @@ export class Scene extends Sheet {
     this.legend = h("div", { class: "dkm-legend" });
     this.controls = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "play" },
       this.bar.buttons, this.fact, this.bar.clock);
-    this.said = h("p", { class: "dk-said" });
+    this.description = h("p", { class: "dk-description" });
     this.empty = h("p", { class: "dkv-empty" });
     this.field = h("div", { class: "dkm-field" }, this.marks.root, this.bar.scrub);
     this.column = h("div", { class: "dkm-column" },
@@ -71,7 +71,7 @@ export class Scene extends Sheet {
     this.all = h("div", { class: "dkm" },
       h("div", { class: "dkm-body" }, h("div", {}, this.field), this.column, this.controls));
     this.tools.append(this.legend);
-    this.body.append(this.empty, this.said, this.verdicts, this.all);
+    this.body.append(this.empty, this.description, this.verdicts, this.all);
     this.root.addEventListener("keydown", (e) => this.bar.onKey(e, {
       PageDown: () => this.stepList(1), PageUp: () => this.stepList(-1) }));
     this.load();
@@ -89,7 +89,7 @@ export class Scene extends Sheet {
     if (side) this.side.load(side, styles);
     this.list.load(list, this.script);
     const { width, height } = scene;
-    const high = picture.panels.length ? BESIDE_PANELS : picture.high;
+    const high = picture.panels.length ? BESIDE_PANELS : picture.max_height;
     const wide = `var(--dk-high, ${high}px) * ${width / height}`; // lower in a tab
     this.field.style.maxWidth = `min(${wide}, ${width * LARGE}px)`;
     this.field.style.setProperty("--dk-left", left);
@@ -106,15 +106,15 @@ export class Scene extends Sheet {
 
   // Shows everything, without motion.
   draw() {
-    const { empty, said } = this.picture;
+    const { empty, description } = this.picture;
     this.empty.hidden = !empty;
     this.all.hidden = this.tools.hidden = Boolean(empty);
     this.empty.textContent = empty;
-    this.said.textContent = empty ? "" : said;
+    this.description.textContent = empty ? "" : description;
     this.drawMoment();
     this.list.mark(this.player.keyframe, true);
-    const { who, more, verdicts = [] } = this.script.keyframes[this.player.keyframe] ?? {};
-    const words = [who, more, ...verdicts.map(({ text }) => text), ...this.marks.aloud,
+    const { caption, details, verdicts = [] } = this.script.keyframes[this.player.keyframe] ?? {};
+    const words = [caption, details, ...verdicts.map(({ text }) => text), ...this.marks.aloud,
       ...this.side.aloud];
     this.liveRegion.textContent = words.filter(Boolean).join("; ");
   }
@@ -127,14 +127,14 @@ export class Scene extends Sheet {
     this.marks.draw(time, player.resting && !between ? keyframe : -1);
     if (picture.side) this.side.draw(time, -1);
     const shown = keyframe + (between && time > 0 && script.first !== 0 ? 1 : 0); // the round shown by the clock
-    const { who = picture.before, more = "", where = "", verdicts = [] } =
+    const { caption = picture.before, details = "", where = "", verdicts = [] } =
       script.keyframes[shown] ?? {};
     const nth = script.first === 0
       ? `${script.unit} ${keyframe + 1} of ${script.keyframes.length}`
       : time > 0 ? `${script.unit} ${Math.ceil(time)} of ${script.end}` : "start";
-    this.bar.show(counted(script.unit) ? nth : humanSeconds(time), who);
-    const words = [more, where].filter(Boolean).join(" · ");
-    this.fact.replaceChildren(h("strong", {}, who), h("span", { title: words || null }, words));
+    this.bar.show(counted(script.unit) ? nth : humanSeconds(time), caption);
+    const words = [details, where].filter(Boolean).join(" · ");
+    this.fact.replaceChildren(h("strong", {}, caption), h("span", { title: words || null }, words));
     this.verdicts.replaceChildren(...[...picture.verdicts, ...verdicts].map(verdict));
     this.list.mark(keyframe);
     this.panels.mark(shown);

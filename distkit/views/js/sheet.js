@@ -1,6 +1,6 @@
 // A sheet view: heading, notices, and a body that is redrawn from the picture.
 
-import { notices } from "./around.js";
+import { notices } from "./frame.js";
 import { applyTheme, lookOf } from "./colors.js";
 import { h, liveRegion } from "./dom.js";
 import { Follower } from "./follower.js";
@@ -23,7 +23,7 @@ export class Sheet extends Follower {
     el.append(this.root);
     this.build();
     this.watch();
-    this.later();
+    this.scheduleFrame();
   }
 
   update(picture) {

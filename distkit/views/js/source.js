@@ -1,16 +1,16 @@
-// The program's source, with a pin per rank at its current line. Below a line that calls a
-// distkit algorithm, such as ring_all_reduce, that algorithm's lines are folded in.
+// The program's source, with a pin per rank at its current line. Below a line that calls one of
+// distkit's algorithms, such as ring_all_reduce, the lines of the algorithm are inserted.
 
 import { h, reducedMotion } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { tokenize } from "./python.js";
 
 const GLIDE = 220; // milliseconds
-const COLOURED = 3000; // longer files have no highlighting [lines]
+const MAX_COLORED = 3000; // longer files have no highlighting [lines]
 const LINE = 22; // pixels
 const BEFORE = 2; // context lines around folded-in lines with pins
 
-// A rank's number in its colour: blocked ranks are hollow and hatched, failed ranks crossed.
+// A rank's number in its color: blocked ranks are hollow and hatched, failed ranks crossed.
 export function pin(rank) {
   return h("span", { class: "dk-pin", "data-rank": rank, style: rankColors(rank) }, String(rank));
 }
@@ -21,7 +21,7 @@ export class Source {
   constructor(ranks) {
     this.pins = new Map(ranks.map((rank) => [rank, pin(rank)]));
     this.files = new Map();
-    this.spots = new Map();
+    this.pinPositions = new Map();
     this.unfolded = true;
     this.tabs = h("div", { class: "dk-tabs", role: "tablist", "aria-label": "source files" });
     this.window = h("div", { class: "dk-window", role: "tabpanel" });
@@ -44,7 +44,7 @@ export class Source {
 
   #resize() {
     const file = this.files.get(this.shown);
-    if (file) this.#scrollIntoView(file, false); // it may have become visible just now
+    if (file) this.#scrollIntoView(file, false); // it may just have become visible
   }
 
   add(sources) {
@@ -60,11 +60,11 @@ export class Source {
     this.nothing.hidden = this.files.size > 0;
   }
 
-  // marks: [{rank, where, inner, call, status, words}] of the moment; hot: lines of a finding.
+  // marks: [{rank, where, inner, call, status, words}] of the moment; hot: the lines of a finding.
   show(marks, hot) {
     for (const file of this.files.values()) file.at = [];
     const put = (where, mark) => {
-      const [label, line] = place(where);
+      const [label, line] = parseLine(where);
       this.files.get(label)?.at.push({ ...mark, line });
     };
     for (const mark of marks) put(mark.where, mark);
@@ -73,10 +73,10 @@ export class Source {
     const best = files.reduce((a, b) => (a && count(a) >= count(b) ? a : b), null);
     for (const file of files) this.#dot(file);
     const open = this.files.get(this.shown);
-    const stays = open && count(open) === count(best);
+    const keepsFile = open && count(open) === count(best);
     for (const mark of marks) put(mark.inner, { ...mark, inner: "" }); // for readers who open that file
     this.hot = hot;
-    if (stays) this.#place(open, true);
+    if (keepsFile) this.#place(open, true);
     else if (best) this.#open(best.label);
   }
 
@@ -108,7 +108,7 @@ export class Source {
   }
 
   #place(file, glides) {
-    const before = this.spots; // measured once: measuring again would force a layout
+    const before = this.pinPositions; // measured once: measuring again would force a layout
     for (const at of this.pins.values()) at.remove();
     for (const row of this.window.querySelectorAll(".dk-here, .dk-hot")) {
       row.classList.remove("dk-here", "dk-hot");
@@ -134,22 +134,22 @@ export class Source {
     for (const where of this.hot ?? []) this.#heat(file, where);
     const shown = this.window.querySelectorAll(".dk-row, .dk-fold > button").length;
     this.root.style.setProperty("--lines", shown);
-    this.spots = new Map([...this.pins].map(([rank, at]) => [rank, spot(at)]));
+    this.pinPositions = new Map([...this.pins].map(([rank, at]) => [rank, pinPosition(at)]));
     this.#scrollIntoView(file, glides);
     if (!glides || reducedMotion()) return;
-    for (const [rank, at] of this.pins) glide(at, before.get(rank), this.spots.get(rank));
+    for (const [rank, at] of this.pins) glide(at, before.get(rank), this.pinPositions.get(rank));
   }
 
   // The row of a rank's pin: in the called file if that is unfolded.
   #where(file, { line, inner }) {
-    const [label, within] = place(inner);
+    const [label, within] = parseLine(inner);
     const page = this.unfolded && label !== file.label && this.files.get(label);
     return page ? this.#row(page, within) : this.#row(file, line);
   }
 
   // A line of a finding, and the line that called it.
   #heat(file, where) {
-    const [label, line] = place(where);
+    const [label, line] = parseLine(where);
     const page = this.files.get(label);
     const hot = page && (page === file || this.unfolded) ? [this.#row(page, line)] : [];
     const callers = file.at.filter((mark) => mark.inner === where);
@@ -162,7 +162,7 @@ export class Source {
     for (const fold of this.window.querySelectorAll(".dk-fold")) fold.remove();
     const called = new Map();
     for (const { line, inner } of file.at) {
-      const [label, within] = place(inner);
+      const [label, within] = parseLine(inner);
       if (!this.files.has(label) || label === file.label) continue;
       const key = `${line} ${label}`;
       called.set(key, { line, label, lines: [...called.get(key)?.lines ?? [], within] });
@@ -172,7 +172,7 @@ export class Source {
       const from = Math.max(0, Math.min(...lines) - 1 - BEFORE);
       const context = this.#rows(page).slice(from, Math.max(...lines) + 1);
       const head = h("button", { type: "button", "aria-expanded": String(this.unfolded) },
-        `in ${named(page.text, Math.min(...lines))}`, h("small", {}, label));
+        `in ${enclosingFunction(page.text, Math.min(...lines))}`, h("small", {}, label));
       head.addEventListener("click", () => {
         this.unfolded = !this.unfolded;
         this.#place(file, false);
@@ -196,21 +196,21 @@ export class Source {
     this.window.scrollTo({ top: Math.max(0, top), behavior });
   }
 
-  // The rows with markers, else the first row that is hot or communicates.
+  // The rows with pins, or else the first row that is hot or communicates.
   #focusRows(file) {
     const rows = (mark) => [this.#row(file, mark.line), this.#where(file, mark)];
     if (file.at.length) return file.at.flatMap(rows);
     const rowOf = (kind) => this.window.querySelector(kind)?.closest(".dk-row");
-    return [rowOf(".dk-hot") ?? rowOf(".dk-py-talk")].filter(Boolean);
+    return [rowOf(".dk-hot") ?? rowOf(".dk-py-communication")].filter(Boolean);
   }
 }
 
-function place(where = "") {
+function parseLine(where = "") {
   const at = where.lastIndexOf(":");
   return [where.slice(0, at), Number(where.slice(at + 1))];
 }
 
-// The activity of ranks at a line: "before send", or for several "0, 2 before send · 1 in recv".
+// The activity of ranks at a line: "before send", or "0, 2 before send · 1 waits in recv".
 function activity(marks) {
   const ranksByText = {};
   for (const { rank, status, call = "" } of [...marks].sort((a, b) => a.rank - b.rank)) {
@@ -223,15 +223,15 @@ function activity(marks) {
 }
 
 // The function that contains a line of a file.
-function named(text, line) {
+function enclosingFunction(text, line) {
   const heads = text.split("\n").slice(0, line).map((row) => /^(?:async )?def (\w+)/u.exec(row));
   return heads.findLast(Boolean)?.[1] ?? "the module";
 }
 
 function rows(text) {
   const plain = text.replace(/\n$/, "").split("\n");
-  const colours = plain.length <= COLOURED;
-  const lines = colours ? tokenize(plain.join("\n")) : plain.map((line) => [["", line]]);
+  const colors = plain.length <= MAX_COLORED;
+  const lines = colors ? tokenize(plain.join("\n")) : plain.map((line) => [["", line]]);
   const token = ([kind, piece]) => (kind ? h("span", { class: `dk-py-${kind}` }, piece) : piece);
   return lines.map((tokens, i) => h("div",
     { class: "dk-row", "data-line": i + 1, style: `--indent:${plain[i].search(/\S|$/u)}` },
@@ -240,7 +240,7 @@ function rows(text) {
 }
 
 // Position of a pin within its file, independent of scrolling.
-function spot(at) {
+function pinPosition(at) {
   return at.offsetParent ? [at.offsetLeft, at.offsetTop] : null;
 }
 

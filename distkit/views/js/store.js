@@ -1,5 +1,5 @@
 // The data of one picture, which is replaced during a run. Bars and arrows are indices into arrays;
-// objects are created for visible ones.
+// objects are created only for visible ones.
 
 import { tensors, unpack } from "./columns.js";
 
@@ -10,10 +10,10 @@ export class Store {
 
   load({ columns, ...frame }) {
     const parts = unpack(columns);
-    const { start, end, seq, category, tie, send, recv, sent, received } = parts;
-    Object.assign(this, { frame, start, end, seq, category, tie, send, recv, sent, received });
+    const { start, end, seq, category, collective, send, recv, sent, received } = parts;
+    Object.assign(this, { frame, start, end, seq, category, collective, send, recv, sent, received });
     Object.assign(this, { categories: columns.categories, count: start.length, arrows: send.length,
-      values: tensors(parts), open: new Set(), odd: new Set(), ids: null, ties: null, order: null });
+      values: tensors(parts), open: new Set(), odd: new Set(), ids: null, groups: null, order: null });
     [this.track, this.out, this.into] =
       [0, -1, -1].map((none) => new Int32Array(this.count).fill(none));
     let at = 0;
@@ -26,13 +26,13 @@ export class Store {
       if (send[a] >= 0) this.out[send[a]] = a;
       if (recv[a] >= 0) this.into[recv[a]] = a;
     }
-    for (let i = 0; i < this.count; i++) this.#note(i);
+    for (let i = 0; i < this.count; i++) this.#register(i);
     this.laneOf = new Map(frame.lanes.map((lane, i) => [lane.rank, i]));
     this.waits = frame.live ? null : waitOf(parts); // known once the run has ended
   }
 
   // Registers failures and open operations, which are always drawn individually.
-  #note(i) {
+  #register(i) {
     const { kind, state, op } = this.categories[this.category[i]];
     if (Number.isNaN(this.end[i]) && kind !== "mark") this.open.add(i);
     if (state === "failed" || op === "touch") this.odd.add(i);
@@ -53,11 +53,11 @@ export class Store {
   bar(i) {
     const { rank, row } = this.tracks[this.track[i]];
     const end = Number.isNaN(this.end[i]) ? null : this.end[i];
-    return { i, id: this.id(i), rank, row, start: this.start[i], end, tie: this.tie[i],
+    return { i, id: this.id(i), rank, row, start: this.start[i], end, collective: this.collective[i],
       values: this.values.get(i), ...this.categories[this.category[i]] };
   }
 
-  // The end of a bar; open bars end when their rank died, else now.
+  // The end of a bar; open bars end at their rank's death, or else now.
   until(i, now) {
     const end = this.end[i];
     return Number.isNaN(end) ? this.frame.lanes[this.lane(i)]?.died ?? now : end;
@@ -66,9 +66,9 @@ export class Store {
   // A reply is drawn like its request; a missing end is the peer of the other end.
   arrow(a) {
     const [send, recv] = [this.send[a], this.recv[a]].map((i) => (i < 0 ? null : this.bar(i)));
-    const asks = send?.kind === "request";
+    const isRequest = send?.kind === "request";
     const about = recv?.kind === "request" ? recv : send ?? recv;
-    const heavy = asks && recv ? recv : send ?? recv;
+    const heavy = isRequest && recv ? recv : send ?? recv;
     const time = (t) => (Number.isNaN(t) ? null : t);
     return { a, send, recv, src: send?.rank ?? recv.peer, dst: recv?.rank ?? send.peer,
       op: about.kind === "request" ? about.op : "send", nbytes: heavy.nbytes, label: about.label,
@@ -89,13 +89,13 @@ export class Store {
   }
 
   // The bars of a collective, sorted by lane.
-  members(tie) {
-    if (tie === undefined || tie < 0) return [];
-    if (!this.ties) {
-      this.ties = [];
-      this.tie.forEach((of, i) => { if (of >= 0) (this.ties[of] ??= []).push(i); });
+  members(collective) {
+    if (collective === undefined || collective < 0) return [];
+    if (!this.groups) {
+      this.groups = [];
+      this.collective.forEach((n, i) => { if (n >= 0) (this.groups[n] ??= []).push(i); });
     }
-    return this.ties[tie].sort((i, j) => this.lane(i) - this.lane(j));
+    return this.groups[collective].sort((i, j) => this.lane(i) - this.lane(j));
   }
 
   // The bars sorted by start.
@@ -135,7 +135,7 @@ export class Store {
     };
     add(item.a);
     if (item.i !== undefined) {
-      for (const i of [item.i, ...this.members(item.tie)]) bars.add(i);
+      for (const i of [item.i, ...this.members(item.collective)]) bars.add(i);
       add(this.out[item.i]);
       add(this.into[item.i]);
     }

@@ -1,15 +1,15 @@
-// Bars that are too small to distinguish. A row full of them is a sum: the fraction of time in bars,
-// and paler the fraction in waits. If bars fill little of the time, they are strips of colour.
-// Failures and open operations are drawn individually.
+// Bars that are too small to distinguish. A row full of them is drawn as a sum: the fraction of
+// time in bars, with the fraction in waits paler. If bars fill little of the time, they are strips
+// of color. Failures and open operations are drawn individually.
 
 import { clamp } from "./numbers.js";
 
 const WIDE = 12; // minimum width of a bar with a label [px]
-const MAX_LABELLED = 500; // maximum number of failures and open operations with labels
+const MAX_LABELED = 500; // maximum number of failures and open operations with labels
 const EACH_BAR = 7; // average pixels per bar below which a row is a sum
 const BIN = 6; // width of a step of the sum [px]
 const DENSE = 0.25; // fraction of time below which a row has strips that are a pixel wide
-const FAINT = 0.3; // minimum strength of a touched pixel
+const FAINT = 0.3; // minimum strength of a pixel that a bar covers in part
 
 // Fill strength of bars that are too small for details.
 export const FILL = { send: 1, collective: 1, request: 0.6, recv: 0.5, store: 0.5, mark: 1 };
@@ -21,12 +21,12 @@ export class Strips {
     this.width = Math.max(1, Math.ceil(at.right - at.left) + 8);
   }
 
-  // Returns {bars: wide ones, as objects; thin: narrow ones, as indices}; the rest become sums.
+  // Returns {bars: wide ones, as objects; thin: narrow ones, as indices}; the others become sums.
   sort() {
     const { at, store } = this;
     const [bars, thin] = [[], []];
     store.tracks.forEach((track, t) => {
-      const [first, last] = at.inSight(track);
+      const [first, last] = at.visibleRange(track);
       if ((last - first) * EACH_BAR > this.width) return this.sums.push(this.#sum(track, t, BIN));
       for (const i of track.items.subarray(first, last)) {
         if (store.open.has(i) || store.odd.has(i)) continue;
@@ -38,7 +38,7 @@ export class Strips {
       const [x, , width] = at.box(i);
       return x <= at.right && x + width >= at.left;
     });
-    if (special.length > MAX_LABELLED) thin.push(...special);
+    if (special.length > MAX_LABELED) thin.push(...special);
     else bars.push(...special.map((i) => store.bar(i)));
     return { bars, thin };
   }
@@ -46,7 +46,7 @@ export class Strips {
   // The part of each step that a row's bars cover: highlighted bars, their waits, and other bars.
   #sum(track, t, bin) {
     const { store, at, renderer: { bright } } = this;
-    const [first, last] = at.inSight(track);
+    const [first, last] = at.visibleRange(track);
     const [bars, waits, dim] = [0, 1, 2].map(() => new Float32Array(Math.ceil(this.width / bin)));
     const waiting = track.mark ? null : store.waits;
     const put = (cover, from, to) => {

@@ -1,7 +1,7 @@
 // The timeline in the browser: combines the parts and handles user input.
 // An anywidget module. Stand-alone pages pass a model with the same get and on.
 
-import { alternative, heading, legend, notices, sums } from "./around.js";
+import { alternative, heading, legend, notices, totals } from "./frame.js";
 import { fit } from "./canvas.js";
 import { applyTheme, lookOf } from "./colors.js";
 import { h, liveRegion, reducedMotion } from "./dom.js";
@@ -10,13 +10,13 @@ import { listen, Viewport } from "./gestures.js";
 import { Layout, TALLEST } from "./layout.js";
 import { Lenses } from "./lenses.js";
 import { clamp } from "./numbers.js";
-import { cursor, emptyNote, dimLater, rangeBar } from "./overlay.js";
+import { cursor, emptyMessage, dimLater, rangeBar } from "./overlay.js";
 import { Renderer } from "./renderer.js";
 import { Store } from "./store.js";
 import { placeTip, card, sentence } from "./tooltip.js";
 
-const KEYS = "Arrow left and right pan, plus and minus zoom, 0 shows all, " +
-  "arrow up and down step through operations, Escape clears the selection, " +
+const KEYS = "The left and right arrow keys pan, plus and minus zoom, 0 shows all, " +
+  "the up and down arrow keys step through operations, Escape clears the selection, " +
   "slash finds operations, w shows waiting time.";
 
 // Minimum times between updates during a run, because the ranks need the CPU [ms].
@@ -24,25 +24,25 @@ const GROWTH = 250; // of open bars
 const TEXT_PERIOD = 500; // of the text around the picture
 const MANY_BARS = 150; // average number per row above which rows are higher and show sums
 const HIGHER = 36; // pixels
-const SUMS = "share of time in operations, waiting hatched; zoom in to see single operations";
+const SUMS = "fraction of time in operations, waiting hatched; zoom in to see single operations";
 const BARE = { height: 240, min_gap: 8, tallest: 240 }; // pixels; leaves space for questions below
 const MAX_SILENCE = 600_000; // maximum time without events [ms]
 
 export class Timeline extends Follower {
-  // stepped: time stops between two moments of the run; onlook: called with new colours;
+  // stepped: time stops between two moments of the run; onThemeChange: called with new colors;
   // Data: the class of its store.
-  constructor(model, el, { stepped = false, onlook = null, Data = Store } = {}) {
+  constructor(model, el, { stepped = false, onThemeChange = null, Data = Store } = {}) {
     const picture = model.get("picture");
     super(model);
-    Object.assign(this, { stepped, onlook, theme: picture.theme });
-    this.veil = null;
+    Object.assign(this, { stepped, onThemeChange, theme: picture.theme });
+    this.dimmedAfter = null;
     this.store = new Data(picture);
     [this.updates, this.taken] = [picture.updates, performance.now()];
     [this.chosen, this.hovered, this.pointer] = [null, null, null];
     this.viewport = new Viewport(this, () => this.#all());
     this.#build(el);
     this.#listen();
-    this.later();
+    this.scheduleFrame();
   }
 
   // -- elements -------------------------------------------------------------------
@@ -56,7 +56,7 @@ export class Timeline extends Follower {
     this.parts = Object.fromEntries([part("div", "head"), part("ul", "notices"),
       part("ul", "legend"), part("div", "sums")]);
     this.stage = h("div", { class: "dk-stage" }, this.canvas);
-    this.lenses = new Lenses(this.store, () => this.later());
+    this.lenses = new Lenses(this.store, () => this.scheduleFrame());
     this.lenses.root.append(this.viewport.tools());
     this.root = h("figure", { class: "distkit-timeline" },
       h("header", {}, this.parts.head, this.parts.legend),
@@ -70,7 +70,7 @@ export class Timeline extends Follower {
     parts.head.replaceChildren(...heading(store));
     parts.notices.replaceChildren(...notices(store.frame));
     parts.legend.replaceChildren(...legend(store));
-    parts.sums.replaceChildren(...sums(store, (rank) => this.color(rank)));
+    parts.sums.replaceChildren(...totals(store, (rank) => this.color(rank)));
     this.canvas.setAttribute("aria-label", `${alternative(store)} ${KEYS}`);
   }
 
@@ -79,7 +79,7 @@ export class Timeline extends Follower {
     return ranks[(this.store.laneOf.get(rank) ?? 0) % ranks.length];
   }
 
-  // Colours and fonts for the renderer.
+  // Colors and fonts for the renderer.
   renderOptions() {
     return this.look;
   }
@@ -89,14 +89,14 @@ export class Timeline extends Follower {
     this.look = lookOf(this.root, this.context, this.theme);
     if (this.look.warning === before) return;
     applyTheme(this.root, this.look);
-    this.onlook?.(this.look);
+    this.onThemeChange?.(this.look);
     this.renderText();
   }
 
   // Dims times after this one; null: none.
   until(time) {
-    this.veil = time;
-    this.later();
+    this.dimmedAfter = time;
+    this.scheduleFrame();
   }
 
   // -- time -------------------------------------------------------------------------
@@ -124,7 +124,7 @@ export class Timeline extends Follower {
   frame() {
     this.#draw();
     clearTimeout(this.growing);
-    if (this.#grows()) this.growing = setTimeout(() => this.later(), GROWTH);
+    if (this.#grows()) this.growing = setTimeout(() => this.scheduleFrame(), GROWTH);
   }
 
   // Open bars grow until the kernel is presumed dead.
@@ -157,11 +157,11 @@ export class Timeline extends Follower {
     this.renderer = new Renderer(context, this.layout, this.renderOptions(), focus, this.lenses);
     this.renderer.draw();
     this.lenses.hint(this.renderer.summed ? SUMS : "");
-    if (this.veil !== null) dimLater(this);
+    if (this.dimmedAfter !== null) dimLater(this);
     if (this.pointer) cursor(this);
     if (this.viewport.zoomed) rangeBar(this, view, this.#all());
     this.gestures.follow(this.layout, view, this.#all());
-    if (!this.store.count) emptyNote(this);
+    if (!this.store.count) emptyMessage(this);
     this.root.dataset.drawn = this.store.frame.end ?? "";
     this.root.dataset.taken = this.updates;
   }
@@ -174,7 +174,7 @@ export class Timeline extends Follower {
       moved: (...pointer) => { this.pointer = pointer; }, typed: (e) => this.typed(e),
     });
     this.on(this.lenses.root, "keydown", (e) => this.#onSearchKey(e));
-    this.on(this.stage, "scroll", () => this.later());
+    this.on(this.stage, "scroll", () => this.scheduleFrame());
     this.watch(this.stage);
   }
 
@@ -219,9 +219,9 @@ export class Timeline extends Follower {
     const before = by > 0 ? -1 : order.length;
     const at = this.chosen?.i === undefined ? before : order.indexOf(this.chosen.i);
     let next = clamp(at + by, 0, order.length - 1);
-    const { light } = this.lenses; // only highlighted operations
-    if (light) {
-      while (order[next] !== undefined && !light.bars.has(order[next])) next += by;
+    const { highlighted } = this.lenses; // only highlighted operations
+    if (highlighted) {
+      while (order[next] !== undefined && !highlighted.bars.has(order[next])) next += by;
       if (order[next] === undefined) return;
     }
     const bar = this.store.bar(order[next]);
@@ -236,7 +236,7 @@ export class Timeline extends Follower {
     this.chosen = item;
     this.liveRegion.textContent = item ? this.sentence(item) : "";
     this.showTip(item, x, y);
-    this.later();
+    this.scheduleFrame();
   }
 
   showTip(item, x, y) {

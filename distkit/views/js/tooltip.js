@@ -59,7 +59,7 @@ function facts(item, store) {
 
 function ofBar(bar, store) {
   const since = bar.start - store.frame.start;
-  const others = store.members(bar.tie).filter((i) => i !== bar.i).map((i) => store.bar(i));
+  const others = store.members(bar.collective).filter((i) => i !== bar.i).map((i) => store.bar(i));
   return [
     ["on", store.name(bar.rank)],
     [peerWord(bar), bar.peer === undefined ? null : store.name(bar.peer)],
@@ -67,14 +67,14 @@ function ofBar(bar, store) {
     ["tensor", tensor(bar)],
     ["size", bar.kind === "mark" || !bar.nbytes ? null : humanBytes(bar.nbytes)],
     ["took", bar.end === null ? null : humanSeconds(bar.end - bar.start)],
-    whole(bar, others, store),
+    totalDuration(bar, others, store),
     ["began at", humanSeconds(since)],
     ...details(bar, store),
   ];
 }
 
-// The total duration, as in the table: of a collective on all ranks, or of a message.
-function whole(bar, others, store) {
+// The total duration of a collective on all ranks, or of a message, as in the table.
+function totalDuration(bar, others, store) {
   if (others.length) {
     const ends = [bar, ...others].map(({ end }) => end);
     const begin = Math.min(bar.start, ...others.map(({ start }) => start));
@@ -144,7 +144,7 @@ function valuesAt(when, summary, most) {
     h("div", { class: "dk-numbers" }, inNumbers(summary)), alarm(summary))];
 }
 
-// Values as colours; "most" has the full colour.
+// Values as colors; "most" has the full color.
 export function strip(summary, most) {
   const cells = summary.values.map((v) => h("i", { class: odd(v), style: heat(v, most) }));
   return h("div", { class: "dk-strip", "aria-hidden": "true" }, cells);
@@ -158,7 +158,7 @@ function inNumbers(s) {
 
 const odd = (v) => (Number.isFinite(v) ? null : v === "nan" ? "dk-nan" : "dk-inf");
 
-// Zero has the paper colour, positive values are orange, negative ones blue.
+// Zero has the paper color, positive values are orange, negative ones blue.
 function heat(v, most) {
   if (!Number.isFinite(v)) return "";
   const hue = v < 0 ? "0,114,178" : "224,130,0";

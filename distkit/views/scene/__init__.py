@@ -1,1 +1,1 @@
-"""Building blocks of all pictures: marks, renderers, SVG, text tables, colours."""
+"""Building blocks of all pictures: marks, renderers, SVG, text tables, colors."""

@@ -19,7 +19,7 @@ _drawing = threading.RLock()
 
 @contextmanager
 def style(style: str | dict[str, Any] = "distkit.plots") -> Iterator[None]:
-    """Draw in this context, or in a function with this decorator, with a style of matplotlib."""
+    """Use a matplotlib style in this context, or in a function with this decorator."""
     import matplotlib.style
 
     with _drawing, matplotlib.style.context(style):

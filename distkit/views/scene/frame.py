@@ -1,4 +1,4 @@
-"""Computes the names, lanes, totals and notices around a picture, for all projections."""
+"""Computes the names, lanes, totals and notices of a picture, for all projections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distkit._format import count, human_bytes, human_seconds, joined
 from distkit.events import COMPUTATION, State
 from distkit.trace.calls import op_name
 from distkit.trace.columns import Category
-from distkit.trace.info import RunInfo, Traffic, agreement, between, several
+from distkit.trace.info import RunInfo, Traffic, clock_error, cross_host_traffic, hosts_if_several
 
 #: Maximum number of lanes drawn; a notice reports the others.
 MAX_LANES = 256
@@ -42,7 +42,7 @@ def name(info: RunInfo, rank: int) -> str:
 def lane(info: RunInfo, rank: int) -> Json:
     """Return the name, role, device and host of a rank."""
     known, display_name = info.rank(rank), name(info, rank)
-    host = several(info).get(rank)
+    host = hosts_if_several(info).get(rank)
     detail = [f"rank {rank}"] if display_name != f"rank {rank}" else []
     detail += [known.device] if known.device not in ("", "cpu") else []
     result = {"rank": rank, "name": display_name, "role": known.role, "detail": " · ".join(detail)}
@@ -60,7 +60,7 @@ def facts(info: RunInfo, ranks: int) -> list[str]:
     roles = Counter(known.role for known in info.ranks.values())
     parts = [count(roles[role], role) for role in ("worker", "server") if roles["server"]]
     known = [joined(parts) or count(ranks, "rank")] if ranks else []
-    if hosts := {*several(info).values()}:
+    if hosts := {*hosts_if_several(info).values()}:
         known.append(count(len(hosts), "host"))
     return [*known, *dict.fromkeys(filter(None, (info.backend, info.device)))]
 
@@ -72,13 +72,13 @@ def compared(info: RunInfo, hosts_traffic: Traffic) -> list[tuple[str, str, str]
         info: metadata of the run.
         hosts_traffic: traffic between its hosts.
     """
-    if not (hosts := several(info)):
+    if not (hosts := hosts_if_several(info)):
         return []
-    messages, nbytes = between(hosts_traffic)
+    messages, nbytes = cross_host_traffic(hosts_traffic)
     routes = (f"{a} → {b}: {human_bytes(n)}" for (a, b), (_, n) in hosts_traffic.items())
     label = f"between hosts · {count(messages, 'message')}"
     totals = [(human_bytes(nbytes), label, clean("\n".join(routes)))] if hosts_traffic else []
-    if (error := agreement(info)) is not None:
+    if (error := clock_error(info)) is not None:
         each = (
             f"{name}: {clock.ahead:+.6f} s ± {human_seconds(clock.error or 0.0)}"
             for name, clock in info.clocks.items()
@@ -91,10 +91,10 @@ def compared(info: RunInfo, hosts_traffic: Traffic) -> list[tuple[str, str, str]
 
 
 def omissions(*limits: tuple[str, int, int], which: str = "first") -> list[str]:
-    """Return a notice for each limit that leaves something out.
+    """Return a notice for each limit that is exceeded.
 
     Args:
-        limits: what is drawn, the number of drawn items, and their total number.
+        limits: the end of the sentence, the number of drawn items, and their total number.
         which: which items are drawn.
 
     >>> omissions(("ranks are drawn", 16, 1000), ("layers are drawn", 3, 3))

@@ -17,7 +17,7 @@ from distkit.views.scene.frame import Json
 from distkit.views.scene.theme import MARKS
 
 #: A shape of a drawing: SVG tag, class of ``theme.MARKS``, lane, attributes, text. The lane selects
-#: one of eight colours. Positions are relative to the mark. Shapes are cached.
+#: one of eight colors. Positions are relative to the mark. Shapes are cached.
 Shape = tuple[str, str, int, tuple[tuple[str, str | float], ...], str]
 
 T = TypeVar("T")
@@ -170,7 +170,7 @@ class Scene:
             mark = max(self.when(begin), 0.0), math.inf if end is None else self.when(end)
             self._marks.append((*mark, layer, drawing, [round(v, 1) for v in position]))
 
-    def fly(
+    def add_moving(
         self,
         a: tuple[float, float],
         b: tuple[float, float],
@@ -179,7 +179,7 @@ class Scene:
         end: float | None,
         layer: int,
     ) -> None:
-        """Add a drawing that moves from a to b; if it never arrives, it rests halfway."""
+        """Add a drawing that moves from a to b; if it never arrives, it is shown halfway."""
         if end is None:
             middle = (a[0] + b[0]) / 2, (a[1] + b[1]) / 2
             self.add(*middle, *drawing, begin=begin, layer=layer)
@@ -232,14 +232,14 @@ class Scene:
         }
 
 
-def pieces(
+def intervals(
     spans: Iterable[tuple[float, float | None, T]],
 ) -> Iterator[tuple[float, float | None, list[T]]]:
     """Yield each interval between changes, with the items present in it, oldest first.
 
     An item whose end is None or infinity never disappears.
 
-    >>> [(a, b, list(items)) for a, b, items in pieces([(0, 2, "x"), (1, None, "y")])]
+    >>> [(a, b, list(items)) for a, b, items in intervals([(0, 2, "x"), (1, None, "y")])]
     [(0, 1, ['x']), (1, 2, ['x', 'y']), (2, None, ['y'])]
     """
     changes: list[tuple[float, int, int, T]] = []
@@ -282,21 +282,21 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
     fields: Json = {
         "view": "scene",  # CSS class on the page
         "title": title,
-        "facts": [],  # shown next to the title
+        "facts": [],  # next to the title
         "notices": [],  # warnings for the reader
-        "notes": [],  # other remarks, such as what is not drawn
-        "said": "",  # a sentence that explains the picture
+        "notes": [],  # other remarks, such as omissions
+        "description": "",  # a sentence that explains the picture
         "live": False,  # whether the run is still in progress
         "empty": "",  # why there is nothing to draw, else ""
         "legend": [],  # in the browser: (shapes, width [px], text)
         "start": 0.0,
         "end": last,
         "opening": last,  # the first moment shown
-        "high": 440,  # maximum height in the browser [px]
-        "keyframes": [],  # begin, end, who, more, where; sorted by end
+        "max_height": 440,  # maximum height in the browser [px]
+        "keyframes": [],  # begin, end, caption, details, where; sorted by end
         "verdicts": [],  # word, text, expected; also in keyframes; drawn above the scene
         "stills": [],  # moments of the static picture: keyframe, height
-        "list": None,  # name, all, rows [keyframe, groups, key, part, value, who, others]
+        "list": None,  # name, all, rows [keyframe, groups, key, part, value, ranks, others]
         "scale": [0.0, 1.0],  # part of the scene's width used by the time axis
         "unit": "",  # unit of time, such as "round"; "" means seconds
         "before": "before the first message",  # text before the end of the first keyframe

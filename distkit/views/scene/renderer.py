@@ -57,7 +57,7 @@ def _document(picture: Json) -> str:
     parts = [svg.heading(24, 32, picture["title"], " · ".join(picture["facts"]))]
     y = 53.0
     for content, color in [
-        *((line, GRAY) for line in wrapped(picture["said"], WIDTH - 48)),
+        *((line, GRAY) for line in wrapped(picture["description"], WIDTH - 48)),
         *((line, svg.notice_color(line)) for line in flagged(picture)),
         (picture["empty"], GRAY),
     ]:
@@ -74,7 +74,7 @@ def _document(picture: Json) -> str:
 
 
 def wrapped(text: str, width: float) -> list[str]:
-    """Wrap a text into lines of at most about ``width`` pixels."""
+    """Wrap text into lines of at most about ``width`` pixels."""
     return textwrap.wrap(text, int(width / 6.5))
 
 
@@ -88,13 +88,15 @@ def _static_moments(picture: Json) -> list[tuple[int, float, str, str]]:
         end = keyframes[n]["end"] if n >= 0 else picture["start"]
         moments.append((n, last if end is None else end, heading, when))
     for n, _ in picture["stills"]:
-        details = [keyframes[n].get(key) or "" for key in ("more", "where")]
-        moments.append((n, keyframes[n]["end"], keyframes[n]["who"], _joined(details)))
+        details = [keyframes[n].get(key) or "" for key in ("details", "where")]
+        moments.append((n, keyframes[n]["end"], keyframes[n]["caption"], _joined(details)))
     if not moments:
         opening, n = picture["opening"], keyframe_at(picture, picture["opening"])
-        keyframe = keyframes[n] if n >= 0 else {"who": picture["before"]}
+        keyframe = keyframes[n] if n >= 0 else {"caption": picture["before"]}
         when = "" if picture["unit"] else f"at {human_seconds(opening)}"
-        moments.append((n, opening, keyframe["who"], _joined([when, keyframe.get("more", "")])))
+        moments.append(
+            (n, opening, keyframe["caption"], _joined([when, keyframe.get("details", "")]))
+        )
     return moments
 
 
@@ -178,11 +180,11 @@ def drawing_of(scene: Json, n: int) -> list[Shape]:
 def to_table(picture: Json) -> str:
     """Return the text of a picture's stills or opening moment, for terminals."""
     head = f"{picture['title']}: {', '.join(picture['facts'])}".rstrip(": ")
-    lines = [picture["empty"], picture["said"], *_verdict_lines(picture)]
+    lines = [picture["empty"], picture["description"], *_verdict_lines(picture)]
     for n, time, heading, details in [] if picture["empty"] else _static_moments(picture):
         keyframe = picture["keyframes"][n] if n >= 0 else {}
-        if keyframe and picture["panels"]:  # whose headings are short
-            heading, details = keyframe["who"], _joined([details, keyframe["more"]])
+        if keyframe and picture["panels"]:  # panels have short headings
+            heading, details = keyframe["caption"], _joined([details, keyframe["details"]])
         if picture["keyframes"]:
             lines.append(f"{heading}  {details}".rstrip())
         verdicts = _verdict_lines(keyframe)
@@ -250,7 +252,7 @@ _ON_WHITE = {
 
 
 def _color(value: str | float, lane: int) -> str | float:
-    """Return the colour of a colour name on white paper; return other values unchanged."""
+    """Return the color of a color name on white paper; return other values unchanged."""
     if value == "rank":
         return rank_color(lane)
     if value == "label":
@@ -273,6 +275,6 @@ def keyframe_at(picture: Json, time: float) -> int:
 
 
 def cut(text: str, width: float, size: float) -> str:
-    """Truncate a text to ``width`` pixels, assuming letters of equal width."""
+    """Truncate text to ``width`` pixels, assuming letters of equal width."""
     fits = max(1, int(width / (0.61 * size)))
     return text if len(text) <= fits else f"{text[: fits - 1]}…"

@@ -25,7 +25,7 @@ def fitting(drawings: Iterable[str]) -> str:
 
 
 def notice_color(line: str) -> str:
-    """Return the colour of a notice; warnings start with an exclamation mark."""
+    """Return the color of a notice; warnings start with an exclamation mark."""
     return WARNING_LIGHT if line.startswith("! ") else GRAY
 
 
@@ -64,7 +64,7 @@ def document(width: float, height: float, title: str, body: str) -> str:
 
 
 def rect(x: float, y: float, w: float, h: float, fill: str, stroke: str, rx: float = 3) -> str:
-    """Return a rectangle; its stroke lies inside the box."""
+    """Return a rectangle with its stroke inside the box."""
     if stroke:
         x, y, w, h = x + 0.7, y + 0.7, max(w - 1.4, 0.8), h - 1.4
     radius = min(rx, w / 2, h / 2)
@@ -78,7 +78,7 @@ def text(x: float, y: float, content: str, color: str, attributes: str = "") -> 
 
 
 def heading(x: float, y: float, title: str, facts: str, size: float = 16) -> str:
-    """Return a title followed by facts in grey."""
+    """Return a title followed by facts in gray."""
     title_span = (
         f'<tspan fill="{INK}" font-size="{size:g}" font-weight="700">{escape(title)}</tspan>'
     )
@@ -114,11 +114,11 @@ def dark(picture: str) -> str:
 
 
 def tint(color: str, strength: float) -> str:
-    """Return a colour on white paper, opaque."""
+    """Return a color on white paper, opaque."""
     return mixed(channels(color), (255, 255, 255), strength)
 
 
 def readable(color: str) -> str:
-    """Return dark ink or white, whichever is more legible on a colour."""
+    """Return dark ink or white, whichever is more legible on a color."""
     red, green, blue = channels(color)
     return DEEP if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else "#fff"

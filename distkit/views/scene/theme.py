@@ -1,7 +1,7 @@
-"""Defines the colours and sizes of all views, for the JavaScript and SVG renderers.
+"""Defines the colors and sizes of all views, for the JavaScript and SVG renderers.
 
-Ranks have the colours of Okabe and Ito (2008), which are distinguishable under all common forms of
-colour blindness. Yellow is darkened for white paper, and the dark theme has lighter tints of the
+Ranks have the colors of Okabe and Ito (2008), which are distinguishable under all common forms of
+color blindness. Yellow is darkened for white paper, and the dark theme has lighter tints of the
 same hues.
 """
 
@@ -32,7 +32,7 @@ RANKS_DARK = (
     "#AAB5C2",
 )
 
-#: One colour per compared trace. The first three differ clearly from the rank colours.
+#: One color per compared trace. The first three differ clearly from the rank colors.
 TRACES_LIGHT = (
     "#3B4754",
     "#6B21C8",
@@ -54,10 +54,10 @@ TRACES_DARK = (
     "#C8B8A0",
 )
 
-#: The colour of failures, which also have a hatch or cross.
+#: The color of failures, which also have a hatch or cross.
 WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"
 
-#: Colours of marked computation. Pipelines mark forward (F), backward (B), and the parts of
+#: Colors of marked computation. Pipelines mark forward (F), backward (B), and the parts of
 #: backward: the gradients of the input (I) and of the weights (W).
 WORK_LIGHT = {"": "#707C89", "F": "#4A6FA5", "B": "#2F6B5A", "I": "#4B8074", "W": "#8A6D3B"}
 WORK_DARK = {"": "#8694A3", "F": "#86A8DD", "B": "#63B79A", "I": "#86CBB5", "W": "#CBA968"}
@@ -66,7 +66,7 @@ WORK_DARK = {"": "#8694A3", "F": "#86A8DD", "B": "#63B79A", "I": "#86CBB5", "W":
 INK, GRAY = "#17202a", "#5b6773"
 PAPER_DARK, INK_DARK, GRAY_DARK = "#12161b", "#e9eef3", "#98a5b3"
 
-#: Text on a rank's colour.
+#: Text on a rank's color.
 DEEP = "#101418"
 
 #: Sizes in CSS pixels.
@@ -85,12 +85,12 @@ SIZES = {
 
 
 def rank_color(lane: int) -> str:
-    """Return the colour of a lane on white paper; colours repeat after eight lanes."""
+    """Return the color of a lane on white paper; colors repeat after eight lanes."""
     return RANKS_LIGHT[lane % len(RANKS_LIGHT)]
 
 
 def work_color(label: str) -> str:
-    """Return the colour of marked computation on white paper.
+    """Return the color of marked computation on white paper.
 
     >>> work_color("F12") == work_color("forward"), work_color("Fit") == work_color("busy")
     (True, True)
@@ -100,10 +100,10 @@ def work_color(label: str) -> str:
 
 
 def darkened(color: str) -> str:
-    """Return the dark-paper counterpart of a colour on white paper.
+    """Return the dark-paper counterpart of a color on white paper.
 
-    Known colours have a fixed counterpart. Any other colour counts as a full colour mixed with
-    white. Its counterpart is the same share of that colour, brightened, on dark paper.
+    Known colors have a fixed counterpart. Any other color is treated as a full color mixed with
+    white. Its counterpart is the same fraction of that color, brightened, on dark paper.
 
     >>> darkened("#0072B2"), darkened("#fff"), darkened("#eee")
     ('#3D95E0', '#12161b', '#202429')
@@ -121,7 +121,7 @@ def darkened(color: str) -> str:
 
 
 def mixed(color: Sequence[float], paper: Sequence[float], strength: float) -> str:
-    """Mix a colour with paper, both as red, green and blue.
+    """Mix a color with paper, both as red, green and blue.
 
     >>> mixed((0, 0, 0), (255, 255, 255), 0.5)
     '#808080'
@@ -148,7 +148,7 @@ _DARK = {
 
 
 def theme() -> dict[str, Any]:
-    """Return the colours and sizes as plain data, for JavaScript."""
+    """Return the colors and sizes as plain data, for JavaScript."""
     return {
         "light": {
             "ranks": RANKS_LIGHT,
@@ -173,9 +173,9 @@ _HALO: dict[str, str | float] = {
     "paint-order": "stroke",
     "stroke-linejoin": "round",
 }
-#: SVG presentation attributes of marks, by class. The page defines the colours ink, paper, muted
-#: and warning; "ink 5" is 5 % ink on paper. "rank" is the rank's colour, and "label" is legible on
-#: it. "trace" is the colour of a compared run; "positive" and "negative" are for values.
+#: SVG presentation attributes of marks, by class. The page defines the colors ink, paper, muted
+#: and warning; "ink 5" is 5 % ink on paper. "rank" is the rank's color, and "label" is legible on
+#: it. "trace" is the color of a compared run; "positive" and "negative" are for values.
 MARKS: dict[str, dict[str, str | float]] = {
     # areas
     "card": {"fill": "ink 3.5", "stroke": "ink 22", "stroke-width": 1.2},
@@ -245,7 +245,7 @@ MARKS: dict[str, dict[str, str | float]] = {
     "name": {"fill": "ink", "font-size": 13.5, "font-weight": 700},
     "key": {"fill": "ink", "font-size": 13, "font-weight": 700, "font-family": "code", **_HALO},
     "words": {"fill": "muted", "font-size": 12},
-    "said": {"fill": "ink", "font-size": 12},
+    "description": {"fill": "ink", "font-size": 12},
     "small": {"fill": "muted", "font-size": 11},
     "worth": {"fill": "ink", "font-size": 11, "font-family": "code", **_HALO},
     "size": {"fill": "muted", "font-size": 11, **_HALO},
@@ -274,5 +274,5 @@ MARKS: dict[str, dict[str, str | float]] = {
     "late": {"fill": "warning", "font-size": 12, "font-weight": 700, **_HALO},
 }
 
-#: Colours of the largest magnitudes.
+#: Colors of the largest magnitudes.
 NEGATIVE, POSITIVE = "#0072b2", "#e08200"

@@ -25,7 +25,7 @@ from distkit.views.scene.renderer import cut
 from distkit.views.scene.summaries import figure
 from distkit.views.scene.svg import text_width
 
-#: Shades of a colour; maximum cell width; minimum sides of a cell with a number [px].
+#: Shades of a color; maximum cell width; minimum sides of a cell with a number [px].
 LEVELS, LARGEST, NUMBERED = 8, 40, (25, 9)
 #: Minimum cell height in a single row and in several rows, and maximum cell height [px].
 ROW, LOW, TALLEST = 18, 4, 26
@@ -46,9 +46,9 @@ class Cell:
     """A tensor in a table.
 
     ``summary`` is a result of ``summaries.plain``. Each of the ``lines`` below it has a class
-    and alternative texts, longest first. ``reference`` has the values of a dashed histogram.
-    Values at ``marked`` have a frame; a ``wrong`` tensor has one around all of it. ``missing`` is
-    the text for an unknown tensor.
+    and alternative texts, longest first. ``reference`` contains the values of a dashed histogram.
+    The values at ``marked`` positions have a frame; a ``wrong`` tensor has a single frame around
+    it. ``missing`` is the text for an unknown tensor.
     """
 
     summary: Json | None
@@ -169,7 +169,7 @@ def heat(
     Args:
         values: the values, row by row.
         columns: number of values per row.
-        most: magnitude shown in full colour.
+        most: magnitude shown in full color.
         width: available width [px].
         high: available height [px].
         marked: positions of cells with a frame.
@@ -236,7 +236,7 @@ def histogram(
         series: the values and class of each histogram.
         span: the first and last value of the axis.
         width: total width [px].
-        lane: lane that determines the colours.
+        lane: lane that determines the colors.
     """
     low, high = span
     known = [(bins(values, low, high), style) for values, style in series if values]
@@ -306,7 +306,7 @@ def oddities(s: Json) -> str:
 
 
 def norm(s: Json) -> tuple[str, Sequence[str]]:
-    """Return the line about the norm, or about non-finite values if there are any."""
+    """Return the text of the norm, or of the non-finite values if there are any."""
     if odd := oddities(s):
         return "late", [odd, "NaN"]
     return "count", [f"norm {figure(s['norm'])}", figure(s["norm"])]

@@ -57,7 +57,7 @@ def waits(states: Iterable[RankState]) -> Json | None:
     return {
         "scene": plain,
         "styles": {s: MARKS[s] for s in sorted(used & MARKS.keys())},
-        "said": description,
+        "description": description,
     }
 
 
@@ -76,7 +76,7 @@ def waits_svg(states: Iterable[RankState]) -> str:
 
 
 def _circle_positions(n: int) -> list[Point]:
-    """Return positions on a circle, starting at the left for two, at the top for more."""
+    """Return positions on a circle, starting at the top, or at the left if there are two."""
     radius = 36.0 if n < 4 else max(44.0, 26 / math.sin(math.pi / n))
     turns = [2 * math.pi * k / n + (math.pi if n < 3 else -math.pi / 2) for k in range(n)]
     ring = [(radius * math.cos(t), radius * math.sin(t)) for t in turns]

@@ -1,1 +1,1 @@
-"""A parameter server at work."""
+"""The view of a run with a parameter server."""

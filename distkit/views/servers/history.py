@@ -1,8 +1,8 @@
 """Reconstructs the history of a run with a parameter server from its events. No side effects.
 
 The history has requests with their replies, updates, and the waits of workers. A gradient is in
-the inbox of its key from its arrival until an update takes it. The consistency rule of the run
-gives the workers that a pull waits for.
+the inbox of its key from its arrival until an update applies it. The consistency rule of the run
+determines the workers that a pull waits for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from distkit.consistency import Rule, rule_of
 from distkit.events import Op, Span, State, Summary, key_name
 from distkit.trace.log import EventLog, grouped
 from distkit.views.scene.frame import clean
-from distkit.views.scene.marks import pieces
+from distkit.views.scene.marks import intervals
 from distkit.views.scene.summaries import written
 
 #: A key on a server.
@@ -38,38 +38,39 @@ class Request:
 
     ``version`` is the version that a pull returned, or from which a push's gradient was computed.
     A request is ``refused`` if the reply was an error; a gradient is ``dropped`` if it was too
-    late for its update. Other gradients stay in the inbox until they are ``taken``; ``nth`` counts
-    the earlier gradients of the same update. A pull is ``awaiting`` nodes when it arrives.
+    late for its update. Other gradients stay in the inbox until they are ``applied``; ``nth``
+    counts the earlier gradients of the same update. ``awaiting`` contains the nodes that a pull
+    waits for when it arrives.
     """
 
     span: Span
     node: int
-    place: ServerKey
+    server_key: ServerKey
     arrived: float | None
-    left: float | None
-    back: float | None
+    reply_sent: float | None
+    reply_received: float | None
     value: Summary | None  # of the tensor in the request or reply
     refused: bool
     dropped: bool = False
     version: int = 0
     nth: int = 0
-    taken: float = math.inf
+    applied: float = math.inf
     awaiting: tuple[int, ...] = ()
 
     @property
     def answered(self) -> float:
-        """The time of the reply or of giving up, else infinity."""
-        return min((t for t in (self.left, self.span.end) if t is not None), default=math.inf)
+        """The time of the reply, or when the request was abandoned; otherwise infinity."""
+        return min((t for t in (self.reply_sent, self.span.end) if t is not None), default=math.inf)
 
     @property
-    def stuck(self) -> bool:
+    def unanswered(self) -> bool:
         """True if the request was refused, or no reply was recorded."""
-        return self.refused or (self.left is None and self.back is None)
+        return self.refused or (self.reply_sent is None and self.reply_received is None)
 
     @property
-    def held(self) -> bool:
+    def blocked(self) -> bool:
         """True for a pull that waits for others or has no reply."""
-        waits = self.stuck or bool(self.awaiting)
+        waits = self.unanswered or bool(self.awaiting)
         return self.span.op is Op.PULL and self.arrived is not None and waits
 
 
@@ -77,7 +78,7 @@ class Request:
 class Update:
     """An update of a key. ``late`` has the staleness of each worker's gradient."""
 
-    place: ServerKey
+    server_key: ServerKey
     version: int
     begin: float
     end: float | None
@@ -158,10 +159,10 @@ def _request(s: Span, received: Span | None, reply: Span | None) -> Request:
     return Request(
         span=s,
         node=s.rank,
-        place=(s.peer, s.label),
+        server_key=(s.peer, s.label),
         arrived=received.end if received else None,
-        left=reply.start if reply else None,
-        back=s.end if s.state is State.COMPLETED else None,
+        reply_sent=reply.start if reply else None,
+        reply_received=s.end if s.state is State.COMPLETED else None,
         value=value,
         refused=reply is not None and "refused" in reply.attributes,
     )
@@ -174,8 +175,8 @@ def _updates(spans: Iterable[Span], roles: dict[int, str]) -> Iterator[Update]:
         if s.op is Op.MARK and "version" in facts and roles.get(s.rank) == "server":
             server = s.rank if s.peer is None else s.peer  # a backup replaces its peer
             late = dict(zip(facts.get("workers", ()), facts.get("late", ()), strict=False))
-            place = server, key_name(facts["key"])
-            yield Update(place, facts["version"], s.start, s.end, late, s.after)
+            server_key = server, key_name(facts["key"])
+            yield Update(server_key, facts["version"], s.start, s.end, late, s.after)
 
 
 def _mark_dropped(requests: list[Request], replies: list[Span | None]) -> None:
@@ -183,8 +184,8 @@ def _mark_dropped(requests: list[Request], replies: list[Span | None]) -> None:
     counted: Counter[tuple[int, ServerKey]] = Counter()
     pairs = [(reply, r) for r, reply in zip(requests, replies, strict=True) if reply]
     for reply, r in sorted(pairs, key=lambda pair: pair[0].start):
-        if (dropped := reply.attributes.get("dropped", 0)) > counted[r.node, r.place]:
-            r.dropped, counted[r.node, r.place] = True, dropped
+        if (dropped := reply.attributes.get("dropped", 0)) > counted[r.node, r.server_key]:
+            r.dropped, counted[r.node, r.server_key] = True, dropped
 
 
 def _find_versions(history: ServerHistory) -> None:
@@ -192,39 +193,39 @@ def _find_versions(history: ServerHistory) -> None:
     versions = history.versions
     for u in history.updates:
         if u.end is not None:
-            versions[u.place].append((u.end, u.version, u.late, written(u.value)))
+            versions[u.server_key].append((u.end, u.version, u.late, written(u.value)))
     arrivals = [(r.arrived, r) for r in history.requests if r.arrived is not None and not r.refused]
     for time, r in sorted(arrivals, key=itemgetter(0)):
-        op, known = r.span.op, versions[r.place]
+        op, known = r.span.op, versions[r.server_key]
         implied = op in (Op.PUSH, Op.PULL) or (op is Op.INIT and r.span.dtype)
         if implied and all(at > time and number > 0 for at, number, *_ in known[:1]):
             known.insert(0, (time, 0, {}, written(r.value) if op is Op.INIT else ""))
     pulled: dict[tuple[int, ServerKey], list[tuple[float, int]]] = defaultdict(list)
     for r in history.requests:
-        known, of_node = versions[r.place], pulled[r.node, r.place]
+        known, of_node = versions[r.server_key], pulled[r.node, r.server_key]
         if r.span.op is Op.PUSH:
             r.version = next((n for back, n in reversed(of_node) if back <= r.span.start), 0)
         elif r.span.op is Op.PULL and r.answered < math.inf:
             made = bisect_right(known, r.answered, key=itemgetter(0))
             r.version = known[made - 1][1] if made else 0
-            of_node.append((math.inf if r.back is None else r.back, r.version))
+            of_node.append((math.inf if r.reply_received is None else r.reply_received, r.version))
 
 
 def _fill_inboxes(history: ServerHistory) -> None:
-    """Determine the update that takes each gradient: its worker's updates take them in order."""
+    """Determine the update that applies each gradient; updates apply a worker's in order."""
     accepted = [
         (r.arrived, r)
         for r in history.requests
         if r.span.op is Op.PUSH and r.arrived is not None and not (r.refused or r.dropped)
     ]
     history.gradients = [r for _, r in sorted(accepted, key=itemgetter(0))]
-    inboxes = grouped(history.gradients, lambda g: (g.place, g.node))
+    inboxes = grouped(history.gradients, lambda g: (g.server_key, g.node))
     queues = {source: deque(gradients) for source, gradients in inboxes.items()}
     for u in history.updates:
         for worker in u.late:
-            if queue := queues.get((u.place, worker)):
-                queue.popleft().taken = u.begin
-    for gradients in grouped(history.gradients, lambda g: (g.place, g.taken)).values():
+            if queue := queues.get((u.server_key, worker)):
+                queue.popleft().applied = u.begin
+    for gradients in grouped(history.gradients, lambda g: (g.server_key, g.applied)).values():
         for nth, gradient in enumerate(gradients):
             gradient.nth = nth
 
@@ -245,53 +246,53 @@ def _find_waits(history: ServerHistory, trace: EventLog) -> None:
             r.awaiting = waits[0][2] if waits else ()
             history.waits[r.node] += waits
     spans = (s for s in trace.spans if s.op is Op.BARRIER and s.state is not State.SCHEDULED)
-    for barrier in trace.together(s for s in spans if s.rank in workers):
+    for barrier in trace.grouped_by_match(s for s in spans if s.rank in workers):
         arrivals = {s.rank: s.start for s in barrier}
         for s in barrier:
             end = math.inf if s.end is None else s.end
             history.waits[s.rank] += _absences(workers, arrivals, s.start, end)
 
 
-_TIMES = attrgetter("arrived", "taken")  # of a gradient
+_TIMES = attrgetter("arrived", "applied")  # of a gradient
 
 
 class _Clocks:
-    """The numbers of gradients of each worker that have arrived and were taken, by time."""
+    """The numbers of each worker's gradients that have arrived and were applied, by time."""
 
     def __init__(self, history: ServerHistory, workers: Sequence[int]) -> None:
         self.rule, self.workers = history.rule, workers
-        self.sources = grouped(history.gradients, lambda g: (g.place, g.node))
+        self.sources = grouped(history.gradients, lambda g: (g.server_key, g.node))
         self.changes = {
-            place: sorted(chain.from_iterable(map(_TIMES, gradients)))
-            for place, gradients in grouped(history.gradients, lambda g: g.place).items()
+            server_key: sorted(chain.from_iterable(map(_TIMES, gradients)))
+            for server_key, gradients in grouped(history.gradients, lambda g: g.server_key).items()
         }
 
     def waits(self, pull: Request, begin: float) -> Iterator[Wait]:
         """Yield the waits of a pull that arrives at ``begin``."""
-        clock = self._clocks(pull.place, begin)[0][pull.node]
-        changes = self.changes.get(pull.place, [])
+        clock = self._clocks(pull.server_key, begin)[0][pull.node]
+        changes = self.changes.get(pull.server_key, [])
         during = slice(bisect_right(changes, begin), bisect_left(changes, pull.answered))
         for a, b in pairwise([begin, *changes[during], pull.answered]):
-            arrived, taken = self._clocks(pull.place, a)
-            present = [w for w in self.workers if arrived[w] > taken[w]]
-            awaited = self.rule.awaits(clock, taken[pull.node], present, self.workers, arrived)
+            arrived, applied = self._clocks(pull.server_key, a)
+            present = [w for w in self.workers if arrived[w] > applied[w]]
+            awaited = self.rule.awaits(clock, applied[pull.node], present, self.workers, arrived)
             if a < b and (others := awaited - {pull.node}):
                 yield a, b, tuple(sorted(others))
 
-    def _clocks(self, place: ServerKey, time: float) -> tuple[dict[int, int], dict[int, int]]:
-        """Return the numbers of arrived and of taken gradients of each worker."""
-        sources = {w: self.sources.get((place, w), []) for w in self.workers}
-        arrived, taken = (
+    def _clocks(self, server_key: ServerKey, time: float) -> tuple[dict[int, int], dict[int, int]]:
+        """Return the numbers of arrived and of applied gradients of each worker."""
+        sources = {w: self.sources.get((server_key, w), []) for w in self.workers}
+        arrived, applied = (
             {w: bisect_right(source, time, key=attrgetter(name)) for w, source in sources.items()}
-            for name in ("arrived", "taken")
+            for name in ("arrived", "applied")
         )
-        return arrived, taken
+        return arrived, applied
 
 
 def _absences(
     members: Sequence[int], arrivals: Mapping[int, float], begin: float, end: float
 ) -> Iterator[Wait]:
-    """Yield the waits for absent members, from one arrival to the next."""
+    """Yield the waits for absent members, one between each pair of arrivals."""
     changes = sorted({time for time in arrivals.values() if begin < time < end})
     for a, b in pairwise([begin, *changes, end]):
         if absent := tuple(n for n in members if arrivals.get(n, math.inf) > a):
@@ -304,7 +305,7 @@ def _absences(
 def statuses(
     trace: EventLog, history: ServerHistory, names: dict[int, str]
 ) -> dict[int, list[StatusInterval]]:
-    """Return the statuses of the drawn workers, from one change to the next."""
+    """Return the statuses of the drawn workers, with the interval of each."""
     items: dict[int, list[StatusInterval]] = defaultdict(list)
     for s in trace.spans:
         if s.op is Op.MARK:
@@ -321,7 +322,7 @@ def _status_intervals(
     items: list[StatusInterval], names: dict[int, str]
 ) -> Iterator[StatusInterval]:
     """Yield the statuses of a node from the start."""
-    for begin, end, active in pieces([(-math.inf, None, Status()), *items]):
+    for begin, end, active in intervals([(-math.inf, None, Status()), *items]):
         latest = {status.kind: status for status in active}
         awaited = tuple(sorted({n for status in active for n in status.awaited}))
         if "waits" in latest:

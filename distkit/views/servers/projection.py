@@ -26,7 +26,7 @@ from distkit.views.servers.history import (
     statuses,
 )
 
-#: Maximum numbers of drawn keyframes, the last ones of a run, and of servers.
+#: Maximum numbers of drawn keyframes (the last ones of a run) and of drawn servers.
 MAX_KEYFRAMES, MAX_SERVERS = 6_000, 4
 
 
@@ -44,8 +44,8 @@ class Row:
 class Keyframe:
     """An event from ``src`` to ``dst``, with its times [s]; ``end`` is None if it never ended.
 
-    ``who`` and ``more`` describe it. It is ``lost`` if a server refused its value or dropped it as
-    late.
+    ``caption`` and ``details`` describe it. It is ``lost`` if a server refused its value or dropped
+    it as late.
     """
 
     kind: str  # of ``_TEXTS``, or update or death
@@ -54,8 +54,8 @@ class Keyframe:
     begin: float
     end: float | None
     subject: Any  # a request, an update or an ending
-    who: str
-    more: str = ""
+    caption: str
+    details: str = ""
     lost: bool = False
 
 
@@ -124,14 +124,14 @@ def _rows(history: ServerHistory) -> dict[ServerKey, Row]:
     nbytes: Counter[ServerKey] = Counter()
     for r in history.requests:
         if r.span.op is not Op.REGISTER and "optimizer" not in r.span.attributes:
-            nbytes[r.place] = max(nbytes[r.place], r.span.nbytes)
-    parts, rows = grouped(sorted(nbytes), lambda place: place[1]), {}
-    for place, n in nbytes.items():
-        server, key = place
-        nth, of = parts[key].index(place) + 1, len(parts[key])
+            nbytes[r.server_key] = max(nbytes[r.server_key], r.span.nbytes)
+    parts, rows = grouped(sorted(nbytes), lambda server_key: server_key[1]), {}
+    for server_key, n in nbytes.items():
+        server, key = server_key
+        nth, of = parts[key].index(server_key) + 1, len(parts[key])
         part = f"{nth}/{of}" if of > 1 else ""
         size = _joined([human_bytes(n) if n else "", part and f"part {part}"])
-        rows[place] = Row(server, clean(key), size, part)
+        rows[server_key] = Row(server, clean(key), size, part)
     return rows
 
 
@@ -152,7 +152,7 @@ _TEXTS = {
 def _messages(history: ServerHistory, names: dict[int, str]) -> Iterator[Keyframe]:
     """Yield the requests, and the replies with weights or addresses."""
     for r in history.requests:
-        (server, key), sent = r.place, r.span.start
+        (server, key), sent = r.server_key, r.span.start
         node, to = (names.get(rank, f"rank {rank}") for rank in (r.node, server))
         texts = {
             kind: clean(text.format(node=node, server=to, key=key, version=r.version))
@@ -162,25 +162,25 @@ def _messages(history: ServerHistory, names: dict[int, str]) -> Iterator[Keyfram
         if r.span.op is Op.INIT and not r.span.dtype:
             kind = "optimizer" if "optimizer" in r.span.attributes else "announce"
         end = None if r.arrived is None else max(sent, r.arrived)
-        more, lost = _details(r, kind, history, names), r.refused or r.dropped
-        yield Keyframe(kind, r.node, server, sent, end, r, texts[kind], more, lost)
-        if kind in ("pull", "register") and r.left is not None and not r.refused:
-            reply, more = ("weights", _answer(r)) if kind == "pull" else ("book", "")
-            end = None if r.back is None else max(r.left, r.back)
-            yield Keyframe(reply, server, r.node, r.left, end, r, texts[reply], more)
+        details, lost = _details(r, kind, history, names), r.refused or r.dropped
+        yield Keyframe(kind, r.node, server, sent, end, r, texts[kind], details, lost)
+        if kind in ("pull", "register") and r.reply_sent is not None and not r.refused:
+            reply, details = ("weights", _reply_details(r)) if kind == "pull" else ("book", "")
+            end = None if r.reply_received is None else max(r.reply_sent, r.reply_received)
+            yield Keyframe(reply, server, r.node, r.reply_sent, end, r, texts[reply], details)
 
 
 def _details(r: Request, kind: str, history: ServerHistory, names: dict[int, str]) -> str:
     """Return the details of a request."""
     size = [human_bytes(r.span.nbytes) if r.span.nbytes else "", written(r.value)]
     if r.arrived is None:
-        return "not arrived" if r.back is None else "not recorded by its server"
+        return "not arrived" if r.reply_received is None else "not recorded by its server"
     if kind == "register":
         present = sum(time <= r.arrived for time in history.registered.values())
         return f"{present} of {len(history.ranks_of('worker', 'server'))} have registered"
     if kind == "pull":
         others = listed(r.awaiting, names)
-        return f"waits for the gradient of {others}" if others else "waits" * r.held
+        return f"waits for the gradient of {others}" if others else "waits" * r.blocked
     if kind == "optimizer":
         return str(r.span.attributes["optimizer"])
     if kind == "push":
@@ -189,10 +189,10 @@ def _details(r: Request, kind: str, history: ServerHistory, names: dict[int, str
     return _joined(size)
 
 
-def _answer(r: Request) -> str:
+def _reply_details(r: Request) -> str:
     """Return the details of a reply with weights."""
     waited = f"waited {human_seconds(r.answered - (r.arrived or r.answered))}"
-    wait = waited if r.held else "answered immediately"
+    wait = waited if r.blocked else "answered immediately"
     return _joined([wait, human_bytes(r.span.nbytes), written(r.value)])
 
 
@@ -205,19 +205,21 @@ def _updates_and_deaths(
 ) -> Iterator[Keyframe]:
     """Yield the updates and deaths."""
     for u in history.updates:
-        server, key = u.place
+        server, key = u.server_key
         late = {w: f" ({n} late)" if n else "" for w, n in u.late.items()}
         workers = " + ".join(names.get(w, f"rank {w}") + late[w] for w in late)
         gradients = f"{len(late)} gradients" if len(late) > 8 else workers
-        who = clean(f"{names.get(server, f'rank {server}')} updates {key} to v{u.version}")
-        more = _joined([gradients and f"with {gradients}", written(u.value)])
-        yield Keyframe("update", server, server, u.begin, u.end, u, who, more)
+        caption = clean(f"{names.get(server, f'rank {server}')} updates {key} to v{u.version}")
+        details = _joined([gradients and f"with {gradients}", written(u.value)])
+        yield Keyframe("update", server, server, u.begin, u.end, u, caption, details)
     for ending in node_ends:
         node, time, replaced, how = ending
         if how == "died":
-            more = "this is its last heartbeat" if replaced is None else "a new process replaces it"
-            who = f"{names.get(node, f'rank {node}')} dies"
-            yield Keyframe("death", node, node, time, time, ending, who, more)
+            details = (
+                "this is its last heartbeat" if replaced is None else "a new process replaces it"
+            )
+            caption = f"{names.get(node, f'rank {node}')} dies"
+            yield Keyframe("death", node, node, time, time, ending, caption, details)
 
 
 def opening(run: ServerProjection) -> float:
@@ -227,7 +229,7 @@ def opening(run: ServerProjection) -> float:
     stale gradient.
     """
     deaths = [k.begin for k in run.keyframes if k.kind == "death"]
-    stuck = [r.arrived or 0.0 for r in run.history.requests if r.held and r.stuck]
+    stuck = [r.arrived or 0.0 for r in run.history.requests if r.blocked and r.unanswered]
     updates = [u for u in run.history.updates if u.end is not None and u.end >= run.start]
     stale = [u for u in updates if any(u.late.values())]
     if run.live or not (deaths or stuck or updates):
@@ -242,7 +244,7 @@ def opening(run: ServerProjection) -> float:
 
 def facts(run: ServerProjection) -> list[str]:
     """Return the facts next to the title."""
-    modes = (clean(r.place[1]) for r in run.history.requests if r.span.op is Op.REGISTER)
+    modes = (clean(r.server_key[1]) for r in run.history.requests if r.span.op is Op.REGISTER)
     known = frame.facts(run.trace.info, len(run.trace.ranks))
     return [*filter(None, dict.fromkeys(modes)), *known]
 
@@ -264,9 +266,9 @@ def rule_sentence(history: ServerHistory) -> str:
         )
     if rule.backup:
         quorum = count(history.quorum, "gradient")
-        return f"An update takes the first {quorum} of a round. Later ones are not counted."
+        return f"An update applies the first {quorum} of a round. Later ones are not counted."
     return (
-        f"An update takes one gradient of each of the {workers} workers. They are collected "
+        f"An update applies one gradient of each of the {workers} workers. They are collected "
         "in the inbox of their key, and pulls wait for the update."
     )
 
@@ -276,8 +278,8 @@ def _warnings(
 ) -> list[str]:
     requests, info = history.requests, trace.info
     late, refused = sum(r.dropped for r in requests), sum(r.refused for r in requests)
-    stuck = sum(r.held and r.left is None and r.back is None for r in requests)
-    lost = sum(r.arrived is None and r.back is None for r in requests)
+    stuck = sum(r.blocked and r.reply_sent is None and r.reply_received is None for r in requests)
+    lost = sum(r.arrived is None and r.reply_received is None for r in requests)
     dead = [names[rank] for rank in info.ends if info.died(rank) and rank in names]
     replaced = [replacement.name for replacement in info.replaced]
     texts = [

@@ -1,6 +1,6 @@
 """Draws a parameter server: servers with keys and inboxes, workers, and messages.
 
-history.py reads the events, projection.py turns them into captioned keyframes.
+history.py reads the events, and projection.py turns them into captioned keyframes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ LEGEND: list[tuple[list[Shape], float, str]] = [
 
 @dataclass(frozen=True, slots=True)
 class KeyLayout:
-    """The geometry of a key: its box, the distance and width of inbox slots, the pull's place."""
+    """The geometry of a key: its box, distance and width of inbox slots, position of pulls."""
 
     x: float
     y: float
@@ -136,9 +136,9 @@ class _Renderer:
             self._statuses(worker)
         if history.ranks_of("scheduler"):
             self._scheduler()
-        for place, layout in self.layouts.items():
-            self._row(run.rows[place], layout)
-            self._versions(run.rows[place], history.versions[place], layout)
+        for server_key, layout in self.layouts.items():
+            self._row(run.rows[server_key], layout)
+            self._versions(run.rows[server_key], history.versions[server_key], layout)
         self._inboxes()
         for i, keyframe in enumerate(run.keyframes):
             self._keyframe(i, keyframe)
@@ -154,7 +154,7 @@ class _Renderer:
             facts=facts(run),
             notices=run.notices,
             notes=run.notes,
-            said=rule_sentence(history),
+            description=rule_sentence(history),
             live=run.live,
             empty="" if run.keyframes or history.ranks_of("server") else waiting,
             legend=LEGEND if any(any(u.late.values()) for u in history.updates) else LEGEND[:-1],
@@ -170,8 +170,8 @@ class _Renderer:
         return {
             "begin": self.scene.when(keyframe.begin),
             "end": None if keyframe.end is None else self.scene.when(keyframe.end),
-            "who": keyframe.who,
-            "more": keyframe.more,
+            "caption": keyframe.caption,
+            "details": keyframe.details,
             "where": clean(request.span.where.rpartition("/")[2]) if request else "",
         }
 
@@ -183,8 +183,8 @@ class _Renderer:
     def _servers(self) -> float:
         """Draw the cards of servers, all of equal height; return their bottom edge."""
         keys: dict[int, list[ServerKey]] = defaultdict(list)
-        for place in self.run.rows:
-            keys[place[0]].append(place)
+        for server_key in self.run.rows:
+            keys[server_key[0]].append(server_key)
         n, most = max(1, len(self.servers)), max((len(keys[s]) for s in self.servers), default=0)
         w = min(340.0, (self.field - 2 * MARGIN - GAP * (n - 1)) / n)
         height = HEAD + TALL * max(1, min(most, MAX_KEYS)) + (22 if most > MAX_KEYS else 6)
@@ -202,10 +202,10 @@ class _Renderer:
                 layer=CARD,
             )
             self.point[server] = x + w / 2, MARGIN + height
-            for nth, place in enumerate(keys[server][:MAX_KEYS]):
+            for nth, server_key in enumerate(keys[server][:MAX_KEYS]):
                 y, wait = MARGIN + HEAD + TALL * nth, x + 23 + self.quorum * slot
                 slot_width = round(max(0.7 * slot, slot - 4), 1)
-                self.layouts[place] = KeyLayout(x + 12, y, w - 24, slot, slot_width, wait)
+                self.layouts[server_key] = KeyLayout(x + 12, y, w - 24, slot, slot_width, wait)
         return MARGIN + height if self.servers else 80.0 - AISLE
 
     def _scheduler(self) -> None:
@@ -247,10 +247,10 @@ class _Renderer:
     def _inboxes(self) -> None:
         """Draw the gradients in inboxes, and waiting pulls."""
         for r in self.run.history.requests:
-            layout = self.layouts.get(r.place)
+            layout = self.layouts.get(r.server_key)
             if layout is None or r.arrived is None or r.node not in self.workers:
                 continue
-            if r.held:
+            if r.blocked:
                 gap = min(15.0, (layout.x + layout.w - layout.wait - 60) / len(self.workers))
                 x, y = layout.wait + gap * self.workers.index(r.node), layout.y + 34.5
                 ring = circle(6, "held", lane=self._lane(r.node))
@@ -259,7 +259,7 @@ class _Renderer:
                 x, y = self._slot(layout, r)
                 box = _box(layout.slot_width + 1, 18, f"∇v{r.version}", self._lane(r.node))
                 # covers the edge of the empty slot
-                self.scene.add(x - 0.5, y - 0.5, *box, begin=r.arrived, end=r.taken, layer=ROW)
+                self.scene.add(x - 0.5, y - 0.5, *box, begin=r.arrived, end=r.applied, layer=ROW)
 
     def _versions(self, row: Row, versions: list[Version], layout: KeyLayout) -> None:
         """Draw the versions of a key, its values if few, and the staleness of the last update."""
@@ -309,7 +309,7 @@ class _Renderer:
     def _keyframe(self, i: int, keyframe: Keyframe) -> None:
         """Draw a message in flight, and the frame held at its end."""
         begin, end, lane = keyframe.begin, keyframe.end, self._lane(keyframe.src)
-        layout = self.layouts.get(getattr(keyframe.subject, "place", (-1, "")))
+        layout = self.layouts.get(getattr(keyframe.subject, "server_key", (-1, "")))
         if layout and end is not None:
             now = rect(layout.w + 10, 47, "now", x=-5, y=-2, r=7)
             self.scene.hold_frame(i, layout.x, layout.y, now, layer=NOW)
@@ -327,7 +327,7 @@ class _Renderer:
         flight, past, head = wrong if bad else ("flight", "past", "own")
         shapes = arrow(a, b, flight, head, lane=lane)
         self.scene.add(0, 0, *shapes, begin=begin, end=end, layer=FLIGHT)
-        self.scene.fly(a, b, *self._token(keyframe, lane), begin=begin, end=end, layer=TOKEN)
+        self.scene.add_moving(a, b, *self._token(keyframe, lane), begin=begin, end=end, layer=TOKEN)
         if end is not None:
             self.scene.hold_frame(i, 0, 0, *arrow(a, b, past, head, lane=lane), layer=FLIGHT)
 
@@ -372,7 +372,7 @@ class _Renderer:
         """Yield the updates as rows of the list."""
         for i, keyframe in enumerate(self.run.keyframes):
             if keyframe.kind == "update" and keyframe.end is not None:
-                update, row = keyframe.subject, self.run.rows[keyframe.subject.place]
+                update, row = keyframe.subject, self.run.rows[keyframe.subject.server_key]
                 shown = list(update.late.items())[:NAMED]
                 workers = [[self._lane(w), str(w), f"{n} late" if n else ""] for w, n in shown]
                 part, others = f" {row.part}" if row.part else "", len(update.late) - len(shown)
@@ -395,7 +395,7 @@ class _Renderer:
                 0,
                 self.bars + PITCH * i,
                 text(run.names[w], "small", x=LEFT - 8, y=8, anchor="end"),
-                rect(8, BAR, "own", x=RIGHT + 8, y=2, lane=self._lane(w)),  # colour of its waits
+                rect(8, BAR, "own", x=RIGHT + 8, y=2, lane=self._lane(w)),  # color of its waits
                 text(f"waits {100 * waited / (RIGHT - LEFT):.0f} %", "small", x=RIGHT + 20, y=8),
                 title(f"{run.names[w]}: full while it waits for others, pale while it computes"),
                 path(bars["waits"], "own", lane=self._lane(w)),
@@ -408,10 +408,10 @@ class _Renderer:
             self.scene.add(*b, cursor, begin=run.end, layer=TOKEN)
 
     def _counters(self) -> None:
-        """Draw the numbers of pushes, pulls and updates so far."""
+        """Draw the current numbers of pushes, pulls and updates."""
         requests, updates = self.run.history.requests, self.run.history.updates
         pushes = [(r.arrived, r.span.nbytes) for r in requests if r.span.op is Op.PUSH]
-        pulls = [(r.back, r.span.nbytes) for r in requests if r.span.op is Op.PULL]
+        pulls = [(r.reply_received, r.span.nbytes) for r in requests if r.span.op is Op.PULL]
         counted = {"pushes": pushes, "pulls": pulls, "updates": [(u.end, 0) for u in updates]}
         for i, (noun, items) in enumerate(counted.items()):
             done = sorted((time, nbytes) for time, nbytes in items if time is not None)
@@ -423,9 +423,9 @@ class _Renderer:
             self.side.add(70 * i, 33, text(noun, "small"))
 
     def _staleness(self) -> None:
-        """Draw a histogram of the staleness so far, with the bins of the whole run."""
-        taken = [(u.begin, n) for u in self.run.history.updates for n in u.late.values()]
-        bins, side, floor = histogram(n for _, n in taken), self.side, 84 + HIGH
+        """Draw a histogram of the staleness up to each time, with the bins of the whole run."""
+        applied = [(u.begin, n) for u in self.run.history.updates for n in u.late.values()]
+        bins, side, floor = histogram(n for _, n in applied), self.side, 84 + HIGH
         pitch, most = min(40.0, ROOM / len(bins)), max(1, *bins)
         side.add(0, 66, text("gradients, by staleness", "small"))
         side.add(0, floor, path(f"M0 0H{pitch * len(bins):.1f}", "axis"))
@@ -435,7 +435,7 @@ class _Renderer:
             label = f"{i}+" if i == LATEST else str(i)
             side.add((i + 0.5) * pitch, floor + 14, text(label, "tick", anchor="middle"))
             for begin, end, n in steps(
-                sorted(time for time, late in taken if min(late, LATEST) == i)
+                sorted(time for time, late in applied if min(late, LATEST) == i)
             ):
                 height = max(2.0, HIGH * n / most)
                 bar = rect(pitch - 2, height, "bad" if i else "gray", x=1, y=-height, r=1)

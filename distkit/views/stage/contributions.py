@@ -2,7 +2,7 @@
 
 The sources are the semantics of collectives, the schedules of all-reduces if messages follow one,
 and recorded values. A tensor with the values of a received one is the same piece. Any other tensor
-may contain everything that its rank has received: these contributions are *maybe*.
+may contain everything that its rank has received; these contributions are called *possible*.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def _origin(trace: EventLog, message: Message, send: Span) -> tuple[str, str]:
 def _schedule(name: str, n: int) -> tuple[list[Round], int, bool]:
     """Return the rounds and number of chunks of an algorithm, and True if the name is known.
 
-    Otherwise they are those of a ring. The catalogue imports torch; without torch, the ring is the
-    only known algorithm.
+    If the name is unknown, return those of a ring. The catalogue imports torch; without torch, the
+    ring is the only known algorithm.
     """
     if name and n > 1 and find_spec("torch"):
         from distkit.algorithms import ALL_REDUCES
@@ -125,11 +125,11 @@ def _pop_round(
         if queue := waiting.get((members[src], members[dst])):
             message, send = queue.pop()
             if message.received is not None:
-                yield Transfer(message, chunk, count, reduce, _of(send.before))
+                yield Transfer(message, chunk, count, reduce, _values_of(send.before))
 
 
 def _fits_ring(all_reduce: AllReduce) -> bool:
-    """Return True if these can be the transfers of a ring all-reduce."""
+    """Return whether these transfers may belong to a ring all-reduce."""
     last: dict[Key, Transfer] = {}  # by receiver and chunk
     unchanged: dict[bool, list[bool]] = {True: [], False: []}  # values as received, by reduce
     for t in (t for row in all_reduce.rounds for t in row):
@@ -148,18 +148,19 @@ def _fits_ring(all_reduce: AllReduce) -> bool:
 class Piece:
     """A chunk of a tensor, or the whole tensor, with its contributing ranks.
 
-    The ranks in ``sure`` have contributed, those in ``maybe`` may have. Both are empty if unknown.
-    A tensor that has the ``values`` of another one, as far as recorded, is the same piece.
+    The ranks in ``certain`` have contributed; those in ``possible`` may have contributed. Both are
+    empty if unknown. A tensor with the same ``values`` as another one, as far as recorded, is the
+    same piece.
     """
 
-    sure: frozenset[int] = frozenset()
-    maybe: frozenset[int] = frozenset()
+    certain: frozenset[int] = frozenset()
+    possible: frozenset[int] = frozenset()
     values: Values = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the tensor of ``rank``, which replaces all pieces, or those from ``at`` on.
+    """A change of the tensor of ``rank``, which replaces all pieces, or those starting at ``at``.
 
     It happens when the call ``by`` begins, or when it ends if ``after`` is True.
     """
@@ -174,7 +175,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The piece that a message carries: ``count`` of ``of`` chunks from ``at`` on, if known.
+    """The piece that a message carries: ``count`` of ``of`` chunks, starting at ``at``, if known.
 
     ``all_reduce`` and ``round`` are the numbers of its all-reduce and round.
     """
@@ -205,16 +206,16 @@ class Contributions:
     @property
     def known(self) -> bool:
         """True if any contribution is known."""
-        return any(p.sure or p.maybe for c in self.changes for p in c.pieces)
+        return any(p.certain or p.possible for c in self.changes for p in c.pieces)
 
     @property
-    def doubtful(self) -> bool:
+    def uncertain(self) -> bool:
         """True if any contribution is uncertain."""
-        return any(p.maybe for c in self.changes for p in c.pieces)
+        return any(p.possible for c in self.changes for p in c.pieces)
 
 
 def follow(trace: EventLog) -> Contributions:
-    """Follow the contributions of every rank through a run.
+    """Trace the contributions of every rank through a run.
 
     >>> result = follow(EventLog())
     >>> result.changes, result.known
@@ -252,7 +253,7 @@ def _apply(index: int, all_reduce: AllReduce, result: Contributions) -> None:
             )
             for c in moved:
                 incoming = before[m.src, c]
-                added = Piece(held[m.dst, c].sure | incoming.sure)
+                added = Piece(held[m.dst, c].certain | incoming.certain)
                 held[m.dst, c] = added if t.reduce else incoming
             pieces = tuple(held[m.dst, c] for c in moved)
             result.changes.append(Change(m.received, m.dst, m.recv, True, pieces, t.chunk))
@@ -301,13 +302,13 @@ class _Follower:
             self._add_change(time, s, piece)
         elif match in self.sent:
             piece = self.sent[match]
-            self.received[s.rank] |= piece.sure | piece.maybe
+            self.received[s.rank] |= piece.certain | piece.possible
             self._remember(s, piece)
             self._add_change(time, s, piece, after=True)
 
     def _tensor_of(self, s: Span) -> Piece:
         """Return the tensor of a call: a known piece, the rank's own, or an uncertain one."""
-        values, own = _of(s.before), frozenset({s.rank})
+        values, own = _values_of(s.before), frozenset({s.rank})
         for size, piece in reversed(self.known[s.rank]):
             if (
                 any(values) and size == s.nbytes and piece.values == values
@@ -315,7 +316,9 @@ class _Follower:
                 return piece
         if s.op in COLLECTIVES or not self.received[s.rank]:
             return Piece(own, values=values)
-        return Piece(maybe=own | self.received[s.rank], values=values)  # may be a part of any size
+        return Piece(
+            possible=own | self.received[s.rank], values=values
+        )  # may be a part of any size
 
     def _remember(self, s: Span, piece: Piece) -> None:
         self.known[s.rank] = [*self.known[s.rank], (s.nbytes, piece)][-MEMORY:]
@@ -343,27 +346,30 @@ Outcome = list[tuple[tuple[Piece, ...], tuple[Piece, ...]]]
 Initial = Mapping[int | None, Piece]
 
 
-def _of(summary: Summary | None) -> Values:
+def _values_of(summary: Summary | None) -> Values:
     return summary.values if summary else ()
 
 
 def _union(pieces: Iterable[Piece], values: Values = ()) -> Piece:
     parts = list(pieces)
-    sure = frozenset().union(*(p.sure for p in parts))
-    return Piece(sure, frozenset().union(*(p.maybe for p in parts)) - sure, values)
+    certain = frozenset().union(*(p.certain for p in parts))
+    return Piece(certain, frozenset().union(*(p.possible for p in parts)) - certain, values)
 
 
 def _reduce(members: list[Span], own: Initial) -> Outcome:
     reduces = [s.op is Op.ALL_REDUCE or s.rank == s.peer for s in members]
     return [
-        ((own[s.rank],), (_union(own.values(), _of(s.after)) if sums else own[s.rank],))
+        ((own[s.rank],), (_union(own.values(), _values_of(s.after)) if sums else own[s.rank],))
         for s, sums in zip(members, reduces, strict=True)
     ]
 
 
 def _broadcast(members: list[Span], own: Initial) -> Outcome:
     root = own.get(members[0].peer, Piece())
-    return [((own[s.rank],), (Piece(root.sure, root.maybe, _of(s.after)),)) for s in members]
+    return [
+        ((own[s.rank],), (Piece(root.certain, root.possible, _values_of(s.after)),))
+        for s in members
+    ]
 
 
 def _all_gather(members: list[Span], own: Initial) -> Outcome:
@@ -377,21 +383,23 @@ def _all_gather(members: list[Span], own: Initial) -> Outcome:
 
 
 def _reduce_scatter(members: list[Span], own: Initial) -> Outcome:
-    initial = [tuple(Piece(own[s.rank].sure, own[s.rank].maybe) for _ in members) for s in members]
-    reduced = [_union(own.values(), _of(s.after)) for s in members]
+    initial = [
+        tuple(Piece(own[s.rank].certain, own[s.rank].possible) for _ in members) for s in members
+    ]
+    reduced = [_union(own.values(), _values_of(s.after)) for s in members]
     return [
         (before, (*before[:i], reduced[i], *before[i + 1 :])) for i, before in enumerate(initial)
     ]
 
 
 def _all_to_all(members: list[Span], own: Initial) -> Outcome:
-    parts = [Piece(own[s.rank].sure, own[s.rank].maybe) for s in members]
+    parts = [Piece(own[s.rank].certain, own[s.rank].possible) for s in members]
     return [((parts[i],) * len(members), tuple(parts)) for i in range(len(members))]
 
 
 def _scatter(members: list[Span], own: Initial) -> Outcome:
     root = own.get(members[0].peer, Piece())
-    part, n = Piece(root.sure, root.maybe), len(members)
+    part, n = Piece(root.certain, root.possible), len(members)
     return [
         (
             (part,) * n if s.rank == s.peer else (Piece(),) * n,

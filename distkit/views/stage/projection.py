@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from distkit._format import count, human_bytes, human_seconds
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
-from distkit.trace.info import several
+from distkit.trace.info import hosts_if_several
 from distkit.trace.log import EventLog, grouped
 from distkit.views.scene.frame import Json, clean, facts, name, omissions
 from distkit.views.scene.renderer import thinned
@@ -31,7 +31,7 @@ from distkit.views.stage.layout import Pair, Point, arrange
 
 #: Maximum numbers of calls in the drawn keyframes, and of drawn ranks; a note reports the rest.
 MAX_CALLS, MAX_PLACES = 8_000, 256
-#: Fraction of a round that a message takes; it arrives at the end.
+#: Duration of a message as a fraction of a round; it arrives at the end of the round.
 FLIGHT = 0.85
 NOTHING = Payload()
 #: Maximum number of panels.
@@ -42,9 +42,9 @@ PANELS = 6
 class Keyframe:
     """A message or collective: its senders with their starts, its receivers with their ends [s].
 
-    ``meet`` is the time when the members of a collective meet, None for a message. ``gives`` is
-    True if members receive from the ``root`` or from each other, False if the root alone receives.
-    ``calls`` are the participating calls.
+    ``meet`` is the time when the members of a collective meet, None for a message.
+    ``members_receive`` is True if members receive from the ``root`` or from each other, and False
+    if only the root receives. ``calls`` are the participating calls.
     """
 
     op: str
@@ -59,7 +59,7 @@ class Keyframe:
     sent: bool = True
     meet: float | None = None
     root: int | None = None
-    gives: bool = True
+    members_receive: bool = True
     payload: Payload = NOTHING
     round: int = 0
 
@@ -87,15 +87,15 @@ class Keyframe:
 class Stage:
     """The data to draw of a run. Times are in seconds, except those of ``changes``, in rounds.
 
-    ``sent`` are the pairs of drawn ranks of which the first one sends to the second. ``rounds``
-    have their keyframes; rounds in which nothing arrives come last.
+    ``sent`` contains the pairs of drawn ranks in which the first sends to the second. ``rounds``
+    contains the keyframes of each round; rounds in which nothing arrives are last.
     """
 
     title: str
     facts: list[str]
     notices: list[str]
     notes: list[str]
-    said: str
+    description: str
     live: bool
     start: float
     names: dict[int, str]
@@ -119,7 +119,7 @@ def project(trace: EventLog, live: bool = False, most: int = MAX_CALLS) -> Stage
     """
     info, ranks = trace.info, trace.ranks[:MAX_PLACES]
     sent = {(m.src, m.dst) for m in trace.messages if m.sent is not None and m.src != m.dst}
-    hosts = {rank: clean(host) for rank, host in several(info).items() if rank in ranks}
+    hosts = {rank: clean(host) for rank, host in hosts_if_several(info).items() if rank in ranks}
     contributions, places = follow(trace), arrange(ranks, hosts)
     numbered = _number([*_messages(trace, contributions), *_collectives(trace)], contributions)
     calls = accumulate(min(len(keyframe.calls), MAX_PLACES) for keyframe in numbered)
@@ -132,7 +132,7 @@ def project(trace: EventLog, live: bool = False, most: int = MAX_CALLS) -> Stage
             ("messages and collectives are drawn", len(keyframes), len(numbered)),
             ("ranks are drawn", len(ranks), len(trace.ranks)),
         ),
-        said=_certainty(trace, contributions),
+        description=_certainty(trace, contributions),
         live=live,
         start=trace.start,
         names={rank: name(info, rank) for rank in ranks},
@@ -176,7 +176,7 @@ def _line(s: Span | None) -> str:
 def _collectives(trace: EventLog) -> Iterator[Keyframe]:
     """Yield the collectives; their members meet when the last one arrives."""
     started = (s for s in trace.spans if s.op in COLLECTIVES and s.state is not State.SCHEDULED)
-    for tied in trace.together(started):
+    for tied in trace.grouped_by_match(started):
         members = sorted(tied, key=lambda s: s.rank)
         first, ranks = members[0], tuple(s.rank for s in members)
         done, last = [s.end for s in members if s.end is not None], max(s.start for s in members)
@@ -194,7 +194,7 @@ def _collectives(trace: EventLog) -> Iterator[Keyframe]:
             root=first.peer
             if first.op in (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER)
             else None,
-            gives=first.op not in (Op.REDUCE, Op.GATHER),
+            members_receive=first.op not in (Op.REDUCE, Op.GATHER),
         )
 
 
@@ -249,18 +249,18 @@ def _begin(number: int) -> float:
 
 
 def _certainty(trace: EventLog, contributions: Contributions) -> str:
-    """Return what the strips show, and how certain it is."""
+    """Return a sentence that explains the strips and the certainty of the contributions."""
     if len(trace.ranks) > MAX_RANKS:
         return f"Contributions are traced for at most {MAX_RANKS} ranks."
     if not contributions.known:
         served = any(s.op in REQUESTS for s in trace.spans)
-        return "The trace does not record what a server computes." if served else ""
+        return "The trace does not record a server's computation." if served else ""
     explanation = (
-        "Each strip is a rank's tensor; a chunk has a layer in the colour of each rank whose "
+        "Each strip is a rank's tensor; a chunk has a layer in the color of each rank whose "
         "contribution it contains."
     )
     doubt = " Pale: at most these ranks have contributed; the trace does not record computations."
-    return explanation + (doubt if contributions.doubtful else "")
+    return explanation + (doubt if contributions.uncertain else "")
 
 
 def _warnings(trace: EventLog, keyframes: list[Keyframe]) -> list[str]:
@@ -277,7 +277,7 @@ def _warnings(trace: EventLog, keyframes: list[Keyframe]) -> list[str]:
     return [words for words, shown in warnings if shown]
 
 
-def who(keyframe: Keyframe, names: Mapping[int, str]) -> str:
+def participants(keyframe: Keyframe, names: Mapping[int, str]) -> str:
     """Return the participants of a keyframe."""
     ranks = [
         names.get(r, f"rank {r}") for r in dict.fromkeys(keyframe.senders + keyframe.receivers)
@@ -291,8 +291,8 @@ def who(keyframe: Keyframe, names: Mapping[int, str]) -> str:
     return f"{keyframe.op} of {members}"
 
 
-def what(keyframe: Keyframe) -> list[str]:
-    """Return texts about a keyframe: chunks, effect, root, size, and whether it is missing."""
+def details_of(keyframe: Keyframe) -> list[str]:
+    """Return the details of a keyframe: chunks, effect, root, size, and a note if it is missing."""
     payload, missing = keyframe.payload, "not received" if keyframe.sent else "not sent"
     texts = [
         (f"{'chunk' if payload.count == 1 else 'chunks'} {payload.chunks}", payload.at is not None),
@@ -308,7 +308,7 @@ def what(keyframe: Keyframe) -> list[str]:
 
 
 def _rounds(keyframes: list[Keyframe]) -> list[list[Keyframe]]:
-    """Group the keyframes by round; rounds in which nothing arrives come last."""
+    """Group the keyframes by round; rounds in which nothing arrives are last."""
     rounds = grouped(keyframes, lambda keyframe: keyframe.round)
     lost = {n for n, members in rounds.items() if all(k.end is None for k in members)}
     return [rounds[n] for n in sorted(rounds, key=lambda n: (n in lost, n))]
@@ -340,20 +340,23 @@ def panels(stage: Stage) -> list[list[object]]:
     for i, keyframes in enumerate(stage.rounds):
         latest = max(latest, *(b.end or b.begin for b in keyframes))
         label = f"round {keyframes[0].round + 1} of {len(stage.rounds)}"
-        title = who(keyframes[0], short) if len(keyframes) == 1 else label
+        title = participants(keyframes[0], short) if len(keyframes) == 1 else label
         result.append([i, title, human_seconds(latest - stage.start)])
     return result if len(result) <= PANELS else thinned(result[1:], PANELS)
 
 
 def _caption(keyframes: Sequence[Keyframe], names: Mapping[int, str]) -> dict[str, object]:
-    """Return the caption of one or more keyframes: who, more, where."""
+    """Return the caption, the details and the line of one or more keyframes."""
     where = {keyframe.where for keyframe in keyframes}
     texts, first = _common(keyframes), keyframes[0]
     if len(keyframes) == 1:
         took = "" if first.end is None else human_seconds(first.end - first.begin)
         label = "" if first.op == "send" else first.label
-        texts = [who(first, names), *what(first), label, took]
-    caption: dict[str, object] = {"who": texts[0], "more": " · ".join(filter(None, texts[1:]))}
+        texts = [participants(first, names), *details_of(first), label, took]
+    caption: dict[str, object] = {
+        "caption": texts[0],
+        "details": " · ".join(filter(None, texts[1:])),
+    }
     return {**caption, "where": where.pop()} if len(where) == 1 else caption
 
 

@@ -57,7 +57,7 @@ def draw(stage: Stage) -> Json:
         facts=stage.facts,
         notices=stage.notices,
         notes=stage.notes,
-        said=stage.said,
+        description=stage.description,
         live=stage.live,
         empty="" if stage.rounds else waiting if stage.live else NOTHING,
         panels=panels(stage),
@@ -141,7 +141,7 @@ class _Renderer:
         """Draw a rank's tensor, with chunk numbers, while it has n chunks."""
         for i in range(n):
             cells = [(begin, pieces[i], end) for begin, pieces, end in spans]
-            for _, group in groupby(cells, key=lambda cell: (cell[1].sure, cell[1].maybe)):
+            for _, group in groupby(cells, key=lambda cell: (cell[1].certain, cell[1].possible)):
                 equal = [*group]
                 self._piece(rank, i, n, equal[0][0], equal[0][1], equal[-1][2])
         if n < 2:
@@ -164,9 +164,9 @@ class _Renderer:
 
     def _layers(self, piece: Piece, w: float) -> tuple[Shape, ...]:
         """Return the shapes of a piece's contributions."""
-        lanes = ((self.lanes[r] for r in sorted(p)) for p in (piece.sure, piece.maybe))
-        sure, maybe = map(tuple, lanes)
-        return _contributions(sure, maybe, w, self.field.strip[1], len(self.lanes))
+        lanes = ((self.lanes[r] for r in sorted(p)) for p in (piece.certain, piece.possible))
+        certain, possible = map(tuple, lanes)
+        return _contributions(certain, possible, w, self.field.strip[1], len(self.lanes))
 
     # -- messages --------------------------------------------------------------------------
 
@@ -199,8 +199,8 @@ class _Renderer:
         """Move a message's piece, or a dot if the piece is unknown or does not fit."""
         payload, (src,), (dst,) = keyframe.payload, keyframe.senders, keyframe.receivers
         times: Any = {"begin": keyframe.begin, "end": keyframe.end}
-        if not self.strips or not (payload.piece.sure or payload.piece.maybe):
-            self.scene.fly(a, b, *self._dot(src), **times, layer=DOT)
+        if not self.strips or not (payload.piece.certain or payload.piece.possible):
+            self.scene.add_moving(a, b, *self._dot(src), **times, layer=DOT)
             return
         w, h = self.field.strip
         w = min(w * payload.count / payload.of - 2, 46)
@@ -208,7 +208,7 @@ class _Renderer:
         corner, to = ((x - w / 2, y - h / 2) for x, y in ends)
         digits = payload.chunks if payload.of <= 10 else ""
         parcel = _parcel(self._layers(payload.piece, w), w, h, digits)
-        self.scene.fly(corner, to, *parcel, **times, layer=TOKEN)
+        self.scene.add_moving(corner, to, *parcel, **times, layer=TOKEN)
 
     def _dot(self, rank: int) -> tuple[Shape, ...]:
         return (circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(rank)),)
@@ -248,8 +248,8 @@ class _Renderer:
         times: tuple[float, float, float | None],
     ) -> None:
         root, (begin, meet, end), dot = keyframe.root, times, self._dot(rank)
-        sends = root is None or rank == root or not keyframe.gives
-        receives = root is None or (rank != root) == keyframe.gives
+        sends = root is None or rank == root or not keyframe.members_receive
+        receives = root is None or (rank != root) == keyframe.members_receive
         near = (home[0] + 0.94 * (hub[0] - home[0]), home[1] + 0.94 * (hub[1] - home[1]))
         if sends:
             self.scene.add(*home, *dot, begin=begin, end=meet, to=near, layer=DOT)
@@ -271,7 +271,10 @@ def _changed(now: tuple[Piece, ...], change: Change) -> tuple[Piece, ...]:
 @cached_drawing
 def _tooltip(piece: Piece) -> tuple[Shape, ...]:
     """Return the tooltip of a chunk, with its contributions."""
-    parts = (("contributions of rank", piece.sure), ("possible contributions of rank", piece.maybe))
+    parts = (
+        ("contributions of rank", piece.certain),
+        ("possible contributions of rank", piece.possible),
+    )
     lines = [
         f"{label} {joined([str(r) for r in sorted(ranks)])}" for label, ranks in parts if ranks
     ]
@@ -280,12 +283,12 @@ def _tooltip(piece: Piece) -> tuple[Shape, ...]:
 
 @cached_drawing
 def _contributions(
-    sure: tuple[int, ...], maybe: tuple[int, ...], w: float, h: float, of: int
+    certain: tuple[int, ...], possible: tuple[int, ...], w: float, h: float, of: int
 ) -> tuple[Shape, ...]:
-    """Return a chunk with a coloured layer for each certain or possible contributor."""
+    """Return a chunk with a colored layer for each certain or possible contributor."""
     each = h / of
     shapes = [rect(w, h, "now")]
-    for style, lanes in (("own", sure), ("pale", maybe)):
+    for style, lanes in (("own", certain), ("pale", possible)):
         shapes += [rect(w, each, style, y=lane * each, lane=lane) for lane in lanes]
     return tuple(shapes)
 

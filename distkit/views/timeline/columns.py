@@ -21,7 +21,7 @@ from distkit._format import human_bytes, human_seconds
 from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, STORES, WORLD, Op
 from distkit.trace.calls import call, op_name, wait_of
 from distkit.trace.columns import Bools, Category, Floats, Ints
-from distkit.trace.info import Traffic, several, traffic
+from distkit.trace.info import Traffic, hosts_if_several, traffic
 from distkit.trace.log import EventLog
 from distkit.trace.matching import Operations
 from distkit.trace.training import is_note
@@ -72,14 +72,14 @@ class Columns:
     # -- as plain objects ---------------------------------------------------------
 
     def picture(self, most: int | None = None) -> Json:
-        """Return bars and arrows as objects: all, or the first ``most`` bars."""
+        """Return bars and arrows as objects: all of them, or the first ``most`` bars."""
         chosen = self.drawn.copy()
         if most is not None:
             drawn = np.flatnonzero(chosen)
             chosen[drawn[np.argsort(self.ops.start[drawn], kind="stable")[most:]]] = False
         return {
             "bars": [self._bar(i) for i in np.flatnonzero(chosen).tolist()],
-            "arrows": [self._arrow(i) for i in self.touching(chosen).tolist()],
+            "arrows": [self._arrow(i) for i in self.arrows_of(chosen).tolist()],
             **self.frame,
         }
 
@@ -90,21 +90,21 @@ class Columns:
         the wait, and ``waited`` its duration [s].
         """
         result = self.waits
-        waiting = np.flatnonzero(self.drawn & ~result.over & (result.waited > MIN_WAIT))
+        waiting = np.flatnonzero(self.drawn & ~result.is_final & (result.waited > MIN_WAIT))
         return {
             "waits": waiting,
             "since": (result.since[waiting] - self.ops.start[waiting]).round(7),
             "waited": result.waited[waiting].round(7),
         }
 
-    def touching(self, chosen: Bools) -> Ints:
-        """Return the arrows that begin or end at one of these operations."""
+    def arrows_of(self, chosen: Bools) -> Ints:
+        """Return the arrows that begin or end at any of these operations."""
         known, pairs = np.append(chosen, False), self.pairs  # index -1 is the appended element
-        arrows: Ints = np.flatnonzero(pairs.begun & (known[pairs.send] | known[pairs.recv]))
+        arrows: Ints = np.flatnonzero(pairs.is_started & (known[pairs.send] | known[pairs.recv]))
         return arrows
 
     def _bar(self, i: int) -> Json:
-        ops, tie = self.ops, int(self.pairs.tie[i])
+        ops, collective = self.ops, int(self.pairs.collective[i])
         return compact(
             id=self._name(i),
             rank=int(ops.rank[i]),
@@ -112,15 +112,15 @@ class Columns:
             start=rounded(ops.start[i]),
             end=rounded(ops.end[i]),
             **category_of(ops.categories[ops.category[i]]),
-            tie=ops.match_id(int(ops.match[i])) if tie >= 0 else None,
+            collective=ops.match_id(int(ops.match[i])) if collective >= 0 else None,
         )
 
     def _arrow(self, i: int) -> Json:
         pairs = self.pairs
-        category = self.ops.categories[self.ops.category[pairs.about[i]]]
+        category = self.ops.categories[self.ops.category[pairs.described_by[i]]]
         send, recv = (self._name(int(end[i])) for end in (pairs.send, pairs.recv))
         return compact(
-            id=f"{self.ops.match_id(int(pairs.match[i]))}/{int(pairs.back[i])}",
+            id=f"{self.ops.match_id(int(pairs.match[i]))}/{int(pairs.is_reply[i])}",
             src=int(pairs.src[i]),
             dst=int(pairs.dst[i]),
             nbytes=int(pairs.nbytes[i]),
@@ -162,11 +162,11 @@ class Columns:
         """The picture without bars and arrows: lanes, totals and notices."""
         ops, pairs = self.ops, self.pairs
         sent = ~np.isnan(pairs.sent)
-        participating = np.flatnonzero((pairs.tie >= 0) & ~ops.scheduled)
-        sizes = np.full(pairs.ties, -1)
-        members = np.bincount(pairs.tie[participating], minlength=pairs.ties) > 0
-        tied = np.flatnonzero(pairs.tie >= 0)
-        np.maximum.at(sizes, pairs.tie[tied], ops.nbytes[tied])
+        participating = np.flatnonzero((pairs.collective >= 0) & ~ops.scheduled)
+        sizes = np.full(pairs.collective_count, -1)
+        members = np.bincount(pairs.collective[participating], minlength=pairs.collective_count) > 0
+        tied = np.flatnonzero(pairs.collective >= 0)
+        np.maximum.at(sizes, pairs.collective[tied], ops.nbytes[tied])
         sums = {
             "operations": len(ops),
             "messages": int(sent.sum()),
@@ -218,13 +218,13 @@ class Columns:
         ops, own, waited = self.ops, self.of_rank(rank), self.waits.waited
         communicates = ~ops.mark[own] & ~(~ops.ended[own] & ops.scheduled[own])
         ends = np.where(ops.ended[own], ops.end[own], self._died(rank) or self._until)
-        starts = ops.start[own] + np.where(self.waits.over[own], waited[own], 0)
+        starts = ops.start[own] + np.where(self.waits.is_final[own], waited[own], 0)
         return starts[communicates], ends[communicates]
 
     def waiting(self, rank: int) -> tuple[Floats, Floats]:
         """Return start and end of a rank's waits."""
         result, own = self.waits, self.of_rank(rank)
-        waiting = (result.waited[own] > 0) & ~result.over[own]
+        waiting = (result.waited[own] > 0) & ~result.is_final[own]
         since = result.since[own][waiting]
         return since, since + result.waited[own][waiting]
 
@@ -249,7 +249,7 @@ class Columns:
     @property
     def traffic(self) -> Traffic:
         """Traffic between hosts, if there are several."""
-        hosts = several(self.info)
+        hosts = hosts_if_several(self.info)
         return traffic(hosts, self.pairs.sums()) if hosts else {}
 
     def _totals(self, rank: int) -> Json:
@@ -332,7 +332,7 @@ def _gpu(facts: Mapping[str, Any]) -> str:
 
 
 def kind_of(op: Op) -> str:
-    """Return how an operation is drawn."""
+    """Return the kind of bar that represents an operation."""
     if op in COLLECTIVES:
         return "collective"
     if op in COMPUTATION:
@@ -360,13 +360,13 @@ def rows(ops: Operations, events: int) -> Ints:
         ops: the operations.
         events: the number of their events.
     """
-    lane = (ops.rank * 2 + ops.mark) * (events + 1)  # the lanes one after the other
+    lane = (ops.rank * 2 + ops.mark) * (events + 1)  # offset of each lane
     order = np.argsort(lane + ops.begin)
     begin = (lane + ops.begin)[order]
     until = (lane + np.where(ops.ended, ops.last, events))[order]
     isolated = begin[1:] > np.maximum.accumulate(until)[:-1]  # all before it have ended
     crowded = np.flatnonzero(~(np.append(True, isolated) & np.append(isolated, True)))
-    result, ends = np.zeros(len(ops), np.int64), list[int]()  # the end of each row so far
+    result, ends = np.zeros(len(ops), np.int64), list[int]()  # the current end of each row
     columns = (order[crowded], begin[crowded], until[crowded])
     for i, first, last in zip(*(column.tolist() for column in columns), strict=True):
         row = next((row for row, end in enumerate(ends) if end < first), len(ends))
@@ -382,7 +382,7 @@ PAGE_VALUES = 400
 
 
 def packed(columns: Columns, *, thin: bool = False) -> Json:
-    """Return the frame with bars and arrows as ``columns``, which js/columns.js decodes.
+    """Return the frame, and bars and arrows as ``columns``, which js/columns.js decodes.
 
     ``columns`` has the text and, as ``bytes``, the concatenated little-endian arrays; ``parts``
     lists the arrays as ``[name, type, length]``. With ``thin``, fewer operations have values.
@@ -391,7 +391,7 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
     order, tracks = columns.tracks()
     index_of = np.full(len(ops) + 1, -1)  # -1, for "none", stays -1
     index_of[order] = np.arange(len(order))
-    arrows = columns.touching(columns.drawn)
+    arrows = columns.arrows_of(columns.drawn)
     begins = np.where(np.isnan(pairs.sent), pairs.received, pairs.sent)[arrows]
     arrows = arrows[np.argsort(begins, kind="stable")]
     parts: dict[str, tuple[str, NDArray[Any]]] = {
@@ -401,7 +401,7 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
         "received": ("f8", pairs.received[arrows]),
         "seq": ("i4", ops.seq[order]),
         "category": ("i4", ops.category[order]),
-        "tie": ("i4", pairs.tie[order]),
+        "collective": ("i4", pairs.collective[order]),
         "send": ("i4", index_of[pairs.send[arrows]]),
         "recv": ("i4", index_of[pairs.recv[arrows]]),
     }

@@ -39,7 +39,7 @@ LEGEND = {
     "store": "store",
     "mark": "step or computation",
 }
-#: The strength of a bar's colour by look; a full bar has no outline.
+#: The strength of a bar's color by style; a full bar has no outline.
 STRENGTHS = {
     "send": 1.0,
     "collective": 1.0,
@@ -160,7 +160,7 @@ class _Renderer:
         return y + 10 - gap
 
     def render(self) -> Iterator[str]:
-        """Yield the elements of the picture, the lowest first."""
+        """Yield the elements of the picture, from back to front."""
         yield from self._head()
         yield from self._lanes()
         if self.boxes:
@@ -217,7 +217,7 @@ class _Renderer:
             data, top, height = lane.data, lane.top, lane.height
             width = RIGHT - self.left + 8
             yield svg.rect(self.left - 4, top, width, height, 'fill="#f5f6f8"', "", 6)
-            if "run" in data:  # the run's colour at both ends of the lane
+            if "run" in data:  # the run's color at both ends of the lane
                 fill = f'fill="{TRACES_LIGHT[data["run"] % len(TRACES_LIGHT)]}"'
                 yield svg.rect(self.left - 8, top, 3, height, fill, "", 1)
                 yield svg.rect(self.x(data["end"]), top, 2, height, fill, "", 1)
@@ -310,12 +310,12 @@ class _Renderer:
 
     def _bands(self) -> Iterator[str]:
         """Yield a band between the members of each collective, from lane to lane."""
-        ties: dict[str, list[Json]] = defaultdict(list)
+        collectives: dict[str, list[Json]] = defaultdict(list)
         for bar in self.picture["bars"]:
-            if "tie" in bar and _look(bar) != "paused":
-                ties[bar["tie"]].append(bar)
+            if "collective" in bar and _look(bar) != "paused":
+                collectives[bar["collective"]].append(bar)
         order = list(self.lanes)
-        for members in ties.values():
+        for members in collectives.values():
             members.sort(key=lambda bar: order.index(bar["rank"]))
             color = WARNING_LIGHT if len({bar["op"] for bar in members}) > 1 else INK
             for above, below in pairwise(members):
@@ -323,7 +323,7 @@ class _Renderer:
                 yield _band(self.boxes[above["id"]], self.boxes[below["id"]], color, adjacent)
 
     def _arrow(self, arrow: Json) -> tuple[str, str]:
-        """Return the shaft and the head of an arrow; without one end it is a stub."""
+        """Return the shaft and the head of an arrow; if one end is missing, it is a stub."""
         send, recv = self.boxes.get(arrow.get("send")), self.boxes.get(arrow.get("recv"))
         y1, y2 = self._middle(send, arrow["src"]), self._middle(recv, arrow["dst"])
         down = 1 if y2 >= y1 else -1
@@ -365,7 +365,7 @@ def _band(above: Box, below: Box, color: str, adjacent: bool) -> str:
 
 
 def _look(bar: Json) -> str:
-    """Return the look of a bar, which depends on its kind and state."""
+    """Return the style of a bar, which depends on its kind and state."""
     if bar["kind"] == "mark":
         return "touch" if bar["op"] == "touch" else "mark"
     if bar["end"] is None:

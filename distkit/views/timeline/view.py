@@ -1,6 +1,6 @@
 """Defines the timeline widget.
 
-columns.py has the projection, js/ the browser renderer, static.py the static renderer.
+columns.py contains the projection, js/ the browser renderer, and static.py the static renderer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_LIVE = 20_000
 class Timeline(View):
     """Draws the calls of each rank over time: one lane per rank, time from left to right.
 
-    Bars are operations, arrows are messages, and bands connect the members of a collective. Grey
+    Bars are operations, arrows are messages, and bands connect the members of a collective. Gray
     bars at the bottom of a lane are marked computation. During the run, new operations appear as
     they happen; an operation that never ends stays open.
 
@@ -42,7 +42,7 @@ class Timeline(View):
     _esm = esm("timeline")
     _css = css("timeline")
 
-    def _look(self, trace: EventLog, live: bool) -> None:
+    def _process(self, trace: EventLog, live: bool) -> None:
         self._columns = Columns(trace, MAX_LIVE if live else None, live=live)
 
     def _picture(self) -> Json:

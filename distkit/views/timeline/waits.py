@@ -1,8 +1,8 @@
 """Computes how long each rank waited for others. No side effects.
 
-A rank *waits* in an operation from the end of its other activity, which is calls and marked
-computation, until the last rank that the operation needs has arrived. Finished ranks do not wait:
-the final barrier, after which no rank computes or sends, does not count as communication.
+A rank *waits* in an operation from the end of its other activity (calls and marked computation)
+until the last rank that the operation needs has arrived. Finished ranks do not wait: the final
+barrier, after which no rank computes or sends, does not count as communication.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from distkit.trace.matching import Operations, Pairs
 class Waits:
     """The waits of a run, with one element per operation.
 
-    ``since`` is the start of the wait and ``waited`` its duration [s]. ``over`` marks the final
+    ``since`` is the start of the wait and ``waited`` its duration [s]. ``is_final`` marks the final
     barrier.
     """
 
     since: Floats
     waited: Floats
-    over: Bools
+    is_final: Bools
 
 
 def waits(ops: Operations, pairs: Pairs, end: float) -> Waits:
@@ -41,7 +41,7 @@ def waits(ops: Operations, pairs: Pairs, end: float) -> Waits:
 
 
 def none(operations: int) -> Waits:
-    """Return no waits, for a number of operations."""
+    """Return zero waits for a number of operations."""
     zeros = np.zeros(operations)
     return Waits(zeros, zeros, zeros.astype(bool))
 
@@ -54,7 +54,7 @@ def _lanes(rank: Ints) -> list[tuple[int, slice]]:
 
 
 def _last_active(ops: Operations, final: Floats) -> Floats:
-    """Return when the rank of each operation was last active elsewhere, or called it."""
+    """Return when each operation's rank was last active elsewhere, or called the operation."""
     marked = ops.mark & ops.ended
     rank = np.concatenate([ops.rank, ops.rank[marked]])
     time = np.concatenate([ops.start, ops.end[marked]])
@@ -73,28 +73,30 @@ def _last_active(ops: Operations, final: Floats) -> Floats:
 def _arrival(ops: Operations, pairs: Pairs) -> Floats:
     """Return when the last rank that each operation needs has arrived; infinity if never."""
     arrival = np.full(len(ops), -np.inf)
-    tied = pairs.tie >= 0
-    last = np.full(pairs.ties, -np.inf)
-    np.maximum.at(last, pairs.tie[tied], ops.start[tied])
+    tied = pairs.collective >= 0
+    last = np.full(pairs.collective_count, -np.inf)
+    np.maximum.at(last, pairs.collective[tied], ops.start[tied])
     # a pull waits for its reply, a registration for all nodes
-    sends, receives = ops.among([Op.SEND]), ops.among([Op.RECV, Op.PULL, Op.REGISTER])
+    sends, receives = ops.is_any_of([Op.SEND]), ops.is_any_of([Op.RECV, Op.PULL, Op.REGISTER])
     received = (pairs.recv >= 0) & receives[pairs.recv]
     arrival[pairs.recv[received]] = np.where(
         np.isnan(pairs.sent[received]), np.inf, pairs.sent[received]
     )
     rendezvous = (pairs.send >= 0) & (pairs.recv >= 0) & sends[pairs.send]
     arrival[pairs.send[rendezvous]] = ops.start[pairs.recv[rendezvous]]
-    arrival[tied] = last[pairs.tie[tied]]
+    arrival[tied] = last[pairs.collective[tied]]
     return arrival
 
 
 def _final_barriers(ops: Operations, pairs: Pairs) -> Bools:
     """Mark the barriers after which members only pull or enter further barriers."""
-    barrier = ops.among([Op.BARRIER]) & (pairs.tie >= 0)
-    work = ~ops.among([Op.BARRIER, Op.PULL])
+    barrier = ops.is_any_of([Op.BARRIER]) & (pairs.collective >= 0)
+    work = ~ops.is_any_of([Op.BARRIER, Op.PULL])
     last = np.full(int(ops.rank.max()) + 1, -np.inf)
     np.maximum.at(last, ops.rank[work], ops.start[work])
     late = ops.start > last[ops.rank]
-    ended = np.ones(pairs.ties + 1, bool)
-    ended[pairs.tie[~(barrier & late)]] = False  # index -1 is for operations without a tie
-    return barrier & ended[pairs.tie]
+    ended = np.ones(pairs.collective_count + 1, bool)
+    ended[pairs.collective[~(barrier & late)]] = (
+        False  # index -1 is for operations without a collective
+    )
+    return barrier & ended[pairs.collective]

@@ -1,7 +1,7 @@
 """Bundles the browser part of each view into one script and one style sheet.
 
-The files of js/ are ordinary ES modules, which browsers, Node and editors use unchanged. Widgets
-and stand-alone pages need a single script that works offline, therefore ``_bundle`` turns each
+The files of js/ are ordinary ES modules, which browsers, Node and editors can use unchanged.
+Widgets and stand-alone pages need a single script that works offline, so ``_bundle`` turns each
 module into a function, in dependency order.
 """
 
@@ -53,7 +53,7 @@ def page_script(*views: str) -> str:
 
 
 def with_theme(picture: dict[str, Any]) -> dict[str, Any]:
-    """Return a picture with colours and sizes."""
+    """Return a picture with colors and sizes."""
     return {**picture, "theme": theme()}
 
 
@@ -77,7 +77,7 @@ def _bundle(*names: str) -> str:
 
 
 def _scope(name: str) -> tuple[str, list[str]]:
-    """Return a module as a constant that has its exports, and the names of its imports."""
+    """Return a module as a constant with its exports, and the names of its imports."""
     text = _text(f"{name}.js")
     imports = [path for _, path in _IMPORT.findall(text)]
     body = _IMPORT.sub(lambda found: f"const {found[1]} = {_constant(found[2])};", text)

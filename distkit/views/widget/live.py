@@ -18,7 +18,7 @@ from distkit.trace.log import EventLog
 
 #: Minimum time between updates of a live view, and time to collect events of all ranks [s].
 PERIOD, GATHER = 0.06, 0.025
-#: Minimum pause between updates, as a multiple of the last one's duration. Ranks need the CPU.
+#: Minimum pause between updates, relative to the duration of the last one; ranks need the CPU.
 PAUSE = 4
 
 
@@ -28,14 +28,14 @@ class Live(Protocol):
 
     @property
     def trace(self) -> EventLog:
-        """The events recorded so far."""
+        """The events recorded up to now."""
 
     @property
     def finished(self) -> bool:
         """True if the trace is complete."""
 
     def subscribe(self, callback: Callable[[list[Event]], None], /) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, with each new batch, and with [] at the end.
+        """Call ``callback`` with all current events, with each new batch, and with [] at the end.
 
         The callback may be called from any thread.
 
@@ -49,7 +49,7 @@ class Moment(Protocol):
 
     @property
     def events(self) -> int:
-        """Number of the trace's events so far."""
+        """Number of the trace's events up to this moment."""
 
     @property
     def time(self) -> float:
@@ -83,7 +83,7 @@ class Steppable(Live, Protocol):
 
     @property
     def moments(self) -> Sequence[Moment]:
-        """The moments so far; the first one precedes all events."""
+        """The moments up to now; the first one precedes all events."""
 
     @property
     def position(self) -> int:
@@ -110,13 +110,13 @@ class Steppable(Live, Protocol):
 
 
 class Worker:
-    """A thread that calls queued functions one after the other."""
+    """A thread that calls queued functions in order."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
 
-    def do(self, call: Callable[[], None]) -> None:
+    def submit(self, call: Callable[[], None]) -> None:
         """Queue ``call``."""
         self._calls.put(call)
 
@@ -130,7 +130,7 @@ class Worker:
 
 
 class Notifier:
-    """A thread that calls ``act`` soon after a notification, once for all that arrive together.
+    """A thread that calls ``act`` soon after a notification, once for each burst of them.
 
     The pause grows with the duration of a call, so large pictures are updated less often.
 

@@ -36,7 +36,7 @@ MAX_CALLS, MAX_VALUES = 4_000, 16_000
 VIEWS = {
     "timeline": "Each rank's calls over time, and the messages between ranks.",
     "stage": "Messages between ranks, and the contributions that each tensor contains. "
-    "Space plays.",
+    "Press the space bar to play.",
     "tensors": "The values of each message and collective, before and after, on every rank.",
     "gradients": "Gradients per layer and rank, before and after the all-reduce; drift and loss.",
     "servers": "Keys on their servers, pushes and pulls in flight, and which worker waits for "
@@ -63,7 +63,7 @@ def renderer(view: str) -> str:
 
 
 def left_out(trace: EventLog) -> str:
-    """Return a notice if the page of a long run lacks views, else ""."""
+    """Return a notice if the page of a long run has only the timeline; otherwise ""."""
     if len(trace) <= MAX_EVENTS:
         return ""
     return (
@@ -158,7 +158,7 @@ class _Run:
 
 
 def _panel(name: str, several: bool) -> str:
-    """Return the attributes of one of several panels."""
+    """Return the HTML attributes of a panel, if there are several."""
     return f'role="tabpanel" aria-labelledby="{name}tab"' if several else ""
 
 

@@ -1,9 +1,9 @@
 """Displays static pictures in notebooks, which remain visible without a kernel.
 
 A view has two cell outputs: a picture, which every front end can show, and the widget, which needs
-its kernel. A style sheet in the first output selects the visible one, which is the picture if no
-widget is drawn. With a single output, JupyterLab would prefer the widget even if it only shows
-"model not found", and nbconvert would load a widget manager from the network.
+its kernel. A style sheet in the first output selects the visible one: the picture, if no widget is
+drawn. With a single output, JupyterLab would prefer the widget even if it only shows "model not
+found", and nbconvert would load a widget manager from the network.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class NotebookSnapshot:
         from IPython.display import display
 
         view = {kind: value for kind, value in widget.items() if kind.endswith("+json")}
-        with self._sending:  # a concurrent renew() must wait
+        with self._sending:  # a concurrent refresh() must wait
             self._handle = display(self.bundle(), raw=True, display_id=True)
         if view:  # empty HTML for front ends without widgets
             display({**view, "text/html": ""}, raw=True, metadata=metadata or {})
 
-    def renew(self) -> None:
+    def refresh(self) -> None:
         """Update the displayed picture, if any.
 
         Thread-safe; pictures are displayed in the order in which they are drawn.
@@ -114,15 +114,18 @@ _REMOVED = {
 class HtmlSnapshot(NotebookSnapshot):
     """A snapshot whose ``draw`` returns HTML instead of SVG.
 
-    ``alone`` is True if it has no widget.
+    ``standalone`` is True if there is no widget.
     """
 
-    alone = False
+    standalone = False
 
     def bundle(self) -> dict[str, str]:
         """Return the HTML for all front ends."""
         html, text = self._draw()
-        return {"text/html": html if self.alone else self._without_widget(html), "text/plain": text}
+        return {
+            "text/html": html if self.standalone else self._without_widget(html),
+            "text/plain": text,
+        }
 
 
 def as_picture(drawn: str, text: str, around: Callable[[str], str] = str) -> dict[str, str]:

@@ -44,13 +44,13 @@ class View(anywidget.AnyWidget):
     _following = False  # True during the run
     _updates = 0  # number of updates sent to the browser
     _bare = False
-    #: Computed when sent, and always complete, so that pages opened later receive everything.
+    #: Computed when it is sent, and always complete, so that pages opened later receive everything.
     picture = traitlets.Any().tag(sync=True, to_json=lambda _, view: view._snapshot())
 
     def __init__(self, source: EventLog | Live, *, bare: bool = False) -> None:
         trace, live = trace_of(source, type(self).__name__)
         self._bare = bare
-        self._look(trace, live is not None)
+        self._process(trace, live is not None)
         self._open()
         if live is not None:
             self._follow(live, trace.info)
@@ -68,8 +68,8 @@ class View(anywidget.AnyWidget):
 
     # -- defined by subclasses ------------------------------------------------------
 
-    def _look(self, trace: EventLog, live: bool) -> None:
-        """Process the trace so far; during a run its events are in order of arrival."""
+    def _process(self, trace: EventLog, live: bool) -> None:
+        """Process the current trace; during a run, its events are in order of arrival."""
         raise NotImplementedError
 
     def _picture(self) -> Json:
@@ -93,7 +93,7 @@ class View(anywidget.AnyWidget):
                 if self._following:
                     new = chain.from_iterable(arrived.popleft() for _ in range(len(arrived)))
                     table = Table.of([*new], table)
-                    self._look(EventLog.of(table, info), True)
+                    self._process(EventLog.of(table, info), True)
                     self._publish()
 
         notifier = Notifier(update, self.period)
@@ -108,9 +108,9 @@ class View(anywidget.AnyWidget):
                     if not self._following:  # another thread was notified, too
                         return
                     self._following = False
-                    self._look(run.trace, False)
+                    self._process(run.trace, False)
                     self._publish()
-                self._static.renew()
+                self._static.refresh()
 
         self._unsubscribes = run.subscribe(receive), notifier.close
         if run.finished:
@@ -126,8 +126,8 @@ class View(anywidget.AnyWidget):
             return {**with_theme(self._apply_bare(self._picture())), "updates": self._updates}
 
     def _apply_bare(self, picture: Json) -> Json:
-        """Return the picture; if the view is bare, without text and totals."""
-        bare = {"notices": [], "notes": [], "said": "", "bare": True}
+        """Return the picture, without text and totals if the view is bare."""
+        bare = {"notices": [], "notes": [], "description": "", "bare": True}
         return picture | bare if self._bare else picture
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class SceneView(View):
         """Return the result of ``scene.marks.picture``; ``self._live`` is True during a run."""
         raise NotImplementedError
 
-    def _look(self, trace: EventLog, live: bool) -> None:
+    def _process(self, trace: EventLog, live: bool) -> None:
         self._live = live
         self._data = self._project(EventLog(trace, trace.info) if live else trace)
 
@@ -202,7 +202,7 @@ class SceneView(View):
 
 
 def trace_of(source: EventLog | Live, view: str) -> tuple[EventLog, Live | None]:
-    """Return the trace so far, and the run if it is still in progress."""
+    """Return the current trace, and the run if it is still in progress."""
     if isinstance(source, EventLog):
         return source, None
     # read before the trace, so that the end of the run is not missed

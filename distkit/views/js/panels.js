@@ -1,24 +1,24 @@
-// Elements next to a scene: panels of moments, a list of keyframes.
+// Elements next to a scene: panels of moments, and a list of keyframes.
 
 import { h } from "./dom.js";
 import { Marks } from "./marks.js";
 import { clamp, humanSeconds } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
-export const order = d3.bisector((x) => x); // bisection of sorted numbers
+export const bisect = d3.bisector((x) => x); // bisection of sorted numbers
 
-// Whether time is counted in units, not measured in seconds.
+// Whether time is counted in units instead of seconds.
 export const counted = (unit) => unit !== "";
 
-// The next or previous one of sorted keyframes.
+// The next or previous keyframe of a sorted list.
 export function nextKeyframe(keyframes, keyframe, by) {
-  const i = by > 0 ? order.right(keyframes, keyframe) : order.left(keyframes, keyframe) - 1;
+  const i = by > 0 ? bisect.right(keyframes, keyframe) : bisect.left(keyframes, keyframe) - 1;
   return keyframes[clamp(i, 0, keyframes.length - 1)] ?? keyframe;
 }
 
 // Marks the latest keyframe of a list; returns its element, and whether it changed.
 function mark(view, keyframe) {
-  const now = order.right(view.keyframes, keyframe) - 1;
+  const now = bisect.right(view.keyframes, keyframe) - 1;
   const moved = now !== view.marked;
   const { children } = view.list;
   if (moved) {
@@ -100,7 +100,7 @@ export class List {
     this.mark(this.keyframe ?? -1);
   }
 
-  #row([keyframe, , key, part, value, who, others]) {
+  #row([keyframe, , key, part, value, ranks, others]) {
     const { keyframes, unit } = this.script;
     const { end } = keyframes[keyframe];
     const when = end === null ? "never" : counted(unit) ? "" : humanSeconds(end);
@@ -110,7 +110,7 @@ export class List {
       h("span", { class: "dk-who" },
         h("span", { class: "dk-code" }, key), h("small", {}, part), h("b", {}, ` ${value}`)),
       h("span", { class: "dk-when" }, when),
-      h("span", { class: "dk-what" }, who.map(badge), others ? `and ${others} more` : ""));
+      h("span", { class: "dk-what" }, ranks.map(badge), others ? `and ${others} more` : ""));
   }
 
   // redraw: the page may have been resized.

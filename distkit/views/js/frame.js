@@ -1,4 +1,4 @@
-// The frame of the picture: heading, notices, legend, and totals underneath.
+// The frame of the picture: heading, notices, legend, and the totals below it.
 
 import { h } from "./dom.js";
 import { grouped, humanBytes, humanSeconds, percent, plural } from "./numbers.js";
@@ -30,7 +30,7 @@ export function legend(store) {
     h("li", {}, h("i", { class: `dk-key dk-${kind}` }), text));
 }
 
-export function sums({ frame }, color) {
+export function totals({ frame }, color) {
   if (frame.bare) return [];
   const { messages, message_bytes, collectives, collective_bytes, start, end, lanes,
     compared = [] } = frame;
