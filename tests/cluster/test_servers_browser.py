@@ -92,7 +92,7 @@ def test_view_grows_during_the_run(tab: Any, real: Any, tmp_path: Path) -> None:
     tab.page.emulate_media(reduced_motion="reduce")
     page = Sheet(tab, view, tmp_path / "servers.html")
     assert page.text(".dk-live") == "live"
-    page.renew(whole)
+    page.refresh(whole)
     assert page.root.locator(".dk-live").count() == 0
     assert drawn(page, ".mark-figure")[0] == "18"  # the view followed to the end
     page.assert_clean()

@@ -31,11 +31,11 @@ def test_slow_drawing_does_not_replace_a_newer_one() -> None:
     still = NotebookSnapshot(draw)
     handle: Any = Handle()
     still._handle = handle
-    slow = threading.Thread(target=still.renew)
+    slow = threading.Thread(target=still.refresh)
     slow.start()
     assert drawing.wait(10)
     state[0] = "new"
-    quick = threading.Thread(target=still.renew)
+    quick = threading.Thread(target=still.refresh)
     quick.start()
     quick.join(0.1)  # it may be done by now, but need not
     finish.set()

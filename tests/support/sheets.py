@@ -68,7 +68,7 @@ class Sheet:
         settle(self.page)
         return self._root
 
-    def renew(self, trace: Any, live: bool = False) -> None:
+    def refresh(self, trace: Any, live: bool = False) -> None:
         """Update the view with a trace, and wait until it is drawn."""
         self.view._process(trace, live)
         state = json.dumps(self.view.get_state("picture"), default=letters)
