@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 #: Maximum number of labels on an axis.
-MOST_TICKS = 8
+MAX_TICKS = 8
 
 
 def count(n: int, noun: str) -> str:
@@ -116,7 +116,7 @@ def ticks(first: float, last: float, *, percent: bool = False) -> Iterator[tuple
     >>> list(ticks(0, 0.0021))
     [(0.0, '0'), (0.0005, '0.5 ms'), (0.001, '1.0 ms'), (0.0015, '1.5 ms'), (0.002, '2.0 ms')]
     """
-    step = round_step(last - first, MOST_TICKS)
+    step = round_step(last - first, MAX_TICKS)
     scale, unit = (100.0, "%") if percent else time_unit(last * 0.999)
     digits = max(0, -math.floor(math.log10(step * scale) + 1e-9))
     for n in range(math.ceil(first / step - 1e-9), math.floor(last / step + 1e-9) + 1):

@@ -39,7 +39,7 @@ class Synchronous:
     staleness: ClassVar[None] = None
     halts: ClassVar[bool] = True
 
-    def place(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
+    def assign_round(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
         """Return the round of a gradient and its worker's next clock; None if it is too late.
 
         With backup workers, this is the round of the weights that the gradient was computed from.
@@ -84,7 +84,7 @@ class Asynchronous:
     backup: ClassVar[int] = 0
     halts: ClassVar[bool] = False
 
-    def place(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
+    def assign_round(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
         """Return the current version as the round, since gradients are applied immediately."""
         return version, clock + 1
 

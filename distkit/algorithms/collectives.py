@@ -30,8 +30,8 @@ from distkit.algorithms.rounds import (
     Schedule,
     bits,
     highest_bit,
+    one_chunk,
     ring_rounds,
-    whole,
 )
 
 #: Collectives by name.
@@ -82,7 +82,7 @@ def broadcast_schedule(n: int, root: int = 0) -> Schedule:
     source="Thakur et al., 2005",
     cost="⌈lg n⌉(α + Kβ)",
     schedule=broadcast_schedule,
-    chunks=whole,
+    chunks=one_chunk,
 )
 @collective()
 def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
@@ -124,7 +124,7 @@ def reduce_schedule(n: int, root: int = 0) -> Schedule:
     source="Thakur et al., 2005",
     cost="⌈lg n⌉(α + Kβ + Kγ)",
     schedule=reduce_schedule,
-    chunks=whole,
+    chunks=one_chunk,
 )
 @collective()
 def reduce(tensor: Tensor, dst: int = 0, op: ReduceOp = SUM, group: Group = None) -> None:
@@ -377,7 +377,7 @@ def barrier_schedule(n: int) -> Schedule:
     source="Hensgen, Finkel & Manber, 1988",
     cost="⌈lg n⌉α",
     schedule=barrier_schedule,
-    chunks=whole,
+    chunks=one_chunk,
 )
 @collective()
 def barrier(group: Group = None) -> None:

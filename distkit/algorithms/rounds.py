@@ -85,7 +85,7 @@ def folded(inner: Schedule, outside: Ints, partners: Ints, chunks: int) -> Sched
         yield Round(partners, outside, start, reduce=False, count=chunks)
 
 
-def held(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
+def count_contributions(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
     """Count the contributions in each chunk at the end: ``counts[rank, chunk, contributor]``.
 
     An all-reduce is correct if every entry is 1, so that each rank contributes exactly once.
@@ -103,7 +103,7 @@ def held(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
 
     Example:
         >>> swap = Round(np.array([0, 1]), np.array([1, 0]), np.array([0, 0]), reduce=True)
-        >>> held([swap], 2, chunks=1).tolist()
+        >>> count_contributions([swap], 2, chunks=1).tolist()
         [[[1, 1]], [[1, 1]]]
     """
     chunks = n if chunks is None else chunks
@@ -169,7 +169,7 @@ def traffic(
     return messages, sent
 
 
-def whole(n: int, **options: Any) -> int:
+def one_chunk(n: int, **options: Any) -> int:
     """Return 1: the tensor is not split."""
     return 1
 

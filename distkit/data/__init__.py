@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 from distkit.companions import attributes
 
 if TYPE_CHECKING:
-    from distkit.data.dataset import DistributedDataset, place, shard
+    from distkit.data.dataset import DistributedDataset, rank_and_world_size, shard
     from distkit.data.evaluation import correct, evaluate
     from distkit.data.policies import AutoShardPolicy, Plan, split
     from distkit.data.sets import digits
 
 _HOMES = {
     "distkit.data.policies": ["AutoShardPolicy", "Plan", "split"],
-    "distkit.data.dataset": ["DistributedDataset", "place", "shard"],
+    "distkit.data.dataset": ["DistributedDataset", "rank_and_world_size", "shard"],
     "distkit.data.evaluation": ["correct", "evaluate"],
     "distkit.data.sets": ["digits"],
 }
@@ -37,7 +37,7 @@ __all__ = [
     "correct",
     "digits",
     "evaluate",
-    "place",
+    "rank_and_world_size",
     "shard",
     "split",
 ]

@@ -236,11 +236,11 @@ def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
     Returns:
         Tensors of shape (N // R, …).
     """
-    rank, replicas = place()
+    rank, replicas = rank_and_world_size()
     return tuple(t[: len(t) // replicas * replicas][rank::replicas] for t in tensors)
 
 
-def place() -> tuple[int, int]:
+def rank_and_world_size() -> tuple[int, int]:
     """Return this rank and the world size; a process without a group reads its environment."""
     from_environment = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
     if from_environment and not dist.is_initialized():

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distkit.data.dataset import open_data, place
+from distkit.data.dataset import open_data, rank_and_world_size
 
 #: A function that returns one number per sample from outputs (B, …) and targets (B, …).
 Metric = Callable[[Tensor, Tensor], Tensor]
@@ -45,7 +45,7 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
         >>> import distkit as dk
         >>> dk.run_ranks(lambda: dk.data.evaluate(net, dk.data.digits()), 3)  # doctest: +SKIP
     """
-    rank, replicas = place() if dist.is_initialized() else (0, 1)
+    rank, replicas = rank_and_world_size() if dist.is_initialized() else (0, 1)
     source, training = open_data(data), model.training
     samples = range(len(source))
     batches = [samples[first : first + batch] for first in samples[::batch]]

@@ -135,8 +135,10 @@ def _wrong_source(facts: Evidence, span: Span) -> Finding | None:
 def _wrong_destination(facts: Evidence, span: Span) -> Finding | None:
     """Find a message to one rank while another rank waits for it."""
     for send, recv in _ends(facts, span):
-        is_meant = recv.peer == send.rank and recv.group == send.group and send.peer != recv.rank
-        if is_meant and not _in_wait_chain(facts, send):
+        was_intended = (
+            recv.peer == send.rank and recv.group == send.group and send.peer != recv.rank
+        )
+        if was_intended and not _in_wait_chain(facts, send):
             return rules.wrong_destination.finding(
                 send,
                 recv,

@@ -95,8 +95,8 @@ class _Diagnosis:
             if not self._leaving_calls.isdisjoint((s.rank, s.seq) for s in spans):
                 continue
             victims = [s.rank for s in spans if self.facts.ended_in(s)]
-            held = {s.rank for s in spans if self._is_stuck_in(finding, s)}
-            waiting = self._mark_explained({*held, *victims}, also=held)
+            stuck_ranks = {s.rank for s in spans if self._is_stuck_in(finding, s)}
+            waiting = self._mark_explained({*stuck_ranks, *victims}, also=stuck_ranks)
             found = self._with_explained_ranks(finding, waiting)
             if victims:
                 how = self.facts.ends[victims[0]].text.partition("\n")[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from distkit.algorithms.rounds import Round, held
+from distkit.algorithms.rounds import Round, count_contributions
 from distkit_course.judges import Calls, call_answer, same
 from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnswer
 from distkit_simulation.network import Link
@@ -91,7 +91,7 @@ def judge_schedule(mine: Answer) -> Iterator[Criterion]:
         if len(rounds) < 2:  # the first round is given
             raise NotAttempted
         try:
-            have = held(rounds, n)
+            have = count_contributions(rounds, n)
         except ValueError as error:
             raise WrongAnswer(f"n={n}: {error}") from None
         if (have > 1).any():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.catalogue import Algorithm
 from distkit.algorithms.collectives import COLLECTIVES
-from distkit.algorithms.rounds import Round, held
+from distkit.algorithms.rounds import Round, count_contributions
 
 SIZES = [*range(1, 65)]
 everything = pytest.mark.parametrize(
@@ -27,7 +27,7 @@ collectives = pytest.mark.parametrize("algorithm", COLLECTIVES.values(), ids=COL
 @pytest.mark.parametrize("algorithm", ALL_REDUCES.values(), ids=ALL_REDUCES)
 def test_all_reduce_adds_every_contribution_once(algorithm: Algorithm) -> None:
     for n in SIZES:
-        have = held(algorithm.schedule(n), n, algorithm.chunks(n))
+        have = count_contributions(algorithm.schedule(n), n, algorithm.chunks(n))
         assert (have == 1).all(), f"{n} ranks"
 
 
@@ -41,7 +41,7 @@ def test_all_reduce_options(n: int, option: int) -> None:
     ):
         a, how = ALL_REDUCES[name], {option_name: option}
         chunks = a.chunks(ranks, **how)
-        assert (held(a.schedule(ranks, **how), ranks, chunks) == 1).all()
+        assert (count_contributions(a.schedule(ranks, **how), ranks, chunks) == 1).all()
 
 
 def test_torus_needs_a_full_grid() -> None:
@@ -74,15 +74,18 @@ def test_collective_has_its_specified_result(algorithm: Algorithm) -> None:
         chunks, rooted = algorithm.chunks(n), "root" in signature(algorithm.schedule).parameters
         for root in (range(n) if n <= 16 else [0, n - 1]) if rooted else [None]:
             rounds = algorithm.schedule(n) if root is None else algorithm.schedule(n, root)
-            assert complete(algorithm.name, held(rounds, n, chunks), root or 0), (n, root)
+            assert complete(algorithm.name, count_contributions(rounds, n, chunks), root or 0), (
+                n,
+                root,
+            )
 
 
 def test_inconsistent_round_raises() -> None:
     two, one = np.array([1, 2]), np.array([0, 0])
     for reduce in (False, np.array([True, False])):
         with pytest.raises(ValueError, match="round 0 overwrites a chunk"):
-            held([Round(two, one, one, reduce)], 3)
-    assert held([Round(two, one, one, reduce=True)], 3)[0, 0].tolist() == [1, 1, 1]
+            count_contributions([Round(two, one, one, reduce)], 3)
+    assert count_contributions([Round(two, one, one, reduce=True)], 3)[0, 0].tolist() == [1, 1, 1]
 
 
 # -- as cheap as stated --------------------------------------------------------------------

@@ -149,7 +149,7 @@ def test_summaries_show_bytes_between_hosts():
 def test_single_host_is_not_mentioned():
     trace = on_hosts(("alpha",), each=4)
     frame = Columns(trace).frame
-    assert not frame["compared"] and "hosts" not in " ".join(frame["facts"])
+    assert not frame["host_totals"] and "hosts" not in " ".join(frame["facts"])
     assert not any("host" in lane for lane in frame["lanes"])
     assert "alpha" not in Timeline(trace)._svg() + Stage(trace)._svg()
 

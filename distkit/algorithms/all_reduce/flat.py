@@ -8,7 +8,7 @@ from torch import Tensor, empty_like
 
 from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, combine, isend, recv
-from distkit.algorithms.rounds import LinkCost, Numbers, Round, Schedule, whole
+from distkit.algorithms.rounds import LinkCost, Numbers, Round, Schedule, one_chunk
 
 
 def schedule(n: int) -> Schedule:
@@ -30,7 +30,7 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
     cost="(n-1)(α + Kβ + Kγ)",
     schedule=schedule,
     seconds=seconds,
-    chunks=whole,
+    chunks=one_chunk,
 )
 @collective()
 def flat_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:

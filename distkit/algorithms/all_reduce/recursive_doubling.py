@@ -26,7 +26,7 @@ from distkit.algorithms.rounds import (
     floor_lg,
     folded,
     highest_bit,
-    whole,
+    one_chunk,
 )
 
 
@@ -62,7 +62,7 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
     cost="lg n (α + Kβ + Kγ)",
     schedule=schedule,
     seconds=seconds,
-    chunks=whole,
+    chunks=one_chunk,
 )
 @collective()
 def recursive_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, empty_like
 from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.collectives import broadcast_schedule, reduce_schedule
 from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, combine, recv, send
-from distkit.algorithms.rounds import LinkCost, Numbers, Schedule, bits, ceil_lg, whole
+from distkit.algorithms.rounds import LinkCost, Numbers, Schedule, bits, ceil_lg, one_chunk
 
 
 def schedule(n: int) -> Schedule:
@@ -32,7 +32,7 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
     cost="2⌈lg n⌉(α + Kβ) + ⌈lg n⌉Kγ",
     schedule=schedule,
     seconds=seconds,
-    chunks=whole,
+    chunks=one_chunk,
 )
 @collective()
 def tree_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:

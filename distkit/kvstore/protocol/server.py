@@ -204,7 +204,7 @@ class KVServer:
             self.at_barrier = set()
         elif push.node not in self.members:
             self._join(push.node)
-        round_and_clock = self.rule.place(
+        round_and_clock = self.rule.assign_round(
             entry.clocks.get(push.node, 0), push.version, entry.version
         )
         if round_and_clock is None:

@@ -71,7 +71,7 @@ def project(run: Steppable, command_error: str = "") -> Json:
         "playing": run.playing,
         "finished": run.finished,
         "stopped": stopped,
-        "remarks": _remarks_now(run, error) if at_end else [],
+        "remarks": _current_remarks(run, error) if at_end else [],
         "pages": PAGES,
         "error": command_error,
         "sources": {clean(k): clean(text[:MAX_SOURCE]) for k, text in trace.info.sources.items()},
@@ -102,7 +102,7 @@ def _rank(
     )
 
 
-def _remarks_now(run: Steppable, error: str) -> list[Json]:
+def _current_remarks(run: Steppable, error: str) -> list[Json]:
     """Return the remarks for the latest moment."""
     result = remarks(error, run.findings)
     if any(r["hang"] for r in result):

@@ -38,7 +38,7 @@ def to_svg(steps: Json, picture: Json) -> str:
         steps: the result of :func:`~distkit.views.cockpit.projection.project`.
         picture: a snapshot of the timeline's projection.
     """
-    parts, y = [svg.heading(24, 32, steps["name"], step(steps))], 58.0
+    parts, y = [svg.heading(24, 32, steps["name"], position_text(steps))], 58.0
     remarks = [line for remark in _remarks(steps) for line in wrapped(remark, WIDTH - 48)]
     lines = [[(line, WARNING_LIGHT)] for line in remarks]
     for *row, _, reason in _rows(steps, picture)[:MAX_RANKS]:
@@ -51,7 +51,9 @@ def to_svg(steps: Json, picture: Json) -> str:
         y += 20
     timeline, height = render({**picture, "title": ""})
     parts.append(f'<g transform="translate(0 {y:.0f})">{timeline}</g>')
-    return svg.document(WIDTH, y + height, f"{steps['name']}, {step(steps)}", "".join(parts))
+    return svg.document(
+        WIDTH, y + height, f"{steps['name']}, {position_text(steps)}", "".join(parts)
+    )
 
 
 def to_table(steps: Json, picture: Json) -> str:
@@ -59,7 +61,9 @@ def to_table(steps: Json, picture: Json) -> str:
     rows = _rows(steps, picture)
     reasons = [f"{rank}: {reason}" for rank, *_, awaited, reason in rows if reason and not awaited]
     lines = [*aligned([COLUMNS, *(row[:-1] for row in rows)]), *reasons, *_remarks(steps)]
-    return "\n".join([f"{steps['name']}: {step(steps)}", *(f"  {line}".rstrip() for line in lines)])
+    return "\n".join(
+        [f"{steps['name']}: {position_text(steps)}", *(f"  {line}".rstrip() for line in lines)]
+    )
 
 
 def _remarks(steps: Json) -> list[str]:
@@ -86,7 +90,7 @@ def _rows(steps: Json, picture: Json) -> list[tuple[str, ...]]:
     ]
 
 
-def step(steps: Json) -> str:
+def position_text(steps: Json) -> str:
     """Return the moment's position as text."""
     position, last = steps["position"], steps["last"]
     text = f"step {position} of {last}" if last else "before the first step"

@@ -13,7 +13,7 @@ import numpy as np
 from distkit._format import aligned, count, human_bytes, human_seconds, joined
 from distkit.trace.info import cross_host_traffic
 from distkit.trace.log import EventLog
-from distkit.views.scene.frame import Json, clean, flagged
+from distkit.views.scene.frame import Json, clean, notice_lines
 from distkit.views.timeline.columns import Columns
 
 #: Figures that are unknown if all messages of a run are inside its backend.
@@ -139,7 +139,7 @@ def to_table(picture: Json) -> str:
         for value in rest:
             cells += [figure(value, row["unit"]), ratio(value, first)]
         lines.append(cells)
-    return "\n  ".join([f"Compare: {picture['title']}", *aligned(lines), *flagged(picture)])
+    return "\n  ".join([f"Compare: {picture['title']}", *aligned(lines), *notice_lines(picture)])
 
 
 def figures(columns: Columns) -> Json:

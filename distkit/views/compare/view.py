@@ -72,7 +72,9 @@ class Compare(View):
     _css = css("compare")
 
     def __init__(self, *traces: EventLog | Live | Mapping[str, EventLog | Live]) -> None:
-        self._sides = [Side(name, _ended(source)) for name, source in _named(traces).items()]
+        self._sides = [
+            Side(name, _finished_trace(source)) for name, source in _named(traces).items()
+        ]
         self._columns, self._lanes = merged(self._sides), lanes(self._sides)
         self._summary = summary(self._sides)
         self._open()
@@ -151,7 +153,7 @@ def _by_program(traces: tuple[Any, ...]) -> dict[str, EventLog | Live]:
     }
 
 
-def _ended(source: EventLog | Live) -> EventLog:
+def _finished_trace(source: EventLog | Live) -> EventLog:
     """Return the trace of a run that has ended."""
     trace, running = trace_of(source, "Compare")
     if running is not None:

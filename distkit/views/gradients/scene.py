@@ -124,7 +124,7 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
         if math.isfinite(layer.agreement):
             notes.append(f"agreement {figure(round(layer.agreement, 3))}")
             table.add(0, table.bottom + 4, title(AGREEMENT), rect(LEFT, HIGH + 24, "hover"))
-        cells = [*_cells(layer, trace.ranks), *([_alone(layer)] if alone else [])]
+        cells = [*_cells(layer, trace.ranks), *([_single_process_cell(layer)] if alone else [])]
         table.row(clean(layer_name), notes, cells, layer.most)
     return table.bottom
 
@@ -143,7 +143,7 @@ def _cells(layer: Layer, ranks: list[int]) -> Iterator[Cell]:
         yield _cell(layer.after[0], ("small", notes))
 
 
-def _alone(layer: Layer) -> Cell:
+def _single_process_cell(layer: Layer) -> Cell:
     """Return the cell of the single-process gradient."""
     off = figure(number(layer.largest_difference))
     known = math.isfinite(layer.largest_difference)

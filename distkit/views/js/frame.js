@@ -33,7 +33,7 @@ export function legend(store) {
 export function totals({ frame }, color) {
   if (frame.bare) return [];
   const { messages, message_bytes, collectives, collective_bytes, start, end, lanes,
-    compared = [] } = frame;
+    host_totals: hostTotals = [] } = frame;
   const tile = (value, label, title = null) =>
     h("div", { class: "dk-tile", title }, h("b", {}, value), h("span", {}, label));
   const countTile = (n, word, bytes) => tile(grouped(n),
@@ -42,7 +42,7 @@ export function totals({ frame }, color) {
     messages || !collectives ? countTile(messages, "message", message_bytes) : null,
     collectives ? countTile(collectives, "collective", collective_bytes) : null,
     tile(end > start ? humanSeconds(end - start) : "0 s", "first to last event"),
-    ...compared.map((parts) => tile(...parts)),
+    ...hostTotals.map((parts) => tile(...parts)),
     lanes.length ? busy(lanes, color) : null,
   ].filter(Boolean);
 }

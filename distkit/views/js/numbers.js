@@ -43,7 +43,7 @@ export const finite = (values) => values.filter(Number.isFinite);
 export const largest = (values) => Math.max(1e-30, ...finite(values).map(Math.abs));
 
 // Number of non-finite values.
-export function oddities({ values }) {
+export function nonFiniteCounts({ values }) {
   const counts = Object.entries(WORDS)
     .map(([key, word]) => [values.filter((v) => v === key).length, word]);
   return counts.filter(([n]) => n).map(([n, word]) => `${n} × ${word}`).join(", ");

@@ -2,7 +2,7 @@
 
 import { dot, h } from "./dom.js";
 import {
-  clamp, figure, grouped, humanBytes, humanSeconds, largest, oddities, plural,
+  clamp, figure, grouped, humanBytes, humanSeconds, largest, nonFiniteCounts, plural,
 } from "./numbers.js";
 import { isOpen, isPaused } from "./store.js";
 
@@ -166,7 +166,7 @@ function heat(v, most) {
 }
 
 function alarm(summary) {
-  const text = oddities(summary);
+  const text = nonFiniteCounts(summary);
   if (!text) return null;
   const all = plural(summary.values.length, "value");
   return h("div", { class: "dk-alarm" }, `${text} among ${all}`);

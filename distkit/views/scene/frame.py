@@ -25,10 +25,10 @@ _INVALID = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 Json = dict[str, Any]
 
 
-def flagged(picture: Json) -> list[str]:
+def notice_lines(picture: Json) -> list[str]:
     """Return the warnings and the notes as lines of text; warnings start with "! ".
 
-    >>> flagged({"notices": ["2 lost"], "notes": ["9 are drawn"]})
+    >>> notice_lines({"notices": ["2 lost"], "notes": ["9 are drawn"]})
     ['! 2 lost', '9 are drawn']
     """
     return [*(f"! {notice}" for notice in picture["notices"]), *picture["notes"]]
@@ -65,7 +65,7 @@ def facts(info: RunInfo, ranks: int) -> list[str]:
     return [*known, *dict.fromkeys(filter(None, (info.backend, info.device)))]
 
 
-def compared(info: RunInfo, hosts_traffic: Traffic) -> list[tuple[str, str, str]]:
+def host_totals(info: RunInfo, hosts_traffic: Traffic) -> list[tuple[str, str, str]]:
     """Return value, label and tooltip of each total of a run on several hosts.
 
     Args:

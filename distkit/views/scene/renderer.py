@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from distkit._format import human_seconds
 from distkit.views.scene import svg
-from distkit.views.scene.frame import Json, flagged
+from distkit.views.scene.frame import Json, notice_lines
 from distkit.views.scene.marks import Shape
 from distkit.views.scene.theme import (
     GRAY,
@@ -58,7 +58,7 @@ def _document(picture: Json) -> str:
     y = 53.0
     for content, color in [
         *((line, GRAY) for line in wrapped(picture["description"], WIDTH - 48)),
-        *((line, svg.notice_color(line)) for line in flagged(picture)),
+        *((line, svg.notice_color(line)) for line in notice_lines(picture)),
         (picture["empty"], GRAY),
     ]:
         if content:
@@ -189,7 +189,7 @@ def to_table(picture: Json) -> str:
             lines.append(f"{heading}  {details}".rstrip())
         verdicts = _verdict_lines(keyframe)
         lines += [f"  {line}" for line in (*verdicts, *_aloud(picture, time))]
-    return "\n  ".join([head, *filter(None, lines), *flagged(picture)])
+    return "\n  ".join([head, *filter(None, lines), *notice_lines(picture)])
 
 
 def _verdict_lines(item: Json) -> list[str]:

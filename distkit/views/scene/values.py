@@ -283,7 +283,12 @@ def describe(s: Json) -> str:
     >>> describe({"size": 2, "min": 0.0, "max": 1.0, "norm": 2.0, "values": [0.0, "nan"]})
     '2 values, 0 to 1, norm 2, 1 × NaN'
     """
-    parts = [count(s["size"], "value"), bounds(s), f"norm {figure(s['norm'])}", oddities(s)]
+    parts = [
+        count(s["size"], "value"),
+        bounds(s),
+        f"norm {figure(s['norm'])}",
+        non_finite_counts(s),
+    ]
     return ", ".join(filter(None, parts))
 
 
@@ -295,10 +300,10 @@ def bounds(s: Json) -> str:
     return f"{figure(low)} to {figure(high)}"
 
 
-def oddities(s: Json) -> str:
+def non_finite_counts(s: Json) -> str:
     """Return the counts of non-finite values as text.
 
-    >>> oddities({"values": [0.0, "nan", "nan", "-inf"]})
+    >>> non_finite_counts({"values": [0.0, "nan", "nan", "-inf"]})
     '2 × NaN, 1 × −∞'
     """
     counts = [(s["values"].count(word), word) for word in ("nan", "inf", "-inf")]
@@ -307,6 +312,6 @@ def oddities(s: Json) -> str:
 
 def norm(s: Json) -> tuple[str, Sequence[str]]:
     """Return the text of the norm, or of the non-finite values if there are any."""
-    if odd := oddities(s):
+    if odd := non_finite_counts(s):
         return "late", [odd, "NaN"]
     return "count", [f"norm {figure(s['norm'])}", figure(s["norm"])]

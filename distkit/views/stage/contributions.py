@@ -197,7 +197,7 @@ class Payload:
 
 @dataclass(slots=True)
 class Contributions:
-    """The result of :func:`follow`, with changes in time order and the payload of each send."""
+    """The changes in time order, the payload of each send, and the all-reduces of a run."""
 
     changes: list[Change] = field(default_factory=list)
     payload: dict[Key, Payload] = field(default_factory=dict)
@@ -214,10 +214,10 @@ class Contributions:
         return any(p.possible for c in self.changes for p in c.pieces)
 
 
-def follow(trace: EventLog) -> Contributions:
+def trace_contributions(trace: EventLog) -> Contributions:
     """Trace the contributions of every rank through a run.
 
-    >>> result = follow(EventLog())
+    >>> result = trace_contributions(EventLog())
     >>> result.changes, result.known
     ([], False)
     """
@@ -226,7 +226,7 @@ def follow(trace: EventLog) -> Contributions:
     result = Contributions(all_reduces=find_all_reduces(trace))
     for i, all_reduce in enumerate(result.all_reduces):
         _apply(i, all_reduce, result)
-    _Follower(trace, result).run()
+    _Tracer(trace, result).run()
     result.changes.sort(key=lambda c: c.time)
     return result
 
@@ -262,7 +262,7 @@ def _apply(index: int, all_reduce: AllReduce, result: Contributions) -> None:
 # -- everything else ------------------------------------------------------------------------
 
 
-class _Follower:
+class _Tracer:
     """Processes operations in time order, and remembers the tensors of each rank."""
 
     def __init__(self, trace: EventLog, result: Contributions) -> None:

@@ -25,7 +25,7 @@ from distkit.views.stage.contributions import (
     Contributions,
     Key,
     Payload,
-    follow,
+    trace_contributions,
 )
 from distkit.views.stage.layout import Pair, Point, arrange
 
@@ -120,7 +120,7 @@ def project(trace: EventLog, live: bool = False, most: int = MAX_CALLS) -> Stage
     info, ranks = trace.info, trace.ranks[:MAX_PLACES]
     sent = {(m.src, m.dst) for m in trace.messages if m.sent is not None and m.src != m.dst}
     hosts = {rank: clean(host) for rank, host in hosts_if_several(info).items() if rank in ranks}
-    contributions, places = follow(trace), arrange(ranks, hosts)
+    contributions, places = trace_contributions(trace), arrange(ranks, hosts)
     numbered = _number([*_messages(trace, contributions), *_collectives(trace)], contributions)
     calls = accumulate(min(len(keyframe.calls), MAX_PLACES) for keyframe in numbered)
     keyframes = [keyframe for keyframe, n in zip(numbered, calls, strict=True) if n <= most]

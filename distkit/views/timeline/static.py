@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from distkit._format import count, human_bytes, human_seconds, ticks
 from distkit.views.scene import svg
-from distkit.views.scene.frame import Json, flagged
+from distkit.views.scene.frame import Json, notice_lines
 from distkit.views.scene.svg import text_width
 from distkit.views.scene.theme import (
     GRAY,
@@ -129,7 +129,7 @@ class _Lane:
 
 class _Renderer:
     def __init__(self, picture: Json) -> None:
-        self.picture, self.notices = picture, flagged(picture)
+        self.picture, self.notices = picture, notice_lines(picture)
         self.lanes: dict[int, _Lane] = {}
         self.hosts: dict[str, float] = {}  # top of each host's first lane
         self.bottom = self._arrange(62.0 + 22 * len(self.notices))
@@ -243,7 +243,7 @@ class _Renderer:
             if picture[f"{word}s"]
         ]
         totals.append(human_seconds((picture["end"] or 0) - (picture["start"] or 0)))
-        totals += [f"{value} {label}" for value, label, _ in picture["compared"]]
+        totals += [f"{value} {label}" for value, label, _ in picture["host_totals"]]
         bold = 'font-weight="700" xml:space="preserve"'
         return svg.text(24, self.bottom + 50, "   ·   ".join(totals), INK, bold)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from distkit._format import count, human_bytes, human_seconds
 from distkit.trace.log import EventLog
-from distkit.views.scene.frame import Json, flagged
+from distkit.views.scene.frame import Json, notice_lines
 from distkit.views.timeline.columns import Columns, packed
 from distkit.views.timeline.static import MAX_BARS, to_svg
 from distkit.views.widget.assets import css, esm
@@ -61,7 +61,7 @@ class Timeline(View):
 
 def described(picture: Json) -> str:
     """Return the numbers, totals and notices of a timeline."""
-    facts, totals = list(picture["facts"]), picture["compared"]
+    facts, totals = list(picture["facts"]), picture["host_totals"]
     if picture.get("bare"):
         return f"{picture['title']}: {', '.join(facts)}"
     if picture["messages"]:
@@ -75,6 +75,6 @@ def described(picture: Json) -> str:
         [
             f"{picture['title'] or 'Timeline'}: {', '.join(facts) or 'nothing was recorded'}",
             *(f"{value} {label}" for value, label, _ in totals),
-            *flagged(picture),
+            *notice_lines(picture),
         ]
     )
