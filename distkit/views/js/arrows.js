@@ -10,7 +10,7 @@ const BETWEEN = 6; // pixels between arrows without heads
 export class Arrows {
   constructor(renderer) {
     const { c, at, look, store } = renderer;
-    Object.assign(this, { renderer, c, at, look, store, labels: [] });
+    Object.assign(this, { renderer, c, at, look, store, labels: [], uniform: store.messageSize });
     const requests = store.categories.filter(({ op }) => op === "push" || op === "pull");
     this.keys = new Set(requests.map(({ label }) => label));
     this.size = clamp(0.5 * at.sizes.row * at.scale, 5, 9); // pixels of a head
@@ -118,13 +118,14 @@ export class Arrows {
   }
 
   // The size of a message, or its key if there are several keys, next to its arrow
-  // if space is free.
+  // if space is free; once if all sizes are equal.
   #sizeLabel(a, [x1, y1, x2, y2, whole]) {
     if (!whole || Math.abs(y2 - y1) < 34) return;
     const { c, look } = this;
     const arrow = this.store.arrow(a);
     const only = this.keys.size === 1 && this.keys.has(arrow.label);
-    if (!arrow.nbytes || only) return;
+    const known = this.labels.length && !arrow.label && this.uniform;
+    if (!arrow.nbytes || only || known) return;
     const text = arrow.label || humanBytes(arrow.nbytes);
     c.font = `11.5px ${look.font}`;
     const width = c.measureText(text).width + 8;

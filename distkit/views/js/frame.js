@@ -61,9 +61,9 @@ function busy(lanes, color) {
   const meters = lanes.map((lane) => {
     const { words, bar } = shares(lane, color(lane.rank));
     const { name, messages, bytes } = lane;
-    const sent = messages ? `${grouped(messages)} sent · ${humanBytes(bytes)}` : "nothing sent";
+    const sent = messages ? `${grouped(messages)} sent` : "nothing sent";
     return h("div", { class: "dk-meter", title: words }, h("span", {}, name), bar,
-      h("b", {}, percent(lane.busy)), detailed ? h("small", {}, sent) : null);
+      h("b", {}, percent(lane.busy)), detailed ? h("small", {}, bytes ? `${sent} · ${humanBytes(bytes)}` : sent) : null);
   });
   return h("div", { class: "dk-busy" }, label, h("div", { class: "dk-meters" }, meters));
 }

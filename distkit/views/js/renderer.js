@@ -200,7 +200,8 @@ export class Renderer {
     }
     const ink = solid ? readable(color) : paused ? look.muted : look.fg;
     if (height >= 10) {
-      const halo = this.waits?.has(bar.i) && (solid ? color : look.bg); // over the hatch
+      const covers = this.waits?.has(bar.i) || paused; // over the hatch, or dashes
+      const halo = covers && (solid ? color : look.bg);
       this.#label(this.#words(bar), x, y, width, height, ink, Math.min(12, height), halo);
     }
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);

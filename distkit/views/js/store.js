@@ -75,6 +75,12 @@ export class Store {
       tag: about.tag, sent: time(this.sent[a]), received: time(this.received[a]) };
   }
 
+  // The size of every message if all are equal, else undefined.
+  get messageSize() {
+    const sizes = this.categories.filter(({ kind }) => kind === "send").map(({ nbytes }) => nbytes);
+    return sizes.every((size) => size === sizes[0]) ? sizes[0] : undefined;
+  }
+
   name(rank) {
     return this.frame.lanes[this.laneOf.get(rank)]?.name ?? `rank ${rank}`;
   }
