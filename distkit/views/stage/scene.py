@@ -1,7 +1,7 @@
 """Draws the stage: a card per rank with the chunks of its tensor, and moving messages.
 
-projection.py turns a run into keyframes with rounds, contributions.py follows the contributions of
-ranks, layout.py places the ranks.
+projection.py turns a run into keyframes with rounds, contributions.py traces the contributions of
+ranks, and layout.py positions the ranks.
 """
 
 from __future__ import annotations
