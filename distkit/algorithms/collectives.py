@@ -71,7 +71,7 @@ def _tree(n: int, root: int) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
 
 
 def broadcast_schedule(n: int, root: int = 0) -> Schedule:
-    """Yield the rounds: every rank with the tensor forwards it, so the number of them doubles."""
+    """Yield the rounds: each rank with the tensor forwards it, which doubles their number."""
     for parent, child, _, _ in _tree(n, root):
         yield Round(parent, child, np.zeros_like(child), reduce=False)
 

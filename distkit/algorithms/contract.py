@@ -1,8 +1,8 @@
 """The contract of ``torch.distributed`` collectives, and the algorithms' point-to-point calls.
 
-Reference implementations handle only the plain case: flat, contiguous tensors, one of four
-operations, a rank that belongs to the group. :func:`collective` converts every other case to the
-plain one, or raises an error before anything is sent.
+Reference implementations handle only the plain case: a flat, contiguous tensor, one of four
+operations, and a rank that belongs to the group. :func:`collective` converts every other case to
+the plain one, or raises an error before anything is sent.
 
 Lengths that differ between ranks are not detected in advance, because the check would need a
 message that no paper's cost formula includes. In an all-reduce, some rank then receives more than

@@ -181,7 +181,7 @@ class Segment:
         """Wait for all ranks, and compare their calls.
 
         Raises:
-            ValueError: Ranks called with different tensors or reductions; raised on every rank.
+            ValueError: The ranks passed different tensors or reductions; raised on every rank.
         """
         self._generation += 1
         self._fence()

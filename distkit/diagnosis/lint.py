@@ -168,11 +168,11 @@ def _slow_ranks(facts: Evidence, in_backend: set[int]) -> Iterator[Finding]:
 
 
 def _stragglers(facts: Evidence) -> Iterator[Finding]:
-    """Find a rank that repeatedly came last to collectives at a significant cost.
+    """Find a rank that was repeatedly the last to call collectives, at a significant cost.
 
-    The first collective of a group and the worst delay of a rank are ignored, since startup, such
-    as imports, may cause them. New groups are ignored as well, and calls made before the previous
-    one has ended, which share its delay.
+    The first collective of a group and the worst delay of a rank are ignored, since imports and
+    other startup work may cause them. Also ignored are new groups, and calls made before the
+    previous one has ended, which share its delay.
     """
     delays_by_rank: dict[int, list[float]] = defaultdict(list)
     total = 0

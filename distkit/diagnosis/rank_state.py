@@ -312,7 +312,7 @@ class WaitForGraph:
         return f"{named(waits_for)} have not called it"
 
     def _why_missing(self, e: Event, other: int) -> str:
-        """Return why the only missing rank is missing."""
+        """Describe the state of the only missing rank."""
         if (other_call := self._column(e).get(other) if e.op in COLLECTIVES else None) is not None:
             return f"called {with_tensor(other_call)}{at(other_call.where)} instead"
         return self._activity(other) or {

@@ -28,8 +28,8 @@ MAX_RANKS, MAX_VALUES = 16, 120_000
 AGREEING = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.BROADCAST})
 
 #: Widths of the scene and of row names, height of a tensor [px].
-WIDTH, LEFT, HIGH = 720, 84, 120
-STILLS = 12  # operations in the table; the static picture has fewer
+WIDTH, NAME_WIDTH, TENSOR_HEIGHT = 720, 84, 120
+MAX_STILLS = 12  # operations in the table; the static picture has fewer
 
 
 def draw(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -> Json:
@@ -62,7 +62,7 @@ def draw(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -
         opening=last if live else 0.0,
         keyframes=[keyframe for keyframe, *_ in drawn],
         list={"name": "operations", "all": "all ranks", "rows": [row for _, row, _ in drawn]},
-        stills=[[n, height] for n, (*_, height) in enumerate(drawn[:STILLS])],
+        stills=[[n, height] for n, (*_, height) in enumerate(drawn[:MAX_STILLS])],
     )
 
 
@@ -194,7 +194,7 @@ def _table(
     lanes = {rank: lane for lane, rank in enumerate(trace.ranks)}
     heads: list[Head] = [(name(trace.info, s.rank), _role(trace, s), lanes[s.rank]) for s in drawn]
     most = largest(v for x in _summaries(group) for v in x.values)
-    table = Table(scene, n, heads, LEFT, WIDTH, HIGH)
+    table = Table(scene, n, heads, NAME_WIDTH, WIDTH, TENSOR_HEIGHT)
     before = [_cell(s.before, s) for s in drawn]
     after = [_cell(_after(s), s, differing.get(s.rank, ())) for s in drawn]
     rows = {"before": before, "after": after}

@@ -23,7 +23,7 @@ from distkit.views import Servers
 from distkit.views.scene.renderer import to_svg
 from distkit.views.servers.history import read
 from distkit.views.servers.projection import opening, project, rule_sentence
-from distkit.views.servers.scene import LATEST, draw, histogram
+from distkit.views.servers.scene import LAST_BIN, draw, histogram
 
 ONE = torch.ones(2)
 MAX_BYTES = 60_000  # of a static picture
@@ -306,5 +306,5 @@ def test_any_part_of_a_run_can_be_drawn(cuts) -> None:
 @given(st.lists(st.integers(0, 14) | st.integers(0, 10**6)))
 def test_every_gradient_is_in_one_bin(late) -> None:
     bins = histogram(late)
-    assert 3 <= len(bins) <= LATEST + 1 and sum(bins) == len(late)
-    assert bins[:LATEST] == [late.count(i) for i in range(len(bins))][:LATEST]
+    assert 3 <= len(bins) <= LAST_BIN + 1 and sum(bins) == len(late)
+    assert bins[:LAST_BIN] == [late.count(i) for i in range(len(bins))][:LAST_BIN]

@@ -91,7 +91,9 @@ class Compare(View):
             "facts": [],  # shown in each run's heading
             "lanes": drawn,
             "end": max(side.figures["seconds"] for side in self._sides),
-            "figures": table(data, WIDE if runs > FEW else NAMES + COLUMN * runs).plain(),
+            "figures": table(
+                data, TABLE_WIDTH if runs > MAX_SIDE_RUNS else NAME_WIDTH + COLUMN_WIDTH * runs
+            ).plain(),
             "styles": MARKS,
             "table": to_table(data),
         }
@@ -114,7 +116,7 @@ class Compare(View):
         name = self._summary["title"]
         frame = {**self._frame(most), "title": cut(name, 600, 16), "bare": True}
         timeline, y = render(picture | frame, limit)
-        figures = table(self._summary, WIDE).plain()
+        figures = table(self._summary, TABLE_WIDTH).plain()
         marks = body(figures, 0.0, tooltips=False)
         below = f'<g transform="translate(24 {y + 10:.0f})">{marks}</g>'
         return svg.document(WIDTH, y + figures["height"] + 20, name, timeline + below)
@@ -208,9 +210,9 @@ def lanes(sides: Sequence[Side]) -> list[Json]:
 
 
 #: Maximum number of runs with figures next to the lanes; widths of a column and in total [px].
-FEW, COLUMN, WIDE = 3, 112, 912
+MAX_SIDE_RUNS, COLUMN_WIDTH, TABLE_WIDTH = 3, 112, 912
 #: Width of the name column, heights of a row and of the column headings [px].
-NAMES, ROW, HEAD = 148, 29, 26
+NAME_WIDTH, ROW_HEIGHT, HEADING_HEIGHT = 148, 29, 26
 
 
 def table(data: Json, width: float) -> Scene:
@@ -221,24 +223,24 @@ def table(data: Json, width: float) -> Scene:
         width: total width [px].
     """
     runs, rows = data["runs"], data["rows"]
-    pitch = (width - NAMES) / len(runs)
+    pitch = (width - NAME_WIDTH) / len(runs)
     bar_width = pitch - 12
-    scene = Scene(width, HEAD + ROW * len(rows))
+    scene = Scene(width, HEADING_HEIGHT + ROW_HEIGHT * len(rows))
     for n, run in enumerate(runs):
         fits = text_width(run, 13.5) < pitch - 22
         label = run if fits else cut(run, pitch - 22, 9)
         name = text(label, "strong", x=16, y=12, size=0 if fits else 9), title(run)
-        scene.add(NAMES + n * pitch, 0, rect(10, 10, "trace", y=3, lane=n), *name)
+        scene.add(NAME_WIDTH + n * pitch, 0, rect(10, 10, "trace", y=3, lane=n), *name)
     for i, row in enumerate(rows):
-        y, values, unit = HEAD + ROW * i, row["values"], row["unit"]
+        y, values, unit = HEADING_HEIGHT + ROW_HEIGHT * i, row["values"], row["unit"]
         sizes = [v or 0.0 for v in values]
         most = 1.0 if unit == "%" else max(sizes) or 1.0
         scene.add(0, y, text(row["label"], "tick", y=14), title(row["hint"]))
         for n, size in enumerate(sizes):
             label = text(figure(values[n], unit), "strong", y=14, size=0 if bar_width > 90 else 11)
             bar = rect(size / most * bar_width, 4, "trace", y=19, lane=n)
-            scene.add(NAMES + n * pitch, y, label, rect(bar_width, 4, "now", y=19), bar)
+            scene.add(NAME_WIDTH + n * pitch, y, label, rect(bar_width, 4, "now", y=19), bar)
         for n, value in enumerate(values[1:], 1):
             multiple = text(ratio(value, values[0]), "tick", x=bar_width, y=14, anchor="end")
-            scene.add(NAMES + n * pitch, y, multiple)
+            scene.add(NAME_WIDTH + n * pitch, y, multiple)
     return scene

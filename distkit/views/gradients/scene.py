@@ -19,9 +19,9 @@ from distkit.views.scene.values import Cell, Head, Table, norm
 #: Maximum numbers of drawn ranks, layers, and values over all steps.
 MAX_RANKS, MAX_LAYERS, MAX_VALUES = 16, 32, 60_000
 #: Widths of the scene and of layer names; height of a tensor [px].
-WIDTH, LEFT, HIGH = 720, 112, 32
+WIDTH, NAME_WIDTH, TENSOR_HEIGHT = 720, 112, 32
 #: Widths of curves and axis; height and pitch of a curve [px].
-SIDE, AXIS, CURVE, PITCH = 200, 32, 30, 57
+CURVE_WIDTH, AXIS_WIDTH, CURVE_HEIGHT, CURVE_PITCH = 200, 32, 30, 57
 HINT = "run the loop inside `with dk.watch_gradients(model) as watch`, and call watch.step()"
 
 
@@ -55,7 +55,7 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
     training, ranks, layers = found.training, trace.ranks[:MAX_RANKS], len(found.training.layers)
     step_values = max(1, min(layers, MAX_LAYERS)) * 64 * (len(ranks) + 2)
     shown = thinned(list(found.steps), max(2, MAX_VALUES // step_values))
-    scene, side = Scene(WIDTH, 20), Scene(SIDE, 0)
+    scene, side = Scene(WIDTH, 20), Scene(CURVE_WIDTH, 0)
     tables = [_step(scene, k, trace, found, n) for k, n in enumerate(shown)]
     scene.height = max(tables, default=scene.height)
     named = [
@@ -64,8 +64,8 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
     ]
     curves = [curve for curve in named if curve[1]]
     for i, curve in enumerate(curves):
-        _curve(side, i * PITCH, *curve, [n + 1 for n in shown])
-    side.height = len(curves) * PITCH
+        _curve(side, i * CURVE_PITCH, *curve, [n + 1 for n in shown])
+    side.height = len(curves) * CURVE_PITCH
     total, last = len(training.steps), max(0.0, len(shown) - 1.0)
     note = f"values of {len(shown):,} of {count(total, 'step')}" if len(shown) < total else ""
     hint = "waiting for the first step" if live else f"nothing was watched: {HINT}"
@@ -114,7 +114,7 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
     heads: list[Head] = [(name(trace.info, r), "", lane) for lane, r in enumerate(ranks)]
     heads.append((names.pop() if len(names) == 1 else "after", "", None))
     heads += [("one process", "", None)] * alone
-    table = Table(scene, k, heads, LEFT, WIDTH, HIGH)
+    table = Table(scene, k, heads, NAME_WIDTH, WIDTH, TENSOR_HEIGHT)
     for layer_name, shape in shapes:
         layer = layers[layer_name]
         first = next(iter(layer.before.values()), None)
@@ -123,7 +123,9 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
             notes.append(f"{len(first.values)} of {first.size:,} values")
         if math.isfinite(layer.agreement):
             notes.append(f"agreement {figure(round(layer.agreement, 3))}")
-            table.add(0, table.bottom + 4, title(AGREEMENT), rect(LEFT, HIGH + 24, "hover"))
+            table.add(
+                0, table.bottom + 4, title(AGREEMENT), rect(NAME_WIDTH, TENSOR_HEIGHT + 24, "hover")
+            )
         cells = [*_cells(layer, trace.ranks), *([_single_process_cell(layer)] if alone else [])]
         table.row(clean(layer_name), notes, cells, layer.most)
     return table.bottom
@@ -169,28 +171,33 @@ def _curve(
     points = [point for _, line in lines for point in line.items()]
     first, last = min(n for n, _ in points), max(n for n, _ in points)
     low, high = min(0.0, *(y for _, y in points)), max(0.0, *(y for _, y in points))
-    x_scale, y_scale = (SIDE - AXIS - 6) / ((last - first) or 1), CURVE / ((high - low) or 1.0)
+    x_scale, y_scale = (
+        (CURVE_WIDTH - AXIS_WIDTH - 6) / ((last - first) or 1),
+        CURVE_HEIGHT / ((high - low) or 1.0),
+    )
 
     def place(n: int, y: float) -> tuple[float, float]:
-        return AXIS + (n - first) * x_scale, 19 + CURVE - (y - low) * y_scale
+        return AXIS_WIDTH + (n - first) * x_scale, 19 + CURVE_HEIGHT - (y - low) * y_scale
 
     mean = next((line for rank, line in lines if rank is None), None)
     curve = mean or {n: max(line.get(n, low) for _, line in lines) for n, _ in points}
     ends = f"{name}: {figure(curve[min(curve)])} → {figure(curve[max(curve)])}"
-    scene.add(0, top, title(ends, aloud=True), text(cut(name, SIDE - 60, 12), "strong", y=12))
+    scene.add(
+        0, top, title(ends, aloud=True), text(cut(name, CURVE_WIDTH - 60, 12), "strong", y=12)
+    )
     axis = [line(place(first, 0.0), place(last, 0.0), "base")]
     for value in {low, high}:
         y = place(first, value)[1] + 4
-        axis.append(text(figure(value), "tick", x=AXIS - 4, y=y, anchor="end", size=9))
+        axis.append(text(figure(value), "tick", x=AXIS_WIDTH - 4, y=y, anchor="end", size=9))
     for lane, (rank, values) in enumerate(lines):
         d = "L".join(f"{x:.1f} {y:.1f}" for x, y in map(place, values, values.values()))
         axis.append(path(f"M{d}h3", "mean" if rank is None else "graph", lane=lane))
-    scene.add(0, top, title(hint), rect(SIDE, CURVE + 8, "hover", y=15), *axis)
+    scene.add(0, top, title(hint), rect(CURVE_WIDTH, CURVE_HEIGHT + 8, "hover", y=15), *axis)
     for k, n in enumerate(shown):
         x, latest = (
             place(max(n, first), 0.0)[0],
             max((m for m in curve if m <= n), default=min(curve)),
         )
-        value_text = text(figure(curve[latest]), "strong", x=SIDE - 6, y=12, anchor="end")
-        cursor = line((x, 15), (x, 21 + CURVE), "dashes")
+        value_text = text(figure(curve[latest]), "strong", x=CURVE_WIDTH - 6, y=12, anchor="end")
+        cursor = line((x, 15), (x, 21 + CURVE_HEIGHT), "dashes")
         scene.add(0, top, value_text, cursor, begin=float(k), end=k + 1.0, layer=1)

@@ -4,13 +4,13 @@ import { clamp, humanBytes } from "./numbers.js";
 import { roundRect } from "./canvas.js";
 
 // Minimum pixels per arrow; where arrows are denser, one without a head represents several.
-const EACH = 9;
-const BETWEEN = 6; // pixels between arrows without heads
+const MIN_SPACE = 9;
+const MIN_DISTANCE = 6; // pixels between arrows without heads
 
 export class Arrows {
   constructor(renderer) {
-    const { c, at, look, store } = renderer;
-    Object.assign(this, { renderer, c, at, look, store, labels: [], uniform: store.messageSize });
+    const { c, at, style, store } = renderer;
+    Object.assign(this, { renderer, c, at, style, store, labels: [], uniform: store.messageSize });
     const requests = store.categories.filter(({ op }) => op === "push" || op === "pull");
     this.keys = new Set(requests.map(({ label }) => label));
     this.size = clamp(0.5 * at.sizes.row * at.scale, 5, 9); // pixels of a head
@@ -42,7 +42,7 @@ export class Arrows {
       if (begin > to || end < from || (Number.isNaN(end) && begin < from)) continue;
       if (store.send[a] >= 0 || store.recv[a] >= 0) visible.push(a);
     }
-    const room = (at.right - at.left) / EACH;
+    const room = (at.right - at.left) / MIN_SPACE;
     this.many = visible.length > room;
     this.strong = this.renderer.bright?.arrows.size <= room; // otherwise these have no heads
     const shown = this.many ? this.#thinned(visible) : visible;
@@ -52,7 +52,7 @@ export class Arrows {
   #thinned(arrows) {
     const { at, store } = this;
     const seen = new Set();
-    const scale = (at.right - at.left) / BETWEEN / (at.view[1] - at.view[0]);
+    const scale = (at.right - at.left) / MIN_DISTANCE / (at.view[1] - at.view[0]);
     return arrows.filter((a) => {
       const [s, r] = [store.send[a], store.recv[a]];
       if (s < 0 || r < 0) return true;
@@ -66,10 +66,10 @@ export class Arrows {
 
   // The line is behind the bars, which stay legible; selected lines are in front.
   #shaft(a, [x1, y1, x2, y2, whole]) {
-    const { c, look, many } = this;
+    const { c, style, many } = this;
     const strong = this.renderer.bright?.arrows.has(a);
     c.globalAlpha = this.#dim(a) * (many && !strong ? 0.3 : 1);
-    if (!many) this.renderer.line(x1, y1, x2, y2, look.bg, 4.5);
+    if (!many) this.renderer.line(x1, y1, x2, y2, style.bg, 4.5);
     const [color, width] = [this.#colorOf(a, whole), strong ? 2.6 : many ? 1 : 1.7];
     this.renderer.line(x1, y1, x2, y2, color, width, whole ? [] : [4, 4]);
     c.globalAlpha = 1;
@@ -90,8 +90,8 @@ export class Arrows {
   }
 
   #colorOf(a, whole) {
-    const { store, look } = this;
-    return whole || store.frame.live ? this.renderer.color(store.arrow(a).src) : look.warning;
+    const { store, style } = this;
+    return whole || store.frame.live ? this.renderer.color(store.arrow(a).src) : style.warning;
   }
 
   #head(x, y, ux, uy, size, color) {
@@ -102,7 +102,7 @@ export class Arrows {
     c.lineTo(x - ux * size - uy * half, y - uy * size + ux * half);
     c.lineTo(x - ux * size + uy * half, y - uy * size - ux * half);
     c.closePath();
-    Object.assign(c, { fillStyle: color, strokeStyle: this.look.bg, lineWidth: 1 });
+    Object.assign(c, { fillStyle: color, strokeStyle: this.style.bg, lineWidth: 1 });
     c.stroke();
     c.fill();
   }
@@ -112,7 +112,7 @@ export class Arrows {
     const { c } = this;
     c.beginPath();
     c.arc(x, y, 4, 0, 2 * Math.PI);
-    Object.assign(c, { fillStyle: this.look.bg, strokeStyle: color, lineWidth: 1.7 });
+    Object.assign(c, { fillStyle: this.style.bg, strokeStyle: color, lineWidth: 1.7 });
     c.fill();
     c.stroke();
   }
@@ -121,13 +121,13 @@ export class Arrows {
   // if space is free; once if all sizes are equal.
   #sizeLabel(a, [x1, y1, x2, y2, whole]) {
     if (!whole || Math.abs(y2 - y1) < 34) return;
-    const { c, look } = this;
+    const { c, style } = this;
     const arrow = this.store.arrow(a);
     const only = this.keys.size === 1 && this.keys.has(arrow.label);
     const known = this.labels.length && !arrow.label && this.uniform;
     if (!arrow.nbytes || only || known) return;
     const text = arrow.label || humanBytes(arrow.nbytes);
-    c.font = `11.5px ${look.font}`;
+    c.font = `11.5px ${style.font}`;
     const width = c.measureText(text).width + 8;
     const [x, y] = [(x1 + x2) / 2 + 6, (y1 + y2) / 2];
     const free = ([a, b, w]) => x + width < a || a + w < x || Math.abs(b - y) > 16;
@@ -135,10 +135,10 @@ export class Arrows {
     if (!this.#betweenLanes(y)) return;
     this.labels.push([x, y, width]);
     c.globalAlpha = this.#dim(a);
-    c.fillStyle = look.bg;
+    c.fillStyle = style.bg;
     roundRect(c, x - 1, y - 8, width, 16, 4);
     c.fill();
-    this.renderer.text(text, x + 3, y, look.muted, c.font);
+    this.renderer.text(text, x + 3, y, style.muted, c.font);
     c.globalAlpha = 1;
   }
 

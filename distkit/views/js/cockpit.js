@@ -43,7 +43,7 @@ export class Cockpit extends Follower {
       "aria-label": `stepping through ${name}: n next, b back, p play, ? all keys` });
     el.append(this.root);
     this.root.append(below);
-    const onThemeChange = (look) => applyTheme(this.root, look); // the timeline detects dark pages
+    const onThemeChange = (style) => applyTheme(this.root, style); // the timeline detects changes
     this.timeline = new Timeline(this.model, below, { stepped: true, onThemeChange });
     const { theme } = this.timeline;
     this.timeline.theme = { ...theme, sizes: { ...theme.sizes, ...SIZES } };

@@ -21,7 +21,7 @@ function brightness(color) {
 export const readable = (color) => (brightness(color) > 125 ? "#101418" : "#ffffff");
 
 // Current colors and fonts of the page, resolved for a canvas.
-export function lookOf(root, context, theme) {
+export function styleOf(root, context, theme) {
   const css = getComputedStyle(root);
   const [fg, bg, muted] = ["--dk-fg", "--dk-bg", "--dk-muted"].map((name) => {
     context.fillStyle = css.getPropertyValue(name).trim();

@@ -7,10 +7,10 @@ import { call } from "./renderer.js";
 import { Runs } from "./runs.js";
 import { Timeline } from "./timeline.js";
 
-const SMALL = { row: 15, mark: 13, gap: 2, pad: 3, min_gap: 5, max_gap: 44, max_rows: 70 };
-const LARGE = 1.2; // maximum scale of the figures
-const [MOST_BESIDE, WIDE] = [3, 820]; // maximum runs and minimum width [px] for figures next to the lanes
-const [ROOM, HEAD] = [440, 20]; // heights of all lanes next to figures, and of a heading [px]
+const SMALL_SIZES = { row: 15, mark: 13, gap: 2, pad: 3, min_gap: 5, max_gap: 44, max_rows: 70 };
+const MAX_SCALE = 1.2; // maximum scale of the figures
+const [MAX_SIDE_RUNS, MIN_SIDE_WIDTH] = [3, 820]; // limits for figures next to the lanes [runs, px]
+const [LANES_HEIGHT, HEADING_HEIGHT] = [440, 20]; // of all lanes next to figures [px]
 
 export class Compare extends Timeline {
   constructor(model, el) {
@@ -27,7 +27,7 @@ export class Compare extends Timeline {
     both.append(this.stage, h("div", { class: "dkc-figures" }, tools, this.table.root));
     parts.sums.remove();
     this.built = true;
-    if (this.look) this.renderText();
+    if (this.style) this.renderText();
   }
 
   // -- the figures --------------------------------------------------------------------------
@@ -38,7 +38,7 @@ export class Compare extends Timeline {
     const { table, store: { frame: { figures, styles, table: text } } } = this;
     table.load(figures, styles);
     table.draw(0, -1);
-    table.root.style.maxWidth = `${LARGE * figures.width}px`;
+    table.root.style.maxWidth = `${MAX_SCALE * figures.width}px`;
     table.root.setAttribute("aria-label", text);
   }
 
@@ -46,21 +46,21 @@ export class Compare extends Timeline {
 
   renderOptions() {
     const { lanes } = this.store.frame;
-    return { ...this.look, lanes: new Map(lanes.map((lane) => [lane.rank, lane.color])) };
+    return { ...this.style, lanes: new Map(lanes.map((lane) => [lane.rank, lane.color])) };
   }
 
   color(rank) {
-    const { ranks } = this.look;
+    const { ranks } = this.style;
     return ranks[(this.store.frame.lanes.find((lane) => lane.rank === rank)?.color ?? 0) % ranks.length];
   }
 
   frame() {
     const { store, root } = this;
     const { lanes, runs } = store.frame;
-    const beside = runs.length <= MOST_BESIDE && root.clientWidth > WIDE;
+    const beside = runs.length <= MAX_SIDE_RUNS && root.clientWidth > MIN_SIDE_WIDTH;
     root.toggleAttribute("data-beside", beside);
-    const heads = HEAD * new Set(lanes.map(({ host }) => host)).size;
-    const room = beside ? { height: ROOM - heads, tallest: ROOM - heads } : {};
+    const heads = HEADING_HEIGHT * new Set(lanes.map(({ host }) => host)).size;
+    const room = beside ? { height: LANES_HEIGHT - heads, tallest: LANES_HEIGHT - heads } : {};
     this.sized ??= this.theme;
     this.theme = { ...this.sized, sizes: { ...this.sized.sizes, ...SMALL, ...room } };
     super.frame();

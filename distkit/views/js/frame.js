@@ -9,7 +9,7 @@ const LEGEND = [
   ["store", "store"], ["mark", "step or computation"], ["paused", "paused"],
   ["open", "not finished"], ["touch", "buffer used too early"], ["failed", "failed"],
 ];
-const [FEW, MANY] = [4, 12]; // number of ranks above which sums are hints, and above which they are combined
+const [MAX_DETAILED, MAX_SEPARATE] = [4, 12]; // maximum ranks with sums, with fractions
 
 export function heading({ frame }) {
   return [
@@ -51,13 +51,13 @@ export function totals({ frame }, color) {
 function busy(lanes, color) {
   const waits = lanes.some(({ waiting }) => waiting > 0.005);
   const label = h("span", {}, "time in communication", waits ? ", of which waiting (hatched)" : "");
-  if (lanes.length > MANY) {
+  if (lanes.length > MAX_SEPARATE) {
     const range = (all) =>
       [...new Set([Math.min(...all), Math.max(...all)].map(percent))].join(" to ");
     return h("div", { class: "dk-tile" }, h("b", {}, range(lanes.map((lane) => lane.busy))), label,
       h("span", {}, ` · waiting ${range(lanes.map((lane) => lane.waiting))}`));
   }
-  const detailed = lanes.length <= FEW && lanes.some((lane) => lane.messages);
+  const detailed = lanes.length <= MAX_DETAILED && lanes.some((lane) => lane.messages);
   const meters = lanes.map((lane) => {
     const { words, bar } = shares(lane, color(lane.rank));
     const { name, messages, bytes } = lane;

@@ -6,7 +6,7 @@ import { clamp } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
 const GLIDE = 180; // milliseconds
-const FINEST = 1e-7; // minimum visible time range [s]
+const MIN_RANGE = 1e-7; // minimum visible time range [s]
 
 class Gestures {
   // handles(event) returns whether to handle it, onview([from, to]) receives the chosen range.
@@ -27,7 +27,7 @@ class Gestures {
     Object.assign(this, { left, right });
     const span = this.base[1] - this.base[0];
     const k = span / (to - from);
-    this.zoom.scaleExtent([Math.min(k, span / (last - first)), Math.max(k, span / FINEST)])
+    this.zoom.scaleExtent([Math.min(k, span / (last - first)), Math.max(k, span / MIN_RANGE)])
       .translateExtent([[this.#x(first), -Infinity], [this.#x(last), Infinity]]);
     const start = left - k * this.#x(from);
     this.canvas.__zoom = d3.zoomIdentity.translate(start, 0).scale(k); // without an event
@@ -61,7 +61,7 @@ export class Viewport {
 
   show([from, to]) {
     const [first, last] = this.all();
-    const span = clamp(to - from, FINEST, last - first);
+    const span = clamp(to - from, MIN_RANGE, last - first);
     const start = clamp(from, first, last - span);
     this.zoomed = span > 0.999 * (last - first) ? null : [start, start + span];
     this.view.scheduleFrame();

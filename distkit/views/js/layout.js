@@ -4,11 +4,11 @@ import { clamp } from "./numbers.js";
 
 export const MIN_WIDTH = 2.5; // minimum width of a bar [px]
 const GAP = 1; // pixels between a bar and the next
-const HIGH = 350; // height of a few lanes, so that they fit on a projector [px]
-const INSIDE = 10; // length of an arrow's head [px]
-const HEAD = 20; // height of a host's name above its lanes [px]
-const NAMED = 17; // minimum distance of lanes with names [px]
-export const TALLEST = 860; // maximum visible height [px], as in timeline.css
+const FEW_LANES_HEIGHT = 350; // height of a few lanes, so that they fit on a projector [px]
+const HEAD = 10; // length of an arrow's head [px]
+const HOST_ROW = 20; // height of a host's name above its lanes [px]
+const NAME_DISTANCE = 17; // minimum distance of lanes with names [px]
+export const MAX_HEIGHT = 860; // maximum visible height [px], as in timeline.css
 
 export class Layout {
   constructor(store, sizes, width, view, now, measure) {
@@ -22,13 +22,13 @@ export class Layout {
     const gap = clamp(room / Math.max(1, lanes.length), sizes.min_gap, sizes.max_gap);
     const pitches = heights.map((height) => height + gap);
     const tall = all + lanes.length * gap;
-    const most = sizes.tallest ?? clamp(34 * lanes.length, HIGH, 1600);
+    const most = sizes.tallest ?? clamp(34 * lanes.length, FEW_LANES_HEIGHT, 1600);
     const whole = Math.min(tall, Math.max(most, 14 * lanes.length));
-    const least = Math.min(NAMED, whole / Math.max(1, lanes.length));
+    const least = Math.min(NAME_DISTANCE, whole / Math.max(1, lanes.length));
     this.scale = laneScale(pitches, whole, least);
     this.gap = gap * this.scale;
     this.tops = [];
-    this.heads = lanes.map(({ host }, i) => (host && host !== lanes[i - 1]?.host ? HEAD : 0));
+    this.heads = lanes.map(({ host }, i) => (host && host !== lanes[i - 1]?.host ? HOST_ROW : 0));
     this.lines = [];
     this.bottom = 6;
     this.heights = heights.map((height) => Math.max(height * this.scale, least - this.gap));
@@ -139,7 +139,7 @@ export class Layout {
     const { row } = this.store.tracks[this.store.track[i]];
     const { rows, marks } = this.store.frame.lanes[lane];
     const hidden = down ? row > 0 : row < rows - 1 || marks > 0;
-    return y + (hidden ? (down ? 1 : -1) * Math.min(INSIDE, this.line(this.store.track[i])[1]) : 0);
+    return y + (hidden ? (down ? 1 : -1) * Math.min(HEAD, this.line(this.store.track[i])[1]) : 0);
   }
 
   // The range of a row's bars that are in the view: first, and one past the last.

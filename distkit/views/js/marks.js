@@ -72,8 +72,8 @@ export class Marks {
 
   shape([tag, style, lane, attributes, words]) {
     const own = Object.entries(this.styles[style] ?? {});
-    const look = own.map(([name, value]) => [name, color(value, lane)]);
-    const all = Object.fromEntries([...look, ...attributes]);
+    const colored = own.map(([name, value]) => [name, color(value, lane)]);
+    const all = Object.fromEntries([...colored, ...attributes]);
     const element = s(tag, { ...all, class: `mark-${style}` });
     element.textContent = words;
     return element;

@@ -3,46 +3,46 @@
 import { clamp, humanSeconds } from "./numbers.js";
 import { alpha } from "./colors.js";
 
-export function cursor({ context: c, layout: at, look, pointer, store }) {
+export function cursor({ context: c, layout: at, style, pointer, store }) {
   const x = clamp(pointer[0], at.left, at.right);
   const text = humanSeconds(at.time(x) - (store.frame.start ?? 0));
-  c.font = `600 12px ${look.font}`;
+  c.font = `600 12px ${style.font}`;
   const width = c.measureText(text).width + 12;
   const left = clamp(x - width / 2, 0, at.width - width);
-  c.fillStyle = look.hairline;
+  c.fillStyle = style.hairline;
   c.fillRect(Math.round(x), 0, 1, at.axis);
-  c.fillStyle = look.bg; // hides half-covered numbers
+  c.fillStyle = style.bg; // hides half-covered numbers
   c.fillRect(left - 24, at.axis + 4, width + 48, 21);
-  Object.assign(c, { fillStyle: look.fg, textAlign: "left", textBaseline: "middle" });
+  Object.assign(c, { fillStyle: style.fg, textAlign: "left", textBaseline: "middle" });
   c.beginPath();
   c.roundRect(left, at.axis + 5, width, 19, 4);
   c.fill();
-  c.fillStyle = look.bg;
+  c.fillStyle = style.bg;
   c.fillText(text, left + 6, at.axis + 15);
 }
 
 // A thin line under the axis that shows the visible time range.
-export function rangeBar({ context: c, layout: at, look }, view, [first, last]) {
+export function rangeBar({ context: c, layout: at, style }, view, [first, last]) {
   const x = (time) => at.left + ((time - first) / (last - first)) * (at.right - at.left);
   const [from, to] = view.map((time) => x(clamp(time, first, last)));
-  c.fillStyle = look.grid;
+  c.fillStyle = style.grid;
   c.fillRect(at.left, at.height - 4, at.right - at.left, 3);
-  c.fillStyle = look.hairline;
+  c.fillStyle = style.hairline;
   c.fillRect(from, at.height - 4, Math.max(6, to - from), 3);
 }
 
 // Dims times after the moment shown.
-export function dimLater({ context: c, layout: at, look, dimmedAfter: time }) {
+export function dimLater({ context: c, layout: at, style, dimmedAfter: time }) {
   const x = clamp(at.x(time), at.left - 4, at.right + 4);
-  c.fillStyle = alpha(look.bg, 0.8);
+  c.fillStyle = alpha(style.bg, 0.8);
   c.fillRect(x, 0, at.right + 5 - x, at.bottom);
-  c.fillStyle = look.fg;
+  c.fillStyle = style.fg;
   c.fillRect(Math.round(x), 0, 1.5, at.bottom);
 }
 
-export function emptyMessage({ context: c, layout: at, look, store, stepped }) {
+export function emptyMessage({ context: c, layout: at, style, store, stepped }) {
   const waiting = stepped ? "No messages yet." : "Waiting for the first message …";
   const text = store.frame.live ? waiting : "Nothing was recorded.";
-  Object.assign(c, { font: `14px ${look.font}`, fillStyle: look.muted, textAlign: "center" });
+  Object.assign(c, { font: `14px ${style.font}`, fillStyle: style.muted, textAlign: "center" });
   c.fillText(text, (at.left + at.right) / 2, at.bottom / 2);
 }

@@ -1,4 +1,4 @@
-// Draws the picture on a canvas. Needs a 2D context, a layout and a look; does not use the DOM.
+// Draws the picture on a canvas. Needs a 2D context, a layout and a style; does not use the DOM.
 
 import { humanBytes, roundStep, timeUnit } from "./numbers.js";
 import { isOpen, isPaused } from "./store.js";
@@ -8,11 +8,11 @@ import { roundRect } from "./canvas.js";
 import { FILL, Strips } from "./strips.js";
 
 export class Renderer {
-  // look: fg, muted, bg, lane, grid, font, ranks (colors), warning, dark
+  // style: fg, muted, bg, lane, grid, font, ranks (colors), warning, dark
   // lens: highlighted {bars, arrows} or null, waits: [from, seconds] by bar, or null
-  // look.lanes: color index by rank, if it differs from the rank's position
-  constructor(context, layout, look, focus, { highlighted = null, waits = null } = {}) {
-    Object.assign(this, { c: context, at: layout, look, focus, waits, store: layout.store });
+  // style.lanes: color index by rank, if it differs from the rank's position
+  constructor(context, layout, style, focus, { highlighted = null, waits = null } = {}) {
+    Object.assign(this, { c: context, at: layout, style, focus, waits, store: layout.store });
     this.bright = highlighted ?? this.store.related(focus);
   }
 
@@ -51,7 +51,7 @@ export class Renderer {
   }
 
   color(rank) {
-    const { ranks, lanes } = this.look;
+    const { ranks, lanes } = this.style;
     return ranks[((lanes ?? this.store.laneOf).get(rank) ?? 0) % ranks.length];
   }
 
@@ -60,12 +60,12 @@ export class Renderer {
   }
 
   #lanes() {
-    const { c, at, look } = this;
+    const { c, at, style } = this;
     this.store.frame.lanes.forEach((lane, i) => {
       const [top, height] = [at.tops[i], at.heights[i]];
       const middle = top + height / 2;
       if (at.heads[i]) this.#host(lane.host, top - at.heads[i] / 2);
-      c.fillStyle = look.lane;
+      c.fillStyle = style.lane;
       roundRect(c, at.left - 4, top, at.right - at.left + 8, height, 6);
       c.fill();
       if (lane.run !== undefined) this.#run(lane, top, height);
@@ -74,15 +74,15 @@ export class Renderer {
       roundRect(c, 2, middle - 5, 10, 10, 5);
       c.fill();
       const two = lane.detail && height + at.gap > 34;
-      this.text(lane.name, 21, middle - (two ? 7 : 0), look.fg, `600 13px ${look.font}`);
-      if (two) this.text(lane.detail, 21, middle + 9, look.muted, `12px ${look.font}`);
+      this.text(lane.name, 21, middle - (two ? 7 : 0), style.fg, `600 13px ${style.font}`);
+      if (two) this.text(lane.detail, 21, middle + 9, style.muted, `12px ${style.font}`);
     });
   }
 
   // The color of a lane's run, before the lane and at the run's end.
   #run({ run, end }, top, height) {
-    const { c, at, look } = this;
-    c.fillStyle = look.traces[run % look.traces.length];
+    const { c, at, style } = this;
+    c.fillStyle = style.traces[run % style.traces.length];
     c.fillRect(at.left - 9, top, 3, height);
     const x = at.x(end);
     if (x > at.left && x < at.right) c.fillRect(x, top, 2, height);
@@ -90,22 +90,22 @@ export class Renderer {
 
   // A host's name, and a rule above its lanes.
   #host(name, y) {
-    const { c, at, look } = this;
-    this.text(name, 2, y, look.muted, `600 12px ${look.font}`);
+    const { c, at, style } = this;
+    this.text(name, 2, y, style.muted, `600 12px ${style.font}`);
     const x = 12 + c.measureText(name).width;
-    this.line(x, y, at.right + 4, y, look.grid, 1);
+    this.line(x, y, at.right + 4, y, style.grid, 1);
   }
 
   // A cross and the text "died" at a rank's death.
   #deaths() {
-    const { at, look } = this;
+    const { at, style } = this;
     this.store.frame.lanes.forEach(({ died }, i) => {
       if (died === undefined || died < at.view[0] || died > at.view[1]) return;
       const [x, y] = [at.x(died), at.tops[i] + at.heights[i] / 2];
-      for (const rise of [-5, 5]) this.line(x - 5, y - rise, x + 5, y + rise, look.warning, 2.4);
+      for (const rise of [-5, 5]) this.line(x - 5, y - rise, x + 5, y + rise, style.warning, 2.4);
       const right = x + 48 < at.right;
-      const font = `700 12px ${look.font}`;
-      this.text("died", x + (right ? 10 : -10), y, look.warning, font, right ? "left" : "right");
+      const font = `700 12px ${style.font}`;
+      this.text("died", x + (right ? 10 : -10), y, style.warning, font, right ? "left" : "right");
     });
   }
 
@@ -116,21 +116,21 @@ export class Renderer {
 
   // Draws the grid lines in the background; axis() draws the numbers in the foreground.
   grid() {
-    for (const [x] of this.#ticks()) this.line(x, 0, x, this.at.bottom, this.look.grid, 1);
+    for (const [x] of this.#ticks()) this.line(x, 0, x, this.at.bottom, this.style.grid, 1);
   }
 
   axis() {
-    const { c, at, look } = this;
+    const { c, at, style } = this;
     if (!at.sizes.axis) return;
     if (at.axis < at.bottom) {
-      c.fillStyle = look.bg;
+      c.fillStyle = style.bg;
       c.fillRect(0, at.axis, at.width, at.sizes.axis);
     }
     for (const [x, label] of this.#ticks()) {
       if (x >= at.right - 10) continue;
-      this.text(label, x, at.axis + 14, look.muted, `12px ${look.font}`, "center");
+      this.text(label, x, at.axis + 14, style.muted, `12px ${style.font}`, "center");
     }
-    this.line(at.left - 4, at.axis + 0.5, at.right + 4, at.axis + 0.5, look.hairline, 1);
+    this.line(at.left - 4, at.axis + 0.5, at.right + 4, at.axis + 0.5, style.hairline, 1);
   }
 
   #ticks() {
@@ -160,13 +160,13 @@ export class Renderer {
   }
 
   #mark(bar) {
-    const { c, at, look } = this;
+    const { c, at, style } = this;
     const [x, y, width, height] = at.box(bar.i);
     c.globalAlpha = this.#dim(bar.i);
     const touch = bar.op === "touch";
-    const plain = touch ? look.warning : workColor(look, bar.label);
+    const plain = touch ? style.warning : workColor(style, bar.label);
     roundRect(c, x, y, width, height, 3);
-    for (const fill of [look.bg, bar.state === "failed" ? this.#hatch(look.warning) : plain]) {
+    for (const fill of [style.bg, bar.state === "failed" ? this.#hatch(style.warning) : plain]) {
       c.fillStyle = fill;
       c.fill();
     }
@@ -178,14 +178,14 @@ export class Renderer {
   }
 
   #bar(bar) {
-    const { c, at, look } = this;
+    const { c, at, style } = this;
     const [x, y, width, height] = at.box(bar.i);
     const [open, failed] = [isOpen(bar), bar.state === "failed"];
-    const color = failed ? look.warning : this.color(bar.rank);
+    const color = failed ? style.warning : this.color(bar.rank);
     const solid = !open && !failed && (bar.kind === "send" || bar.kind === "collective");
     c.globalAlpha = this.#dim(bar.i);
     roundRect(c, x, y, width, height, bar.kind === "request" ? height / 2 : 3.5);
-    c.fillStyle = look.bg;
+    c.fillStyle = style.bg;
     c.fill();
     const paused = isPaused(bar);
     const ended = () => (solid ? color : alpha(color, { request: 0.42, recv: 0.06 }[bar.kind] ?? 0.18));
@@ -198,10 +198,10 @@ export class Renderer {
       c.fillStyle = color;
       c.fill();
     }
-    const ink = solid ? readable(color) : paused ? look.muted : look.fg;
+    const ink = solid ? readable(color) : paused ? style.muted : style.fg;
     if (height >= 10) {
       const covers = this.waits?.has(bar.i) || paused; // over the hatch, or dashes
-      const halo = covers && (solid ? color : look.bg);
+      const halo = covers && (solid ? color : style.bg);
       this.#label(this.#words(bar), x, y, width, height, ink, Math.min(12, height), halo);
     }
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
@@ -210,14 +210,14 @@ export class Renderer {
 
   // The part of a bar in which it waits, hatched.
   #wait(bar, x, y, width, height) {
-    const { c, at, look } = this;
+    const { c, at, style } = this;
     const [since, waited] = this.waits.get(bar.i);
     const from = Math.max(x, at.x(bar.start + since));
     const end = Math.min(x + width, at.x(bar.start + since + waited));
     roundRect(c, from, y, Math.max(0, end - from), height, 3);
-    c.fillStyle = alpha(look.bg, 0.62);
+    c.fillStyle = alpha(style.bg, 0.62);
     c.fill();
-    c.fillStyle = this.#hatch(look.fg);
+    c.fillStyle = this.#hatch(style.fg);
     c.fill();
   }
 
@@ -239,7 +239,7 @@ export class Renderer {
 
   #ring(x, y, width, height) {
     roundRect(this.c, x - 2.5, y - 2.5, width + 5, height + 5, 6);
-    Object.assign(this.c, { strokeStyle: this.look.fg, lineWidth: 1.5 });
+    Object.assign(this.c, { strokeStyle: this.style.fg, lineWidth: 1.5 });
     this.c.stroke();
   }
 
@@ -261,7 +261,7 @@ export class Renderer {
     const from = Math.max(x, at.left) + 5;
     const room = Math.min(x + width, at.right) - from - 3;
     if (room < 8) return;
-    c.font = `500 ${size}px ${this.look.font}`;
+    c.font = `500 ${size}px ${this.style.font}`;
     const text = texts.find((t) => t && c.measureText(t).width <= room);
     if (text && halo) {
       Object.assign(c, { strokeStyle: halo, lineWidth: 4, lineJoin: "round",
@@ -273,13 +273,13 @@ export class Renderer {
 
   // A bar of a few pixels: color only.
   #thin(i) {
-    const { c, at, look, store } = this;
+    const { c, at, style, store } = this;
     const [x, y, width, height] = at.box(i);
     const { kind, state, label } = store.categories[store.category[i]];
     const [mark, failed] = [kind === "mark", state === "failed"];
     c.globalAlpha = this.#dim(i);
     const own = () => this.color(store.tracks[store.track[i]].rank);
-    c.fillStyle = failed ? look.warning : mark ? workColor(look, label) : own();
+    c.fillStyle = failed ? style.warning : mark ? workColor(style, label) : own();
     if (!failed && !mark) c.globalAlpha *= FILL[kind];
     c.fillRect(x, y, width, height);
     if (i === this.focus?.i) this.#ring(x, y, width, height);
@@ -295,10 +295,10 @@ export class Renderer {
   }
 
   #ribbon(collective) {
-    const { c, at, look, store } = this;
+    const { c, at, style, store } = this;
     const members = store.members(collective).filter((i) => !store.paused(i));
     const mixed = new Set(members.map((i) => store.categories[store.category[i]].op)).size > 1;
-    const color = mixed ? look.warning : look.fg;
+    const color = mixed ? style.warning : style.fg;
     const dim = this.#dim(...members);
     for (let i = 1; i < members.length; i++) {
       const [x1, y1, w1, h1] = at.box(members[i - 1]);

@@ -8,10 +8,10 @@ import { Bar, Player, Script } from "./player.js";
 import { Sheet } from "./sheet.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 16];
-const [SHORT, LONG] = [70, 420]; // minimum and maximum time between two ticks [ms]
+const [MIN_TICK, MAX_TICK] = [70, 420]; // minimum and maximum time between two ticks [ms]
 const RUN_DURATION = 40_000; // duration of a run before these limits apply [ms]
-const [ROUND, LONGEST] = [1300, 90_000]; // duration of a round, and maximum duration of all rounds [ms]
-const LARGE = 1.4; // maximum scale of a scene
+const [ROUND_DURATION, MAX_DURATION] = [1300, 90_000]; // of one round, and of all rounds [ms]
+const MAX_SCALE = 1.4; // maximum scale of a scene
 const BESIDE_PANELS = 430; // height next to panels [px]
 const KEYS = " The space bar plays and pauses; the right and left arrow keys step forward and back, " +
   "page down and page up step through the list or panels, Home and End go to the ends.";
@@ -19,7 +19,7 @@ const KEYS = " The space bar plays and pauses; the right and left arrow keys ste
 // Time passes at a pace at which every message is visible; rounds have equal durations.
 export function pace({ unit, keyframes, ends, start, end, last }) {
   if (counted(unit)) {
-    const speed = Math.max(1 / ROUND, end / LONGEST);
+    const speed = Math.max(1 / ROUND_DURATION, end / MAX_DURATION);
     return (time, left) => Math.min(time + left * speed, last);
   }
   const begins = keyframes.map(({ begin }) => begin);
@@ -30,7 +30,7 @@ export function pace({ unit, keyframes, ends, start, end, last }) {
       if (i >= ticks.length) return last;
       if (i < 1) return time;
       const gap = ticks[i] - ticks[i - 1];
-      const lasts = clamp((gap / Math.max(end - start, 1e-12)) * RUN_DURATION, SHORT, LONG);
+      const lasts = clamp((gap / Math.max(end - start, 1e-12)) * RUN_DURATION, MIN_TICK, MAX_TICK);
       const need = ((ticks[i] - time) / gap) * lasts;
       time = need <= left ? ticks[i] : time + (gap * left) / lasts;
       left -= need;
@@ -91,7 +91,7 @@ export class Scene extends Sheet {
     const { width, height } = scene;
     const high = picture.panels.length ? BESIDE_PANELS : picture.max_height;
     const wide = `var(--dk-high, ${high}px) * ${width / height}`; // lower in a tab
-    this.field.style.maxWidth = `min(${wide}, ${width * LARGE}px)`;
+    this.field.style.maxWidth = `min(${wide}, ${width * MAX_SCALE}px)`;
     this.field.style.setProperty("--dk-left", left);
     this.field.style.setProperty("--dk-right", right);
     [this.bar.scrub.hidden, this.controls.hidden] = [!keyframes.length, !keyframes.length];

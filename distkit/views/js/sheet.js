@@ -1,7 +1,7 @@
 // A sheet view: heading, notices, and a body that is redrawn from the picture.
 
 import { notices } from "./frame.js";
-import { applyTheme, lookOf } from "./colors.js";
+import { applyTheme, styleOf } from "./colors.js";
 import { h, liveRegion } from "./dom.js";
 import { Follower } from "./follower.js";
 
@@ -33,8 +33,8 @@ export class Sheet extends Follower {
 
   frame() {
     if (!this.root.clientWidth) return; // not on the page yet, or hidden
-    this.look = lookOf(this.root, this.scratch, this.theme);
-    applyTheme(this.root, this.look);
+    this.style = styleOf(this.root, this.scratch, this.theme);
+    applyTheme(this.root, this.style);
     const { title, facts, live } = this.picture;
     this.head.replaceChildren(h("strong", {}, title || this.constructor.name),
       h("span", { class: "dk-facts" }, facts.join(" · ")),
@@ -45,6 +45,6 @@ export class Sheet extends Follower {
   }
 
   color(lane) {
-    return this.look.ranks[lane % this.look.ranks.length];
+    return this.style.ranks[lane % this.style.ranks.length];
   }
 }

@@ -7,8 +7,8 @@ import { tokenize } from "./python.js";
 
 const GLIDE = 220; // milliseconds
 const MAX_COLORED = 3000; // longer files have no highlighting [lines]
-const LINE = 22; // pixels
-const BEFORE = 2; // context lines around folded-in lines with pins
+const LINE_HEIGHT = 22; // pixels
+const CONTEXT_LINES = 2; // context lines around folded-in lines with pins
 
 // A rank's number in its color: blocked ranks are hollow and hatched, failed ranks crossed.
 export function pin(rank) {
@@ -169,7 +169,7 @@ export class Source {
     }
     for (const { line, label, lines } of called.values()) {
       const page = this.files.get(label);
-      const from = Math.max(0, Math.min(...lines) - 1 - BEFORE);
+      const from = Math.max(0, Math.min(...lines) - 1 - CONTEXT_LINES);
       const context = this.#rows(page).slice(from, Math.max(...lines) + 1);
       const head = h("button", { type: "button", "aria-expanded": String(this.unfolded) },
         `in ${enclosingFunction(page.text, Math.min(...lines))}`, h("small", {}, label));
@@ -188,8 +188,8 @@ export class Source {
     const tops = this.#focusRows(file).map((row) => row.offsetTop);
     if (!tops.length) return;
     const { scrollTop, clientHeight: height } = this.window;
-    const [first, last] = [Math.min(...tops), Math.max(...tops) + 2 * LINE];
-    if (first - 2 * LINE >= scrollTop && last <= scrollTop + height) return;
+    const [first, last] = [Math.min(...tops), Math.max(...tops) + 2 * LINE_HEIGHT];
+    if (first - 2 * LINE_HEIGHT >= scrollTop && last <= scrollTop + height) return;
     const fits = last - first <= height;
     const top = fits ? (first + last - height) / 2 : tops.at(-1) - height / 2;
     const behavior = glides && !reducedMotion() ? "smooth" : "auto";

@@ -4,12 +4,12 @@
 
 import { clamp } from "./numbers.js";
 
-const WIDE = 12; // minimum width of a bar with a label [px]
+const MIN_LABELED_WIDTH = 12; // minimum width of a bar with a label [px]
 const MAX_LABELED = 500; // maximum number of failures and open operations with labels
 const EACH_BAR = 7; // average pixels per bar below which a row is a sum
 const BIN = 6; // width of a step of the sum [px]
-const DENSE = 0.25; // fraction of time below which a row has strips that are a pixel wide
-const FAINT = 0.3; // minimum strength of a pixel that a bar covers in part
+const DENSE_FRACTION = 0.25; // fraction of time below which a row has strips that are a pixel wide
+const MIN_STRENGTH = 0.3; // minimum strength of a pixel that a bar covers in part
 
 // Fill strength of bars that are too small for details.
 export const FILL = { send: 1, collective: 1, request: 0.6, recv: 0.5, store: 0.5, mark: 1 };
@@ -30,7 +30,7 @@ export class Strips {
       if ((last - first) * EACH_BAR > this.width) return this.sums.push(this.#sum(track, t, BIN));
       for (const i of track.items.subarray(first, last)) {
         if (store.open.has(i) || store.odd.has(i)) continue;
-        if (at.box(i)[2] >= WIDE) bars.push(store.bar(i));
+        if (at.box(i)[2] >= MIN_LABELED_WIDTH) bars.push(store.bar(i));
         else thin.push(i);
       }
     });
@@ -63,7 +63,7 @@ export class Strips {
       if (wait) put(waits, from + wait[0], from + wait[0] + wait[1]);
     }
     const whole = bars.reduce((all, part, n) => all + part + dim[n], 0);
-    const dense = whole > DENSE * bars.length;
+    const dense = whole > DENSE_FRACTION * bars.length;
     return dense || bin === 1 ? { t, dense, bars, waits, dim } : this.#sum(track, t, 1);
   }
 
@@ -95,12 +95,12 @@ export class Strips {
 
   // Draws the sums of computation or of communication.
   draw(mark) {
-    const { c, look } = this.renderer;
+    const { c, style } = this.renderer;
     for (const { t, dense, bars, waits, dim } of this.sums) {
       const track = this.store.tracks[t];
       if (track.mark !== mark) continue;
       const [y, height] = this.at.line(t);
-      c.fillStyle = mark ? look.work[""] : this.renderer.color(track.rank);
+      c.fillStyle = mark ? style.work[""] : this.renderer.color(track.rank);
       if (dense) this.#area(bars, waits, dim, y, height);
       else this.#strip(bars, dim, y, height);
     }
@@ -108,7 +108,7 @@ export class Strips {
   }
 }
 
-const shade = (cover) => (cover > 0 ? FAINT + (1 - FAINT) * Math.min(1, cover) : 0);
+const shade = (cover) => (cover > 0 ? MIN_STRENGTH + (1 - MIN_STRENGTH) * Math.min(1, cover) : 0);
 
 // Adds a bar to the steps that it covers, in parts.
 function add(cover, x, width) {

@@ -3,11 +3,11 @@
 
 import { alternative, heading, legend, notices, totals } from "./frame.js";
 import { fit } from "./canvas.js";
-import { applyTheme, lookOf } from "./colors.js";
+import { applyTheme, styleOf } from "./colors.js";
 import { h, liveRegion, reducedMotion } from "./dom.js";
 import { Follower } from "./follower.js";
 import { listen, Viewport } from "./gestures.js";
-import { Layout, TALLEST } from "./layout.js";
+import { Layout, MAX_HEIGHT } from "./layout.js";
 import { Lenses } from "./lenses.js";
 import { clamp } from "./numbers.js";
 import { cursor, emptyMessage, dimLater, rangeBar } from "./overlay.js";
@@ -23,9 +23,9 @@ const KEYS = "The left and right arrow keys pan, plus and minus zoom, 0 shows al
 const GROWTH = 250; // of open bars
 const TEXT_PERIOD = 500; // of the text around the picture
 const MANY_BARS = 150; // average number per row above which rows are higher and show sums
-const HIGHER = 36; // pixels
+const SUMS_HEIGHT = 36; // pixels
 const SUMS = "fraction of time in operations, waiting hatched; zoom in to see single operations";
-const BARE = { height: 240, min_gap: 8, tallest: 240 }; // pixels; leaves space for questions below
+const BARE_SIZES = { height: 240, min_gap: 8, tallest: 240 }; // [px]; leaves space for questions
 const MAX_SILENCE = 600_000; // maximum time without events [ms]
 
 export class Timeline extends Follower {
@@ -75,21 +75,21 @@ export class Timeline extends Follower {
   }
 
   color(rank) {
-    const { ranks } = this.look;
+    const { ranks } = this.style;
     return ranks[(this.store.laneOf.get(rank) ?? 0) % ranks.length];
   }
 
   // Colors and fonts for the renderer.
   renderOptions() {
-    return this.look;
+    return this.style;
   }
 
   #relook() {
-    const before = this.look?.warning;
-    this.look = lookOf(this.root, this.context, this.theme);
-    if (this.look.warning === before) return;
-    applyTheme(this.root, this.look);
-    this.onThemeChange?.(this.look);
+    const before = this.style?.warning;
+    this.style = styleOf(this.root, this.context, this.theme);
+    if (this.style.warning === before) return;
+    applyTheme(this.root, this.style);
+    this.onThemeChange?.(this.style);
     this.renderText();
   }
 
@@ -136,8 +136,8 @@ export class Timeline extends Follower {
     const { sizes } = this.theme;
     const { count, tracks } = this.store;
     if (!count && !this.#runs() && !this.stepped) return { ...sizes, max_gap: sizes.min_gap };
-    const row = count > MANY_BARS * tracks.length ? HIGHER : sizes.row;
-    return { ...sizes, row, ...(this.store.frame.bare ? BARE : {}) };
+    const row = count > MANY_BARS * tracks.length ? SUMS_HEIGHT : sizes.row;
+    return { ...sizes, row, ...(this.store.frame.bare ? BARE_SIZES : {}) };
   }
 
   #draw() {
@@ -147,12 +147,12 @@ export class Timeline extends Follower {
     const { context, canvas } = this;
     const view = this.viewport.shown;
     const end = this.#runs() ? this.#now() : Math.max(view[1], this.#all()[1]);
-    context.font = `600 13px ${this.look.font}`;
+    context.font = `600 13px ${this.style.font}`;
     const measure = ({ name, detail }) =>
       Math.max(context.measureText(name).width, 0.9 * context.measureText(detail).width);
     this.layout = new Layout(this.store, this.#sizes(), width, view, end, measure);
     fit(canvas, width, this.layout.height);
-    if (this.layout.height > TALLEST) this.layout.foot = this.stage.scrollTop + TALLEST;
+    if (this.layout.height > MAX_HEIGHT) this.layout.foot = this.stage.scrollTop + MAX_HEIGHT;
     const focus = this.chosen ?? this.hovered;
     this.renderer = new Renderer(context, this.layout, this.renderOptions(), focus, this.lenses);
     this.renderer.draw();
@@ -181,7 +181,7 @@ export class Timeline extends Follower {
   update(picture) {
     this.store.load(picture);
     [this.updates, this.taken] = [picture.updates, performance.now()];
-    if (!this.look) return;
+    if (!this.style) return;
     const { id } = this.chosen ?? {};
     if (id) this.chosen = this.store.find(id) ?? null; // indices have changed
     const wait = this.#runs() ? (this.textUpdated ?? -TEXT_PERIOD) + TEXT_PERIOD - performance.now() : 0;

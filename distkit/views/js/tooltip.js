@@ -6,7 +6,7 @@ import {
 } from "./numbers.js";
 import { isOpen, isPaused } from "./store.js";
 
-const NUMBERS = 8; // maximum number of values shown one by one
+const MAX_NUMBERS = 8; // maximum number of values shown one by one
 
 export function sentence(item, store) {
   const [name, state] = title(item, store);
@@ -151,7 +151,7 @@ export function strip(summary, most) {
 }
 
 function inNumbers(s) {
-  if (s.size <= NUMBERS) return `[${s.values.map(figure).join(", ")}]`;
+  if (s.size <= MAX_NUMBERS) return `[${s.values.map(figure).join(", ")}]`;
   const count = `${grouped(s.size)} values${s.sampled ? ", sampled" : ""}`;
   return `${figure(s.min)} to ${figure(s.max)} · norm ${figure(s.norm)} · ${count}`;
 }

@@ -24,7 +24,7 @@ from distkit.views.scene.theme import (
     rank_color,
 )
 
-WIDTH, LINE, GAP, STILLS = 960, 20, 20, 5
+WIDTH, LINE_HEIGHT, GAP, MAX_STILLS = 960, 20, 20, 5
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 def to_svg(picture: Json) -> str:
     """Return the panels, the stills or the opening moment of a picture as an SVG document."""
     panels, stills = picture["panels"], picture["stills"]
-    most = max(len(panels), min(STILLS, len(stills)))
+    most = max(len(panels), min(MAX_STILLS, len(stills)))
     fewer = [
         {**picture, "panels": thinned(panels, n), "stills": stills[:n]}
         for n in (most, 4, 3, 2, 1)
@@ -63,12 +63,12 @@ def _document(picture: Json) -> str:
     ]:
         if content:
             parts.append(svg.text(24, y, content, color))
-            y += LINE
+            y += LINE_HEIGHT
     if picture["empty"]:
         return svg.document(WIDTH, y + 10, picture["title"], "".join(parts))
     for verdict in picture["verdicts"]:
         parts.append(_verdict(24, y, verdict))
-        y += LINE
+        y += LINE_HEIGHT
     moments, bottom = _moments(picture, y)
     return svg.document(WIDTH, bottom + 14, picture["title"], "".join([*parts, moments]))
 
@@ -118,7 +118,7 @@ def _moments(picture: Json, y: float) -> tuple[str, float]:
         top = bottom + GAP if i % columns == 0 else top
         x, scene_top = (
             24 + i % columns * (panel_width + GAP),
-            top + 34 * bool(keyframes) + LINE * len(verdicts),
+            top + 34 * bool(keyframes) + LINE_HEIGHT * len(verdicts),
         )
         bottom = scene_top + scale * heights.get(keyframe, scene["height"]) + 10
         left = x + (panel_width - scale * scene["width"]) / 2
@@ -127,15 +127,15 @@ def _moments(picture: Json, y: float) -> tuple[str, float]:
             if n or heights
             else "",
             svg.heading(x + 14, top + 22, heading, details, 12.5) if keyframes else "",
-            *(_verdict(x + 14, top + 44 + LINE * k, v) for k, v in enumerate(verdicts)),
+            *(_verdict(x + 14, top + 44 + LINE_HEIGHT * k, v) for k, v in enumerate(verdicts)),
             f'<g transform="translate({left:.1f} {scene_top:.1f}) scale({scale:.3f})">',
             body(scene, time, keyframe, tooltips=not (n or heights)),
             "</g>",
         ]
     if heights and len(heights) < len(keyframes):
         note = f"{len(heights)} of {len(keyframes):,} {picture['unit']}s are drawn here"
-        parts.append(svg.text(24, bottom + LINE, note, GRAY))
-        bottom += LINE
+        parts.append(svg.text(24, bottom + LINE_HEIGHT, note, GRAY))
+        bottom += LINE_HEIGHT
     if side:
         left, time = scene["width"] + 38, picture["opening"]
         if not heights:

@@ -9,7 +9,7 @@ from distkit.events import Summary
 from distkit.views.scene.frame import Json
 
 #: Maximum number of values in a single row, and the row length of longer tensors.
-ONE_ROW, ROW = 16, 8
+MAX_SINGLE_ROW, ROW_LENGTH = 16, 8
 
 #: Maximum number of elements of a tensor that is formatted as text.
 MAX_WRITTEN = 6
@@ -43,7 +43,7 @@ def columns(s: Summary, shape: Sequence[int] = ()) -> int:
     n = len(s.values)
     if len(shape) == 2 and n == s.size == math.prod(shape):
         return shape[1]
-    return n if n <= ONE_ROW else ROW
+    return n if n <= MAX_SINGLE_ROW else ROW_LENGTH
 
 
 def key(s: Summary) -> tuple[str, ...]:

@@ -26,13 +26,13 @@ from distkit.views.scene.summaries import figure
 from distkit.views.scene.svg import text_width
 
 #: Shades of a color; maximum cell width; minimum sides of a cell with a number [px].
-LEVELS, LARGEST, NUMBERED = 8, 40, (25, 9)
+SHADES, MAX_CELL_WIDTH, MIN_NUMBERED = 8, 40, (25, 9)
 #: Minimum cell height in a single row and in several rows, and maximum cell height [px].
-ROW, LOW, TALLEST = 18, 4, 26
+MIN_ROW, MIN_HEIGHT, MAX_HEIGHT = 18, 4, 26
 #: Bins and height of a histogram [px], and minimum number of values.
-BINS, TALL, FEW = 17, 20, 8
+BINS, HISTOGRAM_HEIGHT, MIN_VALUES = 17, 20, 8
 #: Maximum column width, gap between columns, height of a line of text [px].
-WIDEST, GAP, LINE = 330, 12, 13
+MAX_COLUMN_WIDTH, COLUMN_GAP, LINE_HEIGHT = 330, 12, 13
 NORM = "norm: the square root of the sum of the squared values"
 
 #: Values of a tensor; non-finite values are strings.
@@ -75,9 +75,9 @@ class Table:
         self, scene: Scene, step: int, heads: Sequence[Head], left: float, width: float, high: float
     ) -> None:
         self.scene, self.step, self.heads, self.left, self.high = scene, step, heads, left, high
-        pitch = min(WIDEST, (width - left) / max(1, len(heads)))
+        pitch = min(MAX_COLUMN_WIDTH, (width - left) / max(1, len(heads)))
         self.places = [left + i * pitch for i in range(len(heads))]
-        self.column_width = pitch - GAP
+        self.column_width = pitch - COLUMN_GAP
         self.bottom = 34.0 if any(role for _, role, _ in heads) else 20.0
         for x, (name, role, lane) in zip(self.places, heads, strict=True):
             dot = circle(4.5, "gray" if lane is None else "own", x=5, y=9, lane=lane or 0)
@@ -103,9 +103,9 @@ class Table:
             if cell.summary
         )
         heading = title(f"{name}: {'; '.join([*notes, *descriptions])}", aloud=True)
-        note_texts = (text(note, "small", y=28 + LINE * i) for i, note in enumerate(notes))
+        note_texts = (text(note, "small", y=28 + LINE_HEIGHT * i) for i, note in enumerate(notes))
         self.add(0, top, heading, text(cut(name, self.left, 12), "strong", y=14), *note_texts)
-        bottoms = [top + 16 + LINE * len(notes)]
+        bottoms = [top + 16 + LINE_HEIGHT * len(notes)]
         for x, (*_, lane), cell in zip(self.places, self.heads, cells, strict=True):
             if cell.summary is None:
                 style = "late" if cell.wrong else "small"
@@ -131,21 +131,21 @@ class Table:
         )
         frame = rect(self.column_width + 6, high + 6, "alarm", x=-3, y=-3, r=3)
         self.add(x, y, *shapes, *([frame] if cell.wrong else []))
-        if len(values) >= FEW:
+        if len(values) >= MIN_VALUES:
             series = (
                 (tuple(cell.reference), "dashes"),
                 (values, "total" if lane is None else "bins"),
             )
             bars = histogram(series, span, self.column_width, lane=lane or 0)
             self.add(x, y + high + 5, title(f"from {' to '.join(map(figure, span))}"), *bars)
-            high += 5 + TALL
+            high += 5 + HISTOGRAM_HEIGHT
         fitted = ((fitting(options, self.column_width, 11), style) for style, options in cell.lines)
         texts = [
-            text(content, style, y=LINE * (i + 1), size=11)
+            text(content, style, y=LINE_HEIGHT * (i + 1), size=11)
             for i, (content, style) in enumerate(pair for pair in fitted if pair[0])
         ]
         self.add(x, y + high, title(f"{describe(s)}\n{NORM}"), *texts)
-        return high + LINE * len(texts) + 3
+        return high + LINE_HEIGHT * len(texts) + 3
 
 
 def fitting(options: Sequence[str], width: float, size: float) -> str:
@@ -178,19 +178,22 @@ def heat(
     """
     columns = max(1, columns)
     rows = max(1, math.ceil(len(values) / columns))
-    cell_width = max(1, math.floor(min(width / columns, LARGEST)))
+    cell_width = max(1, math.floor(min(width / columns, MAX_CELL_WIDTH)))
     cell_height = max(
-        1, math.floor(min(max(cell_width, ROW if rows == 1 else LOW), TALLEST, high / rows))
+        1,
+        math.floor(
+            min(max(cell_width, MIN_ROW if rows == 1 else MIN_HEIGHT), MAX_HEIGHT, high / rows)
+        ),
     )
-    numbered = cell_width >= NUMBERED[0] and cell_height >= NUMBERED[1]
+    numbered = cell_width >= MIN_NUMBERED[0] and cell_height >= MIN_NUMBERED[1]
     gap = 1 if min(cell_width, cell_height) > 9 else 0
     areas: dict[tuple[str, float], str] = defaultdict(str)
     shapes = []
     for i, v in enumerate(values):
         x, y = i % columns * cell_width, top + i // columns * cell_height
         cell = f"M{x} {y}h{cell_width - gap}v{cell_height - gap}h{gap - cell_width}z"
-        if look := shade(v, most):
-            areas[look] += cell
+        if key := shade(v, most):
+            areas[key] += cell
         if i in marked:
             areas["fresh", 0] += cell
         if numbered:
@@ -218,8 +221,8 @@ def shade(v: float | str, most: float) -> tuple[str, float] | None:
     """
     if isinstance(v, str):
         return "odd", 0
-    level = round(LEVELS * min(1.0, abs(v) / most)) if most else 0
-    return ("negative" if v < 0 else "positive", 0.7 * level / LEVELS) if level else None
+    level = round(SHADES * min(1.0, abs(v) / most)) if most else 0
+    return ("negative" if v < 0 else "positive", 0.7 * level / SHADES) if level else None
 
 
 @cached_drawing
@@ -241,14 +244,16 @@ def histogram(
     low, high = span
     known = [(bins(values, low, high), style) for values, style in series if values]
     most = max((n for counts, _ in known for n in counts), default=0) or 1
-    shapes = [line((0, TALL), (width, TALL), "base")]
+    shapes = [line((0, HISTOGRAM_HEIGHT), (width, HISTOGRAM_HEIGHT), "base")]
     if low < 0 < high:
         zero = width * -low / (high - low)
-        shapes.append(line((zero, 0), (zero, TALL), "zero"))
+        shapes.append(line((zero, 0), (zero, HISTOGRAM_HEIGHT), "zero"))
     for counts, style in known:
-        tops = [round(TALL - n / most * (TALL - 2)) for n in counts]
+        tops = [round(HISTOGRAM_HEIGHT - n / most * (HISTOGRAM_HEIGHT - 2)) for n in counts]
         steps = (f"V{y}h{len([*same]) * width / BINS:.3g}" for y, same in groupby(tops))
-        shapes.append(path(f"M0 {TALL}{''.join(steps)}V{TALL}", style, lane=lane))
+        shapes.append(
+            path(f"M0 {HISTOGRAM_HEIGHT}{''.join(steps)}V{HISTOGRAM_HEIGHT}", style, lane=lane)
+        )
     return shapes
 
 

@@ -15,9 +15,9 @@ from distkit.views.scene.theme import GRAY, MARKS
 #: Maximum number of circles in a picture.
 MAX_CIRCLES = 16
 #: Radius of a circle, gap between a circle and its arrows, distance of parallel arrows [px].
-RADIUS, GAP, APART = 15.0, 3.0, 11.0
+RADIUS, GAP, ARROW_DISTANCE = 15.0, 3.0, 11.0
 #: Scale of the picture below a notebook's error.
-ZOOM = 1.35
+SCALE = 1.35
 #: Legend texts by style; the legend has only the styles in use.
 LEGEND = {
     "held": "dashed: blocked",
@@ -67,10 +67,10 @@ def waits_svg(states: Iterable[RankState]) -> str:
     if graph is None:
         return ""
     scene = graph["scene"]
-    bottom = ZOOM * scene["height"] + 28
-    marks = f'<g transform="translate(16 8) scale({ZOOM})">{body(scene, 0.0)}</g>'
+    bottom = SCALE * scene["height"] + 28
+    marks = f'<g transform="translate(16 8) scale({SCALE})">{body(scene, 0.0)}</g>'
     legend = " · ".join(["arrow: waits for", *(LEGEND[s] for s in LEGEND if s in graph["styles"])])
-    width = 32 + max(ZOOM * scene["width"], 5.8 * len(legend))
+    width = 32 + max(SCALE * scene["width"], 5.8 * len(legend))
     caption = svg.text(16, bottom, legend, GRAY, 'font-size="11"')
     return svg.document(width, bottom + 14, "which rank waits for which", marks + caption)
 
@@ -89,7 +89,7 @@ def _shifted_arrow(a: Point, b: Point, cyclic: bool) -> tuple[Shape, ...]:
     style, head = ("wrong", "bad") if cyclic else ("answer", "gray")
     length = math.dist(a, b)
     ux, uy = (b[0] - a[0]) / length, (b[1] - a[1]) / length
-    side, inset = APART / 2, RADIUS + GAP
+    side, inset = ARROW_DISTANCE / 2, RADIUS + GAP
     start = a[0] + inset * ux - side * uy, a[1] + inset * uy + side * ux
     end = b[0] - inset * ux - side * uy, b[1] - inset * uy + side * ux
     return arrow(start, end, style, head)

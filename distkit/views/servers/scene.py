@@ -46,15 +46,17 @@ Point = tuple[float, float]
 #: Layers, from the lowest: messages in flight do not cover keys and versions.
 LINK, CARD, NOW, FLIGHT, ROW, ARC, WORKER, TOKEN = range(8)
 #: Widths of the picture, and of the area left of a scheduler [px].
-WIDTH, FIELD = 720, 580
+WIDTH, FIELD_WIDTH = 720, 580
 #: Maximum numbers of drawn keys per server, workers of an update, and wait bars.
-MAX_KEYS, NAMED, LANES = 6, 8, 8
-HEAD, TALL, GAP, MARGIN, AISLE = 36, 50, 20, 8, 136  # heights, and distance to the workers
+MAX_KEYS, MAX_NAMED, MAX_BARS = 6, 8, 8
+#: Heights of a server's heading and of a key; gaps between and around servers; distance to the
+#: workers [px].
+HEADING_HEIGHT, KEY_HEIGHT, GAP, MARGIN, WORKER_DISTANCE = 36, 50, 20, 8, 136
 #: Position, distance and height of the wait bars; width of the side panel [px].
-LEFT, RIGHT, PITCH, BAR, SIDE = 78, WIDTH - 82, 12, 7, 200
+LEFT, RIGHT, BAR_PITCH, BAR_HEIGHT, SIDE_WIDTH = 78, WIDTH - 82, 12, 7, 200
 #: The last bin of the histogram counts gradients of at least this staleness; width and height of
 #: the histogram [px].
-LATEST, ROOM, HIGH = 9, 200.0, 36
+LAST_BIN, HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT = 9, 200.0, 36
 NOTHING = "this trace has no requests to a parameter server"
 LEGEND: list[tuple[list[Shape], float, str]] = [
     (
@@ -111,22 +113,22 @@ class _Renderer:
         self.workers, self.quorum = workers[:MAX_WORKERS], history.quorum
         #: The owners of the slots of each inbox; none if workers share slots.
         self.owners = workers if self.quorum == len(workers) > 1 else []
-        self.field = FIELD if scheduler else WIDTH
+        self.field = FIELD_WIDTH if scheduler else WIDTH
         self.point: dict[int, Point] = {}  # end points of messages, by rank
         self.layouts: dict[ServerKey, KeyLayout] = {}  # of drawn keys
-        self.scene, self.side = Scene(WIDTH, 0, run.start), Scene(SIDE, 170, run.start)
+        self.scene, self.side = Scene(WIDTH, 0, run.start), Scene(SIDE_WIDTH, 170, run.start)
         bottom = self._servers()
         self.radius = 22.0 if len(workers) <= 6 else 17.0
         self.pitch = min(240.0, self.field / max(1, len(self.workers)))
         left = (self.field - self.pitch * (len(self.workers) - 1)) / 2
         self.center = {
-            w: (left + i * self.pitch, bottom + AISLE) for i, w in enumerate(self.workers)
+            w: (left + i * self.pitch, bottom + WORKER_DISTANCE) for i, w in enumerate(self.workers)
         }
         self.point |= {w: (x, y - self.radius) for w, (x, y) in self.center.items()}
-        self.scheduler = (WIDTH - 66, bottom + AISLE / 2 - 14)
+        self.scheduler = (WIDTH - 66, bottom + WORKER_DISTANCE / 2 - 14)
         self.point |= dict.fromkeys(scheduler, (WIDTH - 128, self.scheduler[1]))
-        self.bars = (bottom + AISLE + self.radius if workers else 70.0) + 46
-        self.scene.height = self.bars + PITCH * min(len(self.workers), LANES) + 2
+        self.bars = (bottom + WORKER_DISTANCE + self.radius if workers else 70.0) + 46
+        self.scene.height = self.bars + BAR_PITCH * min(len(self.workers), MAX_BARS) + 2
 
     def picture(self) -> Json:
         run, history = self.run, self.run.history
@@ -187,7 +189,11 @@ class _Renderer:
             keys[server_key[0]].append(server_key)
         n, most = max(1, len(self.servers)), max((len(keys[s]) for s in self.servers), default=0)
         w = min(340.0, (self.field - 2 * MARGIN - GAP * (n - 1)) / n)
-        height = HEAD + TALL * max(1, min(most, MAX_KEYS)) + (22 if most > MAX_KEYS else 6)
+        height = (
+            HEADING_HEIGHT
+            + KEY_HEIGHT * max(1, min(most, MAX_KEYS))
+            + (22 if most > MAX_KEYS else 6)
+        )
         slot = min(38.0, max(w - 138, 0.4 * w) / self.quorum)
         for i, server in enumerate(self.servers):
             x = (self.field - n * w - GAP * (n - 1)) / 2 + i * (w + GAP)
@@ -203,10 +209,10 @@ class _Renderer:
             )
             self.point[server] = x + w / 2, MARGIN + height
             for nth, server_key in enumerate(keys[server][:MAX_KEYS]):
-                y, wait = MARGIN + HEAD + TALL * nth, x + 23 + self.quorum * slot
+                y, wait = MARGIN + HEADING_HEIGHT + KEY_HEIGHT * nth, x + 23 + self.quorum * slot
                 slot_width = round(max(0.7 * slot, slot - 4), 1)
                 self.layouts[server_key] = KeyLayout(x + 12, y, w - 24, slot, slot_width, wait)
-        return MARGIN + height if self.servers else 80.0 - AISLE
+        return MARGIN + height if self.servers else 80.0 - WORKER_DISTANCE
 
     def _scheduler(self) -> None:
         registered = self.run.history.registered
@@ -373,14 +379,14 @@ class _Renderer:
         for i, keyframe in enumerate(self.run.keyframes):
             if keyframe.kind == "update" and keyframe.end is not None:
                 update, row = keyframe.subject, self.run.rows[keyframe.subject.server_key]
-                shown = list(update.late.items())[:NAMED]
+                shown = list(update.late.items())[:MAX_NAMED]
                 workers = [[self._lane(w), str(w), f"{n} late" if n else ""] for w, n in shown]
                 part, others = f" {row.part}" if row.part else "", len(update.late) - len(shown)
                 yield [i, row.key, row.key, part, f"v{update.version}", workers, others]
 
     def _waiting(self) -> None:
         """Draw a bar per worker over the whole run: full while waiting, pale while computing."""
-        run, workers = self.run, self.workers[:LANES]
+        run, workers = self.run, self.workers[:MAX_BARS]
         span = max(run.end - run.start, 1e-12)
         for i, w in enumerate(workers):
             bars: dict[str, str] = defaultdict(str)
@@ -390,19 +396,20 @@ class _Renderer:
                 x, wide = (t / span * (RIGHT - LEFT) for t in (first - run.start, last - first))
                 waited += max(0.0, wide) * (status.kind == "waits")
                 if wide >= 0.5:
-                    bars[status.kind] += f"M{LEFT + x:.1f} 2h{wide:.1f}v{BAR}h{-wide:.1f}z"
+                    bars[status.kind] += f"M{LEFT + x:.1f} 2h{wide:.1f}v{BAR_HEIGHT}h{-wide:.1f}z"
             self.scene.add(
                 0,
-                self.bars + PITCH * i,
+                self.bars + BAR_PITCH * i,
                 text(run.names[w], "small", x=LEFT - 8, y=8, anchor="end"),
-                rect(8, BAR, "own", x=RIGHT + 8, y=2, lane=self._lane(w)),  # color of its waits
+                # the color of its waits
+                rect(8, BAR_HEIGHT, "own", x=RIGHT + 8, y=2, lane=self._lane(w)),
                 text(f"waits {100 * waited / (RIGHT - LEFT):.0f} %", "small", x=RIGHT + 20, y=8),
                 title(f"{run.names[w]}: full while it waits for others, pale while it computes"),
                 path(bars["waits"], "own", lane=self._lane(w)),
                 path(bars["works"], "pale", lane=self._lane(w)),
             )
         if workers:
-            cursor = rect(1.4, PITCH * len(workers) + 1, "full", x=-0.7)
+            cursor = rect(1.4, BAR_PITCH * len(workers) + 1, "full", x=-0.7)
             a, b = (LEFT, self.bars - 2), (RIGHT, self.bars - 2)
             self.scene.add(*a, cursor, end=run.end, to=b, steady=True, layer=TOKEN)
             self.scene.add(*b, cursor, begin=run.end, layer=TOKEN)
@@ -425,19 +432,19 @@ class _Renderer:
     def _staleness(self) -> None:
         """Draw a histogram of the staleness up to each time, with the bins of the whole run."""
         applied = [(u.begin, n) for u in self.run.history.updates for n in u.late.values()]
-        bins, side, floor = histogram(n for _, n in applied), self.side, 84 + HIGH
-        pitch, most = min(40.0, ROOM / len(bins)), max(1, *bins)
+        bins, side, floor = histogram(n for _, n in applied), self.side, 84 + HISTOGRAM_HEIGHT
+        pitch, most = min(40.0, HISTOGRAM_WIDTH / len(bins)), max(1, *bins)
         side.add(0, 66, text("gradients, by staleness", "small"))
         side.add(0, floor, path(f"M0 0H{pitch * len(bins):.1f}", "axis"))
         side.add(0, floor + 30, text("updates between a worker's pull", "small"))
         side.add(0, floor + 43, text("and the use of its gradient", "small"))
         for i in range(len(bins)):
-            label = f"{i}+" if i == LATEST else str(i)
+            label = f"{i}+" if i == LAST_BIN else str(i)
             side.add((i + 0.5) * pitch, floor + 14, text(label, "tick", anchor="middle"))
             for begin, end, n in steps(
-                sorted(time for time, late in applied if min(late, LATEST) == i)
+                sorted(time for time, late in applied if min(late, LAST_BIN) == i)
             ):
-                height = max(2.0, HIGH * n / most)
+                height = max(2.0, HISTOGRAM_HEIGHT * n / most)
                 bar = rect(pitch - 2, height, "bad" if i else "gray", x=1, y=-height, r=1)
                 number = text(f"{n:,}", "count", x=pitch / 2, y=-height - 4, anchor="middle")
                 if n:
@@ -450,7 +457,7 @@ def histogram(late: Iterable[int]) -> list[int]:
     >>> histogram([0, 0, 1]), histogram([700])[-1]
     ([2, 1, 0], 1)
     """
-    counts = Counter(min(value, LATEST) for value in late)
+    counts = Counter(min(value, LAST_BIN) for value in late)
     return [counts[n] for n in range(max([2, *counts]) + 1)]  # the axis has at least three values
 
 

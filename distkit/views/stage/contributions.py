@@ -22,7 +22,7 @@ from distkit.trace.log import EventLog, grouped
 Key = tuple[int, int]
 Values = tuple[float, ...]
 #: Maximum numbers of ranks to follow, and of tensors to remember per rank.
-MAX_RANKS, MEMORY = 64, 16
+MAX_RANKS, MAX_TENSORS = 64, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +321,7 @@ class _Tracer:
         )  # may be a part of any size
 
     def _remember(self, s: Span, piece: Piece) -> None:
-        self.known[s.rank] = [*self.known[s.rank], (s.nbytes, piece)][-MEMORY:]
+        self.known[s.rank] = [*self.known[s.rank], (s.nbytes, piece)][-MAX_TENSORS:]
 
     def _add_change(self, time: float, s: Span, *pieces: Piece, after: bool = False) -> None:
         self.result.changes.append(Change(time, s.rank, (s.rank, s.seq), after, pieces))

@@ -55,40 +55,43 @@ def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Point]:
 
 
 #: Maximum numbers of ranks with strips, and of ranks with numbers.
-STRIPS, NUMBERS = 12, 40
-#: Horizontal distance of cards, its minimum, vertical distance of cards, margin of the field,
-#: distance of a badge from its strip, maximum width of the field [px].
-APART, NEAR, AWAY, EDGE, GAP, WIDEST = 62, 30, 46, 14, 6, 860
+MAX_STRIPS, MAX_NUMBERS = 12, 40
+#: Horizontal gap between cards, its minimum, vertical gap between cards, margin of the field, gap
+#: between a badge and its strip, maximum width of the field [px].
+CARD_GAP, MIN_CARD_GAP, ROW_GAP, FIELD_MARGIN, BADGE_GAP, MAX_WIDTH = 62, 30, 46, 14, 6, 860
 #: Width of a chunk, minimum and maximum width of a strip, and its approximate height [px].
-CHUNK, NARROW, WIDE, HIGH = 36, 72, 180, 50
+CHUNK_WIDTH, MIN_STRIP_WIDTH, MAX_STRIP_WIDTH, STRIP_HEIGHT = 36, 72, 180, 50
 #: Height of a host's name above its cards [px].
-NAMED = 16
+NAME_HEIGHT = 16
 
 
 class Field:
     """The geometry of a stage: a card per rank, with a badge and a strip for its tensor.
 
     ``at`` has the center of each card, ``card`` is the size of a card, ``strip`` that of a strip.
-    With more than ``STRIPS`` ranks, a card is only a badge of ``radius``.
+    With more than ``MAX_STRIPS`` ranks, a card is only a badge of ``radius``.
     """
 
     def __init__(self, stage: Stage) -> None:
         n, names = len(stage.places), stage.names.items()
         most = max((len(change.pieces) for _, change in stage.changes), default=0)
         self.strip = (0.0, 0.0)
-        self.radius = 22 if n <= 8 else 12 if n <= NUMBERS else 4
-        if most and n <= STRIPS:
-            layer = max(2, round(HIGH / n))  # a whole number of pixels per rank
-            self.strip = float(min(max(NARROW, CHUNK * most), WIDE)), float(n * layer)
+        self.radius = 22 if n <= 8 else 12 if n <= MAX_NUMBERS else 4
+        if most and n <= MAX_STRIPS:
+            layer = max(2, round(STRIP_HEIGHT / n))  # a whole number of pixels per rank
+            self.strip = (
+                float(min(max(MIN_STRIP_WIDTH, CHUNK_WIDTH * most), MAX_STRIP_WIDTH)),
+                float(n * layer),
+            )
             self.radius = 15
         #: Space above the cards for the names of ranks and of hosts.
         self.above = 15 if any(name != f"rank {rank}" for rank, name in names) else 0
-        self.named = NAMED if stage.hosts else 0
+        self.named = NAME_HEIGHT if stage.hosts else 0
         x_spread, y_spread = self._spread([*stage.places.values()])
         w, h = self.card
-        self.width = x_spread + w + 2 * EDGE
-        self.height = y_spread + h + 2 * EDGE + self.above + self.named
-        left, top = EDGE + w / 2, EDGE + h / 2 + self.above + self.named
+        self.width = x_spread + w + 2 * FIELD_MARGIN
+        self.height = y_spread + h + 2 * FIELD_MARGIN + self.above + self.named
+        left, top = FIELD_MARGIN + w / 2, FIELD_MARGIN + h / 2 + self.above + self.named
         self.at: dict[int, Point] = {
             rank: (round(left + x * x_spread), round(top + y * y_spread))
             for rank, (x, y) in stage.places.items()
@@ -111,7 +114,7 @@ class Field:
         """Width and height of a card."""
         strip, high = self.strip
         badge = 2 * self.radius
-        return (badge + GAP + strip if strip else badge), max(high, badge)
+        return (badge + BADGE_GAP + strip if strip else badge), max(high, badge)
 
     def cell(self, rank: int, i: int, of: int) -> tuple[float, float, float]:
         """Return the upper left corner and the width of a piece of a rank's tensor."""
@@ -149,10 +152,10 @@ class Field:
         """Return the distances between the outermost cards at which no cards overlap."""
         n, (w, h), levels = len(places), self.card, len({y for _, y in places})
         circle = n > 2 and not self.named
-        height = max(levels - 1, 0) * (h + AWAY + self.above)
+        height = max(levels - 1, 0) * (h + ROW_GAP + self.above)
         if circle:
             height = 230 if n <= 4 else 310
-        if n > STRIPS:
+        if n > MAX_STRIPS:
             return 700, 400
         distances = [
             abs(x1 - x2)
@@ -161,9 +164,9 @@ class Field:
             if abs(y1 - y2) * height < h + 12 + self.above
         ]
         least = min(distances, default=1.0) or 1.0
-        available = WIDEST - 2 * EDGE
-        if self.strip[0] and (over := w - (least * available - NEAR) / (1 + least)) > 0:
+        available = MAX_WIDTH - 2 * FIELD_MARGIN
+        if self.strip[0] and (over := w - (least * available - MIN_CARD_GAP) / (1 + least)) > 0:
             self.strip = max(8.0, self.strip[0] - over), self.strip[1]
-        gap = APART if self.strip[0] and n > 2 else 2 * APART
+        gap = CARD_GAP if self.strip[0] and n > 2 else 2 * CARD_GAP
         width = min((self.card[0] + gap) / least, available - self.card[0])
         return (max(width, 1.15 * height) if circle else width), height

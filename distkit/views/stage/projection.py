@@ -32,10 +32,10 @@ from distkit.views.stage.layout import Pair, Point, arrange
 #: Maximum numbers of calls in the drawn keyframes, and of drawn ranks; a note reports the rest.
 MAX_CALLS, MAX_PLACES = 8_000, 256
 #: Duration of a message as a fraction of a round; it arrives at the end of the round.
-FLIGHT = 0.85
+FLIGHT_TIME = 0.85
 NOTHING = Payload()
 #: Maximum number of panels.
-PANELS = 6
+MAX_PANELS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Keyframe:
 
     def in_rounds(self) -> Keyframe:
         """Return the keyframe with times in rounds."""
-        begin, end = self.round + 1 - FLIGHT, self.round + 1.0
+        begin, end = self.round + 1 - FLIGHT_TIME, self.round + 1.0
         starts = (begin,) * len(self.starts)
         ends = tuple(None if e is None else end for e in self.ends)
         meet = None if self.meet is None else (begin + end) / 2
@@ -242,7 +242,7 @@ def _changes(contributions: Contributions, keyframes: list[Keyframe]) -> list[tu
 
 def _begin(number: int) -> float:
     """Return the time of a send in rounds; sends of the first round begin at 0."""
-    return number + 1 - FLIGHT if number else 0.0
+    return number + 1 - FLIGHT_TIME if number else 0.0
 
 
 # -- text ------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def rounds_as_keyframes(stage: Stage) -> Json:
     for members in stage.rounds:
         end = members[0].round + 1.0
         arrived = any(keyframe.end is not None for keyframe in members)
-        times = {"begin": end - FLIGHT, "end": end if arrived else None}
+        times = {"begin": end - FLIGHT_TIME, "end": end if arrived else None}
         keyframes.append({**times, **_caption(members, stage.names)})
     return {
         "unit": "round",
@@ -342,7 +342,7 @@ def panels(stage: Stage) -> list[list[object]]:
         label = f"round {keyframes[0].round + 1} of {len(stage.rounds)}"
         title = participants(keyframes[0], short) if len(keyframes) == 1 else label
         result.append([i, title, human_seconds(latest - stage.start)])
-    return result if len(result) <= PANELS else thinned(result[1:], PANELS)
+    return result if len(result) <= MAX_PANELS else thinned(result[1:], MAX_PANELS)
 
 
 def _caption(keyframes: Sequence[Keyframe], names: Mapping[int, str]) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Draws the stage: a card per rank with the chunks of its tensor, and moving messages.
 
-projection.py turns a run into keyframes with rounds, contributions.py follows the contributions of
-ranks, layout.py places the ranks.
+projection.py turns a run into keyframes with rounds, contributions.py traces the contributions of
+ranks, and layout.py positions the ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from distkit.views.scene.marks import (
     title,
 )
 from distkit.views.stage.contributions import Change, Piece
-from distkit.views.stage.layout import NUMBERS, STRIPS, Field, Point
+from distkit.views.stage.layout import MAX_NUMBERS, MAX_STRIPS, Field, Point
 from distkit.views.stage.projection import (
     Keyframe,
     Stage,
@@ -38,7 +38,7 @@ from distkit.views.stage.projection import (
 
 #: Layers, lowest first.
 LINK, FLIGHT, CELL, CHUNK, DOT, TOKEN, BADGE = range(7)
-ARROWS = 64  # maximum number of arrows that are held at the end of a round
+MAX_ARROWS = 64  # maximum number of arrows that are held at the end of a round
 NOTHING = "this trace has no messages and no collectives"
 
 
@@ -80,7 +80,7 @@ class _Renderer:
             self._tensors()
         for i, members in enumerate(stage.rounds):
             for n, keyframe in enumerate(members):
-                self._keyframe(i, keyframe.in_rounds(), n < ARROWS)
+                self._keyframe(i, keyframe.in_rounds(), n < MAX_ARROWS)
 
     def _lane(self, rank: int) -> int:
         return self.lanes[rank] % 8
@@ -107,13 +107,13 @@ class _Renderer:
         for rank, name in self.stage.names.items():
             lane, (x, y) = self._lane(rank), self.field.badge(rank)
             self.scene.add(x, y, circle(r, "own", lane=lane), layer=BADGE)
-            if len(self.lanes) <= NUMBERS:
+            if len(self.lanes) <= MAX_NUMBERS:
                 size = round(1.1 * r)
                 number = text(
                     str(rank), "number", y=r * 0.39, anchor="middle", lane=lane, size=size
                 )
                 self.scene.add(x, y, number, layer=BADGE)
-            if name != f"rank {rank}" and len(self.lanes) <= STRIPS:
+            if name != f"rank {rank}" and len(self.lanes) <= MAX_STRIPS:
                 words = text(name, "caption", y=-self.field.card[1] / 2 - 6, anchor="middle")
                 self.scene.add(*self.field.at[rank], words, layer=BADGE)
 

@@ -27,7 +27,7 @@ from distkit.views.scene.theme import (
 #: Maximum numbers of operations and ranks drawn; a notice reports the rest.
 MAX_BARS, MAX_LANES = 200, 48
 #: Width of the picture, right edge of the lanes, height of a host name above them [px].
-WIDTH, RIGHT, HEAD = 960, 926.0, 22
+WIDTH, RIGHT, HOST_HEIGHT = 960, 926.0, 22
 GAP, PAD = SIZES["gap"], SIZES["pad"]
 
 #: The legend's text for each kind of bar.
@@ -153,7 +153,7 @@ class _Renderer:
         gap = min(max(SIZES["height"] / len(drawn) - 48, SIZES["min_gap"]), SIZES["max_gap"])
         for number, data in enumerate(drawn):
             if "host" in data and data["host"] not in self.hosts:
-                y += HEAD
+                y += HOST_HEIGHT
                 self.hosts[data["host"]] = y
             lane = self.lanes[data["rank"]] = _Lane(data, number, y)
             y += lane.height + gap
@@ -259,37 +259,37 @@ class _Renderer:
         return left, y, max(right - left - 1, least), height
 
     def _bar(self, bar: Json) -> str:
-        (x, y, width, height), look = self.boxes[bar["id"]], _look(bar)
+        (x, y, width, height), style = self.boxes[bar["id"]], _style(bar)
         color = self.lanes[bar["rank"]].color
-        if look in ("failed", "touch"):
+        if style in ("failed", "touch"):
             color = WARNING_LIGHT
-        elif look == "mark":
+        elif style == "mark":
             color = work_color(bar.get("label", ""))
         radius = height / 2 if bar["kind"] == "request" else 3
-        box = svg.rect(x, y, width, height, *_fill(look, color), radius)
-        labels = self._labels(bar, look) if height >= 11 else []
+        box = svg.rect(x, y, width, height, *_fill(style, color), radius)
+        labels = self._labels(bar, style) if height >= 11 else []
         label = next((t for t in labels if t and text_width(t, 11.5) < width - 8), "")
-        ink = {"paused": GRAY, "open": WARNING_LIGHT}.get(look, INK)
-        if STRENGTHS[look] == 1:
+        ink = {"paused": GRAY, "open": WARNING_LIGHT}.get(style, INK)
+        if STRENGTHS[style] == 1:
             ink = svg.readable(color)
         text = svg.text(x + 5, y + height / 2 + 4, label, ink, 'font-size="11.5"')
         return box + text if label else box
 
-    def _labels(self, bar: Json, look: str) -> list[str]:
+    def _labels(self, bar: Json, style: str) -> list[str]:
         """Return possible labels of a bar, longest first."""
         op, label, call = bar["op"], bar.get("label", ""), bar["op"]
-        if look in ("mark", "touch"):
-            return [label, label.partition(" (")[0], "!" if look == "touch" else ""]
-        if look == "failed":
+        if style in ("mark", "touch"):
+            return [label, label.partition(" (")[0], "!" if style == "touch" else ""]
+        if style == "failed":
             return [f"✕ {op} failed", "✕"]
         if bar["kind"] == "store":
             call = f"{op}({label})"
         elif bar["kind"] in ("send", "recv") and bar.get("peer") in self.lanes:
             peer = self.lanes[bar["peer"]].data["name"]
             call = f"{op} {'to' if op == 'send' else 'from'} {peer}"
-        if look in ("open", "paused"):
+        if style in ("open", "paused"):
             died = "died" in self.lanes[bar["rank"]].data
-            verb = "paused before" if look == "paused" else "died in" if died else ""
+            verb = "paused before" if style == "paused" else "died in" if died else ""
             verb = verb or self.picture["open"]
             return [f"{verb} {call}", f"{verb} {op}", op]
         if bar["kind"] in ("send", "recv", "store"):
@@ -312,7 +312,7 @@ class _Renderer:
         """Yield a band between the members of each collective, from lane to lane."""
         collectives: dict[str, list[Json]] = defaultdict(list)
         for bar in self.picture["bars"]:
-            if "collective" in bar and _look(bar) != "paused":
+            if "collective" in bar and _style(bar) != "paused":
                 collectives[bar["collective"]].append(bar)
         order = list(self.lanes)
         for members in collectives.values():
@@ -364,7 +364,7 @@ def _band(above: Box, below: Box, color: str, adjacent: bool) -> str:
     return f'<path d="{path}" {fill} stroke="{color}" stroke-opacity=".{2 if adjacent else 4}"/>'
 
 
-def _look(bar: Json) -> str:
+def _style(bar: Json) -> str:
     """Return the style of a bar, which depends on its kind and state."""
     if bar["kind"] == "mark":
         return "touch" if bar["op"] == "touch" else "mark"
@@ -373,9 +373,9 @@ def _look(bar: Json) -> str:
     return "failed" if bar["state"] == "failed" else str(bar["kind"])
 
 
-def _fill(look: str, color: str) -> tuple[str, str]:
+def _fill(style: str, color: str) -> tuple[str, str]:
     """Return the fill and stroke attributes of a bar."""
-    strength = STRENGTHS[look]
-    dash = ' stroke-dasharray="5 3"' if look in ("open", "paused") else ""
-    stroke = f'stroke="{color}" stroke-width="{1 if look == "recv" else 1.4}"{dash}'
+    strength = STRENGTHS[style]
+    dash = ' stroke-dasharray="5 3"' if style in ("open", "paused") else ""
+    stroke = f'stroke="{color}" stroke-width="{1 if style == "recv" else 1.4}"{dash}'
     return f'fill="{svg.tint(color, strength)}"', "" if strength == 1 else stroke
