@@ -183,7 +183,7 @@ class SSHLaunch(CommandLaunch):
     ) -> None:
         _check_options(options, _SSH_OPTIONS, "its ssh connections")
         ours = [word for option in SSH_OPTIONS.split() for word in ("-o", option)]
-        # ssh takes the first value of each option
+        # ssh uses the first value of each option
         self._ssh = [*options.get("ssh_cmd", ["ssh"]), *options.get("ssh_args", ()), *ours]
         self._python = options.get("remote_python", sys.executable)
         path = {"PYTHONPATH": here} if (here := os.environ.get("PYTHONPATH")) else {}
@@ -193,8 +193,8 @@ class SSHLaunch(CommandLaunch):
 
     def _command(self, host: str) -> list[str]:
         """Return the ssh command for a machine."""
-        place, _, port = host.partition(":")
-        return [*self._ssh, *(["-p", port] if port else []), place]
+        name, _, port = host.partition(":")
+        return [*self._ssh, *(["-p", port] if port else []), name]
 
     def _program(self, host: str) -> bytes:
         env = {**self._environment, AGENT: json.dumps({**self.kernel, "name": host})}
