@@ -1,7 +1,7 @@
 """Throughput of synchronous training, from one GPU's step plus the exposed all-reduce.
 
 A series is fitted on its one-GPU row and on one row of several nodes; MXNet's is also fitted on its
-largest single node. The constants include the share of communication that overlap does not hide.
+largest single node. The constants include the share of communication that is not hidden by overlap.
 """
 
 from __future__ import annotations
