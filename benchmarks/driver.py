@@ -1,4 +1,4 @@
-"""Alternation of contenders, and measurement in fresh Python processes."""
+"""Alternate contenders, and measure programs in fresh Python processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def open_mpi_environ() -> dict[str, str]:
 
 
 def torch_timeout(nccl: bool = False) -> float:
-    """Return torch's default timeout of a collective [s], whose error names no rank."""
+    """Return torch's default timeout of a collective [s]."""
     from torch.distributed import constants
 
     timeout = constants.default_pg_nccl_timeout if nccl else None  # None in a build without NCCL

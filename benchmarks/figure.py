@@ -1,4 +1,4 @@
-"""Measured numbers with their references, tables of them, and a report."""
+"""Figures (measured numbers with their references), tables of figures, and a report."""
 
 from __future__ import annotations
 

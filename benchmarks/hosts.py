@@ -124,7 +124,7 @@ def _start(contender: str) -> dict[str, float]:
 
 
 def _break(fault: str) -> dict[str, float]:
-    """Return the processes left after :data:`EXIT_GRACE`, and the seconds until an error."""
+    """Return the number of processes left after :data:`EXIT_GRACE`, and the seconds to an error."""
     with laboratory() as lab:
         job = start_job(lab, "working")
         assert job.stdout is not None

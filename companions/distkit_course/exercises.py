@@ -1,4 +1,4 @@
-"""Exercises, whose answers are checked on real ranks or servers, with hints and solutions.
+"""Exercises with hints and solutions; answers are checked on real ranks or servers.
 
 Example::
 

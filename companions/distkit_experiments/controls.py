@@ -36,7 +36,7 @@ class Settings:
         ranks: the number of ranks of an existing cluster, if any.
 
     Raises:
-        TypeError: the function has no such parameter, or has one with neither default nor control.
+        TypeError: the function has no such parameter, or one has neither a default nor a control.
         ValueError: a control allows an impossible value.
     """
 

@@ -129,8 +129,8 @@ def has_ended(run: Run, printed: deque[str] | None) -> bool:
     return run.finished
 
 
-#: The event is set when the kernel exits: its thread that sends messages to the page has ended
-#: then, and messages from two threads of experiments would be interleaved.
+#: The event is set when the kernel exits: the kernel's IO thread has ended, so messages from two
+#: threads would be interleaved.
 _update_lock, _exiting = threading.RLock(), threading.Event()
 
 _cell_experiments = CellRegistry(lambda experiment: experiment.close())
@@ -174,7 +174,7 @@ class Experiment:
         controls: controls by parameter.
 
     Raises:
-        TypeError: the function has no such parameter, or has one with neither default nor control.
+        TypeError: the function has no such parameter, or one has neither a default nor a control.
         ValueError: a control is invalid, or its default is outside its range.
         NotPicklableError: the function cannot be pickled.
 

@@ -82,7 +82,7 @@ def align(hosts: Mapping[str, float], crossings: Iterable[Crossing]) -> dict[str
 
 
 def _bounds(hosts: list[str], crossings: Iterable[Crossing]) -> NDArray[np.float64]:
-    """Return the upper bound of the clock of each host (column) minus that of each (row) [s]."""
+    """Return the upper bounds of the clock of one host (column) minus that of another (row) [s]."""
     upper = np.full((len(hosts), len(hosts)), math.inf)
     for c in crossings:
         pair = hosts.index(c.src), hosts.index(c.dst)

@@ -1,6 +1,6 @@
 """Detect the launcher of a process, and its rank. Pure.
 
-The innermost launcher counts: if Slurm starts torchrun on each node, the ranks are torchrun's.
+The innermost launcher is detected: if Slurm starts torchrun on each node, the ranks are torchrun's.
 """
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ def simulate(
     """Simulate a schedule on a network, and return the trace that ``n`` real ranks would record.
 
     Args:
-        schedule: the name of an algorithm, an entry of the catalogue, or a function from the
+        schedule: the name of an algorithm, an entry of the catalog, or a function from the
             number of ranks to rounds.
         n: the number of ranks.
         nbytes: the size of the tensor of floats [bytes]; elements are never split.

@@ -526,9 +526,9 @@ def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
     server = KVServer(Asynchronous(bound), range(WORKERS))
     server.handle(SetOptimizer(0, 0, "sgd", {"learning_rate": 0.1}))
     server.handle(Init(0, 1, "w", (1,), "float32", torch.zeros(1)))
-    usual, longer = Fraction(str(step)), Fraction(str(pause))  # exact, so that ties are detected
+    duration, extra = Fraction(str(step)), Fraction(str(pause))  # exact, so that ties are detected
     clocks, since, waited, ahead = [0] * WORKERS, dict[int, Fraction](), Fraction(0), 0
-    heap = [(usual, PUSH, w) for w in range(WORKERS)]  # the time of each worker's next message
+    heap = [(duration, PUSH, w) for w in range(WORKERS)]  # the time of each worker's next message
     number = 1
     while heap:
         now, what, w = heapq.heappop(heap)
@@ -545,7 +545,7 @@ def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
             ahead = max(ahead, clocks[done] - min(clocks))
             if clocks[done] < STEPS:
                 pauses = done == 0 and clocks[0] == PAUSES_AT
-                heapq.heappush(heap, (now + usual + pauses * longer, PUSH, done))
+                heapq.heappush(heap, (now + duration + pauses * extra, PUSH, done))
     return float(waited), ahead
 
 
@@ -604,12 +604,12 @@ def waits_for_all_behind(worker: int, clocks: Mapping[int, int], bound: int) -> 
 
 
 def _why_round(returned: Any, right: float, arrivals: list[float], backup: int) -> str:
-    inside = returned in arrivals
-    if inside and returned > right:
+    is_arrival = returned in arrivals
+    if is_arrival and returned > right:
         return "it waits for all, including the backup workers" if backup else ""
-    if inside and not backup and returned == min(arrivals):
+    if is_arrival and not backup and returned == min(arrivals):
         return "it counts from the first: without backup workers the last one completes the round"
-    return "it drops one too many" if inside else ""
+    return "it drops one too many" if is_arrival else ""
 
 
 #: Pushes of two workers: repeated, with equal numbers, settled, and late.

@@ -121,9 +121,9 @@ def three_steps() -> Trace:
     for step in range(3):
         ready = at + 10 + 12 * (step == 1)  # of the last rank
         for rank in range(4):
-            mine = ready if rank == 2 else at + 10
-            lines += [mark(rank, at, at + 4, "forward"), mark(rank, at + 4, mine, "backward")]
-            lines += [all_reduce(rank, mine, ready + 1, 5120)]
+            end = ready if rank == 2 else at + 10
+            lines += [mark(rank, at, at + 4, "forward"), mark(rank, at + 4, end, "backward")]
+            lines += [all_reduce(rank, end, ready + 1, 5120)]
         lines += [all_reduce(rank, ready + 1, ready + 3, 33_000) for rank in range(4)]
         lines += [mark(rank, ready + 3, ready + 4, "update") for rank in range(4)]
         at = ready + 4
@@ -341,11 +341,11 @@ def two_gpus(
     for rank, steps in enumerate(used):
         for step, mib in enumerate(steps):
             at = 20.0 * step
-            took = {"device": f"cuda:{rank}", "stream": 7, "device_seconds": device_seconds}
+            device = {"device": f"cuda:{rank}", "stream": 7, "device_seconds": device_seconds}
             lines += [
                 mark(rank, at, at + 5, "backward"),
                 all_reduce(
-                    rank, at + 5, at + 5.5, 64 * MIB, attributes={**took, "memory": mib * MIB}
+                    rank, at + 5, at + 5.5, 64 * MIB, attributes={**device, "memory": mib * MIB}
                 ),
                 mark(rank, at + 5.5, at + 8.5, "load"),
                 mark(rank, at + 8.5, at + 14.5, "x[0].item()"),  # copies after the GPU has finished

@@ -21,9 +21,9 @@ from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnsw
 
 def mean_loss(losses: Tensor) -> Tensor:
     """The mean over all ranks' examples: add sums and counts, and divide once."""
-    both = torch.stack([losses.sum(), losses.new_tensor(len(losses))])
-    dist.all_reduce(both)
-    return both[0] / both[1]
+    sums = torch.stack([losses.sum(), losses.new_tensor(len(losses))])
+    dist.all_reduce(sums)
+    return sums[0] / sums[1]
 
 
 def average_gradients(gradients: list[Tensor]) -> None:

@@ -23,7 +23,7 @@ from distkit.errors import OWN
 from distkit.events import COLLECTIVES, WORLD, Event, Op, State
 from distkit.trace.info import Count, Rank, RankEnd, RunInfo
 
-#: The operation for a part of a call's name; the first match counts.
+#: The operation for a part of a call's name; the first match is used.
 OPS = {
     "allreducebarrier": Op.BARRIER,
     "allreduce": Op.ALL_REDUCE,
@@ -211,16 +211,16 @@ def _calls(
     unrecorded: Counter[str],
 ) -> Iterator[_Call]:
     """Yield the calls of a rank in order; count unknown ones and those that have not begun."""
-    waits = False
+    is_waiting = False
     for entry in dump.entries:
         op = op_of(entry.profiling_name)
         if op is None:
             if not entry.profiling_name.endswith(":coalesced"):  # the calls of a batch are entries
                 unrecorded[entry.profiling_name.rpartition(":")[2]] += 1
-        elif waits and entry.has_states and entry.state == "scheduled":
+        elif is_waiting and entry.has_states and entry.state == "scheduled":
             unrecorded[f"{op} queued behind an unfinished call"] += 1
         else:
-            waits = waits or not entry.is_complete
+            is_waiting = is_waiting or not entry.is_complete
             yield _Call(entry, _event(rank, entry, op, groups, first), not entry.is_complete)
 
 

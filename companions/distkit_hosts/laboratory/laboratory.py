@@ -301,7 +301,7 @@ class Laboratory:
         return {"args": command, "env": passed, **options}
 
     def _admin_prefix(self, host: str | None) -> list[str]:
-        """Return the command prefix for an administrator of a host, None for the router."""
+        """Return the prefix of a command run as root on a host; for None, on the router."""
         spaces = ["--mount", "--net", *(["--uts", "--ipc", "--pid"] if host else [])]
         spaces += ["--user", "--preserve-credentials"] if starting.ROOTLESS else []
         spaces += ["--time"] if host in self._skew else []

@@ -5,8 +5,8 @@ ipyparallel's launchers start it in place of an engine, or an existing engine st
 the kernel's endpoint, the cluster's keys, and this machine's name. One agent per machine forks
 ranks; others started by ``srun`` or ``mpiexec`` exit immediately.
 
-The agent forwards messages between the kernel and the fork server. When the tunnel breaks, also by
-a network timeout, all processes here end.
+The agent forwards messages between the kernel and the fork server. When the tunnel breaks,
+for example by a network timeout, all processes here end.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ LOSS_DETAILS_TIMEOUT = 1.0
 LAST_MESSAGES_TIMEOUT = 1.0
 
 
-#: Time to wait for further failures after the first one, to report all [s].
+#: Time to wait for more failures after the first one, to report all of them [s].
 MORE_FAILURES_TIMEOUT = 1.0
 
 
@@ -50,8 +50,8 @@ class HostRequest:
         ranks: number of ranks by machine, or in total.
         engines: ipyparallel's launcher: "ssh", "mpi", "slurm", …; "" with a client.
         client: the client of an existing cluster.
-        interface: an address of this machine that the others reach, also with a port or as a
-            listening socket; "" to detect it.
+        interface: an address of this machine that the others reach, optionally with a port, or a
+            listening socket; "" to detect the address.
         timeout: timeout of the machines' start [s].
         options: options of the launcher.
         device, backend, threads: as for a cluster.

@@ -155,12 +155,12 @@ class Tunnel:
     async def _copy(self, number: int, stream: Stream) -> None:
         """Copy data between a stream's socket and the peer until one of them closes."""
         reader, writer = await asyncio.open_connection(sock=stream.sock)
-        both = [
+        pumps = [
             asyncio.ensure_future(self._send(number, stream, reader)),
             asyncio.ensure_future(self._write(number, stream, writer)),
         ]
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        for pump in both:
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        for pump in pumps:
             pump.cancel()
         writer.close()
         if self.streams.pop(number, None) is not None:
@@ -178,11 +178,11 @@ class Tunnel:
                 await writer.drain()
                 self._post(Kind.ACKNOWLEDGED, number)
 
-    def _compare(self, now: float, asked: float, received: float, sent: float) -> None:
+    def _compare(self, now: float, requested: float, received: float, sent: float) -> None:
         if received:
-            self.on_trip(RoundTrip(asked, received, sent, now))
+            self.on_trip(RoundTrip(requested, received, sent, now))
         else:
-            self._post(Kind.CLOCK, 0, _TIMES.pack(asked, now, time.monotonic()))
+            self._post(Kind.CLOCK, 0, _TIMES.pack(requested, now, time.monotonic()))
 
     def lose(self, reason: str) -> None:
         """Mark the tunnel as lost: close its streams, and call ``on_lost``."""

@@ -34,9 +34,9 @@ class Zero:
     """A model whose optimizer states, gradients and parameters are sharded over the ranks.
 
     Use the model directly, with a different batch on each rank: ``loss.backward()`` averages the
-    gradients over the ranks, and :meth:`step` updates the parameters. Each child module
-    with parameters, also within a ModuleList, is a unit: a flat vector of which rank r keeps the
-    r-th part.
+    gradients over the ranks, and :meth:`step` updates the parameters. Each child module with
+    parameters, also within a ModuleList, is a unit: a flat vector of which rank r keeps the r-th
+    part.
 
     Every rank must use the same units in the same order, as with DDP: messages have no names,
     so ranks that skip different layers would mix gradients or wait for each other.
