@@ -124,7 +124,8 @@ TASKS = [
         "bytes_between(hosts, nbytes)",
         "return the total number of bytes that a ring all-reduce sends between machines",
         "hosts[r] is the machine of rank r, and nbytes the size of the tensor. Each of n ranks "
-        "sends 2(n-1) messages of nbytes/n to its right neighbor; the last rank's is rank 0.",
+        "sends 2(n-1) messages of nbytes/n to its right neighbor; rank 0 is the right neighbor "
+        "of the last rank.",
         bytes_between,
         (
             "For which ranks is the right neighbor, (rank + 1) % n, on another machine?",

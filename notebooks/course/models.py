@@ -489,8 +489,9 @@ TASKS: list[Task] = [
         "ranks_that_fit",
         "ranks_that_fit(memory, context, parameters, activations)",
         "return how many ranks that train with Adam in float32 fit on one GPU",
-        "memory is the GPU's, context is that of CUDA in each process, and activations is that of "
-        "each rank's activations [bytes].\nparameters is the number of parameters.",
+        "memory is the memory of the GPU, context is the memory of the CUDA context of a process, "
+        "and activations is the memory of a rank's activations [bytes].\n"
+        "parameters is the number of parameters.",
         ranks_that_fit,
         (
             "For each parameter there are a weight, a gradient and Adam's two moments.",

@@ -167,7 +167,7 @@ TASKS: list[Task] = [
         "if it were on a GPU: x.cpu() is a copy.",
         staged,
         (
-            "Which tensor does the backend get, and which one must hold the sum?",
+            "Which tensor does the backend get, and which one must contain the sum?",
             "x = host only rebinds the name; copy_ writes into x.",
         ),
         Program(

@@ -44,7 +44,7 @@ def check_names(hosts: Sequence[str]) -> list[str]:
     wrong = [host for host in hosts if not _NAME.fullmatch(host) or host == "localhost"]
     if wrong or not 1 <= len({*hosts}) == len(hosts) <= 200:
         raise errors.LaboratoryError(
-            f"{', '.join(hosts)!r} cannot be the names of hosts. Use 1 to 200 different names of "
+            f"invalid host names: {', '.join(hosts)!r}. Use 1 to 200 different names of "
             "lower-case letters, digits and '-'; 'localhost' is reserved."
         )
     return list(hosts)

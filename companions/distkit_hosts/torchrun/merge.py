@@ -73,7 +73,7 @@ def starts_of(records: Iterable[Record]) -> list[dict[int, Record]]:
     """
     records = list(records)
     if not records:
-        raise TraceFileError("No files of ranks were found. Pass a folder that has some.")
+        raise TraceFileError("No rank files were found. Pass a folder that contains rank files.")
     # a process without a launcher may only start ranks
     ranks = [r for r in records if r.rows or r.about["launcher"] != "none"] or records
     starts: list[dict[int, Record]] = []
