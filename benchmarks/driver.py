@@ -1,4 +1,4 @@
-"""Alternation of contenders, and measurement in fresh Python processes."""
+"""Alternate contenders, and measure programs in fresh Python processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def open_mpi_environ() -> dict[str, str]:
 
 
 def torch_timeout(nccl: bool = False) -> float:
-    """Return torch's default timeout of a collective [s], whose error names no rank."""
+    """Return torch's default timeout of a collective [s]."""
     from torch.distributed import constants
 
     timeout = constants.default_pg_nccl_timeout if nccl else None  # None in a build without NCCL
@@ -70,7 +70,7 @@ class Driver:
     """A program in a fresh Python process; leaving the ``with`` block kills its processes.
 
     Args:
-        program: its source, which may use the names of ``_PROLOGUE``, such as the temporary
+        program: the source, which may use the names in ``_PROLOGUE``, such as the temporary
             ``folder``.
     """
 
@@ -136,7 +136,7 @@ class Driver:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Return the live processes with this mark and their descendants, as sshd drops the mark."""
+    """Return the live processes with this mark, and their descendants: sshd drops the mark."""
     processes = {p for p in psutil.process_iter() if _mark(p) == mark}
     return [*processes, *(descendants(processes) - processes)]
 
@@ -147,12 +147,12 @@ def descendants(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
     for process in psutil.process_iter(["ppid", "status"]):
         if process.info["status"] != psutil.STATUS_ZOMBIE:
             children[process.info["ppid"]].add(process)
-    reached, pending = set[psutil.Process](), [p.pid for p in processes]
+    found, pending = set[psutil.Process](), [p.pid for p in processes]
     while pending:
         new = children.pop(pending.pop(), set())
-        reached |= new
+        found |= new
         pending += [p.pid for p in new]
-    return reached
+    return found
 
 
 def kill_marked(mark: str) -> None:
@@ -168,7 +168,7 @@ def _mark(process: psutil.Process) -> str:
     try:
         alive = process.status() != psutil.STATUS_ZOMBIE
         return process.environ().get(MARK, "") if alive else ""
-    except (psutil.Error, OSError):  # ended, or another user's
+    except (psutil.Error, OSError):  # it has ended, or is another user's
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Measured numbers with their references, tables of them, and a report."""
+"""Figures (measured numbers with their references), tables of figures, and a report."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Figure:
     """A measured number with its reference; without a value, a row of a benchmark's table.
 
     Args:
-        name: the quantity that is measured.
+        name: the measured quantity.
         unit: the unit of the value and of the reference.
         value: the median of the repetitions; None if it could not be measured.
         low: the minimum of the repetitions.
         high: the maximum of the repetitions.
         reps: the number of repetitions.
-        reference: the quantity that it is compared with.
-        reference_value: the reference's median.
-        must: the upper limit of value over reference, or of the value if ``absolute``.
+        reference: the quantity to compare with.
+        reference_value: the median of the reference.
+        must: the upper limit of the ratio of value to reference, or of the value if ``absolute``.
         aim: a stricter limit of the same kind.
         absolute: whether the limits apply to the value itself.
         note: the reason for a missing value.
@@ -65,7 +65,7 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """Value over reference; None if either is missing."""
+        """The ratio of value to reference; None if either is missing."""
         if self.value is None or not self.reference_value:
             return None
         return self.value / self.reference_value
@@ -121,7 +121,7 @@ def fill(
 
 
 def machine() -> dict[str, Any]:
-    """Return facts about the machine, its software, and its load before the measurement."""
+    """Describe the machine, its software, and its load before the measurement."""
     from distkit import __version__
     from distkit.cluster import machine
 
@@ -132,7 +132,7 @@ def machine() -> dict[str, Any]:
         "load_before": [round(x, 2) for x in os.getloadavg()],
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "ipyparallel")},
-        "distkit": __version__,  # may run from a checkout, without being installed
+        "distkit": __version__,  # may run from a checkout instead of being installed
     }
 
 

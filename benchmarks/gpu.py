@@ -1,7 +1,7 @@
 """GPU ranks compared with their references. Without a GPU, figures are marked as unproven.
 
-A stand-in runs the same code on the CPU to test the benchmark itself. Its numbers do not apply to
-GPUs, and the names of its figures include the stand-in.
+A stand-in runs the same code on the CPU, to test the benchmark itself. Its numbers do not apply to
+GPUs, so the names of its figures say that they are from a stand-in.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.train import torchrun
 from distkit.errors import DistkitError
 
 #: Number of ranks that share a GPU; bytes of the large all-reduce; time limit to free memory [s].
-RANKS, SIZE, WITHIN = 4, 64 << 20, 5.0
+RANKS, SIZE, FREE_TIMEOUT = 4, 64 << 20, 5.0
 
 #: Numbers of warm-up steps, timed training steps, and all-reduce calls.
 WARM, STEPS, CALLS = 3, 30, 3
@@ -138,10 +138,10 @@ def _start(device: str, reps: int) -> Pair:
             return {"ours": driver.request(device)[0]}
 
     def theirs() -> dict[str, float]:
-        begun = time.monotonic()
+        began = time.monotonic()
         lines = torchrun(_TORCHRUN, RANKS, device).splitlines()
         times = [float(line.split()[1]) for line in lines if line.startswith("done ")]
-        return {"theirs": max(times) - begun}
+        return {"theirs": max(times) - began}
 
     samples = take_turns("gpu", reps, lambda line: None, ours, theirs)
     return samples["ours"], samples["theirs"]
@@ -161,7 +161,7 @@ def _left(device: str, killed: bool) -> float:
             driver.process.wait()
         else:
             driver.request()  # stops the cluster; its kernel waits
-        end = time.monotonic() + WITHIN
+        end = time.monotonic() + FREE_TIMEOUT
         while (left := _used(device, ranks) - before) > 0 and time.monotonic() < end:
             time.sleep(0.05)
     return max(0.0, left) / (1 << 20)
@@ -214,12 +214,12 @@ def train(device: str, steps: int) -> float:
     for step in range(WARM + steps):
         if step == WARM:
             _synchronize(device)
-            begun = time.perf_counter()
+            began = time.perf_counter()
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
     _synchronize(device)
-    return (time.perf_counter() - begun) / steps
+    return (time.perf_counter() - began) / steps
 
 
 def _synchronize(device: str) -> None:
@@ -256,11 +256,11 @@ def reduce(device: str, size: int) -> tuple[float, float]:
     def seconds(call: Callable[..., Any]) -> float:
         call(x)
         _synchronize(device)
-        begun = time.perf_counter()
+        began = time.perf_counter()
         for _ in range(CALLS):
             call(x)
         _synchronize(device)
-        return (time.perf_counter() - begun) / CALLS
+        return (time.perf_counter() - began) / CALLS
 
     return seconds(dk.algorithms.shared_memory_all_reduce), seconds(dist.all_reduce)
 
@@ -300,10 +300,10 @@ def _interrupting(device: str, reps: int) -> Pair:
             cluster.submit(receive, device, wait_forever=True)
             while not cluster.diagnose():
                 time.sleep(0.02)
-            begun = time.perf_counter()
+            began = time.perf_counter()
             cluster.interrupt()
             cluster.submit(abs, -1).wait()
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - began)
     return times, [torch_timeout(nccl=True)]
 
 
@@ -396,7 +396,9 @@ ROWS = [
     ),
     *(
         Row(
-            Figure(f"GPU memory left {WITHIN:.0f} s after {end}", "MiB", must=0, absolute=True),
+            Figure(
+                f"GPU memory left {FREE_TIMEOUT:.0f} s after {end}", "MiB", must=0, absolute=True
+            ),
             partial(_leaving, killed),
         )
         for end, killed in (("stop()", False), ("SIGKILL of the kernel", True))

@@ -14,7 +14,7 @@ INTERRUPTS = 15
 
 FIGURES = {
     "finding / torch": Figure(
-        "last rank blocking to the error, the slowest of the catalogue",
+        "from the last rank blocking to the error, slowest in the catalog",
         "s",
         reference="torch's timeout, which names no rank",
         must=2.0,
@@ -22,7 +22,7 @@ FIGURES = {
         absolute=True,
     ),
     "median": Figure(
-        "last rank blocking to the error, the median of the catalogue",
+        "from the last rank blocking to the error, median of the catalog",
         "s",
         must=0.3,
         absolute=True,
@@ -41,7 +41,7 @@ FIGURES = {
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Run every hanging program of the catalogue, then interrupt hung and endless runs."""
+    """Run every hanging program of the catalog, then interrupt hung and endless runs."""
     import distkit as dk
     from distkit.hangs import ALL
 
@@ -58,7 +58,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
             "hang: interrupts",
             reps * INTERRUPTS,
             log,
-            lambda: {"interrupt": _hung(three), "stop": _endless(three)},
+            lambda: {"interrupt": _hung_run(three), "stop": _endless_run(three)},
         )
     turns = [*zip(*findings.values(), strict=True)]
     samples: Samples = {"finding": [*map(max, turns)], "torch": [torch_timeout()], **times}
@@ -76,7 +76,7 @@ def _finding(cluster: Any, case: Any) -> float:
     raise AssertionError(f"{case.program.__name__} does not hang")
 
 
-def _hung(cluster: Any) -> float:
+def _hung_run(cluster: Any) -> float:
     """Return the seconds from the interrupt of a hung run to the end of the next run."""
     from distkit.hangs import ring_of_recvs
 
@@ -86,7 +86,7 @@ def _hung(cluster: Any) -> float:
     return _interrupt(cluster)
 
 
-def _endless(cluster: Any) -> float:
+def _endless_run(cluster: Any) -> float:
     """Return the same for ranks that communicate in an endless loop."""
 
     def all_reduces() -> None:

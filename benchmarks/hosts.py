@@ -39,13 +39,13 @@ _OURS = ("distkit_hosts.remote.agent", "processes/boot.py", "ipyparallel")
 
 FIGURES = {
     "ours / theirs": Figure(
-        "start of 3 x 2 ranks by SSH to the first all_reduce",
+        "start of 3 x 2 ranks over SSH to the first all_reduce",
         "s",
         reference="ipyparallel's SSH cluster, torch, gloo",
         must=0.5,
         aim=0.25,
     ),
-    "hang": Figure("hang over 3 hosts to its error", "s", absolute=True, must=2.0, aim=0.5),
+    "hang": Figure("hang on 3 hosts to its error", "s", absolute=True, must=2.0, aim=0.5),
     "partition": Figure("silent partition to its error", "s", absolute=True, must=5.0, aim=2.0),
     "left": Figure(
         f"processes left {EXIT_GRACE:.0f} s after the kernel was killed or a link was cut",
@@ -87,7 +87,7 @@ def _samples(reps: int, log: Log) -> Samples:
             lab.slow(host, RATE)
         log("hosts: limited bandwidth")
         samples |= run_job(lab, "reducing")[0]
-    samples["left"] = [sum(samples["left"])]  # even one process left in one trial counts
+    samples["left"] = [sum(samples["left"])]  # the limit applies to all trials together
     return samples
 
 
@@ -124,7 +124,7 @@ def _start(contender: str) -> dict[str, float]:
 
 
 def _break(fault: str) -> dict[str, float]:
-    """Return the processes left after :data:`EXIT_GRACE`, and the seconds until an error."""
+    """Return the number of processes left after :data:`EXIT_GRACE`, and the seconds to an error."""
     with laboratory() as lab:
         job = start_job(lab, "working")
         assert job.stdout is not None
@@ -156,7 +156,7 @@ def _left(lab: Laboratory, fault: str) -> int:
     )
 
 
-# -- jobs on the head ------------------------------------------------------------------------------
+# -- jobs on the head node ------------------------------------------------------------------------
 
 
 def print_json(**fields: Any) -> None:

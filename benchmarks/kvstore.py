@@ -1,8 +1,8 @@
-"""The parameter server compared with MXNet 1.9.1's, in turn with the same arrays and model.
+"""The parameter server compared with that of MXNet 1.9.1, with the same arrays and model.
 
 MXNet needs a separate Python: ``pip install "numpy<1.24" mxnet==1.9.1`` under Python 3.8, and
 the path of that Python in ``DISTKIT_MXNET_PYTHON``. Otherwise the reference is a loopback ZeroMQ
-socket that echoes the same bytes. TensorFlow trains the same model, see
+socket that echoes the same bytes. TensorFlow trains the same model; see
 :mod:`benchmarks.kvstore_tensorflow`.
 """
 
@@ -24,10 +24,10 @@ TRIPS = {("dist_sync", 4 << 20): 12, ("dist_sync", 64 << 20): 2, ("dist_async", 
 STEPS = {"dist_sync": 150, "dist_async": 150}
 BATCH, RATE = 32, 0.1
 
-#: Upper limits of distkit's time over MXNet's, must and aim, by bytes.
+#: Upper limits of the ratio of distkit's time to MXNet's (must, aim), by bytes.
 _LIMITS = {1 << 10: (1 / 0.7, 1 / 1.5), 4 << 20: (1.0, 0.5), 64 << 20: (1.0, 0.5)}
 
-#: Each contender's seconds in every turn, by size or for a "step" of training.
+#: A contender's seconds in every turn, by size or for a "step" of training.
 Seconds = dict[Any, list[float]]
 Turns = dict[str, Seconds]
 OURS = "ours"

@@ -102,7 +102,7 @@ for line in sys.stdin:
 
 
 class Reference(Protocol):
-    """A reference that is running."""
+    """A running reference."""
 
     name: str
 

@@ -63,7 +63,7 @@ FIGURES = {
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Measure the PSS and the number of the processes that a driver started, without the driver."""
+    """Measure the PSS and the number of a driver's descendants, without the driver itself."""
     if not Path("/proc/self/smaps_rollup").exists():
         raise DistkitError(
             "bench memory needs /proc/PID/smaps_rollup: run it on Linux 4.14 or later."

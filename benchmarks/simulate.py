@@ -23,7 +23,7 @@ SPEEDUP: dict[str, Any] = {"ranks": [1, 2, 4], "batch": [32, 256, 1024]}
 
 FIGURES = {
     "ring": Figure(
-        f"simulated ring all-reduce of {RANKS} ranks with jitter of every message",
+        f"simulated ring all-reduce of {RANKS} ranks with jitter on every message",
         "s",
         must=10,
         aim=3.5,
@@ -112,11 +112,11 @@ def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]
     """
     import distkit as dk
     from distkit_simulation import finish_times
-    from distkit_simulation.calibration import SIZES, Measured, lower_quartile
+    from distkit_simulation.calibration import SIZES, MeasuredNetwork, lower_quartile
 
     names = list(dk.algorithms.ALL_REDUCES)
     results = dk.run_ranks(take_turns_on_rank, n, names, tensors, SIZES, reps, record=False).results
-    machine = Measured.of(SIZES, [*zip(*(batches for batches, _ in results), strict=True)])
+    machine = MeasuredNetwork.of(SIZES, [*zip(*(batches for batches, _ in results), strict=True)])
     return [
         {
             "algorithm": name,

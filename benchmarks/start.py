@@ -1,4 +1,4 @@
-"""Time to the first all_reduce, cold and warm, to the first DDP run, and of imports."""
+"""Time to the first all_reduce (cold and warm), to the first DDP run, and for imports."""
 
 from __future__ import annotations
 

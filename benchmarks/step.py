@@ -23,7 +23,7 @@ stepper = cluster.step(reduce_often, %d)
 stepper
 """
 
-#: In the page, click on Next and resolve with the milliseconds until the cockpit has drawn.
+#: In the page, click Next and resolve with the milliseconds until the cockpit has drawn.
 _CLICK = """() => new Promise((resolve) => {
     const root = document.querySelector('[data-cockpit="ready"]');
     const before = root.dataset.moment;
@@ -91,7 +91,7 @@ def _calls(reps: int, log: Log) -> dict[str, list[float]]:
 
 
 def _clicks(reps: int) -> list[float]:
-    """Return the milliseconds from a click on Next until the cockpit shows the new moment."""
+    """Return the milliseconds from a click on Next until the cockpit has drawn the new moment."""
     with lab.open_notebook(_CELL % (reps + 20), "cluster.stop()", height=1600) as (page, _):
         lab.command(page, "notebook:run-cell-and-select-next")
         page.wait_for_selector('[data-cockpit="ready"]', timeout=60_000)

@@ -1,8 +1,8 @@
 """Overhead of recording DDP steps and single all-reduces on two ranks.
 
-Users notice the ratio of wall times, but it is noisy: on few cores a step mostly waits for threads
-to wake up. The CPU time of a rank's threads is more stable. It excludes gloo's polling thread,
-whose CPU time depends on the other rank.
+Users notice the ratio of wall times, but it is noisy: on few cores a step spends most of its time
+waiting for threads to wake up. The CPU time of a rank's threads is more stable. It excludes gloo's
+polling thread, whose CPU time depends on the other rank.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _timed(call: Callable[[int], object], calls: int) -> tuple[float, float]:
 
 
 def _busy() -> float:
-    """Return this process's CPU seconds so far, on Linux without gloo's polling thread."""
+    """Return this process's CPU seconds, on Linux without gloo's polling thread."""
     if not Path("/proc/self/schedstat").exists():
         return time.process_time()
     nanoseconds = 0

@@ -119,12 +119,14 @@ FIGURES = {
         absolute=True,
     ),  # two frames and one frame of a 60 Hz screen
     "lag": Figure(
-        "live view's lag behind a running 4-rank job, 95th percentile",
+        "lag of a live view behind a running 4-rank job, 95th percentile",
         "ms",
         must=150,
         absolute=True,
     ),
-    "cost": Figure("live view's cost to the job's samples/s", "%", must=3, aim=2, absolute=True),
+    "cost": Figure(
+        "cost of a live view in samples/s of the job", "%", must=3, aim=2, absolute=True
+    ),
     "static": Figure(
         "static picture of a timeline, the largest", "kB", must=150, aim=60, absolute=True
     ),
@@ -141,7 +143,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
 
 def long_trace(events: int) -> Trace:
     """Return a trace of messages and all-reduces on eight ranks."""
-    events_made, at = [], 0.0
+    recorded, at = [], 0.0
     for seq in range(events // (3 * RANKS)):
         reduces = seq % 3 == 2
         for r in range(RANKS):
@@ -155,9 +157,9 @@ def long_trace(events: int) -> Trace:
                 (State.COMPLETED, at + 2e-6 + seconds),
             ):
                 event = Event(r, seq, op, state, now, peer, "world", 4096, (1024,), "float32")
-                events_made.append(replace(event, where="train.py:31"))
+                recorded.append(replace(event, where="train.py:31"))
         at += 0.6e-3
-    return Trace(events_made, RunInfo(name="a long run", world_size=RANKS, backend="gloo"))
+    return Trace(recorded, RunInfo(name="a long run", world_size=RANKS, backend="gloo"))
 
 
 def _static(events: int) -> float:
@@ -168,7 +170,7 @@ def _static(events: int) -> float:
 
 
 def _in_lab(reps: int, log: Log) -> Samples:
-    """Return milliseconds to the first picture of traces, and per frame of panning and zooming."""
+    """Return the milliseconds to the first picture of traces, and per frame of pan and zoom."""
     samples: Samples = {}
     cells = [
         cell

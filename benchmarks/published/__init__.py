@@ -1,7 +1,7 @@
 """Published scaling tables compared with the cost model's predictions, without measurements.
 
-tables.py holds the numbers and their sources; each other module predicts one kind of table. Some
-rows of a table determine the constants of its machine; they are marked and never scored.
+tables.py has the numbers and their sources; each other module predicts one kind of table. Some
+rows of a table determine the constants of its machine; they are marked, and not scored.
 """
 
 from __future__ import annotations

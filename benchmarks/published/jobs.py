@@ -1,11 +1,11 @@
 """Whole training jobs: step times of vTrain's runs and of Megatron, and Megatron's memory.
 
 Three constants of an A100 are fitted on 21 of vTrain's 109 runs, drawn at random within each model
-size: the reachable shares of peak operations, of memory bandwidth, and of the host's network cards.
+size: the reachable shares of peak FLOP/s, of memory bandwidth, and of the host's network bandwidth.
 All other rows are scored, including Megatron's, whose hosts have twice as many cards.
 
 vtrain.csv is data/ground_truth_multi.csv of VIA-Research/vTrain: copyright (c) 2024, VIA Research
-Group at KAIST, MIT licence.
+Group at KAIST, MIT license.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def memory() -> list[Row]:
             for options in ({"recompute": "none"}, SELECTIVE)
         )
         states = everything["parameters"] + everything["gradients"] + everything["optimizer"]
-        held = {
+        predicted = {
             "states": states,
             "none": everything["activations"],
             "selective": selective["activations"],
         }
         predictions += [
             Row("Megatron's memory", f"{name}, {kind}", "GiB", gib, nbytes / GIB)
-            for (kind, nbytes), gib in zip(held.items(), published, strict=True)
+            for (kind, nbytes), gib in zip(predicted.items(), published, strict=True)
         ]
     return predictions
 
@@ -99,7 +99,7 @@ def _megatron(name: str, gpus: Machine, options: dict[str, Any]) -> Job:
 
 
 def machine(shares: Sequence[float], cards: str = "vTrain") -> Machine:
-    """Return an A100 that reaches these shares of operations, memory and network cards."""
+    """Return an A100 that reaches these shares of FLOP/s, memory and network bandwidth."""
     matmul, stream, between = shares
     link = Link.of(A100.between.alpha, between * CARDS[cards])
     return replace(A100, matmul=matmul, stream=stream, between=link)

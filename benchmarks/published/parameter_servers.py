@@ -11,7 +11,7 @@ from benchmarks.published.workloads import inception_v3
 from distkit._format import count
 from distkit_simulation import cost
 from distkit_simulation.network import Link
-from distkit_simulation.parameter_servers import place
+from distkit_simulation.parameter_servers import assign_tensors
 
 BATCH = 64
 
@@ -22,7 +22,7 @@ def rows() -> list[Row]:
 
 
 def _null_steps() -> list[Row]:
-    """Predict a constant, a time per further worker, and the busiest machine's transfer.
+    """Predict a constant, a time per additional worker, and the transfer of the busiest machine.
 
     Both times are fitted on the scalar rows, the bandwidth on one worker that transfers 1 GB.
     """
@@ -58,15 +58,15 @@ def step_seconds(compute: float, sigma: float, beta: float, workers: int, server
     """Return the seconds of a synchronous step of Inception-v3 with unsplit tensors.
 
     The fullest server sends its tensors to every worker during forward, a third of the compute
-    time, and receives the gradients during backward; the longer of compute and transfer counts.
-    ``sigma`` is the standard deviation of the workers' steps [s].
+    time, and receives the gradients during backward; the longer of compute and transfer determines
+    the time. ``sigma`` is the standard deviation of the workers' steps [s].
     """
-    busy = workers * float(place(inception_v3(), servers).max()) * beta
+    busy = workers * float(assign_tensors(inception_v3(), servers).max()) * beta
     return max(compute / 3, busy) + max(compute * 2 / 3, busy) + sigma * slowest(workers)
 
 
 def _piz_daint() -> list[Row]:
-    """Predict with a step fitted on one worker, its spread on 16, and the bandwidth on 128."""
+    """Predict with a step fitted on one worker, its variation on 16, and the bandwidth on 128."""
     table = tables.PIZ_DAINT
     fitted = [(1, 1), (16, 4), (128, 116)]
     step = {key: BATCH * key[0] / x for key, x in table.items()}
@@ -74,7 +74,7 @@ def _piz_daint() -> list[Row]:
     for _ in range(20):  # fixed point of sigma and beta, which converges quickly
         sigma = (step[16, 4] - step_seconds(compute, 0, beta, 16, 4)) / slowest(16)
         queued = (step[128, 116] - sigma * slowest(128)) / 2
-        beta = queued / (128 * float(place(inception_v3(), 116).max()))
+        beta = queued / (128 * float(assign_tensors(inception_v3(), 116).max()))
     return [
         Row(
             "Piz Daint, Inception-v3",
@@ -90,7 +90,7 @@ def _piz_daint() -> list[Row]:
 
 
 def _p2() -> list[Row]:
-    """Predict that workers only wait for the slowest GPU, with its delay fitted on 128."""
+    """Predict that workers wait only for the slowest GPU, whose delay is fitted on 128."""
     table: Mapping[tuple[int, int], float] = tables.P2_SERVED
     compute = BATCH / table[1, 1]
     sigma = (BATCH * 128 / table[128, 16] - compute) / slowest(128)

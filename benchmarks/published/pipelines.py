@@ -1,7 +1,7 @@
 """Throughput of pipelines: simulated schedules compared with the Zero Bubble paper.
 
 There are two sets of rows. In "own constant", each schedule's speed is fitted on its row of 24
-micro-batches; for ZB-1P, so is the share of the weights' gradients, which fill its bubble. In
+micro-batches, and for ZB-1P also the share of the weights' gradients, which fill its bubble. In
 "1F1B's constant", interleaving is predicted from 1F1B: it sends v times the messages, in the
 computing thread, and the cost of a message per byte is fitted on one row of the smaller model.
 """
@@ -50,7 +50,7 @@ def seconds(
 
 
 def chunks(model: str) -> int:
-    """Return the stages of a rank; the first and the last stage have one layer fewer.
+    """Return the stages per rank; the first and the last stage have one layer fewer.
 
     >>> chunks("1.5B"), chunks("6.2B")
     (3, 4)

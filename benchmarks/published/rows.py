@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Row:
-    """A number of a table; ``fitted`` rows determine the constants and are not scored.
+    """A published number; ``fitted`` rows determine the constants and are not scored.
 
     ``naive`` is the prediction of perfect scaling: n times the one-GPU row.
     """
@@ -79,7 +79,7 @@ def largest_error(rows: Iterable[Row]) -> float:
 
 
 def solve(terms: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """Solve Σ constant · term = value in each row, for as many constants as rows.
+    """Solve Σ constant · term = value for the constants; there are as many rows as constants.
 
     >>> solve([[1, 0], [1, 2]], [3, 7])
     [3.0, 2.0]

@@ -58,12 +58,12 @@ NCCL_PCIE, NCCL_NET, NCCL_PLATEAU = 5.7, 9.6, 1.9
 #: NCCL's ratio of a tree's bandwidth to a ring's.
 NCCL_TREE = 0.9
 
-#: 40 H100 with four 400 Gb/s RoCE cards a node: bus bandwidth [GB/s].
+#: 40 H100 with four 400 Gb/s RoCE cards per node: bus bandwidth [GB/s].
 ROCE = {"ring": 190.0, "tree": 150.0}
 
 # -- training with all-reduce -------------------------------------------------------------
 
-#: tf_cnn_benchmarks with Horovod, 4 Pascal GPUs a server, 25 Gb/s RoCE, batch 64:
+#: tf_cnn_benchmarks with Horovod, 4 Pascal GPUs per server, 25 Gb/s RoCE, batch 64:
 #: (bytes of gradients, images/s of one GPU, efficiency on 128 and on 512 GPUs).
 HOROVOD = {
     "Inception-v3": (109e6, 142.0, 0.90, 0.90),
@@ -112,7 +112,7 @@ DGX1 = {
     "VGG-16 b32, NCCL": (32, 144, 281, 549, 820),
 }
 
-#: TensorFlow on p2.8xlarge, 8 K80 a node: batch, images/s on 1, 8, 16, 32, 64 GPUs.
+#: TensorFlow on p2.8xlarge, 8 K80 per node: batch, images/s on 1, 8, 16, 32, 64 GPUs.
 P2 = {
     "Inception-v3": (64, 29.7, 229, 459, 902, 1783),
     "ResNet-50": (64, 52.4, 378, 751, 1388, 2744),
@@ -120,12 +120,12 @@ P2 = {
 }
 
 #: Goyal et al., 32 servers of 8 P100, 50 Gb/s Ethernet, 100 MB of gradients, 120 ms of backward: 29
-#: hours on 8 GPUs became one on 256.
+#: hours on 8 GPUs became one hour on 256.
 FACEBOOK = 29 / 32
 
 # -- pipelines ----------------------------------------------------------------------------
 
-#: Zero Bubble, table 3, pipelines of 8 A100: samples/s of a GPU with 24, 32 and 64 micro-batches.
+#: Zero Bubble, table 3, pipelines of 8 A100: samples/s per GPU with 24, 32 and 64 micro-batches.
 ZERO_BUBBLE = {
     "1.5B": {
         "ZB-2P": (14.5, 14.8, 14.9),
@@ -156,7 +156,7 @@ NULL_STEPS = {
     (1e9, 100): 7.16,
 }
 
-#: Inception-v3, batch 64, on Piz Daint (one P100 a node): (workers, servers) -> images/s.
+#: Inception-v3, batch 64, on Piz Daint (one P100 per node): (workers, servers) -> images/s.
 PIZ_DAINT = {
     (1, 1): 138.23,
     (2, 1): 264.57,
@@ -181,7 +181,8 @@ P2_SERVED = {
 
 #: Megatron on A100 with 80 GB, 2,048 tokens (Korthikanti et al., 2022): layers, width, heads, tp,
 #: pp, chunks, batch, micro-batch; seconds of a step with full recomputation, and with selective
-#: and sequence parallelism; GiB of the states, of all activations, of those of the second way.
+#: and sequence parallelism; GiB of the states, of all activations, and of the activations with
+#: selective recomputation.
 MEGATRON = {
     "22B": ((48, 6144, 64, 8, 1, 1, 4, 4), (1.42, 1.10), (45.5625, 59.25, 9.5625)),
     "175B": (
@@ -212,6 +213,6 @@ NOT_PREDICTED = {
     "BytePS's gains": "the number of CPU machines is not stated; its formula is tested exactly",
     "MLPerf, Tencent, Sony, DAWNBench": "times to train, which mix in epochs",
     "TensorFlow's sparse null steps": "the rows' size is not stated",
-    "Inception-v3 on 200 workers, 17 servers": "no row of one worker to fit",
+    "Inception-v3 on 200 workers, 17 servers": "no row with one worker to fit",
     "Poseidon": "speed-ups without step times",
 }

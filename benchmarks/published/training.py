@@ -1,7 +1,7 @@
 """Throughput of synchronous training, from one GPU's step plus the exposed all-reduce.
 
 A series is fitted on its one-GPU row and on one row of several nodes; MXNet's is also fitted on its
-largest single node. The constants include the share of communication that overlap does not hide.
+largest single node. The constants include the share of communication that is not hidden by overlap.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def between(per_node: int) -> Term:
 
 
 def bus(per_node: int) -> Term:
-    """Return the term of the tensors on the bus of a node's GPUs, one for each GPU but one.
+    """Return the term of the bus of a node's GPUs, which carries a tensor for each GPU but one.
 
     >>> bus(16)(4), bus(16)(64)
     (3.0, 15.0)

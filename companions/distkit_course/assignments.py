@@ -1,4 +1,4 @@
-"""Export of the lessons' exercises as nbgrader assignments with solutions, tests and points.
+"""Export the exercises of lessons as nbgrader assignments with solutions, tests and points.
 
 Each lesson becomes a notebook without the lesson's prose. Existing files are never overwritten.
 ``nbgrader generate_assignment`` removes the solutions.
@@ -18,11 +18,10 @@ from distkit_course.exercises import LESSONS, QUESTIONS, TASKS
 from distkit_course.questions import LEVELS, Question
 from distkit_course.task import Task, source
 
-#: Points of a question, which a teacher grades.
+#: Maximum points of a question, which an instructor grades.
 _POINTS = len(LEVELS)
 
-#: Code of a check cell: nbgrader reads the last value as points, and treats output to stderr as a
-#: failure.
+#: Code of a check cell: nbgrader reads the last value as points, and output to stderr as a failure.
 _CHECK = """import sys
 from contextlib import redirect_stderr
 

@@ -57,7 +57,7 @@ def add(commands: Any) -> None:
     export.add_argument("--exercises", default="", metavar="NAMES", help=exercises)
     export.set_defaults(run=_assignments)
     answers = commands.add_parser(
-        "answers", help="print the answers of the concept checks, for teachers"
+        "answers", help="print the answers of the concept checks, for instructors"
     )
     answers.set_defaults(run=_answers)
     for command in (export, answers):
@@ -111,16 +111,18 @@ def _lab(args: argparse.Namespace, passed_on: list[str]) -> None:
         passed_on = [f"--ServerApp.root_dir={cli.CHECKOUT}", *passed_on]
     if not target.exists():
         raise DistkitError(f"{target}: notebook or folder not found.")
-    if os.geteuid() == 0 and "--allow-root" not in passed_on:  # as usual in containers
+    if (
+        os.geteuid() == 0 and "--allow-root" not in passed_on
+    ):  # root is the usual user in containers
         passed_on = [*passed_on, "--allow-root"]
-    # hides the question about Jupyter's news, which would cover the notebook
+    # disables the prompt about Jupyter's news, which would cover the notebook
     paths = [str(Path(cli.__file__).parent / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]
     os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, paths))
     os.execv(sys.executable, [sys.executable, "-c", JUPYTERLAB, str(target), *passed_on])
 
 
 def _welcome() -> Path:
-    """Copy the checkout's notebooks that are not copied yet; return the copy of the first."""
+    """Copy missing notebooks from the checkout; return the copy of the first notebook."""
     if cli.CHECKOUT.joinpath("notebooks").is_dir():
         folder = cli.CHECKOUT / "my-notebooks"  # git ignores it
         folder.mkdir(exist_ok=True)
@@ -129,6 +131,6 @@ def _welcome() -> Path:
                 shutil.copyfile(original, folder / original.name)
         return folder / "00_welcome.ipynb"
     raise DistkitError(
-        "the notebooks are not installed with distkit: get the folder notebooks from your teacher "
-        "or the project's repository, then run: distkit lab notebooks"
+        "the notebooks are not installed with distkit: get the folder notebooks from your "
+        "instructor or the project's repository, then run: distkit lab notebooks"
     )

@@ -1,4 +1,4 @@
-"""Judges of collectives on real ranks, which check results and compare messages."""
+"""Judges for collectives on real ranks, which check results and compare messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Right = Callable[[int, int, int], Tensor]
 Outcome = tuple[list[float], list[float] | None]
 
 #: World sizes and lengths to test, including odd numbers and fewer elements than ranks. One rank is
-#: last, since more ranks show mistakes more clearly.
+#: tested last, because more ranks show mistakes more clearly.
 WORLDS, LENGTHS = (2, 3, 4, 5, 1), (1, 8, 13)
 
 #: World size and length (elements of four bytes) for counts of messages, bytes and rounds.
@@ -41,8 +41,8 @@ class CollectiveTrial:
         algorithm: the reference for messages, bytes and rounds.
         call: a function that calls the answer.
         right: the expected values of a rank.
-        into: the parameter that must hold these values.
-        parts: whether the tensor is one of n parts of the tensor that the algorithm counts.
+        into: the parameter that must contain these values.
+        parts: whether the tensor is one of n equal parts of the algorithm's tensor.
     """
 
     algorithm: Algorithm
@@ -73,7 +73,7 @@ class CollectiveTrial:
                     continue
                 if returned is not None and equal(tensor(returned), right):
                     return (
-                        f"it returns the correct result, but {self.into} must hold it: "
+                        f"it returns the correct result, but {self.into} must contain it: "
                         f"write into {self.into}, in place"
                     )
                 return (

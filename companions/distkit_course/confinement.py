@@ -1,6 +1,6 @@
 """Resource limits of the processes that run an answer: time, memory, output and processes.
 
-They do not protect the user's files and other processes from an answer: use a container for that.
+They do not protect the user's files and processes from an answer; a container does.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _limit(resource_id: int, limit: int, margin: int = 0) -> None:
 
 
 def _limit_processes(limit: int) -> None:
-    """Limit processes, unless those of other containers already exceed the limit."""
+    """Limit the number of processes, unless other containers already exceed the limit."""
     before = resource.getrlimit(resource.RLIMIT_NPROC)
     resource.setrlimit(resource.RLIMIT_NPROC, (limit, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""Exercises, whose answers are checked on real ranks or servers, with hints and solutions.
+"""Exercises with hints and solutions; answers are checked on real ranks or servers.
 
 Example::
 
@@ -55,7 +55,7 @@ class _ExerciseMenu:
 
 
 def _missing() -> None:
-    """Represent a missing answer."""
+    """Stand in for a missing answer."""
 
 
 class _Check:
@@ -94,7 +94,7 @@ hint = _ExerciseMenu(
     "dk.hint.NAME() shows the next hint:", lambda entry: partial(_hint, entry), _ALL
 )
 solution = _ExerciseMenu(
-    "dk.solution.NAME() shows a solution, or answers to compare yours with:",
+    "dk.solution.NAME() shows a solution, or sample answers to compare with yours:",
     lambda entry: partial(_solution, entry),
     _ALL,
 )

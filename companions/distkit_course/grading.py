@@ -135,7 +135,7 @@ def grade(submissions: Sequence[Path], folder: Path, names: Sequence[str] = ()) 
         _judge(path, report, names)
         files = {folder / name: content for name, content in report.files().items()}
         written |= files
-        with suppress(OSError):  # such as a full disk; retried at the end
+        with suppress(OSError):  # for example a full disk; retried at the end
             _write(files)
         yield report
     _write(written)

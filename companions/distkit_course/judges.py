@@ -1,4 +1,4 @@
-"""Tests of answers, each on separate ranks.
+"""Tests for answers, each on separate ranks.
 
 :class:`Calls` checks the values of a function. :class:`Program` checks the results of a program and
 the number of messages of its busiest rank. :class:`FasterThan` compares its time with that of a
@@ -243,7 +243,7 @@ class Program:
         call: a function that calls the answer on rank ``rank`` of ``n`` and returns plain data.
         right: the expected value of a rank.
         worlds: world sizes to test; messages are counted in the first.
-        most: the limits of a rank on n ranks by name: "messages", "bytes", "rounds" or "calls"
+        limits: the maximum per rank on n ranks, by name: "messages", "bytes", "rounds" or "calls"
             (collective operations), each with an optional reason.
         why: a function ``f(results, rights)`` that explains common mistakes.
     """
@@ -251,7 +251,7 @@ class Program:
     call: Callable[[Answer, int, int], Any]
     right: Callable[[int, int], Any]
     worlds: Sequence[int] = (2, 3, 4)
-    most: dict[str, tuple[Callable[[int], int], str]] = field(default_factory=dict)
+    limits: dict[str, tuple[Callable[[int], int], str]] = field(default_factory=dict)
     why: Callable[[list[Any], list[Any]], str] = lambda results, rights: ""
 
     def __call__(self, answer: Answer) -> Iterator[Criterion]:
@@ -259,10 +259,14 @@ class Program:
         traces = [self._compared(answer, n) for n in self.worlds]
         yield Criterion("values", f"correct on {', '.join(map(str, sorted(self.worlds)))} ranks")
         sent = measured(traces[0])
-        for name, (limit, why) in self.most.items():
-            most = limit(self.worlds[0])
+        for name, (limit_of, why) in self.limits.items():
+            limit = limit_of(self.worlds[0])
             yield at_most(
-                name, sent[name], most, f"{most:,} suffice{why and f': {why}'}", traces[0]
+                name,
+                sent[name],
+                limit,
+                f"{limit:,} {'suffices' if limit == 1 else 'suffice'}{why and f': {why}'}",
+                traces[0],
             )
 
     def _compared(self, answer: Answer, n: int) -> Trace:
@@ -293,7 +297,7 @@ _COUNTED = {
     "messages": ("message", " sent by the busiest rank"),
     "bytes": ("byte", " sent by the busiest rank"),
     "rounds": ("round", ""),
-    "calls": ("collective operation", " of a rank"),
+    "calls": ("collective operation", " per rank"),
 }
 
 
@@ -306,11 +310,11 @@ def measured(trace: Trace) -> dict[str, int]:
     return {"messages": messages, "bytes": nbytes, "rounds": rounds(columns), "calls": max_calls}
 
 
-def at_most(name: str, got: int, most: int, reason: str, trace: Trace) -> Criterion:
-    """Return a criterion that passes up to ``most``, and is wasteful above."""
+def at_most(name: str, got: int, limit: int, reason: str, trace: Trace) -> Criterion:
+    """Return a criterion that passes up to ``limit``, and is wasteful above."""
     unit, suffix = _COUNTED[name]
     text = count(got, unit) + suffix
-    if got <= most:
+    if got <= limit:
         return Criterion(name, text)
     return Criterion(name, f"{text}; {reason}", WASTEFUL, trace)
 
@@ -364,11 +368,11 @@ def judged(
     'blocked'
     """
     ratios = [naive / answer for answer, naive in pairs]
-    text = f"{median(ratios):.1f} times as fast as one after the other; {ratio:g} are required"
+    text = f"{median(ratios):.1f} times as fast as the naive program; {ratio:g} required"
     if median(ratios) >= ratio:
         return Criterion("time", text)
     if busy:
-        return Criterion("time", f"{text}: the machine is too busy to measure it", BLOCKED)
+        return Criterion("time", f"{text}: the machine is too busy to measure this", BLOCKED)
     return Criterion("time", f"{text}. {why}", WASTEFUL)
 
 

@@ -3,7 +3,7 @@
 Example::
 
     guess = dk.predict("How many messages does rank 0 send?")
-    guess                                 # shows a field and Commit; or guess.commit(6)
+    guess                                 # shows a form; or call guess.commit(6)
     run = cluster.run(ring)
     guess.compare(len(sent_by_0))         # shows the guess, the answer and their difference
 """
@@ -33,13 +33,13 @@ Value = float | str | Sequence[float | str]
 
 PASS, CLOSE, FAIL, UNKNOWN = "pass", "close", "fail", "unknown"
 _SIGNS = {PASS: "✓", CLOSE: "≈", FAIL: "✗", UNKNOWN: "–"}
-_COLOURS = {PASS: "#009e73", CLOSE: "#2b83c6", FAIL: "#d55e00", UNKNOWN: "#7f8c99"}
+_COLORS = {PASS: "#009e73", CLOSE: "#2b83c6", FAIL: "#d55e00", UNKNOWN: "#7f8c99"}
 
 #: Maximum relative differences of close and of exact guesses.
 NEAR, EXACT = 0.1, 1e-9
 #: Names of ratios.
 _RATIO_NAMES = {2: "twice", 3: "three times", 4: "four times", 10: "ten times"}
-#: Maximum number of wrong items of a list to show; further ones are only counted.
+#: Maximum number of wrong items of a list to show; the rest are only counted.
 MAX_ITEMS = 6
 
 _TOO_LATE = "The answer is already known. Run the cell with dk.predict again for a new guess."
@@ -61,14 +61,14 @@ class Comparison:
     guess: str | None
     actual: str
     status: str
-    words: str
+    message: str
 
     def __bool__(self) -> bool:
         return self.status == PASS
 
     def _rows(self) -> list[tuple[str, str]]:
         guess = [] if self.guess is None else [("your guess", self.guess)]
-        return [*guess, ("the answer", self.actual), (_SIGNS[self.status], self.words)]
+        return [*guess, ("the answer", self.actual), (_SIGNS[self.status], self.message)]
 
     def __repr__(self) -> str:
         lines = (f"  {name:12}  {value}".rstrip() for name, value in self._rows())
@@ -76,7 +76,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Return the comparison as HTML."""
-        colour = _COLOURS[self.status]
+        color = _COLORS[self.status]
         cell = "padding:1px 14px 1px 0;text-align:left;vertical-align:top"
         rows = "".join(
             f'<tr style="background:none"><td style="{cell};white-space:nowrap">{escape(name)}</td>'
@@ -85,7 +85,7 @@ class Comparison:
             for name, value in self._rows()
         )
         return (
-            f'<div style="border-left:4px solid {colour};padding:4px 14px;font:var('
+            f'<div style="border-left:4px solid {color};padding:4px 14px;font:var('
             '--jp-ui-font-size1,13px)/1.45 var(--jp-ui-font-family,sans-serif)">'
             f"{code_html(self.question)}<table style='border:0;margin:2px 0'>{rows}</table></div>"
         )
@@ -143,12 +143,12 @@ class Prediction(StaticForm):
         self,
         question: str,
         choices: Sequence[object] = (),
-        committed: Callable[[], object] = lambda: None,
+        on_commit: Callable[[], object] = lambda: None,
         why: str = "",
     ) -> None:
         self.question, self.choices = question, [_format(c) for c in choices]
         self.guess: Value | None = None
-        self._committed, self._why, self._note = committed, why, ""
+        self._on_commit, self._why, self._note = on_commit, why, ""
         self._answer: Comparison | None = None
         self._submissions = 0
 
@@ -166,7 +166,7 @@ class Prediction(StaticForm):
         else:
             self.guess = _validated(guess, self.question)
         self._refresh()
-        self._committed()
+        self._on_commit()
 
     def compare(self, actual: Value) -> Comparison:
         """Compare the guess with the answer.
@@ -211,8 +211,8 @@ class Prediction(StaticForm):
         if self.guess is None:
             return "waits", _TOO_LATE
         answer = self._answer
-        words = answer.words if answer else f"the answer: {answer.actual}"
-        return answer.status, f"{words}\n{self._why}".strip()
+        message = answer.message if answer else f"the answer: {answer.actual}"
+        return answer.status, f"{message}\n{self._why}".strip()
 
     def _picture(self) -> dict[str, object]:
         status, note = self._state
@@ -223,7 +223,7 @@ class Prediction(StaticForm):
             "final": self._answer is not None,
             "status": status,
             "note": note,
-            "heard": self._submissions,  # repeating a guess is an update, too
+            "submissions": self._submissions,  # repeating a guess is also an update
         }
 
     def _submit(self, message: Mapping[str, Any]) -> None:
@@ -250,9 +250,9 @@ _predictions: dict[object, Prediction] = {}
 
 
 def predict(question: str, choices: Sequence[object] | None = None) -> Prediction:
-    """Ask for a guess before a run; in a notebook, show a field or the choices, and Commit.
+    """Ask for a guess before a run; a notebook shows a field or the choices, and a Commit button.
 
-    The guess can be changed until the answer is known. Running the cell again shows it.
+    The guess can be changed until the answer is known. Running the cell again shows the guess.
 
     Args:
         question: the question. Without choices, it asks for one or several numbers, or for two if

@@ -78,7 +78,7 @@ class ConceptCheck(StaticForm):
 
     def __init__(self, quiz: Quiz) -> None:
         self.quiz, self.trace = quiz, RUNS[quiz.lesson]()
-        # bare, since sums and notices would answer some of the questions
+        # bare, because totals and notices would give away some answers
         self.view = (Servers if quiz.lesson in OF_SERVERS else Timeline)(self.trace, bare=True)
         self._verdicts: dict[int, Comparison] = {}
         self._predictions = [
@@ -91,7 +91,7 @@ class ConceptCheck(StaticForm):
             self._refresh()
 
         prediction = Prediction(
-            f"{number}. {question.text}", question.choices, committed=judge, why=question.why
+            f"{number}. {question.text}", question.choices, on_commit=judge, why=question.why
         )
         return prediction
 
@@ -124,7 +124,7 @@ class ConceptCheck(StaticForm):
         right = sum(map(bool, self._verdicts.values()))
         if answered < total:
             return f"{answered} of {total} questions answered, {right} right"
-        verdict = "you can read this picture" if right == total else "look again at the others"
+        verdict = "you can read this picture" if right == total else "look again at the wrong ones"
         return f"{right} of {total} right: {verdict}"
 
     # -- display -------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def concept_check(lesson: str) -> ConceptCheck:
         DistkitError: the lesson has no concept check.
 
     >>> check = concept_check("01_messages")
-    >>> check.answer(1, "none").words
+    >>> check.answer(1, "none").message
     'not what you expected'
     >>> check.score
     '1 of 5 questions answered, 0 right'

@@ -55,7 +55,7 @@ class SubmittedFunction:
 
 
 def read(submission: Path) -> dict[str, SubmittedFunction | str]:
-    """Return a submission's answers by exercise; for invalid Python, an error message.
+    """Return a submission's answers by exercise; invalid Python yields an error message.
 
     Raises:
         DistkitError: the file cannot be read.
@@ -135,7 +135,7 @@ def _assigns(node: ast.stmt) -> bool:
 
 
 def _if_defined(node: ast.stmt) -> ast.stmt:
-    """Ignore errors of a statement that may need the notebook's state: ``first = run.results[0]``.
+    """Ignore errors in a statement that may need the notebook's state: ``first = run.results[0]``.
 
     An answer that uses the missing name raises a NameError.
     """

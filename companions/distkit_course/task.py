@@ -1,4 +1,4 @@
-"""The parts of an exercise: its name, stub, hints, solution and judge."""
+"""An exercise: its name, signature, hints, solution and judge."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class WrongAnswer(Exception):
 PASS, FAIL, WASTEFUL, BLOCKED = "pass", "fail", "wasteful", "blocked"
 NOT_ATTEMPTED = "not attempted"
 
-#: Colours of the statuses in a notebook.
-_COLOURS = {PASS: "#009e73", NOT_ATTEMPTED: "#7f8c99", BLOCKED: "#7f8c99"}
+#: Colors of the statuses in a notebook.
+_COLORS = {PASS: "#009e73", NOT_ATTEMPTED: "#7f8c99", BLOCKED: "#7f8c99"}
 _WRONG = "#d55e00"
 
 
@@ -100,16 +100,16 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         """Return the verdict as HTML."""
-        colour = _COLOURS.get(self.status, _WRONG)
+        color = _COLORS.get(self.status, _WRONG)
         rows = "".join(
-            f'<tr><td style="color:{_COLOURS.get(c.status, _WRONG)};vertical-align:top">'
+            f'<tr><td style="color:{_COLORS.get(c.status, _WRONG)};vertical-align:top">'
             f'{str(c)[0]}</td><td style="text-align:left;white-space:pre-wrap">'
             f"{linked(c.text)}</td></tr>"
             for c in self.criteria
         )
         advice = self.advice and f'<div style="white-space:pre-wrap">{linked(self.advice)}</div>'
         return (
-            f'<div style="border-left:4px solid {colour};padding:4px 12px"><strong>'
+            f'<div style="border-left:4px solid {color};padding:4px 12px"><strong>'
             f"{escape(self.name)}: {self.status}</strong><table>{rows}</table>{advice}</div>"
         )
 
@@ -126,7 +126,7 @@ class Task:
         name: the name in ``dk.check.NAME``.
         signature: the function's name and parameters.
         goal: the task of the function, in one sentence.
-        details: facts that are needed to write the function.
+        details: facts needed to write the function.
         solution: an answer that passes.
         hints: hints, the vaguest first.
         trial: the test of a function that has the right number of parameters.

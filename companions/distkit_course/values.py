@@ -1,4 +1,4 @@
-"""Serialization of an answer's values, which its rank sends to the judge.
+"""Serialize the values of an answer, which its rank sends to the judge.
 
 Unpacking does not execute code. Numbers, text, containers and tensors keep their types; any other
 object is replaced by its repr.
@@ -55,7 +55,7 @@ def _plain(value: Any) -> Any:
         case bytes():
             return bytes(value)
         case str():
-            return value.encode(errors="backslashreplace").decode()  # lone surrogates
+            return value.encode(errors="backslashreplace").decode()  # escapes lone surrogates
         case int() if abs(value) < 1 << 63:
             return int(value)
         case list():

@@ -1,4 +1,4 @@
-"""Interactive controls of real runs, like ``ipywidgets.interact`` for functions on ranks.
+"""Interactive controls for real runs, like ``ipywidgets.interact`` for functions on ranks.
 
 experiment.py runs functions with one or many settings; controls.py creates widgets; results.py
 summarizes runs in a table and a plot (pure); panel.py is the user interface.

@@ -19,7 +19,7 @@ RANKS, STRAGGLER = "ranks", "straggler"
 RESERVED = {RANKS: "the number of ranks", STRAGGLER: "the delay of the last rank in seconds"}
 #: Parameters of :func:`distkit.inject_faults`, unless the function has parameters of these names.
 NETWORK = {"latency": "seconds of each message", "bandwidth": "bytes per second of each rank"}
-#: Parameters in seconds, shown in milliseconds up to one second; a parameter in bytes per second.
+#: Parameters in seconds, shown in milliseconds up to one second; the parameter in bytes per second.
 TIMES, RATE, MEGA = (STRAGGLER, "latency"), "bandwidth", 1e6
 #: Parameters on a logarithmic scale: powers of two with units, and powers of ten.
 BYTES, LOGARITHMIC = ("size", "nbytes"), ("lr", "learning_rate", *NETWORK)
@@ -36,7 +36,7 @@ class Settings:
         ranks: the number of ranks of an existing cluster, if any.
 
     Raises:
-        TypeError: the function has no such parameter, or has one with neither default nor control.
+        TypeError: the function has no such parameter, or one has neither a default nor a control.
         ValueError: a control allows an impossible value.
     """
 
@@ -75,10 +75,10 @@ class Settings:
         return {RANKS: self._ranks, **current, **changed}
 
     def product(self, **values: Any) -> list[dict[str, Any]]:
-        """Return the values of many runs: the product of the given lists, the last varying fastest.
+        """Return the values of many runs: the product of the given lists.
 
         Raises:
-            TypeError, ValueError: as in :meth:`complete`, or the values are missing.
+            TypeError, ValueError: as in :meth:`complete`, or values are missing.
         """
         if not values:
             raise TypeError("sweep() needs values: experiment.sweep(batch=[8, 16, 32])")
@@ -184,7 +184,7 @@ def format_value(name: str, value: Any) -> str:
     """
     if not is_number(value):
         return format_plain(value)
-    if name in (*TIMES, "seconds", "seconds a step", "waiting"):
+    if name in (*TIMES, "seconds", "seconds per step", "waiting"):
         return human_seconds(float(value)) if value else "0 s"
     if name == RATE:
         return f"{float(f'{value / MEGA:.3g}'):,g} MB/s"
@@ -322,7 +322,7 @@ def _interact_widget(abbreviation: Any) -> Any:
 
 
 def _byte_slider(name: str, low: float, high: float) -> Control:
-    """Return a slider over powers of two, labelled with units."""
+    """Return a slider over powers of two, labeled with units."""
     powers = (2**k for k in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1))
     options = _byte_options({int(low), int(high), *powers})
     widget = ipywidgets.SelectionSlider(options=options)

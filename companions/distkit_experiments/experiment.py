@@ -112,7 +112,7 @@ def has_ended(run: Run, printed: deque[str] | None) -> bool:
 
     Args:
         run: the run.
-        printed: the lines that ranks print are appended to it; None to print them.
+        printed: receives the lines that ranks print; None to print them.
 
     Raises:
         RankError, DeadlockError, …: as in :meth:`distkit.cluster.Run.wait`.
@@ -129,8 +129,8 @@ def has_ended(run: Run, printed: deque[str] | None) -> bool:
     return run.finished
 
 
-#: Set when the kernel exits: it no longer has a thread that sends messages to the page, and
-#: messages from two of our threads would be interleaved.
+#: The event is set when the kernel exits: the kernel's IO thread has ended, so messages from two
+#: threads would be interleaved.
 _update_lock, _exiting = threading.RLock(), threading.Event()
 
 _cell_experiments = CellRegistry(lambda experiment: experiment.close())
@@ -154,7 +154,7 @@ class Experiment:
     widget; its initial value is the function's default. Some names are special:
 
     - ``ranks=(2, 8)``: number of ranks. If it equals the cluster's, runs use that cluster;
-      otherwise each run starts a cluster.
+      otherwise each run starts its own.
     - ``straggler=(0, 0.5)``: delay of each communication of the last rank [s], shown in
       milliseconds if the range ends at one second or less.
     - ``latency=(1e-5, 0.01)`` and ``bandwidth=(1e6, 1e9)``: as in :func:`~distkit.inject_faults`,
@@ -174,7 +174,7 @@ class Experiment:
         controls: controls by parameter.
 
     Raises:
-        TypeError: the function has no such parameter, or has one with neither default nor control.
+        TypeError: the function has no such parameter, or one has neither a default nor a control.
         ValueError: a control is invalid, or its default is outside its range.
         NotPicklableError: the function cannot be pickled.
 
@@ -209,7 +209,7 @@ class Experiment:
         pack(fn, (), {n: c.choices or c.value for n, c in self.settings.controls.items()})
         self.records: list[Record] = []
         self.activity: Activity | None = None  # None if idle
-        self.error: BaseException | None = None  # of the latest run
+        self.error: BaseException | None = None  # raised by the latest run
         self.printed = deque[str](maxlen=MAX_LINES)
         _cell_experiments.add(cell(), self)
         self._picture, self._snapshot = picture, HtmlSnapshot(self._draw)
@@ -293,9 +293,8 @@ class Experiment:
 
         Measurements are the seconds from the start on all ranks to the end; the mean time that a
         rank, or a worker with parameter servers, waited for others; the messages and collectives
-        of all ranks;
-        the bytes of all messages, with each collective's largest tensor counted once; and, if
-        they are marked, the steps of each rank.
+        of all ranks; the bytes of all messages, with each collective's largest tensor counted
+        once; and, if steps are marked, their number and duration.
         """
         return results.frame(self.records)
 
@@ -307,7 +306,7 @@ class Experiment:
             against: a parameter or another result; by default, the varied parameter.
 
         Raises:
-            ValueError: a column is unknown, or no parameter was varied yet.
+            ValueError: a column is unknown, or no parameter was varied.
 
         Example:
             >>> experiment.plot("loss", against="batch")        # doctest: +SKIP
@@ -329,12 +328,12 @@ class Experiment:
         return {**data, "text/html": html, "text/plain": text}, metadata
 
     def _draw(self) -> tuple[str, str]:
-        with suppress(Exception):  # from the user's plot function; the panel reports it
-            return results.static_html(self.name, self.records, self.drawn())
+        with suppress(Exception):  # in the user's plot function; the panel shows it
+            return results.static_html(self.name, self.records, self.chart_svg())
         return results.static_html(self.name, self.records)
 
-    def drawn(self) -> str:
-        """Return the plot of the runs, or the user's picture, as SVG; "" if neither exists yet."""
+    def chart_svg(self) -> str:
+        """Return the plot of the runs or the user's picture as SVG; "" if there is none yet."""
         if self._picture is None:
             return results.to_svg(self.records)
         successful = [r for r in self.records if not r.outcome]
@@ -365,7 +364,7 @@ class Experiment:
             try:
                 self._follow(run, meter, prefix, None if echo else self.printed)
             except BaseException as error:
-                self.error = error  # before the trace is read, which may take a long time
+                self.error = error  # before the trace is read, which can take long
                 raise
             finally:
                 self._notify(Activity(f"{prefix}reading the trace"))
@@ -387,7 +386,7 @@ class Experiment:
             if cluster is None or cluster.plan.ranks != ranks:
                 cluster = stack.enter_context(BackgroundCluster(plan_like(cluster, ranks)))
             cluster.wait()
-            server().preload("torch._dynamo")  # its late import must not count as run time
+            server().preload("torch._dynamo")  # importing it during a run would count as run time
             server().wait_until_idle()
             yield cluster
 
@@ -504,7 +503,7 @@ def sweep(
 
     Args:
         fn: the function, called on every rank; numbers that rank 0 returns become columns.
-        cluster: the cluster for runs on its number of ranks; other runs start their own clusters.
+        cluster: the cluster for runs with its number of ranks; other runs start their own clusters.
         values: a list per parameter, or one value.
 
     Returns:

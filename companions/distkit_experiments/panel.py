@@ -43,13 +43,13 @@ class Bar:
     def __init__(self, stop: Callable[[], None]) -> None:
         self.progress = _with_class(ipywidgets.FloatProgress(max=1.0), "dkx-bar")
         self.progress.layout.width = "auto"
-        self.words = _html("dkx-words")
+        self.status = _html("dkx-words")
         self.stop = ipywidgets.Button(description="Stop", icon="stop", disabled=True)
         self.stop.tooltip = "End the run on every rank"
         _with_class(self.stop, "dkx-stop").on_click(lambda _: stop())
         css = Path(__file__).with_name("panel.css").read_text(encoding="utf-8")
         sheet = ipywidgets.HTML(f"<style>{css}</style>", layout={"display": "none"})
-        row = ipywidgets.HBox([sheet, self.stop, self.progress, self.words])
+        row = ipywidgets.HBox([sheet, self.stop, self.progress, self.status])
         self.widget = _with_class(row, "dkx-row")
 
     def refresh(self, experiment: Experiment) -> None:
@@ -59,19 +59,19 @@ class Bar:
         bar, active = self.progress, experiment.activity is not None
         (bar.add_class if active else bar.remove_class)("dkx-unknown")
         bar.value = float(active)
-        status = f"<span aria-live=polite>{escape(activity.words)}</span>" if activity.words else ""
+        status = f"<span aria-live=polite>{escape(activity.text)}</span>" if activity.text else ""
         if activity.since is not None:
             status += (
                 f" <i>{escape(human_seconds(round(time.monotonic() - activity.since, 1)))}</i>"
             )
-        self.words.value = status
+        self.status.value = status
 
 
 class RunButton(anywidget.AnyWidget):
     """The Run button, which first reads the values of controls from the page.
 
     Args:
-        controls: widgets; their values on the page may not be synchronized yet.
+        controls: the widgets of the controls; values on the page may not be synchronized yet.
         run: the callback of a click.
     """
 
@@ -157,7 +157,7 @@ class Panel:
     def draw(self, experiment: Experiment) -> None:
         """Draw the plot or the user's picture, or show its error."""
         try:
-            self._chart.value = experiment.drawn()
+            self._chart.value = experiment.chart_svg()
         except Exception as error:  # from the user's function
             self._chart.value = _error_html(type(error).__name__, str(error))
 
@@ -177,7 +177,7 @@ class Panel:
 
 
 class Tabs:
-    """Tabs with the table of runs and views of one run; each view is created when first opened."""
+    """Tabs with the table of runs and the views of one run; a view is created when first opened."""
 
     def __init__(self, runs: Any) -> None:
         self._runs, self._trace, self._names = runs, Trace(), list[str]()
@@ -220,7 +220,7 @@ def available_views(trace: Trace) -> list[str]:
 
 
 def message(experiment: Experiment) -> str:
-    """Return the error of the latest run, or remarks on it, as HTML."""
+    """Return the error of the latest run, or its remarks, as HTML."""
     error = experiment.error
     if error is not None and not isinstance(error, (RunInterrupted, RunStopped)):
         return _error_html(type(error).__name__, str(error))

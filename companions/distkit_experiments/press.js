@@ -1,5 +1,5 @@
-// The Run button. A click sends the values of the controls on the page, since ipywidgets may not
-// have synchronized them yet: it sends one message at a time.
+// The Run button. A click sends the values of the controls on the page, because ipywidgets sends
+// one message at a time and may not have synchronized them yet.
 const PREFIX = "IPY_MODEL_".length;
 
 async function shown(model) {

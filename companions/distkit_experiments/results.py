@@ -1,8 +1,6 @@
 """The results of an experiment: a record per run, and a table and a plot of all runs.
 
-No side effects.
-
-matplotlib draws the charts, in colours for light and dark pages.
+No side effects. matplotlib draws the charts, in colors for light and dark pages.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ FONT_SIZE = 11.5
 MAX_LABEL = 20
 #: Default number of charts: the seconds, and the first returned value.
 DEFAULT_CHARTS = 2
-#: Number of series with different colours and names; number of runs that determine the x axis.
+#: Number of series with different colors and names; number of runs that determine the x axis.
 MAX_NAMED, RECENT_RUNS = 7, 6
 #: Line styles of series.
 DASHES = ("-", "--", ":", "-.")
@@ -54,7 +52,7 @@ DASHES = ("-", "--", ":", "-.")
 class Activity:
     """The current activity of an experiment."""
 
-    words: str
+    text: str
     since: float | None = None  # time at which the run started
     can_stop: bool = False
 
@@ -81,7 +79,7 @@ class Record:
     measured: Mapping[str, float]
     values: Mapping[str, float] = field(default_factory=dict)
     outcome: str = ""
-    remarks: tuple[str, ...] = ()  # mistakes that did not cause a hang
+    remarks: tuple[str, ...] = ()  # findings that did not cause a hang
 
     @property
     def row(self) -> dict[str, Any]:
@@ -90,12 +88,12 @@ class Record:
 
 
 def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) -> Record:
-    """Return the record of a finished run, which had ``steps`` steps, if known."""
+    """Return the record of a finished run; ``steps`` is the number of completed steps, if known."""
     columns = Columns(run.trace)
     summary, waited = columns.frame, measures(columns)
     measured = {
         SECONDS: run.seconds,
-        **({"steps made": steps, "seconds a step": run.seconds / steps} if steps else {}),
+        **({"completed steps": steps, "seconds per step": run.seconds / steps} if steps else {}),
         "waiting": waited["waiting"] * waited["seconds"],
         "messages": summary["messages"],
         "collectives": summary["collectives"],

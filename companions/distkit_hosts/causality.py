@@ -1,11 +1,11 @@
-"""Align the clocks of several hosts, so that no message is received before it was sent. Pure.
+"""Align the clocks of several hosts so that no message is received before it was sent. Pure.
 
 A message that one host sends at s and another receives at r, each by its own clock, bounds the
-difference of the clocks: it is below r - s. Sums of such bounds along paths of hosts bound the
-difference of any two. The estimate is the middle between the bounds.
+difference of their clocks, which is less than r - s. Sums of such bounds along paths of hosts bound
+the difference of any two clocks. The estimate is the midpoint of the bounds.
 
-Each clock is assumed to be ahead by a constant. Clocks that drift apart during a run contradict
-this a little; the bounds are then widened, and so is the error of the estimate.
+Offsets are assumed to be constant. Clocks that drift apart during a run slightly violate this
+assumption; the bounds are then widened, which increases the error of the estimate.
 
 Source: Halpern, Megiddo and Munshi, 1985; Patt-Shamir and Rajsbaum, 1994.
 """
@@ -26,18 +26,18 @@ from distkit.trace.log import EventLog, Log
 
 #: Minimum duration of a message between hosts [s], longer than rounding errors of clocks.
 MIN_DURATION = 1e-8
-#: Contradictions between messages that count as drift, in the order in which they are tried [s].
+#: Contradictions between messages that are attributed to drift, in the order tried [s].
 _SLACKS = 0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1
 
 
 class ClocksDisagree(ValueError):
-    """The times of the messages contradict each other by more than clocks drift."""
+    """The times of messages contradict each other by more than drift can explain."""
 
 
 class Crossing(NamedTuple):
-    """A message from one host to another, with the time at each end by the clock there [s].
+    """A message from one host to another, with the local time at each end [s].
 
-    ``sent`` may be too early and ``received`` too late, but not the other way round.
+    ``sent`` may be too early and ``received`` too late, but not vice versa.
     """
 
     src: str
@@ -47,12 +47,12 @@ class Crossing(NamedTuple):
 
 
 def align(hosts: Mapping[str, float], crossings: Iterable[Crossing]) -> dict[str, ClockOffset]:
-    """Estimate how far the clock of each host is ahead of the first host's.
+    """Estimate the offset of each host's clock from the first host's.
 
     Args:
-        hosts: how far each host's clock is assumed to be ahead of the first one's [s], for example
-            by their wall clocks; used where messages leave one side unbounded.
-        crossings: messages between the hosts; a round trip is two.
+        hosts: the assumed offset of each host's clock from the first host's [s], for example from
+            wall clocks; used where messages leave one side unbounded.
+        crossings: messages between the hosts; a round trip counts as two.
 
     Returns:
         The offset of each host. Its error is None if messages do not bound it from both sides.
@@ -82,7 +82,7 @@ def align(hosts: Mapping[str, float], crossings: Iterable[Crossing]) -> dict[str
 
 
 def _bounds(hosts: list[str], crossings: Iterable[Crossing]) -> NDArray[np.float64]:
-    """Return the upper bound of the clock of each host (column) minus that of each (row) [s]."""
+    """Return the upper bounds of the clock of one host (column) minus that of another (row) [s]."""
     upper = np.full((len(hosts), len(hosts)), math.inf)
     for c in crossings:
         pair = hosts.index(c.src), hosts.index(c.dst)
@@ -100,7 +100,7 @@ def _bounds(hosts: list[str], crossings: Iterable[Crossing]) -> NDArray[np.float
 
 
 def _shortest(bounds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the bounds that follow along all paths; below zero on the diagonal if they clash."""
+    """Return the tightest bounds over all paths; a negative diagonal is a contradiction."""
     for host in range(len(bounds)):
         bounds = np.minimum(bounds, bounds[:, [host]] + bounds[[host]])
     return bounds
@@ -108,19 +108,19 @@ def _shortest(bounds: NDArray[np.float64]) -> NDArray[np.float64]:
 
 # -- the messages of a trace ---------------------------------------------------------------------
 
-#: In the first, all others wait for the root; in the second, the root waits for all others.
+#: Collectives in which all others wait for the root; those in which the root waits for all others.
 _FROM_ROOT, _TO_ROOT = {Op.BROADCAST, Op.SCATTER}, {Op.REDUCE, Op.GATHER}
-#: A member may complete these before another one starts, if it receives nothing from it.
+#: Collectives that a member may complete before others start, if it receives nothing from them.
 _LOOSE = {Op.ALL_TO_ALL, Op.NEW_GROUP}
-#: The reader's host, and every other host whose times have no error.
+#: Stands for the local host, and for every other host whose times have no error.
 _HERE = ""
 
 
 def in_order(trace: Log) -> Log:
     """Return the trace with hosts' times shifted so that no message arrives before it was sent.
 
-    No time moves by more than its host's error, ``info.clocks[host].error``. Larger contradictions
-    are ignored, because clocks are not their cause.
+    No time is shifted by more than its host's error, ``info.clocks[host].error``. Larger
+    contradictions are ignored, because clock offsets cannot explain them.
 
     >>> from distkit.events import Event
     >>> from distkit.trace.info import ClockOffset, RankInfo, RunInfo
@@ -138,7 +138,7 @@ def in_order(trace: Log) -> Log:
         rank: host if host in errors else _HERE
         for rank, host in hosts_if_several(trace.info).items()
     }
-    near = [  # contradictory by no more than the errors of both clocks
+    near = [  # contradictions within the errors of both clocks
         c
         for c in crossings(trace, hosts)
         if abs(c.received - c.sent) <= errors.get(c.src, 0.0) + errors.get(c.dst, 0.0)

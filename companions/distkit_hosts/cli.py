@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
         "--ssh",
         metavar="COMMAND",
         default="ssh",
-        help="the command that connects to them, perhaps with options (default: ssh)",
+        help="the command that connects to them, with any options (default: ssh)",
     )
     doctor.add_argument("--python", metavar="PATH", help="the Python on the hosts")
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
@@ -49,7 +49,7 @@ def _doctor(args: argparse.Namespace, command: list[str]) -> int:
 
     report = doctor(args.hosts, ssh_cmd=shlex.split(args.ssh), python=args.python)
     print(report.to_json() if args.json else report)
-    return 0 if report.good else 1
+    return 0 if report.ok else 1
 
 
 # -- distkit trace -- torchrun -------------------------------------------------------------------

@@ -2,11 +2,11 @@
 
 Let θ be a host's clock minus the reference's. A message that the reference sent at s and the host
 received at r took some time, so θ < r − s. A message in the other direction, sent at s by the host,
-gives θ > s − r. Between two instants θ changes by the clock's drift, which is bounded. So each
-message bounds θ at every instant.
+implies θ > s − r. The drift of the clocks is bounded, so each message also bounds θ at all other
+times.
 
-The estimate is the middle between the bounds. Its error is at most half their distance, even if one
-direction is slower. For one round trip it is the estimate of Cristian and of NTP.
+The estimate is the midpoint of the bounds. Its error is at most half the distance between them,
+even if one direction is slower. For one round trip the estimate is that of Cristian and of NTP.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Offset(NamedTuple):
     """The offset of another host's clock from this host's.
 
     Args:
-        seconds: the difference [s] when the other clock shows ``at``.
+        seconds: the difference [s] when the other clock reads ``at``.
         error: maximum error of the difference [s].
         at: the other host's clock at the latest round trip [s].
 
@@ -50,7 +50,7 @@ class Offset(NamedTuple):
 
 
 class RoundTrip(NamedTuple):
-    """The four times of a request and its reply [s], each by the clock of the host named."""
+    """The four times of a request and its reply [s], each by the clock of the host in its name."""
 
     sent_here: float
     received_there: float
@@ -61,8 +61,8 @@ class RoundTrip(NamedTuple):
 class PeerClock:
     """An estimate of another host's clock, updated by each round trip to it.
 
-    Earlier round trips count as far as the drift allows. They are dropped if they contradict the
-    latest one, for example after a clock was set.
+    Earlier round trips contribute bounds that are widened by drift. They are discarded if they
+    contradict the latest one, for example after a clock was set.
 
     >>> clock = PeerClock()
     >>> clock.add(RoundTrip(10.0, 15.2, 15.2, 10.5))
@@ -74,7 +74,7 @@ class PeerClock:
     """
 
     def __init__(self) -> None:
-        #: The best estimate of all round trips so far; None before the first.
+        #: The best estimate from all round trips; None before the first.
         self.offset: Offset | None = None
         self._low, self._high, self._at = -math.inf, math.inf, 0.0
 
@@ -104,8 +104,8 @@ class LiveClocks:
     ) -> Callable[[float], float]:
         """Return a function that converts a rank's times to this machine's clock.
 
-        The times lie between ``first`` and ``last``. A rank keeps its offset until a later one has
-        less than half its error. The two differ a little, but converted times never decrease.
+        The times are between ``first`` and ``last``. A rank keeps its offset until a later one has
+        less than half its error. Converted times never decrease, even if the offset changes.
         """
 
         def error(clock: Offset) -> float:

@@ -1,6 +1,6 @@
-"""Recognise the launcher of a process, and its rank. Pure.
+"""Detect the launcher of a process, and its rank. Pure.
 
-The innermost launcher counts: if Slurm starts torchrun on each node, the ranks are torchrun's.
+The innermost launcher is detected: if Slurm starts torchrun on each node, the ranks are torchrun's.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _VARIABLES = {
 }
 
 
-def recognise(environ: Mapping[str, str]) -> Launched:
+def detect(environ: Mapping[str, str]) -> Launched:
     """Return the launcher and the rank of a process, by its environment variables.
 
     Raises:
         StartError: a variable is missing or not a number.
 
-    >>> recognise({"SLURM_PROCID": "5", "SLURM_NTASKS": "8"})
+    >>> detect({"SLURM_PROCID": "5", "SLURM_NTASKS": "8"})
     Launched(launcher='Slurm', rank=5, world_size=8)
     """
     for launcher, (rank, world_size) in _VARIABLES.items():

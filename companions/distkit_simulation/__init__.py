@@ -1,11 +1,11 @@
-"""Estimates of run time: closed forms, a simulator, and a calibration of this machine.
+"""Estimate run times: closed forms, a simulator, and a calibration of this machine.
 
 :mod:`~distkit_simulation.cost` contains formulas from papers. :func:`simulate` runs a schedule on a
 :class:`Network` and returns the trace that real ranks would record. :func:`pipeline` and
-:func:`parameter_server` simulate training steps. :class:`Job` predicts
-a training job, and :func:`search_layouts` finds its best layout. :func:`calibrate` measures the
-parameters of the formulas. :func:`measure_step` measures the parts of a step, from which
-:func:`plot_speedups` and :func:`plot_prediction` draw speedups.
+:func:`parameter_server` simulate training steps. :class:`Job` predicts a training job, and
+:func:`search_layouts` finds its best layout. :func:`calibrate` measures the parameters of the
+formulas. :func:`measure_step` measures the parts of a training step, from which
+:func:`plot_speedups` and :func:`plot_prediction` plot speedups.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from distkit.companions import attributes
 
 if TYPE_CHECKING:
     from distkit_simulation import cost, parallel
-    from distkit_simulation.calibration import Measured, calibrate
+    from distkit_simulation.calibration import MeasuredNetwork, calibrate
     from distkit_simulation.job import A100, H100, Job, Machine, search_layouts
     from distkit_simulation.network import Link, Network
-    from distkit_simulation.parameter_servers import Served, parameter_server, place
+    from distkit_simulation.parameter_servers import (
+        ParameterServerResult,
+        assign_tensors,
+        parameter_server,
+    )
     from distkit_simulation.plots import compare
     from distkit_simulation.shard_map.view import ShardMap
     from distkit_simulation.simulator import (
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
 
 #: The names of each module, which is imported on first use: some modules need torch.
 _NAMES = {
-    "distkit_simulation.calibration": ["Measured", "calibrate"],
+    "distkit_simulation.calibration": ["MeasuredNetwork", "calibrate"],
     "distkit_simulation.job": ["A100", "H100", "Job", "Machine", "search_layouts"],
     "distkit_simulation.network": ["Link", "Network"],
     "distkit_simulation.speedup": [
@@ -51,7 +55,11 @@ _NAMES = {
         "speedups",
     ],
     "distkit_simulation.plots": ["compare"],
-    "distkit_simulation.parameter_servers": ["Served", "parameter_server", "place"],
+    "distkit_simulation.parameter_servers": [
+        "ParameterServerResult",
+        "assign_tensors",
+        "parameter_server",
+    ],
     "distkit_simulation.shard_map.view": ["ShardMap"],
     "distkit_simulation.simulator": [
         "Stragglers",
@@ -70,11 +78,12 @@ __all__ = [
     "Job",
     "Link",
     "Machine",
-    "Measured",
+    "MeasuredNetwork",
     "Network",
-    "Served",
+    "ParameterServerResult",
     "ShardMap",
     "Stragglers",
+    "assign_tensors",
     "calibrate",
     "compare",
     "cost",
@@ -85,7 +94,6 @@ __all__ = [
     "parallel",
     "parameter_server",
     "pipeline",
-    "place",
     "plot_prediction",
     "plot_speedups",
     "predict",

@@ -1,8 +1,8 @@
-"""Measurement of the costs of messages and sums on this machine, single and concurrent.
+"""Measure the cost of single and concurrent messages, and of sums, on this machine.
 
-Ranks of one machine share its processors, so a message costs more if others are in flight. Three
-patterns are measured: one ping-pong pair, all pairs, and a ring on which all ranks send and
-receive. Costs in between are interpolated.
+Ranks on one machine share its cores, so a message costs more while others are in flight. Three
+patterns are measured: one ping-pong pair, all pairs, and a ring in which all ranks send and
+receive. Costs between these are interpolated.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Batches = Mapping[int, Sequence[float]]
 #: Minimum number of sizes.
 MIN_SIZES = 3
 
-#: Smallest beta [s/byte]: below, large messages took no longer than small ones.
+#: Smallest beta [s/byte]; a smaller one means that large messages took no longer than small ones.
 MIN_BETA = 1e-15
 
 
 def lower_quartile(times: ArrayLike) -> Floats:
-    """Return the lower quartile along the last axis, which is the time with little other load.
+    """Return the lower quartile along the last axis, which estimates the time on an idle machine.
 
-    Other load only increases times, so short times are more reliable than long ones.
+    Load only increases times, so short times are more reliable than long ones.
 
     >>> float(lower_quartile([1.0, 1.0, 1.0, 50.0, 90.0]))
     1.0
@@ -128,16 +128,18 @@ MIN_LARGEST = 1 << 16
 Batch = list[dict[str, float]]
 
 
-def calibrate(cluster: Any, *, sizes: Sequence[int] = SIZES, batches: int = BATCHES) -> Measured:
+def calibrate(
+    cluster: Any, *, sizes: Sequence[int] = SIZES, batches: int = BATCHES
+) -> MeasuredNetwork:
     """Measure the links between a cluster's ranks, and return a network for :func:`simulate`.
 
-    The measurement takes some seconds, with a progress bar in notebooks. It is most accurate on an
+    The measurement takes a few seconds, with a progress bar in notebooks. It is most accurate on an
     idle machine.
 
     Args:
         cluster: a :class:`distkit.Cluster` of two or more ranks.
         sizes: sizes of messages [bytes], in ascending order.
-        batches: the number of measurements of each size; sizes alternate.
+        batches: the number of measurements of each size, which alternate between sizes.
 
     Raises:
         TypeError: ``cluster`` is not a cluster.
@@ -161,11 +163,11 @@ def calibrate(cluster: Any, *, sizes: Sequence[int] = SIZES, batches: int = BATC
             f"order, up to {MIN_LARGEST} bytes or more for the bandwidth, and at least one batch"
         )
     results = [cluster.submit(probe, list(sizes)).results for _ in advance(range(batches))]
-    return Measured.of(sizes, results)
+    return MeasuredNetwork.of(sizes, results)
 
 
 def probe(sizes: Sequence[int]) -> Batch:
-    """Measure a batch of every pattern and size on this rank; return [] in a world of one rank."""
+    """Measure a batch of every pattern and size on this rank; return [] if it is the only rank."""
     import torch.distributed as dist
 
     return [measure_patterns(nbytes) for nbytes in sizes] if dist.get_world_size() > 1 else []
@@ -230,14 +232,14 @@ def times(action: Callable[[], object], nbytes: int, repeats: int = 1) -> float:
     return float(lower_quartile(durations[1:]))
 
 
-class Measured(Network):
-    """A measured machine, with times of messages by size and by number of concurrent messages.
+class MeasuredNetwork(Network):
+    """A network with measured times of messages, by size and by number of concurrent messages.
 
     Args:
         n: the number of ranks.
-        moves: the seconds of each batch of messages, by number of concurrent ones and by size.
+        moves: the seconds of each batch of messages, by the number of concurrent messages and size.
         adds: the seconds of each batch of sums, by size.
-        calls: the seconds of each batch of a collective's overhead (checks, allocations), by size.
+        calls: the seconds of each batch of collectives' overhead (checks, allocations), by size.
     """
 
     def __init__(
@@ -256,7 +258,7 @@ class Measured(Network):
         super().__init__(self.fits[1].link, n, "measured")
 
     @classmethod
-    def of(cls, sizes: Sequence[int], batches: Sequence[Sequence[Batch]]) -> Measured:
+    def of(cls, sizes: Sequence[int], batches: Sequence[Sequence[Batch]]) -> MeasuredNetwork:
         """Create a network from the batches of all ranks, averaged over the ranks."""
         n = len(batches[0])
         if n < 2:
@@ -272,7 +274,10 @@ class Measured(Network):
         return cls(n, moves, mean["add"], mean["call"])
 
     def __repr__(self) -> str:
-        return f"<Measured: {self.n} ranks; {self.fits[1]} single; {self.fits[self.n]} concurrent>"
+        return (
+            f"<MeasuredNetwork: {self.n} ranks; {self.fits[1]} single; "
+            f"{self.fits[self.n]} concurrent>"
+        )
 
     def fit(self, count: int = 1) -> Fit:
         """Return the fit for a number of concurrent transfers, with confidence intervals."""
@@ -292,11 +297,11 @@ class Measured(Network):
         lower, upper = (interpolate(size, self.sizes, self._times[i]) for i in (low, high))
         return lower + (position - low) * (upper - lower)
 
-    def calling(self, nbytes: int) -> float:
-        """See :meth:`Network.calling`."""
+    def overhead_seconds(self, nbytes: int) -> float:
+        """See :meth:`Network.overhead_seconds`."""
         return float(interpolate(np.array(float(nbytes)), self.sizes, self._calls))
 
-    def adding(self, rank: ArrayLike, nbytes: ArrayLike) -> Floats:
-        """See :meth:`Network.adding`."""
+    def reduce_seconds(self, rank: ArrayLike, nbytes: ArrayLike) -> Floats:
+        """See :meth:`Network.reduce_seconds`."""
         size = np.asarray(nbytes, float)
         return np.where(size > 0, interpolate(size, self.sizes, self._adds), 0.0)

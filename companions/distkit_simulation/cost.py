@@ -1,9 +1,9 @@
-"""Closed forms of the cost of all-reduce over alpha, beta and gamma, from papers. No side effects.
+"""Closed forms for the cost of all-reduce in alpha, beta and gamma, from papers. No side effects.
 
 n ranks reduce K bytes. A message of m bytes takes t(m) = alpha + m·beta, and adding m bytes takes
 m·gamma. All functions broadcast arrays of ``n`` and ``nbytes``. If n divides K, each form equals
 :func:`~distkit_simulation.simulator.finish_times` on a flat network, except the double tree's,
-which is an upper bound of at most four times this time. Tests verify this.
+which is an upper bound, at most four times this time. Tests verify this.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from distkit_simulation.network import Link, check_link, plain
 def lower_bound(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
     """Return max(⌈lg n⌉ alpha + 2(n-1)/n K·beta, (n-1)/n K·gamma), a lower bound of all-reduce.
 
-    Sums may overlap with messages, so the larger term counts. If links have several protocols, the
-    smallest alpha and beta count. Chan et al., 2007.
+    Sums may overlap with messages, so the larger term is the bound. With several protocols, the
+    smallest alpha and beta are used. Chan et al., 2007.
 
     >>> lower_bound(4, 4000, Link(alpha=1e-6, beta=1e-9))
     8e-06
@@ -65,7 +65,7 @@ def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **option
 
 
 def ring(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
-    """Return the seconds of the ring all-reduce, which most models of training use.
+    """Return the seconds of the ring all-reduce, the usual choice in models of training.
 
     >>> ring(4, 4000, Link(alpha=1.0, beta=0.001))
     12.0
@@ -120,7 +120,7 @@ def crossovers(
 
 
 def exposed(sync: Numbers, backward: Numbers, buckets: Numbers = 1) -> Numbers:
-    """Return the communication that backward does not hide: max(sync/b, sync - backward (1 - 1/b)).
+    """Return the communication not hidden by backward: max(sync/b, sync - backward (1 - 1/b)).
 
     Args:
         sync: the total seconds of all buckets' all-reduces.
@@ -150,9 +150,10 @@ def speedup(n: Numbers, compute: Numbers, sync: Numbers) -> Numbers:
 
 
 def break_even(compute: Numbers, sync: Numbers) -> Numbers:
-    """Return 1 + sync/compute; training with n ranks pays if n is larger.
+    """Return 1 + sync/compute, the number of ranks above which training is faster than on one.
 
-    ``sync`` is assumed to be constant, which is true for a ring's bandwidth, but not its latency.
+    ``sync`` is assumed to be constant, as is nearly true of a ring's bandwidth term, but not of its
+    latency.
 
     >>> break_even(compute=1.0, sync=2.5)
     3.5
@@ -186,10 +187,9 @@ def epoch(
 def parameter_server(
     workers: Numbers, servers: Numbers, nbytes: Numbers, link: Link, *, largest: float = 0.0
 ) -> Numbers:
-    """Return the seconds of all workers' pull and push: 2 t(max(K, W·max(K/S, largest))).
+    """Return the seconds in which all workers pull and push: 2 t(max(K, W·max(K/S, largest))).
 
-    The slower of a worker, which moves K bytes, and a server, which moves a share for each worker,
-    determines the time.
+    The slower side determines the time: a worker moves K bytes, a server its share for each worker.
 
     Args:
         workers: W, the number of workers.

@@ -1,9 +1,9 @@
-"""Prediction of a training job: time of a step by part, memory of each rank, and best layout.
+"""Predict a training job: time of a step by part, memory of each rank, and best layout.
 
 The time of a matrix product is its operations divided by the reachable FLOP/s, plus the bytes of
 its three matrices divided by the memory bandwidth, so efficiency grows with size. Other operations
 (norms, activations, dropout, attention scores) are memory-bound. Collectives are rings over the
-links between their ranks. Pure.
+links between their ranks. No side effects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from distkit_simulation.network import Link, Network
 from distkit_simulation.parallel.layout import MEGATRON, Layout
 from distkit_simulation.parallel.memory import GIB, States, Transformer
 from distkit_simulation.simulator import Stragglers, Writer
-from distkit_simulation.training import play_pipeline
+from distkit_simulation.training import simulate_pipeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +55,7 @@ class Machine:
         between: the link of a host, with all its network cards.
         devices: the number of devices on a host.
         matmul: the fraction of ``flops`` that large matrix products reach.
-        stream: the fraction of ``bandwidth`` that is reached.
+        stream: the fraction of ``bandwidth`` that memory-bound operations reach.
         launch: the CPU time to launch a layer's forward, the minimum for small layers [s].
     """
 
@@ -81,7 +81,7 @@ class Machine:
         return nbytes / (self.bandwidth * self.stream)
 
     def link(self, ranks: int, stride: int) -> Link:
-        """Return the link of a ring of ranks ``stride`` apart, while neighbouring rings run.
+        """Return the link of a ring of ranks ``stride`` apart, while neighboring rings run.
 
         A ring within a host uses the inner link. Otherwise ``stride`` rings leave each host and
         share its network cards.
@@ -93,7 +93,7 @@ class Machine:
 
 
 #: NVIDIA's A100 with 80 GB, 8 in a host with 4 InfiniBand cards of 200 Gbit/s. ``distkit bench
-#: published`` fitted the fractions to 21 of vTrain's runs; the inner link is that of NCCL's ring.
+#: published`` fits the fractions to 21 of vTrain's runs; the inner link is that of NCCL's ring.
 A100 = Machine("A100", 312e12, 2.0e12, 80e9, Link.of(3e-6, 230e9), Link.of(5e-6, 0.923 * 100e9))
 #: NVIDIA's H100 with 80 GB, 8 in a host with 8 cards of 400 Gbit/s; fractions as on the A100.
 H100 = Machine("H100", 989e12, 3.35e12, 80e9, Link.of(3e-6, 370e9), Link.of(5e-6, 0.923 * 400e9))
@@ -116,8 +116,8 @@ class Job:
         schedule: the name of a schedule in :data:`dk.algorithms.PIPELINES`.
         chunks: the stages on each pipeline rank.
         recompute: "none", "selective" or "full".
-        sequence_parallel: whether tensor-parallel ranks divide the tokens elsewhere, too.
-        flash: whether fused attention writes no scores.
+        sequence_parallel: whether tensor-parallel ranks also divide the tokens in other layers.
+        flash: whether attention is fused, so that it writes no scores.
         zero: the stage of ZeRO.
 
     Raises:
@@ -212,7 +212,7 @@ class Job:
 
     @property
     def fits(self) -> bool:
-        """Whether the memory suffices on rank 0, which needs the most."""
+        """Whether the job fits into the memory of rank 0, which needs the most."""
         return sum(self.stage_memory(0).values()) <= self.machine.memory
 
     # -- time -----------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class Job:
         """
         p, parts = self.layout.pp, self.parts
         writer, layers = Writer(p), self.model.layers / p
-        clock = play_pipeline(
+        clock = simulate_pipeline(
             writer,
             PIPELINES[self.schedule].orders(p, self.microbatches, self.chunks),
             layers * self._layer[0],
@@ -369,17 +369,17 @@ class Jobs(list[Job]):
         return "\n".join(aligned(rows)) or "no layout fits"
 
     @figures.style()
-    def plot(self, most: int = 10) -> Figure:
-        """Plot the seconds of the ``most`` fastest jobs, by part."""
-        figure = figures.new(8, 0.6 + 0.4 * min(most, len(self)))
-        axes, fastest = figure.subplots(), self[:most]
+    def plot(self, limit: int = 10) -> Figure:
+        """Plot the seconds of the ``limit`` fastest jobs, by part."""
+        figure = figures.new(8, 0.6 + 0.4 * min(limit, len(self)))
+        axes, fastest = figure.subplots(), self[:limit]
         offset, names = np.zeros(len(fastest)), [job.title for job in fastest]
         for i, part in enumerate(fastest[0].parts if fastest else ()):
             width = np.array([job.parts[part] for job in fastest])
             axes.barh(names, width, left=offset, color=rank_color(i), label=part)
             offset += width
         axes.invert_yaxis()
-        axes.set_xlabel("seconds of a step")
+        axes.set_xlabel("seconds per step")
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
         return figure
 

@@ -1,9 +1,6 @@
-"""Networks of ranks, which determine the durations of messages that start together.
+"""Networks of ranks, which determine the durations of transfers that start together.
 
-No side effects.
-
-A network computes the durations of many transfers together. Transfers of a round share a host's
-network card fairly.
+Transfers of a round share a host's network card fairly. No side effects.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from distkit.algorithms.rounds import Ints
 
 Floats = NDArray[np.float64]
 
-#: Maximum beta [s/byte]: larger values are probably bandwidths that were not inverted.
+#: Maximum beta [s/byte]; larger values are probably bandwidths.
 MAX_BETA = 1.0
 
 
@@ -31,7 +28,7 @@ class Link:
         alpha: the latency [s].
         beta: the seconds per byte, which is the inverse of the bandwidth.
         gamma: the seconds per byte to add received values.
-        switches: further protocols of the transport, as ``(nbytes, alpha, beta)``, for messages
+        switches: other protocols of the transport, as ``(nbytes, alpha, beta)``, for messages
             larger than ``nbytes``.
 
     Raises:
@@ -120,13 +117,13 @@ def check_network(network: object, n: int) -> None:
         raise ValueError(f"the number of ranks must be at least 1; got {n}")
     if network.ranks not in (None, n):
         raise ValueError(
-            f"the network ({network.shown}) has {network.ranks} ranks, not {n}: use one of {n}, "
-            f"or simulate {network.ranks}"
+            f"the network ({network.description}) has {network.ranks} ranks, not {n}: use one "
+            f"of {n}, or simulate {network.ranks}"
         )
 
 
 def plain(numbers: ArrayLike) -> Any:
-    """Return an array, or a number for an array without dimensions."""
+    """Return an array, or the number in a zero-dimensional array."""
     array = np.asarray(numbers)
     return array if array.ndim else array.item()
 
@@ -145,9 +142,11 @@ class Network:
         array([2.e-06, 3.e-06])
     """
 
-    def __init__(self, link: Link, ranks: int | None = None, shown: str = "equal links") -> None:
+    def __init__(
+        self, link: Link, ranks: int | None = None, description: str = "equal links"
+    ) -> None:
         self.link = link
-        self.ranks, self.shown = ranks, shown  # None for any number; description for messages
+        self.ranks, self.description = ranks, description  # any number of ranks if None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.link})"
@@ -180,12 +179,12 @@ class Network:
         seconds: Floats = self.link.seconds(nbytes)
         return seconds
 
-    def calling(self, nbytes: int) -> float:
+    def overhead_seconds(self, nbytes: int) -> float:
         """Return the seconds of a collective in addition to its messages and sums."""
         return 0.0
 
-    def adding(self, rank: ArrayLike, nbytes: ArrayLike) -> Floats:
-        """Return the seconds that ranks take to add received bytes, shape (m,)."""
+    def reduce_seconds(self, rank: ArrayLike, nbytes: ArrayLike) -> Floats:
+        """Return the seconds in which ranks add received bytes, shape (m,)."""
         return self.link.gamma * np.asarray(nbytes, float)
 
 
@@ -199,13 +198,13 @@ class Hosts(Network):
                 f"{devices} devices"
             )
         super().__init__(between, hosts * devices, f"{hosts} hosts of {devices} devices")
-        self.each, self.inside = devices, inside
+        self.devices, self.inside = devices, inside
 
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
         """See :meth:`Network.seconds`."""
         src, dst, size = _ends(src, dst, nbytes)
         seconds: Floats = self.inside.seconds(size)
-        out, into = src // self.each, dst // self.each
+        out, into = src // self.devices, dst // self.devices
         remote = np.flatnonzero(out != into)
         m = size[remote]
         queued = np.maximum(shared(out[remote], m), shared(into[remote], m))
@@ -214,9 +213,10 @@ class Hosts(Network):
 
 
 def shared(resource: Ints, nbytes: Floats) -> Floats:
-    """Return the bytes that a resource has carried at the end of transfers that start together.
+    """Return the bytes that a resource has carried at the end of each of several transfers.
 
-    If transfers of sizes m_j share a resource fairly, the i-th ends after Σ_j min(m_i, m_j) bytes.
+    If transfers of sizes m_j start together and share a resource fairly, the i-th ends after
+    Σ_j min(m_i, m_j) bytes.
 
     >>> shared(np.array([7, 7, 3]), np.array([10.0, 4.0, 5.0]))
     array([14.,  8.,  5.])

@@ -1,7 +1,7 @@
-"""Simulation of synchronous, asynchronous and bounded-staleness parameter servers. No side effects.
+"""Simulate synchronous, asynchronous and bounded-staleness parameter servers. No side effects.
 
 Servers and workers send one message and receive one at a time, so messages queue. The model covers
-machines connected by links, but not processes that share the processors of one machine.
+machines connected by links, but not processes that share the cores of one machine.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from distkit_simulation.simulator import Delay, Stragglers, Writer
 
 
 @dataclass
-class Served:
+class ParameterServerResult:
     """The result of :func:`parameter_server`.
 
-    ``finished`` contains the time [s] at which each gradient was applied, ``workers`` its worker,
-    and ``staleness`` the number of gradients applied since this worker's pull (0 if synchronous).
-    ``waited`` contains the seconds that each worker waited.
+    ``finished`` lists the time at which each gradient was applied [s], ``workers`` its worker, and
+    ``staleness`` the number of gradients applied since the worker's pull (0 if synchronous).
+    ``waited`` is the time that each worker waited [s].
     """
 
     finished: list[float] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Simulation:
         self.compute, self.slow = compute, slow
         self.receiving_until, self.sending_until = [0.0] * self.servers, [0.0] * self.servers
         self.step, self.pulled = [0] * workers, [0] * workers
-        self.version = 0  # number of gradients of all workers that were applied
+        self.version = 0  # number of applied gradients of all workers
         self.arrived: list[list[int]] = [[] for _ in range(steps)]  # workers, by step
         self.updates = 0
         self.waiting: dict[int, float] = {}  # worker -> start of its wait
@@ -77,9 +77,9 @@ class Simulation:
         self.heap: list[tuple[float, int, int, str, int]] = []
         self.sequence = itertools.count()
         self.writer = Writer(workers + self.servers)
-        self.result = Served(waited=np.zeros(workers))
+        self.result = ParameterServerResult(waited=np.zeros(workers))
 
-    def run(self) -> Served:
+    def run(self) -> ParameterServerResult:
         """Run the simulation."""
         for w in range(self.workers):
             self._push_event(0.0, w, "pull", 0)
@@ -112,7 +112,7 @@ class Simulation:
         )
 
     def _transfer(self, op: Op, time: float, w: int, j: int, busy: list[float]) -> float:
-        """Send a message between worker ``w`` and its round's j-th server; return the end time."""
+        """Send a message between worker ``w`` and its j-th server; return the end time."""
         s = (w + j) % self.servers
         begin = max(time, busy[s])
         end = float(begin + self.durations[s])
@@ -220,13 +220,13 @@ class Simulation:
         return self.writer.trace("parameter server", ranks=ranks, consistency=consistency)
 
 
-def place(tensors: Sequence[int], servers: int) -> Floats:
+def assign_tensors(tensors: Sequence[int], servers: int) -> Floats:
     """Assign each tensor to the server with the fewest bytes; return the bytes per server.
 
-    ``tf_cnn_benchmarks`` places variables in this way: with many servers, the largest tensor
-    determines the load. MXNet splits tensors; pass their parts.
+    ``tf_cnn_benchmarks`` assigns variables in this way: with many servers, the largest tensor
+    determines the load. MXNet splits tensors: pass the parts.
 
-    >>> place([8, 4, 3, 2], 2)
+    >>> assign_tensors([8, 4, 3, 2], 2)
     array([8., 9.])
     """
     if servers < 1:
@@ -249,12 +249,12 @@ def parameter_server(
     stragglers: Stragglers | None = None,
     seed: int = 0,
     record: bool = True,
-) -> Served:
+) -> ParameterServerResult:
     """Simulate training with a parameter server.
 
     Args:
         workers: the number of workers; their ranks precede the servers' ranks.
-        tensors: the bytes of each parameter array, which :func:`place` assigns to a server.
+        tensors: the bytes of each parameter array, assigned by :func:`assign_tensors`.
         servers: the number of servers.
         link: the link between workers and servers.
         compute: the seconds of a step's computation, or their distribution.
@@ -282,7 +282,7 @@ def parameter_server(
         raise ValueError(f"workers and steps must be at least 1; got {workers} and {steps}")
     if staleness < 0:
         raise ValueError(f"staleness must be at least 0 steps; got {staleness}")
-    load = place(tensors, servers)
+    load = assign_tensors(tensors, servers)
     draw = compute if callable(compute) else lambda rng, shape: np.full(shape, compute)
     slow = (stragglers or Stragglers()).factors(workers)
     return Simulation(workers, load, link, steps, staleness, seed, record, draw, slow).run()

@@ -36,7 +36,7 @@ def compare(
 ) -> Figure:
     """Plot time against size for each algorithm, with the lower bound, on logarithmic axes.
 
-    A notebook shows a progress bar.
+    In a notebook it shows a progress bar.
 
     Args:
         n: the number of ranks.
@@ -47,7 +47,7 @@ def compare(
         largest: the last size [bytes].
 
     Returns:
-        A matplotlib figure; the fastest algorithm of each range of sizes is shown at the top.
+        A matplotlib figure, which shows the fastest algorithm of each range of sizes at the top.
     """
     names = list(algorithms or measured or ALL_REDUCES)
     sizes = np.unique(np.geomspace(smallest, largest, POINTS).astype(int) // 4 * 4)

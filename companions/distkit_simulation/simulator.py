@@ -1,14 +1,12 @@
-"""Simulation of a schedule on a network, with the trace that real ranks would record.
-
-No side effects.
+"""Simulate a schedule on a network, with the trace that real ranks would record. No side effects.
 
 All transfers of a round are computed together, so a ring of thousands of ranks takes seconds. A
-transfer starts when both ends are ready, like large messages of gloo and MPI. A rank sends one
+transfer starts when both ends are ready, like large messages in gloo and MPI. A rank sends one
 message and receives one at a time, and enters the next round when its part of this one is complete.
-Received data are reduced during the next transfers, unless these move the same chunks.
+Received data are reduced during the next transfers, unless those move the same chunks.
 
-:class:`Stragglers` describes slow ranks and late messages. A seeded generator makes every random
-draw.
+:class:`Stragglers` describes slow ranks and late messages. All random numbers are from a seeded
+generator.
 """
 
 from __future__ import annotations
@@ -62,8 +60,8 @@ class Stragglers:
     """Slow ranks and late transfers.
 
     Args:
-        slow: the slowdown of everything in which a rank participates, by rank. Slow ranks of real
-            clusters are persistent.
+        slow: the slowdown, by rank, of every transfer and sum in which the rank takes part. In real
+            clusters, slow ranks stay slow.
         jitter: the random delay of each transfer; see :func:`exponential`.
 
     Source:
@@ -99,7 +97,7 @@ def _seconds(name: str, value: float) -> None:
 
 Schedule = str | Algorithm | Callable[..., Iterable[Round]]
 
-#: Maximum number of events of :func:`simulate`: views of more are unreadable.
+#: Maximum number of events of :func:`simulate`; views of more would be unreadable.
 MAX_EVENTS = 2_000_000
 
 #: Bytes per element of simulated tensors, which are float32.
@@ -143,9 +141,9 @@ class RankClocks:
         self._clock, self._sum_ends = np.zeros(n), np.zeros(n)  # end times of messages and sums
 
     def begin(self, start: ArrayLike, nbytes: int) -> None:
-        """Begin a collective; a rank calls it at ``start``, or when its previous one has ended."""
+        """Begin a collective on each rank at ``start``, or at the end of its previous one."""
         begin = np.broadcast_to(np.asarray(start, float), (self.n,))
-        self._clock = np.maximum(self.finish, begin) + self.network.calling(nbytes)
+        self._clock = np.maximum(self.finish, begin) + self.network.overhead_seconds(nbytes)
         self._low, self._high = np.zeros(self.n, int), np.zeros(self.n, int)  # chunks being summed
 
     @property
@@ -153,7 +151,7 @@ class RankClocks:
         """The time at which each rank has finished all its rounds [s]."""
         return np.maximum(self._clock, self._sum_ends)
 
-    def play(self, rounds: Iterable[Round], sizes: Ints) -> Iterator[Transfers]:
+    def run(self, rounds: Iterable[Round], sizes: Ints) -> Iterator[Transfers]:
         """Simulate rounds with chunks of these sizes [bytes]; advance the clocks."""
         edges = np.r_[0, np.cumsum(sizes)]
         for t in rounds:
@@ -193,11 +191,11 @@ class RankClocks:
         return end
 
     def _add(self, rank: Ints, nbytes: Ints, end: Floats, first: Ints, last: Ints) -> Floats:
-        """Sum received data; return when ranks can receive again, as they buffer one message."""
+        """Sum received data; return when ranks, which buffer one message, can receive again."""
         if not self.network.link.gamma:
             return end
         free = np.where(nbytes > 0, np.maximum(end, self._sum_ends[rank]), end)
-        duration = self.network.adding(rank, nbytes)
+        duration = self.network.reduce_seconds(rank, nbytes)
         if self._factors is not None:
             duration = duration * self._factors[rank]
         self._sum_ends[rank] = np.where(nbytes > 0, free + duration, self._sum_ends[rank])
@@ -209,7 +207,7 @@ class RankClocks:
 def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
     """Split transfers into parts in which each rank sends and receives at most one message.
 
-    Ranks with the most transfers come first and start with their nearest right neighbour, so that
+    Ranks with the most transfers come first and start with their nearest right neighbor, so that
     an all-to-all exchange needs no more parts than partners.
 
     >>> [part.tolist() for part in matchings(np.array([0, 0, 1]), np.array([1, 2, 2]), 3)]
@@ -228,7 +226,7 @@ def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
 
 
 def _matching(remaining: Ints, src: Ints, dst: Ints, n: int) -> Ints:
-    """Return a maximal set of transfers that can run concurrently; the first ones are preferred."""
+    """Return a maximal set of transfers that can run concurrently, preferring the first ones."""
     sends, receives = np.zeros(n, bool), np.zeros(n, bool)
     chosen = []
     while remaining.size:
@@ -296,12 +294,12 @@ def finish_times(
     >>> finish_times("ring", 4, 4000, Network(Link(alpha=1e-6, beta=1e-9)))
     array([1.2e-05, 1.2e-05, 1.2e-05, 1.2e-05])
     """
-    player = RankClocks(n, network, stragglers=stragglers, seed=seed)
-    player.begin(start, nbytes)
+    clocks = RankClocks(n, network, stragglers=stragglers, seed=seed)
+    clocks.begin(start, nbytes)
     _, rounds, sizes = plan(schedule, n, nbytes, chunks, **options)
-    for _ in player.play(rounds, sizes):
+    for _ in clocks.run(rounds, sizes):
         pass
-    return player.finish
+    return clocks.finish
 
 
 def simulate(
@@ -319,7 +317,7 @@ def simulate(
     """Simulate a schedule on a network, and return the trace that ``n`` real ranks would record.
 
     Args:
-        schedule: the name of an algorithm, an entry of the catalogue, or a function from the
+        schedule: the name of an algorithm, an entry of the catalog, or a function from the
             number of ranks to rounds.
         n: the number of ranks.
         nbytes: the size of the tensor of floats [bytes]; elements are never split.
@@ -341,12 +339,12 @@ def simulate(
         >>> len(trace.messages), round(1e6 * trace.seconds, 3)
         (24, 12.0)
     """
-    player = RankClocks(n, network, stragglers=stragglers, seed=seed)
-    player.begin(start, nbytes)
+    clocks = RankClocks(n, network, stragglers=stragglers, seed=seed)
+    clocks.begin(start, nbytes)
     _check_events(plan(schedule, n, nbytes, chunks, **options)[1])
     name, rounds, sizes = plan(schedule, n, nbytes, chunks, **options)
     writer = Writer(n)
-    for transfers in player.play(rounds, sizes):
+    for transfers in clocks.run(rounds, sizes):
         writer.add_transfers(transfers)
     return writer.trace(name)
 
@@ -361,7 +359,7 @@ def _check_events(rounds: Iterable[Round]) -> None:
 
 
 class Writer:
-    """Collects transfers and computations as events, numbered as a recorder numbers them."""
+    """Collects transfers and computations as events, with the numbering of a recorder."""
 
     def __init__(self, n: int) -> None:
         self.n = n

@@ -1,4 +1,4 @@
-"""Speedup of data-parallel training, measured and predicted from the parts of a step."""
+"""Measure the speedup of data-parallel training, and predict it from the parts of a step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def measure_step(
     """Measure the parts of a training step, on every rank.
 
     - ``compute``: :func:`~distkit.algorithms.sync_sgd_step` without communication. Ranks compute
-      concurrently: if they share processors, this part grows with the number of ranks.
+      concurrently: if they share cores, this part grows with the number of ranks.
     - ``sync``: only the step's all-reduces, of the same tensors.
     - ``step``: the whole step.
 
@@ -126,7 +126,8 @@ def speedups(measured: Any) -> list[Row]:
             ``batch``, ``compute``, ``sync`` and ``step``.
 
     Returns:
-        The rows with ``predicted``, ``measured``, and ``pays``, the break-even number of ranks.
+        The rows with ``predicted``, ``measured`` and ``break_even``, the number of ranks above
+        which training is faster than on one rank.
 
     Raises:
         ValueError: a batch size has no row with ``ranks=1``.
@@ -170,7 +171,7 @@ def predict(
         bandwidth: the bandwidth of the slower network [bytes/s].
 
     Returns:
-        ``ranks``, ``batch``, ``compute``, ``sync``, ``predicted``, and ``pays`` as in
+        ``ranks``, ``batch``, ``compute``, ``sync``, ``predicted`` and ``break_even``, as in
         :func:`speedups`.
 
     Raises:
@@ -194,7 +195,9 @@ def predict(
     if ranks > 1:
         parts["sync"] += latency + nbytes / bandwidth
     prediction = _add_speedups({**setting, **parts}, _interpolate(rows, 1, batch))
-    return {name: prediction[name] for name in (*setting, "compute", "sync", "predicted", "pays")}
+    return {
+        name: prediction[name] for name in (*setting, "compute", "sync", "predicted", "break_even")
+    }
 
 
 def _interpolate(rows: Sequence[Row], ranks: int, batch: int) -> dict[str, float]:
@@ -214,7 +217,7 @@ def _add_speedups(row: Row, single: Row) -> Row:
         **row,
         "predicted": cost.speedup(row["ranks"], compute, max(sync, 0.0)),
         "measured": row["ranks"] * single["step"] / row["step"],
-        "pays": cost.break_even(compute, max(sync, 0.0)),
+        "break_even": cost.break_even(compute, max(sync, 0.0)),
     }
 
 
@@ -263,7 +266,7 @@ def plot_prediction(
         measured: the measurements to predict from, as for :func:`predict`.
         runs: further measurements, with ``latency`` and ``bandwidth``. Runs with the same batch
             and network are drawn as dots, others as rings.
-        ranks: R, the number of ranks that is marked.
+        ranks: R, the number of ranks to mark.
         batch: the samples per rank and step.
         nbytes: the size of a step's all-reduce, in one message [bytes].
         latency: the latency of the network [s].
@@ -303,7 +306,7 @@ def plot_prediction(
     measurements = [y for (n, y), matches in zip(dots, same, strict=True) if matches and n == ranks]
     _style(axes, counts, _summary(prediction, measurements))
     highest = max([1.0, *(row["predicted"] for row in line), *(y for _, y in dots)])
-    axes.set_ylim(0, 1.2 * highest)  # keeps measurements readable, even if it cuts the ideal line
+    axes.set_ylim(0, 1.2 * highest)  # keeps measurements readable, but may cut the ideal line
     return figure
 
 
@@ -311,8 +314,8 @@ def _summary(prediction: Row, measured: Sequence[float]) -> str:
     """Describe the predicted and measured speedup, and the break-even number of ranks."""
     n = prediction["ranks"]
     actual = f", measured {measured[-1]:.2f}" if measured else ""
-    pays = f"; pays off with more than {prediction['pays']:.1f} ranks" if n > 1 else ""
-    return f"{count(n, 'rank')}: predicted {prediction['predicted']:.2f}{actual}{pays}"
+    break_even = f"; break-even at {prediction['break_even']:.1f} ranks" if n > 1 else ""
+    return f"{count(n, 'rank')}: predicted {prediction['predicted']:.2f}{actual}{break_even}"
 
 
 def _style(

@@ -1,4 +1,4 @@
-"""Simulation of pipelines. No side effects."""
+"""Simulate pipelines. No side effects."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def pipeline(
 ) -> Trace:
     """Simulate one step of a pipeline, and return its trace.
 
-    With free messages, GPipe and 1F1B need (microbatches + ranks - 1)(forward + backward). The
-    bubble is (ranks - 1)/(microbatches + ranks - 1) of this time.
+    If messages take no time, GPipe and 1F1B need (microbatches + ranks - 1)(forward + backward).
+    The bubble is (ranks - 1)/(microbatches + ranks - 1) of this time.
 
     Args:
         ranks: the number of ranks.
@@ -53,7 +53,7 @@ def pipeline(
     """
     check_network(network, ranks)
     writer, orders = Writer(ranks), _orders(order, ranks, microbatches, chunks)
-    play_pipeline(
+    simulate_pipeline(
         writer,
         orders,
         forward,
@@ -65,10 +65,10 @@ def pipeline(
         overlap=overlap,
         stragglers=stragglers,
     )
-    return writer.trace(f"pipeline ({order if isinstance(order, str) else 'own'})")
+    return writer.trace(f"pipeline ({order if isinstance(order, str) else 'custom'})")
 
 
-def play_pipeline(
+def simulate_pipeline(
     writer: Writer,
     orders: Orders,
     forward: float,

@@ -34,7 +34,7 @@ class Agreement:
 
     def __init__(self) -> None:
         self._position = 0  # even: outside a run; odd: inside a run
-        self._exit_reason = ""  # of the last run
+        self._exit_reason = ""  # why the last run ended
 
     @contextmanager
     def inside_run(self) -> Iterator[None]:
@@ -87,7 +87,7 @@ class Agreement:
 
 
 def group_device() -> torch.device:
-    """Return the device from which the default process group sends."""
+    """Return the device whose tensors the default process group sends."""
     if dist.is_initialized() and "nccl" in dist.get_backend():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -30,7 +30,7 @@ def save(
 
     Copies of a variable that differ are saved as their aggregate. The optimizer state of parameter
     servers is not saved. Ranks that train independently, as under the default strategy, save
-    separate checkpoints: rank r > 0 saves in the folder ``rank-r`` next to ``folder``.
+    separate checkpoints: rank r > 0 writes to the folder ``rank-r`` next to ``folder``.
 
     Args:
         strategy: the strategy of the model.

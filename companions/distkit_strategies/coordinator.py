@@ -38,11 +38,11 @@ from distkit.recording.recorder import mark
 from distkit_strategies.parameter_server import ParameterServerStrategy
 from distkit_strategies.variables import owner_of
 
-#: Time after which a worker repeats a request [ms]: the coordinator may have been replaced or have
-#: ended.
+#: Time after which a worker repeats a request [ms], because the coordinator may have been replaced
+#: or have ended.
 _RETRY = 200
 
-#: The name of the note with the coordinator's address, and the note's final value.
+#: The name of the note with the coordinator's address, and its value after the end.
 _NOTE, _ENDED = "coordinator", "over"
 
 #: Number of pending functions at which ``schedule`` blocks.
@@ -50,7 +50,7 @@ MAX_PENDING = 256
 
 
 class Worker(NamedTuple):
-    """A worker process: its rank, and the number of processes that it has replaced."""
+    """A worker process: its rank, and the number of processes that it replaced."""
 
     rank: int
     life: int
@@ -371,7 +371,7 @@ class ClusterCoordinator:
             raise error
 
     def _close(self) -> None:
-        """Close after worker 0's function: wait for all functions, then release the workers."""
+        """Wait for all functions at the end of worker 0's function, then release the workers."""
         try:
             self._finish()
         finally:

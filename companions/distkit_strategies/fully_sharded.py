@@ -62,7 +62,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
         self._used_models: WeakSet[Any] = WeakSet()  # models that have run forward
         self._replica_context = ReplicaContext(
             self
-        )  # context variables are unset in backward's threads
+        )  # threads of backward have no context variables
 
     # -- at the end of a scope -------------------------------------------------------------------
 

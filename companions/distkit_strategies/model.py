@@ -104,14 +104,14 @@ class Model:
         """Train until epoch ``epochs``.
 
         Args:
-            data: inputs and targets, see :meth:`.Strategy.distribute_dataset`.
+            data: inputs and targets; see :meth:`.Strategy.distribute_dataset`.
             global_batch: rows of all replicas in a step.
-            epochs: the last epoch, counted from 1; epochs of a loaded checkpoint count.
+            epochs: the last epoch, counted from 1, including the epochs of a loaded checkpoint.
             validation_data: data to evaluate after each epoch, for the results ``val_…``.
             callbacks: callbacks, called on every replica.
             shuffle: whether each epoch has a new random order.
             seed: the seed of the random orders.
-            verbose: whether the chief prints a line after each epoch.
+            verbose: whether the chief prints a line per epoch.
 
         Returns:
             Each result by name, with a value per epoch.
@@ -266,7 +266,7 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: the name of the result, for example "loss" or "val_accuracy".
-        patience: the number of epochs without improvement that are allowed.
+        patience: the allowed number of epochs without improvement.
         mode: the direction of improvement, "min" or "max".
 
     Raises:
@@ -284,7 +284,7 @@ class EarlyStopping(Callback):
         self._best, self._waited = float("inf"), 0
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Compare with the best value so far."""
+        """Compare with the best value."""
         if self.monitor not in logs:
             names = ", ".join(logs)
             raise StrategyError(

@@ -26,7 +26,7 @@ current_strategy, current_replica = _strategy.get, _replica.get
 
 
 class ReduceOp(str, Enum):
-    """How the values of the replicas are reduced."""
+    """How values of the replicas are reduced."""
 
     SUM, MEAN = "sum", "mean"
 
@@ -109,7 +109,7 @@ class ReplicaContext:
             y = Σ_r x_r         ∂(Σ_s L_s)/∂x_r = Σ_s ∂L_s/∂y
 
         Args:
-            op: "sum" or "mean", with equal weights of the replicas.
+            op: "sum" or "mean", in which all replicas have equal weight.
             value: a tensor of the same shape on all replicas, or a structure of them.
 
         Raises:
@@ -159,7 +159,7 @@ def compute_average_loss(
     The gradients of this run are then summed over the replicas. Sum the loss in the same way, with
     ``strategy.reduce("sum", loss)``.
 
-    A row of shape (T,), such as the losses of a text's tokens, contributes the sum of its T losses.
+    A row of shape (T,), such as the losses of a text's tokens, contributes the sum of its losses.
     For the mean over tokens, pass their number as ``global_batch_size``.
 
     Args:

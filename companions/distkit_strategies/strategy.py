@@ -104,7 +104,7 @@ class Strategy:
     process group of the ranks that unpickle it. Each rank is a replica.
 
     Args:
-        device: the device of variables and batches; None for torch's default device.
+        device: the device of variables and batches; None for torch's default.
 
     Source:
         TensorFlow, "Distributed training with TensorFlow", ``tf.distribute.Strategy``.
@@ -205,8 +205,8 @@ class Strategy:
         """Return the sum or mean of a value over the replicas, on all of them.
 
         The mean of a result of :meth:`run`, a tensor or a number, is weighted by the rows of each
-        replica's batch, Σ n_r v_r / Σ n_r: an unweighted mean would overweight rows of small
-        batches. Values computed from a result are weighted equally.
+        replica's batch, Σ n_r v_r / Σ n_r: an unweighted mean would overweight the rows of
+        small batches. Values computed from a result are weighted equally.
 
         Args:
             op: "sum" or "mean".

@@ -250,7 +250,7 @@ class CommunicationImplementation(str, Enum):
 
     ====  =====================================================================================
     AUTO  NCCL between GPUs; else :func:`~distkit.algorithms.use.auto_all_reduce`
-    RING  our ring, :func:`~distkit.algorithms.all_reduce.ring.ring_all_reduce`
+    RING  distkit's ring, :func:`~distkit.algorithms.all_reduce.ring.ring_all_reduce`
     NCCL  NCCL's all-reduce; needs GPUs
     ====  =====================================================================================
     """

@@ -49,7 +49,7 @@ def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> panda
     """Run every strategy with every training method, and compare the results with one process.
 
     Each cell is "equal to one process", "differs by …" (the largest difference of losses and
-    outputs, relative to the largest of them) or "refused because …".
+    outputs, relative to the largest of them) or "not supported: …".
 
     Args:
         run: ``cluster.run`` of a small cluster, with a server for parameter servers:
@@ -61,23 +61,26 @@ def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> panda
     """
     import pandas as pd
 
-    reference = {way: _train_results(train, Strategy()) for way, train in WAYS.items()}
+    reference = {method: _train_results(train, Strategy()) for method, train in METHODS.items()}
     rows = {
         name: {
-            way: _cell(run, STRATEGIES[name], way, expected) for way, expected in reference.items()
+            method: _cell(run, STRATEGIES[name], method, expected)
+            for method, expected in reference.items()
         }
         for name in only or STRATEGIES
     }
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def _cell(run: Callable[..., Any], make: Any, way: str, expected: Any) -> str:
+def _cell(run: Callable[..., Any], make: Any, method: str, expected: Any) -> str:
     try:
-        results = run(update_wrapper(partial(_train_results, WAYS[way]), WAYS[way]), make()).results
+        results = run(
+            update_wrapper(partial(_train_results, METHODS[method]), METHODS[method]), make()
+        ).results
     except StrategyError as error:
         results = [str(error)]
     for error_text in (result for result in results if isinstance(result, str)):
-        return f"refused because {error_text.split('. ')[0].rstrip('.')}"
+        return f"not supported: {error_text.split('. ')[0].rstrip('.')}"
     difference = max(float((f - expected).abs().max() / expected.abs().max()) for f in results)
     return "equal to one process" if difference <= TOLERANCE else f"differs by {difference:.1e}"
 
@@ -126,7 +129,7 @@ def _evaluate(model: Model) -> Iterable[float]:
 
 
 #: The training method of each column, by name.
-WAYS: dict[str, Callable[[Model], Iterable[float]]] = {
+METHODS: dict[str, Callable[[Model], Iterable[float]]] = {
     "fit": _fit,
     "custom loop": _custom_loop,
     "evaluate/predict": _evaluate,

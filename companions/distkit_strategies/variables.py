@@ -164,7 +164,7 @@ hooks.register_module_parameter_registration_hook(_before_parameter)
 
 
 class Mean(float):
-    """A float that carries the number of rows over which it is the mean."""
+    """A float with the number of rows over which it is the mean."""
 
 
 def with_rows(result: Any, rows: int | None) -> Any:

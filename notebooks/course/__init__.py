@@ -1,4 +1,4 @@
-"""Content of the course: exercises with their answers, questions, concept checks."""
+"""Content of the course: exercises with solutions, questions, and concept checks."""
 
 from __future__ import annotations
 

@@ -27,28 +27,28 @@ def total(rank: int, n: int, length: int) -> Tensor:
 
 
 def in_place(mine: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
-    """``mine(x)``."""
+    """Call ``mine(x)``, and return x."""
     x = numbers(rank, length)
     mine(x)
     return x
 
 
 def from_root(mine: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
-    """``mine(x, src)``, with the last rank as the root."""
+    """Call ``mine(x, src)`` with the last rank as the root, and return x."""
     x = numbers(rank, length)
     mine(x, n - 1)
     return x
 
 
 def gathering(mine: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
-    """``mine(outputs, x)``."""
+    """Call ``mine(outputs, x)``, and return the outputs."""
     outputs = [zeros(length) for _ in range(n)]
     mine(outputs, numbers(rank, length))
     return cat(outputs)
 
 
 def scattering(mine: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
-    """``mine(output, inputs)``; rank r gets the sum of all ranks' inputs[r]."""
+    """Call ``mine(output, inputs)``, and return the output: the sum of all ranks' inputs[r]."""
     output = zeros(length)
     mine(output, [numbers(rank, length) + part for part in range(n)])
     return output
@@ -57,7 +57,7 @@ def scattering(mine: Callable[..., object], rank: int, n: int, length: int) -> T
 # -- common mistakes ---------------------------------------------------------------------
 
 
-def to_everybody(x: Tensor) -> None:
+def to_all_ranks(x: Tensor) -> None:
     """Every rank sends everything to all others."""
     rank, n, mine = dist.get_rank(), dist.get_world_size(), x.clone()
     others = [r for r in range(n) if r != rank]
@@ -70,8 +70,8 @@ def to_everybody(x: Tensor) -> None:
         work.wait()  # type: ignore[union-attr]
 
 
-def over_rank_0(x: Tensor) -> None:
-    """Rank 0 adds and sends the sum to all: correct values, but a bottleneck."""
+def through_rank_0(x: Tensor) -> None:
+    """Rank 0 adds, and sends the sum to all: correct, but a bottleneck."""
     others = range(1, dist.get_world_size())
     if dist.get_rank():
         dist.send(x, 0)
@@ -86,14 +86,14 @@ def over_rank_0(x: Tensor) -> None:
 
 
 def not_in_place(x: Tensor) -> Tensor:
-    """The sum is not written to x."""
+    """Returns the sum, but does not write it to x."""
     result = x.clone()
-    to_everybody(result)
+    to_all_ranks(result)
     return result
 
 
 def receives_first(x: Tensor) -> None:
-    """Every rank receives, none sends."""
+    """Every rank receives first, so none sends."""
     rank, n = dist.get_rank(), dist.get_world_size()
     theirs = empty_like(x)
     dist.recv(theirs, (rank - 1) % n)
@@ -103,7 +103,7 @@ def receives_first(x: Tensor) -> None:
 
 def averages(x: Tensor) -> None:
     """Averages instead of adding."""
-    to_everybody(x)
+    to_all_ranks(x)
     x /= dist.get_world_size()
 
 
@@ -118,7 +118,7 @@ def star(x: Tensor, src: int) -> None:
 
 
 def chain(x: Tensor, src: int) -> None:
-    """A chain: one rank after the other."""
+    """Each rank passes the tensor on to the next."""
     rank, n = dist.get_rank(), dist.get_world_size()
     if rank != src:
         dist.recv(x, (rank - 1) % n)
@@ -127,11 +127,11 @@ def chain(x: Tensor, src: int) -> None:
 
 
 def from_rank_0(x: Tensor, src: int) -> None:
-    """Ignores the root."""
+    """Ignores src, and sends from rank 0."""
     star(x, 0)
 
 
-def gathers_anew(outputs: list[Tensor], x: Tensor) -> list[Tensor]:
+def gathers_into_new_list(outputs: list[Tensor], x: Tensor) -> list[Tensor]:
     """Returns a new list, which the caller does not use."""
     mine = [empty_like(x) for _ in outputs]
     COLLECTIVES["all_gather"].reference(mine, x)
@@ -144,7 +144,7 @@ def forgets_its_own(outputs: list[Tensor], x: Tensor) -> None:
     outputs[dist.get_rank()].zero_()
 
 
-def gathers_over_rank_0(outputs: list[Tensor], x: Tensor) -> None:
+def gathers_through_rank_0(outputs: list[Tensor], x: Tensor) -> None:
     """Rank 0 gets everything and sends everything to all."""
     outputs[dist.get_rank()].copy_(x)
     others = range(1, dist.get_world_size())
@@ -163,7 +163,7 @@ def gathers_over_rank_0(outputs: list[Tensor], x: Tensor) -> None:
 def reduces_everything(output: Tensor, inputs: list[Tensor]) -> None:
     """Reduces all parts, although each rank needs one."""
     whole = cat(inputs)
-    to_everybody(whole)
+    to_all_ranks(whole)
     output.copy_(whole.tensor_split(len(inputs))[dist.get_rank()])
 
 
@@ -172,10 +172,10 @@ def keeps_its_own(output: Tensor, inputs: list[Tensor]) -> None:
     output.copy_(inputs[dist.get_rank()])
 
 
-def takes_part_0(output: Tensor, inputs: list[Tensor]) -> None:
+def returns_part_0(output: Tensor, inputs: list[Tensor]) -> None:
     """Every rank gets the same part."""
     whole = cat(inputs)
-    to_everybody(whole)
+    to_all_ranks(whole)
     output.copy_(whole[: len(output)])
 
 
@@ -211,10 +211,10 @@ def _all_reduce(name: str, *hints: str) -> Task:
         total,
         *hints,
         wrong=(
-            (to_everybody, sent),
-            (over_rank_0, sent),
+            (to_all_ranks, sent),
+            (through_rank_0, sent),
             (dist.all_reduce, "it calls dist.all_reduce. Use send and recv"),
-            (not_in_place, "it returns the correct result, but x must hold it: write into x"),
+            (not_in_place, "it returns the correct result, but x must contain it: write into x"),
             (receives_first, "deadlock in receives_first: "),
             (averages, "expected [30]"),
         ),
@@ -231,9 +231,9 @@ TASKS: list[Task] = [
         lambda rank, n, length: numbers(n - 1, length),
         "Every rank that has the tensor can send it on, so the number of ranks that have it can "
         "double in every round.",
-        "Count ranks from the root: place = (rank - src) % n. Place 0 has the tensor.",
-        "In the round with distance d = …, 4, 2, 1 every place that is a multiple of 2d "
-        "sends to place + d, if that place exists.",
+        "Number the ranks from the root: relative = (rank - src) % n. The root is relative rank 0.",
+        "In the round with distance d = …, 4, 2, 1 every relative rank that is a multiple "
+        "of 2d sends to relative rank + d, if that exists.",
         wrong=(
             (star, "3 messages sent by the busiest rank; Broadcast needs 2"),
             (chain, "3 rounds; Broadcast needs 2"),
@@ -244,7 +244,7 @@ TASKS: list[Task] = [
     _all_reduce(
         "ring",
         "Split x into n chunks with x.tensor_split(n). They are views: writing to one writes to x.",
-        "First run n-1 rounds: in round s, rank r sends chunk r-s to its right neighbour, and adds "
+        "First run n-1 rounds: in round s, rank r sends chunk r-s to its right neighbor, and adds "
         "what it receives from the left to chunk r-s-1. Then rank r has the complete sum of chunk "
         "r+1.",
         "Then run n-1 rounds in which the complete chunks travel around once more. Start each send "
@@ -279,10 +279,10 @@ TASKS: list[Task] = [
         "Put your own x into outputs[rank] first.",
         "In round s, send to the right what you received in the previous round: the x of rank r-s.",
         wrong=(
-            (gathers_anew, "it returns the correct result, but outputs must hold it"),
+            (gathers_into_new_list, "it returns the correct result, but outputs must contain it"),
             (dist.all_gather, "it calls dist.all_gather. Use send and recv"),
             (forgets_its_own, "expected [10, 20]"),
-            (gathers_over_rank_0, "bytes sent by the busiest rank; All-gather needs"),
+            (gathers_through_rank_0, "bytes sent by the busiest rank; All-gather needs"),
         ),
         parts=True,
     ),
@@ -300,7 +300,7 @@ TASKS: list[Task] = [
             (reduces_everything, "bytes sent by the busiest rank; Reduce-scatter needs"),
             (dist.reduce_scatter, "it calls dist.reduce_scatter. Use send and recv"),
             (keeps_its_own, "expected [30]"),
-            (takes_part_0, "on 2 ranks, with 1 element, rank 1 ends with"),
+            (returns_part_0, "on 2 ranks, with 1 element, rank 1 ends with"),
         ),
         parts=True,
     ),

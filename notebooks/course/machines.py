@@ -14,12 +14,12 @@ from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnsw
 
 
 def best_order(hosts: Sequence[str]) -> list[int]:
-    """Neighbouring ranks share a machine, so that one message leaves each machine."""
+    """Neighboring ranks share a machine, so each machine sends to only one other."""
     return sorted(range(len(hosts)), key=lambda rank: hosts[rank])
 
 
 def bytes_between(hosts: Sequence[str], nbytes: int) -> float:
-    """A rank sends all its messages to another machine if its right neighbour is there."""
+    """A rank sends all its messages to another machine if its right neighbor is there."""
     n = len(hosts)
     crossings = sum(hosts[rank] != hosts[(rank + 1) % n] for rank in range(n))
     return crossings * 2 * (n - 1) * nbytes / n
@@ -27,20 +27,20 @@ def bytes_between(hosts: Sequence[str], nbytes: int) -> float:
 
 # -- the judge -------------------------------------------------------------------------------
 
-#: Bytes of a tensor, with a chunk of a thousand for each rank.
+#: Size of each rank's chunk of the tensor [bytes].
 CHUNK = 1000
-#: Common mistakes give different numbers here.
-TELLING = ["alpha", "beta", "gamma"]
+#: A case in which common mistakes yield different numbers.
+FIRST_CASE = ["alpha", "beta", "gamma"]
 
 
 def placements() -> Iterator[list[str]]:
-    """Return every placement of up to five ranks on up to three machines."""
+    """Yield every placement of up to five ranks on up to three machines."""
     for n in range(2, 6):
         yield from (list(hosts) for hosts in product(("alpha", "beta", "gamma"), repeat=n))
 
 
 def sent_between(hosts: list[str]) -> int:
-    """Return the bytes that a ring sends between machines, message by message."""
+    """Return the bytes that a ring sends between machines, from its schedule."""
     apart = [
         hosts[src] != hosts[dst]
         for t in ring(len(hosts))
@@ -51,7 +51,7 @@ def sent_between(hosts: list[str]) -> int:
 
 def judge_bytes(mine: Answer) -> Iterator[Criterion]:
     """Compare the answer with the messages of the schedule, for every order of ranks."""
-    cases = [(hosts, CHUNK * len(hosts)) for hosts in (TELLING, *placements())]
+    cases = [(hosts, CHUNK * len(hosts)) for hosts in (FIRST_CASE, *placements())]
     outputs = call_answer(mine, cases, _case)
     for at, ((hosts, nbytes), returned) in enumerate(zip(cases, outputs, strict=True)):
         if returned is None and not at:
@@ -61,7 +61,9 @@ def judge_bytes(mine: Answer) -> Iterator[Criterion]:
             raise WrongAnswer(
                 f"{_case(hosts, nbytes)}: it returns {returned!r}; expected {right}{why}"
             )
-    yield Criterion("values", f"as the messages of the ring in {len(cases) - 1:,} orders of ranks")
+    yield Criterion(
+        "values", f"equal to the messages of the ring in {len(cases) - 1:,} orders of ranks"
+    )
 
 
 def _case(hosts: list[str], nbytes: int) -> str:
@@ -69,13 +71,13 @@ def _case(hosts: list[str], nbytes: int) -> str:
 
 
 def open_ended(hosts: list[str], nbytes: int) -> float:
-    """The ring is not closed."""
+    """Leaves out the message from the last rank to the first."""
     apart = sum(a != b for a, b in pairwise(hosts))
     return apart * 2 * (len(hosts) - 1) * nbytes / len(hosts)
 
 
 def judge_order(mine: Answer) -> Iterator[Criterion]:
-    """Count neighbours on different machines."""
+    """Count pairs of neighbors on different machines."""
     every = [*placements()]
     outputs = call_answer(mine, [(hosts,) for hosts in every], "hosts={}".format)
     for at, (hosts, returned) in enumerate(zip(every, outputs, strict=True)):
@@ -93,7 +95,8 @@ def judge_order(mine: Answer) -> Iterator[Criterion]:
         apart = sum(a != b for a, b in zip(machines, [*machines[1:], machines[0]], strict=True))
         if apart > (least if least > 1 else 0):
             raise WrongAnswer(
-                f"{case}: in {returned} {apart} pairs of neighbours are apart; {least} suffice"
+                f"{case}: in {returned}, {apart} pairs of neighbors are on different machines; "
+                f"{least} suffice"
             )
     yield Criterion("values", f"the best in {len(every):,} placements")
 
@@ -103,16 +106,16 @@ def _equal(returned: Any, right: float) -> bool:
 
 
 def _why(hosts: list[str], returned: Any) -> str:
-    """Return the common reason for an answer."""
+    """Return the likely mistake behind an answer."""
     n, last = len(hosts), hosts[-1] != hosts[0]
     crossings = sum(a != b for a, b in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
     each = 2 * (n - 1) * CHUNK
-    usual = [
+    mistakes = [
         (crossings * each / 2, "each chunk travels around the ring twice"),
         ((crossings - last) * each, "the last rank sends to the first"),
-        (n * each, "count only ranks whose right neighbour is on another machine"),
+        (n * each, "count only ranks whose right neighbor is on another machine"),
     ]
-    return next((f". Remember: {why}" for number, why in usual if _equal(returned, number)), "")
+    return next((f". Remember: {why}" for number, why in mistakes if _equal(returned, number)), "")
 
 
 TASKS = [
@@ -121,10 +124,11 @@ TASKS = [
         "bytes_between(hosts, nbytes)",
         "return the total number of bytes that a ring all-reduce sends between machines",
         "hosts[r] is the machine of rank r, and nbytes the size of the tensor. Each of n ranks "
-        "sends 2(n-1) messages of nbytes/n to its right neighbour; rank 0 is that of the last.",
+        "sends 2(n-1) messages of nbytes/n to its right neighbor; rank 0 is the right neighbor "
+        "of the last rank.",
         bytes_between,
         (
-            "For which ranks is the right neighbour, (rank + 1) % n, on another machine?",
+            "For which ranks is the right neighbor, (rank + 1) % n, on another machine?",
             "Each of them sends 2(n-1) messages of nbytes/n.",
         ),
         judge_bytes,
@@ -145,13 +149,16 @@ TASKS = [
         "hosts[r] is the machine of rank r, as in ['alpha', 'beta', 'alpha', 'beta'].",
         best_order,
         (
-            "Each pair of neighbours on different machines costs the same. How many are necessary?",
-            "As many as there are machines, if there are two or more: place the ranks of a machine "
-            "next to each other. sorted takes a key.",
+            "Each pair of neighbors on different machines costs the same. How many are necessary?",
+            "As many as there are machines, if there are two or more: put the ranks of a machine "
+            "next to each other. sorted() has a parameter key.",
         ),
         judge_order,
         (
-            (lambda hosts: list(range(len(hosts))), "4 pairs of neighbours are apart; 2 suffice"),
+            (
+                lambda hosts: list(range(len(hosts))),
+                "4 pairs of neighbors are on different machines; 2 suffice",
+            ),
             (lambda hosts: sorted(hosts), "return each rank once, from 0 to 1"),
             (lambda hosts: sorted(range(len(hosts)), key=lambda r: r % 2), "2 suffice"),
         ),

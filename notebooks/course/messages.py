@@ -52,11 +52,11 @@ def overlap(x: Tensor, work: Answer) -> None:
 
 
 def total_of_all(batches: list[Tensor]) -> Tensor:
-    """All ranks run as many rounds as the one with most batches."""
-    most = torch.tensor(len(batches))
-    dist.all_reduce(most, dist.ReduceOp.MAX)
+    """All ranks run as many rounds as the rank with the most batches."""
+    rounds = torch.tensor(len(batches))
+    dist.all_reduce(rounds, dist.ReduceOp.MAX)
     total = torch.zeros(1)
-    for i in range(int(most)):
+    for i in range(int(rounds)):
         mine = batches[i].clone() if i < len(batches) else torch.zeros(1)
         dist.all_reduce(mine)
         total += mine
@@ -93,7 +93,7 @@ def waits_for_the_last(x: Tensor) -> None:
 
 
 def both_receive(x: Tensor, y: Tensor) -> None:
-    """As in the lesson."""
+    """Both ranks receive first, as in the lesson."""
     other = 1 - dist.get_rank()
     dist.recv(y, other)
     dist.send(x, other)
@@ -142,7 +142,7 @@ def waits_at_once(x: Tensor, work: Answer) -> None:
 
 
 def leaves_out_half(x: Tensor, work: Answer) -> None:
-    """Fast, since it omits the work."""
+    """Is fast because it omits the work."""
     if dist.get_rank() == 0:
         dist.send(x, 1)
     else:
@@ -205,15 +205,15 @@ def _summed(mine: Answer, rank: int, n: int) -> float | None:
 
 
 def _why_relayed(results: list[float], rights: list[float]) -> str:
-    alone = all(result == 1 for result in results)
-    return "every rank adds 1 to its own 0: receive from the previous rank first" if alone else ""
+    unsent = all(result == 1 for result in results)
+    return "every rank adds 1 to its own 0: receive from the previous rank first" if unsent else ""
 
 
 def _why_summed(results: list[float], rights: list[float]) -> str:
-    """Return the batches that were summed."""
+    """Describe which batches were summed."""
     if results == [float(r * (2 * r + 1)) for r in range(len(results))]:
         return "this is the sum of the rank's own batches"
-    return "batches of some ranks are missing: take as many rounds as the longest list"
+    return "batches of some ranks are missing: run as many rounds as the longest list"
 
 
 #: The exercises.
@@ -268,8 +268,8 @@ TASKS: list[Task] = [
         (
             (both_receive, "deadlock in both_receive: "),
             (one_way, "each rank gets the other one's x"),
-            (by_gathering, "1 collective operation of a rank; 0 suffice: write it with send"),
-            (twice, "2 messages sent by the busiest rank; 1 suffice: x to the other rank"),
+            (by_gathering, "1 collective operation per rank; 0 suffice: write it with send"),
+            (twice, "2 messages sent by the busiest rank; 1 suffices: x to the other rank"),
         ),
         worth=3,
     ),
@@ -277,8 +277,8 @@ TASKS: list[Task] = [
         "overlap",
         "overlap(x, work)",
         "send x from rank 0 to rank 1, and call work() once on both",
-        "Rank 1 needs x only after its work, so it receives late. Meanwhile, rank 0 should work"
-        "\ninstead of waiting for rank 1.",
+        "Rank 1 needs x only after its work, so it receives late. In the meantime, rank 0"
+        "\nshould work instead of waiting for rank 1.",
         overlap,
         (
             "dist.isend returns immediately, with a handle.",
@@ -319,7 +319,7 @@ TASKS: list[Task] = [
         (
             "A rank that has finished its loop calls no all-reduce. Which ranks wait for it then?",
             "First all-reduce the number of batches, with dist.ReduceOp.MAX.",
-            "A rank without a batch left takes part with zeros.",
+            "A rank that has no batch left contributes zeros.",
         ),
         Program(
             _summed,
@@ -330,7 +330,7 @@ TASKS: list[Task] = [
         ),
         (
             (own_batches, "on 3 ranks:\n"),
-            (fewest_batches, "take as many rounds as the longest list"),
+            (fewest_batches, "run as many rounds as the longest list"),
             (own_total, "this is the sum of the rank's own batches"),
         ),
         worth=2,

@@ -83,7 +83,7 @@ def _rounds(mine: Answer, n: int) -> list[list[Any]]:
 
 
 def judge_schedule(mine: Answer) -> Iterator[Criterion]:
-    """Check the contributions in each chunk of each rank at the end."""
+    """Check the contributions to each chunk of each rank at the end."""
     sizes = range(2, 7)
     outputs = call_answer(mine, [(n,) for n in sizes], lambda n: f"n={n}", _rounds)
     for n, fields in zip(sizes, outputs, strict=True):
@@ -96,14 +96,14 @@ def judge_schedule(mine: Answer) -> Iterator[Criterion]:
             raise WrongAnswer(f"n={n}: {error}") from None
         if (have > 1).any():
             rank, chunk, whose = np.argwhere(have > 1)[0]
-            many = f"the numbers of rank {whose} {have[rank, chunk, whose]} times"
+            repeated = f"the contribution of rank {whose} {have[rank, chunk, whose]} times"
             raise WrongAnswer(
-                f"n={n}: chunk {chunk} of rank {rank} contains {many}: each counts once"
+                f"n={n}: chunk {chunk} of rank {rank} contains {repeated}: each counts once"
             )
         if (have < 1).any():
             rank, chunk, whose = np.argwhere(have < 1)[0]
             raise WrongAnswer(
-                f"n={n}: chunk {chunk} of rank {rank} lacks the numbers of rank {whose}"
+                f"n={n}: chunk {chunk} of rank {rank} lacks the contribution of rank {whose}"
             )
     yield Criterion("values", "an all-reduce on 2 to 6 ranks")
     if len(rounds) > 2:
@@ -112,7 +112,7 @@ def judge_schedule(mine: Answer) -> Iterator[Criterion]:
 
 
 def only_from_rank_0(n: int) -> Iterator[Round]:
-    """One chunk of n."""
+    """Only rank 0 sends its sum in the second round."""
     first, second = scatter_reduce(n)
     yield first
     some = second.src == 0
@@ -120,7 +120,7 @@ def only_from_rank_0(n: int) -> Iterator[Round]:
 
 
 def adds_again(n: int) -> Iterator[Round]:
-    """Sums are added to sums."""
+    """Adds in the second round, too."""
     first, second = scatter_reduce(n)
     yield first
     yield Round(second.src, second.dst, second.chunk, reduce=True)
@@ -133,7 +133,7 @@ def sends_theirs(n: int) -> Iterator[Round]:
     yield Round(second.src, second.dst, second.dst, reduce=False)
 
 
-# -- 07: does it pay? --------------------------------------------------------------------------
+# -- 07: speedup ------------------------------------------------------------------------------
 
 
 def smallest_ranks(compute: float, sync: float) -> int:
@@ -184,7 +184,7 @@ def _why_order(returned: Any, right: list[Any], rank: int, ranks: int, microbatc
     if sorted(map(str, returned)) != sorted(map(str, right)):
         return "each micro-batch has one forward and one backward pass"
     if returned == [(kind, i) for kind in "FB" for i in range(microbatches)]:
-        return "this is GPipe: it holds all micro-batches. Run backward passes as early as possible"
+        return "this is GPipe: it keeps all micro-batches. Run backward passes as early as possible"
     return "rank r runs ranks-1-r forward passes before forward and backward passes alternate"
 
 
@@ -207,7 +207,7 @@ def bubble(ranks: int, microbatches: int) -> float:
 
 def _why_bubble(returned: Any, right: float, ranks: int, microbatches: int) -> str:
     if same(returned, (ranks - 1) / microbatches):
-        return "that is idle time over busy time: divide by the whole time"
+        return "that is idle time over busy time: divide by the total time"
     return "the last rank begins p-1 steps late, and is busy for m steps"
 
 
@@ -218,9 +218,9 @@ def whole_loss(losses: list[float], rows: list[int]) -> float:
 
 def _why_loss(returned: Any, right: float, losses: list[float], rows: list[int]) -> str:
     if same(returned, sum(losses) / len(losses)):
-        return "this is the mean of means: a small piece counts as much as a large one"
+        return "this is the mean of means: a small micro-batch counts as much as a large one"
     if same(returned, right * sum(rows)):
-        return "this is a sum over all rows: divide by their number"
+        return "this is a sum over all rows: divide by the number of rows"
     return "this is the sum of the means" if same(returned, sum(losses)) else ""
 
 
@@ -257,11 +257,11 @@ TASKS: list[Task] = [
         "chunk_sent(rank, step, n)",
         "return the chunk that a rank sends in a round of the ring all-reduce",
         "Rounds are counted from 0 to 2(n-1)-1. In round 0 rank r sends chunk r to its right "
-        "neighbour.",
+        "neighbor.",
         chunk_sent,
         (
             "A rank sends the chunk that it received in the previous round. Which rank sent it?",
-            "Its left neighbour, rank - 1, sent in round step - 1 what this rank sends in round "
+            "Its left neighbor, rank - 1, sent in round step - 1 what this rank sends in round "
             "step: rank - step, modulo n. After n-1 rounds that is rank + 1, which is complete.",
         ),
         _calls(
@@ -347,9 +347,9 @@ TASKS: list[Task] = [
         ),
         judge_schedule,
         (
-            (only_from_rank_0, "n=2: chunk 1 of rank 0 lacks the numbers of rank 1"),
+            (only_from_rank_0, "n=2: chunk 1 of rank 0 lacks the contribution of rank 1"),
             (adds_again, "times: each counts once"),
-            (sends_theirs, "n=2: chunk 0 of rank 0 lacks the numbers of rank 0"),
+            (sends_theirs, "n=2: chunk 0 of rank 0 lacks the contribution of rank 0"),
         ),
         worth=2,
     ),
@@ -418,7 +418,7 @@ TASKS: list[Task] = [
         (
             (
                 lambda rank, ranks, m: [(kind, i) for kind in "FB" for i in range(m)],
-                "this is GPipe: it holds all micro-batches",
+                "this is GPipe: it keeps all micro-batches",
             ),
             (
                 lambda rank, ranks, m: [(kind, i) for i in range(m) for kind in "FB"],
@@ -434,7 +434,7 @@ TASKS: list[Task] = [
         "bytes_per_rank",
         "bytes_per_rank(parameters, ranks, stage)",
         "return the bytes that each rank keeps under a stage of ZeRO, from 0 to 3",
-        "A parameter has 2 bytes, its gradient 2, and Adam's two states 8 together.",
+        "A parameter has 2 bytes, its gradient 2, and Adam's two states have 8 in total.",
         bytes_per_rank,
         (
             "How many bytes do a parameter, its gradient and states take if nothing is divided?",
@@ -450,7 +450,7 @@ TASKS: list[Task] = [
     Task(
         "bubble",
         "bubble(ranks, microbatches)",
-        "return the fraction of the time for which a rank of a pipeline is idle",
+        "return the fraction of the time in which a rank of a pipeline is idle",
         "Each micro-batch takes one forward and one backward step on each of p ranks. "
         "Messages take no time.",
         bubble,
@@ -472,7 +472,7 @@ TASKS: list[Task] = [
         "losses[i] is the mean loss of micro-batch i, which has rows[i] rows.",
         whole_loss,
         (
-            "16 rows in 3 pieces are 6, 5 and 5. Do all pieces have the same weight?",
+            "16 rows in 3 micro-batches are 6, 5 and 5. Do all have the same weight?",
             "losses[i] * rows[i] is a sum over rows. Sums can be added.",
         ),
         _calls(whole_loss, _why_loss, [([1.0, 2.0, 3.0], [6, 5, 5]), ([4.0], [3])]),
@@ -480,7 +480,7 @@ TASKS: list[Task] = [
             (lambda losses, rows: sum(losses) / len(losses), "this is the mean of means"),
             (
                 lambda losses, rows: sum(a * n for a, n in zip(losses, rows, strict=True)),
-                "divide by their number",
+                "divide by the number of rows",
             ),
             (lambda losses, rows: sum(losses), "this is the sum of the means"),
         ),
@@ -489,12 +489,13 @@ TASKS: list[Task] = [
         "ranks_that_fit",
         "ranks_that_fit(memory, context, parameters, activations)",
         "return how many ranks that train with Adam in float32 fit on one GPU",
-        "memory is that of the GPU, context that of CUDA in each process, activations those of "
-        "each rank [bytes].\nparameters is the number of parameters.",
+        "memory is the memory of the GPU, context is the memory of the CUDA context of a process, "
+        "and activations is the memory of a rank's activations [bytes].\n"
+        "parameters is the number of parameters.",
         ranks_that_fit,
         (
             "For each parameter there are a weight, a gradient and Adam's two moments.",
-            "16 bytes per parameter. Divide the memory by what a rank needs, and round down.",
+            "16 bytes per parameter. Divide the memory by the bytes of a rank, and round down.",
         ),
         _calls(
             ranks_that_fit,

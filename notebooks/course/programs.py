@@ -1,7 +1,7 @@
-"""Exercises on scripts and GPUs: a common decision of all ranks, and staging through the host.
+"""Exercises on scripts and GPUs: a decision shared by all ranks, and staging through the host.
 
-Both are judged on CPU ranks: an answer stages through the host if it reduces another tensor than
-the given one.
+Both are judged on CPU ranks: an answer stages through the host if it reduces a different tensor
+from the given one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def staged(x: Tensor) -> None:
 
 
 def stop_together(loss: Tensor, limit: float) -> bool:
-    """Decides by the mean of all losses, which is the same on every rank."""
+    """Decides by the mean of all losses, which is equal on every rank."""
     total = loss.clone()
     dist.all_reduce(total)
     return bool(total / dist.get_world_size() < limit)
@@ -36,7 +36,7 @@ def stop_together(loss: Tensor, limit: float) -> bool:
 
 # -- the judge -------------------------------------------------------------------------------
 
-#: The losses of the ranks in each case; the last one holds for all later ranks. The limit is 1.
+#: The losses of the ranks in each case; the last one is that of all later ranks. The limit is 1.
 LOSSES = ((0.5, 0.5), (2.0, 2.0), (0.5, 9.0), (1.4, 0.0))
 
 
@@ -60,12 +60,16 @@ def _all_decide(rank: int, n: int) -> list[Any]:
 
 
 def _why_decided(results: list[list[Any]], rights: list[list[Any]]) -> str:
-    """Return the rule that the ranks have followed."""
+    """Describe the mistake in the ranks' decisions."""
     n = len(results)
     if any(other != results[0] for other in results):
         return "ranks decide differently: the one that continues waits forever for the others"
     sums = [sum(loss_of(r, case) for r in range(n)) < 1.0 for case in LOSSES]
-    return "it compares the sum of the losses: divide it" if results[0] == sums else ""
+    return (
+        "it compares the sum of the losses: divide it by the number of ranks"
+        if results[0] == sums
+        else ""
+    )
 
 
 # -- through the host ----------------------------------------------------------------------
@@ -104,7 +108,7 @@ def _why_staged(results: list[list[float]], rights: list[list[float]]) -> str:
 # -- common mistakes -----------------------------------------------------------------------
 
 
-def by_its_own(loss: Tensor, limit: float) -> bool:
+def by_own_loss(loss: Tensor, limit: float) -> bool:
     """Decides by its own loss, as at the start of the lesson."""
     return bool(loss < limit)
 
@@ -130,24 +134,24 @@ def by_gathering(loss: Tensor, limit: float) -> bool:
 
 
 def in_place(x: Tensor) -> None:
-    """Reduces on the GPU itself."""
+    """Reduces x itself, on the GPU."""
     dist.all_reduce(x)
 
 
-def never_back(x: Tensor) -> None:
+def never_copies_back(x: Tensor) -> None:
     """The sum stays on the host."""
     dist.all_reduce(x.clone())
 
 
-def rebound(x: Tensor) -> None:
+def rebinds_x(x: Tensor) -> None:
     """Rebinds the name to another tensor."""
     host = x.clone()
     dist.all_reduce(host)
     x = host
 
 
-def added_back(x: Tensor) -> None:
-    """Counts its own part twice."""
+def adds_back(x: Tensor) -> None:
+    """Counts the rank's own value twice."""
     host = x.clone()
     dist.all_reduce(host)
     x += host
@@ -163,7 +167,7 @@ TASKS: list[Task] = [
         "if it were on a GPU: x.cpu() is a copy.",
         staged,
         (
-            "Which tensor does the backend get, and which one must hold the sum?",
+            "Which tensor does the backend get, and which one must contain the sum?",
             "x = host only rebinds the name; copy_ writes into x.",
         ),
         Program(
@@ -175,9 +179,9 @@ TASKS: list[Task] = [
         ),
         (
             (in_place, "gloo works on the host here, and x is on the GPU: reduce a copy"),
-            (never_back, "x is unchanged: copy the sum back into it"),
-            (rebound, "x is unchanged: copy the sum back into it"),
-            (added_back, "rank 0 has [4.0, 4.0, 4.0, 4.0]; expected [3.0, 3.0, 3.0, 3.0]"),
+            (never_copies_back, "x is unchanged: copy the sum back into it"),
+            (rebinds_x, "x is unchanged: copy the sum back into it"),
+            (adds_back, "rank 0 has [4.0, 4.0, 4.0, 4.0]; expected [3.0, 3.0, 3.0, 3.0]"),
         ),
         worth=2,
     ),
@@ -200,10 +204,10 @@ TASKS: list[Task] = [
             _why_decided,
         ),
         (
-            (by_its_own, "ranks decide differently: the one that continues waits forever"),
-            (by_the_sum, "it compares the sum of the losses: divide it"),
+            (by_own_loss, "ranks decide differently: the one that continues waits forever"),
+            (by_the_sum, "it compares the sum of the losses: divide it by the number of ranks"),
             (by_rank_0, "rank 0 has [True, False, True, False]; expected"),
-            (by_gathering, "8 collective operations of a rank; 4 suffice"),
+            (by_gathering, "8 collective operations per rank; 4 suffice"),
         ),
         worth=2,
     ),

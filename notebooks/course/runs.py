@@ -59,7 +59,7 @@ send, recv = partial(_message, Op.SEND), partial(_message, Op.RECV)
 def collective(
     op: Op, rank: int, begin: float, end: float, nbytes: int, dtype: str = "float32", **fields: Any
 ) -> Line:
-    """Return a line with a rank's part in a collective."""
+    """Return a line with a rank's call of a collective."""
     shape = (nbytes // (8 if dtype == "float64" else 4),)
     return op, rank, begin, end, {"nbytes": nbytes, "shape": shape, "dtype": dtype, **fields}
 
@@ -119,11 +119,11 @@ def three_steps() -> Trace:
     """Three steps of four ranks, each with two all-reduces; one rank is late in one step."""
     lines, at = list[Line](), 0.0
     for step in range(3):
-        ready = at + 10 + 12 * (step == 1)  # of the last one
+        ready = at + 10 + 12 * (step == 1)  # of the last rank
         for rank in range(4):
-            mine = ready if rank == 2 else at + 10
-            lines += [mark(rank, at, at + 4, "forward"), mark(rank, at + 4, mine, "backward")]
-            lines += [all_reduce(rank, mine, ready + 1, 5120)]
+            end = ready if rank == 2 else at + 10
+            lines += [mark(rank, at, at + 4, "forward"), mark(rank, at + 4, end, "backward")]
+            lines += [all_reduce(rank, end, ready + 1, 5120)]
         lines += [all_reduce(rank, ready + 1, ready + 3, 33_000) for rank in range(4)]
         lines += [mark(rank, ready + 3, ready + 4, "update") for rank in range(4)]
         at = ready + 4
@@ -249,7 +249,7 @@ def sharded_step() -> Trace:
 
 
 def central_steps() -> Trace:
-    """Steps of three replicas with the values on rank 0; in the second one rank 1 raises."""
+    """Steps of three replicas with the variables on rank 0; in the second step rank 1 raises."""
     lines, at = list[Line](), 0.0
     whole = partial(collective, dtype="float64")
     for step in range(3):
@@ -276,18 +276,18 @@ def ahead_of_the_slowest() -> Trace:
 
 
 def counted_to_the_end() -> Trace:
-    """Five rounds of three workers; one dies in the third, after its gradient has arrived."""
-    lines, at, server, dead = [*_asked(Op.INIT, 0, 0, 1, 1, 2)], 2.0, 3, 2
+    """Five rounds of three workers; one dies in the third round, after its gradient has arrived."""
+    lines, at, server, dead = [*_request(Op.INIT, 0, 0, 1, 1, 2)], 2.0, 3, 2
     for turn in range(5):
         workers = tuple(w for w in range(3) if w != dead or turn < 3)
         pushed = {w: at + (9, 12, 5)[w] for w in workers}  # the one that dies is the fastest
         full = max(pushed.values()) + 3
-        for place, (w, begin) in enumerate(pushed.items()):
+        for position, (w, begin) in enumerate(pushed.items()):
             lines += [mark(w, at + 1, begin, "gradient")]
-            lines += _asked(Op.PUSH, w, begin, begin + 1, begin + 1.2, begin + 2)
+            lines += _request(Op.PUSH, w, begin, begin + 1, begin + 1.2, begin + 2)
             if (w, turn) != (dead, 2):
-                left = full + 1.2 + 0.1 * place
-                lines += _asked(Op.PULL, w, begin + 2.2, begin + 3, left, left + 0.8)
+                reply = full + 1.2 + 0.1 * position
+                lines += _request(Op.PULL, w, begin + 2.2, begin + 3, reply, reply + 0.8)
         facts = {"key": "w", "version": turn + 1, "workers": workers, "late": (0,) * len(workers)}
         lines.append((Op.MARK, server, full, full + 1, {"attributes": facts}))
         at = full + 3
@@ -298,23 +298,23 @@ def counted_to_the_end() -> Trace:
     return with_info(trace, ranks=ranks, ends=ends)
 
 
-def _asked(
+def _request(
     op: Op,
     worker: int,
     begin: float,
-    came: float,
-    left: float,
+    arrival: float,
+    reply: float,
     end: float,
     server: int = 3,
     nbytes: int = 256,
 ) -> Iterator[Line]:
-    """A worker's request: at the worker, and at the server on arrival and reply."""
+    """Yield a worker's request: at the worker, and at the server on arrival and reply."""
     about: dict[str, Any] = {"attributes": {"key": "w"}, "match": f"kv:1:{worker}:{begin * 10:.0f}"}
     tensor = {"nbytes": nbytes, "shape": (nbytes // 4,), "dtype": "float32"}
-    asks, answers = ({}, tensor) if op is Op.PULL else (tensor, {})
+    request, answer = ({}, tensor) if op is Op.PULL else (tensor, {})
     yield op, worker, begin, end, {"peer": server, **about, **tensor}
-    yield Op.RECV, server, came - 0.01, came, {"peer": worker, **about, **asks}
-    yield Op.SEND, server, left, left + 0.01, {"peer": worker, **about, **answers}
+    yield Op.RECV, server, arrival - 0.01, arrival, {"peer": worker, **about, **request}
+    yield Op.SEND, server, reply, reply + 0.01, {"peer": worker, **about, **answer}
 
 
 def three_hosts() -> Trace:
@@ -334,21 +334,21 @@ def two_gpus(
     """Steps of two ranks with a GPU each: a call returns long before the GPU is done.
 
     Args:
-        used: the MiB that each rank has in use, by step.
+        used: the memory in use on each rank, by step [MiB].
         device_seconds: duration of an all-reduce on the GPU [s].
     """
     lines = list[Line]()
     for rank, steps in enumerate(used):
         for step, mib in enumerate(steps):
             at = 20.0 * step
-            took = {"device": f"cuda:{rank}", "stream": 7, "device_seconds": device_seconds}
+            device = {"device": f"cuda:{rank}", "stream": 7, "device_seconds": device_seconds}
             lines += [
                 mark(rank, at, at + 5, "backward"),
                 all_reduce(
-                    rank, at + 5, at + 5.5, 64 * MIB, attributes={**took, "memory": mib * MIB}
+                    rank, at + 5, at + 5.5, 64 * MIB, attributes={**device, "memory": mib * MIB}
                 ),
                 mark(rank, at + 5.5, at + 8.5, "load"),
-                mark(rank, at + 8.5, at + 14.5, "x[0].item()"),  # when the GPU is done, it copies
+                mark(rank, at + 8.5, at + 14.5, "x[0].item()"),  # copies after the GPU has finished
                 mark(rank, at + 14.5, at + 18, "update"),
             ]
     ranks = {r: RankInfo(f"rank {r}", device=f"cuda:{r}") for r in range(2)}
@@ -367,8 +367,8 @@ def two_devices() -> Trace:
                 mark(worker, at + 8 + 5 * n, at + 13 + 5 * n, s)
                 for n, s in enumerate(parts.split())
             ),
-            *_asked(Op.PUSH, worker, at + 18 + 5 * worker, at + 32, at + 32, at + 33, 2, nbytes),
-            *_asked(Op.PULL, worker, at + 33, at + 34, at + 40, at + 41, 2, 65_536),
+            *_request(Op.PUSH, worker, at + 18 + 5 * worker, at + 32, at + 32, at + 33, 2, nbytes),
+            *_request(Op.PULL, worker, at + 33, at + 34, at + 40, at + 41, 2, 65_536),
         )
     ]
     updates = mark(2, 34, 39, "update"), mark(2, 75, 80, "update")
@@ -437,17 +437,17 @@ def scheduled_functions() -> Trace:
     died, again = 52.0, 70.0
     fast = [(1, n, 4.0 + 10 * i, 14.0 + 10 * i) for i, n in enumerate((0, 2, 3, 5, 6, 7, 8))]
     slow = [(2, 1, 4.0, 28.0), (2, 4, 28.0, died), (2, 4, again, again + 24)]
-    lines, version, server = [*_asked(Op.INIT, 0, 0, 1, 1, 2)], 0, 3
+    lines, version, server = [*_request(Op.INIT, 0, 0, 1, 1, 2)], 0, 3
     for worker, n, begin, end in sorted([*fast, *slow], key=lambda run: run[-1]):
-        lines += _asked(Op.PULL, worker, begin, begin + 0.8, begin + 0.9, begin + 1.6)
+        lines += _request(Op.PULL, worker, begin, begin + 0.8, begin + 0.9, begin + 1.6)
         lines += [mark(worker, begin + 2, end, f"function {n}")]
-        lines += _asked(Op.PUSH, worker, end - 2, end - 1.2, end - 0.8, end - 0.2)
+        lines += _request(Op.PUSH, worker, end - 2, end - 1.2, end - 0.8, end - 0.2)
         if (worker, begin) != (2, again):
             version += 1
             facts = {"key": "w", "version": version, "workers": (worker,), "late": (0,)}
             lines.append((Op.MARK, server, end - 1.2, end - 0.8, {"attributes": facts}))
     lines += [mark(2, died, again, "replaced: it was killed")]
-    lines += _asked(Op.PULL, 0, again + 25, again + 26, again + 26, again + 27)
+    lines += _request(Op.PULL, 0, again + 25, again + 26, again + 26, again + 27)
     trace = script(4, "nine functions", *sorted(lines, key=lambda one: one[2]))
     ranks = {r: RankInfo(f"worker {r}", "worker") for r in range(3)}
     ranks[server] = RankInfo("server 0", "server")
@@ -482,5 +482,5 @@ RUNS: dict[str, Callable[[], Trace]] = {
     "22_coordinator": scheduled_functions,
 }
 
-#: Those drawn by ``dk.Servers``.
+#: Lessons whose run is drawn by ``dk.Servers``.
 OF_SERVERS = {"05_parameter_server", "15_surviving_crashes"}

@@ -1,4 +1,4 @@
-"""Exercises on training: the mean over the examples of all ranks, with unequal numbers.
+"""Exercises on training: means over the examples of ranks with different numbers of them.
 
 They are judged on real ranks. The returned value identifies common mistakes.
 """
@@ -21,13 +21,13 @@ from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnsw
 
 def mean_loss(losses: Tensor) -> Tensor:
     """The mean over all ranks' examples: add sums and counts, and divide once."""
-    both = torch.stack([losses.sum(), losses.new_tensor(len(losses))])
-    dist.all_reduce(both)
-    return both[0] / both[1]
+    sums = torch.stack([losses.sum(), losses.new_tensor(len(losses))])
+    dist.all_reduce(sums)
+    return sums[0] / sums[1]
 
 
 def average_gradients(gradients: list[Tensor]) -> None:
-    """All gradients travel in one tensor, as in DDP's buckets."""
+    """Sends all gradients in one tensor, as DDP does in buckets."""
     whole = torch.cat(gradients)
     dist.all_reduce(whole)
     whole /= dist.get_world_size()
@@ -35,11 +35,11 @@ def average_gradients(gradients: list[Tensor]) -> None:
         gradient.copy_(mean)
 
 
-def clip_gradients(gradients: Tensor, most: float) -> None:
-    """Clips by the norm of the mean, which every rank computes alike."""
+def clip_gradients(gradients: Tensor, max_norm: float) -> None:
+    """Clips by the norm of the mean, which is equal on every rank."""
     dist.all_reduce(gradients)
     gradients /= dist.get_world_size()
-    gradients *= min(1.0, most / gradients.norm().item())
+    gradients *= min(1.0, max_norm / gradients.norm().item())
 
 
 # -- the judge -------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def losses_of(rank: int, sizes: tuple[int, ...]) -> Tensor:
 
 
 def returned(mine: Answer, sizes: tuple[int, ...]) -> float | str:
-    """On each rank: return the answer's number, or the type of any other result."""
+    """Return the answer's number on this rank, or the name of the type of any other result."""
     got = mine(losses_of(dist.get_rank(), sizes))
     number = got.item() if isinstance(got, Tensor) and got.numel() == 1 else got
     return float(number) if isinstance(number, int | float) else type(got).__name__
@@ -87,14 +87,16 @@ def _wrong(sizes: tuple[int, ...], results: list[float | str]) -> str:
     if all(_same(got, right) for got in results):
         return ""
     if any(map(_is_nan, results)):
-        return "it returns NaN: the mean over no examples is NaN, and so is each sum that has it"
+        return (
+            "it returns NaN: the mean over no examples is NaN, and so is each sum that contains it"
+        )
     values = ", ".join(f"{got:.4g}" for got in results)
     known = (name for name, wrong in _mistakes(rows) if all(map(_same, results, wrong)))
     return f"{next(known, f'they return {values}')}; expected {right:.4g} on every rank"
 
 
 def _mistakes(rows: list[Tensor]) -> Iterator[tuple[str, list[float]]]:
-    """Return common mistakes with the number that each rank then returns."""
+    """Yield common mistakes, with the numbers that ranks return then."""
     n, total, means = len(rows), torch.cat(rows).sum().item(), [r.mean().item() for r in rows]
     yield (
         f"{sum(means) / n:.4g} is the mean of the ranks' means, in which a rank with few examples "
@@ -144,21 +146,21 @@ def by_own_number(losses: Tensor) -> Tensor:
 
 
 def of_weighted_means(losses: Tensor) -> Tensor:
-    """The mean over no examples is NaN."""
+    """Weights the means, but the mean over no examples is NaN."""
     both = torch.stack([losses.mean() * len(losses), torch.tensor(len(losses))])
     dist.all_reduce(both)
     return both[0] / both[1]
 
 
 def in_two_calls(losses: Tensor) -> Tensor:
-    """Correct, with twice the latency."""
+    """Is correct, with twice the latency."""
     dist.all_reduce(total := losses.sum())
     dist.all_reduce(number := torch.tensor(len(losses)))
     return total / number
 
 
 def one_by_one(gradients: list[Tensor]) -> None:
-    """Uses a collective for each tensor."""
+    """Calls a collective for each tensor."""
     for g in gradients:
         dist.all_reduce(g)
         g /= dist.get_world_size()
@@ -179,25 +181,25 @@ def averages_a_copy(gradients: list[Tensor]) -> None:
     whole /= dist.get_world_size()
 
 
-def clips_first(gradients: Tensor, most: float) -> None:
+def clips_first(gradients: Tensor, max_norm: float) -> None:
     """Clips each rank by its own norm."""
-    gradients *= min(1.0, most / gradients.norm().item())
+    gradients *= min(1.0, max_norm / gradients.norm().item())
     dist.all_reduce(gradients)
     gradients /= dist.get_world_size()
 
 
-def clips_the_sum(gradients: Tensor, most: float) -> None:
+def clips_the_sum(gradients: Tensor, max_norm: float) -> None:
     """Clips the sum instead of the mean."""
     dist.all_reduce(gradients)
-    gradients *= min(1.0, most / gradients.norm().item())
+    gradients *= min(1.0, max_norm / gradients.norm().item())
     gradients /= dist.get_world_size()
 
 
-def always_scales(gradients: Tensor, most: float) -> None:
+def always_scales(gradients: Tensor, max_norm: float) -> None:
     """Also scales short gradients up."""
     dist.all_reduce(gradients)
     gradients /= dist.get_world_size()
-    gradients *= most / gradients.norm()
+    gradients *= max_norm / gradients.norm()
 
 
 def _several(rank: int, tensors: int = 40, length: int = 50) -> list[Tensor]:
@@ -211,29 +213,29 @@ def _averaged(mine: Answer, rank: int, n: int) -> list[float]:
 
 
 def _clipped(mine: Answer, rank: int, n: int) -> list[list[float]]:
-    long, short = _steep(rank), 0.1 * _steep(rank)
+    long, short = _gradients_of(rank), 0.1 * _gradients_of(rank)
     mine(long, 1.0)
     mine(short, 1.0)
     return [long.tolist(), short.tolist()]
 
 
-def _steep(rank: int) -> Tensor:
+def _gradients_of(rank: int) -> Tensor:
     return torch.tensor([3.0, 4.0]) if rank else torch.tensor([1.0, 0.0])
 
 
 def _why_clipped(results: list[list[list[float]]], rights: list[list[list[float]]]) -> str:
-    """Return the order of clipping, summing and dividing that gives this result."""
+    """Describe the order of clipping, summing and dividing that explains this result."""
     n, (long, short) = len(results), results[0]
     if not same(short, rights[0][1]):
         return "gradients whose norm is at most 1 must not change"
     norm = torch.tensor(long).norm().item()
     if same(norm, 1 / n):
         return "it clips the sum, and divides afterwards: divide first"
-    return "it clips each rank alone: average first" if norm < 1 else f"the norm is {norm:.2f}"
+    return "it clips each rank separately: average first" if norm < 1 else f"the norm is {norm:.2f}"
 
 
 def _clipped_right(rank: int, n: int) -> list[list[float]]:
-    mean = sum((_steep(r) for r in range(n)), torch.zeros(2)) / n
+    mean = sum((_gradients_of(r) for r in range(n)), torch.zeros(2)) / n
     return [(g * min(1.0, 1.0 / g.norm().item())).tolist() for g in (mean, 0.1 * mean)]
 
 
@@ -247,7 +249,7 @@ TASKS: list[Task] = [
         "some\nhave none. Use dist.all_reduce. One call is enough.",
         mean_loss,
         (
-            "What is the mean of [1] and [2, 2, 2], and what the mean of their means?",
+            "What is the mean of [1] and [2, 2, 2], and what is the mean of their means?",
             "Every rank knows its sum and its number of examples. Sums can be added.",
             "Put the sum and the number into one tensor of two elements, all-reduce it, and divide "
             "the first by the second.",
@@ -258,7 +260,7 @@ TASKS: list[Task] = [
             (by_ranks, "82 is the sum divided by the number of ranks; expected 27.33"),
             (by_own_number, "each rank divides the sum by its own number of examples"),
             (of_weighted_means, "3, 0, 2 and 1 examples: it returns NaN: the mean over no"),
-            (in_two_calls, "2 collective operations of a rank; one all-reduce of the sum"),
+            (in_two_calls, "2 collective operations per rank; one all-reduce of the sum"),
         ),
         worth=2,
     ),
@@ -266,11 +268,11 @@ TASKS: list[Task] = [
         "average_gradients",
         "average_gradients(gradients)",
         "average each tensor of the list over all ranks, in place",
-        "The tensors are one-dimensional, and there are 40 of them, of 50 elements each. Be at "
-        "least\ntwice as fast as one all-reduce for each tensor.",
+        "There are 40 one-dimensional tensors of 50 elements each. Be at least twice as fast as "
+        "one\nall-reduce for each tensor.",
         average_gradients,
         (
-            "A small all-reduce takes its latency, regardless of its size. How many do you need?",
+            "The latency dominates a small all-reduce. How many calls do you need?",
             "torch.cat joins tensors into one; split separates them again.",
             "split returns views of the sum: copy_ them into the gradients.",
         ),
@@ -286,12 +288,12 @@ TASKS: list[Task] = [
                     lambda mine, rank, n: mine(_several(rank)),
                     one_by_one,
                     ratio=2.0,
-                    why="Each small all-reduce takes its latency: put all into one tensor",
+                    why="Each small all-reduce costs its latency: put all into one tensor",
                 ),
             )
         ),
         (
-            (one_by_one, "40 collective operations of a rank; 1 suffice"),
+            (one_by_one, "40 collective operations per rank; 1 suffices"),
             (sums, "rank 0 has [0.0, 3.0, 6.0, 9.0, 12.0]; expected [0.0, 1.5, 3.0, 4.5, 6.0]"),
             (averages_a_copy, "rank 0 has [0.0, 1.0, 2.0, 3.0, 4.0]; expected"),
         ),
@@ -299,10 +301,10 @@ TASKS: list[Task] = [
     ),
     Task(
         "clip_gradients",
-        "clip_gradients(gradients, most)",
-        "average gradients over all ranks, in place, and limit their norm to most",
+        "clip_gradients(gradients, max_norm)",
+        "average gradients over all ranks, in place, and limit their norm to max_norm",
         "gradients is one tensor. Do what one process does with the whole batch: leave a mean "
-        "whose norm is\nat most ``most`` unchanged, and scale a longer one down to that norm.",
+        "whose norm is\nat most ``max_norm`` unchanged, and scale a larger one down to that norm.",
         clip_gradients,
         (
             "Which gradients does one process clip: those of a quarter of the batch, or the mean?",
@@ -316,7 +318,7 @@ TASKS: list[Task] = [
             _why_clipped,
         ),
         (
-            (clips_first, "it clips each rank alone: average first"),
+            (clips_first, "it clips each rank separately: average first"),
             (clips_the_sum, "it clips the sum, and divides afterwards: divide first"),
             (always_scales, "gradients whose norm is at most 1 must not change"),
         ),

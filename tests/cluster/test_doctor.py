@@ -41,7 +41,7 @@ def kinds(report: object, level: Level = Level.FAILURE) -> dict[str, tuple[str, 
 def test_this_machine_is_examined(capsys: pytest.CaptureFixture[str]) -> None:
     status = cli.main(["doctor", "--json"])
     plain = json.loads(capsys.readouterr().out)
-    assert status == (0 if plain["good"] else 1)
+    assert status == (0 if plain["ok"] else 1)
     machine = plain["facts"]["machines"]["here"]
     assert machine["python"]["version"] == sys.version.split()[0]
     assert {"ranks", "backend"} <= {c["kind"] for c in plain["checks"]}
@@ -56,9 +56,9 @@ def test_hosts_are_examined_through_a_fake_ssh(leftovers: Callable[[], list[str]
     failures = kinds(report)
     assert failures["ssh.password"] == ("gamma",)
     assert failures["names.unknown"][-1] == "beta"  # an unknown name
-    assert not [kind for kind in failures if kind.startswith(("ways", "ports", "torch"))]
-    assert {"ways", "versions", "folder.shared"} <= set(kinds(report, Level.OK))
-    ways = [facts.way(*way) for way in permutations(facts.machines, 2)]
+    assert not [kind for kind in failures if kind.startswith(("connections", "ports", "torch"))]
+    assert {"connections", "versions", "folder.shared"} <= set(kinds(report, Level.OK))
+    ways = [facts.connection(*pair) for pair in permutations(facts.machines, 2)]
     assert ways == [{"tcp": "", "arrived": True}] * 6
     assert not leftovers()
 

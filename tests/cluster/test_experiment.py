@@ -135,7 +135,7 @@ def test_run_button_progress_bar_and_stop_button(usable: dk.Cluster) -> None:
     panel = experiment.panel
     seen = []
     panel._run.click()
-    wait_for(experiment, lambda e: seen.append(panel._bar.words.value) or "step" in seen[-1])
+    wait_for(experiment, lambda e: seen.append(panel._bar.status.value) or "step" in seen[-1])
     assert panel._run.disabled
     with pytest.raises(dk.errors.ClusterError, match="the experiment is running endless"):
         experiment.run()

@@ -158,7 +158,7 @@ def test_report_lists_each_criterion_and_keeps_the_trace(
         ("bubble.values", "pass", 1, 1),
         ("relay.attempt", "not attempted", 0, 2),
     ]
-    assert rows[1]["message"].startswith("2 messages sent by the busiest rank; 1 suffice")
+    assert rows[1]["message"].startswith("2 messages sent by the busiest rank; 1 suffices")
     assert dk.Trace.load(tmp_path / rows[1]["evidence"]).messages
 
 

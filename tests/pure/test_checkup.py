@@ -45,9 +45,11 @@ def healthy_facts() -> Facts:
         targets={host: host for host in names if host != HERE},
         names={h: deepcopy(known) for h in ADDRESSES},
         addresses=dict(ADDRESSES),
-        ways={a: {b: {"tcp": "", "arrived": True} for b in ADDRESSES if b != a} for a in ADDRESSES},
+        connections={
+            a: {b: {"tcp": "", "arrived": True} for b in ADDRESSES if b != a} for a in ADDRESSES
+        },
         folder="/home/me/lab",
-        sees=dict.fromkeys(ADDRESSES, True),
+        folder_visible=dict.fromkeys(ADDRESSES, True),
     )
 
 
@@ -59,11 +61,11 @@ def judged(facts: Facts) -> list[tuple[str, str, tuple[str, ...]]]:
 
 def test_healthy_machines_have_no_failures() -> None:
     one = Report(Facts({HERE: healthy("login", "10.0.0.1")}))
-    assert one.title == "this machine (login): all is well"
+    assert one.title == "this machine (login): no problems found"
     assert "up to 32 ranks here" in str(one)
     several = Report(healthy_facts())
     assert judged(several.facts) == []
-    assert several.title == "this machine (login) and 3 hosts: all is well"
+    assert several.title == "this machine (login) and 3 hosts: no problems found"
 
 
 # -- deliberate faults of one machine --------------------------------------------------------------
@@ -137,7 +139,7 @@ def test_gpu_checks(torch: Json, gpus: Json, expected: str) -> None:
 
 
 def cut(facts: Facts, a: str, b: str) -> None:
-    facts.way(a, b).update(tcp="timed out", arrived=False)
+    facts.connection(a, b).update(tcp="timed out", arrived=False)
 
 
 def link_cut(facts: Facts) -> None:
@@ -147,7 +149,7 @@ def link_cut(facts: Facts) -> None:
 
 def one_direction(facts: Facts) -> None:
     link_cut(facts)
-    facts.way("beta", "alpha")["arrived"] = True
+    facts.connection("beta", "alpha")["arrived"] = True
 
 
 def firewall(facts: Facts) -> None:
@@ -169,8 +171,8 @@ def wrong_address(facts: Facts) -> None:
 
 def lost(words: str) -> Callable[[Facts], None]:
     def fault(facts: Facts) -> None:
-        del facts.machines["beta"], facts.names["beta"], facts.ways["beta"]
-        for way in facts.ways.values():
+        del facts.machines["beta"], facts.names["beta"], facts.connections["beta"]
+        for way in facts.connections.values():
             way.pop("beta", None)
         facts.lost["beta"] = {"message": words, "stage": ""}
 
@@ -186,13 +188,17 @@ def of_beta(**changes: Any) -> Callable[[Facts], None]:
 
 
 def not_shared(facts: Facts) -> None:
-    facts.sees["beta"] = False
+    facts.folder_visible["beta"] = False
 
 
 TOGETHER = [
-    ("ways.cut", "all packets between alpha and beta are lost", link_cut),
-    ("ways.one_way", "packets from alpha to beta are lost", one_direction),
-    ("ways.filtered", "beta blocks incoming connections: this machine, alpha and gamma", firewall),
+    ("connections.cut", "all packets between alpha and beta are lost", link_cut),
+    ("connections.one_way", "packets from alpha to beta are lost", one_direction),
+    (
+        "connections.filtered",
+        "beta blocks incoming connections: this machine, alpha and gamma",
+        firewall,
+    ),
     ("names.unknown", "'alpha' does not resolve to an IPv4 address on beta", unknown),
     ("names.loopback", "beta resolves 'alpha' to 127.0.1.1, where other machines", loopback),
     (
@@ -216,7 +222,7 @@ TOGETHER = [
     ("torch.differs", "pip install torch==2.13.0", of_beta(packages={"torch": "2.10.0"})),
     ("ipyparallel.differs", "ipyparallel 9.0.0", of_beta(packages={"ipyparallel": "9.0.0"})),
     ("distkit.differs", "beta has distkit 0.0.1", of_beta(packages={"distkit": "0.0.1"})),
-    ("folder.own", "this folder, /home/me/lab, is not shared with beta", not_shared),
+    ("folder.unshared", "this folder, /home/me/lab, is not shared with beta", not_shared),
 ]
 
 
@@ -233,4 +239,4 @@ def test_faults_between_machines_are_reported(
     found = [check for check in report.checks if check.level is not Level.OK]
     assert {check.kind for check in found} == {kind}, found
     assert all(check.remedy and check.hosts for check in found)
-    assert json.loads(report.to_json())["good"] is report.good
+    assert json.loads(report.to_json())["ok"] is report.ok

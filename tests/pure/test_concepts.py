@@ -38,7 +38,7 @@ def test_wrong_answers_score_zero() -> None:
     for number, one in enumerate(check.quiz.questions, 1):
         assert not check.answer(number, one.choices[one.choices.index(one.answer) - 1])
         assert f"{number} of 5 questions answered, 0 right" == check.score or number == 5
-    assert check.score == "0 of 5 right: look again at the others"
+    assert check.score == "0 of 5 right: look again at the wrong ones"
     with pytest.raises(DistkitError, match="use 1 to 5"):
         check.answer(0, "rank 0")
     with pytest.raises(DistkitError, match="Available: \\['00_welcome'"):

@@ -192,7 +192,7 @@ def test_record_has_measurements_and_results() -> None:
     }
     assert done(0.5, 7).values == {"result": 7}
     counted = results.record({}, made.run, steps=10)
-    assert (counted.row["steps made"], counted.row["seconds a step"]) == (10, 0.05)
+    assert (counted.row["completed steps"], counted.row["seconds per step"]) == (10, 0.05)
     assert done(0.5, [1, 2]).values == {}
     assert done(0.5, 7, "RankError").row["outcome"] == "RankError"
 
@@ -229,7 +229,7 @@ def test_user_text_is_escaped() -> None:
     experiment = ran(done(0.5, {"<b>": 1}, kind="<i>&"), done(0.5, {"<b>": 2}, kind="b"))
     page = experiment._repr_mimebundle_()[0]["text/html"]
     assert "<i>" not in page and "&lt;i&gt;&amp;" in page and "&lt;b&gt;" in page
-    ElementTree.fromstring(experiment.drawn())
+    ElementTree.fromstring(experiment.chart_svg())
 
 
 def test_plot_uses_the_varied_parameter_as_x_axis() -> None:
@@ -264,7 +264,7 @@ def test_every_plot_is_well_formed_svg(drawn: Any) -> None:
         for setting, seconds, bad in drawn
     ]
     experiment = ran(*records)
-    page, alone = experiment._repr_mimebundle_()[0]["text/html"], experiment.drawn()
+    page, alone = experiment._repr_mimebundle_()[0]["text/html"], experiment.chart_svg()
     assert ("<img" in page) == bool(alone)
     well = [r for r in records if not r.outcome]
     assert bool(alone) == (len({str(sorted(r.parameters.items())) for r in well}) > 1)

@@ -14,9 +14,9 @@ from distkit_hosts.laboratory import Laboratory, plan, starting
 @pytest.mark.parametrize(
     ("hosts", "words"),
     [
-        (["al pha"], "'al pha' cannot be the names"),
+        (["al pha"], "invalid host names: 'al pha'"),
         (["localhost"], "'localhost' is reserved"),
-        (["alpha", "alpha"], "'alpha, alpha' cannot be .* different names"),
+        (["alpha", "alpha"], "'alpha, alpha'. .* different names"),
         ([], "1 to 200"),
     ],
 )

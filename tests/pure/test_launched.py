@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distkit.errors import StartError
-from distkit_hosts.launched import Launched, recognise
+from distkit_hosts.launched import Launched, detect
 
 TORCHRUN = {
     "RANK": "5",
@@ -54,8 +54,8 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2"}
         ),
     ],
 )
-def test_launchers_are_recognised(environ: dict[str, str], expected: Launched) -> None:
-    assert recognise(environ) == expected
+def test_launchers_are_detected(environ: dict[str, str], expected: Launched) -> None:
+    assert detect(environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_launchers_are_recognised(environ: dict[str, str], expected: Launched) -
 )
 def test_inconsistent_environment_raises(environ: dict[str, str], words: str) -> None:
     with pytest.raises(StartError, match=words):
-        recognise(environ)
+        detect(environ)

@@ -84,10 +84,10 @@ def test_suggested_layouts_are_valid(sizes: dict[str, int]) -> None:
 
 def test_every_rank_has_one_position() -> None:
     layout = Layout(dp=2, tp=2, pp=3, world=12)
-    places = [tuple(layout.place(rank).values()) for rank in range(12)]
+    places = [tuple(layout.coordinates(rank).values()) for rank in range(12)]
     assert places == list(product(range(2), range(3), range(2)))
     with pytest.raises(dk.errors.LayoutError, match="rank 12 does not exist"):
-        layout.place(12)
+        layout.coordinates(12)
 
 
 # -- memory ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ def compared(guess: Any, actual: Any, choices: list[Any] | None = None) -> tuple
     made.commit(guess)
     card = made.compare(actual)
     assert bool(card) == (card.status == "pass")
-    return card.status, card.words
+    return card.status, card.message
 
 
 @pytest.mark.parametrize(

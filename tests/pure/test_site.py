@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from distkit.errors import StartError
-from distkit_hosts.remote.site import deal, request
+from distkit_hosts.remote.site import distribute, request
 
 
 def asked(*call: Any) -> tuple[Any, ...]:
@@ -36,8 +36,8 @@ def test_call_overrides_the_site_configuration() -> None:
 
 
 def test_ranks_are_assigned_in_blocks() -> None:
-    assert deal(5, ["a", "b", "c"]) == {"a": 2, "b": 2, "c": 1}
-    assert deal(2, ["a", "b", "c"]) == {"a": 1, "b": 1}
+    assert distribute(5, ["a", "b", "c"]) == {"a": 2, "b": 2, "c": 1}
+    assert distribute(2, ["a", "b", "c"]) == {"a": 1, "b": 1}
     assert asked(3, ["a", "b"], "", {}) == ({"a": 2, "b": 1}, "ssh", {})
 
 

@@ -61,7 +61,7 @@ def test_measured_setting_is_predicted_from_its_parts(
     others = [r for r in rows if (r["ranks"], r["batch"]) != (n, batch)]
     (expected,) = (r for r in speedups([*others, mine]) if r["ranks"] == n and r["batch"] == batch)
     assert slower["predicted"] == pytest.approx(expected["predicted"])
-    assert slower["pays"] == pytest.approx(expected["pays"])
+    assert slower["break_even"] == pytest.approx(expected["break_even"])
 
 
 SWEPT = [row(r, b, b / 8, float(r > 1), b / 8 + (r > 1)) for r in (1, 2, 4) for b in (8, 24)]
@@ -70,7 +70,7 @@ SWEPT = [row(r, b, b / 8, float(r > 1), b / 8 + (r > 1)) for r in (1, 2, 4) for 
 def test_predictions_interpolate_and_do_not_extrapolate() -> None:
     found = predict(SWEPT, ranks=3, batch=16)
     assert (found["compute"], found["sync"], found["predicted"]) == (2, 1, 2)
-    assert found["pays"] == 1.5
+    assert found["break_even"] == 1.5
     for outside, says in (
         ({"batch": 32}, "measured range, 8 to 24"),
         ({"ranks": 8}, "measured range, 1 to 4"),
@@ -93,4 +93,4 @@ def test_plot_of_one_setting_shows_prediction_and_measurement() -> None:
     assert others.get_xydata().tolist() == [[2, 1.0]]
     assert mine.get_xydata().tolist() == [[2, 2 * 2 / 5], [4, 2.0]]
     title = figure.axes[0].get_title(loc="left")
-    assert title == "2 ranks: predicted 0.89, measured 0.80; pays off with more than 2.2 ranks"
+    assert title == "2 ranks: predicted 0.89, measured 0.80; break-even at 2.2 ranks"

@@ -1,4 +1,4 @@
-"""The shard map: samples by replica, and pieces of parameters by rank."""
+"""The shard map: samples by replica, and shards of parameters by rank."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_every_sample_is_drawn_once(
     assert sum(map(len, drawn.values())) == n * (replicas if policy == "OFF" else 1)
 
 
-# -- pieces -------------------------------------------------------------------------------
+# -- shards -------------------------------------------------------------------------------
 
 
 def parameter(name: str, shape: tuple[int, ...], ranks: int, dim: int | None = 0) -> Any:
@@ -95,7 +95,7 @@ def parameter(name: str, shape: tuple[int, ...], ranks: int, dim: int | None = 0
             mine[dim] = min(each, shape[dim] - offset[dim])
         placement = "Replicate()" if dim is None else f"Shard({dim})"
         held.append({"rank": rank, "offset": offset, "shape": mine, "placement": placement})
-    return {"name": name, "shape": list(shape), "pieces": held}
+    return {"name": name, "shape": list(shape), "shards": held}
 
 
 NETS = {
@@ -145,7 +145,7 @@ def test_piece_is_drawn_at_its_offset() -> None:
 
 def test_pieces_of_all_ranks_add_up() -> None:
     drawn = ShardMap(NETS["two"])._svg()  # 24 of 48 and 8 of 8
-    assert drawn.count("57.1 %") == 2 and "rank 1 holds 32 of 56 values" in drawn
+    assert drawn.count("57.1 %") == 2 and "rank 1 has 32 of 56 values" in drawn
 
 
 def test_other_objects_raise() -> None:

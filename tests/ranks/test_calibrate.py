@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import distkit as dk
-from distkit_simulation import Measured, compare
+from distkit_simulation import MeasuredNetwork, compare
 
 SIZES = (4, 1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 20)
 
@@ -24,22 +24,22 @@ class Forked:
 
 
 @pytest.fixture(scope="module")
-def machine() -> Measured:
+def machine() -> MeasuredNetwork:
     return dk.simulation.calibrate(Forked(3), sizes=SIZES, batches=3)
 
 
-def test_calibration_finds_links_with_their_uncertainty(machine: Measured) -> None:
+def test_calibration_finds_links_with_their_uncertainty(machine: MeasuredNetwork) -> None:
     for count in {1, machine.n}:
         found = machine.fit(count)
         assert 0 <= found.alpha[0] <= found.alpha[1]
         assert 0 <= found.beta[0] <= found.beta[1]
         assert 0 <= found.link.beta < 1e-6
     assert machine.link.gamma > 0
-    assert 0 <= machine.calling(1024) < 1
+    assert 0 <= machine.overhead_seconds(1024) < 1
     assert "single" in repr(machine)
 
 
-def test_calibration_is_a_network_for_the_simulator(machine: Measured) -> None:
+def test_calibration_is_a_network_for_the_simulator(machine: MeasuredNetwork) -> None:
     n = machine.n
     times = [dk.simulation.finish_times("ring", n, 4 * k, machine).max() for k in (1, 1 << 26)]
     assert 0 < times[0] < times[1]
@@ -51,14 +51,14 @@ def test_calibration_is_a_network_for_the_simulator(machine: Measured) -> None:
         machine.fit(17)
 
 
-def test_calibration_interpolates_measurements(machine: Measured) -> None:
+def test_calibration_interpolates_measurements(machine: MeasuredNetwork) -> None:
     for count, at in machine.moves.items():
         for nbytes, batches in at.items():
             took = machine.seconds(np.zeros(count), np.zeros(count), np.full(count, nbytes))
             assert took == pytest.approx([np.quantile(batches, 0.25)] * count)
 
 
-def test_comparison_is_plotted(machine: Measured) -> None:
+def test_comparison_is_plotted(machine: MeasuredNetwork) -> None:
     measured = {"ring": {1 << 10: 1e-3, 1 << 20: 2e-3}}
     figure = compare(machine.n, machine, measured=measured)
     (axes,) = figure.axes

@@ -17,7 +17,7 @@ from answers import answer, empty, stub
 from torch import Tensor
 
 import distkit as dk
-from distkit_course.content.collectives import to_everybody
+from distkit_course.content.collectives import to_all_ranks
 from distkit_course.content.parameter_server import Server
 from distkit_course.exercises import LESSONS, QUESTIONS, TASKS
 from tests.stress.course.mistakes import is_timed, tolerated
@@ -75,7 +75,7 @@ def test_every_hint_is_shown(name: str) -> None:
 
 
 def flat(x: torch.Tensor) -> None:
-    to_everybody(x)
+    to_all_ranks(x)
 
 
 def test_correct_result_with_too_many_bytes_loses_points() -> None:
@@ -139,7 +139,7 @@ def returned(x: torch.Tensor) -> torch.Tensor:
 
 def test_returned_instead_of_in_place_result_is_named() -> None:
     verdict = dk.check.ring_all_reduce(returned)
-    said = "it returns the correct result, but x must hold it: write into x"
+    said = "it returns the correct result, but x must contain it: write into x"
     assert verdict.status == "fail" and said in repr(verdict)
 
 
@@ -248,18 +248,21 @@ def scalar(server: Server) -> None:
         ({"early": True}, "it answers the pull of worker"),
         ({"clears": False}, "it was still in the inbox from the round before"),
         ({"by": one_by_one}, "2 updates; expected 1: a round is one update"),
-        ({"by": by_hand}, "without server.update(total), which makes the step"),
-        ({"by": scalar}, "server.value is 0.5: change it with server.update(total) alone"),
+        ({"by": by_hand}, "the value is correct, but was changed without server.update(total)"),
+        ({"by": scalar}, "server.value is 0.5: change it only with server.update(total)"),
         ({"by": lambda server: None}, "the round is complete, but the value does not contain push"),
         ({"answers": lambda waiting: None}, "it returns None: return the list of workers"),
         ({"answers": lambda waiting: [], "leaves": list}, "wait forever. Return all workers in"),
-        ({"answers": lambda waiting: [*waiting, 7]}, "it answers worker 7, whose pull does not"),
+        (
+            {"answers": lambda waiting: [*waiting, 7]},
+            "it answers worker 7, which has no waiting pull",
+        ),
         ({"answers": emptied}, "empty when it was returned. Keep the list before you empty it"),
         (
             {"leaves": list},
             "it would be answered again in the next round. Remove the workers that you",
         ),
-        ({"leaves": tuple}, "server.waiting is (1,): leave a list of workers there"),
+        ({"leaves": tuple}, "server.waiting is (1,): it must stay a list of workers"),
         ({"drops": True}, "but its pull has no answer: it would wait forever. Empty the list"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
@@ -332,7 +335,7 @@ def test_wrong_bound_is_reported_with_its_cost(bound: Any, says: str) -> None:
             lambda here, n: sum(map(str.__ne__, here, here[1:])) * 2 * (len(here) - 1) * 1000,
             "the last rank sends to the first",
         ),
-        (lambda here, n: 2 * (len(here) - 1) * n, "whose right neighbour is on another machine"),
+        (lambda here, n: 2 * (len(here) - 1) * n, "whose right neighbor is on another machine"),
         (lambda here, n: "all", "it returns 'all'; expected 12000"),
     ],
 )

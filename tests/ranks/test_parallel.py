@@ -20,7 +20,7 @@ from distkit.algorithms.pipeline import split
 
 def pieces(entries: list[dict[str, Any]], name: str) -> list[tuple[Any, ...]]:
     (entry,) = [e for e in entries if e["name"] == name]
-    return [tuple(piece.values()) for piece in entry["pieces"]]
+    return [tuple(piece.values()) for piece in entry["shards"]]
 
 
 def test_mesh_follows_the_layout() -> None:
@@ -32,10 +32,14 @@ def test_mesh_follows_the_layout() -> None:
         return list(mesh.get_coordinate()), groups
 
     for rank, (place, groups) in enumerate(dk.run_ranks(program, 4).results):
-        assert place == list(layout.place(rank).values())
+        assert place == list(layout.coordinates(rank).values())
         for axis, group in zip(("dp", "tp"), groups, strict=True):
             fixed = "tp" if axis == "dp" else "dp"
-            same = [r for r in range(4) if layout.place(r)[fixed] == layout.place(rank)[fixed]]
+            same = [
+                r
+                for r in range(4)
+                if layout.coordinates(r)[fixed] == layout.coordinates(rank)[fixed]
+            ]
             assert group == same
     with pytest.raises(dk.errors.RankError, match="needs 4 ranks, but this run has 2"):
         dk.run_ranks(program, 2)
@@ -89,7 +93,7 @@ def test_pieces_of_a_model() -> None:
     assert all(result == results[0] for result in results)
     model, stages, row = results[0]
     assert [entry["shape"] for entry in model] == [[8, 6], [8], [3, 8], [3]]
-    both = {tuple(p["offset"]) for e in model if e["name"] == "0.weight" for p in e["pieces"]}
+    both = {tuple(p["offset"]) for e in model if e["name"] == "0.weight" for p in e["shards"]}
     assert both == {(0, 0), (2, 0), (4, 0), (6, 0)}
     assert pieces(model, "1.bias")[-1] == (3, [2], [1], "Shard(0)")
     assert "    rank 3: [2:3] (1), Shard(0)" in repr(dk.simulation.ShardMap(model)).splitlines()

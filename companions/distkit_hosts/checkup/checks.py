@@ -1,4 +1,4 @@
-"""Checks machines, their connections and their differences, and reports them. No side effects."""
+"""Checks of machines, their connections and their differences. No side effects."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from distkit_hosts.checkup.facts import (
     Facts,
     Json,
     Level,
-    comfortable,
     cores,
     failure,
-    fine,
     gpus,
     named,
     on,
+    passed,
+    recommended_ranks,
     warning,
 )
 
@@ -47,10 +47,10 @@ def host_checks(host: str, machine: Json) -> Iterator[Check]:
 
 
 def _memory(host: str, machine: Json) -> Iterator[Check]:
-    free, n = human_bytes(machine["memory"]["free"]), comfortable(machine)
+    free, n = human_bytes(machine["memory"]["free"]), recommended_ranks(machine)
     if n:
         text = f"{count(cores(machine), 'core')}, {free} of memory free"
-        yield fine("ranks", f"{text}: up to {count(n, 'rank')} {on(host)}", host)
+        yield passed("ranks", f"{text}: up to {count(n, 'rank')} {on(host)}", host)
     else:
         yield failure(
             "memory",
@@ -73,11 +73,11 @@ def _space(host: str, machine: Json) -> Iterator[Check]:
         yield warning(
             "shm",
             f"/dev/shm {on(host)} has only {human_bytes(shm['size'])}, a container's default: data "
-            "loaders and shared-memory collectives soon fill it.",
+            "loaders and shared-memory collectives quickly fill it.",
             "Start the container with --shm-size=2g.",
             host,
         )
-    need = folders.space_needed(max(1, comfortable(machine)))
+    need = folders.space_needed(max(1, recommended_ranks(machine)))
     if problem := _problem(temporary, need):
         yield failure(
             "disk",
@@ -88,7 +88,7 @@ def _space(host: str, machine: Json) -> Iterator[Check]:
 
 
 def _problem(space: Json, need: int) -> str:
-    """Return a clause that describes a file system's problem, "" if there is none."""
+    """Describe a file system's problem as a clause; "" if there is none."""
     if "error" in space or not space["writable"]:
         return f"cannot be written to ({space.get('error', 'no permission')})"
     free, size = human_bytes(space["free"]), human_bytes(space["size"])
@@ -108,7 +108,7 @@ def _packages(host: str, machine: Json) -> Iterator[Check]:
         )
     if host == HERE and not missing:
         versions = ", ".join(f"{name} {installed[name]}" for name in NEEDED)
-        yield fine("versions", f"Python {machine['python']['version']}, {versions}", host)
+        yield passed("versions", f"Python {machine['python']['version']}, {versions}", host)
     torch = machine.get("torch", {})
     if installed["torch"] and "error" in torch:
         yield failure(
@@ -128,8 +128,8 @@ def _gpus(host: str, machine: Json) -> Iterator[Check]:
     if usable.usable:
         nccl = ".".join(map(str, usable.nccl)) or "none"
         kinds = joined([f"GPU {gpu.index} ({gpu.name})" for gpu in usable.usable])
-        yield fine("gpus", f"{kinds}; driver {probed['driver']}, torch's NCCL {nccl}", host)
-    yield fine("backend", _backend(usable), host)
+        yield passed("gpus", f"{kinds}; driver {probed['driver']}, torch's NCCL {nccl}", host)
+    yield passed("backend", _backend(usable), host)
 
 
 def _backend(usable: Gpus) -> str:
@@ -206,7 +206,7 @@ def _lost(facts: Facts) -> Iterator[Check]:
             kind, what = "ssh.cut", f"{{host}} stopped responding during {loss['stage']}"
         yield failure(kind, f"{what.format(**names)} ({message}).", remedy.format(**names), host)
     if reached := [host for host in facts.hosts if host not in facts.lost]:
-        yield fine("ssh", f"passwordless ssh works: {joined(reached)}", *reached)
+        yield passed("ssh", f"passwordless ssh works: {joined(reached)}", *reached)
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -215,44 +215,44 @@ def _lost(facts: Facts) -> Iterator[Check]:
 def _names(facts: Facts) -> Iterator[Check]:
     found = [
         check
-        for asked, known in facts.names.items()
+        for resolver, known in facts.names.items()
         for host, answer in known.items()
         # ssh's configuration may define other names; an address needs no lookup
-        if asked != HERE and host in facts.machines and not host.replace(".", "").isdigit()
-        for check in _name(facts, asked, host, answer)
+        if resolver != HERE and host in facts.machines and not host.replace(".", "").isdigit()
+        for check in _name(facts, resolver, host, answer)
     ]
     yield from found
     if not found:
-        yield fine("names", "every machine resolves the names of the others")
+        yield passed("names", "every machine resolves the names of the others")
 
 
-def _name(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
-    """Yield the problem of a host's name on a machine."""
+def _name(facts: Facts, resolver: str, host: str, answer: Json) -> Iterator[Check]:
+    """Yield the problem, if any, with a host's name on a machine."""
     first, correct = answer.get("addresses", [""])[0], facts.addresses.get(host, "ADDRESS")
-    add = f"Add the line '{correct} {host}' to /etc/hosts {on(asked)}"
+    add = f"Add the line '{correct} {host}' to /etc/hosts {on(resolver)}"
     if "error" in answer:
         yield failure(
             "names.unknown",
-            f"{host!r} does not resolve to an IPv4 address {on(asked)} ({answer['error']}).",
+            f"{host!r} does not resolve to an IPv4 address {on(resolver)} ({answer['error']}).",
             f"{add}, or fix the name server in /etc/resolv.conf.",
-            asked,
+            resolver,
             host,
         )
     elif first.startswith("127.") and not correct.startswith("127."):
-        name = "its own name" if asked == host else repr(host)
+        name = "its own name" if resolver == host else repr(host)
         yield failure(
             "names.loopback",
-            f"{asked} resolves {name} to {first}, where other machines cannot reach ranks.",
+            f"{resolver} resolves {name} to {first}, where other machines cannot reach ranks.",
             f"{add}, in place of the one with {first}.",
-            asked,
+            resolver,
             host,
         )
-    elif asked != host and first not in facts.machines[host]["addresses"]:
+    elif resolver != host and first not in facts.machines[host]["addresses"]:
         yield failure(
             "names.wrong",
-            f"{asked} resolves {host!r} to {first}, which is not an address of {host}.",
+            f"{resolver} resolves {host!r} to {first}, which is not an address of {host}.",
             f"{add}, or correct the name server.",
-            asked,
+            resolver,
             host,
         )
 
@@ -270,7 +270,7 @@ def _reachability(facts: Facts) -> Iterator[Check]:
     filtered: dict[tuple[str, str], list[str]] = defaultdict(list)
     found = list[Check]()
     for a, b in combinations(facts.machines, 2):
-        forward, backward = (facts.way(*way).get("tcp", "") for way in ((a, b), (b, a)))
+        forward, backward = (facts.connection(*pair).get("tcp", "") for pair in ((a, b), (b, a)))
         if forward and backward and (lost := _lost_packets(facts, a, b, forward, backward)):
             found.append(lost)
         else:
@@ -279,19 +279,19 @@ def _reachability(facts: Facts) -> Iterator[Check]:
                     filtered[to, why].append(source)
     found += [_filtered(to, sources, why) for (to, why), sources in filtered.items()]
     yield from found
-    if facts.ways and not found:
-        yield fine("ways", "every machine can connect to every other")
+    if facts.connections and not found:
+        yield passed("connections", "every machine can connect to every other")
 
 
 def _lost_packets(facts: Facts, a: str, b: str, forward: str, backward: str) -> Check | None:
-    """Return the check of two machines without connections; None if a firewall is the cause."""
-    sent, returned = (facts.way(*way).get("arrived") for way in ((a, b), (b, a)))
+    """Return the check of two machines that cannot connect; None if a firewall is the cause."""
+    sent, returned = (facts.connection(*pair).get("arrived") for pair in ((a, b), (b, a)))
     if sent and returned:
         return None  # a firewall blocks only connections
     if sent or returned:
         source, dest = (b, a) if sent else (a, b)
         return failure(
-            "ways.one_way",
+            "connections.one_way",
             f"packets from {named(source)} to {named(dest)} are lost, but those from {named(dest)} "
             f"to {named(source)} arrive.",
             f"Check the firewall of {named(dest)} (iptables -L INPUT), the outgoing rules of "
@@ -303,7 +303,7 @@ def _lost_packets(facts: Facts, a: str, b: str, forward: str, backward: str) -> 
     if forward not in _UNANSWERED and backward not in _UNANSWERED:
         return None  # at least one of them refuses connections
     return failure(
-        "ways.cut",
+        "connections.cut",
         f"all packets between {named(a)} and {named(b)} are lost, in both directions ({forward}).",
         "Check cables, switch ports, VLANs and routes of both machines: ip link, ip -4 route.",
         a,
@@ -320,9 +320,9 @@ def _filtered(to: str, sources: list[str], why: str) -> Check:
     if to == HERE:
         remedy += " Or start the notebook on one of the hosts."
     return failure(
-        "ways.filtered",
-        f"{named(to)} blocks incoming connections: {named(*sources)} cannot connect to a port that "
-        f"a program there listens on ({why}).",
+        "connections.filtered",
+        f"{named(to)} blocks incoming connections: {named(*sources)} cannot connect to a "
+        f"listening port there ({why}).",
         remedy,
         to,
         *sources,
@@ -339,7 +339,9 @@ def _versions(facts: Facts) -> Iterator[Check]:
     yield from found
     if not found:
         same = ", ".join(f"{name} {local['packages'][name]}" for name in NEEDED)
-        yield fine("versions", f"the same everywhere: Python {local['python']['version']}, {same}")
+        yield passed(
+            "versions", f"the same everywhere: Python {local['python']['version']}, {same}"
+        )
 
 
 def _differences(host: str, local: Json, remote: Json) -> Iterator[Check]:
@@ -365,10 +367,10 @@ def _differences(host: str, local: Json, remote: Json) -> Iterator[Check]:
 
 
 def _shared(facts: Facts) -> Iterator[Check]:
-    unshared = [host for host in facts.hosts if not facts.sees.get(host)]
+    unshared = [host for host in facts.hosts if not facts.folder_visible.get(host)]
     if unshared:
         yield warning(
-            "folder.own",
+            "folder.unshared",
             f"this folder, {facts.folder}, is not shared with {joined(unshared)}: modules, data "
             "and checkpoints in it are not found there.",
             "Share it (NFS), copy the files that ranks need, or define functions in the notebook, "
@@ -376,7 +378,7 @@ def _shared(facts: Facts) -> Iterator[Check]:
             *unshared,
         )
     else:
-        yield fine("folder.shared", f"{facts.folder} is shared by all machines")
+        yield passed("folder.shared", f"{facts.folder} is shared by all machines")
 
 
 # -- the report ----------------------------------------------------------------------------------
@@ -387,10 +389,10 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Report:
-    """The checks of the doctor; a notebook and ``print`` show them as text.
+    """The report of the doctor, which notebooks and ``print`` show as text.
 
     Args:
-        facts: the facts that the checks evaluate.
+        facts: the facts to check.
     """
 
     facts: Facts
@@ -412,7 +414,7 @@ class Report:
         return [check for check in self.checks if check.level is Level.FAILURE]
 
     @property
-    def good(self) -> bool:
+    def ok(self) -> bool:
         """Whether there are no failures."""
         return not self.failures
 
@@ -424,12 +426,12 @@ class Report:
         title += f" and {count(hosts, 'host')}" if hosts else ""
         levels = Counter(check.level for check in self.checks if check.level is not Level.OK)
         problems = ", ".join(count(n, str(level)) for level, n in levels.items())
-        return f"{title}: {problems or 'all is well'}"
+        return f"{title}: {problems or 'no problems found'}"
 
     def to_json(self) -> str:
-        """Return a JSON object with ``good``, the ``checks``, and the ``facts`` that they judge."""
+        """Return a JSON object with ``ok``, the ``checks``, and the ``facts`` behind them."""
         checks = [asdict(check) for check in self.checks]
-        content = {"good": self.good, "checks": checks, "facts": asdict(self.facts)}
+        content = {"ok": self.ok, "checks": checks, "facts": asdict(self.facts)}
         return json.dumps(content, indent=2)
 
     def __str__(self) -> str:

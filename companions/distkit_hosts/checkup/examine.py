@@ -1,7 +1,7 @@
 """Query a probe on each machine, step by step, and collect the facts.
 
-Every step has a time limit. A machine that does not answer is left out of later steps, so a dead
-host costs the time limit of ssh only once.
+Every step has a time limit. A machine that does not answer is excluded from later steps, so a dead
+host delays the examination only once.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def doctor(
 ) -> Report:
     """Examine this machine, or several and the connections between them, before ranks run there.
 
-    It takes a few seconds, and ten more if a host is down.
+    It takes a few seconds, or ten seconds longer if a host is down.
 
     Args:
         hosts: other machines, each named as for ssh: ``"alpha"``, ``"me@10.0.0.2"``.
-        ssh_cmd: the command that connects to them, as in ipyparallel's launchers: ssh, perhaps with
-            options, such as ``["ssh", "-F", "lab.config"]``, or another program that accepts a
+        ssh_cmd: the command that connects to them, as in ipyparallel's launchers: ssh, optionally
+            with options, such as ``["ssh", "-F", "lab.config"]``, or another program that accepts a
             host and a command line.
         python: the Python on the hosts; by default the path of this one, or else python3.
 
@@ -169,29 +169,29 @@ class _Examination:
 
     def connections(self) -> None:
         """Connect every machine to every other, and send datagrams, which need no answer."""
-        ways = self.facts.ways
-        ways.update({a: {b: {} for b in self.others(a)} for a in self.alive})
+        connections = self.facts.connections
+        connections.update({a: {b: {} for b in self.others(a)} for a in self.alive})
         for a, answers in self.ask("reach", lambda a: {"peers": self.peers(a)}).items():
             for b, why in answers.items():
-                ways[a][b]["tcp"] = why
+                connections[a][b]["tcp"] = why
         self.ask("send_datagrams", lambda a: {"name": a, "peers": self.peers(a)})
         received = self.ask(
             "receive_datagrams", lambda b: {"names": self.others(b), "within": probe.TIMEOUT / 2}
         )
         for b, arrived in received.items():
             for a in self.others(b):
-                ways[a][b]["arrived"] = a in arrived
+                connections[a][b]["arrived"] = a in arrived
 
     def files(self) -> None:
-        """Check on every machine whether it sees a file in this folder."""
+        """Check whether each machine can read a file in this folder."""
         folder = self.facts.folder = str(Path.cwd())
         with (
-            suppress(OSError),  # no permission to write there
+            suppress(OSError),  # the folder is not writable
             tempfile.NamedTemporaryFile("w", prefix=".distkit-doctor-", dir=folder) as file,
         ):
             file.write(file.name)
             file.flush()
-            self.facts.sees = self.ask("sees_file", lambda host: {"path": file.name})
+            self.facts.folder_visible = self.ask("has_file", lambda host: {"path": file.name})
 
     def torch(self) -> None:
         """Import torch everywhere."""
@@ -226,7 +226,7 @@ def choose(resolved: Sequence[str], own: set[str]) -> str:
 
 
 class Lost(Exception):
-    """A host does not answer; the message comes from ssh or from the probe."""
+    """A host does not answer; the message is from ssh or the probe."""
 
 
 class Host:
@@ -248,7 +248,7 @@ class Host:
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
-            start_new_session=True,  # so that Ctrl-C does not end it
+            start_new_session=True,  # so that Ctrl-C does not kill it
         )
         assert self._process.stdin and self._process.stdout
         self._to, self._from = self._process.stdin, self._process.stdout

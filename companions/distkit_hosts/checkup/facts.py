@@ -19,7 +19,7 @@ HERE = "here"
 
 @dataclass
 class Facts:
-    """The facts about machines, by their labels; ``HERE`` is the machine of the doctor.
+    """Facts about machines, by label; the label of the doctor's own machine is ``HERE``.
 
     Args:
         machines: the result of ``probe.machine()`` on each machine that responded.
@@ -27,10 +27,10 @@ class Facts:
         lost: for each host that stopped answering, the ``message`` from ssh or the doctor,
             and the ``stage`` of the examination.
         names: for each machine, the addresses to which it resolves the names of the hosts.
-        addresses: the address of each machine, as the others see it.
-        ways: the connections between machines: see :meth:`way`.
+        addresses: the address at which the others reach each machine.
+        connections: the connections between machines: see :meth:`connection`.
         folder: the path of the current folder here.
-        sees: whether each machine sees a file of that folder.
+        folder_visible: whether each machine can read a file in that folder.
     """
 
     machines: dict[str, Json] = field(default_factory=dict)
@@ -38,32 +38,32 @@ class Facts:
     lost: dict[str, Json] = field(default_factory=dict)
     names: dict[str, dict[str, Json]] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
-    ways: dict[str, dict[str, Json]] = field(default_factory=dict)
+    connections: dict[str, dict[str, Json]] = field(default_factory=dict)
     folder: str = ""
-    sees: dict[str, bool] = field(default_factory=dict)
+    folder_visible: dict[str, bool] = field(default_factory=dict)
 
     @property
     def hosts(self) -> list[str]:
-        """The machines that answered, without the machine of the doctor."""
+        """The other machines that answered."""
         return [label for label in self.machines if label != HERE]
 
-    def way(self, a: str, b: str) -> Json:
-        """Return the facts about connections from a to b; empty if none was tried.
+    def connection(self, a: str, b: str) -> Json:
+        """Return the facts about connections from a to b; empty if none was attempted.
 
         ``tcp`` is the error of the connection, or "" if there was none; ``arrived`` is whether a
         datagram arrived.
         """
-        return self.ways.get(a, {}).get(b, {})
+        return self.connections.get(a, {}).get(b, {})
 
 
 def cores(machine: Json) -> int:
-    """Return the number of usable processors: those of the affinity, up to the cgroup's quota."""
+    """Return the number of usable cores: the CPU affinity, limited by the cgroup's quota."""
     quota = machine["cores"]["quota"]
     return max(1, math.ceil(min(float(machine["cores"]["usable"]), quota or math.inf)))
 
 
-def comfortable(machine: Json) -> int:
-    """Return the number of ranks that fit into memory and share the processors well."""
+def recommended_ranks(machine: Json) -> int:
+    """Return the maximum number of ranks that memory and cores support well."""
     return int(min(machine["memory"]["free"] // RANK_BYTES, COMFORTABLE * cores(machine)))
 
 
@@ -90,8 +90,8 @@ class Check:
     Args:
         kind: the subject, and the problem if there is one: "names.loopback".
         level: the severity.
-        message: the finding, and the machine that has it.
-        remedy: the steps that repair it.
+        message: the finding, with the name of the machine.
+        remedy: the steps that fix it.
         hosts: the machines concerned, starting with the one to fix.
     """
 
@@ -105,28 +105,28 @@ class Check:
         return f"{self.message} {self.remedy}".strip()
 
 
-def fine(kind: str, message: str, *hosts: str) -> Check:
+def passed(kind: str, message: str, *hosts: str) -> Check:
     """Return a check that found no problem."""
     return Check(kind, Level.OK, message, "", hosts)
 
 
 def warning(kind: str, message: str, remedy: str, *hosts: str) -> Check:
-    """Return a check that found a problem that does not prevent ranks from running."""
+    """Return a check with a problem that does not prevent ranks from running."""
     return Check(kind, Level.WARNING, message, remedy, hosts)
 
 
 def failure(kind: str, message: str, remedy: str, *hosts: str) -> Check:
-    """Return a check that found a problem that must be repaired."""
+    """Return a check with a problem that must be fixed."""
     return Check(kind, Level.FAILURE, message, remedy, hosts)
 
 
 def on(host: str) -> str:
-    """Return the location of a machine: "here" or "on alpha"."""
+    """Return "here", or for another machine "on alpha"."""
     return host if host == HERE else f"on {host}"
 
 
 def named(*hosts: str) -> str:
-    """Return machines as a list in a sentence.
+    """Return a list of machines for a sentence.
 
     >>> named("here", "alpha", "beta")
     'this machine, alpha and beta'

@@ -2,9 +2,9 @@
 
 The doctor sends this file, after that of :mod:`distkit.cluster.machine`, to hosts where distkit may
 not be installed, and starts both there with :data:`START`. The probe reads requests, one JSON
-object per line, answers each with a line that begins with :data:`MARK`, and ends with its input.
-It listens for other probes at the given address, accepts connections that begin with a secret, and
-executes nothing that it receives.
+object per line, answers each with a line that begins with :data:`MARK`, and exits when its input
+ends. It listens for other probes at the given address, accepts connections that begin with a
+secret, and executes nothing that it receives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-if __name__ != "probe":  # as a probe it is part of the same program
+if __name__ != "probe":  # a probe has the source of that module already
     from distkit.cluster.machine import (
         cgroup_memory,
         cpu_quota,
@@ -44,12 +44,12 @@ MARK = "distkit-probe "
 START = (
     "import sys;"
     "sys.version_info<(3,9) and sys.exit('Python %d.%d is too old'%sys.version_info[:2]);"
-    "sys.path[:]=[p for p in sys.path if p];"  # a random.py of the user's hides Python's
+    "sys.path[:]=[p for p in sys.path if p];"  # a user's random.py would shadow Python's
     "names={'__name__':'probe'};"
     r"[exec(compile(t,'probe','exec'),names) for t in sys.stdin.read(int(sys.argv[1])).split('\f')]"
 )
 
-#: Time limit of a connection, a name or a datagram [s].
+#: Time limit of a connection, a name lookup or a datagram [s].
 TIMEOUT = 2.0
 
 #: Maximum number of concurrent connections.
@@ -113,7 +113,7 @@ def package(name: str) -> str | None:
         return None
     text = Path(spec.origin).read_text("utf-8")
     if assignment := re.search(r'^__version__ = "(.+)"', text, re.MULTILINE):
-        return assignment[1]  # of this copy; another one may be installed
+        return assignment[1]  # of this copy, which may not be the installed one
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -202,7 +202,7 @@ class Probe:
         timed_out = {"error": f"no answer within {2 * TIMEOUT:g} s"}
         return {**dict.fromkeys(names, timed_out), **concurrently(resolve, names, 2 * TIMEOUT)}
 
-    def do_sees_file(self, path: str) -> bool:
+    def do_has_file(self, path: str) -> bool:
         """Return whether a file that contains its path exists here."""
         return Path(path).exists() and Path(path).read_text() == path
 
@@ -276,7 +276,7 @@ def main() -> None:
     for text in sys.stdin:
         signal.alarm(IDLE_TIMEOUT)
         print(MARK + json.dumps(probe.answer(json.loads(text))), flush=True)
-    os._exit(0)  # some threads wait in calls that do not return
+    os._exit(0)  # some threads are blocked forever
 
 
 if __name__ == "probe":

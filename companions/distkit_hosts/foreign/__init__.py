@@ -1,4 +1,4 @@
-"""Read files of other programs, and those of recorded ranks, as traces."""
+"""Read traces from files of other programs or of recorded ranks."""
 
 from __future__ import annotations
 

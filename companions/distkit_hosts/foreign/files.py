@@ -64,8 +64,8 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
         kind: the class of the result.
 
     Raises:
-        TraceFileError: a file is damaged or of another kind, two are of the same rank, or they have
-            no events.
+        TraceFileError: a file is damaged or of another kind, two belong to the same rank, or they
+            have no events.
         FileNotFoundError: a file does not exist.
         IsADirectoryError: a folder has no files.
     """

@@ -1,7 +1,7 @@
 """Read dumps of PyTorch's flight recorder: the calls of ranks, including hanging ones. Pure.
 
-A dump has the latest calls of one rank. A watchdog discovers their states. Some backends have no
-states: there a completed call is assumed to end when its last member has called it.
+A dump has the latest calls of one rank, and their states as a watchdog discovered them. Some
+backends record no states: a completed call is then assumed to end when its last member calls it.
 
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, torch/distributed/flight_recorder.
 """
@@ -23,7 +23,7 @@ from distkit.errors import OWN
 from distkit.events import COLLECTIVES, WORLD, Event, Op, State
 from distkit.trace.info import Count, Rank, RankEnd, RunInfo
 
-#: The operation for a part of a call's name; the first match counts.
+#: The operation for a part of a call's name; the first match is used.
 OPS = {
     "allreducebarrier": Op.BARRIER,
     "allreduce": Op.ALL_REDUCE,
@@ -60,7 +60,7 @@ DTYPES = {
 
 #: Point-to-point calls name the group ranks of both ends: ``send 0->1``, ``recv 1<-0``.
 _ENDS = re.compile(r"(\d+)\s*(?:->|<-)\s*(\d+)")
-#: Files of packages, of what Python generates, and of distkit in a checkout.
+#: Files of packages, generated code, and files of distkit in a checkout.
 _FOREIGN = re.compile(f"-packages|<|^{'|^'.join(map(re.escape, OWN))}")
 _Shapes = list[list[Count]]
 _Time = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -89,16 +89,16 @@ class _Entry(Struct):
 
     @property
     def group(self) -> str:
-        """The name of its group."""
+        """The name of the call's group."""
         return _group(*self.process_group)
 
     @property
     def has_states(self) -> bool:
-        """Whether its backend has states."""
+        """Whether the backend records states."""
         return self.profiling_name.startswith("nccl:")
 
     @property
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the call is known to have completed."""
         return self.state == "completed" or (self.retired and not self.has_states)
 
@@ -130,7 +130,7 @@ def op_of(name: str) -> Op | None:
 def described(
     op: Op, inputs: list[list[int]], outputs: list[list[int]], dtype: str
 ) -> tuple[tuple[int, ...], str, int]:
-    """Return shape, type and bytes of a call's input, or of its output if it has no input."""
+    """Return the shape, dtype and bytes of a call's input, or of its output if it has no input."""
     shapes = (outputs if op in (Op.RECV, Op.SCATTER) else inputs) or outputs or inputs
     name, size = DTYPES.get(dtype.lower(), (dtype.lower(), 0))
     if op is Op.BARRIER or not shapes:
@@ -182,7 +182,7 @@ def read(dumps: Mapping[int, Dump]) -> tuple[list[Event], RunInfo]:
 
 
 def _groups(dumps: Mapping[int, Dump]) -> dict[str, list[int]]:
-    """Return the ranks of each group: as configured, or else those with calls in it."""
+    """Return the ranks of each group: as configured, or else the ranks that called it."""
     seen: dict[str, set[int]] = defaultdict(set)
     known: dict[str, list[int]] = {WORLD: []}
     for rank, dump in dumps.items():
@@ -211,17 +211,17 @@ def _calls(
     unrecorded: Counter[str],
 ) -> Iterator[_Call]:
     """Yield the calls of a rank in order; count unknown ones and those that have not begun."""
-    waits = False
+    is_waiting = False
     for entry in dump.entries:
         op = op_of(entry.profiling_name)
         if op is None:
             if not entry.profiling_name.endswith(":coalesced"):  # the calls of a batch are entries
                 unrecorded[entry.profiling_name.rpartition(":")[2]] += 1
-        elif waits and entry.has_states and entry.state == "scheduled":
+        elif is_waiting and entry.has_states and entry.state == "scheduled":
             unrecorded[f"{op} queued behind an unfinished call"] += 1
         else:
-            waits = waits or not entry.over
-            yield _Call(entry, _event(rank, entry, op, groups, first), not entry.over)
+            is_waiting = is_waiting or not entry.is_complete
+            yield _Call(entry, _event(rank, entry, op, groups, first), not entry.is_complete)
 
 
 def _event(rank: int, entry: _Entry, op: Op, groups: Mapping[str, list[int]], first: int) -> Event:
@@ -262,7 +262,7 @@ def _where(frames: list[_Frame]) -> str:
 
 
 def _matchable(calls: list[_Call], unrecorded: Mapping[int, Counter[str]]) -> Iterator[_Call]:
-    """Yield the calls; only count those whose partners may have been overwritten."""
+    """Yield the calls, except those whose partners may have been overwritten, which are counted."""
     oldest: dict[tuple[int, str], int] = {}  # the first collective of each rank in each group
     overwritten = any(d.event.seq > 0 for d in {c.event.rank: c for c in calls[::-1]}.values())
     for call in calls:

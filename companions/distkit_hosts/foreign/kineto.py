@@ -42,7 +42,7 @@ class _Slice(Struct):
 
     @property
     def end(self) -> float:
-        """The time of its end."""
+        """The end time."""
         return self.ts + self.dur
 
 
@@ -64,7 +64,7 @@ class Profile(Struct):
 
     traceEvents: list[_Slice]
     baseTimeNanoseconds: int = 0
-    #: The process group, as far as it is recorded.
+    #: The process group, if it is recorded.
     distributedInfo: _Distributed = msgspec.field(default_factory=_Distributed)
 
 
@@ -139,7 +139,7 @@ def _limitations(
         )
 
 
-#: End of the name of a group for collectives of one rank whose group is not recorded.
+#: Suffix of the name of the group of a rank's collectives whose group is not recorded.
 _UNKNOWN = ", unknown group"
 
 
@@ -164,7 +164,7 @@ class _Rank:
             for s in self._slices
             if s.cat == "kernel" and s.name.startswith("nccl")
         }
-        self._ranges: dict[Op | None, list[_Slice]] = defaultdict(list)  # gloo's, the last first
+        self._ranges: dict[Op | None, list[_Slice]] = defaultdict(list)  # gloo's, latest first
         for s in self._slices[::-1]:
             if s.name.startswith("gloo:"):
                 self._ranges[op_of(s.name)].append(s)

@@ -6,7 +6,7 @@
 
     with Laboratory(["alpha", "beta"]) as lab:
         lab.run("alpha", ["hostname"])          # a command on a host; options as for subprocess.run
-        lab.cut("beta")                         # no other host reaches beta now
+        lab.cut("beta")                         # beta is now unreachable
 
 Each host has its own network, hostname, processes, shared memory and temporary folder; the other
 files are those of the machine. An ``init`` process creates them from a ``plan``.

@@ -1,4 +1,4 @@
-"""The init process of a laboratory: creates the hosts, and ends them with the process that owns it.
+"""The init process of a laboratory: creates the hosts, and kills them when its owner ends.
 
 It runs as a script in the network namespace of the router between the hosts, and needs only the
 standard library. It reads its plan as one line of JSON, and answers with one line: the pids of the
@@ -19,7 +19,7 @@ from pathlib import Path
 #: Prints the pid of a host's first process on the machine, while /proc is still the machine's.
 _BEGIN = "read pid _ < /proc/self/stat; echo $pid\n"
 #: Adopts the host's orphans until the end.
-_STAY = "echo well\nexec env --ignore-signal=CHLD cat\n"
+_STAY = "echo ready\nexec env --ignore-signal=CHLD cat\n"
 
 
 def main() -> None:

@@ -39,8 +39,8 @@ class Laboratory:
     ``/tmp``, ``/run`` and ``/etc/hosts``. All other files are those of the machine: the same
     Python, the same home. The hosts end with the process that created them, even if it is killed.
 
-    Root is not needed where user namespaces are allowed. :meth:`options` are a cluster's options
-    for ranks on the hosts.
+    Root is not needed where user namespaces are allowed. :meth:`options` returns the options of
+    a cluster with ranks on the hosts.
 
     Args:
         hosts: their names.
@@ -77,7 +77,7 @@ class Laboratory:
         made = folders.make(folders.new_prefix())
         #: The folder of the laboratory, on all hosts and here.
         self.folder = Path(made)
-        self._open = ExitStack()  # sockets of the hosts that are held here
+        self._open = ExitStack()  # sockets of the hosts in this process
         #: The addresses that each host knows.
         self._names = {host: dict[str, str | None](self._addresses) for host in self.hosts}
         self._skew = skew or {}
@@ -88,7 +88,7 @@ class Laboratory:
         full_plan = plan.make_plan(self.folder, self._addresses, all_shared, self._skew)
         self._init, pids = starting.start(full_plan)
         self._pids = dict(zip(self.hosts, pids, strict=True))
-        self._faults: dict[str, Callable[[], None]] = {}  # the function that ends each
+        self._faults: dict[str, Callable[[], None]] = {}  # the function that undoes each
 
     def run(
         self, host: str, argv: Sequence[str | Path], **options: Any
@@ -208,7 +208,7 @@ class Laboratory:
             lambda: self._queue(host, "del"),
         )
 
-    def unname(self, host: str, to: str | None = None, on: Sequence[str] | None = None) -> None:
+    def break_name(self, host: str, to: str | None = None, on: Sequence[str] | None = None) -> None:
         """Make a host's name unresolvable, or make it resolve to another address.
 
         Args:
@@ -236,7 +236,7 @@ class Laboratory:
         os.kill(self._pids.pop(host), signal.SIGKILL)
 
     def restore(self) -> None:
-        """Undo all faults; a host that has crashed stays so."""
+        """Undo all faults; crashed hosts stay down."""
         while self._faults:
             self._faults.popitem()[1]()
 
@@ -273,12 +273,12 @@ class Laboratory:
         return self._open.enter_context(socket.socket(fileno=fd))
 
     def _port(self, host: str) -> str:
-        """Return the router's device that leads to a host."""
+        """Return the router's network device for a host."""
         self._check(host)
         return f"port{self.hosts.index(host)}"
 
     def _queue(self, host: str, verb: str, *arguments: str) -> None:
-        """Change the queues at both ends of a host's link, which ends with a crash."""
+        """Change the queues at both ends of a host's link, or only the router's after a crash."""
         for end, device in (None, self._port(host)), (host, "eth0"):
             if host in self._pids:
                 self._admin(end, "tc", "qdisc", verb, "dev", device, "root", *arguments)
@@ -301,7 +301,7 @@ class Laboratory:
         return {"args": command, "env": passed, **options}
 
     def _admin_prefix(self, host: str | None) -> list[str]:
-        """Return the command prefix for an administrator of a host, None for the router."""
+        """Return the prefix of a command run as root on a host; for None, on the router."""
         spaces = ["--mount", "--net", *(["--uts", "--ipc", "--pid"] if host else [])]
         spaces += ["--user", "--preserve-credentials"] if starting.ROOTLESS else []
         spaces += ["--time"] if host in self._skew else []

@@ -26,9 +26,9 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _SETTINGS = ("/etc/ssh/ssh_config", "/etc/shadow", "/etc/slurm")
 
 #: The folder where a host assembles a file system; it exists on every machine.
-_ASIDE = "/sys/kernel"
+_STAGING = "/sys/kernel"
 
-#: For tests of network devices (RFC 2544): no site routes these addresses.
+#: Reserved for tests of network devices (RFC 2544), so no site routes these addresses.
 NETWORK = IPv4Network("198.18.0.0/24")
 
 
@@ -44,7 +44,7 @@ def check_names(hosts: Sequence[str]) -> list[str]:
     wrong = [host for host in hosts if not _NAME.fullmatch(host) or host == "localhost"]
     if wrong or not 1 <= len({*hosts}) == len(hosts) <= 200:
         raise errors.LaboratoryError(
-            f"{', '.join(hosts)!r} cannot be the names of hosts. Use 1 to 200 different names of "
+            f"invalid host names: {', '.join(hosts)!r}. Use 1 to 200 different names of "
             "lower-case letters, digits and '-'; 'localhost' is reserved."
         )
     return list(hosts)
@@ -65,7 +65,7 @@ def make_plan(
     Args:
         folder: the folder of the laboratory.
         hosts: the address of each host.
-        shared: the folders that all hosts see.
+        shared: the folders that all hosts share.
         skew: the offset of hosts' monotonic clocks [s].
     """
     folder.joinpath("slurm").mkdir()
@@ -83,19 +83,21 @@ def make_plan(
 
 
 def _setup(folder: Path, host: str, address: str, shared: list[str]) -> str:
-    """Return the commands that give a host its name, its network and its own folders."""
+    """Return the commands that set up a host's name, network and private folders."""
     binds = {str(folder / host / "hosts"): "/etc/hosts"}
     binds |= {str(folder / Path(p).name): p for p in _SETTINGS if Path(p).exists()}
     commands = [
         f"hostname {host}",
         f"ip -batch - <<.\n{_join(address)}.",
         "mount -n -t proc proc /proc",
-        *_cover("/sys", "sysfs", [], ["/sys/fs/cgroup"]),  # whose devices are the host's
+        *_cover(
+            "/sys", "sysfs", [], ["/sys/fs/cgroup"]
+        ),  # so that it lists the devices of the host
     ]
     for path, mode in _COVERED.items():
         commands += _cover(path, "tmpfs", ["-o", f"mode={mode}"], shared)
     commands += [shlex.join(["mount", "-n", "--bind", *pair]) for pair in binds.items()]
-    # so that an ordinary user's SSH server can have its usual port
+    # so that an ordinary user's SSH server can listen on port 22
     commands.append("echo 0 > /proc/sys/net/ipv4/ip_unprivileged_port_start")
     return "\n".join([*commands, ""])
 
@@ -103,13 +105,13 @@ def _setup(folder: Path, host: str, address: str, shared: list[str]) -> str:
 def _cover(path: str, kind: str, options: list[str], keep: list[str]) -> Iterator[str]:
     """Yield the commands that mount a new file system over a folder, without hiding ``keep``."""
     below = {Path(k) for k in keep if Path(path) in Path(k).parents and Path(k).exists()}
-    yield shlex.join(["mount", "-n", "-t", kind, *options, kind, _ASIDE])
+    yield shlex.join(["mount", "-n", "-t", kind, *options, kind, _STAGING])
     for folder in sorted(below):
         if below.isdisjoint(folder.parents):
-            target = str(Path(_ASIDE, folder.relative_to(path)))
+            target = str(Path(_STAGING, folder.relative_to(path)))
             yield shlex.join(["mkdir", "-p", target])
             yield shlex.join(["mount", "-n", "--rbind", str(folder), target])
-    yield shlex.join(["mount", "-n", "--move", _ASIDE, path])
+    yield shlex.join(["mount", "-n", "--move", _STAGING, path])
 
 
 # -- the network ----------------------------------------------------------------------------------

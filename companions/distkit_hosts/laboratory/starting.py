@@ -43,10 +43,10 @@ _PACKAGES = {
     "slurmd": "slurm-wlm",
 }
 
-#: An ordinary user's PATH lacks the folders of administrators' programs.
+#: Includes the folders of administrators' programs, which an ordinary user's PATH lacks.
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin:/usr/sbin:/sbin"])
 
-#: An ordinary user is root in a user namespace, which all hosts share.
+#: Whether all hosts share a user namespace, in which an ordinary user is root.
 ROOTLESS = os.geteuid() != 0
 
 #: A script that runs without distkit's other modules.
@@ -208,7 +208,7 @@ def _configure_ssh(lab: Laboratory, configuration: Path) -> None:
         subprocess.run(command, check=True)
     host_key = folder.joinpath("host_key.pub").read_text()
     folder.joinpath("known_hosts").write_text(f"laboratory {host_key}")
-    # root's account is locked on some machines; one without a password is not
+    # root's account is locked on some machines; an account without a password is not
     folder.joinpath("shadow").write_text(f"{name}:*:20000:0:99999:7:::\n")
     hosts = [*lab.hosts, *map(lab.address, lab.hosts)]
     text = _SSH_CLIENT.format(hosts=" ".join(hosts), user=name, folder=folder)

@@ -5,8 +5,8 @@ ipyparallel's launchers start it in place of an engine, or an existing engine st
 the kernel's endpoint, the cluster's keys, and this machine's name. One agent per machine forks
 ranks; others started by ``srun`` or ``mpiexec`` exit immediately.
 
-The agent forwards messages between the kernel and the fork server. When the tunnel breaks, also by
-a network timeout, all processes here end.
+The agent forwards messages between the kernel and the fork server. When the tunnel breaks,
+for example by a network timeout, all processes here end.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CHECK_INTERVAL = 1.0
 
 
 class Agent:
-    """The kernel's representative on this machine.
+    """The agent of a kernel on this machine.
 
     Args:
         kernel: its ``endpoint`` and ``keys``; ``name`` of this machine, if the kernel
@@ -71,7 +71,7 @@ class Agent:
     def serve(self) -> None:
         """Serve until the kernel has disconnected, then clean up."""
         if self._kernel.get("name"):
-            self._start_fork_server()  # certainly needed: imports torch meanwhile
+            self._start_fork_server()  # certainly needed: start importing torch
         self._multiplexer.start()
         self._tunnel.send({"here": self._facts()})
         started = time.monotonic()
@@ -121,10 +121,10 @@ class Agent:
         assert self._fork_server is not None
         try:
             while True:
-                news = self._fork_server.recv()
-                if log := news.get("log"):
-                    news["files"] = _final_files(Path(log))
-                self._tunnel.send(news)
+                message = self._fork_server.recv()
+                if log := message.get("log"):
+                    message["files"] = _final_files(Path(log))
+                self._tunnel.send(message)
         except (EOFError, OSError):
             self._end("the process that ranks are forked from ended")
 
@@ -155,7 +155,7 @@ class Agent:
                 self._fork_server.send(message, fd)
 
     def _make_folder(self, processes: int, sockets: dict[str, str]) -> None:
-        """Create a folder like the kernel's, with sockets forwarded to the kernel's sockets."""
+        """Create a folder like the kernel's, whose sockets are forwarded to the kernel's."""
         try:
             folder = folders.make(self._prefix, processes)
         except StartError as error:
@@ -174,12 +174,16 @@ class Agent:
                         self._tunnel.send({"to": listeners[listener]}, connection.fileno())
 
     def _end(self, why: str) -> None:
-        """End the agent, and report the reason unless it is "": the kernel has ended it."""
+        """End the agent, and report the reason; it is "" if the kernel has ended the agent."""
         if why and not self._ended.is_set():
             with suppress(OSError):  # the tunnel is lost
                 self._tunnel.send({"ended": why})
             with suppress(OSError):  # the terminal is closed
-                print(f"distkit: this machine's ranks end: {why}", file=sys.stderr, flush=True)
+                print(
+                    f"distkit: the ranks on this machine are killed: {why}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         self._ended.set()
 
     def _clean_up(self) -> None:
@@ -241,12 +245,12 @@ def start_in_engine(kernel: dict[str, Any]) -> None:
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
-    threading.Thread(target=process.wait, daemon=True).start()  # else it would stay as a zombie
+    threading.Thread(target=process.wait, daemon=True).start()  # otherwise it would remain a zombie
 
 
 def main() -> None:
     """Run this machine's agent."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and closed terminals are the kernel's
+    for number in (signal.SIGINT, signal.SIGHUP):  # only the kernel handles these
         signal.signal(number, signal.SIG_IGN)
     Agent(json.loads(os.environ.pop(AGENT))).serve()
 

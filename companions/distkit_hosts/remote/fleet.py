@@ -31,14 +31,14 @@ from distkit_hosts.remote.planning import combine
 from distkit_hosts.remote.store import NAME, StoreServer
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 
-#: Time to wait for the reason of a machine's loss [s].
+#: Time to wait for the reason why a machine was lost [s].
 LOSS_DETAILS_TIMEOUT = 1.0
 
-#: Time for the last messages of a process, which its exit status may overtake [s].
+#: Time for the last messages of a process, which may arrive after its exit status [s].
 LAST_MESSAGES_TIMEOUT = 1.0
 
 
-#: Time to wait for further failures after the first one, to report all [s].
+#: Time to wait for more failures after the first one, to report all of them [s].
 MORE_FAILURES_TIMEOUT = 1.0
 
 
@@ -50,8 +50,8 @@ class HostRequest:
         ranks: number of ranks by machine, or in total.
         engines: ipyparallel's launcher: "ssh", "mpi", "slurm", …; "" with a client.
         client: the client of an existing cluster.
-        interface: an address of this machine that the others reach, also with a port or as a
-            listening socket; "" to detect it.
+        interface: an address of this machine that the others reach, optionally with a port, or a
+            listening socket; "" to detect the address.
         timeout: timeout of the machines' start [s].
         options: options of the launcher.
         device, backend, threads: as for a cluster.
@@ -93,7 +93,7 @@ class HostRequest:
         return "tcp://127.0.0.1:*"
 
 
-class Wire(Channel):
+class TunnelChannel(Channel):
     """A tunnel as the channel to a fork server; file descriptors are sent as streams."""
 
     def __init__(self, tunnel: Tunnel) -> None:
@@ -136,7 +136,7 @@ class HostForkClient(ForkClient):
         self.peer_clock = PeerClock()
         self._tunnel = tunnel
         tunnel.on_stream, tunnel.on_trip = self._on_stream, self.peer_clock.add
-        super().__init__(Wire(tunnel), facts["name"])
+        super().__init__(TunnelChannel(tunnel), facts["name"])
         with suppress(OSError):  # it is lost, which the next request reports
             tunnel.send({"do": "welcome"})
 
@@ -161,7 +161,7 @@ class HostForkClient(ForkClient):
         return str(answer["folder"])
 
     def loss_reason(self) -> str:
-        """Return the reason why nothing can be forked there."""
+        """Return the reason why the machine is lost."""
         if self.closed:
             return "the cluster was stopped."
         self.lost.wait(LOSS_DETAILS_TIMEOUT)
@@ -172,7 +172,7 @@ class HostForkClient(ForkClient):
         )
 
     def hang_up(self, channel: Channel) -> None:
-        """Close the channel of a process that has ended, if its own end has not closed it."""
+        """Close the channel of a process that has ended, after time for its last messages."""
         timer = threading.Timer(LAST_MESSAGES_TIMEOUT, channel.hang_up)
         timer.daemon = True
         timer.start()
@@ -306,7 +306,7 @@ class Fleet:
 
     def _accept(self, tunnel: Tunnel) -> None:
         def handle(message: dict[str, Any]) -> None:
-            if "here" in message:  # otherwise a dismissed agent ends
+            if "here" in message:  # otherwise a surplus agent ends
                 self._arrivals.put((tunnel, message["here"]))
 
         tunnel.on_message = handle

@@ -103,7 +103,7 @@ class CommandLaunch(Launch):
         super().__init__(kernel, fail)
         self._name, self._commands, self._options = name, commands, options
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._over = False
+        self._stopped = False
 
     def start(self) -> None:
         """Start the agents, without waiting."""
@@ -129,7 +129,7 @@ class CommandLaunch(Launch):
         """Send the command its input, wait for its end, and report it."""
         with log:
             process.communicate(self._program(host))
-            if not self._over:
+            if not self._stopped:
                 log.seek(0)
                 output = log.read().decode(errors="replace")
                 self.fail(self._explain(host, process.returncode, output))
@@ -144,7 +144,7 @@ class CommandLaunch(Launch):
 
     def stop(self) -> None:
         """End remaining processes, after the agents were asked to leave."""
-        self._over, end = True, time.monotonic() + _GRACE
+        self._stopped, end = True, time.monotonic() + _GRACE
         for process in self._processes:
             for kill in (process.terminate, process.kill):
                 with suppress(subprocess.TimeoutExpired):
@@ -183,7 +183,7 @@ class SSHLaunch(CommandLaunch):
     ) -> None:
         _check_options(options, _SSH_OPTIONS, "its ssh connections")
         ours = [word for option in SSH_OPTIONS.split() for word in ("-o", option)]
-        # ssh takes the first value of each option
+        # ssh uses the first value of each option
         self._ssh = [*options.get("ssh_cmd", ["ssh"]), *options.get("ssh_args", ()), *ours]
         self._python = options.get("remote_python", sys.executable)
         path = {"PYTHONPATH": here} if (here := os.environ.get("PYTHONPATH")) else {}
@@ -193,8 +193,8 @@ class SSHLaunch(CommandLaunch):
 
     def _command(self, host: str) -> list[str]:
         """Return the ssh command for a machine."""
-        place, _, port = host.partition(":")
-        return [*self._ssh, *(["-p", port] if port else []), place]
+        name, _, port = host.partition(":")
+        return [*self._ssh, *(["-p", port] if port else []), name]
 
     def _program(self, host: str) -> bytes:
         env = {**self._environment, AGENT: json.dumps({**self.kernel, "name": host})}
@@ -235,7 +235,7 @@ class BatchLaunch(Launch):
     ) -> None:
         super().__init__(kernel, fail)
         self._name, self._n, self._launcher = name, n, launcher
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="distkit-launch", daemon=True)
 
     def start(self) -> None:
@@ -255,13 +255,13 @@ class BatchLaunch(Launch):
         end = [*_CLEAN_UP, file, *launcher.delete_command, launcher.job_id]
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         with subprocess.Popen(end, stdin=pipe, stdout=null, stderr=null, start_new_session=True):
-            while not self._over.is_set():
+            while not self._stopped.is_set():
                 self.state = self._state()
                 if self.state.startswith(_FINAL_STATES) or "Invalid job id" in self.state:
                     what = f"{self._name}: job {launcher.job_id} is {self.state}."
                     self.fail(what + quoted(self._output(), sys.executable))
                     return
-                self._over.wait(_POLL_INTERVAL)
+                self._stopped.wait(_POLL_INTERVAL)
             self._await("RUNNING", "COMPLETING")  # the job ends when its agents leave
 
     def details(self) -> str:
@@ -298,7 +298,7 @@ class BatchLaunch(Launch):
 
     def stop(self) -> None:
         """End remaining processes, after the agents were asked to leave."""
-        self._over.set()
+        self._stopped.set()
         if self._thread.ident is not None:
             self._thread.join(4 * _GRACE)
 
@@ -329,7 +329,7 @@ def _make(name: str, folder: str, options: dict[str, Any], kernel: dict[str, Any
         **options,
         "environment": {AGENT: json.dumps(kernel), **options.get("environment", {})},
     }
-    if "submit_command" in known:  # else its errors go to the terminal that runs Jupyter
+    if "submit_command" in known:  # otherwise its errors go to the terminal that runs Jupyter
         submit = options.get("submit_command", kind.submit_command.default_args[0])
         given["submit_command"] = ["sh", "-c", 'exec "$@" 2>&1', submit[0], *submit]
         # the machines of a batch system share the home, but no temporary folder
@@ -408,7 +408,7 @@ class EngineLaunch(Launch):
 
 
 def launch(
-    by: Any,
+    launcher: Any,
     ranks: dict[str, int] | int,
     folder: str,
     options: dict[str, Any],
@@ -418,26 +418,26 @@ def launch(
     """Return a launch of agents: in engines, by ssh, or by one of ipyparallel's launchers.
 
     Args:
-        by: a client of the engines, or a name as in ``ipyparallel.Cluster(engines=name)``.
-        ranks: the number of ranks on each machine, or in all.
+        launcher: a client of the engines, or a name as in ``ipyparallel.Cluster(engines=name)``.
+        ranks: the number of ranks on each machine, or in total.
         folder: the folder for the launcher's files.
         options: the options of the launcher.
         kernel: see :class:`Launch`.
         fail: see :class:`Launch`.
     """
-    if not isinstance(by, str):
-        return EngineLaunch(by, kernel, fail)
+    if not isinstance(launcher, str):
+        return EngineLaunch(launcher, kernel, fail)
     if isinstance(ranks, dict):
         return SSHLaunch(ranks, options, kernel, fail)
-    launcher = _make(by, folder, options, kernel)
+    name, launcher = launcher, _make(launcher, folder, options, kernel)
     if hasattr(launcher, "job_id"):
-        return BatchLaunch(by, ranks, launcher, kernel, fail)
+        return BatchLaunch(name, ranks, launcher, kernel, fail)
     launcher.n = ranks
-    commands = {by: launcher.args}
-    if by == "local":
-        commands = {f"{by} {n}": launcher.engine_cmd for n in range(ranks)}
+    commands = {name: launcher.args}
+    if name == "local":
+        commands = {f"{name} {n}": launcher.engine_cmd for n in range(ranks)}
     env = {**os.environ, **launcher.get_env()}
-    return CommandLaunch(by, commands, kernel, fail, env=env, cwd=launcher.work_dir)
+    return CommandLaunch(name, commands, kernel, fail, env=env, cwd=launcher.work_dir)
 
 
 def connect(name: str) -> Any:

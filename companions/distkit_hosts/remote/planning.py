@@ -1,4 +1,4 @@
-"""Plans a cluster of ranks on several machines. Pure."""
+"""Plan a cluster of ranks on several machines. Pure."""
 
 from __future__ import annotations
 

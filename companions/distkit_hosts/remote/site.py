@@ -1,7 +1,7 @@
-"""Determine the machines that a call or a site requests, and the ranks of each.
+"""Determine the machines that a call or a site requests, and the number of ranks on each.
 
-A site sets an environment variable, so notebooks need no changes: ``dk.Cluster(4)`` uses its
-machines. ``DISTKIT_CLUSTER`` is a JSON object with arguments of ``dk.Cluster``.
+A site sets the environment variable ``DISTKIT_CLUSTER`` to a JSON object with arguments of
+``dk.Cluster``. Notebooks need no changes: ``dk.Cluster(4)`` then uses the site's machines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def request(
     site: str = "",
     **fields: Any,
 ) -> HostRequest:
-    """Return the request of a call of ``dk.Cluster``.
+    """Return the request for a call of ``dk.Cluster``.
 
     Args:
         ranks: total number of ranks; None if not given.
@@ -85,7 +85,7 @@ def _counts(ranks: int | None, hosts: Hosts) -> dict[str, int]:
         counts = dict(hosts)
     else:
         check_counts(DEFAULT if ranks is None else ranks, 0)
-        counts = deal(DEFAULT if ranks is None else ranks, list(hosts))
+        counts = distribute(DEFAULT if ranks is None else ranks, list(hosts))
     wrong = [name for name, n in counts.items() if not isinstance(n, int) or n < 1]
     if not counts or wrong:
         raise StartError(
@@ -95,12 +95,12 @@ def _counts(ranks: int | None, hosts: Hosts) -> dict[str, int]:
     return counts
 
 
-def deal(ranks: int, hosts: Sequence[str]) -> dict[str, int]:
+def distribute(ranks: int, hosts: Sequence[str]) -> dict[str, int]:
     """Distribute ranks in blocks over machines, in order; omit machines without ranks.
 
-    >>> deal(7, ["alpha", "beta", "gamma"])
+    >>> distribute(7, ["alpha", "beta", "gamma"])
     {'alpha': 3, 'beta': 2, 'gamma': 2}
-    >>> deal(1, ["alpha", "beta"])
+    >>> distribute(1, ["alpha", "beta"])
     {'alpha': 1}
     """
     quotient, remainder = divmod(ranks, len(hosts) or 1)

@@ -11,11 +11,11 @@ from distkit_hosts.remote.store import NAME
 
 
 class StoreClient:
-    """Calls methods of the values in the :class:`StoreServer`, for a ``PollingStore``.
+    """Calls methods of a group's store in the :class:`StoreServer`, for a ``PollingStore``.
 
     Args:
         folder: the cluster's folder on this machine.
-        group: the group of the values.
+        group: the name of the group.
     """
 
     def __init__(self, folder: str, group: str) -> None:
@@ -33,7 +33,7 @@ class StoreClient:
             try:
                 self._channel.send((self._group, method, arguments))
                 return self._channel.recv()
-            except BaseException:  # an interrupt may come between request and reply
+            except BaseException:  # an interrupt may occur between request and reply
                 self.close()
                 raise
 

@@ -1,9 +1,9 @@
-"""Multiplexes messages and byte streams over one connection between two machines.
+"""Multiplex messages and byte streams over one connection between two machines.
 
 A process has one :class:`Multiplexer`, a thread that owns a ZeroMQ socket with CurveZMQ: the
 kernel's listens, an agent's connects to it. Each peer has a :class:`Tunnel`, which carries
 picklable messages in order, and byte streams between a socket here and a socket there. Flow control
-allows :data:`WINDOW` unacknowledged pieces per stream. A connection without data for
+allows :data:`WINDOW` unacknowledged chunks per stream. A connection without data for
 :data:`HEARTBEAT_TIMEOUT` counts as broken, with its tunnel and all its streams. ZeroMQ's threads
 send the heartbeats, so a busy kernel is not considered dead.
 """
@@ -34,15 +34,15 @@ HEARTBEAT_TIMEOUT = 2.0
 #: Maximum time to send the last message of a closed socket [ms].
 CLOSE_LINGER_MS = 2000
 
-#: Maximum number of unacknowledged pieces of a stream, and maximum size of a piece [bytes].
-WINDOW, PIECE = 64, 1 << 16
+#: Maximum number of unacknowledged chunks of a stream, and maximum size of a chunk [bytes].
+WINDOW, CHUNK = 64, 1 << 16
 
 #: Interval of clock comparisons [s], and number of comparisons at the start.
 CLOCK_INTERVAL, FIRST_COMPARISONS = 0.5, 8
 
 
 class Kind(IntEnum):
-    """Kinds of frames. OPEN begins a stream, MESSAGE is a message; both carry one."""
+    """Kinds of frames. MESSAGE and OPEN, which opens a stream, carry a message."""
 
     MESSAGE = auto()
     OPEN = auto()
@@ -67,7 +67,7 @@ class Stream:
         self.task: asyncio.Task[None] | None = None
         #: Received data; b"" when the other end has closed.
         self.received: asyncio.Queue[bytes] = asyncio.Queue()
-        #: The pieces that may be sent before an acknowledgement.
+        #: The chunks that may be sent before an acknowledgment.
         self.window = asyncio.Semaphore(WINDOW)
 
 
@@ -84,11 +84,12 @@ class Tunnel:
         self._multiplexer, self.peer, self._next = multiplexer, peer, first
         self.streams: dict[int, Stream] = {}
         self.reason = ""  # reason of the loss, if lost
-        #: Callbacks in the multiplexer's thread: for each message, …
+        # callbacks, called in the multiplexer's thread
+        #: Called with each message.
         self.on_message: Callable[[Any], None] = lambda message: None
-        #: … for each stream opened by the peer, returning its local socket, …
+        #: Called with the message of each stream opened by the peer; returns its local socket.
         self.on_stream: Callable[[Any], socket.socket]
-        #: … after a loss, and for each clock comparison.
+        #: Called after a loss, and with each clock comparison.
         self.on_lost: Callable[[str], None] = lambda reason: None
         self.on_trip: Callable[[RoundTrip], None] = lambda trip: None
 
@@ -154,12 +155,12 @@ class Tunnel:
     async def _copy(self, number: int, stream: Stream) -> None:
         """Copy data between a stream's socket and the peer until one of them closes."""
         reader, writer = await asyncio.open_connection(sock=stream.sock)
-        both = [
+        pumps = [
             asyncio.ensure_future(self._send(number, stream, reader)),
             asyncio.ensure_future(self._write(number, stream, writer)),
         ]
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        for pump in both:
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        for pump in pumps:
             pump.cancel()
         writer.close()
         if self.streams.pop(number, None) is not None:
@@ -167,7 +168,7 @@ class Tunnel:
 
     async def _send(self, number: int, stream: Stream, reader: asyncio.StreamReader) -> None:
         with suppress(OSError):
-            while await stream.window.acquire() and (data := await reader.read(PIECE)):
+            while await stream.window.acquire() and (data := await reader.read(CHUNK)):
                 self._post(Kind.DATA, number, data)
 
     async def _write(self, number: int, stream: Stream, writer: asyncio.StreamWriter) -> None:
@@ -177,11 +178,11 @@ class Tunnel:
                 await writer.drain()
                 self._post(Kind.ACKNOWLEDGED, number)
 
-    def _compare(self, now: float, asked: float, received: float, sent: float) -> None:
+    def _compare(self, now: float, requested: float, received: float, sent: float) -> None:
         if received:
-            self.on_trip(RoundTrip(asked, received, sent, now))
+            self.on_trip(RoundTrip(requested, received, sent, now))
         else:
-            self._post(Kind.CLOCK, 0, _TIMES.pack(asked, now, time.monotonic()))
+            self._post(Kind.CLOCK, 0, _TIMES.pack(requested, now, time.monotonic()))
 
     def lose(self, reason: str) -> None:
         """Mark the tunnel as lost: close its streams, and call ``on_lost``."""
@@ -202,7 +203,7 @@ class Multiplexer:
 
     Args:
         endpoint: ``tcp://ADDRESS:*`` to listen there, ``tcp://ADDRESS:PORT`` to connect.
-        keys: public and secret key, of both sides.
+        keys: the public and secret key, which both sides share.
         listen: whether to listen or to connect.
         accept: called in the multiplexer's thread with each new tunnel, before its first message.
         listener: a socket already listening at the endpoint, perhaps in another network namespace;
@@ -225,7 +226,7 @@ class Multiplexer:
         half = int(500 * HEARTBEAT_TIMEOUT)  # ms
         self._socket.heartbeat_ivl = self._socket.heartbeat_timeout = half
         self.tunnels: dict[bytes, Tunnel] = {}
-        self._by: dict[int, bytes] = {}  # connection -> peer
+        self._peers: dict[int, bytes] = {}  # connection -> peer
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(self._fail)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -267,7 +268,9 @@ class Multiplexer:
             self._socket.send_multipart([tunnel.peer, *frames] if self._listens else frames)
         except zmq.ZMQError as error:
             tunnel.lose(f"its connection was lost ({error})")
-        self.loop.call_soon(self._receive)  # the descriptor may miss messages received meanwhile
+        self.loop.call_soon(
+            self._receive
+        )  # the descriptor does not signal messages received meanwhile
 
     def close(self) -> None:
         """Close all tunnels, and end the thread."""
@@ -308,7 +311,7 @@ class Multiplexer:
     def _receive(self) -> None:
         """Handle all received messages."""
         while (frames := receive(self._socket)) is not None:
-            self._take(frames)
+            self._dispatch(frames)
         self._check_connections()
 
     def _compare_clocks(self) -> None:
@@ -316,12 +319,12 @@ class Multiplexer:
             tunnel.request_time()
         self.loop.call_later(CLOCK_INTERVAL, self._compare_clocks)
 
-    def _take(self, frames: list[Any]) -> None:
+    def _dispatch(self, frames: list[Any]) -> None:
         peer = frames.pop(0) if self._listens else None
         name = b"" if peer is None else peer.bytes
         tunnel = self.tunnels.get(name)
         if tunnel is None and peer is not None:
-            self._by[int(peer.get(zmq.SRCFD))] = name
+            self._peers[int(peer.get(zmq.SRCFD))] = name
             tunnel = self.tunnels[name] = Tunnel(self, name, first=1)
             self._accept(tunnel)
             for _ in range(FIRST_COMPARISONS):
@@ -332,6 +335,6 @@ class Multiplexer:
     def _check_connections(self) -> None:
         while self._monitor.poll(0):
             descriptor = recv_monitor_message(self._monitor)["value"]
-            name = self._by.pop(descriptor, None) if self._listens else b""
+            name = self._peers.pop(descriptor, None) if self._listens else b""
             if name is not None and (tunnel := self.tunnels.get(name)) is not None:
                 tunnel.lose(f"its connection closed, or was silent for {HEARTBEAT_TIMEOUT:g} s")

@@ -2,7 +2,7 @@
 
 The script creates the process group, its store and its devices. The tap records the rank's calls
 in a file, which ``distkit replay FOLDER`` merges with those of the other ranks. A notebook of the
-same user and machine may connect to the rank's socket, to pause the rank and to let it continue.
+same user and machine may connect to the rank's socket, to pause and resume the rank.
 
 A script records itself with :func:`record`. Under ``distkit trace -- torchrun …``,
 :mod:`distkit_hosts.torchrun.launching` inserts ``-m distkit_hosts.torchrun.attached FOLDER`` before
@@ -46,7 +46,7 @@ from distkit.recording.plain import Row
 from distkit.recording.recorder import Flusher, Recorder, is_users
 from distkit.recording.tap import tap
 from distkit.recording.witness import CallContext, describe_exception
-from distkit_hosts.launched import Launched, recognise
+from distkit_hosts.launched import Launched, detect
 from distkit_hosts.torchrun.rankfile import SUFFIX, RankFile, clock, pid_namespace
 
 #: The default folder of the ranks' files.
@@ -84,9 +84,9 @@ def record(folder: str | Path = FOLDER) -> None:
     global _here
     of_parent = os.environ.get(_ATTACHED, str(os.getpid())) != str(os.getpid())
     if _here is None and not of_parent and _recorder.current() is None:
-        launched = recognise(os.environ)
+        launched = detect(os.environ)
         _here = Attached(launched, Path(folder).absolute())
-        if launched.launcher != "none":  # else this process may start ranks itself
+        if launched.launcher != "none":  # otherwise this process may start ranks
             os.environ[_ATTACHED] = str(os.getpid())
 
 
@@ -121,7 +121,7 @@ class Attached:
             self._fault = self._temporary[1].open("wb")
             self._recorder = Recorder(launched.rank, keep=partial(self._box.note, 1))
             self._control = ControlSocket(self._recorder, self._release)
-            about["line"] = self._control.path
+            about["socket"] = self._control.path
             self._file = RankFile(folder / f"{name}{SUFFIX}", about)
         except OSError as error:
             raise StartError(
@@ -176,7 +176,9 @@ class Attached:
         }
         for file in {line.rpartition(":")[0] for line in lines} - self._sources:
             self._sources.add(file)
-            if text := "".join(linecache.getlines(file))[:_MAX_SOURCE]:  # else it is not a file
+            if text := "".join(linecache.getlines(file))[
+                :_MAX_SOURCE
+            ]:  # otherwise it is not a file
                 self._file.note("source", (file, text))
 
     def _record_heartbeat(self) -> None:
@@ -250,7 +252,7 @@ class Attached:
         self._control.close_listener()
 
     def _log_signals(self) -> None:
-        """Make faulthandler log the signal that ends the rank, even during a call of C++.
+        """Make faulthandler log the signal that ends the rank, even during a C++ call.
 
         The effect of the signal is unchanged. Only the frames of the thread that receives the
         signal are written, because reading those of a running thread can crash the process.
@@ -286,10 +288,10 @@ class ControlSocket:
         self.path, self._listener = "", socket.socket(socket.AF_UNIX)
         with suppress(StartError, OSError):
             folder = folders.make(folders.new_prefix())
-            self._listener.bind(f"{folder}/line")
+            self._listener.bind(f"{folder}/control")
             self._listener.listen(1)
-            self.path = f"{folder}/line"
-            threading.Thread(target=self._listen, name="distkit-line", daemon=True).start()
+            self.path = f"{folder}/control"
+            threading.Thread(target=self._listen, name="distkit-control", daemon=True).start()
 
     def wait_at_gate(self, op: Op, nbytes: int) -> None:
         """Wait at the gate; a hook of the tap."""
@@ -376,7 +378,7 @@ def main(argv: list[str]) -> None:
         if is_module:  # found in the current folder first, as with ``python -m``
             runpy.run_module(command[0], run_name="__main__", alter_sys=True)
         else:
-            del sys.path[0]  # in favour of the script's own folder
+            del sys.path[0]  # in favor of the script's own folder
             _recorder.add_user_file(command[0])
             run_script(Path(command[0]), command[1:])
     except BaseException as error:

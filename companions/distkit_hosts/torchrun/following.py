@@ -1,7 +1,7 @@
 """Follow a run of another launcher by the files that its ranks write, and control its ranks.
 
-The files have the events of all ranks, of this machine and of others. The ranks of this machine can
-be paused and ended, too, through their sockets.
+The files have the events of all ranks, on this machine and on others. Ranks on this machine can
+also be paused and ended, through their sockets.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
         if time.monotonic() > deadline:
             raise TimeoutError(
                 f"{missing} in {path.absolute()} after {timeout:.0f} s. Start them with `distkit "
-                f"trace --out {folder} -- torchrun …`, pass the folder that was named there, or "
+                f"trace --out {folder} -- torchrun …`, pass the folder of that command, or "
                 "wait longer with timeout=…."
             )
         time.sleep(POLL_INTERVAL)
@@ -87,7 +87,7 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
 
 
 def _missing(ranks: Mapping[int, Record]) -> str:
-    """Return the number of ranks that have started, "" if all have."""
+    """Describe how many ranks have started; "" if all have."""
     size = max((record.world_size for record in ranks.values()), default=0)
     if not ranks:
         return "no rank has started"
@@ -95,7 +95,7 @@ def _missing(ranks: Mapping[int, Record]) -> str:
 
 
 def _latest_start(folder: Path) -> dict[int, Record]:
-    """Return the ranks of the latest start in a folder that know their number."""
+    """Return the ranks of the latest start in a folder whose numbers are known."""
     try:
         files = rankfile.find_files([folder]) if folder.is_dir() else []
         records = [rankfile.read(path) for path in files]
@@ -123,12 +123,12 @@ class Following(Run):
         threading.Thread(target=self._attached.conduct, args=(self._control,), daemon=True).start()
         if self._attached.waiting:
             threading.Thread(target=self._poll, name="distkit-follow", daemon=True).start()
-        else:  # the run has ended before
+        else:  # the run has already ended
             self._attached.done.wait()
 
     @property
     def ends(self) -> dict[int, str]:
-        """How each ended rank ended: "returned", "raised ValueError: … at train.py:7"."""
+        """How ranks ended: "returned", "raised ValueError: … at train.py:7"."""
         return {rank: _describe_end(end) for rank, end in self.trace.info.ends.items()}
 
     def wait(self, timeout: float | None = None) -> Following:
@@ -218,11 +218,11 @@ def _obstacle(record: Record) -> str:
     """Return the reason why this process cannot connect to a rank; "" if it can."""
     if not rankfile.is_here(record.about):
         return f"are on {record.about['host']}"
-    line = Path(record.about.get("line", ""))
+    path = Path(record.about.get("socket", ""))
     with suppress(OSError):
-        folder = line.parent.lstat()  # not that of another user, who could send any pickle
+        folder = path.parent.lstat()  # not that of another user, who could send any pickle
         if stat.S_IMODE(folder.st_mode) == 0o700 and folder.st_uid == os.getuid():
-            return "" if line.is_socket() else "have no socket"
+            return "" if path.is_socket() else "have no socket"
     return "have no socket for this user"
 
 
@@ -254,7 +254,7 @@ class AttachedRun(Conductor):
 
     @property
     def trace(self) -> Trace:
-        """The communication of the ranks so far; their files align several clocks."""
+        """The communication recorded up to now, with the clocks of several hosts aligned."""
         if self._has_one_clock:
             return super().trace
         return merge.merged_trace([*self.records.values()], Trace)
@@ -301,7 +301,7 @@ class AttachedRun(Conductor):
         self._wait_until(lambda: self._interrupted or not self.waiting)
         if self.waiting:
             super()._release(controller)
-        self._wait_until(lambda: not self.waiting)  # the launcher ends those of other machines
+        self._wait_until(lambda: not self.waiting)  # the launcher ends those on other machines
 
 
 def _outcome(rank: int, end: RankEnd, *, ended: bool) -> Outcome:
@@ -339,7 +339,7 @@ class SocketControl(RankController):
         """
         for rank in ranks:
             if rank not in self._channels:
-                self._channels[rank] = _connect(rank, self._about[rank]["line"])
+                self._channels[rank] = _connect(rank, self._about[rank]["socket"])
 
     def go(self, ranks: Iterable[int], count: int | None) -> None:
         """Let these ranks pass the gate ``count`` times; None opens it permanently."""
@@ -354,7 +354,7 @@ class SocketControl(RankController):
         self._send(ranks, "release", self.why)
 
     def end(self, ranks: Iterable[int]) -> None:
-        """Kill these ranks' processes, as far as they are on this machine."""
+        """Kill the processes of these ranks that are on this machine."""
         for rank in self._channels.keys() & {*ranks}:
             with suppress(OSError):
                 os.kill(self._about[rank]["pid"], signal.SIGKILL)

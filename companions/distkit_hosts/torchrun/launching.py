@@ -95,7 +95,7 @@ def _of_python(arguments: list[str], attach: list[str]) -> list[str]:
 
 def _refused(why: str) -> StartError:
     return StartError(
-        f"this command cannot be recorded: {why}. Name the script as for the launcher: "
+        f"this command cannot be recorded: {why}. Pass the complete command of the launcher: "
         "distkit trace -- torchrun --nproc-per-node 2 train.py"
     )
 

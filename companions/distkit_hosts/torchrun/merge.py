@@ -1,7 +1,7 @@
-"""Merge the files of ranks, of one host or of several, into one trace. Pure except for reading.
+"""Merge the files of ranks, of one host or of several, into one trace.
 
 The processes of a host share a monotonic clock. The clocks of several hosts are aligned by the
-messages between them and, where these give no bound, by their wall clocks.
+messages between them and, where messages give no bound, by their wall clocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from distkit_hosts.foreign.files import checked
 from distkit_hosts.torchrun import rankfile
 from distkit_hosts.torchrun.rankfile import Record
 
-#: A rank with a fact or event in this last period runs [s].
+#: A rank is considered running if it recorded a fact or event within this time [s].
 RECENT = 2.0
 
 
@@ -73,7 +73,7 @@ def starts_of(records: Iterable[Record]) -> list[dict[int, Record]]:
     """
     records = list(records)
     if not records:
-        raise TraceFileError("No files of ranks were found. Pass a folder that has some.")
+        raise TraceFileError("No rank files were found. Pass a folder that contains rank files.")
     # a process without a launcher may only start ranks
     ranks = [r for r in records if r.rows or r.about["launcher"] != "none"] or records
     starts: list[dict[int, Record]] = []
@@ -130,7 +130,7 @@ class Clocks:
             assumed.setdefault(clock, monotonic - wall)
         first = next(iter(assumed.values()))
         assumed = {clock: ahead - first for clock, ahead in assumed.items()}
-        #: The reason why they could not be aligned, if any.
+        #: The reason why the clocks could not be aligned, if any.
         self.limitations: dict[str, Limitation] = {}
         try:
             self._by_clock = align(assumed, _crossings(ranks) if len(assumed) > 1 else [])
@@ -198,12 +198,12 @@ def _info(ranks: Mapping[int, Record], clocks: Clocks, ahead: Mapping[int, float
 
 
 def _events(rank: int, record: Record, ahead: float = 0.0) -> Iterator[Event]:
-    place = partial(_place, record.about["folder"])
-    return (to_event(rank, row, place, lambda time: time - ahead) for row in record.rows)
+    label = partial(_source_line, record.about["folder"])
+    return (to_event(rank, row, label, lambda time: time - ahead) for row in record.rows)
 
 
 @lru_cache(4096)
-def _place(folder: str, where: str) -> str:
+def _source_line(folder: str, where: str) -> str:
     """Return a source line with the path below the current folder, or else the file's name."""
     file, _, line = where.rpartition(":")
     return f"{_label(folder, file)}:{line}" if file else where
@@ -233,7 +233,7 @@ def waits(record: Record, clocks: Clocks) -> list[Wait]:
 
 def _raising(record: Record) -> Raising:
     seq, text, where = record.latest("raising")
-    return Raising(seq, text, _place(record.about["folder"], where))
+    return Raising(seq, text, _source_line(record.about["folder"], where))
 
 
 #: faulthandler's names for signals of crashes.
@@ -255,7 +255,7 @@ def end_of(record: Record, ahead: float = 0.0) -> RankEnd | None:
     """
     if "end" in record.notes:
         how, text, where, ended = record.latest("end")
-        return RankEnd(how, text, _place(record.about["folder"], where), ended - ahead)
+        return RankEnd(how, text, _source_line(record.about["folder"], where), ended - ahead)
     until = record.until - ahead
     crash = re.search(r"Fatal Python error: (.*)", record.fault)
     if crash is not None:
@@ -283,4 +283,4 @@ def _may_run(record: Record) -> bool:
 def _crashed_at(record: Record) -> str:
     """Return the innermost line of the user's code in a crash report."""
     frames = crash_frames(record.fault)
-    return _place(record.about["folder"], f"{frames[0][0]}:{frames[0][1]}") if frames else ""
+    return _source_line(record.about["folder"], f"{frames[0][0]}:{frames[0][1]}") if frames else ""

@@ -1,4 +1,4 @@
-"""Read and write the record of one rank, a file that stays readable however the rank ends.
+"""Read and write the record of one rank, a file that is readable even after a crash.
 
 The first line names the format. Named facts follow, first ``about``, then mostly ``rows``, as
 msgpack with length and checksum, so that a fact cut short by a crash is detected. Reading a file
@@ -62,7 +62,7 @@ def is_running(pid: int, before: float = float("inf")) -> bool:
 
     Args:
         pid: its number.
-        before: the latest time at which it can have started, by the wall clock [s].
+        before: the latest possible start time, by the wall clock [s].
     """
     import psutil  # on first use: ranks do not need it
 
@@ -131,11 +131,11 @@ class Record:
         about: ``rank``, ``world_size``, ``host``, ``pid``, ``parent`` (its pid), ``pid_namespace``
             (pids are unique within one), ``launcher``, ``clock`` (equal for processes with the
             same monotonic clock), ``began`` (the monotonic and the wall clock at the start [s]),
-            ``folder`` (the current one), ``program``, ``line`` (the path of its socket, "" for
+            ``folder`` (the current one), ``program``, ``socket`` (the path of its socket, "" for
             none).
         rows: the events.
         notes: the facts by name, in order.
-        fault: faulthandler's report of the signals that arrived.
+        fault: faulthandler's report of the received signals.
         is_growing: whether the rank is known to run.
         size: the part of the file that has been read [bytes].
     """
@@ -231,10 +231,10 @@ def read(path: Path) -> Record:
     record = Record(path)
     record.update()
     if not record.about:
-        raise TraceFileError(f"{path}: the file is empty. Its rank ended as it started.")
+        raise TraceFileError(f"{path}: the file is empty. Its rank ended during startup.")
     record.fault = fault.decode(errors="replace")[:20_000]
     if len(record.rows) < MAX_ROWS:  # add events that had not reached the file
-        with suppress(*blackbox.DECODE_ERRORS):  # it was cut short
+        with suppress(*blackbox.DECODE_ERRORS):  # it is truncated
             record.rows += blackbox.rows_in(box, 1, len(record.rows))
     return record
 

@@ -6,6 +6,6 @@ memory; :func:`shards` lists the shards on each rank; :func:`idle` measures wait
 
 from distkit_simulation.parallel.layout import Layout
 from distkit_simulation.parallel.memory import LLAMA_3_8B, States, Transformer, tensor_bytes
-from distkit_simulation.parallel.pieces import idle, shards
+from distkit_simulation.parallel.sharding import idle, shards
 
 __all__ = ["LLAMA_3_8B", "Layout", "States", "Transformer", "idle", "shards", "tensor_bytes"]

@@ -1,4 +1,4 @@
-"""Layouts of data, tensor and pipeline parallelism. Pure, except :meth:`Layout.mesh`."""
+"""Layouts of data, tensor and pipeline parallelism. No side effects, except :meth:`Layout.mesh`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from distkit.errors import LayoutError
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-#: The axes of the mesh, outermost first: ranks of a tensor-parallel group are neighbours.
+#: The axes of the mesh, outermost first: ranks of a tensor-parallel group are neighbors.
 AXES = ("dp", "pp", "tp")
-#: The axes with pipelines outermost: copies are neighbours, and stages are far apart.
+#: The axes with pipelines outermost: copies are neighbors, and stages are far apart.
 MEGATRON = ("pp", "dp", "tp")
 #: The sizes that tensor parallelism divides.
 SLICED = ("heads", "kv_heads", "hidden", "inner", "vocabulary", "sequence")
@@ -39,20 +39,20 @@ class Layout:
         hidden: the width of the model.
         inner: the width of the feed-forward layer.
         vocabulary: the tokens of the embedding.
-        sequence: the tokens of a sample, if they are sharded too.
+        sequence: the tokens of a sample, if they are also sharded.
         layers: the layers of the model; each stage has an equal number.
         batch: the samples of a step over all copies.
         microbatches: the micro-batches of each copy.
         schedule: the name of the pipeline schedule.
         chunks: the stages on each pipeline rank.
-        devices_per_host: the devices of a host, which must hold whole tensor-parallel groups.
+        devices_per_host: the devices of a host; each tensor-parallel group must fit on one host.
         axes: the axes of the mesh, outermost first.
 
     Raises:
         LayoutError: the numbers do not fit; the message lists the problems and valid layouts.
 
     Example:
-        >>> Layout(dp=2, tp=2, pp=2, world=8, heads=32, layers=32).place(5)
+        >>> Layout(dp=2, tp=2, pp=2, world=8, heads=32, layers=32).coordinates(5)
         {'dp': 1, 'pp': 0, 'tp': 1}
         >>> Layout(tp=3, heads=32, hidden=4096)
         Traceback (most recent call last):
@@ -93,10 +93,10 @@ class Layout:
         """The number of ranks."""
         return self.dp * self.tp * self.pp
 
-    def place(self, rank: int) -> dict[str, int]:
+    def coordinates(self, rank: int) -> dict[str, int]:
         """Return the position of a rank on each axis.
 
-        >>> Layout(dp=2, pp=2).place(1)
+        >>> Layout(dp=2, pp=2).coordinates(1)
         {'dp': 0, 'pp': 1, 'tp': 0}
         """
         if not 0 <= rank < self.size:
@@ -104,7 +104,7 @@ class Layout:
         return {axis: rank // self.stride(axis) % getattr(self, axis) for axis in self.axes}
 
     def stride(self, axis: str) -> int:
-        """Return the distance between neighbouring ranks on an axis.
+        """Return the distance between neighboring ranks on an axis.
 
         >>> Layout(dp=2, tp=4, pp=3).stride("dp")
         12
@@ -147,7 +147,7 @@ def _violations(layout: Any) -> Iterator[str]:
     """Yield a message for each violated rule."""
     if layout.world not in (None, ranks := layout.dp * layout.tp * layout.pp):
         yield f"dp · tp · pp = {ranks} ranks, but there are {layout.world}"
-    tp, stages, pieces = (
+    tp, stages, parts = (
         f"tp = {layout.tp}",
         layout.pp * layout.chunks,
         layout.dp * layout.microbatches,
@@ -165,7 +165,7 @@ def _violations(layout: Any) -> Iterator[str]:
             stages,
             f"pp · chunks = {layout.pp} · {layout.chunks}",
         ),
-        (layout.batch, f"a batch of {layout.batch}", pieces, f"dp · microbatches = {pieces}"),
+        (layout.batch, f"a batch of {layout.batch}", parts, f"dp · microbatches = {parts}"),
     ]
     for value, label, divisor, divisor_label in rules:
         if value is not None and value % divisor:

@@ -1,4 +1,4 @@
-"""Memory of training on each rank, by formula and measured in a process.
+"""Memory of training on each rank, by formula and as measured in a process.
 
 Parameters and gradients use 2 bytes each; Adam's state uses 8, for two moments of 4. Published
 tables often write "GB" for :data:`GIB`.
@@ -232,7 +232,7 @@ LLAMA_3_8B = Transformer(32, 4096, 32, 8, 14336, 128256)
 def tensor_bytes() -> int:
     """Return the bytes of all tensors and gradients in this process; shared storage counts once.
 
-    Tensors that only autograd holds are not counted, so call it after backward.
+    Tensors referenced only by autograd are not counted, so call it after backward.
 
     Example:
         >>> import torch

@@ -34,11 +34,11 @@ class Zero:
     """A model whose optimizer states, gradients and parameters are sharded over the ranks.
 
     Use the model directly, with a different batch on each rank: ``loss.backward()`` averages the
-    gradients over the ranks, and :meth:`step` updates the parameters. Each child with parameters of
-    the model or of a ModuleList in it is a unit: a flat vector, of which rank r keeps the r-th
+    gradients over the ranks, and :meth:`step` updates the parameters. Each child module with
+    parameters, also within a ModuleList, is a unit: a flat vector of which rank r keeps the r-th
     part.
 
-    Every rank must use the same units in the same order, as with DDP: their messages have no names,
+    Every rank must use the same units in the same order, as with DDP: messages have no names,
     so ranks that skip different layers would mix gradients or wait for each other.
 
     Args:
@@ -82,7 +82,7 @@ class Zero:
         self.optimizer = optimizer([unit.part for unit in self.units])
 
     def step(self) -> None:
-        """Update this rank's parts and share them."""
+        """Update this rank's parts, and gather the parameters."""
         for unit in reversed(self.units):
             unit.reduce_gradients()  # for parameters unused by the loss
         self.optimizer.step()
@@ -105,8 +105,10 @@ class _Unit:
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.w = self._flatten([p.detach() for p in parameters])
         self.part = nn.Parameter(self._shard(self.w).clone() if stage == 3 else self._shard(self.w))
-        self._point_parameters()
-        unit = weakref.proxy(self)  # the garbage collector cannot see cycles through the hooks
+        self._view_parameters()
+        unit = weakref.proxy(
+            self
+        )  # hooks would create cycles that the garbage collector cannot see
         for p in parameters:
             p.register_post_accumulate_grad_hook(lambda p: unit._gradient_ready(p))
         if stage == 3:
@@ -116,7 +118,7 @@ class _Unit:
                 p.in_vector = True  # type: ignore[attr-defined]  # for dk.simulation.parallel.shards
             self.free()
 
-    def _point_parameters(self) -> None:
+    def _view_parameters(self) -> None:
         """Make the model's parameters views of ``w``."""
         sizes = [shape.numel() for shape in self.shapes]
         parts = self.w[: sum(sizes)].split(sizes)
@@ -128,7 +130,7 @@ class _Unit:
         if not self.w.untyped_storage().size():
             self.w.untyped_storage().resize_(self.w.nbytes)
             all_gather_single(self.w, self.part.detach(), group=self.group)
-            self._point_parameters()
+            self._view_parameters()
 
     def free(self) -> None:
         """Free ``w`` but keep ``part``, after forward and backward in stage 3."""

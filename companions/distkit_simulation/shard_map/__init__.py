@@ -1,1 +1,1 @@
-"""Maps of the samples of a dataset and the pieces of parameters."""
+"""Maps of the samples of a dataset and the shards of parameters."""

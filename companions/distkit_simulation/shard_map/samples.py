@@ -22,11 +22,11 @@ WIDTH, LEFT, RIGHT = 900, 92, 812  # width of the drawing; of the steps
 MAX_SAMPLES_HEIGHT, MAX_ROW, MAX_ROWS, MAX_CELL = 190, 34, 176, 30
 #: Maximum numbers of sample cells, of drawn steps, and of files with separate lines.
 MAX_SAMPLES, MAX_STEPS, MAX_FILES = 2_000, 400, 8
-MAX_LABELLED = 240  # maximum number of pieces with labels
+MAX_LABELED = 240  # maximum number of bars with labels
 NAME_WIDTH = 110  # width of file names
 DESCRIPTIONS = {
-    "FILE": "Each replica reads separate files, which contain its piece of each batch.",
-    "DATA": "Each replica uses its piece of each global batch, and skips the other samples.",
+    "FILE": "Each replica reads separate files, which contain its part of each batch.",
+    "DATA": "Each replica uses its part of each global batch, and skips the other samples.",
     "OFF": "Each replica reads all samples, so each sample is used {} times.",
 }
 
@@ -35,7 +35,7 @@ class Renderer:
     """Draws the plan of a dataset.
 
     Args:
-        plan: the plan of a dataset.
+        plan: the plan to draw.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -103,7 +103,7 @@ class Renderer:
         self.scene.add(0, 0, *grid.labels())
 
     def _replica(self, replica: int, y: float) -> None:
-        """Add the samples of a replica in each step as bars, or many steps as a single path."""
+        """Add the samples of a replica in each step as bars, or as a single path for many steps."""
         middle = self.row_height / 2 + 1.5
         self.scene.add(
             0,
@@ -116,13 +116,13 @@ class Renderer:
         width = max(pitch - 1.5, 0.8 * pitch)
         for step, rows in enumerate(self.rows[replica]):
             x, bar = LEFT + step * pitch, height * max(0.1, len(rows) / self.max_rows)
-            if self.steps * self.plan.replicas <= MAX_LABELLED:
-                self.scene.add(x, y, *self._piece(step, replica, width, height, bar))
+            if self.steps * self.plan.replicas <= MAX_LABELED:
+                self.scene.add(x, y, *self._bar(step, replica, width, height, bar))
             elif rows:
                 outline += f"M{x:.4g} {height - bar:.3g}h{width:.3g}V{height:.3g}h{-width:.3g}z"
         self.scene.add(0, y, path(outline, "own", lane=replica))
 
-    def _piece(
+    def _bar(
         self, step: int, replica: int, width: float, height: float, bar: float
     ) -> Iterator[Shape]:
         """Yield the samples of a replica in a step, with a label if it fits."""
@@ -183,8 +183,8 @@ class Grid:
                 yield text(str(sample), "chunk", x=x, y=y, anchor="middle", size=11)
 
 
-def format_rows(rows: Sequence[int], most: int) -> str:
-    """Format samples as a range, a stride, or at most ``most`` numbers.
+def format_rows(rows: Sequence[int], limit: int) -> str:
+    """Format samples as a range, a stride, or at most ``limit`` numbers.
 
     >>> format_rows([4, 5, 6, 7], 3), format_rows([0, 4, 8, 12], 3)
     ('4–7', '0, 4 … 12')
@@ -192,14 +192,14 @@ def format_rows(rows: Sequence[int], most: int) -> str:
     ('7, 1, 9 …', '5')
     """
     numbers = [str(row) for row in rows]
-    if len(rows) <= 2 or (len(rows) <= most and rows[1] - rows[0] != 1):
+    if len(rows) <= 2 or (len(rows) <= limit and rows[1] - rows[0] != 1):
         return ", ".join(numbers)
     strides = {b - a for a, b in pairwise(rows)}
     if strides == {1}:
         return f"{numbers[0]}–{numbers[-1]}"
     if len(strides) == 1:
         return f"{numbers[0]}, {numbers[1]} … {numbers[-1]}"
-    return f"{', '.join(numbers[:most])} …"
+    return f"{', '.join(numbers[:limit])} …"
 
 
 def describe(plan: Plan) -> Iterator[str]:

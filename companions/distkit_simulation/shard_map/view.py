@@ -1,4 +1,4 @@
-"""A view of samples by replica, or of pieces of parameters by rank."""
+"""A view of samples by replica, or of shards of parameters by rank."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 from distkit.data.policies import Plan
 from distkit.views.scene.frame import Json
 from distkit.views.widget.view import SceneView
-from distkit_simulation.shard_map import pieces, samples
+from distkit_simulation.shard_map import parameters, samples
 
 
 class ShardMap(SceneView):
     """A view that shows how data or parameters are divided.
 
-    A dataset is shown with a cell for each sample in the colour of its replica, and with the
+    A dataset is shown with a cell for each sample in the color of its replica, and with the
     samples of each replica in each step. A model is shown with a box for each parameter and rank,
-    in which the rank's piece is coloured.
+    in which the rank's shard is colored.
 
     Args:
         source: a :class:`~distkit.data.DistributedDataset` or its ``plan``; or parameters with
-            their pieces, as returned by :func:`distkit.simulation.parallel.shards`.
+            their shards, as returned by :func:`distkit.simulation.parallel.shards`.
         name: the title.
 
     Raises:
         TypeError: ``source`` is none of these.
 
     >>> half = {"rank": 1, "offset": [2, 0], "shape": [2, 3], "placement": "Shard(0)"}
-    >>> ShardMap([{"name": "weight", "shape": [4, 3], "pieces": [half]}])
+    >>> ShardMap([{"name": "weight", "shape": [4, 3], "shards": [half]}])
     Shard map: 1 rank, 1 parameter, 12 values
       weight 4 × 3
         rank 1: [2:4, :] (2 × 3), Shard(0)
@@ -38,8 +38,8 @@ class ShardMap(SceneView):
         if isinstance(plan, Plan):
             picture, lines = samples.Renderer(plan).picture(name), samples.describe(plan)
         else:
-            parameters = _parameters(source)
-            picture, lines = pieces.Renderer(parameters).picture(name), pieces.describe(parameters)
+            model = _parameters(source)
+            picture, lines = parameters.Renderer(model).picture(name), parameters.describe(model)
         self._data, self._lines = picture, list(lines)
         self._open()
 
@@ -49,9 +49,9 @@ class ShardMap(SceneView):
 
 
 def _parameters(source: Any) -> Sequence[Json]:
-    """Return parameters with their pieces."""
+    """Return parameters with their shards."""
     known = isinstance(source, Sequence) and all(
-        isinstance(p, dict) and {"name", "shape", "pieces"} <= p.keys() for p in source
+        isinstance(p, dict) and {"name", "shape", "shards"} <= p.keys() for p in source
     )
     if not known:
         raise TypeError(

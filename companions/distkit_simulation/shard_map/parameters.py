@@ -1,7 +1,7 @@
-"""A static scene with the pieces of each parameter by rank.
+"""A static scene with the shards of each parameter by rank.
 
 Each parameter has a row with its name and shape. A box for each rank represents the whole
-parameter; the rank's pieces are coloured.
+parameter; the rank's shards are colored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distkit.views.scene.svg import text_width
 #: Maximum number of parameters of one kind to list by name.
 MAX_NAMES = 3
 
-#: A parameter with ``name``, ``shape`` and ``pieces``. Each piece has ``rank``, ``offset``,
+#: A parameter with ``name``, ``shape`` and ``shards``. Each shard has ``rank``, ``offset``,
 #: ``shape`` and ``placement``, such as "Shard(0)".
 Parameter = dict[str, Any]
 
@@ -30,21 +30,21 @@ WIDTH, LEFT, GAP, MAX_COLUMN = 900, 268, 10, 150  # drawing, label column, gap, 
 HEAD, MAX_LINE, MIN_LINE, MAX_HEIGHT, VECTOR_WIDTH = 22, 50, 23, 430, 14
 MAX_ROWS = 14  # further parameters share one row
 DESCRIPTION = (
-    "Each box is a whole parameter; the part that a rank holds is coloured. Ranks that hold the "
-    "same part have copies."
+    "Each box is a whole parameter; the shard of a rank is colored. Ranks with the same shard "
+    "have copies."
 )
 
 
 class Renderer:
-    """Draws the pieces of parameters.
+    """Draws the shards of parameters.
 
     Args:
-        parameters: the parameters with their pieces.
+        parameters: the parameters with their shards.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = parameters
-        ranks = sorted({piece["rank"] for p in parameters for piece in p["pieces"]})
+        ranks = sorted({shard["rank"] for p in parameters for shard in p["shards"]})
         self.lanes = {rank: lane for lane, rank in enumerate(ranks)}
         self.column_width = min(MAX_COLUMN, (WIDTH - LEFT) / max(1, len(ranks)) - GAP)
         kinds = grouped(parameters)
@@ -87,7 +87,7 @@ class Renderer:
             self.scene.add(self._x(rank), 0, dot, text(f"rank {rank}", "small", x=17, y=9.5))
 
     def _add_parameter(self, y: float, kind: Sequence[Parameter]) -> None:
-        """Add a line for parameters with equal pieces; the first one is drawn."""
+        """Add a line for parameters with equal shards; the first one is drawn."""
         parameter, height = kind[0], self.line_height - 8
         self.scene.add(0, y, *_labels(kind, height))
         width, axes = (
@@ -95,35 +95,35 @@ class Renderer:
             axes_to_draw(parameter),
         )
         for rank, lane in self.lanes.items():
-            pieces = [piece for piece in parameter["pieces"] if piece["rank"] == rank]
+            shards = [shard for shard in parameter["shards"] if shard["rank"] == rank]
             label = (
-                "; ".join(format_slice(parameter["shape"], piece) for piece in pieces) or "nothing"
+                "; ".join(format_slice(parameter["shape"], shard) for shard in shards) or "nothing"
             )
             boxes = [rect(width, height, "slot", r=2)]
-            for piece in (p for p in pieces if size(p)):
-                (top, h), (x, w) = (_part(parameter["shape"], piece, d) for d in axes)
+            for shard in (s for s in shards if size(s)):
+                (top, h), (x, w) = (_part(parameter["shape"], shard, d) for d in axes)
                 wh = max(1.5, w * width), max(1.5, h * height)
                 boxes.append(rect(*wh, "own", x=x * width, y=top * height, lane=lane))
-            self.scene.add(self._x(rank), y, title(f"rank {rank} holds {label}"), *boxes)
+            self.scene.add(self._x(rank), y, title(f"rank {rank} has {label}"), *boxes)
 
     def _add_total(self, y: float, label: str, members: Sequence[Parameter]) -> None:
         """Add a bar with each rank's share of several parameters."""
         total, height = max(1, sum(map(size, members))), self.line_height - 8
         self.scene.add(0, y, text(label, "name", y=height / 2 + 5))
         for rank, lane in self.lanes.items():
-            values_held = sum(
-                size(p) for parameter in members for p in parameter["pieces"] if p["rank"] == rank
+            n = sum(
+                size(p) for parameter in members for p in parameter["shards"] if p["rank"] == rank
             )
-            values = f"{values_held:,}"
-            share = f"{values_held / total:.1%}".replace(".0%", "%").replace("%", " %")
+            values = f"{n:,}"
+            share = f"{n / total:.1%}".replace(".0%", "%").replace("%", " %")
             fits = text_width(f"{values} {share}", 11) < self.column_width
             self.scene.add(
                 self._x(rank),
                 y + height / 2 - 9,
-                title(f"rank {rank} holds {values} of {total:,} values"),
+                title(f"rank {rank} has {values} of {total:,} values"),
                 rect(self.column_width, 5, "now", r=2.5),
                 rect(
-                    max(1.5, self.column_width * min(1.0, values_held / total)),
+                    max(1.5, self.column_width * min(1.0, n / total)),
                     5,
                     "own",
                     r=2.5,
@@ -137,10 +137,10 @@ class Renderer:
 def _labels(kind: Sequence[Parameter], height: float) -> Iterator[Shape]:
     """Yield the name, shape and placement of parameters."""
     parameter, name = kind[0], group_name(kind)
-    # torch reports Replicate() even for a parameter on a single rank
+    # torch reports Replicate() even for a parameter on one rank only
     placements = (
-        {str(p["placement"]) for p in parameter["pieces"]}
-        if len(parameter["pieces"]) > 1
+        {str(p["placement"]) for p in parameter["shards"]}
+        if len(parameter["shards"]) > 1
         else set()
     )
     times = [f"×{len(kind)}"] if len(kind) > 1 else []
@@ -158,10 +158,10 @@ def _labels(kind: Sequence[Parameter], height: float) -> Iterator[Shape]:
 
 
 def grouped(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
-    """Group parameters whose names differ only in numbers, with equal shapes and pieces."""
+    """Group parameters whose names differ only in numbers, with equal shapes and shards."""
     groups: dict[str, list[Parameter]] = defaultdict(list)
     for p in parameters:
-        groups[repr((re.sub(r"\d+", "*", p["name"]), p["shape"], p["pieces"]))].append(p)
+        groups[repr((re.sub(r"\d+", "*", p["name"]), p["shape"], p["shards"]))].append(p)
     return list(groups.values())
 
 
@@ -183,7 +183,7 @@ def group_name(kind: Sequence[Parameter]) -> str:
 
 
 def size(part: Parameter) -> int:
-    """Return the number of values of a parameter or a piece."""
+    """Return the number of values of a parameter or a shard."""
     return math.prod(part["shape"])
 
 
@@ -196,17 +196,17 @@ def format_shape(shape: Sequence[int]) -> str:
     return " × ".join(f"{n:,}" for n in shape) or "scalar"
 
 
-def format_slice(shape: Sequence[int], piece: Parameter) -> str:
-    """Format a piece as a Python slice.
+def format_slice(shape: Sequence[int], shard: Parameter) -> str:
+    """Format a shard as a Python slice.
 
     >>> format_slice([8, 3], {"offset": [2, 0], "shape": [2, 3], "placement": "Shard(0)"})
     '[2:4, :] (2 × 3), Shard(0)'
     """
     slices = [
         ":" if n == size else f"{start}:{start + n}"
-        for start, n, size in zip(piece["offset"], piece["shape"], shape, strict=True)
+        for start, n, size in zip(shard["offset"], shard["shape"], shape, strict=True)
     ]
-    return f"[{', '.join(slices)}] ({format_shape(piece['shape'])}), {piece['placement']}"
+    return f"[{', '.join(slices)}] ({format_shape(shard['shape'])}), {shard['placement']}"
 
 
 def axes_to_draw(parameter: Parameter) -> list[int]:
@@ -214,25 +214,25 @@ def axes_to_draw(parameter: Parameter) -> list[int]:
     shape = parameter["shape"]
 
     def is_whole(d: int) -> bool:
-        return all(p["shape"][d] == shape[d] for p in parameter["pieces"])
+        return all(p["shape"][d] == shape[d] for p in parameter["shards"])
 
     chosen = sorted(sorted(range(len(shape)), key=is_whole)[:2])
     return [*chosen, -1, -1][:2]
 
 
-def _part(shape: Sequence[int], piece: Parameter, d: int) -> tuple[float, float]:
-    """Return the relative offset and extent of a piece in dimension ``d``; -1: no dimension."""
+def _part(shape: Sequence[int], shard: Parameter, d: int) -> tuple[float, float]:
+    """Return the relative offset and extent of a shard in dimension ``d``; -1: no dimension."""
     if d < 0:
-        return 0.0, float(all(piece["shape"]))
-    return piece["offset"][d] / max(1, shape[d]), piece["shape"][d] / max(1, shape[d])
+        return 0.0, float(all(shard["shape"]))
+    return shard["offset"][d] / max(1, shape[d]), shard["shape"][d] / max(1, shape[d])
 
 
 def describe(parameters: Sequence[Parameter]) -> Iterator[str]:
-    """Yield lines of text about parameters and their pieces."""
+    """Yield lines of text about parameters and their shards."""
     for kind in grouped(parameters):
         parameter, times = kind[0], f", {len(kind)} times" if len(kind) > 1 else ""
         yield f"{group_name(kind)} {format_shape(parameter['shape'])}{times}"
         yield from (
             f"  rank {p['rank']}: {format_slice(parameter['shape'], p)}"
-            for p in parameter["pieces"]
+            for p in parameter["shards"]
         )

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def shards(
     model: nn.Module | Tensor | Mapping[str, Tensor], name: str = "tensor"
 ) -> list[dict[str, Any]]:
-    """List the pieces of each parameter on each rank; all ranks must call it.
+    """List the shards of each parameter on each rank; all ranks must call it.
 
-    It supports plain tensors, DTensors of any mesh, models under ``fully_shard``, ranks that hold
+    It supports plain tensors, DTensors of any mesh, models under ``fully_shard``, ranks with
     different layers, and the layers of :mod:`distkit.algorithms.tensor_parallel`. Only sizes are
     sent.
 
@@ -29,43 +29,43 @@ def shards(
         name: the name of a single tensor.
 
     Returns:
-        The ``name``, global ``shape`` and ``pieces`` of each tensor. Each rank that holds a part
-        has a piece with ``rank``, ``offset`` and ``shape`` in each dimension, and ``placement`` in
+        The ``name``, global ``shape`` and ``shards`` of each tensor. Each rank that has a part
+        has a shard with ``rank``, ``offset`` and ``shape`` in each dimension, and ``placement`` in
         torch's notation, such as "Shard(0)" or "Replicate()".
 
     Raises:
         ValueError: a tensor's shape differs between ranks, or the tensor is in a vector of
-            :class:`.zero.Zero` in stage 3, whose parts are not pieces of the tensor.
+            :class:`.zero.Zero` in stage 3, whose parts are not shards of the tensor.
 
     Example:
         >>> import torch
-        >>> shards(torch.zeros(4, 2))[0]["pieces"]
+        >>> shards(torch.zeros(4, 2))[0]["shards"]
         [{'rank': 0, 'offset': [0, 0], 'shape': [4, 2], 'placement': 'Replicate()'}]
     """
     import torch.distributed as dist
 
     declared = _declared_shards(model)
-    local = [declared.get(key) or _piece(key, tensor) for key, tensor in _named(model, name)]
-    all_pieces: list[Any] = [local]
+    local = [declared.get(key) or _shard(key, tensor) for key, tensor in _named(model, name)]
+    gathered: list[Any] = [local]
     if dist.is_initialized():
-        all_pieces = [None] * dist.get_world_size()
-        dist.all_gather_object(all_pieces, local)
+        gathered = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, local)
     entries: dict[str, dict[str, Any]] = {}
-    for rank, pieces in enumerate(all_pieces):
-        for key, shape, piece in pieces:
+    for rank, of_rank in enumerate(gathered):
+        for key, shape, shard in of_rank:
             if shape is None:
                 raise ValueError(
-                    f"{key!r} is in a vector of Zero, whose parts on the ranks are not pieces of "
+                    f"{key!r} is in a vector of Zero, whose parts on the ranks are not shards of "
                     "the tensor. Use torch's fully_shard, which shards each tensor"
                 )
-            entry = entries.setdefault(key, {"name": key, "shape": shape, "pieces": []})
+            entry = entries.setdefault(key, {"name": key, "shape": shape, "shards": []})
             if entry["shape"] != shape:
                 raise ValueError(
-                    f"{key!r} has shape {entry['shape']} on rank {entry['pieces'][0]['rank']} and "
+                    f"{key!r} has shape {entry['shape']} on rank {entry['shards'][0]['rank']} and "
                     f"{shape} on rank {rank}: use different names for different tensors"
                 )
-            if piece is not None:
-                entry["pieces"].append({"rank": rank, **piece})
+            if shard is not None:
+                entry["shards"].append({"rank": rank, **shard})
     return list(entries.values())
 
 
@@ -78,14 +78,14 @@ def _named(model: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         yield name, model
 
 
-_Piece = tuple[str, list[int] | None, dict[str, Any] | None]
+_Shard = tuple[str, list[int] | None, dict[str, Any] | None]
 
 
-def _declared_shards(model: Any) -> dict[str, _Piece]:
+def _declared_shards(model: Any) -> dict[str, _Shard]:
     """Return the parameters that layers declare as equally sharded over a group."""
     import torch.distributed as dist
 
-    declared: dict[str, _Piece] = {}
+    declared: dict[str, _Shard] = {}
     for path, module in model.named_modules() if hasattr(model, "named_modules") else ():
         for name, dim in getattr(module, "sharded", {}).items():
             if (part := getattr(module, name)) is not None:
@@ -102,8 +102,8 @@ def _declared_shards(model: Any) -> dict[str, _Piece]:
     return declared
 
 
-def _piece(key: str, tensor: Tensor) -> _Piece:
-    """Return a tensor's name, its global shape, and this rank's piece."""
+def _shard(key: str, tensor: Tensor) -> _Shard:
+    """Return a tensor's name, its global shape, and this rank's shard."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
