@@ -12,17 +12,9 @@ from torch.nn import functional as F
 
 from distkit.data import digits
 from distkit.errors import DistkitError, StrategyError
-from distkit_strategies.fully_sharded import FullyShardedStrategy
 from distkit_strategies.model import Model
 from distkit_strategies.parameter_server import ParameterServerStrategy
 from distkit_strategies.strategy import Strategy
-from distkit_strategies.synchronous import (
-    CentralStorageStrategy,
-    MirroredStrategy,
-    MultiWorkerMirroredStrategy,
-    OneDeviceStrategy,
-    TPUStrategy,
-)
 
 if TYPE_CHECKING:
     import pandas
@@ -30,19 +22,6 @@ if TYPE_CHECKING:
 #: Relative tolerance of float64 results, which may be summed in a different order.
 TOLERANCE = 1e-12
 ROWS, BATCH, EPOCHS = 210, 50, 2
-
-#: The strategy of each row, by name.
-STRATEGIES: dict[str, Callable[[], Strategy]] = {
-    "Strategy (default)": Strategy,
-    "OneDeviceStrategy": OneDeviceStrategy,
-    "MirroredStrategy": MirroredStrategy,
-    "MultiWorkerMirroredStrategy": MultiWorkerMirroredStrategy,
-    "CentralStorageStrategy": CentralStorageStrategy,
-    "ParameterServerStrategy, sync": partial(ParameterServerStrategy, mode="sync"),
-    "ParameterServerStrategy, async": ParameterServerStrategy,
-    "FullyShardedStrategy": FullyShardedStrategy,
-    "TPUStrategy": TPUStrategy,
-}
 
 
 def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> pandas.DataFrame:
@@ -54,7 +33,7 @@ def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> panda
     Args:
         run: ``cluster.run`` of a small cluster, with a server for parameter servers:
             ``dk.Cluster(workers=3, servers=1)``.
-        only: names of strategies; None for all of :data:`STRATEGIES`.
+        only: names of strategies; None for all.
 
     Example:
         >>> dk.strategies.support(cluster.run)                        # doctest: +SKIP
@@ -63,13 +42,24 @@ def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> panda
 
     reference = {method: _train_results(train, Strategy()) for method, train in METHODS.items()}
     rows = {
-        name: {
-            method: _cell(run, STRATEGIES[name], method, expected)
-            for method, expected in reference.items()
-        }
-        for name in only or STRATEGIES
+        name: {method: _cell(run, make, method, expected) for method, expected in reference.items()}
+        for name, make in _strategies().items()
+        if only is None or name in only
     }
     return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def _strategies() -> dict[str, Callable[[], Strategy]]:
+    """Return this package's strategies by name, the parameter server's once for each mode."""
+    import distkit_strategies
+
+    classes = {
+        name: value
+        for name, value in vars(distkit_strategies).items()
+        if isinstance(value, type) and issubclass(value, Strategy)
+    }
+    synchronous = partial(ParameterServerStrategy, mode="sync")
+    return {**classes, "ParameterServerStrategy, sync": synchronous}
 
 
 def _cell(run: Callable[..., Any], make: Any, method: str, expected: Any) -> str:
