@@ -21,7 +21,7 @@ _COLUMNS = ("node", "host", "pid", "device", "state")
 class Status:
     """A cluster at one moment: ``rows`` of (node, host, pid, device, state)."""
 
-    what: str
+    description: str
     stage: str
     note: str
     rows: list[tuple[str, str, int | str, str, str]]
@@ -29,7 +29,7 @@ class Status:
     @property
     def title(self) -> str:
         """The cluster in one line."""
-        return f"{self.what} · {self.stage}"
+        return f"{self.description} · {self.stage}"
 
     def __repr__(self) -> str:
         table = [_COLUMNS, *(tuple(map(str, row)) for row in self.rows)]
@@ -54,7 +54,9 @@ def status(supervisor: Supervisor) -> Status:
     plan = supervisor.plan
     stage = supervisor.failure if supervisor.stage == "failed" else supervisor.stage
     parts = [plan.note or plan.backend, f"{count(plan.threads, 'thread')} per rank"]
-    return Status(f"distkit cluster: {plan.what}", stage, " · ".join(parts), _rows(supervisor))
+    return Status(
+        f"distkit cluster: {plan.description}", stage, " · ".join(parts), _rows(supervisor)
+    )
 
 
 def _rows(supervisor: Supervisor) -> list[tuple[str, str, int | str, str, str]]:
@@ -100,7 +102,7 @@ class Card:
         return current._repr_html_(), repr(current)
 
     def refresh(self) -> None:
-        """Show the current status. Called from any thread."""
+        """Show the current status. May be called from any thread."""
         if not self._snapshots:
             return
         from zmq import ZMQError

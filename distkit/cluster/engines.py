@@ -45,7 +45,7 @@ class Engines(Ranks):
         for fork in {server(), *(host.server for host in self.hosts)}:
             fork.preload("distkit.cluster.processes.preload:engines")
         controller = {
-            "run": "distkit.cluster.processes.roles:controller",
+            "target": "distkit.cluster.processes.roles:controller",
             "folder": self.folder,
             "log": "controller.log",
             "period": HEARTBEAT_PERIOD,
@@ -70,14 +70,14 @@ class Engines(Ranks):
         )
         self._connection = json.dumps(connection["engine"])
         self._fork(range(self.plan.ranks))
-        self._await_registration()
+        self._wait_for_registration()
 
     def _fork_args(self, node: int) -> dict[str, Any]:
         folder = self.host(node).folder  # contains the controller's sockets on that machine
         local = json.loads(self._connection.replace(self.folder, folder))
         return {**super()._fork_args(node), "connection": local, "profile": folder}
 
-    def _await_registration(self) -> None:
+    def _wait_for_registration(self) -> None:
         end = time.monotonic() + REGISTRATION_TIMEOUT
         while len(self.client.ids) < self.plan.ranks:
             if not self.usable:

@@ -1,4 +1,4 @@
-"""Black box, which keeps a rank's latest events in a small file that survives a crash.
+"""The black box keeps a rank's latest events in a small file that survives a crash.
 
 A rank sends events a few milliseconds after they happen, so an aborting process would lose its last
 events. Each event is therefore also written to a memory-mapped ring buffer.

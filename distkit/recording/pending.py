@@ -25,7 +25,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import WORLD, Op, State
 from distkit.recording.device import DeferredSummary, Device, InFlight
-from distkit.recording.recorder import Recorder, is_standard, is_users
+from distkit.recording.recorder import Recorder, is_stdlib_file, is_user_file
 
 #: Longest timeout [ms] that a program is expected to handle, so its wait is not interrupted.
 MAX_USER_TIMEOUT = 60_000
@@ -188,12 +188,12 @@ _WRAPPER_FILES = (
 )
 
 
-def is_given_to_users(frame: FrameType) -> bool:
+def returns_to_user(frame: FrameType) -> bool:
     """Return whether a function of torch.distributed returns to user code."""
     for outer, _ in walk_stack(frame):
         file = outer.f_code.co_filename
-        if not (file.startswith(_WRAPPER_FILES) or is_standard(file)):
-            return is_users(file)
+        if not (file.startswith(_WRAPPER_FILES) or is_stdlib_file(file)):
+            return is_user_file(file)
     return False
 
 

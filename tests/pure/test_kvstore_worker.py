@@ -17,7 +17,7 @@ from distkit.events import Op, State
 from distkit.kvstore.client.requests import MAX_QUEUED, Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import Message, Request
-from distkit.kvstore.protocol.placement import place
+from distkit.kvstore.protocol.placement import parts_of
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.recording import recorder
@@ -107,7 +107,7 @@ def test_any_shape_is_stored_under_a_number_or_a_name(kv: KVStore) -> None:
 
 @given(st.integers() | st.text(), st.integers(0, 1000), st.integers(1, 7), st.integers(0, 1000))
 def test_parts_partition_the_array(key, size: int, servers: int, bound: int) -> None:
-    parts = place(key, size, servers, bound)
+    parts = parts_of(key, size, servers, bound)
     assert [p.start for p in parts] == [0, *(p.stop for p in parts[:-1])]
     assert parts[-1].stop == size
     assert len(parts) == (servers if servers > 1 and size >= bound else 1)

@@ -56,10 +56,10 @@ class Shop:
         self.at(worker)
         self.open[request.match] = InFlight(request, self.node)
         self.at(self.node)
-        self.notes.arrived(request)
+        self.notes.record_request(request)
         for answer in self.server.handle(request):
             self.at(self.node)
-            self.notes.answering(answer)
+            self.notes.record_answer(answer)
             self.at(answer.node)
             self.open.pop(answer.match).end(answer)
             if isinstance(answer, Reply):

@@ -21,9 +21,9 @@ END_TIMEOUT = 5.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
     """Make Linux end this process when its parent ends; elsewhere only the lifeline does."""
-    _prctl(_PR_SET_PDEATHSIG, by)
+    _prctl(_PR_SET_PDEATHSIG, signum)
 
 
 def adopt_orphans(adopt: bool = True) -> None:

@@ -1,7 +1,7 @@
 """The kernel's client of a fork server: forks processes and receives their exit statuses.
 
 This machine's client, :func:`server`, starts on first use, and all clusters use it.
-:mod:`distkit_hosts.remote.fleet` has the clients for other machines;
+:mod:`distkit_hosts.remote.fleet` contains the clients for other machines;
 :mod:`distkit.cluster.processes.fork_server` is the fork server's side.
 """
 
@@ -32,7 +32,7 @@ from distkit.errors import StartError
 #: Timeout of a fork server's response [s]; it may be importing torch.
 RESPONSE_TIMEOUT = 60.0
 
-#: Timeout for the fork server's end to be noticed [s].
+#: Timeout for detecting that the fork server has ended [s].
 LOSS_TIMEOUT = 0.5
 
 #: Timeout for a killed process to end [s].
@@ -53,7 +53,7 @@ class Child:
         #: Its exit status, set after its last message was handled.
         self._exit: futures.Future[int] = futures.Future()
 
-    def await_start(self) -> None:
+    def wait_for_start(self) -> None:
         """Wait for its first message.
 
         Raises:
@@ -82,7 +82,7 @@ class Child:
     def set_exit_status(self, status: int) -> None:
         """Set the exit status; callbacks follow after its last message was handled."""
         self.status = status
-        self.server.hang_up(self.channel)  # children of the process may hold the other end
+        self.server.hang_up(self.channel)  # children of the process may keep the other end open
         self._ended.set()
 
     def _on_channel_closed(self) -> None:
@@ -118,16 +118,16 @@ class ForkClient:
         """Return the reason why no process can be forked."""
         raise NotImplementedError
 
-    def preload(self, run: str) -> None:
-        """Make the fork server import ``run`` ("module") or call it ("module:function")."""
-        self._send({"do": "call", "run": run})
+    def preload(self, target: str) -> None:
+        """Make the fork server import ``target`` ("module") or call it ("module:function")."""
+        self._send({"do": "call", "target": target})
 
-    def start_fork(self, run: str, *, folder: str, log: str, **arguments: Any) -> Child:
-        """Request a child that calls ``run`` ("module:function"), without waiting for its start."""
+    def start_fork(self, target: str, *, folder: str, log: str, **arguments: Any) -> Child:
+        """Request a child that calls ``target`` ("module:function"), without waiting for it."""
         number = next(self._numbers)
         channel, remote = Channel.pair()
         child = self._children[number] = Child(channel, self, number)
-        request = {"do": "fork", "number": number, "run": run, "log": log, "folder": folder}
+        request = {"do": "fork", "number": number, "target": target, "log": log, "folder": folder}
         packed = pickle.dumps({"folder": folder, **arguments})
         with remote:
             self._send({**request, "arguments": packed}, remote.fileno())
@@ -143,14 +143,14 @@ class ForkClient:
         return machine.gpus()
 
     def wait_until_idle(self) -> None:
-        """Wait until the fork server has executed all requests so far."""
+        """Wait until the fork server has executed all previous requests."""
         self._ask({"do": "torch"})
 
-    def kill(self, children: list[Child], over: bool = False) -> None:
-        """Kill children and their descendants; ``over``: their logs are not needed."""
+    def kill(self, children: list[Child], discard_logs: bool = False) -> None:
+        """Kill children and their descendants; ``discard_logs``: their logs are not needed."""
         with suppress(OSError):
             numbers = [child.number for child in children]
-            self.channel.send({"do": "kill", "numbers": numbers, "over": over})
+            self.channel.send({"do": "kill", "numbers": numbers, "discard_logs": discard_logs})
 
     def remove(self, folder: str) -> None:
         """Remove a folder that children used."""
@@ -164,7 +164,7 @@ class ForkClient:
             raise StartError(self.loss_reason()) from e
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return the response; callers take turns."""
+        """Send a request and return the response; a lock serializes the callers."""
         with self._request_lock:
             self._send(message)
             try:
@@ -234,7 +234,7 @@ class LocalForkClient(ForkClient):
                 "ranks with it. Its output is in the terminal that runs Jupyter."
             )
         return (
-            "no more processes can be started: the limit of processes or of memory is reached. "
+            "no more processes can be started: the limit on processes or memory is reached. "
             "Stop other clusters, or use fewer ranks."
         )
 
@@ -250,7 +250,7 @@ def fork_all(requests: Iterable[tuple[ForkClient, dict[str, Any]]]) -> list[Chil
         for fork_server, arguments in requests:
             children.append(fork_server.start_fork(**arguments))
         for child in children:
-            child.await_start()
+            child.wait_for_start()
     except BaseException:
         for child in children:  # a process ends when its channel is closed
             child.channel.close()
@@ -258,24 +258,24 @@ def fork_all(requests: Iterable[tuple[ForkClient, dict[str, Any]]]) -> list[Chil
     return children
 
 
-def end(children: Iterable[Child], over: bool = False) -> None:
+def end(children: Iterable[Child], discard_logs: bool = False) -> None:
     """Kill processes, on any machines, and their descendants.
 
     Args:
         children: the processes.
-        over: their run has ended, so other machines need not send their logs.
+        discard_logs: their run has ended, so other machines need not send their logs.
     """
     by_server: dict[ForkClient, list[Child]] = {}
     for child in children:
         by_server.setdefault(child.server, []).append(child)
     for fork_server, group in by_server.items():
-        fork_server.kill(group, over)
+        fork_server.kill(group, discard_logs)
 
 
 def shut_down(children: Iterable[Child], timeout: float = KILL_TIMEOUT) -> None:
     """Kill processes, wait ``timeout`` seconds for their ends, and close their channels."""
     children = [*children]
-    end(children, over=True)
+    end(children, discard_logs=True)
     for child in children:
         child.wait(timeout)
         child.channel.hang_up()
@@ -315,14 +315,14 @@ def server() -> LocalForkClient:
         return _server
 
 
-def call_beside(run: str, *arguments: str) -> None:
-    """Start the fork server, and call ``run`` ("module:function") without waiting for it."""
+def call_beside(target: str, *arguments: str) -> None:
+    """Start the fork server, and call ``target`` ("module:function") while it starts."""
     server()
-    boot.call(run, *arguments)
+    boot.call(target, *arguments)
 
 
 def _forget() -> None:
-    """Start another fork server in a fork of this process."""
+    """Make a fork of this process start its own fork server."""
     global _server, _server_lock
     _server, _server_lock = None, threading.Lock()
 

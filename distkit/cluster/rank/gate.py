@@ -14,11 +14,11 @@ class Gate:
     *scheduled* and not *started*, which :class:`distkit.diagnosis.rank_state.WaitForGraph`
     interprets.
 
-    ``arrived`` is called before a communication waits.
+    ``on_wait`` is called before a communication waits.
     """
 
     def __init__(self) -> None:
-        self.arrived: Callable[[], None] = lambda: None
+        self.on_wait: Callable[[], None] = lambda: None
         self._permits: float = 0
         self._changed = threading.Condition()
 
@@ -32,6 +32,6 @@ class Gate:
         """Wait for a permit, and consume it."""
         with self._changed:
             if not self._permits:
-                self.arrived()
+                self.on_wait()
                 self._changed.wait_for(lambda: self._permits)
             self._permits -= 1

@@ -51,6 +51,6 @@ def _reduce(pickler: Any, obj: Any) -> Any:
 
 def _reset_child() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # engines handle it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an engine handles it
     recorder.set_current(None)
     tap.before.clear()

@@ -54,7 +54,7 @@ class Group:
         self._init: Callable[..., Any] = dist.init_process_group
 
     def enter(self, run: int) -> None:
-        """Wait for the other ranks of a run, so its trace does not begin with their skew.
+        """Wait for the other ranks of a run, so that its trace excludes the skew of their start.
 
         A rank that ends before all have joined would also leave the others waiting.
         """
@@ -85,7 +85,9 @@ class Group:
             torch.cuda.set_device(spec.device)
             if spec.backend == "nccl":
                 options["device_id"] = torch.device(spec.device)
-        self._store = _open_store(spec, name)  # kept: C++ does not own a store in Python
+        self._store = _open_store(
+            spec, name
+        )  # kept alive here, because C++ does not own a Python store
         self._init(
             spec.backend, store=self._store, rank=spec.rank, world_size=spec.world_size, **options
         )
@@ -96,7 +98,7 @@ class Group:
         """Replace ``init_process_group``, so that unmodified scripts get this group.
 
         Scripts for torchrun begin with it and end with ``destroy_process_group``. A second call
-        without a destroy in between raises, as in torch.
+        without a destroy in between raises an error, as in torch.
         """
         original = self._init
 

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import structs
 
 from distkit import companions
-from distkit.cluster.notebook import place
+from distkit.cluster.notebook import line_label
 from distkit.cluster.runs import report
 from distkit.cluster.runs.live_trace import LiveTrace
 from distkit.cluster.runs.outcome import Failure, Outcome
@@ -53,7 +53,7 @@ msgspec.convert({"rank": 0}, Outcome)
 class RankController:
     """The owner of a run's ranks."""
 
-    def go(self, ranks: Iterable[int], count: int | None) -> None:
+    def open_gates(self, ranks: Iterable[int], count: int | None) -> None:
         """Open the gates of these ranks ``count`` times, or permanently if None."""
 
     def release(self, ranks: Iterable[int]) -> None:
@@ -62,10 +62,10 @@ class RankController:
     def end(self, ranks: Iterable[int]) -> None:
         """Kill these ranks' processes; their ends are reported to the run."""
 
-    def replace(self, run: Conductor, rank: int, life: int) -> None:
+    def replace(self, run: Conductor, rank: int, incarnation: int) -> None:
         """Replace a rank that has ended, in a cluster with a parameter server."""
 
-    def settle(self) -> None:
+    def collect_events(self) -> None:
         """Collect the remaining events from other processes after all ranks have ended."""
 
 
@@ -81,7 +81,7 @@ class Conductor:
         wait_forever: do not end the run when its ranks are deadlocked.
         expected_exits: the ranks that ``dk.inject_faults`` will kill.
         afterwards: state of the cluster after the run, for error messages.
-        is_cell: the run executes a ``%%ranks`` cell, whose processes stay.
+        is_cell: the run executes a ``%%ranks`` cell, whose processes persist.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Conductor:
         self._pending_replacements: dict[int, str] = {}  # ranks, and the causes of their ends
         self._on_crash = "halt"  # the store's policy if a rank dies
         self._interrupted, self._afterwards = False, afterwards
-        self.abandoned = ""  # why the run was ended, whatever its ranks did
+        self.abandoned = ""  # why the run was ended, regardless of its ranks
         self.changed = threading.Condition()
         self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or was replaced
         self.done, self.announcing = threading.Event(), threading.RLock()
@@ -159,18 +159,18 @@ class Conductor:
             for group, members in self.live.info.groups.items()
         )
 
-    def life(self, node: int) -> int:
+    def incarnation(self, node: int) -> int:
         """Return the number of earlier processes of this node in this run."""
         return sum(r.node == node for r in self.replacements)
 
     @property
     def trace(self) -> Trace:
-        """The communication of the ranks that has been received so far."""
+        """The communication received from the ranks so far."""
         if self._trace is not None:
             return self._trace
         final_ends = self.live.info.ends  # read first: events may arrive while the trace is built
-        ends = final_ends or report.ends(self.outcomes.values())
-        trace = self.live.so_far(ends, self.replacements)
+        ends = final_ends or report.rank_ends(self.outcomes.values())
+        trace = self.live.snapshot(ends, self.replacements)
         if final_ends:
             if trace.info.clocks:
                 trace = companions.load("distkit_hosts.causality").in_order(trace)
@@ -191,40 +191,40 @@ class Conductor:
             self.changed.notify_all()
 
     def abandon(self, reason: str) -> None:
-        """End the run, whatever its ranks do; its error quotes ``reason``."""
+        """End the run, regardless of its ranks; its error quotes ``reason``."""
         self._killed.update(self.ranks)
         self.abandoned = self.abandoned or reason
         self.interrupt()
 
     # -- messages from the ranks ------------------------------------------------
 
-    def handle_event(self, rank: int, kind: str, what: Any) -> None:
+    def handle_event(self, rank: int, kind: str, data: Any) -> None:
         """Handle a message of a rank or a server."""
         match kind:
             case "rows":
-                self.live.add(rank, *what)
+                self.live.add(rank, *data)
             case "text":
-                self.prints.add(rank, *what)
+                self.prints.add(rank, *data)
             case "replaced":
-                self._begin_process(rank, report.cause(what), time.monotonic())
+                self._begin_process(rank, report.cause(data), time.monotonic())
             case "outcome":
-                self.add_outcome(msgspec.convert(what, Outcome))
+                self.add_outcome(msgspec.convert(data, Outcome))
             case "waits":
                 with self.changed:
-                    self.watchdog.record_wait(rank, *what)
+                    self.watchdog.record_wait(rank, *data)
                     self.changed.notify_all()
             case "on_crash":
-                self._on_crash = what
+                self._on_crash = data
             case "group":
-                name, members = what
+                name, members = data
                 self.live.note("groups", name, [*members])
             case "raising":
-                seq, text, where = what
-                self.live.note(kind, rank, Raising(seq, text, place(where)))
+                seq, text, where = data
+                self.live.note(kind, rank, Raising(seq, text, line_label(where)))
             case "threads":
-                self.live.note(kind, rank, [*self.live.info.threads.get(rank, ()), what])
+                self.live.note(kind, rank, [*self.live.info.threads.get(rank, ()), data])
             case "unreduced":
-                self.live.note(kind, rank, what)
+                self.live.note(kind, rank, data)
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Record the outcome of a rank; only the first counts."""
@@ -258,7 +258,7 @@ class Conductor:
     def _request_replacement(self, rank: int, how: str) -> bool:
         """Request a replacement of a rank, if its store's policy and the run's state allow it."""
         with self.changed:
-            if self._on_crash != "replace" or self.life(rank) >= report.MAX_REPLACEMENTS:
+            if self._on_crash != "replace" or self.incarnation(rank) >= report.MAX_REPLACEMENTS:
                 return False
             if self.is_cell or self.stepped or self.ending or self.failed or self.deadlock:
                 return False
@@ -276,13 +276,13 @@ class Conductor:
             self._monitor(controller)
             if self.waiting:
                 self._release(controller)
-            controller.settle()
+            controller.collect_events()
             self._conclude()
-        except Exception as error:  # after a bug in distkit callers must not wait forever
+        except Exception as error:  # callers must not wait forever after a bug in distkit
             traceback.print_exc(file=sys.__stderr__)
             self.error = RunError(
                 f"internal error in distkit while it ran {self.name} "
-                f"({type(error).__name__}: {error}). Its ranks were ended. Please report this bug."
+                f"({type(error).__name__}: {error}). Its ranks were killed. Please report this bug."
             )
             self._kill_ranks(controller, self.waiting)
         finally:
@@ -301,7 +301,7 @@ class Conductor:
                 lambda: (
                     self._is_over()
                     or self._pending_replacements
-                    or (not self.wait_forever and self.watchdog.due(self.waiting))
+                    or (not self.wait_forever and self.watchdog.is_due(self.waiting))
                 )
             )
             if self._is_over():
@@ -309,13 +309,13 @@ class Conductor:
             if self._pending_replacements:
                 self._replace(controller, *self._pending_replacements.popitem())
             else:
-                self.deadlock = self.watchdog.judge(self.trace, self.waiting)
+                self.deadlock = self.watchdog.check(self.trace, self.waiting)
 
     def _release(self, controller: RankController) -> None:
         """Release the remaining ranks, and kill the ranks that do not end."""
         if not (self._interrupted or self.deadlock):
             self._wait_until(lambda: self._interrupted or not self.waiting, GRACE)
-        if self._interrupted and self.live.arrived <= MAX_DIAGNOSED_EVENTS:
+        if self._interrupted and self.live.event_count <= MAX_DIAGNOSED_EVENTS:
             self._interrupt_findings = self.findings  # before the release, which adds to the trace
         controller.release(self.waiting)
         self._wait_until(lambda: not self.waiting, RELEASE_TIMEOUT)
@@ -339,7 +339,7 @@ class Conductor:
         self.watchdog.forget(rank)
         self._expected_exits.discard(rank)
         try:
-            controller.replace(self, rank, self.life(rank))
+            controller.replace(self, rank, self.incarnation(rank))
         except DistkitError as error:
             died = f"{how}; a replacement could not be started: {error}"
             self.add_outcome(Outcome(rank, died=died))
@@ -363,20 +363,24 @@ class Conductor:
         self._note_ends(outcomes)
         error: RunError | None = None
         if self.failed or unresponsive:
-            error = report.verdict(self.name, ended, self.trace)
+            error = report.run_error(self.name, ended, self.trace)
         if self.deadlock:
             stopped = f"{self.name} was stopped on all ranks"
-            error = report.deadlock(self.deadlock, report.with_state(stopped, self._afterwards))
+            error = report.deadlock_error(
+                self.deadlock, report.with_state(stopped, self._afterwards)
+            )
         if self._interrupted and not self.died:
             findings = self._interrupt_findings
-            error = report.interrupted(self.name, self._afterwards, outcomes, findings)
+            error = report.interrupt_error(self.name, self._afterwards, outcomes, findings)
         if self.abandoned:
             end = f"{self.name} was ended: {self.abandoned.rstrip('.')}."
-            error = RunInterrupted("\n".join([*report.of_findings(self._interrupt_findings), end]))
+            error = RunInterrupted(
+                "\n".join([*report.finding_texts(self._interrupt_findings), end])
+            )
         self.error = error  # assigned once: other threads read it during a long diagnosis
 
     def _note_ends(self, outcomes: list[Outcome]) -> None:
-        """Add the facts that the ranks reported when they ended to the trace."""
+        """Add to the trace the facts that the ranks reported when they ended."""
 
         def reported(name: str) -> dict[Any, Any]:
             return {o.rank: fact for o in outcomes if (fact := o.recorded.get(name))}
@@ -390,5 +394,5 @@ class Conductor:
             seconds=self.seconds,
             interrupted=self._interrupted and not self.abandoned,
             until=self.live.clock(time.monotonic()),
-            ends=report.ends(outcomes),
+            ends=report.rank_ends(outcomes),
         )

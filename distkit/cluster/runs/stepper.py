@@ -34,9 +34,9 @@ DIAGNOSIS_TIMEOUT = 3.0
 class Moment:
     """The state of the program between two steps.
 
-    ``choice`` has the ranks that the step resumed, none at the beginning and after ``finish()``;
-    ``rank_states`` is the state of each rank; ``events`` is the number of events so far; ``time``
-    is the trace's time [s].
+    ``choice`` contains the ranks that the step resumed; it is empty at the beginning and after
+    ``finish()``. ``rank_states`` is the state of each rank; ``events`` is the number of events so
+    far; ``time`` is the trace's time [s].
     """
 
     events: int
@@ -53,8 +53,8 @@ class Stepper:
     number of keys; a push has arrived at the end of its step, so workers that are stepped one after
     the other reach the servers in this order. Times in its trace exclude the pauses.
 
-    Created by :meth:`distkit.Cluster.step`. In a notebook it displays as a cockpit with the same
-    controls. As a context manager it ends the run at the end of the block.
+    Created by :meth:`distkit.Cluster.step`. In a notebook it is displayed as a cockpit with the
+    same controls. As a context manager it ends the run at the end of the block.
 
     Example:
         >>> stepper = cluster.step(ring, x)          # doctest: +SKIP
@@ -76,7 +76,7 @@ class Stepper:
         self._changed = self._conductor.changed
         self._graph = WaitForGraph(len(run.ranks))
         self._received: Counter[int] = Counter()  # number of events of each rank
-        self._received_before: dict[int, int] = {}  # when each resumed rank was resumed
+        self._received_before: dict[int, int] = {}  # the same, when each rank was resumed
         self._last_time = 0.0  # time of the latest event, without the pauses
         self._paused = False  # the program is at the latest moment
         self._pauses = 0.0  # total length of all pauses except the current one [s]
@@ -103,7 +103,7 @@ class Stepper:
             return self._step(self._choose(rank))
 
     def play(self, speed: float = 1.0) -> Stepper:
-        """Make ``speed`` steps per second until the end, :meth:`pause` or the stop button.
+        """Make ``speed`` steps per second, until the end, :meth:`pause` or the stop button.
 
         While looking back it replays the moments up to now, without resuming ranks.
 
@@ -139,13 +139,13 @@ class Stepper:
         """
         if self.run.finished:
             return self.run.wait()
-        self.let_go()
+        self.resume_all()
         try:
             return self.run.wait()
         finally:
             self._note_moment(())
 
-    def let_go(self) -> None:
+    def resume_all(self) -> None:
         """Run all ranks to their end, without waiting."""
         self.pause()
         if not self.run.finished:
@@ -217,7 +217,7 @@ class Stepper:
         return self.run.subscribe(callback)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback``, from any thread, when the state has changed; return an undo."""
+        """Call ``callback``, from any thread, when the state has changed; return its remover."""
         self._watchers.append(callback)
         return lambda: self._watchers.remove(callback)
 
@@ -278,7 +278,7 @@ class Stepper:
         return [rank]
 
     def settle(self) -> Stepper:
-        """Wait until no rank can move by itself."""
+        """Wait until no rank can continue without being resumed."""
         return self._step([])
 
     def _step(self, ranks: list[int]) -> Stepper:
@@ -288,7 +288,7 @@ class Stepper:
         if self._is_ending():
             self._conductor.done.wait(DIAGNOSIS_TIMEOUT)
         if not self.finished:
-            self._controller.settle()  # the servers' events belong to this moment
+            self._controller.collect_events()  # the servers' events belong to this moment
         self._note_moment(tuple(ranks))
         if self.run.error is not None:
             raise self.run.error
@@ -301,7 +301,7 @@ class Stepper:
                 self._pauses = time.monotonic() - self._last_time
                 self._resumed_at, self._paused = self._last_time, False
             self._received_before = {r: self._received[r] for r in ranks}
-        self._controller.go(ranks, count)
+        self._controller.open_gates(ranks, count)
 
     def _wait_until_settled(self) -> None:
         with self._changed:
@@ -314,7 +314,7 @@ class Stepper:
                     return
 
     def _is_settled(self) -> bool:
-        """Return True if no rank can move by itself. Called with the lock held."""
+        """Return True if no rank can continue by itself. The caller must hold the lock."""
         run = self._conductor
         self._note_ends()
         if any(
@@ -352,7 +352,7 @@ class Stepper:
         run = self._conductor
         for name, members in run.live.info.groups.items():
             self._graph.group(name, members)
-        for rank, end in report.ends(list(run.outcomes.values())).items():
+        for rank, end in report.rank_ends(list(run.outcomes.values())).items():
             self._graph.end(rank, end.how, end.text.partition("\n")[0])
 
     def _update_moment(self) -> None:

@@ -1,4 +1,4 @@
-"""A trainer of torch models through a KVStore, like Gluon's ``Trainer``."""
+"""Trains torch models through a KVStore, like Gluon's ``Trainer``."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def spec_of(optimizer: Any, options: Mapping[str, Any] | None = None) -> Optimiz
             )
     if isinstance(optimizer, OptimizerSpec):
         if not options:
-            return optimizer  # checked when it was created; a strategy hooks a trial step
+            return optimizer  # checked on creation; a strategy would intercept a trial step
         optimizer, options = optimizer.name, {**optimizer.options, **options}
     if isinstance(optimizer, type) and optimizer in _TORCH.values():
         optimizer = f"torch.optim.{optimizer.__name__}"

@@ -12,7 +12,7 @@ from distkit.errors import KVStoreError
 #: MXNet's default: arrays with at least this many elements are split over all servers.
 BIGARRAY_BOUND = 1_000_000
 
-#: The modes of a distributed store; ``_device`` adds the gradients of a worker on its device.
+#: The modes of a distributed store; ``_device`` adds a worker's gradients on a device.
 MODES = ("dist_sync", "dist_async", "dist_sync_device", "dist_async_device")
 
 #: The names of all stores, for error messages.
@@ -28,7 +28,7 @@ class StoreOptions:
 
     Args:
         mode: one of :data:`MODES`.
-        bound: number of elements from which an array is split over all servers.
+        bound: minimum size of an array that is split over all servers [elements].
         staleness: number of gradients by which a worker may be ahead of the slowest; None for no
             limit.
         backup: number of workers that a round does not wait for.
@@ -101,7 +101,7 @@ class StoreOptions:
         halts = self.on_crash == "halt" and self.rule.halts and not self.backup
         return self.on_crash if halts or self.on_crash == "replace" else "continue"
 
-    def fit(self, workers: int, servers: int) -> None:
+    def check_cluster(self, workers: int, servers: int) -> None:
         """Check that a cluster has enough workers and servers.
 
         Raises:

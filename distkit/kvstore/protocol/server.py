@@ -1,4 +1,4 @@
-"""The parameter server: one shard of the weights.  Li et al., 2014.
+"""The parameter server: one shard of the weights. Source: Li et al., 2014.
 
 ::
 
@@ -8,7 +8,7 @@
 
 The consistency model (:mod:`distkit.consistency`) decides when a round is complete and which
 workers a pull waits for. *Synchronous*: all workers compute from the same version and wait for the
-slowest. *Asynchronous*: no worker waits, and gradients are stale. Other models lie in between.
+slowest. *Asynchronous*: no worker waits, and gradients are stale. Other models are in between.
 """
 
 from __future__ import annotations
@@ -137,21 +137,21 @@ class KVServer:
     ) -> None:
         self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
         self.members = set(workers)  # workers whose gradients are required
-        self.gone: dict[int, str] = {}  # workers that have ended, and how
+        self.departed: dict[int, str] = {}  # workers that have ended, and how
         #: Workers whose gradients are not required until they leave the barrier.
         self.at_barrier: set[int] = set()
         #: By ended worker: the first request number of its replacement.
-        self.firsts: dict[int, int] = {}
+        self.first_numbers: dict[int, int] = {}
         #: By key; None for all keys without a separate optimizer.
         self.optimizers: dict[Key | None, OptimizerSpec] = {}
         self.entries: dict[Key, Entry] = {}
-        self._early: list[Init] = []  # inits that wait for the first value of their key
+        self._waiting_inits: list[Init] = []  # inits that wait for the first value of their key
 
     def handle(self, request: Request | Departed) -> list[Answer]:
         """Handle a request or the end of a worker; return all answers that are now possible."""
         if isinstance(request, Departed):
-            return self.leave(request.who, request.how, request.first)
-        if request.number < self.firsts.get(request.node, 0):
+            return self.handle_departure(request.peer, request.how, request.first)
+        if request.number < self.first_numbers.get(request.node, 0):
             return []  # sent by a process that has ended
         try:
             match request:
@@ -176,14 +176,14 @@ class KVServer:
         entry = self.entries.get(init.key)
         if entry is None:
             if init.value is None:
-                self._early.append(init)
-                return self._fail_early_inits(init.initializer)
+                self._waiting_inits.append(init)
+                return self._fail_waiting_inits(init.initializer)
             layout, first = Layout(init.shape, init.dtype), (init.node, init.number)
             entry = self.entries[init.key] = Entry(init.key, layout, init.value, first)
-            early, self._early = self._early, []
+            early, self._waiting_inits = self._waiting_inits, []
             return [entry.reply(init), *(answer for i in early for answer in self.handle(i))]
         entry.layout.check("init of", init.key, init.shape, init.dtype)
-        is_repeated = entry.first == (init.node, init.number) or init.node in self.firsts
+        is_repeated = entry.first == (init.node, init.number) or init.node in self.first_numbers
         if init.value is not None and not is_repeated:
             raise KVStoreError(
                 f"init of {init.key!r}, which this run has already initialized. "
@@ -254,35 +254,38 @@ class KVServer:
 
     # -- workers that leave and join --------------------------------------------
 
-    def leave(self, worker: int, how: str, first: int) -> list[Answer]:
+    def handle_departure(self, worker: int, how: str, first: int) -> list[Answer]:
         """Handle the end of a worker; return answers to requests that waited for it.
 
         ``first`` is the first request number of its replacement.
         """
-        if first <= self.firsts.get(worker, 0):
+        if first <= self.first_numbers.get(worker, 0):
             return []
-        self.firsts[worker], self.gone[worker] = first, how
+        self.first_numbers[worker], self.departed[worker] = first, how
         self.at_barrier.discard(worker)
         if self.on_crash == "continue" or not self.rule.halts:
             self.members.discard(worker)
         for entry in self.entries.values():
             entry.waiting = {n: w for n, w in entry.waiting.items() if n[0] != worker}
-        return [*self._fail_early_inits(worker), *self._advance_all()]
+        return [*self._fail_waiting_inits(worker), *self._advance_all()]
 
-    def _fail_early_inits(self, initializer: int) -> list[Answer]:
+    def _fail_waiting_inits(self, initializer: int) -> list[Answer]:
         """Fail the inits that wait for a value of a worker that has ended."""
-        if initializer not in self.gone or self.on_crash == "replace":
+        if initializer not in self.departed or self.on_crash == "replace":
             return []
-        failed = [i for i in self._early if i.initializer == initializer]
-        self._early = [i for i in self._early if i.initializer != initializer]
-        text = f"waits for the value of worker {initializer}, which {ended(self.gone[initializer])}"
+        failed = [i for i in self._waiting_inits if i.initializer == initializer]
+        self._waiting_inits = [i for i in self._waiting_inits if i.initializer != initializer]
+        text = (
+            f"waits for the value of worker {initializer}, which "
+            f"{ended(self.departed[initializer])}"
+        )
         return [error(i, f"init of {i.key!r} {text}. Run again.") for i in failed]
 
     def _pause(self, request: AtBarrier | Finished) -> list[Answer]:
         """Stop waiting for the gradients of a worker that is at a barrier, or has finished.
 
-        A replacement may make pushes that the others have made before, so rounds must not need
-        them again.
+        A replacement may make pushes that the others have made before, so rounds must not wait
+        for them again.
         """
         if self.on_crash == "replace":
             self.members.discard(request.node)
@@ -313,9 +316,10 @@ class KVServer:
 
     def _set_optimizer(self, request: SetOptimizer) -> list[Answer]:
         spec, keys = OptimizerSpec(request.name, request.options).check(), request.keys or (None,)
-        current = {} if request.anew else self.optimizers
+        current = {} if request.replace else self.optimizers
         conflicts = [current[k] for k in keys if current.get(k, spec) != spec]
-        if conflicts and request.node not in self.firsts:  # a replacement may not know of a change
+        # a replacement may not know of a change
+        if conflicts and request.node not in self.first_numbers:
             raise KVStoreError(
                 f"set_optimizer with {spec}, but the servers have {conflicts[0]}. "
                 "Set the same optimizer on every worker, once per run."

@@ -71,7 +71,7 @@ class Backup:
         self._held_answers += [(self._copies_sent, answer) for answer in answers]
         return []
 
-    def arrived(self, number: int) -> list[Message]:
+    def acknowledge(self, number: int) -> list[Message]:
         """Record that the backup has a copy; return the answers that waited for it."""
         self._copies_acknowledged = max(self._copies_acknowledged, number)
         answers: list[Message] = []
@@ -79,10 +79,10 @@ class Backup:
             answers.append(self._held_answers.popleft()[1])
         return answers
 
-    def lost(self) -> list[Message]:
+    def handle_loss(self) -> list[Message]:
         """Record that the backup has ended; return the answers that waited for it."""
         self.to = None
-        return self.arrived(self._copies_sent)
+        return self.acknowledge(self._copies_sent)
 
 
 class ServerSession:
@@ -106,14 +106,14 @@ class ServerSession:
         """Handle an answer from the scheduler or the backup."""
         match answer:
             case AddressBook():
-                self._begin(answer)
+                self._start(answer)
             case Departed():
-                return self._depart(answer)
+                return self._handle_departure(answer)
             case Reply():
-                return self.backup.arrived(answer.number)
+                return self.backup.acknowledge(answer.number)
         return []
 
-    def _begin(self, book: AddressBook) -> None:
+    def _start(self, book: AddressBook) -> None:
         """Start serving."""
         n, options = self.node, book.options
         workers = [node for node in book.endpoints if node < n.workers]
@@ -162,12 +162,12 @@ class ServerSession:
 
     # -- nodes that end ---------------------------------------------------------
 
-    def _depart(self, departed: Departed) -> list[Message]:
-        node = departed.who
+    def _handle_departure(self, departed: Departed) -> list[Message]:
+        node = departed.peer
         if node >= self.node.workers:
             if node in self.replicas:
                 self._take_over(node)
-            return self.backup.lost() if node == self.backup.to else []
+            return self.backup.handle_loss() if node == self.backup.to else []
         self._departed.append(departed)
         copies = self.backup.copy(departed)
         answers = [a for store in self.stores.values() for a in store.handle(departed)]
