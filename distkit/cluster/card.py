@@ -1,4 +1,4 @@
-"""The status card shows a cluster's processes and their state, live in a notebook."""
+"""The status card, which shows a cluster's processes and their states live in a notebook."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLUMNS = ("node", "host", "pid", "device", "state")
 
 @dataclass(frozen=True)
 class Status:
-    """A cluster at one moment: ``rows`` of (node, host, pid, device, state)."""
+    """A snapshot of a cluster: each of ``rows`` is (node, host, pid, device, state)."""
 
     description: str
     stage: str
@@ -107,6 +107,6 @@ class Card:
             return
         from zmq import ZMQError
 
-        with suppress(ZMQError):  # the kernel is ending
+        with suppress(ZMQError):  # the kernel is exiting
             for snapshot in self._snapshots:
                 snapshot.renew()

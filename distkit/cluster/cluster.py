@@ -150,7 +150,7 @@ class Cluster:
     ) -> Cluster:
         """Start ranks next to the engines of a running ipyparallel cluster, one per engine.
 
-        The engines keep running when this cluster is stopped; a rank ends with its engine.
+        The engines keep running when this cluster is stopped; a rank exits with its engine.
 
         Args:
             cluster: an ``ipyparallel.Client``, or the name of its profile or cluster.
@@ -231,7 +231,7 @@ class Cluster:
         Raises:
             DeadlockError: ranks waited for each other forever; the message explains where and why.
             RankError: the function raised on a rank; the others were released.
-            RankDied: a rank's process ended.
+            RankDied: a rank's process exited.
             NotPicklableError: an object cannot be pickled; the message names it.
             StoppedError: the cluster was stopped.
         """
@@ -405,7 +405,7 @@ class Cluster:
             run.interrupt()
 
     def kill(self, name: str) -> None:
-        """Kill a process on any machine with SIGKILL, and wait until it has ended.
+        """Kill a process on any machine with SIGKILL, and wait until it has exited.
 
         Args:
             name: the process's name on the status card: "rank 1", "server 0", "scheduler".
@@ -457,7 +457,7 @@ class Cluster:
         )
 
     def stop(self) -> None:
-        """End every process of the cluster and remove its folder; a second call does nothing."""
+        """Terminate all processes and remove the cluster's folder; a second call does nothing."""
         self._finalizer.detach()
         self._supervisor.close()
 

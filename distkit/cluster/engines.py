@@ -1,7 +1,8 @@
 """Runs ``%%ranks`` cells and ``%px`` on an ipyparallel cluster with one engine per rank.
 
 Unlike the ranks of a run, engines and their variables persist between cells. They start with the
-first cell. Killing a cell ends its engines. Cells have no parameter server: each run has its own.
+first cell. Killing a cell terminates its engines. Cells have no parameter server, because each run
+starts its own.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ REGISTRATION_TIMEOUT = 120.0
 class Engines(Ranks):
     """Ranks that run cells.
 
-    ``usable`` is False after a process has ended, or if its process group is not intact;
-    ``loss_reported`` is True if a run has warned about it.
+    ``usable`` is False after a process has exited, or if its process group is not intact;
+    ``loss_reported`` is True if a run has warned about the loss.
     """
 
     role, kind = "distkit.cluster.processes.roles:engine", "engine"
@@ -113,7 +114,7 @@ class Engines(Ranks):
             self.usable, self.loss_reported = False, self.run is not None and not self.run.finished
 
     def close(self, timeout: float = KILL_TIMEOUT) -> None:
-        """End all processes, including the controller."""
+        """Terminate all processes, including the controller."""
         self.usable = False
         if self.client is not None:
             self.client.close()

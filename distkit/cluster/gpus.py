@@ -1,6 +1,6 @@
 """Assigns devices to ranks, chooses the backend, and explains the choice.
 
-No side effects. The machine's GPUs come from nvidia-smi (:func:`distkit.cluster.machine.gpus`). The
+No side effects. nvidia-smi lists the machine's GPUs (:func:`distkit.cluster.machine.gpus`). The
 status card, the doctor and errors quote the explanation.
 """
 
@@ -103,14 +103,14 @@ def assign_devices(
         )
     if backend not in ("auto", "gloo", "nccl"):
         raise StartError(f"backend={backend!r} is invalid. Use 'auto', 'gloo' or 'nccl'.")
-    usable, why = _choose(device, gpus)
+    usable, reason = _choose(device, gpus)
     if not usable:
         if backend == "nccl":
             raise StartError(
                 f"backend='nccl' needs one GPU for each of {ranks} ranks; none is usable. "
-                f"{why or 'Omit the backend.'}"
+                f"{reason or 'Omit the backend.'}"
             )
-        return ("cpu",) * ranks, "gloo", f"gloo on CPU{': ' if why else ''}{why}"
+        return ("cpu",) * ranks, "gloo", f"gloo on CPU{': ' if reason else ''}{reason}"
     devices = tuple(usable[r % len(usable)] for r in range(ranks))
     no_nccl = _why_not_nccl(devices, gpus)
     if backend == "gloo" or (no_nccl and backend == "auto"):
@@ -132,11 +132,11 @@ def _choose(device: str, gpus: Gpus) -> tuple[Sequence[str], str]:
     if device == "auto":
         return existing, str(gpus.obstacle or "")
     if not existing:
-        why = gpus.obstacle or (
+        reason = gpus.obstacle or (
             "torch sees no GPU here (no driver, or a CPU build of torch). Use device='cpu' or "
             "'auto', or install torch with CUDA."
         )
-        raise StartError(f"device={device!r} was requested, but {why}")
+        raise StartError(f"device={device!r} was requested, but {reason}")
     if device == "cuda":
         return existing, ""
     if device not in existing:

@@ -98,13 +98,13 @@ def own_address(peer: str) -> str:
 def gpus() -> Json:
     """Return the GPUs that nvidia-smi lists, and the setting of CUDA_VISIBLE_DEVICES.
 
-    ``found`` has each GPU's index, name and UUID, and ``driver`` is the driver's version. If
+    ``found`` lists each GPU's index, name and UUID, and ``driver`` is the driver's version. If
     nvidia-smi fails, ``error`` is its message.
     """
     report: Json = {"found": [], "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     if not shutil.which("nvidia-smi"):
         return report
-    # the name comes last, since it may contain a comma
+    # the name is last, since it may contain a comma
     command = ["nvidia-smi", "--query-gpu=index,uuid,driver_version,name", "--format=csv,noheader"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT)

@@ -25,8 +25,8 @@ PROCESSES_PER_CORE = 8
 class Plan:
     """The plan of a cluster.
 
-    ``devices`` has torch's name of each rank's device; ``note`` explains the backend on the status
-    card; ``oversubscription_warning`` describes the effect of too few cores.
+    ``devices`` contains torch's name of each rank's device; ``note`` explains the backend on the
+    status card; ``oversubscription_warning`` describes the effect of too few cores.
     """
 
     ranks: int

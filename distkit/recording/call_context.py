@@ -150,7 +150,7 @@ def register_model(
 
 
 class CallContext:
-    """Examines each call of a run before it goes to the backend.
+    """Examines each call of a run before it is passed to the backend.
 
     Args:
         report: called with a kind and its data: ``"raising"`` with the call's seq and the
@@ -176,7 +176,7 @@ class CallContext:
             self._fingerprint.add_group(group, members)
 
     def before_call(self, pending: Pending, limited: bool) -> None:
-        """Examine a call before it goes to the backend; ``limited`` calls are never blocked."""
+        """Examine a call before it reaches the backend; ``limited`` calls are never blocked."""
         error = sys.exc_info()[1]
         if isinstance(error, Exception):
             self._report("raising", (pending.seq, *describe_exception(error)))

@@ -1,7 +1,7 @@
 """Fault injection: stragglers, slow links and killed ranks, without root privileges.
 
-The ranks inject the faults before an operation goes to the backend, in a callback of the tap, and
-before each call of a KVStore.
+The ranks inject the faults before an operation is passed to the backend, in a callback of the tap,
+and before each call of a KVStore.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from distkit.recording.recorder import Recorder, is_stdlib_file, is_user_file
 MAX_USER_TIMEOUT = 60_000
 
 
-def is_limit(timeout: timedelta | int | None) -> bool:
+def is_user_timeout(timeout: timedelta | int | None) -> bool:
     """Return whether the program is expected to handle a timeout; integers are in milliseconds."""
     if isinstance(timeout, timedelta):
         timeout = timeout // timedelta(milliseconds=1)

@@ -384,8 +384,8 @@ def summarize(*tensors: Tensor) -> Values | DeferredSummary | None:
     """Return the fields of a Summary of the values, as a tuple; None if there are no elements.
 
     Several tensors are treated as one concatenated tensor, and a sparse tensor as its stored
-    values. Beyond 65,536 elements, the statistics come from a strided sample, to bound the cost.
-    Values on a GPU are summarized there and arrive later.
+    values. Beyond 65,536 elements, the statistics are computed from a strided sample, to bound the
+    cost. Values on a GPU are summarized there and arrive later.
     """
     import numpy as np  # lazy: the notebook's kernel does not need numpy here
 

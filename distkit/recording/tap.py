@@ -52,7 +52,7 @@ from distkit.recording.pending import (
     Pending,
     UnwaitedCollectives,
     hook,
-    is_limit,
+    is_user_timeout,
     returns_to_user,
     waiting,
 )
@@ -82,7 +82,7 @@ class Tap:
     """
 
     def __init__(self) -> None:
-        #: Callbacks before a communication goes to the backend; they may block or raise.
+        #: Callbacks before a communication is passed to the backend; they may block or raise.
         self.before: list[Callable[[Op, int], None]] = []
         #: Callback for a group on which several threads of this rank call collectives.
         self.on_threads: Callable[[str], None] = lambda group: None
@@ -90,7 +90,7 @@ class Tap:
         self.on_gloo = False
         #: Whether this process computes on a GPU.
         self.on_gpu = False
-        #: Examines each collective before it goes to the backend.
+        #: Examines each collective before it is passed to the backend.
         self.call_context: CallContext | None = None
         self._buffers = OpenBuffers()
         self._undo: ExitStack | None = None  # removes the hooks
@@ -110,7 +110,7 @@ class Tap:
         hook(undo, c10d, "_new_group_with_tag", self._new_group_hook)
         for name in ("_unregister_process_group", "_unregister_all_process_groups"):
             hook(undo, c10d, name, self._destroy_hook)
-        hook(undo, torch.autograd, "_engine_run_backward", self._buffers.after)
+        hook(undo, torch.autograd, "_engine_run_backward", self._buffers.run_backward)
         hook(undo, torch.autograd, "backward", self._backward_hook)
         hook(undo, DistributedDataParallel, "__init__", register_model)
         if self.on_gpu:
@@ -172,7 +172,7 @@ class Tap:
             pending.record_begin()
         if call.blocks or pending.begin is not None:
             limit = None if call.limit is None else args[call.limit]
-            recorder.begin_wait(pending, limited=is_limit(limit))
+            recorder.begin_wait(pending, limited=is_user_timeout(limit))
         try:
             result = redispatch(keys - _KEY, *args)
         except BaseException:
@@ -331,7 +331,7 @@ class Tap:
         is_first = backward != self._backward
         if is_first:
             self._backward, self._sent_in_backward = backward, []
-            self._after_backward(recorder, 2)  # the reducer's callback runs between the two turns
+            self._after_backward(recorder, 2)  # the reducer's callback runs between the two calls
         self._sent_in_backward.append((work, pending))
         if pending.begin is None and not is_first:
             for sent in self._sent_in_backward:
@@ -344,12 +344,12 @@ class Tap:
         if self.call_context is not None and torch._C._current_graph_task_id() < 0:
             self.call_context.after_backward()
 
-    def _after_backward(self, recorder: Recorder, turns: int) -> None:
-        if turns:
-            if turns == 1:  # the reducer next waits for all buckets of this backward pass
+    def _after_backward(self, recorder: Recorder, calls: int) -> None:
+        if calls:
+            if calls == 1:  # the reducer next waits for all buckets of this backward pass
                 recorder.begin_wait(*(p for _, p in self._pending.values() if not p.done))
             engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(lambda: self._after_backward(recorder, turns - 1))
+            engine.queue_callback(lambda: self._after_backward(recorder, calls - 1))
             return
         recorder.end_wait()
         for work, pending in self._sent_in_backward:
@@ -378,7 +378,9 @@ class Tap:
         entry = self._pending.pop(id(work), None)
         if entry is not None:
             limit = next(iter((*args, *kwargs.values())), None)
-            return self._wait_for([entry], is_limit(limit), partial(wait, work, *args, **kwargs))
+            return self._wait_for(
+                [entry], is_user_timeout(limit), partial(wait, work, *args, **kwargs)
+            )
         return wait(work, *args, **kwargs)  # recorded before, or started in an earlier cell
 
     def _query_hook(self, query: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -505,7 +507,7 @@ class Tap:
         pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
         self._record_start(recorder, pending, [], time.monotonic())
         limit = kwargs.get("timeout", args[0] if args else None)
-        with waiting(pending, limited=is_limit(limit)):
+        with waiting(pending, limited=is_user_timeout(limit)):
             group = create(ranks, *args, **kwargs)
         if isinstance(group, dist.ProcessGroup):
             self.groups.add(group)
@@ -514,7 +516,7 @@ class Tap:
                 leaked := self.groups.count_leaked(weakref.ref(group), where, members)
             ):
                 pending.fields = (*fields[:-2], (*facts, ("lost", leaked)), None)
-            if is_limit(limit):
+            if is_user_timeout(limit):
                 self._limited.add(group.group_name)
         pending.complete()
         return group

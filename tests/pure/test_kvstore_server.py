@@ -30,9 +30,11 @@ SYNC, ASYNC = Synchronous(), Asynchronous()
 class Store:
     """A KVServer with a key "w" of two elements, and the state of its workers."""
 
-    def __init__(self, rule: Rule, *, adding: bool = True, must_update: bool = False) -> None:
+    def __init__(self, rule: Rule, *, adding: bool = True, require_optimizer: bool = False) -> None:
         self.updates: list[list[tuple[int, int]]] = []  # worker, staleness
-        self.server = KVServer(rule, range(WORKERS), must_update=must_update, watch=self._watch)
+        self.server = KVServer(
+            rule, range(WORKERS), require_optimizer=require_optimizer, around_update=self._watch
+        )
         self.asked = 0
         if adding:  # w ← w + g, so that every push remains visible
             self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})

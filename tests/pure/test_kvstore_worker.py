@@ -27,9 +27,10 @@ from distkit.trace.trace import Trace
 class Servers:
     """Servers 1, 2, … of one worker; messages are encoded as on the wire."""
 
-    def __init__(self, count: int, *, must_update: bool = False) -> None:
+    def __init__(self, count: int, *, require_optimizer: bool = False) -> None:
         self.nodes = {
-            i + 1: KVServer(Asynchronous(), range(4), must_update=must_update) for i in range(count)
+            i + 1: KVServer(Asynchronous(), range(4), require_optimizer=require_optimizer)
+            for i in range(count)
         }
         self.asked: list[tuple[int, str]] = []
         self.batches = 0
@@ -168,7 +169,7 @@ def test_bad_calls_raise_and_the_store_continues(call, message: str, servers: in
 
 @pytest.mark.parametrize("call", ["push", "pull", "barrier", "close"])
 def test_refused_push_is_raised_by_the_next_call(call: str) -> None:
-    kv = store(Servers(2, must_update=True))
+    kv = store(Servers(2, require_optimizer=True))
     kv.init(["w", "v"], [torch.zeros(2), torch.zeros(2)])
     kv.push("w", torch.ones(2))
     assert kv.pull("v").tolist() == [0, 0]

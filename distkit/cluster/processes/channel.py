@@ -1,8 +1,8 @@
 """A private channel for framed messages between two processes of one user, over a socket pair.
 
-Both ends come from :func:`socket.socketpair` and are inherited or passed as file descriptors, so no
-other process can connect. Messages are plain values, and receiving one executes no code: the other
-end may run an untrusted program. When the other end dies, :meth:`Channel.recv` raises
+:func:`socket.socketpair` creates both ends, which are inherited or passed as file descriptors, so
+no other process can connect. Messages are plain values, and receiving one executes no code: the
+other end may run an untrusted program. When the other end dies, :meth:`Channel.recv` raises
 EOFError immediately, so a channel is also a lifeline.
 """
 

@@ -32,15 +32,15 @@ from distkit.errors import StartError
 #: Timeout of a fork server's response [s]; it may be importing torch.
 RESPONSE_TIMEOUT = 60.0
 
-#: Timeout for detecting that the fork server has ended [s].
+#: Timeout for detecting that the fork server has exited [s].
 LOSS_TIMEOUT = 0.5
 
-#: Timeout for a killed process to end [s].
+#: Timeout for a killed process to exit [s].
 KILL_TIMEOUT = 5.0
 
 
 class Child:
-    """A forked process: its pid, its lifeline, and the callbacks for its end.
+    """A forked process: its pid, its lifeline, and its exit callbacks.
 
     ``number`` identifies it in the fork server's messages.
     """
@@ -69,14 +69,14 @@ class Child:
         self.channel.listen(callback, self._on_channel_closed)
 
     def on_exit(self, callback: Callable[[int], None]) -> None:
-        """Call ``callback(status)`` once, from another thread, when the process has ended.
+        """Call ``callback(status)`` once, from another thread, when the process has exited.
 
         All its messages have been handled by then.
         """
         self._exit.add_done_callback(lambda future: callback(future.result()))
 
     def wait(self, timeout: float) -> bool:
-        """Wait until the process has ended; return False after a timeout [s]."""
+        """Wait until the process has exited; return False after a timeout [s]."""
         return bool(futures.wait([self._exit], timeout).done)
 
     def set_exit_status(self, status: int) -> None:
@@ -104,14 +104,14 @@ class ForkClient:
         self._request_lock, self.closed = threading.Lock(), False
         self._numbers, self._children = itertools.count(1), dict[int, Child]()
         self._responses: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        #: Called with the reason, from another thread, if the fork server and its children end.
+        #: Called with the reason, from another thread, if the fork server and its children exit.
         #: The children's exit callbacks follow.
         self.on_loss: set[Callable[[str], None]] = set()
-        self.lost = threading.Event()  # the fork server has ended
+        self.lost = threading.Event()  # the fork server has exited
         channel.listen(self._handle_message, self._handle_loss)
 
     def hang_up(self, channel: Channel) -> None:
-        """Close the channel of a process that has ended, after its last message."""
+        """Close the channel of a process that has exited, after its last message."""
         channel.hang_up()
 
     def loss_reason(self) -> str:
@@ -176,14 +176,14 @@ class ForkClient:
         return response
 
     def _handle_message(self, message: dict[str, Any]) -> None:
-        """Handle a child's end, or a response."""
+        """Handle a child's exit, or a response."""
         if "exit" in message:
             self._children.pop(message["exit"]).set_exit_status(message["status"])
         else:
             self._responses.put(message)
 
     def _handle_loss(self) -> None:
-        """Handle the end of the fork server, and of all its children."""
+        """Handle the exit of the fork server and of all its children."""
         self.lost.set()
         self._responses.put({"lost": True})
         for callback in [] if self.closed else list(self.on_loss):
@@ -213,11 +213,11 @@ class LocalForkClient(ForkClient):
         return folders.make(self._prefix, processes)
 
     def close(self) -> None:
-        """End the fork server and its descendants."""
+        """Terminate the fork server and its descendants."""
         self.closed = True
         self.channel.close()
         try:
-            self.process.wait(5 + END_TIMEOUT)  # its subreaper ends last
+            self.process.wait(5 + END_TIMEOUT)  # its subreaper exits last
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -240,7 +240,7 @@ class LocalForkClient(ForkClient):
 
 
 def fork_all(requests: Iterable[tuple[ForkClient, dict[str, Any]]]) -> list[Child]:
-    """Fork several processes concurrently; if one fails, end the others.
+    """Fork several processes concurrently; if one fails, terminate the others.
 
     Args:
         requests: the fork server of each process, and its arguments of :meth:`start_fork`.
@@ -252,7 +252,7 @@ def fork_all(requests: Iterable[tuple[ForkClient, dict[str, Any]]]) -> list[Chil
         for child in children:
             child.wait_for_start()
     except BaseException:
-        for child in children:  # a process ends when its channel is closed
+        for child in children:  # a process exits when its channel is closed
             child.channel.close()
         raise
     return children
@@ -273,7 +273,7 @@ def end(children: Iterable[Child], discard_logs: bool = False) -> None:
 
 
 def shut_down(children: Iterable[Child], timeout: float = KILL_TIMEOUT) -> None:
-    """Kill processes, wait ``timeout`` seconds for their ends, and close their channels."""
+    """Kill processes, wait up to ``timeout`` seconds for each, and close their channels."""
     children = [*children]
     end(children, discard_logs=True)
     for child in children:
@@ -286,7 +286,7 @@ def start_fork_server(remote: socket.socket, prefix: str) -> subprocess.Popen[by
 
     Args:
         remote: the fork server's end of its channel.
-        prefix: prefix of the folders that are removed when the fork server ends.
+        prefix: prefix of the folders that are removed when the fork server exits.
     """
     environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     environ.pop("PYTHONPATH", None)  # its path is an argument, and ranks set their own
@@ -305,7 +305,7 @@ _server_lock = threading.Lock()
 
 
 def server() -> LocalForkClient:
-    """Return this process's fork server; start it if necessary, unless this process is ending."""
+    """Return this process's fork server; start it if necessary, unless this process is exiting."""
     global _server
     with _server_lock:
         if _server is None or (_server.lost.is_set() and not _server.closed):

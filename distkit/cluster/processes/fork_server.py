@@ -2,11 +2,11 @@
 
 A fork starts a rank in milliseconds instead of seconds, and the ranks share the fork server's
 memory. It starts once per kernel (see :mod:`distkit.cluster.processes.boot`), outlives the kernel's
-clusters, and ends with the kernel: then it kills all its descendants.
+clusters, and exits with the kernel: then it kills all its descendants.
 
-Its parent is the *subreaper*, which ends the remaining descendants however the fork server ends. It
-forks the fork server before large imports, holds no lifeline, waits for its end, and removes the
-folders. When the fork server is killed, the subreaper adopts the ranks' children (see
+Its parent is the *subreaper*, which kills the remaining descendants, however the fork server exits.
+It forks the fork server before large imports, holds no lifeline, waits for its exit, and removes
+the folders. When the fork server is killed, the subreaper adopts the ranks' children (see
 :mod:`distkit.cluster.processes.descendants`). If the subreaper is killed, the fork server shuts
 down.
 
@@ -60,7 +60,7 @@ class Forked:
 
 
 class ForkServer:
-    """The process that forks children on command, and reports their ends.
+    """The process that forks children on command, and reports their exits.
 
     Args:
         channel: the channel to the kernel.
@@ -78,7 +78,7 @@ class ForkServer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def serve(self) -> None:
-        """Execute the kernel's commands until it ends, then end all descendants."""
+        """Execute the kernel's commands until it exits, then kill all descendants."""
         try:
             while os.getppid() == self.parent:
                 channel_fd = self.channel.fileno()
@@ -183,7 +183,7 @@ class ForkServer:
             os._exit(status)
 
     def _reap(self) -> None:
-        """Report children that ended, and kill the orphans that they left."""
+        """Report children that have exited, and kill the orphans that they left."""
         with suppress(ChildProcessError):  # no children are left
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 self._handle_end(*ended)
@@ -221,7 +221,7 @@ def main(channel_fd: str, prefix: str) -> None:
     if pid == 0:
         ForkServer(Channel(socket.socket(fileno=int(channel_fd)))).serve()
         sys.exit()
-    os.close(int(channel_fd))  # or the channel would stay open when the fork server ends
+    os.close(int(channel_fd))  # or the channel would stay open when the fork server exits
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     end_all_children()
     folders.remove_all(prefix)

@@ -122,11 +122,11 @@ def plain(lifeline: Channel, spec: Any, folder: str) -> None:
     rank.listen()
     sys.path[:] = spec.path  # later imports are the user's
     rank.execute(payload, options)
-    threading.Event().wait()  # ending now would break the connections of running ranks
+    threading.Event().wait()  # exiting now would break the connections of running ranks
 
 
 def _end_with(lifeline: Channel, on_message: Callable[[Any], None] = lambda message: None) -> None:
-    """Handle messages of the lifeline; end this process and its children when it closes."""
+    """Handle messages of the lifeline; kill this process and its children when it closes."""
     lifeline.listen(on_message, partial(os.killpg, 0, signal.SIGKILL))
 
 
@@ -142,7 +142,7 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
     service = kvstore.Service(node)
 
     def handle_command(command: str | tuple[Any, ...]) -> None:
-        if isinstance(command, tuple):  # a worker has ended
+        if isinstance(command, tuple):  # a worker has exited
             service.handle_departure(*command[1:])
             return
         flusher.flush()

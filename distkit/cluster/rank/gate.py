@@ -9,9 +9,9 @@ from collections.abc import Callable
 class Gate:
     """Semaphore that blocks a rank before each communication until it gets a permit.
 
-    The tap's hook waits on it, so it works for every program, including DDP's C++ reducer. Permits
-    come from another thread, since the main thread waits. The operation of a waiting rank is
-    *scheduled* and not *started*, which :class:`distkit.diagnosis.rank_state.WaitForGraph`
+    The tap's hook waits on it, so it works for every program, including DDP's C++ reducer. Another
+    thread adds permits, since the main thread waits. The operation of a waiting rank is
+    *scheduled* but not *started*, which :class:`distkit.diagnosis.rank_state.WaitForGraph`
     interprets.
 
     ``on_wait`` is called before a communication waits.

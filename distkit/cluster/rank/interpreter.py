@@ -1,7 +1,7 @@
 """Prepares a rank's interpreter for programs: scripts and child processes.
 
 Processes that a program starts are not ranks. They must behave like children of a plain Python
-process: ``multiprocessing.Pool`` ends them with SIGTERM, and a DataLoader's workers print.
+process: ``multiprocessing.Pool`` terminates them with SIGTERM, and a DataLoader's workers print.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Pipe:
 
 
 def start_loop(step: Callable[[], None]) -> None:
-    """Call a function repeatedly in a new thread; end this process if it fails."""
+    """Call a function repeatedly in a new thread; exit this process if it fails."""
 
     def loop() -> None:
         try:

@@ -1,4 +1,4 @@
-"""The process group of a rank, which it joins when its program begins.
+"""The process group of a rank, which joins it before its program starts.
 
 * Rendezvous uses a ``FileStore`` in a 0700 folder: a TCPStore would listen on all interfaces
   without authentication. Ranks on several machines use the kernel's store through their tunnels.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Enables NCCL's timing of its kernels.
 TIMING = "TORCH_NCCL_ENABLE_TIMING", "1"
 
-#: Disables torch's handling of failed or hanging collectives, which ends the process: the
+#: Disables torch's handling of failed or hanging collectives, which aborts the process; the
 #: conductor handles them. torch's monitor thread would also query the store, which needs the GIL,
 #: while a thread that holds the GIL destroys the group and joins the monitor.
 NCCL = {

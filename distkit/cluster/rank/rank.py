@@ -2,7 +2,7 @@
 
 A rank has a lifeline (a :class:`Channel` to the process that started the cluster), a process
 group, and :meth:`Rank.execute`, which runs one function. When the lifeline closes, the rank and its
-descendants end immediately.
+descendants are killed.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Rank:
     # -- the lifeline -----------------------------------------------------------
 
     def listen(self) -> None:
-        """Handle the kernel's commands from now on; end with the lifeline."""
+        """Handle the kernel's commands from now on; exit when the lifeline closes."""
         self.lifeline.listen(self._handle_command, partial(os.killpg, 0, signal.SIGKILL))
 
     def _handle_command(self, message: tuple[Any, ...]) -> None:
@@ -137,7 +137,7 @@ class Rank:
             self._report_and_exit(run)
 
     def _report_and_exit(self, run: int) -> None:
-        """Report the function's position, and end this process, unless it has raised."""
+        """Report the function's position, and exit, unless the function has raised."""
         if self._error is not None:  # it is being described
             return
         self._close_record()
@@ -300,7 +300,7 @@ class Rank:
             tap.reset()
 
     def _call_context(self, run: int, emit: Emit) -> CallContext:
-        """Create the check of this run's collectives before they go to the backend."""
+        """Create the check of this run's collectives before they reach the backend."""
         spec, fingerprint = self.spec, None
         if spec.backend == "gloo" and spec.hosts == 1:  # the check needs shared memory
             fingerprint = CollectiveFingerprint(Path(spec.folder), run, spec.rank)
@@ -318,7 +318,7 @@ def _no_keyboard(prompt: object = "") -> str:
 
 
 def _end_child() -> None:
-    """End a child process that the function forked and that has reached the function's end."""
+    """Exit a child process that the function forked and that has reached the function's end."""
     failed = sys.exc_info()[0] is not None
     if failed:
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""Controls one run: handles its ranks' messages, and ends the ranks after one has failed.
+"""Controls one run: handles its ranks' messages, and terminates the ranks after one has failed.
 
 When a rank fails, the others get a grace period to finish. They are then released, and finally
 killed. The processes belong to a :class:`RankController`.
@@ -60,10 +60,10 @@ class RankController:
         """Make these ranks leave their function, and report their position."""
 
     def end(self, ranks: Iterable[int]) -> None:
-        """Kill these ranks' processes; their ends are reported to the run."""
+        """Kill these ranks' processes; their exits are reported to the run."""
 
     def replace(self, run: Conductor, rank: int, incarnation: int) -> None:
-        """Replace a rank that has ended, in a cluster with a parameter server."""
+        """Replace a rank that has exited, in a cluster with a parameter server."""
 
     def collect_events(self) -> None:
         """Collect the remaining events from other processes after all ranks have ended."""
@@ -106,9 +106,9 @@ class Conductor:
         self.outcomes: dict[int, Outcome] = {}
         self._expected_exits = set(expected_exits)
         self._killed: set[int] = set()  # ranks whose processes were killed on purpose
-        #: Processes that ended and were replaced: node, name, cause and time.
+        #: Processes that exited and were replaced: node, name, cause and time.
         self.replacements: list[Replacement] = []
-        self._pending_replacements: dict[int, str] = {}  # ranks, and the causes of their ends
+        self._pending_replacements: dict[int, str] = {}  # ranks that died, and the causes
         self._on_crash = "halt"  # the store's policy if a rank dies
         self._interrupted, self._afterwards = False, afterwards
         self.abandoned = ""  # why the run was ended, regardless of its ranks
@@ -117,7 +117,7 @@ class Conductor:
         self.done, self.announcing = threading.Event(), threading.RLock()
         self._started, self.seconds = time.perf_counter(), 0.0
         self.error: RunError | None = None
-        self._interrupt_findings: list[Finding] = []  # at the time of the interrupt
+        self._interrupt_findings: list[Finding] = []  # when the run was interrupted
         self._trace: Trace | None = None  # when it is complete
 
     # -- state -------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Conductor:
 
     @property
     def died(self) -> list[int]:
-        """The ranks whose processes have ended."""
+        """The ranks whose processes have exited."""
         return [r for r, o in self.outcomes.items() if o.died]
 
     @property
@@ -217,14 +217,14 @@ class Conductor:
                 self._on_crash = data
             case "group":
                 name, members = data
-                self.live.note("groups", name, [*members])
+                self.live.add_fact("groups", name, [*members])
             case "raising":
                 seq, text, where = data
-                self.live.note(kind, rank, Raising(seq, text, line_label(where)))
+                self.live.add_fact(kind, rank, Raising(seq, text, line_label(where)))
             case "threads":
-                self.live.note(kind, rank, [*self.live.info.threads.get(rank, ()), data])
+                self.live.add_fact(kind, rank, [*self.live.info.threads.get(rank, ()), data])
             case "unreduced":
-                self.live.note(kind, rank, data)
+                self.live.add_fact(kind, rank, data)
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Record the outcome of a rank; only the first counts."""
@@ -234,8 +234,8 @@ class Conductor:
         self.on_end()
 
     def add_death(self, rank: int, status: int, files: Path) -> None:
-        """Record the end of a rank's process; ``files`` are its black box and its log."""
-        if self.finished:  # the cluster has ended the process
+        """Record the exit of a rank's process; ``files`` are its black box and its log."""
+        if self.finished:  # the cluster has killed the process
             return
         died_at, log = self.live.clock(time.monotonic()), self._read_files(rank, files)
         if rank in self._killed:
@@ -347,7 +347,7 @@ class Conductor:
         self.on_end()
 
     def _begin_process(self, node: int, how: str, began: float) -> None:
-        """Record that a new process of this node starts, and how the previous one ended."""
+        """Record that a new process of this node starts, and how the previous one exited."""
         self.live.begin_process(node)
         name = self.live.info.ranks[node].name
         self.replacements.append(Replacement(node, name, how, self.live.clock(began)))
@@ -360,7 +360,7 @@ class Conductor:
         unresponsive = [Outcome(r, died="no response") for r in self.waiting]
         ended = [*self.outcomes.values(), *unresponsive]
         outcomes = sorted(ended, key=lambda o: o.rank)
-        self._note_ends(outcomes)
+        self._add_final_facts(outcomes)
         error: RunError | None = None
         if self.failed or unresponsive:
             error = report.run_error(self.name, ended, self.trace)
@@ -379,7 +379,7 @@ class Conductor:
             )
         self.error = error  # assigned once: other threads read it during a long diagnosis
 
-    def _note_ends(self, outcomes: list[Outcome]) -> None:
+    def _add_final_facts(self, outcomes: list[Outcome]) -> None:
         """Add to the trace the facts that the ranks reported when they ended."""
 
         def reported(name: str) -> dict[Any, Any]:

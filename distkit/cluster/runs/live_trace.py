@@ -61,7 +61,7 @@ class LiveTrace:
         if self._subscribers:
             self._unpack()
 
-    def note(self, field: str, key: Any, fact: Any) -> None:
+    def add_fact(self, field: str, key: Any, fact: Any) -> None:
         """Add a fact about a rank or a group; earlier traces do not change."""
         with self._info_lock:
             self.update(**{field: {**getattr(self.info, field), key: fact}})
@@ -77,7 +77,7 @@ class LiveTrace:
         self.rows[rank] = 0
 
     def fail_pending(self, rank: int, ended: float) -> None:
-        """Mark the pending operations of a rank as failed, because its process has ended."""
+        """Mark the pending operations of a rank as failed, because its process has exited."""
         self._unpack()
         first = self._first_seq[rank]
         latest = {e.seq: e for e in self._events if e.rank == rank and e.seq >= first}
@@ -121,7 +121,7 @@ class LiveTrace:
     # -- subscribers ------------------------------------------------------------
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, then with each new batch; [] is the end."""
+        """Call ``callback`` with all events so far, then with each new batch; [] marks the end."""
         with self._unpacking:
             self._unpack()
             if self._events:

@@ -1,6 +1,6 @@
 """The outcome of a function on one rank as plain data, with its exception as text.
 
-Exceptions are the user's objects: ``__str__`` may raise, end the process or not return a string.
+Exceptions are the user's objects: ``__str__`` may raise, exit the process or not return a string.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """The end of a function on a rank: it returned, it raised, or its process ended.
+    """The end of a function on a rank: it returned, it raised, or its process exited.
 
     Attributes:
         rank: the rank.
@@ -70,9 +70,9 @@ class Outcome:
         result_type: name of the result's class.
         remark: reason why the result is missing, if this is not an error.
         error: the exception that it raised.
-        died: how its process ended; "" if it is alive.
+        died: how its process exited; "" if it is alive.
         died_at: time at which the end was detected, on the trace's clock [s].
-        log: the end of the log of a process that ended.
+        log: the end of the log of a process that exited.
         intact: whether the next cell can use the process.
         collectives: number of issued collectives, by group.
         missed: faults of :func:`distkit.inject_faults` that did not occur.

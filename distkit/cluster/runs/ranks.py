@@ -1,4 +1,4 @@
-"""Forks, releases and ends the processes of one run, and exchanges messages with them.
+"""Forks, releases and terminates the processes of one run, and exchanges messages with them.
 
 A run has the semantics of torchrun at the speed of fork: its ranks are forked from a process that
 has imported torch, and end with the run, including their children.
@@ -45,7 +45,7 @@ class ProcessHost:
     """A machine with ranks of a cluster; in this class, the local machine.
 
     Args:
-        server: forks and kills processes, and reports their ends.
+        server: forks and kills processes, and reports their exits.
         folder: the cluster's folder on the machine.
         ranks: the numbers of its ranks.
         servers: the numbers of its parameter servers.
@@ -91,7 +91,7 @@ class Ranks(RankController):
         folder: folder of their rendezvous.
         number: number of the run.
         hosts: their machines; by default this one.
-        on_change: called, from any thread, when a process ends.
+        on_change: called, from any thread, when a process exits.
     """
 
     #: Function that a rank's process calls.
@@ -202,7 +202,7 @@ class Ranks(RankController):
             )
 
     def _set_endpoint(self, endpoint: str) -> None:
-        with suppress(futures.InvalidStateError):  # it ended after it had started to listen
+        with suppress(futures.InvalidStateError):  # it exited after it had started to listen
             self._endpoint.set_result(endpoint)
 
     def _spec(self, r: int) -> Spec:
@@ -253,7 +253,7 @@ class Ranks(RankController):
         self.run, self._call = run, (payload, {**options, "run": run.number})
         run.live.offset = lambda rank: self.host(rank).clock
         for node, child in self.children.items():
-            if child.status is not None:  # it ended before this call
+            if child.status is not None:  # it exited before this call
                 self._on_exit(node, child, child.status)
         for r in run.ranks:
             self._execute(r)
@@ -268,7 +268,7 @@ class Ranks(RankController):
         )
 
     def _send(self, rank: int, payload: bytes, options: dict[str, Any]) -> None:
-        with suppress(OSError):  # it has just ended, which is reported separately
+        with suppress(OSError):  # it has just exited, which is reported separately
             self.children[rank].channel.send(dumps((payload, options)))
 
     def _conduct(self, run: Conductor, on_ended: Callable[[], None]) -> None:
@@ -277,7 +277,7 @@ class Ranks(RankController):
         on_ended()
 
     def _clean_up(self, run: Conductor) -> None:
-        """End the processes of the run."""
+        """Terminate the processes of the run."""
         self.close()
 
     def replace(self, run: Conductor, rank: int, incarnation: int) -> None:
@@ -304,11 +304,11 @@ class Ranks(RankController):
     def _send_command(self, ranks: Iterable[int], command: str, *what: Any) -> None:
         assert self.run is not None
         for r in ranks:
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # it has just exited
                 self.children[r].channel.send((command, self.run.number, *what))
 
     def end(self, ranks: Iterable[int]) -> None:
-        """Kill these ranks' processes; their ends are reported to the run."""
+        """Kill these ranks' processes; their exits are reported to the run."""
         end([self.children[r] for r in ranks])
 
     def collect_events(self, command: str = "flush", timeout: float = FLUSH_TIMEOUT) -> None:
@@ -319,13 +319,13 @@ class Ranks(RankController):
         """
         running = [c for n in self.servers if (c := self.children[n]).status is None]
         for child in running:
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # it has just exited
                 child.channel.send(command)
         for _ in running:
             self._flushed.acquire(timeout=timeout)
 
     def close(self, timeout: float = KILL_TIMEOUT) -> None:
-        """End all processes, wait ``timeout`` seconds for their ends, and remove their stores."""
+        """Kill all processes, wait up to ``timeout`` seconds for each, and remove their stores."""
         self._closed = True
         shut_down(self.children.values(), timeout)
         for host in self.hosts:
@@ -352,7 +352,7 @@ class Ranks(RankController):
                 self.run.handle_event(node, kind, data)
 
     def _on_exit(self, node: int, child: Child, status: int) -> None:
-        """Handle the end of a process, except after a run or of one that was replaced."""
+        """Handle the exit of a process, except after the run or if it was replaced."""
         run = self.run
         if run is not None and not run.finished:
             if node in self.servers:
@@ -379,9 +379,9 @@ class Ranks(RankController):
             run.abandon(f"{name} has ended ({cause(status)}). Run again")
 
     def _leave(self, node: int, incarnation: int, status: int) -> None:
-        """Notify the scheduler that a process has ended, perhaps before it registered."""
+        """Notify the scheduler that a process has exited, perhaps before it registered."""
         if self.servers:
-            with suppress(OSError):  # it has ended, and so has the run
+            with suppress(OSError):  # it has exited, and the run has ended
                 self.children[max(self.servers)].channel.send(
                     ("left", node, incarnation, cause(status))
                 )

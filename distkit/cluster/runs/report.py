@@ -48,7 +48,7 @@ MAX_REPLACEMENTS = 3
 
 
 def cause(status: int, *, expected: bool = False, log: str = "") -> str:
-    """Return the cause of a process's end.
+    """Return the reason why a process exited.
 
     Args:
         status: exit status, as from ``os.waitstatus_to_exitcode``.
@@ -132,7 +132,7 @@ def finding_texts(findings: Iterable[Finding]) -> list[str]:
 
 
 def replacement_texts(name: str, replaced: list[Replacement]) -> list[str]:
-    """Describe the processes that ended without ending the run."""
+    """Describe the processes that exited without ending the run."""
     consequence = {
         "worker": "and was replaced: a new process ran the function from its beginning",
         "server": "and its backup took over: no acknowledged push is lost. A second crash may "
@@ -159,7 +159,7 @@ def warn(texts: list[str], category: type[Warning] = CommunicationWarning) -> No
 def run_error(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | None:
     """Return the error of a run; None if every rank returned.
 
-    The error reports the first cause, then its consequences. The end of a process explains other
+    The error reports the first cause, then its consequences. The exit of a process explains other
     ranks' errors, unless one of them occurred earlier for another reason.
 
     Args:
@@ -190,7 +190,7 @@ def _first_cause(raised: list[tuple[Outcome, Failure]]) -> tuple[int, Failure]:
 
 
 def _precedes(raised: Outcome, error: Failure, death: Outcome, ended: list[Outcome]) -> bool:
-    """Return True if an exception cannot be the consequence of a process's end."""
+    """Return True if an exception cannot be the consequence of a process's exit."""
     before = ended.index(raised) < ended.index(death)
     return before and not _is_consequence(error) and error.type != "KVStoreError"
 

@@ -164,7 +164,7 @@ class Run:
         self._conductor.interrupt()
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, then with each new batch; [] is the end."""
+        """Call ``callback`` with all events so far, then with each new batch; [] marks the end."""
         return self._conductor.live.subscribe(callback)
 
     def _warn_once(self) -> None:
@@ -217,7 +217,7 @@ def ended_by_interrupt(run: Run) -> Iterator[None]:
 
 def follow(run: Run) -> Run:
     """Wait for a run; in a notebook show the timeline of a long run, and fold it at the end."""
-    with ended_by_interrupt(run):  # drawing a large trace takes time
+    with ended_by_interrupt(run):  # drawing a large trace is slow
         if not in_notebook():
             return run.wait()
         while True:

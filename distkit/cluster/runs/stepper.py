@@ -1,7 +1,7 @@
 """Steps through a run, forward and back.
 
-The rules are in :class:`distkit.diagnosis.rank_state.WaitForGraph`, which is pure; this module adds
-threads and time.
+The rules are in :class:`distkit.diagnosis.rank_state.WaitForGraph`, which has no side effects; this
+module adds threads and time.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Stepper:
         return self
 
     def finish(self) -> Run:
-        """Run all ranks to their end, and wait until they have ended.
+        """Run all ranks to completion, and wait for them.
 
         Raises:
             RankError, DeadlockError, …: as :meth:`distkit.Cluster.run`.
@@ -143,10 +143,10 @@ class Stepper:
         try:
             return self.run.wait()
         finally:
-            self._note_moment(())
+            self._record_moment(())
 
     def resume_all(self) -> None:
-        """Run all ranks to their end, without waiting."""
+        """Run all ranks to completion, without waiting."""
         self.pause()
         if not self.run.finished:
             self._resume(self.ranks, None)
@@ -158,7 +158,7 @@ class Stepper:
             return
         self.run.interrupt()
         self._conductor.done.wait(INTERRUPT_TIMEOUT)
-        self._note_moment(())
+        self._record_moment(())
 
     # -- looking back ---------------------------------------------------------------
 
@@ -213,11 +213,11 @@ class Stepper:
         return "" if self.run.error is None else str(self.run.error)
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, then with each new batch; [] is the end."""
+        """Call ``callback`` with all events so far, then with each new batch; [] marks the end."""
         return self.run.subscribe(callback)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback``, from any thread, when the state has changed; return its remover."""
+        """Call ``callback``, from any thread, after each change; return a function to stop."""
         self._watchers.append(callback)
         return lambda: self._watchers.remove(callback)
 
@@ -289,7 +289,7 @@ class Stepper:
             self._conductor.done.wait(DIAGNOSIS_TIMEOUT)
         if not self.finished:
             self._controller.collect_events()  # the servers' events belong to this moment
-        self._note_moment(tuple(ranks))
+        self._record_moment(tuple(ranks))
         if self.run.error is not None:
             raise self.run.error
         return self
@@ -316,7 +316,7 @@ class Stepper:
     def _is_settled(self) -> bool:
         """Return True if no rank can continue by itself. The caller must hold the lock."""
         run = self._conductor
-        self._note_ends()
+        self._record_ends()
         if any(
             self._received[r] == n and r in run.waiting for r, n in self._received_before.items()
         ):
@@ -324,7 +324,7 @@ class Stepper:
         return self._graph.settled or run.failed or run.finished
 
     def _is_ending(self) -> bool:
-        """Return True if the run is about to end: all ranks ended, one failed, or a deadlock."""
+        """Return True if all ranks have ended, one has failed, or the run is deadlocked."""
         run = self._conductor
         over = not run.waiting or run.failed
         return over or (self._is_deadlocked() and not run.wait_forever)
@@ -336,10 +336,10 @@ class Stepper:
 
     # -- moments ----------------------------------------------------------------------
 
-    def _note_moment(self, choice: tuple[int, ...]) -> None:
+    def _record_moment(self, choice: tuple[int, ...]) -> None:
         """Record the current state as a moment, and show it."""
         with self._changed:
-            self._note_ends()
+            self._record_ends()
             self.moments.append(self._current_moment(choice))
             self._paused = self.moments[-1].events > 0
         self._show_latest()
@@ -348,7 +348,7 @@ class Stepper:
         states = tuple(self._graph.rank_states)
         return Moment(self._received.total(), self._last_time, choice, states)
 
-    def _note_ends(self) -> None:
+    def _record_ends(self) -> None:
         run = self._conductor
         for name, members in run.live.info.groups.items():
             self._graph.group(name, members)
@@ -356,10 +356,10 @@ class Stepper:
             self._graph.end(rank, end.how, end.text.partition("\n")[0])
 
     def _update_moment(self) -> None:
-        """Add what happens without a step, such as a rank's end, to the latest moment."""
+        """Add events that occur without a step, such as a rank's end, to the latest moment."""
         with self._changed:
             if self._paused:
-                self._note_ends()
+                self._record_ends()
                 self.moments[-1] = self._current_moment(self.moments[-1].choice)
         self._notify()
 

@@ -53,7 +53,7 @@ class Requests:
         }
         #: The user's next call, if the worker has gates.
         self.step: Step | None = None
-        self._departed: dict[int, str] = {}  # nodes that have ended, and how
+        self._departed: dict[int, str] = {}  # nodes that have exited, and how
         self._next = first
         self._outbox: dict[int, list[Request]] = {}  # by node
         self._in_flight: dict[int, InFlight] = {}  # by request number
@@ -128,10 +128,10 @@ class Requests:
         self._abandon(list(self._in_flight.values()))
         self._link.close()
 
-    # -- nodes that end -----------------------------------------------------------
+    # -- nodes that exit -----------------------------------------------------------
 
     def handle_departure(self, node: int, how: str) -> None:
-        """Handle the end of a node; the backup of a server takes over, if it has one."""
+        """Handle the exit of a node; the backup of a server takes over, if it has one."""
         self._departed[node] = how
         self._link.disconnect(node)
         self._deliver(node, [f.request for f in self._in_flight.values() if f.to == node])
@@ -146,7 +146,7 @@ class Requests:
             self._link.send(node, requests, to)
 
     def _fail_unanswerable(self) -> None:
-        """Fail requests to servers that have ended without a backup."""
+        """Fail requests to servers that have exited without a backup."""
         for node, how in self._departed.items():
             if self._server_for(node) is not None:
                 continue

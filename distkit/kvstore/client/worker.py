@@ -460,7 +460,7 @@ def create(
         replication: 2 for a backup of each server's values on another server: one server may
             crash, and no acknowledged push is lost. 1 for no backup.
         on_crash: for dist_sync, the effect of a worker's crash. ``"halt"``: workers that wait for
-            it get an error that names it; with ``backup`` only if too many have ended.
+            it get an error that names it; with ``backup`` only if too many have exited.
             ``"continue"``: the others continue without it, with sums of fewer gradients.
             ``"replace"``: they wait for a replacement, which a ``dk.Cluster`` starts immediately;
             it runs the function from the start and pulls the current values. With dist_async a
@@ -475,7 +475,7 @@ def create(
     node = _check(name)
     options.check_cluster(node.workers, node.servers)
     if _store is None:
-        _report(options.crash_effect)  # before registering: a worker may end at any time
+        _report(options.crash_effect)  # before registering: a worker may exit at any time
         _store, _options = _join(node, options), options
     if _options != options:
         raise KVStoreError(
@@ -533,7 +533,7 @@ def use(node: Node, report: Callable[[str], None] = lambda crash_effect: None) -
 
     Args:
         node: its identity in the cluster.
-        report: called when a store is created, with the effect of a worker's end on the run, as
+        report: called when a store is created, with the effect of a worker's exit on the run, as
             in ``on_crash``.
     """
     global _node, _report

@@ -85,7 +85,7 @@ class NoteStored(Answer):
 
 
 class Departed(Answer):
-    """Node ``peer`` has ended; ``first`` is the first request number of its replacement.
+    """Node ``peer`` has exited; ``first`` is the first request number of its replacement.
 
     Servers receive it for every node, workers only for servers.
     """
@@ -208,7 +208,7 @@ class Error(Answer):
 
 
 def ended(how: str) -> str:
-    """Return how a node ended, as a phrase for error messages.
+    """Return how a node exited, as a phrase for error messages.
 
     >>> ended("signal SIGKILL")
     'has ended (signal SIGKILL)'

@@ -175,7 +175,7 @@ class Updater:
         self._optimizer: torch.optim.Optimizer = spec.kind([self._weight], **spec.group)
         self._in_place, self.spec = spec.kind is not _SGD, spec
 
-    def follow(self, spec: OptimizerSpec, value: Tensor) -> Updater:
+    def reconfigure(self, spec: OptimizerSpec, value: Tensor) -> Updater:
         """Return this updater with changed options, or a new one if they need different state."""
         previous, option = self.spec, "multi_precision"
         if spec.kind is not previous.kind or spec.options.get(option) != previous.options.get(

@@ -94,7 +94,7 @@ class StoreOptions:
 
     @property
     def crash_effect(self) -> str:
-        """The effect of a worker's end on the run.
+        """The effect of a worker's exit on the run.
 
         Without rounds no worker halts; with backup workers, only workers that wait for too many.
         """

@@ -94,7 +94,7 @@ class Entry(Struct, eq=False):
 
 
 #: Returns a context manager that wraps an update, given its key and gradients.
-Watch = Callable[[Entry, list[Push]], AbstractContextManager[object]]
+UpdateContext = Callable[[Entry, list[Push]], AbstractContextManager[object]]
 
 
 class KVServer:
@@ -108,9 +108,10 @@ class KVServer:
         on_crash: the effect of a worker's crash on workers that wait for it: with "halt" they wait
             until the run ends, "continue" excludes the crashed worker, "replace" waits for its
             replacement.
-        must_update: whether to reject gradients while no optimizer is set. Without an optimizer the
-            sum of a round *replaces* the value, which is only meaningful if all workers contribute.
-        watch: returns a context manager for each update.
+        require_optimizer: whether to reject gradients while no optimizer is set. Without an
+            optimizer the sum of a round *replaces* the value, which is only meaningful if all
+            workers contribute.
+        around_update: returns a context manager for each update.
 
     >>> import torch
     >>> from distkit.consistency import Synchronous
@@ -132,15 +133,16 @@ class KVServer:
         workers: Collection[int],
         *,
         on_crash: str = "halt",
-        must_update: bool = False,
-        watch: Watch = lambda entry, pushes: nullcontext(),
+        require_optimizer: bool = False,
+        around_update: UpdateContext = lambda entry, pushes: nullcontext(),
     ) -> None:
-        self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
-        self.members = set(workers)  # workers whose gradients are required
-        self.departed: dict[int, str] = {}  # workers that have ended, and how
+        self.rule, self.on_crash, self.around_update = rule, on_crash, around_update
+        # members: the workers whose gradients are required
+        self.require_optimizer, self.members = require_optimizer, set(workers)
+        self.departed: dict[int, str] = {}  # workers that have exited, and how
         #: Workers whose gradients are not required until they leave the barrier.
         self.at_barrier: set[int] = set()
-        #: By ended worker: the first request number of its replacement.
+        #: By exited worker: the first request number of its replacement.
         self.first_numbers: dict[int, int] = {}
         #: By key; None for all keys without a separate optimizer.
         self.optimizers: dict[Key | None, OptimizerSpec] = {}
@@ -148,11 +150,11 @@ class KVServer:
         self._waiting_inits: list[Init] = []  # inits that wait for the first value of their key
 
     def handle(self, request: Request | Departed) -> list[Answer]:
-        """Handle a request or the end of a worker; return all answers that are now possible."""
+        """Handle a request or the exit of a worker; return all answers that are now possible."""
         if isinstance(request, Departed):
             return self.handle_departure(request.peer, request.how, request.first)
         if request.number < self.first_numbers.get(request.node, 0):
-            return []  # sent by a process that has ended
+            return []  # sent by a process that has exited
         try:
             match request:
                 case Init():
@@ -219,7 +221,7 @@ class KVServer:
         """Apply the sum of the gradients of each complete round."""
         while entry.arrived and self.rule.complete(entry.arrived, self.members):
             pushes = entry.take_round()
-            with self.watch(entry, pushes):
+            with self.around_update(entry, pushes):
                 self._apply(entry, summed([p.value for p in pushes]))
             entry.version += 1
 
@@ -231,7 +233,7 @@ class KVServer:
             return
         updater = entry.updater or Updater(spec, entry.value)
         if updater.spec is not spec:
-            updater = updater.follow(spec, entry.value)
+            updater = updater.reconfigure(spec, entry.value)
         entry.updater, entry.value = updater, updater.update(entry.value, gradient)
 
     def _optimizer(self, key: Key) -> OptimizerSpec | None:
@@ -255,7 +257,7 @@ class KVServer:
     # -- workers that leave and join --------------------------------------------
 
     def handle_departure(self, worker: int, how: str, first: int) -> list[Answer]:
-        """Handle the end of a worker; return answers to requests that waited for it.
+        """Handle the exit of a worker; return answers to requests that waited for it.
 
         ``first`` is the first request number of its replacement.
         """
@@ -270,7 +272,7 @@ class KVServer:
         return [*self._fail_waiting_inits(worker), *self._advance_all()]
 
     def _fail_waiting_inits(self, initializer: int) -> list[Answer]:
-        """Fail the inits that wait for a value of a worker that has ended."""
+        """Fail the inits that wait for a value of a worker that has exited."""
         if initializer not in self.departed or self.on_crash == "replace":
             return []
         failed = [i for i in self._waiting_inits if i.initializer == initializer]
@@ -341,7 +343,7 @@ class KVServer:
             push = replace(push, value=value.to(entry.value.dtype))
         entry.layout.check("push of", entry.key, push.shape, dtype_name(push.value))
         spec = self._optimizer(push.key)
-        if self.must_update and spec is None:
+        if self.require_optimizer and spec is None:
             raise KVStoreError(
                 f"push of {push.key!r} without an optimizer: dist_async applies each gradient "
                 "when it arrives, so the servers need an update rule. Call kv.set_optimizer("

@@ -93,7 +93,7 @@ def decode(frames: Sequence[Frame], exchange: Exchange = _NO_EXCHANGE) -> Batch:
         exchange: opens borrowed memory.
 
     Raises:
-        PeerMemoryLost: A tensor is in the memory of a process that has ended.
+        PeerMemoryLost: A tensor is in the memory of a process that has exited.
     """
     header, *_reader.large = frames
     _reader.exchange = exchange

@@ -46,7 +46,7 @@ class Link:
         self.poller.register(sock, zmq.POLLIN)
 
     def disconnect(self, node: int) -> None:
-        """Close the connection to a node that has ended."""
+        """Close the connection to a node that has exited."""
         if node in self._connections:
             sock, _ = self._connections.pop(node)
             self.poller.unregister(sock)
@@ -65,7 +65,7 @@ class Link:
     def receive(self, *, wait: bool) -> list[Message]:
         """Return the answers that have arrived; if ``wait``, wait for at least one.
 
-        Answers in shared memory that no longer exists are dropped, because their sender has ended.
+        Answers in shared memory that no longer exists are dropped, because their sender has exited.
         """
         if wait:
             self.poller.poll()

@@ -34,7 +34,7 @@ _SIZE = 1 << 38
 
 
 class PeerMemoryLost(KVStoreError):
-    """Raised for a tensor in the memory of a process that has ended."""
+    """Raised for a tensor in the memory of a process that has exited."""
 
 
 class Pool:
@@ -115,7 +115,7 @@ class Exchange:
         """Return the bytes of a tensor at an address from the peer's :meth:`lend`.
 
         Raises:
-            PeerMemoryLost: The peer has ended.
+            PeerMemoryLost: The peer has exited.
         """
         pid, file, inode, start, nbytes, number = address
         memory = _mapped(pid, file, inode)

@@ -53,18 +53,18 @@ class Scheduler:
         self.workers, self.servers, self.on_start = workers, servers, on_start
         self.started = False  # whether all nodes have the address book
         self.options: StoreOptions | None = None  # chosen by the first worker
-        self.present: dict[int, Register] = {}  # nodes that have registered and not ended
-        self.departed: dict[int, str] = {}  # how a node has ended, until it is replaced
+        self.present: dict[int, Register] = {}  # nodes that have registered and not exited
+        self.departed: dict[int, str] = {}  # how a node has exited, until it is replaced
         self.finished: set[int] = set()  # workers that have finished normally
         self.at_barrier: dict[int, Barrier] = {}
         self.barriers = 0  # number of barriers passed
-        self._incarnations: Counter[int] = Counter()  # number of times that each node has ended
+        self._incarnations: Counter[int] = Counter()  # number of times that each node has exited
         self._notes: dict[str, str] = {}  # texts that workers store for each other
 
     def handle(self, request: Request, to: int = 0) -> list[Answer]:
         """Handle a request; return all answers now possible. ``to`` is this node."""
         if request.number < INCARNATION_STRIDE * self._incarnations[request.node]:
-            return []  # sent by a process that has ended
+            return []  # sent by a process that has exited
         try:
             match request:
                 case Register():
@@ -137,15 +137,15 @@ class Scheduler:
             self._notes[note.name] = note.text
         return NoteStored(note.node, note.number, self._notes.get(note.name, ""))
 
-    # -- nodes that end ---------------------------------------------------------
+    # -- nodes that exit ---------------------------------------------------------
 
     def handle_departure(self, node: int, incarnation: int, how: str) -> list[Answer]:
-        """Notify the servers of a node's end, and release the nodes that waited for it.
+        """Notify the servers of a node's exit, and release the nodes that waited for it.
 
         Args:
-            node: the node that has ended.
+            node: the node that has exited.
             incarnation: number of processes that were this node before.
-            how: how it has ended.
+            how: how it has exited.
         """
         if incarnation < self._incarnations[node] or node in self.departed:
             return []
@@ -169,7 +169,7 @@ class Scheduler:
 
     @property
     def _on_worker_end(self) -> str:
-        """The effect of a worker's end on the others."""
+        """The effect of a worker's exit on the others."""
         return "" if self.options is None else self.options.crash_effect
 
     def _dead_workers(self) -> set[int]:

@@ -72,7 +72,7 @@ class Service:
         self.node = node
         #: A scheduler reports "listening" with its endpoint, and "started" when the run starts.
         self.report: Callable[[str, Any], None] = lambda kind, data: None
-        #: Passes notices from other threads, such as the end of a node, to the serving thread.
+        #: Passes notices from other threads, such as the exit of a node, to the serving thread.
         self._notice_receiver, self._notice_sender = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_DGRAM
         )
@@ -89,12 +89,12 @@ class Service:
         )
 
     def handle_departure(self, node: int, incarnation: int, how: str) -> None:
-        """Report to a scheduler, from any thread, that this process of a node has ended.
+        """Report to a scheduler, from any thread, that this process of a node has exited.
 
         Args:
             node: the id of the node.
             incarnation: number of processes that were this node before.
-            how: how it has ended.
+            how: how it has exited.
         """
         self._notice_sender.send(msgpack.encode((node, incarnation, how)))
 
@@ -174,7 +174,7 @@ class Service:
         self._deliver(answers)
 
     def _serve(self, frames: list[Any]) -> list[Message]:
-        """Return the answers to a batch of requests; one whose sender has ended may be lost."""
+        """Return the answers to a batch of requests; one whose sender has exited may be lost."""
         peer = self._peer(frames[0])
         try:
             batch = decode([frame.buffer for frame in frames[1:]], peer.exchange)

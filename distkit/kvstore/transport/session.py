@@ -8,7 +8,7 @@ With one backup per server, a crash loses no acknowledged push.
            ◄──ack───         ◄──ack───               only after the backup has received it
 
 The backup handles the same messages in the same order, so its values are bitwise equal. When the
-primary has ended, the backup takes over; workers repeat unacknowledged requests, and a push that
+primary has exited, the backup takes over; workers repeat unacknowledged requests, and a push that
 the backup has accepted is not applied again. A second crash may lose values.
 
 Source: primary-backup replication as in Alsberg & Day, 1976; the ring is Li et al.'s, 2014.
@@ -80,7 +80,7 @@ class Backup:
         return answers
 
     def handle_loss(self) -> list[Message]:
-        """Record that the backup has ended; return the answers that waited for it."""
+        """Record that the backup has exited; return the answers that waited for it."""
         self.to = None
         return self.acknowledge(self._copies_sent)
 
@@ -122,9 +122,9 @@ class ServerSession:
             options.rule,
             workers,
             on_crash=options.on_crash,
-            must_update=not options.rule.halts,
+            require_optimizer=not options.rule.halts,
         )
-        self.stores = {n.id: new_server(watch=updating)}
+        self.stores = {n.id: new_server(around_update=updating)}
         if options.replication > 1:
             self.backup = Backup(n.id, n.workers + backup_of(n.index, n.servers))
             others = [i for i in range(n.servers) if backup_of(i, n.servers) == n.index]
@@ -152,15 +152,15 @@ class ServerSession:
         return [Reply(copy.node, copy.number)]
 
     def _take_over(self, server: int) -> KVServer:
-        """Return the store of a server that has ended, taking over from its replica."""
+        """Return the store of a server that has exited, taking over from its replica."""
         if server in self.replicas:
             store = self.stores[server] = self.replicas.pop(server)
-            store.watch = partial(updating, server=server)
+            store.around_update = partial(updating, server=server)
             for departed in self._departed:
                 store.handle(departed)
         return self.stores[server]
 
-    # -- nodes that end ---------------------------------------------------------
+    # -- nodes that exit ---------------------------------------------------------
 
     def _handle_departure(self, departed: Departed) -> list[Message]:
         node = departed.peer
