@@ -28,7 +28,7 @@ class Status:
 
     @property
     def title(self) -> str:
-        """The cluster in one line."""
+        """A one-line summary of the cluster."""
         return f"{self.description} · {self.stage}"
 
     def __repr__(self) -> str:
@@ -89,7 +89,7 @@ class Card:
         self._snapshots: list[HtmlSnapshot] = []  # one per display in a notebook
 
     def show(self) -> None:
-        """Show the card in the running cell of a notebook."""
+        """Show the card in the notebook cell that is running."""
         from distkit.views.widget.snapshot import HtmlSnapshot
 
         snapshot = HtmlSnapshot(self._draw)

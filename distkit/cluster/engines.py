@@ -93,7 +93,7 @@ class Engines(Ranks):
             time.sleep(0.005)
 
     def _log(self, name: str) -> str:
-        """Return the end of a process's low-level output."""
+        """Return the tail of a process's low-level output."""
         log = Path(self.folder, name)
         text = log.read_text(errors="replace")[-20_000:] if log.exists() else ""
         return "\n".join(line for line in text.splitlines() if "[IPController]" not in line)

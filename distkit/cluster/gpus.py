@@ -125,7 +125,7 @@ def assign_devices(
 
 
 def _choose(device: str, gpus: Gpus) -> tuple[Sequence[str], str]:
-    """Return the devices to assign; none, and the reason, if "auto" selects the CPU."""
+    """Return the devices to assign, or none and the reason if "auto" selects the CPU."""
     existing = [f"cuda:{i}" for i in range(len(gpus.usable))]
     if device == "cpu":
         return [], ""

@@ -31,14 +31,14 @@ def usable_cores() -> int:
 
 
 def cpu_quota() -> float:
-    """Return the number of processors that the cgroups allow; infinite without a limit."""
+    """Return the number of processors that the cgroups allow; infinity if there is no limit."""
     limits = [read_fields(cgroup / "cpu.max") for cgroup in cgroups()]
     quotas = [int(limit[0]) / int(limit[1]) for limit in limits if limit and limit[0] != "max"]
     return min(quotas, default=math.inf)
 
 
 def cpus() -> int:
-    """Return the number of usable processors: affinity, limited by the cgroup's quota."""
+    """Return the number of usable processors: the affinity mask, limited by the cgroup's quota."""
     return max(1, math.ceil(min(usable_cores(), cpu_quota())))
 
 
@@ -50,7 +50,7 @@ def memory() -> int:
 
 
 def cgroup_memory() -> float:
-    """Return the memory that the cgroups still allow [bytes]; infinite without a limit."""
+    """Return the memory that the cgroups still allow [bytes]; infinity if there is no limit."""
     return min(map(_memory_left, cgroups()), default=math.inf)
 
 

@@ -17,7 +17,7 @@ from distkit.recording.recorder import add_user_file, is_user_file
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle a value, including functions of notebooks."""
+    """Pickle a value, including functions that are defined in a notebook."""
     pickled: bytes = cloudpickle.dumps(value)
     return pickled
 

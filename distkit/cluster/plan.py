@@ -17,7 +17,7 @@ RANK_BYTES = 90_000_000
 #: Default number of ranks.
 DEFAULT_RANKS = 4
 
-#: Maximum number of processes per core that start within seconds and do not wait long for it.
+#: Recommended maximum number of processes per core; more start slowly and wait for the core.
 PROCESSES_PER_CORE = 8
 
 
@@ -71,7 +71,7 @@ def make_plan(
         backend: "auto", "gloo" or "nccl".
         cpus: number of usable processors.
         memory: memory available to new processes [bytes].
-        gpus: the machine's GPUs; None for none.
+        gpus: the machine's GPUs; None if it has none.
         threads: torch threads per rank; None to share the processors equally.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Recording of the gradients, weights and loss of each training step on each replica.
+"""Records the gradients, weights and loss of each training step on each replica.
 
 Marks record summarized values, never whole tensors.
 

@@ -164,7 +164,7 @@ def waiting(*operations: Pending, limited: bool = False) -> Iterator[None]:
 
 # -- collectives that the program does not wait for -----------------------------------------
 
-#: Methods of Work, besides wait(), that show a program that it is complete.
+#: Methods of Work, besides wait(), that reveal its completion.
 COMPLETION_QUERIES = (
     "get_future",
     "is_completed",

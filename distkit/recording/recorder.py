@@ -274,7 +274,7 @@ class Recorder:
         return wait.recorded_seq
 
     def _idle_since(self, now: float, autograd: bool) -> float | None:
-        """Return the time since which the main thread waits for another thread; None if not.
+        """Return when the main thread began to wait for another thread; None if it is not waiting.
 
         In a backward pass, it waits for autograd's threads, which Python does not list.
         """
@@ -322,18 +322,18 @@ class Recorder:
 
 
 def to_event(
-    rank: int, row: Row, place: Callable[[str], str] = str, clock: Callable[[float], float] = float
+    rank: int, row: Row, label: Callable[[str], str] = str, clock: Callable[[float], float] = float
 ) -> Event:
-    """Convert a row to an event; ``place`` maps its source lines and ``clock`` its time."""
+    """Convert a row to an event; ``label`` maps its source lines and ``clock`` its time."""
     seq, op, state, at, (*call, where, facts, match), summary = row
     values = None if summary is None else Summary(*summary)
     attributes = Attributes(facts) if facts else NO_ATTRIBUTES
-    lines: dict[str, Any] = {n: place(attributes[n]) for n in LINES if n in attributes}
+    lines: dict[str, Any] = {n: label(attributes[n]) for n in LINES if n in attributes}
     if STACK in attributes:
-        lines[STACK] = tuple(map(place, attributes[STACK]))
+        lines[STACK] = tuple(map(label, attributes[STACK]))
     if lines:
         attributes = Attributes(attributes | lines)
-    return Event(*(rank, seq, op, state, clock(at), *call, place(where), attributes, match, values))
+    return Event(*(rank, seq, op, state, clock(at), *call, label(where), attributes, match, values))
 
 
 _current: Recorder | None = None

@@ -121,7 +121,7 @@ _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """Close inherited channels in a forked child; they must close when their process ends."""
+    """Close inherited channels in a forked child; they must close when their owner exits."""
     for channel in _channels:
         channel._sock.close()
 

@@ -147,7 +147,7 @@ class ForkClient:
         self._ask({"do": "torch"})
 
     def kill(self, children: list[Child], discard_logs: bool = False) -> None:
-        """Kill children and their descendants; ``discard_logs``: their logs are not needed."""
+        """Kill children and their descendants; optionally discard their logs."""
         with suppress(OSError):
             numbers = [child.number for child in children]
             self.channel.send({"do": "kill", "numbers": numbers, "discard_logs": discard_logs})
@@ -195,7 +195,7 @@ class ForkClient:
 
 
 class LocalForkClient(ForkClient):
-    """The client of this machine's fork server; it starts the fork server. Use :func:`server`."""
+    """The client of this machine's fork server, which it starts. Use :func:`server`."""
 
     def __init__(self) -> None:
         self._prefix = folders.new_prefix()

@@ -69,7 +69,7 @@ class ForkServer:
     def __init__(self, channel: Channel) -> None:
         self.channel, self.parent = channel, os.getppid()
         self.children: dict[int, Forked] = {}  # by pid
-        self.complete, self.forks = False, 0  # LAZY_MODULE is imported; number of forks
+        self.complete, self.forks = False, 0  # whether LAZY_MODULE is imported; number of forks
         adopt_orphans()
         self.wakeup, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
@@ -136,7 +136,7 @@ class ForkServer:
         self.children[pid] = Forked(number, folder, f"{folder}/{log}")
 
     def do_kill(self, fd: int | None, numbers: Collection[int], discard_logs: bool = False) -> None:
-        """Kill children and their descendants; ``discard_logs``: their logs are not needed."""
+        """Kill children and their descendants; optionally discard their logs."""
         for pid, child in self.children.items():
             if child.number in numbers:
                 child.log = "" if discard_logs else child.log

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: Module that DistributedDataParallel and optimizers import; unless preloaded, it takes seconds.
+#: Module that DistributedDataParallel and optimizers import; the import takes seconds.
 LAZY_MODULE = "torch._dynamo"
 
 #: Exit status of a rank after its program closed the channel to the kernel.
@@ -84,6 +84,6 @@ def inherited() -> dict[str, Any]:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return a currently free port of this machine's address."""
+    """Return a free port at an address of this machine."""
     with socket.create_server((address, 0)) as probe:
         return int(probe.getsockname()[1])

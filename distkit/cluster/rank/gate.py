@@ -23,7 +23,7 @@ class Gate:
         self._changed = threading.Condition()
 
     def allow(self, count: int | None) -> None:
-        """Add ``count`` permits, or permit all if None. Called from any thread."""
+        """Add ``count`` permits, or permit all if None. May be called from any thread."""
         with self._changed:
             self._permits += float("inf") if count is None else count
             self._changed.notify_all()

@@ -91,7 +91,7 @@ class Outbox:
 
 
 class Pipe:
-    """Output of Python, C code or other processes.
+    """A pipe for the output of Python, C code or other processes.
 
     Args:
         name: the stream, "stdout" or "stderr".

@@ -54,7 +54,7 @@ class Group:
         self._init: Callable[..., Any] = dist.init_process_group
 
     def enter(self, run: int) -> None:
-        """Wait for the other ranks of a run, so that its trace excludes the skew of their start.
+        """Wait for the other ranks of a run, so that its trace excludes startup skew.
 
         A rank that ends before all have joined would also leave the others waiting.
         """

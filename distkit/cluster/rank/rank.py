@@ -55,7 +55,7 @@ INLINE = "module://matplotlib_inline.backend_inline"
 #: Timeout for a cell to handle a signal [s]; a cell that waits in C++ never does.
 SIGNAL_TIMEOUT = 0.3
 
-#: Sends a message of a run to the kernel: its kind and content.
+#: Sends a message of a run to the kernel: its kind and data.
 Emit = Callable[[str, Any], None]
 
 

@@ -54,7 +54,7 @@ class PollingStore(dist.Store):
         return int(self._call("add", key, num))
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        """Replace a value if it is the expected one."""
+        """Replace a value if it equals the expected value."""
         return bytes(self._call("compare_set", key, expected_value, desired_value))
 
     def check(self, keys: list[str]) -> bool:

@@ -70,7 +70,7 @@ class RankController:
 
 
 class Conductor:
-    """The state of a run, and the control of its ranks.
+    """Controls the ranks of a run, and keeps its state.
 
     Args:
         name: name of the function.

@@ -42,7 +42,7 @@ FLUSH_TIMEOUT, QUICK_FLUSH_TIMEOUT = 2.0, 0.2
 
 @dataclass
 class ProcessHost:
-    """A machine with ranks of a cluster; in this class, the local machine.
+    """A machine that runs ranks of a cluster; in this class, the local machine.
 
     Args:
         server: forks and kills processes, and reports their exits.
@@ -297,7 +297,7 @@ class Ranks(RankController):
         self._send_command(ranks, "go", count)
 
     def release(self, ranks: Iterable[int]) -> None:
-        """Make these ranks report their position, and end."""
+        """Make these ranks report their position, and exit."""
         self.collect_events("quiesce", QUICK_FLUSH_TIMEOUT)
         self._send_command(ranks, "release")
 

@@ -312,7 +312,7 @@ def run_ranks(
 
 
 def poll(run: Run, timeout: float) -> list[tuple[int, str, str]]:
-    """Wait at most ``timeout`` seconds without printing or warning, which the caller does.
+    """Wait at most ``timeout`` seconds; the caller prints the output and the warnings.
 
     Returns:
         The new lines of output: rank, "stdout" or "stderr", text.

@@ -76,7 +76,7 @@ class Stepper:
         self._changed = self._conductor.changed
         self._graph = WaitForGraph(len(run.ranks))
         self._received: Counter[int] = Counter()  # number of events of each rank
-        self._received_before: dict[int, int] = {}  # the same, when each rank was resumed
+        self._received_before: dict[int, int] = {}  # the number when each rank was resumed
         self._last_time = 0.0  # time of the latest event, without the pauses
         self._paused = False  # the program is at the latest moment
         self._pauses = 0.0  # total length of all pauses except the current one [s]

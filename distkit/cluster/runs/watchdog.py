@@ -19,7 +19,7 @@ CHECK_INTERVAL = 1.0
 
 
 class DeadlockWatchdog:
-    """Detector of deadlocks among the ranks of one run."""
+    """Detects deadlocks among the ranks of one run."""
 
     def __init__(self) -> None:
         # rank -> the operations that its threads wait in, start and latest report of the wait

@@ -1,4 +1,4 @@
-"""Preparation of a worker's tensors for sending, as flat copies in host memory.
+"""Prepares a worker's tensors for sending, as flat copies in host memory.
 
 The gradients of a worker's devices are summed. Without ``device`` in a store's name each device's
 gradient is copied to host memory and added there; with ``device`` they are added on the first

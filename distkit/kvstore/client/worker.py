@@ -111,7 +111,7 @@ class KVStore:
 
         Args:
             key: a key or a list of keys: numbers or strings.
-            value: a tensor for each.
+            value: a tensor for each key.
 
         Raises:
             KVStoreError: the key was already initialized in this run, was initialized on a worker

@@ -43,7 +43,7 @@ class _SGD(torch.optim.Optimizer):
         self._momentum: Tensor | None = None
 
     def step(self, closure: Any = None) -> Any:
-        """Update the weight, which gets a new tensor."""
+        """Update the weight, in a new tensor."""
         (group,) = self.param_groups
         (weight,) = group["params"]
         w, g, scale = weight.data, weight.grad, -group["lr"]
