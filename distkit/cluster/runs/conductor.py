@@ -114,7 +114,7 @@ class Conductor:
         self.abandoned = ""  # why the run was ended, regardless of its ranks
         self.changed = threading.Condition()
         self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or was replaced
-        self.done, self.announcing = threading.Event(), threading.RLock()
+        self.done, self.finish_lock = threading.Event(), threading.RLock()
         self._started, self.seconds = time.perf_counter(), 0.0
         self.error: RunError | None = None
         self._interrupt_findings: list[Finding] = []  # when the run was interrupted
@@ -286,7 +286,7 @@ class Conductor:
             )
             self._kill_ranks(controller, self.waiting)
         finally:
-            with self.announcing:
+            with self.finish_lock:
                 self.done.set()
                 self.prints.end()
                 self.live.end()

@@ -118,11 +118,11 @@ def interrupt_error(
 
 def _released_at(outcomes: Iterable[Outcome]) -> list[str]:
     """Describe the user's lines at which ranks were released."""
-    places: dict[str, list[int]] = {}
+    ranks_by_line: dict[str, list[int]] = {}
     for o in outcomes:
         if o.error and o.error.released and (line := _user_line(o.error.frames)):
-            places.setdefault(line, []).append(o.rank)
-    parts = [f"{verb(r, 'were')}{at(line)}" for line, r in places.items()]
+            ranks_by_line.setdefault(line, []).append(o.rank)
+    parts = [f"{verb(r, 'were')}{at(line)}" for line, r in ranks_by_line.items()]
     return [text[:1].upper() + text[1:] for text in [f"{'; '.join(parts)}."] if parts]
 
 

@@ -152,7 +152,7 @@ class Run:
                         f"{self.name} is still running after {timeout} s, and continues"
                     )
         finally:
-            with conductor.announcing:  # a view's last update belongs to the cell that waited
+            with conductor.finish_lock:  # a view's last update belongs to the cell that waited
                 pass
         self._warn_once()
         if self.error is not None:
