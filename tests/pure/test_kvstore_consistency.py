@@ -246,6 +246,6 @@ def test_conflicting_options_raise(options, message: str) -> None:
 
 @pytest.mark.parametrize("options", [{"replication": 2}, {"backup": 1}])
 def test_too_small_cluster_raises(options) -> None:
-    with pytest.raises(KVStoreError, match="1 worker and 1 server: too few"):
+    with pytest.raises(KVStoreError, match="too large for 1 worker and 1 server"):
         StoreOptions(**options).check_cluster(1, 1)
     StoreOptions(**options).check_cluster(2, 2)

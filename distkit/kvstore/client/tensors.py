@@ -37,7 +37,7 @@ def group_by_key(action: str, key: Keys, value: Values) -> dict[Key, list[Tensor
     values: list[Any] = list(value) if isinstance(key, (list, tuple)) else [value]
     if len(keys) != len(values):
         raise KVStoreError(
-            f"{action} of {len(keys)} keys with {len(values)} tensors. Pass one tensor per key, or "
+            f"{action} of {len(keys)} keys got {len(values)} tensors. Pass one tensor per key, or "
             "one list of tensors (one per device) per key."
         )
     tensors: dict[Key, list[Tensor]] = {k: [] for k in keys}
@@ -71,12 +71,12 @@ def _tensors(action: str, key: Key, value: Any) -> list[Tensor]:
             )
         if t.layout is not torch.strided:
             raise KVStoreError(
-                f"{action} of {key!r} with a sparse tensor, which servers do not accept. Pass "
+                f"{action} of {key!r} got a sparse tensor, which servers do not accept. Pass "
                 "tensor.to_dense(), or make gradients dense with Embedding(..., sparse=False)."
             )
         if dtype_name(t) not in DTYPES:
             raise KVStoreError(
-                f"{action} of {key!r} with {t.dtype}, which cannot be summed. "
+                f"{action} of {key!r} got {t.dtype}, which cannot be summed. "
                 f"Use one of {', '.join(DTYPES)}."
             )
     return tensors

@@ -130,7 +130,7 @@ class KVStore:
         self, key: Key, layout: Layout, tensors: list[Tensor], is_initializer: bool
     ) -> Iterable[Call]:
         if len(tensors) > 1:
-            raise KVStoreError(f"init of {key!r} with {len(tensors)} tensors. Pass one tensor.")
+            raise KVStoreError(f"init of {key!r} got {len(tensors)} tensors. Pass one tensor.")
         value = sum_devices(tensors, self._where, Traffic()) if is_initializer else None
         for node, part in self._parts(key, layout):
             shard = None if value is None else slice_part(value, part)
@@ -403,7 +403,7 @@ class KVStore:
     def _layout(self, key: Key, action: str = "pull of") -> Layout:
         if key not in self._layouts:
             raise KVStoreError(
-                f"{action} {key!r}, a key that this worker has not initialized in this run. "
+                f"{action} {key!r} needs a key that this worker has initialized in this run. "
                 f"Call kv.init({key!r}, value) on every worker first."
             )
         return self._layouts[key]

@@ -253,7 +253,7 @@ def spec_of(optimizer: Any, options: Mapping[str, Any] | None = None) -> Optimiz
         (optimizer, _), *others = groups_of(optimizer)
         if others:
             raise KVStoreError(
-                f"an optimizer with {1 + len(others)} parameter groups: their keys are not known. "
+                f"the optimizer has {1 + len(others)} parameter groups, whose keys are not known. "
                 "Call kv.set_optimizer(..., keys=[...]) for each group."
             )
     if isinstance(optimizer, OptimizerSpec):
@@ -296,7 +296,7 @@ def _as_data(name: str, options: Mapping[str, Any]) -> OptimizerSpec:
         plain = to_builtins({_ALIASES.get(k, k): v for k, v in options.items()})
     except (TypeError, ValueError, RuntimeError) as e:
         raise KVStoreError(
-            f"optimizer {name!r} with {e}: servers accept only numbers and names as options."
+            f"optimizer {name!r} has an unsupported option ({e}). Use only numbers and names."
         ) from None
     changed = {k: v for k, v in plain.items() if k not in default or v != default[k]}
     return OptimizerSpec(name, changed)

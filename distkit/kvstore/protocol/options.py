@@ -67,8 +67,8 @@ class StoreOptions:
             ),
             (
                 self.staleness is not None and self.rule.halts,
-                f'staleness={self.staleness} with "{self.mode}", but its gradients are never '
-                f'stale. Use "dist_async".',
+                f'staleness={self.staleness} does not apply to "{self.mode}", whose gradients are '
+                f'never stale. Use "dist_async".',
             ),
             (
                 self.staleness is not None and self.staleness < 0,
@@ -76,7 +76,8 @@ class StoreOptions:
             ),
             (
                 self.backup and not self.rule.halts,
-                f'backup={self.backup} with "{self.mode}", which has no rounds. Use "dist_sync".',
+                f'backup={self.backup} does not apply to "{self.mode}", which has no rounds. '
+                f'Use "dist_sync".',
             ),
             (self.backup < 0, f"backup={self.backup}: expected 0 or more workers."),
             (
@@ -113,9 +114,9 @@ class StoreOptions:
         ):
             if needed > available:
                 raise KVStoreError(
-                    f"{option}={getattr(self, option)} in a cluster of {count(workers, 'worker')} "
-                    f"and {count(servers, 'server')}: "
-                    f"too few. Use a larger cluster or a smaller {option}."
+                    f"{option}={getattr(self, option)} is too large for {count(workers, 'worker')} "
+                    f"and {count(servers, 'server')}. "
+                    f"Use a larger cluster or a smaller {option}."
                 )
 
     @property

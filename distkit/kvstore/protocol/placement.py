@@ -112,7 +112,7 @@ class Layout:
         if shape != self.shape or dtype != self.dtype:
             other = Layout(tuple(shape), dtype)
             raise KVStoreError(
-                f"{action} {key!r} with {other}, but the key was initialized as {self}. "
+                f"{action} {key!r} got {other}, but the key was initialized as {self}. "
                 "The shape and dtype of a key are fixed: use a tensor like the first one, or "
                 "another key."
             )

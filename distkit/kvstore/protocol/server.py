@@ -188,7 +188,7 @@ class KVServer:
         is_repeated = entry.first == (init.node, init.number) or init.node in self.first_numbers
         if init.value is not None and not is_repeated:
             raise KVStoreError(
-                f"init of {init.key!r}, which this run has already initialized. "
+                f"init of {init.key!r} failed: this run has already initialized the key. "
                 "Change its value with push, or use another key."
             )
         return [entry.reply(init)]
@@ -323,7 +323,7 @@ class KVServer:
         # a replacement may not know of a change
         if conflicts and request.node not in self.first_numbers:
             raise KVStoreError(
-                f"set_optimizer with {spec}, but the servers have {conflicts[0]}. "
+                f"set_optimizer got {spec}, but the servers have {conflicts[0]}. "
                 "Set the same optimizer on every worker, once per run."
             )
         self.optimizers |= {k: spec for k in keys if k not in current}
@@ -345,9 +345,9 @@ class KVServer:
         spec = self._optimizer(push.key)
         if self.require_optimizer and spec is None:
             raise KVStoreError(
-                f"push of {push.key!r} without an optimizer: dist_async applies each gradient "
-                "when it arrives, so the servers need an update rule. Call kv.set_optimizer("
-                "kvstore.SGD(learning_rate=...)) on every worker before the first push."
+                f"push of {push.key!r} needs an optimizer: dist_async applies each gradient when "
+                "it arrives. Call kv.set_optimizer(kvstore.SGD(learning_rate=...)) on every worker "
+                "before the first push."
             )
         if spec is not None and not entry.value.is_floating_point():
             raise KVStoreError(

@@ -111,7 +111,7 @@ class Scheduler:
         if others and register.options != self.options:
             raise KVStoreError(
                 f"worker {register.node} requests {register.options}, but worker {others[0]} "
-                f"{self.options}. Create the same store on every worker."
+                f"requested {self.options}. Create the same store on every worker."
             )
         self.options = register.options
 
