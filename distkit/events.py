@@ -194,7 +194,7 @@ class Event:
     operation                        attributes
     ===============================  ============================================================
     mark                             ``label``: the text passed to ``mark``
-    mark of ``watch_gradients``      ``watched`` ("gradient", "alone", "weights" or "step"), and
+    mark of ``watch_gradients``      ``watched`` ("gradient", "reference", "weights" or "step"), and
                                      the parameter's ``name`` or the weights' ``checksum`` and the
                                      ``norms`` of the ``layers``, which the first such mark names
     mark of a destroyed group        ``destroyed``: its name; ``open``: calls on it not waited for

@@ -67,7 +67,7 @@ def ranks(line: str, cell: str) -> Any:
     ``torch``, ``dist``, ``rank`` and ``world_size`` are defined; variables persist between cells.
     """
     from distkit.cluster.cluster import latest
-    from distkit.cluster.notebook import name_running_cell, place
+    from distkit.cluster.notebook import line_label, name_running_cell
 
     args = _options.parse_args(line.replace(",", " ").split())
     cluster = latest()
@@ -78,7 +78,7 @@ def ranks(line: str, cell: str) -> Any:
     try:
         return cluster.execute("\n" + cell, chosen, step=args.step, file=file, seed=args.seed)
     except SyntaxError as error:
-        error.filename = place(f"{file}:0").rpartition(":")[0]
+        error.filename = line_label(f"{file}:0").rpartition(":")[0]
         raise
     except (DistkitError, RunStopped) as error:
         if isinstance(error, RankError):

@@ -26,7 +26,7 @@ def confine() -> None:
     """Apply the limits to this rank and its child processes."""
     from distkit.cluster.rank.rank import Rank  # not needed by the kernel
 
-    folder = Rank.here.spec.folder
+    folder = Rank.current.spec.folder
     tempfile.tempdir = folder
     spent = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     _limit(resource.RLIMIT_CPU, int(spent) + CPU, 1)

@@ -24,7 +24,7 @@ from typing import Any
 from distkit import events
 from distkit._format import count
 from distkit.cluster import machine
-from distkit.cluster.notebook import place
+from distkit.cluster.notebook import line_label
 from distkit.cluster.processes.fork_client import server
 from distkit.cluster.runs.run import Run, run_ranks
 from distkit.errors import (
@@ -128,7 +128,7 @@ def _describe(error: RunError, answer: Answer) -> str:
         return str(error)
     folder = Path(__file__).parent
     files = [*folder.glob("*.py"), *folder.glob("content/*.py")]
-    course_files = {place(f"{file}:1").rpartition(":")[0] for file in files}
+    course_files = {line_label(f"{file}:1").rpartition(":")[0] for file in files}
     frames = "".join(
         frame[0]
         for frame in _FRAME.finditer(error.traceback)

@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 from distkit import kvstore
 from distkit.errors import StrategyError
 from distkit.kvstore.transport.sockets import context, listen_on, open_socket
-from distkit.recording.faults import Dropped
+from distkit.recording.faults import LeaveFunction
 from distkit.recording.recorder import mark
 from distkit_strategies.parameter_server import ParameterServerStrategy
 from distkit_strategies.variables import owner_of
@@ -221,7 +221,7 @@ class ClusterCoordinator:
                 f"ClusterCoordinator runs a function when a worker is idle; {strategy!r} is not "
                 'asynchronous. Use dk.strategies.ParameterServerStrategy(mode="async").'
             )
-        store, node = strategy.store, kvstore.here()
+        store, node = strategy.store, kvstore.current_node()
         assert node is not None
         if node.workers < 2:
             raise StrategyError(
@@ -399,12 +399,12 @@ class _FunctionRunner:
         node: this worker.
 
     Raises:
-        Dropped: the coordinator has ended.
+        LeaveFunction: the coordinator has ended.
     """
 
     def __init__(self, strategy: ParameterServerStrategy, node: kvstore.Node) -> None:
         self._strategy, self._node = strategy, node
-        self._worker, self._runs = Worker(node.index, node.life), 0
+        self._worker, self._runs = Worker(node.index, node.incarnation), 0
         self._factories: dict[int, bytes] = {}  # pickled functions that create datasets
         self._datasets: dict[int, Any] = {}
         self._iterators: dict[tuple[int, int], Any] = {}
@@ -421,7 +421,7 @@ class _FunctionRunner:
             self._runs += 1
         if self._socket is not None:
             self._socket.close(linger=0)
-        raise Dropped(f"ran {self._runs} scheduled functions")
+        raise LeaveFunction(f"ran {self._runs} scheduled functions")
 
     def _next(self, done: Any) -> Any:
         """Send a result, and return the next function; None after the coordinator has ended."""
@@ -470,7 +470,7 @@ class _FunctionRunner:
     def _connect(self) -> bool:
         """Connect to the coordinator's current address; return True if it has ended."""
         note = self._strategy.store.note(_NOTE)
-        address = self._node.way(note or _endpoint(self._node))
+        address = self._node.route(note or _endpoint(self._node))
         if note != _ENDED and address != self._address:
             if self._socket is not None:
                 self._socket.close(linger=0)

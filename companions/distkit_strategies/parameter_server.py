@@ -101,7 +101,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
     @property
     def _pipeline(self) -> tuple[int, int]:
         """This worker's index and the number of workers, not counting a coordinator."""
-        node = kvstore.here()
+        node = kvstore.current_node()
         if self.mode == "sync" or node is None:
             return super()._pipeline
         if self._is_coordinator:
@@ -134,7 +134,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         Raises:
             StrategyError: this process is not a worker of a cluster with servers.
         """
-        node = kvstore.here()
+        node = kvstore.current_node()
         if node is None or not node.servers:
             raise StrategyError(
                 f"{self} needs parameter servers, but this process is not a worker of a cluster "
@@ -236,7 +236,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         if specs != self._specs:
             replace = bool(self._specs) or self.mode == "async"  # other workers may be ahead
             for spec, keys in specs:
-                self.store.set_optimizer(spec, keys=keys, anew=replace)
+                self.store.set_optimizer(spec, keys=keys, replace=replace)
             self._specs = specs
 
     # -- checkpoints ----------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Starts ranks, runs functions on them, and cleans up.
 
-Only this package imports ipyparallel. ``processes`` forks, connects and ends processes; ``rank``
-runs in a rank; ``runs`` controls a run from the kernel; ``cluster`` is the user's interface, and
-``supervisor`` manages its processes.
+Only this package imports ipyparallel. ``processes`` forks, connects and kills processes; ``rank``
+is the code of a rank; ``runs`` controls a run from the kernel; ``cluster`` is the user's interface,
+and ``supervisor`` manages its processes.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The status card shows a cluster's processes and their state, live in a notebook."""
+"""The status card, which shows a cluster's processes and their states live in a notebook."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _COLUMNS = ("node", "host", "pid", "device", "state")
 
 @dataclass(frozen=True)
 class Status:
-    """A cluster at one moment: ``rows`` of (node, host, pid, device, state)."""
+    """A snapshot of a cluster: each of ``rows`` is (node, host, pid, device, state)."""
 
-    what: str
+    description: str
     stage: str
     note: str
     rows: list[tuple[str, str, int | str, str, str]]
 
     @property
     def title(self) -> str:
-        """The cluster in one line."""
-        return f"{self.what} · {self.stage}"
+        """A one-line summary of the cluster."""
+        return f"{self.description} · {self.stage}"
 
     def __repr__(self) -> str:
         table = [_COLUMNS, *(tuple(map(str, row)) for row in self.rows)]
@@ -54,7 +54,9 @@ def status(supervisor: Supervisor) -> Status:
     plan = supervisor.plan
     stage = supervisor.failure if supervisor.stage == "failed" else supervisor.stage
     parts = [plan.note or plan.backend, f"{count(plan.threads, 'thread')} per rank"]
-    return Status(f"distkit cluster: {plan.what}", stage, " · ".join(parts), _rows(supervisor))
+    return Status(
+        f"distkit cluster: {plan.description}", stage, " · ".join(parts), _rows(supervisor)
+    )
 
 
 def _rows(supervisor: Supervisor) -> list[tuple[str, str, int | str, str, str]]:
@@ -87,7 +89,7 @@ class Card:
         self._snapshots: list[HtmlSnapshot] = []  # one per display in a notebook
 
     def show(self) -> None:
-        """Show the card in the running cell of a notebook."""
+        """Show the card in the notebook cell that is running."""
         from distkit.views.widget.snapshot import HtmlSnapshot
 
         snapshot = HtmlSnapshot(self._draw)
@@ -100,11 +102,11 @@ class Card:
         return current._repr_html_(), repr(current)
 
     def refresh(self) -> None:
-        """Show the current status. Called from any thread."""
+        """Show the current status. May be called from any thread."""
         if not self._snapshots:
             return
         from zmq import ZMQError
 
-        with suppress(ZMQError):  # the kernel is ending
+        with suppress(ZMQError):  # the kernel is exiting
             for snapshot in self._snapshots:
                 snapshot.refresh()

@@ -15,7 +15,7 @@ from msgspec import structs
 from distkit.cluster import card, machine
 from distkit.cluster.notebook import Cell, CellRegistry, cell, in_notebook, name_running_cell
 from distkit.cluster.pickling import pack
-from distkit.cluster.plan import DEFAULT, Plan, make_plan
+from distkit.cluster.plan import DEFAULT_RANKS, Plan, make_plan
 from distkit.cluster.processes.fork_client import RESPONSE_TIMEOUT, end, server
 from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
@@ -29,7 +29,7 @@ from distkit.diagnosis.diagnose import Finding
 from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
 from distkit.recording import faults
 
-#: Environment variable by which a site selects other machines for the ranks of all clusters.
+#: Environment variable with which a site selects other machines for the ranks of all clusters.
 _SITE = "DISTKIT_CLUSTER"
 
 _clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
@@ -49,28 +49,28 @@ class Cluster:
     """Real ``torch.distributed`` ranks behind this notebook or script.
 
     The constructor returns immediately and shows a status card; the first use waits until the
-    ranks are ready. All processes end with :meth:`stop`, at the end of the ``with`` block, when the
-    object is garbage-collected, and when this kernel ends in any way.
+    ranks are ready. All processes end when :meth:`stop` is called, at the end of the ``with``
+    block, when the object is garbage-collected, and when this kernel exits for any reason.
 
     Args:
         ranks: number of ranks, default 4.
-        workers: synonym of ``ranks`` for clusters with parameter servers.
-        servers: number of parameter servers; a scheduler starts with them. On several machines
-            servers are assigned round-robin; the scheduler runs on the first machine.
+        workers: alias of ``ranks`` for clusters with parameter servers.
+        servers: number of parameter servers; a scheduler starts with them. On several machines,
+            servers are assigned round-robin, and the scheduler runs on the first machine.
         device: "auto" (GPUs if available), "cpu", "cuda" or "cuda:0".
         backend: "auto" (nccl if every rank has its own GPU, else gloo), "gloo" or "nccl".
-        threads: torch threads per rank; None for as many as the cgroup's quota allows.
+        threads: torch threads per rank; None to share the available processors equally.
         hosts: number of ranks per machine, reached by SSH: ``{"alpha": 2, "beta": 2}``; or a list
             of machines, which get the ranks in blocks.
-        engines: ipyparallel launcher that starts the ranks: "slurm", "mpi", "ssh", …. For calls
-            without machines a site sets this and other arguments, as a JSON object, in the
+        engines: ipyparallel launcher that starts the ranks: "slurm", "mpi", "ssh", …. A site can
+            set this and other arguments for calls that name no machines, as a JSON object in the
             environment variable ``DISTKIT_CLUSTER``.
-        interface: with other machines: an address of this machine that they can reach, or a machine
-            that this one reaches through the right interface, optionally with a port, as in
-            ``"10.0.0.1:45000"``; or a listening socket. Detected by default.
-        timeout: with other machines: time limit for them to connect [s]; a job's time in the queue
-            does not count.
-        options: with other machines: the launcher's configuration, such as ``ssh_args=[…]`` or
+        interface: for ranks on other machines: an address of this machine that they can reach, or
+            a machine that this one reaches through the right interface, optionally with a port, as
+            in ``"10.0.0.1:45000"``; or a listening socket. Detected by default.
+        timeout: time limit for other machines to connect [s]; the time that a job spends in the
+            queue does not count.
+        options: configuration of the launcher on other machines, such as ``ssh_args=[…]`` or
             ``account="physics"``.
 
     Raises:
@@ -123,7 +123,7 @@ class Cluster:
         if options:
             raise TypeError(f"Cluster() got an unexpected keyword argument {next(iter(options))!r}")
         plan = make_plan(
-            DEFAULT if count is None else count,
+            DEFAULT_RANKS if count is None else count,
             servers,
             device,
             backend,
@@ -150,7 +150,7 @@ class Cluster:
     ) -> Cluster:
         """Start ranks next to the engines of a running ipyparallel cluster, one per engine.
 
-        The engines keep running when this cluster is stopped; a rank ends with its engine.
+        The engines keep running when this cluster is stopped; a rank exits with its engine.
 
         Args:
             cluster: an ``ipyparallel.Client``, or the name of its profile or cluster.
@@ -220,8 +220,8 @@ class Cluster:
         The function is pickled with everything it captures; ``args`` and ``kwargs`` are the same on
         every rank; ``dist.get_rank()`` returns the rank. A ``.py`` path runs as ``__main__``
         with ``args`` as its arguments. Deadlocked ranks are released with an explanation, unless
-        ``wait_forever``. Each run has its own processes, as under torchrun: settings, threads and
-        children of the function end with it.
+        ``wait_forever`` is set. Each run has its own processes, as under torchrun: settings,
+        threads and children of the function end with it.
 
         Every rank draws different random numbers, as under torchrun. A run with the same
         ``seed`` draws the same numbers again: each rank derives the seeds of torch's, numpy's and
@@ -231,7 +231,7 @@ class Cluster:
         Raises:
             DeadlockError: ranks waited for each other forever; the message explains where and why.
             RankError: the function raised on a rank; the others were released.
-            RankDied: a rank's process ended.
+            RankDied: a rank's process exited.
             NotPicklableError: an object cannot be pickled; the message names it.
             StoppedError: the cluster was stopped.
         """
@@ -327,8 +327,10 @@ class Cluster:
         self.wait()
         with self._submitting:
             running = self._supervisor.run
-            if running is not None and running.ending:  # its processes may wait for an import
-                self._supervisor.settled.wait(RESPONSE_TIMEOUT)
+            if (
+                running is not None and running.ending
+            ):  # its processes may still be importing a module
+                self._supervisor.run_ended.wait(RESPONSE_TIMEOUT)
                 running = self._supervisor.run
             self.wait()
             if running is not None:
@@ -358,7 +360,7 @@ class Cluster:
                 self._supervisor.submit(ranks, conductor, payload, options)
             except KeyboardInterrupt:
                 raise RunStopped(
-                    f"{name} was interrupted while its processes started; nothing ran."
+                    f"{name} was interrupted while its processes were starting; nothing ran."
                 ) from None
         return run
 
@@ -403,13 +405,13 @@ class Cluster:
             run.interrupt()
 
     def kill(self, name: str) -> None:
-        """Kill a process with SIGKILL, on any machine, and wait for its end.
+        """Kill a process on any machine with SIGKILL, and wait until it has exited.
 
         Args:
             name: the process's name on the status card: "rank 1", "server 0", "scheduler".
 
         Raises:
-            ClusterError: the process does not exist, or does not run now.
+            ClusterError: the process does not exist, or is not running.
 
         Example:
             >>> cluster.kill("server 0")                 # doctest: +SKIP
@@ -419,8 +421,8 @@ class Cluster:
         child = processes.children.get(numbers.get(name, -1))
         if child is None:
             raise ClusterError(
-                f"{name!r} {'has no process now' if name in numbers else 'does not exist'}. This "
-                f"cluster has {', '.join(numbers)} during a run: start one with cluster.submit()."
+                f"{name!r} {'is not running' if name in numbers else 'does not exist'}. During a "
+                f"run, this cluster has {', '.join(numbers)}. Start a run with cluster.submit()."
             )
         end([child])
         child.wait(INTERRUPT_TIMEOUT)
@@ -455,7 +457,7 @@ class Cluster:
         )
 
     def stop(self) -> None:
-        """End every process of the cluster and remove its folder; a second call does nothing."""
+        """Terminate all processes and remove the cluster's folder; a second call does nothing."""
         self._finalizer.detach()
         self._supervisor.close()
 
@@ -481,6 +483,6 @@ class Cluster:
 
 
 def latest() -> Cluster | None:
-    """Return this process's most recent cluster that was not stopped; None without one."""
+    """Return this process's most recent cluster that was not stopped; None if there is none."""
     alive = [c for c in _clusters if not c._supervisor.closed]
     return max(alive, key=lambda c: c._supervisor.started, default=None)

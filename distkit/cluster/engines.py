@@ -1,7 +1,8 @@
 """Runs ``%%ranks`` cells and ``%px`` on an ipyparallel cluster with one engine per rank.
 
 Unlike the ranks of a run, engines and their variables persist between cells. They start with the
-first cell. Killing a cell ends its engines. Cells have no parameter server: each run has its own.
+first cell. Killing a cell terminates its engines. Cells have no parameter server, because each run
+starts its own.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ REGISTRATION_TIMEOUT = 120.0
 class Engines(Ranks):
     """Ranks that run cells.
 
-    ``usable`` is False after a process has ended, or if its process group is not intact;
-    ``loss_reported`` is True if a run has warned about it.
+    ``usable`` is False after a process has exited, or if its process group is not intact;
+    ``loss_reported`` is True if a run has warned about the loss.
     """
 
     role, kind = "distkit.cluster.processes.roles:engine", "engine"
@@ -45,7 +46,7 @@ class Engines(Ranks):
         for fork in {server(), *(host.server for host in self.hosts)}:
             fork.preload("distkit.cluster.processes.preload:engines")
         controller = {
-            "run": "distkit.cluster.processes.roles:controller",
+            "target": "distkit.cluster.processes.roles:controller",
             "folder": self.folder,
             "log": "controller.log",
             "period": HEARTBEAT_PERIOD,
@@ -70,14 +71,14 @@ class Engines(Ranks):
         )
         self._connection = json.dumps(connection["engine"])
         self._fork(range(self.plan.ranks))
-        self._await_registration()
+        self._wait_for_registration()
 
     def _fork_args(self, node: int) -> dict[str, Any]:
         folder = self.host(node).folder  # contains the controller's sockets on that machine
         local = json.loads(self._connection.replace(self.folder, folder))
         return {**super()._fork_args(node), "connection": local, "profile": folder}
 
-    def _await_registration(self) -> None:
+    def _wait_for_registration(self) -> None:
         end = time.monotonic() + REGISTRATION_TIMEOUT
         while len(self.client.ids) < self.plan.ranks:
             if not self.usable:
@@ -92,7 +93,7 @@ class Engines(Ranks):
             time.sleep(0.005)
 
     def _log(self, name: str) -> str:
-        """Return the end of a process's low-level output."""
+        """Return the tail of a process's low-level output."""
         log = Path(self.folder, name)
         text = log.read_text(errors="replace")[-20_000:] if log.exists() else ""
         return "\n".join(line for line in text.splitlines() if "[IPController]" not in line)
@@ -113,7 +114,7 @@ class Engines(Ranks):
             self.usable, self.loss_reported = False, self.run is not None and not self.run.finished
 
     def close(self, timeout: float = KILL_TIMEOUT) -> None:
-        """End all processes, including the controller."""
+        """Terminate all processes, including the controller."""
         self.usable = False
         if self.client is not None:
             self.client.close()

@@ -1,7 +1,7 @@
-"""Assigns devices to ranks, chooses the backend, and explains the choice. Pure.
+"""Assigns devices to ranks, chooses the backend, and explains the choice.
 
-The machine's GPUs come from nvidia-smi (:func:`distkit.cluster.machine.gpus`). The status card, the
-doctor and errors quote the explanation.
+No side effects. nvidia-smi lists the machine's GPUs (:func:`distkit.cluster.machine.gpus`). The
+status card, the doctor and errors quote the explanation.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Obstacle(NamedTuple):
     """The reason why a machine's GPUs cannot be used, and the remedy."""
 
     kind: str
-    what: str
+    reason: str
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.what}. {self.remedy}"
+        return f"{self.reason}. {self.remedy}"
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def examine(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
         torch: torch's versions of CUDA and NCCL; empty if torch did not respond.
     """
     if "error" in found:
-        what = f"the GPU driver does not respond: {found['error']}"
-        return Gpus((), Obstacle("driver", what, "Reboot, or reload the driver."))
+        reason = f"the GPU driver does not respond: {found['error']}"
+        return Gpus((), Obstacle("driver", reason, "Reboot, or reload the driver."))
     devices = [Gpu(**entry) for entry in found["found"]]
     if not devices:
         return Gpus()
@@ -73,12 +73,12 @@ def examine(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
         usable = [gpu for name in names for gpu in devices if name in (str(gpu.index), gpu.uuid)]
     if not usable:
         existing = joined([f"GPU {gpu.index}" for gpu in devices])
-        what = f"CUDA_VISIBLE_DEVICES={setting!r} selects none of the GPUs here: {existing}"
+        reason = f"CUDA_VISIBLE_DEVICES={setting!r} selects none of the GPUs here: {existing}"
         remedy = "Unset it: del os.environ['CUDA_VISIBLE_DEVICES']."
-        return Gpus((), Obstacle("hidden", what, remedy))
+        return Gpus((), Obstacle("hidden", reason, remedy))
     if not torch.get("cuda"):
-        what = "torch is built without CUDA" if "cuda" in torch else "torch does not respond"
-        return Gpus((), Obstacle("torch", what, "Install torch with CUDA."))
+        reason = "torch is built without CUDA" if "cuda" in torch else "torch does not respond"
+        return Gpus((), Obstacle("torch", reason, "Install torch with CUDA."))
     return Gpus(tuple(usable), None, tuple(torch["nccl"] or ()))
 
 
@@ -103,14 +103,14 @@ def assign_devices(
         )
     if backend not in ("auto", "gloo", "nccl"):
         raise StartError(f"backend={backend!r} is invalid. Use 'auto', 'gloo' or 'nccl'.")
-    usable, why = _choose(device, gpus)
+    usable, reason = _choose(device, gpus)
     if not usable:
         if backend == "nccl":
             raise StartError(
                 f"backend='nccl' needs one GPU for each of {ranks} ranks; none is usable. "
-                f"{why or 'Omit the backend.'}"
+                f"{reason or 'Omit the backend.'}"
             )
-        return ("cpu",) * ranks, "gloo", f"gloo on CPU{': ' if why else ''}{why}"
+        return ("cpu",) * ranks, "gloo", f"gloo on CPU{': ' if reason else ''}{reason}"
     devices = tuple(usable[r % len(usable)] for r in range(ranks))
     no_nccl = _why_not_nccl(devices, gpus)
     if backend == "gloo" or (no_nccl and backend == "auto"):
@@ -125,18 +125,18 @@ def assign_devices(
 
 
 def _choose(device: str, gpus: Gpus) -> tuple[Sequence[str], str]:
-    """Return the devices to assign; none, and the reason, if "auto" selects the CPU."""
+    """Return the devices to assign, or none and the reason if "auto" selects the CPU."""
     existing = [f"cuda:{i}" for i in range(len(gpus.usable))]
     if device == "cpu":
         return [], ""
     if device == "auto":
         return existing, str(gpus.obstacle or "")
     if not existing:
-        why = gpus.obstacle or (
+        reason = gpus.obstacle or (
             "torch sees no GPU here (no driver, or a CPU build of torch). Use device='cpu' or "
             "'auto', or install torch with CUDA."
         )
-        raise StartError(f"device={device!r} was requested, but {why}")
+        raise StartError(f"device={device!r} was requested, but {reason}")
     if device == "cuda":
         return existing, ""
     if device not in existing:

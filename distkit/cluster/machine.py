@@ -1,4 +1,4 @@
-"""Returns the processors, memory and GPUs that this machine, container or pod allows.
+"""Queries the processors, memory and GPUs that this machine, container or pod provides.
 
 In a container the host's numbers are wrong (Binder: 1 CPU and 2 GB of a 64-core host), so the
 cgroup's quota applies. The doctor sends this file to machines where distkit may not be installed:
@@ -31,14 +31,14 @@ def usable_cores() -> int:
 
 
 def cpu_quota() -> float:
-    """Return the number of processors that the cgroups allow; infinite without a limit."""
-    limits = [words(cgroup / "cpu.max") for cgroup in cgroups()]
+    """Return the number of processors that the cgroups allow; infinity if there is no limit."""
+    limits = [read_fields(cgroup / "cpu.max") for cgroup in cgroups()]
     quotas = [int(limit[0]) / int(limit[1]) for limit in limits if limit and limit[0] != "max"]
     return min(quotas, default=math.inf)
 
 
 def cpus() -> int:
-    """Return the number of usable processors: affinity, limited by the cgroup's quota."""
+    """Return the number of usable processors: the affinity mask, limited by the cgroup's quota."""
     return max(1, math.ceil(min(usable_cores(), cpu_quota())))
 
 
@@ -50,15 +50,15 @@ def memory() -> int:
 
 
 def cgroup_memory() -> float:
-    """Return the memory that the cgroups still allow [bytes]; infinite without a limit."""
+    """Return the memory that the cgroups still allow [bytes]; infinity if there is no limit."""
     return min(map(_memory_left, cgroups()), default=math.inf)
 
 
 def _memory_left(cgroup: Path) -> float:
-    limit, used = words(cgroup / "memory.max"), words(cgroup / "memory.current")
+    limit, used = read_fields(cgroup / "memory.max"), read_fields(cgroup / "memory.current")
     if not limit or not used or limit[0] == "max":
         return math.inf
-    fields = words(cgroup / "memory.stat")
+    fields = read_fields(cgroup / "memory.stat")
     stat = dict(zip(fields[::2], fields[1::2], strict=False))
     cached = int(stat.get("inactive_file", 0))  # the page cache is reclaimable
     return max(0, int(limit[0]) - int(used[0]) + cached)
@@ -70,12 +70,14 @@ def cgroups() -> list[Path]:
     In a container the process's own cgroup is often the outermost visible one. systemd services,
     such as a user's server on a hub, and Slurm jobs have nested cgroups.
     """
-    own = [line.removeprefix("0::/") for line in words(_OWN_CGROUP) if line.startswith("0::/")]
+    own = [
+        line.removeprefix("0::/") for line in read_fields(_OWN_CGROUP) if line.startswith("0::/")
+    ]
     folder = _CGROUP.joinpath(*own)
     return [folder, *folder.parents]
 
 
-def words(path: Path) -> list[str]:
+def read_fields(path: Path) -> list[str]:
     """Return the fields of a /proc or cgroup file; [] if it does not exist."""
     try:
         return path.read_text().split()
@@ -83,10 +85,10 @@ def words(path: Path) -> list[str]:
         return []
 
 
-def own_address(towards: str) -> str:
+def own_address(peer: str) -> str:
     """Return this machine's source address for packets to another, without sending any."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.connect((towards, 9))
+        s.connect((peer, 9))
         return str(s.getsockname()[0])
 
 
@@ -96,18 +98,18 @@ def own_address(towards: str) -> str:
 def gpus() -> Json:
     """Return the GPUs that nvidia-smi lists, and the setting of CUDA_VISIBLE_DEVICES.
 
-    ``found`` has each GPU's index, name and UUID; without ``driver``, the driver's version, there
-    is an ``error``, the message of nvidia-smi.
+    ``found`` lists each GPU's index, name and UUID, and ``driver`` is the driver's version. If
+    nvidia-smi fails, ``error`` is its message.
     """
     report: Json = {"found": [], "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     if not shutil.which("nvidia-smi"):
         return report
-    # the name comes last, since it may contain a comma
+    # the name is last, since it may contain a comma
     command = ["nvidia-smi", "--query-gpu=index,uuid,driver_version,name", "--format=csv,noheader"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT)
     except subprocess.TimeoutExpired:
-        return {**report, "error": f"it did not answer within {SMI_TIMEOUT:.0f} s"}
+        return {**report, "error": f"nvidia-smi timed out after {SMI_TIMEOUT:.0f} s"}
     rows = re.findall(r"^(\d+), (GPU-\S+), ([\d.]+), (.+)", result.stdout, re.MULTILINE)
     for index, uuid, report["driver"], name in rows:
         report["found"].append({"index": int(index), "name": name, "uuid": uuid})

@@ -67,7 +67,7 @@ class CellRegistry:
 
 
 def name_running_cell(source: str) -> str:
-    """Return a new file name, labelled ``In[n]`` in tracebacks, for code of the running cell."""
+    """Return a new file name, labeled ``In[n]`` in tracebacks, for code of the running cell."""
     history = getattr(shell(), "history_manager", None)
     # the first input is empty; execution_count differs between IPython 8 and 9
     count = 0 if history is None else len(history.input_hist_raw) - 1
@@ -99,21 +99,21 @@ class Cell:
         return value
 
 
-def place(where: str) -> str:
-    """Label ``file:line`` for the user: ``In[5]:3`` for a cell, a short path for a file."""
-    return _label_line(where, getattr(shell(), "execution_count", 0))
+def line_label(where: str) -> str:
+    """Return a label of ``file:line``: ``In[5]:3`` for a cell, a short path for a file."""
+    return _line_label(where, getattr(shell(), "execution_count", 0))
 
 
 @lru_cache(4096)
-def _label_line(where: str, count: int) -> str:
-    """Return the result of :func:`place` during cell ``count``: numbers of cells change."""
+def _line_label(where: str, count: int) -> str:
+    """Return the label while cell ``count`` runs, since a cell's number may change."""
     file, _, line = where.rpartition(":")
     if not file:
         return where
     compiler = getattr(shell(), "compile", None)
     known = getattr(compiler, "format_code_name", lambda name: None)(file)
-    path, here = Path(file), Path.cwd()
-    short_path = str(path.relative_to(here)) if path.is_relative_to(here) else path.name
+    path, cwd = Path(file), Path.cwd()
+    short_path = str(path.relative_to(cwd)) if path.is_relative_to(cwd) else path.name
     label = _labels.get(file) or (str(known[1]) if known else short_path)
     _files[label] = file
     return f"{label}:{line}"

@@ -13,11 +13,11 @@ from typing import Any
 import cloudpickle
 
 from distkit.errors import OWN, NotPicklableError
-from distkit.recording.recorder import add_user_file, is_users
+from distkit.recording.recorder import add_user_file, is_user_file
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle a value, including functions of notebooks."""
+    """Pickle a value, including functions that are defined in a notebook."""
     pickled: bytes = cloudpickle.dumps(value)
     return pickled
 
@@ -45,7 +45,7 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
             "function itself, without parentheses: cluster.run(hello), not cluster.run(hello())."
         )
     try:
-        with _users_modules_by_value():
+        with _pickle_user_modules_by_value():
             return dumps((fn, args, kwargs))
     except Exception:
         # a module's global cannot be pickled: import the module on the ranks
@@ -55,10 +55,12 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
 
 
 @contextmanager
-def _users_modules_by_value() -> Iterator[None]:
+def _pickle_user_modules_by_value() -> Iterator[None]:
     """Pickle the user's modules by value in the block, since they may change between runs."""
     files = [(m, getattr(m, "__file__", None)) for m in list(sys.modules.values())]
-    user_modules = [m for m, file in files if file and not file.startswith(OWN) and is_users(file)]
+    user_modules = [
+        m for m, file in files if file and not file.startswith(OWN) and is_user_file(file)
+    ]
     # by name: a module that sys.modules lists twice can be registered only once
     named = {m.__name__: m for m in user_modules if sys.modules.get(m.__name__) is m}
     named.pop("__main__", None)
@@ -91,7 +93,7 @@ def _candidates(
         yield f"argument {i}", value
     for key, value in kwargs.items():
         yield f"argument {key!r}", value
-    with suppress(TypeError, ValueError):  # not a function, or a variable has no value yet
+    with suppress(TypeError, ValueError):  # not a function, or a captured variable has no value yet
         used = inspect.getclosurevars(fn)
         for key, value in {**used.globals, **used.nonlocals}.items():
             yield f"the captured variable {key!r}", value

@@ -1,6 +1,6 @@
 """Plans a cluster before anything starts: the number of ranks and servers, devices and backend.
 
-Pure: it computes a plan from the machine's resources, or raises :class:`StartError`.
+No side effects: it computes a plan from the machine's resources, or raises :class:`StartError`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from distkit.errors import StartError
 RANK_BYTES = 90_000_000
 
 #: Default number of ranks.
-DEFAULT = 4
+DEFAULT_RANKS = 4
 
-#: Number of processes per core that start within seconds and do not wait long for the core.
-COMFORTABLE = 8
+#: Recommended maximum number of processes per core; more start slowly and wait for the core.
+PROCESSES_PER_CORE = 8
 
 
 @dataclass(frozen=True)
 class Plan:
     """The plan of a cluster.
 
-    ``devices`` has torch's name of each rank's device; ``note`` explains the backend on the status
-    card; ``oversubscription_warning`` describes the effect of too few cores.
+    ``devices`` contains torch's name of each rank's device; ``note`` explains the backend on the
+    status card; ``oversubscription_warning`` describes the effect of too few cores.
     """
 
     ranks: int
@@ -43,7 +43,7 @@ class Plan:
         return self.ranks + self.servers + (1 if self.servers else 0)
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """Summary of the processes."""
         if self.servers:
             servers = count(self.servers, "server")
@@ -71,7 +71,7 @@ def make_plan(
         backend: "auto", "gloo" or "nccl".
         cpus: number of usable processors.
         memory: memory available to new processes [bytes].
-        gpus: the machine's GPUs; None for none.
+        gpus: the machine's GPUs; None if it has none.
         threads: torch threads per rank; None to share the processors equally.
 
     Raises:
@@ -95,7 +95,7 @@ def make_plan(
 
 def _warn_oversubscribed(processes: int, cpus: int) -> str:
     """Return a warning if the processes oversubscribe the cores; else ""."""
-    limit = COMFORTABLE * cpus
+    limit = PROCESSES_PER_CORE * cpus
     if processes <= limit:
         return ""
     return (
@@ -123,7 +123,7 @@ def _check_memory(ranks: int, servers: int, memory: int, cpus: int) -> None:
     processes = ranks + servers + (1 if servers else 0)
     fit = max(0, memory // RANK_BYTES)
     if processes > fit:
-        suggestion = min(fit, COMFORTABLE * cpus)
+        suggestion = min(fit, PROCESSES_PER_CORE * cpus)
         remedy = f"Use dk.Cluster({suggestion})" if fit else "Stop other programs or clusters"
         raise StartError(
             f"{processes} processes need about {human_bytes(processes * RANK_BYTES)} of "

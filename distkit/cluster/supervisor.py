@@ -1,4 +1,4 @@
-"""Starts, monitors and ends a cluster's processes: those of the current run, and engines."""
+"""Starts, monitors and terminates a cluster's processes: those of a run, and engines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class Supervisor:
         self.ranks: Ranks | None = None  # of the current run
         self.engines: Engines | None = None
         self.ready = threading.Event()
-        self.settled = threading.Event()  # the latest run and its processes have ended
+        self.run_ended = (
+            threading.Event()
+        )  # the latest run has ended, and its processes have exited
         self.closed = False
         self._starting = threading.Lock()
         self._fleet = None if start_hosts is None else start_hosts(self.folder, self._set_stage)
@@ -76,7 +78,7 @@ class Supervisor:
             self._set_stage("failed")
             self._end_all()
         finally:
-            if self.closed:  # stopped while starting: end the processes started since then
+            if self.closed:  # stopped while starting: kill the processes started since then
                 self._end_all()
             self.ready.set()
 
@@ -102,11 +104,11 @@ class Supervisor:
 
     @property
     def processes(self) -> Ranks:
-        """The ranks of the current run, else the engines, else ranks that have not started."""
+        """The ranks of the current run; or the engines; or ranks that have not started."""
         return self.ranks or self.engines or Ranks(self.plan, self.folder, hosts=self.hosts)
 
     def start_engines(self) -> Engines:
-        """Return the engines; start new ones if there are none, or if one has ended.
+        """Return the engines; start new ones if there are none, or if one has exited.
 
         Raises:
             StartError: the engines do not start.
@@ -131,27 +133,27 @@ class Supervisor:
     def submit(self, ranks: Ranks, run: Conductor, payload: bytes, options: dict[str, Any]) -> None:
         """Send the call to every rank; another thread passes their messages to ``run``.
 
-        After any exception, including an interrupt, the ranks are terminated: a call on only some
-        would hang.
+        After any exception, including an interrupt, the ranks are terminated, because a call on
+        only some of them would hang.
         """
-        self.settled.clear()
+        self.run_ended.clear()
         self.run, self.ranks = run, ranks
         if self.stage == "failed":  # after the ranks were forked
             run.abandon(self.failure)
         try:
             if self.closed:
                 raise StartError("the cluster was stopped.")
-            ranks.submit(run, payload, options, partial(self._on_settled, run))
+            ranks.submit(run, payload, options, partial(self._on_run_ended, run))
         except BaseException:
             ranks.close(0)
-            self._on_settled(run)
+            self._on_run_ended(run)
             raise
         self.card.refresh()
 
-    def _on_settled(self, run: Conductor) -> None:
+    def _on_run_ended(self, run: Conductor) -> None:
         if self.run is run:
             self.run = self.ranks = None
-            self.settled.set()
+            self.run_ended.set()
             self.card.refresh()
 
     # -- ending -----------------------------------------------------------------
@@ -169,7 +171,7 @@ class Supervisor:
         """Stop the current run and the engines; new engines start with the next cell."""
         if (run := self.run) is not None:
             run.abandon("the cluster was restarted")
-            self.settled.wait()
+            self.run_ended.wait()
         with self._starting:
             if self.engines is not None:
                 self.engines.close()

@@ -1,7 +1,7 @@
-"""The parameter server: weights on servers, workers that pull them and push gradients.
+"""The parameter server: servers hold the weights; workers pull them and push gradients.
 
-Three roles: *workers* train, *servers* hold the weights, and one *scheduler* gives every node the
-addresses of the others. On each worker::
+There are three roles: *workers* train, *servers* hold the weights, and one *scheduler* sends every
+node the addresses of the others. On each worker::
 
     kv = kvstore.create("dist_sync")
     kv.init("w", w)
@@ -25,7 +25,7 @@ from distkit.companions import attributes
 if TYPE_CHECKING:
     from distkit.kvstore.client.tensors import split_and_load
     from distkit.kvstore.client.trainer import Trainer
-    from distkit.kvstore.client.worker import KVStore, create, here, release, use
+    from distkit.kvstore.client.worker import KVStore, create, current_node, release, use
     from distkit.kvstore.protocol.optimizer import SGD, OptimizerSpec
     from distkit.kvstore.protocol.placement import Part
     from distkit.kvstore.transport.node import Node
@@ -40,7 +40,7 @@ __all__ = [
     "Service",
     "Trainer",
     "create",
-    "here",
+    "current_node",
     "release",
     "split_and_load",
     "use",
@@ -52,7 +52,7 @@ _HOMES = {
     for module, names in {
         "client.tensors": ["split_and_load"],
         "client.trainer": ["Trainer"],
-        "client.worker": ["KVStore", "create", "here", "release", "use"],
+        "client.worker": ["KVStore", "create", "current_node", "release", "use"],
         "protocol.optimizer": ["SGD", "OptimizerSpec"],
         "protocol.placement": ["Part"],
         "transport.node": ["Node"],

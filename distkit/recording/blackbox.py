@@ -1,4 +1,4 @@
-"""Black box, which keeps a rank's latest events in a small file that survives a crash.
+"""The black box keeps a rank's latest events in a small file that survives a crash.
 
 A rank sends events a few milliseconds after they happen, so an aborting process would lose its last
 events. Each event is therefore also written to a memory-mapped ring buffer.
@@ -19,7 +19,7 @@ from distkit.recording.plain import decode, encode
 #: Number of events kept, and maximum bytes per event; longer events are skipped.
 SLOTS, SIZE = 256, 512
 
-#: Errors raised when decoding an incomplete entry, whose process ended while writing it.
+#: Errors raised when decoding an incomplete entry, whose process exited while writing it.
 DECODE_ERRORS = (ValueError, IndexError, struct.error, msgspec.MsgspecError)
 
 #: Run, number of the event in the run (from 1), and length of the row that follows.

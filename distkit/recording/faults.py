@@ -1,7 +1,7 @@
 """Fault injection: stragglers, slow links and killed ranks, without root privileges.
 
-The ranks inject the faults before an operation goes to the backend, in a callback of the tap, and
-before each call of a KVStore.
+The ranks inject the faults before an operation is passed to the backend, in a callback of the tap,
+and before each call of a KVStore.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distkit.recording import recorder
 _current: list[Faults] = []
 
 
-class Dropped(BaseException):
+class LeaveFunction(BaseException):
     """Makes a rank leave its function as if it had returned."""
 
 
@@ -44,7 +44,7 @@ class Faults:
             )
 
 
-class OnRank:
+class FaultInjector:
     """Injects the faults of one rank in one run, when called before each communication."""
 
     def __init__(self, faults: Faults, rank: int) -> None:
@@ -62,7 +62,7 @@ class OnRank:
             time.sleep(pause)
 
     def missed(self) -> list[str]:
-        """Return a message if the rank's death did not happen by the end of the function."""
+        """Return a message if the function ended before the rank was to be killed."""
         n = self._faults.kill.get(self._rank)
         if n is None:
             return []

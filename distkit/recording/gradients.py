@@ -1,4 +1,4 @@
-"""Recording of the gradients, weights and loss of each training step on each replica.
+"""Records the gradients, weights and loss of each training step on each replica.
 
 Marks record summarized values, never whole tensors.
 
@@ -6,7 +6,7 @@ Marks record summarized values, never whole tensors.
 attributes           before (STARTED)                after (COMPLETED)
 ===================  ==============================  ============================================
 ``gradient NAME``    this rank's own gradient        the gradient that the optimizer saw
-``alone NAME``                                       the gradient of :meth:`GradientRecorder.alone`
+``reference NAME``                                   the gradient of :meth:`.reference`
 ``weights CRC``                                      a sketch of all weights; each layer's norm
 ``step``                                             (loss, learning rate, samples), NaN: unknown
 ===================  ==============================  ============================================
@@ -41,7 +41,7 @@ EXACT_WEIGHTS = 1 << 22
 
 
 @contextmanager
-def watch_gradients(model: nn.Module, *, most: int = 32) -> Iterator[GradientRecorder]:
+def watch_gradients(model: nn.Module, *, max_parameters: int = 32) -> Iterator[GradientRecorder]:
     """Record gradients, weights and loss of a training loop, for :class:`distkit.Gradients`.
 
     Each gradient is recorded when ``backward`` has computed it, before any all-reduce, and again at
@@ -52,7 +52,7 @@ def watch_gradients(model: nn.Module, *, most: int = 32) -> Iterator[GradientRec
 
     Args:
         model: the model to train.
-        most: the maximum number of parameters to record; the largest parameters are recorded.
+        max_parameters: the maximum number of parameters to record; the largest are recorded.
 
     >>> import torch
     >>> net = torch.nn.Linear(2, 1)
@@ -62,7 +62,7 @@ def watch_gradients(model: nn.Module, *, most: int = 32) -> Iterator[GradientRec
     ...         loss.backward()
     ...         watch.step(loss=loss, lr=0.1, samples=5)
     """
-    watch = GradientRecorder(_unwrap(model), most)
+    watch = GradientRecorder(_unwrap(model), max_parameters)
     try:
         yield watch
     finally:
@@ -72,9 +72,9 @@ def watch_gradients(model: nn.Module, *, most: int = 32) -> Iterator[GradientRec
 class GradientRecorder:
     """The handle of :func:`watch_gradients`: call :meth:`step` at the end of each step."""
 
-    def __init__(self, model: nn.Module, most: int) -> None:
+    def __init__(self, model: nn.Module, max_parameters: int) -> None:
         parameters = [(n, w) for n, w in model.named_parameters() if w.requires_grad]
-        largest = {n for n, _ in sorted(parameters, key=lambda p: -p[1].numel())[:most]}
+        largest = {n for n, _ in sorted(parameters, key=lambda p: -p[1].numel())[:max_parameters]}
         self._watched = {n: w for n, w in parameters if n in largest}
         self._weights = [w for _, w in parameters]
         self._steps = 0
@@ -115,8 +115,8 @@ class GradientRecorder:
         )
         self._record_weights()
 
-    def alone(self, loss: Tensor) -> None:
-        """Record the gradient that one process computes from the whole batch, for comparison.
+    def reference(self, loss: Tensor) -> None:
+        """Record the reference gradient, which one process computes from the whole batch.
 
         Call this before the step changes the weights. The model's gradients stay unchanged.
 
@@ -131,7 +131,7 @@ class GradientRecorder:
         gradients = torch.autograd.grad(loss, list(self._watched.values()), allow_unused=True)
         for name, gradient in zip(self._watched, gradients, strict=True):
             if gradient is not None:
-                _put(rec, rec.next_seq(), State.COMPLETED, "alone", name, gradient)
+                _put(rec, rec.next_seq(), State.COMPLETED, "reference", name, gradient)
 
     def close(self) -> None:
         """Stop recording."""

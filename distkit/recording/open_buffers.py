@@ -112,7 +112,7 @@ class OpenBuffers(TorchFunctionMode):
         for mode in modes:
             _push_mode(mode)
 
-    def after(self, backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run_backward(self, backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass, which writes gradients in C++, and check the buffers afterwards."""
         before = self._open.copy()
         try:

@@ -25,13 +25,13 @@ from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import WORLD, Op, State
 from distkit.recording.device import DeferredSummary, Device, InFlight
-from distkit.recording.recorder import Recorder, is_standard, is_users
+from distkit.recording.recorder import Recorder, is_stdlib_file, is_user_file
 
 #: Longest timeout [ms] that a program is expected to handle, so its wait is not interrupted.
 MAX_USER_TIMEOUT = 60_000
 
 
-def is_limit(timeout: timedelta | int | None) -> bool:
+def is_user_timeout(timeout: timedelta | int | None) -> bool:
     """Return whether the program is expected to handle a timeout; integers are in milliseconds."""
     if isinstance(timeout, timedelta):
         timeout = timeout // timedelta(milliseconds=1)
@@ -164,7 +164,7 @@ def waiting(*operations: Pending, limited: bool = False) -> Iterator[None]:
 
 # -- collectives that the program does not wait for -----------------------------------------
 
-#: Methods of Work, besides wait(), that show a program that it is complete.
+#: Methods of Work, besides wait(), that reveal its completion.
 COMPLETION_QUERIES = (
     "get_future",
     "is_completed",
@@ -188,12 +188,12 @@ _WRAPPER_FILES = (
 )
 
 
-def is_given_to_users(frame: FrameType) -> bool:
+def returns_to_user(frame: FrameType) -> bool:
     """Return whether a function of torch.distributed returns to user code."""
     for outer, _ in walk_stack(frame):
         file = outer.f_code.co_filename
-        if not (file.startswith(_WRAPPER_FILES) or is_standard(file)):
-            return is_users(file)
+        if not (file.startswith(_WRAPPER_FILES) or is_stdlib_file(file)):
+            return is_user_file(file)
     return False
 
 

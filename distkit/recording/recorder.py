@@ -75,14 +75,15 @@ class Wait:
     """A thread's wait for the first of ``operations`` that is not done.
 
     An operation has the attributes ``seq``, ``op``, ``fields`` and ``done`` of a :class:`Pending`.
-    ``still`` returns whether the thread is still waiting; it is set if the end is not observable.
+    ``is_waiting`` returns whether the thread is still waiting; it is set if the end of the wait is
+    not observable.
     ``limited`` means that the program has set a timeout and is expected to handle it.
     """
 
     operations: Sequence[Any]
     since: float
     limited: bool = False
-    still: Callable[[], bool] | None = None
+    is_waiting: Callable[[], bool] | None = None
     recorded_seq: int = -1  # seq of the operation recorded as blocked
 
 
@@ -92,7 +93,8 @@ class Recorder:
     Args:
         rank: the rank of all events.
         limit: maximum number of unsent events; further events are counted in ``dropped``.
-        keep: called immediately with the number (from 1) and row of each event, unless scheduled.
+        copy_to: called immediately with the number (from 1) and row of each event, except when an
+            operation is scheduled.
         stepped: whether a stepper controls the run; then all values are summarized, and events are
             sent immediately.
     """
@@ -102,11 +104,11 @@ class Recorder:
         rank: int,
         *,
         limit: int = 200_000,
-        keep: Callable[[int, Row], None] | None = None,
+        copy_to: Callable[[int, Row], None] | None = None,
         stepped: bool = False,
     ) -> None:
         self.rank, self.limit, self.dropped, self.stepped = rank, limit, 0, stepped
-        self._copy_to, self._number = keep, itertools.count(1)
+        self._copy_to, self._number = copy_to, itertools.count(1)
         self.without_values = 0
         #: Number of missing or unchecked records, by reason.
         self.unrecorded: Counter[str] = Counter()
@@ -180,7 +182,7 @@ class Recorder:
             self.unrecorded[line] += 1
 
     def may_summarize(self) -> bool:
-        """Return whether the budget allows summarizing values, and count refusals."""
+        """Return whether the budget allows summarizing values; if not, count the event."""
         if self.stepped or self._cpu_time <= BUDGET + BUDGET_RATE * (
             time.monotonic() - self._created
         ):
@@ -213,10 +215,10 @@ class Recorder:
         self,
         *operations: Any,
         limited: bool = False,
-        still: Callable[[], bool] | None = None,
+        is_waiting: Callable[[], bool] | None = None,
     ) -> None:
         """Record that this thread waits for these operations."""
-        self.waits[threading.get_ident()] = Wait(operations, time.monotonic(), limited, still)
+        self.waits[threading.get_ident()] = Wait(operations, time.monotonic(), limited, is_waiting)
         if self.stepped:
             self.request_flush()
 
@@ -259,7 +261,7 @@ class Recorder:
         if now - wait.since < BLOCKED_AFTER and not self.stepped:
             return None
         operation = next((o for o in wait.operations if not o.done), None)
-        if operation is None or not (wait.still is None or wait.still()):
+        if operation is None or not (wait.is_waiting is None or wait.is_waiting()):
             return None
         if wait.recorded_seq != operation.seq:
             wait.recorded_seq = operation.seq
@@ -272,7 +274,7 @@ class Recorder:
         return wait.recorded_seq
 
     def _idle_since(self, now: float, autograd: bool) -> float | None:
-        """Return the time since which the main thread waits for another thread; None if not.
+        """Return when the main thread began to wait for another thread; None if it is not waiting.
 
         In a backward pass, it waits for autograd's threads, which Python does not list.
         """
@@ -320,18 +322,18 @@ class Recorder:
 
 
 def to_event(
-    rank: int, row: Row, place: Callable[[str], str] = str, clock: Callable[[float], float] = float
+    rank: int, row: Row, label: Callable[[str], str] = str, clock: Callable[[float], float] = float
 ) -> Event:
-    """Convert a row to an event; ``place`` maps its source lines and ``clock`` its time."""
+    """Convert a row to an event; ``label`` maps its source lines and ``clock`` its time."""
     seq, op, state, at, (*call, where, facts, match), summary = row
     values = None if summary is None else Summary(*summary)
     attributes = Attributes(facts) if facts else NO_ATTRIBUTES
-    lines: dict[str, Any] = {n: place(attributes[n]) for n in LINES if n in attributes}
+    lines: dict[str, Any] = {n: label(attributes[n]) for n in LINES if n in attributes}
     if STACK in attributes:
-        lines[STACK] = tuple(map(place, attributes[STACK]))
+        lines[STACK] = tuple(map(label, attributes[STACK]))
     if lines:
         attributes = Attributes(attributes | lines)
-    return Event(*(rank, seq, op, state, clock(at), *call, place(where), attributes, match, values))
+    return Event(*(rank, seq, op, state, clock(at), *call, label(where), attributes, match, values))
 
 
 _current: Recorder | None = None
@@ -350,7 +352,7 @@ def set_current(recorder: Recorder | None) -> None:
 
 @contextmanager
 def mark(label: str) -> Iterator[None]:
-    """Show computation next to the communication, as a labelled span.
+    """Show computation next to the communication, as a labeled span.
 
     Outside a recorded run, this does nothing.
 
@@ -382,8 +384,8 @@ def summarize(*tensors: Tensor) -> Values | DeferredSummary | None:
     """Return the fields of a Summary of the values, as a tuple; None if there are no elements.
 
     Several tensors are treated as one concatenated tensor, and a sparse tensor as its stored
-    values. Beyond 65,536 elements, the statistics come from a strided sample, to bound the cost.
-    Values on a GPU are summarized there and arrive later.
+    values. Beyond 65,536 elements, the statistics are computed from a strided sample, to bound the
+    cost. Values on a GPU are summarized there and arrive later.
     """
     import numpy as np  # lazy: the notebook's kernel does not need numpy here
 
@@ -473,7 +475,7 @@ def user_line(depth: int = 1) -> str:
     return next(_user_lines(sys._getframe(depth)), "")
 
 
-def line_of_main() -> str:
+def main_thread_line() -> str:
     """Return the main thread's user line, for autograd threads, which have no user frames."""
     return next(_user_lines(sys._current_frames().get(threading.main_thread().ident or 0)), "")
 
@@ -481,7 +483,7 @@ def line_of_main() -> str:
 def _user_lines(frame: FrameType | None) -> Iterator[str]:
     """Yield the user's lines of a stack, innermost first."""
     while frame is not None:
-        if is_users(frame.f_code.co_filename):
+        if is_user_file(frame.f_code.co_filename):
             yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
 
@@ -512,7 +514,7 @@ def with_caller(fields: tuple[Any, ...]) -> tuple[Any, ...]:
     *before, where, facts, match = fields
     for frame, line in walk_stack(sys._getframe(1)) if where.startswith(OWN) else ():
         file = frame.f_code.co_filename
-        if not file.startswith(OWN) and is_users(file):
+        if not file.startswith(OWN) and is_user_file(file):
             return *before, where, (*(facts or ()), ("caller", f"{file}:{line}")), match
     return fields
 
@@ -521,11 +523,11 @@ def add_user_file(filename: str) -> None:
     """Treat the source file of a script or function as user code, wherever it is."""
     if filename not in _user_files and not filename.startswith(MACHINERY):
         _user_files.add(filename)
-        is_users.cache_clear()
+        is_user_file.cache_clear()
 
 
 @cache
-def is_users(filename: str) -> bool:
+def is_user_file(filename: str) -> bool:
     """Return whether a source file is user code or a reference implementation."""
     if filename.startswith((*MACHINERY, "<frozen", "<string>", "<eval_with_key>")):
         return False
@@ -536,7 +538,7 @@ def is_users(filename: str) -> bool:
     return "-packages/" not in filename and not filename.startswith(_LIBRARY)
 
 
-def is_standard(filename: str) -> bool:
+def is_stdlib_file(filename: str) -> bool:
     """Return whether a source file belongs to Python's standard library."""
     return filename.startswith(_LIBRARY) and "-packages/" not in filename
 
@@ -549,11 +551,11 @@ def busy_threads() -> list[threading.Thread]:
     def is_busy(thread: threading.Thread) -> bool:
         target = getattr(thread, "function", None) or getattr(thread, "_target", None)
         code = getattr(target, "__code__", None)
-        if code is not None and is_users(code.co_filename):
+        if code is not None and is_user_file(code.co_filename):
             return True
         frame = frames.get(thread.ident or 0)
         stack = walk_stack(frame) if frame is not None else ()
-        return any(is_users(outer.f_code.co_filename) for outer, _ in stack)
+        return any(is_user_file(outer.f_code.co_filename) for outer, _ in stack)
 
     return [t for t in threading.enumerate() if t is not threading.main_thread() and is_busy(t)]
 

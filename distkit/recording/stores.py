@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import WORLD, Op
 from distkit.recording import recorder as _recorder
-from distkit.recording.pending import Pending, hook, is_limit, waiting
+from distkit.recording.pending import Pending, hook, is_user_timeout, waiting
 from distkit.recording.recorder import MACHINERY, Recorder, user_line
 
 #: The methods of a store that wait for keys, and the methods that set keys.
@@ -58,7 +58,7 @@ def _call(
     pending = Pending(recorder, recorder.next_seq(), op, fields, [], False)
     record_start(recorder, pending, [], time.monotonic())
     limit = next((arg for arg in arguments if isinstance(arg, timedelta)), store.timeout)
-    with waiting(pending, limited=is_limit(limit)):
+    with waiting(pending, limited=is_user_timeout(limit)):
         result = method(store, *args, **kwargs)
     pending.complete()
     return result

@@ -1,4 +1,4 @@
-"""Tap, which records every torch.distributed call by hooking torch's dispatcher.
+"""The tap records every torch.distributed call by hooking torch's dispatcher.
 
 Every communication of torch (``dist.*``, ``batch_isend_irecv``, DDP's C++ reducer, FSDP2,
 DTensor, functional and compiled collectives) passes through the operators of the ``c10d`` library.
@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from distkit.events import P2P, WORLD, Op, State
 from distkit.recording import recorder as _recorder
 from distkit.recording import stores
+from distkit.recording.call_context import CallContext, register_model
 from distkit.recording.device import device_of, event_query_lock
 from distkit.recording.open_buffers import OpenBuffers
 from distkit.recording.operators import (
@@ -51,12 +52,11 @@ from distkit.recording.pending import (
     Pending,
     UnwaitedCollectives,
     hook,
-    is_given_to_users,
-    is_limit,
+    is_user_timeout,
+    returns_to_user,
     waiting,
 )
-from distkit.recording.recorder import Facts, Recorder, line_of_main, user_line, with_caller
-from distkit.recording.witness import CallContext, register_model
+from distkit.recording.recorder import Facts, Recorder, main_thread_line, user_line, with_caller
 
 #: Names of functions that return before their message is transferred.
 _REQUESTS = {"isend", "irecv"}
@@ -82,7 +82,7 @@ class Tap:
     """
 
     def __init__(self) -> None:
-        #: Callbacks before a communication goes to the backend; they may block or raise.
+        #: Callbacks before a communication is passed to the backend; they may block or raise.
         self.before: list[Callable[[Op, int], None]] = []
         #: Callback for a group on which several threads of this rank call collectives.
         self.on_threads: Callable[[str], None] = lambda group: None
@@ -90,7 +90,7 @@ class Tap:
         self.on_gloo = False
         #: Whether this process computes on a GPU.
         self.on_gpu = False
-        #: Examines each collective before it goes to the backend.
+        #: Examines each collective before it is passed to the backend.
         self.call_context: CallContext | None = None
         self._buffers = OpenBuffers()
         self._undo: ExitStack | None = None  # removes the hooks
@@ -110,7 +110,7 @@ class Tap:
         hook(undo, c10d, "_new_group_with_tag", self._new_group_hook)
         for name in ("_unregister_process_group", "_unregister_all_process_groups"):
             hook(undo, c10d, name, self._destroy_hook)
-        hook(undo, torch.autograd, "_engine_run_backward", self._buffers.after)
+        hook(undo, torch.autograd, "_engine_run_backward", self._buffers.run_backward)
         hook(undo, torch.autograd, "backward", self._backward_hook)
         hook(undo, DistributedDataParallel, "__init__", register_model)
         if self.on_gpu:
@@ -125,14 +125,14 @@ class Tap:
             self._undo.close()
             self._undo = None
 
-    def settle(self) -> None:
+    def record_completions(self) -> None:
         """Record completions whose callbacks have not run yet, at the end of a run."""
         for work, pending in list(self._pending.values()):
             if pending.op in P2P and pending.begin is None:
                 continue
             future = _future_of(work)  # completes slightly before the work
             if _is_completed(work) or (future is not None and future.done()):
-                self._settle(work, pending)
+                self._record_outcome(work, pending)
 
     def reset(self) -> None:
         """Discard the state of the previous run."""
@@ -172,7 +172,7 @@ class Tap:
             pending.record_begin()
         if call.blocks or pending.begin is not None:
             limit = None if call.limit is None else args[call.limit]
-            recorder.begin_wait(pending, limited=is_limit(limit))
+            recorder.begin_wait(pending, limited=is_user_timeout(limit))
         try:
             result = redispatch(keys - _KEY, *args)
         except BaseException:
@@ -228,7 +228,7 @@ class Tap:
             bool(used) and (device is not None or used[0].is_cpu) and recorder.may_summarize()
         )
         seq = recorder.next_seq()
-        where = user_line(3) or line_of_main()
+        where = user_line(3) or main_thread_line()
         fields = peer, group.name, nbytes, shape, dtype, tag, where, facts, None
         pending = Pending(
             recorder, seq, call.op, recorder.shared(fields), outputs, has_values, device
@@ -289,13 +289,13 @@ class Tap:
         if background and not (in_stream and (functional or from_python)):
             self._track_background(recorder, work, pending, functional)
         if not (from_python or functional) and torch._C._current_graph_task_id() < 0:
-            recorder.begin_wait(pending, still=_still_in(caller))  # waits in C++
+            recorder.begin_wait(pending, is_waiting=_still_in_call(caller))  # waits in C++
 
     def _track_async(
         self, call: Call, args: tuple[Any, ...], work: Any, pending: Pending, caller: FrameType
     ) -> None:
         """Track a call that returns ``work`` before completion, if the caller is user code."""
-        if not is_given_to_users(caller):
+        if not returns_to_user(caller):
             return
         if call.op not in P2P:
             self.unwaited.add(work, pending)
@@ -331,7 +331,7 @@ class Tap:
         is_first = backward != self._backward
         if is_first:
             self._backward, self._sent_in_backward = backward, []
-            self._after_backward(recorder, 2)  # the reducer's callback runs between the two turns
+            self._after_backward(recorder, 2)  # the reducer's callback runs between the two calls
         self._sent_in_backward.append((work, pending))
         if pending.begin is None and not is_first:
             for sent in self._sent_in_backward:
@@ -344,24 +344,24 @@ class Tap:
         if self.call_context is not None and torch._C._current_graph_task_id() < 0:
             self.call_context.after_backward()
 
-    def _after_backward(self, recorder: Recorder, turns: int) -> None:
-        if turns:
-            if turns == 1:  # the reducer next waits for all buckets of this backward pass
+    def _after_backward(self, recorder: Recorder, calls: int) -> None:
+        if calls:
+            if calls == 1:  # the reducer next waits for all buckets of this backward pass
                 recorder.begin_wait(*(p for _, p in self._pending.values() if not p.done))
             engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(lambda: self._after_backward(recorder, turns - 1))
+            engine.queue_callback(lambda: self._after_backward(recorder, calls - 1))
             return
         recorder.end_wait()
         for work, pending in self._sent_in_backward:
             done = pending.begin is not None or _is_completed(work)
-            (self._settle if done else self._complete_by_future)(work, pending)
+            (self._record_outcome if done else self._complete_by_future)(work, pending)
         self._sent_in_backward = []
 
     def _complete_by_future(self, work: Any, pending: Pending) -> None:
         if (future := _future_of(work)) is not None:  # otherwise the wait records it
-            future.add_done_callback(lambda done: self._settle(work, pending, done))
+            future.add_done_callback(lambda done: self._record_outcome(work, pending, done))
 
-    def _settle(self, work: Any, pending: Pending, future: Any = None) -> None:
+    def _record_outcome(self, work: Any, pending: Pending, future: Any = None) -> None:
         """Record the outcome of a work."""
         try:
             if (future := future or _future_of(work)) is not None:
@@ -378,7 +378,9 @@ class Tap:
         entry = self._pending.pop(id(work), None)
         if entry is not None:
             limit = next(iter((*args, *kwargs.values())), None)
-            return self._wait_for([entry], is_limit(limit), partial(wait, work, *args, **kwargs))
+            return self._wait_for(
+                [entry], is_user_timeout(limit), partial(wait, work, *args, **kwargs)
+            )
         return wait(work, *args, **kwargs)  # recorded before, or started in an earlier cell
 
     def _query_hook(self, query: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -505,16 +507,16 @@ class Tap:
         pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
         self._record_start(recorder, pending, [], time.monotonic())
         limit = kwargs.get("timeout", args[0] if args else None)
-        with waiting(pending, limited=is_limit(limit)):
+        with waiting(pending, limited=is_user_timeout(limit)):
             group = create(ranks, *args, **kwargs)
         if isinstance(group, dist.ProcessGroup):
             self.groups.add(group)
-            is_users = is_given_to_users(sys._getframe(1))
-            if is_users and (
+            given_to_users = returns_to_user(sys._getframe(1))
+            if given_to_users and (
                 leaked := self.groups.count_leaked(weakref.ref(group), where, members)
             ):
                 pending.fields = (*fields[:-2], (*facts, ("lost", leaked)), None)
-            if is_limit(limit):
+            if is_user_timeout(limit):
                 self._limited.add(group.group_name)
         pending.complete()
         return group
@@ -619,14 +621,14 @@ def _check_peer(call: Call, args: tuple[Any, ...], pending: Pending) -> None:
         )
 
 
-def _still_in(frame: FrameType) -> Callable[[], bool]:
+def _still_in_call(frame: FrameType) -> Callable[[], bool]:
     """Return a function that checks whether this thread is still in the frame's current call."""
     ident, instruction = threading.get_ident(), frame.f_lasti
 
-    def still() -> bool:
+    def is_waiting() -> bool:
         return sys._current_frames().get(ident) is frame and frame.f_lasti == instruction
 
-    return still
+    return is_waiting
 
 
 #: The tap of this process.

@@ -26,7 +26,7 @@ def total() -> float:
 def test_unusable_gpu_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(2, 0, "gloo", ("cuda:0", "cuda:0"), 1, "as if")
     monkeypatch.setattr(cluster_module, "make_plan", lambda *_, **__: plan)
-    message = r"rank \d on cuda:0 cannot use it: .*; install torch with CUDA"
+    message = r"rank \d on cuda:0 cannot use its GPU: .*; install torch with CUDA"
     with dk.Cluster(2) as cluster, pytest.raises(dk.errors.RankDied, match=message) as refused:
         cluster.run(int)
     assert "Traceback" not in str(refused.value)

@@ -245,7 +245,7 @@ def test_slow_worker_is_not_a_hang(usable: dk.Cluster, tmp_path: Path, options) 
     if "backup" in options:
         conductor._wait_until(lambda: set(conductor.waiting) == {2}, 30)
     else:
-        conductor._wait_until(lambda: conductor.watchdog._judged_at > 0 or run.finished, 30)
+        conductor._wait_until(lambda: conductor.watchdog._checked_at > 0 or run.finished, 30)
         assert {r for f in run.findings for r in f.waiting} == {0, 1}
     assert not run.finished, run.error
     assert [f for f in run.findings if f.hang] == []

@@ -30,7 +30,7 @@ def test_process_forked_during_stop_ends(fresh: fork_client.ForkClient) -> None:
     folder = fresh.make_folder(1)
     role = "distkit.cluster.processes.roles:controller"
     late = fresh.start_fork(role, folder=folder, log="late.log", period=200, misses=10)
-    late.await_start()
+    late.wait_for_start()
     late.on_message(lambda message: None)
     fresh.remove(folder)
     assert late.wait(10)

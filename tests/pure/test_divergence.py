@@ -12,7 +12,7 @@ from simulated import Simulation, Step, line
 from distkit.diagnosis.diagnose import diagnose
 from distkit.diagnosis.program import Program
 from distkit.events import Event, Op, State
-from distkit.recording.witness import CollectiveFingerprint
+from distkit.recording.call_context import CollectiveFingerprint
 from distkit.trace.trace import Trace
 
 LOOP = """\

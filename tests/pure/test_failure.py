@@ -78,8 +78,8 @@ def died(rank: int, how: str = "exit status 3", **more: Any) -> Outcome:
 
 
 def verdict(*outcomes: Outcome) -> str:
-    info = traces.info(world_size=2, ends=report.ends(outcomes))
-    return str(report.verdict("train", list(outcomes), Trace([], info)))
+    info = traces.info(world_size=2, ends=report.rank_ends(outcomes))
+    return str(report.run_error("train", list(outcomes), Trace([], info)))
 
 
 def test_cause_precedes_consequences() -> None:

@@ -62,7 +62,7 @@ def test_unusable_gpu_raises(
     with pytest.raises(StartError) as refused:
         gpu.initialize(spec(tmp_path))
     first = message.partition("\n")[0].rstrip(".")
-    assert str(refused.value).startswith(f"rank 1 on cuda:0 cannot use it: {first};")
+    assert str(refused.value).startswith(f"rank 1 on cuda:0 cannot use its GPU: {first};")
     assert remedy in str(refused.value)
 
 
@@ -72,7 +72,7 @@ def test_tensor_on_another_device_is_explained(tmp_path: Path) -> None:
         ("Tensors must be CUDA and dense", "on the CPU"),
     ):
         hint = gpu.hint(RuntimeError(message), spec(tmp_path))
-        assert "communicates by nccl" in hint and where in hint and 'x.to("cuda:0")' in hint
+        assert "communicates over nccl" in hint and where in hint and 'x.to("cuda:0")' in hint
     ordinal = RuntimeError("CUDA error: invalid device ordinal")  # set_device(LOCAL_RANK)
     assert "cuda:0: use torch.device('cuda')" in gpu.hint(ordinal, spec(tmp_path))
     assert gpu.hint(ValueError("no"), spec(tmp_path)) == ""

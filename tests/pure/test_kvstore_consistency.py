@@ -31,7 +31,7 @@ class Adding:
     """A server that adds pushed values, with the state of its workers."""
 
     def __init__(self, rule: Rule, workers: int = N, on_crash: str = "halt") -> None:
-        self.server = KVServer(rule, range(workers), on_crash=on_crash, watch=self._watch)
+        self.server = KVServer(rule, range(workers), on_crash=on_crash, around_update=self._watch)
         self.updates: list[list[int]] = []  # workers by server
         self.asked, self.pulled = 0, dict.fromkeys(range(workers), 0)
         self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
@@ -107,7 +107,7 @@ def test_gradients_are_applied_once_or_counted_as_dropped(backup: int, order) ->
 
 
 def leave(store: Adding, worker: int) -> list[Answer]:
-    return store.track_versions(store.server.leave(worker, "signal SIGKILL", 1000))
+    return store.track_versions(store.server.handle_departure(worker, "signal SIGKILL", 1000))
 
 
 def test_halt_lets_complete_rounds_finish() -> None:
@@ -246,6 +246,6 @@ def test_conflicting_options_raise(options, message: str) -> None:
 
 @pytest.mark.parametrize("options", [{"replication": 2}, {"backup": 1}])
 def test_too_small_cluster_raises(options) -> None:
-    with pytest.raises(KVStoreError, match="1 worker and 1 server: too few"):
-        StoreOptions(**options).fit(1, 1)
-    StoreOptions(**options).fit(2, 2)
+    with pytest.raises(KVStoreError, match="too large for 1 worker and 1 server"):
+        StoreOptions(**options).check_cluster(1, 1)
+    StoreOptions(**options).check_cluster(2, 2)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distkit.kvstore.protocol.messages import (
-    LIFE,
+    INCARNATION_STRIDE,
     AddressBook,
     Barrier,
     Departed,
@@ -23,7 +23,7 @@ W, S = 2, 2
 
 
 def worker(node: int, life: int = 0, **options: object) -> Register:
-    return Register(node, LIFE * life, "", StoreOptions("dist_sync", 100, **options))
+    return Register(node, INCARNATION_STRIDE * life, "", StoreOptions("dist_sync", 100, **options))
 
 
 def server(node: int) -> Register:
@@ -61,17 +61,17 @@ def test_each_node_exit_counts_once(known: bool) -> None:
     """A replacement may register before the end of its predecessor is reported."""
     scheduler = complete(on_crash="replace")
     if known:
-        assert len(scheduler.leave(1, 0, SIGKILL)) == 2
-        assert scheduler.leave(1, 0, SIGKILL) == []
+        assert len(scheduler.handle_departure(1, 0, SIGKILL)) == 2
+        assert scheduler.handle_departure(1, 0, SIGKILL) == []
     answers = scheduler.handle(worker(1, life=1, on_crash="replace"))
     assert [type(t) for t in answers] == [Departed, Departed, AddressBook][2 * known :]
-    assert scheduler.leave(1, 0, SIGKILL) == []
-    assert len(scheduler.leave(1, 1, SIGKILL)) == 2
+    assert scheduler.handle_departure(1, 0, SIGKILL) == []
+    assert len(scheduler.handle_departure(1, 1, SIGKILL)) == 2
 
 
 def test_requests_of_an_ended_process_are_ignored() -> None:
     scheduler = complete(on_crash="replace")
-    scheduler.leave(1, 0, SIGKILL)
+    scheduler.handle_departure(1, 0, SIGKILL)
     assert scheduler.handle(Barrier(1, 5, 0)) == []
     assert scheduler.handle(Barrier(0, 5, 0)) == []  # waits for the replacement of worker 1
 

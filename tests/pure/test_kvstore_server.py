@@ -30,9 +30,11 @@ SYNC, ASYNC = Synchronous(), Asynchronous()
 class Store:
     """A KVServer with a key "w" of two elements, and the state of its workers."""
 
-    def __init__(self, rule: Rule, *, adding: bool = True, must_update: bool = False) -> None:
+    def __init__(self, rule: Rule, *, adding: bool = True, require_optimizer: bool = False) -> None:
         self.updates: list[list[tuple[int, int]]] = []  # worker, staleness
-        self.server = KVServer(rule, range(WORKERS), must_update=must_update, watch=self._watch)
+        self.server = KVServer(
+            rule, range(WORKERS), require_optimizer=require_optimizer, around_update=self._watch
+        )
         self.asked = 0
         if adding:  # w ← w + g, so that every push remains visible
             self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
@@ -151,11 +153,11 @@ def test_reply_in_flight_keeps_its_version() -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [
-        (Push, ("w", (3,), 0, torch.ones(3)), "push of 'w' with float32[3]"),
-        (Push, ("w", (2, 1), 0, torch.ones(2)), "push of 'w' with float32[2, 1]"),
-        (Push, ("w", (2,), 0, torch.ones(2).double()), "push of 'w' with float64[2]"),
+        (Push, ("w", (3,), 0, torch.ones(3)), "push of 'w' got float32[3]"),
+        (Push, ("w", (2, 1), 0, torch.ones(2)), "push of 'w' got float32[2, 1]"),
+        (Push, ("w", (2,), 0, torch.ones(2).double()), "push of 'w' got float64[2]"),
         (Init, ("w", (2,), "float32", torch.ones(2)), "already initialized"),
-        (Init, ("w", (3,), "float32", torch.ones(3)), "init of 'w' with float32[3]"),
+        (Init, ("w", (3,), "float32", torch.ones(3)), "init of 'w' got float32[3]"),
         (SetOptimizer, ("sgd", {"learning_rate": 0.5}), "once per run"),
         (SetOptimizer, ("adamm", {}), "the optimizer 'adamm'"),
         (SetOptimizer, ("sgd", {"rate": 1.0}), "'rate'. Its options are lr, momentum"),

@@ -17,7 +17,7 @@ from distkit.events import Op, State
 from distkit.kvstore.client.requests import MAX_QUEUED, Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import Message, Request
-from distkit.kvstore.protocol.placement import place
+from distkit.kvstore.protocol.placement import parts_of
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.recording import recorder
@@ -27,9 +27,10 @@ from distkit.trace.trace import Trace
 class Servers:
     """Servers 1, 2, … of one worker; messages are encoded as on the wire."""
 
-    def __init__(self, count: int, *, must_update: bool = False) -> None:
+    def __init__(self, count: int, *, require_optimizer: bool = False) -> None:
         self.nodes = {
-            i + 1: KVServer(Asynchronous(), range(4), must_update=must_update) for i in range(count)
+            i + 1: KVServer(Asynchronous(), range(4), require_optimizer=require_optimizer)
+            for i in range(count)
         }
         self.asked: list[tuple[int, str]] = []
         self.batches = 0
@@ -107,7 +108,7 @@ def test_any_shape_is_stored_under_a_number_or_a_name(kv: KVStore) -> None:
 
 @given(st.integers() | st.text(), st.integers(0, 1000), st.integers(1, 7), st.integers(0, 1000))
 def test_parts_partition_the_array(key, size: int, servers: int, bound: int) -> None:
-    parts = place(key, size, servers, bound)
+    parts = parts_of(key, size, servers, bound)
     assert [p.start for p in parts] == [0, *(p.stop for p in parts[:-1])]
     assert parts[-1].stop == size
     assert len(parts) == (servers if servers > 1 and size >= bound else 1)
@@ -121,16 +122,16 @@ def test_parts_partition_the_array(key, size: int, servers: int, bound: int) -> 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda kv: kv.pull("v"), "pull of 'v', a key that this worker has not initialized"),
-        (lambda kv: kv.push("v", torch.ones(2)), "a key that this worker has not initialized"),
-        (lambda kv: kv.key_map("v"), "a key that this worker has not initialized"),
+        (lambda kv: kv.pull("v"), "pull of 'v' needs a key that this worker has initialized"),
+        (lambda kv: kv.push("v", torch.ones(2)), "needs a key that this worker has initialized"),
+        (lambda kv: kv.key_map("v"), "needs a key that this worker has initialized"),
         (lambda kv: kv.init("w", torch.ones(2)), "already initialized"),
-        (lambda kv: kv.init("w", torch.ones(3)), "init of 'w' with float32[3]"),
-        (lambda kv: kv.init("v", [torch.ones(2)] * 2), "init of 'v' with 2 tensors"),
-        (lambda kv: kv.push("w", torch.ones(3)), "push of 'w' with float32[3]"),
-        (lambda kv: kv.push("w", torch.ones(2).half()), "push of 'w' with float16[2]"),
-        (lambda kv: kv.push("w", [torch.ones(2), torch.ones(1)]), "push of 'w' with float32[1]"),
-        (lambda kv: kv.pull("w", out=torch.ones(2, 1)), "pull of 'w' with float32[2, 1]"),
+        (lambda kv: kv.init("w", torch.ones(3)), "init of 'w' got float32[3]"),
+        (lambda kv: kv.init("v", [torch.ones(2)] * 2), "init of 'v' got 2 tensors"),
+        (lambda kv: kv.push("w", torch.ones(3)), "push of 'w' got float32[3]"),
+        (lambda kv: kv.push("w", torch.ones(2).half()), "push of 'w' got float16[2]"),
+        (lambda kv: kv.push("w", [torch.ones(2), torch.ones(1)]), "push of 'w' got float32[1]"),
+        (lambda kv: kv.pull("w", out=torch.ones(2, 1)), "pull of 'w' got float32[2, 1]"),
         (lambda kv: kv.push("w", [1.0, 2.0]), "push of 'w' got float. Pass a tensor"),
         (lambda kv: kv.push("w", (1, 2.0)), "push of 'w' got int. Pass a tensor"),
         (lambda kv: kv.push("w", None), "got NoneType. Pass a tensor"),
@@ -139,7 +140,7 @@ def test_parts_partition_the_array(key, size: int, servers: int, bound: int) -> 
         (lambda kv: kv.push("w", []), "push of 'w' got no tensor. Pass a tensor"),
         (lambda kv: kv.init("v", 1.0), "init of 'v' got float. Pass a tensor"),
         (lambda kv: kv.push("w", np.ones(2)), "push of 'w' got ndarray. Pass a tensor"),
-        (lambda kv: kv.push(["w"], torch.ones(2)), "push of 1 keys with 2 tensors"),
+        (lambda kv: kv.push(["w"], torch.ones(2)), "push of 1 keys got 2 tensors"),
         (lambda kv: kv.push(1.5, torch.ones(2)), "1.5 is not a key"),
         (lambda kv: kv.pull(True), "True is not a key"),
         (lambda kv: kv.init("u", torch.ones(2, dtype=torch.uint16)), "cannot be summed"),
@@ -168,12 +169,12 @@ def test_bad_calls_raise_and_the_store_continues(call, message: str, servers: in
 
 @pytest.mark.parametrize("call", ["push", "pull", "barrier", "close"])
 def test_refused_push_is_raised_by_the_next_call(call: str) -> None:
-    kv = store(Servers(2, must_update=True))
+    kv = store(Servers(2, require_optimizer=True))
     kv.init(["w", "v"], [torch.zeros(2), torch.zeros(2)])
     kv.push("w", torch.ones(2))
     assert kv.pull("v").tolist() == [0, 0]
     fields = {"push": ("w", torch.ones(2)), "pull": ("w",)}.get(call, ())
-    with pytest.raises(KVStoreError, match="push of 'w' without an optimizer"):
+    with pytest.raises(KVStoreError, match="push of 'w' needs an optimizer"):
         getattr(kv, call)(*fields)
     if call != "close":
         assert kv.pull("w").tolist() == [0, 0]

@@ -47,5 +47,5 @@ def test_location_uses_the_latest_execution_count(
     monkeypatch.setattr(notebook, "shell", lambda: shell)
     for count in (2, 5):
         shell.execution_count, names["cell.py"] = count, ("Cell", f"In[{count}]")
-        assert notebook.place("cell.py:3") == f"In[{count}]:3"
+        assert notebook.line_label("cell.py:3") == f"In[{count}]:3"
         assert notebook._files[f"In[{count}]"] == "cell.py"

@@ -14,14 +14,14 @@ def test_fragments_are_joined_to_lines() -> None:
         prints.add(1, "stdout", piece)
     prints.add(0, "stderr", "10%\r20%\r\n")
     prints.end()
-    assert prints.take() == [
+    assert prints.pop_lines() == [
         (1, "stdout", "ab"),
         (1, "stdout", "c"),
         (1, "stdout", ""),
         (0, "stderr", "20%"),
         (1, "stdout", "f"),
     ]
-    assert prints.all_of(1) == "ab\nc\n\nde\rf"
+    assert prints.output_of(1) == "ab\nc\n\nde\rf"
 
 
 def test_kept_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,8 +29,8 @@ def test_kept_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     prints = Prints()
     for _ in range(5):
         prints.add(0, "stdout", "1234")
-    assert prints.all_of(0) == "1234123412\n… 10 characters were discarded …\n"
-    assert prints.all_of(1) == ""
+    assert prints.output_of(0) == "1234123412\n… 10 characters were discarded …\n"
+    assert prints.output_of(1) == ""
 
 
 def test_notebook_shows_the_first_lines_of_each_rank(
@@ -47,4 +47,4 @@ def test_notebook_shows_the_first_lines_of_each_rank(
     *first, other = capsys.readouterr().out.splitlines()
     assert first == ["[rank 0] a", "[rank 0] b", "[rank 0] … more lines are in run.output[0] …"]
     assert other == "[rank 1] x"
-    assert prints.all_of(0) == "a\nb\n" * 3
+    assert prints.output_of(0) == "a\nb\n" * 3

@@ -24,9 +24,9 @@ def died(how: str) -> Outcome:
 
 def error_of(outcome: Outcome) -> dk.errors.RankError:
     """Return the error of a run in which one rank ended like this."""
-    ends = report.ends([outcome])
+    ends = report.rank_ends([outcome])
     trace = Trace([], traces.info(world_size=2, ranks=WORKERS, ends=ends))
-    error = report.verdict("train", [outcome], trace)
+    error = report.run_error("train", [outcome], trace)
     assert isinstance(error, dk.errors.RankError)
     return error
 

@@ -49,7 +49,7 @@ def trained(afters, steps=2, crcs=("aaaa", "aaaa"), alone=None, samples=32.0, be
                     Op.MARK,
                     at,
                     at,
-                    attributes={"watched": "alone", "name": "w"},
+                    attributes={"watched": "reference", "name": "w"},
                     after=summary(alone),
                 )
             s.op(
@@ -168,7 +168,7 @@ NOTES = [
     {"watched": "step"},
     {"watched": "gradient", "name": "w"},
     {"watched": "gradient"},
-    {"watched": "alone", "name": "w"},
+    {"watched": "reference", "name": "w"},
     {"watched": "weights", "checksum": "1"},
     {"watched": "weights"},
 ]
@@ -221,7 +221,7 @@ def test_loop_records_gradients_before_and_after(recording) -> None:
         for _ in range(2):
             model.zero_grad()
             loss = model(x).square().mean()
-            watch.alone(model(x).square().mean())
+            watch.reference(model(x).square().mean())
             loss.backward()
             own = model[0].weight.grad.clone()
             model[0].weight.grad *= 2  # an all-reduce
@@ -240,14 +240,14 @@ def test_loop_records_gradients_before_and_after(recording) -> None:
 def test_watching_without_a_recorder_does_nothing() -> None:
     model = net()
     with watch_gradients(model) as watch:
-        watch.alone(model(torch.ones(1, 3)).sum())
+        watch.reference(model(torch.ones(1, 3)).sum())
         watch.step(loss=1.0)
     assert all(w.grad is None for w in model.parameters())
 
 
 def test_largest_parameters_of_a_large_model_are_watched(recording) -> None:
     model = net()
-    with watch_gradients(model, most=1) as watch:
+    with watch_gradients(model, max_parameters=1) as watch:
         model(torch.ones(1, 3)).sum().backward()
         watch.step()
     training = read(recording())

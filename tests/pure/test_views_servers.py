@@ -35,7 +35,7 @@ class Shop:
     def __init__(self, workers, rule) -> None:
         self.workers, self.node, self.updates, self.replies = workers, workers, [], {}
         self.recorders = [recorder.Recorder(i) for i in range(workers + 1)]
-        self.server = KVServer(rule, range(workers), watch=self._watch)
+        self.server = KVServer(rule, range(workers), around_update=self._watch)
         self.server.optimizer = SGD(learning_rate=0.5)
         self.notes, self.open, self.pulled = ReplyRecorder(), {}, {}
         self.numbers = [0] * workers
@@ -56,10 +56,10 @@ class Shop:
         self.at(worker)
         self.open[request.match] = InFlight(request, self.node)
         self.at(self.node)
-        self.notes.arrived(request)
+        self.notes.record_request(request)
         for answer in self.server.handle(request):
             self.at(self.node)
-            self.notes.answering(answer)
+            self.notes.record_answer(answer)
             self.at(answer.node)
             self.open.pop(answer.match).end(answer)
             if isinstance(answer, Reply):

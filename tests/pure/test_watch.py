@@ -35,11 +35,11 @@ def test_consecutive_waits_are_not_a_deadlock() -> None:
     it = DeadlockWatchdog()
     it.record_wait(0, (0,), 1.0, 1.2)
     it.record_wait(1, (0,), 1.3, 1.5)  # rank 0 may have continued at 1.25
-    assert not it.due([0, 1])
-    assert it.judge(waits_for_each_other(2), [0, 1]) == []
+    assert not it.is_due([0, 1])
+    assert it.check(waits_for_each_other(2), [0, 1]) == []
     it.record_wait(0, (0,), 1.0, 1.6)  # no: it still waits
-    assert it.due([0, 1])
-    assert len(it.judge(waits_for_each_other(2), [0, 1])) == 1
+    assert it.is_due([0, 1])
+    assert len(it.check(waits_for_each_other(2), [0, 1])) == 1
 
 
 def test_deadlock_needs_simultaneous_waits(now: list[float]) -> None:
@@ -47,4 +47,4 @@ def test_deadlock_needs_simultaneous_waits(now: list[float]) -> None:
     it.record_wait(0, (0,), 1.0, 1.2)
     it.record_wait(1, (0,), 1.3, 1.5)
     now[0] = 10.0
-    assert it.judge(waits_for_each_other(3), [0, 1, 2]) == [], "rank 2 has not said that it waits"
+    assert it.check(waits_for_each_other(3), [0, 1, 2]) == [], "rank 2 has not said that it waits"

@@ -87,7 +87,7 @@ def adapts_while_a_server_ends(kv: KVStore) -> list[torch.Tensor]:
         if n == 15 and kv.rank == 0:
             flag(kv, "now").touch()
         if n == 25:
-            kv.set_optimizer("sgd", learning_rate=0.01, momentum=0.9, keys=["h"], anew=True)
+            kv.set_optimizer("sgd", learning_rate=0.01, momentum=0.9, keys=["h"], replace=True)
         kv.push("e", torch.full((500, 4), n + kv.rank + 1.0))
         kv.push("h", torch.full((300,), kv.rank - n / 20))
         kv.pull(["e", "h"])

@@ -123,7 +123,7 @@ def other_shape(kv: KVStore) -> list[float]:
 def test_only_the_worker_with_a_wrong_shape_gets_the_error(nodes: Nodes) -> None:
     zero, one, two = nodes.run("dist_sync", other_shape)
     assert zero == two == [0, 0]
-    assert "init of 'w' with float32[3], but the key was initialized as float32[2]" in one[0]
+    assert "init of 'w' got float32[3], but the key was initialized as float32[2]" in one[0]
 
 
 def trivial(kv: KVStore) -> int:
@@ -167,7 +167,7 @@ def one_step(kv: KVStore) -> None:
 
 def test_every_request_is_two_messages(nodes: Nodes) -> None:
     _, trace = nodes.trace("dist_sync", one_step)
-    home = 3 + placement.home("w", 2)
+    home = 3 + placement.server_of("w", 2)
     found = {(m.src, m.dst, m.op, m.label, m.nbytes) for m in trace.messages}
     for worker in range(3):
         assert {

@@ -230,7 +230,7 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
             [sys.executable, "-c", HOLDS, "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as second:  # only one notebook at a time
             assert "does not answer" in second.communicate(timeout=LONG)[1].decode()
-        stepper.let_go()
+        stepper.resume_all()
         seen = len(run.trace)
         until(lambda: len(run.trace) > seen, timeout=LONG)
         for channel in run._control._channels.values():

@@ -67,7 +67,7 @@ def work(steps, flag):
     from distkit import kvstore
     if steps > 5:  # a killed rank's child must end, too
         subprocess.Popen(["sleep", "600"], start_new_session=True)
-    store = kvstore.create("dist_sync") if kvstore.here() else None  # a cell has no servers
+    store = kvstore.create("dist_sync") if kvstore.current_node() else None  # a cell has no servers
     if store:
         store.init("w", torch.zeros(20_000))
     for step in range(steps):

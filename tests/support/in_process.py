@@ -54,7 +54,9 @@ class InProcess:
         options = StoreOptions(mode, bound)
         self.workers, self.mode, self.bound = workers, mode, bound
         self.nodes = {
-            workers + i: KVServer(options.rule, range(workers), must_update=not options.rule.halts)
+            workers + i: KVServer(
+                options.rule, range(workers), require_optimizer=not options.rule.halts
+            )
             for i in range(servers)
         }
         self.scheduler = workers + servers

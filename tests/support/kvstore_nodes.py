@@ -67,7 +67,7 @@ def serving(node: Node, line: Connection, record: bool) -> None:
 
     def handle(command: Any) -> None:
         if isinstance(command, tuple):  # the end of a process
-            service.leave(*command)
+            service.handle_departure(*command)
         else:
             line.send(_rows(node, command))
 
@@ -104,7 +104,7 @@ def working(node: Node, line: Connection, record: bool) -> None:
         _rows(node, word)
         try:
             line.send("begun")
-            kvstore.use(replace(node, life=life))
+            kvstore.use(replace(node, incarnation=life))
             result = function(kvstore.create(mode, **options))
             kvstore.release()
         except BaseException as e:

@@ -123,7 +123,7 @@ def _gpus(host: str, machine: Json) -> Iterator[Check]:
     probed, usable = machine["gpus"], gpus(machine)
     if why := usable.obstacle:
         yield warning(
-            f"gpus.{why.kind}", f"no GPU can be used {on(host)}: {why.what}.", why.remedy, host
+            f"gpus.{why.kind}", f"no GPU can be used {on(host)}: {why.reason}.", why.remedy, host
         )
     if usable.usable:
         nccl = ".".join(map(str, usable.nccl)) or "none"

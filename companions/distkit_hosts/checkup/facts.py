@@ -8,7 +8,7 @@ from typing import Any
 
 from distkit._format import joined
 from distkit.cluster.gpus import Gpus, examine
-from distkit.cluster.plan import COMFORTABLE, RANK_BYTES
+from distkit.cluster.plan import PROCESSES_PER_CORE, RANK_BYTES
 from distkit.events import _StringEnum
 
 Json = dict[str, Any]
@@ -64,7 +64,7 @@ def cores(machine: Json) -> int:
 
 def recommended_ranks(machine: Json) -> int:
     """Return the maximum number of ranks that memory and cores support well."""
-    return int(min(machine["memory"]["free"] // RANK_BYTES, COMFORTABLE * cores(machine)))
+    return int(min(machine["memory"]["free"] // RANK_BYTES, PROCESSES_PER_CORE * cores(machine)))
 
 
 def gpus(machine: Json) -> Gpus:

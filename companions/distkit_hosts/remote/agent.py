@@ -113,7 +113,7 @@ class Agent:
         self._fork_server, theirs = Channel.pair()
         with theirs:
             self._process = start_fork_server(theirs, self._prefix)
-        self._fork_server.send({"do": "call", "run": "distkit.cluster.processes.preload:hook"})
+        self._fork_server.send({"do": "call", "target": "distkit.cluster.processes.preload:hook"})
         threading.Thread(target=self._forward, daemon=True).start()
 
     def _forward(self) -> None:

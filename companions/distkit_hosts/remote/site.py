@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from distkit.cluster.plan import DEFAULT, check_counts
+from distkit.cluster.plan import DEFAULT_RANKS, check_counts
 from distkit.errors import StartError
 from distkit_hosts.remote import launching
 from distkit_hosts.remote.fleet import HostRequest
@@ -56,7 +56,9 @@ def request(
             raise StartError(
                 "engines='ssh' needs machines: dk.Cluster(hosts={'alpha': 2, 'beta': 2})."
             )
-        return HostRequest(DEFAULT if ranks is None else ranks, engines, options=options, **fields)
+        return HostRequest(
+            DEFAULT_RANKS if ranks is None else ranks, engines, options=options, **fields
+        )
     counts = _counts(ranks, hosts)
     if engines == "ssh":
         return HostRequest(counts, engines, options=options, **fields)
@@ -84,8 +86,8 @@ def _counts(ranks: int | None, hosts: Hosts) -> dict[str, int]:
             )
         counts = dict(hosts)
     else:
-        check_counts(DEFAULT if ranks is None else ranks, 0)
-        counts = distribute(DEFAULT if ranks is None else ranks, list(hosts))
+        check_counts(DEFAULT_RANKS if ranks is None else ranks, 0)
+        counts = distribute(DEFAULT_RANKS if ranks is None else ranks, list(hosts))
     wrong = [name for name, n in counts.items() if not isinstance(n, int) or n < 1]
     if not counts or wrong:
         raise StartError(

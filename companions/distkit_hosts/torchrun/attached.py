@@ -42,10 +42,10 @@ from distkit.errors import StartError
 from distkit.events import STACK, WORLD, Op
 from distkit.recording import recorder as _recorder
 from distkit.recording.blackbox import BlackBox
+from distkit.recording.call_context import CallContext, describe_exception
 from distkit.recording.plain import Row
-from distkit.recording.recorder import Flusher, Recorder, is_users
+from distkit.recording.recorder import Flusher, Recorder, is_user_file
 from distkit.recording.tap import tap
-from distkit.recording.witness import CallContext, describe_exception
 from distkit_hosts.launched import Launched, detect
 from distkit_hosts.torchrun.rankfile import SUFFIX, RankFile, clock, pid_namespace
 
@@ -119,7 +119,7 @@ class Attached:
             self._temporary = [folder / f"{name}.box", folder / f"{name}.fault"]
             self._box = BlackBox(self._temporary[0])
             self._fault = self._temporary[1].open("wb")
-            self._recorder = Recorder(launched.rank, keep=partial(self._box.note, 1))
+            self._recorder = Recorder(launched.rank, copy_to=partial(self._box.note, 1))
             self._control = ControlSocket(self._recorder, self._release)
             about["socket"] = self._control.path
             self._file = RankFile(folder / f"{name}{SUFFIX}", about)
@@ -208,7 +208,7 @@ class Attached:
         """Print a traceback that begins in the script, as it does without distkit."""
         if os.getpid() == self._pid:
             self.record_exception(error)
-        while tb is not None and tb.tb_next and not is_users(tb.tb_frame.f_code.co_filename):
+        while tb is not None and tb.tb_next and not is_user_file(tb.tb_frame.f_code.co_filename):
             tb = tb.tb_next
         default(kind, error.with_traceback(tb), tb)
 
@@ -219,7 +219,7 @@ class Attached:
         """
         faulthandler.register(signal.SIGTERM, self._fault, all_threads=False)
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        users = [f for f in traceback.extract_stack(frame) if is_users(f.filename)]
+        users = [f for f in traceback.extract_stack(frame) if is_user_file(f.filename)]
         lines = traceback.format_list(users)
         self._end = "released", "", ""
         self._at_exit()
@@ -231,7 +231,7 @@ class Attached:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
-        tap.settle()
+        tap.record_completions()
         if self._end[0] == "returned":
             tap.wait_for_gpu(_GPU_TIMEOUT)
         unwaited = tap.unwaited.calls()
@@ -328,7 +328,7 @@ class ControlSocket:
             self._release(argument)
         elif command == "step" and self._gate is None:
             self._gate = Gate()
-            self._gate.arrived = self._recorder.request_flush
+            self._gate.on_wait = self._recorder.request_flush
             self._recorder.stepped = True
             if self.wait_at_gate not in tap.before:
                 tap.before.append(self.wait_at_gate)

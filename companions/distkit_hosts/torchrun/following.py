@@ -143,7 +143,7 @@ class Following(Run):
         while not self.finished:
             if self._attached.deadlock and not self._attached.ending:
                 state = "The ranks still wait: run.interrupt() ends those on this machine."
-                error = report.deadlock(self._attached.deadlock, state)
+                error = report.deadlock_error(self._attached.deadlock, state)
                 error.draw = lambda: draw_waits(self.trace)
                 raise error
             if time.monotonic() > end:
@@ -156,7 +156,7 @@ class Following(Run):
     def step(self) -> Stepper:
         """Pause each rank before its next communication, and return a stepper.
 
-        Time limits of the program still apply. ``stepper.let_go()`` lets the ranks continue by
+        Time limits of the program still apply. ``stepper.resume_all()`` lets the ranks continue by
         themselves, and so does the end of this kernel; ``stepper.stop()`` ends them.
 
         Raises:
@@ -177,7 +177,7 @@ class Following(Run):
         try:
             return self._stepper.settle()
         except KeyboardInterrupt:
-            self._stepper.let_go()
+            self._stepper.resume_all()
             raise
 
     def interrupt(self) -> None:
@@ -341,7 +341,7 @@ class SocketControl(RankController):
             if rank not in self._channels:
                 self._channels[rank] = _connect(rank, self._about[rank]["socket"])
 
-    def go(self, ranks: Iterable[int], count: int | None) -> None:
+    def open_gates(self, ranks: Iterable[int], count: int | None) -> None:
         """Let these ranks pass the gate ``count`` times; None opens it permanently."""
         self._send(ranks, "go", count)
 

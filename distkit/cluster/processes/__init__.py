@@ -1,1 +1,1 @@
-"""Forks ranks, exchanges messages with them, and ends them."""
+"""Forks ranks, exchanges messages with them, and terminates them."""

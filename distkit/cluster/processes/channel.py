@@ -1,8 +1,8 @@
 """A private channel for framed messages between two processes of one user, over a socket pair.
 
-Both ends come from :func:`socket.socketpair` and are inherited or passed as file descriptors, so no
-other process can connect. Messages are plain values, and receiving one executes no code: the other
-end may run an untrusted program. When the other end dies, :meth:`Channel.recv` raises
+:func:`socket.socketpair` creates both ends, which are inherited or passed as file descriptors, so
+no other process can connect. Messages are plain values, and receiving one executes no code: the
+other end may run an untrusted program. When the other end dies, :meth:`Channel.recv` raises
 EOFError immediately, so a channel is also a lifeline.
 """
 
@@ -95,7 +95,9 @@ class Channel:
         this side, call :meth:`hang_up`.
         """
         args = on_message, on_close
-        threading.Thread(target=self._listen, args=args, name="distkit-line", daemon=True).start()
+        threading.Thread(
+            target=self._listen, args=args, name="distkit-channel", daemon=True
+        ).start()
 
     def _listen(self, on_message: Callable[[Any], None], on_close: Callable[[], None]) -> None:
         with suppress(EOFError):
@@ -105,7 +107,7 @@ class Channel:
         self.close()
 
     def hang_up(self) -> None:
-        """Shut the connection down; both ends raise EOFError after the messages sent so far."""
+        """Shut the connection down; both ends raise EOFError after the messages already sent."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -119,7 +121,7 @@ _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """Close channels in a fork of their process, or they would stay open when it ends."""
+    """Close inherited channels in a forked child; they must close when their owner exits."""
     for channel in _channels:
         channel._sock.close()
 

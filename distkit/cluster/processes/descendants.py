@@ -1,8 +1,9 @@
-"""Ends the descendants of ranks: children, their children, and daemons in their own sessions.
+"""Kills the descendants of ranks: children, their children, and daemons in their own sessions.
 
 On Linux each rank, the fork server and its parent are child subreapers: they adopt the orphans
-below them, so no process escapes. A rank's remaining children pass to the fork server when the rank
-ends, and to its parent when the fork server ends. Other systems have only process groups.
+below them, so no process escapes. The fork server adopts a rank's remaining children when the
+rank exits, and its parent adopts them when the fork server exits. Other systems have only process
+groups.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 
-#: Timeout for orphans to end after SIGKILL [s]; a process that waits for a disk ends slowly.
+#: Timeout for orphans to exit after SIGKILL [s]; a process that waits for a disk exits slowly.
 END_TIMEOUT = 5.0
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Make Linux end this process when its parent ends; elsewhere only the lifeline does."""
-    _prctl(_PR_SET_PDEATHSIG, by)
+def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
+    """Make Linux kill this process when its parent exits; elsewhere only the lifeline does."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
 
 
 def adopt_orphans(adopt: bool = True) -> None:
@@ -53,7 +54,7 @@ def end_children(exclude: Container[int] = ()) -> None:
 
 
 def end_all_children() -> None:
-    """Kill all children, and their children once adopted; wait until all have ended."""
+    """Kill all children, and their children once adopted; wait until all have exited."""
     end = time.monotonic() + END_TIMEOUT
     with suppress(ChildProcessError):  # no children are left
         while time.monotonic() < end:

@@ -1,7 +1,7 @@
 """Private folders of clusters and runs; they contain sockets and rendezvous files.
 
 The folders of a kernel have a common prefix. The subreaper removes them after the kernel has
-ended in any way.
+exited for any reason.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from distkit.errors import StartError
 MAX_PATH = 90
 
 #: Space for a cluster's files, and for the files of each process [bytes].
-_BASE, _EACH = 1_000_000, 250_000
+_BASE, _PER_PROCESS = 1_000_000, 250_000
 
-_numbers = itertools.count(1)  # of folders; short, for the sockets' paths
+_numbers = itertools.count(1)  # names of folders; short, because sockets' paths are limited
 
 
 def new_prefix() -> str:
@@ -57,7 +57,7 @@ def make(prefix: str, processes: int = 1) -> str:
 
 def space_needed(processes: int) -> int:
     """Return the space for the files of a cluster with a number of processes [bytes]."""
-    return _BASE + processes * _EACH
+    return _BASE + processes * _PER_PROCESS
 
 
 def remove_all(prefix: str) -> None:

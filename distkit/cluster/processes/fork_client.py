@@ -1,7 +1,7 @@
 """The kernel's client of a fork server: forks processes and receives their exit statuses.
 
 This machine's client, :func:`server`, starts on first use, and all clusters use it.
-:mod:`distkit_hosts.remote.fleet` has the clients for other machines;
+:mod:`distkit_hosts.remote.fleet` contains the clients for other machines;
 :mod:`distkit.cluster.processes.fork_server` is the fork server's side.
 """
 
@@ -32,15 +32,15 @@ from distkit.errors import StartError
 #: Timeout of a fork server's response [s]; it may be importing torch.
 RESPONSE_TIMEOUT = 60.0
 
-#: Timeout for the fork server's end to be noticed [s].
+#: Timeout for detecting that the fork server has exited [s].
 LOSS_TIMEOUT = 0.5
 
-#: Timeout for a killed process to end [s].
+#: Timeout for a killed process to exit [s].
 KILL_TIMEOUT = 5.0
 
 
 class Child:
-    """A forked process: its pid, its lifeline, and the callbacks for its end.
+    """A forked process: its pid, its lifeline, and its exit callbacks.
 
     ``number`` identifies it in the fork server's messages.
     """
@@ -53,7 +53,7 @@ class Child:
         #: Its exit status, set after its last message was handled.
         self._exit: futures.Future[int] = futures.Future()
 
-    def await_start(self) -> None:
+    def wait_for_start(self) -> None:
         """Wait for its first message.
 
         Raises:
@@ -69,20 +69,20 @@ class Child:
         self.channel.listen(callback, self._on_channel_closed)
 
     def on_exit(self, callback: Callable[[int], None]) -> None:
-        """Call ``callback(status)`` once, from another thread, when the process has ended.
+        """Call ``callback(status)`` once, from another thread, when the process has exited.
 
         All its messages have been handled by then.
         """
         self._exit.add_done_callback(lambda future: callback(future.result()))
 
     def wait(self, timeout: float) -> bool:
-        """Wait until the process has ended; return False after a timeout [s]."""
+        """Wait until the process has exited; return False after a timeout [s]."""
         return bool(futures.wait([self._exit], timeout).done)
 
     def set_exit_status(self, status: int) -> None:
         """Set the exit status; callbacks follow after its last message was handled."""
         self.status = status
-        self.server.hang_up(self.channel)  # children of the process may hold the other end
+        self.server.hang_up(self.channel)  # children of the process may keep the other end open
         self._ended.set()
 
     def _on_channel_closed(self) -> None:
@@ -104,30 +104,30 @@ class ForkClient:
         self._request_lock, self.closed = threading.Lock(), False
         self._numbers, self._children = itertools.count(1), dict[int, Child]()
         self._responses: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        #: Called with the reason, from another thread, if the fork server and its children end.
+        #: Called with the reason, from another thread, if the fork server and its children exit.
         #: The children's exit callbacks follow.
         self.on_loss: set[Callable[[str], None]] = set()
-        self.lost = threading.Event()  # the fork server has ended
+        self.lost = threading.Event()  # the fork server has exited
         channel.listen(self._handle_message, self._handle_loss)
 
     def hang_up(self, channel: Channel) -> None:
-        """Close the channel of a process that has ended, after its last message."""
+        """Close the channel of a process that has exited, after its last message."""
         channel.hang_up()
 
     def loss_reason(self) -> str:
         """Return the reason why no process can be forked."""
         raise NotImplementedError
 
-    def preload(self, run: str) -> None:
-        """Make the fork server import ``run`` ("module") or call it ("module:function")."""
-        self._send({"do": "call", "run": run})
+    def preload(self, target: str) -> None:
+        """Make the fork server import ``target`` ("module") or call it ("module:function")."""
+        self._send({"do": "call", "target": target})
 
-    def start_fork(self, run: str, *, folder: str, log: str, **arguments: Any) -> Child:
-        """Request a child that calls ``run`` ("module:function"), without waiting for its start."""
+    def start_fork(self, target: str, *, folder: str, log: str, **arguments: Any) -> Child:
+        """Request a child that calls ``target`` ("module:function"), without waiting for it."""
         number = next(self._numbers)
         channel, remote = Channel.pair()
         child = self._children[number] = Child(channel, self, number)
-        request = {"do": "fork", "number": number, "run": run, "log": log, "folder": folder}
+        request = {"do": "fork", "number": number, "target": target, "log": log, "folder": folder}
         packed = pickle.dumps({"folder": folder, **arguments})
         with remote:
             self._send({**request, "arguments": packed}, remote.fileno())
@@ -143,14 +143,14 @@ class ForkClient:
         return machine.gpus()
 
     def wait_until_idle(self) -> None:
-        """Wait until the fork server has executed all requests so far."""
+        """Wait until the fork server has executed all previous requests."""
         self._ask({"do": "torch"})
 
-    def kill(self, children: list[Child], over: bool = False) -> None:
-        """Kill children and their descendants; ``over``: their logs are not needed."""
+    def kill(self, children: list[Child], discard_logs: bool = False) -> None:
+        """Kill children and their descendants; optionally discard their logs."""
         with suppress(OSError):
             numbers = [child.number for child in children]
-            self.channel.send({"do": "kill", "numbers": numbers, "over": over})
+            self.channel.send({"do": "kill", "numbers": numbers, "discard_logs": discard_logs})
 
     def remove(self, folder: str) -> None:
         """Remove a folder that children used."""
@@ -164,7 +164,7 @@ class ForkClient:
             raise StartError(self.loss_reason()) from e
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return the response; callers take turns."""
+        """Send a request and return the response; a lock serializes the callers."""
         with self._request_lock:
             self._send(message)
             try:
@@ -176,14 +176,14 @@ class ForkClient:
         return response
 
     def _handle_message(self, message: dict[str, Any]) -> None:
-        """Handle a child's end, or a response."""
+        """Handle a child's exit, or a response."""
         if "exit" in message:
             self._children.pop(message["exit"]).set_exit_status(message["status"])
         else:
             self._responses.put(message)
 
     def _handle_loss(self) -> None:
-        """Handle the end of the fork server, and of all its children."""
+        """Handle the exit of the fork server and of all its children."""
         self.lost.set()
         self._responses.put({"lost": True})
         for callback in [] if self.closed else list(self.on_loss):
@@ -195,7 +195,7 @@ class ForkClient:
 
 
 class LocalForkClient(ForkClient):
-    """The client of this machine's fork server; it starts the fork server. Use :func:`server`."""
+    """The client of this machine's fork server, which it starts. Use :func:`server`."""
 
     def __init__(self) -> None:
         self._prefix = folders.new_prefix()
@@ -213,11 +213,11 @@ class LocalForkClient(ForkClient):
         return folders.make(self._prefix, processes)
 
     def close(self) -> None:
-        """End the fork server and its descendants."""
+        """Terminate the fork server and its descendants."""
         self.closed = True
         self.channel.close()
         try:
-            self.process.wait(5 + END_TIMEOUT)  # its subreaper ends last
+            self.process.wait(5 + END_TIMEOUT)  # its subreaper exits last
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -234,13 +234,13 @@ class LocalForkClient(ForkClient):
                 "ranks with it. Its output is in the terminal that runs Jupyter."
             )
         return (
-            "no more processes can be started: the limit of processes or of memory is reached. "
+            "no more processes can be started: the limit on processes or memory is reached. "
             "Stop other clusters, or use fewer ranks."
         )
 
 
 def fork_all(requests: Iterable[tuple[ForkClient, dict[str, Any]]]) -> list[Child]:
-    """Fork several processes concurrently; if one fails, end the others.
+    """Fork several processes concurrently; if one fails, terminate the others.
 
     Args:
         requests: the fork server of each process, and its arguments of :meth:`start_fork`.
@@ -250,32 +250,32 @@ def fork_all(requests: Iterable[tuple[ForkClient, dict[str, Any]]]) -> list[Chil
         for fork_server, arguments in requests:
             children.append(fork_server.start_fork(**arguments))
         for child in children:
-            child.await_start()
+            child.wait_for_start()
     except BaseException:
-        for child in children:  # a process ends when its channel is closed
+        for child in children:  # a process exits when its channel is closed
             child.channel.close()
         raise
     return children
 
 
-def end(children: Iterable[Child], over: bool = False) -> None:
+def end(children: Iterable[Child], discard_logs: bool = False) -> None:
     """Kill processes, on any machines, and their descendants.
 
     Args:
         children: the processes.
-        over: their run has ended, so other machines need not send their logs.
+        discard_logs: their run has ended, so other machines need not send their logs.
     """
     by_server: dict[ForkClient, list[Child]] = {}
     for child in children:
         by_server.setdefault(child.server, []).append(child)
     for fork_server, group in by_server.items():
-        fork_server.kill(group, over)
+        fork_server.kill(group, discard_logs)
 
 
 def shut_down(children: Iterable[Child], timeout: float = KILL_TIMEOUT) -> None:
-    """Kill processes, wait ``timeout`` seconds for their ends, and close their channels."""
+    """Kill processes, wait up to ``timeout`` seconds for each, and close their channels."""
     children = [*children]
-    end(children, over=True)
+    end(children, discard_logs=True)
     for child in children:
         child.wait(timeout)
         child.channel.hang_up()
@@ -286,7 +286,7 @@ def start_fork_server(remote: socket.socket, prefix: str) -> subprocess.Popen[by
 
     Args:
         remote: the fork server's end of its channel.
-        prefix: prefix of the folders that are removed when the fork server ends.
+        prefix: prefix of the folders that are removed when the fork server exits.
     """
     environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     environ.pop("PYTHONPATH", None)  # its path is an argument, and ranks set their own
@@ -305,7 +305,7 @@ _server_lock = threading.Lock()
 
 
 def server() -> LocalForkClient:
-    """Return this process's fork server; start it if necessary, unless this process is ending."""
+    """Return this process's fork server; start it if necessary, unless this process is exiting."""
     global _server
     with _server_lock:
         if _server is None or (_server.lost.is_set() and not _server.closed):
@@ -315,14 +315,14 @@ def server() -> LocalForkClient:
         return _server
 
 
-def call_beside(run: str, *arguments: str) -> None:
-    """Start the fork server, and call ``run`` ("module:function") without waiting for it."""
+def call_beside(target: str, *arguments: str) -> None:
+    """Start the fork server, and call ``target`` ("module:function") while it starts."""
     server()
-    boot.call(run, *arguments)
+    boot.call(target, *arguments)
 
 
 def _forget() -> None:
-    """Start another fork server in a fork of this process."""
+    """Make a fork of this process start its own fork server."""
     global _server, _server_lock
     _server, _server_lock = None, threading.Lock()
 

@@ -2,11 +2,11 @@
 
 A fork starts a rank in milliseconds instead of seconds, and the ranks share the fork server's
 memory. It starts once per kernel (see :mod:`distkit.cluster.processes.boot`), outlives the kernel's
-clusters, and ends with the kernel: then it kills all its descendants.
+clusters, and exits with the kernel: then it kills all its descendants.
 
-Its parent is the *subreaper*, which ends the remaining descendants however the fork server ends. It
-forks the fork server before large imports, holds no lifeline, waits for its end, and removes the
-folders. When the fork server is killed, the subreaper adopts the ranks' children (see
+Its parent is the *subreaper*, which kills the remaining descendants, however the fork server exits.
+It forks the fork server before large imports, holds no lifeline, waits for its exit, and removes
+the folders. When the fork server is killed, the subreaper adopts the ranks' children (see
 :mod:`distkit.cluster.processes.descendants`). If the subreaper is killed, the fork server shuts
 down.
 
@@ -39,13 +39,14 @@ from distkit.cluster.processes.descendants import (
     end_all_children,
     end_children,
 )
-from distkit.cluster.processes.rank_spec import LATE
+from distkit.cluster.processes.rank_spec import LAZY_MODULE
 from distkit.errors import DistkitError
 
-#: Idle time before ``LATE`` is imported; interval of checks that the parent is alive [s].
+#: Idle time before ``LAZY_MODULE`` is imported; interval of checks that the parent is alive [s].
 IDLE_TIME = 0.5
 
-#: Number of forks after which ``LATE`` is imported without idle time: each run would import it.
+#: Number of forks after which ``LAZY_MODULE`` is imported without idle time, or each run would
+#: import it.
 BUSY_FORKS = 16
 
 
@@ -59,7 +60,7 @@ class Forked:
 
 
 class ForkServer:
-    """The process that forks children on command, and reports their ends.
+    """The process that forks children on command, and reports their exits.
 
     Args:
         channel: the channel to the kernel.
@@ -68,7 +69,7 @@ class ForkServer:
     def __init__(self, channel: Channel) -> None:
         self.channel, self.parent = channel, os.getppid()
         self.children: dict[int, Forked] = {}  # by pid
-        self.complete, self.forks = False, 0  # whether LATE is imported; children so far
+        self.complete, self.forks = False, 0  # whether LAZY_MODULE is imported; number of forks
         adopt_orphans()
         self.wakeup, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
@@ -77,7 +78,7 @@ class ForkServer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def serve(self) -> None:
-        """Execute the kernel's commands until it ends, then end all descendants."""
+        """Execute the kernel's commands until it exits, then kill all descendants."""
         try:
             while os.getppid() == self.parent:
                 channel_fd = self.channel.fileno()
@@ -85,7 +86,7 @@ class ForkServer:
                 idle = not ready or self.forks > BUSY_FORKS
                 if idle and not (self.complete or self.children) and "torch" in sys.modules:
                     self.complete = True
-                    self.do_call(None, LATE)
+                    self.do_call(None, LAZY_MODULE)
                 if self.wakeup in ready:
                     os.read(self.wakeup, 512)
                 self._reap()
@@ -98,10 +99,10 @@ class ForkServer:
             self.do_kill(None, [child.number for child in self.children.values()])
             end_all_children()  # the subreaper removes their folders
 
-    def do_call(self, fd: int | None, run: str) -> None:
-        """Import ``run`` ("module") for future children, or call it ("module:function")."""
+    def do_call(self, fd: int | None, target: str) -> None:
+        """Import ``target`` ("module") for future children, or call it ("module:function")."""
         try:
-            boot.call(run)
+            boot.call(target)
         except Exception:  # children that need it will report the error
             traceback.print_exc()
 
@@ -113,16 +114,16 @@ class ForkServer:
         self.channel.send({"cuda": torch.version.cuda, "nccl": nccl})
 
     def do_fork(
-        self, fd: int, number: int, run: str, folder: str, log: str, arguments: bytes
+        self, fd: int, number: int, target: str, folder: str, log: str, arguments: bytes
     ) -> None:
-        """Fork a child that calls ``run`` ("module:function") with its lifeline and arguments.
+        """Fork a child that calls ``target`` ("module:function") with its lifeline and arguments.
 
         ``arguments`` are pickled by the kernel.
         """
         self.forks += 1
         kwargs = pickle.loads(arguments)  # here, so that all children share its imports
         gc.collect()
-        gc.freeze()  # the collector would write to every shared page, which copies it
+        gc.freeze()  # the collector would write to every shared page, and thereby copy it
         try:
             pid = os.fork()
         except OSError as error:  # out of memory or processes; closing the lifeline reports it
@@ -130,15 +131,15 @@ class ForkServer:
             os.close(fd)
             return
         if pid == 0:
-            self._child(fd, run, folder, log, kwargs)
+            self._child(fd, target, folder, log, kwargs)
         os.close(fd)
         self.children[pid] = Forked(number, folder, f"{folder}/{log}")
 
-    def do_kill(self, fd: int | None, numbers: Collection[int], over: bool = False) -> None:
-        """Kill children and their descendants; ``over``: their logs are not needed."""
+    def do_kill(self, fd: int | None, numbers: Collection[int], discard_logs: bool = False) -> None:
+        """Kill children and their descendants; optionally discard their logs."""
         for pid, child in self.children.items():
             if child.number in numbers:
-                child.log = "" if over else child.log
+                child.log = "" if discard_logs else child.log
                 for kill in (os.killpg, os.kill):
                     with suppress(ProcessLookupError, PermissionError):  # it has no group yet
                         kill(pid, signal.SIGKILL)
@@ -149,12 +150,14 @@ class ForkServer:
         Some may have been forked after the kernel listed the children to kill.
         """
         while remaining := [c.number for c in self.children.values() if c.folder == folder]:
-            self.do_kill(None, remaining, over=True)
+            self.do_kill(None, remaining, discard_logs=True)
             time.sleep(0.001)
             self._reap()
         shutil.rmtree(folder, ignore_errors=True)
 
-    def _child(self, fd: int, run: str, folder: str, log: str, arguments: dict[str, Any]) -> None:
+    def _child(
+        self, fd: int, target: str, folder: str, log: str, arguments: dict[str, Any]
+    ) -> None:
         """Run the forked process; never returns."""
         status = 1
         try:
@@ -167,7 +170,7 @@ class ForkServer:
             faulthandler.enable()  # writes the Python stack of a crash into the log
             lifeline = Channel(socket.socket(fileno=fd))
             lifeline.send(("pid", os.getpid()))
-            boot.call(run, lifeline, **arguments)
+            boot.call(target, lifeline, **arguments)
             status = 0
         except DistkitError as error:
             print(error, file=sys.stderr)
@@ -180,7 +183,7 @@ class ForkServer:
             os._exit(status)
 
     def _reap(self) -> None:
-        """Report children that ended, and kill the orphans that they left."""
+        """Report children that have exited, and kill the orphans that they left."""
         with suppress(ChildProcessError):  # no children are left
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 self._handle_end(*ended)
@@ -192,7 +195,7 @@ class ForkServer:
             child = self.children.pop(pid)
             fields = {"status": os.waitstatus_to_exitcode(status), "log": child.log}
             self.channel.send({"exit": child.number, **fields})
-        end_children(exclude=self.children)  # orphans and their orphans
+        end_children(exclude=self.children)  # the orphans that this process has adopted
 
 
 def _redirect(path: str) -> None:
@@ -205,20 +208,20 @@ def _redirect(path: str) -> None:
     os.close(log)
 
 
-def main(line: str, prefix: str) -> None:
+def main(channel_fd: str, prefix: str) -> None:
     """Start the fork server, and act as its subreaper; never returns.
 
     Args:
-        line: the file descriptor of the fork server's channel to the kernel, as text.
+        channel_fd: the file descriptor of the fork server's channel to the kernel, as text.
         prefix: prefix of the clusters' folders.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     pid = os.fork()
     if pid == 0:
-        ForkServer(Channel(socket.socket(fileno=int(line)))).serve()
+        ForkServer(Channel(socket.socket(fileno=int(channel_fd)))).serve()
         sys.exit()
-    os.close(int(line))  # or the channel would stay open when the fork server ends
+    os.close(int(channel_fd))  # or the channel would stay open when the fork server exits
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     end_all_children()
     folders.remove_all(prefix)

@@ -28,7 +28,7 @@ def hook() -> None:
 
 @cache
 def engines() -> None:
-    """Import the modules of engines and their controller, before the first is forked."""
+    """Import the modules of engines and their controller before any is forked."""
     # no debugger is attached to an engine: debugpy would cost each engine 0.1 s and 15 MB
     sys.modules["debugpy"] = None  # type: ignore[assignment]
     for name in (

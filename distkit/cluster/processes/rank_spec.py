@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: Module that DistributedDataParallel and optimizers import; it takes seconds unless preloaded.
-LATE = "torch._dynamo"
+#: Module that DistributedDataParallel and optimizers import; the import takes seconds.
+LAZY_MODULE = "torch._dynamo"
 
 #: Exit status of a rank after its program closed the channel to the kernel.
-LINE_CLOSED = 86
+CHANNEL_CLOSED = 86
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Spec:
     """Specification of a forked rank.
 
     ``name`` is the prefix of its files in ``folder``; ``threads`` is torch's intra-op thread count;
-    ``backend`` and ``device`` are final, not "auto"; ``store`` names the store for the
+    ``backend`` and ``device`` are resolved, never "auto"; ``store`` names the store for the
     rendezvous; ``port`` is a free port at the ``address`` of rank 0's machine, for programs that
     use ``MASTER_PORT`` themselves. ``host`` is the number of its machine among ``hosts``;
     ``local_rank`` and ``local_world_size`` count the ranks on it; ``interface`` is the network
@@ -48,7 +48,7 @@ class Spec:
     local_world_size: int | None = None
 
     @property
-    def launched(self) -> dict[str, str]:
+    def torchrun_environ(self) -> dict[str, str]:
         """torchrun's environment variables; each machine is a group of ranks."""
         rank, world_size = str(self.rank), str(self.world_size)
         local = self.rank if self.local_rank is None else self.local_rank
@@ -73,7 +73,7 @@ class Spec:
             "TORCHELASTIC_USE_AGENT_STORE": "False",  # no agent listens on MASTER_PORT
             "TORCHELASTIC_ERROR_FILE": f"{self.folder}/error-{rank}.json",
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-            # NCCL does not listen on other interfaces; ranks on several machines replace it later
+            # keeps NCCL on loopback; ranks on several machines replace it later
             **({"NCCL_SOCKET_IFNAME": "=lo"} if self.backend == "nccl" else {}),
         }
 
@@ -84,6 +84,6 @@ def inherited() -> dict[str, Any]:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return a currently free port of this machine's address."""
+    """Return a free port at an address of this machine."""
     with socket.create_server((address, 0)) as probe:
         return int(probe.getsockname()[1])

@@ -29,8 +29,7 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
     """Run ipyparallel's own IPController, on Unix sockets in the cluster's private folder.
 
     It does not use TCP, because the controller picks free ports before it binds them, so concurrent
-    starts collide.
-    CURVE authenticates the connections, and an HMAC key signs every message.
+    starts collide. CURVE authenticates the connections, and an HMAC key signs every message.
 
     ``period`` is the heartbeat period [ms]: an engine is registered after its first heartbeat.
     ``misses`` is the number of heartbeats that an engine may miss.
@@ -92,7 +91,7 @@ def engine(
     app = IPEngine.instance(
         enable_nanny=False,
         id=spec.rank,
-        work_dir=str(Path.cwd()),  # the default is the folder at ipyparallel's import
+        work_dir=str(Path.cwd()),  # the default is the folder in which ipyparallel was imported
         user_ns=rank.namespace,
         connection_info_env=json.dumps(connection),
         log_level=logging.ERROR,
@@ -110,7 +109,7 @@ def execute(payload: bytes, options: dict[str, Any]) -> None:
     """
     from distkit.cluster.rank.rank import Rank
 
-    Rank.here.execute(payload, options)
+    Rank.current.execute(payload, options)
 
 
 def plain(lifeline: Channel, spec: Any, folder: str) -> None:
@@ -123,11 +122,11 @@ def plain(lifeline: Channel, spec: Any, folder: str) -> None:
     rank.listen()
     sys.path[:] = spec.path  # later imports are the user's
     rank.execute(payload, options)
-    threading.Event().wait()  # ending now would break the connections of running ranks
+    threading.Event().wait()  # exiting now would break the connections of running ranks
 
 
 def _end_with(lifeline: Channel, on_message: Callable[[Any], None] = lambda message: None) -> None:
-    """Handle messages of the lifeline; end this process and its children when it closes."""
+    """Handle messages of the lifeline; kill this process and its children when it closes."""
     lifeline.listen(on_message, partial(os.killpg, 0, signal.SIGKILL))
 
 
@@ -138,20 +137,20 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
 
     node_recorder = recorder.Recorder(node.id)
     recorder.set_current(node_recorder if recording else None)
-    flusher = recorder.Flusher(node_recorder, lambda kind, what: lifeline.send((kind, what)))
+    flusher = recorder.Flusher(node_recorder, lambda kind, data: lifeline.send((kind, data)))
 
     service = kvstore.Service(node)
 
     def handle_command(command: str | tuple[Any, ...]) -> None:
-        if isinstance(command, tuple):  # a worker has ended
-            service.leave(*command[1:])
+        if isinstance(command, tuple):  # a worker has exited
+            service.handle_departure(*command[1:])
             return
         flusher.flush()
-        if command == "rest":  # the run is ending: do not record the consequences
-            service.resting = True
+        if command == "quiesce":  # the run is ending: do not record the consequences
+            service.quiesced = True
             recorder.set_current(None)
         lifeline.send(("flushed", command))
 
     _end_with(lifeline, handle_command)
-    service.report = lambda kind, what: lifeline.send((kind, what))
+    service.report = lambda kind, data: lifeline.send((kind, data))
     service.run()

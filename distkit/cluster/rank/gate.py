@@ -9,21 +9,21 @@ from collections.abc import Callable
 class Gate:
     """Semaphore that blocks a rank before each communication until it gets a permit.
 
-    The tap's hook waits on it, so it works for every program, including DDP's C++ reducer. Permits
-    come from another thread, since the main thread waits. The operation of a waiting rank is
-    *scheduled* and not *started*, which :class:`distkit.diagnosis.rank_state.WaitForGraph`
+    The tap's hook waits on it, so it works for every program, including DDP's C++ reducer. Another
+    thread adds permits, since the main thread waits. The operation of a waiting rank is
+    *scheduled* but not *started*, which :class:`distkit.diagnosis.rank_state.WaitForGraph`
     interprets.
 
-    ``arrived`` is called before a communication waits.
+    ``on_wait`` is called before a communication waits.
     """
 
     def __init__(self) -> None:
-        self.arrived: Callable[[], None] = lambda: None
+        self.on_wait: Callable[[], None] = lambda: None
         self._permits: float = 0
         self._changed = threading.Condition()
 
     def allow(self, count: int | None) -> None:
-        """Add ``count`` permits, or permit all if None. Called from any thread."""
+        """Add ``count`` permits, or permit all if None. May be called from any thread."""
         with self._changed:
             self._permits += float("inf") if count is None else count
             self._changed.notify_all()
@@ -32,6 +32,6 @@ class Gate:
         """Wait for a permit, and consume it."""
         with self._changed:
             if not self._permits:
-                self.arrived()
+                self.on_wait()
                 self._changed.wait_for(lambda: self._permits)
             self._permits -= 1

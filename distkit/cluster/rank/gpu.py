@@ -74,7 +74,7 @@ def initialize(spec: Spec) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise StartError(
-            f"{_describe_rank(spec)} cannot use it: {reason}; {_remedy(reason)}."
+            f"{_describe_rank(spec)} cannot use its GPU: {reason}; {_remedy(reason)}."
         ) from error
 
 
@@ -88,7 +88,7 @@ def _remedy(message: str) -> str:
 
 
 def hint(error: BaseException, spec: Spec) -> str:
-    """Return a remedy for torch's exception; "" without one."""
+    """Return a remedy for torch's exception; "" if there is none."""
     if isinstance(error, torch.OutOfMemoryError):
         return (
             f"\n{_describe_rank(spec)}. Use smaller batches or fewer ranks. cluster.restart() "
@@ -98,8 +98,8 @@ def hint(error: BaseException, spec: Spec) -> str:
     if match := _WRONG_DEVICE.search(message):
         return (
             f"\nA collective's tensors must be on its backend's device. {_describe_rank(spec)} "
-            f"communicates by {spec.backend}, but this tensor is on {match[1] or 'the CPU'}: move "
-            f'it with x.to("{spec.device}").'
+            f"communicates over {spec.backend}, but this tensor is on {match[1] or 'the CPU'}: "
+            f'move it with x.to("{spec.device}").'
         )
     if "invalid device ordinal" in message:
         return f"\n{_describe_rank(spec)}: use torch.device('cuda'), which is its GPU."

@@ -1,7 +1,7 @@
 """Prepares a rank's interpreter for programs: scripts and child processes.
 
 Processes that a program starts are not ranks. They must behave like children of a plain Python
-process: ``multiprocessing.Pool`` ends them with SIGTERM, and a DataLoader's workers print.
+process: ``multiprocessing.Pool`` terminates them with SIGTERM, and a DataLoader's workers print.
 """
 
 from __future__ import annotations
@@ -51,6 +51,6 @@ def _reduce(pickler: Any, obj: Any) -> Any:
 
 def _reset_child() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # engines handle it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an engine handles it
     recorder.set_current(None)
     tap.before.clear()

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.rank_spec import LINE_CLOSED
+from distkit.cluster.processes.rank_spec import CHANNEL_CLOSED
 
-#: Maximum number of unsent messages with output; then pipes fill up, and printing blocks.
+#: Maximum number of unsent messages with output; beyond it pipes fill up, and printing blocks.
 MAX_UNSENT = 64
 
 #: Capacity of the pipe of descriptor 1; maximum number of bytes read at once.
@@ -25,7 +25,7 @@ PIPE_BYTES = 1 << 20
 
 
 class Outbox:
-    """Queue of messages; a separate thread sends them, where no signal interrupts a message."""
+    """Queue of messages; a separate thread sends them, so that no signal interrupts a send."""
 
     def __init__(self, lifeline: Channel) -> None:
         self._lifeline, self._run = lifeline, 0
@@ -34,18 +34,18 @@ class Outbox:
         self._pipes = [Pipe("stdout", self._emit_text), Pipe("stderr", self._emit_text)]
         start_loop(self._send)
 
-    def emit(self, run: int, kind: str, what: Any) -> None:
+    def emit(self, run: int, kind: str, data: Any) -> None:
         """Queue a message after the previous ones."""
         if kind == "rows":  # a step shows the output before its events
             self.emit_output()
-        self._queue.put((run, kind, what))
+        self._queue.put((run, kind, data))
 
     def _emit_text(self, name: str, text: str) -> None:
         self._unsent.acquire()
         self.emit(self._run, "text", (name, text))
 
     def emit_output(self) -> None:
-        """Queue the output so far."""
+        """Queue the output that is in the pipes."""
         for pipe in self._pipes:
             pipe.forward()
 
@@ -72,12 +72,12 @@ class Outbox:
         while it keeps the GIL, because the thread that reads the pipe needs the GIL.
         """
         os.dup2(self._pipes[0].descriptor, 1)
-        with suppress(AttributeError, OSError):  # only Linux can, up to the user's limit
+        with suppress(AttributeError, OSError):  # only on Linux, up to the user's limit
             fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     @contextmanager
     def printing(self, run: int) -> Iterator[None]:
-        """Send the output of the block."""
+        """Send the output that is printed in the block."""
         self._run, previous = run, (sys.stdout, sys.stderr)
         streams = sys.stdout, sys.stderr = [pipe.stream() for pipe in self._pipes]
         try:
@@ -91,7 +91,7 @@ class Outbox:
 
 
 class Pipe:
-    """Output of Python, C code or other processes.
+    """A pipe for the output of Python, C code or other processes.
 
     Args:
         name: the stream, "stdout" or "stderr".
@@ -126,13 +126,13 @@ class Pipe:
 
 
 def start_loop(step: Callable[[], None]) -> None:
-    """Call a function repeatedly in a new thread; end this process if it fails."""
+    """Call a function repeatedly in a new thread; exit this process if it fails."""
 
     def loop() -> None:
         try:
             while True:
                 step()
         except Exception:  # the program has closed descriptors, or replaced builtins
-            os._exit(LINE_CLOSED)
+            os._exit(CHANNEL_CLOSED)
 
     threading.Thread(target=loop, name="distkit-outbox", daemon=True).start()

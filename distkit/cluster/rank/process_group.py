@@ -1,4 +1,4 @@
-"""The process group of a rank, which it joins when its program begins.
+"""The process group of a rank, which joins it before its program starts.
 
 * Rendezvous uses a ``FileStore`` in a 0700 folder: a TCPStore would listen on all interfaces
   without authentication. Ranks on several machines use the kernel's store through their tunnels.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Enables NCCL's timing of its kernels.
 TIMING = "TORCH_NCCL_ENABLE_TIMING", "1"
 
-#: Disables torch's handling of failed or hanging collectives, which ends the process: the
+#: Disables torch's handling of failed or hanging collectives, which aborts the process; the
 #: conductor handles them. torch's monitor thread would also query the store, which needs the GIL,
 #: while a thread that holds the GIL destroys the group and joins the monitor.
 NCCL = {
@@ -54,7 +54,7 @@ class Group:
         self._init: Callable[..., Any] = dist.init_process_group
 
     def enter(self, run: int) -> None:
-        """Wait for the other ranks of a run, so its trace does not begin with their skew.
+        """Wait for the other ranks of a run, so that its trace excludes startup skew.
 
         A rank that ends before all have joined would also leave the others waiting.
         """
@@ -85,7 +85,9 @@ class Group:
             torch.cuda.set_device(spec.device)
             if spec.backend == "nccl":
                 options["device_id"] = torch.device(spec.device)
-        self._store = _open_store(spec, name)  # kept: C++ does not own a store in Python
+        self._store = _open_store(
+            spec, name
+        )  # kept alive here, because C++ does not own a Python store
         self._init(
             spec.backend, store=self._store, rank=spec.rank, world_size=spec.world_size, **options
         )
@@ -96,7 +98,7 @@ class Group:
         """Replace ``init_process_group``, so that unmodified scripts get this group.
 
         Scripts for torchrun begin with it and end with ``destroy_process_group``. A second call
-        without a destroy in between raises, as in torch.
+        without a destroy in between raises an error, as in torch.
         """
         original = self._init
 

@@ -2,7 +2,7 @@
 
 A rank has a lifeline (a :class:`Channel` to the process that started the cluster), a process
 group, and :meth:`Rank.execute`, which runs one function. When the lifeline closes, the rank and its
-descendants end immediately.
+descendants are killed.
 """
 
 from __future__ import annotations
@@ -44,35 +44,35 @@ from distkit.errors import NotPicklableError
 from distkit.events import WORLD
 from distkit.recording import recorder
 from distkit.recording.blackbox import BlackBox
-from distkit.recording.faults import Dropped, OnRank
+from distkit.recording.call_context import CallContext, CollectiveFingerprint
+from distkit.recording.faults import FaultInjector, LeaveFunction
 from distkit.recording.recorder import Flusher, Recorder
 from distkit.recording.tap import tap
-from distkit.recording.witness import CallContext, CollectiveFingerprint
 
-#: matplotlib's backend in notebooks, which ranks do not have.
+#: matplotlib's backend in notebooks, which does not work on ranks.
 INLINE = "module://matplotlib_inline.backend_inline"
 
-#: Timeout for a cell to handle a signal; a cell that waits in C++ does not [s].
+#: Timeout for a cell to handle a signal [s]; a cell that waits in C++ never does.
 SIGNAL_TIMEOUT = 0.3
 
-#: Sends a message of a run to the kernel: its kind and content.
+#: Sends a message of a run to the kernel: its kind and data.
 Emit = Callable[[str, Any], None]
 
 
 class Rank:
-    """This process as a rank. ``Rank.here`` is its only instance.
+    """This process as a rank. ``Rank.current`` is its only instance.
 
     Args:
         spec: its specification.
         lifeline: channel to the process that started it.
-        runs_cells: it runs ``%%ranks`` cells sequentially, and keeps their variables; otherwise it
-            runs one function, and a release ends the process.
+        runs_cells: whether it runs ``%%ranks`` cells sequentially, and keeps their variables;
+            otherwise it runs one function, and a release ends the process.
     """
 
-    here: Rank
+    current: Rank
 
     def __init__(self, spec: Spec, lifeline: Channel, *, runs_cells: bool = False) -> None:
-        Rank.here = self
+        Rank.current = self
         self.spec, self.lifeline, self.outbox = spec, lifeline, Outbox(lifeline)
         self._runs_cells, self.group = runs_cells, Group(spec)
         #: The variables of cells; also the engine's namespace, so that %px uses them.
@@ -85,7 +85,9 @@ class Rank:
         }
         self._pid = os.getpid()
         self._box = BlackBox(Path(spec.folder, f"{spec.name}.box"))
-        self._gates: dict[int, Gate] = defaultdict(Gate)  # of stepped runs; permits may come early
+        self._gates: dict[int, Gate] = defaultdict(
+            Gate
+        )  # of stepped runs; permits may arrive early
         self._running: int | None = None  # number of the run whose function is executing
         self._released_run = 0  # number of the latest run that the kernel has released
         self._idle = threading.Event()  # no function is executing
@@ -98,7 +100,7 @@ class Rank:
         spec = self.spec
         os.environ.clear()
         os.environ.update(spec.environ)
-        os.environ.update(spec.launched)
+        os.environ.update(spec.torchrun_environ)
         if spec.backend == "nccl":
             os.environ.update(NCCL)
         if os.environ.get("MPLBACKEND", INLINE) == INLINE:
@@ -110,7 +112,7 @@ class Rank:
         tap.on_gloo = spec.backend == "gloo"
         if spec.device != "cpu":
             gpu.initialize(spec)
-            tap.remove()  # reinstalled outside of the staging, so a receive includes its copy
+            tap.remove()  # reinstalled around the staging, so that a receive includes its copy
             if tap.on_gloo:
                 gpu.stage_messages()
             tap.on_gpu = True
@@ -123,7 +125,7 @@ class Rank:
     # -- the lifeline -----------------------------------------------------------
 
     def listen(self) -> None:
-        """Handle the kernel's commands from now on; end with the lifeline."""
+        """Handle the kernel's commands from now on; exit when the lifeline closes."""
         self.lifeline.listen(self._handle_command, partial(os.killpg, 0, signal.SIGKILL))
 
     def _handle_command(self, message: tuple[Any, ...]) -> None:
@@ -135,7 +137,7 @@ class Rank:
             self._report_and_exit(run)
 
     def _report_and_exit(self, run: int) -> None:
-        """Report the function's position, and end this process, unless it has raised."""
+        """Report the function's position, and exit, unless the function has raised."""
         if self._error is not None:  # it is being described
             return
         self._close_record()
@@ -181,10 +183,10 @@ class Rank:
         emit("outcome", outcome)
 
     def _perform(self, payload: bytes, options: dict[str, Any], emit: Emit) -> Outcome:
-        outcome, run, life = Outcome(self.spec.rank, intact=True), options["run"], options["life"]
-        self._error = None
+        outcome, run = Outcome(self.spec.rank, intact=True), options["run"]
+        incarnation, self._error = options["incarnation"], None
         try:
-            self.group.is_replacement = life > 0
+            self.group.is_replacement = incarnation > 0
             if not (self.group.is_replacement or self._runs_cells):  # an engine has joined
                 self.group.join()
             with (
@@ -193,11 +195,11 @@ class Rank:
                 self._kvstore(options, emit),
             ):
                 if options.get("seed") is not None:
-                    seeds.set_all(seeds.for_rank(options["seed"], self.spec.rank, life))
+                    seeds.set_all(seeds.for_rank(options["seed"], self.spec.rank, incarnation))
                 try:
                     value = self._call(payload, run)
                     tap.wait_for_gpu()
-                except Dropped as reason:
+                except LeaveFunction as reason:
                     value, outcome.remark = None, str(reason)
                 outcome.result_type = type(value).__name__
                 raw = options.get("raw", False)
@@ -230,7 +232,7 @@ class Rank:
 
     def _run_cell(self, cell: Cell) -> Any:
         if self.spec.rank not in cell.ranks:
-            raise Dropped("the cell was not run on it")
+            raise LeaveFunction("the cell was not run on it")
         return cell(self.namespace)
 
     @contextmanager
@@ -257,7 +259,7 @@ class Rank:
             return
         run = options["run"]
         run_recorder = Recorder(
-            self.spec.rank, keep=partial(self._box.note, run), stepped=options.get("step", False)
+            self.spec.rank, copy_to=partial(self._box.note, run), stepped=options.get("step", False)
         )
         flusher = Flusher(run_recorder, emit)
         self._close_record = flusher.close
@@ -271,9 +273,11 @@ class Rank:
         tap.on_threads = partial(emit, "threads")
         if run_recorder.stepped:
             gate = self._gates[run]
-            gate.arrived = run_recorder.request_flush
+            gate.on_wait = run_recorder.request_flush
             tap.before.append(lambda op, nbytes: gate.wait())
-        faults = [] if (spec := options.get("faults")) is None else [OnRank(spec, self.spec.rank)]
+        faults = (
+            [] if (spec := options.get("faults")) is None else [FaultInjector(spec, self.spec.rank)]
+        )
         tap.before += faults
         recorder.set_current(run_recorder)
         try:
@@ -282,7 +286,7 @@ class Rank:
         finally:
             tap.before.clear()
             tap.call_context = None
-            tap.settle()
+            tap.record_completions()
             outcome.intact = not tap.broken
             outcome.collectives, unwaited = dict(tap.collectives), tap.unwaited.calls()
             recorder.set_current(None)
@@ -296,11 +300,11 @@ class Rank:
             tap.reset()
 
     def _call_context(self, run: int, emit: Emit) -> CallContext:
-        """Create the check of this run's collectives before they go to the backend."""
+        """Create the check of this run's collectives before they reach the backend."""
         spec, fingerprint = self.spec, None
         if spec.backend == "gloo" and spec.hosts == 1:  # the check needs shared memory
             fingerprint = CollectiveFingerprint(Path(spec.folder), run, spec.rank)
-        context = CallContext(emit, fingerprint, threading.Event().wait)  # until the release
+        context = CallContext(emit, fingerprint, threading.Event().wait)  # blocks until the release
         # new_group may be the first call
         context.add_group(WORLD, list(range(spec.world_size)))
         return context
@@ -314,7 +318,7 @@ def _no_keyboard(prompt: object = "") -> str:
 
 
 def _end_child() -> None:
-    """End a child process that the function forked and that has reached the function's end."""
+    """Exit a child process that the function forked and that has reached the function's end."""
     failed = sys.exc_info()[0] is not None
     if failed:
         traceback.print_exc()

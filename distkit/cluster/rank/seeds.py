@@ -43,13 +43,15 @@ def for_call(fn: Any, kwargs: dict[str, Any], seed: Any) -> tuple[int | None, di
         raise TypeError(f"seed must be an integer, not {seed!r}") from None
 
 
-def for_rank(seed: int, rank: int, life: int = 0) -> int:
-    """Return a rank's seed of 64 bits; ``life`` is the number of its earlier processes.
+def for_rank(seed: int, rank: int, incarnation: int = 0) -> int:
+    """Return a rank's seed of 64 bits; ``incarnation`` is the number of its earlier processes.
 
     >>> for_rank(0, 0) == for_rank(0, 0), for_rank(0, 0) == for_rank(0, 1)
     (True, False)
     """
-    return int.from_bytes(blake2b(f"{seed} {rank} {life}".encode(), digest_size=8).digest(), "big")
+    return int.from_bytes(
+        blake2b(f"{seed} {rank} {incarnation}".encode(), digest_size=8).digest(), "big"
+    )
 
 
 def set_all(seed: int | None = None) -> None:

@@ -25,10 +25,10 @@ def open_file(path: str, ranks: int) -> PollingStore:
 
 
 class PollingStore(dist.Store):
-    """torch's interface of a store; a wait polls for its keys.
+    """A ``dist.Store`` whose waits poll for their keys.
 
     Args:
-        call: calls a method of ``dist.Store`` by its name, where the values are.
+        call: calls a method, by its name, of the ``dist.Store`` that has the values.
     """
 
     timeout: timedelta  # missing in torch's type hints
@@ -54,7 +54,7 @@ class PollingStore(dist.Store):
         return int(self._call("add", key, num))
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        """Replace a value if it is the expected one."""
+        """Replace a value if it equals the expected value."""
         return bytes(self._call("compare_set", key, expected_value, desired_value))
 
     def check(self, keys: list[str]) -> bool:
@@ -71,7 +71,7 @@ class PollingStore(dist.Store):
 
     deleteKey, getNumKeys = delete_key, num_keys  # their names in C++
 
-    # instead of torch's methods, which would call the recorder's replacements without end
+    # torch's versions would call the recorder's hooks recursively
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Wait for several values."""

@@ -1,4 +1,4 @@
-"""Controls one run: handles its ranks' messages, and ends the ranks after one has failed.
+"""Controls one run: handles its ranks' messages, and terminates the ranks after one has failed.
 
 When a rank fails, the others get a grace period to finish. They are then released, and finally
 killed. The processes belong to a :class:`RankController`.
@@ -20,7 +20,7 @@ import msgspec
 from msgspec import structs
 
 from distkit import companions
-from distkit.cluster.notebook import place
+from distkit.cluster.notebook import line_label
 from distkit.cluster.runs import report
 from distkit.cluster.runs.live_trace import LiveTrace
 from distkit.cluster.runs.outcome import Failure, Outcome
@@ -53,24 +53,24 @@ msgspec.convert({"rank": 0}, Outcome)
 class RankController:
     """The owner of a run's ranks."""
 
-    def go(self, ranks: Iterable[int], count: int | None) -> None:
+    def open_gates(self, ranks: Iterable[int], count: int | None) -> None:
         """Open the gates of these ranks ``count`` times, or permanently if None."""
 
     def release(self, ranks: Iterable[int]) -> None:
         """Make these ranks leave their function, and report their position."""
 
     def end(self, ranks: Iterable[int]) -> None:
-        """Kill these ranks' processes; their ends are reported to the run."""
+        """Kill these ranks' processes; their exits are reported to the run."""
 
-    def replace(self, run: Conductor, rank: int, life: int) -> None:
-        """Replace a rank that has ended, in a cluster with a parameter server."""
+    def replace(self, run: Conductor, rank: int, incarnation: int) -> None:
+        """Replace a rank that has exited, in a cluster with a parameter server."""
 
-    def settle(self) -> None:
+    def collect_events(self) -> None:
         """Collect the remaining events from other processes after all ranks have ended."""
 
 
 class Conductor:
-    """The state of a run, and the control of its ranks.
+    """Controls the ranks of a run, and keeps its state.
 
     Args:
         name: name of the function.
@@ -81,7 +81,7 @@ class Conductor:
         wait_forever: do not end the run when its ranks are deadlocked.
         expected_exits: the ranks that ``dk.inject_faults`` will kill.
         afterwards: state of the cluster after the run, for error messages.
-        is_cell: the run executes a ``%%ranks`` cell, whose processes stay.
+        is_cell: the run executes a ``%%ranks`` cell, whose processes persist.
     """
 
     def __init__(
@@ -106,18 +106,18 @@ class Conductor:
         self.outcomes: dict[int, Outcome] = {}
         self._expected_exits = set(expected_exits)
         self._killed: set[int] = set()  # ranks whose processes were killed on purpose
-        #: Processes that ended and were replaced: node, name, cause and time.
+        #: Processes that exited and were replaced: node, name, cause and time.
         self.replacements: list[Replacement] = []
-        self._pending_replacements: dict[int, str] = {}  # ranks, and the causes of their ends
+        self._pending_replacements: dict[int, str] = {}  # ranks that died, and the causes
         self._on_crash = "halt"  # the store's policy if a rank dies
         self._interrupted, self._afterwards = False, afterwards
-        self.abandoned = ""  # why the run was ended, whatever its ranks did
+        self.abandoned = ""  # why the run was ended, regardless of its ranks
         self.changed = threading.Condition()
         self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or was replaced
-        self.done, self.announcing = threading.Event(), threading.RLock()
+        self.done, self.finish_lock = threading.Event(), threading.RLock()
         self._started, self.seconds = time.perf_counter(), 0.0
         self.error: RunError | None = None
-        self._interrupt_findings: list[Finding] = []  # at the time of the interrupt
+        self._interrupt_findings: list[Finding] = []  # when the run was interrupted
         self._trace: Trace | None = None  # when it is complete
 
     # -- state -------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Conductor:
 
     @property
     def died(self) -> list[int]:
-        """The ranks whose processes have ended."""
+        """The ranks whose processes have exited."""
         return [r for r, o in self.outcomes.items() if o.died]
 
     @property
@@ -159,18 +159,18 @@ class Conductor:
             for group, members in self.live.info.groups.items()
         )
 
-    def life(self, node: int) -> int:
+    def incarnation(self, node: int) -> int:
         """Return the number of earlier processes of this node in this run."""
         return sum(r.node == node for r in self.replacements)
 
     @property
     def trace(self) -> Trace:
-        """The communication of the ranks that has been received so far."""
+        """The communication received from the ranks so far."""
         if self._trace is not None:
             return self._trace
         final_ends = self.live.info.ends  # read first: events may arrive while the trace is built
-        ends = final_ends or report.ends(self.outcomes.values())
-        trace = self.live.so_far(ends, self.replacements)
+        ends = final_ends or report.rank_ends(self.outcomes.values())
+        trace = self.live.snapshot(ends, self.replacements)
         if final_ends:
             if trace.info.clocks:
                 trace = companions.load("distkit_hosts.causality").in_order(trace)
@@ -191,40 +191,40 @@ class Conductor:
             self.changed.notify_all()
 
     def abandon(self, reason: str) -> None:
-        """End the run, whatever its ranks do; its error quotes ``reason``."""
+        """End the run, regardless of its ranks; its error quotes ``reason``."""
         self._killed.update(self.ranks)
         self.abandoned = self.abandoned or reason
         self.interrupt()
 
     # -- messages from the ranks ------------------------------------------------
 
-    def handle_event(self, rank: int, kind: str, what: Any) -> None:
+    def handle_event(self, rank: int, kind: str, data: Any) -> None:
         """Handle a message of a rank or a server."""
         match kind:
             case "rows":
-                self.live.add(rank, *what)
+                self.live.add(rank, *data)
             case "text":
-                self.prints.add(rank, *what)
+                self.prints.add(rank, *data)
             case "replaced":
-                self._begin_process(rank, report.cause(what), time.monotonic())
+                self._begin_process(rank, report.cause(data), time.monotonic())
             case "outcome":
-                self.add_outcome(msgspec.convert(what, Outcome))
+                self.add_outcome(msgspec.convert(data, Outcome))
             case "waits":
                 with self.changed:
-                    self.watchdog.record_wait(rank, *what)
+                    self.watchdog.record_wait(rank, *data)
                     self.changed.notify_all()
             case "on_crash":
-                self._on_crash = what
+                self._on_crash = data
             case "group":
-                name, members = what
-                self.live.note("groups", name, [*members])
+                name, members = data
+                self.live.add_fact("groups", name, [*members])
             case "raising":
-                seq, text, where = what
-                self.live.note(kind, rank, Raising(seq, text, place(where)))
+                seq, text, where = data
+                self.live.add_fact(kind, rank, Raising(seq, text, line_label(where)))
             case "threads":
-                self.live.note(kind, rank, [*self.live.info.threads.get(rank, ()), what])
+                self.live.add_fact(kind, rank, [*self.live.info.threads.get(rank, ()), data])
             case "unreduced":
-                self.live.note(kind, rank, what)
+                self.live.add_fact(kind, rank, data)
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Record the outcome of a rank; only the first counts."""
@@ -234,8 +234,8 @@ class Conductor:
         self.on_end()
 
     def add_death(self, rank: int, status: int, files: Path) -> None:
-        """Record the end of a rank's process; ``files`` are its black box and its log."""
-        if self.finished:  # the cluster has ended the process
+        """Record the exit of a rank's process; ``files`` are its black box and its log."""
+        if self.finished:  # the cluster has killed the process
             return
         died_at, log = self.live.clock(time.monotonic()), self._read_files(rank, files)
         if rank in self._killed:
@@ -258,7 +258,7 @@ class Conductor:
     def _request_replacement(self, rank: int, how: str) -> bool:
         """Request a replacement of a rank, if its store's policy and the run's state allow it."""
         with self.changed:
-            if self._on_crash != "replace" or self.life(rank) >= report.MAX_REPLACEMENTS:
+            if self._on_crash != "replace" or self.incarnation(rank) >= report.MAX_REPLACEMENTS:
                 return False
             if self.is_cell or self.stepped or self.ending or self.failed or self.deadlock:
                 return False
@@ -276,17 +276,17 @@ class Conductor:
             self._monitor(controller)
             if self.waiting:
                 self._release(controller)
-            controller.settle()
+            controller.collect_events()
             self._conclude()
-        except Exception as error:  # after a bug in distkit callers must not wait forever
+        except Exception as error:  # callers must not wait forever after a bug in distkit
             traceback.print_exc(file=sys.__stderr__)
             self.error = RunError(
                 f"internal error in distkit while it ran {self.name} "
-                f"({type(error).__name__}: {error}). Its ranks were ended. Please report this bug."
+                f"({type(error).__name__}: {error}). Its ranks were killed. Please report this bug."
             )
             self._kill_ranks(controller, self.waiting)
         finally:
-            with self.announcing:
+            with self.finish_lock:
                 self.done.set()
                 self.prints.end()
                 self.live.end()
@@ -301,7 +301,7 @@ class Conductor:
                 lambda: (
                     self._is_over()
                     or self._pending_replacements
-                    or (not self.wait_forever and self.watchdog.due(self.waiting))
+                    or (not self.wait_forever and self.watchdog.is_due(self.waiting))
                 )
             )
             if self._is_over():
@@ -309,13 +309,13 @@ class Conductor:
             if self._pending_replacements:
                 self._replace(controller, *self._pending_replacements.popitem())
             else:
-                self.deadlock = self.watchdog.judge(self.trace, self.waiting)
+                self.deadlock = self.watchdog.check(self.trace, self.waiting)
 
     def _release(self, controller: RankController) -> None:
         """Release the remaining ranks, and kill the ranks that do not end."""
         if not (self._interrupted or self.deadlock):
             self._wait_until(lambda: self._interrupted or not self.waiting, GRACE)
-        if self._interrupted and self.live.arrived <= MAX_DIAGNOSED_EVENTS:
+        if self._interrupted and self.live.event_count <= MAX_DIAGNOSED_EVENTS:
             self._interrupt_findings = self.findings  # before the release, which adds to the trace
         controller.release(self.waiting)
         self._wait_until(lambda: not self.waiting, RELEASE_TIMEOUT)
@@ -339,7 +339,7 @@ class Conductor:
         self.watchdog.forget(rank)
         self._expected_exits.discard(rank)
         try:
-            controller.replace(self, rank, self.life(rank))
+            controller.replace(self, rank, self.incarnation(rank))
         except DistkitError as error:
             died = f"{how}; a replacement could not be started: {error}"
             self.add_outcome(Outcome(rank, died=died))
@@ -347,7 +347,7 @@ class Conductor:
         self.on_end()
 
     def _begin_process(self, node: int, how: str, began: float) -> None:
-        """Record that a new process of this node starts, and how the previous one ended."""
+        """Record that a new process of this node starts, and how the previous one exited."""
         self.live.begin_process(node)
         name = self.live.info.ranks[node].name
         self.replacements.append(Replacement(node, name, how, self.live.clock(began)))
@@ -360,23 +360,27 @@ class Conductor:
         unresponsive = [Outcome(r, died="no response") for r in self.waiting]
         ended = [*self.outcomes.values(), *unresponsive]
         outcomes = sorted(ended, key=lambda o: o.rank)
-        self._note_ends(outcomes)
+        self._add_final_facts(outcomes)
         error: RunError | None = None
         if self.failed or unresponsive:
-            error = report.verdict(self.name, ended, self.trace)
+            error = report.run_error(self.name, ended, self.trace)
         if self.deadlock:
             stopped = f"{self.name} was stopped on all ranks"
-            error = report.deadlock(self.deadlock, report.with_state(stopped, self._afterwards))
+            error = report.deadlock_error(
+                self.deadlock, report.with_state(stopped, self._afterwards)
+            )
         if self._interrupted and not self.died:
             findings = self._interrupt_findings
-            error = report.interrupted(self.name, self._afterwards, outcomes, findings)
+            error = report.interrupt_error(self.name, self._afterwards, outcomes, findings)
         if self.abandoned:
             end = f"{self.name} was ended: {self.abandoned.rstrip('.')}."
-            error = RunInterrupted("\n".join([*report.of_findings(self._interrupt_findings), end]))
+            error = RunInterrupted(
+                "\n".join([*report.finding_texts(self._interrupt_findings), end])
+            )
         self.error = error  # assigned once: other threads read it during a long diagnosis
 
-    def _note_ends(self, outcomes: list[Outcome]) -> None:
-        """Add the facts that the ranks reported when they ended to the trace."""
+    def _add_final_facts(self, outcomes: list[Outcome]) -> None:
+        """Add to the trace the facts that the ranks reported when they ended."""
 
         def reported(name: str) -> dict[Any, Any]:
             return {o.rank: fact for o in outcomes if (fact := o.recorded.get(name))}
@@ -390,5 +394,5 @@ class Conductor:
             seconds=self.seconds,
             interrupted=self._interrupted and not self.abandoned,
             until=self.live.clock(time.monotonic()),
-            ends=report.ends(outcomes),
+            ends=report.rank_ends(outcomes),
         )

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import structs
 
 from distkit import companions
-from distkit.cluster.notebook import place, sources
+from distkit.cluster.notebook import line_label, sources
 from distkit.events import Event, Op, State
 from distkit.recording.plain import decode_rows
 from distkit.recording.recorder import to_event
@@ -26,7 +26,7 @@ LIMIT = 2_000_000
 class LiveTrace:
     """The event buffer of a run.
 
-    Rows stay packed until they are read: on a busy machine unpacking would slow the ranks.
+    Rows stay packed until they are read: on a busy machine, unpacking would slow down the ranks.
 
     Args:
         info: initial facts about the run.
@@ -39,7 +39,7 @@ class LiveTrace:
         #: Offset of the clock of a rank's machine; None for this machine.
         self.offset: Callable[[int], Any] = lambda rank: None
         self._live_clocks: Any = None  # of other machines, once they send events
-        self.arrived = self.dropped = 0  # number of events
+        self.event_count = self.dropped = 0  # number of events
         self.rows: Counter[int] = Counter()  # number of rows of each rank's current process
         self._first_seq: Counter[int] = Counter()  # offset of that process's sequence numbers
         self._events: list[Event] = []
@@ -52,16 +52,16 @@ class LiveTrace:
     def add(self, rank: int, count: int, packed: bytes) -> None:
         """Add events of a rank."""
         with self._info_lock:  # ranks' messages arrive in several threads
-            if self.arrived + count > LIMIT:
+            if self.event_count + count > LIMIT:
                 self.dropped += count
                 return
-            self.arrived += count
+            self.event_count += count
         self.rows[rank] += count
         self._packed.append((rank, self._first_seq[rank], packed, self.offset(rank)))
         if self._subscribers:
             self._unpack()
 
-    def note(self, field: str, key: Any, fact: Any) -> None:
+    def add_fact(self, field: str, key: Any, fact: Any) -> None:
         """Add a fact about a rank or a group; earlier traces do not change."""
         with self._info_lock:
             self.update(**{field: {**getattr(self.info, field), key: fact}})
@@ -77,13 +77,13 @@ class LiveTrace:
         self.rows[rank] = 0
 
     def fail_pending(self, rank: int, ended: float) -> None:
-        """Mark the pending operations of a rank as failed, because its process has ended."""
+        """Mark the pending operations of a rank as failed, because its process has exited."""
         self._unpack()
         first = self._first_seq[rank]
         latest = {e.seq: e for e in self._events if e.rank == rank and e.seq >= first}
         final = (State.COMPLETED, State.FAILED)
         pending = [e for e in latest.values() if e.state not in final]
-        self.arrived += len(pending)
+        self.event_count += len(pending)
         now = self.clock(ended)
         self._append([replace(e, state=State.FAILED, time=now, summary=None) for e in pending])
 
@@ -91,7 +91,7 @@ class LiveTrace:
         """Mark the time during which a rank was replaced, and the reason."""
         seq, label = self._first_seq[rank] - 1, {"label": f"replaced: {how}"}
         states = (State.STARTED, began), (State.COMPLETED, ended)
-        self.arrived += len(states)
+        self.event_count += len(states)
         self._append(
             [
                 Event(rank, seq, Op.MARK, state, self.clock(when), attributes=label)
@@ -99,7 +99,7 @@ class LiveTrace:
             ]
         )
 
-    def so_far(self, ends: dict[int, RankEnd], replaced: list[Replacement]) -> Trace:
+    def snapshot(self, ends: dict[int, RankEnd], replaced: list[Replacement]) -> Trace:
         """Return the trace of the events so far.
 
         Args:
@@ -121,7 +121,7 @@ class LiveTrace:
     # -- subscribers ------------------------------------------------------------
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, then with each new batch; [] is the end."""
+        """Call ``callback`` with all events so far, then with each new batch; [] marks the end."""
         with self._unpacking:
             self._unpack()
             if self._events:
@@ -146,10 +146,12 @@ class LiveTrace:
                 rows = decode_rows(batch)
                 clock = self._clock_of(rank, offset, rows) if offset and rows else self.clock
                 new += [
-                    to_event(rank, row if not first else (row[0] + first, *row[1:]), place, clock)
+                    to_event(
+                        rank, row if not first else (row[0] + first, *row[1:]), line_label, clock
+                    )
                     for row in rows
                 ]
-            del self._packed[: len(packed)]  # last, because an interrupt may occur before
+            del self._packed[: len(packed)]  # last, because an interrupt may occur earlier
             self._append(new)
 
     def _append(self, events: list[Event]) -> None:

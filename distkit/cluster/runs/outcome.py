@@ -1,6 +1,6 @@
 """The outcome of a function on one rank as plain data, with its exception as text.
 
-Exceptions are the user's objects: ``__str__`` may raise, end the process or not return a string.
+Exceptions are the user's objects: ``__str__`` may raise, exit the process or not return a string.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: Maximum length of a text [characters] and of a traceback, which has the innermost frames.
+#: Maximum length of a text [characters] and of a traceback, which keeps the innermost frames.
 MAX_TEXT, MAX_FRAMES = 20_000, 60
 
 #: Maximum number of causes of an exception, and of its notes.
@@ -27,7 +27,7 @@ CONNECTION_BROKEN = re.compile(r"Connection (closed|reset) by peer")
 #: Text of the KeyboardInterrupt for a SIGINT that distkit did not send.
 SIGINT = "signal SIGINT"
 
-#: Control characters except for tabs, newlines and colours; and surrogates, which have no UTF-8.
+#: Control characters except for tabs, newlines and colors; surrogates, which UTF-8 cannot encode.
 _UNPRINTABLE = re.compile(r"(?!\x1b\[[0-9;]*m)[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 #: Files of frames between a rank and the user's function or script.
@@ -45,7 +45,7 @@ class Failure:
         type: name of its class.
         text: its text, with its notes.
         frames: frames of its traceback, outermost first.
-        time: time of the description [s].
+        time: time at which it was described [s].
         released: whether it is the consequence of the rank's release.
         cause: the exception that it was raised from, as text.
         consequence: whether it is the consequence of a broken connection to another rank.
@@ -62,17 +62,17 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """The end of a function on a rank: it returned, it raised, or its process ended.
+    """The end of a function on a rank: it returned, it raised, or its process exited.
 
     Attributes:
         rank: the rank.
         result: the result, pickled.
         result_type: name of the result's class.
-        remark: reason for a missing result, if the user requested it.
+        remark: reason why the result is missing, if this is not an error.
         error: the exception that it raised.
-        died: how its process ended; "" if it is alive.
-        died_at: time at which the end was noticed, on the trace's clock [s].
-        log: the end of the log of a process that ended.
+        died: how its process exited; "" if it is alive.
+        died_at: time at which the end was detected, on the trace's clock [s].
+        log: the end of the log of a process that exited.
         intact: whether the next cell can use the process.
         collectives: number of issued collectives, by group.
         missed: faults of :func:`distkit.inject_faults` that did not occur.
@@ -154,7 +154,7 @@ def _name(error: BaseException) -> str:
 
 
 def _frames(stack: Iterable[traceback.FrameSummary]) -> list[Frame]:
-    """Return the frames of the user's function and of what it called."""
+    """Return the frames of the user's function and of the functions that it called."""
     return [
         (f.filename, f.lineno or 0, f.name, f.line)
         for f in stack

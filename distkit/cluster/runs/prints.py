@@ -1,4 +1,4 @@
-"""Prints the output of a run's ranks in labelled lines, in the thread that waits for the run."""
+"""Prints the output of a run's ranks in labeled lines, in the thread that waits for the run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Text = tuple[int, str, str]
 #: Maximum number of characters per rank for ``run.output``.
 MAX_KEPT = 10_000_000
 
-#: Maximum number of lines of a rank in a notebook, which a flood of output makes unusable.
+#: Maximum number of lines of a rank in a notebook; too much output makes it unusable.
 MAX_LINES = 1_000
 
 
 class Prints:
-    """Buffer that collects pieces of output and prints complete lines."""
+    """Buffer that collects chunks of output and prints complete lines."""
 
     def __init__(self) -> None:
         self._lines: list[Text] = []
@@ -34,7 +34,7 @@ class Prints:
         self._changed = threading.Condition()
 
     def add(self, rank: int, stream: str, text: str) -> None:
-        """Add a piece of a rank's output."""
+        """Add a chunk of a rank's output."""
         with self._changed:
             remaining = MAX_KEPT - self._length[rank]
             if remaining > 0:
@@ -46,7 +46,7 @@ class Prints:
             self._lines += [(rank, stream, _final(line)) for line in lines]
             self._changed.notify_all()
 
-    def all_of(self, rank: int) -> str:
+    def output_of(self, rank: int) -> str:
         """Return a rank's output, up to ``MAX_KEPT`` characters."""
         with self._changed:
             text, excess = "".join(self._output[rank]), self._length[rank] - MAX_KEPT
@@ -59,16 +59,16 @@ class Prints:
                 self._lines.append((rank, stream, _final(partial)))
             self._changed.notify_all()
 
-    def take(self) -> list[Text]:
-        """Remove and return the lines so far."""
+    def pop_lines(self) -> list[Text]:
+        """Remove and return the complete lines."""
         with self._changed:
             lines, self._lines = self._lines, []
         return lines
 
     def print_now(self) -> None:
-        """Print the lines so far; a notebook shows the first ``MAX_LINES`` of each rank."""
+        """Print the complete lines; a notebook shows the first ``MAX_LINES`` of each rank."""
         shown = []
-        for rank, stream, line in self.take():
+        for rank, stream, line in self.pop_lines():
             self._printed[rank] += 1
             if self._printed[rank] <= self._max_lines:
                 shown.append((rank, stream, line))
@@ -78,15 +78,15 @@ class Prints:
             text = "".join(f"[rank {rank}] {line}\n" for rank, _, line in group)
             print(text, end="", file=getattr(sys, stream), flush=True)
 
-    def print_until(self, over: Callable[[], bool], timeout: float | None) -> bool:
-        """Print lines as they arrive, until the end; return False after ``timeout`` seconds."""
+    def print_until(self, finished: Callable[[], bool], timeout: float | None) -> bool:
+        """Print lines until ``finished()``; return False after ``timeout`` seconds."""
         end = float("inf") if timeout is None else time.monotonic() + timeout
-        while self._lines or not over():
+        while self._lines or not finished():
             wait = min(0.1, end - time.monotonic())
             if wait <= 0:
                 return False
             with self._changed:
-                self._changed.wait_for(lambda: self._lines or over(), wait)
+                self._changed.wait_for(lambda: self._lines or finished(), wait)
             self.print_now()
         return True
 

@@ -1,4 +1,4 @@
-"""Forks, releases and ends the processes of one run, and exchanges messages with them.
+"""Forks, releases and terminates the processes of one run, and exchanges messages with them.
 
 A run has the semantics of torchrun at the speed of fork: its ranks are forked from a process that
 has imported torch, and end with the run, including their children.
@@ -35,20 +35,21 @@ from distkit.trace.info import RankInfo, RunInfo
 if TYPE_CHECKING:
     from distkit.kvstore import Node
 
-#: Timeouts for a server to flush its events [s], and before a release: a stopped server does not.
+#: Timeouts for a server to flush its events, usually and before a release [s]. A stopped server
+#: never does.
 FLUSH_TIMEOUT, QUICK_FLUSH_TIMEOUT = 2.0, 0.2
 
 
 @dataclass
 class ProcessHost:
-    """A machine with ranks of a cluster; in this class, the local machine.
+    """A machine that runs ranks of a cluster; in this class, the local machine.
 
     Args:
-        server: forks and kills processes, and reports their ends.
+        server: forks and kills processes, and reports their exits.
         folder: the cluster's folder on the machine.
         ranks: the numbers of its ranks.
         servers: the numbers of its parameter servers.
-        address: its address for other machines; "" if there are none.
+        address: the address at which other machines reach it; "" if there are none.
     """
 
     server: ForkClient
@@ -67,7 +68,7 @@ class ProcessHost:
         return {"folder": self.folder, **inherited()}
 
     def convert_interval(self, since: float, until: float) -> tuple[float, float]:
-        """Convert an interval to this machine's clock; the maximum error shortens it."""
+        """Convert an interval to this machine's clock, shortened by the maximum error."""
         return since, until
 
     def remove_store(self, name: str) -> None:
@@ -90,7 +91,7 @@ class Ranks(RankController):
         folder: folder of their rendezvous.
         number: number of the run.
         hosts: their machines; by default this one.
-        on_change: called, from any thread, when a process ends.
+        on_change: called, from any thread, when a process exits.
     """
 
     #: Function that a rank's process calls.
@@ -109,7 +110,7 @@ class Ranks(RankController):
     ) -> None:
         self.plan, self.folder = plan, folder
         self.hosts = [*hosts] or [this_machine(plan, folder)]
-        #: The process of each node: the ranks, the servers, and the scheduler, the last.
+        #: The process of each node: the ranks, then the servers, then the scheduler.
         self.children: dict[int, Child] = {}
         servers = [("server", i) for i in range(plan.servers)] + [("scheduler", 0)]
         #: Role and number of each server and of the scheduler, by node.
@@ -127,7 +128,7 @@ class Ranks(RankController):
     # -- starting ---------------------------------------------------------------
 
     def start(self, *, recording: bool = True) -> None:
-        """Start all processes; after an exception none is left.
+        """Start all processes; after an exception, none of them is left.
 
         Raises:
             StartError: a process cannot be started.
@@ -147,7 +148,7 @@ class Ranks(RankController):
             scheduler = max(self.servers)
             if self.hosts[0].address:  # other machines need its endpoint
                 self._fork([scheduler])
-                self._await_scheduler(self.children[scheduler])
+                self._wait_for_scheduler(self.children[scheduler])
             self._fork(self.servers.keys() - self.children.keys())
         self._fork(range(self.plan.ranks))
 
@@ -166,16 +167,16 @@ class Ranks(RankController):
         if node in self.servers:
             role, i = self.servers[node]
             return {
-                "run": "distkit.cluster.processes.roles:node",
+                "target": "distkit.cluster.processes.roles:node",
                 "folder": host.folder,
                 "log": f"{role}-{i}.log",
                 "node": self._node(role, i, host),
                 "recording": self._recording,
             }
         spec = self._spec(node)
-        return {"run": self.role, "folder": spec.folder, "log": f"{spec.name}.log", "spec": spec}
+        return {"target": self.role, "folder": spec.folder, "log": f"{spec.name}.log", "spec": spec}
 
-    def _node(self, role: str, i: int, host: ProcessHost, life: int = 0) -> Node:
+    def _node(self, role: str, i: int, host: ProcessHost, incarnation: int = 0) -> Node:
         from distkit.kvstore import Node
 
         known = host.address and self._endpoint.done()
@@ -186,12 +187,12 @@ class Ranks(RankController):
             self.plan.servers,
             host.folder,
             keys=self._keys,
-            life=life,
+            incarnation=incarnation,
             address=host.address,
             scheduler_endpoint=self._endpoint.result() if known else "",
         )
 
-    def _await_scheduler(self, child: Child) -> None:
+    def _wait_for_scheduler(self, child: Child) -> None:
         """Wait until the scheduler reports its endpoint for other machines."""
         child.on_exit(lambda status: self._set_endpoint(""))
         if not self._endpoint.result():
@@ -201,7 +202,7 @@ class Ranks(RankController):
             )
 
     def _set_endpoint(self, endpoint: str) -> None:
-        with suppress(futures.InvalidStateError):  # it ended after it was listening
+        with suppress(futures.InvalidStateError):  # it exited after it had started to listen
             self._endpoint.set_result(endpoint)
 
     def _spec(self, r: int) -> Spec:
@@ -243,41 +244,43 @@ class Ranks(RankController):
         run: Conductor,
         payload: bytes,
         options: dict[str, Any],
-        on_settled: Callable[[], None] = lambda: None,
+        on_ended: Callable[[], None] = lambda: None,
     ) -> None:
         """Send the call to every rank; another thread passes their messages to ``run``.
 
-        ``on_settled`` is called after the run and its processes have ended.
+        ``on_ended`` is called after the run and its processes have ended.
         """
         self.run, self._call = run, (payload, {**options, "run": run.number})
         run.live.offset = lambda rank: self.host(rank).clock
         for node, child in self.children.items():
-            if child.status is not None:  # before the run was known
+            if child.status is not None:  # it exited before this call
                 self._on_exit(node, child, child.status)
         for r in run.ranks:
             self._execute(r)
-        args = run, on_settled
+        args = run, on_ended
         threading.Thread(target=self._conduct, args=args, name="distkit-run", daemon=True).start()
 
-    def _execute(self, rank: int, life: int = 0, **overrides: Any) -> None:
+    def _execute(self, rank: int, incarnation: int = 0, **overrides: Any) -> None:
         payload, options = self._call
-        node = self._node("worker", rank, self.host(rank), life) if self.servers else None
-        self._send(rank, payload, {**options, **overrides, "life": life, "node": node})
+        node = self._node("worker", rank, self.host(rank), incarnation) if self.servers else None
+        self._send(
+            rank, payload, {**options, **overrides, "incarnation": incarnation, "node": node}
+        )
 
     def _send(self, rank: int, payload: bytes, options: dict[str, Any]) -> None:
-        with suppress(OSError):  # it has just ended, which is reported
+        with suppress(OSError):  # it has just exited, which is reported separately
             self.children[rank].channel.send(dumps((payload, options)))
 
-    def _conduct(self, run: Conductor, on_settled: Callable[[], None]) -> None:
+    def _conduct(self, run: Conductor, on_ended: Callable[[], None]) -> None:
         run.conduct(self)
         self._clean_up(run)
-        on_settled()
+        on_ended()
 
     def _clean_up(self, run: Conductor) -> None:
-        """End the processes of the run."""
+        """Terminate the processes of the run."""
         self.close()
 
-    def replace(self, run: Conductor, rank: int, life: int) -> None:
+    def replace(self, run: Conductor, rank: int, incarnation: int) -> None:
         """Replace a dead rank during its run.
 
         The replacement runs the function from its beginning. It is in no process group, because
@@ -287,41 +290,42 @@ class Ranks(RankController):
         faults = self._call[1].get("faults")
         if faults is not None:  # do not repeat the fault that killed the rank
             faults = replace(faults, kill={r: n for r, n in faults.kill.items() if r != rank})
-        self._execute(rank, life, faults=faults)
+        self._execute(rank, incarnation, faults=faults)
 
-    def go(self, ranks: Iterable[int], count: int | None) -> None:
+    def open_gates(self, ranks: Iterable[int], count: int | None) -> None:
         """Open the gates of these ranks ``count`` times, or permanently if None."""
         self._send_command(ranks, "go", count)
 
     def release(self, ranks: Iterable[int]) -> None:
-        """Make these ranks report their position, and end."""
-        self.settle("rest", QUICK_FLUSH_TIMEOUT)
+        """Make these ranks report their position, and exit."""
+        self.collect_events("quiesce", QUICK_FLUSH_TIMEOUT)
         self._send_command(ranks, "release")
 
     def _send_command(self, ranks: Iterable[int], command: str, *what: Any) -> None:
         assert self.run is not None
         for r in ranks:
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # it has just exited
                 self.children[r].channel.send((command, self.run.number, *what))
 
     def end(self, ranks: Iterable[int]) -> None:
-        """Kill these ranks' processes; their ends are reported to the run."""
+        """Kill these ranks' processes; their exits are reported to the run."""
         end([self.children[r] for r in ranks])
 
-    def settle(self, command: str = "flush", timeout: float = FLUSH_TIMEOUT) -> None:
-        """Make the servers and the scheduler flush their events; after "rest" they stop recording.
+    def collect_events(self, command: str = "flush", timeout: float = FLUSH_TIMEOUT) -> None:
+        """Make the servers and the scheduler flush their events.
 
-        Wait up to ``timeout`` seconds for each.
+        After the command "quiesce" they also stop recording. Wait up to ``timeout`` seconds for
+        each.
         """
         running = [c for n in self.servers if (c := self.children[n]).status is None]
         for child in running:
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # it has just exited
                 child.channel.send(command)
         for _ in running:
             self._flushed.acquire(timeout=timeout)
 
     def close(self, timeout: float = KILL_TIMEOUT) -> None:
-        """End all processes, wait ``timeout`` seconds for their ends, and remove their stores."""
+        """Kill all processes, wait up to ``timeout`` seconds for each, and remove their stores."""
         self._closed = True
         shut_down(self.children.values(), timeout)
         for host in self.hosts:
@@ -330,33 +334,33 @@ class Ranks(RankController):
     # -- messages ---------------------------------------------------------------
 
     def _handle_message(self, rank: int, message: tuple[int, str, Any]) -> None:
-        number, kind, what = message
+        number, kind, data = message
         if kind == "waits":
-            what = what[0], *self.host(rank).convert_interval(*what[1:])
+            data = data[0], *self.host(rank).convert_interval(*data[1:])
         if self.run is not None and self.run.number == number:
-            self.run.handle_event(rank, kind, what)
+            self.run.handle_event(rank, kind, data)
 
     def _handle_server_message(self, node: int, message: tuple[str, Any]) -> None:
         match message:
             case "flushed", _:
                 self._flushed.release()
-            case "listens", endpoint:
+            case "listening", endpoint:
                 self._set_endpoint(endpoint)
-            case "begun", _:
+            case "started", _:
                 self._registered = True
-            case kind, what if self.run is not None:
-                self.run.handle_event(node, kind, what)
+            case kind, data if self.run is not None:
+                self.run.handle_event(node, kind, data)
 
     def _on_exit(self, node: int, child: Child, status: int) -> None:
-        """Handle the end of a process, except after a run or of one that was replaced."""
+        """Handle the exit of a process, except after the run or if it was replaced."""
         run = self.run
         if run is not None and not run.finished:
             if node in self.servers:
                 self._on_server_exit(run, node, status)
             elif self.children.get(node) is child:
-                life = run.life(node)
+                incarnation = run.incarnation(node)
                 run.add_death(node, status, Path(self.folder, f"{self.kind}-{node}"))
-                self._leave(node, life, status)
+                self._leave(node, incarnation, status)
         self._on_change()
 
     def _on_server_exit(self, run: Conductor, node: int, status: int) -> None:
@@ -374,8 +378,10 @@ class Ranks(RankController):
             name = f"server {i}" if role == "server" else "the scheduler"
             run.abandon(f"{name} has ended ({cause(status)}). Run again")
 
-    def _leave(self, node: int, life: int, status: int) -> None:
-        """Notify the scheduler that a process has ended, perhaps before it registered."""
+    def _leave(self, node: int, incarnation: int, status: int) -> None:
+        """Notify the scheduler that a process has exited, perhaps before it registered."""
         if self.servers:
-            with suppress(OSError):  # it has ended, and so has the run
-                self.children[max(self.servers)].channel.send(("left", node, life, cause(status)))
+            with suppress(OSError):  # it has exited, and the run has ended
+                self.children[max(self.servers)].channel.send(
+                    ("left", node, incarnation, cause(status))
+                )

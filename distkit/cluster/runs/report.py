@@ -1,4 +1,4 @@
-"""Builds a run's error from the reports of its ranks. Pure."""
+"""Builds a run's error from the reports of its ranks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Iterable
 
 from distkit._format import named, times
-from distkit.cluster.notebook import place
-from distkit.cluster.processes.rank_spec import LINE_CLOSED
+from distkit.cluster.notebook import line_label
+from distkit.cluster.processes.rank_spec import CHANNEL_CLOSED
 from distkit.cluster.runs.outcome import CONNECTION_BROKEN, Failure, Frame, Outcome
 from distkit.cluster.runs.outcome import text as text_of
 from distkit.diagnosis import rules
@@ -30,7 +30,7 @@ from distkit.errors import (
     RunInterrupted,
     is_generated,
 )
-from distkit.recording.recorder import MACHINERY, is_users
+from distkit.recording.recorder import MACHINERY, is_user_file
 from distkit.trace.calls import at, last_call
 from distkit.trace.info import RankEnd, Replacement
 from distkit.trace.trace import Trace
@@ -48,7 +48,7 @@ MAX_REPLACEMENTS = 3
 
 
 def cause(status: int, *, expected: bool = False, log: str = "") -> str:
-    """Return the cause of a process's end.
+    """Return the reason why a process exited.
 
     Args:
         status: exit status, as from ``os.waitstatus_to_exitcode``.
@@ -57,7 +57,7 @@ def cause(status: int, *, expected: bool = False, log: str = "") -> str:
     """
     if status == -signal.SIGKILL and expected:
         return "dk.inject_faults killed it, as requested"
-    if status == LINE_CLOSED:
+    if status == CHANNEL_CLOSED:
         return (
             "it closed descriptors that distkit needs, as os.closerange() does, or changed modules"
         )
@@ -71,7 +71,7 @@ def cause(status: int, *, expected: bool = False, log: str = "") -> str:
 _LARGER = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
-def ends(outcomes: Iterable[Outcome]) -> dict[int, RankEnd]:
+def rank_ends(outcomes: Iterable[Outcome]) -> dict[int, RankEnd]:
     """Return the end of each rank, for the trace's ``info.ends``."""
     return {o.rank: _rank_end(o) for o in outcomes}
 
@@ -84,10 +84,10 @@ def _rank_end(outcome: Outcome) -> RankEnd:
         return RankEnd("returned", outcome.remark)
     if error.released or _is_consequence(error):
         return RankEnd("released")
-    return RankEnd("raised", f"{error.type}: {error.text}", _users_line(error.frames))
+    return RankEnd("raised", f"{error.type}: {error.text}", _user_line(error.frames))
 
 
-def unreadable(rank: int, kind: str, error: BaseException) -> NotPicklableError:
+def unpickling_error(rank: int, kind: str, error: BaseException) -> NotPicklableError:
     """Return the error of a result that cannot be unpickled in the notebook."""
     return NotPicklableError(
         f"rank {rank} returned a {kind} that cannot be unpickled here "
@@ -96,7 +96,7 @@ def unreadable(rank: int, kind: str, error: BaseException) -> NotPicklableError:
     )
 
 
-def deadlock(findings: list[Finding], conclusion: str) -> DeadlockError:
+def deadlock_error(findings: list[Finding], conclusion: str) -> DeadlockError:
     """Return the error that consists of these findings and a conclusion."""
     differ = all(f.code in rules.MISMATCHES for f in findings)
     kind = MismatchError if differ else DeadlockError
@@ -108,31 +108,31 @@ def with_state(text: str, afterwards: str) -> str:
     return f"{text}; {afterwards}." if afterwards else f"{text}."
 
 
-def interrupted(
+def interrupt_error(
     name: str, after: str, outcomes: Iterable[Outcome], findings: Iterable[Finding] = ()
 ) -> RunInterrupted:
     """Return the error of ``cluster.interrupt()`` and of Ctrl-C."""
     texts = [with_state(f"{name} was interrupted on all ranks", after), *_released_at(outcomes)]
-    return RunInterrupted("\n".join([*of_findings(findings), " ".join(texts)]))
+    return RunInterrupted("\n".join([*finding_texts(findings), " ".join(texts)]))
 
 
 def _released_at(outcomes: Iterable[Outcome]) -> list[str]:
     """Describe the user's lines at which ranks were released."""
-    places: dict[str, list[int]] = {}
+    ranks_by_line: dict[str, list[int]] = {}
     for o in outcomes:
-        if o.error and o.error.released and (line := _users_line(o.error.frames)):
-            places.setdefault(line, []).append(o.rank)
-    parts = [f"{verb(r, 'were')}{at(line)}" for line, r in places.items()]
+        if o.error and o.error.released and (line := _user_line(o.error.frames)):
+            ranks_by_line.setdefault(line, []).append(o.rank)
+    parts = [f"{verb(r, 'were')}{at(line)}" for line, r in ranks_by_line.items()]
     return [text[:1].upper() + text[1:] for text in [f"{'; '.join(parts)}."] if parts]
 
 
-def of_findings(findings: Iterable[Finding]) -> list[str]:
+def finding_texts(findings: Iterable[Finding]) -> list[str]:
     """Return the texts of the findings, except for stragglers."""
     return [str(f) for f in findings if f.code != rules.straggler.code]
 
 
-def of_replacements(name: str, replaced: list[Replacement]) -> list[str]:
-    """Describe the processes that ended without ending the run."""
+def replacement_texts(name: str, replaced: list[Replacement]) -> list[str]:
+    """Describe the processes that exited without ending the run."""
     consequence = {
         "worker": "and was replaced: a new process ran the function from its beginning",
         "server": "and its backup took over: no acknowledged push is lost. A second crash may "
@@ -148,18 +148,18 @@ def warn(texts: list[str], category: type[Warning] = CommunicationWarning) -> No
     """Warn at the user's line, not at a line of distkit or of IPython, which runs magics."""
     frame = sys._getframe()
     while frame.f_back is not None and (
-        (file := frame.f_code.co_filename).startswith(OWN) or not is_users(file)
+        (file := frame.f_code.co_filename).startswith(OWN) or not is_user_file(file)
     ):
         frame = frame.f_back
     for text in texts:
-        file, _, line = place(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
+        file, _, line = line_label(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
         warnings.warn_explicit(text, category, file, int(line))
 
 
-def verdict(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | None:
+def run_error(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | None:
     """Return the error of a run; None if every rank returned.
 
-    The error reports the first cause, then its consequences. The end of a process explains other
+    The error reports the first cause, then its consequences. The exit of a process explains other
     ranks' errors, unless one of them occurred earlier for another reason.
 
     Args:
@@ -171,9 +171,9 @@ def verdict(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | None
     raised = [(o, o.error) for o in outcomes if o.error and not o.error.released]
     causes = [(o, e) for o, e in raised if not _is_consequence(e)] or raised[:1]
     if dead and not (causes and _precedes(*causes[0], dead[0], outcomes)):
-        return _death(dead[0], trace)
+        return _death_error(dead[0], trace)
     if causes:
-        return _exception(*_first_cause(causes), trace)
+        return _exception_error(*_first_cause(causes), trace)
     if released := [o.rank for o in outcomes if o.error]:
         return RunError(f"{name} was released on {named(released)} before it finished.")
     return None
@@ -190,7 +190,7 @@ def _first_cause(raised: list[tuple[Outcome, Failure]]) -> tuple[int, Failure]:
 
 
 def _precedes(raised: Outcome, error: Failure, death: Outcome, ended: list[Outcome]) -> bool:
-    """Return True if an exception cannot be the consequence of a process's end."""
+    """Return True if an exception cannot be the consequence of a process's exit."""
     before = ended.index(raised) < ended.index(death)
     return before and not _is_consequence(error) and error.type != "KVStoreError"
 
@@ -210,7 +210,7 @@ def _findings(rank: int, default: str, trace: Trace) -> list[str]:
     return [str(own[0]) if own else default, *map(str, others)]
 
 
-def _death(outcome: Outcome, trace: Trace) -> RankDied:
+def _death_error(outcome: Outcome, trace: Trace) -> RankDied:
     rank, how, end = outcome.rank, outcome.died, _rank_end(outcome)
     ended = f"process of rank {rank} ended ({how})."
     finding, *others = _findings(
@@ -237,13 +237,13 @@ def crash_frames(log: str) -> list[Frame]:
     report = log.partition("Fatal Python error")[2]
     stack = report.partition("(most recent call first):")[2].partition("\n\n")[0]
     frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)
-    return [(file, int(line), name, None) for file, line, name in frames if is_users(file)]
+    return [(file, int(line), name, None) for file, line, name in frames if is_user_file(file)]
 
 
-def _exception(rank: int, error: Failure, trace: Trace) -> RunError:
+def _exception_error(rank: int, error: Failure, trace: Trace) -> RunError:
     if error.type == "NotPicklableError":
         return NotPicklableError(f"rank {rank}: {error.text}")
-    line, description = _users_line(error.frames), f"{error.type}: {error.text}"
+    line, description = _user_line(error.frames), f"{error.type}: {error.text}"
     parts = _findings(rank, f"rank {rank} {raised(description, line)} [{rules.raised.code}]", trace)
     if trace.info.replaced and "process group has not been initialized" in error.text:
         parts.append(
@@ -258,21 +258,21 @@ def _exception(rank: int, error: Failure, trace: Trace) -> RunError:
     return RankError("\n".join(parts), rank=rank, line=line, traceback=text)
 
 
-def _users_line(frames: list[Frame]) -> str:
+def _user_line(frames: list[Frame]) -> str:
     """Return the innermost line of user code, not of an installed package or of Cython.
 
-    A line of distkit's reference implementations counts only without any other.
+    A line of distkit's reference implementations counts only if there is no other.
     """
     known = [
         (file, number)
         for file, number, function, _ in reversed(frames)
-        if file and is_users(file) and "." not in function and not is_generated(file, function)
+        if file and is_user_file(file) and "." not in function and not is_generated(file, function)
     ]
     known.sort(key=lambda line: line[0].startswith(OWN))
     if not (known or frames):
         return ""
     file, number = known[0] if known else frames[-1][:2]
-    return place(f"{file}:{number}")
+    return line_label(f"{file}:{number}")
 
 
 def _visible_frames(frames: list[Frame]) -> list[Frame]:
@@ -288,7 +288,7 @@ def _traceback(frames: Iterable[Frame]) -> str:
     for file, number, function, text in frames:
         linecache.checkcache(file)  # a script may have been edited since its last run
         source = linecache.getline(file, number).strip() or text
-        label = place(f"{file}:{number}").rpartition(":")[0]
+        label = line_label(f"{file}:{number}").rpartition(":")[0]
         entries.append((label, number, function, source))
     return "".join(traceback.format_list(entries))
 
@@ -296,4 +296,4 @@ def _traceback(frames: Iterable[Frame]) -> str:
 def _crash_line(log: str) -> str:
     """Return the innermost user's line of a crash report in a log; "" if there is none."""
     frames = crash_frames(log)
-    return place(f"{frames[0][0]}:{frames[0][1]}") if frames else ""
+    return line_label(f"{frames[0][0]}:{frames[0][1]}") if frames else ""

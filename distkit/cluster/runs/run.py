@@ -41,7 +41,7 @@ class Run:
 
     ``results`` (one per rank), ``trace`` and ``seconds`` describe a finished run. During a run
     ``trace`` contains the events so far; ``wait()`` waits for its end, ``interrupt()`` ends it.
-    In a notebook it displays as the timeline of its messages.
+    In a notebook it is displayed as the timeline of its messages.
     """
 
     def __init__(self, conductor: Conductor, *, raw: bool = False) -> None:
@@ -56,12 +56,12 @@ class Run:
         elif error := self._conductor.error:
             state = f"failed: {str(error).splitlines()[0]}"
         else:
-            arrived = self._conductor.live.arrived
+            arrived = self._conductor.live.event_count
             state = f"{len(self.ranks)} ranks, {self.seconds:.3g} s, {arrived} events"
         return f"<Run {self.number} of {self.name}: {state}>"
 
     def _ipython_display_(self) -> None:
-        """Show the timeline, only once in a cell."""
+        """Show the timeline, at most once in a cell."""
         from IPython.display import display
 
         from distkit.views import Timeline
@@ -69,7 +69,7 @@ class Run:
         if self._timeline is not None:
             self._timeline.remove()
             self._timeline = None
-        if self.finished and not self._conductor.live.arrived:
+        if self.finished and not self._conductor.live.event_count:
             display({"text/plain": repr(self)}, raw=True)
         else:
             display(Timeline(self if not self.finished else self.trace))
@@ -107,16 +107,16 @@ class Run:
         except KeyboardInterrupt:
             raise
         except BaseException as cause:
-            raise report.unreadable(outcome.rank, outcome.result_type, cause) from cause
+            raise report.unpickling_error(outcome.rank, outcome.result_type, cause) from cause
 
     @property
     def output(self) -> list[str]:
         """The output of each rank so far; a notebook may show less of it."""
-        return [self._conductor.prints.all_of(rank) for rank in self.ranks]
+        return [self._conductor.prints.output_of(rank) for rank in self.ranks]
 
     @property
     def error(self) -> RunError | None:
-        """The error of the run; None without one."""
+        """The error of the run; None if there is none."""
         error = self._conductor.error
         if error is not None:
             error.run = self
@@ -126,7 +126,7 @@ class Run:
 
     @property
     def trace(self) -> Trace:
-        """The communication of the ranks that has been received so far."""
+        """The communication received from the ranks so far."""
         return self._conductor.trace
 
     @property
@@ -152,7 +152,7 @@ class Run:
                         f"{self.name} is still running after {timeout} s, and continues"
                     )
         finally:
-            with conductor.announcing:  # a view's last update belongs to the cell that waited
+            with conductor.finish_lock:  # a view's last update belongs to the cell that waited
                 pass
         self._warn_once()
         if self.error is not None:
@@ -164,7 +164,7 @@ class Run:
         self._conductor.interrupt()
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, then with each new batch; [] is the end."""
+        """Call ``callback`` with all events so far, then with each new batch; [] marks the end."""
         return self._conductor.live.subscribe(callback)
 
     def _warn_once(self) -> None:
@@ -177,10 +177,10 @@ class Run:
             report.warn([report.LOST_CELLS])
         if self.error is not None:
             return
-        report.warn(report.of_replacements(self.name, conductor.replacements))
+        report.warn(report.replacement_texts(self.name, conductor.replacements))
         report.warn([text for o in outcomes for text in o.missed])
-        if conductor.live.arrived <= MAX_DIAGNOSED_EVENTS or conductor.died:
-            report.warn(report.of_findings(self._certain_findings))
+        if conductor.live.event_count <= MAX_DIAGNOSED_EVENTS or conductor.died:
+            report.warn(report.finding_texts(self._certain_findings))
 
     @property
     def _certain_findings(self) -> list[Finding]:
@@ -217,13 +217,13 @@ def ended_by_interrupt(run: Run) -> Iterator[None]:
 
 def follow(run: Run) -> Run:
     """Wait for a run; in a notebook show the timeline of a long run, and fold it at the end."""
-    with ended_by_interrupt(run):  # drawing a large trace takes time
+    with ended_by_interrupt(run):  # drawing a large trace is slow
         if not in_notebook():
             return run.wait()
         while True:
             with suppress(TimeoutError):  # the run may have finished
                 return run.wait(TIMELINE_DELAY)
-            if run._conductor.live.arrived:  # otherwise there is no timeline to show
+            if run._conductor.live.event_count:  # otherwise there is no timeline to show
                 break
         from IPython.display import display
 
@@ -250,7 +250,7 @@ def run_ranks(
 ) -> Run:
     """Run a function on ``n`` new ranks, forked from a running process, and wait for it.
 
-    Ranks, recording and errors are the same as in :meth:`Cluster.run`. A run takes some tens of
+    Ranks, recording and errors are the same as in :meth:`Cluster.run`. A run takes tens of
     milliseconds once the fork server has imported torch. It uses only the CPU and gloo.
 
     Args:
@@ -312,11 +312,11 @@ def run_ranks(
 
 
 def poll(run: Run, timeout: float) -> list[tuple[int, str, str]]:
-    """Wait at most ``timeout`` seconds without printing or warnings, which the caller shows.
+    """Wait at most ``timeout`` seconds; the caller prints the output and the warnings.
 
     Returns:
         The new lines of output: rank, "stdout" or "stderr", text.
     """
     run._warned = True
     run._conductor.done.wait(timeout)
-    return run._conductor.prints.take()
+    return run._conductor.prints.pop_lines()

@@ -1,7 +1,7 @@
 """Steps through a run, forward and back.
 
-The rules are in :class:`distkit.diagnosis.rank_state.WaitForGraph`, which is pure; this module adds
-threads and time.
+The rules are in :class:`distkit.diagnosis.rank_state.WaitForGraph`, which has no side effects; this
+module adds threads and time.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ DIAGNOSIS_TIMEOUT = 3.0
 class Moment:
     """The state of the program between two steps.
 
-    ``choice`` has the ranks that the step resumed, none at the beginning and after ``finish()``;
-    ``rank_states`` is the state of each rank; ``events`` is the number of events so far; ``time``
-    is the trace's time [s].
+    ``choice`` contains the ranks that the step resumed; it is empty at the beginning and after
+    ``finish()``. ``rank_states`` is the state of each rank; ``events`` is the number of events so
+    far; ``time`` is the trace's time [s].
     """
 
     events: int
@@ -53,8 +53,8 @@ class Stepper:
     number of keys; a push has arrived at the end of its step, so workers that are stepped one after
     the other reach the servers in this order. Times in its trace exclude the pauses.
 
-    Created by :meth:`distkit.Cluster.step`. In a notebook it displays as a cockpit with the same
-    controls. As a context manager it ends the run at the end of the block.
+    Created by :meth:`distkit.Cluster.step`. In a notebook it is displayed as a cockpit with the
+    same controls. As a context manager it ends the run at the end of the block.
 
     Example:
         >>> stepper = cluster.step(ring, x)          # doctest: +SKIP
@@ -76,7 +76,7 @@ class Stepper:
         self._changed = self._conductor.changed
         self._graph = WaitForGraph(len(run.ranks))
         self._received: Counter[int] = Counter()  # number of events of each rank
-        self._received_before: dict[int, int] = {}  # when each resumed rank was resumed
+        self._received_before: dict[int, int] = {}  # the number when each rank was resumed
         self._last_time = 0.0  # time of the latest event, without the pauses
         self._paused = False  # the program is at the latest moment
         self._pauses = 0.0  # total length of all pauses except the current one [s]
@@ -103,7 +103,7 @@ class Stepper:
             return self._step(self._choose(rank))
 
     def play(self, speed: float = 1.0) -> Stepper:
-        """Make ``speed`` steps per second until the end, :meth:`pause` or the stop button.
+        """Make ``speed`` steps per second, until the end, :meth:`pause` or the stop button.
 
         While looking back it replays the moments up to now, without resuming ranks.
 
@@ -132,21 +132,21 @@ class Stepper:
         return self
 
     def finish(self) -> Run:
-        """Run all ranks to their end, and wait until they have ended.
+        """Run all ranks to completion, and wait for them.
 
         Raises:
             RankError, DeadlockError, …: as :meth:`distkit.Cluster.run`.
         """
         if self.run.finished:
             return self.run.wait()
-        self.let_go()
+        self.resume_all()
         try:
             return self.run.wait()
         finally:
-            self._note_moment(())
+            self._record_moment(())
 
-    def let_go(self) -> None:
-        """Run all ranks to their end, without waiting."""
+    def resume_all(self) -> None:
+        """Run all ranks to completion, without waiting."""
         self.pause()
         if not self.run.finished:
             self._resume(self.ranks, None)
@@ -158,7 +158,7 @@ class Stepper:
             return
         self.run.interrupt()
         self._conductor.done.wait(INTERRUPT_TIMEOUT)
-        self._note_moment(())
+        self._record_moment(())
 
     # -- looking back ---------------------------------------------------------------
 
@@ -213,11 +213,11 @@ class Stepper:
         return "" if self.run.error is None else str(self.run.error)
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, then with each new batch; [] is the end."""
+        """Call ``callback`` with all events so far, then with each new batch; [] marks the end."""
         return self.run.subscribe(callback)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback``, from any thread, when the state has changed; return an undo."""
+        """Call ``callback``, from any thread, after each change; return a function to stop."""
         self._watchers.append(callback)
         return lambda: self._watchers.remove(callback)
 
@@ -278,7 +278,7 @@ class Stepper:
         return [rank]
 
     def settle(self) -> Stepper:
-        """Wait until no rank can move by itself."""
+        """Wait until no rank can continue without being resumed."""
         return self._step([])
 
     def _step(self, ranks: list[int]) -> Stepper:
@@ -288,8 +288,8 @@ class Stepper:
         if self._is_ending():
             self._conductor.done.wait(DIAGNOSIS_TIMEOUT)
         if not self.finished:
-            self._controller.settle()  # the servers' events belong to this moment
-        self._note_moment(tuple(ranks))
+            self._controller.collect_events()  # the servers' events belong to this moment
+        self._record_moment(tuple(ranks))
         if self.run.error is not None:
             raise self.run.error
         return self
@@ -301,7 +301,7 @@ class Stepper:
                 self._pauses = time.monotonic() - self._last_time
                 self._resumed_at, self._paused = self._last_time, False
             self._received_before = {r: self._received[r] for r in ranks}
-        self._controller.go(ranks, count)
+        self._controller.open_gates(ranks, count)
 
     def _wait_until_settled(self) -> None:
         with self._changed:
@@ -314,9 +314,9 @@ class Stepper:
                     return
 
     def _is_settled(self) -> bool:
-        """Return True if no rank can move by itself. Called with the lock held."""
+        """Return True if no rank can continue by itself. The caller must hold the lock."""
         run = self._conductor
-        self._note_ends()
+        self._record_ends()
         if any(
             self._received[r] == n and r in run.waiting for r, n in self._received_before.items()
         ):
@@ -324,7 +324,7 @@ class Stepper:
         return self._graph.settled or run.failed or run.finished
 
     def _is_ending(self) -> bool:
-        """Return True if the run is about to end: all ranks ended, one failed, or a deadlock."""
+        """Return True if all ranks have ended, one has failed, or the run is deadlocked."""
         run = self._conductor
         over = not run.waiting or run.failed
         return over or (self._is_deadlocked() and not run.wait_forever)
@@ -336,10 +336,10 @@ class Stepper:
 
     # -- moments ----------------------------------------------------------------------
 
-    def _note_moment(self, choice: tuple[int, ...]) -> None:
+    def _record_moment(self, choice: tuple[int, ...]) -> None:
         """Record the current state as a moment, and show it."""
         with self._changed:
-            self._note_ends()
+            self._record_ends()
             self.moments.append(self._current_moment(choice))
             self._paused = self.moments[-1].events > 0
         self._show_latest()
@@ -348,18 +348,18 @@ class Stepper:
         states = tuple(self._graph.rank_states)
         return Moment(self._received.total(), self._last_time, choice, states)
 
-    def _note_ends(self) -> None:
+    def _record_ends(self) -> None:
         run = self._conductor
         for name, members in run.live.info.groups.items():
             self._graph.group(name, members)
-        for rank, end in report.ends(list(run.outcomes.values())).items():
+        for rank, end in report.rank_ends(list(run.outcomes.values())).items():
             self._graph.end(rank, end.how, end.text.partition("\n")[0])
 
     def _update_moment(self) -> None:
-        """Add what happens without a step, such as a rank's end, to the latest moment."""
+        """Add events that occur without a step, such as a rank's end, to the latest moment."""
         with self._changed:
             if self._paused:
-                self._note_ends()
+                self._record_ends()
                 self.moments[-1] = self._current_moment(self.moments[-1].choice)
         self._notify()
 

@@ -1,4 +1,4 @@
-"""Detects deadlocks from the ranks' reports of their waits. Pure.
+"""Detects deadlocks from the ranks' reports of their waits.
 
 A waiting rank periodically reports the start of its wait. When the waits of several ranks overlap
 at an instant, the trace contains everything that they did before it, and they did nothing after it.
@@ -19,14 +19,14 @@ CHECK_INTERVAL = 1.0
 
 
 class DeadlockWatchdog:
-    """Detector of deadlocks among the ranks of one run."""
+    """Detects deadlocks among the ranks of one run."""
 
     def __init__(self) -> None:
         # rank -> the operations that its threads wait in, start and latest report of the wait
         self._waits: dict[int, tuple[tuple[int, ...], float, float]] = {}
         self._harmless_key: object = None  # state of the waits in which no deadlock was found
         self._key: object = None
-        self._since = self._judged_at = 0.0
+        self._since = self._checked_at = 0.0
         self._interval = CHECK_INTERVAL / 2
 
     def record_wait(self, rank: int, seqs: tuple[int, ...], since: float, until: float) -> None:
@@ -37,7 +37,7 @@ class DeadlockWatchdog:
         """Remove a rank's report, because its process was replaced."""
         self._waits.pop(rank, None)
 
-    def due(self, running: Collection[int]) -> bool:
+    def is_due(self, running: Collection[int]) -> bool:
         """Return True if a check is due; ``running`` are the ranks that have not ended."""
         waiting = [r for r in running if r in self._waits]
         key = tuple((r, self._waits[r][0]) for r in waiting), tuple(running)
@@ -46,18 +46,18 @@ class DeadlockWatchdog:
         if not waiting:
             return False
         if key == self._harmless_key:  # check again later: some findings depend on time
-            return time.monotonic() - self._judged_at > self._interval
+            return time.monotonic() - self._checked_at > self._interval
         if len(waiting) == len(running):
             return self._is_simultaneous(waiting)
         return time.monotonic() - self._since > max(CHECK_INTERVAL, self._interval)
 
-    def judge(self, trace: EventLog, running: Collection[int]) -> list[Finding]:
-        """Return the certain deadlocks."""
+    def check(self, trace: EventLog, running: Collection[int]) -> list[Finding]:
+        """Return the deadlocks that are certain."""
         deadlocks = [
             f for f in diagnose(trace) if f.hang and not self._is_progressing(trace, running)
         ]
         if not deadlocks:
-            self._harmless_key, self._judged_at = self._key, time.monotonic()
+            self._harmless_key, self._checked_at = self._key, time.monotonic()
             self._interval *= 2
         return [
             f for f in deadlocks if self._is_simultaneous({*f.waiting, *f.culprits} & set(running))

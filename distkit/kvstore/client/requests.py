@@ -51,16 +51,16 @@ class Requests:
         self._owners = {
             n: (n, servers[backup_of(i, len(servers))])[:replication] for i, n in enumerate(servers)
         }
-        #: The user's next call, on a worker with gates.
+        #: The user's next call, if the worker has gates.
         self.step: Step | None = None
-        self._gone: dict[int, str] = {}  # nodes that have ended, and how
+        self._departed: dict[int, str] = {}  # nodes that have exited, and how
         self._next = first
         self._outbox: dict[int, list[Request]] = {}  # by node
         self._in_flight: dict[int, InFlight] = {}  # by request number
         #: Errors of pushes, raised by the next call on the key.
         self._push_errors: dict[Key, str] = {}
 
-    def ask(self, calls: Sequence[Call]) -> list[Answer]:
+    def call(self, calls: Sequence[Call]) -> list[Answer]:
         """Send requests to several nodes together, and wait for all answers.
 
         Raises:
@@ -84,7 +84,7 @@ class Requests:
         return answers
 
     def post(self, call: Call) -> None:
-        """Queue a push for the next :meth:`dispatch`; if it is rejected, :meth:`check` raises.
+        """Queue a push for the next :meth:`dispatch`; :meth:`check` reports its rejection.
 
         Pushes larger than MAX_QUEUED are sent immediately.
         """
@@ -104,10 +104,10 @@ class Requests:
         Raises:
             KVStoreError: a push was rejected.
         """
-        self.arrive()
+        self.wait_for_pushes()
         self.check(list(self._push_errors))
 
-    def arrive(self) -> None:
+    def wait_for_pushes(self) -> None:
         """Wait until every push is acknowledged or rejected."""
         self.dispatch()
         while any(isinstance(f.request, Push) for f in self._in_flight.values()):
@@ -128,36 +128,36 @@ class Requests:
         self._abandon(list(self._in_flight.values()))
         self._link.close()
 
-    # -- nodes that end -----------------------------------------------------------
+    # -- nodes that exit -----------------------------------------------------------
 
-    def depart(self, node: int, how: str) -> None:
-        """Handle the end of a node; the backup of a server takes over, if it has one."""
-        self._gone[node] = how
+    def handle_departure(self, node: int, how: str) -> None:
+        """Handle the exit of a node; the backup of a server takes over, if it has one."""
+        self._departed[node] = how
         self._link.disconnect(node)
         self._deliver(node, [f.request for f in self._in_flight.values() if f.to == node])
 
-    def _serving(self, to: int) -> int | None:
+    def _server_for(self, to: int) -> int | None:
         """Return the node that serves a node's values: itself, its backup, or None."""
-        return next((n for n in self._owners.get(to, (to,)) if n not in self._gone), None)
+        return next((n for n in self._owners.get(to, (to,)) if n not in self._departed), None)
 
     def _deliver(self, to: int, requests: list[Request]) -> None:
-        node = self._serving(to)
+        node = self._server_for(to)
         if node is not None and requests:
             self._link.send(node, requests, to)
 
     def _fail_unanswerable(self) -> None:
-        """Fail requests to servers that have ended without a backup."""
-        for node, how in self._gone.items():
-            if self._serving(node) is not None:
+        """Fail requests to servers that have exited without a backup."""
+        for node, how in self._departed.items():
+            if self._server_for(node) is not None:
                 continue
             failing = [f for f in self._in_flight.values() if f.to == node]
             owners = " and ".join(map(self._name, self._owners[node]))
             for f in failing:
                 text = (
                     f"{self._name(node)} {ended(how)} while {self._name(self.node)} waited for the "
-                    f"answer to {_request_name(f.request)}. The values that only {owners} had are "
-                    "lost. To survive a crash of one server, create the store with replication=2, "
-                    "and servers=2 or more."
+                    f"answer to its {_request_name(f.request)}. The values that only {owners} had "
+                    "are lost. To survive a crash of one server, create the store with "
+                    "replication=2, and servers=2 or more."
                 )
                 self._complete(f, refusal(f.request, text))
 
@@ -179,7 +179,7 @@ class Requests:
     def _receive(self, *, wait: bool) -> None:
         for message in self._link.receive(wait=wait):
             if isinstance(message, Departed):
-                self.depart(message.who, message.how)
+                self.handle_departure(message.peer, message.how)
             elif isinstance(message, Answer) and message.number in self._in_flight:
                 self._complete(self._in_flight[message.number], message)
         self._fail_unanswerable()

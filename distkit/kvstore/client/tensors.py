@@ -1,4 +1,4 @@
-"""Preparation of a worker's tensors for sending, as flat copies in host memory.
+"""Prepares a worker's tensors for sending, as flat copies in host memory.
 
 The gradients of a worker's devices are summed. Without ``device`` in a store's name each device's
 gradient is copied to host memory and added there; with ``device`` they are added on the first
@@ -27,17 +27,17 @@ Keys: TypeAlias = "Key | Sequence[Key]"
 Values: TypeAlias = "Tensor | Sequence[Tensor] | Sequence[Tensor | Sequence[Tensor]]"
 
 
-def by_key(action: str, key: Keys, value: Values) -> dict[Key, list[Tensor]]:
+def group_by_key(action: str, key: Keys, value: Values) -> dict[Key, list[Tensor]]:
     """Return the tensors of each key; a repeated key has the tensors of all its values.
 
     Raises:
         KVStoreError: The arguments are not keys and tensors, or their numbers differ.
     """
-    keys: list[Any] = each(key)
+    keys: list[Any] = key_list(key)
     values: list[Any] = list(value) if isinstance(key, (list, tuple)) else [value]
     if len(keys) != len(values):
         raise KVStoreError(
-            f"{action} of {len(keys)} keys with {len(values)} tensors. Pass one tensor per key, or "
+            f"{action} of {len(keys)} keys got {len(values)} tensors. Pass one tensor per key, or "
             "one list of tensors (one per device) per key."
         )
     tensors: dict[Key, list[Tensor]] = {k: [] for k in keys}
@@ -46,7 +46,7 @@ def by_key(action: str, key: Keys, value: Values) -> dict[Key, list[Tensor]]:
     return tensors
 
 
-def each(key: Keys) -> list[Key]:
+def key_list(key: Keys) -> list[Key]:
     """Return the keys as a list.
 
     Raises:
@@ -71,41 +71,43 @@ def _tensors(action: str, key: Key, value: Any) -> list[Tensor]:
             )
         if t.layout is not torch.strided:
             raise KVStoreError(
-                f"{action} of {key!r} with a sparse tensor, which servers do not accept. Pass "
+                f"{action} of {key!r} got a sparse tensor, which servers do not accept. Pass "
                 "tensor.to_dense(), or make gradients dense with Embedding(..., sparse=False)."
             )
         if dtype_name(t) not in DTYPES:
             raise KVStoreError(
-                f"{action} of {key!r} with {t.dtype}, which cannot be summed. "
+                f"{action} of {key!r} got {t.dtype}, which cannot be summed. "
                 f"Use one of {', '.join(DTYPES)}."
             )
     return tensors
 
 
-def fresh(tensor: Tensor) -> Tensor:
+def host_copy(tensor: Tensor) -> Tensor:
     """Return a flat copy in host memory, so that the caller may change its tensor."""
     copy = empty(tensor.numel(), tensor.dtype)
     copy.view(tensor.shape).copy_(tensor.detach())
     return copy
 
 
-def whole(values: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+def concatenate(values: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
     """Concatenate the parts of an array."""
-    return torch.cat(list(values)).view(shape)  # copies even a single part, the server's memory
+    return torch.cat(list(values)).view(
+        shape
+    )  # also copies a single part, which is the server's memory
 
 
 def write(out: Tensor, parts: Sequence[Part], values: Sequence[Tensor]) -> None:
     """Write the parts of an array to a tensor on any device."""
     out = out.detach()
     if not out.is_contiguous():
-        out.copy_(whole(values, tuple(out.shape)))
+        out.copy_(concatenate(values, tuple(out.shape)))
         return
     flat = out.view(-1)
     for part, value in zip(parts, values, strict=True):
-        cut(flat, part).copy_(value)
+        slice_part(flat, part).copy_(value)
 
 
-def cut(flat: Tensor, part: Part) -> Tensor:
+def slice_part(flat: Tensor, part: Part) -> Tensor:
     """Return a part of an array, usually the whole array."""
     return flat if part.stop - part.start == flat.numel() else flat[part.start : part.stop]
 
@@ -125,7 +127,9 @@ class Traffic:
     sent: int = 0
 
 
-def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: bool = True) -> Tensor:
+def sum_devices(
+    tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: bool = True
+) -> Tensor:
     """Return the flat sum of a worker's tensors of one key.
 
     Args:
@@ -135,7 +139,7 @@ def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: boo
         traffic: counts the bytes.
         copy: whether the caller may change its tensors while the sum is sent.
 
-    >>> add_up([torch.ones(2), torch.ones(2)], "device", counted := Traffic())
+    >>> sum_devices([torch.ones(2), torch.ones(2)], "device", counted := Traffic())
     tensor([2., 2.])
     >>> counted
     Traffic(gradients=16, to_host=8, held=8, sent=0)
@@ -152,7 +156,7 @@ def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: boo
         total = summed([t.detach().to(device) for t in tensors])
         first, copy = total.to(first.dtype), where == "device" and total.is_cuda
     shareable = first.device.type == "cpu" and first.is_contiguous() and not copy
-    return first.view(-1) if shareable else fresh(first)
+    return first.view(-1) if shareable else host_copy(first)
 
 
 def split_and_load(

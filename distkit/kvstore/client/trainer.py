@@ -1,4 +1,4 @@
-"""A trainer of torch models through a KVStore, like Gluon's ``Trainer``."""
+"""Trains torch models through a KVStore, like Gluon's ``Trainer``."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Trainer:
         self._store = create(kvstore) if isinstance(kvstore, str) else kvstore
         if "async" in self._store.type and not update_on_kvstore:
             raise KVStoreError(
-                f'update_on_kvstore=False with "{self._store.type}", which has no sum of all '
-                "gradients to pull. Let the servers update the weights, or use dist_sync."
+                f'update_on_kvstore=False needs a sum of all gradients, which "{self._store.type}" '
+                "does not have. Let the servers update the weights, or use dist_sync."
             )
         self.update_on_kvstore = update_on_kvstore
         self._updaters: dict[tuple[int, int], Updater] = {}  # by parameter and replica
@@ -99,7 +99,7 @@ class Trainer:
         """Before the first step, set the weights of all workers to worker 0's."""
         if self._batch_size is not None:
             raise KVStoreError(
-                f"step({batch_size:g}) after step({self._batch_size:g}): the divisor of the "
+                f"step({batch_size:g}) follows step({self._batch_size:g}), but the divisor of the "
                 "gradients is fixed. Pass the same batch_size in every step."
             )
         self._batch_size, spec = batch_size, self._spec.divided(batch_size)

@@ -1,4 +1,4 @@
-"""The KVStore that training code uses on a worker, and its creation, one per run."""
+"""The KVStore of a worker, for training code; a worker creates one per run."""
 
 from __future__ import annotations
 
@@ -15,20 +15,27 @@ from distkit.kvstore.client.tensors import (
     Keys,
     Traffic,
     Values,
-    add_up,
-    by_key,
-    cut,
-    each,
-    fresh,
-    whole,
+    concatenate,
+    group_by_key,
+    host_copy,
+    key_list,
+    slice_part,
+    sum_devices,
     write,
 )
 from distkit.kvstore.protocol import messages
 from distkit.kvstore.protocol.compression import Compression
-from distkit.kvstore.protocol.messages import LIFE, AddressBook, Answer, Key, Register, Reply
+from distkit.kvstore.protocol.messages import (
+    INCARNATION_STRIDE,
+    AddressBook,
+    Answer,
+    Key,
+    Register,
+    Reply,
+)
 from distkit.kvstore.protocol.optimizer import spec_of
 from distkit.kvstore.protocol.options import BIGARRAY_BOUND, StoreOptions
-from distkit.kvstore.protocol.placement import Layout, Part, dtype_name, place
+from distkit.kvstore.protocol.placement import Layout, Part, dtype_name, parts_of
 from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.recording import Step, gates, stepped
@@ -46,11 +53,11 @@ class KVStore:
         num_workers: number of workers that share the store.
         servers: the ids of the nodes that hold the values.
         scheduler: the id of the scheduler.
-        bound: number of elements from which an array is split over all servers.
+        bound: minimum size of an array that is split over all servers [elements].
         replaces: whether dead workers are replaced; then servers must know which workers wait at a
             barrier.
         barriers: number of barriers that the run has passed.
-        initializer: the worker whose values initialise the keys.
+        initializer: the worker whose values initialize the keys.
 
     Example, on two workers::
 
@@ -97,24 +104,24 @@ class KVStore:
     # -- MXNet's calls ----------------------------------------------------------
 
     def init(self, key: Keys, value: Values) -> None:
-        """Initialise keys with the value of worker 0, whatever the others pass.
+        """Initialize keys with the values of worker 0; the other workers' values are ignored.
 
-        Every worker must call it; it returns when the value is set. If worker 0 was not present at
-        the start of the run, the lowest-numbered worker sets the value.
+        Every worker must call it; it returns when the values are set. If worker 0 was not present
+        at the start of the run, the lowest-numbered worker sets the values.
 
         Args:
             key: a key or a list of keys: numbers or strings.
-            value: a tensor for each.
+            value: a tensor for each key.
 
         Raises:
-            KVStoreError: the key was already initialized in this run or on a worker with another
-                shape or dtype, or is repeated.
+            KVStoreError: the key was already initialized in this run, was initialized on a worker
+                with another shape or dtype, or is repeated.
         """
-        grouped = by_key("init", key, value)
+        grouped = group_by_key("init", key, value)
         layouts = {k: Layout.of(tensors[0]) for k, tensors in grouped.items()}
         is_initializer = self.rank == self._initializer
         self._step([*layouts], layouts.values() if is_initializer else ())
-        self._requests.ask(
+        self._requests.call(
             [c for k in grouped for c in self._inits(k, layouts[k], grouped[k], is_initializer)]
         )
         self._layouts |= layouts
@@ -123,10 +130,10 @@ class KVStore:
         self, key: Key, layout: Layout, tensors: list[Tensor], is_initializer: bool
     ) -> Iterable[Call]:
         if len(tensors) > 1:
-            raise KVStoreError(f"init of {key!r} with {len(tensors)} tensors. Pass one tensor.")
-        value = add_up(tensors, self._where, Traffic()) if is_initializer else None
+            raise KVStoreError(f"init of {key!r} got {len(tensors)} tensors. Pass one tensor.")
+        value = sum_devices(tensors, self._where, Traffic()) if is_initializer else None
         for node, part in self._parts(key, layout):
-            shard = None if value is None else cut(value, part)
+            shard = None if value is None else slice_part(value, part)
             fields = key, layout.shape, layout.dtype, shard, self._initializer
             yield Call(node, messages.Init, fields)
 
@@ -143,13 +150,13 @@ class KVStore:
             KVStoreError: the key is not initialized, or has a different shape or dtype. Errors of
                 a server are raised by the next call on that key.
         """
-        self._push(by_key("push", key, value))
+        self._push(group_by_key("push", key, value))
 
     def _push(self, gradients: _Outs) -> None:
         self._post(gradients)
         self._requests.dispatch()
         if gates and stepped():
-            self._requests.arrive()  # before later pushes of other workers
+            self._requests.wait_for_pushes()  # before later pushes of other workers
 
     def _post(self, gradients: _Outs, *, copy: bool = True) -> None:
         """Sum each key's gradients, and queue the sums."""
@@ -157,10 +164,10 @@ class KVStore:
         self._check("push of", gradients, dtype=True)
         self._step([*gradients], map(self._layout, gradients))
         for k, tensors in gradients.items():
-            total, once = add_up(tensors, self._where, self.traffic, copy=copy), self._once(k)
+            total, once = sum_devices(tensors, self._where, self.traffic, copy=copy), self._once(k)
             shape = self._layout(k).shape
             for node, part in self._parts(k):
-                value, threshold = cut(total, part), 0.0
+                value, threshold = slice_part(total, part), 0.0
                 if self._compression is not None and value.is_floating_point():
                     threshold = self._compression.threshold
                     value = self._compression.pack(k, part.server, value)
@@ -194,20 +201,20 @@ class KVStore:
                 rejected.
         """
         outs = self._outs(key, out)
-        self._step(keys := each(key), map(self._layout, keys))
+        self._step(keys := key_list(key), map(self._layout, keys))
         return self._pull(key, outs)
 
     def _outs(self, key: Keys, out: Values | None) -> _Outs | None:
         """Return the checked outputs; None if the values are returned."""
-        outs = None if out is None else by_key("pull", key, out)
+        outs = None if out is None else group_by_key("pull", key, out)
         self._check("pull of", outs or {}, dtype=False)
         return outs
 
     def _pull(self, key: Keys, outs: _Outs | None) -> Tensor | list[Tensor] | None:
-        keys = each(key)
+        keys = key_list(key)
         parts = {k: self._parts(k) for k in keys}
         calls = [Call(node, messages.Pull, (k,)) for k in parts for node, _ in parts[k]]
-        answers = iter(self._requests.ask(calls))
+        answers = iter(self._requests.call(calls))
         self._requests.check(parts)
         values = {k: [self._value(k, p, next(answers)) for _, p in parts[k]] for k in parts}
         if outs is not None:
@@ -215,7 +222,7 @@ class KVStore:
                 for tensor in tensors:
                     write(tensor, [part for _, part in parts[k]], values[k])
             return None
-        arrays = [whole(values[k], self._layout(k).shape) for k in keys]
+        arrays = [concatenate(values[k], self._layout(k).shape) for k in keys]
         return arrays if isinstance(key, (list, tuple)) else arrays[0]
 
     def _value(self, key: Key, part: Part, reply: Answer) -> Tensor:
@@ -248,16 +255,16 @@ class KVStore:
         Raises:
             KVStoreError: as :meth:`push` and :meth:`pull`.
         """
-        gradients, outs = by_key("push", key, value), self._outs(key, out)
+        gradients, outs = group_by_key("push", key, value), self._outs(key, out)
         if gates or sum(tensors[0].nbytes for tensors in gradients.values()) > MAX_QUEUED:
             self._push(gradients)
-            self._step(keys := each(key), map(self._layout, keys))
+            self._step(keys := key_list(key), map(self._layout, keys))
         else:  # the tensors cannot change before this returns
             self._post(gradients, copy=False)
         pulled = self._pull(key, outs)
         if outs is None:
             results: Any = pulled if isinstance(pulled, list) else [pulled]
-            for k, result in zip(each(key), results, strict=True):
+            for k, result in zip(key_list(key), results, strict=True):
                 for tensor in gradients[k]:
                     tensor.detach().copy_(result)
         return pulled
@@ -302,7 +309,7 @@ class KVStore:
         optimizer: object,
         *,
         keys: Sequence[Key] = (),
-        anew: bool = False,
+        replace: bool = False,
         **options: Any,
     ) -> None:
         """Set the optimizer with which the servers apply each gradient, or sum of gradients.
@@ -313,8 +320,8 @@ class KVStore:
             optimizer: ``kvstore.SGD(learning_rate=0.1)``, a class or an instance of
                 ``torch.optim``, or a name such as "sgd" or "adam".
             keys: the keys it updates; by default all without a separate optimizer.
-            anew: whether to replace the servers' optimizer; call it between two barriers, on one
-                worker.
+            replace: whether to replace the servers' optimizer; then only one worker calls this,
+                between two barriers.
             options: options of the optimizer, such as ``lr=0.1``, and the common options
                 ``rescale_grad`` and ``multi_precision``, see :class:`.OptimizerSpec`.
 
@@ -322,15 +329,17 @@ class KVStore:
             KVStoreError: the optimizer is not supported, or differs from the current one.
         """
         spec = spec_of(optimizer, options)
-        fields = spec.name, dict(spec.options), anew, tuple(keys)
+        fields = spec.name, dict(spec.options), replace, tuple(keys)
         self._step([])
-        self._requests.ask([Call(s, messages.SetOptimizer, fields) for s in self._servers])
+        self._requests.call([Call(s, messages.SetOptimizer, fields) for s in self._servers])
 
     def _assign(self, key: Key, value: Tensor) -> None:
         """Replace a value, and reset its optimizer state."""
-        flat = fresh(value)
+        flat = host_copy(value)
         parts = self._parts(key)
-        self._requests.ask([Call(n, messages.Assign, (key, cut(flat, p))) for n, p in parts])
+        self._requests.call(
+            [Call(n, messages.Assign, (key, slice_part(flat, p))) for n, p in parts]
+        )
 
     def barrier(self) -> None:
         """Wait until every worker calls it; this worker's pushes have then arrived.
@@ -341,9 +350,9 @@ class KVStore:
         self._requests.flush()
         self._step([])
         if self._replaces:
-            self._requests.ask([Call(s, messages.AtBarrier, ()) for s in self._servers])
+            self._requests.call([Call(s, messages.AtBarrier, ()) for s in self._servers])
         call = Call(self._scheduler, messages.Barrier, (self._barriers,))
-        (reply,) = self._requests.ask([call])
+        (reply,) = self._requests.call([call])
         assert isinstance(reply, Reply)
         self._barriers = reply.version
 
@@ -356,7 +365,7 @@ class KVStore:
             name: the name, shared by the workers of this run.
             text: the text to store; None to read it.
         """
-        (stored,) = self._requests.ask([Call(self._scheduler, messages.Note, (name, text))])
+        (stored,) = self._requests.call([Call(self._scheduler, messages.Note, (name, text))])
         assert isinstance(stored, messages.NoteStored)
         return stored.text
 
@@ -371,7 +380,7 @@ class KVStore:
         Raises:
             KVStoreError: a key is not initialized.
         """
-        selected = list(self._layouts) if keys is None else each(keys)
+        selected = list(self._layouts) if keys is None else key_list(keys)
         return {k: [part for _, part in self._parts(k)] for k in selected}
 
     def close(self, *, flush: bool = True) -> None:
@@ -387,14 +396,14 @@ class KVStore:
                 self._requests.flush()
                 if self._replaces:
                     nodes = [*self._servers, self._scheduler]
-                    self._requests.ask([Call(n, messages.Finished, ()) for n in nodes])
+                    self._requests.call([Call(n, messages.Finished, ()) for n in nodes])
         finally:
             self._requests.close()
 
     def _layout(self, key: Key, action: str = "pull of") -> Layout:
         if key not in self._layouts:
             raise KVStoreError(
-                f"{action} {key!r}, a key that this worker has not initialized in this run. "
+                f"{action} {key!r} needs a key that this worker has initialized in this run. "
                 f"Call kv.init({key!r}, value) on every worker first."
             )
         return self._layouts[key]
@@ -402,7 +411,7 @@ class KVStore:
     def _parts(self, key: Key, layout: Layout | None = None) -> list[tuple[int, Part]]:
         """Return the parts of a key with the ids of their servers; a new key needs its layout."""
         size = (layout or self._layout(key)).size
-        parts = place(key, size, len(self._servers), self._bound)
+        parts = parts_of(key, size, len(self._servers), self._bound)
         return [(self._servers[part.server], part) for part in parts]
 
     def _check(self, action: str, tensors_by_key: _Outs, *, dtype: bool) -> None:
@@ -421,7 +430,7 @@ class KVStore:
 
 # -- the store of this process --------------------------------------------------------
 
-_here: Node | None = None
+_node: Node | None = None
 _store: KVStore | None = None
 _options: StoreOptions | None = None  # options of _store
 _report: Callable[[str], None]
@@ -443,7 +452,7 @@ def create(
             ``"dist_async"``: servers update with each gradient as it arrives; no worker waits.
             ``"dist_sync_device"``, ``"dist_async_device"``: the same, but the gradients of a
             worker's devices are added on a device.
-        bigarray_bound: number of elements from which an array is split over all servers.
+        bigarray_bound: minimum size of an array that is split over all servers [elements].
         staleness: for dist_async: the number of gradients by which a worker may be ahead of the
             slowest; beyond it, its pulls wait (bounded staleness). None: no limit.
         backup: for dist_sync: the number of workers that a round does not wait for; gradients
@@ -451,7 +460,7 @@ def create(
         replication: 2 for a backup of each server's values on another server: one server may
             crash, and no acknowledged push is lost. 1 for no backup.
         on_crash: for dist_sync, the effect of a worker's crash. ``"halt"``: workers that wait for
-            it get an error that names it; with ``backup`` only if too many have ended.
+            it get an error that names it; with ``backup`` only if too many have exited.
             ``"continue"``: the others continue without it, with sums of fewer gradients.
             ``"replace"``: they wait for a replacement, which a ``dk.Cluster`` starts immediately;
             it runs the function from the start and pulls the current values. With dist_async a
@@ -459,14 +468,14 @@ def create(
 
     Raises:
         KVStoreError: The name is unknown, the cluster has no servers, or other workers passed
-            other options.
+            different options.
     """
     global _store, _options
     options = StoreOptions(name, bigarray_bound, staleness, backup, replication, on_crash)
     node = _check(name)
-    options.fit(node.workers, node.servers)
+    options.check_cluster(node.workers, node.servers)
     if _store is None:
-        _report(options.crash_effect)  # before registering: a worker may end at any time
+        _report(options.crash_effect)  # before registering: a worker may exit at any time
         _store, _options = _join(node, options), options
     if _options != options:
         raise KVStoreError(
@@ -478,34 +487,34 @@ def create(
 
 def _check(name: str) -> Node:
     """Return this process's node in a cluster with servers."""
-    if _here is None or not _here.servers:
+    if _node is None or not _node.servers:
         raise KVStoreError(
             f'a "{name}" store needs a cluster with servers, and this process is not a worker of '
             "one. Start a cluster with dk.Cluster(workers=4, servers=2), "
             "and call kvstore.create inside the function that it runs."
         )
-    return _here
+    return _node
 
 
 def _join(node: Node, options: StoreOptions) -> KVStore:
     """Register with the scheduler, wait for all nodes, and connect to the servers."""
-    link, servers = Link(node.keys, node.way), range(node.workers, node.scheduler)
+    link, servers = Link(node.keys, node.route), range(node.workers, node.scheduler)
     requests = Requests(
         link,
         node.id,
-        first=LIFE * node.life,
+        first=INCARNATION_STRIDE * node.incarnation,
         name=node.name,
         servers=servers,
         replication=options.replication,
     )
     link.connect(node.scheduler, node.endpoint(node.scheduler))
-    (book,) = requests.ask([Call(node.scheduler, Register, ("", options))])
+    (book,) = requests.call([Call(node.scheduler, Register, ("", options))])
     assert isinstance(book, AddressBook)
     for server in servers:
         if server in book.endpoints:
             link.connect(server, book.endpoints[server])
         else:
-            requests.depart(server, "before this worker started")
+            requests.handle_departure(server, "before this worker started")
     return KVStore(
         requests,
         type=options.mode,
@@ -524,16 +533,16 @@ def use(node: Node, report: Callable[[str], None] = lambda crash_effect: None) -
 
     Args:
         node: its identity in the cluster.
-        report: called when a store is created, with the effect of a worker's end on the run, as
+        report: called when a store is created, with the effect of a worker's exit on the run, as
             in ``on_crash``.
     """
-    global _here, _report
-    _here, _report = node, report
+    global _node, _report
+    _node, _report = node, report
 
 
-def here() -> Node | None:
+def current_node() -> Node | None:
     """Return this process's node in its cluster during a run; None if it is not a worker."""
-    return _here
+    return _node
 
 
 def release(*, flush: bool = True) -> None:
@@ -546,7 +555,7 @@ def release(*, flush: bool = True) -> None:
     Raises:
         KVStoreError: A push was rejected, and no earlier call has raised its error.
     """
-    global _here, _store
-    store, _here, _store = _store, None, None
+    global _node, _store
+    store, _node, _store = _store, None, None
     if store is not None:
         store.close(flush=flush)

@@ -19,13 +19,14 @@ Key: TypeAlias = int | str
 
 #: The n-th replacement of a worker numbers its requests from n times this, so the number of a
 #: request identifies the process that sent it.
-LIFE = 1 << 40
+INCARNATION_STRIDE = 1 << 40
 
 
 class Message(Struct, array_like=True, tag=True, forbid_unknown_fields=True, eq=False):
     """The base class of all messages.
 
-    Do not change a message after sending it; frozen messages would cost three times as much.
+    Do not change a message after sending it; frozen messages would take three times as long to
+    create.
 
     ``node`` is the id of the node that sent the request, ``number`` counts its requests.
     """
@@ -54,7 +55,7 @@ class Register(Request):
     """Register a node and its endpoint with the scheduler.
 
     Workers have no endpoint; servers have no ``options``, which workers choose. ``number`` is
-    :data:`LIFE` times the number of earlier processes of this node.
+    :data:`INCARNATION_STRIDE` times the number of earlier processes of this node.
     """
 
     endpoint: str
@@ -84,12 +85,12 @@ class NoteStored(Answer):
 
 
 class Departed(Answer):
-    """Node ``who`` has ended; ``first`` is the first request number of its replacement.
+    """Node ``peer`` has exited; ``first`` is the first request number of its replacement.
 
     Servers receive it for every node, workers only for servers.
     """
 
-    who: int
+    peer: int
     how: str
     first: int
 
@@ -112,8 +113,7 @@ class Init(Request):
     """Set the first value of a key.
 
     The ``initializer`` sends the value; the other workers send only shape and dtype, and wait for
-    it.
-    ``shape`` is that of the whole array, ``value`` the server's flat part of it.
+    it. ``shape`` is that of the whole array, ``value`` the server's flat part of it.
     """
 
     key: Key
@@ -161,13 +161,13 @@ class Finished(Request):
 class SetOptimizer(Request):
     """Set the optimizer: a name and plain values, never code.
 
-    Without ``anew`` it must equal the current one. ``keys`` are the keys it updates; empty for all
-    keys without a separate optimizer.
+    Without ``replace`` it must equal the current one. ``keys`` are the keys it updates; empty for
+    all keys without a separate optimizer.
     """
 
     name: str
     options: dict[str, Any]
-    anew: bool = False
+    replace: bool = False
     keys: tuple[Key, ...] = ()
 
 
@@ -208,7 +208,7 @@ class Error(Answer):
 
 
 def ended(how: str) -> str:
-    """Return how a node ended, as a phrase for error messages.
+    """Return how a node exited, as a phrase for error messages.
 
     >>> ended("signal SIGKILL")
     'has ended (signal SIGKILL)'

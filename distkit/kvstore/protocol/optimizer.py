@@ -43,7 +43,7 @@ class _SGD(torch.optim.Optimizer):
         self._momentum: Tensor | None = None
 
     def step(self, closure: Any = None) -> Any:
-        """Update the weight, which gets a new tensor."""
+        """Update the weight, in a new tensor."""
         (group,) = self.param_groups
         (weight,) = group["params"]
         w, g, scale = weight.data, weight.grad, -group["lr"]
@@ -175,7 +175,7 @@ class Updater:
         self._optimizer: torch.optim.Optimizer = spec.kind([self._weight], **spec.group)
         self._in_place, self.spec = spec.kind is not _SGD, spec
 
-    def follow(self, spec: OptimizerSpec, value: Tensor) -> Updater:
+    def reconfigure(self, spec: OptimizerSpec, value: Tensor) -> Updater:
         """Return this updater with changed options, or a new one if they need different state."""
         previous, option = self.spec, "multi_precision"
         if spec.kind is not previous.kind or spec.options.get(option) != previous.options.get(
@@ -253,12 +253,12 @@ def spec_of(optimizer: Any, options: Mapping[str, Any] | None = None) -> Optimiz
         (optimizer, _), *others = groups_of(optimizer)
         if others:
             raise KVStoreError(
-                f"an optimizer with {1 + len(others)} parameter groups: their keys are not known. "
+                f"the optimizer has {1 + len(others)} parameter groups, whose keys are not known. "
                 "Call kv.set_optimizer(..., keys=[...]) for each group."
             )
     if isinstance(optimizer, OptimizerSpec):
         if not options:
-            return optimizer  # checked when it was created; a strategy hooks a trial step
+            return optimizer  # checked on creation; a strategy would intercept a trial step
         optimizer, options = optimizer.name, {**optimizer.options, **options}
     if isinstance(optimizer, type) and optimizer in _TORCH.values():
         optimizer = f"torch.optim.{optimizer.__name__}"
@@ -296,7 +296,7 @@ def _as_data(name: str, options: Mapping[str, Any]) -> OptimizerSpec:
         plain = to_builtins({_ALIASES.get(k, k): v for k, v in options.items()})
     except (TypeError, ValueError, RuntimeError) as e:
         raise KVStoreError(
-            f"optimizer {name!r} with {e}: servers accept only numbers and names as options."
+            f"optimizer {name!r} has an unsupported option ({e}). Use only numbers and names."
         ) from None
     changed = {k: v for k, v in plain.items() if k not in default or v != default[k]}
     return OptimizerSpec(name, changed)

@@ -12,7 +12,7 @@ from distkit.errors import KVStoreError
 #: MXNet's default: arrays with at least this many elements are split over all servers.
 BIGARRAY_BOUND = 1_000_000
 
-#: The modes of a distributed store; ``_device`` adds the gradients of a worker on its device.
+#: The modes of a distributed store; ``_device`` adds a worker's gradients on a device.
 MODES = ("dist_sync", "dist_async", "dist_sync_device", "dist_async_device")
 
 #: The names of all stores, for error messages.
@@ -28,7 +28,7 @@ class StoreOptions:
 
     Args:
         mode: one of :data:`MODES`.
-        bound: number of elements from which an array is split over all servers.
+        bound: minimum size of an array that is split over all servers [elements].
         staleness: number of gradients by which a worker may be ahead of the slowest; None for no
             limit.
         backup: number of workers that a round does not wait for.
@@ -67,8 +67,8 @@ class StoreOptions:
             ),
             (
                 self.staleness is not None and self.rule.halts,
-                f'staleness={self.staleness} with "{self.mode}", but its gradients are never '
-                f'stale. Use "dist_async".',
+                f'staleness={self.staleness} does not apply to "{self.mode}", whose gradients are '
+                f'never stale. Use "dist_async".',
             ),
             (
                 self.staleness is not None and self.staleness < 0,
@@ -76,7 +76,8 @@ class StoreOptions:
             ),
             (
                 self.backup and not self.rule.halts,
-                f'backup={self.backup} with "{self.mode}", which has no rounds. Use "dist_sync".',
+                f'backup={self.backup} does not apply to "{self.mode}", which has no rounds. '
+                f'Use "dist_sync".',
             ),
             (self.backup < 0, f"backup={self.backup}: expected 0 or more workers."),
             (
@@ -94,14 +95,14 @@ class StoreOptions:
 
     @property
     def crash_effect(self) -> str:
-        """The effect of a worker's end on the run.
+        """The effect of a worker's exit on the run.
 
         Without rounds no worker halts; with backup workers, only workers that wait for too many.
         """
         halts = self.on_crash == "halt" and self.rule.halts and not self.backup
         return self.on_crash if halts or self.on_crash == "replace" else "continue"
 
-    def fit(self, workers: int, servers: int) -> None:
+    def check_cluster(self, workers: int, servers: int) -> None:
         """Check that a cluster has enough workers and servers.
 
         Raises:
@@ -113,9 +114,9 @@ class StoreOptions:
         ):
             if needed > available:
                 raise KVStoreError(
-                    f"{option}={getattr(self, option)} in a cluster of {count(workers, 'worker')} "
-                    f"and {count(servers, 'server')}: "
-                    f"too few. Use a larger cluster or a smaller {option}."
+                    f"{option}={getattr(self, option)} is too large for {count(workers, 'worker')} "
+                    f"and {count(servers, 'server')}. "
+                    f"Use a larger cluster or a smaller {option}."
                 )
 
     @property

@@ -1,8 +1,8 @@
 """Placement of the parts of keys on servers.
 
-A key lives on one server, chosen by a hash that is the same in every process; an array of at
-least ``bound`` elements is split over all servers, in equal parts. (Li et al., 2014; MXNet calls
-the bound ``MXNET_KVSTORE_BIGARRAY_BOUND``.)
+A key is stored on one server, chosen by a hash that is the same in every process; an array of at
+least ``bound`` elements is split over all servers, in equal parts. MXNet calls the bound
+``MXNET_KVSTORE_BIGARRAY_BOUND``. Source: Li et al., 2014.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Part(NamedTuple):
     stop: int
 
 
-def home(key: Key, servers: int) -> int:
+def server_of(key: Key, servers: int) -> int:
     """Return the server of a key that is not split; integers are spread evenly, as in MXNet.
 
-    >>> [home(key, 2) for key in ("weight", "bias", 3)]
+    >>> [server_of(key, 2) for key in ("weight", "bias", 3)]
     [1, 0, 1]
     """
     if isinstance(key, int):
@@ -60,20 +60,20 @@ def home(key: Key, servers: int) -> int:
     return zlib.crc32(repr(key).encode("ascii", "backslashreplace")) % servers
 
 
-def place(key: Key, size: int, servers: int, bound: int = BIGARRAY_BOUND) -> list[Part]:
+def parts_of(key: Key, size: int, servers: int, bound: int = BIGARRAY_BOUND) -> list[Part]:
     """Return the parts of an array.
 
     Args:
         key: its name.
         size: its number of elements.
         servers: number of servers.
-        bound: number of elements from which an array is split.
+        bound: minimum size of an array that is split [elements].
 
-    >>> place("w", 10, servers=2, bound=8)
+    >>> parts_of("w", 10, servers=2, bound=8)
     [Part(server=0, start=0, stop=5), Part(server=1, start=5, stop=10)]
     """
     if servers == 1 or size < bound:
-        return [Part(home(key, servers), 0, size)]
+        return [Part(server_of(key, servers), 0, size)]
     cuts = [size * i // servers for i in range(servers + 1)]
     return [Part(i, cuts[i], cuts[i + 1]) for i in range(servers)]
 
@@ -112,7 +112,7 @@ class Layout:
         if shape != self.shape or dtype != self.dtype:
             other = Layout(tuple(shape), dtype)
             raise KVStoreError(
-                f"{action} {key!r} with {other}, but the key was initialized as {self}. "
+                f"{action} {key!r} got {other}, but the key was initialized as {self}. "
                 "The shape and dtype of a key are fixed: use a tensor like the first one, or "
                 "another key."
             )

@@ -1,4 +1,4 @@
-"""The parameter server: one shard of the weights.  Li et al., 2014.
+"""The parameter server: one shard of the weights. Source: Li et al., 2014.
 
 ::
 
@@ -8,7 +8,7 @@
 
 The consistency model (:mod:`distkit.consistency`) decides when a round is complete and which
 workers a pull waits for. *Synchronous*: all workers compute from the same version and wait for the
-slowest. *Asynchronous*: no worker waits, and gradients are stale. Other models lie in between.
+slowest. *Asynchronous*: no worker waits, and gradients are stale. Other models are in between.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Entry(Struct, eq=False):
 
 
 #: Returns a context manager that wraps an update, given its key and gradients.
-Watch = Callable[[Entry, list[Push]], AbstractContextManager[object]]
+UpdateContext = Callable[[Entry, list[Push]], AbstractContextManager[object]]
 
 
 class KVServer:
@@ -108,9 +108,10 @@ class KVServer:
         on_crash: the effect of a worker's crash on workers that wait for it: with "halt" they wait
             until the run ends, "continue" excludes the crashed worker, "replace" waits for its
             replacement.
-        must_update: whether to reject gradients while no optimizer is set. Without an optimizer the
-            sum of a round *replaces* the value, which is only meaningful if all workers contribute.
-        watch: returns a context manager for each update.
+        require_optimizer: whether to reject gradients while no optimizer is set. Without an
+            optimizer the sum of a round *replaces* the value, which is only meaningful if all
+            workers contribute.
+        around_update: returns a context manager for each update.
 
     >>> import torch
     >>> from distkit.consistency import Synchronous
@@ -132,27 +133,28 @@ class KVServer:
         workers: Collection[int],
         *,
         on_crash: str = "halt",
-        must_update: bool = False,
-        watch: Watch = lambda entry, pushes: nullcontext(),
+        require_optimizer: bool = False,
+        around_update: UpdateContext = lambda entry, pushes: nullcontext(),
     ) -> None:
-        self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
-        self.members = set(workers)  # workers whose gradients are required
-        self.gone: dict[int, str] = {}  # workers that have ended, and how
+        self.rule, self.on_crash, self.around_update = rule, on_crash, around_update
+        # members: the workers whose gradients are required
+        self.require_optimizer, self.members = require_optimizer, set(workers)
+        self.departed: dict[int, str] = {}  # workers that have exited, and how
         #: Workers whose gradients are not required until they leave the barrier.
         self.at_barrier: set[int] = set()
-        #: By ended worker: the first request number of its replacement.
-        self.firsts: dict[int, int] = {}
+        #: By exited worker: the first request number of its replacement.
+        self.first_numbers: dict[int, int] = {}
         #: By key; None for all keys without a separate optimizer.
         self.optimizers: dict[Key | None, OptimizerSpec] = {}
         self.entries: dict[Key, Entry] = {}
-        self._early: list[Init] = []  # inits that wait for the first value of their key
+        self._waiting_inits: list[Init] = []  # inits that wait for the first value of their key
 
     def handle(self, request: Request | Departed) -> list[Answer]:
-        """Handle a request or the end of a worker; return all answers that are now possible."""
+        """Handle a request or the exit of a worker; return all answers that are now possible."""
         if isinstance(request, Departed):
-            return self.leave(request.who, request.how, request.first)
-        if request.number < self.firsts.get(request.node, 0):
-            return []  # sent by a process that has ended
+            return self.handle_departure(request.peer, request.how, request.first)
+        if request.number < self.first_numbers.get(request.node, 0):
+            return []  # sent by a process that has exited
         try:
             match request:
                 case Init():
@@ -176,17 +178,17 @@ class KVServer:
         entry = self.entries.get(init.key)
         if entry is None:
             if init.value is None:
-                self._early.append(init)
-                return self._fail_early_inits(init.initializer)
+                self._waiting_inits.append(init)
+                return self._fail_waiting_inits(init.initializer)
             layout, first = Layout(init.shape, init.dtype), (init.node, init.number)
             entry = self.entries[init.key] = Entry(init.key, layout, init.value, first)
-            early, self._early = self._early, []
+            early, self._waiting_inits = self._waiting_inits, []
             return [entry.reply(init), *(answer for i in early for answer in self.handle(i))]
         entry.layout.check("init of", init.key, init.shape, init.dtype)
-        is_repeated = entry.first == (init.node, init.number) or init.node in self.firsts
+        is_repeated = entry.first == (init.node, init.number) or init.node in self.first_numbers
         if init.value is not None and not is_repeated:
             raise KVStoreError(
-                f"init of {init.key!r}, which this run has already initialized. "
+                f"init of {init.key!r} failed: this run has already initialized the key. "
                 "Change its value with push, or use another key."
             )
         return [entry.reply(init)]
@@ -219,7 +221,7 @@ class KVServer:
         """Apply the sum of the gradients of each complete round."""
         while entry.arrived and self.rule.complete(entry.arrived, self.members):
             pushes = entry.take_round()
-            with self.watch(entry, pushes):
+            with self.around_update(entry, pushes):
                 self._apply(entry, summed([p.value for p in pushes]))
             entry.version += 1
 
@@ -231,7 +233,7 @@ class KVServer:
             return
         updater = entry.updater or Updater(spec, entry.value)
         if updater.spec is not spec:
-            updater = updater.follow(spec, entry.value)
+            updater = updater.reconfigure(spec, entry.value)
         entry.updater, entry.value = updater, updater.update(entry.value, gradient)
 
     def _optimizer(self, key: Key) -> OptimizerSpec | None:
@@ -254,35 +256,38 @@ class KVServer:
 
     # -- workers that leave and join --------------------------------------------
 
-    def leave(self, worker: int, how: str, first: int) -> list[Answer]:
-        """Handle the end of a worker; return answers to requests that waited for it.
+    def handle_departure(self, worker: int, how: str, first: int) -> list[Answer]:
+        """Handle the exit of a worker; return answers to requests that waited for it.
 
         ``first`` is the first request number of its replacement.
         """
-        if first <= self.firsts.get(worker, 0):
+        if first <= self.first_numbers.get(worker, 0):
             return []
-        self.firsts[worker], self.gone[worker] = first, how
+        self.first_numbers[worker], self.departed[worker] = first, how
         self.at_barrier.discard(worker)
         if self.on_crash == "continue" or not self.rule.halts:
             self.members.discard(worker)
         for entry in self.entries.values():
             entry.waiting = {n: w for n, w in entry.waiting.items() if n[0] != worker}
-        return [*self._fail_early_inits(worker), *self._advance_all()]
+        return [*self._fail_waiting_inits(worker), *self._advance_all()]
 
-    def _fail_early_inits(self, initializer: int) -> list[Answer]:
-        """Fail the inits that wait for a value of a worker that has ended."""
-        if initializer not in self.gone or self.on_crash == "replace":
+    def _fail_waiting_inits(self, initializer: int) -> list[Answer]:
+        """Fail the inits that wait for a value of a worker that has exited."""
+        if initializer not in self.departed or self.on_crash == "replace":
             return []
-        failed = [i for i in self._early if i.initializer == initializer]
-        self._early = [i for i in self._early if i.initializer != initializer]
-        text = f"waits for the value of worker {initializer}, which {ended(self.gone[initializer])}"
+        failed = [i for i in self._waiting_inits if i.initializer == initializer]
+        self._waiting_inits = [i for i in self._waiting_inits if i.initializer != initializer]
+        text = (
+            f"waits for the value of worker {initializer}, which "
+            f"{ended(self.departed[initializer])}"
+        )
         return [error(i, f"init of {i.key!r} {text}. Run again.") for i in failed]
 
     def _pause(self, request: AtBarrier | Finished) -> list[Answer]:
         """Stop waiting for the gradients of a worker that is at a barrier, or has finished.
 
-        A replacement may make pushes that the others have made before, so rounds must not need
-        them again.
+        A replacement may make pushes that the others have made before, so rounds must not wait
+        for them again.
         """
         if self.on_crash == "replace":
             self.members.discard(request.node)
@@ -313,11 +318,12 @@ class KVServer:
 
     def _set_optimizer(self, request: SetOptimizer) -> list[Answer]:
         spec, keys = OptimizerSpec(request.name, request.options).check(), request.keys or (None,)
-        current = {} if request.anew else self.optimizers
+        current = {} if request.replace else self.optimizers
         conflicts = [current[k] for k in keys if current.get(k, spec) != spec]
-        if conflicts and request.node not in self.firsts:  # a replacement may not know of a change
+        # a replacement may not know of a change
+        if conflicts and request.node not in self.first_numbers:
             raise KVStoreError(
-                f"set_optimizer with {spec}, but the servers have {conflicts[0]}. "
+                f"set_optimizer got {spec}, but the servers have {conflicts[0]}. "
                 "Set the same optimizer on every worker, once per run."
             )
         self.optimizers |= {k: spec for k in keys if k not in current}
@@ -337,11 +343,11 @@ class KVServer:
             push = replace(push, value=value.to(entry.value.dtype))
         entry.layout.check("push of", entry.key, push.shape, dtype_name(push.value))
         spec = self._optimizer(push.key)
-        if self.must_update and spec is None:
+        if self.require_optimizer and spec is None:
             raise KVStoreError(
-                f"push of {push.key!r} without an optimizer: dist_async applies each gradient "
-                "when it arrives, so the servers need an update rule. Call kv.set_optimizer("
-                "kvstore.SGD(learning_rate=...)) on every worker before the first push."
+                f"push of {push.key!r} needs an optimizer: dist_async applies each gradient when "
+                "it arrives. Call kv.set_optimizer(kvstore.SGD(learning_rate=...)) on every worker "
+                "before the first push."
             )
         if spec is not None and not entry.value.is_floating_point():
             raise KVStoreError(

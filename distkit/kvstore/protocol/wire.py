@@ -17,7 +17,7 @@ from torch import Tensor
 from distkit.kvstore.protocol import messages
 from distkit.kvstore.protocol.messages import Message
 from distkit.kvstore.protocol.placement import DTYPES, dtype_name
-from distkit.kvstore.transport.memory import LARGE, Exchange, over
+from distkit.kvstore.transport.memory import LARGE, Exchange, from_buffer
 
 Frame: TypeAlias = "bytes | memoryview"
 
@@ -45,12 +45,12 @@ _AnyMessage = (
 class Batch(NamedTuple):
     """Messages that are sent together: the content of a header.
 
-    ``to`` is the addressed server, although its backup may answer; ``back`` lists the returned
+    ``to`` is the addressed server, although its backup may answer; ``returned`` lists the returned
     loans (:mod:`.memory`).
     """
 
     to: int
-    back: list[int]
+    returned: list[int]
     messages: list[_AnyMessage]
 
 
@@ -93,12 +93,12 @@ def decode(frames: Sequence[Frame], exchange: Exchange = _NO_EXCHANGE) -> Batch:
         exchange: opens borrowed memory.
 
     Raises:
-        MemoryGone: A tensor is in the memory of a process that has ended.
+        PeerMemoryLost: A tensor is in the memory of a process that has exited.
     """
     header, *_reader.large = frames
     _reader.exchange = exchange
     batch: Batch = _reader.decoder.decode(header)
-    exchange.take_back(batch.back)
+    exchange.take_back(batch.returned)
     return batch
 
 
@@ -120,7 +120,7 @@ class _Reader(threading.local):
             (data,) = address
         else:
             data = self.exchange.borrow(address)
-        tensor = over(data, dtype)
+        tensor = from_buffer(data, dtype)
         aligned = tensor.data_ptr() % dtype.itemsize == 0  # frames may be unaligned
         return tensor if aligned else tensor.clone()
 

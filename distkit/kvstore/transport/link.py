@@ -1,4 +1,4 @@
-"""A node's link to the nodes that answer it, over a ZeroMQ DEALER each."""
+"""A node's connections to the nodes that answer its requests: a ZeroMQ DEALER for each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import zmq
 from distkit.kvstore.protocol.messages import Message
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
-from distkit.kvstore.transport.memory import Exchange, MemoryGone
+from distkit.kvstore.transport.memory import Exchange, PeerMemoryLost
 from distkit.kvstore.transport.sockets import open_socket, receive
 
 
@@ -20,14 +20,14 @@ class Link:
 
     Args:
         keys: the keys of the cluster, see :func:`.sockets.open_socket`.
-        route: returns the route to a node, given its endpoint; see :meth:`.Node.way`.
+        route: returns the route to a node, given its endpoint; see :meth:`.Node.route`.
     """
 
     def __init__(
         self, keys: tuple[str, str] | None = None, route: Callable[[str], str] = str
     ) -> None:
         self.context: Any = zmq.Context()
-        #: Polls the connections, and what else the owner waits for.
+        #: Polls the connections, and the owner's other sockets.
         self.poller = zmq.Poller()
         self._keys, self._route = keys, route
         #: The socket to each node, and the shared memory of both ends.
@@ -46,7 +46,7 @@ class Link:
         self.poller.register(sock, zmq.POLLIN)
 
     def disconnect(self, node: int) -> None:
-        """Close the connection to a node that has ended."""
+        """Close the connection to a node that has exited."""
         if node in self._connections:
             sock, _ = self._connections.pop(node)
             self.poller.unregister(sock)
@@ -59,20 +59,20 @@ class Link:
         """
         if node in self._connections:
             sock, exchange = self._connections[node]
-            # pyzmq copies small frames all the same
+            # pyzmq copies small frames anyway
             sock.send_multipart(encode(*messages, exchange=exchange, to=to), copy=False)
 
     def receive(self, *, wait: bool) -> list[Message]:
-        """Return the answers that have arrived; if ``wait``, wait for one.
+        """Return the answers that have arrived; if ``wait``, wait for at least one.
 
-        Answers whose shared memory is gone are dropped, because their sender has ended.
+        Answers in shared memory that no longer exists are dropped, because their sender has exited.
         """
         if wait:
             self.poller.poll()
         found: list[Message] = []
         for sock, exchange in self._connections.values():
             while (frames := receive(sock)) is not None:
-                with suppress(MemoryGone):
+                with suppress(PeerMemoryLost):
                     found += decode([f.buffer for f in frames], exchange).messages
         return found
 

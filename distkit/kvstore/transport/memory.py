@@ -33,8 +33,8 @@ LARGE = 1 << 16
 _SIZE = 1 << 38
 
 
-class MemoryGone(KVStoreError):
-    """Raised for a tensor in the memory of a process that has ended."""
+class PeerMemoryLost(KVStoreError):
+    """Raised for a tensor in the memory of a process that has exited."""
 
 
 class Pool:
@@ -53,7 +53,7 @@ class Pool:
         os.ftruncate(self._file, _SIZE)
         self._inode, self.used = os.fstat(self._file).st_ino, 0
         self._memory = mmap.mmap(self._file, _SIZE)
-        self._begin = over(self._memory, torch.uint8).data_ptr()
+        self._begin = from_buffer(self._memory, torch.uint8).data_ptr()
         self._free: dict[int, list[int]] = defaultdict(list)  # blocks by size
 
     def empty(self, size: int, dtype: torch.dtype) -> Tensor:
@@ -66,11 +66,11 @@ class Pool:
             self.used += block
         start = free.pop()
         view = memoryview(self._memory)[start : start + nbytes]
-        # only the tensor's storage references the view, so the block is free when that is freed
+        # only the tensor's storage references the view, so freeing the storage frees the block
         weakref.finalize(view, free.append, start).atexit = False
-        return over(view, dtype)
+        return from_buffer(view, dtype)
 
-    def place(self, tensor: Tensor) -> list[int]:
+    def address(self, tensor: Tensor) -> list[int]:
         """Return the address of a tensor: process, file, inode, first byte and number of bytes.
 
         For a tensor in other memory, the first byte is outside the file.
@@ -94,7 +94,7 @@ class Exchange:
         self._pool = pool
         self._lent: dict[int, Tensor] = {}
         self._numbers = itertools.count()
-        self._given_up: list[int] = []
+        self._returned: list[int] = []
 
     def lend(self, tensor: Tensor) -> list[int] | None:
         """Lend a flat tensor; return its address and the loan's number, None if it must be sent."""
@@ -104,7 +104,7 @@ class Exchange:
             tensor = self._pool.empty(tensor.numel(), tensor.dtype).copy_(tensor)
         number = next(self._numbers)
         self._lent[number] = tensor
-        return [*self._pool.place(tensor), number]
+        return [*self._pool.address(tensor), number]
 
     def take_back(self, numbers: list[int]) -> None:
         """Release the tensors of loans that the peer has returned."""
@@ -115,33 +115,33 @@ class Exchange:
         """Return the bytes of a tensor at an address from the peer's :meth:`lend`.
 
         Raises:
-            MemoryGone: The peer has ended.
+            PeerMemoryLost: The peer has exited.
         """
         pid, file, inode, start, nbytes, number = address
         memory = _mapped(pid, file, inode)
         self._pool = self._pool or _pool  # a peer that lends is on this host
         view = memoryview(memory)[start : start + nbytes]
-        weakref.finalize(view, self._given_up.append, number).atexit = False
+        weakref.finalize(view, self._returned.append, number).atexit = False
         return view
 
     def returned_loans(self) -> list[int]:
         """Return the numbers of loans that are no longer needed, each number once."""
-        numbers = self._given_up.copy()
-        del self._given_up[: len(numbers)]
+        numbers = self._returned.copy()
+        del self._returned[: len(numbers)]
         return numbers
 
 
 @cache
 def _mapped(pid: int, number: int, inode: int) -> mmap.mmap:
-    """Map a file of another process, unless a later process has its number."""
+    """Map a file of another process, unless its pid was reused."""
     path = Path(f"/proc/{pid}/fd/{number}")
     with suppress(FileNotFoundError, ProcessLookupError), path.open("r+b", buffering=0) as file:
         if os.fstat(file.fileno()).st_ino == inode:
             return mmap.mmap(file.fileno(), 0)
-    raise MemoryGone(f"process {pid} has ended, and its memory is gone")
+    raise PeerMemoryLost(f"process {pid} has ended, and its memory no longer exists")
 
 
-def over(view: Any, dtype: torch.dtype) -> Tensor:
+def from_buffer(view: Any, dtype: torch.dtype) -> Tensor:
     """Return a flat tensor over these bytes, without copying them.
 
     Raises:
@@ -154,7 +154,7 @@ def over(view: Any, dtype: torch.dtype) -> Tensor:
 
 with warnings.catch_warnings():  # torch warns once that memory may be read-only
     warnings.simplefilter("ignore", UserWarning)
-    over(b"0", torch.uint8)
+    from_buffer(b"0", torch.uint8)
 
 
 # -- the pool of this process -----------------------------------------------------------

@@ -18,7 +18,7 @@ class Node:
         folder: shared by the nodes of one cluster, and readable only by its user (0700), which
             protects the sockets in it.
         keys: public and secret key of the run (CurveZMQ); None to rely on the folder's permissions.
-        life: number of earlier processes of this node.
+        incarnation: number of earlier processes of this node.
         address: the address of this host's interface to the other hosts, if there are any.
         scheduler_endpoint: the scheduler's endpoint, if it is on another host.
 
@@ -32,7 +32,7 @@ class Node:
     servers: int
     folder: str
     keys: tuple[str, str] | None = field(default=None, repr=False)
-    life: int = 0
+    incarnation: int = 0
     address: str = ""
     scheduler_endpoint: str = ""
 
@@ -62,13 +62,13 @@ class Node:
             return self.scheduler_endpoint
         return f"ipc://{self.folder}/kv{node}"
 
-    def way(self, endpoint: str) -> str:
+    def route(self, endpoint: str) -> str:
         """Return the route from this node to an endpoint: TCP unless both are in one folder.
 
         >>> node = Node("worker", 0, workers=4, servers=2, folder="/tmp/f")
-        >>> node.way("tcp://10.0.0.2:4711 ipc:///tmp/f/kv4")
+        >>> node.route("tcp://10.0.0.2:4711 ipc:///tmp/f/kv4")
         'ipc:///tmp/f/kv4'
-        >>> node.way("tcp://10.0.0.2:4711 ipc:///tmp/of-another-host/kv4")
+        >>> node.route("tcp://10.0.0.2:4711 ipc:///tmp/of-another-host/kv4")
         'tcp://10.0.0.2:4711'
         """
         remote, _, local = endpoint.partition(" ")

@@ -44,7 +44,7 @@ _MESSAGES = {
 }
 _OPS = {**_MESSAGES, Barrier: Op.BARRIER}
 
-#: Callables that a worker passes before a request: the gate of a stepped run, injected faults.
+#: Callbacks before a worker's request: the gate of a stepped run, injected faults.
 gates = tap.before
 
 #: Maximum number of keys that a step names.
@@ -134,14 +134,14 @@ class ReplyRecorder:
     def __init__(self) -> None:
         self._open: dict[str, dict[str, Any]] = {}  # facts of unanswered requests
 
-    def arrived(self, request: Request) -> None:
+    def record_request(self, request: Request) -> None:
         """Record the arrival of a request."""
         rec = recorder.current()
         if rec is not None and type(request) in _MESSAGES:
             facts = self._open[request.match] = _facts(request)
             _note(rec, Op.RECV, State.SCHEDULED, request, facts, last=True)
 
-    def answering(self, answer: Message) -> None:
+    def record_answer(self, answer: Message) -> None:
         """Record an answer before it is sent."""
         facts, rec = self._open.pop(answer.match, None), recorder.current()
         if rec is None or facts is None:

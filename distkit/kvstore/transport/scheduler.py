@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
-    LIFE,
+    INCARNATION_STRIDE,
     AddressBook,
     Answer,
     Barrier,
@@ -22,7 +22,7 @@ from distkit.kvstore.protocol.messages import (
 )
 from distkit.kvstore.protocol.options import StoreOptions
 
-#: The number of answers that no request has asked for.
+#: The number of an answer without a request.
 _UNSOLICITED = -1
 
 
@@ -34,7 +34,7 @@ class Scheduler:
     Args:
         workers: number of workers, W.
         servers: number of servers, S.
-        on_begin: called when all nodes have registered.
+        on_start: called when all nodes have registered.
 
     >>> scheduler = Scheduler(workers=1, servers=1)
     >>> scheduler.handle(Register(1, 0, "ipc://port-of-the-server"))
@@ -48,23 +48,23 @@ class Scheduler:
         self,
         workers: int,
         servers: int,
-        on_begin: Callable[[], None] = lambda: None,
+        on_start: Callable[[], None] = lambda: None,
     ) -> None:
-        self.workers, self.servers, self.on_begin = workers, servers, on_begin
-        self.begun = False  # whether all nodes have the address book
+        self.workers, self.servers, self.on_start = workers, servers, on_start
+        self.started = False  # whether all nodes have the address book
         self.options: StoreOptions | None = None  # chosen by the first worker
-        self.present: dict[int, Register] = {}  # nodes that have registered and not ended
-        self.gone: dict[int, str] = {}  # how a node has ended, until it is replaced
+        self.present: dict[int, Register] = {}  # nodes that have registered and not exited
+        self.departed: dict[int, str] = {}  # how a node has exited, until it is replaced
         self.finished: set[int] = set()  # workers that have finished normally
         self.at_barrier: dict[int, Barrier] = {}
         self.barriers = 0  # number of barriers passed
-        self._lives: Counter[int] = Counter()  # number of times that each node has ended
+        self._incarnations: Counter[int] = Counter()  # number of times that each node has exited
         self._notes: dict[str, str] = {}  # texts that workers store for each other
 
     def handle(self, request: Request, to: int = 0) -> list[Answer]:
         """Handle a request; return all answers now possible. ``to`` is this node."""
-        if request.number < LIFE * self._lives[request.node]:
-            return []  # sent by a process that has ended
+        if request.number < INCARNATION_STRIDE * self._incarnations[request.node]:
+            return []  # sent by a process that has exited
         try:
             match request:
                 case Register():
@@ -83,27 +83,27 @@ class Scheduler:
     # -- registration -----------------------------------------------------------
 
     def _register(self, register: Register) -> list[Answer]:
-        node, life = register.node, register.number // LIFE
+        node, incarnation = register.node, register.number // INCARNATION_STRIDE
         if node < self.workers:
             self._check(register)
         notices: list[Answer] = []
-        if life > self._lives[node]:  # registers before its predecessor's end is known
-            notices = self.leave(node, life - 1, "it was replaced")
+        if incarnation > self._incarnations[node]:  # the end of its predecessor is not yet known
+            notices = self.handle_departure(node, incarnation - 1, "it was replaced")
         self.present[node] = register
-        self.gone.pop(node, None)
+        self.departed.pop(node, None)
         self.finished.discard(node)
         return [
             *notices,
-            *([self._address_book(register)] if self.begun else self._begin_if_complete()),
+            *([self._address_book(register)] if self.started else self._start_if_complete()),
         ]
 
-    def _begin_if_complete(self) -> list[Answer]:
+    def _start_if_complete(self) -> list[Answer]:
         """Send the address book once all nodes are present."""
         excused = len(self._dead_workers()) if self._on_worker_end == "continue" else 0
         if self.options is None or len(self.present) < self.workers + self.servers - excused:
             return []
-        self.begun = True
-        self.on_begin()
+        self.started = True
+        self.on_start()
         return [self._address_book(self.present[node]) for node in sorted(self.present)]
 
     def _check(self, register: Register) -> None:
@@ -111,7 +111,7 @@ class Scheduler:
         if others and register.options != self.options:
             raise KVStoreError(
                 f"worker {register.node} requests {register.options}, but worker {others[0]} "
-                f"{self.options}. Create the same store on every worker."
+                f"requested {self.options}. Create the same store on every worker."
             )
         self.options = register.options
 
@@ -137,30 +137,30 @@ class Scheduler:
             self._notes[note.name] = note.text
         return NoteStored(note.node, note.number, self._notes.get(note.name, ""))
 
-    # -- nodes that end ---------------------------------------------------------
+    # -- nodes that exit ---------------------------------------------------------
 
-    def leave(self, node: int, life: int, how: str) -> list[Answer]:
-        """Notify the servers of a node's end, and release the nodes that waited for it.
+    def handle_departure(self, node: int, incarnation: int, how: str) -> list[Answer]:
+        """Notify the servers of a node's exit, and release the nodes that waited for it.
 
         Args:
-            node: the node that has ended.
-            life: number of processes that were this node before.
-            how: how it has ended.
+            node: the node that has exited.
+            incarnation: number of processes that were this node before.
+            how: how it has exited.
         """
-        if life < self._lives[node] or node in self.gone:
+        if incarnation < self._incarnations[node] or node in self.departed:
             return []
         self.present.pop(node, None)
-        if node >= self.workers and not self.begun:
+        if node >= self.workers and not self.started:
             return []  # the cluster ends the run
-        self._lives[node], self.gone[node] = life + 1, how
+        self._incarnations[node], self.departed[node] = incarnation + 1, how
         self.at_barrier.pop(node, None)
-        first = LIFE * self._lives[node]
+        first = INCARNATION_STRIDE * self._incarnations[node]
         notices: list[Answer] = [
             Departed(to, _UNSOLICITED, node, how, first)
-            for to in (sorted(self.present) if self.begun else ())
+            for to in (sorted(self.present) if self.started else ())
             if to >= self.workers or node >= self.workers
         ]
-        return [*notices, *(self._release_barrier() if self.begun else self._begin_if_complete())]
+        return [*notices, *(self._release_barrier() if self.started else self._start_if_complete())]
 
     def _finish(self, request: Finished) -> list[Answer]:
         """Handle the end of a worker's function; barriers no longer wait for this worker."""
@@ -169,8 +169,8 @@ class Scheduler:
 
     @property
     def _on_worker_end(self) -> str:
-        """The effect of a worker's end on the others."""
+        """The effect of a worker's exit on the others."""
         return "" if self.options is None else self.options.crash_effect
 
     def _dead_workers(self) -> set[int]:
-        return {n for n in self.gone if n < self.workers}
+        return {n for n in self.departed if n < self.workers}

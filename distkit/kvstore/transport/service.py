@@ -17,7 +17,7 @@ from msgspec import msgpack
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
-    LIFE,
+    INCARNATION_STRIDE,
     AddressBook,
     Answer,
     Copy,
@@ -28,7 +28,7 @@ from distkit.kvstore.protocol.messages import (
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
 from distkit.kvstore.transport.link import Link
-from distkit.kvstore.transport.memory import Exchange, MemoryGone
+from distkit.kvstore.transport.memory import Exchange, PeerMemoryLost
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.recording import InFlight, ReplyRecorder
 from distkit.kvstore.transport.scheduler import Scheduler
@@ -40,18 +40,18 @@ from distkit.kvstore.transport.sockets import listen_on, open_socket, receive
 class Peer:
     """The connection and shared memory of a process that sends requests.
 
-    ``life`` is the number of processes that were its node before.
+    ``incarnation`` is the number of processes that were its node before.
     """
 
     identity: bytes
     exchange: Exchange
-    life: int = 0
+    incarnation: int = 0
 
 
 #: Maximum number of batches answered together, which limits the wait of the first.
 _MAX_BATCHES = 8
 #: Maximum size of a notice [bytes].
-_NOTICE = 1 << 16
+_MAX_NOTICE_BYTES = 1 << 16
 
 
 class Service:
@@ -70,31 +70,33 @@ class Service:
                 f"worker {node.index} has nothing to serve. Call kvstore.use(node) there instead."
             )
         self.node = node
-        #: A scheduler reports "listens" with its endpoint, and "begun" when the run starts.
-        self.report: Callable[[str, Any], None] = lambda what, which: None
-        #: Passes notices from other threads, such as the end of a node, to the serving thread.
-        self._inside, self._outside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        #: A scheduler reports "listening" with its endpoint, and "started" when the run starts.
+        self.report: Callable[[str, Any], None] = lambda kind, data: None
+        #: Passes notices from other threads, such as the exit of a node, to the serving thread.
+        self._notice_receiver, self._notice_sender = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_DGRAM
+        )
         #: Set by another thread at the end of the run: no more answers are sent.
-        self.resting = False
-        self._notes = ReplyRecorder()
-        self._link = Link(node.keys, node.way)  # to the scheduler and the backup
+        self.quiesced = False
+        self._recorder = ReplyRecorder()
+        self._link = Link(node.keys, node.route)  # to the scheduler and the backup
         self._peers: dict[bytes, Peer] = {}  # by ZeroMQ's identity of the connection
         self._routes: dict[int, Peer] = {}  # latest connection of each node, for answers
         self._machine: ServerSession | Scheduler = (
             ServerSession(node)
             if node.role == "server"
-            else Scheduler(node.workers, node.servers, lambda: self.report("begun", None))
+            else Scheduler(node.workers, node.servers, lambda: self.report("started", None))
         )
 
-    def leave(self, node: int, life: int, how: str) -> None:
-        """Report to a scheduler, from any thread, that this process of a node has ended.
+    def handle_departure(self, node: int, incarnation: int, how: str) -> None:
+        """Report to a scheduler, from any thread, that this process of a node has exited.
 
         Args:
             node: the id of the node.
-            life: number of processes that were this node before.
-            how: how it has ended.
+            incarnation: number of processes that were this node before.
+            how: how it has exited.
         """
-        self._outside.send(msgpack.encode((node, life, how)))
+        self._notice_sender.send(msgpack.encode((node, incarnation, how)))
 
     def run(self) -> None:
         """Serve in this thread until the process ends.
@@ -106,7 +108,7 @@ class Service:
         self._pool = memory.shared()
         self._open()
         while True:
-            self._turn()
+            self._handle_ready()
 
     def _open(self) -> None:
         """Listen, and register a server."""
@@ -120,19 +122,19 @@ class Service:
                 f"{node.role} {node.index} cannot listen at {endpoint}: {e}. "
                 "Use an existing, writable folder."
             ) from e
-        self._link.poller.register(self._inside, zmq.POLLIN)
+        self._link.poller.register(self._notice_receiver, zmq.POLLIN)
         if node.address:
             endpoint = f"{listen_on(self._router, node.address)} {endpoint}"
         if isinstance(self._machine, Scheduler):
             self._link.poller.register(self._router, zmq.POLLIN)
-            self.report("listens", endpoint)
+            self.report("listening", endpoint)
             return
         register = Register(node.id, 0, endpoint)
         self._registering = InFlight(register, node.scheduler)
         self._link.connect(node.scheduler, node.endpoint(node.scheduler))
         self._link.send(node.scheduler, [register])
 
-    def _turn(self) -> None:
+    def _handle_ready(self) -> None:
         """Wait for messages and answer them."""
         ready = dict(self._link.poller.poll())
         if self._router in ready:
@@ -140,9 +142,13 @@ class Service:
         for answer in self._link.receive(wait=False):
             assert isinstance(answer, Answer)
             self._deliver(self._handle_answer(answer))
-        if self._inside.fileno() in ready:
+        if self._notice_receiver.fileno() in ready:
             assert isinstance(self._machine, Scheduler)
-            self._deliver(self._machine.leave(*msgpack.decode(self._inside.recv(_NOTICE))))
+            self._deliver(
+                self._machine.handle_departure(
+                    *msgpack.decode(self._notice_receiver.recv(_MAX_NOTICE_BYTES))
+                )
+            )
 
     def _handle_answer(self, answer: Answer) -> list[Message]:
         """Handle an answer from the scheduler or the backup; return messages to send."""
@@ -168,17 +174,17 @@ class Service:
         self._deliver(answers)
 
     def _serve(self, frames: list[Any]) -> list[Message]:
-        """Return the answers to a batch of requests; one whose sender has ended may be lost."""
+        """Return the answers to a batch of requests; one whose sender has exited may be lost."""
         peer = self._peer(frames[0])
         try:
             batch = decode([frame.buffer for frame in frames[1:]], peer.exchange)
-        except MemoryGone:
+        except PeerMemoryLost:
             return []
         answers: list[Message] = []
         for request in batch.messages:
             assert isinstance(request, Request)
             self._route_answers(request, peer)
-            self._notes.arrived(request)
+            self._recorder.record_request(request)
             answers += self._machine.handle(request, batch.to)
         return answers
 
@@ -192,15 +198,15 @@ class Service:
 
     def _route_answers(self, request: Request, peer: Peer) -> None:
         """Send the answers for this node to this peer, unless a later process has taken over."""
-        peer.life = request.number // LIFE
-        if peer.life >= self._routes.get(request.node, peer).life:
+        peer.incarnation = request.number // INCARNATION_STRIDE
+        if peer.incarnation >= self._routes.get(request.node, peer).incarnation:
             self._routes[request.node] = peer
 
     # -- sending ----------------------------------------------------------------
 
     def _deliver(self, messages: Iterable[Message]) -> None:
         """Record each message, then send it, so that the trace has every received answer."""
-        if self.resting:
+        if self.quiesced:
             return
         batches: dict[int, list[Message]] = {}
         copies: list[Message] = []
@@ -208,7 +214,7 @@ class Service:
             if isinstance(message, Copy):
                 copies.append(message)
             elif message.node in self._routes:
-                self._notes.answering(message)
+                self._recorder.record_answer(message)
                 batches.setdefault(message.node, []).append(message)
         if copies and isinstance(self._machine, ServerSession):
             self._link.send(self._machine.backup.to, copies)

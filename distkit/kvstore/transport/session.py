@@ -8,7 +8,7 @@ With one backup per server, a crash loses no acknowledged push.
            ◄──ack───         ◄──ack───               only after the backup has received it
 
 The backup handles the same messages in the same order, so its values are bitwise equal. When the
-primary has ended, the backup takes over; workers repeat unacknowledged requests, and a push that
+primary has exited, the backup takes over; workers repeat unacknowledged requests, and a push that
 the backup has accepted is not applied again. A second crash may lose values.
 
 Source: primary-backup replication as in Alsberg & Day, 1976; the ring is Li et al.'s, 2014.
@@ -71,7 +71,7 @@ class Backup:
         self._held_answers += [(self._copies_sent, answer) for answer in answers]
         return []
 
-    def arrived(self, number: int) -> list[Message]:
+    def acknowledge(self, number: int) -> list[Message]:
         """Record that the backup has a copy; return the answers that waited for it."""
         self._copies_acknowledged = max(self._copies_acknowledged, number)
         answers: list[Message] = []
@@ -79,10 +79,10 @@ class Backup:
             answers.append(self._held_answers.popleft()[1])
         return answers
 
-    def lost(self) -> list[Message]:
-        """Record that the backup has ended; return the answers that waited for it."""
+    def handle_loss(self) -> list[Message]:
+        """Record that the backup has exited; return the answers that waited for it."""
         self.to = None
-        return self.arrived(self._copies_sent)
+        return self.acknowledge(self._copies_sent)
 
 
 class ServerSession:
@@ -106,14 +106,14 @@ class ServerSession:
         """Handle an answer from the scheduler or the backup."""
         match answer:
             case AddressBook():
-                self._begin(answer)
+                self._start(answer)
             case Departed():
-                return self._depart(answer)
+                return self._handle_departure(answer)
             case Reply():
-                return self.backup.arrived(answer.number)
+                return self.backup.acknowledge(answer.number)
         return []
 
-    def _begin(self, book: AddressBook) -> None:
+    def _start(self, book: AddressBook) -> None:
         """Start serving."""
         n, options = self.node, book.options
         workers = [node for node in book.endpoints if node < n.workers]
@@ -122,9 +122,9 @@ class ServerSession:
             options.rule,
             workers,
             on_crash=options.on_crash,
-            must_update=not options.rule.halts,
+            require_optimizer=not options.rule.halts,
         )
-        self.stores = {n.id: new_server(watch=updating)}
+        self.stores = {n.id: new_server(around_update=updating)}
         if options.replication > 1:
             self.backup = Backup(n.id, n.workers + backup_of(n.index, n.servers))
             others = [i for i in range(n.servers) if backup_of(i, n.servers) == n.index]
@@ -152,22 +152,22 @@ class ServerSession:
         return [Reply(copy.node, copy.number)]
 
     def _take_over(self, server: int) -> KVServer:
-        """Return the store of a server that has ended, taking over from its replica."""
+        """Return the store of a server that has exited, taking over from its replica."""
         if server in self.replicas:
             store = self.stores[server] = self.replicas.pop(server)
-            store.watch = partial(updating, server=server)
+            store.around_update = partial(updating, server=server)
             for departed in self._departed:
                 store.handle(departed)
         return self.stores[server]
 
-    # -- nodes that end ---------------------------------------------------------
+    # -- nodes that exit ---------------------------------------------------------
 
-    def _depart(self, departed: Departed) -> list[Message]:
-        node = departed.who
+    def _handle_departure(self, departed: Departed) -> list[Message]:
+        node = departed.peer
         if node >= self.node.workers:
             if node in self.replicas:
                 self._take_over(node)
-            return self.backup.lost() if node == self.backup.to else []
+            return self.backup.handle_loss() if node == self.backup.to else []
         self._departed.append(departed)
         copies = self.backup.copy(departed)
         answers = [a for store in self.stores.values() for a in store.handle(departed)]

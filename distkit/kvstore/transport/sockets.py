@@ -1,6 +1,6 @@
-"""ZeroMQ sockets that admit only the cluster, and never drop a message.
+"""ZeroMQ sockets that only the cluster can use, and that never drop a message.
 
-On one host sockets are ``ipc://`` files in the cluster's folder, which only its user may enter.
+On one host sockets are ``ipc://`` files in the cluster's folder, which only its user can access.
 Between hosts they are ports on the one interface that reaches the others. If the cluster has keys
 (CurveZMQ), a process without them cannot connect.
 """
@@ -16,7 +16,7 @@ import zmq
 
 
 def context() -> zmq.Context[Any]:
-    """Return this process's context, which is never collected, so it never waits for sockets."""
+    """Return this process's context, kept alive because its destruction waits for sockets."""
     return _context_of(os.getpid())
 
 

@@ -80,7 +80,7 @@ HOSTILE = WASTEFUL | {
     from distkit.cluster.rank.rank import Rank
     for kind in 'rows box figure group raising threads unreduced waits failing outcome'.split():
         for what in (evil, (1, evil), [evil] * 3, {{'rank': 0, 'result': evil}}):
-            Rank.here.outbox.emit(1, kind, what)
+            Rank.current.outbox.emit(1, kind, what)
     __import__('time').sleep(0.5)""",
     "frames walked to the criteria": """
         import gc, sys

@@ -96,7 +96,7 @@ class Network:
     def _scheduled(self, message: Message) -> list[Answer]:
         """The scheduler's answers to a request, or to the end of its sender."""
         if isinstance(message, Ended):
-            return self.scheduler.leave(message.node, 0, "signal SIGKILL")
+            return self.scheduler.handle_departure(message.node, 0, "signal SIGKILL")
         assert isinstance(message, Request)
         return self.scheduler.handle(message)
 
@@ -257,7 +257,7 @@ class Schedule:
         if isinstance(answer, Reply):
             self.open.pop((worker, answer.number), None)
         elif isinstance(answer, Departed):
-            self._depart(worker, answer.who)
+            self._depart(worker, answer.peer)
         elif isinstance(answer, Error):
             self.wrong.append(f"worker {worker} received {answer}")
         else:

@@ -125,7 +125,7 @@ def a_key_repeated_in_one_pull_is_written_everywhere(kind: str) -> None:
 def a_key_repeated_in_init_is_refused(kind: str) -> None:
     kv = store(kind)
     assert_raises_kvstore_error(
-        lambda: kv.init(["w", "w"], [ones(), ones()]), "'w'", "with 2 tensors"
+        lambda: kv.init(["w", "w"], [ones(), ones()]), "'w'", "got 2 tensors"
     )
 
 
@@ -344,7 +344,7 @@ def a_key_without_init_is_refused(call: str) -> None:
 
 @case(*SINGLE_WORKER)
 def number_of_values_must_match_keys(kind: str) -> None:
-    assert_raises_kvstore_error(lambda: store(kind).init([1, 2], [ones()]), "2 keys with 1 tensors")
+    assert_raises_kvstore_error(lambda: store(kind).init([1, 2], [ones()]), "2 keys got 1 tensors")
 
 
 @case("dist_sync", "dist_async", "dist_sync_device", "dist_async_device")

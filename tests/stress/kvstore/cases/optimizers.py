@@ -52,7 +52,7 @@ def sgd_follows_mxnets_formula(momentum: float, scale: float) -> None:
     for n, g in enumerate(gradients(6, (12,))):
         if n == 3:  # momentum keeps the old rate here, unlike in torch
             lr = 3 * LR
-            kv.set_optimizer("sgd", learning_rate=lr, anew=True, **options)
+            kv.set_optimizer("sgd", learning_rate=lr, replace=True, **options)
         m = momentum * m - lr * (scale * g.numpy() + WD * w)
         w = w + m
         kv.push("w", g)
@@ -170,12 +170,12 @@ def optimizer_that_needs_whole_gradients_is_refused(name: str) -> None:
 
 
 @case("sgd", "torch.optim.Adam")
-def second_optimizer_is_refused_unless_anew(name: str) -> None:
+def second_optimizer_is_refused_unless_replaced(name: str) -> None:
     kv = store("dist_sync")
     kv.set_optimizer(name)
     kv.set_optimizer(name)
     assert_raises_kvstore_error(lambda: kv.set_optimizer("adagrad"), "once per run")
-    kv.set_optimizer("adagrad", anew=True)
+    kv.set_optimizer("adagrad", replace=True)
 
 
 @case(*((name, multi) for name in ("sgd", "adam", "torch.optim.SGD") for multi in (0, 1)))
@@ -200,7 +200,7 @@ def changed_learning_rate_keeps_the_state(name: str) -> None:
     kv.init("w", torch.ones(4))
     for rate in (LR, LR, 3 * LR, LR):
         theirs.param_groups[0]["lr"] = rate
-        kv.set_optimizer(torch.optim.Adam, lr=rate, anew=True)
+        kv.set_optimizer(torch.optim.Adam, lr=rate, replace=True)
         weight.grad = torch.ones(4)
         theirs.step()
         kv.push("w", torch.ones(4))

@@ -133,7 +133,7 @@ def batch_size_is_fixed(on: bool) -> None:
     w = parameter()
     trainer = Trainer([w], "sgd", OPTIONS, store("dist_sync"), update_on_kvstore=on)
     steps(trainer, w)
-    assert_raises_kvstore_error(lambda: trainer.step(2), "after step(1)")
+    assert_raises_kvstore_error(lambda: trainer.step(2), "follows step(1)")
 
 
 @case()

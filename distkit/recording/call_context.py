@@ -1,7 +1,7 @@
 """Context of calls, recorded in addition to their events.
 
 For a call, it records whether the rank is handling an exception. For a collective, it compares the
-ranks' calls and holds a call that differs, see :class:`CollectiveFingerprint`. After a backward
+ranks' calls and blocks a call that differs, see :class:`CollectiveFingerprint`. After a backward
 pass, it records the parameters of DDP models that received no gradient.
 """
 
@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distkit.events import COLLECTIVES, WORLD, Op
 from distkit.recording.pending import Pending, waiting
-from distkit.recording.recorder import is_users
+from distkit.recording.recorder import is_user_file
 from distkit.trace.calls import UNEVEN_OPS
 
 _BODY = struct.Struct("<III")  # run, number and checksum of the call; their CRC follows
@@ -150,25 +150,25 @@ def register_model(
 
 
 class CallContext:
-    """Examines each call of a run before it goes to the backend.
+    """Examines each call of a run before it is passed to the backend.
 
     Args:
-        note: called with a kind and its data: ``"raising"`` with the call's seq and the
+        report: called with a kind and its data: ``"raising"`` with the call's seq and the
             exception's text and line, or ``"unreduced"`` with names of DDP parameters.
         fingerprint: compares the call with the other ranks' calls, if not None.
-        hold: blocks until the run is over.
+        block: waits until the run is over.
     """
 
     def __init__(
         self,
-        note: Callable[[str, Any], None],
+        report: Callable[[str, Any], None],
         fingerprint: CollectiveFingerprint | None,
-        hold: Callable[[], object],
+        block: Callable[[], object],
     ) -> None:
-        self._note, self._fingerprint, self._hold = note, fingerprint, hold
+        self._report, self._fingerprint, self._block = report, fingerprint, block
         self._reported: list[str] = []
         stale = [model for model in _ddp_models if _without_gradient(model)]
-        _ddp_models.difference_update(stale)  # whose run ended during a backward pass
+        _ddp_models.difference_update(stale)  # their runs ended during a backward pass
 
     def add_group(self, group: str, members: list[int]) -> None:
         """Start comparing the collectives of a group on its first use."""
@@ -176,10 +176,10 @@ class CallContext:
             self._fingerprint.add_group(group, members)
 
     def before_call(self, pending: Pending, limited: bool) -> None:
-        """Examine a call before it goes to the backend; ``limited`` calls are never held."""
+        """Examine a call before it reaches the backend; ``limited`` calls are never blocked."""
         error = sys.exc_info()[1]
         if isinstance(error, Exception):
-            self._note("raising", (pending.seq, *describe_exception(error)))
+            self._report("raising", (pending.seq, *describe_exception(error)))
         if pending.op not in COLLECTIVES:
             return
         if (
@@ -189,14 +189,14 @@ class CallContext:
         ):
             return
         with waiting(pending):
-            self._hold()
+            self._block()
 
     def after_backward(self) -> None:
         """Report the parameters that received no gradient in a backward pass."""
         missing = [name for model in list(_ddp_models) for name in _without_gradient(model)]
         if missing != self._reported:
             self._reported = missing
-            self._note("unreduced", missing)
+            self._report("unreduced", missing)
 
 
 def _uses_gloo(group: str) -> bool:
@@ -229,5 +229,5 @@ def describe_exception(error: BaseException) -> tuple[str, str]:
     except Exception:
         text = type(error).__name__
     frames = [(f.f_code.co_filename, n) for f, n in traceback.walk_tb(error.__traceback__)]
-    lines = [f"{file}:{number}" for file, number in frames if is_users(file)]
+    lines = [f"{file}:{number}" for file, number in frames if is_user_file(file)]
     return text[:1000], lines[-1] if lines else ""
