@@ -1,95 +1,95 @@
-# A fresh machine needs no more than `make demo` and `make test`.
+# On a new machine, `make demo` and `make test` install all that they need.
 VENV := .venv
 BIN  := $(VENV)/bin
-# on a terminal pip shows its progress, elsewhere only what goes wrong
+# pip shows its progress on a terminal, and otherwise only warnings and errors
 PIP  := $(BIN)/python -m pip --disable-pip-version-check \
         install $$(test -t 2 || echo --quiet) --no-compile --constraint constraints.txt
-# pip itself would compile one module after the other
+# compiles in parallel; pip compiles one module after another
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
-# What hosts run in tests/cluster/test_laboratory.py. Elsewhere than in CI, where it is not wanted that servers
-# come and start with the machine, these tests are skipped without them.
+# Servers that tests/cluster/test_laboratory.py runs on its hosts. Only CI installs them, because their packages
+# also start them at boot; elsewhere, the tests that need a missing one are skipped.
 SERVERS := iproute2 openssh-server slurm-wlm munge openmpi-bin mpich
 
-# What stands before a JupyterHub in tests/cluster/test_hub.py; it lies in .venv, too.
+# JupyterHub's proxy for tests/cluster/test_hub.py, installed in .venv.
 PROXY := configurable-http-proxy@4.6.3
 
 .PHONY: help install demo lab test stress test-gpu check bench bugs site slides cheatsheet dist clean
 
-help:   ## this list
+help:   ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## */\1 /p' Makefile | \
 	    while read -r name what; do printf '  make %-12s%s\n' "$$name" "$$what"; done
 
-install: $(VENV)/.installed ## distkit and JupyterLab, in .venv
+install: $(VENV)/.installed ## install distkit and JupyterLab into .venv
 
-demo: $(VENV)/.installed    ## the four demos on four real ranks, and their replay in demo.html
+demo: $(VENV)/.installed    ## run the four demos on four ranks, and write their replay to demo.html
 	@$(BIN)/distkit demo all --html demo.html
 
-lab: $(VENV)/.installed     ## JupyterLab on the welcome notebook
+lab: $(VENV)/.installed     ## open JupyterLab with the welcome notebook
 	@$(BIN)/distkit lab
 
-test: $(VENV)/.installed-test  ## all tests: pure, ranks, cluster; fewer with ARGS="-m pure"
+test: $(VENV)/.installed-test  ## run all tests: pure, ranks, cluster; ARGS="-m pure" selects some
 	@{ command -v chromium && $(BIN)/python -m playwright --version; } >/dev/null 2>&1 || \
-	    tools/debian-install chromium libatomic1 || echo "Until then the browser tests are skipped."
+	    tools/debian-install chromium libatomic1 || echo "Without them, the browser tests are skipped."
 	@[ -x $(BIN)/configurable-http-proxy ] || \
 	    npm install --silent --fetch-timeout 60000 --fetch-retries 1 --global --prefix $(VENV) $(PROXY) || \
-	    echo "Until npm is there and can install it, the tests of a hub are skipped."
+	    echo "npm is missing or could not install $(PROXY): the JupyterHub tests are skipped."
 	@[ "$$CI" != true ] || { command -v sshd && command -v slurmctld && command -v mpiexec; } >/dev/null || \
-	    tools/debian-install $(SERVERS) || echo "Until then the tests that need them are skipped."
+	    tools/debian-install $(SERVERS) || echo "Without them, the tests that need them are skipped."
 	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder $(ARGS)
 
-stress: $(VENV)/.installed-test ## the suites that `make test` samples, and its longest tests; fewer with ARGS="-k misuse"
+stress: $(VENV)/.installed-test ## run the full suites that `make test` samples, and long tests; ARGS="-k misuse" selects some
 	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest -m stress tests $(ARGS)
 
-test-gpu: ## all tests and figures that need a GPU, on a machine that has one; a report of them
+test-gpu: ## run all tests and measurements that need a GPU, and write a report
 	@tools/gpu-check $(ARGS)
 
-check: $(VENV)/.installed-test ## ruff and mypy
+check: $(VENV)/.installed-test ## run ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-test ## start-up, memory, recording and more, beside their references
+bench: $(VENV)/.installed-test ## measure start-up, memory, recording and more, and compare them with references
 	@$(BIN)/distkit bench all
 
-bugs: $(VENV)/.installed  ## the bug suite's scores, printed and in docs/bugs.md; first in plain torch with ARGS=--stock
+bugs: $(VENV)/.installed  ## score the bug suite, and write docs/bugs.md; ARGS=--stock runs plain torch first
 	@$(BIN)/python -m tests.stress.bugs --page docs/bugs.md $(ARGS)
 
-site: $(VENV)/.installed-site  ## the lessons with their results and the documentation, in site/; some lessons with ARGS="02 05"
+site: $(VENV)/.installed-site  ## write lessons with results and the documentation to site/; ARGS="02 05" selects lessons
 	@$(BIN)/python tools/site $(ARGS)
 
-slides: $(VENV)/.installed-site  ## pictures of the lessons' runs for slides, in slides/; of single lessons with ARGS="05 15"
+slides: $(VENV)/.installed-site  ## write pictures of the lessons' runs to slides/; ARGS="05 15" selects lessons
 	@$(BIN)/python tools/site --slides slides $(ARGS)
 
-cheatsheet: $(VENV)/.installed-site  ## the students' page as cheatsheet.pdf
+cheatsheet: $(VENV)/.installed-site  ## write the students' cheat sheet to cheatsheet.pdf
 	@$(BIN)/python tools/site --cheatsheet cheatsheet.pdf
 
-dist: $(VENV)/.installed-test  ## sdist and wheel in dist/, checked by twine
+dist: $(VENV)/.installed-test  ## build the sdist and the wheel in dist/, and check them with twine
 	@rm -rf dist && $(BIN)/python -m hatchling build -d dist
 	@$(BIN)/python -m twine check --strict dist/*
 
-clean:  ## remove all that make made, .venv included
+clean:  ## remove everything that make has created, including .venv
 	rm -rf $(VENV) demo.html dist site slides cheatsheet.pdf test-results .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# An empty file marks a finished installation, so that the next command starts at once.
+# An empty file marks a complete installation, so that later commands start immediately.
 $(BIN)/pip:
 	@tools/make-venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/pip pyproject.toml constraints.txt
-	@echo "Installing distkit and what it needs into $(VENV): some minutes the first time ..."
+	@echo "Installing distkit and its dependencies into $(VENV); the first time takes a few minutes ..."
 	@$(PIP) --editable .
 	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-site: $(BIN)/pip pyproject.toml constraints.txt
-	@echo "Installing distkit and what its pages need into $(VENV): some minutes the first time ..."
+	@echo "Installing distkit and the site's dependencies into $(VENV); the first time takes a few minutes ..."
 	@$(PIP) --editable ".[site]"
 	@$(COMPILE)
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-test: $(BIN)/pip pyproject.toml constraints.txt
-	@echo "Installing distkit and what the tests need into $(VENV): some minutes the first time ..."
+	@echo "Installing distkit and the tests' dependencies into $(VENV); the first time takes a few minutes ..."
 	@$(PIP) --editable ".[test]"
 	@$(COMPILE)
 	@touch $(VENV)/.installed $(VENV)/.installed-site $@

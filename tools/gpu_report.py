@@ -1,7 +1,7 @@
-"""Writes docs/measured/README.md: tests and figures with their results on GPUs.
+"""Writes docs/measured/README.md: tests and measurements with their results on GPUs.
 
-The rows are the figures of :mod:`benchmarks.gpu` and the tests marked ``gpu`` in the sources; each
-has the newest result among the reports in the folder.
+The rows are the figures of :mod:`benchmarks.gpu` and the tests marked ``gpu`` in the sources. Each
+row has its newest result among the reports in the folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNPROVEN = "unproven: no GPU"
 #: Results, worst first.
 _WORST = ["failed", "skipped", "passed"]
 
-#: Rows without a test or figure.
+#: Rows without a test or measurement.
 BEYOND = (
     "the settings of docs/gpus.md: Docker, JupyterHub, Kubernetes, time-slicing",
     "several GPUs: NCCL between ranks",
@@ -34,13 +34,17 @@ BEYOND = (
 
 _HEAD = """# Measured on GPUs
 
-`tools/gpu-check --render` writes this page from the tests and figures that need a GPU, and from the
-reports in this folder, the newest for each row. Do not edit it: a test compares.
+`tools/gpu-check --render` writes this page from the tests and measurements that need a GPU and from
+the reports in this folder. Each row shows its newest result. Do not edit this page: a test compares
+it with its sources.
 
 `make test-gpu` runs all of them on a machine with an NVIDIA GPU, and writes `gpu-report.json` and
-traces into the folder `gpu-report`. `tools/gpu-check` is the same, and needs nothing installed but
-the driver and some Python with torch for CUDA. To publish a report, copy it into this folder, named
-for the GPU and the date, with its traces, and render.
+traces into the folder `gpu-report`. It calls `tools/gpu-check`, which needs only the driver and a
+Python with torch for CUDA. To publish a report, copy it and its traces into this folder, name it
+after the GPU and the date, and run `tools/gpu-check --render`.
+
+Each measurement has a limit that it must meet, and some have a stricter limit as an aim. A result
+ends with the strictest limit that it meets.
 """
 
 
@@ -67,22 +71,22 @@ def tests() -> list[Test]:
 def _marked(file: Path) -> Iterator[Test]:
     """Yield the tests of a file marked directly, by the file, or by a device parameter."""
     tree = ast.parse(file.read_text())
-    said = {
+    values = {
         ast.unparse(node.targets[0]): ast.unparse(node.value)
         for node in tree.body
         if isinstance(node, ast.Assign)
     }
-    choices = {name for name, value in said.items() if "param" in value and "mark.gpu" in value}
+    choices = {name for name, value in values.items() if "param" in value and "mark.gpu" in value}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             marks = {ast.unparse(mark) for mark in node.decorator_list}
             stand_in = bool(marks & {"on_devices", *choices})
-            if stand_in or "mark.gpu" in " ".join([*marks, said.get("pytestmark", "")]):
+            if stand_in or "mark.gpu" in " ".join([*marks, values.get("pytestmark", "")]):
                 yield Test(file.relative_to(ROOT).as_posix(), node.name, stand_in)
 
 
 def reports(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """Return the reports in the folder, oldest first, without those of the CPU."""
+    """Return the reports in the folder, oldest first, without those from CPUs."""
     found = [json.loads(file.read_text()) for file in folder.glob("*.json")]
     return sorted((r for r in found if not r.get("stand_in")), key=lambda r: str(r.get("date")))
 
@@ -93,11 +97,11 @@ def rendered(reports: list[dict[str, Any]]) -> str:
     results: dict[tuple[str, str], str] = {}
     for report in reports:
         ran: dict[tuple[str, str], str] = {}
-        for test in report.get("tests", []):  # the worst of all parameters
+        for test in report.get("tests", []):  # keeps the worst result over all parameters
             key = test["file"], test["name"]
             ran[key] = min(ran.get(key, test["result"]), test["result"], key=_WORST.index)
         results |= ran
-    said = "\n".join(map(_measured, reports)) or "No report yet: every row is unproven."
+    sources = "\n".join(map(_source, reports)) or "No report yet: every row is unproven."
     figure_rows = (
         (row.name, row.reference or "–", _limits(row), _figure(figures.get(row.name)))
         for row, _ in ROWS
@@ -114,19 +118,19 @@ def rendered(reports: list[dict[str, Any]]) -> str:
     return "\n".join(
         [
             _HEAD,
-            said,
-            "\n## Figures (`distkit bench gpu`)\n",
-            *_table(("what", "reference, same run", "limits", "result"), figure_rows),
+            sources,
+            "\n## Measurements (`distkit bench gpu`)\n",
+            *_table(("measurement", "reference, same run", "limits", "result"), figure_rows),
             "\n## Tests (`pytest -m gpu`)\n",
-            *_table(("what", "where", "green on the CPU", "on a GPU"), test_rows),
-            "\n## Neither\n",
-            *_table(("what", "on a GPU"), ((what, UNPROVEN) for what in BEYOND)),
+            *_table(("test", "file", "passes on the CPU", "on a GPU"), test_rows),
+            "\n## Not covered\n",
+            *_table(("feature", "on a GPU"), ((what, UNPROVEN) for what in BEYOND)),
             "",
         ]
     )
 
 
-def _measured(report: dict[str, Any]) -> str:
+def _source(report: dict[str, Any]) -> str:
     versions = [f"{k} {report[k]}" for k in ("torch", "cuda", "nccl") if k in report]
     facts = ["; ".join(report.get("gpus", [])), *versions]
     return f"- Measured {report.get('date')} on {', '.join(facts)}."

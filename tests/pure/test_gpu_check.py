@@ -71,4 +71,4 @@ GOOD = {"python": [3, 11], "torch": "2.9.1+cu128", "cuda": "12.8", "gpus": 1}
 def test_unusable_python_is_explained(
     tool: ModuleType, change: dict[str, Any], stand_in: str, why: str
 ) -> None:
-    assert tool.unfit({**GOOD, **change}, stand_in) == why
+    assert tool.unsuitable({**GOOD, **change}, stand_in) == why

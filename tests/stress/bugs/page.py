@@ -19,7 +19,7 @@ PUBLISHED = {
     "PARCOACH": Score(18, 8, 80, 90),
 }
 
-#: Programs that are shown with their reports.
+#: Programs shown with their reports.
 EXAMPLES = {
     "coll_missing_all_reduce": "A rank does not call",
     "root_broadcast": "Different roots",
@@ -40,16 +40,16 @@ def page(verdicts: Sequence[Verdict], stock: Stock) -> str:
     cases = [verdict.case for verdict in verdicts]
     torch = {mode: stock.verdicts(mode, cases) for mode in MODES}
     barrier = torch["monitored_barrier"]
-    wholly = [verdict.case for verdict in verdicts if not verdict.wrong]
+    explained = [verdict.case for verdict in verdicts if not verdict.wrong]
     template = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
     return template.format(
         wrong=sum(not case.ok for case in cases),
         right=sum(case.ok for case in cases),
-        made=sum(case.cls != "thread" for case in cases),
-        retold=sum(case.cls == "thread" for case in cases),
+        short=sum(case.cls != "thread" for case in cases),
+        threads=sum(case.cls == "thread" for case in cases),
         all=len(cases),
-        wholly=len(wholly),
-        wholly_threads=sum(case.cls == "thread" for case in wholly),
+        explained=len(explained),
+        explained_threads=sum(case.cls == "thread" for case in explained),
         reached=sum(v.report.barrier and not v.case.ok for v in barrier),
         torch=stock.torch,
         date=stock.date,
@@ -97,7 +97,7 @@ def _shares(score: Score) -> list[str]:
 
 def _alarms(torch: dict[str, list[StockVerdict]]) -> str:
     return "".join(
-        f"- False alarm of torch, {mode}: right program `{v.case.name}`, "
+        f"- False alarm of torch, {mode}: correct program `{v.case.name}`, "
         f"`{v.report.text.splitlines()[0]}`\n"
         for mode, stock in torch.items()
         for v in stock
@@ -123,7 +123,7 @@ def _classes(verdicts: Sequence[Verdict], torch: dict[str, list[StockVerdict]]) 
         rows.append([title, len(some), *found, *reports])
     right_ones = [v for v in verdicts if v.case.ok]
     rows.append(
-        ["Right programs", len(right_ones), sum(v.reported for v in right_ones), "", "", ""]
+        ["Correct programs", len(right_ones), sum(v.reported for v in right_ones), "", "", ""]
         + [_three((v for v in stock if v.case.ok), "–") for stock in torch.values()]
     )
     head = ["", "programs", "distkit: reported", "lines", "kind", "remedy"]
@@ -150,7 +150,7 @@ def _example(verdict: Verdict, torch: dict[str, list[StockVerdict]]) -> str:
         if v.case.name == case.name
     ]
     rows.append(["distkit", _quote(verdict.shown)])
-    table = _table(["", "what is shown"], rows, numbers=False)
+    table = _table(["", "report"], rows, numbers=False)
     return f"{title}\n\n```python\n{code}\n```\n\n{table}\n"
 
 
@@ -158,7 +158,7 @@ def _report_cell(report: StockReport) -> str:
     return _quote(report.text) if report.text else f"nothing: {_ENDS[report.how]}"
 
 
-_ENDS = {"silent": "the program ends", "hang": "the program hangs"}
+_ENDS = {"silent": "the program ends normally", "hang": "the program hangs"}
 
 
 def _quote(text: str, limit: int = 500) -> str:
