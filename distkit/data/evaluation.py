@@ -57,9 +57,8 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
                 sums[i] = _sum_metric(model, source.take(batches[i]), metric)
     finally:
         model.train(training)
-    table = torch.tensor(
-        sums, dtype=torch.float64, device=_device(model)
-    )  # rows of other replicas are 0
+    # the rows of other replicas are 0
+    table = torch.tensor(sums, dtype=torch.float64, device=_device(model))
     if replicas > 1:
         dist.all_reduce(table)
     summed, counted = table.reshape(-1, 2).sum(0).tolist()

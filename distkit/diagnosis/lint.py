@@ -75,13 +75,13 @@ def _used_early_findings(facts: Evidence, forgotten: set[tuple[int, int]]) -> It
     """
     touched = {call: touch for call, touch in facts.touches.items() if call not in forgotten}
 
-    def place(span: Span) -> tuple[str, Op]:
+    def line_and_op(span: Span) -> tuple[str, Op]:
         touch = touched[span.rank, span.seq]
         is_late = touch.attributes.get("function") == ""  # detected only at the wait
         return "" if is_late else touch.where, span.op
 
     known = [facts.by_key[key] for key in touched if key in facts.by_key]
-    for (where, _), spans in grouped(known, place).items():
+    for (where, _), spans in grouped(known, line_and_op).items():
         writes = all("writes" in touched[s.rank, s.seq].attributes for s in spans)
         yield _used_early(spans, writes, where)
     for s in facts.spans:

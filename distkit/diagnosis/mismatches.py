@@ -56,10 +56,10 @@ def collectives(facts: Evidence) -> Iterator[Mismatch]:
             finding = _compare(facts, calls, nth, column)
             if finding is None:
                 continue
-            place = finding.rule, tuple(sorted(set(finding.lines.values())))
-            if place not in seen:
+            signature = finding.rule, tuple(sorted(set(finding.lines.values())))
+            if signature not in seen:
                 yield _thread_remedy(facts, group, finding), list(column.values())
-            seen.add(place)
+            seen.add(signature)
             if finding.rule is not rules.different_reduction:
                 break  # later mismatches are consequences
 

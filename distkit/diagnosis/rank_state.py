@@ -77,8 +77,10 @@ class RankState:
 
     def __str__(self) -> str:
         between = " before " if self.status is RankStatus.PAUSED else " in "
-        place = f"{between}{self.call()}{at(self.where)}" if self.event is not None else ""
-        return f"rank {self.rank}: {self.status}{place}" + (f": {self.reason}" * bool(self.reason))
+        position = f"{between}{self.call()}{at(self.where)}" if self.event is not None else ""
+        return f"rank {self.rank}: {self.status}{position}" + (
+            f": {self.reason}" * bool(self.reason)
+        )
 
 
 class WaitForGraph:

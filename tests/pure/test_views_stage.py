@@ -13,7 +13,7 @@ from traces import DEMOS, MS, Script, big, hang, names, odd_values, parameter_se
 
 from distkit.algorithms import ALL_REDUCES
 from distkit.algorithms.all_reduce.ring import schedule
-from distkit.algorithms.rounds import held as contributions
+from distkit.algorithms.rounds import count_contributions
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views.scene.renderer import to_svg, to_table
@@ -126,7 +126,7 @@ def test_no_rank_is_ahead_in_rounds():
     picture = stage(Trace(late, trace.info))
     for k in range(1, len(rounds) + 1):
         held = held_at(picture, k, "step")
-        wanted = contributions(rounds[:k], 4) > 0
+        wanted = count_contributions(rounds[:k], 4) > 0
         got = [[[c in piece.certain for c in range(4)] for piece in held[r]] for r in range(4)]
         assert got == wanted.tolist()
 
@@ -145,7 +145,7 @@ def test_every_all_reduce_is_shown_as_its_schedule(name, n, simulated):
     rounds = list(algorithm.schedule(n))
     for k in range(1, len(rounds) + 1):
         held = held_at(picture, k, "step")
-        wanted = contributions(rounds[:k], n, chunks) > 0
+        wanted = count_contributions(rounds[:k], n, chunks) > 0
         got = [[[c in piece.certain for c in range(n)] for piece in held[r]] for r in range(n)]
         assert got == wanted.tolist()
 

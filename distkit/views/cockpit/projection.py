@@ -127,9 +127,8 @@ def _failure(error: str, findings: Sequence[Finding]) -> Json:
     """Return the error of a run, separate from its traceback."""
     text, *traceback = _TRACEBACK.split(error, maxsplit=1)
     message, *more = _MORE.split(text.strip(), maxsplit=1)
-    remedy = (
-        findings[0].remedy if findings and findings[0].kind != "died" else ""
-    )  # its error has a remedy
+    # the error of a dead rank already has a remedy
+    remedy = findings[0].remedy if findings and findings[0].kind != "died" else ""
     return {
         "message": clean(message),
         "more": clean("".join(more)),

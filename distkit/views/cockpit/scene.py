@@ -127,10 +127,8 @@ class Cockpit(Timeline):
 
     def __init__(self, source: Steppable) -> None:
         self._source, self._error = source, ""
-        self._step_worker, self._seek_worker = (
-            Worker(),
-            Worker(),
-        )  # navigation does not wait for running ranks
+        # two threads, so that navigation does not wait for running ranks
+        self._step_worker, self._seek_worker = Worker(), Worker()
         self._notifier = Notifier(self._refresh, PERIOD)
         steps = project(source)
         self.sources, self.steps = steps.pop("sources"), steps
@@ -179,9 +177,8 @@ class Cockpit(Timeline):
             self._error = ""
         except DistkitError as error:
             message = str(error)
-            self._error = (
-                "" if message == self._source.error else message
-            )  # the run's error is already shown
+            # the run's error is already shown
+            self._error = "" if message == self._source.error else message
         except Exception as error:  # a bug in distkit: report it
             self._error = f"{type(error).__name__}: {error}"
         self._notifier.notify()

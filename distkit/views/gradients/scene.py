@@ -176,7 +176,7 @@ def _curve(
         CURVE_HEIGHT / ((high - low) or 1.0),
     )
 
-    def place(n: int, y: float) -> tuple[float, float]:
+    def point(n: int, y: float) -> tuple[float, float]:
         return AXIS_WIDTH + (n - first) * x_scale, 19 + CURVE_HEIGHT - (y - low) * y_scale
 
     mean = next((line for rank, line in lines if rank is None), None)
@@ -185,17 +185,17 @@ def _curve(
     scene.add(
         0, top, title(ends, aloud=True), text(cut(name, CURVE_WIDTH - 60, 12), "strong", y=12)
     )
-    axis = [line(place(first, 0.0), place(last, 0.0), "base")]
+    axis = [line(point(first, 0.0), point(last, 0.0), "base")]
     for value in {low, high}:
-        y = place(first, value)[1] + 4
+        y = point(first, value)[1] + 4
         axis.append(text(figure(value), "tick", x=AXIS_WIDTH - 4, y=y, anchor="end", size=9))
     for lane, (rank, values) in enumerate(lines):
-        d = "L".join(f"{x:.1f} {y:.1f}" for x, y in map(place, values, values.values()))
+        d = "L".join(f"{x:.1f} {y:.1f}" for x, y in map(point, values, values.values()))
         axis.append(path(f"M{d}h3", "mean" if rank is None else "graph", lane=lane))
     scene.add(0, top, title(hint), rect(CURVE_WIDTH, CURVE_HEIGHT + 8, "hover", y=15), *axis)
     for k, n in enumerate(shown):
         x, latest = (
-            place(max(n, first), 0.0)[0],
+            point(max(n, first), 0.0)[0],
             max((m for m in curve if m <= n), default=min(curve)),
         )
         value_text = text(figure(curve[latest]), "strong", x=CURVE_WIDTH - 6, y=12, anchor="end")

@@ -62,7 +62,7 @@ export class Compare extends Timeline {
     const heads = HEADING_HEIGHT * new Set(lanes.map(({ host }) => host)).size;
     const room = beside ? { height: LANES_HEIGHT - heads, tallest: LANES_HEIGHT - heads } : {};
     this.sized ??= this.theme;
-    this.theme = { ...this.sized, sizes: { ...this.sized.sizes, ...SMALL, ...room } };
+    this.theme = { ...this.sized, sizes: { ...this.sized.sizes, ...SMALL_SIZES, ...room } };
     super.frame();
     root.dataset.drawn = this.drawn += 1;
   }

@@ -310,15 +310,13 @@ class _Tracer:
         """Return the tensor of a call: a known piece, the rank's own, or an uncertain one."""
         values, own = _values_of(s.before), frozenset({s.rank})
         for size, piece in reversed(self.known[s.rank]):
-            if (
-                any(values) and size == s.nbytes and piece.values == values
-            ):  # zeros could match any tensor
+            # zeros could match any tensor
+            if any(values) and size == s.nbytes and piece.values == values:
                 return piece
         if s.op in COLLECTIVES or not self.received[s.rank]:
             return Piece(own, values=values)
-        return Piece(
-            possible=own | self.received[s.rank], values=values
-        )  # may be a part of any size
+        # may be a part of any size
+        return Piece(possible=own | self.received[s.rank], values=values)
 
     def _remember(self, s: Span, piece: Piece) -> None:
         self.known[s.rank] = [*self.known[s.rank], (s.nbytes, piece)][-MAX_TENSORS:]
