@@ -11,7 +11,6 @@ from distkit.cluster.processes.channel import Channel
 
 
 def encode(message: Any) -> bytes:
-    """Encode a message."""
     ours, theirs = Channel.pair()
     ours.send(message)
     ours.close()

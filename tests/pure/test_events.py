@@ -92,9 +92,9 @@ def test_request_and_reply_are_two_messages() -> None:
     ]
 
 
-def test_dataframe_columns() -> None:
+def test_dataframe_has_a_column_for_each_field() -> None:
     frame = Trace(message(0, 1, 5.0, 0)).to_dataframe()
-    wanted = {
+    expected = {
         "rank",
         "seq",
         "op",
@@ -109,7 +109,7 @@ def test_dataframe_columns() -> None:
         "where",
         "match",
     }
-    assert wanted <= set(frame.columns)
+    assert expected <= set(frame.columns)
     assert frame.time.min() == 0.0
     assert set(frame.op) == {"send", "recv"}
 
@@ -146,7 +146,7 @@ def test_unknown_fields_of_a_saved_trace_are_ignored(saved: Path) -> None:
 
 
 @given(st.lists(events, max_size=20))
-def test_table_holds_the_events(some: list[Event]) -> None:
+def test_table_round_trips_events(some: list[Event]) -> None:
     trace = Trace(some)
     again = Trace.of(trace.table, trace.info)
     assert repr(tuple(again)) == repr(trace.events)
@@ -156,7 +156,7 @@ def test_table_holds_the_events(some: list[Event]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "label", "facts"),
+    ("op", "label", "attributes"),
     [
         (Op.STORE_WAIT, "get ready", {"method": "get", "keys": ("ready",)}),
         (Op.STORE_SET, "multi_set a, b", {"method": "multi_set", "keys": ("a", "b")}),
@@ -180,8 +180,8 @@ def test_table_holds_the_events(some: list[Event]) -> None:
         ),
     ],
 )
-def test_label_shows_the_attributes(op: Op, label: str, facts: dict) -> None:
-    assert Event(0, 0, op, State.STARTED, 0.0, attributes=facts).label == label
+def test_label_shows_the_attributes(op: Op, label: str, attributes: dict) -> None:
+    assert Event(0, 0, op, State.STARTED, 0.0, attributes=attributes).label == label
 
 
 def test_attributes_are_immutable() -> None:

@@ -23,7 +23,7 @@ from distkit_simulation.network import Link, Network
 from distkit_simulation.parallel import idle
 from distkit_simulation.simulator import simulate
 
-#: Return the answers of a lesson.
+#: The answers of a lesson, in the order of its questions.
 Answers = tuple[object, ...]
 ORDINALS = ("the first", "the second", "the third")
 
@@ -59,9 +59,9 @@ def stuck(trace: Trace) -> list[int]:
     return sorted({s.rank for s in trace.spans if s.end is None})
 
 
-def ranks(several: Any) -> str:
-    *some, last = map(str, sorted(several))
-    return f"ranks {', '.join(some)} and {last}"
+def ranks(numbers: Any) -> str:
+    *first, last = map(str, sorted(numbers))
+    return f"ranks {', '.join(first)} and {last}"
 
 
 def welcome(trace: Trace) -> Answers:
@@ -71,7 +71,7 @@ def welcome(trace: Trace) -> Answers:
     return (
         f"rank {marks[0].rank}",
         len(trace.messages),
-        max(sum(m.start <= one.start < (m.end or 0) for m in marks) for one in marks),
+        max(sum(m.start <= other.start < (m.end or 0) for m in marks) for other in marks),
         f"rank {max(trace.ranks, key=lambda rank: waited(trace, rank))}",
         f"rank {first.peer}'s",
     )
@@ -162,8 +162,8 @@ def cost_models(trace: Trace) -> Answers:
 
 
 def simulation(trace: Trace) -> Answers:
-    def pairs(one: Trace) -> list[tuple[int, int]]:
-        return [(m.src, m.dst) for m in one.messages]
+    def pairs(run: Trace) -> list[tuple[int, int]]:
+        return [(m.src, m.dst) for m in run.messages]
 
     def transfer(rank: int) -> float:
         """Return the seconds of the rank's longest transfer, from the arrival of both ranks."""
@@ -178,13 +178,13 @@ def simulation(trace: Trace) -> Answers:
     crossing = [(a, b) for a, b in pairs(trace) if a // 3 != b // 3]
     leaders = {rank for pair in crossing for rank in pair}
     slow = max({*trace.ranks} - leaders, key=transfer)
-    ends, calm = ({s.rank: s.end or 0.0 for s in t.spans} for t in (trace, two_hosts(slow=1.0)))
+    ends, normal = ({s.rank: s.end or 0.0 for s in t.spans} for t in (trace, two_hosts(slow=1.0)))
     return (
         *(title for name, title in titles.items() if pairs(two_hosts(name)) == pairs(trace)),
         ranks(leaders),
         len(crossing),
         f"rank {slow}",
-        sum(ends[rank] > calm[rank] for rank in ends if rank != slow),
+        sum(ends[rank] > normal[rank] for rank in ends if rank != slow),
     )
 
 
@@ -287,7 +287,7 @@ def crashes(trace: Trace) -> Answers:
     (dead,) = (rank for rank, end in trace.info.ends.items() if end.how == "died")
     pushes, used, made = calls(trace, Op.PUSH, dead), updates(trace, dead), updates(trace)
     last = made[-1].attributes["workers"]
-    assert len(used) == len(pushes) < len(made)  # it was not lost, and the others continued
+    assert len(used) == len(pushes) < len(made)  # no gradient was lost, and the others continued
     return (
         len(pushes),
         f"it is in the update to v{used[-1].attributes['version']}",
@@ -330,7 +330,7 @@ def gpu_ranks(trace: Trace) -> Answers:
     on_gpu = first.attributes["device_seconds"]
     over = first.start + on_gpu
     edges = [t for s in trace.spans for t in (s.start, s.end or 0.0)]
-    # otherwise rounding would choose the answer
+    # otherwise rounding would determine the answer
     assert min(abs(over - t) for t in edges) > 0.1 * MS
     used = [s for s in trace.spans if "memory" in s.attributes]
     return (
@@ -438,6 +438,8 @@ COMPUTED: dict[str, Callable[[Trace], Answers]] = {
 
 
 @pytest.mark.parametrize("lesson", QUIZZES)
-def test_marked_answers_match_the_run(lesson: str) -> None:
+def test_correct_answers_match_the_run(lesson: str) -> None:
     computed = COMPUTED[lesson](RUNS[lesson]())
-    assert [str(answer) for answer in computed] == [one.answer for one in QUIZZES[lesson].questions]
+    assert [str(answer) for answer in computed] == [
+        question.answer for question in QUIZZES[lesson].questions
+    ]

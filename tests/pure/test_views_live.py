@@ -1,4 +1,4 @@
-"""A live timeline: few updates, nothing lost, for any thread order."""
+"""A live timeline: batched updates that lose no event."""
 
 import threading
 
@@ -29,7 +29,7 @@ class FakeRun:
         self.callbacks.append(callback)
         return lambda: self.callbacks.remove(callback)
 
-    def tell(self, events):
+    def publish(self, events):
         self.seen += events
         for callback in self.callbacks:
             callback(list(events))
@@ -40,7 +40,7 @@ class FakeRun:
             callback([])
 
 
-class Front:
+class Browser:
     """A fake browser, which receives a timeline's messages."""
 
     def __init__(self, timeline, monkeypatch):
@@ -55,7 +55,7 @@ class Front:
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Prevent a second update before the run ends, so that the messages are known."""
+    """Prevent a second update before the run ends, so that the number of updates is known."""
     monkeypatch.setattr(View, "period", NEVER)
 
 
@@ -63,20 +63,20 @@ def test_updates_are_sent_in_batches(slow, monkeypatch):
     run = FakeRun(ring())
     events = list(run.whole.events)
     timeline = Timeline(run)
-    front = Front(timeline, monkeypatch)
-    feeder = threading.Thread(target=lambda: run.tell(events[:50]))
+    browser = Browser(timeline, monkeypatch)
+    feeder = threading.Thread(target=lambda: run.publish(events[:50]))
     feeder.start()
     feeder.join()
-    assert front.arrived.wait(60)
-    run.tell(events[50:])
+    assert browser.arrived.wait(60)
+    run.publish(events[50:])
     run.end()
-    first, last = front.updates
+    first, last = browser.updates
     assert first["live"] and not last["live"]
     assert first["operations"] < last["operations"] == 48
     assert [first["updates"], last["updates"]] == [1, 2]
 
 
-class Hasty(FakeRun):
+class EndsEarly(FakeRun):
     """A run that ends while its snapshot is created."""
 
     @property
@@ -84,7 +84,7 @@ class Hasty(FakeRun):
         if not self.seen:
             events = list(self.whole.events)
             so_far = Trace(events[:50], traces.info(world_size=4))
-            self.tell(events)
+            self.publish(events)
             self.end()
             return so_far
         return super().trace
@@ -92,7 +92,7 @@ class Hasty(FakeRun):
 
 @pytest.mark.parametrize("view", [Timeline, Stage, Tensors, Gradients], ids=lambda v: v.__name__)
 def test_run_that_ends_during_view_creation_is_complete(slow, view):
-    shown = view(Hasty(ring())).get_state("picture")["picture"]
+    shown = view(EndsEarly(ring())).get_state("picture")["picture"]
     whole = view(ring()).get_state("picture")["picture"]
     assert {**shown, "updates": 0} == whole
 
@@ -102,7 +102,7 @@ def test_closing_ends_the_subscription():
     timeline = Timeline(run)
     assert len(run.callbacks) == 1
     timeline.close()
-    timeline.close()  # ipywidgets does, at garbage collection
+    timeline.close()  # ipywidgets does this at garbage collection
     assert run.callbacks == []
 
 

@@ -31,8 +31,8 @@ def test_mesh_follows_the_layout() -> None:
         groups = [dist.get_process_group_ranks(mesh[axis].get_group()) for axis in ("dp", "tp")]
         return list(mesh.get_coordinate()), groups
 
-    for rank, (place, groups) in enumerate(dk.run_ranks(program, 4).results):
-        assert place == list(layout.place(rank).values())
+    for rank, (position, groups) in enumerate(dk.run_ranks(program, 4).results):
+        assert position == list(layout.place(rank).values())
         for axis, group in zip(("dp", "tp"), groups, strict=True):
             fixed = "tp" if axis == "dp" else "dp"
             same = [r for r in range(4) if layout.place(r)[fixed] == layout.place(rank)[fixed]]
@@ -76,9 +76,9 @@ def test_pieces_of_a_model() -> None:
         fully_shard(model, mesh=mesh["dp"])
         stage = split(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))), 4)[dist.get_rank()]
         row = DTensor.from_local(torch.ones(3), mesh["tp"], [Partial()])
-        one = nn.Linear(2 + dist.get_rank(), 1)
+        uneven = nn.Linear(2 + dist.get_rank(), 1)
         with pytest.raises(ValueError, match=r"'weight' has shape \[1, 2\] on rank 0 and \[1, 3\]"):
-            dk.simulation.parallel.shards(one)
+            dk.simulation.parallel.shards(uneven)
         return (
             dk.simulation.parallel.shards(model),
             dk.simulation.parallel.shards(stage),

@@ -1,4 +1,4 @@
-"""The data sets."""
+"""The datasets."""
 
 from __future__ import annotations
 
