@@ -52,7 +52,7 @@ def healthy_facts() -> Facts:
 
 
 def failed_checks(facts: Facts) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Return kind, level and hosts of each failed check."""
+    """Return the kind, level and hosts of each failed check."""
     checks = Report(facts).checks
     return [(c.kind, str(c.level), c.hosts) for c in checks if c.level is not Level.OK]
 
@@ -66,7 +66,7 @@ def test_healthy_machines_have_no_failures() -> None:
     assert several.title == "this machine (login) and 3 hosts: all is well"
 
 
-# -- deliberate faults of one machine --------------------------------------------------------------
+# -- faults of one machine -------------------------------------------------------------------------
 
 
 def change(**changes: Any) -> Callable[[Json], None]:
@@ -140,7 +140,7 @@ def test_gpu_checks(torch: Json, gpus: Json, expected: str) -> None:
     assert expected in " ".join(str(Report(Facts({HERE: machine}))).split())
 
 
-# -- deliberate faults between machines ------------------------------------------------------------
+# -- faults between machines -----------------------------------------------------------------------
 
 
 def drop_packets(facts: Facts, a: str, b: str) -> None:

@@ -125,7 +125,7 @@ def test_trace_runs_the_script_with_its_arguments(
 
 @pytest.fixture
 def executed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that were meant to replace this process."""
+    """The commands passed to os.execv, which does not run them."""
     commands: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, command: commands.append(command))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

@@ -66,7 +66,7 @@ ONE, TWO = {"nbytes": 4, "shape": (1,)}, {"nbytes": 8, "shape": (2,)}
 
 
 def finding_of_hang(*programs, **groups):
-    """Return the finding of a hanging run, equal while live and after the release."""
+    """Return the finding of a hanging run; it is the same during the run and after the release."""
     sim = Simulation(list(programs), groups).run()
     assert sim.stuck
     (live,) = [f for f in diagnose(sim.live()) if f.kind != "straggler"]
@@ -292,7 +292,7 @@ def test_hang_is_explained(name):
     assert all(text in str(f) for text in texts)
 
 
-#: Programs that end but are wrong, as above.
+#: Programs with a mistake that end: kind, culprits, programs, and the finding's text.
 SILENT = {
     "message of a different size": (
         "wrong_tensor",

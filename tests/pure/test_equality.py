@@ -1,4 +1,4 @@
-"""dk.equal: the first difference of two recorded trainings."""
+"""dk.equal: the first difference between two recorded trainings."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def test_first_difference_is_named(
 
 
 def rounded(dtype: torch.dtype, seed: int, steps: int, lr: float, noise: float = 0.0) -> Trace:
-    """Record a training in one process with gradients that depend only on ``noise``.
+    """Record a training in one process with gradients that do not depend on the weights.
 
-    The gradients have a relative error ``noise``, like another order of summation.
+    The gradients have relative errors up to ``noise``, as in another order of summation.
     """
     random = torch.Generator().manual_seed(seed)
     model = torch.nn.Linear(9, 7).to(dtype)

@@ -47,7 +47,7 @@ def controls(fn: Any, **given: Any) -> Any:
 
 
 def setting(fn: Any, given: dict[str, Any], **changed: Any) -> dict[str, Any]:
-    """Return a run's values: those of the controls, except changed ones."""
+    """Return the settings of a run: the values of its controls, except for changed ones."""
     return dk.Experiment(fn, **given).settings.complete(**changed)
 
 

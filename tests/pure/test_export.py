@@ -1,4 +1,4 @@
-"""Chrome trace JSON against the rules of the Trace Event Format and of Perfetto's importer.
+"""Chrome trace JSON follows the rules of the Trace Event Format and of Perfetto's importer.
 
 The rules: the Trace Event Format document; perfetto's docs/getting-started/other-formats.md
 (slices of a thread must nest); its json_trace_parser_impl.cc (a flow is identified by id, cat
@@ -32,7 +32,7 @@ def slices(events):
 
 
 def enclosing(events, flow):
-    """Return the innermost slice around a flow event on its thread; viewers bind it to this one."""
+    """Return the slice that viewers bind a flow event to: the innermost one on its thread."""
     around = [
         e
         for e in slices(events)
@@ -97,7 +97,7 @@ def check_format(events):
 
 
 def check_nesting(events):
-    """Check that slices of a thread nest or follow each other: importers drop others."""
+    """Check that slices of a thread nest or follow each other; importers drop other slices."""
     threads = defaultdict(list)
     for e in slices(events):
         stack = threads[e["tid"]]

@@ -91,7 +91,7 @@ def test_cause_precedes_consequences() -> None:
     assert "\nthe process of rank 0 ended (exit status 3)" in after
 
 
-def test_first_rank_to_raise_is_named_or_the_lowest_of_simultaneous_ones() -> None:
+def test_earliest_exception_is_named_and_a_tie_names_the_lowest_rank() -> None:
     first, second = raised(1), raised(0)
     assert "\nTraceback on rank 0" in verdict(first, second)
     assert first.error is not None and second.error is not None

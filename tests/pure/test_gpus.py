@@ -1,4 +1,4 @@
-"""Assignment of devices and backends, and its messages, without a GPU."""
+"""Assignment of devices and backends to ranks, and its notes, without a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distkit_hosts.remote.planning import combine
 
 
 def assign(ranks: int, gpus: Gpus, **requested: Any) -> tuple[list[str], str, str]:
-    """Return devices, backend and note."""
+    """Return the devices, the backend and the note."""
     devices, backend, note = assign_devices(ranks, gpus, **requested)
     return list(devices), backend, note
 

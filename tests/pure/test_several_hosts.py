@@ -25,7 +25,7 @@ def ranks(hosts=HOSTS):
 
 
 def message(n, src, dst, sent, received, nbytes=4):
-    """Return the events of the n-th message by correct clocks."""
+    """Return the events of the n-th message with correct clocks."""
     fields = {"nbytes": nbytes}
     yield Event(src, 2 * n, Op.SEND, State.STARTED, sent, peer=dst, **fields)
     yield Event(dst, 2 * n + 1, Op.RECV, State.STARTED, sent - 1e-3, peer=src, **fields)

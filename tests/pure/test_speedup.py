@@ -17,7 +17,7 @@ def row(ranks: int, batch: int, compute: float, sync: float, step: float) -> dic
 
 
 @given(RANKS, SECONDS, SECONDS)
-def test_epoch_is_shorter_above_the_break_even(n: int, compute: float, sync: float) -> None:
+def test_epoch_is_shorter_above_the_break_even_point(n: int, compute: float, sync: float) -> None:
     one, many = cost.epoch(1000, 10, 1, compute), cost.epoch(1000, 10, n, compute, sync)
     assert one / many == pytest.approx(cost.speedup(n, compute, sync))
     least = cost.break_even(compute, sync)

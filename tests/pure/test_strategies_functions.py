@@ -159,7 +159,7 @@ def test_shards_match_tensorflow(partitioner, shape, shards) -> None:
 def test_size_limits_of_shards_are_respected(rows: int, width: int, size: int) -> None:
     for partitioner in (MaxSizePartitioner(size), MinSizePartitioner(size, 7)):
         shards, _ = partitioner((rows, width), torch.float64)
-        sizes = [len(piece) * width * 8 for piece in torch.arange(rows).tensor_split(shards)]
+        sizes = [len(shard) * width * 8 for shard in torch.arange(rows).tensor_split(shards)]
         assert sum(sizes) == rows * width * 8 and max(sizes) - min(sizes) <= width * 8
         if isinstance(partitioner, MaxSizePartitioner):
             assert max(sizes) <= max(size, width * 8)

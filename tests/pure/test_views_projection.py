@@ -75,13 +75,13 @@ def drawn_messages(picture):
     )
 
 
-#: A duration with exact sums in any order [s].
+#: A duration whose sums are exact in any order [s].
 TICK = 2.0**-10
 
 
 @st.composite
 def runs(draw):
-    """Generate runs of three ranks: messages, also from any source, collectives, marks, hangs."""
+    """Generate runs of three ranks with messages, collectives, marks and hangs."""
     events, clock = [], [0.0, 0.0, 0.0]
     choices = [Op.SEND, Op.RECV, Op.ALL_REDUCE, Op.BROADCAST, Op.MARK]
     for seq in range(draw(st.integers(0, 30))):

@@ -1,4 +1,4 @@
-"""Scenes: timed marks, the painter of a moment, and the example of a view in CONTRIBUTING.md."""
+"""Scenes: timed marks, the painter, and the example view in CONTRIBUTING.md."""
 
 import json
 import re

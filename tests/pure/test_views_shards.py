@@ -120,8 +120,8 @@ def boxes(view: ShardMap) -> list[tuple[int, float, float, float, float]]:
         shapes = drawing_of(scene, n)
         if any(shape[1] == "slot" for shape in shapes):
             for _, _, lane, at, _ in (shape for shape in shapes if shape[1] == "own"):
-                place = {"x": 0, "y": 0, **dict(at)}
-                found.append((lane, *(place[k] for k in ("x", "y", "width", "height"))))
+                box = {"x": 0, "y": 0, **dict(at)}
+                found.append((lane, *(box[k] for k in ("x", "y", "width", "height"))))
     return found
 
 

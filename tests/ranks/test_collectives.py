@@ -42,7 +42,7 @@ def broadcast(call: Any, r: int, n: int, root: int, length: int, op: Any) -> lis
 def reduce(call: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
     x = random_tensor(length, 0).contiguous()
     call(x, root, op)
-    return [x] if r == root else []  # in torch undefined on other ranks
+    return [x] if r == root else []  # torch leaves it undefined on other ranks
 
 
 def scatter(call: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import distkit as dk
 from distkit.cluster import Run
 
-#: Operators that wait for a GPU; copies do, unless they are non-blocking.
+#: Operators that wait for a GPU; copies wait unless they are non-blocking.
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "a copy that waits"}
 
 

@@ -81,7 +81,7 @@ def test_killed_server_loses_no_acknowledged_push(
 
 
 def adapts_while_a_server_ends(kv: KVStore) -> list[torch.Tensor]:
-    """Two optimizers with momentum, one of which changes."""
+    """Use two optimizers with momentum, and replace one of them."""
     kv.set_optimizer("sgd", learning_rate=0.5, momentum=0.5, wd=0.1)
     kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9, keys=["h"])
     kv.init(["e", "h"], [torch.zeros(500, 4), torch.ones(300)])

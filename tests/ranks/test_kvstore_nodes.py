@@ -41,7 +41,7 @@ def pair(fork_server: None) -> Iterator[Nodes]:
 # -- devices ---------------------------------------------------------------------
 
 
-def of_several_devices(kv: KVStore, *, device: str) -> list[object]:
+def push_from_two_devices(kv: KVStore, *, device: str) -> list[object]:
     """Push gradients of two devices per worker for a small, a large and a narrow key."""
     shapes = {"small": (3,), "big": (300, 100), "narrow": (5,)}
     kinds = {"narrow": torch.bfloat16}
@@ -64,7 +64,7 @@ def of_several_devices(kv: KVStore, *, device: str) -> list[object]:
 @on_devices
 @pytest.mark.parametrize("mode", ["dist_sync", "dist_sync_device"])
 def test_device_gradients_are_summed_before_the_push(nodes: Nodes, mode: str, device: str) -> None:
-    for pulled, kind, traffic in nodes.run(mode, partial(of_several_devices, device=device)):
+    for pulled, kind, traffic in nodes.run(mode, partial(push_from_two_devices, device=device)):
         assert pulled == [[12.0]] * 3  # in the last round: (2 + 0 + 1) + (2 + 1 + 1) + (2 + 2 + 1)
         assert kind == str({torch.device(device).type})
         per_worker = 3 * (3 * 4 + 30_000 * 4 + 5 * 2)

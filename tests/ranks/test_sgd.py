@@ -57,8 +57,8 @@ def train_on_ranks(batch: int, optimizer: str, rows: int = 300) -> Tensor:
     model = net()
     dk.algorithms.sync_initial_weights(model)
     rate, rank, n = OPTIMIZERS[optimizer](model), dist.get_rank(), dist.get_world_size()
-    for piece in DistributedDataset(images(rows), batch, replica=rank, replicas=n):
-        dk.algorithms.sync_sgd_step(model, piece, F.cross_entropy, rate)
+    for shard in DistributedDataset(images(rows), batch, replica=rank, replicas=n):
+        dk.algorithms.sync_sgd_step(model, shard, F.cross_entropy, rate)
     return flat(model)
 
 

@@ -1,4 +1,4 @@
-"""The reference implementation of ZeRO equals FSDP2 and DDP, with the memory of the formula."""
+"""The reference implementation of ZeRO, compared with FSDP2, DDP and the memory formula."""
 
 from __future__ import annotations
 
