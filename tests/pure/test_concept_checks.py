@@ -93,8 +93,8 @@ def test_quiz_picture_hides_sums_and_findings(lesson: str) -> None:
     view = concept_check(lesson).view
     picture = view.get_state("picture")["picture"]
     assert picture["bare"] and not picture["notices"] + picture["notes"]
-    whole = type(view)(concept_check(lesson).trace)
-    notices = whole.get_state("picture")["picture"]["notices"]
+    complete = type(view)(concept_check(lesson).trace)
+    notices = complete.get_state("picture")["picture"]["notices"]
     for output in (view._svg(), repr(view)):
         assert notices and not [notice for notice in notices if notice in output]
     assert "in communication" not in view._svg() and "first to last" not in repr(view)

@@ -52,7 +52,7 @@ def test_data_policy_yields_the_batches_of_one_process(
     for step in range(plan.steps):
         rows = [plan.rows(step, r) for r in range(replicas)]
         assert tuple(map(len, rows)) == split(len(single.rows(step, 0)), replicas)
-        assert sorted(i for some in rows for i in some) == sorted(single.rows(step, 0))
+        assert sorted(i for shard in rows for i in shard) == sorted(single.rows(step, 0))
     assert sum(plan.shares) == n
 
 
@@ -69,12 +69,13 @@ def test_file_policy_uses_every_sample_once(
     files = tuple((str(i), n) for i, n in enumerate(sizes))
     plan = Plan(FILE, replicas + extra, replicas, sum(sizes), files, seed)
     rows = [[plan.rows(step, r) for step in range(plan.steps)] for r in range(replicas)]
-    flat = [[i for some in mine for i in some] for mine in rows]
-    assert sorted(i for mine in flat for i in mine) == list(range(sum(sizes)))
+    flat = [[i for batch in batches for i in batch] for batches in rows]
+    assert sorted(i for samples in flat for i in samples) == list(range(sum(sizes)))
     assert plan.shares == tuple(map(len, flat))
-    for r, mine in enumerate(rows):
-        assert all(len(some) <= plan.pieces[r] for some in mine)
-        assert all(len(some) == plan.pieces[r] for some in mine[: plan.shares[r] // plan.pieces[r]])
+    for r, batches in enumerate(rows):
+        full = plan.shares[r] // plan.pieces[r]
+        assert all(len(batch) <= plan.pieces[r] for batch in batches)
+        assert all(len(batch) == plan.pieces[r] for batch in batches[:full])
 
 
 def test_off_policy_yields_all_samples_on_every_replica() -> None:

@@ -208,10 +208,10 @@ def call(nbytes=12, peer=None, shape=(3,), dtype="float32", attributes=None, gro
 @pytest.fixture
 def fingerprints():
     with tempfile.TemporaryDirectory() as folder:
-        made = [CollectiveFingerprint(Path(folder), 1, rank) for rank in range(3)]
-        for fingerprint in made:
+        created = [CollectiveFingerprint(Path(folder), 1, rank) for rank in range(3)]
+        for fingerprint in created:
             fingerprint.add_group("world", [0, 1, 2])
-        yield made
+        yield created
 
 
 @pytest.mark.parametrize(

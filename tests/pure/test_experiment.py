@@ -180,10 +180,10 @@ def finished(seconds: float, result: Any = None, outcome: str = "", **parameters
 def test_record_has_measurements_and_results() -> None:
     import torch
 
-    made = finished(
+    record = finished(
         0.5, {"loss": torch.tensor(0.25), "seconds": 3, "name": "x", "ok": True}, batch=8
     )
-    assert made.row == {
+    assert record.row == {
         "batch": 8,
         "seconds": 0.5,
         "waiting": 0.05,  # rank 1 waited for 0.1 s
@@ -195,7 +195,7 @@ def test_record_has_measurements_and_results() -> None:
         "outcome": "ok",
     }
     assert finished(0.5, 7).values == {"result": 7}
-    counted = results.record({}, made.run, steps=10)
+    counted = results.record({}, record.run, steps=10)
     assert (counted.row["steps made"], counted.row["seconds a step"]) == (10, 0.05)
     assert finished(0.5, [1, 2]).values == {}
     assert finished(0.5, 7, "RankError").row["outcome"] == "RankError"
@@ -209,12 +209,12 @@ def experiment_with(*records: Record, **given: Any) -> dk.Experiment:
 
 
 def test_table_of_several_runs_shows_differing_columns() -> None:
-    some = [
+    records = [
         finished(0.5, {"loss": 2.0}, ranks=2, batch=8),
         finished(0.25, {"loss": 1.5}, ranks=2, batch=16),
         finished(0.1, outcome="RankError", ranks=2, batch=32),
     ]
-    assert repr(experiment_with(*some)) == (
+    assert repr(experiment_with(*records)) == (
         "Experiment with train: 3 runs, 1 failed or stopped\n"
         "  batch seconds loss    outcome\n"
         "3    32  100 ms       RankError\n"
@@ -222,7 +222,7 @@ def test_table_of_several_runs_shows_differing_columns() -> None:
         "1     8  500 ms    2         ok"
     )
     assert repr(experiment_with()) == "Experiment with train: no run yet"
-    assert repr(experiment_with(some[0])) == (
+    assert repr(experiment_with(records[0])) == (
         "Experiment with train: 1 run\n"
         "  ranks batch seconds loss waiting messages bytes\n"
         "1     2     8  500 ms    2   50 ms        1   8 B"
@@ -286,12 +286,12 @@ def test_every_plot_is_well_formed_svg(drawn: Any) -> None:
 
 
 def test_any_result_is_plotted_against_any_parameter() -> None:
-    some = [
+    records = [
         finished(b / 100, {"loss": b + lr, "took": lr}, batch=b, lr=lr, ranks=2)
         for b in (8, 16)
         for lr in (0.1, 0.2)
     ]
-    experiment = experiment_with(*some)
+    experiment = experiment_with(*records)
     seconds, loss = experiment.plot().axes
     assert (seconds.get_title(loc="left"), loss.get_title(loc="left")) == ("seconds", "loss")
     (took,) = experiment.plot("took", against="lr").axes
@@ -302,7 +302,7 @@ def test_any_result_is_plotted_against_any_parameter() -> None:
     assert [text.get_text() for text in took.figure.legends[0].texts] == ["batch=8", "batch=16"]
     (loss,) = experiment.plot("loss", against="took").axes  # a result against another
     dots = [line.get_xydata().tolist() for line in loss.lines if line.get_linestyle() == "None"]
-    assert sorted(dot for some in dots for dot in some) == [
+    assert sorted(dot for line in dots for dot in line) == [
         [0.1, 8.1],
         [0.1, 16.1],
         [0.2, 8.2],

@@ -134,14 +134,14 @@ def test_message_joins_matching_send_and_receive(lanes):
 @settings(max_examples=60, deadline=None)
 @given(streams, st.data())
 def test_batches_do_not_change_the_result(lanes, data):
-    whole, table = Trace([e for lane in lanes for e in lane]), Table.of([])
+    complete, table = Trace([e for lane in lanes for e in lane]), Table.of([])
     for batch in split(data, lanes):
         table = Table.of(batch, table)
-    grown = Trace.of(table, whole.info)
-    assert grown.spans == whole.spans
-    assert grown.matches == whole.matches
-    assert grown.messages == whole.messages
-    assert grown.collectives == whole.collectives
+    grown = Trace.of(table, complete.info)
+    assert grown.spans == complete.spans
+    assert grown.matches == complete.matches
+    assert grown.messages == complete.messages
+    assert grown.collectives == complete.collectives
 
 
 def test_duplicated_request_is_one_message() -> None:

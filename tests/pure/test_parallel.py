@@ -95,15 +95,16 @@ def test_every_rank_has_a_unique_position() -> None:
 
 def test_state_sizes_of_llama_3_8b() -> None:
     n = LLAMA_3_8B.parameters
-    whole = States.of(n)
-    assert [round(part / GIB, 3) for part in (whole.parameters, whole.gradients)] == [14.957] * 2
-    assert round(whole.optimizer / GIB, 3) == 59.828
+    unsharded = States.of(n)
+    parts = unsharded.parameters, unsharded.gradients
+    assert [round(part / GIB, 3) for part in parts] == [14.957] * 2
+    assert round(unsharded.optimizer / GIB, 3) == 59.828
     sharded = [States.of(n, ranks=8, stage=stage) for stage in range(4)]
     assert [s.total for s in sharded] == [
-        whole.total,
-        whole.total - whole.optimizer * 7 / 8,
-        whole.parameters + (whole.gradients + whole.optimizer) / 8,
-        whole.total / 8,
+        unsharded.total,
+        unsharded.total - unsharded.optimizer * 7 / 8,
+        unsharded.parameters + (unsharded.gradients + unsharded.optimizer) / 8,
+        unsharded.total / 8,
     ]
 
 
@@ -154,14 +155,14 @@ def test_pipeline_reduces_parameters_but_not_activations() -> None:
     assert round(2 * LLAMA_3_8B.embedding / GIB, 4) == 0.9785
     assert round(2 * LLAMA_3_8B.largest_stage(8) / GIB, 4) == 2.6035
     assert LLAMA_3_8B.largest_stage(1) == LLAMA_3_8B.parameters
-    whole = LLAMA_3_8B.activations(4096)
+    full = LLAMA_3_8B.activations(4096)
     kept = {
         name: LLAMA_3_8B.stage_activations(4096, stages=8, microbatches=32, schedule=name)
         for name in ("gpipe", "1f1b", "zero_bubble")
     }
-    assert kept == {"gpipe": 4 * whole, "1f1b": whole, "zero_bubble": whole}
+    assert kept == {"gpipe": 4 * full, "1f1b": full, "zero_bubble": full}
     looped = {"stages": 4, "microbatches": 8, "schedule": "zero_bubble", "chunks": 2}
-    assert LLAMA_3_8B.stage_activations(4096, **looped) == whole
+    assert LLAMA_3_8B.stage_activations(4096, **looped) == full
 
 
 # -- idle time -------------------------------------------------------------------------------

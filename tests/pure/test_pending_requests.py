@@ -41,9 +41,9 @@ def events_with_waits(run: RecordedServer) -> list[Event]:
     """Return the workers' events, with a wait for each unanswered request."""
     events = [e for e in run.trace() if e.rank < run.workers]
     last = {(e.rank, e.seq): e for e in events}
-    held = [e for e in last.values() if e.op is Op.PULL and e.state is State.STARTED]
-    assert {e.rank for e in held} == waiting(run).keys()
-    return [*events, *(replace(e, state=State.BLOCKED) for e in held)]
+    pending = [e for e in last.values() if e.op is Op.PULL and e.state is State.STARTED]
+    assert {e.rank for e in pending} == waiting(run).keys()
+    return [*events, *(replace(e, state=State.BLOCKED) for e in pending)]
 
 
 @settings(max_examples=40)
@@ -120,7 +120,9 @@ def worker(rank, gradients, *, waits=False, mode="dist_sync"):
 def trace(*workers):
     """Return the trace of these workers; those without a pending request have returned."""
     blocked = [any(e.state is State.BLOCKED for e in events) for events in workers]
-    ends = {str(r): {"how": "returned", "text": ""} for r, held in enumerate(blocked) if not held}
+    ends = {
+        str(r): {"how": "returned", "text": ""} for r, pending in enumerate(blocked) if not pending
+    }
     events = [e for events in workers for e in events]
     return Trace(events, traces.info(world_size=len(workers), ends=ends))
 

@@ -47,8 +47,8 @@ def waited(trace: Trace, rank: int) -> float:
 
 
 def updates(trace: Trace, worker: int | None = None) -> list[Span]:
-    made = [s for s in trace.spans if "version" in s.attributes]
-    return [s for s in made if worker is None or worker in s.attributes["workers"]]
+    all_updates = [s for s in trace.spans if "version" in s.attributes]
+    return [s for s in all_updates if worker is None or worker in s.attributes["workers"]]
 
 
 def slowest(trace: Trace) -> int:
@@ -128,9 +128,9 @@ def sync_sgd(trace: Trace) -> Answers:
 
 
 def parameter_server(trace: Trace) -> Answers:
-    made, slow = len(updates(trace)), slowest(trace)
+    count, slow = len(updates(trace)), slowest(trace)
     (late,) = updates(trace, slow)[0].attributes["late"]
-    return f"worker {slow}", late, f"v{made}", made // 3, made - len(updates(trace, slow))
+    return f"worker {slow}", late, f"v{count}", count // 3, count - len(updates(trace, slow))
 
 
 def hangs(trace: Trace) -> Answers:
@@ -205,7 +205,7 @@ def pipelines(trace: Trace) -> Answers:
     backward = min((s for s in trace.spans if s.label == "B0"), key=lambda s: s.start)
     shares = {1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds"}
     titles = {"gpipe": "GPipe", "1f1b": "1F1B", "zero_bubble": "zero bubble"}
-    made = {
+    orders = {
         title: [f"{a.kind}{a.microbatch}" for a in PIPELINES[name].orders(4, 6)[0]]
         for name, title in titles.items()
     }
@@ -213,7 +213,7 @@ def pipelines(trace: Trace) -> Answers:
         len(work[0]) // 2,
         f"rank {backward.rank}",
         *(name for share, name in shares.items() if idle(trace)[0] == pytest.approx(share)),
-        *(title for title, order in made.items() if order == work[0]),
+        *(title for title, order in orders.items() if order == work[0]),
         max(alive),
     )
 
@@ -244,7 +244,7 @@ def model_parallelism(trace: Trace) -> Answers:
 
 
 def strategies(trace: Trace) -> Answers:
-    made = {span.op for span in trace.spans}
+    ops = {span.op for span in trace.spans}
     titles = {
         Op.REDUCE_SCATTER: "FullyShardedStrategy",
         Op.ALL_REDUCE: "MirroredStrategy",
@@ -258,7 +258,7 @@ def strategies(trace: Trace) -> Answers:
     began = [n for n, op in enumerate(mine) if op is Op.MARK]
     steps = [mine[a:b] for a, b in pairwise([*began, len(mine)])]
     return (
-        *(title for op, title in titles.items() if op in made),
+        *(title for op, title in titles.items() if op in ops),
         f"rank {changed[0].rank}",
         f"they wait in `{meanwhile}`",
         len(changed),
@@ -285,15 +285,16 @@ def staleness(trace: Trace) -> Answers:
 
 def crashes(trace: Trace) -> Answers:
     (dead,) = (rank for rank, end in trace.info.ends.items() if end.how == "died")
-    pushes, used, made = calls(trace, Op.PUSH, dead), updates(trace, dead), updates(trace)
-    last = made[-1].attributes["workers"]
-    assert len(used) == len(pushes) < len(made)  # no gradient was lost, and the others continued
+    pushes, used, all_updates = calls(trace, Op.PUSH, dead), updates(trace, dead), updates(trace)
+    last = all_updates[-1].attributes["workers"]
+    # no gradient was lost, and the others continued
+    assert len(used) == len(pushes) < len(all_updates)
     return (
         len(pushes),
         f"it is in the update to v{used[-1].attributes['version']}",
         len(last),
         "replace" if dead in last else "continue",
-        sum(len(u.attributes["workers"]) for u in made),
+        sum(len(u.attributes["workers"]) for u in all_updates),
     )
 
 

@@ -75,16 +75,16 @@ def test_truncated_file_is_readable(tmp_path: Path) -> None:
     for n in range(3):
         file.rows([*rows(*calls)][2 * n : 2 * n + 2])
     file.close()
-    whole = path.read_bytes()
+    content = path.read_bytes()
     counts = []
     for size in range(
-        len(rankfile.MAGIC) + 8 + len(encode(("about", header(0)))), len(whole) + 1, 3
+        len(rankfile.MAGIC) + 8 + len(encode(("about", header(0)))), len(content) + 1, 3
     ):
-        path.write_bytes(whole[:size])
+        path.write_bytes(content[:size])
         counts.append(len(rankfile.read(path).rows))
     assert counts == sorted(counts)
     assert {*counts} >= {0, 2, 4}
-    damaged = bytearray(whole)
+    damaged = bytearray(content)
     damaged[-1] ^= 1
     path.write_bytes(damaged)
     assert len(rankfile.read(path).rows) == 4
@@ -148,8 +148,8 @@ def test_ranks_of_one_host_are_merged_exactly(tmp_path: Path) -> None:
     assert trace.info.until == 13.5
     assert not trace.info.clocks
     assert trace.diagnose() == []
-    again = Trace.load(trace.save(tmp_path / "whole.gz"))
-    assert (repr(again.events), again.info) == (repr(trace.events), trace.info)
+    reloaded = Trace.load(trace.save(tmp_path / "whole.gz"))
+    assert (repr(reloaded.events), reloaded.info) == (repr(trace.events), trace.info)
     assert len(Trace.load([*tmp_path.glob("*.rank")])) == len(trace)
 
 
@@ -266,8 +266,8 @@ def restarted(folder: Path) -> Trace:
     for rank in range(2):
         fields = header(rank, began=20.0, restart=1, pid=200 + rank)
         ring = [(Op.SEND, 22.0, 22.1, 1 - rank), (Op.RECV, 22.2, 22.3, 1 - rank)]
-        again = [(Op.ALL_REDUCE, 21.0 + n / 10, 21.05 + n / 10) for n in range(3)]
-        write(folder, fields, [*again, *ring], end="returned", until=23.0)
+        restarted_calls = [(Op.ALL_REDUCE, 21.0 + n / 10, 21.05 + n / 10) for n in range(3)]
+        write(folder, fields, [*restarted_calls, *ring], end="returned", until=23.0)
     return Trace.load(folder)
 
 
@@ -284,8 +284,8 @@ def test_latest_restart_is_shown(
     notice = "started 2 times, and this is the latest."
     assert notice in found.message and not found.hang
     assert notice in dk.Timeline(trace).save(tmp_path / "x.svg").read_text()
-    again = Trace.load(trace.save(tmp_path / "whole.gz"))
-    assert (repr(again.events), again.info) == (repr(trace.events), trace.info)
+    reloaded = Trace.load(trace.save(tmp_path / "whole.gz"))
+    assert (repr(reloaded.events), reloaded.info) == (repr(trace.events), trace.info)
     old = Trace.load([path for path in tmp_path.glob("*.rank") if "-0.rank" in path.name])
     assert (old.ranks, old.info.limitations) == ([0, 1, 2], {})
 
@@ -296,9 +296,9 @@ def test_stale_addresses_after_a_restart_are_explained(tmp_path: Path) -> None:
         path = write(tmp_path, header(rank), [(Op.BARRIER, 11.0, None)], until=12.0)
         path.with_suffix(".fault").write_text("Current thread 0x1:\n")
         fields = header(rank, began=20.0, restart=1, pid=200 + rank)
-        again = RankFile(tmp_path / f"again-{rank}.rank", fields)
-        again.note("end", ("raised", reason, "/srv/ada/t.py:2", 21.0))
-        again.close()
+        file = RankFile(tmp_path / f"again-{rank}.rank", fields)
+        file.note("end", ("raised", reason, "/srv/ada/t.py:2", 21.0))
+        file.close()
     (found,) = (f for f in Trace.load(tmp_path).diagnose() if f.lines.get(0) == "t.py:2")
     assert found.message.startswith(
         "ranks 0 and 1 raised RuntimeError: Gloo connectFullMesh failed"

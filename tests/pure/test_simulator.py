@@ -61,8 +61,8 @@ def test_trace_has_the_messages_of_the_schedule(name: str) -> None:
 def test_finish_times_are_reproducible_and_bound_the_trace(n: int, seed: int) -> None:
     late = Stragglers(slow={0: 3.0}, jitter=exponential(1e-5))
     first = finish_times("halving_doubling", n, 4096, NET, stragglers=late, seed=seed)
-    again = finish_times("halving_doubling", n, 4096, NET, stragglers=late, seed=seed)
-    assert (first == again).all()
+    repeated = finish_times("halving_doubling", n, 4096, NET, stragglers=late, seed=seed)
+    assert (first == repeated).all()
     trace = simulate("halving_doubling", n, 4096, NET, stragglers=late, seed=seed)
     assert trace.seconds <= first.max() + 1e-12
     assert n == 1 or trace.seconds > 0
@@ -128,10 +128,10 @@ def test_slow_rank_delays_the_whole_ring() -> None:
 
 def test_jitter_is_reproducible() -> None:
     late = Stragglers(jitter=lognormal(1e-5, 1.0))
-    first, again, other = (
+    first, repeated, other = (
         finish_times("ring", 8, 8000, NET, stragglers=late, seed=s).max() for s in (1, 1, 2)
     )
-    assert first == again != other
+    assert first == repeated != other
     assert first > finish_times("ring", 8, 8000, NET).max()
 
 
@@ -170,8 +170,8 @@ def test_interleaving_shrinks_the_bubble(order: str, p: int, m: int, v: int) -> 
 def test_zero_bubble_with_twice_the_activations_has_no_idle_time(p: int, m: int) -> None:
     trace = pipeline(p, m, 1.0, 2.0, 0, Network(FREE), order="zero_bubble_h2")
     mine = [s for s in trace.spans if s.rank == 0 and s.op is Op.MARK and s.end is not None]
-    took = max(s.end or 0.0 for s in mine) - min(s.start for s in mine)
-    assert took / (3 * m) - 1 == pytest.approx(PIPELINES["zero_bubble_h2"].bubble_to_work(p, m))
+    duration = max(s.end or 0.0 for s in mine) - min(s.start for s in mine)
+    assert duration / (3 * m) - 1 == pytest.approx(PIPELINES["zero_bubble_h2"].bubble_to_work(p, m))
 
 
 def test_weight_gradients_fill_the_bubble() -> None:

@@ -184,8 +184,8 @@ def test_buttons_are_handled_and_acknowledged(open_browser):
     browser.click("seek", position=0)
     browser.wait_for_step(0, 2)
     assert stepper.calls == [("next", None), ("next", 1), ("seek", 1), ("seek", 0)]
-    whole = snapshot(stepper)
-    assert browser.state["sources"] == whole.pop("sources") and browser.steps == whole
+    expected = snapshot(stepper)
+    assert browser.state["sources"] == expected.pop("sources") and browser.steps == expected
 
 
 def test_user_can_seek_back_and_pause_while_ranks_run(open_browser, monkeypatch):

@@ -152,13 +152,13 @@ def test_agreement_is_the_weighted_mean_of_the_cosines(rows: list[list[float]]) 
     total = [math.fsum(column) for column in zip(*rows, strict=True)]
     after = {r: summary(total) for r in before}
     found = reduced(before, after, len(rows))
-    got = agreement(before, after, found)
+    computed = agreement(before, after, found)
     pairs = [(a, b) for a in before.values() for b in before.values() if a is not b]
     weights = sum(a.norm * b.norm for a, b in pairs)
-    if math.isnan(got) or weights < 1e-6:
+    if math.isnan(computed) or weights < 1e-6:
         return
     dots = sum(sum(x * y for x, y in zip(a.values, b.values, strict=True)) for a, b in pairs)
-    assert got == pytest.approx(dots / weights, abs=1e-3)
+    assert computed == pytest.approx(dots / weights, abs=1e-3)
 
 
 # -- the curves ------------------------------------------------------------------------------
@@ -258,8 +258,8 @@ def test_largest_parameters_of_a_large_model_are_watched(recording) -> None:
 def test_shares_of_different_sizes_are_weighted() -> None:
     """With three examples on one rank and one on the other, the mean of means is wrong."""
     before = {r: summary(own) for r, own in enumerate(OWN)}
-    whole = [(3 * a + b) / 4 for a, b in zip(*OWN, strict=True)]
-    after = {r: summary(whole) for r in before}
+    weighted = [(3 * a + b) / 4 for a, b in zip(*OWN, strict=True)]
+    after = {r: summary(weighted) for r in before}
     assert reduced(before, after, 2).kind == "other"
     assert reduced(before, after, 2, {0: 1.5, 1: 0.5}).kind == "mean"
     nothing = {0: before[0], 1: summary([math.nan] * 4)}

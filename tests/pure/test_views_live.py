@@ -17,11 +17,11 @@ class FakeRun:
     """A live source that plays back events."""
 
     def __init__(self, trace):
-        self.whole, self.seen, self.finished, self.callbacks = trace, [], False, []
+        self.complete, self.seen, self.finished, self.callbacks = trace, [], False, []
 
     @property
     def trace(self):
-        return Trace(self.seen, self.whole.info if self.finished else traces.info(world_size=4))
+        return Trace(self.seen, self.complete.info if self.finished else traces.info(world_size=4))
 
     def subscribe(self, callback):
         if self.seen:
@@ -61,7 +61,7 @@ def slow(monkeypatch):
 
 def test_updates_are_sent_in_batches(slow, monkeypatch):
     run = FakeRun(ring())
-    events = list(run.whole.events)
+    events = list(run.complete.events)
     timeline = Timeline(run)
     browser = Browser(timeline, monkeypatch)
     feeder = threading.Thread(target=lambda: run.publish(events[:50]))
@@ -82,7 +82,7 @@ class EndsEarly(FakeRun):
     @property
     def trace(self):
         if not self.seen:
-            events = list(self.whole.events)
+            events = list(self.complete.events)
             so_far = Trace(events[:50], traces.info(world_size=4))
             self.publish(events)
             self.end()
@@ -93,8 +93,8 @@ class EndsEarly(FakeRun):
 @pytest.mark.parametrize("view", [Timeline, Stage, Tensors, Gradients], ids=lambda v: v.__name__)
 def test_run_that_ends_during_view_creation_is_complete(slow, view):
     shown = view(EndsEarly(ring())).get_state("picture")["picture"]
-    whole = view(ring()).get_state("picture")["picture"]
-    assert {**shown, "updates": 0} == whole
+    expected = view(ring()).get_state("picture")["picture"]
+    assert {**shown, "updates": 0} == expected
 
 
 def test_closing_ends_the_subscription():

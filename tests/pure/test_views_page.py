@@ -171,5 +171,5 @@ def test_data_cannot_end_its_script(label):
 def test_labels_do_not_change_the_elements(tmp_path_factory, label):
     folder = tmp_path_factory.getbasetemp()
     plain = Script().op(0, Op.SEND, 0, MS, peer=1, attributes={"key": "w"}).trace(name="run")
-    odd = Script().op(0, Op.SEND, 0, MS, peer=1, attributes={"label": label}).trace(name=label)
-    assert page(odd, folder).tags == page(plain, folder).tags
+    unusual = Script().op(0, Op.SEND, 0, MS, peer=1, attributes={"label": label}).trace(name=label)
+    assert page(unusual, folder).tags == page(plain, folder).tags

@@ -116,8 +116,8 @@ def at_time(spans, time):
 def version(run, time, server=None, key="w"):
     """Return the version of a key; None before the first value."""
     server = run.history.ranks_of("server")[0] if server is None else server
-    made = [v for at, v, *_ in run.history.versions.get((server, key), ()) if at <= time]
-    return made[-1] if made else None
+    versions = [v for at, v, *_ in run.history.versions.get((server, key), ()) if at <= time]
+    return versions[-1] if versions else None
 
 
 def waiting_gradients(run, time):
@@ -177,16 +177,16 @@ def test_history_matches_the_server(workers, rule, steps) -> None:
         blocked = {node for node, _ in entry.waiting}
     trace = run.trace()
     history = read(trace)
-    held = [r for r in history.requests if r.held and math.isinf(r.answered)]
-    waits = {r.node: history.waits[r.node][-1][2] for r in held}
+    pending = [r for r in history.requests if r.held and math.isinf(r.answered)]
+    waits = {r.node: history.waits[r.node][-1][2] for r in pending}
 
     assert [(u.place[1], u.late) for u in history.updates] == run.updates
     assert [u.version for u in history.updates] == list(range(1, len(run.updates) + 1))
     found = {op: [r for r in history.requests if r.span.op is op] for op in (Op.PUSH, Op.PULL)}
     assert [(r.node, r.version) for r in found[Op.PUSH]] == [(p.node, p.version) for p in pushes]
     assert sum(r.dropped for r in found[Op.PUSH]) == sum(entry.dropped.values())
-    got = [r for r in found[Op.PULL] if r.left is not None]
-    assert [r.version for r in got] == [
+    answered = [r for r in found[Op.PULL] if r.left is not None]
+    assert [r.version for r in answered] == [
         run.replies[p.match] for p in pulls if p.match in run.replies
     ]
     waiting_gradients = [g.node for g in history.gradients if math.isinf(g.taken)]
@@ -300,9 +300,9 @@ def test_static_picture_shows_all_nodes_and_their_text() -> None:
 @given(st.lists(st.integers(0, 10**6), max_size=30))
 def test_any_part_of_a_run_can_be_drawn(cuts) -> None:
     """Draw any subset of the events, as during a live run."""
-    whole = traces.parameter_server()
-    kept = [e for i, e in enumerate(whole) if i not in {c % len(whole) for c in cuts}]
-    run = project(Trace(kept, whole.info), live=True)
+    trace = traces.parameter_server()
+    kept = [e for i, e in enumerate(trace) if i not in {c % len(trace) for c in cuts}]
+    run = project(Trace(kept, trace.info), live=True)
     ET.fromstring(to_svg(draw(run)))
     assert all(b.end is None or b.end >= b.begin for b in run.keyframes)
 

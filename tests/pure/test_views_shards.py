@@ -86,16 +86,18 @@ def test_every_sample_is_drawn_once(
 
 def parameter(name: str, shape: tuple[int, ...], ranks: int, dim: int | None = 0) -> Any:
     """Return a parameter, divided along a dimension or replicated."""
-    held = []
+    pieces = []
     for rank in range(ranks):
-        offset, mine = [0] * len(shape), list(shape)
+        offset, piece_shape = [0] * len(shape), list(shape)
         if dim is not None:
-            each = -(-shape[dim] // ranks)
-            offset[dim] = min(rank * each, shape[dim])
-            mine[dim] = min(each, shape[dim] - offset[dim])
+            size = -(-shape[dim] // ranks)
+            offset[dim] = min(rank * size, shape[dim])
+            piece_shape[dim] = min(size, shape[dim] - offset[dim])
         placement = "Replicate()" if dim is None else f"Shard({dim})"
-        held.append({"rank": rank, "offset": offset, "shape": mine, "placement": placement})
-    return {"name": name, "shape": list(shape), "pieces": held}
+        pieces.append(
+            {"rank": rank, "offset": offset, "shape": piece_shape, "placement": placement}
+        )
+    return {"name": name, "shape": list(shape), "pieces": pieces}
 
 
 NETS = {

@@ -176,8 +176,8 @@ def test_ring_like_messages_are_not_a_ring():
             {"groups": {"world": [0]}},
         )
     )
-    whole = all_reduce_ring(4)
-    assert find_all_reduces(Trace(whole.events[:-40], whole.info)) == []
+    trace = all_reduce_ring(4)
+    assert find_all_reduces(Trace(trace.events[:-40], trace.info)) == []
     assert "schedule" not in stage(ring()).said
 
 

@@ -43,13 +43,13 @@ def test_mesh_follows_the_layout() -> None:
 
 def test_pieces_of_a_tensor_in_three_dimensions() -> None:
     """The pieces match the ranks' values."""
-    whole = torch.arange(5 * 6 * 2.0).view(5, 6, 2)
+    full = torch.arange(5 * 6 * 2.0).view(5, 6, 2)
     cases = [*product([Shard(0), Shard(1), Replicate()], [Shard(0), Shard(2), Replicate()])]
 
     def program() -> list[tuple[Any, torch.Tensor]]:
         mesh, found = init_device_mesh("cpu", (2, 2)), []
         for placements in cases:
-            tensor = distribute_tensor(whole, mesh, placements)
+            tensor = distribute_tensor(full, mesh, placements)
             found.append((dk.simulation.parallel.shards(tensor, "x"), tensor.to_local()))
         return found
 
@@ -60,7 +60,7 @@ def test_pieces_of_a_tensor_in_three_dimensions() -> None:
             owner, offset, shape, placement = pieces(entries, "x")[rank]
             assert owner == rank
             where = tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))
-            assert torch.equal(whole[where], local)
+            assert torch.equal(full[where], local)
             assert placement == ", ".join(
                 f"Shard({p.dim})" if isinstance(p, Shard) else "Replicate()" for p in placements
             )

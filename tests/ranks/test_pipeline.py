@@ -32,10 +32,10 @@ loss_fn = nn.functional.mse_loss
 
 def run_in_one_process(rows: int = ROWS) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
     """Return the loss and gradients by layer of one process."""
-    whole, (x, y) = model(), batch(rows)
-    loss = loss_fn(whole(x), y)
+    layers, (x, y) = model(), batch(rows)
+    loss = loss_fn(layers(x), y)
     loss.backward()
-    return loss.detach(), [[w.grad for w in layer.parameters()] for layer in whole]
+    return loss.detach(), [[w.grad for w in layer.parameters()] for layer in layers]
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:

@@ -256,6 +256,6 @@ def test_only_synchronized_batch_norm_equals_one_process(
     def ranks() -> Tensor:
         return normalized(ours, *dk.data.shard(*images(64)), dk.algorithms.sync_sgd_step)
 
-    whole = normalized(norm, *images(64), torch_step)
+    expected = normalized(norm, *images(64), torch_step)
     for found in dk.run_ranks(ranks, 2).results:
-        assert torch.allclose(found, whole, rtol=0, atol=1e-11) == exact
+        assert torch.allclose(found, expected, rtol=0, atol=1e-11) == exact

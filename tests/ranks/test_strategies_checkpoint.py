@@ -124,9 +124,9 @@ def count(strategy: Strategy, folder: Path):
     strategy.run(change)
     save(strategy, folder / "dcp", variables)
     save_weights(strategy, folder / "one.safetensors", variables)
-    whole = state_dict(strategy, variables)
+    state = state_dict(strategy, variables)
     if strategy._chief:
-        torch.save(whole, folder / "state.pt")
+        torch.save(state, folder / "state.pt")
     strategy.reduce("sum", 0)  # wait until it is written
     return read(strategy, variables)
 

@@ -145,11 +145,11 @@ def test_training_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
         )
         return history, nn.utils.parameters_to_vector(model.module.parameters()).detach()
 
-    whole, weights = train(Strategy(), 3, tmp_path / "one")
+    expected, weights = train(Strategy(), 3, tmp_path / "one")
     run_ranks(train, 3, MirroredStrategy(), 1, tmp_path / "parts")
     run_ranks(train, 2, MirroredStrategy(), 2, tmp_path / "parts")
     history, found = train(Strategy(), 3, tmp_path / "parts")
-    assert history["loss"] == pytest.approx(whole["loss"][2:], rel=0, abs=1e-12)
+    assert history["loss"] == pytest.approx(expected["loss"][2:], rel=0, abs=1e-12)
     torch.testing.assert_close(found, weights, rtol=0, atol=1e-12)
 
 

@@ -71,8 +71,8 @@ def test_merge_call_runs_across_replicas() -> None:
 def test_dataset_function_creates_the_batches_of_each_replica() -> None:
     def batches(strategy: Strategy):
         def make(context: InputContext) -> list[Tensor]:
-            each = context.get_per_replica_batch_size(4)
-            return [torch.full((each,), context.input_pipeline_id)]
+            size = context.get_per_replica_batch_size(4)
+            return [torch.full((size,), context.input_pipeline_id)]
 
         return [b.tolist() for b in strategy.distribute_datasets_from_function(make)]
 
@@ -92,8 +92,8 @@ def averaged(strategy: Strategy, global_batch: int | None = None):
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 
     def step(x: Tensor) -> Tensor:
-        each = model(x).square().sum(1)
-        loss = compute_average_loss(each * x[:, 0], global_batch_size=global_batch)
+        losses = model(x).square().sum(1)
+        loss = compute_average_loss(losses * x[:, 0], global_batch_size=global_batch)
         loss = loss + scale_regularization_loss(model.weight.square())
         loss.backward()
         optimizer.step()

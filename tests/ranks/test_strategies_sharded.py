@@ -54,9 +54,9 @@ def train(strategy: Strategy, make=torch.optim.Adam, batch: int = 11, average: b
             loss = strategy.run(step, args=(x, y))
             losses.append(strategy.reduce("sum" if average else "mean", loss).item())
     weights = [whole(w) for w in model.parameters()]
-    held = sum(getattr(w, "_local_tensor", w).numel() for w in model.parameters())
+    size = sum(getattr(w, "_local_tensor", w).numel() for w in model.parameters())
     states = [s for state in optimizer.state.values() for s in state.values() if s.dim()]
-    return losses, weights, held, sum(getattr(s, "_local_tensor", s).numel() for s in states)
+    return losses, weights, size, sum(getattr(s, "_local_tensor", s).numel() for s in states)
 
 
 @pytest.mark.parametrize("kind", [CentralStorageStrategy, FullyShardedStrategy])

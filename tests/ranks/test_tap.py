@@ -45,12 +45,12 @@ def test_uninstalling_restores_torch() -> None:
     with dk.Cluster(3) as cluster:
         recorded = cluster.run(use_everything)
         unrecorded = cluster._submit(use_everything, (), {}, record=False).wait()
-        again = cluster.run(use_everything)
+        repeated = cluster.run(use_everything)
     hooked = [True, True, True, True]
-    assert recorded.results == again.results == [[[4.0, 4.0], hooked]] * 3
+    assert recorded.results == repeated.results == [[[4.0, 4.0], hooked]] * 3
     assert unrecorded.results == [[[4.0, 4.0], [False] * 4]] * 3
     assert len(unrecorded.trace) == 0
-    assert calls(recorded) == calls(again)
+    assert calls(recorded) == calls(repeated)
 
 
 def test_nothing_is_hooked_outside_runs() -> None:

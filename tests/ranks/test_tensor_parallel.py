@@ -57,11 +57,11 @@ def test_column_then_row_layers_equal_plain_layers_and_dtensor(n: int, bias: boo
     for rank, (ours, theirs, messages) in enumerate(run.results):
         for mine, other in zip(ours, theirs, strict=True):
             assert torch.allclose(mine, other, rtol=0, atol=1e-12)
-        for mine, whole in zip(ours[:2], plain[:2], strict=True):
-            assert torch.allclose(mine, whole, rtol=0, atol=1e-12)
+        for mine, full in zip(ours[:2], plain[:2], strict=True):
+            assert torch.allclose(mine, full, rtol=0, atol=1e-12)
         dims = [0, *([0] if bias else []), 1]
-        for mine, whole, dim in zip(ours[2:], plain[2:], dims, strict=False):
-            assert torch.allclose(mine, whole.chunk(n, dim)[rank], rtol=0, atol=1e-12)
+        for mine, full, dim in zip(ours[2:], plain[2:], dims, strict=False):
+            assert torch.allclose(mine, full.chunk(n, dim)[rank], rtol=0, atol=1e-12)
         spans = [span for span in run.trace.spans if span.rank == rank]
         (mark,) = [span for span in spans if span.op is Op.MARK]
         sent = Counter(s.op for s in spans if s is not mark and s.start < mark.end)
@@ -90,6 +90,6 @@ def test_layers_of_a_subgroup_use_its_ranks() -> None:
         up, act, down = mlp(True)
         return results_of(nn.Sequential(ColumnLinear(up, group), act, RowLinear(down, group)))[0]
 
-    whole = results_of(mlp(True))[0]
+    full = results_of(mlp(True))[0]
     for result in dk.run_ranks(program, 4).results:
-        assert torch.allclose(result, whole, rtol=0, atol=1e-12)
+        assert torch.allclose(result, full, rtol=0, atol=1e-12)
