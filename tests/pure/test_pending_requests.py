@@ -31,9 +31,9 @@ def waiting(run: RecordedServer) -> dict[int, int]:
 def play(workers, rule, steps) -> RecordedServer:
     """Run a real server with workers that wait for the reply to each pull."""
     run = record_server(workers, rule)
-    for what, worker in steps:
+    for method, worker in steps:
         if worker % workers not in waiting(run):
-            getattr(run, what)(worker % workers)
+            getattr(run, method)(worker % workers)
     return run
 
 
@@ -71,7 +71,7 @@ def test_pushes_of_other_ranks_do_not_answer_stuck_ranks(workers, rule, steps, e
     for rank in ended:
         board.end(rank, "returned")
     entry = run.server.entries["w"]
-    for _ in range(40):  # answered workers push as well
+    for _ in range(40):  # answered workers also push
         for worker in set(range(workers)) - ended - waiting(run).keys():
             if isinstance(rule, Synchronous) and entry.clocks.get(worker, 0) <= entry.version:
                 run.pull(worker)  # its gradient must not be late

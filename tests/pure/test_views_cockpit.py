@@ -144,14 +144,14 @@ def test_error_and_its_repetition_are_one_remark():
         ("", [FOUND] * 5, [FOUND.message] * 3),
         (f"{FOUND.message} {FOUND.remedy}\nfn was stopped.", [FOUND], [FOUND.message]),
         (
-            "rank 1 died; why",
-            [finding("died", "rank 1 ended"), finding("skipped", "why")],
-            ["rank 1 died; why"],
+            "rank 1 died; rank 0 waits",
+            [finding("died", "rank 1 ended"), finding("skipped", "rank 0 waits")],
+            ["rank 1 died; rank 0 waits"],
         ),
         (
             RAISED,
-            [finding("raised", "so"), finding("not_waited", "besides")],
-            ["rank 1 raised ValueError: too small at In[5]:7", "besides"],
+            [finding("raised", "rank 1 failed"), finding("not_waited", "no wait()")],
+            ["rank 1 raised ValueError: too small at In[5]:7", "no wait()"],
         ),
     ],
 )

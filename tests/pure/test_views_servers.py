@@ -101,11 +101,11 @@ class RecordedServer:
 
 
 def record_server(workers, rule, steps=()):
-    found = RecordedServer(workers, rule)
-    found.init()
-    for what, worker in steps:
-        getattr(found, what)(worker)
-    return found
+    run = RecordedServer(workers, rule)
+    run.init()
+    for method, worker in steps:
+        getattr(run, method)(worker)
+    return run
 
 
 def at_time(spans, time):
