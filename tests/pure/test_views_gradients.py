@@ -29,10 +29,12 @@ SUM = [4.0, 1.0, 2.0, -2.0]
 MEAN = [2.0, 0.5, 1.0, -1.0]
 
 
-def trained(afters, steps=2, crcs=("aaaa", "aaaa"), alone=None, samples=32.0, befores=OWN) -> Trace:
+def trained(
+    reduced_gradients, steps=2, crcs=("aaaa", "aaaa"), alone=None, samples=32.0, gradients=OWN
+) -> Trace:
     """Return the trace of watch_gradients for a loop on two ranks with one layer."""
     s = Script()
-    for rank, (own, after) in enumerate(zip(befores, afters, strict=True)):
+    for rank, (own, after) in enumerate(zip(gradients, reduced_gradients, strict=True)):
         s.op(
             rank,
             Op.MARK,

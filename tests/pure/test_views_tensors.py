@@ -18,9 +18,9 @@ from distkit.views.tensors import MAX_RANKS, draw
 FOUR = dict(nbytes=16, shape=(2, 2), dtype="float32")
 
 
-def reduced(befores, afters, op=Op.ALL_REDUCE) -> Trace:
+def reduced(inputs, results, op=Op.ALL_REDUCE) -> Trace:
     s = Script()
-    for rank, (before, after) in enumerate(zip(befores, afters, strict=True)):
+    for rank, (before, after) in enumerate(zip(inputs, results, strict=True)):
         s.op(
             rank,
             op,
@@ -31,7 +31,7 @@ def reduced(befores, afters, op=Op.ALL_REDUCE) -> Trace:
             before=before and summary(before),
             after=after and summary(after),
         )
-    return s.trace(world_size=len(befores))
+    return s.trace(world_size=len(inputs))
 
 
 def only_keyframe(trace: Trace):

@@ -45,7 +45,7 @@ def test_common_mistake_is_rejected_with_its_message(name: str) -> None:
     assert tolerated(TASKS[name], 1) == []
 
 
-def moved(x: Tensor) -> None:
+def all_reduce_through_host(x: Tensor) -> None:
     """All-reduce through host memory, as for a tensor on a GPU."""
     host = x.cpu()
     dist.all_reduce(host)
@@ -53,7 +53,7 @@ def moved(x: Tensor) -> None:
 
 
 def test_move_to_the_host_is_a_copy_as_on_a_gpu() -> None:
-    assert dk.check.staged(moved).status == "pass"
+    assert dk.check.staged(all_reduce_through_host).status == "pass"
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -182,32 +182,34 @@ def test_question_has_answers_at_three_levels(name: str) -> None:
 
 def handler(
     *,
-    once: bool = True,
-    whole: bool = True,
-    clears: bool = True,
-    forgets: bool = False,
-    patient: bool = False,
+    ignores_repeats: bool = True,
+    waits_for_round: bool = True,
+    clears_inbox: bool = True,
+    forgets_requests: bool = False,
+    waits_under_async: bool = False,
     leaves: Callable[[list[int]], Any] = lambda waiting: [],
-    drops: bool = False,
-    by: Callable[[Server], None] = lambda s: s.update(sum(s.inbox.values())),
-    early: bool = False,
+    drops_pulls: bool = False,
+    apply_round: Callable[[Server], None] = lambda s: s.update(sum(s.inbox.values())),
+    answers_early: bool = False,
     answers: Callable[[list[int]], Any] = list,
 ) -> Callable[..., Any]:
     """Return a push handler with a mistake."""
 
     def push(server: Server, worker: int, number: int, gradient: Any) -> Any:
-        if once and (worker, number) in server.seen:
+        if ignores_repeats and (worker, number) in server.seen:
             return []
         server.seen.add((worker, number))
         server.inbox[worker] = gradient
-        if whole and len(server.inbox) < (server.workers if server.sync or patient else 1):
-            answered = list(server.waiting) if early else []
-            server.waiting = [] if drops else server.waiting
+        if waits_for_round and len(server.inbox) < (
+            server.workers if server.sync or waits_under_async else 1
+        ):
+            answered = list(server.waiting) if answers_early else []
+            server.waiting = [] if drops_pulls else server.waiting
             return answered
-        by(server)
-        if clears:
+        apply_round(server)
+        if clears_inbox:
             server.inbox.clear()
-        if forgets:
+        if forgets_requests:
             server.seen.clear()
         answered = answers(server.waiting)
         server.waiting = leaves(server.waiting)
@@ -216,51 +218,63 @@ def handler(
     return push
 
 
-def averages(server: Server) -> None:
+def update_with_mean(server: Server) -> None:
     server.update(sum(server.inbox.values()) / len(server.inbox))
 
 
-def one_by_one(server: Server) -> None:
+def update_for_each(server: Server) -> None:
     for gradient in server.inbox.values():
         server.update(gradient)
 
 
-def by_hand(server: Server) -> None:
+def update_directly(server: Server) -> None:
     server.value = server.value + sum(server.inbox.values())
 
 
-def emptied(waiting: list[int]) -> list[int]:
+def empty_in_place(waiting: list[int]) -> list[int]:
     waiting.clear()
     return waiting
 
 
-def scalar(server: Server) -> None:
+def assign_number(server: Server) -> None:
     server.value = 0.5  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
     ("mistake", "text"),
     [
-        ({"once": False}, "applied 2 times: a repeated push counts once"),
-        ({"forgets": True}, "applied 2 times: a repeated push counts once"),
-        ({"by": averages}, "was applied 0.50 times: it averages. A server sums"),
-        ({"whole": False}, "but the round is not complete: worker"),
-        ({"early": True}, "it answers the pull of worker"),
-        ({"clears": False}, "it was still in the inbox from the round before"),
-        ({"by": one_by_one}, "2 updates; expected 1: a round is one update"),
-        ({"by": by_hand}, "without server.update(total), which makes the step"),
-        ({"by": scalar}, "server.value is 0.5: change it with server.update(total) alone"),
-        ({"by": lambda server: None}, "the round is complete, but the value does not contain push"),
+        ({"ignores_repeats": False}, "applied 2 times: a repeated push counts once"),
+        ({"forgets_requests": True}, "applied 2 times: a repeated push counts once"),
+        ({"apply_round": update_with_mean}, "was applied 0.50 times: it averages. A server sums"),
+        ({"waits_for_round": False}, "but the round is not complete: worker"),
+        ({"answers_early": True}, "it answers the pull of worker"),
+        ({"clears_inbox": False}, "it was still in the inbox from the round before"),
+        ({"apply_round": update_for_each}, "2 updates; expected 1: a round is one update"),
+        ({"apply_round": update_directly}, "without server.update(total), which makes the step"),
+        (
+            {"apply_round": assign_number},
+            "server.value is 0.5: change it with server.update(total) alone",
+        ),
+        (
+            {"apply_round": lambda server: None},
+            "the round is complete, but the value does not contain push",
+        ),
         ({"answers": lambda waiting: None}, "it returns None: return the list of workers"),
         ({"answers": lambda waiting: [], "leaves": list}, "wait forever. Return all workers in"),
         ({"answers": lambda waiting: [*waiting, 7]}, "it answers worker 7, whose pull does not"),
-        ({"answers": emptied}, "empty when it was returned. Keep the list before you empty it"),
+        (
+            {"answers": empty_in_place},
+            "empty when it was returned. Keep the list before you empty it",
+        ),
         (
             {"leaves": list},
             "it would be answered again in the next round. Remove the workers that you",
         ),
         ({"leaves": tuple}, "server.waiting is (1,): leave a list of workers there"),
-        ({"drops": True}, "but its pull has no answer: it would wait forever. Empty the list"),
+        (
+            {"drops_pulls": True},
+            "but its pull has no answer: it would wait forever. Empty the list",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
@@ -271,7 +285,7 @@ def test_mistake_in_the_push_handler_is_named(mistake: dict[str, Any], text: str
 
 
 def test_waiting_for_all_under_dist_async_fails_only_that_criterion() -> None:
-    verdict = dk.check.push_handler(handler(patient=True))
+    verdict = dk.check.push_handler(handler(waits_under_async=True))
     assert [c.status for c in verdict.criteria] == ["pass", "fail"] and verdict.points == 1
     assert "dist_async applies each gradient immediately" in verdict.criteria[1].text
 
