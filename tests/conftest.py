@@ -1,4 +1,4 @@
-"""Shared by all tests: markers by folder, checks for leftover processes, a private Jupyter."""
+"""Fixtures and hooks of all tests: markers, checks for leftover processes, an isolated Jupyter."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 
-# A slow machine must not fail tests. CI tries the same examples each time, like Hypothesis's ci
-# profile.
+# Tests must pass on a slow machine. CI uses the same examples in every run, as Hypothesis's own
+# "ci" profile does.
 hypothesis.settings.register_profile(
     "distkit",
     deadline=None,
@@ -48,15 +48,15 @@ hypothesis.settings.load_profile("distkit")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# The longest files of tests/cluster start first, so that both workers end together.
+# The longest files of tests/cluster start first, so that both workers finish about the same time.
 LONGEST = ("test_notebooks", "test_site_pages", "test_launching", "test_grading", "test_hub")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder; docstring examples are pure.
+    """Mark each test by its folder, and limit its time; docstring examples are pure.
 
-    A hang fails with a traceback. The limit is not in pyproject.toml, because `pytest --distkit-
-    notebooks` must work without pytest-timeout.
+    A hanging test fails with a traceback. The limit is not in pyproject.toml, because
+    `pytest --distkit-notebooks` must work without pytest-timeout.
     """
     for item in items:
         folder = "stress" if "stress" in item.path.parts else item.path.parent.name
@@ -64,10 +64,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(folder if folder in ("ranks", "cluster", "stress") else "pure")
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))
-    items.sort(key=_turn)
+    items.sort(key=_sort_key)
 
 
-def _turn(item: pytest.Item) -> int:
+def _sort_key(item: pytest.Item) -> int:
     if not item.get_closest_marker("cluster"):
         return -1
     return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
@@ -81,7 +81,7 @@ def _gpus() -> int:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Run a file's tests on one worker, and the site's on that of the notebooks."""
+    """Run the tests of a file on one worker, and those of the site and the notebooks together."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -94,26 +94,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 @cache
 def _preload_compiler() -> None:
-    """Import torch's compiler once, which takes two seconds in each rank."""
+    """Import torch's compiler in the fork server, instead of in each rank, where it takes 2 s."""
     from distkit.cluster.processes.fork_client import server
 
     server().preload("torch._dynamo")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Preload for ranks; skip tests without their GPUs, or fail if GPUs are required."""
+    """Preload modules for ranks. Skip a test that lacks GPUs, or fail if GPUs are required."""
     if not item.get_closest_marker("pure"):
         _preload_compiler()
     mark = item.get_closest_marker("gpu")
     needed = mark.args[0] if mark and mark.args else 1
     if mark and _gpus() < needed:
         required = not _gpus() and os.environ.get("DISTKIT_GPU") == "required"
-        (pytest.fail if required else pytest.skip)(f"GPUs needed: {needed}, there: {_gpus()}")
+        (pytest.fail if required else pytest.skip)(f"GPUs needed: {needed}, available: {_gpus()}")
 
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder for temporary files, empty. pytest's own paths are too long for sockets."""
+    """An empty folder for temporary files. Paths in pytest's tmp_path are too long for sockets."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
@@ -131,41 +131,41 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalForkClient]:
         fork_client._server.close()
 
 
-# -- nobody is left running ----------------------------------------------------
-# Every process of the tests inherits MARK. `make test` sets it before Python starts,
-# so that even forks of this process that lost their parent are recognised.
+# -- leftover processes --------------------------------------------------------
+# Every process of the tests inherits MARK. `make test` sets it before Python starts, so that
+# even orphaned forks of this process are recognized.
 
 MARK = "DISTKIT_TEST_ID"
 SESSION = os.environ.setdefault(MARK, uuid.uuid4().hex)
-if WORKER := os.environ.get("PYTEST_XDIST_WORKER", ""):  # do not look for processes of others
+if WORKER := os.environ.get("PYTEST_XDIST_WORKER", ""):  # ignore the processes of other workers
     SESSION = os.environ[MARK] = f"{SESSION}-{WORKER}"
-numbers = itertools.count()
+mark_numbers = itertools.count()
 
 
-def _carries(process: psutil.Process, mark: str) -> bool:
+def _has_mark(process: psutil.Process, mark: str) -> bool:
     try:
         return process.environ().get(MARK, "").startswith(mark)
     except (psutil.Error, OSError):  # gone, or another user's
         return False
 
 
-def _started(mark: str) -> list[psutil.Process]:
+def _marked_processes(mark: str) -> list[psutil.Process]:
     me = psutil.Process()
     below = set(me.children(recursive=True)) if mark == SESSION else set()
-    marked = {p for p in psutil.process_iter() if _carries(p, mark)}
+    marked = {p for p in psutil.process_iter() if _has_mark(p, mark)}
     return [p for p in (below | marked) - {me} if alive(p)]
 
 
 def left_running(mark: str, timeout: float = 5.0) -> list[str]:
-    """The processes with this mark that are still there after ``timeout`` seconds."""
+    """Return the processes with this mark that still run after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
-    while (left := _started(mark)) and time.monotonic() < deadline:
+    while (left := _marked_processes(mark)) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=0.1)
     return [f"{p.pid}: {' '.join(p.cmdline())}" for p in left if alive(p)]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nobody_stays() -> Iterator[None]:
+def no_leftover_processes() -> Iterator[None]:
     yield
     fork_client = sys.modules.get("distkit.cluster.processes.fork_client")
     if fork_client and fork_client._server:
@@ -176,13 +176,13 @@ def nobody_stays() -> Iterator[None]:
 
 @pytest.fixture
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """Return a function for the end of a test: processes of this test that run after 5 s."""
-    mark = f"{SESSION}-{next(numbers)}"
+    """A function that returns the processes of this test that still run after 5 s."""
+    mark = f"{SESSION}-{next(mark_numbers)}"
     monkeypatch.setenv(MARK, mark)
     return lambda: left_running(mark)
 
 
-# -- what is released ------------------------------------------------------------
+# -- the release -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -195,7 +195,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-# -- a Jupyter of their own ------------------------------------------------------
+# -- an isolated Jupyter ---------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -224,15 +224,15 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Headless chromium of Debian. Module scope, since it holds the thread's event loop."""
+    """Debian's headless Chromium. It occupies the thread's event loop, hence the module scope."""
     if reason := missing():
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
     with browse() as browser:
         yield browser
 
 
-# anywidget's warning about late scripts on a busy machine; the widgets work
-LATE = "[anywidget] Failed to initialize model."
+# anywidget's warning about scripts that load late on a busy machine; the widgets work
+LATE_SCRIPT = "[anywidget] Failed to initialize model."
 
 
 @dataclass
@@ -241,14 +241,16 @@ class Tab:
 
     page: Page
     errors: list[str] = field(default_factory=list)  # on the console, or uncaught
-    outside: list[str] = field(default_factory=list)  # refused requests to other machines
+    outside: list[str] = field(default_factory=list)  # blocked requests to other machines
 
     def __post_init__(self) -> None:
-        self.page.on("pageerror", lambda e: LATE not in str(e) and self.errors.append(str(e)))
+        self.page.on(
+            "pageerror", lambda e: LATE_SCRIPT not in str(e) and self.errors.append(str(e))
+        )
         self.page.on("console", lambda m: m.type == "error" and self.errors.append(m.text))
-        self.page.route(lambda url: urlsplit(url).hostname not in ("127.0.0.1", None), self._refuse)
+        self.page.route(lambda url: urlsplit(url).hostname not in ("127.0.0.1", None), self._block)
 
-    def _refuse(self, route: Route) -> None:
+    def _block(self, route: Route) -> None:
         self.outside.append(route.request.url)
         route.abort()
 

@@ -3,34 +3,34 @@ import { test } from "node:test";
 
 import { Layout } from "../../distkit/views/js/layout.js";
 import { Store } from "../../distkit/views/js/store.js";
-import { given, near } from "./given.mjs";
+import { fixtures, near } from "./fixtures.mjs";
 
 function layoutOf(name, view) {
-  const store = new Store(given.bulk[name]);
+  const store = new Store(fixtures.bulk[name]);
   const { start, end } = store.frame;
-  return new Layout(store, given.theme.sizes, 900, view ?? [start, end], end, () => 60);
+  return new Layout(store, fixtures.theme.sizes, 900, view ?? [start, end], end, () => 60);
 }
 
-test("positions and times convert to each other", () => {
+test("x positions and times are converted both ways", () => {
   const layout = layoutOf("all_reduce");
   const { left, right, view: [from, to] } = layout;
   for (const x of [left, 333, right]) assert.ok(near(layout.x(layout.time(x)), x, 1e-6));
   assert.ok(near(layout.x(from), left) && near(layout.x(to), right));
 });
 
-for (const name of Object.keys(given.bulk)) {
-  test(`every bar of ${name} lies in its lane`, () => {
+for (const name of Object.keys(fixtures.bulk)) {
+  test(`every bar of ${name} is drawn within its lane`, () => {
     const layout = layoutOf(name);
     const { store } = layout;
     for (let i = 0; i < store.count; i++) {
       const [x, y, width, height] = layout.box(i);
-      const [top, tall] = [layout.tops[store.lane(i)], layout.heights[store.lane(i)]];
+      const [top, laneHeight] = [layout.tops[store.lane(i)], layout.heights[store.lane(i)]];
       assert.ok(x >= layout.left - 1e-6 && width >= 2.5 && height > 0);
-      assert.ok(y >= top - 1e-6 && y + height <= top + tall + 1e-6);
+      assert.ok(y >= top - 1e-6 && y + height <= top + laneHeight + 1e-6);
     }
   });
 
-  test(`every arrow of ${name} leaves its sender and ends at its receiver`, () => {
+  test(`every arrow of ${name} starts at its send and ends at its receive`, () => {
     const layout = layoutOf(name);
     const { store } = layout;
     for (let a = 0; a < store.arrows; a++) {
@@ -42,7 +42,7 @@ for (const name of Object.keys(given.bulk)) {
   });
 }
 
-test("an operation of a dead rank ends at its death in every lane", () => {
+test("an unfinished operation of a dead rank is drawn until the rank's death", () => {
   const layout = layoutOf("hang");
   const { store } = layout;
   const { end, lanes } = store.frame;
@@ -57,7 +57,7 @@ test("an operation of a dead rank ends at its death in every lane", () => {
   }
 });
 
-test("a position finds the bar or arrow drawn there", () => {
+test("hit testing finds the bar or arrow at a position", () => {
   const layout = layoutOf("all_reduce");
   const { store } = layout;
   const arrows = Array.from({ length: store.arrows }, (_, a) => [a, layout.path(a)]);
@@ -71,16 +71,16 @@ test("a position finds the bar or arrow drawn there", () => {
   assert.equal(layout.hit(2, layout.height + 50, arrows), null);
 });
 
-test("a row returns its bars in the visible range", () => {
-  const { start, end } = given.bulk.all_reduce;
-  const middle = [start + 0.4 * (end - start), start + 0.6 * (end - start)];
-  const layout = layoutOf("all_reduce", middle);
+test("a track returns its bars in the visible range", () => {
+  const { start, end } = fixtures.bulk.all_reduce;
+  const view = [start + 0.4 * (end - start), start + 0.6 * (end - start)];
+  const layout = layoutOf("all_reduce", view);
   const { store } = layout;
   for (const track of store.tracks) {
     const [first, last] = layout.visibleRange(track);
     Array.from(track.items).forEach((i, n) => {
-      const seen = store.start[i] >= middle[0] && store.start[i] < middle[1];
-      if (seen) assert.ok(n >= first && n < last);
+      const visible = store.start[i] >= view[0] && store.start[i] < view[1];
+      if (visible) assert.ok(n >= first && n < last);
     });
   }
 });

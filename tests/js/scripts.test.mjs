@@ -7,7 +7,7 @@ import { fileURLToPath, pathToFileURL } from "node:url";
 const modules = fileURLToPath(new URL("../../distkit/views/js", import.meta.url));
 
 for (const name of readdirSync(modules).filter((file) => file.endsWith(".js"))) {
-  test(`${name} can be imported alone`, () => import(pathToFileURL(join(modules, name))));
+  test(`${name} can be imported by itself`, () => import(pathToFileURL(join(modules, name))));
 }
 
 for (const name of readdirSync(process.env.SCRIPTS)) {

@@ -3,9 +3,9 @@ import { test } from "node:test";
 
 import { search } from "../../distkit/views/js/lenses.js";
 import { Store } from "../../distkit/views/js/store.js";
-import { given } from "./given.mjs";
+import { fixtures } from "./fixtures.mjs";
 
-const { bulk } = given;
+const { bulk } = fixtures;
 const range = (n) => Array.from({ length: n }, (_, i) => i);
 const all = (store) => range(store.count).map((i) => store.bar(i));
 
@@ -17,7 +17,7 @@ test("bars are found by their ids and ordered by their starts", () => {
   assert.deepEqual(starts, [...starts].sort((a, b) => a - b));
 });
 
-test("members of a collective are sorted by lane and related to each other", () => {
+test("members of a collective are sorted by lane and highlighted together", () => {
   const store = new Store(bulk.sync_sgd);
   const tied = all(store).find(({ collective }) => collective >= 0);
   const members = store.members(tied.collective);
@@ -27,7 +27,7 @@ test("members of a collective are sorted by lane and related to each other", () 
   assert.equal(store.related(null), null);
 });
 
-test("an operation that has not ended is open, and the legend names it", () => {
+test("an unfinished operation is open and appears in the legend", () => {
   const store = new Store(bulk.hang);
   assert.ok(store.open.size > 0);
   assert.ok([...store.open].every((i) => store.bar(i).end === null));

@@ -11,7 +11,6 @@ from distkit.cluster.processes.channel import Channel
 
 
 def encode(message: Any) -> bytes:
-    """Encode a message."""
     ours, theirs = Channel.pair()
     ours.send(message)
     ours.close()
@@ -24,9 +23,9 @@ def test_truncated_message_is_discarded(cut: int) -> None:
     ours, theirs = Channel.pair()
     received = queue.SimpleQueue[Any]()
     ours.listen(received.put, lambda: received.put(EOFError))
-    whole = encode(["rows", list(range(40))])
-    theirs.sendall(whole[:cut])
-    theirs.sendall(whole[cut:] + encode("a") + whole[:cut])
+    encoded = encode(["rows", list(range(40))])
+    theirs.sendall(encoded[:cut])
+    theirs.sendall(encoded[cut:] + encode("a") + encoded[:cut])
     theirs.close()
     assert [received.get(timeout=10) for _ in range(3)] == [
         ("rows", tuple(range(40))),

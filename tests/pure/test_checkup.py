@@ -1,4 +1,4 @@
-"""The doctor's checks of given facts."""
+"""The doctor's checks, applied to given facts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ GIB = 1 << 30
 
 def healthy(name: str, address: str) -> Json:
     """The facts of a healthy machine."""
-    room = {"size": 8 * GIB, "free": 6 * GIB, "writable": True}
+    space = {"size": 8 * GIB, "free": 6 * GIB, "writable": True}
     return {
         "hostname": name,
         "python": {"version": "3.11.7", "executable": "/env/bin/python"},
         "packages": dict.fromkeys(probe.PACKAGES, "2.13.0"),
         "cores": {"usable": 4, "quota": None},
         "memory": {"free": 8 * GIB},
-        "shm": {"path": "/dev/shm", **room},
-        "temporary": {"path": "/tmp", **room},
+        "shm": {"path": "/dev/shm", **space},
+        "temporary": {"path": "/tmp", **space},
         "gpus": {"found": []},
         "addresses": ["127.0.0.1", address],
         "torch": {"version": "2.13.0", "cuda": None, "nccl": None},
@@ -53,8 +53,8 @@ def healthy_facts() -> Facts:
     )
 
 
-def judged(facts: Facts) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Return kind, level and hosts of each failed check."""
+def failed_checks(facts: Facts) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Return the kind, level and hosts of each failed check."""
     checks = Report(facts).checks
     return [(c.kind, str(c.level), c.hosts) for c in checks if c.level is not Level.OK]
 
@@ -64,15 +64,15 @@ def test_healthy_machines_have_no_failures() -> None:
     assert one.title == "this machine (login): no problems found"
     assert "up to 32 ranks here" in str(one)
     several = Report(healthy_facts())
-    assert judged(several.facts) == []
+    assert failed_checks(several.facts) == []
     assert several.title == "this machine (login) and 3 hosts: no problems found"
 
 
-# -- deliberate faults of one machine --------------------------------------------------------------
+# -- faults of one machine -------------------------------------------------------------------------
 
 
-def put(**changes: Any) -> Callable[[Json], None]:
-    """Change a fact."""
+def change(**changes: Any) -> Callable[[Json], None]:
+    """Return a function that changes facts of a machine."""
 
     def apply(machine: Json) -> None:
         for key, value in changes.items():
@@ -84,21 +84,28 @@ def put(**changes: Any) -> Callable[[Json], None]:
     return apply
 
 
-ALONE = [
-    ("memory", "failure", "a rank needs", put(memory={"free": 50_000_000})),
-    ("shm", "failure", "cannot be written to (No such", put(shm={"error": "No such file"})),
-    ("shm", "failure", "beta, which ranks use for shared memory, is full", put(shm={"free": 0})),
-    ("shm", "warning", "--shm-size=2g", put(shm={"size": 64 << 20, "free": 60 << 20})),
-    ("disk", "failure", "/tmp on beta is full (0 B of 8 GiB free)", put(temporary={"free": 0})),
-    ("disk", "failure", "cannot be written to", put(temporary={"writable": False})),
-    ("torch.missing", "failure", "-m pip install torch", put(packages={"torch": None})),
-    ("ipyparallel.missing", "failure", "is missing on beta", put(packages={"ipyparallel": None})),
-    ("torch.broken", "failure", "libcudart", put(torch={"error": "OSError: libcudart.so.12"})),
-    ("gpus.driver", "warning", "Reboot", put(gpus={"error": "Driver/library version mismatch"})),
+HOST_FAULTS = [
+    ("memory", "failure", "a rank needs", change(memory={"free": 50_000_000})),
+    ("shm", "failure", "cannot be written to (No such", change(shm={"error": "No such file"})),
+    ("shm", "failure", "beta, which ranks use for shared memory, is full", change(shm={"free": 0})),
+    ("shm", "warning", "--shm-size=2g", change(shm={"size": 64 << 20, "free": 60 << 20})),
+    ("disk", "failure", "/tmp on beta is full (0 B of 8 GiB free)", change(temporary={"free": 0})),
+    ("disk", "failure", "cannot be written to", change(temporary={"writable": False})),
+    ("torch.missing", "failure", "-m pip install torch", change(packages={"torch": None})),
+    (
+        "ipyparallel.missing",
+        "failure",
+        "is missing on beta",
+        change(packages={"ipyparallel": None}),
+    ),
+    ("torch.broken", "failure", "libcudart", change(torch={"error": "OSError: libcudart.so.12"})),
+    ("gpus.driver", "warning", "Reboot", change(gpus={"error": "Driver/library version mismatch"})),
 ]
 
 
-@pytest.mark.parametrize(("kind", "level", "expected", "fault"), ALONE, ids=lambda x: str(x)[:24])
+@pytest.mark.parametrize(
+    ("kind", "level", "expected", "fault"), HOST_FAULTS, ids=lambda x: str(x)[:24]
+)
 def test_faults_of_one_machine_are_reported(
     kind: str, level: str, expected: str, fault: Callable[[Json], None]
 ) -> None:
@@ -135,16 +142,16 @@ def test_gpu_checks(torch: Json, gpus: Json, expected: str) -> None:
     assert expected in " ".join(str(Report(Facts({HERE: machine}))).split())
 
 
-# -- deliberate faults between machines ------------------------------------------------------------
+# -- faults between machines -----------------------------------------------------------------------
 
 
-def cut(facts: Facts, a: str, b: str) -> None:
+def drop_packets(facts: Facts, a: str, b: str) -> None:
     facts.connection(a, b).update(tcp="timed out", arrived=False)
 
 
 def link_cut(facts: Facts) -> None:
-    cut(facts, "alpha", "beta")
-    cut(facts, "beta", "alpha")
+    drop_packets(facts, "alpha", "beta")
+    drop_packets(facts, "beta", "alpha")
 
 
 def one_direction(facts: Facts) -> None:
@@ -154,14 +161,14 @@ def one_direction(facts: Facts) -> None:
 
 def firewall(facts: Facts) -> None:
     for host in (HERE, "alpha", "gamma"):
-        cut(facts, host, "beta")
+        drop_packets(facts, host, "beta")
 
 
-def unknown(facts: Facts) -> None:
+def unknown_name(facts: Facts) -> None:
     facts.names["beta"]["alpha"] = {"error": "Name or service not known"}
 
 
-def loopback(facts: Facts) -> None:
+def loopback_name(facts: Facts) -> None:
     facts.names["beta"]["alpha"]["addresses"] = ["127.0.1.1"]
 
 
@@ -169,29 +176,29 @@ def wrong_address(facts: Facts) -> None:
     facts.names["beta"]["alpha"]["addresses"] = ["10.0.0.99"]
 
 
-def lost(words: str) -> Callable[[Facts], None]:
+def unreachable(message: str) -> Callable[[Facts], None]:
     def fault(facts: Facts) -> None:
         del facts.machines["beta"], facts.names["beta"], facts.connections["beta"]
         for way in facts.connections.values():
             way.pop("beta", None)
-        facts.lost["beta"] = {"message": words, "stage": ""}
+        facts.lost["beta"] = {"message": message, "stage": ""}
 
     return fault
 
 
-def lost_midway(facts: Facts) -> None:
+def stops_responding(facts: Facts) -> None:
     facts.lost["beta"] = {"message": "no answer within 6 s", "stage": "files"}
 
 
-def of_beta(**changes: Any) -> Callable[[Facts], None]:
-    return lambda facts: put(**changes)(facts.machines["beta"])
+def change_beta(**changes: Any) -> Callable[[Facts], None]:
+    return lambda facts: change(**changes)(facts.machines["beta"])
 
 
 def not_shared(facts: Facts) -> None:
     facts.folder_visible["beta"] = False
 
 
-TOGETHER = [
+NETWORK_FAULTS = [
     ("connections.cut", "all packets between alpha and beta are lost", link_cut),
     ("connections.one_way", "packets from alpha to beta are lost", one_direction),
     (
@@ -199,35 +206,39 @@ TOGETHER = [
         "beta blocks incoming connections: this machine, alpha and gamma",
         firewall,
     ),
-    ("names.unknown", "'alpha' does not resolve to an IPv4 address on beta", unknown),
-    ("names.loopback", "beta resolves 'alpha' to 127.0.1.1, where other machines", loopback),
+    ("names.unknown", "'alpha' does not resolve to an IPv4 address on beta", unknown_name),
+    ("names.loopback", "beta resolves 'alpha' to 127.0.1.1, where other machines", loopback_name),
     (
         "names.wrong",
         "to 10.0.0.99, which is not an address of alpha. Add the line '10.0.0.2",
         wrong_address,
     ),
-    ("ssh.password", "ssh-copy-id", lost("me@beta: Permission denied (publickey,password)")),
-    ("ssh.key", "the host key of beta is unknown", lost("Host key verification failed")),
+    ("ssh.password", "ssh-copy-id", unreachable("me@beta: Permission denied (publickey,password)")),
+    (
+        "ssh.key",
+        "the host key of beta is unknown",
+        unreachable("Host key verification failed"),
+    ),
     (
         "names.unknown",
         "the name beta cannot be resolved here",
-        lost("ssh: Could not resolve hostname"),
+        unreachable("ssh: Could not resolve hostname"),
     ),
-    ("ssh.refused", "no ssh server answers on beta", lost("port 22: Connection refused")),
-    ("ssh.silent", "beta does not answer", lost("port 22: No route to host")),
-    ("python.missing", "Python is not installed on beta", lost("no Python: python3 python")),
-    ("ssh.other", "Try to start one: ssh beta", lost("exec format error")),
-    ("ssh.cut", "beta stopped responding during files", lost_midway),
-    ("python.differs", "beta has python 3.12.1", of_beta(python={"version": "3.12.1"})),
-    ("torch.differs", "pip install torch==2.13.0", of_beta(packages={"torch": "2.10.0"})),
-    ("ipyparallel.differs", "ipyparallel 9.0.0", of_beta(packages={"ipyparallel": "9.0.0"})),
-    ("distkit.differs", "beta has distkit 0.0.1", of_beta(packages={"distkit": "0.0.1"})),
+    ("ssh.refused", "no ssh server answers on beta", unreachable("port 22: Connection refused")),
+    ("ssh.silent", "beta does not answer", unreachable("port 22: No route to host")),
+    ("python.missing", "Python is not installed on beta", unreachable("no Python: python3 python")),
+    ("ssh.other", "Try to start one: ssh beta", unreachable("exec format error")),
+    ("ssh.cut", "beta stopped responding during files", stops_responding),
+    ("python.differs", "beta has python 3.12.1", change_beta(python={"version": "3.12.1"})),
+    ("torch.differs", "pip install torch==2.13.0", change_beta(packages={"torch": "2.10.0"})),
+    ("ipyparallel.differs", "ipyparallel 9.0.0", change_beta(packages={"ipyparallel": "9.0.0"})),
+    ("distkit.differs", "beta has distkit 0.0.1", change_beta(packages={"distkit": "0.0.1"})),
     ("folder.unshared", "this folder, /home/me/lab, is not shared with beta", not_shared),
 ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected", "fault"), TOGETHER, ids=lambda x: getattr(x, "__name__", x)[:32]
+    ("kind", "expected", "fault"), NETWORK_FAULTS, ids=lambda x: getattr(x, "__name__", x)[:32]
 )
 def test_faults_between_machines_are_reported(
     kind: str, expected: str, fault: Callable[[Facts], None]

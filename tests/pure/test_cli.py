@@ -1,4 +1,4 @@
-"""The command line: arguments, errors and exit statuses; and the figures of the benchmarks."""
+"""The command line: arguments, errors, exit statuses, and the figures of the benchmarks."""
 
 import json
 import os
@@ -28,8 +28,8 @@ TRACE = Trace(
 )
 
 
-def wrong(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """Return the message for wrong arguments."""
+def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Return the error message for invalid arguments."""
     with pytest.raises(SystemExit) as exit:
         cli.main(argv)
     assert exit.value.code == 2
@@ -71,7 +71,7 @@ def test_help_imports_no_torch() -> None:
         (["bench", "course.nothing"], "unknown benchmark 'course.nothing': choose start, "),
     ],
 )
-def test_wrong_arguments_exit_with_usage(
+def test_invalid_arguments_exit_with_usage(
     argv: list[str],
     message: str,
     tmp_path: Path,
@@ -79,7 +79,7 @@ def test_wrong_arguments_exit_with_usage(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert message in wrong(capsys, *argv)
+    assert message in usage_error(capsys, *argv)
 
 
 # -- trace -----------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_wrong_arguments_exit_with_usage(
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A script in the current folder, which is not run."""
+    """An empty script in the current folder."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "train.py"
     path.touch()
@@ -131,7 +131,7 @@ def test_trace_runs_the_script_with_its_arguments(
 
 @pytest.fixture
 def executed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that would replace this process."""
+    """The commands passed to os.execv, which does not run them."""
     commands: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, command: commands.append(command))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -171,7 +171,7 @@ def test_lab_keeps_changed_notebooks(executed: list[list[str]], checkout: Path) 
     assert [path.read_text() for path in sorted(mine.glob("*"))] == ["first", "mine"]
 
 
-def test_lab_without_a_checkout_names_the_notebooks_location(
+def test_lab_without_a_checkout_says_where_to_get_notebooks(
     executed: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -226,7 +226,7 @@ def test_figure_reports_the_limit_it_reached(
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """Replace the benchmarks by one that measures nothing; return the requested repetitions."""
+    """Replace the benchmarks with one that measures nothing; return the requested repetitions."""
     reps: list[int] = []
     found = [
         Figure("a step", "ms", 1.234, 1.0, 2.0, 5, "the same without", 1.0, must=1.05, aim=1.02),
@@ -234,8 +234,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
     ]
 
     def module(name: str) -> Any:
-        def measure(n: int, say: Callable[[str], None]) -> Any:
-            say(f"{name} begins")
+        def measure(n: int, log: Callable[[str], None]) -> Any:
+            log(f"{name} begins")
             reps.append(n)
             return found, {"n": n}
 

@@ -1,4 +1,4 @@
-"""Clocks of several hosts: estimates within their error, and no effect before its cause."""
+"""Alignment of the clocks of several hosts: causality, and offsets within their error."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from distkit_hosts.clocks import PeerClock, RoundTrip
 
 @dataclass
 class Host:
-    """A clock that is ahead of the true time by ``ahead`` and gains ``drift``."""
+    """A clock that is ``ahead`` of the true time [s] and gains ``drift`` seconds per second."""
 
     ahead: float
     drift: float = 0.0
 
-    def shows(self, true: float) -> float:
+    def reading(self, true: float) -> float:
         return true + self.ahead + self.drift * true
 
 
-aheads = st.floats(-1e6, 1e6)
+offsets = st.floats(-1e6, 1e6)
 drifts = st.floats(-1e-4, 1e-4)
 delays = st.floats(1e-6, 0.05)
 
@@ -34,15 +34,15 @@ delays = st.floats(1e-6, 0.05)
 def networks(draw):
     """Generate clocks of hosts, and messages at true times."""
     hosts = [Host(0.0)]
-    hosts += [Host(draw(aheads)) for _ in range(draw(st.integers(1, 3)))]
-    places = st.integers(0, len(hosts) - 1)
-    sent = draw(st.lists(st.tuples(places, places, st.floats(0, 500), delays), max_size=40))
-    return hosts, [(src, dst, at, at + took) for src, dst, at, took in sent if src != dst]
+    hosts += [Host(draw(offsets)) for _ in range(draw(st.integers(1, 3)))]
+    indices = st.integers(0, len(hosts) - 1)
+    sent = draw(st.lists(st.tuples(indices, indices, st.floats(0, 500), delays), max_size=40))
+    return hosts, [(src, dst, at, at + delay) for src, dst, at, delay in sent if src != dst]
 
 
 def crossings(hosts, messages):
     return [
-        Crossing(str(src), hosts[src].shows(sent), str(dst), hosts[dst].shows(got))
+        Crossing(str(src), hosts[src].reading(sent), str(dst), hosts[dst].reading(got))
         for src, dst, sent, got in messages
     ]
 
@@ -76,30 +76,30 @@ def test_offset_estimate_is_within_its_error(network) -> None:
         for host, true in ((src, sent), (dst, received)):
             clock = clocks[str(host)]
             error = math.inf if clock.error is None else clock.error
-            assert abs(hosts[host].shows(true) - clock.ahead - true) <= error + 1e-6
+            assert abs(hosts[host].reading(true) - clock.ahead - true) <= error + 1e-6
 
 
-@pytest.mark.parametrize(("drift", "most"), [(0.0, 5e-3), (5e-5, 0.1)])
-def test_long_run_with_many_messages_is_aligned(drift: float, most: float) -> None:
-    """Offsets are constant: if clocks drift, arrows point backwards by at most the errors."""
-    some = np.random.default_rng(3)
-    hosts = [Host(0.0), *(Host(*some.normal(0, (100, drift))) for _ in range(4))]
+@pytest.mark.parametrize(("drift", "limit"), [(0.0, 5e-3), (5e-5, 0.1)])
+def test_long_run_with_many_messages_is_aligned(drift: float, limit: float) -> None:
+    """Offsets are constant, so with drift an arrow may point backward by the clocks' errors."""
+    rng = np.random.default_rng(3)
+    hosts = [Host(0.0), *(Host(*rng.normal(0, (100, drift))) for _ in range(4))]
     messages = []
-    for at in np.sort(some.uniform(0, 600, 3000)):
-        src, dst = some.choice(5, 2, replace=False)
-        messages.append((src, dst, at, at + 1e-4 + some.exponential(2e-3)))
+    for at in np.sort(rng.uniform(0, 600, 3000)):
+        src, dst = rng.choice(5, 2, replace=False)
+        messages.append((src, dst, at, at + 1e-4 + rng.exponential(2e-3)))
     clocks = align({str(i): 0.0 for i in range(5)}, crossings(hosts, messages))
     for crossing, sent, received in corrected(hosts, messages):
         errors = clocks[crossing.src].error + clocks[crossing.dst].error
         assert received > sent - errors * (drift > 0), crossing
     for host, clock in zip(hosts, clocks.values(), strict=True):
-        wrong = max(abs(host.shows(at) - clock.ahead - at) for at in np.linspace(0, 600, 100))
-        assert wrong <= clock.error + 1e-9
-        assert wrong < most
+        deviation = max(abs(host.reading(at) - clock.ahead - at) for at in np.linspace(0, 600, 100))
+        assert deviation <= clock.error + 1e-9
+        assert deviation < limit
 
 
 def test_one_way_delays_do_not_bias_the_estimate() -> None:
-    """The mean of round trips is wrong by 10 ms; the fastest in each direction are not."""
+    """The mean of the round trips is off by 10 ms; the fastest message in each direction is not."""
     trips = [RoundTrip(t, t + 5 + out, t + 5 + out, t + out + back) for t, out, back in DELAYS]
     clock = PeerClock()
     for trip in trips:
@@ -123,26 +123,26 @@ def test_without_round_trips_wall_clocks_are_used_within_message_bounds() -> Non
         assert 16.1 - found["b"].ahead > 11
 
 
-# -- while connected ---------------------------------------------------------------------------
+# -- round trips -------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
-@given(aheads, drifts, st.lists(st.tuples(delays, delays), min_size=1, max_size=100))
+@given(offsets, drifts, st.lists(st.tuples(delays, delays), min_size=1, max_size=100))
 def test_every_round_trip_keeps_the_estimate_valid(ahead, drift, trips) -> None:
-    there, clock = Host(ahead, drift), PeerClock()
+    remote, clock = Host(ahead, drift), PeerClock()
     for n, (out, back) in enumerate(trips):
         sent, got, end = n, n + out, n + out + 1e-4 + back
-        clock.add(RoundTrip(sent, there.shows(got), there.shows(got + 1e-4), end))
+        clock.add(RoundTrip(sent, remote.reading(got), remote.reading(got + 1e-4), end))
         offset = clock.offset
         assert abs(offset.seconds - (offset.at - (end - back))) <= offset.error + 1e-6
         later = end + 10
         assert (
-            abs(offset.to_here(there.shows(later)) - later)
-            <= offset.error_at(there.shows(later)) + 1e-6
+            abs(offset.to_here(remote.reading(later)) - later)
+            <= offset.error_at(remote.reading(later)) + 1e-6
         )
 
 
-def test_adjusted_clock_is_trusted_again() -> None:
+def test_estimate_recovers_after_a_clock_adjustment() -> None:
     clock = PeerClock()
     for n in range(50):
         ahead = 5.0 if n < 40 else 9.0

@@ -1,4 +1,4 @@
-"""Closed-form costs against the papers, the simulator and the lower bounds."""
+"""Closed-form costs, compared with the simulator, the catalogue and the lower bounds."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ SWITCHED = st.builds(
 )
 
 
-def whole(n: int) -> int:
-    """Message sizes divisible into the chunks of every algorithm on n ranks."""
+def divisible_size(n: int) -> int:
+    """Return a message size that every algorithm can divide into chunks on n ranks."""
     return 4 * n * -(-n // 2) * 2 ** n.bit_length() * 8
 
 
@@ -48,7 +48,7 @@ def whole(n: int) -> int:
 @settings(max_examples=30)
 @given(n=st.integers(1, 33), link=LINKS | SWITCHED, times=st.integers(1, 1000))
 def test_closed_form_equals_the_simulation(name: str, n: int, link: Link, times: int) -> None:
-    nbytes = whole(n) * times
+    nbytes = divisible_size(n) * times
     simulated = finish_times(name, n, nbytes, Network(link)).max()
     form = cost.all_reduce(name, n, nbytes, link)
     assert simulated == pytest.approx(form, rel=1e-9, abs=1e-18)
@@ -68,7 +68,7 @@ def test_double_tree_formula_is_an_upper_bound(n: int, link: Link, segments: int
 @settings(max_examples=40)
 @given(k=st.integers(1, 5), g=st.sampled_from([1, 2, 4, 8]), link=LINKS)
 def test_torus_formula_uses_the_rows_of_the_schedule(k: int, g: int, link: Link) -> None:
-    n, nbytes = g * k, whole(g * k)
+    n, nbytes = g * k, divisible_size(g * k)
     simulated = finish_times("torus", n, nbytes, Network(link), devices_per_host=g).max()
     form = torus(n, nbytes, link, devices_per_host=g)
     assert simulated == pytest.approx(form, rel=1e-9, abs=1e-18)
@@ -89,7 +89,7 @@ def value(formula: str, **names: float) -> float:
 @pytest.mark.parametrize("name", ALL_REDUCES)
 @given(n=st.sampled_from([2, 4, 8, 16, 64]), size=st.integers(0, 10**6), link=LINKS)
 def test_catalogue_formula_equals_the_closed_form(name: str, n: int, size: int, link: Link) -> None:
-    """For powers of two, where lg n is an integer and no rank is folded."""
+    """Powers of two only: lg n is an integer, and no rank is folded."""
     g = columns(n) if name == "torus" else 2
     segments = 4 if name == "double_tree" else 2
     computed = value(
@@ -111,7 +111,7 @@ def test_catalogue_formula_equals_the_closed_form(name: str, n: int, size: int, 
 @settings(max_examples=20)
 @given(n=st.integers(1, 70), link=LINKS, units=st.integers(0, 50))
 def test_no_algorithm_beats_the_lower_bound(name: str, n: int, link: Link, units: int) -> None:
-    nbytes = whole(n) * units
+    nbytes = divisible_size(n) * units
     simulated = finish_times(name, n, nbytes, Network(link)).max()
     assert simulated >= cost.lower_bound(n, nbytes, link) * (1 - 1e-9)
 
@@ -137,8 +137,10 @@ def test_crossover_is_the_size_of_equal_cost() -> None:
     compute=st.floats(0.01, 10),
     buckets=st.integers(1, 16),
 )
-def test_overlap_hides_the_predicted_time(sync: float, compute: float, buckets: int) -> None:
-    """Compare with a step bucket by bucket, whose all-reduces take ``sync`` in total."""
+def test_exposed_time_equals_a_step_bucket_by_bucket(
+    sync: float, compute: float, buckets: int
+) -> None:
+    """Compare with a step simulated bucket by bucket; its all-reduces take ``sync`` in total."""
     forward, backward = compute / 3, compute * 2 / 3
     end = 0.0
     for bucket in range(1, buckets + 1):
@@ -190,7 +192,7 @@ def test_invalid_arguments_raise(call: object, message: str) -> None:
         lambda n, nbytes, link: parameter_server(n, [nbytes], 2, link, 1.0),
     ],
 )
-def test_network_is_not_accepted_as_link(call: Callable[..., object]) -> None:
+def test_network_instead_of_a_link_raises(call: Callable[..., object]) -> None:
     with pytest.raises(TypeError, match=r"needs a dk.simulation.Link, not Network: pass its .link"):
         call(4, 1000, Network(Link(1e-6, 1e-9)))
     with pytest.raises(TypeError, match=r"not float: pass dk.simulation.Link\(alpha, beta\)"):
@@ -202,7 +204,7 @@ def test_network_is_not_accepted_as_link(call: Callable[..., object]) -> None:
 
 @settings(max_examples=30, derandomize=True)
 @given(st.floats(1e-6, 1e-3), st.floats(1e-10, 1e-8), st.integers(0, 2**32 - 1))
-def test_fit_finds_a_line_in_noise(alpha: float, beta: float, seed: int) -> None:
+def test_fit_recovers_alpha_and_beta_from_noisy_times(alpha: float, beta: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     sizes = [4, 2**10, 2**14, 2**17, 2**20, 2**23]
     noisy = {m: ((alpha + beta * m) * rng.uniform(0.98, 1.02, 9)).tolist() for m in sizes}

@@ -1,4 +1,4 @@
-"""Division of samples among replicas: policies, kinds of datasets, even and uneven."""
+"""Sharding of samples among replicas: policies, uneven sizes, kinds of datasets, files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from distkit.data.policies import make_plan
 DATA, FILE, OFF = AutoShardPolicy.DATA, AutoShardPolicy.FILE, AutoShardPolicy.OFF
 
 
-def everywhere(data: object, batch: int, replicas: int, **options: object) -> list[list[object]]:
+def batches_by_replica(
+    data: object, batch: int, replicas: int, **options: object
+) -> list[list[object]]:
     """Return the batches of each replica."""
     return [
         list(DistributedDataset(data, batch, replica=r, replicas=replicas, **options))
@@ -40,17 +42,17 @@ def test_shard_sizes_add_up_and_differ_by_at_most_one(batch: int, replicas: int)
 
 
 @given(st.integers(0, 90), st.integers(1, 9), st.integers(0, 20), st.none() | st.integers(0, 3))
-def test_data_policy_gives_the_batches_of_one_process(
-    n: int, replicas: int, more: int, seed: int
+def test_data_policy_yields_the_batches_of_one_process(
+    n: int, replicas: int, extra: int, seed: int
 ) -> None:
-    batch = replicas + more
+    batch = replicas + extra
     plan = make_plan(batch, replicas, samples=n, policy="DATA", seed=seed)
-    alone = make_plan(batch, 1, samples=n, policy="DATA", seed=seed)
-    assert plan.steps == alone.steps == -(-n // batch)
+    single = make_plan(batch, 1, samples=n, policy="DATA", seed=seed)
+    assert plan.steps == single.steps == -(-n // batch)
     for step in range(plan.steps):
         rows = [plan.rows(step, r) for r in range(replicas)]
-        assert tuple(map(len, rows)) == split(len(alone.rows(step, 0)), replicas)
-        assert sorted(i for some in rows for i in some) == sorted(alone.rows(step, 0))
+        assert tuple(map(len, rows)) == split(len(single.rows(step, 0)), replicas)
+        assert sorted(i for shard in rows for i in shard) == sorted(single.rows(step, 0))
     assert sum(plan.shares) == n
 
 
@@ -61,24 +63,22 @@ def test_data_policy_gives_the_batches_of_one_process(
     st.none() | st.integers(0, 3),
 )
 def test_file_policy_uses_every_sample_once(
-    sizes: list[int], replicas: int, more: int, seed: int
+    sizes: list[int], replicas: int, extra: int, seed: int
 ) -> None:
     replicas = min(replicas, len(sizes))
     files = tuple((str(i), n) for i, n in enumerate(sizes))
-    plan = Plan(FILE, replicas + more, replicas, sum(sizes), files, seed)
+    plan = Plan(FILE, replicas + extra, replicas, sum(sizes), files, seed)
     rows = [[plan.rows(step, r) for step in range(plan.steps)] for r in range(replicas)]
-    flat = [[i for some in mine for i in some] for mine in rows]
-    assert sorted(i for mine in flat for i in mine) == list(range(sum(sizes)))
+    flat = [[i for batch in batches for i in batch] for batches in rows]
+    assert sorted(i for samples in flat for i in samples) == list(range(sum(sizes)))
     assert plan.shares == tuple(map(len, flat))
-    for r, mine in enumerate(rows):
-        assert all(len(some) <= plan.batch_sizes[r] for some in mine)
-        assert all(
-            len(some) == plan.batch_sizes[r]
-            for some in mine[: plan.shares[r] // plan.batch_sizes[r]]
-        )
+    for r, batches in enumerate(rows):
+        full = plan.shares[r] // plan.batch_sizes[r]
+        assert all(len(batch) <= plan.batch_sizes[r] for batch in batches)
+        assert all(len(batch) == plan.batch_sizes[r] for batch in batches[:full])
 
 
-def test_off_policy_gives_all_samples_to_every_replica() -> None:
+def test_off_policy_yields_all_samples_on_every_replica() -> None:
     plan = make_plan(5, 2, samples=7, policy=OFF)
     assert plan.steps == 4
     assert [list(plan.rows(k, 0)) for k in range(4)] == [[0, 1, 2], [3, 4, 5], [6], []]
@@ -119,7 +119,7 @@ def test_auto_policy_shards_files_if_there_are_enough() -> None:
         ({"data": (torch.ones(3), torch.ones(4))}, r"\[3, 4\] rows"),
     ],
 )
-def test_indivisible_data_raises(options: dict[str, object], message: str) -> None:
+def test_invalid_options_raise(options: dict[str, object], message: str) -> None:
     usual = {"data": torch.arange(8), "global_batch": 8, "replica": 0, "replicas": 4}
     with pytest.raises(ValueError, match=message):
         DistributedDataset(**{**usual, **options})
@@ -161,7 +161,7 @@ X, Y = torch.arange(11), torch.arange(11.0).square()[:, None].expand(11, 2)
 )
 @pytest.mark.parametrize("policy", ["AUTO", "OFF"])
 def test_all_kinds_of_datasets_are_accepted(data: object, policy: str) -> None:
-    for r, batches in enumerate(everywhere(data, 5, 3, policy=policy)):
+    for r, batches in enumerate(batches_by_replica(data, 5, 3, policy=policy)):
         plan = DistributedDataset((X, Y), 5, replica=r, replicas=3, policy=policy).plan
         assert len(batches) == plan.steps
         for step, batch in enumerate(batches):
@@ -172,7 +172,7 @@ def test_all_kinds_of_datasets_are_accepted(data: object, policy: str) -> None:
 
 
 def test_empty_batches_keep_the_sample_shape() -> None:
-    *_, last = everywhere(Squares(), 5, 3)[2]
+    *_, last = batches_by_replica(Squares(), 5, 3)[2]
     assert [tuple(part.shape) for part in last] == [(0,), (0, 2)]
     assert last[0].dtype == torch.int64
 
@@ -191,8 +191,8 @@ def files(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_each_replica_reads_only_its_files(files: list[Path], shuffle: bool) -> None:
-    found = everywhere(files, 4, 2, shuffle=shuffle)
-    assert [len(batches) for batches in found] == [6, 6]  # eleven samples, two at a time
+    found = batches_by_replica(files, 4, 2, shuffle=shuffle)
+    assert [len(batches) for batches in found] == [6, 6]  # eleven samples in batches of two
     rows = [sorted(torch.cat([x for x, _ in batches]).tolist()) for batches in found]
     assert rows == [[0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11], [5]]
     assert all(torch.equal(2.0 * x, y) for batches in found for x, y in batches)
@@ -200,7 +200,7 @@ def test_each_replica_reads_only_its_files(files: list[Path], shuffle: bool) -> 
 
 def test_too_few_files_are_read_by_every_replica(files: list[Path]) -> None:
     with pytest.warns(UserWarning, match="there are 3 files for 4 replicas"):
-        found = everywhere(files, 4, 4)
+        found = batches_by_replica(files, 4, 4)
     assert [torch.cat([x for x, _ in batches]).tolist() for batches in found] == [
         [r, r + 4, r + 8] for r in range(4)
     ]

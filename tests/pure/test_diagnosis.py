@@ -66,7 +66,7 @@ ONE, TWO = {"nbytes": 4, "shape": (1,)}, {"nbytes": 8, "shape": (2,)}
 
 
 def finding_of_hang(*programs, **groups):
-    """Return the finding of a hanging run, equal while live and after the release."""
+    """Return the finding of a hanging run; it is the same during the run and after the release."""
     sim = Simulation(list(programs), groups).run()
     assert sim.stuck
     (live,) = [f for f in diagnose(sim.live()) if f.kind != "straggler"]
@@ -114,14 +114,14 @@ HANGS = {
         {},
         ("all_reduce() at a.py:4", "recv(src=0) at a.py:7"),
     ),
-    "cycle beside an unmatched send": (
+    "cycle and an unmatched send": (
         "recv_cycle",
         (0, 2),
         [[recv(2, 3), send(2, 4)], [send(2, 5)], [recv(0, 7), recv(1, 8)]],
         {},
         (),
     ),
-    "cycle with a send whose receive comes later": (
+    "cycle with a send that is received later": (
         "cycle",
         (0, 1, 2),
         [[send(2, 3), send(1, 4)], [recv(0, 7), send(2, 8)], [recv(1, 9), recv(0, 10)]],
@@ -292,7 +292,7 @@ def test_hang_is_explained(name):
     assert all(text in str(f) for text in texts)
 
 
-#: Programs that end but are wrong, as above.
+#: Programs with a mistake that end: kind, culprits, programs, and the finding's text.
 SILENT = {
     "message of a different size": (
         "wrong_tensor",
@@ -374,7 +374,7 @@ def test_mistake_without_a_hang_is_explained(name):
     assert all(text in str(f) for text in texts)
 
 
-def test_recv_cycle():
+def test_recv_cycle_message_names_each_line():
     f = finding_of_hang([recv(1, 4), send(1, 5)], [recv(0, 7), send(0, 8)])
     assert f.kind == "recv_cycle" and f.culprits == (0, 1)
     assert f.lines == {0: "a.py:4", 1: "a.py:7"}
@@ -396,17 +396,17 @@ def test_tags_out_of_order_are_accepted():
     assert diagnose(Simulation(programs).run().live()) == []
 
 
-def test_receive_from_any_source_may_take_the_next_message():
+def test_race_with_a_receive_from_any_source_is_explained():
     first, second = recv(None, 3), recv(1, 4)
     sim = Simulation([[first, second], [send(0, 7)], [send(0, 9)]], random=random.Random(1)).run()
-    assert sim.stuck == [0, 2], "rank 1's message came first"
+    assert sim.stuck == [0, 2], "rank 1's message arrived first"
     (f,) = (f for f in diagnose(sim.live()) if f.hang)
     assert (f.kind, f.culprits, f.waiting) == ("message_race", (0,), (0, 2))
     assert "recv(src=1) at a.py:4" in f.message and "recv(src=any) at a.py:3" in f.message
     assert "rank 2 sends at a.py:9 is unmatched" in f.message
 
 
-def test_wrong_shape_that_crashes_is_explained():
+def test_shape_mismatch_that_crashes_a_rank_is_explained():
     sim = Simulation([[send(1, 3, nbytes=400, shape=(100,))], [recv(0, 7)]])
     trace = died(sim.run(2).live(), 1, "signal SIGABRT")
     (f,) = diagnose(trace)
@@ -467,7 +467,7 @@ def test_rank_that_raised_is_the_cause():
     assert f.lines == {0: "a.py:4", 1: "a.py:7", 2: "a.py:9"}
 
 
-def test_ranks_with_equal_errors_are_one_finding():
+def test_ranks_with_equal_errors_share_a_finding():
     sim = Simulation([[all_reduce(4)], [], [], []])
     trace = sim.run().released()
     for rank in (1, 2):
@@ -495,7 +495,7 @@ def test_killed_rank_is_the_cause():
         (State.COMPLETED, "after"),
     ],
 )
-def test_death_blames_no_line(state, seen):
+def test_finding_about_a_dead_rank_has_no_lines(state, seen):
     call = Event(1, 0, Op.ALL_REDUCE, state, 0.0, where=line(3))
     note = Event(
         1, 1, Op.MARK, State.COMPLETED, 1.0, attributes={"label": "backward"}, where=line(9)
@@ -555,7 +555,7 @@ def test_straggler_of_a_finished_run_is_named():
     assert "rank 2 arrived last at 4 of 4 collectives: the others waited 2 s" in f.message
 
 
-def test_buffer_used_before_wait():
+def test_buffer_used_before_wait_is_reported():
     request = recv(0, 7, later=True)
     sim = Simulation([[send(1, 3)], [request, wait(request)]]).run()
     touch = Event(1, 5, Op.TOUCH, State.COMPLETED, 0.0, match="0", where=line(8))
@@ -564,7 +564,7 @@ def test_buffer_used_before_wait():
     assert "buffer of irecv(src=0) at a.py:7 too early, at a.py:8" in f.message
 
 
-def test_incomplete_trace_accuses_no_rank():
+def test_incomplete_trace_reports_only_errors():
     trace = Simulation([[recv(1, 4)], [recv(0, 7)]]).run().released()
     lost = Trace(trace, traces.info(trace.info, dropped={"0": 3}))
     assert diagnose(lost) == []
@@ -578,7 +578,7 @@ def test_old_and_empty_traces_have_no_findings():
     assert diagnose(Trace(trace.events)) == []  # their release is not recorded
 
 
-def test_twenty_thousand_events_take_less_than_a_second():
+def test_twenty_thousand_events_are_diagnosed_within_a_second():
     trace = traces.big(7_200)
     assert len(trace) > 20_000
     began = time.process_time()
@@ -590,7 +590,7 @@ def test_twenty_thousand_events_take_less_than_a_second():
 
 
 class Author:
-    """Generates correct programs: all messages and collectives in one global order."""
+    """Generates correct programs, with all messages and collectives in one global order."""
 
     def __init__(self, seed, n):
         self.random, self.n = random.Random(seed), n
@@ -605,14 +605,14 @@ class Author:
             self.line += 10
             shape = (self.random.choice([1, 3, 8]),)
             self.facts = dict(shape=shape, nbytes=4 * shape[0])
-            rule = self.random.choice(
+            add_calls = self.random.choice(
                 [self.message, self.message, self.any_source, self.collective, self.loop]
             )
-            rule()
+            add_calls()
             for _ in range(self.random.randrange(3)):
-                self.settle()
+                self.add_wait()
         while self.open:
-            self.settle()
+            self.add_wait()
         return self
 
     def add(self, rank, op, peer=None, **fields):
@@ -622,7 +622,7 @@ class Author:
         if step.later:
             self.open.append((rank, step))
 
-    def settle(self):
+    def add_wait(self):
         if self.open:
             rank, step = self.open.pop(self.random.randrange(len(self.open)))
             self.programs[rank].append(wait(step))
@@ -681,7 +681,7 @@ programs = st.builds(
 )
 
 
-def alarms(trace):
+def without_stragglers(trace):
     return [f for f in diagnose(trace) if f.kind != "straggler" or f.hang]
 
 
@@ -689,11 +689,11 @@ def alarms(trace):
 @given(programs, st.integers(0, 10**6), st.integers(0, 80))
 def test_no_false_alarm_in_correct_programs(author, seed, cut):
     sim = Simulation(author.programs, author.groups, random.Random(seed)).run(cut)
-    assert alarms(sim.live()) == []  # while it runs
+    assert without_stragglers(sim.live()) == []  # while it runs
     sim.run()
     assert not sim.stuck
-    assert alarms(sim.live()) == []
-    assert alarms(sim.released()) == []
+    assert without_stragglers(sim.live()) == []
+    assert without_stragglers(sim.released()) == []
 
 
 @settings(max_examples=100, deadline=None)
@@ -703,7 +703,7 @@ def test_no_false_alarm_when_some_events_arrive_late(author, seed, data):
     received = [
         e for r in range(author.n) for e in sim.live().by_rank[r][: data.draw(st.integers(0, 60))]
     ]
-    assert alarms(Trace(received, sim.info)) == []
+    assert without_stragglers(Trace(received, sim.info)) == []
 
 
 @settings(max_examples=150, deadline=None)
@@ -723,10 +723,10 @@ def test_every_injected_hang_is_found(author, seed, data):
 def inject_mistake(programs, data):
     """Omit a step or swap two; waits stay after their request."""
     rank = data.draw(st.sampled_from([r for r, p in enumerate(programs)]))
-    fixed = [i for i, s in enumerate(programs[rank]) if not s.later and s.wait is None]
-    if not fixed:
+    candidates = [i for i, s in enumerate(programs[rank]) if not s.later and s.wait is None]
+    if not candidates:
         return
-    i, j = (data.draw(st.sampled_from(fixed)) for _ in range(2))
+    i, j = (data.draw(st.sampled_from(candidates)) for _ in range(2))
     if i == j:
         del programs[rank][i]
     else:

@@ -1,4 +1,4 @@
-"""Findings from the program's text: loops, conditions, exits."""
+"""Findings from the program's source: loops, conditions, exits."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_ddp_steps_are_distinguished_from_missing_gradients():
     assert (f.kind, f.culprits) == ("unused_parameter", (1,))
 
 
-def test_exception_in_flight_comes_first():
+def test_pending_exception_is_the_first_finding():
     note = {"0": {"seq": 0, "text": "ValueError: broken", "where": "a.py:2"}}
     rows = [[Step(Op.BARRIER, where=line(4))], [all_reduce(1)], [all_reduce(1)]]
     f = first_finding(*rows, source=FINALLY, raising=note)
@@ -124,7 +124,7 @@ def test_possibly_lost_message_is_reported():
 
 
 def diagnose_delays(*delays, op=Op.ALL_REDUCE):
-    """Return a run in which rank 1 is late for each collective by these times [s]."""
+    """Return the findings of a run whose rank 1 is late for each collective by these times [s]."""
     events = []
     for n, delay in enumerate(delays):
         for rank in (0, 1):
@@ -146,7 +146,7 @@ def test_slow_start_is_not_a_straggler():
     assert (f.kind, f.culprits) == ("straggler", (1,))
 
 
-# -- the text -----------------------------------------------------------------------------
+# -- source analysis ----------------------------------------------------------------------
 
 
 def test_functions_are_analyzed_at_the_call_site():
@@ -176,7 +176,7 @@ def test_functions_are_analyzed_at_the_call_site():
         ("for x in y:\n  for z in x: rank or next()\n  call()\n", "None"),
     ],
 )
-def test_condition_that_depends_on_the_rank_is_blamed(text, guard):
+def test_condition_that_makes_ranks_diverge_is_named(text, guard):
     found = Program({"a.py": text}).skipping_guard(["a.py:3"])
     assert str(found and found.statement) == guard
 
@@ -208,10 +208,10 @@ def call(nbytes=12, peer=None, shape=(3,), dtype="float32", attributes=None, gro
 @pytest.fixture
 def fingerprints():
     with tempfile.TemporaryDirectory() as folder:
-        made = [CollectiveFingerprint(Path(folder), 1, rank) for rank in range(3)]
-        for fingerprint in made:
+        created = [CollectiveFingerprint(Path(folder), 1, rank) for rank in range(3)]
+        for fingerprint in created:
             fingerprint.add_group("world", [0, 1, 2])
-        yield made
+        yield created
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def fingerprints():
         ),
     ],
 )
-def test_mismatch_is_seen_by_the_later_rank(fingerprints, op, one, other):
+def test_mismatch_is_detected_by_the_last_rank(fingerprints, op, one, other):
     assert fingerprints[0].check(op, one)
     assert fingerprints[1].check(op, one)
     assert not fingerprints[2].check(op, other)
@@ -251,5 +251,5 @@ def test_mismatch_is_seen_by_the_later_rank(fingerprints, op, one, other):
         ),
     ],
 )
-def test_optional_arguments_are_not_compared(fingerprints, op, one, other):
+def test_permitted_differences_are_not_mismatches(fingerprints, op, one, other):
     assert fingerprints[0].check(op, one) and fingerprints[1].check(op, other)

@@ -1,4 +1,4 @@
-"""dk.equal: the first difference of two recorded trainings."""
+"""dk.equal: the first difference between two recorded trainings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_rounding_is_not_a_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("afters", "crcs", "what", "rank", "text"),
+    ("averages", "crcs", "what", "rank", "text"),
     [
         ([SUM, SUM], ("aaaa", "aaaa"), "gradient", 0, "one is 2 times the other, as for a sum"),
         (
@@ -62,32 +62,32 @@ def test_rounding_is_not_a_difference() -> None:
     ],
 )
 def test_first_difference_is_named(
-    afters: Sequence[list[float]], crcs: tuple[str, str], what: str, rank: int, text: str
+    averages: Sequence[list[float]], crcs: tuple[str, str], what: str, rank: int, text: str
 ) -> None:
-    found = dk.equal(trained(afters, crcs=crcs), trained([MEAN, MEAN]))
+    found = dk.equal(trained(averages, crcs=crcs), trained([MEAN, MEAN]))
     assert not found
     assert (found.first.step, found.first.what, found.first.rank) == (1, what, rank)
     assert re.search(f"^Different: in step 1 the {what}.*{text}", repr(found))
 
 
 def rounded(dtype: torch.dtype, seed: int, steps: int, lr: float, noise: float = 0.0) -> Trace:
-    """Record a training in one process with gradients that depend only on ``noise``.
+    """Record a training in one process with gradients that do not depend on the weights.
 
-    The gradients have a relative error ``noise``, like another order of summation.
+    The gradients have relative errors up to ``noise``, as in another order of summation.
     """
     random = torch.Generator().manual_seed(seed)
     model = torch.nn.Linear(9, 7).to(dtype)
     for w in model.parameters():
         w.data = torch.randn(w.shape, generator=random).to(dtype)
     gradients = [[torch.randn(w.shape, generator=random) for w in model.parameters()]] * steps
-    off = torch.Generator().manual_seed(seed + 1)
+    noise_generator = torch.Generator().manual_seed(seed + 1)
     recorder.set_current(rec := Recorder(0))
     try:
         with dk.watch_gradients(model) as watch:
             for step in gradients:
                 model.zero_grad()
                 for w, g in zip(model.parameters(), step, strict=True):
-                    g = g * (1 + noise * torch.rand(g.shape, generator=off))
+                    g = g * (1 + noise * torch.rand(g.shape, generator=noise_generator))
                     (w * g.to(dtype)).sum().backward()
                     w.data.add_(w.grad, alpha=-lr)
                 watch.step(loss=1.0, samples=1)
@@ -113,20 +113,20 @@ def test_differences_from_summation_order_are_tolerated(
 @settings(max_examples=40, deadline=None)
 @given(DTYPES, st.integers(0, 9), st.integers(1, 70), RATES, st.floats(1.05, 1000.0))
 def test_small_learning_rate_difference_is_found(
-    dtype: torch.dtype, seed: int, steps: int, lr: float, times: float
+    dtype: torch.dtype, seed: int, steps: int, lr: float, factor: float
 ) -> None:
-    """If the difference exceeds the rounding of the weights."""
+    """The difference must exceed the rounding of the weights."""
     name = str(dtype)[6:]
-    assume((times - 1) * lr > 3 * ROUNDING[name] and times - 1 > 3 * times * TOLERANCES[name])
-    found = dk.equal(rounded(dtype, seed, steps, lr), rounded(dtype, seed, steps, times * lr))
+    assume((factor - 1) * lr > 3 * ROUNDING[name] and factor - 1 > 3 * factor * TOLERANCES[name])
+    found = dk.equal(rounded(dtype, seed, steps, lr), rounded(dtype, seed, steps, factor * lr))
     assert (found.first.step, found.first.what) == (1, "weights")
     assert "(update); norms: " in found.first.text
 
 
 def test_step_counts_and_shapes_are_compared() -> None:
-    some, more = trained([MEAN, MEAN]), trained([MEAN, MEAN], steps=5)
-    assert "the number of steps: 2 and 5" in repr(dk.equal(some, more))
-    assert dk.equal(some, more).first.step == 3
+    short, long = trained([MEAN, MEAN]), trained([MEAN, MEAN], steps=5)
+    assert "the number of steps: 2 and 5" in repr(dk.equal(short, long))
+    assert dk.equal(short, long).first.step == 3
 
 
 def test_unwatched_loop_raises() -> None:

@@ -58,19 +58,19 @@ def message(src: int, dst: int, at: float, seq: int, tag: int = 0) -> list[Event
 
 
 @given(st.lists(events, max_size=20))
-def test_save_and_load_round_trip(some: list[Event]) -> None:
-    trace = Trace(some, traces.info(name="é", ranks={"0": {"name": "rank 0"}}))
+def test_save_and_load_round_trip(recorded: list[Event]) -> None:
+    trace = Trace(recorded, traces.info(name="é", ranks={"0": {"name": "rank 0"}}))
     with tempfile.TemporaryDirectory() as folder:
-        again = Trace.load(trace.save(Path(folder, "trace.gz")))
-    assert repr(again.events) == repr(trace.events)  # repr: NaN is not equal to itself
-    assert again.info == trace.info
+        loaded = Trace.load(trace.save(Path(folder, "trace.gz")))
+    assert repr(loaded.events) == repr(trace.events)  # repr: NaN is not equal to itself
+    assert loaded.info == trace.info
 
 
 @given(st.lists(events, max_size=20))
-def test_any_events_can_be_queried(some: list[Event]) -> None:
-    trace = Trace(some)
+def test_any_events_can_be_queried(recorded: list[Event]) -> None:
+    trace = Trace(recorded)
     assert sum(map(len, trace.by_rank.values())) == len(trace) == len(trace.events)
-    assert {(s.rank, s.seq) for s in trace.spans} == {(e.rank, e.seq) for e in some}
+    assert {(s.rank, s.seq) for s in trace.spans} == {(e.rank, e.seq) for e in recorded}
     assert len(trace.to_dataframe()) == len(trace)
     assert str(len(trace)) in repr(trace)
     for m in trace.messages:
@@ -92,9 +92,9 @@ def test_request_and_reply_are_two_messages() -> None:
     ]
 
 
-def test_dataframe_columns() -> None:
+def test_dataframe_has_a_column_for_each_field() -> None:
     frame = Trace(message(0, 1, 5.0, 0)).to_dataframe()
-    wanted = {
+    expected = {
         "rank",
         "seq",
         "op",
@@ -109,7 +109,7 @@ def test_dataframe_columns() -> None:
         "where",
         "match",
     }
-    assert wanted <= set(frame.columns)
+    assert expected <= set(frame.columns)
     assert frame.time.min() == 0.0
     assert set(frame.op) == {"send", "recv"}
 
@@ -146,17 +146,17 @@ def test_unknown_fields_of_a_saved_trace_are_ignored(saved: Path) -> None:
 
 
 @given(st.lists(events, max_size=20))
-def test_table_holds_the_events(some: list[Event]) -> None:
-    trace = Trace(some)
-    again = Trace.of(trace.table, trace.info)
-    assert repr(tuple(again)) == repr(trace.events)
-    assert len(again) == len(trace) and repr(again.spans) == repr(trace.spans)
-    if all(e.summary is None for e in some):  # NaN is not equal to itself
-        assert again == trace and trace == again
+def test_table_round_trips_events(recorded: list[Event]) -> None:
+    trace = Trace(recorded)
+    loaded = Trace.of(trace.table, trace.info)
+    assert repr(tuple(loaded)) == repr(trace.events)
+    assert len(loaded) == len(trace) and repr(loaded.spans) == repr(trace.spans)
+    if all(e.summary is None for e in recorded):  # NaN is not equal to itself
+        assert loaded == trace and trace == loaded
 
 
 @pytest.mark.parametrize(
-    ("op", "label", "facts"),
+    ("op", "label", "attributes"),
     [
         (Op.STORE_WAIT, "get ready", {"method": "get", "keys": ("ready",)}),
         (Op.STORE_SET, "multi_set a, b", {"method": "multi_set", "keys": ("a", "b")}),
@@ -180,14 +180,14 @@ def test_table_holds_the_events(some: list[Event]) -> None:
         ),
     ],
 )
-def test_label_shows_the_attributes(op: Op, label: str, facts: dict) -> None:
-    assert Event(0, 0, op, State.STARTED, 0.0, attributes=facts).label == label
+def test_label_shows_the_attributes(op: Op, label: str, attributes: dict) -> None:
+    assert Event(0, 0, op, State.STARTED, 0.0, attributes=attributes).label == label
 
 
 def test_attributes_are_immutable() -> None:
     event = Event(0, 0, Op.PUSH, State.STARTED, 0.0, attributes={"key": "w"})
-    again = pickle.loads(pickle.dumps(event))
-    assert again == event and hash(again) == hash(event) and again.attributes == {"key": "w"}
+    loaded = pickle.loads(pickle.dumps(event))
+    assert loaded == event and hash(loaded) == hash(event) and loaded.attributes == {"key": "w"}
     for change in (lambda a: a.update(key="b"), lambda a: a.pop("key"), lambda a: a.clear()):
         with pytest.raises(TypeError, match=r"dataclasses\.replace"):
             change(event.attributes)

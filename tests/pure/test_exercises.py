@@ -23,7 +23,7 @@ from distkit_simulation import cost
 from distkit_simulation.network import Link, Network
 from distkit_simulation.simulator import finish_times
 
-# -- which bound --------------------------------------------------------------------------
+# -- staleness bounds ---------------------------------------------------------------------
 
 
 @given(st.integers(1, 50), st.integers(0, 400))
@@ -114,11 +114,11 @@ def test_plain_values_round_trip(value: Any) -> None:
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
 def test_tensors_keep_shape_and_dtype(dtype: Any, shape: tuple[int, ...]) -> None:
     sent = torch.ones(shape, dtype=dtype)
-    came = values.unpack(values.pack([sent]))[0]
-    assert came.dtype == dtype and came.shape == shape and torch.equal(came, sent)
+    unpacked = values.unpack(values.pack([sent]))[0]
+    assert (unpacked.dtype, unpacked.shape) == (dtype, shape) and torch.equal(unpacked, sent)
 
 
 @given(st.binary())
-def test_damaged_bytes_raise_or_decode(packed: bytes) -> None:
+def test_damaged_bytes_raise_only_decode_errors(packed: bytes) -> None:
     with suppress(*values.DECODE_ERRORS):
         repr(values.unpack(packed))

@@ -19,7 +19,7 @@ from distkit_experiments.results import Record
 
 
 def train(batch: int = 32, lr: float = 0.2, algorithm: str = "ring") -> None:
-    """The function controlled in these tests."""
+    """The function that these experiments run."""
 
 
 # -- controls ---------------------------------------------------------------------
@@ -35,7 +35,7 @@ def train(batch: int = 32, lr: float = 0.2, algorithm: str = "ring") -> None:
         ({"ring": 1, "gloo": 2}, ipywidgets.Dropdown),
         (range(8, 64, 8), ipywidgets.Dropdown),
         (True, ipywidgets.Checkbox),
-        ("words", ipywidgets.Text),
+        ("text", ipywidgets.Text),
     ],
 )
 def test_abbreviations_match_interact(abbreviation: Any, widget: type) -> None:
@@ -47,7 +47,7 @@ def controls(fn: Any, **given: Any) -> Any:
 
 
 def setting(fn: Any, given: dict[str, Any], **changed: Any) -> dict[str, Any]:
-    """Return a run's values: those of the controls, except changed ones."""
+    """Return the settings of a run: the values of its controls, except for changed ones."""
     return dk.Experiment(fn, **given).settings.complete(**changed)
 
 
@@ -94,19 +94,19 @@ def test_ranks_and_straggler_are_reserved_parameters() -> None:
     assert setting(train, {"ranks": 3}) == {"ranks": 3}
 
 
-def needy(x: int, y: int = 1) -> None:
-    """Requires x."""
+def requires_x(x: int, y: int = 1) -> None:
+    """Has a parameter without a default."""
 
 
-def ranked(ranks: int = 2) -> None:
-    """Has a parameter that the experiment sets."""
+def with_ranks(ranks: int = 2) -> None:
+    """Has a parameter that experiments reserve."""
 
 
-BAD = [
+INVALID_CONTROLS = [
     (train, {"speed": (1, 2)}, TypeError, r"has no parameter speed. Parameters: batch, lr"),
-    (needy, {}, TypeError, r"needs x. Add a default value"),
-    (needy, {"y": (0, 2)}, TypeError, "needs x"),
-    (ranked, {}, TypeError, "has a parameter ranks, which an experiment reserves"),
+    (requires_x, {}, TypeError, r"needs x. Add a default value"),
+    (requires_x, {"y": (0, 2)}, TypeError, "needs x"),
+    (with_ranks, {}, TypeError, "has a parameter ranks, which an experiment reserves"),
     (lambda *args: None, {}, TypeError, "cannot be passed by name"),
     (42, {}, TypeError, "an experiment needs a function"),
     (train, {"ranks": 0}, ValueError, "ranks=0 must be an integer of at least 1"),
@@ -126,14 +126,16 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "controls", "error", "said"), BAD)
-def test_invalid_controls_raise_immediately(fn: Any, controls: Any, error: type, said: str) -> None:
-    with pytest.raises(error, match=said):
+@pytest.mark.parametrize(("fn", "controls", "error", "message"), INVALID_CONTROLS)
+def test_invalid_controls_raise_immediately(
+    fn: Any, controls: Any, error: type, message: str
+) -> None:
+    with pytest.raises(error, match=message):
         dk.Experiment(fn, **controls)
 
 
 @pytest.mark.parametrize(
-    ("values", "error", "said"),
+    ("values", "error", "message"),
     [
         ({"batch": 256}, ValueError, "batch=256 is outside its control: integers from 8 to 128"),
         ({"batch": 8.5}, ValueError, "integers from"),
@@ -145,11 +147,11 @@ def test_invalid_controls_raise_immediately(fn: Any, controls: Any, error: type,
         ({"size": 3}, TypeError, r"train\(\) has no parameter size"),
     ],
 )
-def test_values_outside_the_range_raise(values: Any, error: type, said: str) -> None:
+def test_values_outside_the_range_raise(values: Any, error: type, message: str) -> None:
     experiment = dk.Experiment(train, batch=(8, 128), algorithm=["ring", "gloo"])
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         experiment.run(**values)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         experiment.sweep(**{name: [value] for name, value in values.items()})
 
 
@@ -162,7 +164,7 @@ def test_sweep_needs_values(values: Any) -> None:
 # -- results ------------------------------------------------------------------------
 
 
-def done(seconds: float, result: Any = None, outcome: str = "", **parameters: Any) -> Record:
+def finished(seconds: float, result: Any = None, outcome: str = "", **parameters: Any) -> Record:
     """Return the record of a run that sent 8 bytes."""
     events = [
         Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=8),
@@ -178,8 +180,10 @@ def done(seconds: float, result: Any = None, outcome: str = "", **parameters: An
 def test_record_has_measurements_and_results() -> None:
     import torch
 
-    made = done(0.5, {"loss": torch.tensor(0.25), "seconds": 3, "name": "x", "ok": True}, batch=8)
-    assert made.row == {
+    record = finished(
+        0.5, {"loss": torch.tensor(0.25), "seconds": 3, "name": "x", "ok": True}, batch=8
+    )
+    assert record.row == {
         "batch": 8,
         "seconds": 0.5,
         "waiting": 0.05,  # rank 1 waited for 0.1 s
@@ -190,35 +194,35 @@ def test_record_has_measurements_and_results() -> None:
         "seconds returned": 3,
         "outcome": "ok",
     }
-    assert done(0.5, 7).values == {"result": 7}
-    counted = results.record({}, made.run, steps=10)
+    assert finished(0.5, 7).values == {"result": 7}
+    counted = results.record({}, record.run, steps=10)
     assert (counted.row["completed steps"], counted.row["seconds per step"]) == (10, 0.05)
-    assert done(0.5, [1, 2]).values == {}
-    assert done(0.5, 7, "RankError").row["outcome"] == "RankError"
+    assert finished(0.5, [1, 2]).values == {}
+    assert finished(0.5, 7, "RankError").row["outcome"] == "RankError"
 
 
-def ran(*records: Record, **given: Any) -> dk.Experiment:
-    """Return an experiment with these runs."""
+def experiment_with(*records: Record, **given: Any) -> dk.Experiment:
+    """Return an experiment that has these records."""
     experiment = dk.Experiment(train, **given)
     experiment.records += records
     return experiment
 
 
 def test_table_of_several_runs_shows_differing_columns() -> None:
-    some = [
-        done(0.5, {"loss": 2.0}, ranks=2, batch=8),
-        done(0.25, {"loss": 1.5}, ranks=2, batch=16),
-        done(0.1, outcome="RankError", ranks=2, batch=32),
+    records = [
+        finished(0.5, {"loss": 2.0}, ranks=2, batch=8),
+        finished(0.25, {"loss": 1.5}, ranks=2, batch=16),
+        finished(0.1, outcome="RankError", ranks=2, batch=32),
     ]
-    assert repr(ran(*some)) == (
+    assert repr(experiment_with(*records)) == (
         "Experiment with train: 3 runs, 1 failed or stopped\n"
         "  batch seconds loss    outcome\n"
         "3    32  100 ms       RankError\n"
         "2    16  250 ms  1.5         ok\n"
         "1     8  500 ms    2         ok"
     )
-    assert repr(ran()) == "Experiment with train: no run yet"
-    assert repr(ran(some[0])) == (
+    assert repr(experiment_with()) == "Experiment with train: no run yet"
+    assert repr(experiment_with(records[0])) == (
         "Experiment with train: 1 run\n"
         "  ranks batch seconds loss waiting messages bytes\n"
         "1     2     8  500 ms    2   50 ms        1   8 B"
@@ -226,7 +230,9 @@ def test_table_of_several_runs_shows_differing_columns() -> None:
 
 
 def test_user_text_is_escaped() -> None:
-    experiment = ran(done(0.5, {"<b>": 1}, kind="<i>&"), done(0.5, {"<b>": 2}, kind="b"))
+    experiment = experiment_with(
+        finished(0.5, {"<b>": 1}, kind="<i>&"), finished(0.5, {"<b>": 2}, kind="b")
+    )
     page = experiment._repr_mimebundle_()[0]["text/html"]
     assert "<i>" not in page and "&lt;i&gt;&amp;" in page and "&lt;b&gt;" in page
     ElementTree.fromstring(experiment.chart_svg())
@@ -234,12 +240,15 @@ def test_user_text_is_escaped() -> None:
 
 def test_plot_uses_the_varied_parameter_as_x_axis() -> None:
     def against(*records: Record) -> str:
-        return ran(*records).plot("seconds").axes[0].get_xlabel()
+        return experiment_with(*records).plot("seconds").axes[0].get_xlabel()
 
-    one, two = done(1, batch=8, lr=0.1, how="ring"), done(2, batch=16, lr=0.1, how="ring")
-    three, four = done(3, batch=16, lr=0.2, how="ring"), done(4, batch=16, lr=0.2, how="gloo")
+    one, two = finished(1, batch=8, lr=0.1, how="ring"), finished(2, batch=16, lr=0.1, how="ring")
+    three, four = (
+        finished(3, batch=16, lr=0.2, how="ring"),
+        finished(4, batch=16, lr=0.2, how="gloo"),
+    )
     assert against(one, two) == "batch"
-    assert against(one, two, three, done(3, batch=16, lr=0.4, how="ring")) == "lr"
+    assert against(one, two, three, finished(3, batch=16, lr=0.4, how="ring")) == "lr"
     assert against(one, two, three, four) == "batch"  # numbers before text
     assert against(three, four) == "how"
     with pytest.raises(ValueError, match="run twice or more"):
@@ -260,29 +269,29 @@ SETTINGS = st.fixed_dictionaries(
 @example([({"batch": 1, "lr": -1.0, "how": how}, 0.0, False) for how in ("ring", "long " * 20)])
 def test_every_plot_is_well_formed_svg(drawn: Any) -> None:
     records = [
-        done(seconds, outcome="RankError" if bad else "", **setting)
+        finished(seconds, outcome="RankError" if bad else "", **setting)
         for setting, seconds, bad in drawn
     ]
-    experiment = ran(*records)
-    page, alone = experiment._repr_mimebundle_()[0]["text/html"], experiment.chart_svg()
-    assert ("<img" in page) == bool(alone)
-    well = [r for r in records if not r.outcome]
-    assert bool(alone) == (len({str(sorted(r.parameters.items())) for r in well}) > 1)
-    if alone:
-        root = ElementTree.fromstring(alone)
+    experiment = experiment_with(*records)
+    page, svg = experiment._repr_mimebundle_()[0]["text/html"], experiment.chart_svg()
+    assert ("<img" in page) == bool(svg)
+    succeeded = [r for r in records if not r.outcome]
+    assert bool(svg) == (len({str(sorted(r.parameters.items())) for r in succeeded}) > 1)
+    if svg:
+        root = ElementTree.fromstring(svg)
         _, _, width, height = map(float, root.attrib["viewBox"].split())
         dots = [dot.attrib for dot in root.iter("{http://www.w3.org/2000/svg}use")]
-        assert len(dots) >= len(well)
+        assert len(dots) >= len(succeeded)
         assert all(0 <= float(d["x"]) <= width and 0 <= float(d["y"]) <= height for d in dots)
 
 
 def test_any_result_is_plotted_against_any_parameter() -> None:
-    some = [
-        done(b / 100, {"loss": b + lr, "took": lr}, batch=b, lr=lr, ranks=2)
+    records = [
+        finished(b / 100, {"loss": b + lr, "took": lr}, batch=b, lr=lr, ranks=2)
         for b in (8, 16)
         for lr in (0.1, 0.2)
     ]
-    experiment = ran(*some)
+    experiment = experiment_with(*records)
     seconds, loss = experiment.plot().axes
     assert (seconds.get_title(loc="left"), loss.get_title(loc="left")) == ("seconds", "loss")
     (took,) = experiment.plot("took", against="lr").axes
@@ -293,7 +302,7 @@ def test_any_result_is_plotted_against_any_parameter() -> None:
     assert [text.get_text() for text in took.figure.legends[0].texts] == ["batch=8", "batch=16"]
     (loss,) = experiment.plot("loss", against="took").axes  # a result against another
     dots = [line.get_xydata().tolist() for line in loss.lines if line.get_linestyle() == "None"]
-    assert sorted(dot for some in dots for dot in some) == [
+    assert sorted(dot for line in dots for dot in line) == [
         [0.1, 8.1],
         [0.1, 16.1],
         [0.2, 8.2],
@@ -323,7 +332,7 @@ def test_custom_plot_follows_controls_and_runs() -> None:
 
     def picture(runs: Any, setting: dict[str, Any]) -> Figure:
         if setting["batch"] > 100:
-            raise ValueError("no <picture> of so many")
+            raise ValueError("<picture> is too large")
         figure = Figure()
         figure.suptitle(f"batch {setting['batch']} after {len(runs)}")
         return figure
@@ -333,11 +342,11 @@ def test_custom_plot_follows_controls_and_runs() -> None:
     assert ">batch 32 after 0</text>" in drawn.value
     experiment.settings.controls["batch"].widget.value = 64
     assert ">batch 64 after 0</text>" in drawn.value
-    experiment.records += [done(0.1, batch=16), done(0.1, outcome="stopped", batch=16)]
+    experiment.records += [finished(0.1, batch=16), finished(0.1, outcome="stopped", batch=16)]
     experiment.panel.refresh(experiment)
     assert ">batch 64 after 1</text>" in drawn.value
     experiment.settings.controls["batch"].widget.value = 128
-    assert "<b>ValueError</b> no &lt;picture&gt; of so many" in drawn.value
+    assert "<b>ValueError</b> &lt;picture&gt; is too large" in drawn.value
     assert "2 runs" in repr(experiment)
     experiment.close()
     with pytest.raises(TypeError, match=r"picture=\(1, 2\) must be a function that draws"):

@@ -1,8 +1,8 @@
-"""Chrome trace JSON against the rules of the Trace Event Format and of Perfetto's importer.
+"""Chrome trace JSON follows the rules of the Trace Event Format and of Perfetto's importer.
 
 The rules: the Trace Event Format document; perfetto's docs/getting-started/other-formats.md
-(slices of a thread must nest); its json_trace_parser_impl.cc (a flow is known by id, cat and
-name; "f" binds to the slice around it with bp "e"; processes and threads are numbers).
+(slices of a thread must nest); its json_trace_parser_impl.cc (a flow is identified by id, cat
+and name; "f" binds to the slice around it with bp "e"; processes and threads are numbers).
 """
 
 import gzip
@@ -32,7 +32,7 @@ def slices(events):
 
 
 def enclosing(events, flow):
-    """Return the innermost slice around a flow event on its thread, as viewers bind it."""
+    """Return the slice that viewers bind a flow event to: the innermost one on its thread."""
     around = [
         e
         for e in slices(events)
@@ -63,7 +63,7 @@ METADATA = {
 }
 
 
-def is_a(value, kind):
+def has_type(value, kind):
     """Return whether a value has a JSON type; an int is a number, a bool is not."""
     kinds = (int, float) if kind is float else kind
     return isinstance(value, kinds) and not isinstance(value, bool)
@@ -74,12 +74,12 @@ def check_fields(events):
     for e in events:
         fields = {"ph": str, **FIELDS[e["ph"]]}
         assert set(e) == set(fields), e
-        assert all(is_a(e[name], kind) for name, kind in fields.items()), e
+        assert all(has_type(e[name], kind) for name, kind in fields.items()), e
         assert all(math.isfinite(e[name]) for name in ("ts", "dur") if name in e)
         assert 0 < e["pid"] < 2**32 and 0 < e["tid"] < 2**32 and e["name"]
         if e["ph"] == "M":
             key, kind = METADATA[e["name"]]
-            assert set(e["args"]) == {key} and is_a(e["args"][key], kind)
+            assert set(e["args"]) == {key} and has_type(e["args"][key], kind)
 
 
 def check_format(events):
@@ -97,7 +97,7 @@ def check_format(events):
 
 
 def check_nesting(events):
-    """Check that slices of a thread nest or follow each other: importers drop others."""
+    """Check that slices of a thread nest or follow each other; importers drop other slices."""
     threads = defaultdict(list)
     for e in slices(events):
         stack = threads[e["tid"]]
@@ -145,7 +145,7 @@ def test_flow_runs_from_send_to_the_end_of_its_receive():
     for start, stop in arrows.values():
         assert enclosing(events, start)["name"] == "send"
         assert enclosing(events, stop)["name"] == "arrived"
-        assert stop["pid"] == start["pid"] % 4 + 1  # to the right neighbour
+        assert stop["pid"] == start["pid"] % 4 + 1  # to the right neighbor
         assert enclosing(events, start)["ts"] < enclosing(events, stop)["ts"]  # not reversed
 
 
@@ -157,7 +157,7 @@ def test_flow_connects_all_members_of_a_collective():
         assert sorted(e["pid"] for e in parts) == [1, 2, 3, 4]
 
 
-def test_unfinished_operation_begins_and_never_ends():
+def test_unfinished_operation_has_no_end_event():
     events = chrome(DEMOS["hang"]())["traceEvents"]
     open_ones = [e for e in events if e["ph"] == "B"]
     assert sorted(e["name"] for e in open_ones) == ["all_reduce"] * 3 + ["recv"]
@@ -179,7 +179,7 @@ ops = st.lists(
 
 @settings(deadline=None)
 @given(ops)
-def test_every_run_follows_the_format(operations):
+def test_any_operations_follow_the_format(operations):
     script = Script()
     for rank, op, begin, length, peer in operations:
         finish = None if length is None else (begin + length) * MS

@@ -1,4 +1,4 @@
-"""Exceptions as plain data: class, line and message, however they behave."""
+"""Exceptions as plain data, even of classes that misbehave, and the cause of a failed run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def caught(act: Callable[[], Any]) -> BaseException:
         act()
     except BaseException as error:
         return error
-    raise AssertionError("it raised nothing")
+    raise AssertionError("nothing was raised")
 
 
 HOSTILE = {
@@ -66,7 +66,7 @@ def test_deep_recursion_is_abbreviated() -> None:
     assert "[Previous line repeated " in message and len(message) < 1500
 
 
-# -- the first cause comes first --------------------------------------------------------
+# -- the first cause --------------------------------------------------------------------
 
 
 def raised(rank: int, error: BaseException | None = None) -> Outcome:
@@ -83,15 +83,15 @@ def verdict(*outcomes: Outcome) -> str:
 
 
 def test_cause_precedes_consequences() -> None:
-    held = Outcome(0, error=Failure("Released", released=True))
-    for message in (verdict(held, raised(1)), verdict(raised(1), held)):
+    released = Outcome(0, error=Failure("Released", released=True))
+    for message in (verdict(released, raised(1)), verdict(raised(1), released)):
         assert message.startswith("rank 1 raised ValueError: bad batch at ")
     after = verdict(raised(1), died(0))
     assert after.startswith("rank 1 raised ValueError: bad batch at ")
     assert "\nthe process of rank 0 ended (exit status 3)" in after
 
 
-def test_first_rank_to_raise_is_named_and_ties_go_to_the_lowest() -> None:
+def test_earliest_exception_is_named_and_a_tie_names_the_lowest_rank() -> None:
     first, second = raised(1), raised(0)
     assert "\nTraceback on rank 0" in verdict(first, second)
     assert first.error is not None and second.error is not None

@@ -8,7 +8,7 @@ from matplotlib_inline.backend_inline import _fetch_figure_metadata
 from distkit.views.scene.theme import RANKS_LIGHT
 
 
-def test_style_has_the_colours_of_ranks() -> None:
+def test_style_uses_the_colors_of_ranks() -> None:
     with plt.style.context("distkit.plots"):
         colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     assert colors == list(RANKS_LIGHT)

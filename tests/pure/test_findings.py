@@ -26,9 +26,9 @@ def strings(file: Path) -> Iterator[str]:
 
 
 def test_docs_have_a_page_for_each_rule() -> None:
-    written = runpy.run_path(str(ROOT / "tools" / "findings"))["pages"]()
-    kept = {file.name: file.read_text(encoding="utf-8") for file in PAGES.iterdir()}
-    assert written == kept, "tools/findings writes them"
+    generated = runpy.run_path(str(ROOT / "tools" / "findings"))["pages"]()
+    committed = {file.name: file.read_text(encoding="utf-8") for file in PAGES.iterdir()}
+    assert generated == committed, "run tools/findings"
 
 
 @pytest.mark.parametrize("rule", RULES.values())
@@ -49,8 +49,8 @@ def test_names_and_titles_are_unique() -> None:
 def test_rule_sentences_are_unique_in_the_package() -> None:
     files = [f for folder in ("distkit", "companions") for f in ROOT.joinpath(folder).rglob("*.py")]
     counts = Counter(s for file in files if "content" not in file.parts for s in strings(file))
-    own = {s for rule in RULES.values() for s in rule.sentences.values() if len(s) > 25}
-    assert not own & {*counts}
+    rule_sentences = {s for rule in RULES.values() for s in rule.sentences.values() if len(s) > 25}
+    assert not rule_sentences & {*counts}
 
 
 @pytest.mark.parametrize("word", ["DK303", "dk303", "wrong_tag"])
@@ -61,13 +61,13 @@ def test_explain_prints_the_page(word: str, capsys: pytest.CaptureFixture[str]) 
     assert "dist.recv(torch.zeros(3), src=0, tag=2)" in output
 
 
-def test_explain_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_lists_all_rules(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain"]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert all(f"{rule.code} {rule.name} {rule.title()}" in output for rule in RULES.values())
 
 
-def test_explain_refers_to_the_list_of_codes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_of_an_unknown_code_refers_to_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "DK999"]) == 1
     assert capsys.readouterr().err == (
         "distkit: unknown finding DK999. List all with: distkit explain\n"

@@ -16,7 +16,7 @@ from benchmarks.gpu import ROWS
 TOOLS = Path(__file__).parents[2] / "tools"
 
 
-def module(name: str, path: Path) -> ModuleType:
+def load_module(name: str, path: Path) -> ModuleType:
     loader = importlib.machinery.SourceFileLoader(name, str(path))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
     sys.modules[name] = module
@@ -24,12 +24,12 @@ def module(name: str, path: Path) -> ModuleType:
     return module
 
 
-measured = module("gpu_report", TOOLS / "gpu_report.py")
+measured = load_module("gpu_report", TOOLS / "gpu_report.py")
 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    return module("gpu_check", TOOLS / "gpu-check")
+    return load_module("gpu_check", TOOLS / "gpu-check")
 
 
 # -- the page ----------------------------------------------------------------------------------
@@ -45,19 +45,19 @@ def test_every_figure_and_marked_test_has_a_row() -> None:
     assert all(f"| {row.name} |" in page for row, _ in ROWS)
     assert f"| {measured.BEYOND[0]} | {measured.UNPROVEN} |" in page
     found = {test.name: test for test in measured.tests()}
-    added = found["test_device_gradients_are_summed_before_the_push"]
-    assert (added.file, added.stand_in) == ("tests/ranks/test_kvstore_nodes.py", True)
-    assert f"| {added.words} | `{added.file}` | yes | {measured.UNPROVEN} |" in page
+    row_of_test = found["test_device_gradients_are_summed_before_the_push"]
+    assert (row_of_test.file, row_of_test.stand_in) == ("tests/ranks/test_kvstore_nodes.py", True)
+    assert f"| {row_of_test.words} | `{row_of_test.file}` | yes | {measured.UNPROVEN} |" in page
 
 
 # -- the tool ----------------------------------------------------------------------------------
 
 
-GOOD = {"python": [3, 11], "torch": "2.9.1+cu128", "cuda": "12.8", "gpus": 1}
+USABLE = {"python": [3, 11], "torch": "2.9.1+cu128", "cuda": "12.8", "gpus": 1}
 
 
 @pytest.mark.parametrize(
-    ("change", "stand_in", "why"),
+    ("change", "stand_in", "reason"),
     [
         ({}, "", ""),
         ({"gpus": 0, "cuda": None}, "", "torch 2.9.1+cu128 is built without CUDA"),
@@ -69,6 +69,6 @@ GOOD = {"python": [3, 11], "torch": "2.9.1+cu128", "cuda": "12.8", "gpus": 1}
     ],
 )
 def test_unusable_python_is_explained(
-    tool: ModuleType, change: dict[str, Any], stand_in: str, why: str
+    tool: ModuleType, change: dict[str, Any], stand_in: str, reason: str
 ) -> None:
-    assert tool.unsuitable({**GOOD, **change}, stand_in) == why
+    assert tool.unsuitable({**USABLE, **change}, stand_in) == reason

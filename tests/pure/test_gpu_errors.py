@@ -20,10 +20,10 @@ def spec(folder: Path) -> Spec:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Fake torch.cuda of a working GPU; records its calls."""
+    """Fake torch.cuda of a working GPU; return the arguments of its calls."""
     made: dict[str, Any] = {}
     for name in ("init", "set_device", "synchronize"):
-        monkeypatch.setattr(torch.cuda, name, lambda *given, name=name: made.update({name: given}))
+        monkeypatch.setattr(torch.cuda, name, lambda *args, name=name: made.update({name: args}))
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     return made
 
@@ -59,11 +59,11 @@ def test_unusable_gpu_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", raising(RuntimeError(message)))
-    with pytest.raises(StartError) as refused:
+    with pytest.raises(StartError) as caught:
         gpu.initialize(spec(tmp_path))
     first = message.partition("\n")[0].rstrip(".")
-    assert str(refused.value).startswith(f"rank 1 on cuda:0 cannot use its GPU: {first};")
-    assert remedy in str(refused.value)
+    assert str(caught.value).startswith(f"rank 1 on cuda:0 cannot use its GPU: {first};")
+    assert remedy in str(caught.value)
 
 
 def test_tensor_on_another_device_is_explained(tmp_path: Path) -> None:

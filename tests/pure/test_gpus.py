@@ -1,4 +1,4 @@
-"""Assignment of devices and backends, and its messages, without a GPU."""
+"""Assignment of devices and backends to ranks, and its notes, without a GPU."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from distkit.errors import StartError
 from distkit_hosts.remote.planning import combine
 
 
-def assigned(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str]:
-    """Return devices, backend and note."""
-    devices, backend, note = assign_devices(ranks, gpus, **wanted)
+def assign(ranks: int, gpus: Gpus, **requested: Any) -> tuple[list[str], str, str]:
+    """Return the devices, the backend and the note."""
+    devices, backend, note = assign_devices(ranks, gpus, **requested)
     return list(devices), backend, note
 
 
@@ -46,13 +46,13 @@ def assigned(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str
 def test_ranks_are_assigned_round_robin(
     ranks: int, gpus: Gpus, devices: list[str], backend: str, expected: list[str]
 ) -> None:
-    found, chosen, note = assigned(ranks, gpus)
+    found, chosen, note = assign(ranks, gpus)
     assert (found, chosen) == (devices, backend)
-    assert all(words in note for words in expected), note
+    assert all(text in note for text in expected), note
 
 
 @pytest.mark.parametrize(
-    ("ranks", "gpus", "wanted", "backend", "expected"),
+    ("ranks", "gpus", "requested", "backend", "expected"),
     [
         (2, some_gpus(2), {"device": "cpu"}, "gloo", "gloo on CPU"),
         (2, some_gpus(2), {"backend": "gloo"}, "gloo", "as requested"),
@@ -60,14 +60,14 @@ def test_ranks_are_assigned_round_robin(
     ],
 )
 def test_requested_device_is_used(
-    ranks: int, gpus: Gpus, wanted: dict[str, str], backend: str, expected: str
+    ranks: int, gpus: Gpus, requested: dict[str, str], backend: str, expected: str
 ) -> None:
-    _, chosen, note = assigned(ranks, gpus, **wanted)
+    _, chosen, note = assign(ranks, gpus, **requested)
     assert chosen == backend and expected in note, note
 
 
 @pytest.mark.parametrize(
-    ("ranks", "gpus", "wanted", "expected"),
+    ("ranks", "gpus", "requested", "expected"),
     [
         (2, some_gpus(0), {"device": "cuda"}, "torch sees no GPU here"),
         (2, some_gpus(2), {"device": "cuda:2"}, "has cuda:0 and cuda:1. Use"),
@@ -80,11 +80,11 @@ def test_requested_device_is_used(
     ],
 )
 def test_unavailable_device_raises(
-    ranks: int, gpus: Gpus, wanted: dict[str, Any], expected: str
+    ranks: int, gpus: Gpus, requested: dict[str, Any], expected: str
 ) -> None:
-    with pytest.raises(StartError) as refused:
-        assigned(ranks, gpus, **wanted)
-    assert expected in str(refused.value), refused.value
+    with pytest.raises(StartError) as caught:
+        assign(ranks, gpus, **requested)
+    assert expected in str(caught.value), caught.value
 
 
 FOUND: dict[str, Any] = {
@@ -106,7 +106,7 @@ TORCH = {"cuda": "13.0", "nccl": [2, 29, 7]}
         ("GPU-ab,GPU-aa", [1, 0]),
     ],
 )
-def test_cuda_visible_devices_is_followed(visible: str | None, indices: list[int]) -> None:
+def test_cuda_visible_devices_is_respected(visible: str | None, indices: list[int]) -> None:
     gpus = examine({**FOUND, "visible": visible}, TORCH)
     assert [gpu.index for gpu in gpus.usable] == indices
     assert (gpus.nccl, gpus.obstacle) == ((2, 29, 7), None)
@@ -128,10 +128,10 @@ def test_obstacles_are_reported(
     gpus = examine({**FOUND, **found}, {**TORCH, **torch})
     assert gpus.obstacle is not None and gpus.obstacle.kind == kind
     assert expected in str(gpus.obstacle)
-    assert assigned(2, gpus)[1:] == ("gloo", f"gloo on CPU: {gpus.obstacle}")
-    with pytest.raises(StartError) as refused:
-        assigned(2, gpus, device="cuda")
-    assert expected in str(refused.value)
+    assert assign(2, gpus)[1:] == ("gloo", f"gloo on CPU: {gpus.obstacle}")
+    with pytest.raises(StartError) as caught:
+        assign(2, gpus, device="cuda")
+    assert expected in str(caught.value)
 
 
 def test_each_machine_assigns_its_ranks() -> None:
@@ -142,8 +142,8 @@ def test_each_machine_assigns_its_ranks() -> None:
             {n: make_plan(2, 0, "auto", "auto", gpus=g, **resources) for n, g in gpus.items()}
         )
 
-    every = plan(2, 4)
-    assert (every.backend, every.devices) == ("nccl", ("cuda:0", "cuda:1") * 2)
+    exclusive = plan(2, 4)
+    assert (exclusive.backend, exclusive.devices) == ("nccl", ("cuda:0", "cuda:1") * 2)
     mixed = plan(2, 1)
     assert (mixed.backend, mixed.devices[2:]) == ("gloo", ("cuda:0", "cuda:0"))
     assert "alpha: cuda:0, cuda:1 · beta: cuda:0, gloo: ranks 0 and 1 share cuda:0" in mixed.note

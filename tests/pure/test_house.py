@@ -1,4 +1,4 @@
-"""The counts of ``distkit bench house``, on artificial sources."""
+"""The counts of ``distkit bench house``."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def sizes() -> dict[str, int]:
 
 
 def test_no_package_exceeds_its_limit(sizes: dict[str, int]) -> None:
-    """A commit that shrinks a package lowers its limit in benchmarks/house.py."""
+    """A commit that shrinks a package also lowers its limit in benchmarks/house.py."""
     counts = sizes | house.totals(house.ROOT, sizes)
     limits = house.LINES | house.TOTALS
     assert not {name: n for name, n in counts.items() if n > limits[name].most}
 
 
-def test_every_statement_counts_for_one_package(sizes: dict[str, int]) -> None:
+def test_every_statement_is_counted_for_one_package(sizes: dict[str, int]) -> None:
     assert all(house.ROOT.joinpath(folder).is_dir() for folder in house.LINES)
     folders = ("distkit", "companions", "notebooks", "tests", "benchmarks")
     files = (path for folder in folders for path in house.ROOT.glob(f"{folder}/**/*.py"))

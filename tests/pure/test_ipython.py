@@ -15,11 +15,11 @@ from distkit.cluster.plan import make_plan
 from distkit.ipython import shorten
 
 
-def a_function() -> None:
+def raise_key_error() -> None:
     raise KeyError("own")
 
 
-def shown(program: Callable[[], object]) -> tuple[str, list[str]]:
+def displayed(program: Callable[[], object]) -> tuple[str, list[str]]:
     """Return the message, and the functions in the traceback."""
     with pytest.raises(BaseException) as caught:
         program()
@@ -31,33 +31,31 @@ def shown(program: Callable[[], object]) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("program", [dist.get_rank, lambda: ring_all_reduce(1)])
-def test_notebook_is_not_a_rank(program: Callable[[], object]) -> None:
-    message, frames = shown(program)
+def test_call_that_needs_a_rank_raises_in_the_notebook(program: Callable[[], object]) -> None:
+    message, frames = displayed(program)
     assert message.startswith("this runs in the notebook, which is not a rank")
-    assert set(frames) <= {"shown", "<lambda>"}
+    assert set(frames) <= {"displayed", "<lambda>"}
 
 
-@pytest.mark.parametrize("given", [None, 3, [1]])
-def test_result_is_not_a_function(given: object) -> None:
-    message, frames = shown(lambda: pack(given, (), {}))
+@pytest.mark.parametrize("argument", [None, 3, [1]])
+def test_result_instead_of_a_function_raises(argument: object) -> None:
+    message, frames = displayed(lambda: pack(argument, (), {}))
     assert "without parentheses: cluster.run(hello), not cluster.run(hello())" in message
-    assert frames == ["shown", "<lambda>"]
+    assert frames == ["displayed", "<lambda>"]
 
 
 def test_other_exceptions_are_unchanged() -> None:
-    assert shown(a_function) == ("'own'", ["shown", "a_function"])
-    message, frames = shown(lambda: make_plan("x", 0, "cpu", "gloo", cpus=1, memory=1).ranks)  # type: ignore[arg-type]
-    assert "integer" in message and frames == ["shown", "<lambda>"]
-    message, frames = shown(lambda: make_plan(1, 0, "cpu", "gloo", cpus=1, memory=""))  # type: ignore[arg-type]
-    assert (
-        "unsupported operand" in message and "_check_memory" in frames
-    )  # a mistake in the library
+    assert displayed(raise_key_error) == ("'own'", ["displayed", "raise_key_error"])
+    message, frames = displayed(lambda: make_plan("x", 0, "cpu", "gloo", cpus=1, memory=1).ranks)  # type: ignore[arg-type]
+    assert "integer" in message and frames == ["displayed", "<lambda>"]
+    message, frames = displayed(lambda: make_plan(1, 0, "cpu", "gloo", cpus=1, memory=""))  # type: ignore[arg-type]
+    assert "unsupported operand" in message and "_check_memory" in frames  # an error in distkit
 
 
-def test_oversubscription_prints_a_notice() -> None:
-    def crowd(ranks: int, cpus: int) -> str:
+def test_oversubscription_is_reported() -> None:
+    def warning(ranks: int, cpus: int) -> str:
         return make_plan(ranks, 0, "cpu", "gloo", cpus=cpus, memory=10**12).oversubscription_warning
 
-    assert crowd(16, 2) == crowd(219, 64) == ""
-    assert crowd(219, 2).startswith("219 processes share 2 cores:")
-    assert "Use at most 8 here, and dk.simulation.simulate for more ranks" in crowd(9, 1)
+    assert warning(16, 2) == warning(219, 64) == ""
+    assert warning(219, 2).startswith("219 processes share 2 cores:")
+    assert "Use at most 8 here, and dk.simulation.simulate for more ranks" in warning(9, 1)

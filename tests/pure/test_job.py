@@ -18,7 +18,7 @@ def job(**options) -> Job:
     return Job(SMALL, LAYOUT, A100, **{"batch": 64, "sequence": 2048, "micro_batch": 4, **options})
 
 
-def test_step_is_the_sum_of_its_parts_and_prints_them() -> None:
+def test_step_is_the_sum_of_its_displayed_parts() -> None:
     found = job()
     assert found.seconds == pytest.approx(sum(found.parts.values()))
     assert found.tokens_per_second == pytest.approx(64 * 2048 / found.seconds)
@@ -39,7 +39,7 @@ def test_step_is_the_sum_of_its_parts_and_prints_them() -> None:
         {"recompute": "selective", "sequence_parallel": True},
     ],
 )
-def test_trace_takes_as_long_as_the_formulas_say(options: dict) -> None:
+def test_duration_of_the_trace_matches_the_formulas(options: dict) -> None:
     found = job(**options)
     assert found.trace.seconds == pytest.approx(found.seconds, rel=0.02)
     assert len(found.trace.ranks) == 4
@@ -54,13 +54,13 @@ def test_each_option_changes_its_part() -> None:
     assert job(zero=1).stage_memory(0)["optimizer"] == full.stage_memory(0)["optimizer"] / 2
     long = {"sequence": 4096, "recompute": "none", "micro_batch": 1, "batch": 16}
     assert job(flash=True, **long).seconds < Job(SMALL, LAYOUT, A100, **long).seconds
-    far = replace(A100, between=Link.of(5e-6, 10e9))
-    assert Job(SMALL, LAYOUT, far, 64, 2048, 4).parts["data"] > full.parts["data"]
+    slow_network = replace(A100, between=Link.of(5e-6, 10e9))
+    assert Job(SMALL, LAYOUT, slow_network, 64, 2048, 4).parts["data"] > full.parts["data"]
     assert Job(SMALL, LAYOUT, H100, 64, 2048, 4).seconds < full.seconds
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"batch": 12}, "a batch of 12 cannot be divided by dp · micro-batch = 2 · 4"),
         ({"micro_batch": 0}, "micro_batch = 0 is not a positive integer"),
@@ -69,17 +69,19 @@ def test_each_option_changes_its_part() -> None:
         ({"zero": 4}, "ZeRO needs a stage from 0 to 3"),
     ],
 )
-def test_impossible_jobs_raise_immediately(options: dict, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_invalid_jobs_raise_immediately(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         job(**options)
 
 
-def test_best_layouts_come_first_and_fit() -> None:
+def test_layouts_are_sorted_by_time_and_fit_into_memory() -> None:
     found = search_layouts(LLAMA_3_8B, H100, 64, batch=256, sequence=4096, flash=True, zero=1)
-    assert [one.seconds for one in found] == sorted(one.seconds for one in found)
-    assert all(sum(one.stage_memory(0).values()) <= H100.memory for one in found)
-    assert {one.layout.size for one in found} == {64}
+    assert [candidate.seconds for candidate in found] == sorted(
+        candidate.seconds for candidate in found
+    )
+    assert all(sum(candidate.stage_memory(0).values()) <= H100.memory for candidate in found)
+    assert {candidate.layout.size for candidate in found} == {64}
     assert repr(found).splitlines()[0].startswith(found[0].title)
-    drawn = found.plot(5).axes[0]
-    assert len(drawn.get_yticklabels()) == 5
+    axes = found.plot(5).axes[0]
+    assert len(axes.get_yticklabels()) == 5
     assert repr(search_layouts(GPT, A100, 1, batch=1, sequence=2048)) == "no layout fits"

@@ -15,7 +15,7 @@ def one_of_each() -> list[Case]:
 
 
 @pytest.mark.parametrize("case", one_of_each(), ids=lambda c: f"{c.interface}: {c.name}")
-def test_store_behaves_as_mxnets(case: Case) -> None:
+def test_store_behaves_like_mxnet(case: Case) -> None:
     assert not verdict(case)
 
 
@@ -25,8 +25,8 @@ def test_every_interface_has_cases() -> None:
     assert len({(c.interface, c.name) for c in CASES}) == len(CASES)
 
 
-def test_failed_case_gives_a_reason() -> None:
-    def wrong() -> None:
-        raise AssertionError("it is otherwise")
+def test_failed_case_has_a_reason() -> None:
+    def fail() -> None:
+        raise AssertionError("values differ")
 
-    assert verdict(Case("dense", "b", wrong)) == "AssertionError: it is otherwise"
+    assert verdict(Case("dense", "b", fail)) == "AssertionError: values differ"

@@ -27,13 +27,13 @@ from distkit.kvstore.protocol.server import Entry, KVServer
 N = 3
 
 
-class Adding:
+class AddingStore:
     """A server that adds pushed values, with the state of its workers."""
 
     def __init__(self, rule: Rule, workers: int = N, on_crash: str = "halt") -> None:
         self.server = KVServer(rule, range(workers), on_crash=on_crash, around_update=self._watch)
-        self.updates: list[list[int]] = []  # workers by server
-        self.asked, self.pulled = 0, dict.fromkeys(range(workers), 0)
+        self.updates: list[list[int]] = []  # the workers of each update
+        self.last_request, self.pulled = 0, dict.fromkeys(range(workers), 0)
         self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
         self.ask(Init, 0, "w", (1,), "float32", torch.zeros(1))
 
@@ -42,8 +42,8 @@ class Adding:
         return nullcontext()
 
     def ask(self, kind, node, *fields) -> list[Answer]:
-        self.asked += 1
-        return self.track_versions(self.server.handle(kind(node, self.asked, *fields)))
+        self.last_request += 1
+        return self.track_versions(self.server.handle(kind(node, self.last_request, *fields)))
 
     def track_versions(self, answers: list[Answer]) -> list[Answer]:
         for a in answers:
@@ -67,9 +67,9 @@ class Adding:
 
 
 @given(st.integers(0, 4), st.lists(st.integers(0, N - 1), max_size=60))
-def test_staleness_bound_holds(bound: int, order) -> None:
+def test_staleness_does_not_exceed_the_bound(bound: int, order) -> None:
     """Every read contains all gradients up to the reader's clock minus the bound."""
-    store, clocks, waiting = Adding(Asynchronous(bound)), [0] * N, {}
+    store, clocks, waiting = AddingStore(Asynchronous(bound)), [0] * N, {}
     for worker in order:
         if worker in waiting:
             continue
@@ -89,47 +89,47 @@ def test_staleness_bound_holds(bound: int, order) -> None:
 
 @given(st.integers(0, 2), st.permutations([w for w in range(N) for _ in range(4)]))
 def test_gradients_are_applied_once_or_counted_as_dropped(backup: int, order) -> None:
-    store, value = Adding(Synchronous(backup)), 1.0
+    store, value = AddingStore(Synchronous(backup)), 1.0
     for worker in order:
         if not store.server.entries["w"].waiting:
             store.pull(worker)
         store.push(worker, value)
         value *= 2
     entry = store.server.entries["w"]
-    kept = sum(len(arrived) for arrived in entry.rounds.values())
+    pending = sum(len(arrived) for arrived in entry.rounds.values())
     applied = sum(map(len, store.updates))
-    assert applied + kept + sum(entry.dropped.values()) == len(order)
+    assert applied + pending + sum(entry.dropped.values()) == len(order)
     assert bin(int(store.value)).count("1") == applied
     assert all(len(workers) == N - backup for workers in store.updates)
 
 
-# -- workers that end, and join ---------------------------------------------------
+# -- workers that end or join -----------------------------------------------------
 
 
-def leave(store: Adding, worker: int) -> list[Answer]:
+def leave(store: AddingStore, worker: int) -> list[Answer]:
     return store.track_versions(store.server.handle_departure(worker, "signal SIGKILL", 1000))
 
 
 def test_halt_lets_complete_rounds_finish() -> None:
-    store = Adding(Synchronous())
+    store = AddingStore(Synchronous())
     store.push(1)
     store.push(0)
     store.pull(0)
     assert leave(store, 1) == []
     answers = store.push(2)
     assert [(a.node, a.version) for a in answers] == [(2, 1), (0, 1)]
-    backed = Adding(Synchronous(backup=1))
-    backed.push(0)
-    backed.pull(0)
-    assert leave(backed, 1) == []
+    with_backup = AddingStore(Synchronous(backup=1))
+    with_backup.push(0)
+    with_backup.pull(0)
+    assert leave(with_backup, 1) == []
 
 
 def test_rounds_do_not_wait_for_workers_at_a_barrier() -> None:
-    store = Adding(Synchronous(), on_crash="replace")
+    store = AddingStore(Synchronous(), on_crash="replace")
     store.push(0)
     store.ask(AtBarrier, 0)
     store.push(1)
-    assert store.pull(1) == []  # for worker 2, although worker 0 has arrived
+    assert store.pull(1) == []  # it waits for worker 2, although worker 0 is at the barrier
     assert [a.version for a in store.push(2)] == [1, 1]
     store.push(1)
     store.push(2)
@@ -140,7 +140,7 @@ def test_rounds_do_not_wait_for_workers_at_a_barrier() -> None:
 
 
 def test_rounds_wait_for_all_workers_after_the_barrier() -> None:
-    store = Adding(Synchronous(), on_crash="replace")
+    store = AddingStore(Synchronous(), on_crash="replace")
     for worker in (0, 1, 2):
         store.ask(AtBarrier, worker)
     store.push(2)
@@ -153,45 +153,45 @@ def test_rounds_wait_for_all_workers_after_the_barrier() -> None:
 
 @pytest.mark.parametrize("bound", [None, 0])
 def test_async_continues_and_replacement_starts_with_the_slowest(bound) -> None:
-    store = Adding(Asynchronous(bound))
+    store = AddingStore(Asynchronous(bound))
     for _ in range(3):
         store.push(0)
         store.push(2)
     store.pull(0)
     leave(store, 1)
     assert store.pulled[0] == 6
-    store.asked = 2000
+    store.last_request = 2000
     store.push(1)
     assert store.server.entries["w"].clocks == {0: 3, 1: 4, 2: 3}
     assert len(store.pull(0)) == 1
 
 
 def test_requests_of_a_dead_worker_are_dropped() -> None:
-    store = Adding(Asynchronous())
+    store = AddingStore(Asynchronous())
     leave(store, 1)
     assert store.push(1, 5.0) == []
     assert store.value == 0
 
 
-@pytest.mark.parametrize("order", ["asked first", "died first"])
+@pytest.mark.parametrize("order", ["init first", "death first"])
 @pytest.mark.parametrize("rule", [Synchronous(), Asynchronous()])
 def test_init_from_a_dead_worker_raises(rule: Rule, order: str) -> None:
-    store, answers = Adding(rule, on_crash="continue"), list[Answer]()
-    if order == "died first":
+    store, answers = AddingStore(rule, on_crash="continue"), list[Answer]()
+    if order == "death first":
         leave(store, 0)
     answers += store.ask(Init, 1, "v", (1,), "float32")
-    if order == "asked first":
+    if order == "init first":
         answers += leave(store, 0)
-    (refused,) = answers
-    assert "init of 'v' waits for the value of worker 0, which has ended" in refused.text
+    (error,) = answers
+    assert "init of 'v' waits for the value of worker 0, which has ended" in error.text
 
 
-# -- what was accepted before ------------------------------------------------------
+# -- repeated pushes ---------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 11), max_size=60))
 def test_repeated_and_late_pushes_count_once(echoes: list[int]) -> None:
-    store, sent = Adding(Asynchronous()), 0
+    store, sent = AddingStore(Asynchronous()), 0
     for echo in [*echoes, 11]:
         for number in range(sent, max(sent, echo + 1)):
             store.server.handle(push(number, 2.0**number))
@@ -205,7 +205,7 @@ def push(number: int, value: float, once: tuple[int, ...] = (), worker: int = 1)
 
 
 def test_rescheduled_function_counts_once() -> None:
-    store, number = Adding(Asynchronous()), iter(range(100))
+    store, number = AddingStore(Asynchronous()), iter(range(100))
     for worker, function, pushes in ((0, 7, 2), (1, 7, 3), (0, 8, 1), (2, 7, 3)):
         for n in range(pushes):
             store.server.handle(push(next(number), 1.0, (function, n), worker))
@@ -214,14 +214,14 @@ def test_rescheduled_function_counts_once() -> None:
     assert store.value == 5
 
 
-# -- terms -------------------------------------------------------------------------
+# -- options -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"mode": "dist"}, 'unknown store "dist"'),
-        ({"on_crash": "pray"}, "Choose from: halt, continue, replace"),
+        ({"on_crash": "ignore"}, "Choose from: halt, continue, replace"),
         ({"staleness": 3}, 'Use "dist_async"'),
         ({"mode": "dist_async", "staleness": -1}, "expected 0 or more"),
         ({"mode": "dist_async", "staleness": 1.5}, "staleness=1.5: expected an integer"),
@@ -239,9 +239,9 @@ def test_rescheduled_function_counts_once() -> None:
     ],
 )
 def test_conflicting_options_raise(options, message: str) -> None:
-    with pytest.raises(KVStoreError) as refused:
+    with pytest.raises(KVStoreError) as error:
         StoreOptions(**options)
-    assert message in str(refused.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("options", [{"replication": 2}, {"backup": 1}])

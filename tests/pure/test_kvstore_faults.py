@@ -13,7 +13,7 @@ from tests.stress.kvstore.schedules import random_schedule_errors
 
 
 @pytest.mark.parametrize(
-    ("broken", "name", "instead"),
+    ("target", "name", "replacement"),
     [
         (Entry, "has_accepted", lambda self, push: False),  # counts repeated requests
         (Backup, "copy", lambda self, request: []),  # loses acknowledged pushes
@@ -22,8 +22,8 @@ from tests.stress.kvstore.schedules import random_schedule_errors
         (ServerSession, "_take_over", lambda self, server: self.stores[server]),
     ],
 )
-def test_random_schedules_find_injected_bugs(monkeypatch, broken, name, instead) -> None:
-    monkeypatch.setattr(broken, name, instead)
+def test_random_schedules_find_injected_bugs(monkeypatch, target, name, replacement) -> None:
+    monkeypatch.setattr(target, name, replacement)
     assert any(is_wrong(seed) for seed in range(100))
 
 

@@ -1,4 +1,4 @@
-"""The scheduler, and a server's replies around its start and its backup's end."""
+"""The scheduler: registration, nodes that end, barriers and notes."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def test_address_book_is_sent_after_the_last_registration(order: list[Register])
 SIGKILL = "signal SIGKILL"
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_each_node_exit_counts_once(known: bool) -> None:
+@pytest.mark.parametrize("reported", [True, False])
+def test_each_node_exit_counts_once(reported: bool) -> None:
     """A replacement may register before the end of its predecessor is reported."""
     scheduler = complete(on_crash="replace")
-    if known:
+    if reported:
         assert len(scheduler.handle_departure(1, 0, SIGKILL)) == 2
         assert scheduler.handle_departure(1, 0, SIGKILL) == []
     answers = scheduler.handle(worker(1, life=1, on_crash="replace"))
-    assert [type(t) for t in answers] == [Departed, Departed, AddressBook][2 * known :]
+    assert [type(t) for t in answers] == [Departed, Departed, AddressBook][2 * reported :]
     assert scheduler.handle_departure(1, 0, SIGKILL) == []
     assert len(scheduler.handle_departure(1, 1, SIGKILL)) == 2
 

@@ -35,7 +35,7 @@ class Store:
         self.server = KVServer(
             rule, range(WORKERS), require_optimizer=require_optimizer, around_update=self._watch
         )
-        self.asked = 0
+        self.last_request = 0
         if adding:  # w ← w + g, so that every push remains visible
             self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
         self.ask(Init, 0, "w", (2,), "float32", torch.zeros(2))
@@ -48,8 +48,8 @@ class Store:
         self.updates.append([(p.node, before - p.version) for p in pushes])
 
     def ask(self, kind: type[Request], node: int, *fields: object) -> list[Answer]:
-        self.asked += 1
-        return self.server.handle(kind(node, self.asked, *fields))
+        self.last_request += 1
+        return self.server.handle(kind(node, self.last_request, *fields))
 
     def push(self, worker: int, value: float, version: int = 0) -> list[Answer]:
         return self.ask(Push, worker, "w", (2,), version, torch.full((2,), value))
@@ -61,19 +61,19 @@ class Store:
         return self.server.entries["w"].value[0].item()
 
 
-def refusal(answers: list[Answer]) -> str:
+def error_text(answers: list[Answer]) -> str:
     (answer,) = answers
     assert isinstance(answer, Error)
     return answer.text
 
 
 def arrivals(rounds: int) -> st.SearchStrategy[list[int]]:
-    """Generate an order of arrival of all pushes, in order for each worker."""
+    """Generate an arrival order of all pushes that keeps the order of each worker."""
     return st.permutations([w for w in range(WORKERS) for _ in range(rounds)])
 
 
 @given(arrivals(rounds=3))
-def test_sync_replaces_the_value_by_the_sum_of_each_round(order: list[int]) -> None:
+def test_sync_replaces_the_value_with_the_sum_of_each_round(order: list[int]) -> None:
     store, pushed = Store(SYNC, adding=False), [0] * WORKERS
     for worker in order:
         pushed[worker] += 1
@@ -118,29 +118,29 @@ class Machine(RuleBasedStateMachine):
         self.count += 1
         self.pushed[worker].append(float(self.count))
         acknowledged, *others = self.store.push(worker, float(self.count))
-        assert acknowledged.number == self.store.asked
-        self.answered(others)
+        assert acknowledged.number == self.store.last_request
+        self.check_replies(others)
 
     @rule(worker=st.integers(0, WORKERS - 1))
     def pull(self, worker: int) -> None:
         at_least = len(self.pushed[worker]) if self.sync else 0
-        self.waits[self.store.asked + 1] = at_least
-        self.answered(self.store.pull(worker))
+        self.waits[self.store.last_request + 1] = at_least
+        self.check_replies(self.store.pull(worker))
 
-    def answered(self, replies: list[Answer]) -> None:
+    def check_replies(self, replies: list[Answer]) -> None:
         due = {n for n, version in self.waits.items() if version <= self.version()}
         assert {r.number for r in replies} == due
         assert all(r.value.tolist() == [self.expected()] * 2 for r in replies)
         self.waits = {n: v for n, v in self.waits.items() if n not in due}
 
     @invariant()
-    def is_what_was_pushed(self) -> None:
+    def value_equals_the_model(self) -> None:
         assert self.store.value() == self.expected()
         assert self.store.server.entries["w"].version == self.version()
 
 
 Machine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
-test_any_order_agrees_with_the_model = Machine.TestCase
+test_any_order_of_requests_matches_the_model = Machine.TestCase
 
 
 def test_reply_in_flight_keeps_its_version() -> None:
@@ -165,6 +165,6 @@ def test_reply_in_flight_keeps_its_version() -> None:
 )
 def test_invalid_requests_raise_and_the_store_continues(kind, fields, message) -> None:
     store = Store(ASYNC)
-    assert message in refusal(store.ask(kind, 0, *fields))
+    assert message in error_text(store.ask(kind, 0, *fields))
     store.push(0, 1.0)
     assert store.value() == 1.0

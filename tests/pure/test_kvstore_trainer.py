@@ -1,4 +1,4 @@
-"""Invalid values, priorities, and the Trainer compared with torch's SGD."""
+"""Sparse tensors, and the Trainer compared with torch's optimizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def noise(size: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(size, dtype=np.float32))
 
 
-# -- priorities, guards ------------------------------------------------------------
+# -- sparse tensors ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", ["init", "push", "pushpull"])
@@ -64,7 +64,7 @@ def test_trainer_equals_torch_sgd(on_store: bool, name: str) -> None:
     torch.testing.assert_close(train(ours, lambda: trainer.step(8)), expected)
 
 
-# -- what optimizers keep -----------------------------------------------------------------------
+# -- optimizer state ----------------------------------------------------------------------------
 
 
 def test_new_adagrad_is_accepted() -> None:
@@ -74,7 +74,7 @@ def test_new_adagrad_is_accepted() -> None:
     w.grad = torch.ones(1)
     trainer.step(1)
     assert w.item() == pytest.approx(0.5)
-    used = torch.optim.Adagrad([w], lr=0.5)
-    used.step()
+    started = torch.optim.Adagrad([w], lr=0.5)
+    started.step()
     with pytest.raises(KVStoreError, match="has already taken steps"):
-        Trainer([w], used, kvstore=kv)
+        Trainer([w], started, kvstore=kv)

@@ -91,13 +91,13 @@ def bits(value: object) -> object:
     return value.dtype, value.shape, value.view(torch.uint8).tolist()
 
 
-def travelled(*messages: m.Message) -> list[m.Message]:
+def sent_and_decoded(*messages: m.Message) -> list[m.Message]:
     return decode([memoryview(bytearray(frame)) for frame in encode(*messages)]).messages
 
 
 @given(st.lists(MESSAGES, max_size=4))
-def test_round_trip(sent: list[m.Message]) -> None:
-    for other, message in zip(travelled(*sent), sent, strict=True):
+def test_messages_round_trip(sent: list[m.Message]) -> None:
+    for other, message in zip(sent_and_decoded(*sent), sent, strict=True):
         assert type(other) is type(message)
         for f in fields(message):
             assert bits(getattr(other, f.name)) == bits(getattr(message, f.name))
@@ -108,18 +108,18 @@ def large(n: int = LARGE) -> m.Push:
     return m.Push(0, 0, "w", (n,), 0, torch.arange(float(n)))
 
 
-def test_nothing_large_is_copied() -> None:
+def test_large_tensors_are_not_copied() -> None:
     push = large()
     frames = encode(push)
     push.value[3] = 42.0
     assert decode(frames).messages[0].value.data_ptr() == push.value.data_ptr()
 
 
-def test_tensor_at_an_odd_address_is_moved() -> None:
+def test_unaligned_tensor_is_copied_to_an_aligned_address() -> None:
     header, payload = encode(large())
-    room = bytearray(len(payload) + 8)
+    buffer = bytearray(len(payload) + 8)
     for offset in range(8):
-        view = memoryview(room)[offset : offset + len(payload)]
+        view = memoryview(buffer)[offset : offset + len(payload)]
         view[:] = payload
         value = decode([header, view]).messages[0].value
         assert value[:3].tolist() == [0, 1, 2]
@@ -128,18 +128,18 @@ def test_tensor_at_an_odd_address_is_moved() -> None:
 
 def test_shared_memory_is_not_copied_into_the_message() -> None:
     pool = Pool()
-    near, far = Exchange(pool), Exchange(pool)
+    sender, receiver = Exchange(pool), Exchange(pool)
     value = pool.empty(LARGE, torch.float32).fill_(7)
-    frames = encode(m.Push(0, 0, "w", (LARGE,), 0, value[10:]), exchange=near)
+    frames = encode(m.Push(0, 0, "w", (LARGE,), 0, value[10:]), exchange=sender)
     assert len(frames) == 1
-    (push,) = decode(frames, far).messages
+    (push,) = decode(frames, receiver).messages
     assert push.value.shape == (LARGE - 10,)
     assert push.value.sum() == 7 * (LARGE - 10)
-    assert far.returned_loans() == []
+    assert receiver.returned_loans() == []
     del push
-    (back,) = far.returned_loans()
+    (loan,) = receiver.returned_loans()
     address = value.data_ptr()
     del value
     assert pool.empty(LARGE, torch.float32).data_ptr() != address
-    near.take_back([back])
+    sender.take_back([loan])
     assert pool.empty(LARGE, torch.float32).data_ptr() == address

@@ -32,12 +32,12 @@ class Servers:
             i + 1: KVServer(Asynchronous(), range(4), require_optimizer=require_optimizer)
             for i in range(count)
         }
-        self.asked: list[tuple[int, str]] = []
+        self.requests: list[tuple[int, str]] = []
         self.batches = 0
         self._answers: deque[Message] = deque()
 
     def send(self, node: int, requests: Sequence[Request], to: int) -> None:
-        self.asked += [(to, type(request).__name__) for request in requests]
+        self.requests += [(to, type(request).__name__) for request in requests]
         self.batches += 1
         for sent in decode([bytearray(f) for f in encode(*requests)]).messages:
             assert isinstance(sent, Request)
@@ -45,11 +45,11 @@ class Servers:
             self._answers += decode([bytearray(f) for f in encode(*answers)]).messages
 
     def receive(self, *, wait: bool) -> list[Message]:
-        assert self._answers or not wait, "it would wait for ever"
+        assert self._answers or not wait, "receive would wait forever"
         return [self._answers.popleft()] if self._answers else []
 
     def close(self) -> None:
-        """Do nothing, because there are no connections."""
+        """Do nothing; there are no connections."""
 
 
 def store(servers: Servers, *, bound: int = 10, node: int = 0) -> KVStore:
@@ -76,10 +76,10 @@ def test_small_tensors_share_one_message() -> None:
     kv = store(servers, bound=1 << 30)
     for size, batches in ((3, 1), (MAX_QUEUED // 4 + 1, 2)):
         kv.init(size, torch.zeros(size))
-        servers.asked.clear()
+        servers.requests.clear()
         servers.batches, out = 0, torch.zeros(size)
         kv.pushpull(size, torch.full((size,), 2.0), out=out)
-        assert [kind for _, kind in servers.asked] == ["Push", "Pull"]
+        assert [kind for _, kind in servers.requests] == ["Push", "Pull"]
         assert servers.batches == batches
         assert bool((out == 2).all())
 
@@ -116,7 +116,7 @@ def test_parts_partition_the_array(key, size: int, servers: int, bound: int) -> 
     assert max(p.stop - p.start for p in parts) - min(p.stop - p.start for p in parts) <= 1
 
 
-# -- errors, at the caller, and the store goes on -------------------------------
+# -- errors ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_parts_partition_the_array(key, size: int, servers: int, bound: int) -> 
     ],
 )
 @pytest.mark.parametrize("servers", [1, 3])
-def test_bad_calls_raise_and_the_store_continues(call, message: str, servers: int) -> None:
+def test_invalid_calls_raise_and_the_store_continues(call, message: str, servers: int) -> None:
     kv = store(Servers(servers), bound=2)
     kv.init("w", torch.zeros(2))
     with pytest.raises(KVStoreError) as error:
@@ -168,7 +168,7 @@ def test_bad_calls_raise_and_the_store_continues(call, message: str, servers: in
 
 
 @pytest.mark.parametrize("call", ["push", "pull", "barrier", "close"])
-def test_refused_push_is_raised_by_the_next_call(call: str) -> None:
+def test_error_of_a_push_is_raised_by_the_next_call(call: str) -> None:
     kv = store(Servers(2, require_optimizer=True))
     kv.init(["w", "v"], [torch.zeros(2), torch.zeros(2)])
     kv.push("w", torch.ones(2))
@@ -184,15 +184,15 @@ def test_refused_push_is_raised_by_the_next_call(call: str) -> None:
 
 
 def test_requests_are_recorded(kv: KVStore) -> None:
-    mine = recorder.Recorder(0)
-    recorder.set_current(mine)
+    rank_recorder = recorder.Recorder(0)
+    recorder.set_current(rank_recorder)
     try:
         kv.init("w", torch.zeros(2))
         kv.push("w", torch.ones(2))
         kv.pull("w")
     finally:
         recorder.set_current(None)
-    trace = Trace(recorder.to_event(0, row) for row in mine.drain())
+    trace = Trace(recorder.to_event(0, row) for row in rank_recorder.drain())
     init, push, pull = trace.spans
     assert [s.op for s in (init, push, pull)] == [Op.INIT, Op.PUSH, Op.PULL]
     assert {s.state for s in trace.spans} == {State.COMPLETED}

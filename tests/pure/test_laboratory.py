@@ -12,7 +12,7 @@ from distkit_hosts.laboratory import Laboratory, plan, starting
 
 
 @pytest.mark.parametrize(
-    ("hosts", "words"),
+    ("hosts", "message"),
     [
         (["al pha"], "invalid host names: 'al pha'"),
         (["localhost"], "'localhost' is reserved"),
@@ -20,8 +20,8 @@ from distkit_hosts.laboratory import Laboratory, plan, starting
         ([], "1 to 200"),
     ],
 )
-def test_invalid_host_names_raise(hosts: list[str], words: str) -> None:
-    with pytest.raises(LaboratoryError, match=words):
+def test_invalid_host_names_raise(hosts: list[str], message: str) -> None:
+    with pytest.raises(LaboratoryError, match=message):
         Laboratory(hosts, head=None)
 
 

@@ -13,27 +13,27 @@ from distkit.errors import StartError
 from distkit_hosts.torchrun import launching
 from distkit_hosts.torchrun.launching import is_launcher, recorded
 
-OURS = "-m distkit_hosts.torchrun.attached f"
+RECORDER = "-m distkit_hosts.torchrun.attached f"
 
 
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("torchrun train.py", f"torchrun {OURS} train.py"),
-        ("torchrun --standalone t.py -m x", f"torchrun --standalone {OURS} t.py -m x"),
+        ("torchrun train.py", f"torchrun {RECORDER} train.py"),
+        ("torchrun --standalone t.py -m x", f"torchrun --standalone {RECORDER} t.py -m x"),
         (
             "/venv/bin/torchrun --nnodes=1:3 --nproc_per_node 2 -t3 -r 1 --rdzv-id j t.py --out o",
             "/venv/bin/torchrun --nnodes=1:3 --nproc_per_node 2 -t3 -r 1 --rdzv-id j "
-            f"{OURS} t.py --out o",
+            f"{RECORDER} t.py --out o",
         ),
         ("torchrun -m pkg.train a", "torchrun -m distkit_hosts.torchrun.attached f -m pkg.train a"),
         (
             "python3.11 -u -m torch.distributed.run --nproc-per-node=2 t.py",
-            f"python3.11 -u -m torch.distributed.run --nproc-per-node=2 {OURS} t.py",
+            f"python3.11 -u -m torch.distributed.run --nproc-per-node=2 {RECORDER} t.py",
         ),
-        ("srun -n 4 python -X dev t.py a", f"srun -n 4 python -X dev {OURS} t.py a"),
-        ("srun -N 2 torchrun --nnodes 2 t.py", f"srun -N 2 torchrun --nnodes 2 {OURS} t.py"),
-        ("mpiexec -n 2 python -m pkg.train", f"mpiexec -n 2 python {OURS} -m pkg.train"),
+        ("srun -n 4 python -X dev t.py a", f"srun -n 4 python -X dev {RECORDER} t.py a"),
+        ("srun -N 2 torchrun --nnodes 2 t.py", f"srun -N 2 torchrun --nnodes 2 {RECORDER} t.py"),
+        ("mpiexec -n 2 python -m pkg.train", f"mpiexec -n 2 python {RECORDER} -m pkg.train"),
     ],
 )
 def test_recorder_is_inserted_before_the_script(command: str, expected: str) -> None:
@@ -42,7 +42,7 @@ def test_recorder_is_inserted_before_the_script(command: str, expected: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("command", "why"),
+    ("command", "reason"),
     [
         ("torchrun --nproc-per-node 2", "torchrun cannot parse it"),
         ("torchrun --no-python ./a.out", "with --no-python or --run-path"),
@@ -50,23 +50,23 @@ def test_recorder_is_inserted_before_the_script(command: str, expected: str) -> 
         ("mpirun python -c print()", "it names no script for Python"),
     ],
 )
-def test_commands_without_a_python_script_raise(command: str, why: str) -> None:
-    with pytest.raises(StartError, match=f"cannot be recorded: {why}"):
+def test_commands_without_a_python_script_raise(command: str, reason: str) -> None:
+    with pytest.raises(StartError, match=f"cannot be recorded: {reason}"):
         recorded(command.split(), "f")
 
 
 def test_torchrun_parses_a_recorded_command() -> None:
     """torchrun's own parser finds its options and the same script after them."""
     command = "torchrun --standalone --nproc-per-node 2 t.py --lr 1".split()
-    read = get_args_parser().parse_args(recorded(command, "f")[1:])
-    assert (read.standalone, read.nproc_per_node, read.module) == (True, "2", True)
-    assert read.training_script == "distkit_hosts.torchrun.attached"
-    assert read.training_script_args == ["f", "t.py", "--lr", "1"]
+    options = get_args_parser().parse_args(recorded(command, "f")[1:])
+    assert (options.standalone, options.nproc_per_node, options.module) == (True, "2", True)
+    assert options.training_script == "distkit_hosts.torchrun.attached"
+    assert options.training_script_args == ["f", "t.py", "--lr", "1"]
 
 
-# -- running one ---------------------------------------------------------------------------------
+# -- running a launcher --------------------------------------------------------------------------
 
-PATIENT = """
+LAUNCHER = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 os.kill(os.getppid(), signal.SIGTERM)
@@ -77,7 +77,7 @@ signal.pause()
 def test_signal_is_forwarded_once_and_status_is_the_launchers() -> None:
     calls: list[int] = []
     before = signal.getsignal(signal.SIGTERM)
-    status = launching.run([sys.executable, "-c", PATIENT], lambda: calls.append(1))
+    status = launching.run([sys.executable, "-c", LAUNCHER], lambda: calls.append(1))
     assert (status, calls) == (7, [1])
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -1,4 +1,4 @@
-"""Limits of a machine: processors and memory by cgroups, GPUs by nvidia-smi."""
+"""Limits of a machine: processors and memory from cgroups, GPUs from nvidia-smi."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distkit.cluster import machine
 
 
 @pytest.mark.parametrize(
-    ("mine", "files", "quota", "left"),
+    ("own_cgroup", "files", "quota", "free"),
     [
         ("", {}, math.inf, math.inf),
         (
@@ -45,24 +45,24 @@ from distkit.cluster import machine
     ids=["none", "unlimited", "limited", "a service"],
 )
 def test_cgroup_limits_are_read(
-    mine: str,
+    own_cgroup: str,
     files: dict[str, str],
     quota: float,
-    left: float,
+    free: float,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
     monkeypatch.setattr(machine, "_OWN_CGROUP", tmp_path / "mine")
-    for name, text in {**files, "mine": mine}.items():
+    for name, text in {**files, "mine": own_cgroup}.items():
         tmp_path.joinpath(name).parent.mkdir(exist_ok=True, parents=True)
         tmp_path.joinpath(name).write_text(text + "\n")
-    assert (machine.cpu_quota(), machine.cgroup_memory()) == (quota, left)
+    assert (machine.cpu_quota(), machine.cgroup_memory()) == (quota, free)
     assert machine.cpus() == max(1, math.ceil(min(quota, machine.usable_cores())))
-    assert machine.memory() == left if left < math.inf else machine.memory() > 0
+    assert machine.memory() == free if free < math.inf else machine.memory() > 0
 
 
-#: A fake nvidia-smi, which prints the test's text.
+#: A fake nvidia-smi that prints a file.
 SMI = """#!/bin/sh
 case "$1" in
     --query-gpu=*) cat "$0.gpus" ;;
@@ -86,7 +86,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return install
 
 
-def test_gpus_come_from_nvidia_smi(smi: Callable[..., None]) -> None:
+def test_gpus_are_read_from_nvidia_smi(smi: Callable[..., None]) -> None:
     smi(
         gpus="0, GPU-a, 580.65.06, NVIDIA H200\n"
         "1, [GPU is lost], 580.65.06, NVIDIA H200\n"
@@ -100,7 +100,7 @@ def test_gpus_come_from_nvidia_smi(smi: Callable[..., None]) -> None:
     assert (found["driver"], found["visible"]) == ("580.65.06", None)
 
 
-def test_driver_failure_is_quoted(smi: Callable[..., None]) -> None:
+def test_driver_failure_is_reported(smi: Callable[..., None]) -> None:
     smi("#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     assert machine.gpus()["error"].endswith("Driver/library version mismatch")
     smi("#!/bin/sh\necho 'No devices were found'; exit 6")

@@ -1,4 +1,4 @@
-"""Folding of events into operations and their matching, against a plain reference."""
+"""Folding of events into operations and their matching, compared with a simple reference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lanes(draw, rank):
         op, peer, group, tag, number, late = facts[seq]
         peer, match = (peer, number) if op in P2P | REQUESTS else (None, None)
         if late and done[seq] < len(histories[seq]) - 1:
-            peer = match = None  # a receive from any source knows its sender at its end
+            peer = match = None  # a receive from any source learns its sender when it ends
         state = histories[seq][done[seq]]
         done[seq] += 1
         nbytes = draw(st.integers(0, 9))
@@ -53,17 +53,17 @@ FACTS = (
 streams = st.tuples(*map(lanes, range(RANKS)))
 
 
-def folded(events):
+def fold(events):
     """Fold events into (op, state, start, end, peer, group, nbytes, tag, match) by key."""
     parts, found = defaultdict(list), {}
     for e in events:
         parts[e.rank, e.seq].append(e)
-    for key, mine in parts.items():
-        first, last = mine[0], mine[-1]
-        start = next((e for e in mine if e.state is State.STARTED), first).time
+    for key, states in parts.items():
+        first, last = states[0], states[-1]
+        start = next((e for e in states if e.state is State.STARTED), first).time
         end = last.time if last.state in (State.COMPLETED, State.FAILED) else None
         peer = first.peer if last.peer is None else last.peer
-        nbytes = max(e.nbytes for e in mine)
+        nbytes = max(e.nbytes for e in states)
         found[key] = (
             *(first.op, last.state, start, end),
             *(peer, first.group, nbytes, first.tag, first.match or last.match),
@@ -71,7 +71,7 @@ def folded(events):
     return found
 
 
-def matched(operations):
+def match(operations):
     """Return the match of each operation: its id, or its position among equal calls of its rank."""
     count, found = Counter(), {}
     for key, (op, _, _, _, peer, group, _, tag, match) in sorted(operations.items()):
@@ -90,7 +90,7 @@ def matched(operations):
 
 
 def split(data, lanes):
-    """Split events into batches of any size, in a possible order of arrival."""
+    """Split events into batches of any size that keep the order of each rank."""
     rest, batches = [list(lane) for lane in lanes if lane], []
     while rest:
         lane = data.draw(st.sampled_from(rest))
@@ -105,11 +105,11 @@ def split(data, lanes):
 @given(streams)
 def test_matcher_equals_the_reference_implementation(lanes):
     events = [e for lane in lanes for e in lane]
-    trace, operations = Trace(events), folded(events)
+    trace, operations = Trace(events), fold(events)
     fields = "op", "state", "start", "end", "peer", "group", "nbytes", "tag", "match"
     found = {(s.rank, s.seq): tuple(getattr(s, name) for name in fields) for s in trace.spans}
     assert found == operations
-    assert trace.matches == matched(operations)
+    assert trace.matches == match(operations)
 
 
 @settings(max_examples=60, deadline=None)
@@ -133,24 +133,24 @@ def test_message_joins_matching_send_and_receive(lanes):
 
 @settings(max_examples=60, deadline=None)
 @given(streams, st.data())
-def test_any_split_into_batches_gives_the_same_result(lanes, data):
-    whole, table = Trace([e for lane in lanes for e in lane]), Table.of([])
+def test_batches_do_not_change_the_result(lanes, data):
+    complete, table = Trace([e for lane in lanes for e in lane]), Table.of([])
     for batch in split(data, lanes):
         table = Table.of(batch, table)
-    grown = Trace.of(table, whole.info)
-    assert grown.spans == whole.spans
-    assert grown.matches == whole.matches
-    assert grown.messages == whole.messages
-    assert grown.collectives == whole.collectives
+    grown = Trace.of(table, complete.info)
+    assert grown.spans == complete.spans
+    assert grown.matches == complete.matches
+    assert grown.messages == complete.messages
+    assert grown.collectives == complete.collectives
 
 
 def test_duplicated_request_is_one_message() -> None:
-    about = dict(peer=0, match="kv:1:0:0")
+    fields = dict(peer=0, match="kv:1:0:0")
     trace = Trace(
         [
             Event(0, 0, Op.PUSH, State.STARTED, 0.0, peer=2, match="kv:1:0:0"),
-            Event(2, 0, Op.RECV, State.COMPLETED, 1.0, **about),
-            Event(3, 0, Op.RECV, State.COMPLETED, 2.0, **about),
+            Event(2, 0, Op.RECV, State.COMPLETED, 1.0, **fields),
+            Event(3, 0, Op.RECV, State.COMPLETED, 2.0, **fields),
         ]
     )
     (message,) = trace.messages

@@ -10,14 +10,14 @@ from distkit.cluster import notebook
 from distkit.cluster.notebook import CellRegistry
 
 
-class Thing:
+class Resource:
     """An object that a cell creates."""
 
     ended = False
 
 
-def end(thing: Thing) -> None:
-    thing.ended = True
+def end(resource: Resource) -> None:
+    resource.ended = True
 
 
 @pytest.fixture
@@ -29,14 +29,19 @@ def header(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_rerunning_a_cell_stops_its_clusters(header: dict[str, str]) -> None:
-    one, two, other, again = (Thing() for _ in range(4))
-    of_cells = CellRegistry(end)
-    of_cells.add("a cell", one)
-    of_cells.add("a cell", two)
-    of_cells.add("another cell", other)
+    first, second, other, rerun = (Resource() for _ in range(4))
+    registry = CellRegistry(end)
+    registry.add("a cell", first)
+    registry.add("a cell", second)
+    registry.add("another cell", other)
     header["msg_id"] = "second"
-    of_cells.add("a cell", again)
-    assert [thing.ended for thing in (one, two, other, again)] == [True, True, False, False]
+    registry.add("a cell", rerun)
+    assert [resource.ended for resource in (first, second, other, rerun)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_location_uses_the_latest_execution_count(

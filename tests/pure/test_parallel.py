@@ -19,7 +19,7 @@ from distkit_simulation.parallel.memory import GIB
 
 
 @pytest.mark.parametrize(
-    ("sizes", "says"),
+    ("sizes", "message"),
     [
         ({"dp": 2, "tp": 3, "world": 8}, "dp · tp · pp = 6 ranks, but there are 8"),
         ({"tp": 3, "heads": 32}, "heads = 32 cannot be divided by tp = 3"),
@@ -46,8 +46,8 @@ from distkit_simulation.parallel.memory import GIB
         ({"heads": True}, "heads = True is not a positive integer"),
     ],
 )
-def test_invalid_layout_raises_before_start(sizes: dict[str, int], says: str) -> None:
-    with pytest.raises(dk.errors.LayoutError, match=says):
+def test_invalid_layout_raises_before_start(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(dk.errors.LayoutError, match=message):
         Layout(**sizes)
 
 
@@ -82,10 +82,10 @@ def test_suggested_layouts_are_valid(sizes: dict[str, int]) -> None:
             Layout(**sizes | {"dp": int(dp), "tp": int(tp), "pp": int(pp)})
 
 
-def test_every_rank_has_one_position() -> None:
+def test_every_rank_has_a_unique_position() -> None:
     layout = Layout(dp=2, tp=2, pp=3, world=12)
-    places = [tuple(layout.coordinates(rank).values()) for rank in range(12)]
-    assert places == list(product(range(2), range(3), range(2)))
+    positions = [tuple(layout.coordinates(rank).values()) for rank in range(12)]
+    assert positions == list(product(range(2), range(3), range(2)))
     with pytest.raises(dk.errors.LayoutError, match="rank 12 does not exist"):
         layout.coordinates(12)
 
@@ -93,21 +93,22 @@ def test_every_rank_has_one_position() -> None:
 # -- memory ----------------------------------------------------------------------------------
 
 
-def test_states_of_8_billion_parameters_to_four_digits() -> None:
+def test_state_sizes_of_llama_3_8b() -> None:
     n = LLAMA_3_8B.parameters
-    whole = States.of(n)
-    assert [round(part / GIB, 3) for part in (whole.parameters, whole.gradients)] == [14.957] * 2
-    assert round(whole.optimizer / GIB, 3) == 59.828
+    unsharded = States.of(n)
+    parts = unsharded.parameters, unsharded.gradients
+    assert [round(part / GIB, 3) for part in parts] == [14.957] * 2
+    assert round(unsharded.optimizer / GIB, 3) == 59.828
     sharded = [States.of(n, ranks=8, stage=stage) for stage in range(4)]
     assert [s.total for s in sharded] == [
-        whole.total,
-        whole.total - whole.optimizer * 7 / 8,
-        whole.parameters + (whole.gradients + whole.optimizer) / 8,
-        whole.total / 8,
+        unsharded.total,
+        unsharded.total - unsharded.optimizer * 7 / 8,
+        unsharded.parameters + (unsharded.gradients + unsharded.optimizer) / 8,
+        unsharded.total / 8,
     ]
 
 
-#: L, h, heads, and 5as/h at 2,048 tokens, of which two are printed. Korthikanti et al., 2022.
+#: Layers, hidden size, heads, and 5as/h at 2,048 tokens, from Korthikanti et al., 2022.
 KORTHIKANTI = {
     "22B": (48, 6144, 64, 320 / 3),
     "175B": (96, 12288, 96, 80.0),
@@ -118,7 +119,7 @@ KORTHIKANTI = {
 
 @pytest.mark.parametrize("name", KORTHIKANTI)
 def test_activations_match_korthikanti_et_al(name: str) -> None:
-    """Table 2: bytes of a layer, as multiples of s·b·h."""
+    """Table 2 of the paper: bytes of a layer, as multiples of s·b·h."""
     layers, hidden, heads, scores = KORTHIKANTI[name]
     model = Transformer(layers, hidden, heads, heads, 4 * hidden, 51200)
     s, b, t = 2048, 4, 8
@@ -138,8 +139,8 @@ def test_activations_match_korthikanti_et_al(name: str) -> None:
         found = of(recompute=recompute, tensor=tensor, sequence_parallel=sequence)
         assert found == pytest.approx(expected, rel=1e-12)
     saved = 1 - of(recompute="selective") / of(recompute="none")
-    printed = {"175B": 0.70, "530B": 0.65}  # section 5
-    assert saved == pytest.approx(printed.get(name, saved), abs=0.005)
+    published = {"175B": 0.70, "530B": 0.65}  # section 5
+    assert saved == pytest.approx(published.get(name, saved), abs=0.005)
 
 
 def test_stage_activations_follow_the_recomputation_options() -> None:
@@ -150,21 +151,21 @@ def test_stage_activations_follow_the_recomputation_options() -> None:
         LLAMA_3_8B.activations(4096, recompute="all")
 
 
-def test_pipeline_saves_parameters_but_no_activations() -> None:
+def test_pipeline_reduces_parameters_but_not_activations() -> None:
     assert round(2 * LLAMA_3_8B.embedding / GIB, 4) == 0.9785
     assert round(2 * LLAMA_3_8B.largest_stage(8) / GIB, 4) == 2.6035
     assert LLAMA_3_8B.largest_stage(1) == LLAMA_3_8B.parameters
-    whole = LLAMA_3_8B.activations(4096)
+    full = LLAMA_3_8B.activations(4096)
     kept = {
         name: LLAMA_3_8B.stage_activations(4096, stages=8, microbatches=32, schedule=name)
         for name in ("gpipe", "1f1b", "zero_bubble")
     }
-    assert kept == {"gpipe": 4 * whole, "1f1b": whole, "zero_bubble": whole}
+    assert kept == {"gpipe": 4 * full, "1f1b": full, "zero_bubble": full}
     looped = {"stages": 4, "microbatches": 8, "schedule": "zero_bubble", "chunks": 2}
-    assert LLAMA_3_8B.stage_activations(4096, **looped) == whole
+    assert LLAMA_3_8B.stage_activations(4096, **looped) == full
 
 
-# -- waiting ---------------------------------------------------------------------------------
+# -- idle time -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -175,7 +176,7 @@ def test_simulated_bubble_equals_the_formula(name: str, p: int, m: int) -> None:
     assert idle(trace) == pytest.approx(dict.fromkeys(range(p), expected))
 
 
-def test_unmarked_run_has_no_idle_time() -> None:
+def test_idle_time_of_an_unmarked_run_raises() -> None:
     trace = pipeline(2, 2, 1.0, 2.0, 0, Network(Link(0, 0)))
     with pytest.raises(ValueError, match=r"rank 0 has no finished span 'step': put `with dk.mark"):
         idle(trace, "step")

@@ -1,4 +1,4 @@
-"""Pipeline schedules: torch's order, no deadlock, and the formulas of bubbles and memory."""
+"""Pipeline schedules: torch's order, completeness, deadlocks, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from distkit.algorithms.pipeline_schedules import (
 )
 
 RANKS, MICROBATCHES = range(1, 9), range(1, 17)
-TORCHS = {
+TORCH_CLASSES = {
     "interleaved": "ScheduleInterleaved1F1B",
     "zero_bubble": "ScheduleInterleavedZeroBubble",
 }
-several_stages = pytest.mark.parametrize("name", TORCHS)
-every = pytest.mark.parametrize("name", PIPELINES)
+several_stages = pytest.mark.parametrize("name", TORCH_CLASSES)
+every_schedule = pytest.mark.parametrize("name", PIPELINES)
 
 
 def orders(name: str, p: int, m: int, v: int) -> Orders:
@@ -39,7 +39,7 @@ def orders(name: str, p: int, m: int, v: int) -> Orders:
 
 
 @pytest.fixture
-def light(monkeypatch: pytest.MonkeyPatch) -> None:
+def mocked_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Create torch's schedules with mocked stages, without messages."""
     from torch.distributed.pipelining import _schedule_visualizer as visualizer
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime as Runtime
@@ -48,7 +48,7 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runtime, "_prepare_schedule_with_comms", lambda *a, **k: None)
 
 
-def torchs(peer: str, p: int, m: int, v: int) -> list[list[str]] | None:
+def torch_orders(peer: str, p: int, m: int, v: int) -> list[list[str]] | None:
     """Return torch's order without the final gradient reduction; None if torch raises."""
     from torch.distributed.pipelining import schedules
     from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
@@ -66,49 +66,49 @@ def torchs(peer: str, p: int, m: int, v: int) -> list[list[str]] | None:
     return [[str(a) for a in rank if a and a.computation_type.value in "FBIW"] for rank in found]
 
 
-def ours(orders: Orders) -> list[list[str]]:
+def as_text(orders: Orders) -> list[list[str]]:
     return [[str(action) for action in order] for order in orders]
 
 
-@pytest.mark.usefixtures("light")
+@pytest.mark.usefixtures("mocked_stages")
 @several_stages
 def test_interleaved_order_equals_torch(name: str) -> None:
     compared = Counter()
     for p, m, v in product(RANKS, MICROBATCHES, (1, 2, 3, 4)):
-        expected = torchs(TORCHS[name], p, m, v)
+        expected = torch_orders(TORCH_CLASSES[name], p, m, v)
         compared[expected is not None] += 1
         if expected is None:
             with pytest.raises(ValueError, match="of different sizes"):
                 orders(name, p, m, v)
         else:
-            assert ours(orders(name, p, m, v)) == expected, (p, m, v)
+            assert as_text(orders(name, p, m, v)) == expected, (p, m, v)
     assert compared == {True: 424, False: 88}
 
 
-@pytest.mark.usefixtures("light")
+@pytest.mark.usefixtures("mocked_stages")
 def test_gpipe_order_equals_torch() -> None:
     for p, m in product(RANKS, MICROBATCHES):
-        assert ours(gpipe(p, m)) == torchs("ScheduleGPipe", p, m, 1)
+        assert as_text(gpipe(p, m)) == torch_orders("ScheduleGPipe", p, m, 1)
 
 
-@pytest.mark.usefixtures("light")
+@pytest.mark.usefixtures("mocked_stages")
 def test_order_of_1f1b_equals_torch() -> None:
-    """Torch lists the forwards of the last stage from 1; it runs them from 0, see below."""
+    """Torch lists the last stage's forwards from 1, although it runs them from 0."""
     for p, m in product(RANKS, MICROBATCHES):
-        expected = torchs("Schedule1F1B", p, m, 1)
+        expected = torch_orders("Schedule1F1B", p, m, 1)
         assert (expected is None) == (m < p)
         if expected:
             orders = one_f_one_b(p, m)
             orders[-1] = [a._replace(microbatch=a.microbatch + (a.kind == "F")) for a in orders[-1]]
-            assert ours(orders) == expected, (p, m)
+            assert as_text(orders) == expected, (p, m)
 
 
-# -- what they achieve ---------------------------------------------------------------------
+# -- completeness --------------------------------------------------------------------------
 
 pipelines = st.tuples(st.integers(1, 8), st.integers(1, 33), st.integers(1, 4))
 
 
-@every
+@every_schedule
 @given(pipelines)
 @settings(max_examples=60)
 def test_every_micro_batch_is_computed_once_without_deadlock(
@@ -122,19 +122,19 @@ def test_every_micro_batch_is_computed_once_without_deadlock(
         return
     stages = p * v if PIPELINES[name].looped else p
     kinds = "FIW" if name.startswith("zero_bubble") else "FB"
-    ran = list(execution_order(found))
-    assert Counter(a for _, a in ran) == Counter(
+    executed = list(execution_order(found))
+    assert Counter(a for _, a in executed) == Counter(
         Action(s, k, i) for s, k, i in product(range(stages), kinds, range(m))
     )
-    assert all(action.stage % p == rank for rank, action in ran)
+    assert all(action.stage % p == rank for rank, action in executed)
 
 
 def test_deadlocked_schedule_names_the_waiting_ranks() -> None:
-    wrong = one_f_one_b(2, 2)
-    wrong[0].insert(0, wrong[0].pop(1))  # backward before its forward has come back
-    wrong[1].reverse()
+    deadlocked = one_f_one_b(2, 2)
+    deadlocked[0].insert(0, deadlocked[0].pop(1))  # a backward before the forward that it needs
+    deadlocked[1].reverse()
     with pytest.raises(ValueError, match=r"never ends: .*rank 1 waits in 1B1 \(needs 1F1\)"):
-        list(execution_order(wrong))
+        list(execution_order(deadlocked))
 
 
 @pytest.mark.parametrize(

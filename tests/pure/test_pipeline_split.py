@@ -47,7 +47,7 @@ def test_more_stages_than_layers_raise() -> None:
         split(chain(), 5)
 
 
-def test_layer_may_repeat_within_a_stage() -> None:
+def test_layer_can_repeat_only_within_a_stage() -> None:
     linear, relu = nn.Linear(4, 4), nn.ReLU()
     model = nn.Sequential(nn.Linear(4, 4), relu, linear, linear, relu, nn.Linear(4, 4))
     x, parts = torch.randn(3, 4), split(model, 3)
@@ -60,6 +60,6 @@ def test_layer_may_repeat_within_a_stage() -> None:
         split(nn.Sequential(norm, norm), 2)
 
 
-def test_model_that_is_no_sequence_of_layers_is_refused() -> None:
+def test_model_that_is_not_sequential_raises() -> None:
     with pytest.raises(TypeError, match=r"expects an nn.Sequential, not Residual: put its layers"):
         split(Residual(), 2)

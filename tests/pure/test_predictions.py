@@ -14,15 +14,15 @@ from distkit_course.predictions import Prediction, predict
 
 
 def compared(guess: Any, actual: Any, choices: list[Any] | None = None) -> tuple[str, str]:
-    made = predict("How many?", choices)
-    made.commit(guess)
-    card = made.compare(actual)
+    prediction = predict("How many?", choices)
+    prediction.commit(guess)
+    card = prediction.compare(actual)
     assert bool(card) == (card.status == "pass")
     return card.status, card.message
 
 
 @pytest.mark.parametrize(
-    ("guess", "actual", "said"),
+    ("guess", "actual", "expected"),
     [
         (6, 6, ("pass", "exactly right")),
         ("6", 6, ("pass", "exactly right")),
@@ -51,8 +51,10 @@ def compared(guess: Any, actual: Any, choices: list[Any] | None = None) -> tuple
         ("[6, 6]", (6, 3), ("fail", "1 of 2 are right\n[1] 6: twice the answer")),
     ],
 )
-def test_distance_of_guess_and_answer(guess: Any, actual: Any, said: tuple[str, str]) -> None:
-    assert compared(guess, actual) == said
+def test_card_describes_the_distance_from_the_answer(
+    guess: Any, actual: Any, expected: tuple[str, str]
+) -> None:
+    assert compared(guess, actual) == expected
 
 
 def test_choices_are_compared_by_text() -> None:
@@ -79,32 +81,32 @@ def test_long_lists_show_the_first_mistakes() -> None:
         ("How many?", {}, r"\{\} \(dict\) cannot be compared"),
     ],
 )
-def test_guess_of_another_type_is_rejected(question: str, guess: Any, remedy: str) -> None:
-    made = predict(question)
+def test_guess_of_the_wrong_type_is_rejected(question: str, guess: Any, remedy: str) -> None:
+    prediction = predict(question)
     with pytest.raises(DistkitError, match=remedy):
-        made.commit(guess)
-    assert made.guess is None
-    made.commit("5, 7")
-    assert made.compare([5, 7])
+        prediction.commit(guess)
+    assert prediction.guess is None
+    prediction.commit("5, 7")
+    assert prediction.compare([5, 7])
 
 
 def test_unknown_choice_is_rejected() -> None:
-    made = predict("Does it end?", ["yes", "no"])
+    prediction = predict("Does it end?", ["yes", "no"])
     with pytest.raises(DistkitError, match="guess 'perhaps' is not one of the choices: yes · no"):
-        made.commit("perhaps")
+        prediction.commit("perhaps")
     with pytest.raises(DistkitError, match="Select one"):
-        made.commit("")
+        prediction.commit("")
     with pytest.raises(DistkitError, match="The answer '3' is not one of the choices"):
-        made.compare(3)
+        prediction.compare(3)
     with pytest.raises(DistkitError, match="two or more different choices"):
         predict("Does it end?", ["yes", "Yes"])
 
 
 def test_guess_can_change_until_the_answer() -> None:
-    made = predict("How many?")
-    made.commit(7)
-    made.commit(6)
-    assert made.compare(6) and not made.compare(7)  # another run
+    prediction = predict("How many?")
+    prediction.commit(7)
+    prediction.commit(6)
+    assert prediction.compare(6) and not prediction.compare(7)  # another run
     late = predict("How many?")
     card = late.compare(6)
     assert card.status == "unknown" and not card
@@ -113,10 +115,10 @@ def test_guess_can_change_until_the_answer() -> None:
     assert "your guess" not in repr(card) and "6" in repr(card)
 
 
-def test_cards_are_text_and_html() -> None:
-    made = predict("Is 1 < 2?", ["<yes>", "no"])
-    made.commit("no")
-    card = made.compare("<yes>")
+def test_card_has_text_and_escaped_html() -> None:
+    prediction = predict("Is 1 < 2?", ["<yes>", "no"])
+    prediction.commit("no")
+    card = prediction.compare("<yes>")
     assert repr(card).splitlines()[1:] == [
         "  your guess    no",
         "  the answer    <yes>",
@@ -129,13 +131,13 @@ def test_cards_are_text_and_html() -> None:
 def test_rerun_cell_keeps_the_pending_guess(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictions, "cell", lambda: "cell-1")
 
-    def again() -> Prediction:
+    def rerun() -> Prediction:
         return predict("How many?")
 
-    first = again()
-    second = again()
-    assert second is not first  # nothing was lost
+    first = rerun()
+    second = rerun()
+    assert second is not first  # no guess was lost
     second.commit(3)
-    assert again() is second
+    assert rerun() is second
     second.compare(3)
-    assert again().guess is None
+    assert rerun().guess is None

@@ -1,4 +1,4 @@
-"""Output of ranks: whole lines, limited in number."""
+"""Output of ranks: complete lines, limited in number."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from distkit.cluster.runs.prints import Prints
 
 def test_fragments_are_joined_to_lines() -> None:
     prints = Prints()
-    for piece in ("a", "b\nc\n\nd", "e\r", "f"):
-        prints.add(1, "stdout", piece)
+    for fragment in ("a", "b\nc\n\nd", "e\r", "f"):
+        prints.add(1, "stdout", fragment)
     prints.add(0, "stderr", "10%\r20%\r\n")
     prints.end()
     assert prints.pop_lines() == [

@@ -30,7 +30,7 @@ def published() -> dict[str, list[Row]]:
     }
 
 
-def test_scores() -> None:
+def test_errors_of_predictions_are_within_bounds() -> None:
     assert rows.geomean(published()["collectives"]) < 0.08
     assert rows.median_error(published()["training"]) < 0.05
     assert abs(rows.worst(published()["training"]).error) < 0.12
@@ -40,10 +40,10 @@ def test_scores() -> None:
 
 @pytest.mark.stress
 def test_jobs_are_fitted_on_21_of_109_runs() -> None:
-    asked = jobs.rows()
-    assert len(rows.scored(asked)) == 88
-    assert rows.median_error(asked) < 0.045
-    assert sum(abs(row.error) > 0.3 for row in rows.scored(asked)) <= 3
+    predicted = jobs.rows()
+    assert len(rows.scored(predicted)) == 88
+    assert rows.median_error(predicted) < 0.045
+    assert sum(abs(row.error) > 0.3 for row in rows.scored(predicted)) <= 3
     assert rows.largest_error(jobs.megatron()) < 0.04
     assert rows.largest_error(jobs.memory()) == 0
 
@@ -52,13 +52,13 @@ def test_interleaving_follows_from_1f1b_and_message_costs() -> None:
     interleaved = [row for row in published()["pipelines"] if "1F1B's" in row.table]
     assert len(rows.scored(interleaved)) == 5
     assert abs(rows.worst(interleaved).error) < 0.01
-    free = pipelines._interleaving("6.2B", 0.0, fitted=0)
-    assert all(0.04 < row.error < 0.08 for row in free)
+    without_message_cost = pipelines._interleaving("6.2B", 0.0, fitted=0)
+    assert all(0.04 < row.error < 0.08 for row in without_message_cost)
 
 
 def test_most_rows_are_not_fitted() -> None:
-    every = list(chain.from_iterable(published().values()))
-    assert len(rows.scored(every)) > len(every) / 2
+    all_rows = list(chain.from_iterable(published().values()))
+    assert len(rows.scored(all_rows)) > len(all_rows) / 2
     assert all(len(rows.scored(table)) > 5 for table in published().values())
 
 
@@ -70,10 +70,10 @@ def test_fitted_rows_are_reproduced() -> None:
 
 @pytest.mark.stress
 def test_benchmark_prints_all_rows() -> None:
-    said: list[str] = []
-    figures, details = bench.measure(1, said.append)
+    lines: list[str] = []
+    figures, details = bench.measure(1, lines.append)
     assert [f.reached for f in figures] == ["aim"] * 5 + ["must", "not reached", "aim", "aim"]
-    assert sum(", fitted" in line for line in said) == sum(
+    assert sum(", fitted" in line for line in lines) == sum(
         row["fitted"]
         for name in ("collectives", "training", "parameter server", "pipelines", "jobs")
         for row in details[name]

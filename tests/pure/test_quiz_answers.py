@@ -23,7 +23,7 @@ from distkit_simulation.network import Link, Network
 from distkit_simulation.parallel import idle
 from distkit_simulation.simulator import simulate
 
-#: Return the answers of a lesson.
+#: The answers of a lesson, in the order of its questions.
 Answers = tuple[object, ...]
 ORDINALS = ("the first", "the second", "the third")
 
@@ -47,8 +47,8 @@ def waited(trace: Trace, rank: int) -> float:
 
 
 def updates(trace: Trace, worker: int | None = None) -> list[Span]:
-    made = [s for s in trace.spans if "version" in s.attributes]
-    return [s for s in made if worker is None or worker in s.attributes["workers"]]
+    all_updates = [s for s in trace.spans if "version" in s.attributes]
+    return [s for s in all_updates if worker is None or worker in s.attributes["workers"]]
 
 
 def slowest(trace: Trace) -> int:
@@ -59,9 +59,9 @@ def stuck(trace: Trace) -> list[int]:
     return sorted({s.rank for s in trace.spans if s.end is None})
 
 
-def ranks(several: Any) -> str:
-    *some, last = map(str, sorted(several))
-    return f"ranks {', '.join(some)} and {last}"
+def ranks(numbers: Any) -> str:
+    *first, last = map(str, sorted(numbers))
+    return f"ranks {', '.join(first)} and {last}"
 
 
 def welcome(trace: Trace) -> Answers:
@@ -71,7 +71,7 @@ def welcome(trace: Trace) -> Answers:
     return (
         f"rank {marks[0].rank}",
         len(trace.messages),
-        max(sum(m.start <= one.start < (m.end or 0) for m in marks) for one in marks),
+        max(sum(m.start <= other.start < (m.end or 0) for m in marks) for other in marks),
         f"rank {max(trace.ranks, key=lambda rank: waited(trace, rank))}",
         f"rank {first.peer}'s",
     )
@@ -128,9 +128,9 @@ def sync_sgd(trace: Trace) -> Answers:
 
 
 def parameter_server(trace: Trace) -> Answers:
-    made, slow = len(updates(trace)), slowest(trace)
+    count, slow = len(updates(trace)), slowest(trace)
     (late,) = updates(trace, slow)[0].attributes["late"]
-    return f"worker {slow}", late, f"v{made}", made // 3, made - len(updates(trace, slow))
+    return f"worker {slow}", late, f"v{count}", count // 3, count - len(updates(trace, slow))
 
 
 def hangs(trace: Trace) -> Answers:
@@ -162,8 +162,8 @@ def cost_models(trace: Trace) -> Answers:
 
 
 def simulation(trace: Trace) -> Answers:
-    def pairs(one: Trace) -> list[tuple[int, int]]:
-        return [(m.src, m.dst) for m in one.messages]
+    def pairs(run: Trace) -> list[tuple[int, int]]:
+        return [(m.src, m.dst) for m in run.messages]
 
     def transfer(rank: int) -> float:
         """Return the seconds of the rank's longest transfer, from the arrival of both ranks."""
@@ -178,13 +178,13 @@ def simulation(trace: Trace) -> Answers:
     crossing = [(a, b) for a, b in pairs(trace) if a // 3 != b // 3]
     leaders = {rank for pair in crossing for rank in pair}
     slow = max({*trace.ranks} - leaders, key=transfer)
-    ends, calm = ({s.rank: s.end or 0.0 for s in t.spans} for t in (trace, two_hosts(slow=1.0)))
+    ends, normal = ({s.rank: s.end or 0.0 for s in t.spans} for t in (trace, two_hosts(slow=1.0)))
     return (
         *(title for name, title in titles.items() if pairs(two_hosts(name)) == pairs(trace)),
         ranks(leaders),
         len(crossing),
         f"rank {slow}",
-        sum(ends[rank] > calm[rank] for rank in ends if rank != slow),
+        sum(ends[rank] > normal[rank] for rank in ends if rank != slow),
     )
 
 
@@ -205,7 +205,7 @@ def pipelines(trace: Trace) -> Answers:
     backward = min((s for s in trace.spans if s.label == "B0"), key=lambda s: s.start)
     shares = {1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds"}
     titles = {"gpipe": "GPipe", "1f1b": "1F1B", "zero_bubble": "zero bubble"}
-    made = {
+    orders = {
         title: [f"{a.kind}{a.microbatch}" for a in PIPELINES[name].orders(4, 6)[0]]
         for name, title in titles.items()
     }
@@ -213,7 +213,7 @@ def pipelines(trace: Trace) -> Answers:
         len(work[0]) // 2,
         f"rank {backward.rank}",
         *(name for share, name in shares.items() if idle(trace)[0] == pytest.approx(share)),
-        *(title for title, order in made.items() if order == work[0]),
+        *(title for title, order in orders.items() if order == work[0]),
         max(alive),
     )
 
@@ -244,7 +244,7 @@ def model_parallelism(trace: Trace) -> Answers:
 
 
 def strategies(trace: Trace) -> Answers:
-    made = {span.op for span in trace.spans}
+    ops = {span.op for span in trace.spans}
     titles = {
         Op.REDUCE_SCATTER: "FullyShardedStrategy",
         Op.ALL_REDUCE: "MirroredStrategy",
@@ -258,7 +258,7 @@ def strategies(trace: Trace) -> Answers:
     began = [n for n, op in enumerate(mine) if op is Op.MARK]
     steps = [mine[a:b] for a, b in pairwise([*began, len(mine)])]
     return (
-        *(title for op, title in titles.items() if op in made),
+        *(title for op, title in titles.items() if op in ops),
         f"rank {changed[0].rank}",
         f"they wait in `{meanwhile}`",
         len(changed),
@@ -285,15 +285,16 @@ def staleness(trace: Trace) -> Answers:
 
 def crashes(trace: Trace) -> Answers:
     (dead,) = (rank for rank, end in trace.info.ends.items() if end.how == "died")
-    pushes, used, made = calls(trace, Op.PUSH, dead), updates(trace, dead), updates(trace)
-    last = made[-1].attributes["workers"]
-    assert len(used) == len(pushes) < len(made)  # it was not lost, and the others continued
+    pushes, used, all_updates = calls(trace, Op.PUSH, dead), updates(trace, dead), updates(trace)
+    last = all_updates[-1].attributes["workers"]
+    # no gradient was lost, and the others continued
+    assert len(used) == len(pushes) < len(all_updates)
     return (
         len(pushes),
         f"it is in the update to v{used[-1].attributes['version']}",
         len(last),
         "replace" if dead in last else "continue",
-        sum(len(u.attributes["workers"]) for u in made),
+        sum(len(u.attributes["workers"]) for u in all_updates),
     )
 
 
@@ -330,7 +331,7 @@ def gpu_ranks(trace: Trace) -> Answers:
     on_gpu = first.attributes["device_seconds"]
     over = first.start + on_gpu
     edges = [t for s in trace.spans for t in (s.start, s.end or 0.0)]
-    # otherwise rounding would choose the answer
+    # otherwise rounding would determine the answer
     assert min(abs(over - t) for t in edges) > 0.1 * MS
     used = [s for s in trace.spans if "memory" in s.attributes]
     return (
@@ -438,6 +439,8 @@ COMPUTED: dict[str, Callable[[Trace], Answers]] = {
 
 
 @pytest.mark.parametrize("lesson", QUIZZES)
-def test_marked_answers_match_the_run(lesson: str) -> None:
+def test_correct_answers_match_the_run(lesson: str) -> None:
     computed = COMPUTED[lesson](RUNS[lesson]())
-    assert [str(answer) for answer in computed] == [one.answer for one in QUIZZES[lesson].questions]
+    assert [str(answer) for answer in computed] == [
+        question.answer for question in QUIZZES[lesson].questions
+    ]

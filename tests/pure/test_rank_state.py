@@ -36,7 +36,7 @@ def test_order_of_batches_does_not_matter(seed, n, cut, order):
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(0, 150))
-def test_blocked_ranks_are_those_that_wait(seed, n, cut):
+def test_blocked_ranks_match_the_simulation(seed, n, cut):
     author = Author(seed, n).write(8)
     sim = Simulation(author.programs, author.groups, random.Random(seed)).run(cut)
     graph = WaitForGraph(n, author.groups)
@@ -45,5 +45,5 @@ def test_blocked_ranks_are_those_that_wait(seed, n, cut):
     assert graph.stuck() == [] and set(blocked) <= set(sim.stuck)
     in_progress = [p for p in sim.posted if p.met and not p.done]
     if not any(p.step.op is Op.RECV and p.step.peer is None for p in in_progress):
-        assert blocked == sim.stuck  # the sender of a receive from any source is known at its end
+        assert blocked == sim.stuck  # a receive from any source learns its sender when it ends
     assert all(s.waits_for and s.reason for s in graph.rank_states if s.rank in blocked)

@@ -16,8 +16,8 @@ from distkit.cli import main
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 
-#: Runs the command line with failing imports of these, and with a BROWSER that records its page.
-BARE = """if True:
+#: Runs the command line without torch, Jupyter and the plotting packages.
+WITHOUT_TORCH = """if True:
     import sys
 
     class Missing:
@@ -32,8 +32,8 @@ BARE = """if True:
 """
 
 
-def bare(*argv: str | Path, **environ: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-Werror", "-c", BARE, *map(str, argv)]
+def run_without_torch(*argv: str | Path, **environ: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-Werror", "-c", WITHOUT_TORCH, *map(str, argv)]
     env = {"PATH": "/usr/bin:/bin", "COLUMNS": "200", **environ}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
 
@@ -44,7 +44,7 @@ def test_trace_opens_in_the_browser_without_torch(tmp_path: Path) -> None:
     browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}\n')
     browser.chmod(0o755)
     file = ring().save(tmp_path / "ring.gz")
-    ran = bare("replay", file, BROWSER=str(browser), TMPDIR=str(tmp_path))
+    ran = run_without_torch("replay", file, BROWSER=str(browser), TMPDIR=str(tmp_path))
     assert ran.returncode == 0, ran.stderr
     summary, address = ran.stdout.splitlines()
     assert summary == "ring all-reduce: 4 ranks, 0.00 s: 24 messages, 0 collectives."
@@ -56,7 +56,7 @@ def test_trace_opens_in_the_browser_without_torch(tmp_path: Path) -> None:
 
 def test_replay_explains_a_hang(tmp_path: Path) -> None:
     fields = dict(nbytes=8, shape=(2,), dtype="float32", where="swap.py:4")
-    both = Trace(
+    trace = Trace(
         [
             Event(r, 0, Op.RECV, state, 0.1 * i, peer=1 - r, **fields)
             for r in range(2)
@@ -64,15 +64,15 @@ def test_replay_explains_a_hang(tmp_path: Path) -> None:
         ],
         traces.info(world_size=2),
     )
-    file, page = both.save(tmp_path / "hang.gz"), tmp_path / "out.html"
-    ran = bare("replay", file, "--html", page, "--no-browser")
+    file, page = trace.save(tmp_path / "hang.gz"), tmp_path / "out.html"
+    ran = run_without_torch("replay", file, "--html", page, "--no-browser")
     assert ran.returncode == 0, ran.stderr
     assert "\n  - rank 0 waits in recv(src=1" in ran.stdout
     assert "\n    Let one of them send first. [DK101]\n" in ran.stdout
     assert f"Replay: {page.as_uri()}" in ran.stdout and page.stat().st_size > 1000
 
 
-def newer(file: Path) -> None:
+def write_newer_format(file: Path) -> None:
     head = {"format": "distkit-trace", "version": 99, "events": 0, "meta": {}}
     file.write_bytes(gzip.compress(json.dumps(head).encode()))
 
@@ -85,7 +85,7 @@ def newer(file: Path) -> None:
         (lambda f: f.write_text("hello"), "damaged, or not a trace"),
         (lambda f: f.write_bytes(ring().save(f).read_bytes()[:-40]), "is truncated or damaged"),
         (
-            newer,
+            write_newer_format,
             "the trace has format 99, but this version of distkit reads format 3. Update distkit: ",
         ),
         (
@@ -95,7 +95,7 @@ def newer(file: Path) -> None:
         (lambda f: f.write_bytes(pickle.dumps(Path(f))), "which is not a plain value"),
     ],
 )
-def test_foreign_file_is_one_message(
+def test_unreadable_file_prints_one_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], object], message: str
 ) -> None:
     file = tmp_path / "run.trace"

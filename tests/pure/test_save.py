@@ -1,4 +1,4 @@
-"""Pictures for slides: every view as SVG, on white and on dark paper."""
+"""Pictures for slides: every view as SVG, on a white or a dark background."""
 
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -14,7 +14,7 @@ VIEWS = [Timeline, Stage, Tensors, Gradients]
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_dark_picture_has_the_same_text_in_dark_colours(tmp_path: Path, view: Any) -> None:
+def test_dark_picture_has_the_same_text_in_dark_colors(tmp_path: Path, view: Any) -> None:
     drawn = view(ring())
     path = drawn.save(tmp_path / "x.SVG", dark=True)
     root, before = ET.parse(path).getroot(), ET.fromstring(drawn._svg())
@@ -25,7 +25,7 @@ def test_dark_picture_has_the_same_text_in_dark_colours(tmp_path: Path, view: An
     assert texts == ["".join(e.itertext()) for e in before.iter()]
 
 
-def test_names_with_another_ending_are_refused(tmp_path: Path) -> None:
+def test_other_file_extensions_raise(tmp_path: Path) -> None:
     for name in ("ring.png", "ring.pdf", "ring"):
         with pytest.raises(ValueError, match=r"Use a name that ends in \.svg"):
             Timeline(ring()).save(tmp_path / name)

@@ -15,13 +15,13 @@ from distkit.algorithms.collectives import COLLECTIVES
 from distkit.algorithms.rounds import Round, count_contributions
 
 SIZES = [*range(1, 65)]
-everything = pytest.mark.parametrize(
+every_algorithm = pytest.mark.parametrize(
     "algorithm", [*ALL_REDUCES.values(), *COLLECTIVES.values()], ids=lambda a: a.name
 )
 collectives = pytest.mark.parametrize("algorithm", COLLECTIVES.values(), ids=COLLECTIVES)
 
 
-# -- correct -------------------------------------------------------------------------------
+# -- results -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", ALL_REDUCES.values(), ids=ALL_REDUCES)
@@ -33,15 +33,15 @@ def test_all_reduce_adds_every_contribution_once(algorithm: Algorithm) -> None:
 
 @settings(max_examples=40)
 @given(st.integers(1, 16), st.integers(1, 7))
-def test_all_reduce_options(n: int, option: int) -> None:
+def test_all_reduce_is_correct_with_options(n: int, option: int) -> None:
     for name, option_name, ranks in (
         ("double_tree", "segments", n),
         ("hierarchical", "devices_per_host", n),
         ("torus", "devices_per_host", n * option),
     ):
-        a, how = ALL_REDUCES[name], {option_name: option}
-        chunks = a.chunks(ranks, **how)
-        assert (count_contributions(a.schedule(ranks, **how), ranks, chunks) == 1).all()
+        a, options = ALL_REDUCES[name], {option_name: option}
+        chunks = a.chunks(ranks, **options)
+        assert (count_contributions(a.schedule(ranks, **options), ranks, chunks) == 1).all()
 
 
 def test_torus_needs_a_full_grid() -> None:
@@ -49,32 +49,32 @@ def test_torus_needs_a_full_grid() -> None:
         next(ALL_REDUCES["torus"].schedule(7, devices_per_host=2))
 
 
-def complete(name: str, have: np.ndarray, root: int) -> bool:
-    """Return whether every rank holds the collective's result: ``have[rank, chunk, source]``."""
+def has_result(name: str, have: np.ndarray, root: int) -> bool:
+    """Return whether every rank has the collective's result; ``have[rank, chunk, source]``."""
     n = len(have)
     r, ones = np.arange(n), np.eye(n, dtype=int)
-    places = (r + root) % n  # place i is rank places[i]
+    order = (r + root) % n  # the ranks, starting at the root
     return {
         "all_reduce": lambda: (have == 1).all(),
         "broadcast": lambda: (have == ones[root]).all(),
         "reduce": lambda: (have[root] == 1).all(),
-        "scatter": lambda: (have[places, r] == ones[root]).all(),
-        "gather": lambda: (have[root] == ones[places]).all(),
+        "scatter": lambda: (have[order, r] == ones[root]).all(),
+        "gather": lambda: (have[root] == ones[order]).all(),
         "all_gather": lambda: (have == ones).all(),
         "reduce_scatter": lambda: (have[r, r] == 1).all(),
         "all_to_all": lambda: all((have.reshape(n, n, n, n)[i, :, i] == ones).all() for i in r),
-        "barrier": lambda: (have > 0).all(),  # every rank has heard from every other
+        "barrier": lambda: (have > 0).all(),  # every rank has received from every other
     }[name]()
 
 
 @collectives
 def test_collective_has_its_specified_result(algorithm: Algorithm) -> None:
-    """For every number of ranks; with every root up to 16 ranks, and with the last for more."""
+    """Use every root for up to 16 ranks, and the first and the last for more."""
     for n in SIZES if algorithm.name != "all_to_all" else SIZES[:16]:
         chunks, rooted = algorithm.chunks(n), "root" in signature(algorithm.schedule).parameters
         for root in (range(n) if n <= 16 else [0, n - 1]) if rooted else [None]:
             rounds = algorithm.schedule(n) if root is None else algorithm.schedule(n, root)
-            assert complete(algorithm.name, count_contributions(rounds, n, chunks), root or 0), (
+            assert has_result(algorithm.name, count_contributions(rounds, n, chunks), root or 0), (
                 n,
                 root,
             )
@@ -88,7 +88,7 @@ def test_inconsistent_round_raises() -> None:
     assert count_contributions([Round(two, one, one, reduce=True)], 3)[0, 0].tolist() == [1, 1, 1]
 
 
-# -- as cheap as stated --------------------------------------------------------------------
+# -- costs ---------------------------------------------------------------------------------
 
 
 #: Rounds, and the maximum messages and bytes (in K) of a rank, on eight and on six ranks.
@@ -113,7 +113,7 @@ COSTS = {
 }
 
 
-@everything
+@every_algorithm
 def test_rounds_messages_and_bytes_match_the_papers(algorithm: Algorithm) -> None:
     for n, cost in zip((8, 6), COSTS[algorithm.name], strict=True):
         found = algorithm.rounds(n), algorithm.messages(n), algorithm.volume(n)
@@ -132,7 +132,7 @@ def test_no_all_reduce_beats_the_lower_bounds(algorithm: Algorithm) -> None:
 # -- the catalogue --------------------------------------------------------------------------
 
 
-def test_catalogue_is_a_table() -> None:
+def test_catalogue_is_displayed_as_a_table() -> None:
     import distkit as dk
 
     assert dk.algorithms.ALL_REDUCES is ALL_REDUCES
@@ -144,7 +144,7 @@ def test_catalogue_is_a_table() -> None:
         dk.algorithms.ring  # noqa: B018
 
 
-@everything
+@every_algorithm
 def test_each_algorithm_has_a_reference_implementation(algorithm: Algorithm) -> None:
     doc = algorithm.reference.__doc__
     assert doc and "Source:" in doc

@@ -13,24 +13,24 @@ from distkit.cluster.notebook import Cell
 from distkit.cluster.rank import seeds
 
 
-def plain(x: int) -> None: ...
+def without_seed(x: int) -> None: ...
 
 
-def own(x: int, seed: int = 0) -> None: ...
+def with_seed(x: int, seed: int = 0) -> None: ...
 
 
 @pytest.mark.parametrize(
     ("fn", "passed"),
     [
-        (plain, {}),
-        (own, {"seed": 3}),
-        (partial(own, 1), {"seed": 3}),
+        (without_seed, {}),
+        (with_seed, {"seed": 3}),
+        (partial(with_seed, 1), {"seed": 3}),
         ("train.py", {}),
         (print, {}),
         (len, {}),
     ],
 )
-def test_seed_is_passed_to_functions_that_take_one(fn, passed) -> None:
+def test_seed_is_passed_to_functions_that_accept_one(fn, passed) -> None:
     assert seeds.for_call(fn, {}, 3) == (3, passed)
     drawn, kwargs = seeds.for_call(fn, {"lr": 1}, None)
     assert isinstance(drawn, int)
@@ -38,7 +38,7 @@ def test_seed_is_passed_to_functions_that_take_one(fn, passed) -> None:
 
 
 def test_runs_are_reseeded_and_cells_are_not() -> None:
-    assert seeds.for_call(plain, {}, None) != seeds.for_call(plain, {}, None)
+    assert seeds.for_call(without_seed, {}, None) != seeds.for_call(without_seed, {}, None)
     cell = Cell("x = 1", "In[1]", [0])
     assert seeds.for_call(cell, {}, None) == (None, {})
     assert seeds.for_call(cell, {}, 5) == (5, {})
@@ -47,17 +47,19 @@ def test_runs_are_reseeded_and_cells_are_not() -> None:
 @pytest.mark.parametrize("seed", ["3", 0.5, [1]])
 def test_seed_must_be_an_integer(seed: object) -> None:
     with pytest.raises(TypeError, match="seed must be an integer"):
-        seeds.for_call(plain, {}, seed)
+        seeds.for_call(without_seed, {}, seed)
 
 
 def test_derived_seeds_are_distinct_and_reproducible() -> None:
     derived = [seeds.for_rank(s, r, life) for s in (-1, 0, 1) for r in range(64) for life in (0, 1)]
     assert len({*derived}) == len(derived)
-    assert len({d & 0xFFFFFFFF for d in derived}) == len(derived), "all that torch's CPU takes"
+    assert len({d & 0xFFFFFFFF for d in derived}) == len(derived), (
+        "torch's CPU generator uses only 32 bits"
+    )
     assert seeds.for_rank(1, 2, 3) == 0x19B832B2B004C52A
 
 
-def draws() -> tuple[float, float, float]:
+def draw_numbers() -> tuple[float, float, float]:
     return torch.rand(1).item(), np.random.rand(), random.random()
 
 
@@ -67,7 +69,7 @@ def test_every_generator_is_seeded() -> None:
         rounds = []
         for seed in (1, 1, 2**64 - 1, None, None):
             seeds.set_all(seed)
-            rounds.append(draws())
+            rounds.append(draw_numbers())
     finally:
         torch.set_rng_state(before[0])
         np.random.set_state(before[1])

@@ -1,4 +1,4 @@
-"""Runs on several hosts: places of ranks, traffic between hosts, clock errors."""
+"""Runs on several hosts: hosts of ranks, traffic between hosts, clock errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ranks(hosts=HOSTS):
 
 
 def message(n, src, dst, sent, received, nbytes=4):
-    """Return the events of the n-th message by correct clocks."""
+    """Return the events of the n-th message with correct clocks."""
     fields = {"nbytes": nbytes}
     yield Event(src, 2 * n, Op.SEND, State.STARTED, sent, peer=dst, **fields)
     yield Event(dst, 2 * n + 1, Op.RECV, State.STARTED, sent - 1e-3, peer=src, **fields)
@@ -39,22 +39,22 @@ def all_reduce(n, begins, end):
         yield Event(rank, 2 * n, Op.ALL_REDUCE, State.COMPLETED, end)
 
 
-def with_clock_errors(events, wrong, error):
+def with_clock_errors(events, clock_errors, error):
     """Return the trace with clock errors on each host but the first."""
-    clocks = {host: {"ahead": 5.0, "error": error} for host in wrong}
-    seen = [
+    clocks = {host: {"ahead": 5.0, "error": error} for host in clock_errors}
+    shifted = [
         Event(
             e.rank,
             e.seq,
             e.op,
             e.state,
-            e.time + wrong.get(HOSTS[e.rank], 0.0),
+            e.time + clock_errors.get(HOSTS[e.rank], 0.0),
             e.peer,
             nbytes=e.nbytes,
         )
         for e in events
     ]
-    return Trace(seen, traces.info(world_size=len(HOSTS), ranks=ranks(), clocks=clocks))
+    return Trace(shifted, traces.info(world_size=len(HOSTS), ranks=ranks(), clocks=clocks))
 
 
 ERROR = 1e-3
@@ -72,24 +72,24 @@ def test_corrections_stay_within_the_clock_error(seed, beta, gamma):
         else:
             src, dst = draw.sample(range(len(HOSTS)), 2)
             events += message(n, src, dst, now, now + draw.uniform(1e-6, 2e-3))
-    seen = with_clock_errors(events, {"beta": beta, "gamma": gamma}, ERROR)
-    found = in_order(seen)
+    measured = with_clock_errors(events, {"beta": beta, "gamma": gamma}, ERROR)
+    corrected = in_order(measured)
 
-    assert all(m.sent < m.received for m in found.messages)
-    for members in found.collectives:
+    assert all(m.sent < m.received for m in corrected.messages)
+    for members in corrected.collectives:
         assert max(s.start for s in members) < min(s.end for s in members)
-    before = {(e.rank, e.seq, e.state): e.time for e in seen}
-    moved = {(e.rank, e.seq, e.state): e.time - before[e.rank, e.seq, e.state] for e in found}
+    before = {(e.rank, e.seq, e.state): e.time for e in measured}
+    moved = {(e.rank, e.seq, e.state): e.time - before[e.rank, e.seq, e.state] for e in corrected}
     assert {e for e in moved} == {e for e in before}
     assert all(abs(t) <= (ERROR + 1e-9) * (HOSTS[r] != "alpha") for (r, _, _), t in moved.items())
-    for rank in range(len(HOSTS)):  # and messages of a rank stay in order
-        order = [(e.seq, e.state) for e in seen if e.rank == rank]
-        assert order == [(e.seq, e.state) for e in found if e.rank == rank]
+    for rank in range(len(HOSTS)):  # the order of each rank's events does not change
+        order = [(e.seq, e.state) for e in measured if e.rank == rank]
+        assert order == [(e.seq, e.state) for e in corrected if e.rank == rank]
 
 
-def test_contradiction_beyond_the_clock_error_raises():
-    seen = with_clock_errors(message(0, 0, 2, 1.0, 1.002), {"beta": -0.5}, ERROR)
-    assert in_order(seen) is seen
+def test_contradiction_beyond_the_clock_error_is_not_corrected():
+    measured = with_clock_errors(message(0, 0, 2, 1.0, 1.002), {"beta": -0.5}, ERROR)
+    assert in_order(measured) is measured
 
 
 def test_bytes_within_and_between_hosts_are_counted():
@@ -146,7 +146,7 @@ def test_summaries_show_bytes_between_hosts():
     assert re.search(r"bytes between hosts +192 B +0 B", table)
 
 
-def test_single_host_is_not_mentioned():
+def test_single_host_is_not_shown():
     trace = on_hosts(("alpha",), each=4)
     frame = Columns(trace).frame
     assert not frame["host_totals"] and "hosts" not in " ".join(frame["facts"])
@@ -158,9 +158,9 @@ def test_single_host_is_not_mentioned():
     ("op", "expected"),
     [
         (Op.ALL_REDUCE, {("a", 2.0, "b", 3.0), ("b", 2.5, "a", 3.25)}),
-        (Op.BROADCAST, {("a", 1.0, "b", 3.0)}),  # rank 0 sends: its end gives no bound
+        (Op.BROADCAST, {("a", 1.0, "b", 3.0)}),  # rank 0 sends, so its end is no bound
         (Op.GATHER, {("b", 2.5, "a", 3.5)}),  # rank 0 ends after all have begun
-        (Op.ALL_TO_ALL, set()),  # some of them receive nothing
+        (Op.ALL_TO_ALL, set()),  # some ranks receive nothing
     ],
 )
 def test_collective_bounds_the_clock_offset(
@@ -172,8 +172,8 @@ def test_collective_bounds_the_clock_offset(
     states = State.STARTED, State.COMPLETED
     events = [
         Event(rank, 0, op, state, at, peer=root)
-        for rank, both in enumerate(times)
-        for state, at in zip(states, both, strict=True)
+        for rank, span in enumerate(times)
+        for state, at in zip(states, span, strict=True)
     ]
     found = crossings(Trace(events, traces.info(world_size=3)), {0: "a", 1: "a", 2: "b"})
     assert {*map(tuple, found)} == expected

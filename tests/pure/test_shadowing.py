@@ -1,4 +1,4 @@
-"""User files with the names of modules."""
+"""User files that shadow modules."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ def test_distkit_imports_from_libraries_only(tmp_path: Path) -> None:
     ):
         file.parent.mkdir(parents=True)
         file.touch()
-    given = ["", ".", str(mine), str(installed), *sys.path, str(copied), str(installed)]
-    found = libraries(given)
+    paths = ["", ".", str(mine), str(installed), *sys.path, str(copied), str(installed)]
+    found = libraries(paths)
     assert not {"", ".", str(mine)} & {*found}
     assert found[-1] == str(copied)
-    at = {name: found.index(name) for name in found}
-    assert at[str(installed)] > at[str(Path(os.__file__).parent)]  # Python's modules come first
+    position = {name: found.index(name) for name in found}
+    # Python's own modules precede installed ones
+    assert position[str(installed)] > position[str(Path(os.__file__).parent)]
     assert {p for p in sys.path if p.endswith("-packages")} <= {*found}
 
 
@@ -53,7 +54,7 @@ def test_shadowing_is_checked_before_the_import(
         check("torch", "wave")
     assert caught.value.path == file
     check("statistics")
-    assert statistics  # it existed before
+    assert statistics  # it was imported before
 
 
 def test_command_line_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:

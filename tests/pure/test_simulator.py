@@ -1,4 +1,4 @@
-"""The simulator: simple networks, late and failed ranks, traces, training steps."""
+"""The simulator: networks, stragglers, traces, training steps, invalid arguments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FREE = Link(0, 0)
 ONE = Link(alpha=0, beta=1)
 
 
-# -- a simulated trace is a trace -------------------------------------------------------------
+# -- traces -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALL_REDUCES)
@@ -58,20 +58,20 @@ def test_trace_has_the_messages_of_the_schedule(name: str) -> None:
 
 @given(n=st.integers(1, 20), seed=st.integers(0, 99))
 @settings(max_examples=20)
-def test_vectorized_path_gives_the_same_times(n: int, seed: int) -> None:
+def test_finish_times_are_reproducible_and_bound_the_trace(n: int, seed: int) -> None:
     late = Stragglers(slow={0: 3.0}, jitter=exponential(1e-5))
-    quick = finish_times("halving_doubling", n, 4096, NET, stragglers=late, seed=seed)
-    again = finish_times("halving_doubling", n, 4096, NET, stragglers=late, seed=seed)
-    assert (quick == again).all()
+    first = finish_times("halving_doubling", n, 4096, NET, stragglers=late, seed=seed)
+    repeated = finish_times("halving_doubling", n, 4096, NET, stragglers=late, seed=seed)
+    assert (first == repeated).all()
     trace = simulate("halving_doubling", n, 4096, NET, stragglers=late, seed=seed)
-    assert trace.seconds <= quick.max() + 1e-12
+    assert trace.seconds <= first.max() + 1e-12
     assert n == 1 or trace.seconds > 0
 
 
-# -- the rules ----------------------------------------------------------------------------------
+# -- transfers ----------------------------------------------------------------------------------
 
 
-def test_rank_sends_and_receives_one_message_at_a_time() -> None:
+def test_messages_of_a_rank_are_sequential() -> None:
     def star(n: int) -> list[Round]:
         others, root = np.arange(1, n), np.zeros(n - 1, int)
         return [Round(others, root, root, reduce=False), Round(root, others, root, reduce=False)]
@@ -105,8 +105,8 @@ def test_matchings_contain_every_transfer_once(n: int, seed: int) -> None:
 def test_network_card_of_a_host_is_shared() -> None:
     inside, between = Link(0, 0.1), Link(0, 1)
     src, dst = np.array([0, 1, 2]), np.array([4, 5, 3])  # two messages leave host 0, one stays
-    one = Network.hosts(2, 4, inside, between).seconds(src, dst, [7, 7, 7])
-    assert one == pytest.approx([14, 14, 0.7])
+    times = Network.hosts(2, 4, inside, between).seconds(src, dst, [7, 7, 7])
+    assert times == pytest.approx([14, 14, 0.7])
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=20))
@@ -128,20 +128,20 @@ def test_slow_rank_delays_the_whole_ring() -> None:
 
 def test_jitter_is_reproducible() -> None:
     late = Stragglers(jitter=lognormal(1e-5, 1.0))
-    first, again, other = (
+    first, repeated, other = (
         finish_times("ring", 8, 8000, NET, stragglers=late, seed=s).max() for s in (1, 1, 2)
     )
-    assert first == again != other
+    assert first == repeated != other
     assert first > finish_times("ring", 8, 8000, NET).max()
 
 
-# -- whole steps ---------------------------------------------------------------------------
+# -- training steps ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
 @given(stages=st.integers(1, 6), microbatches=st.integers(1, 9))
 @settings(max_examples=25)
-def test_pipeline_bubble(order: str, stages: int, microbatches: int) -> None:
+def test_pipeline_bubble_equals_the_formula(order: str, stages: int, microbatches: int) -> None:
     trace = pipeline(stages, microbatches, 1.0, 2.0, 0, Network(FREE), order=order)
     assert trace.seconds == pytest.approx(3 * (microbatches + stages - 1))
     assert len(trace.messages) == 2 * (stages - 1) * microbatches
@@ -157,7 +157,7 @@ def test_pipeline_bubble(order: str, stages: int, microbatches: int) -> None:
 @example(p=4, m=2, v=2)
 @settings(max_examples=25)
 def test_interleaving_shrinks_the_bubble(order: str, p: int, m: int, v: int) -> None:
-    """Also with fewer micro-batches than ranks."""
+    """This includes fewer micro-batches than ranks."""
     assume(m % max(1, m // p) == 0)
     trace = pipeline(p, m, 1.0, 2.0, 0, Network(FREE), order=order, chunks=v)
     bubble = PIPELINES[order].bubble_ratio(p, m, v)
@@ -170,8 +170,8 @@ def test_interleaving_shrinks_the_bubble(order: str, p: int, m: int, v: int) -> 
 def test_zero_bubble_with_twice_the_activations_has_no_idle_time(p: int, m: int) -> None:
     trace = pipeline(p, m, 1.0, 2.0, 0, Network(FREE), order="zero_bubble_h2")
     mine = [s for s in trace.spans if s.rank == 0 and s.op is Op.MARK and s.end is not None]
-    took = max(s.end or 0.0 for s in mine) - min(s.start for s in mine)
-    assert took / (3 * m) - 1 == pytest.approx(PIPELINES["zero_bubble_h2"].bubble_ratio(p, m))
+    duration = max(s.end or 0.0 for s in mine) - min(s.start for s in mine)
+    assert duration / (3 * m) - 1 == pytest.approx(PIPELINES["zero_bubble_h2"].bubble_ratio(p, m))
 
 
 def test_weight_gradients_fill_the_bubble() -> None:
@@ -185,7 +185,9 @@ def test_blocking_sends_are_slower() -> None:
     for overlap in (True, False):
         trace = pipeline(2, 4, 1.0, 1.0, 4, link, order="gpipe", overlap=overlap)
         seconds.append(trace.seconds)
-    assert seconds == pytest.approx([11.0, 14.0])  # three of four sends are hidden, twice
+    assert seconds == pytest.approx(
+        [11.0, 14.0]
+    )  # three of four sends are hidden in each direction
 
 
 def harmonic(n: int) -> float:
@@ -196,15 +198,15 @@ def harmonic(n: int) -> float:
     ("options", "expected"),
     [
         ({}, harmonic(10)),  # waits for all
-        ({"staleness": math.inf}, 1.0),  # for none: ten gradients in the mean time of one
+        ({"staleness": math.inf}, 1.0),  # waits for none: ten gradients in the mean time of one
     ],
 )
-def test_stragglers_with_a_parameter_server(options: dict, expected: float) -> None:
+def test_parameter_server_steps_take_the_expected_time(options: dict, expected: float) -> None:
     run = parameter_server(
         10, [4], 1, FREE, exponential(1.0), steps=4000, record=False, seed=3, **options
     )
-    tail = 0.1 if options.get("staleness") else 0.03  # the last worker's end is late
-    assert run.seconds / 4000 == pytest.approx(expected, rel=tail)
+    tolerance = 0.1 if options.get("staleness") else 0.03  # the last worker ends late
+    assert run.seconds / 4000 == pytest.approx(expected, rel=tolerance)
 
 
 def test_waiting_decreases_with_staleness() -> None:
@@ -231,18 +233,18 @@ def test_staleness_is_bounded_or_about_the_number_of_other_workers() -> None:
     assert max(bound.staleness) <= 7 * (2 * 2 + 1)
 
 
-def test_nodes_handle_one_message_at_a_time() -> None:
+def test_messages_of_a_node_are_sequential() -> None:
     load, workers, servers = 1000, 12, 4
     run = parameter_server(workers, [load] * servers, servers, ONE, 0.0, record=False)
     once = workers * load  # each server sends and receives this much, concurrently
     assert once + load * servers <= run.seconds <= 2 * once + load * servers
 
 
-# -- what makes no sense -------------------------------------------------------------------------
+# -- invalid arguments ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda: simulate("ring", 0, 4, NET), "ranks must be at least 1; got 0"),
         (lambda: simulate("ring", -1, 4, NET), "ranks must be at least 1; got -1"),
@@ -282,20 +284,20 @@ def test_nodes_handle_one_message_at_a_time() -> None:
         ),
     ],
 )
-def test_invalid_arguments_raise(call: object, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_invalid_arguments_raise(call: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         call()  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda given: simulate("ring", 4, 4, given),
-        lambda given: finish_times("ring", 4, 4, given),
-        lambda given: pipeline(2, 2, 1.0, 1.0, 4, given),
+        lambda network: simulate("ring", 4, 4, network),
+        lambda network: finish_times("ring", 4, 4, network),
+        lambda network: pipeline(2, 2, 1.0, 1.0, 4, network),
     ],
 )
-def test_link_is_not_accepted_as_network(call: Callable[[object], object]) -> None:
+def test_link_instead_of_a_network_raises(call: Callable[[object], object]) -> None:
     with pytest.raises(TypeError, match=r"not Link: use dk.simulation.Network\(the link\)"):
         call(ONE)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Machines requested by a call and by a site's environment variables."""
+"""Machines requested by a call or by a site's environment variable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distkit.errors import StartError
 from distkit_hosts.remote.site import distribute, request
 
 
-def asked(*call: Any) -> tuple[Any, ...]:
+def requested(*call: Any) -> tuple[Any, ...]:
     found = request(*call)
     return found.ranks, found.engines, found.options
 
@@ -18,8 +18,8 @@ def asked(*call: Any) -> tuple[Any, ...]:
 def test_site_configuration_names_machines_and_launcher() -> None:
     site = '{"engines": "mpi", "hosts": ["alpha", "beta"], "mpi_cmd": ["mpirun"]}'
     options = {"mpi_cmd": ["mpirun"], "mpi_hosts": {"alpha": 2, "beta": 1}}
-    assert asked(3, None, "", {}, site) == (3, "mpi", options)
-    assert asked(None, None, "", {}, '{"engines": "slurm"}') == (4, "slurm", {})
+    assert requested(3, None, "", {}, site) == (3, "mpi", options)
+    assert requested(None, None, "", {}, '{"engines": "slurm"}') == (4, "slurm", {})
 
 
 def test_site_configuration_overrides_defaults() -> None:
@@ -30,15 +30,15 @@ def test_site_configuration_overrides_defaults() -> None:
 
 def test_call_overrides_the_site_configuration() -> None:
     site = '{"engines": "slurm", "qos": "low"}'
-    assert asked(2, None, "", {"qos": "high"}, site) == (2, "slurm", {"qos": "high"})
-    assert asked(None, {"delta": 2}, "", {}, site) == ({"delta": 2}, "ssh", {})
-    assert asked(2, None, "pbs", {}, site) == (2, "pbs", {})
+    assert requested(2, None, "", {"qos": "high"}, site) == (2, "slurm", {"qos": "high"})
+    assert requested(None, {"delta": 2}, "", {}, site) == ({"delta": 2}, "ssh", {})
+    assert requested(2, None, "pbs", {}, site) == (2, "pbs", {})
 
 
 def test_ranks_are_assigned_in_blocks() -> None:
     assert distribute(5, ["a", "b", "c"]) == {"a": 2, "b": 2, "c": 1}
     assert distribute(2, ["a", "b", "c"]) == {"a": 1, "b": 1}
-    assert asked(3, ["a", "b"], "", {}) == ({"a": 2, "b": 1}, "ssh", {})
+    assert requested(3, ["a", "b"], "", {}) == ({"a": 2, "b": 1}, "ssh", {})
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,6 @@ def test_ranks_are_assigned_in_blocks() -> None:
 def test_invalid_site_raises(
     ranks: int, hosts: dict[str, int] | None, engines: str, site: str, expected: str
 ) -> None:
-    with pytest.raises(StartError) as refused:
-        asked(ranks, hosts, engines, {}, site)
-    assert expected in str(refused.value)
+    with pytest.raises(StartError) as caught:
+        requested(ranks, hosts, engines, {}, site)
+    assert expected in str(caught.value)

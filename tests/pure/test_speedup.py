@@ -1,4 +1,4 @@
-"""Speedup formulas, against each other and by hand."""
+"""Speedup formulas, compared with each other and with values computed by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def row(ranks: int, batch: int, compute: float, sync: float, step: float) -> dic
 
 
 @given(RANKS, SECONDS, SECONDS)
-def test_epoch_is_shorter_above_the_break_even(n: int, compute: float, sync: float) -> None:
+def test_epoch_is_shorter_above_the_break_even_point(n: int, compute: float, sync: float) -> None:
     one, many = cost.epoch(1000, 10, 1, compute), cost.epoch(1000, 10, n, compute, sync)
     assert one / many == pytest.approx(cost.speedup(n, compute, sync))
     least = cost.break_even(compute, sync)
@@ -26,16 +26,16 @@ def test_epoch_is_shorter_above_the_break_even(n: int, compute: float, sync: flo
 
 @given(RANKS, SECONDS, SECONDS, SECONDS)
 def test_prediction_equals_the_ratio_of_epochs(
-    n: int, alone: float, compute: float, sync: float
+    n: int, single: float, compute: float, sync: float
 ) -> None:
-    compute = max(compute, alone)  # sharing a processor makes nothing faster
-    (_, found) = speedups([row(1, 8, alone, 0, alone), row(n, 8, compute, sync, 1.0)])
-    expected = cost.epoch(1000, 8, 1, alone) / cost.epoch(1000, 8, n, compute, sync)
+    compute = max(compute, single)  # sharing a processor makes nothing faster
+    (_, found) = speedups([row(1, 8, single, 0, single), row(n, 8, compute, sync, 1.0)])
+    expected = cost.epoch(1000, 8, 1, single) / cost.epoch(1000, 8, n, compute, sync)
     assert found["predicted"] == pytest.approx(expected)
-    assert found["measured"] == pytest.approx(n * alone)
+    assert found["measured"] == pytest.approx(n * single)
 
 
-def test_speed_up_needs_one_rank() -> None:
+def test_speedup_needs_a_row_with_one_rank() -> None:
     with pytest.raises(ValueError, match=r"batch=16 has no row with ranks=1.*ranks=\[1, …\]"):
         speedups([row(1, 8, 1, 0, 1), row(2, 8, 1, 1, 2), row(2, 16, 1, 1, 2)])
 
@@ -45,21 +45,23 @@ TIMES = st.floats(1e-3, 10.0)
 
 @given(st.lists(TIMES, min_size=12, max_size=12), st.integers(1, 3), st.integers(0, 1), TIMES)
 def test_measured_setting_is_predicted_from_its_parts(
-    times: list[float], n: int, which: int, latency: float
+    times: list[float], n: int, index: int, latency: float
 ) -> None:
     settings = [(ranks, batch) for ranks in (1, 2, 3) for batch in (8, 16)]
     rows = [
         row(ranks, batch, compute, sync * (ranks > 1), compute + sync)
         for (ranks, batch), compute, sync in zip(settings, times[:6], times[6:], strict=True)
     ]
-    batch = (8, 16)[which]
-    (whole,) = (r for r in speedups(rows) if (r["ranks"], r["batch"]) == (n, batch))
-    assert predict(rows, ranks=n, batch=batch)["predicted"] == pytest.approx(whole["predicted"])
+    batch = (8, 16)[index]
+    (measured,) = (r for r in speedups(rows) if (r["ranks"], r["batch"]) == (n, batch))
+    assert predict(rows, ranks=n, batch=batch)["predicted"] == pytest.approx(measured["predicted"])
     slower = predict(rows, ranks=n, batch=batch, nbytes=500, latency=latency, bandwidth=1000)
     extra = (latency + 0.5) * (n > 1)
-    mine = {**whole, "sync": whole["sync"] + extra}
+    slowed = {**measured, "sync": measured["sync"] + extra}
     others = [r for r in rows if (r["ranks"], r["batch"]) != (n, batch)]
-    (expected,) = (r for r in speedups([*others, mine]) if r["ranks"] == n and r["batch"] == batch)
+    (expected,) = (
+        r for r in speedups([*others, slowed]) if r["ranks"] == n and r["batch"] == batch
+    )
     assert slower["predicted"] == pytest.approx(expected["predicted"])
     assert slower["break_even"] == pytest.approx(expected["break_even"])
 
@@ -71,11 +73,11 @@ def test_predictions_interpolate_and_do_not_extrapolate() -> None:
     found = predict(SWEPT, ranks=3, batch=16)
     assert (found["compute"], found["sync"], found["predicted"]) == (2, 1, 2)
     assert found["break_even"] == 1.5
-    for outside, says in (
+    for outside, message in (
         ({"batch": 32}, "measured range, 8 to 24"),
         ({"ranks": 8}, "measured range, 1 to 4"),
     ):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             predict(SWEPT, **{"ranks": 2, "batch": 8, **outside})
 
 
@@ -87,10 +89,10 @@ def test_plot_of_one_setting_shows_prediction_and_measurement() -> None:
         {**row(4, 16, 2, 2.5, 4.0), **slow},
     ]
     figure = plot_prediction(SWEPT, runs, ranks=2, batch=16, nbytes=500, **slow)
-    line, marked, others, mine, *_ = figure.axes[0].lines
+    line, marked, others, this_run, *_ = figure.axes[0].lines
     assert [*line.get_ydata()] == pytest.approx([1, 2 * 2 / 4.5, 3 * 2 / 4.5, 4 * 2 / 4.5])
     assert [*marked.get_xydata()[0]] == pytest.approx([2, 2 * 2 / 4.5])
     assert others.get_xydata().tolist() == [[2, 1.0]]
-    assert mine.get_xydata().tolist() == [[2, 2 * 2 / 5], [4, 2.0]]
+    assert this_run.get_xydata().tolist() == [[2, 2 * 2 / 5], [4, 2.0]]
     title = figure.axes[0].get_title(loc="left")
     assert title == "2 ranks: predicted 0.89, measured 0.80; break-even at 2.2 ranks"

@@ -57,7 +57,7 @@ def test_stores_of_two_groups_share_nothing(stores: list[PollingStore]) -> None:
     assert [one.delete_key("k"), one.delete_key("k")] == [True, False]
 
 
-def test_torch_uses_it_through_a_prefix(pair: list[PollingStore]) -> None:
+def test_store_works_behind_a_prefix_store(pair: list[PollingStore]) -> None:
     one, two = (dist.PrefixStore("p", store) for store in pair)
     one.set("a", "one")
     two.wait(["a"])
@@ -79,8 +79,8 @@ def test_wait_times_out(pair: list[PollingStore]) -> None:
 
 
 def test_finished_run_leaves_no_values(server: StoreServer, stores: list[PollingStore]) -> None:
-    over, _, next_run = stores
-    over.set("k", "v")
+    finished, _, next_run = stores
+    finished.set("k", "v")
     next_run.set("k", "v")
     server.forget("store-1")
-    assert [over.num_keys(), next_run.num_keys()] == [0, 1]
+    assert [finished.num_keys(), next_run.num_keys()] == [0, 1]

@@ -27,7 +27,8 @@ class Queue(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.queue, self.lives = FunctionQueue(), Counter[int]()
-        self.told: dict[int, list[Worker]] = {}  # the workers to which each function was assigned
+        # the workers to which each function was assigned
+        self.assigned: dict[int, list[Worker]] = {}
         self.results, self.cancelled = Counter[int](), set[int]()
         self.late: list[tuple[Worker, int]] = []
 
@@ -41,16 +42,16 @@ class Queue(RuleBasedStateMachine):
     def assign(self) -> None:
         for worker, function in self.queue.assign():
             assert worker == self.worker(worker.rank) or self.lives[worker.rank] > worker.life
-            self.told.setdefault(function, []).append(worker)
+            self.assigned.setdefault(function, []).append(worker)
 
     @rule()
     def schedule(self) -> None:
         number = self.queue.schedule("function")
-        assert number not in self.told
+        assert number not in self.assigned
         self.assign()
 
     @rule(rank=st.integers(1, 3))
-    def asks(self, rank: int) -> None:
+    def becomes_ready(self, rank: int) -> None:
         self.queue.ready(self.worker(rank))
         self.assign()
 
@@ -68,7 +69,7 @@ class Queue(RuleBasedStateMachine):
 
     @precondition(lambda self: self.late)
     @rule(data=st.data())
-    def late_word(self, data) -> None:
+    def receive_late_message(self, data) -> None:
         worker, function = self.late.pop(data.draw(st.integers(0, len(self.late) - 1)))
         self.results[function] += self.queue.finished(worker, function) is not None
         self.assign()
@@ -80,7 +81,7 @@ class Queue(RuleBasedStateMachine):
         self.cancelled |= pending
 
     @invariant()
-    def nothing_is_lost_or_counted_twice(self) -> None:
+    def every_function_counts_once(self) -> None:
         known = self.results.keys() | self.cancelled | self.queue.unfinished.keys()
         assert known == set(range(self.queue._scheduled))
         assert all(n <= 1 for n in self.results.values())
@@ -88,12 +89,12 @@ class Queue(RuleBasedStateMachine):
         assert len(set(self.running.values())) == len(self.running)
 
     @invariant()
-    def a_function_runs_again_only_after_a_death(self) -> None:
-        for workers in self.told.values():
+    def functions_run_again_only_after_a_death(self) -> None:
+        for workers in self.assigned.values():
             assert len(set(workers)) == len(workers) <= 1 + sum(self.lives.values())
 
     def teardown(self) -> None:
-        """Live workers continue until every function has finished."""
+        """Let live workers continue until every function has finished."""
         for _ in range(2 * self.queue._scheduled + 3):
             for rank in (1, 2, 3):
                 worker = self.worker(rank)
@@ -103,7 +104,7 @@ class Queue(RuleBasedStateMachine):
                     function = self.running[worker]
                     self.results[function] += self.queue.finished(worker, function) is not None
         assert not self.queue.unfinished
-        self.nothing_is_lost_or_counted_twice()
+        self.every_function_counts_once()
 
 
 TestQueue = Queue.TestCase
@@ -111,27 +112,27 @@ TestQueue = Queue.TestCase
 
 @pytest.mark.parametrize("bound", [2, 1000])  # split over the servers, or not
 def test_rescheduled_function_pushes_once(bound: int) -> None:
-    there = InProcess(workers=3, servers=2, mode="dist_async", bound=bound)
-    dead, again, reader = (there.store(rank) for rank in range(3))
+    cluster = InProcess(workers=3, servers=2, mode="dist_async", bound=bound)
+    dead, replacement, reader = (cluster.store(rank) for rank in range(3))
     dead.set_optimizer(SGD(learning_rate=-1))
-    for kv in (dead, again, reader):
+    for kv in (dead, replacement, reader):
         kv.init(["a", "b"], [torch.zeros(4), torch.zeros(4)])
     with dead.once(0):
         dead.pushpull("a", torch.ones(4), torch.empty(4))
         dead.push("b", torch.ones(4))  # and dies before its second push of "a"
-    with again.once(0):
-        again.push(["a", "b"], [torch.ones(4)] * 2)
-        again.push("a", torch.full((4,), 10.0))
+    with replacement.once(0):
+        replacement.push(["a", "b"], [torch.ones(4)] * 2)
+        replacement.push("a", torch.full((4,), 10.0))
     with dead.once(1):
         dead.push(["a", "b"], [torch.ones(4)] * 2)
-    with again.once(0):  # worker 0 was replaced
-        again.push(["a", "b"], [torch.ones(4)] * 2)
-        again.push("a", torch.full((4,), 10.0))
-    again.push("a", torch.ones(4))  # outside functions every push counts
+    with replacement.once(0):  # worker 0 was replaced
+        replacement.push(["a", "b"], [torch.ones(4)] * 2)
+        replacement.push("a", torch.full((4,), 10.0))
+    replacement.push("a", torch.ones(4))  # outside functions every push counts
     assert [v.tolist() for v in reader.pull(["a", "b"])] == [[13.0] * 4, [2.0] * 4]
 
 
-# -- partitioners: TensorFlow's documented examples, and what they promise ---------------------
+# -- partitioners, with TensorFlow's documented examples ---------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,10 +156,10 @@ def test_shards_match_tensorflow(partitioner, shape, shards) -> None:
 
 
 @given(rows=st.integers(1, 50), width=st.integers(1, 9), size=st.integers(1, 4000))
-def test_shard_sizes_are_respected(rows: int, width: int, size: int) -> None:
+def test_size_limits_of_shards_are_respected(rows: int, width: int, size: int) -> None:
     for partitioner in (MaxSizePartitioner(size), MinSizePartitioner(size, 7)):
         shards, _ = partitioner((rows, width), torch.float64)
-        sizes = [len(piece) * width * 8 for piece in torch.arange(rows).tensor_split(shards)]
+        sizes = [len(shard) * width * 8 for shard in torch.arange(rows).tensor_split(shards)]
         assert sum(sizes) == rows * width * 8 and max(sizes) - min(sizes) <= width * 8
         if isinstance(partitioner, MaxSizePartitioner):
             assert max(sizes) <= max(size, width * 8)
@@ -167,13 +168,13 @@ def test_shard_sizes_are_respected(rows: int, width: int, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "create",
     [
         lambda: FixedShardsPartitioner(0),
         lambda: MinSizePartitioner(min_shard_bytes=-1),
         lambda: MaxSizePartitioner(8, max_shards=0),
     ],
 )
-def test_invalid_numbers_raise(wrong) -> None:
+def test_invalid_partitioner_options_raise(create) -> None:
     with pytest.raises(StrategyError, match="at least 1"):
-        wrong()
+        create()

@@ -24,7 +24,7 @@ def parse(cluster, task) -> TFConfig:
     ("kind", "index", "rank"),
     [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2), ("ps", 0, None), ("evaluator", 0, None)],
 )
-def test_rank_of_each_task(kind: str, index: int, rank: int | None) -> None:
+def test_task_determines_the_rank(kind: str, index: int, rank: int | None) -> None:
     found = parse(HOSTS, {"type": kind, "index": index})
     assert (found.rank, found.is_chief) == (rank, rank == 0)
     assert (found.world_size, found.master) == (3, "a:1")
@@ -35,21 +35,21 @@ def test_worker_0_is_chief_by_default() -> None:
     found = parse({"worker": ["a:1", "b:1"]}, {"type": "worker", "index": 0})
     assert (found.rank, found.is_chief, found.world_size) == (0, True, 2)
     for kind in ("chief", "worker"):
-        alone = TFConfig.parse(json.dumps({"cluster": {kind: ["a:1"]}}))
-        assert (alone.type, alone.rank, alone.is_chief) == (kind, 0, True)
+        single = TFConfig.parse(json.dumps({"cluster": {kind: ["a:1"]}}))
+        assert (single.type, single.rank, single.is_chief) == (kind, 0, True)
 
 
 def test_json_error_names_the_position() -> None:
     with pytest.raises(StrategyError) as caught:
         TFConfig.parse('{"cluster": {\n  "worker": [a:1]}}')
-    said, line, marker = str(caught.value).splitlines()
-    assert said.endswith("in line 2, column 14:")
+    message, line, marker = str(caught.value).splitlines()
+    assert message.endswith("in line 2, column 14:")
     assert line == '      "worker": [a:1]}}'
     assert line[marker.index("^")] == "a"
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("found", "message"),
     [
         ([], "Expected `object`, got `array`"),
         ({"task": {"type": "worker", "index": 1}}, "cluster: it needs a chief or a worker"),
@@ -73,14 +73,14 @@ def test_json_error_names_the_position() -> None:
         ({"cluster": HOSTS, "task": {"type": "worker"}}, "missing required field `index`"),
     ],
 )
-def test_wrong_field_is_named(found, words: str) -> None:
+def test_invalid_field_is_named(found, message: str) -> None:
     with pytest.raises(StrategyError, match="TF_CONFIG has a wrong field") as caught:
         TFConfig.parse(json.dumps(found))
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("found", [{}, {"rpc_layer": "grpc"}, {"environment": "cloud"}])
-def test_missing_cluster_means_one_process(found, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_without_a_cluster_is_one_process(found, monkeypatch: pytest.MonkeyPatch) -> None:
     config = TFConfig.parse(json.dumps(found))
     assert (config.rank, config.world_size, config.is_chief, config.master) == (0, 1, True, "")
     assert config.layout == {"workers": 1, "servers": 0}
@@ -113,8 +113,8 @@ def test_any_json_parses_or_raises(found) -> None:
     else:
         assert config.rank is None or 0 <= config.rank < config.world_size
         assert config.layout["workers"] == config.world_size
-        places = [place for hosts in config.cluster.values() for place in hosts]
-        assert len(places) == len({*places})
+        addresses = [address for hosts in config.cluster.values() for address in hosts]
+        assert len(addresses) == len({*addresses})
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "\ufeff{}", '{"cluster":\u2028{]}'])
@@ -124,7 +124,7 @@ def test_undecodable_text_raises(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "says"),
+    ("address", "message"),
     [
         ("192.0.2.1:5000", "cannot use 192.0.2.1:5000: "),
         ("[2001:db8::1]:5000", "cannot use [2001:db8::1]:5000: "),
@@ -133,14 +133,14 @@ def test_undecodable_text_raises(text: str) -> None:
     ],
 )
 def test_address_of_another_machine_raises(
-    address: str, says: str, monkeypatch: pytest.MonkeyPatch
+    address: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = {"type": "worker", "index": 0}
     config = {"cluster": {"worker": [address, "b:1"]}, "task": task}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    with pytest.raises(StrategyError, match=r"the task worker 0 at .* Check task") as told:
+    with pytest.raises(StrategyError, match=r"the task worker 0 at .* Check task") as caught:
         MultiWorkerMirroredStrategy()
-    assert says in str(told.value)
+    assert message in str(caught.value)
 
 
 def test_occupied_port_raises(monkeypatch: pytest.MonkeyPatch) -> None:

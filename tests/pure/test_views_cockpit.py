@@ -22,7 +22,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 class Browser:
-    """A fake browser: holds the model's state after every message."""
+    """A fake browser that keeps the model's state."""
 
     def __init__(self, cockpit, monkeypatch):
         self.messages, self.changed = [], threading.Condition()
@@ -41,29 +41,29 @@ class Browser:
             self.state |= message.get("state", {})
             self.changed.notify_all()
 
-    def click(self, do, **more):
+    def click(self, do, **fields):
         """Send a button's command, and wait until it is handled."""
-        self.cockpit._handle_custom_msg({"do": do, "id": len(self.messages), **more}, [])
+        self.cockpit._handle_custom_msg({"do": do, "id": len(self.messages), **fields}, [])
         self.wait(lambda: {"done": len(self.messages) - 2} in self.messages)
 
     def wait(self, condition):
         with self.changed:
             assert self.changed.wait_for(condition, 5)
 
-    def at(self, position, last):
+    def wait_for_step(self, position, last):
         self.wait(lambda: (self.steps["position"], self.steps["last"]) == (position, last))
 
 
 @pytest.fixture
-def opened(monkeypatch):
-    made = []
+def open_browser(monkeypatch):
+    cockpits = []
 
     def open_(stepper):
-        made.append(Cockpit(stepper))
-        return Browser(made[-1], monkeypatch)
+        cockpits.append(Cockpit(stepper))
+        return Browser(cockpits[-1], monkeypatch)
 
     yield open_
-    for cockpit in made:
+    for cockpit in cockpits:
         cockpit.close()
 
 
@@ -123,12 +123,12 @@ Traceback on rank 1:
 ValueError: too small"""
 
 
-def found(kind, message, remedy="Repair it."):
+def finding(kind, message, remedy="Repair it."):
     return Found(message, remedy, False, {1: "In[5]:7"}, kind)
 
 
 def test_error_and_its_repetition_are_one_remark():
-    repeats = found("raised", "rank 1 raised ValueError: too small at In[5]:7.")
+    repeats = finding("raised", "rank 1 raised ValueError: too small at In[5]:7.")
     (remark,) = remarks(RAISED, [repeats])
     assert remark["message"] == "rank 1 raised ValueError: too small at In[5]:7"
     assert remark["more"].startswith("The others were released: rank 0 was in recv")
@@ -144,68 +144,68 @@ def test_error_and_its_repetition_are_one_remark():
         ("", [FOUND] * 5, [FOUND.message] * 3),
         (f"{FOUND.message} {FOUND.remedy}\nfn was stopped.", [FOUND], [FOUND.message]),
         (
-            "rank 1 died; why",
-            [found("died", "rank 1 ended"), found("skipped", "why")],
-            ["rank 1 died; why"],
+            "rank 1 died; rank 0 waits",
+            [finding("died", "rank 1 ended"), finding("skipped", "rank 0 waits")],
+            ["rank 1 died; rank 0 waits"],
         ),
         (
             RAISED,
-            [found("raised", "so"), found("not_waited", "besides")],
-            ["rank 1 raised ValueError: too small at In[5]:7", "besides"],
+            [finding("raised", "rank 1 failed"), finding("not_waited", "no wait()")],
+            ["rank 1 raised ValueError: too small at In[5]:7", "no wait()"],
         ),
     ],
 )
-def test_remarks(error, findings, messages):
+def test_remarks_join_the_error_and_the_findings(error, findings, messages):
     assert [remark["message"] for remark in remarks(error, findings)] == messages
 
 
-def test_stopped_run_has_no_error():
+def test_stopped_run_is_not_shown_as_an_error():
     stepper = ring(1)
     stepper.error, stepper.facts = "fn was interrupted on all ranks", {"interrupted": True}
     shown = snapshot(stepper)
     assert shown["stopped"] and not shown["remarks"]
     assert "step 1 of 1 · You stopped it here." in to_table(shown, Columns(stepper.trace).picture())
-    stepper.findings = [FOUND]  # it could not have continued
+    stepper.findings = [FOUND]  # it was stuck before it was stopped
     assert snapshot(stepper)["remarks"]
 
 
 # -- the widget --------------------------------------------------------------------------
 
 
-def test_buttons_are_handled_and_acknowledged(opened):
+def test_buttons_are_handled_and_acknowledged(open_browser):
     stepper = ring()
-    browser = opened(stepper)
+    browser = open_browser(stepper)
     browser.click("next")
-    browser.at(1, 1)
+    browser.wait_for_step(1, 1)
     browser.click("next", rank=1)
-    browser.at(2, 2)
+    browser.wait_for_step(2, 2)
     browser.click("back")
-    browser.at(1, 2)
+    browser.wait_for_step(1, 2)
     browser.click("seek", position=0)
-    browser.at(0, 2)
+    browser.wait_for_step(0, 2)
     assert stepper.calls == [("next", None), ("next", 1), ("seek", 1), ("seek", 0)]
-    whole = snapshot(stepper)
-    assert browser.state["sources"] == whole.pop("sources") and browser.steps == whole
+    expected = snapshot(stepper)
+    assert browser.state["sources"] == expected.pop("sources") and browser.steps == expected
 
 
-def test_user_can_seek_back_and_pause_while_ranks_run(opened, monkeypatch):
-    stepper, moving, let = ring(2), threading.Event(), threading.Event()
-    monkeypatch.setattr(stepper, "finish", lambda: (moving.set(), let.wait(60)))
-    browser = opened(stepper)
+def test_user_can_seek_back_and_pause_while_ranks_run(open_browser, monkeypatch):
+    stepper, running, release = ring(2), threading.Event(), threading.Event()
+    monkeypatch.setattr(stepper, "finish", lambda: (running.set(), release.wait(60)))
+    browser = open_browser(stepper)
     browser.cockpit._handle_custom_msg({"do": "finish", "id": "x"}, [])
-    assert moving.wait(60)
+    assert running.wait(60)
     browser.cockpit._handle_custom_msg({"do": "seek", "position": 1, "id": "y"}, [])
     browser.wait(lambda: {"done": "y"} in browser.messages)
-    browser.at(1, 2)
+    browser.wait_for_step(1, 2)
     assert {"received": "x"} in browser.messages and {"done": "x"} not in browser.messages
-    let.set()
+    release.set()
     browser.wait(lambda: {"done": "x"} in browser.messages)
 
 
-def test_invalid_action_returns_a_sentence(opened):
+def test_invalid_action_is_shown_as_an_error(open_browser):
     stepper = steps.cycle()
     stepper.next()
-    browser = opened(stepper)
+    browser = open_browser(stepper)
     browser.click("next", rank=1)
     browser.wait(lambda: browser.steps["error"])
     assert browser.steps["error"].startswith("rank 1: blocked in recv(src=0) at In[7]:7")

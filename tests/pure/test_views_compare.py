@@ -20,12 +20,12 @@ from distkit.views.timeline.columns import Columns
 CHUNK = dict(nbytes=16, shape=(4,), dtype="float32")
 
 
-def counted(trace: Trace):
+def figures_of(trace: Trace):
     return figures(Columns(trace))
 
 
 def naive(n: int = 4) -> Trace:
-    """All ranks send to rank 0, which replies, one message at a time."""
+    """All ranks send to rank 0, which replies to each of them in turn."""
     s, t = Script(), 0.0
     for r in range(1, n):
         s.op(r, Op.SEND, 0.0, t + 0.1 * MS, peer=0, **CHUNK)
@@ -48,7 +48,7 @@ def rows(view_or_picture):
 @pytest.mark.parametrize("n", [3, 4, 7])
 def test_ring_takes_2n_minus_2_rounds_with_equal_traffic(n: int) -> None:
     trace = traces.ring(n, size=4 * n)
-    found = counted(trace)
+    found = figures_of(trace)
     assert found["rounds"] == 2 * (n - 1)
     assert found["messages"] == len(trace.messages) == 2 * n * (n - 1)
     assert {r["bytes"] for r in found["ranks"]} == {found["most_sent"]} == {2 * (n - 1) * 16}
@@ -97,7 +97,7 @@ def test_figures_are_consistent_for_any_trace(seed: int, ranks: int) -> None:
                 step.peer = None
         assert all(step.peer != r for step in program)
     trace = Simulation(programs, random=rng).run().live()
-    found = counted(trace)
+    found = figures_of(trace)
     assert 0 <= found["rounds"] <= found["messages"] + found["collectives"]
     assert found["messages"] == len([m for m in trace.messages if m.sent is not None])
     for r in found["ranks"]:
@@ -118,12 +118,12 @@ def test_differences_are_listed() -> None:
 
 
 class Running:
-    """A run that has not ended."""
+    """A run that is still running."""
 
     finished, trace = False, traces.ring()
 
     def subscribe(self, callback):
-        raise AssertionError("never followed")
+        raise AssertionError("nobody may subscribe")
 
 
 def test_invalid_comparisons_raise() -> None:

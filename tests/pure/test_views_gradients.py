@@ -29,10 +29,12 @@ SUM = [4.0, 1.0, 2.0, -2.0]
 MEAN = [2.0, 0.5, 1.0, -1.0]
 
 
-def trained(afters, steps=2, crcs=("aaaa", "aaaa"), alone=None, samples=32.0, befores=OWN) -> Trace:
-    """Return the events of watch_gradients for a loop on two ranks with one layer."""
+def trained(
+    reduced_gradients, steps=2, crcs=("aaaa", "aaaa"), alone=None, samples=32.0, gradients=OWN
+) -> Trace:
+    """Return the trace of watch_gradients for a loop on two ranks with one layer."""
     s = Script()
-    for rank, (own, after) in enumerate(zip(befores, afters, strict=True)):
+    for rank, (own, after) in enumerate(zip(gradients, reduced_gradients, strict=True)):
         s.op(
             rank,
             Op.MARK,
@@ -117,7 +119,7 @@ def test_unaveraged_gradients_are_reported() -> None:
     )
 
 
-def test_rank_with_a_different_result_is_found() -> None:
+def test_rank_with_a_different_result_is_reported() -> None:
     after = [SUM, [4.0, 1.0, 2.0, 0.0]]
     assert texts(trained(after))[0] == (
         "different",
@@ -127,7 +129,7 @@ def test_rank_with_a_different_result_is_found() -> None:
     assert (found.reduction, len(found.after)) == (Reduced("other", False), 2)
 
 
-def test_step_during_the_all_reduce_is_open() -> None:
+def test_step_during_the_all_reduce_is_unfinished() -> None:
     s = Script()
     for rank, own in enumerate(OWN):
         s.op(
@@ -152,13 +154,13 @@ def test_agreement_is_the_weighted_mean_of_the_cosines(rows: list[list[float]]) 
     total = [math.fsum(column) for column in zip(*rows, strict=True)]
     after = {r: summary(total) for r in before}
     found = reduced(before, after, len(rows))
-    got = agreement(before, after, found)
+    computed = agreement(before, after, found)
     pairs = [(a, b) for a in before.values() for b in before.values() if a is not b]
     weights = sum(a.norm * b.norm for a, b in pairs)
-    if math.isnan(got) or weights < 1e-6:
+    if math.isnan(computed) or weights < 1e-6:
         return
     dots = sum(sum(x * y for x, y in zip(a.values, b.values, strict=True)) for a, b in pairs)
-    assert got == pytest.approx(dots / weights, abs=1e-3)
+    assert computed == pytest.approx(dots / weights, abs=1e-3)
 
 
 # -- the curves ------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ def test_unwatched_run_names_the_remedy() -> None:
     assert "dk.watch_gradients(model)" in to_svg(draw(Trace()))
 
 
-# -- the rank's side ----------------------------------------------------------------------------
+# -- recording ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -224,7 +226,7 @@ def test_loop_records_gradients_before_and_after(recording) -> None:
             watch.reference(model(x).square().mean())
             loss.backward()
             own = model[0].weight.grad.clone()
-            model[0].weight.grad *= 2  # an all-reduce
+            model[0].weight.grad *= 2  # in place of an all-reduce
             watch.step(loss=loss, lr=0.5, samples=4)
     training = read(recording())
     assert list(training.layers) == ["0.weight", "0.bias", "1.weight", "1.bias"]
@@ -256,10 +258,10 @@ def test_largest_parameters_of_a_large_model_are_watched(recording) -> None:
 
 
 def test_shares_of_different_sizes_are_weighted() -> None:
-    """With three examples and one, the mean of means is wrong."""
+    """With three examples on one rank and one on the other, the mean of means is wrong."""
     before = {r: summary(own) for r, own in enumerate(OWN)}
-    whole = [(3 * a + b) / 4 for a, b in zip(*OWN, strict=True)]
-    after = {r: summary(whole) for r in before}
+    weighted = [(3 * a + b) / 4 for a, b in zip(*OWN, strict=True)]
+    after = {r: summary(weighted) for r in before}
     assert reduced(before, after, 2).kind == "other"
     assert reduced(before, after, 2, {0: 1.5, 1: 0.5}).kind == "mean"
     nothing = {0: before[0], 1: summary([math.nan] * 4)}

@@ -1,4 +1,4 @@
-"""A live timeline: few updates, nothing lost, for any thread order."""
+"""A live timeline: batched updates that lose no event."""
 
 import threading
 
@@ -17,11 +17,11 @@ class FakeRun:
     """A live source that plays back events."""
 
     def __init__(self, trace):
-        self.whole, self.seen, self.finished, self.callbacks = trace, [], False, []
+        self.complete, self.seen, self.finished, self.callbacks = trace, [], False, []
 
     @property
     def trace(self):
-        return Trace(self.seen, self.whole.info if self.finished else traces.info(world_size=4))
+        return Trace(self.seen, self.complete.info if self.finished else traces.info(world_size=4))
 
     def subscribe(self, callback):
         if self.seen:
@@ -29,7 +29,7 @@ class FakeRun:
         self.callbacks.append(callback)
         return lambda: self.callbacks.remove(callback)
 
-    def tell(self, events):
+    def publish(self, events):
         self.seen += events
         for callback in self.callbacks:
             callback(list(events))
@@ -40,7 +40,7 @@ class FakeRun:
             callback([])
 
 
-class Front:
+class Browser:
     """A fake browser, which receives a timeline's messages."""
 
     def __init__(self, timeline, monkeypatch):
@@ -55,36 +55,36 @@ class Front:
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Prevent a second update before the run ends, so that the messages are known."""
+    """Prevent a second update before the run ends, so that the number of updates is known."""
     monkeypatch.setattr(View, "period", NEVER)
 
 
 def test_updates_are_sent_in_batches(slow, monkeypatch):
     run = FakeRun(ring())
-    events = list(run.whole.events)
+    events = list(run.complete.events)
     timeline = Timeline(run)
-    front = Front(timeline, monkeypatch)
-    feeder = threading.Thread(target=lambda: run.tell(events[:50]))
+    browser = Browser(timeline, monkeypatch)
+    feeder = threading.Thread(target=lambda: run.publish(events[:50]))
     feeder.start()
     feeder.join()
-    assert front.arrived.wait(60)
-    run.tell(events[50:])
+    assert browser.arrived.wait(60)
+    run.publish(events[50:])
     run.end()
-    first, last = front.updates
+    first, last = browser.updates
     assert first["live"] and not last["live"]
     assert first["operations"] < last["operations"] == 48
     assert [first["updates"], last["updates"]] == [1, 2]
 
 
-class Hasty(FakeRun):
+class EndsEarly(FakeRun):
     """A run that ends while its snapshot is created."""
 
     @property
     def trace(self):
         if not self.seen:
-            events = list(self.whole.events)
+            events = list(self.complete.events)
             so_far = Trace(events[:50], traces.info(world_size=4))
-            self.tell(events)
+            self.publish(events)
             self.end()
             return so_far
         return super().trace
@@ -92,9 +92,9 @@ class Hasty(FakeRun):
 
 @pytest.mark.parametrize("view", [Timeline, Stage, Tensors, Gradients], ids=lambda v: v.__name__)
 def test_run_that_ends_during_view_creation_is_complete(slow, view):
-    shown = view(Hasty(ring())).get_state("picture")["picture"]
-    whole = view(ring()).get_state("picture")["picture"]
-    assert {**shown, "updates": 0} == whole
+    shown = view(EndsEarly(ring())).get_state("picture")["picture"]
+    expected = view(ring()).get_state("picture")["picture"]
+    assert {**shown, "updates": 0} == expected
 
 
 def test_closing_ends_the_subscription():
@@ -102,7 +102,7 @@ def test_closing_ends_the_subscription():
     timeline = Timeline(run)
     assert len(run.callbacks) == 1
     timeline.close()
-    timeline.close()  # ipywidgets does, at garbage collection
+    timeline.close()  # ipywidgets does this at garbage collection
     assert run.callbacks == []
 
 

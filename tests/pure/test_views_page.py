@@ -1,4 +1,4 @@
-"""The stand-alone page: one file without external resources, safe with hostile labels."""
+"""The standalone page: one file without external resources, safe with hostile labels."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.attributes, self.scripts, self.seen = [], [], {}, ""
+        self.tags, self.attributes, self.scripts, self.visible_text = [], [], {}, ""
         self._in = None
         self.feed(text)
 
@@ -36,7 +36,7 @@ class Page(HTMLParser):
         if self._in and self._in[0] == "script":
             self.scripts[self._in[1]] = self.scripts.get(self._in[1], "") + data
         else:
-            self.seen += data
+            self.visible_text += data
 
     @property
     def data(self):
@@ -55,8 +55,8 @@ class Page(HTMLParser):
         return [id for key, id in self.attributes if key == "data-picture"]
 
 
-def inflated(letters):
-    return zlib.decompress(base64.b64decode(letters))
+def inflated(encoded):
+    return zlib.decompress(base64.b64decode(encoded))
 
 
 def page(trace, tmp_path):
@@ -85,7 +85,7 @@ def test_page_of_several_traces_has_nested_tabs(tmp_path):
 def test_page_opens_with_its_title(tmp_path):
     text = to_html({"a": ping_pong()}, tmp_path / "run.html", title="Messages <1>").read_text()
     found = Page(text)
-    assert "Messages <1>" in found.seen
+    assert "Messages <1>" in found.visible_text
     assert found.views[0] == "timeline0"
     assert "<h1>Messages &lt;1&gt;</h1>" in text
 
@@ -121,7 +121,7 @@ def test_page_shows_the_views_that_apply(tmp_path):
     assert ("role", "tab") not in page(alone, tmp_path).attributes
 
 
-def test_page_of_a_long_run_stays_small(tmp_path):
+def test_page_of_a_long_run_is_small(tmp_path):
     path = to_html(long_trace(100_000), tmp_path / "long.html")
     assert path.stat().st_size < 2_000_000
     assert Page(path.read_text()).views == ["timeline0", "stage0"]
@@ -132,7 +132,9 @@ def test_long_run_is_truncated_with_a_notice(tmp_path, monkeypatch):
     monkeypatch.setattr(page_module, "MAX_OPERATIONS", 1000)
     monkeypatch.setattr(page_module, "MAX_EVENTS", 5000)
     found = page(big(5600), tmp_path)
-    assert found.views == ["timeline0"] and "this page shows only the timeline" in found.seen
+    assert (
+        found.views == ["timeline0"] and "this page shows only the timeline" in found.visible_text
+    )
     (notice,) = [n for n in found.picture()["notices"] if "drawn" in n]
     assert notice.startswith("the first 1,000 of ")
     assert found.length("start") == 1000
@@ -141,7 +143,8 @@ def test_long_run_is_truncated_with_a_notice(tmp_path, monkeypatch):
 def test_page_loads_no_external_resource(tmp_path):
     text = to_html(ping_pong(), tmp_path / "run.html").read_text(encoding="utf-8")
     addresses = set(re.findall(r"https?://[^\s\"'<)]+", text)) - {"https://d3js.org"}
-    assert not {a for a in addresses if not a.startswith("http://www.w3.org/")}  # names, not loaded
+    # names of namespaces are not loaded
+    assert not {a for a in addresses if not a.startswith("http://www.w3.org/")}
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=[\"'](?!data:,)", text)
     assert "@import" not in text
     assert not re.search(r"\bimport\b", Page(text).scripts["module"])
@@ -168,5 +171,5 @@ def test_data_cannot_end_its_script(label):
 def test_labels_do_not_change_the_elements(tmp_path_factory, label):
     folder = tmp_path_factory.getbasetemp()
     plain = Script().op(0, Op.SEND, 0, MS, peer=1, attributes={"key": "w"}).trace(name="run")
-    odd = Script().op(0, Op.SEND, 0, MS, peer=1, attributes={"label": label}).trace(name=label)
-    assert page(odd, folder).tags == page(plain, folder).tags
+    unusual = Script().op(0, Op.SEND, 0, MS, peer=1, attributes={"label": label}).trace(name=label)
+    assert page(unusual, folder).tags == page(plain, folder).tags

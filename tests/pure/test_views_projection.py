@@ -1,4 +1,4 @@
-"""The timeline's projection is independent of how events arrive."""
+"""The timeline's projection, which does not depend on the arrival order of events."""
 
 import json
 from collections import Counter, defaultdict
@@ -49,7 +49,7 @@ def test_unrecorded_calls_are_noted() -> None:
 def keyed(picture):
     """Return a picture with its bars and arrows by id, since their order is arbitrary.
 
-    Without facts that are known only after the run.
+    Facts that are known only after the run are omitted.
     """
     ended = ("live", "notices")
     lanes = [{**lane, "waiting": None} for lane in picture["lanes"]]
@@ -75,13 +75,13 @@ def drawn_messages(picture):
     )
 
 
-#: A duration with exact sums in any order [s].
+#: A duration whose sums are exact in any order [s].
 TICK = 2.0**-10
 
 
 @st.composite
 def runs(draw):
-    """Generate runs of three ranks: messages, also from any source, collectives, marks, hangs."""
+    """Generate runs of three ranks with messages, collectives, marks and hangs."""
     events, clock = [], [0.0, 0.0, 0.0]
     choices = [Op.SEND, Op.RECV, Op.ALL_REDUCE, Op.BROADCAST, Op.MARK]
     for seq in range(draw(st.integers(0, 30))):
@@ -101,7 +101,7 @@ def runs(draw):
 
 @st.composite
 def arrivals(draw, events):
-    """Generate an order of arrival: in order for each rank."""
+    """Generate an arrival order that keeps the order of each rank."""
     lanes = defaultdict(list)
     for e in events:
         lanes[e.rank].append(e)
@@ -155,7 +155,7 @@ def test_arrows_agree_with_the_trace(name):
     assert drawn_messages(Columns(trace).picture()) == sent_messages(trace)
 
 
-def test_unfinished_operations_are_open_and_announced():
+def test_unfinished_operations_are_open_and_in_the_notices():
     picture = Columns(hang()).picture()
     stuck = [bar for bar in picture["bars"] if bar["end"] is None]
     assert sorted((bar["rank"], bar["op"]) for bar in stuck) == [
@@ -170,7 +170,7 @@ def test_unfinished_operations_are_open_and_announced():
 
 
 def step(rank, op, *states, seq=0, at=0.0, **fields):
-    """Return an operation in these states, a millisecond each."""
+    """Return the events of an operation that enters a new state every millisecond."""
     return [Event(rank, seq, op, s, at + i * MS, **fields) for i, s in enumerate(states)]
 
 
@@ -240,10 +240,11 @@ def test_operation_on_a_gpu_has_its_device_time_and_memory():
     picture = Columns(gpus()).picture()
     expected = "cuda:1 · stream 7 · 250 µs on the device · 8 MiB in use"
     assert expected in {bar["gpu"] for bar in picture["bars"]}
-    assert {bar.get("label") for bar in picture["bars"]} == {None}  # none is the call's name
+    # no label repeats the name of the call
+    assert {bar.get("label") for bar in picture["bars"]} == {None}
 
 
-# -- in columns ------------------------------------------------------------------
+# -- columns ---------------------------------------------------------------------
 
 
 def unpacked(picture):
@@ -270,7 +271,7 @@ def unpacked(picture):
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_columns_hold_the_same_bars_and_arrows(name):
+def test_columns_encode_the_same_bars_and_arrows(name):
     columns_ = Columns(TRACES[name]())
     picture, (bars, arrows, arrays) = columns_.picture(), unpacked(packed(columns_))
     assert bars.keys() == {bar["id"] for bar in picture["bars"]}

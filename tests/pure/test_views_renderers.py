@@ -90,16 +90,16 @@ def test_empty_trace_has_a_notice():
 # -- the notebook --------------------------------------------------------------
 
 
-def test_trace_shows_itself_as_a_timeline(monkeypatch):
+def test_trace_is_displayed_as_a_timeline(monkeypatch):
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
     ring()._ipython_display_()
-    still, widget = shown
-    assert set(still) == {"text/html", "image/svg+xml", "text/plain"}
+    snapshot, widget = shown
+    assert set(snapshot) == {"text/html", "image/svg+xml", "text/plain"}
     assert widget == {"application/vnd.jupyter.widget-view+json": ANY, "text/html": ""}
 
 
-# -- numbers and colours ---------------------------------------------------------
+# -- numbers ---------------------------------------------------------------------
 
 
 def test_durations_are_formatted_at_unit_boundaries():

@@ -1,4 +1,4 @@
-"""Scenes: timed marks, the renderer of a moment, and the example of a view in CONTRIBUTING.md."""
+"""Scenes: timed marks, the renderer, and the example view in CONTRIBUTING.md."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def example():
     return names, code.splitlines()
 
 
-def test_example_view_has_sixty_lines(example) -> None:
+def test_example_view_works_and_has_at_most_sixty_lines(example) -> None:
     names, lines = example
     assert len(lines) <= 60
     trace = traces.ring()
@@ -54,7 +54,7 @@ def test_example_view_has_sixty_lines(example) -> None:
     assert "this trace has no messages" in names["BytesSent"](Trace())._svg()
 
 
-def test_example_view_follows_the_rules(tmp_path: Path, example) -> None:
+def test_example_view_passes_ruff(tmp_path: Path, example) -> None:
     file = tmp_path / "bytes_sent.py"
     file.write_text('"""A view."""\n\n' + "\n".join(example[1]) + "\n", encoding="utf-8")
     root = CONTRIBUTING.parent
@@ -85,10 +85,10 @@ def test_mark_is_visible_between_begin_and_end() -> None:
 
 
 @pytest.mark.parametrize("style", MARKS)
-def test_every_class_has_light_and_dark_colours(style) -> None:
+def test_every_class_has_light_and_dark_colors(style) -> None:
     scene = Scene(10, 10)
     scene.add(0, 0, rect(5, 5, style))
     drawn = to_svg(picture(scene, title=style))
-    for paper in (drawn, svg.dark(drawn)):
-        ET.fromstring(paper)
-        assert not re.search(r'(fill|stroke)="(ink|paper|muted|warning|rank|label)', paper)
+    for page in (drawn, svg.dark(drawn)):
+        ET.fromstring(page)
+        assert not re.search(r'(fill|stroke)="(ink|paper|muted|warning|rank|label)', page)

@@ -29,12 +29,12 @@ SCRIPTS = (
 
 
 def node() -> str | None:
-    """Return Node: the system's or Playwright's."""
+    """Return the path of Node: the system's or Playwright's."""
     if found := shutil.which("node"):
         return found
     playwright = importlib.util.find_spec("playwright")
-    brought = Path(playwright.origin).parent / "driver" / "node" if playwright else None
-    return str(brought) if brought and brought.exists() else None
+    bundled = Path(playwright.origin).parent / "driver" / "node" if playwright else None
+    return str(bundled) if bundled and bundled.exists() else None
 
 
 @pytest.mark.parametrize("view", SCRIPTS)
@@ -65,7 +65,7 @@ def test_javascript_unit_tests_pass(tmp_path):
     scripts.mkdir()
     for view in SCRIPTS:
         (scripts / f"{view}.mjs").write_text(esm(view), encoding="utf-8")
-    done = subprocess.run(
+    result = subprocess.run(
         [program, "--test", *map(str, sorted(TESTS.glob("*.test.mjs")))],
         env={**os.environ, "PICTURES": str(pictures), "SCRIPTS": str(scripts)},
         capture_output=True,
@@ -73,10 +73,10 @@ def test_javascript_unit_tests_pass(tmp_path):
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def timelines():
-    """Pictures of timelines for the browser, with their arrays as text."""
+    """Return timelines for the browser, with their arrays encoded as text."""
     bulk = {name: packed(Columns(make(), 10_000)) for name, make in DEMOS.items()}
     return {"theme": theme(), "bulk": bulk}

@@ -29,7 +29,7 @@ ONE = torch.ones(2)
 MAX_BYTES = 60_000  # of a static picture
 
 
-class Shop:
+class RecordedServer:
     """Workers 0 to W−1 and a real server W in this process, with all messages recorded."""
 
     def __init__(self, workers, rule) -> None:
@@ -47,20 +47,20 @@ class Shop:
         with updating(entry, pushes):
             yield
 
-    def at(self, node):
+    def record_as(self, node):
         recorder.set_current(self.recorders[node])
 
     def ask(self, worker, kind, *fields):
         request = kind(worker, self.numbers[worker], *fields)
         self.numbers[worker] += 1
-        self.at(worker)
+        self.record_as(worker)
         self.open[request.match] = InFlight(request, self.node)
-        self.at(self.node)
+        self.record_as(self.node)
         self.notes.record_request(request)
         for answer in self.server.handle(request):
-            self.at(self.node)
+            self.record_as(self.node)
             self.notes.record_answer(answer)
-            self.at(answer.node)
+            self.record_as(answer.node)
             self.open.pop(answer.match).end(answer)
             if isinstance(answer, Reply):
                 self.replies[answer.match] = answer.version
@@ -83,13 +83,13 @@ class Shop:
         events = [recorder.to_event(r.rank, row) for r in self.recorders for row in r.drain()]
         roles = traces.names(*["worker"] * self.workers, "server")
         rule = self.server.rule
-        terms = {"mode": "dist_async"}
+        options = {"mode": "dist_async"}
         if isinstance(rule, Synchronous):
-            terms = {"mode": "dist_sync", "backup": rule.backup}
+            options = {"mode": "dist_sync", "backup": rule.backup}
         elif rule.staleness is not None:
-            terms["staleness"] = rule.staleness
+            options["staleness"] = rule.staleness
         for worker in range(self.workers):
-            registration = {"attributes": terms, "match": f"kv:{worker}:999"}
+            registration = {"attributes": options, "match": f"kv:{worker}:999"}
             at = min(e.time for e in events) - 1.0
             events += [
                 Event(worker, 999, Op.REGISTER, State.STARTED, at, peer=99, **registration),
@@ -100,40 +100,40 @@ class Shop:
         return Trace(events, traces.info(ranks=roles, **facts))
 
 
-def shop(workers, rule, steps=()):
-    found = Shop(workers, rule)
-    found.init()
-    for what, worker in steps:
-        getattr(found, what)(worker)
-    return found
+def record_server(workers, rule, steps=()):
+    run = RecordedServer(workers, rule)
+    run.init()
+    for method, worker in steps:
+        getattr(run, method)(worker)
+    return run
 
 
-def now(spans, time):
-    """Return the intervals at a time."""
+def at_time(spans, time):
+    """Return the items whose interval contains a time."""
     return [it for begin, end, it in spans if begin <= time and (end is None or end > time)]
 
 
 def version(run, time, server=None, key="w"):
     """Return the version of a key; None before the first value."""
     server = run.history.ranks_of("server")[0] if server is None else server
-    made = [v for at, v, *_ in run.history.versions.get((server, key), ()) if at <= time]
-    return made[-1] if made else None
+    versions = [v for at, v, *_ in run.history.versions.get((server, key), ()) if at <= time]
+    return versions[-1] if versions else None
 
 
 def waiting_gradients(run, time):
     """Return worker and version of the gradients in all inboxes."""
     spans = ((g.arrived, g.applied, g) for g in run.history.gradients)
-    return [(g.node, g.version) for g in now(spans, time)]
+    return [(g.node, g.version) for g in at_time(spans, time)]
 
 
-def held(run, time):
-    """Return the waiting pulls."""
-    return now([(r.arrived, r.answered, r) for r in run.history.requests if r.blocked], time)
+def pending_pulls(run, time):
+    """Return the pulls that wait for an answer."""
+    return at_time([(r.arrived, r.answered, r) for r in run.history.requests if r.blocked], time)
 
 
 def status(run, time):
     """Return the activity of each worker: kind and text."""
-    found = {node: now(spans, time)[0] for node, spans in run.status.items()}
+    found = {node: at_time(spans, time)[0] for node, spans in run.status.items()}
     return {node: (status.kind, status.text) for node, status in found.items()}
 
 
@@ -142,7 +142,7 @@ def keyframes(run, kind):
     return [keyframe for keyframe in run.keyframes if keyframe.kind == kind]
 
 
-def more(run, kind):
+def details(run, kind):
     """Return the details of the keyframes of a kind."""
     return [keyframe.details for keyframe in keyframes(run, kind)]
 
@@ -164,7 +164,7 @@ RULES = st.one_of(
 )
 def test_history_matches_the_server(workers, rule, steps) -> None:
     """Versions, staleness, inboxes and waits equal a real server's for any interleaving."""
-    run, blocked, pushes, pulls = shop(workers, rule), set(), [], []
+    run, blocked, pushes, pulls = record_server(workers, rule), set(), [], []
     entry = run.server.entries["w"]
     for is_push, worker in steps:
         worker %= workers
@@ -177,51 +177,55 @@ def test_history_matches_the_server(workers, rule, steps) -> None:
         blocked = {node for node, _ in entry.waiting}
     trace = run.trace()
     history = read(trace)
-    held = [r for r in history.requests if r.blocked and math.isinf(r.answered)]
-    waits = {r.node: history.waits[r.node][-1][2] for r in held}
+    pending = [r for r in history.requests if r.blocked and math.isinf(r.answered)]
+    waits = {r.node: history.waits[r.node][-1][2] for r in pending}
 
     assert [(u.server_key[1], u.late) for u in history.updates] == run.updates
     assert [u.version for u in history.updates] == list(range(1, len(run.updates) + 1))
     found = {op: [r for r in history.requests if r.span.op is op] for op in (Op.PUSH, Op.PULL)}
     assert [(r.node, r.version) for r in found[Op.PUSH]] == [(p.node, p.version) for p in pushes]
     assert sum(r.dropped for r in found[Op.PUSH]) == sum(entry.dropped.values())
-    got = [r for r in found[Op.PULL] if r.reply_sent is not None]
-    assert [r.version for r in got] == [
+    answered = [r for r in found[Op.PULL] if r.reply_sent is not None]
+    assert [r.version for r in answered] == [
         run.replies[p.match] for p in pulls if p.match in run.replies
     ]
     waiting_gradients = [g.node for g in history.gradients if math.isinf(g.applied)]
-    assert sorted(waiting_gradients) == sorted(w for one in entry.rounds.values() for w in one)
+    assert sorted(waiting_gradients) == sorted(
+        w for workers in entry.rounds.values() for w in workers
+    )
     assert waits.keys() == blocked
     for (node, _), (_, clock) in entry.waiting.items():
-        real = rule.awaits(clock, entry.version, entry.arrived, range(workers), entry.clocks)
-        assert set(waits[node]) == real - {node}
+        awaited = rule.awaits(clock, entry.version, entry.arrived, range(workers), entry.clocks)
+        assert set(waits[node]) == awaited - {node}
 
 
 # -- the projection -----------------------------------------------------------------------
 
 
-def test_sync_gradients_gather_and_pulls_wait() -> None:
-    run = shop(3, Synchronous(), [("push", 0), ("pull", 0), ("push", 1), ("pull", 1)])
+def test_sync_pulls_wait_for_all_gradients() -> None:
+    run = record_server(3, Synchronous(), [("push", 0), ("pull", 0), ("push", 1), ("pull", 1)])
     run = project(run.trace())
     assert (version(run, run.end), waiting_gradients(run, run.end)) == (0, [(0, 0), (1, 0)])
-    assert [w.node for w in held(run, run.end)] == [0, 1] and run.history.quorum == 3
+    assert [w.node for w in pending_pulls(run, run.end)] == [0, 1] and run.history.quorum == 3
     assert {w: words for w, (kind, words) in status(run, run.end).items() if kind == "waits"} == {
         0: "waits for worker 2",
         1: "waits for worker 2",
     }
     assert run.notices == ["2 pulls never answered"]
-    assert more(run, "pull")[0] == "waits for the gradient of worker 1 and worker 2"
-    assert more(run, "push")[1] == "computed from v0 · 8 B · [1, 1]"
+    assert details(run, "pull")[0] == "waits for the gradient of worker 1 and worker 2"
+    assert details(run, "push")[1] == "computed from v0 · 8 B · [1, 1]"
     words = {
         words
         for _, style, _, _, words in draw(run)["scene"]["shapes"]
         if style == "small" and words.isdecimal()
     }
-    assert words == {"0", "1", "2"}  # the missing worker is named in its empty place
+    assert words == {"0", "1", "2"}  # the missing worker is named in its empty slot
 
 
 def test_async_gradients_are_applied_at_once_and_may_be_stale() -> None:
-    run = shop(2, Asynchronous(), [("pull", 0), ("pull", 1), ("push", 0), ("push", 1), ("pull", 1)])
+    run = record_server(
+        2, Asynchronous(), [("pull", 0), ("pull", 1), ("push", 0), ("push", 1), ("pull", 1)]
+    )
     run = project(run.trace())
     *_, (_, _, last, _) = run.history.versions[2, "w"]
     assert (version(run, run.end), last, waiting_gradients(run, run.end)) == (2, {1: 1}, [])
@@ -230,12 +234,12 @@ def test_async_gradients_are_applied_at_once_and_may_be_stale() -> None:
     update = keyframes(run, "update")[-1]
     assert update.caption == "server 0 updates w to v2"
     assert update.details.startswith("with worker 1 (1 late)")
-    assert opening(run) == update.end  # the moment when the staleness appeared
+    assert opening(run) == update.end  # when the staleness appeared
 
 
-def test_dead_nodes_are_labelled_and_crossed_out() -> None:
+def test_dead_nodes_are_labeled_and_crossed_out() -> None:
     ends = {"1": {"how": "died", "text": "", "where": ""}}
-    run = shop(2, Synchronous(), [("push", 0), ("pull", 0)])
+    run = record_server(2, Synchronous(), [("push", 0), ("pull", 0)])
     run = project(run.trace(ends=ends))
     assert run.notices == ["worker 1 died", "1 pull never answered"]
     assert status(run, run.end) == {0: ("waits", "waits for worker 1"), 1: ("ended", "died")}
@@ -244,19 +248,19 @@ def test_dead_nodes_are_labelled_and_crossed_out() -> None:
 
 def test_backup_worker_drops_the_last_gradient() -> None:
     steps = [("pull", 0), ("pull", 1), ("pull", 2), ("push", 0), ("push", 1), ("push", 2)]
-    run = project(shop(3, Synchronous(backup=1), steps).trace())
+    run = project(record_server(3, Synchronous(backup=1), steps).trace())
     assert run.notices == ["1 gradient too late, not counted"]
     assert rule_sentence(run.history).startswith(
         "An update applies the first 2 gradients of a round."
     )
-    assert more(run, "push")[-1].startswith("computed from v0: too late, not counted")
+    assert details(run, "push")[-1].startswith("computed from v0: too late, not counted")
     assert waiting_gradients(run, run.end) == []
     assert [u.late for u in run.history.updates] == [{0: 0, 1: 0}]
 
 
 # -- pictures -----------------------------------------------------------------------------
 
-ODD = {
+TRACES = {
     "empty": Trace,
     "hang": traces.hang,
     "odd": traces.odd_values,
@@ -266,19 +270,19 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_any_trace_makes_a_picture(name) -> None:
-    view = Servers(ODD[name]())
+@pytest.mark.parametrize("name", TRACES)
+def test_any_trace_has_a_small_picture(name) -> None:
+    view = Servers(TRACES[name]())
     json.dumps(view._data, allow_nan=False)
     drawn = to_svg(view._data)
     ET.fromstring(drawn)
     assert len(drawn.encode()) <= MAX_BYTES
-    asked = name in ("servers", "half")
-    assert ("this trace has no requests to a parameter server" in repr(view)) is not asked
+    has_requests = name in ("servers", "half")
+    assert ("this trace has no requests to a parameter server" in repr(view)) is not has_requests
 
 
 def test_static_picture_shows_all_nodes_and_their_text() -> None:
-    run = shop(3, Synchronous(), [("push", 0), ("pull", 0)])
+    run = record_server(3, Synchronous(), [("push", 0), ("pull", 0)])
     drawn = to_svg(draw(project(run.trace(name="<lost & found>"))))
     for words in (
         "&lt;lost &amp; found&gt;",
@@ -295,10 +299,10 @@ def test_static_picture_shows_all_nodes_and_their_text() -> None:
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 10**6), max_size=30))
 def test_any_part_of_a_run_can_be_drawn(cuts) -> None:
-    """For any number of events, as during a live run."""
-    whole = traces.parameter_server()
-    kept = [e for i, e in enumerate(whole) if i not in {c % len(whole) for c in cuts}]
-    run = project(Trace(kept, whole.info), live=True)
+    """Draw any subset of the events, as during a live run."""
+    trace = traces.parameter_server()
+    kept = [e for i, e in enumerate(trace) if i not in {c % len(trace) for c in cuts}]
+    run = project(Trace(kept, trace.info), live=True)
     ET.fromstring(to_svg(draw(run)))
     assert all(b.end is None or b.end >= b.begin for b in run.keyframes)
 

@@ -44,7 +44,7 @@ def test_every_plan_has_a_serializable_picture(name: str) -> None:
 
 
 def corners(view: ShardMap) -> dict[int, list[tuple[float, float]]]:
-    """Return the corners of the coloured cells by replica."""
+    """Return the corners of the colored cells by replica."""
     scene, found = view._picture()["scene"], {}
     for n, *_ in scene["marks"]:
         for kind, style, lane, at, _ in drawing_of(scene, n):
@@ -55,7 +55,7 @@ def corners(view: ShardMap) -> dict[int, list[tuple[float, float]]]:
 
 
 @pytest.mark.parametrize("name", ["ten", "files"])
-def test_each_sample_has_the_colour_of_its_replica(name: str) -> None:
+def test_each_sample_has_the_color_of_its_replica(name: str) -> None:
     plan = PLANS[name]
     grid, drawn = Grid(plan.samples, plan.files), corners(ShardMap(plan))
     for replica in range(plan.replicas):
@@ -72,9 +72,9 @@ def test_each_sample_has_the_colour_of_its_replica(name: str) -> None:
     st.sampled_from(["DATA", "OFF"]),
 )
 def test_every_sample_is_drawn_once(
-    n: int, replicas: int, more: int, seed: int | None, policy: str
+    n: int, replicas: int, extra: int, seed: int | None, policy: str
 ) -> None:
-    plan = make_plan(replicas + more, replicas, samples=n, seed=seed, policy=policy)
+    plan = make_plan(replicas + extra, replicas, samples=n, seed=seed, policy=policy)
     grid = Grid(n)
     assert len({*grid.corners}) == n and grid.height <= samples.MAX_SAMPLES_HEIGHT
     drawn = corners(ShardMap(plan))
@@ -85,17 +85,19 @@ def test_every_sample_is_drawn_once(
 
 
 def parameter(name: str, shape: tuple[int, ...], ranks: int, dim: int | None = 0) -> Any:
-    """Generate a parameter, divided along a dimension or replicated."""
-    held = []
+    """Return a parameter, divided along a dimension or replicated."""
+    pieces = []
     for rank in range(ranks):
-        offset, mine = [0] * len(shape), list(shape)
+        offset, piece_shape = [0] * len(shape), list(shape)
         if dim is not None:
-            each = -(-shape[dim] // ranks)
-            offset[dim] = min(rank * each, shape[dim])
-            mine[dim] = min(each, shape[dim] - offset[dim])
+            size = -(-shape[dim] // ranks)
+            offset[dim] = min(rank * size, shape[dim])
+            piece_shape[dim] = min(size, shape[dim] - offset[dim])
         placement = "Replicate()" if dim is None else f"Shard({dim})"
-        held.append({"rank": rank, "offset": offset, "shape": mine, "placement": placement})
-    return {"name": name, "shape": list(shape), "shards": held}
+        pieces.append(
+            {"rank": rank, "offset": offset, "shape": piece_shape, "placement": placement}
+        )
+    return {"name": name, "shape": list(shape), "shards": pieces}
 
 
 NETS = {
@@ -113,15 +115,15 @@ NETS = {
 
 
 def boxes(view: ShardMap) -> list[tuple[int, float, float, float, float]]:
-    """Return the coloured boxes of parameters: lane, x, y, width and height."""
+    """Return the colored boxes of parameters: lane, x, y, width and height."""
     scene = view._picture()["scene"]
     found = []
     for n, *_ in scene["marks"]:
         shapes = drawing_of(scene, n)
         if any(shape[1] == "slot" for shape in shapes):
             for _, _, lane, at, _ in (shape for shape in shapes if shape[1] == "own"):
-                place = {"x": 0, "y": 0, **dict(at)}
-                found.append((lane, *(place[k] for k in ("x", "y", "width", "height"))))
+                box = {"x": 0, "y": 0, **dict(at)}
+                found.append((lane, *(box[k] for k in ("x", "y", "width", "height"))))
     return found
 
 
@@ -137,9 +139,9 @@ def test_every_model_has_a_serializable_picture(name: str) -> None:
 
 def test_piece_is_drawn_at_its_offset() -> None:
     (one, other, *bias) = boxes(ShardMap(NETS["two"]))
-    (_, x, y, wide, high), (_, x2, y2, wide2, high2) = one, other
-    assert (x, y, x2, wide2, high2) == (0, 0, 0, wide, high)
-    assert y2 == pytest.approx(high, abs=0.1)
+    (_, x, y, width, height), (_, x2, y2, width2, height2) = one, other
+    assert (x, y, x2, width2, height2) == (0, 0, 0, width, height)
+    assert y2 == pytest.approx(height, abs=0.1)
     assert len({at[1:] for at in bias}) == 1  # copies
 
 

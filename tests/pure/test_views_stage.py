@@ -32,7 +32,7 @@ def values(rank, chunk=0):
 
 
 def send(s, src, dst, at, payload, size=8):
-    """Return a message that takes a millisecond."""
+    """Add a message that takes a millisecond."""
     before = summary(payload) if payload is not None else None
     s.op(src, Op.SEND, at * MS, (at + 1) * MS, peer=dst, nbytes=size, before=before)
     s.op(dst, Op.RECV, at * MS, (at + 1) * MS, peer=src, nbytes=size, after=before)
@@ -44,9 +44,9 @@ def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, ca
     for _ in range(calls):
         have = [[values(r, c) for c in range(n)] for r in range(n)]
         for round_ in schedule(n):
-            moving = [have[a][c] for a, c in zip(round_.src, round_.chunk, strict=True)]
-            moves = zip(round_.src, round_.dst, round_.chunk, moving, strict=True)
-            for a, b, c, payload in moves:
+            payloads = [have[a][c] for a, c in zip(round_.src, round_.chunk, strict=True)]
+            transfers = zip(round_.src, round_.dst, round_.chunk, payloads, strict=True)
+            for a, b, c, payload in transfers:
                 a, b, c = int(a), int(b), int(c)
                 kept = summary(payload) if recorded else None
                 s.op(
@@ -76,7 +76,7 @@ def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, ca
 
 
 def held_at(picture, time, by="time"):
-    """Return the pieces of every rank's tensor at a time, measured or (by "step") in rounds."""
+    """Return the pieces of each rank's tensor at a time in seconds or, by "step", in rounds."""
     strips = {}
     timed = [(step if by == "step" else change.time, change) for step, change in picture.changes]
     for when, change in sorted(timed, key=lambda c: c[0]):
@@ -90,20 +90,20 @@ def held_at(picture, time, by="time"):
     return strips
 
 
-def finally_held(trace):
+def final_pieces(trace):
     return held_at(stage(trace), float("inf"))
 
 
-# -- places ----------------------------------------------------------------------------
+# -- layout ----------------------------------------------------------------------------
 
 
 @given(st.integers(0, 40), st.booleans())
-def test_every_rank_has_a_distinct_place(n, several):
+def test_every_rank_has_a_distinct_position(n, on_hosts):
     ranks = list(range(n))
-    places = arrange(ranks, {r: f"host {r // 4}" for r in ranks} if several else {})
-    assert places.keys() == set(ranks)
-    assert all(-1e-6 <= v <= 1 + 1e-6 for p in places.values() for v in p)
-    assert len({*places.values()}) == n
+    positions = arrange(ranks, {r: f"host {r // 4}" for r in ranks} if on_hosts else {})
+    assert positions.keys() == set(ranks)
+    assert all(-1e-6 <= v <= 1 + 1e-6 for p in positions.values() for v in p)
+    assert len({*positions.values()}) == n
 
 
 # -- the ring ------------------------------------------------------------------------------
@@ -111,24 +111,24 @@ def test_every_rank_has_a_distinct_place(n, several):
 
 @pytest.mark.parametrize("n", [3, 4, 5, 8])
 @pytest.mark.parametrize("recorded", [True, False])
-def test_ring_all_reduce_is_recognised_and_fills_every_chunk(n, recorded):
+def test_ring_all_reduce_is_recognized_and_fills_every_chunk(n, recorded):
     trace = all_reduce_ring(n, recorded=recorded)
     (found,) = find_all_reduces(trace)
     assert len(found.rounds) == 2 * (n - 1)
-    for rank, pieces in finally_held(trace).items():
+    for rank, pieces in final_pieces(trace).items():
         assert [piece.certain for piece in pieces] == [set(range(n))] * n, rank
 
 
 def test_no_rank_is_ahead_in_rounds():
-    """After k rounds every rank holds the schedule's chunks, however late it was."""
+    """After k rounds every rank has the schedule's chunks, even if it is late."""
     rounds, trace = list(schedule(4)), all_reduce_ring(4)
     late = [replace(e, time=e.time + (0.3 * MS if e.rank == 2 else 0)) for e in trace.events]
     picture = stage(Trace(late, trace.info))
     for k in range(1, len(rounds) + 1):
         held = held_at(picture, k, "step")
-        wanted = count_contributions(rounds[:k], 4) > 0
-        got = [[[c in piece.certain for c in range(4)] for piece in held[r]] for r in range(4)]
-        assert got == wanted.tolist()
+        expected = count_contributions(rounds[:k], 4) > 0
+        shown = [[[c in piece.certain for c in range(4)] for piece in held[r]] for r in range(4)]
+        assert shown == expected.tolist()
 
 
 @pytest.mark.parametrize("simulated", [True, False])
@@ -145,22 +145,22 @@ def test_every_all_reduce_is_shown_as_its_schedule(name, n, simulated):
     rounds = list(algorithm.schedule(n))
     for k in range(1, len(rounds) + 1):
         held = held_at(picture, k, "step")
-        wanted = count_contributions(rounds[:k], n, chunks) > 0
-        got = [[[c in piece.certain for c in range(n)] for piece in held[r]] for r in range(n)]
-        assert got == wanted.tolist()
+        expected = count_contributions(rounds[:k], n, chunks) > 0
+        shown = [[[c in piece.certain for c in range(n)] for piece in held[r]] for r in range(n)]
+        assert shown == expected.tolist()
 
 
-def test_several_rings_and_subgroup_rings_are_recognised():
+def test_several_rings_and_subgroup_rings_are_recognized():
     assert len(find_all_reduces(all_reduce_ring(4, calls=3))) == 3
     part = all_reduce_ring(3, group="odd", members=[1, 3, 5])
     (found,) = find_all_reduces(part)
     assert found.members == (1, 3, 5)
-    assert [piece.certain for piece in finally_held(part)[3]] == [{1, 3, 5}] * 3
+    assert [piece.certain for piece in final_pieces(part)[3]] == [{1, 3, 5}] * 3
 
 
 def test_ring_without_the_reduction_is_not_drawn_as_reducing():
     pieces = [
-        piece for strip in finally_held(all_reduce_ring(4, adds=False)).values() for piece in strip
+        piece for strip in final_pieces(all_reduce_ring(4, adds=False)).values() for piece in strip
     ]
     assert all(len(piece.certain) <= 1 for piece in pieces)
 
@@ -176,12 +176,12 @@ def test_ring_like_messages_are_not_a_ring():
             {"groups": {"world": [0]}},
         )
     )
-    whole = all_reduce_ring(4)
-    assert find_all_reduces(Trace(whole.events[:-40], whole.info)) == []
+    trace = all_reduce_ring(4)
+    assert find_all_reduces(Trace(trace.events[:-40], trace.info)) == []
     assert "schedule" not in stage(ring()).description
 
 
-# -- everything else -------------------------------------------------------------------------
+# -- other messages and collectives ----------------------------------------------------------
 
 
 def test_unknown_contributions_are_bounded_not_guessed():
@@ -199,19 +199,19 @@ def test_equal_zeros_are_not_the_same_piece():
     s = Script()
     send(s, 0, 1, 0, [0.0, 0.0])
     send(s, 1, 2, 2, [0.0, 0.0])
-    assert finally_held(s.trace(world_size=3))[2][0].certain == set()
+    assert final_pieces(s.trace(world_size=3))[2][0].certain == set()
 
 
 def collective(op, root=None, n=3):
     s = Script()
     for r in range(n):
         s.op(r, op, r * MS, (5 + r) * MS, peer=root, nbytes=8, before=summary(values(r)))
-    held = finally_held(s.trace(world_size=n))
+    held = final_pieces(s.trace(world_size=n))
     return [[sorted(piece.certain) for piece in held.get(r, [])] for r in range(n)]
 
 
 @pytest.mark.parametrize(
-    ("op", "root", "wanted"),
+    ("op", "root", "expected"),
     [
         (Op.ALL_REDUCE, None, [[[0, 1, 2]]] * 3),
         (Op.REDUCE, 1, [[[0]], [[0, 1, 2]], [[2]]]),
@@ -228,8 +228,8 @@ def collective(op, root=None, n=3):
         (Op.BARRIER, None, [[], [], []]),
     ],
 )
-def test_collectives_are_drawn_by_their_semantics(op, root, wanted):
-    assert collective(op, root) == wanted
+def test_collectives_are_drawn_by_their_semantics(op, root, expected):
+    assert collective(op, root) == expected
 
 
 def test_server_contributions_are_not_guessed():
@@ -260,7 +260,7 @@ TRACES = {
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_every_trace_has_a_stage_a_storyboard_and_a_table(name):
+def test_every_trace_has_a_small_picture_and_table(name):
     picture = stage(TRACES[name]())
     data = draw(picture)
     assert json.dumps(data, allow_nan=False)
@@ -270,7 +270,7 @@ def test_every_trace_has_a_stage_a_storyboard_and_a_table(name):
     assert len(to_table(data).splitlines()) <= 20
 
 
-def test_hang_is_announced():
+def test_hang_is_in_the_notices():
     notices = " ".join(stage(hang()).notices)
     assert "2 messages not received" in notices and "1 collective not finished" in notices
     assert "dropped" in notices
@@ -311,7 +311,7 @@ EVENTS = st.builds(
 
 
 @given(st.lists(EVENTS, max_size=40), st.booleans())
-def test_any_trace_can_be_staged(events, live):
+def test_any_trace_can_be_drawn(events, live):
     picture = stage(Trace(events, traces.info(ranks=names("worker", "server"))), live=live)
     drawn = draw(picture)
     assert json.dumps(drawn, allow_nan=False)

@@ -18,9 +18,9 @@ from distkit.views.tensors import MAX_RANKS, draw
 FOUR = dict(nbytes=16, shape=(2, 2), dtype="float32")
 
 
-def reduced(befores, afters, op=Op.ALL_REDUCE) -> Trace:
+def reduced(inputs, results, op=Op.ALL_REDUCE) -> Trace:
     s = Script()
-    for rank, (before, after) in enumerate(zip(befores, afters, strict=True)):
+    for rank, (before, after) in enumerate(zip(inputs, results, strict=True)):
         s.op(
             rank,
             op,
@@ -31,10 +31,10 @@ def reduced(befores, afters, op=Op.ALL_REDUCE) -> Trace:
             before=before and summary(before),
             after=after and summary(after),
         )
-    return s.trace(world_size=len(befores))
+    return s.trace(world_size=len(inputs))
 
 
-def only(trace: Trace):
+def only_keyframe(trace: Trace):
     """Return the keyframe of the only operation."""
     (keyframe,) = draw(trace)["keyframes"]
     return keyframe
@@ -42,7 +42,7 @@ def only(trace: Trace):
 
 def texts(trace: Trace) -> list[str]:
     """Return the verdicts of the only operation."""
-    return [verdict["text"] for verdict in only(trace)["verdicts"]]
+    return [verdict["text"] for verdict in only_keyframe(trace)["verdicts"]]
 
 
 def shapes(trace: Trace, tag: str) -> list[str]:
@@ -52,21 +52,21 @@ def shapes(trace: Trace, tag: str) -> list[str]:
 
 def test_all_reduce_shows_inputs_and_equal_results() -> None:
     trace = reduced([[1, 2, 3, 4], [10, 2, 3, 4]], [[11, 4, 6, 8]] * 2)
-    op = only(trace)
+    op = only_keyframe(trace)
     assert (op["caption"], op["details"]) == ("all_reduce", "float32 [2, 2] · at 2 µs")
     assert op["where"] == "sgd.py:3"
     assert texts(trace) == [
         "before: rank 1 differs from the others, by up to 9",
         "after: the same on all 2 ranks",
     ]
-    assert any(words.endswith("\n1, 2\n3, 4") for words in shapes(trace, "title"))  # its own shape
+    assert any(text.endswith("\n1, 2\n3, 4") for text in shapes(trace, "title"))
     assert "colors: ±11" in shapes(trace, "text")
 
 
 def test_differing_rank_is_named_with_cells_and_amount() -> None:
     trace = reduced([[0, 0, 0, 0]] * 4, [[1, 1, 1, 1]] * 2 + [[1, 1, 1, 1.5], [1, 1, 1, 1]])
     assert texts(trace)[1] == "after: rank 2 differs from the others, by up to 0.5"
-    assert only(trace)["verdicts"][1]["expected"]
+    assert only_keyframe(trace)["verdicts"][1]["expected"]
     styles = [shape[1] for shape in draw(trace)["scene"]["shapes"]]
     assert styles.count("alarm") == 1 and styles.count("fresh") == 1
 
@@ -74,7 +74,7 @@ def test_differing_rank_is_named_with_cells_and_amount() -> None:
 def test_nan_equals_nan_and_is_counted_in_words() -> None:
     nan = [math.nan, 1, math.inf, -math.inf]
     trace = reduced([nan, nan], [nan, nan])
-    assert [verdict["word"] for verdict in only(trace)["verdicts"]] == ["same", "same"]
+    assert [verdict["word"] for verdict in only_keyframe(trace)["verdicts"]] == ["same", "same"]
     assert "1 × NaN, 1 × ∞, 1 × −∞" in repr(Tensors(trace))
 
 
@@ -121,8 +121,8 @@ events = st.builds(
 
 @settings(max_examples=60)
 @given(st.lists(events, max_size=30))
-def test_any_trace_is_drawn(found: list[Event]) -> None:
-    picture = draw(Trace(found))
+def test_any_trace_can_be_drawn(recorded: list[Event]) -> None:
+    picture = draw(Trace(recorded))
     json.dumps(picture, allow_nan=False)
     drawn = to_svg(picture)
     ET.fromstring(drawn)

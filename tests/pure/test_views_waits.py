@@ -16,15 +16,15 @@ def recv(rank):
     return Event(rank, 0, Op.RECV, State.BLOCKED, 0.0)
 
 
-def states(size, ways):
+def states(size, waits_for):
     """Return states of ranks that are blocked by others, or finished."""
-    blocked = {r: RankState(r, RankStatus.BLOCKED, recv(r), w) for r, w in ways.items()}
+    blocked = {r: RankState(r, RankStatus.BLOCKED, recv(r), w) for r, w in waits_for.items()}
     return [blocked.get(r, RankState(r, RankStatus.FINISHED)) for r in range(size)]
 
 
-def drawn(size, ways):
-    """Return the text of each circle, and the number of arrows by colour."""
-    graph = waits(states(size, ways))
+def drawn(size, waits_for):
+    """Return the text of each circle, and the number of arrows by color."""
+    graph = waits(states(size, waits_for))
     shapes = graph["scene"]["shapes"]
     marks = [drawing_of(graph["scene"], m[0]) for m in graph["scene"]["marks"]]
     count = {name: sum(s[1] == name for d in marks for s in d) for name in ("wrong", "answer")}
@@ -33,8 +33,8 @@ def drawn(size, ways):
 
 def test_ranks_in_a_wait_cycle_are_red():
     assert drawn(3, {0: (1,), 1: (0,)}) == (["0", "1"], {"wrong": 2, "answer": 0})
-    ways = {0: (1,), 1: (0,), 2: (0,)}  # rank 2 waits for the cycle
-    assert drawn(3, ways) == (["0", "1", "2"], {"wrong": 2, "answer": 1})
+    waits_for = {0: (1,), 1: (0,), 2: (0,)}  # rank 2 waits for the cycle
+    assert drawn(3, waits_for) == (["0", "1", "2"], {"wrong": 2, "answer": 1})
 
 
 def test_released_ranks_are_shown_at_their_last_call():

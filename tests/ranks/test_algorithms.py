@@ -1,4 +1,4 @@
-"""Reference implementations equal torch's collectives, their schedules and one process."""
+"""Reference implementations, compared with torch's all-reduce and with their schedules."""
 
 from __future__ import annotations
 
@@ -17,40 +17,44 @@ import distkit as dk
 from distkit import demos
 from distkit.algorithms.all_reduce import ALL_REDUCES
 
-each = pytest.mark.parametrize("name", ALL_REDUCES)
+every_algorithm = pytest.mark.parametrize("name", ALL_REDUCES)
 OPS = ["SUM", "MIN", "MAX", "PRODUCT"]
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-WHOLE = [torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool]
+INTEGERS = [torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool]
 
 
-# -- equal to torch's own ------------------------------------------------------------------
+# -- compared with torch --------------------------------------------------------------------
 
 cases = st.tuples(
     st.sampled_from([*ALL_REDUCES]),
     st.integers(0, 70),
-    st.tuples(st.sampled_from([*FLOATS, *WHOLE]), st.sampled_from(OPS)),
+    st.tuples(st.sampled_from([*FLOATS, *INTEGERS]), st.sampled_from(OPS)),
     st.sampled_from([(), (2,), (3, 2)]),  # more dimensions
     st.booleans(),
 )
 
 
-def numbers(length: int, dtype: torch.dtype, more: tuple[int, ...], turned: bool) -> torch.Tensor:
+def numbers(
+    length: int, dtype: torch.dtype, trailing: tuple[int, ...], transposed: bool
+) -> torch.Tensor:
     """Return numbers whose sums are exact in every dtype and order."""
-    x = torch.tensor(random.choices([1, 2], k=length * 2 ** len(more) * 3 ** (len(more) > 1)))
-    x = x[: length * torch.Size(more).numel()].to(dtype).view(length, *more)
-    return x.transpose(0, -1) if turned else x
+    x = torch.tensor(
+        random.choices([1, 2], k=length * 2 ** len(trailing) * 3 ** (len(trailing) > 1))
+    )
+    x = x[: length * torch.Size(trailing).numel()].to(dtype).view(length, *trailing)
+    return x.transpose(0, -1) if transposed else x
 
 
 @settings(max_examples=8)
 @given(st.integers(1, 8), st.lists(cases, min_size=8, max_size=16))
 def test_every_all_reduce_equals_torch(n: int, cases: list[Any]) -> None:
-    """For any length, dtype, operation, shape and layout; all ranks agree bitwise."""
+    """The length, dtype, operation, shape and layout vary; all ranks agree bitwise."""
 
     def program() -> list[Any]:
         results = []
-        for name, length, (dtype, op), more, turned in cases:
+        for name, length, (dtype, op), trailing, transposed in cases:
             random.seed(dist.get_rank() + length)
-            ours = numbers(length, dtype, more, turned)
+            ours = numbers(length, dtype, trailing, transposed)
             theirs = ours.clone(memory_format=torch.contiguous_format)
             ALL_REDUCES[name].reference(ours, getattr(dist.ReduceOp, op))
             dist.all_reduce(theirs, getattr(dist.ReduceOp, op))
@@ -86,7 +90,7 @@ def test_all_ranks_round_identically(n: int) -> None:
 
 
 def test_subgroup_uses_group_ranks() -> None:
-    """Ranks 1, 2 and 3 of four; rank 0, outside the group, gets an error."""
+    """Ranks 1, 2 and 3 form the group; rank 0, which is outside, gets a warning."""
 
     def program() -> tuple[dict[str, list[float]], list[str]]:
         group = dist.new_group([1, 2, 3])
@@ -110,25 +114,25 @@ def test_subgroup_uses_group_ranks() -> None:
         assert all(x == [6.0] * 5 for x in found.values()) and not caught
 
 
-# -- equal to their schedule ---------------------------------------------------------------
+# -- compared with the schedules -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
 def test_recorded_messages_match_the_schedules(n: int) -> None:
     """Senders, receivers, sizes and order; the lengths identify the chunks."""
-    turns = [
+    calls = [
         (a, length) for a in ALL_REDUCES.values() for length in identifying_lengths(a.chunks(n))
     ]
 
     def program() -> None:
-        for algorithm, length in turns:
+        for algorithm, length in calls:
             algorithm.reference(torch.ones(length, dtype=torch.float64))
 
     recorded = message_sizes(dk.run_ranks(program, n).trace)
-    figure = concatenated(
-        scheduled_sizes(a.schedule(n), length, a.chunks(n)) for a, length in turns
+    expected = concatenated(
+        scheduled_sizes(a.schedule(n), length, a.chunks(n)) for a, length in calls
     )
-    assert recorded == {link: [8 * k for k in sizes] for link, sizes in figure.items()}
+    assert recorded == {link: [8 * k for k in sizes] for link, sizes in expected.items()}
 
 
 @pytest.mark.parametrize(
@@ -146,27 +150,27 @@ def test_options_match_the_schedule(name: str, options: dict[str, Any]) -> None:
     chunks = algorithm.chunks(n, **options)
 
     def program() -> list[bool]:
-        right = []
+        correct = []
         for length in identifying_lengths(chunks):
             x = torch.arange(float(length))
             algorithm.reference(x, **options)
-            right.append(torch.equal(x, n * torch.arange(float(length))))
-        return right
+            correct.append(torch.equal(x, n * torch.arange(float(length))))
+        return correct
 
     run = dk.run_ranks(program, n)
-    assert all(all(right) for right in run.results)
-    figure = concatenated(
+    assert all(all(correct) for correct in run.results)
+    expected = concatenated(
         scheduled_sizes(algorithm.schedule(n, **options), length, chunks)
         for length in identifying_lengths(chunks)
     )
     assert message_sizes(run.trace) == {
-        link: [4 * k for k in sizes] for link, sizes in figure.items()
+        link: [4 * k for k in sizes] for link, sizes in expected.items()
     }
 
 
-# -- bad input -------------------------------------------------------------------------------
+# -- invalid input ---------------------------------------------------------------------------
 
-WRONG = {
+INVALID_INPUTS = {
     "an average": (
         lambda: (torch.ones(3), dist.ReduceOp.AVG),
         ValueError,
@@ -187,12 +191,12 @@ WRONG = {
 
 
 def test_invalid_input_raises_before_any_message() -> None:
-    """For every algorithm, on every rank; the ranks continue afterwards."""
+    """Every rank gets the error of every algorithm, and continues."""
 
     def program() -> list[tuple[str, str, str, str]]:
         errors = []
         for name, algorithm in ALL_REDUCES.items():
-            for mistake, (make, _, _) in WRONG.items():
+            for mistake, (make, _, _) in INVALID_INPUTS.items():
                 try:
                     algorithm.reference(*make())
                 except Exception as error:
@@ -202,18 +206,18 @@ def test_invalid_input_raises_before_any_message() -> None:
     run = dk.run_ranks(program, 2)
     assert not run.trace.messages
     for errors in run.results:
-        assert len(errors) == len(ALL_REDUCES) * len(WRONG)
+        assert len(errors) == len(ALL_REDUCES) * len(INVALID_INPUTS)
         for name, mistake, kind, message in errors:
-            _, error, words = WRONG[mistake]
+            _, error, pattern = INVALID_INPUTS[mistake]
             assert kind == error.__name__, (name, mistake, message)
             assert message.startswith(f"{name}_all_reduce")
-            with pytest.raises(error, match=words):
+            with pytest.raises(error, match=pattern):
                 raise error(message)
 
 
-@each
+@every_algorithm
 def test_different_lengths_raise_without_a_hang(name: str) -> None:
-    """Gloo ends a rank that receives too much; the error names sender, receiver and sizes."""
+    """Gloo aborts a rank that receives too much; the error names sender, receiver and sizes."""
     reference = ALL_REDUCES[name].reference
 
     def program() -> None:
@@ -225,7 +229,7 @@ def test_different_lengths_raise_without_a_hang(name: str) -> None:
         dk.run_ranks(program, 3)
 
 
-def test_leaves_and_gradients_are_reduced_in_place() -> None:
+def test_tensors_of_every_kind_are_reduced_in_place() -> None:
     """A parameter, a 0-dimensional tensor, a slice, and an empty tensor."""
 
     def program() -> list[Any]:
@@ -244,7 +248,7 @@ def test_leaves_and_gradients_are_reduced_in_place() -> None:
 # -- synchronous SGD ---------------------------------------------------------------------------
 
 
-def test_weights_are_sent_from_rank_0() -> None:
+def test_initial_weights_are_broadcast_from_rank_0() -> None:
     def program() -> torch.Tensor:
         torch.manual_seed(dist.get_rank())
         net = torch.nn.Linear(3, 2)

@@ -24,12 +24,12 @@ def test_error_begins_with_its_cause() -> None:
     assert "receives it into float32[2]" in str(died.value).partition("The process of rank 1")[0]
     with pytest.raises(MismatchError) as differ:
         dk.run_ranks(lambda: dist.all_reduce(torch.ones(1 + dist.get_rank())), 2)
-    said = str(differ.value)
-    assert said.startswith("rank 0 calls all_reduce() of float32[1]")
-    assert "deadlock" not in said and "cluster" not in said
+    message = str(differ.value)
+    assert message.startswith("rank 0 calls all_reduce() of float32[1]")
+    assert "deadlock" not in message and "cluster" not in message
 
 
-def shards_to_a_group() -> None:
+def broadcast_from_a_rank_outside_the_group() -> None:
     half = dist.new_group([1, 2])
     if dist.get_rank():
         dist.broadcast(torch.ones(3), src=0, group=half)
@@ -38,7 +38,7 @@ def shards_to_a_group() -> None:
 @pytest.mark.parametrize(
     ("program", "remedy"),
     [
-        (shards_to_a_group, "use group_src"),
+        (broadcast_from_a_rank_outside_the_group, "use group_src"),
         (lambda: dist.all_reduce(torch.ones(1), op=None), "op must be a dist.ReduceOp"),
         (lambda: dist.batch_isend_irecv([]), "at least one P2POp"),
         (lambda: dist.reduce(torch.ones(1), dst=3), "must be ranks from 0"),

@@ -1,4 +1,4 @@
-"""The last calls of a rank before its process ended are in the trace."""
+"""The trace contains the last calls of a rank whose process ended."""
 
 from __future__ import annotations
 

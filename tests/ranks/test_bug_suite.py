@@ -83,6 +83,6 @@ def test_sample_covers_every_explained_class() -> None:
 
 
 def test_names_are_unique_and_culprits_are_ranks() -> None:
-    every = [*cases(), *threads(), *themes()]
-    assert len(SUITE) == len(every) and len(themes()) >= 100
-    assert all(rank < case.ranks for case in every for rank in case.culprits)
+    all_cases = [*cases(), *threads(), *themes()]
+    assert len(SUITE) == len(all_cases) and len(themes()) >= 100
+    assert all(rank < case.ranks for case in all_cases for rank in case.culprits)

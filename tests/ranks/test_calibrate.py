@@ -13,8 +13,8 @@ from distkit_simulation import MeasuredNetwork, compare
 SIZES = (4, 1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 20)
 
 
-class Forked:
-    """The part of a cluster that calibration uses, with forked ranks."""
+class ForkedRanks:
+    """A minimal cluster for calibration, with forked ranks."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -25,7 +25,7 @@ class Forked:
 
 @pytest.fixture(scope="module")
 def machine() -> MeasuredNetwork:
-    return dk.simulation.calibrate(Forked(3), sizes=SIZES, batches=3)
+    return dk.simulation.calibrate(ForkedRanks(3), sizes=SIZES, batches=3)
 
 
 def test_calibration_finds_links_with_their_uncertainty(machine: MeasuredNetwork) -> None:
@@ -54,8 +54,8 @@ def test_calibration_is_a_network_for_the_simulator(machine: MeasuredNetwork) ->
 def test_calibration_interpolates_measurements(machine: MeasuredNetwork) -> None:
     for count, at in machine.moves.items():
         for nbytes, batches in at.items():
-            took = machine.seconds(np.zeros(count), np.zeros(count), np.full(count, nbytes))
-            assert took == pytest.approx([np.quantile(batches, 0.25)] * count)
+            seconds = machine.seconds(np.zeros(count), np.zeros(count), np.full(count, nbytes))
+            assert seconds == pytest.approx([np.quantile(batches, 0.25)] * count)
 
 
 def test_comparison_is_plotted(machine: MeasuredNetwork) -> None:
@@ -64,8 +64,8 @@ def test_comparison_is_plotted(machine: MeasuredNetwork) -> None:
     (axes,) = figure.axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["ring", "lower bound"]
-    every = compare(machine.n, machine).axes[0].get_legend().get_texts()
-    assert len(every) == len(dk.algorithms.ALL_REDUCES) + 1
+    texts = compare(machine.n, machine).axes[0].get_legend().get_texts()
+    assert len(texts) == len(dk.algorithms.ALL_REDUCES) + 1
 
 
 def test_cluster_can_be_calibrated() -> None:
@@ -78,7 +78,7 @@ def test_cluster_can_be_calibrated() -> None:
 )
 def test_invalid_sizes_raise(sizes: list[int]) -> None:
     with pytest.raises(ValueError, match="at least three sizes in ascending order"):
-        dk.simulation.calibrate(Forked(2), sizes=sizes)
+        dk.simulation.calibrate(ForkedRanks(2), sizes=sizes)
 
 
 def test_calibrating_a_non_cluster_raises() -> None:
@@ -88,4 +88,4 @@ def test_calibrating_a_non_cluster_raises() -> None:
 
 def test_calibrating_one_rank_raises() -> None:
     with pytest.raises(ValueError, match="needs at least 2 ranks"):
-        dk.simulation.calibrate(Forked(1), sizes=SIZES, batches=1)
+        dk.simulation.calibrate(ForkedRanks(1), sizes=SIZES, batches=1)

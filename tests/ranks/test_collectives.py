@@ -1,4 +1,4 @@
-"""The other collectives equal torch's, and their schedules."""
+"""Collectives other than all-reduce, compared with torch's and with their schedules."""
 
 from __future__ import annotations
 
@@ -23,65 +23,65 @@ OPS = [dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX]
 Call = Callable[[Any, int, int, int, int, dist.ReduceOp], list[torch.Tensor]]
 
 
-def some(length: int, seed: int) -> torch.Tensor:
+def random_tensor(length: int, seed: int) -> torch.Tensor:
     """Return integers unique to this rank, in a non-contiguous tensor."""
     numbers = torch.Generator().manual_seed(100 * seed + dist.get_rank())
     return torch.randint(-4, 4, (2, length), generator=numbers).double().t()
 
 
-def each(n: int, length: int) -> list[torch.Tensor]:
-    return [some(length, i) for i in range(n)]
+def random_tensors(n: int, length: int) -> list[torch.Tensor]:
+    return [random_tensor(length, i) for i in range(n)]
 
 
 def broadcast(call: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
-    x = some(length, 0)
+    x = random_tensor(length, 0)
     call(x, root)
     return [x]
 
 
 def reduce(call: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
-    x = some(length, 0).contiguous()
+    x = random_tensor(length, 0).contiguous()
     call(x, root, op)
-    return [x] if r == root else []  # undefined on the others in torch
+    return [x] if r == root else []  # torch leaves it undefined on other ranks
 
 
 def scatter(call: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
-    x = some(length, 0).contiguous()
-    parts = [p.contiguous() for p in each(n, length)]
+    x = random_tensor(length, 0).contiguous()
+    parts = [p.contiguous() for p in random_tensors(n, length)]
     call(x, parts if r == root else None, root)
     return [x]
 
 
 def gather(call: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
-    found = [p.contiguous() for p in each(n, length)]
-    call(some(length, 99).contiguous(), found if r == root else None, root)
+    found = [p.contiguous() for p in random_tensors(n, length)]
+    call(random_tensor(length, 99).contiguous(), found if r == root else None, root)
     return found
 
 
 def all_gather(call: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
-    found = [p.contiguous() for p in each(n, length)]
-    call(found, some(length, 99).contiguous())
+    found = [p.contiguous() for p in random_tensors(n, length)]
+    call(found, random_tensor(length, 99).contiguous())
     return found
 
 
 def reduce_scatter(
     call: Any, r: int, n: int, root: int, length: int, op: Any
 ) -> list[torch.Tensor]:
-    x = some(length, 0).contiguous()
-    call(x, [p.contiguous() for p in each(n, length)], op)
+    x = random_tensor(length, 0).contiguous()
+    call(x, [p.contiguous() for p in random_tensors(n, length)], op)
     return [x]
 
 
 def all_to_all(call: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
     found = [torch.zeros(2 * (length + (i + 2 * r) % 3)).double() for i in range(n)]
-    parts = [some(length + (r + 2 * i) % 3, i).reshape(-1) for i in range(n)]
+    parts = [random_tensor(length + (r + 2 * i) % 3, i).reshape(-1) for i in range(n)]
     if call is not dist.all_to_all:
         call(found, parts)
         return found
     out = torch.cat(found)  # gloo supports only lists of equal parts
-    sizes, given = list(map(len, found)), list(map(len, parts))
-    dist.all_to_all_single(out, torch.cat(parts), sizes, given)
-    return list(out.split(sizes))
+    received, sent = list(map(len, found)), list(map(len, parts))
+    dist.all_to_all_single(out, torch.cat(parts), received, sent)
+    return list(out.split(received))
 
 
 #: Calls of each collective; the barrier has a separate test.
@@ -106,8 +106,8 @@ CALLS: dict[str, Call] = {
     ),
 )
 def test_every_collective_equals_torch(n: int, cases: list[Any]) -> None:
-    """For any root, length and operation."""
-    turns = [(name, *case) for name in CALLS for case in cases]
+    """The root, the length and the operation vary."""
+    all_cases = [(name, *case) for name in CALLS for case in cases]
 
     def program() -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
         return [
@@ -115,11 +115,11 @@ def test_every_collective_equals_torch(n: int, cases: list[Any]) -> None:
                 CALLS[name](call, dist.get_rank(), n, root % n, length, op)
                 for call in (COLLECTIVES[name].reference, getattr(dist, name))
             )
-            for name, length, root, op in turns
+            for name, length, root, op in all_cases
         ]
 
     for pairs in dk.run_ranks(program, n).results:
-        for case, (mine, theirs) in zip(turns, pairs, strict=True):
+        for case, (mine, theirs) in zip(all_cases, pairs, strict=True):
             assert len(mine) == len(theirs)
             assert all(map(torch.equal, mine, theirs)), case
 
@@ -145,23 +145,23 @@ def call_with_length(name: str, n: int, length: int) -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
 def test_recorded_messages_match_the_schedules(n: int) -> None:
     """Senders, receivers, sizes and order."""
-    turns = []
+    all_cases = []
     for name in COLLECTIVES:
         even = name in {"scatter", "gather", "all_gather", "reduce_scatter"}  # parts are equal
         many = identifying_lengths(COLLECTIVES[name].chunks(n))
         lengths = [0] if name == "barrier" else [0, n, 3 * n] if even else many
-        turns += [(name, length) for length in lengths]
+        all_cases += [(name, length) for length in lengths]
 
     def program() -> None:
-        for name, length in turns:
+        for name, length in all_cases:
             call_with_length(name, n, length)
 
     recorded = message_sizes(dk.run_ranks(program, n).trace)
-    figure = concatenated(
+    expected = concatenated(
         scheduled_sizes(COLLECTIVES[name].schedule(n), length, COLLECTIVES[name].chunks(n))
-        for name, length in turns
+        for name, length in all_cases
     )
-    assert recorded == {link: [4 * k for k in sizes] for link, sizes in figure.items()}
+    assert recorded == {link: [4 * k for k in sizes] for link, sizes in expected.items()}
 
 
 def test_barrier_waits_for_the_last_rank() -> None:
@@ -173,19 +173,19 @@ def test_barrier_waits_for_the_last_rank() -> None:
 
         for late in range(dist.get_world_size()):
             if dist.get_rank() == late:
-                x = sum(i * i for i in range(200_000))  # it is late
+                x = sum(i * i for i in range(200_000))  # arrive late
                 assert x
-            came = time.monotonic()
+            arrived = time.monotonic()
             barrier()
             passed = time.monotonic()
-        return came, passed
+        return arrived, passed
 
     times = dk.run_ranks(program, 5).results
-    assert max(came for came, _ in times) <= min(passed for _, passed in times)
+    assert max(arrived for arrived, _ in times) <= min(passed for _, passed in times)
 
 
-def test_roots_and_groups() -> None:
-    """Roots are global ranks; a reduce does not change the others' tensors."""
+def test_roots_in_a_group_are_global_ranks() -> None:
+    """Roots are global ranks; reduce does not change the tensors of other ranks."""
 
     def program() -> list[Any]:
         group, r = dist.new_group([1, 3]), float(dist.get_rank())
@@ -205,7 +205,7 @@ def test_roots_and_groups() -> None:
     assert results == [[0, 0, 0, 0, 0], [3, 1, 10, 0, 0], [2, 2, 2, 0, 0], [3, 4, 30, 10, 30]]
 
 
-WRONG = {
+INVALID_INPUTS = {
     "too few parts": (
         lambda: ours.all_gather([torch.ones(2)], torch.ones(2)),
         "ValueError: all_gather: tensor_list has 1 tensors; 2 ranks need 2.",
@@ -218,11 +218,11 @@ WRONG = {
         lambda: ours.all_gather([torch.ones(2), torch.ones(2)], torch.ones(2).int()),
         "ValueError: all_gather: tensors differ in dtype: float32, int32.",
     ),
-    "parts that are missing": (
+    "missing parts": (
         lambda: dist.get_rank() == 0 and ours.scatter(torch.ones(2), None, 0),
         "ValueError: scatter: rank 0 must pass scatter_list.",
     ),
-    "a root that is not there": (
+    "a root outside the group": (
         lambda: ours.broadcast(torch.ones(2), 7),
         "ValueError: broadcast: rank 7 is not in the group, which has ranks 0, 1.",
     ),
@@ -232,7 +232,7 @@ WRONG = {
 def test_invalid_input_raises_before_any_message() -> None:
     def program() -> list[str]:
         errors = []
-        for call, _ in WRONG.values():
+        for call, _ in INVALID_INPUTS.values():
             try:
                 call()
             except (TypeError, ValueError) as error:
@@ -240,5 +240,5 @@ def test_invalid_input_raises_before_any_message() -> None:
         return errors
 
     run = dk.run_ranks(program, 2)
-    assert run.results[0] == [wanted for _, wanted in WRONG.values()]
+    assert run.results[0] == [message for _, message in INVALID_INPUTS.values()]
     assert not run.trace.messages

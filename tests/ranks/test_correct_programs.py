@@ -1,4 +1,4 @@
-"""Random correct programs raise no false alarm; ``make stress`` runs two hundred."""
+"""Random correct programs cause no false alarm; ``make stress`` runs two hundred."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SEEDS = st.randoms(use_true_random=False)
 
 @settings(max_examples=6, deadline=None)
 @given(SEEDS)
-def test_correct_program_has_no_findings(chance: Random) -> None:
-    assert false_alarm(program(chance)) == ""
+def test_correct_program_has_no_findings(rng: Random) -> None:
+    assert false_alarm(program(rng)) == ""
 
 
 def play_with_early_reports(rounds: Program) -> None:
-    """On each rank: report every wait of a millisecond."""
+    """Run on each rank, and report every wait that exceeds a millisecond."""
     recorder.BLOCKED_AFTER, recorder.MAX_PERIOD = 0.001, 0.002
     play(rounds)
 
@@ -41,12 +41,12 @@ def play_with_early_reports(rounds: Program) -> None:
 @settings(
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(chance=SEEDS)
+@given(rng=SEEDS)
 def test_early_reports_of_waits_cause_no_finding(
-    chance: Random, monkeypatch: pytest.MonkeyPatch
+    rng: Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog, "CHECK_INTERVAL", 0.002)
-    assert false_alarm(program(chance), play=play_with_early_reports) == ""
+    assert false_alarm(program(rng), play=play_with_early_reports) == ""
 
 
 def test_programs_are_varied() -> None:
@@ -54,8 +54,8 @@ def test_programs_are_varied() -> None:
     messages = [s for s in steps if isinstance(s, Message)]
     collectives = [s for s in steps if isinstance(s, Collective)]
     assert {c.name for c in collectives} == set(random_programs.CALLS)
-    ways = {(m.anyone, m.sends_later, m.receives_later) for m in messages}
-    assert len(ways) == 8
+    variants = {(m.anyone, m.sends_later, m.receives_later) for m in messages}
+    assert len(variants) == 8
     assert {len(s.group) for s in steps} == {0, 2}
     for s in steps:
         assert all(0 <= r < random_programs.RANKS for r in s.group)
@@ -63,14 +63,16 @@ def test_programs_are_varied() -> None:
 
 
 def test_incorrect_program_has_a_finding() -> None:
-    still = (0.0,) * random_programs.RANKS
-    one, two = (Message(0, 1, tag, 3, 0, (), False, False) for tag in (1, 7))
+    no_delays = (0.0,) * random_programs.RANKS
+    first, second = (Message(0, 1, tag, 3, 0, (), False, False) for tag in (1, 7))
 
     def crossed(rounds: Program) -> None:
-        mine = [Round(still, (two, one))] if dist.get_rank() == 1 else rounds
+        mine = [Round(no_delays, (second, first))] if dist.get_rank() == 1 else rounds
         play(mine)
 
-    assert "rank 1 waits for tag 7" in false_alarm([Round(still, (one, two))], play=crossed)
+    assert "rank 1 waits for tag 7" in false_alarm(
+        [Round(no_delays, (first, second))], play=crossed
+    )
 
     def halved(rounds: Program) -> None:
         if dist.get_rank() == 0:

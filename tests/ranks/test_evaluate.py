@@ -11,8 +11,8 @@ import distkit as dk
 
 
 def images(rows: int) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(1)
-    return torch.rand(rows, 9, generator=draw), torch.arange(rows) % 5
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(rows, 9, generator=generator), torch.arange(rows) % 5
 
 
 def model() -> nn.Module:
@@ -24,7 +24,7 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
-def both() -> list[float]:
+def evaluations() -> list[float]:
     net = model().train()
     data = images(301)
     found = [dk.data.evaluate(net, data), dk.data.evaluate(net, data, loss, batch=10)]
@@ -34,13 +34,13 @@ def both() -> list[float]:
 
 @pytest.mark.parametrize("ranks", [1, 3, 7])
 def test_evaluation_is_identical_on_any_number_of_ranks(ranks: int) -> None:
-    here = both()
+    expected = evaluations()
     x, y = images(301)
     with torch.no_grad():
         outputs = model().eval()(x)
-    assert here[0] == (outputs.argmax(1) == y).double().mean().item()
-    assert here[1] == pytest.approx(loss(outputs, y).mean().item())
-    assert dk.run_ranks(both, ranks).results == [here] * ranks
+    assert expected[0] == (outputs.argmax(1) == y).double().mean().item()
+    assert expected[1] == pytest.approx(loss(outputs, y).mean().item())
+    assert dk.run_ranks(evaluations, ranks).results == [expected] * ranks
 
 
 def test_fewer_samples_than_ranks_are_evaluated() -> None:

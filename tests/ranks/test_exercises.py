@@ -32,8 +32,8 @@ def test_solution_passes_and_stub_is_not_attempted(name: str) -> None:
     assert verdict.points == verdict.max, repr(verdict)
     assert verdict.status == "pass" or (is_timed(task) and verdict.status == "blocked")
     assert verdict.worth == task.worth and repr(verdict).startswith(f"{name}: ")
-    for nothing in (empty, stub):
-        verdict = check(nothing)
+    for unattempted in (empty, stub):
+        verdict = check(unattempted)
         assert not verdict and verdict.status == "not attempted" and verdict.points == 0
         assert task.signature in repr(verdict)
 
@@ -45,15 +45,15 @@ def test_common_mistake_is_rejected_with_its_message(name: str) -> None:
     assert tolerated(TASKS[name], 1) == []
 
 
-def moved(x: Tensor) -> None:
-    """Correct on a GPU."""
+def all_reduce_through_host(x: Tensor) -> None:
+    """All-reduce through host memory, as for a tensor on a GPU."""
     host = x.cpu()
     dist.all_reduce(host)
     x.copy_(host)
 
 
 def test_move_to_the_host_is_a_copy_as_on_a_gpu() -> None:
-    assert dk.check.staged(moved).status == "pass"
+    assert dk.check.staged(all_reduce_through_host).status == "pass"
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -67,9 +67,9 @@ def test_invalid_answer_is_rejected(name: str) -> None:
 @pytest.mark.parametrize("name", [*TASKS, *QUESTIONS])
 def test_every_hint_is_shown(name: str) -> None:
     hints = {**TASKS, **QUESTIONS}[name].hints
-    given = [repr(getattr(dk.hint, name)()) for _ in range(2 * len(hints))]
-    assert given[: len(hints)] == given[len(hints) :]
-    assert sorted(given[: len(hints)]) == [
+    shown = [repr(getattr(dk.hint, name)()) for _ in range(2 * len(hints))]
+    assert shown[: len(hints)] == shown[len(hints) :]
+    assert sorted(shown[: len(hints)]) == [
         f"Hint {i} of {len(hints)}: {hint}" for i, hint in enumerate(hints, 1)
     ]
 
@@ -111,36 +111,36 @@ def test_hang_is_explained() -> None:
     assert "released" not in repr(verdict) and "trial" not in repr(verdict)
 
 
-def outside(x: torch.Tensor) -> None:
-    over(x)
+def outer(x: torch.Tensor) -> None:
+    inner(x)
 
 
-def over(x: torch.Tensor) -> None:
+def inner(x: torch.Tensor) -> None:
     if dist.get_world_size() == 3:
         dist.send(x, 3)
     flat(x)
 
 
 def test_error_shows_the_answers_lines_and_the_number_of_ranks() -> None:
-    text = repr(dk.check.ring_all_reduce(outside))
-    said = r"✗ on 3 ranks:\n    ranks 0, 1 and 2 raised ValueError: send: rank 3 does"
-    assert re.search(said, text)
-    assert "in outside" in text and "in over" in text
+    text = repr(dk.check.ring_all_reduce(outer))
+    message = r"✗ on 3 ranks:\n    ranks 0, 1 and 2 raised ValueError: send: rank 3 does"
+    assert re.search(message, text)
+    assert "in outer" in text and "in inner" in text
     assert not any(
         word in text for word in ("exercises/collectives", "collectives.py", "-packages/", "trial")
     )
 
 
-def returned(x: torch.Tensor) -> torch.Tensor:
+def returns_the_result(x: torch.Tensor) -> torch.Tensor:
     total = x.clone()
     flat(total)
     return total
 
 
 def test_returned_instead_of_in_place_result_is_named() -> None:
-    verdict = dk.check.ring_all_reduce(returned)
-    said = "it returns the correct result, but x must contain it: write into x"
-    assert verdict.status == "fail" and said in repr(verdict)
+    verdict = dk.check.ring_all_reduce(returns_the_result)
+    message = "it returns the correct result, but x must contain it: write into x"
+    assert verdict.status == "fail" and message in repr(verdict)
 
 
 def test_catalogues_list_the_exercises() -> None:
@@ -157,8 +157,8 @@ def test_every_exercise_is_named_in_its_lesson() -> None:
     assert len(TASKS) >= 25
     for lesson, names in LESSONS.items():
         cells = nbformat.read(NOTEBOOKS / f"{lesson}.ipynb", as_version=4).cells
-        told = set(re.findall(r"dk\.(?:check|hint)\.(\w+)", "\n".join(c.source for c in cells)))
-        assert set(names) <= told - {"NAME"} <= set(names) | {"NAME"}, lesson
+        named = set(re.findall(r"dk\.(?:check|hint)\.(\w+)", "\n".join(c.source for c in cells)))
+        assert set(names) <= named - {"NAME"} <= set(names) | {"NAME"}, lesson
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
@@ -172,9 +172,9 @@ def test_each_exercise_at_the_end_of_a_lesson_has_a_hint(lesson: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_question_has_answers_of_three_levels(name: str) -> None:
-    said = repr(getattr(dk.solution, name)())
-    assert re.search(r"^excellent: .{20,}\n\ngood: .{20,}\n\nacceptable: .{3,}$", said)
+def test_question_has_answers_at_three_levels(name: str) -> None:
+    text = repr(getattr(dk.solution, name)())
+    assert re.search(r"^excellent: .{20,}\n\ngood: .{20,}\n\nacceptable: .{3,}$", text)
 
 
 # -- the push handler ------------------------------------------------------------------
@@ -182,108 +182,125 @@ def test_question_has_answers_of_three_levels(name: str) -> None:
 
 def handler(
     *,
-    once: bool = True,
-    whole: bool = True,
-    clears: bool = True,
-    forgets: bool = False,
-    patient: bool = False,
+    ignores_repeats: bool = True,
+    waits_for_round: bool = True,
+    clears_inbox: bool = True,
+    forgets_requests: bool = False,
+    waits_under_async: bool = False,
     leaves: Callable[[list[int]], Any] = lambda waiting: [],
-    drops: bool = False,
-    by: Callable[[Server], None] = lambda s: s.update(sum(s.inbox.values())),
-    early: bool = False,
+    drops_pulls: bool = False,
+    apply_round: Callable[[Server], None] = lambda s: s.update(sum(s.inbox.values())),
+    answers_early: bool = False,
     answers: Callable[[list[int]], Any] = list,
 ) -> Callable[..., Any]:
     """Return a push handler with a mistake."""
 
     def push(server: Server, worker: int, number: int, gradient: Any) -> Any:
-        if once and (worker, number) in server.seen:
+        if ignores_repeats and (worker, number) in server.seen:
             return []
         server.seen.add((worker, number))
         server.inbox[worker] = gradient
-        if whole and len(server.inbox) < (server.workers if server.sync or patient else 1):
-            said = list(server.waiting) if early else []
-            server.waiting = [] if drops else server.waiting
-            return said
-        by(server)
-        if clears:
+        if waits_for_round and len(server.inbox) < (
+            server.workers if server.sync or waits_under_async else 1
+        ):
+            answered = list(server.waiting) if answers_early else []
+            server.waiting = [] if drops_pulls else server.waiting
+            return answered
+        apply_round(server)
+        if clears_inbox:
             server.inbox.clear()
-        if forgets:
+        if forgets_requests:
             server.seen.clear()
-        said = answers(server.waiting)
+        answered = answers(server.waiting)
         server.waiting = leaves(server.waiting)
-        return said
+        return answered
 
     return push
 
 
-def averages(server: Server) -> None:
+def update_with_mean(server: Server) -> None:
     server.update(sum(server.inbox.values()) / len(server.inbox))
 
 
-def one_by_one(server: Server) -> None:
+def update_for_each(server: Server) -> None:
     for gradient in server.inbox.values():
         server.update(gradient)
 
 
-def by_hand(server: Server) -> None:
+def update_directly(server: Server) -> None:
     server.value = server.value + sum(server.inbox.values())
 
 
-def emptied(waiting: list[int]) -> list[int]:
+def empty_in_place(waiting: list[int]) -> list[int]:
     waiting.clear()
     return waiting
 
 
-def scalar(server: Server) -> None:
+def assign_number(server: Server) -> None:
     server.value = 0.5  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
-    ("mistake", "says"),
+    ("mistake", "text"),
     [
-        ({"once": False}, "applied 2 times: a repeated push counts once"),
-        ({"forgets": True}, "applied 2 times: a repeated push counts once"),
-        ({"by": averages}, "was applied 0.50 times: it averages. A server sums"),
-        ({"whole": False}, "but the round is not complete: worker"),
-        ({"early": True}, "it answers the pull of worker"),
-        ({"clears": False}, "it was still in the inbox from the round before"),
-        ({"by": one_by_one}, "2 updates; expected 1: a round is one update"),
-        ({"by": by_hand}, "the value is correct, but was changed without server.update(total)"),
-        ({"by": scalar}, "server.value is 0.5: change it only with server.update(total)"),
-        ({"by": lambda server: None}, "the round is complete, but the value does not contain push"),
+        ({"ignores_repeats": False}, "applied 2 times: a repeated push counts once"),
+        ({"forgets_requests": True}, "applied 2 times: a repeated push counts once"),
+        ({"apply_round": update_with_mean}, "was applied 0.50 times: it averages. A server sums"),
+        ({"waits_for_round": False}, "but the round is not complete: worker"),
+        ({"answers_early": True}, "it answers the pull of worker"),
+        ({"clears_inbox": False}, "it was still in the inbox from the round before"),
+        ({"apply_round": update_for_each}, "2 updates; expected 1: a round is one update"),
+        (
+            {"apply_round": update_directly},
+            "the value is correct, but was changed without server.update(total)",
+        ),
+        (
+            {"apply_round": assign_number},
+            "server.value is 0.5: change it only with server.update(total)",
+        ),
+        (
+            {"apply_round": lambda server: None},
+            "the round is complete, but the value does not contain push",
+        ),
         ({"answers": lambda waiting: None}, "it returns None: return the list of workers"),
         ({"answers": lambda waiting: [], "leaves": list}, "wait forever. Return all workers in"),
         (
             {"answers": lambda waiting: [*waiting, 7]},
             "it answers worker 7, which has no waiting pull",
         ),
-        ({"answers": emptied}, "empty when it was returned. Keep the list before you empty it"),
+        (
+            {"answers": empty_in_place},
+            "empty when it was returned. Keep the list before you empty it",
+        ),
         (
             {"leaves": list},
             "it would be answered again in the next round. Remove the workers that you",
         ),
         ({"leaves": tuple}, "server.waiting is (1,): it must stay a list of workers"),
-        ({"drops": True}, "but its pull has no answer: it would wait forever. Empty the list"),
+        (
+            {"drops_pulls": True},
+            "but its pull has no answer: it would wait forever. Empty the list",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
-def test_mistake_in_the_push_handler_is_named(mistake: dict[str, Any], says: str) -> None:
+def test_mistake_in_the_push_handler_is_named(mistake: dict[str, Any], text: str) -> None:
     verdict = dk.check.push_handler(handler(**mistake))
     assert verdict.status == "fail"
-    assert says in verdict.criteria[-1].text and verdict.criteria[-1].status == "fail"
+    assert text in verdict.criteria[-1].text and verdict.criteria[-1].status == "fail"
 
 
 def test_waiting_for_all_under_dist_async_fails_only_that_criterion() -> None:
-    verdict = dk.check.push_handler(handler(patient=True))
+    verdict = dk.check.push_handler(handler(waits_under_async=True))
     assert [c.status for c in verdict.criteria] == ["pass", "fail"] and verdict.points == 1
     assert "dist_async applies each gradient immediately" in verdict.criteria[1].text
 
 
-# -- whom a pull waits for, and which bound ----------------------------------------------
+# -- staleness rules and bounds ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("rule", "says"),
+    ("rule", "text"),
     [
         (
             lambda w, clocks, b: {o for o in clocks if clocks[o] <= clocks[w] - b - (o == w)},
@@ -302,13 +319,13 @@ def test_waiting_for_all_under_dist_async_fails_only_that_criterion() -> None:
         (lambda w, clocks, b: {"all"}, "There is no worker 'all'"),
     ],
 )
-def test_wrong_rule_is_shown_at_its_first_violation(rule: Any, says: str) -> None:
+def test_wrong_rule_is_shown_at_its_first_violation(rule: Any, text: str) -> None:
     verdict = dk.check.waits_for(rule)
-    assert verdict.status == "fail" and says in verdict.criteria[0].text
+    assert verdict.status == "fail" and text in verdict.criteria[0].text
 
 
 @pytest.mark.parametrize(
-    ("bound", "says"),
+    ("bound", "text"),
     [
         (lambda step, pause: pause / step, "it returns 4.5: a bound is a whole number"),
         (lambda step, pause: int(pause / step), "with your bound of 4 the others wait 5 ms"),
@@ -316,16 +333,16 @@ def test_wrong_rule_is_shown_at_its_first_violation(rule: Any, says: str) -> Non
         (lambda step, pause: 5, "steps of 10 ms, a pause of 0 µs: with your bound of 5 no worker"),
     ],
 )
-def test_wrong_bound_is_reported_with_its_cost(bound: Any, says: str) -> None:
+def test_wrong_bound_is_reported_with_its_cost(bound: Any, text: str) -> None:
     verdict = dk.check.staleness_bound(bound)
-    assert verdict.status == "fail" and says in verdict.criteria[-1].text
+    assert verdict.status == "fail" and text in verdict.criteria[-1].text
 
 
-# -- what goes between machines ------------------------------------------------------------
+# -- traffic between machines --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("mistaken", "says"),
+    ("wrong", "text"),
     [
         (
             lambda here, n: answer("bytes_between")(here, n) / 2,
@@ -339,7 +356,6 @@ def test_wrong_bound_is_reported_with_its_cost(bound: Any, says: str) -> None:
         (lambda here, n: "all", "it returns 'all'; expected 12000"),
     ],
 )
-def test_wrong_byte_count_is_reported_with_a_common_reason(mistaken: Any, says: str) -> None:
-    verdict = dk.check.bytes_between(mistaken)
-    told = verdict.criteria[0].text
-    assert verdict.status == "fail" and says in told
+def test_wrong_byte_count_is_reported_with_a_common_reason(wrong: Any, text: str) -> None:
+    verdict = dk.check.bytes_between(wrong)
+    assert verdict.status == "fail" and text in verdict.criteria[0].text

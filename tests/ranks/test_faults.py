@@ -17,7 +17,7 @@ from distkit.recording import faults
 
 
 def steps(n: int) -> list[float]:
-    """On a rank: return the seconds of each of n collectives."""
+    """Return the durations of n collectives on this rank [s]."""
     dist.barrier()
     times = []
     for _ in range(n):
@@ -27,7 +27,7 @@ def steps(n: int) -> list[float]:
     return times
 
 
-def reduced(run: Run, rank: int) -> int:
+def completed_all_reduces(run: Run, rank: int) -> int:
     """Return the number of all-reduces that a rank has completed."""
     return sum(
         s.rank == rank and s.op is Op.ALL_REDUCE and s.state is State.COMPLETED
@@ -44,7 +44,7 @@ def test_delay_makes_a_straggler() -> None:
     assert not finding.hang
 
 
-def test_faults_on_a_rank_raises_an_error() -> None:
+def test_injecting_faults_on_a_rank_raises() -> None:
     with pytest.raises(dk.errors.RankError, match="after the run had started"):
         dk.run_ranks(lambda: dk.inject_faults(delay={1: 1.0}).__enter__(), 2)
 
@@ -77,7 +77,7 @@ def test_rank_is_killed_after_its_nth_communication() -> None:
         dk.run_ranks(steps, 3, 5)
     run = caught.value.run
     assert isinstance(run, Run)
-    assert reduced(run, 1) == 3
+    assert completed_all_reduces(run, 1) == 3
     assert [f.kind for f in run.findings if f.hang] == ["died"]
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import distkit as dk
 from distkit.cluster import Run
 
-#: Operators that wait for a GPU; copies do, unless they are non-blocking.
+#: Operators that wait for a GPU; copies wait unless they are non-blocking.
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "a copy that waits"}
 
 
@@ -48,20 +48,20 @@ def test_call_ends_with_the_device_and_recording_does_not_wait() -> None:
         dist.all_reduce(x, group=group)
         recorder.poll()
         assert [p.done for p in recorder.in_flight][-1:] == [False]
-        heard, still = list(standin.heard), time.monotonic() - stopped
+        operators, paused = list(standin.heard), time.monotonic() - stopped
         standin.go()
-        return heard, still
+        return operators, paused
 
     run = on_device(program)
-    for rank, (heard, still) in enumerate(run.results):
-        assert heard
-        assert not {*heard} & WAITING
+    for rank, (operators, paused) in enumerate(run.results):
+        assert operators
+        assert not {*operators} & WAITING
         first, second = [s for s in run.trace.spans if s.op == "all_reduce" and s.rank == rank]
         assert second.after is not None and second.after.values == (0.0, 1.0, 2.0, 3.0)
         assert second.after.norm == pytest.approx(14**0.5)
         assert second.before is None or second.before.max == 3.0  # it arrived in time
         assert first.end is not None and second.end is not None
-        assert second.end - first.end >= still
+        assert second.end - first.end >= paused
         facts = dict(second.attributes)
         assert facts.pop("device_seconds") >= 0
         assert facts == {"device": "pretend:0", "stream": 0, "memory": 4096}

@@ -88,7 +88,7 @@ def test_mistake_without_a_hang_is_a_warning(name: str) -> None:
     assert kinds_and_culprits([finding]) == [(case.kind, case.culprits)]
     assert not finding.hang
     assert [str(w.message) for w in caught] == [str(finding)]
-    assert Path(caught[0].filename).name == "test_hangs.py", "it is at the reader's line"
+    assert Path(caught[0].filename).name == "test_hangs.py", "it points at the user's line"
 
 
 @pytest.mark.parametrize("name", [name for name, case in ALL.items() if case.servers])
@@ -105,7 +105,7 @@ def test_straggler_is_neither_a_hang_nor_a_mistake() -> None:
     assert not run.findings[0].hang
 
 
-def test_catalogue_is_printed() -> None:
+def test_catalogue_is_complete() -> None:
     for name, case in ALL.items():
         assert name == case.program.__name__
         assert case.how in ("hangs", "fails", "finishes")
@@ -117,5 +117,5 @@ def test_catalogue_is_printed() -> None:
     # order of messages from any source is random
     others = {"in_backend", "not_judged", "message_race"}
     assert kinds == {rule.name for rule in RULES.values()} - others, (
-        "every kind of finding has its example"
+        "every kind of finding has an example"
     )

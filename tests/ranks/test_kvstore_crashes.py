@@ -18,33 +18,33 @@ from tests.support.in_process import InProcess
 
 
 @pytest.fixture(scope="module", autouse=True)
-def warm() -> Iterator[None]:
+def fork_server() -> Iterator[None]:
     with forks():
         yield
 
 
 @pytest.fixture(scope="module")
-def team(warm: None) -> Iterator[Nodes]:
-    """2 workers and 2 servers for many runs."""
+def nodes(fork_server: None) -> Iterator[Nodes]:
+    """2 workers and 2 servers that serve many runs."""
     with started(2, 2) as nodes:
         yield nodes
 
 
 @pytest.fixture
-def crew(warm: None) -> Iterator[Nodes]:
+def killable_nodes(fork_server: None) -> Iterator[Nodes]:
     """2 workers and 2 servers that tests may kill."""
     with started(2, 2) as nodes:
         yield nodes
 
 
-def flag(kv: KVStore, word: str) -> Path:
-    """A file that marks a point reached by a worker."""
-    return Path(gettempdir(), f"kv-{os.getppid()}-{word}")
+def flag(kv: KVStore, name: str) -> Path:
+    """Return the file that marks a point reached by a worker."""
+    return Path(gettempdir(), f"kv-{os.getppid()}-{name}")
 
 
-def of(nodes: Nodes, word: str) -> Path:
+def flag_of(nodes: Nodes, name: str) -> Path:
     parent = psutil.Process(nodes.processes[0].pid).ppid()
-    return Path(gettempdir(), f"kv-{parent}-{word}")
+    return Path(gettempdir(), f"kv-{parent}-{name}")
 
 
 # -- a server that ends -------------------------------------------------------------
@@ -68,18 +68,20 @@ def adds_while_a_server_ends(kv: KVStore) -> list[float]:
 
 
 @pytest.mark.parametrize(("mode", "server"), [("dist_sync", 0), ("dist_async", 1)])
-def test_killed_server_loses_no_acknowledged_push(crew: Nodes, mode: str, server: int) -> None:
-    crew.begin(mode, adds_while_a_server_ends, replication=2, bigarray_bound=1000)
-    now = of(crew, "now")
-    until(now.exists)
-    now.unlink()
-    crew.processes[2 + server].kill()
+def test_killed_server_loses_no_acknowledged_push(
+    killable_nodes: Nodes, mode: str, server: int
+) -> None:
+    killable_nodes.begin(mode, adds_while_a_server_ends, replication=2, bigarray_bound=1000)
+    reached = flag_of(killable_nodes, "now")
+    until(reached.exists)
+    reached.unlink()
+    killable_nodes.processes[2 + server].kill()
     expected = [60.0 * 3] * 7
-    assert [crew.result(0), crew.result(1)] == [expected] * 2
+    assert [killable_nodes.result(0), killable_nodes.result(1)] == [expected] * 2
 
 
 def adapts_while_a_server_ends(kv: KVStore) -> list[torch.Tensor]:
-    """Two optimizers with momentum, one of which changes."""
+    """Use two optimizers with momentum, and replace one of them."""
     kv.set_optimizer("sgd", learning_rate=0.5, momentum=0.5, wd=0.1)
     kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9, keys=["h"])
     kv.init(["e", "h"], [torch.zeros(500, 4), torch.ones(300)])
@@ -95,27 +97,27 @@ def adapts_while_a_server_ends(kv: KVStore) -> list[torch.Tensor]:
     return kv.pull(["e", "h"])
 
 
-def test_optimizer_state_survives_a_server(crew: Nodes) -> None:
+def test_optimizer_state_survives_the_death_of_a_server(killable_nodes: Nodes) -> None:
     (expected, _), before = InProcess(2, 2, bound=100).run(adapts_while_a_server_ends), os.getppid()
     Path(gettempdir(), f"kv-{before}-now").unlink()
-    crew.begin("dist_sync", adapts_while_a_server_ends, replication=2, bigarray_bound=100)
-    now = of(crew, "now")
-    until(now.exists)
-    now.unlink()
-    crew.processes[2].kill()
+    killable_nodes.begin("dist_sync", adapts_while_a_server_ends, replication=2, bigarray_bound=100)
+    reached = flag_of(killable_nodes, "now")
+    until(reached.exists)
+    reached.unlink()
+    killable_nodes.processes[2].kill()
     for worker in range(2):
-        for found, value in zip(crew.result(worker), expected, strict=True):
+        for found, value in zip(killable_nodes.result(worker), expected, strict=True):
             assert torch.equal(found, value)
 
 
-def test_server_death_without_replicas_raises(crew: Nodes) -> None:
-    crew.begin("dist_async", adds_while_a_server_ends)
-    now = of(crew, "now")
-    until(now.exists)
-    now.unlink()
-    crew.processes[2].kill()
+def test_server_death_without_replicas_raises(killable_nodes: Nodes) -> None:
+    killable_nodes.begin("dist_async", adds_while_a_server_ends)
+    reached = flag_of(killable_nodes, "now")
+    until(reached.exists)
+    reached.unlink()
+    killable_nodes.processes[2].kill()
     for worker in range(2):
-        result = crew.result(worker)
+        result = killable_nodes.result(worker)
         assert "server 0 has ended" in result
         assert "The values that only server 0 had are lost" in result
         assert "create the store with replication=2" in result
@@ -143,8 +145,8 @@ def leads(kv: KVStore) -> float:
     return value
 
 
-def test_pull_waits_for_workers_beyond_the_staleness_bound(team: Nodes) -> None:
-    assert team.run("dist_async", leads, staleness=2)[0] == 103
+def test_pull_waits_for_workers_beyond_the_staleness_bound(nodes: Nodes) -> None:
+    assert nodes.run("dist_async", leads, staleness=2)[0] == 103
 
 
 def drops(kv: KVStore) -> tuple[float, int]:
@@ -161,11 +163,11 @@ def drops(kv: KVStore) -> tuple[float, int]:
     return value, kv.dropped.get("w", 0)
 
 
-def test_late_gradient_of_a_backup_worker_is_dropped(team: Nodes) -> None:
-    assert team.run("dist_sync", drops, backup=1) == [(1, 0), (1, 1)]
+def test_late_gradient_of_a_backup_worker_is_dropped(nodes: Nodes) -> None:
+    assert nodes.run("dist_sync", drops, backup=1) == [(1, 0), (1, 1)]
 
 
-# -- all of MXNet's calls over the wire ----------------------------------------------
+# -- MXNet's calls and the Trainer --------------------------------------------------
 
 
 def many_calls(kv: KVStore) -> list[object]:
@@ -180,9 +182,9 @@ def many_calls(kv: KVStore) -> list[object]:
     return [rows[[3, 499, 500, 999]].tolist(), kv.pull("h").tolist(), kv.traffic.sent]
 
 
-def test_every_call_is_a_message(team: Nodes) -> None:
+def test_calls_of_mxnet_work_between_processes(nodes: Nodes) -> None:
     values = torch.arange(4000.0).view(1000, 4)[[3, 499, 500, 999]] + 1
-    for rows, half, sent in team.run("dist_sync_device", many_calls, bigarray_bound=1000):
+    for rows, half, sent in nodes.run("dist_sync_device", many_calls, bigarray_bound=1000):
         assert rows == values.tolist()
         assert half == [1.0] * 8
         assert sent == 1000 + 2
@@ -211,8 +213,8 @@ def _train(kv: KVStore, on_store: bool) -> list[torch.Tensor]:
     return [w.detach() for w in net.parameters()]
 
 
-def test_both_update_modes_equal_one_process(team: Nodes) -> None:
+def test_both_update_modes_equal_one_process(nodes: Nodes) -> None:
     (expected,) = InProcess(1).run(trains_on_the_workers)
     for function in (trains_on_the_servers, trains_on_the_workers):
-        for weights in team.run("dist_sync", function):
+        for weights in nodes.run("dist_sync", function):
             torch.testing.assert_close(weights, expected)

@@ -19,20 +19,20 @@ from distkit.kvstore.protocol import placement
 
 
 @pytest.fixture(scope="module", autouse=True)
-def warm() -> Iterator[None]:
+def fork_server() -> Iterator[None]:
     with forks():
         yield
 
 
 @pytest.fixture(scope="module")
-def nodes(warm: None) -> Iterator[Nodes]:
-    """3 workers and 2 servers for many runs."""
+def nodes(fork_server: None) -> Iterator[Nodes]:
+    """3 workers and 2 servers that serve many runs."""
     with started(3, 2) as nodes:
         yield nodes
 
 
 @pytest.fixture
-def pair(warm: None) -> Iterator[Nodes]:
+def pair(fork_server: None) -> Iterator[Nodes]:
     """2 workers and a server that tests may kill."""
     with started(2, 1) as nodes:
         yield nodes
@@ -41,7 +41,7 @@ def pair(warm: None) -> Iterator[Nodes]:
 # -- devices ---------------------------------------------------------------------
 
 
-def of_several_devices(kv: KVStore, *, device: str) -> list[object]:
+def push_from_two_devices(kv: KVStore, *, device: str) -> list[object]:
     """Push gradients of two devices per worker for a small, a large and a narrow key."""
     shapes = {"small": (3,), "big": (300, 100), "narrow": (5,)}
     kinds = {"narrow": torch.bfloat16}
@@ -64,16 +64,16 @@ def of_several_devices(kv: KVStore, *, device: str) -> list[object]:
 @on_devices
 @pytest.mark.parametrize("mode", ["dist_sync", "dist_sync_device"])
 def test_device_gradients_are_summed_before_the_push(nodes: Nodes, mode: str, device: str) -> None:
-    for pulled, kind, traffic in nodes.run(mode, partial(of_several_devices, device=device)):
+    for pulled, kind, traffic in nodes.run(mode, partial(push_from_two_devices, device=device)):
         assert pulled == [[12.0]] * 3  # in the last round: (2 + 0 + 1) + (2 + 1 + 1) + (2 + 2 + 1)
         assert kind == str({torch.device(device).type})
-        one = 3 * (3 * 4 + 30_000 * 4 + 5 * 2)
+        per_worker = 3 * (3 * 4 + 30_000 * 4 + 5 * 2)
         on_device = mode.endswith("_device")
         assert traffic == {
-            "gradients": 2 * one,
-            "to_host": one if on_device else 2 * one,
+            "gradients": 2 * per_worker,
+            "to_host": per_worker if on_device else 2 * per_worker,
             "held": 120_000 if on_device else 0,
-            "sent": one,
+            "sent": per_worker,
         }
 
 
@@ -96,7 +96,7 @@ def test_every_push_counts_once(nodes: Nodes, mode: str) -> None:
     assert nodes.run(mode, adds_up) == [200 * (1 + 2 + 4)] * 3
 
 
-def last_words(kv: KVStore) -> None:
+def push_and_return(kv: KVStore) -> None:
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(1_000_000))
     for _ in range(5):
@@ -104,7 +104,7 @@ def last_words(kv: KVStore) -> None:
 
 
 def test_pushes_in_flight_at_the_end_arrive(nodes: Nodes) -> None:
-    _, trace = nodes.trace("dist_async", last_words)
+    _, trace = nodes.trace("dist_async", push_and_return)
     assert sum(s.op is Op.MARK for s in trace.spans) == 2 * 15  # two parts
 
 
@@ -121,9 +121,9 @@ def other_shape(kv: KVStore) -> list[float]:
 
 
 def test_only_the_worker_with_a_wrong_shape_gets_the_error(nodes: Nodes) -> None:
-    zero, one, two = nodes.run("dist_sync", other_shape)
-    assert zero == two == [0, 0]
-    assert "init of 'w' got float32[3], but the key was initialized as float32[2]" in one[0]
+    first, second, third = nodes.run("dist_sync", other_shape)
+    assert first == third == [0, 0]
+    assert "init of 'w' got float32[3], but the key was initialized as float32[2]" in second[0]
 
 
 def trivial(kv: KVStore) -> int:
@@ -133,10 +133,10 @@ def trivial(kv: KVStore) -> int:
 def test_mixed_modes_raise(nodes: Nodes) -> None:
     nodes.begin("dist_sync", trivial, only=[0])
     nodes.begin("dist_async", trivial, only=[1], join=True)
-    (refused,) = wait([nodes.lines[0], nodes.lines[1]], WAIT)
-    loser = 0 if refused is nodes.lines[0] else 1
-    assert f"worker {loser} requests" in nodes.result(loser)
-    interrupt(nodes, 1 - loser)
+    (ready,) = wait([nodes.lines[0], nodes.lines[1]], WAIT)
+    failed = 0 if ready is nodes.lines[0] else 1
+    assert f"worker {failed} requests" in nodes.result(failed)
+    interrupt(nodes, 1 - failed)
     assert nodes.run("dist_sync", trivial) == [0, 1, 2]
 
 

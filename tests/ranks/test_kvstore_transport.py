@@ -18,47 +18,47 @@ from distkit.kvstore.transport.sockets import new_keys
 
 
 @pytest.fixture(scope="module", autouse=True)
-def warm() -> Iterator[None]:
+def fork_server() -> Iterator[None]:
     with forks():
         yield
 
 
 @pytest.fixture
-def pair(warm: None) -> Iterator[Nodes]:
+def pair(fork_server: None) -> Iterator[Nodes]:
     """2 workers and a server with CURVE keys."""
     with started(2, 1, keys=new_keys()) as nodes:
         yield nodes
 
 
-# -- memory that both see ----------------------------------------------------------
+# -- shared memory ------------------------------------------------------------------
 
 
 def large(kv: KVStore) -> list[bool]:
-    """Return whether everything pulled in several rounds is bitwise correct."""
+    """Return for several rounds whether all pulled tensors are bitwise correct."""
     names = ["float16", "float32", "float64", "int64", "complex64", "uint8"]
     n = memory.LARGE
     zeros = [torch.zeros(n, dtype=getattr(torch, name)) for name in names]
     kv.init(names, zeros)
-    right = []
+    correct = []
     for round_ in range(1, 6):
-        mine = [(torch.arange(n) % 7 + kv.rank + round_).to(z.dtype) for z in zeros]
-        kv.push(names, mine)
-        for tensor in mine:
-            tensor.zero_()  # it was handed over: this change must not be visible
+        gradients = [(torch.arange(n) % 7 + kv.rank + round_).to(z.dtype) for z in zeros]
+        kv.push(names, gradients)
+        for tensor in gradients:
+            tensor.zero_()  # the push has taken the values: this change must not be visible
         found = kv.pull(names)
         out = torch.empty(n, dtype=torch.float32)
         kv.pull("float32", out=out)
         total = 2 * (torch.arange(n) % 7) + 1 + 2 * round_
-        right.append(all(torch.equal(f, total.to(f.dtype)) for f in [*found, out]))
+        correct.append(all(torch.equal(f, total.to(f.dtype)) for f in [*found, out]))
         found[0].zero_()  # a pulled tensor belongs to the worker
-    return right
+    return correct
 
 
 def test_large_tensors_arrive_unchanged(pair: Nodes) -> None:
     assert pair.run("dist_sync", large) == [[True] * 5] * 2
 
 
-def holds_much(kv: KVStore) -> None:
+def dies_with_large_tensors(kv: KVStore) -> None:
     kv.init("w", torch.zeros(1_000_000))
     kv.push("w", torch.ones(1_000_000))
     kv.pull("w")
@@ -67,16 +67,16 @@ def holds_much(kv: KVStore) -> None:
 
 def test_killed_worker_leaves_no_memory_behind(pair: Nodes) -> None:
     before = set(Path("/dev/shm").glob("*")) if Path("/dev/shm").exists() else set()
-    pair.begin("dist_sync", holds_much)
+    pair.begin("dist_sync", dies_with_large_tensors)
     for worker in (0, 1):
         pair.processes[worker].join(WAIT)
         pair.start("worker", worker)
     assert pair.run("dist_sync", large) == [[True] * 5] * 2
-    until(lambda: set(Path("/dev/shm").glob("*")) <= before)  # other processes use it as well
+    until(lambda: set(Path("/dev/shm").glob("*")) <= before)  # other processes also use it
     assert {path.name for path in Path(pair.folder).iterdir()} == {"kv2", "kv3"}
 
 
-# -- who may talk --------------------------------------------------------------------
+# -- access control ------------------------------------------------------------------
 
 
 def adds_up(kv: KVStore) -> float:
@@ -96,7 +96,7 @@ def test_random_bytes_have_no_effect(pair: Nodes) -> None:
     assert [pair.result(0), pair.result(1)] == [200, 200]
 
 
-@pytest.mark.parametrize("keys", [None, new_keys()], ids=["without", "other"])
+@pytest.mark.parametrize("keys", [None, new_keys()], ids=["no keys", "other keys"])
 def test_worker_with_wrong_keys_gets_no_reply_and_others_continue(
     pair: Nodes, keys: tuple[str, str] | None
 ) -> None:

@@ -22,24 +22,24 @@ import distkit as dk
 # -- random numbers --------------------------------------------------------------
 
 
-def draws() -> tuple[float, float, float]:
+def draw_numbers() -> tuple[float, float, float]:
     return torch.rand(1).item(), np.random.rand(), random.random()
 
 
 def test_ranks_draw_different_numbers() -> None:
-    drawn = dk.run_ranks(draws, 3).results + dk.run_ranks(draws, 2).results
+    drawn = dk.run_ranks(draw_numbers, 3).results + dk.run_ranks(draw_numbers, 2).results
     assert all(len({*values}) == 5 for values in zip(*drawn, strict=True))
 
 
 def test_run_can_be_repeated() -> None:
-    first = dk.run_ranks(draws, 2, seed=7)
+    first = dk.run_ranks(draw_numbers, 2, seed=7)
     assert first.trace.info.seed == 7
-    assert dk.run_ranks(draws, 2, seed=7).results == first.results
-    assert dk.run_ranks(draws, 3, seed=7).results[:2] == first.results
+    assert dk.run_ranks(draw_numbers, 2, seed=7).results == first.results
+    assert dk.run_ranks(draw_numbers, 3, seed=7).results[:2] == first.results
     assert first.results[0] != first.results[1]
-    unplanned = dk.run_ranks(draws, 2)
-    again = dk.run_ranks(draws, 2, seed=unplanned.trace.info.seed)
-    assert again.results == unplanned.results
+    unseeded = dk.run_ranks(draw_numbers, 2)
+    repeated = dk.run_ranks(draw_numbers, 2, seed=unseeded.trace.info.seed)
+    assert repeated.results == unseeded.results
 
 
 # -- the environment -------------------------------------------------------------
@@ -51,7 +51,7 @@ print({k: v for k, v in os.environ.items()
        and k != "TORCH_HOME"})
 """
 #: The values differ by launcher.
-OWN = {
+LAUNCHER_SPECIFIC = {
     "MASTER_PORT",
     "OMP_NUM_THREADS",
     "TORCHELASTIC_ERROR_FILE",
@@ -63,7 +63,7 @@ OWN = {
 def environments(printed: str) -> list[dict[str, str]]:
     found = [
         ast.literal_eval(literal)
-        for literal in re.findall("{.*?}", printed)  # ranks share lines
+        for literal in re.findall("{.*?}", printed)  # ranks may share a line
     ]
     return sorted(found, key=lambda environment: environment["RANK"])
 
@@ -81,8 +81,8 @@ def test_script_has_the_environment_of_torchrun(
     ours = environments(capsys.readouterr().out)
     for mine, reference in zip(ours, theirs, strict=True):
         assert {*mine} == {*reference}
-        assert {k: v for k, v in mine.items() if k not in OWN} == {
-            k: v for k, v in reference.items() if k not in OWN
+        assert {k: v for k, v in mine.items() if k not in LAUNCHER_SPECIFIC} == {
+            k: v for k, v in reference.items() if k not in LAUNCHER_SPECIFIC
         }
     assert dist.is_available()
 
@@ -104,10 +104,10 @@ def dist_environment(name: str) -> int:
     return int(os.environ[name])
 
 
-# -- what it prints --------------------------------------------------------------
+# -- output ----------------------------------------------------------------------
 
 
-def test_standard_output_is_an_ordinary_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_standard_output_behaves_like_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     def program() -> str:
         sys.stdout.buffer.write("bytes: \u00e9\n".encode())
         print("a broken name: \udcff")
@@ -139,7 +139,7 @@ def test_standard_output_is_an_ordinary_file(capsys: pytest.CaptureFixture[str])
     assert run.results == ["utf-8"]
 
 
-def test_many_lines_take_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_lines_are_printed_within_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     def program(lines: int) -> None:
         for number in range(lines):
             print(number)
@@ -158,7 +158,7 @@ def test_input_raises_with_a_remedy() -> None:
         dk.run_ranks(lambda: input("name? "), 2)
 
 
-# -- processes that it starts ----------------------------------------------------
+# -- child processes -------------------------------------------------------------
 
 
 def double(x: int) -> int:
@@ -170,5 +170,5 @@ def pool() -> list[int]:
         return workers.map(double, range(4))
 
 
-def test_rank_may_use_a_pool_of_processes() -> None:
+def test_rank_can_use_a_process_pool() -> None:
     assert dk.run_ranks(pool, 2).results == [[0, 2, 4, 6]] * 2

@@ -42,7 +42,7 @@ def test_slow_network_increases_communication_time() -> None:
     assert min(found["sync"], found["step"]) >= 0.02
 
 
-@pytest.mark.parametrize("given", [{"steps": 0}, {"blocks": 0}])
-def test_empty_measurement_raises(given: dict[str, int]) -> None:
+@pytest.mark.parametrize("options", [{"steps": 0}, {"blocks": 0}])
+def test_empty_measurement_raises(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="steps and blocks must be at least 1"):
-        parts(**given)
+        parts(**options)

@@ -31,8 +31,8 @@ def test_mesh_follows_the_layout() -> None:
         groups = [dist.get_process_group_ranks(mesh[axis].get_group()) for axis in ("dp", "tp")]
         return list(mesh.get_coordinate()), groups
 
-    for rank, (place, groups) in enumerate(dk.run_ranks(program, 4).results):
-        assert place == list(layout.coordinates(rank).values())
+    for rank, (position, groups) in enumerate(dk.run_ranks(program, 4).results):
+        assert position == list(layout.coordinates(rank).values())
         for axis, group in zip(("dp", "tp"), groups, strict=True):
             fixed = "tp" if axis == "dp" else "dp"
             same = [
@@ -47,13 +47,13 @@ def test_mesh_follows_the_layout() -> None:
 
 def test_pieces_of_a_tensor_in_three_dimensions() -> None:
     """The pieces match the ranks' values."""
-    whole = torch.arange(5 * 6 * 2.0).view(5, 6, 2)
+    full = torch.arange(5 * 6 * 2.0).view(5, 6, 2)
     cases = [*product([Shard(0), Shard(1), Replicate()], [Shard(0), Shard(2), Replicate()])]
 
     def program() -> list[tuple[Any, torch.Tensor]]:
         mesh, found = init_device_mesh("cpu", (2, 2)), []
         for placements in cases:
-            tensor = distribute_tensor(whole, mesh, placements)
+            tensor = distribute_tensor(full, mesh, placements)
             found.append((dk.simulation.parallel.shards(tensor, "x"), tensor.to_local()))
         return found
 
@@ -64,7 +64,7 @@ def test_pieces_of_a_tensor_in_three_dimensions() -> None:
             owner, offset, shape, placement = pieces(entries, "x")[rank]
             assert owner == rank
             where = tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))
-            assert torch.equal(whole[where], local)
+            assert torch.equal(full[where], local)
             assert placement == ", ".join(
                 f"Shard({p.dim})" if isinstance(p, Shard) else "Replicate()" for p in placements
             )
@@ -80,9 +80,9 @@ def test_pieces_of_a_model() -> None:
         fully_shard(model, mesh=mesh["dp"])
         stage = split(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))), 4)[dist.get_rank()]
         row = DTensor.from_local(torch.ones(3), mesh["tp"], [Partial()])
-        one = nn.Linear(2 + dist.get_rank(), 1)
+        uneven = nn.Linear(2 + dist.get_rank(), 1)
         with pytest.raises(ValueError, match=r"'weight' has shape \[1, 2\] on rank 0 and \[1, 3\]"):
-            dk.simulation.parallel.shards(one)
+            dk.simulation.parallel.shards(uneven)
         return (
             dk.simulation.parallel.shards(model),
             dk.simulation.parallel.shards(stage),

@@ -1,4 +1,4 @@
-"""Pipelines on ranks: equal to one process."""
+"""Pipelines on ranks, compared with one process."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def batch(rows: int = ROWS) -> tuple[torch.Tensor, torch.Tensor]:
 loss_fn = nn.functional.mse_loss
 
 
-def alone(rows: int = ROWS) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
+def run_in_one_process(rows: int = ROWS) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
     """Return the loss and gradients by layer of one process."""
-    whole, (x, y) = model(), batch(rows)
-    loss = loss_fn(whole(x), y)
+    layers, (x, y) = model(), batch(rows)
+    loss = loss_fn(layers(x), y)
     loss.backward()
-    return loss.detach(), [[w.grad for w in layer.parameters()] for layer in whole]
+    return loss.detach(), [[w.grad for w in layer.parameters()] for layer in layers]
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
@@ -44,7 +44,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("n", [1, 3, 4])
 def test_reference_implementation_equals_one_process(n: int) -> None:
-    """Also for fewer micro-batches than stages, and for unequal sizes."""
+    """This includes fewer micro-batches than stages, and micro-batches of unequal sizes."""
     cases = [*product(["gpipe", "1f1b"], range(1, ROWS + 1))]
 
     def program() -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
@@ -55,7 +55,7 @@ def test_reference_implementation_equals_one_process(n: int) -> None:
             found.append((loss, [w.grad for w in stage.parameters()]))
         return found
 
-    loss, gradients = alone()
+    loss, gradients = run_in_one_process()
     theirs = [g for layer in gradients for g in layer]
     run = dk.run_ranks(program, n)
     for i, case in enumerate(cases):
@@ -74,7 +74,7 @@ def test_messages_are_activations_and_gradients() -> None:
     assert sum(m.src < m.dst for m in messages) == sum(m.src > m.dst for m in messages) == 2 * 5
 
 
-REFUSED = {
+INVALID_CALLS = {
     "cannot split 7 rows into 8 micro-batches: use 1 to 7 micro-batches": lambda s: pipeline_step(
         s, batch(), loss_fn, microbatches=8
     ),
@@ -89,26 +89,26 @@ REFUSED = {
 
 def test_invalid_pipeline_raises_on_every_rank_before_any_message() -> None:
     def program() -> list[str]:
-        stage, said = split(model(), 2)[dist.get_rank()], []
-        for call in REFUSED.values():
+        stage, errors = split(model(), 2)[dist.get_rank()], []
+        for call in INVALID_CALLS.values():
             with pytest.raises(ValueError, match="") as caught:
                 call(stage)
-            said.append(str(caught.value))
-        return said
+            errors.append(str(caught.value))
+        return errors
 
     run = dk.run_ranks(program, 2)
     assert not run.trace.messages
-    for said in run.results:
-        assert all(a in b for a, b in zip(REFUSED, said, strict=True)), said
+    for errors in run.results:
+        assert all(a in b for a, b in zip(INVALID_CALLS, errors, strict=True)), errors
 
 
 @pytest.mark.parametrize(
-    ("stage", "says"),
+    ("stage", "message"),
     [
         (nn.Flatten(0), r"stage Flatten returned a tensor of shape \(42,\) for 7 rows"),
         (nn.LSTM(6, 6).double(), "stage LSTM returned tuple for 7 rows"),
     ],
 )
-def test_stage_without_output_rows_raises_without_a_hang(stage: nn.Module, says: str) -> None:
-    with pytest.raises(dk.errors.RankError, match=says):
+def test_stage_without_output_rows_raises_without_a_hang(stage: nn.Module, message: str) -> None:
+    with pytest.raises(dk.errors.RankError, match=message):
         dk.run_ranks(pipeline_step, 2, stage, batch(), loss_fn, microbatches=1)

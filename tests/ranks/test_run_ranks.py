@@ -34,15 +34,15 @@ def test_results_are_ordered_by_rank() -> None:
     assert dk.run_ranks(sum_of_ranks, 3).results == [3.0, 3.0, 3.0]
 
 
-def slowly_loaded() -> float:
-    """Unpickled slowly on rank 1, like a first import."""
+def load_slowly() -> float:
+    """Load slowly on rank 1, like a first import."""
     time.sleep(0.2 * dist.get_rank())
     return time.monotonic()
 
 
 class SlowlyLoaded:
     def __reduce__(self) -> tuple[Callable[[], float], tuple[()]]:
-        return slowly_loaded, ()
+        return load_slowly, ()
 
 
 def test_ranks_start_the_function_together() -> None:
@@ -54,18 +54,18 @@ def test_ranks_start_the_function_together() -> None:
 
 
 def test_missing_rank_does_not_block_the_start() -> None:
-    def ends_while_it_loads() -> float:
+    def end_while_loading() -> float:
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return time.monotonic()
 
-    class ConnectionMonitor:
+    class EndsWhileLoading:
         def __reduce__(self) -> tuple[Callable[[], float], tuple[()]]:
-            return ends_while_it_loads, ()
+            return end_while_loading, ()
 
     began = time.monotonic()
     with pytest.raises(dk.errors.RankDied, match="rank 1"):
-        dk.run_ranks(lambda _: time.sleep(0.01), 3, ConnectionMonitor())
+        dk.run_ranks(lambda _: time.sleep(0.01), 3, EndsWhileLoading())
     assert time.monotonic() - began < 15
 
 
@@ -78,13 +78,13 @@ def test_arguments_and_closures_are_pickled() -> None:
     assert dk.run_ranks(add, 2, 1, y=2).results == [[3.0, 4.0, 5.0], [4.0, 5.0, 6.0]]
 
 
-def test_prints_are_labelled(capsys: pytest.CaptureFixture[str]) -> None:
-    def speak() -> None:
+def test_prints_are_labeled(capsys: pytest.CaptureFixture[str]) -> None:
+    def print_lines() -> None:
         print("one")
         print("two", end="")
         print("to stderr", file=sys.stderr)
 
-    dk.run_ranks(speak, 2)
+    dk.run_ranks(print_lines, 2)
     out, err = capsys.readouterr()
     for rank in (0, 1):
         assert [x for x in out.splitlines() if f"[rank {rank}]" in x] == [
@@ -145,7 +145,7 @@ def test_previous_buffer_content_is_never_shown() -> None:
     assert ("broadcast", 0) in read and ("scatter", 0) in read and ("all_gather", 1) in read
 
 
-# -- what a rank can do wrong ---------------------------------------------------
+# -- failures of ranks ----------------------------------------------------------
 
 
 def test_failing_rank_is_named_and_the_others_are_released() -> None:
@@ -166,7 +166,7 @@ def test_failing_rank_is_named_and_the_others_are_released() -> None:
 
 
 @pytest.mark.parametrize(("code", "fails"), [("0", False), ("None", False), ("2", True)])
-def test_script_may_end_with_exit(tmp_path: Path, code: str, fails: bool) -> None:
+def test_script_can_end_with_exit(tmp_path: Path, code: str, fails: bool) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"import sys\nif len(sys.argv) == 2:\n    sys.exit({code})\n")
     if fails:
@@ -179,7 +179,7 @@ def test_script_may_end_with_exit(tmp_path: Path, code: str, fails: bool) -> Non
 @pytest.mark.parametrize("end", [lambda: os._exit(5), lambda: os.kill(os.getpid(), signal.SIGKILL)])
 def test_rank_that_dies_is_named(end: object) -> None:
     def program() -> None:
-        dist.barrier()  # the trace begins before the end
+        dist.barrier()  # the trace begins before the death
         if dist.get_rank() == 1:
             end()  # type: ignore[operator]
         dist.barrier()

@@ -41,7 +41,7 @@ def flat(model: nn.Module) -> Tensor:
     return torch.cat([w.detach().reshape(-1) for w in model.parameters()])
 
 
-def alone(batch: int, optimizer: str, rows: int = 300) -> Tensor:
+def train_in_one_process(batch: int, optimizer: str, rows: int = 300) -> Tensor:
     """Train in one process with torch's optimizer."""
     model = net()
     chosen = OPTIMIZERS["SGD" if optimizer == "plain" else optimizer](model)
@@ -52,28 +52,28 @@ def alone(batch: int, optimizer: str, rows: int = 300) -> Tensor:
     return flat(model)
 
 
-def together(batch: int, optimizer: str, rows: int = 300) -> Tensor:
+def train_on_ranks(batch: int, optimizer: str, rows: int = 300) -> Tensor:
     """Train on ranks, each with its shard of the batch."""
     model = net()
     dk.algorithms.sync_initial_weights(model)
     rate, rank, n = OPTIMIZERS[optimizer](model), dist.get_rank(), dist.get_world_size()
-    for piece in DistributedDataset(images(rows), batch, replica=rank, replicas=n):
-        dk.algorithms.sync_sgd_step(model, piece, F.cross_entropy, rate)
+    for shard in DistributedDataset(images(rows), batch, replica=rank, replicas=n):
+        dk.algorithms.sync_sgd_step(model, shard, F.cross_entropy, rate)
     return flat(model)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_any_optimizer_and_uneven_shards_equal_one_process(optimizer: str) -> None:
     """Batches of 64 on 3 ranks, with 44 rows in the last."""
-    weights = dk.run_ranks(together, 3, 64, optimizer).results
+    weights = dk.run_ranks(train_on_ranks, 3, 64, optimizer).results
     assert all(torch.equal(w, weights[0]) for w in weights)
-    assert torch.allclose(weights[0], alone(64, optimizer), rtol=0, atol=1e-12)
+    assert torch.allclose(weights[0], train_in_one_process(64, optimizer), rtol=0, atol=1e-12)
 
 
-def test_rank_without_examples_takes_part() -> None:
+def test_rank_without_examples_participates() -> None:
     """The last batch has one row for four ranks."""
-    weights = dk.run_ranks(together, 4, 4, "SGD", 13).results
-    assert torch.allclose(weights[3], alone(4, "SGD", 13), rtol=0, atol=1e-12)
+    weights = dk.run_ranks(train_on_ranks, 4, 4, "SGD", 13).results
+    assert torch.allclose(weights[3], train_in_one_process(4, "SGD", 13), rtol=0, atol=1e-12)
 
 
 def test_replicas_are_bitwise_identical_after_1000_steps() -> None:
@@ -101,10 +101,10 @@ def test_gradient_is_divided_once_by_the_global_batch() -> None:
         dk.algorithms.sync_gradients([w, unused], n)
         return [*w.grad.tolist(), unused.grad]
 
-    ones = dk.run_ranks(mean, 3, [1, 2, 6]).results
-    whole = (0 + 1 + 15) / 9
-    assert all(found[:2] == pytest.approx([whole, whole]) for found in ones)
-    assert [found[2] for found in ones] == [None] * 3
+    results = dk.run_ranks(mean, 3, [1, 2, 6]).results
+    expected = (0 + 1 + 15) / 9
+    assert all(found[:2] == pytest.approx([expected, expected]) for found in results)
+    assert [found[2] for found in results] == [None] * 3
     assert dk.run_ranks(mean, 2, [None, None]).results == [[0.0, 0.0, None]] * 2
     assert dk.run_ranks(mean, 2, [0, 0]).results == [[0.0, 0.0, None]] * 2
 
@@ -129,21 +129,21 @@ def test_unused_layer_is_unchanged() -> None:
 
 
 def test_gradients_are_sent_in_one_message() -> None:
-    run = dk.run_ranks(together, 2, 100, "SGD", 200)
+    run = dk.run_ranks(train_on_ranks, 2, 100, "SGD", 200)
     calls = [s for s in run.trace.spans if s.rank == 0 and s.op == "all_reduce"]
     weights = [w.numel() for w in net().parameters()]
     assert [s.shape for s in calls] == [(sum(weights) + len(weights) + 1,)] * 2
 
 
-# -- other ways to send less ---------------------------------------------------------------
+# -- less communication --------------------------------------------------------------------
 
 
 def test_accumulated_gradients_equal_one_large_batch() -> None:
     def accumulated() -> Tensor:
         model, (x, y) = net(), dk.data.shard(*images())
         parts = list(zip(x.split(7), y.split(7), strict=True))
-        for some in (parts[:2], parts[2:]):  # one of them is shorter
-            accumulated_sgd_step(model, some, F.cross_entropy, 0.2)
+        for batches in (parts[:2], parts[2:]):  # one of them is shorter
+            accumulated_sgd_step(model, batches, F.cross_entropy, 0.2)
         return flat(model)
 
     def whole() -> Tensor:
@@ -168,12 +168,14 @@ def test_local_sgd_of_one_step_is_synchronous_sgd() -> None:
             losses = local_sgd_round(model, batches[i : i + every], F.cross_entropy, 0.2)
         return flat(model), losses
 
-    often, seldom = (dk.run_ranks(local, 3, every) for every in (1, 4))
-    assert torch.allclose(often.results[0][0], alone(30, "SGD", 240), rtol=0, atol=1e-12)
-    assert (len(often.trace.collectives), len(seldom.trace.collectives)) == (8, 2)
-    assert seldom.results[0][1].shape == (4,)
-    assert all(torch.equal(w, seldom.results[0][0]) for w, _ in seldom.results)
-    assert not torch.allclose(seldom.results[0][0], often.results[0][0], atol=1e-4)
+    frequent, rare = (dk.run_ranks(local, 3, every) for every in (1, 4))
+    assert torch.allclose(
+        frequent.results[0][0], train_in_one_process(30, "SGD", 240), rtol=0, atol=1e-12
+    )
+    assert (len(frequent.trace.collectives), len(rare.trace.collectives)) == (8, 2)
+    assert rare.results[0][1].shape == (4,)
+    assert all(torch.equal(w, rare.results[0][0]) for w, _ in rare.results)
+    assert not torch.allclose(rare.results[0][0], frequent.results[0][0], atol=1e-4)
 
 
 # -- dk.equal ------------------------------------------------------------------------------
@@ -187,7 +189,7 @@ def watched(change: str = "") -> None:
     groups: list[dict[str, Any]] = [{"params": [w]} for w in model.parameters()]
     groups[1]["weight_decay"] = 5.0 if change == "decay" else 0.0  # of 0.bias
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
-    reduce = (lambda x: None) if change == "alone" else dist.all_reduce
+    reduce = (lambda x: None) if change == "unreduced" else dist.all_reduce
     with dk.watch_gradients(model) as watch:
         for x, y in DistributedDataset(images(40), 11, replica=rank, replicas=n):
             loss = dk.algorithms.sync_sgd_step(
@@ -210,7 +212,7 @@ def test_training_is_independent_of_the_number_of_ranks() -> None:
     [
         ("initial", (0, "weights", "2.weight", 1)),
         ("decay", (1, "weights", "0.bias", 0)),
-        ("alone", (1, "gradient", "2.bias", 0)),
+        ("unreduced", (1, "gradient", "2.bias", 0)),
     ],
 )
 def test_first_difference_is_named(change: str, first: tuple[int, str, str, int]) -> None:
@@ -219,7 +221,7 @@ def test_first_difference_is_named(change: str, first: tuple[int, str, str, int]
     assert (found.first.step, found.first.what, found.first.layer, found.first.rank) == first
 
 
-# -- the exception -------------------------------------------------------------------------
+# -- batch normalization -------------------------------------------------------------------
 
 Norm = Callable[[int], nn.Module]
 
@@ -248,10 +250,12 @@ def torch_step(model: nn.Module, batch: Any, loss_fn: Any, optimizer: Any) -> No
         (nn.BatchNorm1d, SyncBatchNorm, True),
     ],
 )
-def test_batch_norm_differs(norm: Norm, ours: Norm, exact: bool) -> None:
+def test_only_synchronized_batch_norm_equals_one_process(
+    norm: Norm, ours: Norm, exact: bool
+) -> None:
     def ranks() -> Tensor:
         return normalized(ours, *dk.data.shard(*images(64)), dk.algorithms.sync_sgd_step)
 
-    whole = normalized(norm, *images(64), torch_step)
+    expected = normalized(norm, *images(64), torch_step)
     for found in dk.run_ranks(ranks, 2).results:
-        assert torch.allclose(found, whole, rtol=0, atol=1e-11) == exact
+        assert torch.allclose(found, expected, rtol=0, atol=1e-11) == exact

@@ -28,7 +28,7 @@ devices = pytest.mark.parametrize(
 gpu = pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=pytest.mark.gpu)])
 
 
-def shared(fn: Callable[..., Any], device: str, *args: Any, ranks: int = 2) -> Run:
+def run_on_shared_device(fn: Callable[..., Any], device: str, *args: Any, ranks: int = 2) -> Run:
     """Run ``fn(device, group, *args)`` on ranks that share a device, in a group for it."""
 
     def program() -> Any:
@@ -65,22 +65,22 @@ def test_messages_equal_those_on_the_cpu(device: str) -> None:
         mine = (torch.arange(4.0) + 10 * rank + 1).to(dtype).to(device)
         first, second, third = (torch.zeros(4).to(dtype).to(device) for _ in range(3))
         right, left = (rank + 1) % n, (rank - 1) % n
-        there = [dist.isend(mine, right, group, tag=t) for t in (1, 2)]
-        back = [dist.irecv(t, left, group, tag=i) for i, t in ((2, second), (1, first))]
-        there.append(dist.isend(mine.clone(), right, group, tag=3))
-        back.append(dist.irecv(third, group=group, tag=3))  # from any source
-        for work in (*back, *there):
+        sends = [dist.isend(mine, right, group, tag=t) for t in (1, 2)]
+        receives = [dist.irecv(t, left, group, tag=i) for i, t in ((2, second), (1, first))]
+        sends.append(dist.isend(mine.clone(), right, group, tag=3))
+        receives.append(dist.irecv(third, group=group, tag=3))  # from any source
+        for work in (*receives, *sends):
             assert work is not None
             work.wait()
-        again = dist.P2POp(dist.isend, first, right, group)
-        for work in dist.batch_isend_irecv([again, dist.P2POp(dist.irecv, second, left, group)]):
+        send = dist.P2POp(dist.isend, first, right, group)
+        for work in dist.batch_isend_irecv([send, dist.P2POp(dist.irecv, second, left, group)]):
             work.wait()
         return [t.cpu().to(torch.complex128).tolist() for t in (first, second, third)]
 
     def both(device: str, group: Any) -> Any:
         return [(ring("cpu", group, t), ring(device, group, t)) for t in KINDS]
 
-    for results in shared(both, device).results:
+    for results in run_on_shared_device(both, device).results:
         for dtype, (expected, found) in zip(KINDS, results, strict=True):
             assert (dtype, found) == (dtype, expected)
 
@@ -95,7 +95,7 @@ def test_reference_implementations_reduce_device_tensors(device: str) -> None:
         dk.algorithms.ring_all_reduce(small, group=group)
         return [small.flatten().tolist(), large[::65_536].tolist()]
 
-    for small, large in shared(program, device).results:
+    for small, large in run_on_shared_device(program, device).results:
         assert small == [4 * i for i in range(6)]
         assert large == [2.0, 2.0]
 
@@ -108,7 +108,6 @@ class Small(nn.Module):
         self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute."""
         result: torch.Tensor = self.second(torch.relu(self.first(x)))
         return result
 
@@ -135,8 +134,10 @@ def test_ddp_equals_the_cpu_and_is_recorded(device: str) -> None:
     def ddp(model: nn.Module, group: Any) -> nn.Module:
         return nn.parallel.DistributedDataParallel(model, process_group=group)
 
-    run = shared(trained, device, ddp)
-    for found, expected in zip(run.results, shared(trained, "cpu", ddp).results, strict=True):
+    run = run_on_shared_device(trained, device, ddp)
+    for found, expected in zip(
+        run.results, run_on_shared_device(trained, "cpu", ddp).results, strict=True
+    ):
         assert found == pytest.approx(expected, rel=1e-5)
     reduced = [s for s in run.trace.spans if s.attributes.get("gradients")]
     assert len(reduced) == 2 * 3
@@ -156,6 +157,8 @@ def test_sharded_models_equal_the_cpu(device: str) -> None:
         return fully_shard(model, mesh=mesh)
 
     for found, expected in zip(
-        shared(trained, device, fsdp).results, shared(trained, "cpu", fsdp).results, strict=True
+        run_on_shared_device(trained, device, fsdp).results,
+        run_on_shared_device(trained, "cpu", fsdp).results,
+        strict=True,
     ):
         assert found == pytest.approx(expected, rel=1e-5)

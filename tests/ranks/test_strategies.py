@@ -37,7 +37,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
 
 
-def pieces(strategy: Strategy, batch: int) -> list[tuple[Tensor, Tensor]]:
+def shards(strategy: Strategy, batch: int) -> list[tuple[Tensor, Tensor]]:
     """Return this replica's rows of each batch."""
     r, n = strategy._replica, strategy.num_replicas_in_sync
     return [(x[r::n], y[r::n]) for x, y in zip(X.split(batch), Y.split(batch), strict=True)]
@@ -52,30 +52,30 @@ def train(strategy: Strategy, make=torch.optim.SGD, batch: int = 11, **options):
 
     step = training_step(model, optimizer)
     losses = []
-    for x, y in pieces(strategy, batch) * 2:
+    for x, y in shards(strategy, batch) * 2:
         losses.append(strategy.reduce("mean", strategy.run(step, args=(x, y))).item())
     return losses, nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-def same_as_one_process(found, **options) -> None:
+def check_equal_to_one_process(found, **options) -> None:
     losses, weights = train(Strategy(), **options)
-    for theirs, there in found:
-        torch.testing.assert_close(theirs, losses, rtol=0, atol=1e-12)
-        torch.testing.assert_close(there, weights, rtol=0, atol=1e-12)
-        assert torch.equal(there, found[0][1])
+    for replica_losses, replica_weights in found:
+        torch.testing.assert_close(replica_losses, losses, rtol=0, atol=1e-12)
+        torch.testing.assert_close(replica_weights, weights, rtol=0, atol=1e-12)
+        assert torch.equal(replica_weights, found[0][1])
 
 
 @pytest.mark.parametrize(
     ("kind", "ranks"), [(OneDeviceStrategy, 2), (MirroredStrategy, 1), (MirroredStrategy, 3)]
 )
 def test_strategy_equals_one_process(kind: type[Strategy], ranks: int) -> None:
-    """30 rows in batches of 11: the pieces differ, and the last batch is shorter."""
-    same_as_one_process(run_ranks(train, ranks, kind()).results)
+    """30 rows in batches of 11: the shards differ in size, and the last batch is shorter."""
+    check_equal_to_one_process(run_ranks(train, ranks, kind()).results)
 
 
 @pytest.mark.parametrize("name", ["HierarchicalCopyAllReduce", "auto"])
-def test_every_cross_device_op_gives_the_same_sum(name: str) -> None:
-    same_as_one_process(run_ranks(train, 3, MirroredStrategy(cross_device_ops=name)).results)
+def test_every_cross_device_op_computes_the_same_sum(name: str) -> None:
+    check_equal_to_one_process(run_ranks(train, 3, MirroredStrategy(cross_device_ops=name)).results)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,13 @@ def test_every_cross_device_op_gives_the_same_sum(name: str) -> None:
 )
 def test_every_optimizer_makes_the_same_steps(make, options) -> None:
     options = {"make": make, **options}
-    same_as_one_process(run_ranks(train, 2, MirroredStrategy(), **options).results, **options)
+    check_equal_to_one_process(
+        run_ranks(train, 2, MirroredStrategy(), **options).results, **options
+    )
 
 
 def test_batch_smaller_than_the_replicas_counts_only_its_rows() -> None:
-    same_as_one_process(run_ranks(train, 3, MirroredStrategy(), batch=2).results, batch=2)
+    check_equal_to_one_process(run_ranks(train, 3, MirroredStrategy(), batch=2).results, batch=2)
 
 
 def test_step_sends_two_small_messages() -> None:
@@ -103,10 +105,10 @@ def test_step_sends_two_small_messages() -> None:
     assert ops.count("broadcast") == 4  # two layers
 
 
-# -- where code is -------------------------------------------------------------------------------
+# -- contexts ------------------------------------------------------------------------------------
 
 
-def test_context_of_the_calling_code() -> None:
+def test_context_depends_on_the_calling_code() -> None:
     strategy = MirroredStrategy()
     assert get_strategy().num_replicas_in_sync == 1
     with strategy.scope():
@@ -178,7 +180,7 @@ def test_integer_sums_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "says"),
+    ("call", "message"),
     [
         (
             lambda s: s.reduce("mean", None),
@@ -204,9 +206,9 @@ def test_integer_sums_do_not_overflow() -> None:
         ),
     ],
 )
-def test_wrong_argument_raises(ask, says: str) -> None:
-    with pytest.raises(StrategyError, match=says):
-        ask(Strategy())
+def test_invalid_argument_raises(call, message: str) -> None:
+    with pytest.raises(StrategyError, match=message):
+        call(Strategy())
 
 
 def test_one_batch_is_prefetched() -> None:
@@ -217,19 +219,19 @@ def test_one_batch_is_prefetched() -> None:
             read.append(n)
             yield torch.tensor(n)
 
-    given = iter(Strategy().distribute_datasets_from_function(batches))
-    assert next(given) == 0 and read == [0, 1]
-    assert [int(n) for n in given] == [1, 2, 3, 4, 5]
+    dataset = iter(Strategy().distribute_datasets_from_function(batches))
+    assert next(dataset) == 0 and read == [0, 1]
+    assert [int(n) for n in dataset] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
-    ("shape", "words"),
+    ("shape", "message"),
     [
         ((2, 3), "replica 0 has (2, 2) and replica 1 has (2, 3), which differ in dimension 1"),
         ((2,), "replica 1 has (2,), which differ in the number of dimensions"),
     ],
 )
-def test_unequal_shapes_raise_on_all_replicas(shape, words: str) -> None:
+def test_unequal_shapes_raise_on_all_replicas(shape, message: str) -> None:
     def gather(strategy: Strategy):
         try:
             strategy.gather(torch.zeros((2, 2) if dist.get_rank() == 0 else shape))
@@ -237,11 +239,11 @@ def test_unequal_shapes_raise_on_all_replicas(shape, words: str) -> None:
             return str(error), strategy.reduce("sum", 1).item()
 
     for error, after in run_ranks(gather, 2, MirroredStrategy()).results:
-        assert words in error
+        assert message in error
         assert after == 2
 
 
-# -- errors reach all replicas -------------------------------------------------------------------
+# -- errors on all replicas ----------------------------------------------------------------------
 
 
 def different_calls(strategy: Strategy) -> None:
@@ -274,7 +276,7 @@ def lazy_layer(strategy: Strategy) -> None:
         nn.LazyLinear(1)
 
 
-REFUSED = {
+MISTAKES = {
     different_calls: "replica 0 is in gather, replica 1 is in reduce",
     different_models: "differ in number, name, shape or dtype: replica 0 created 2",
     variables_outside_the_scope: "parameter 0, of shape (1, 2), which was created outside",
@@ -286,17 +288,17 @@ REFUSED = {
 
 def test_mistakes_raise_the_same_error_on_all_ranks() -> None:
     def errors() -> list[str]:
-        said = []
-        for mistake in REFUSED:
+        messages = []
+        for mistake in MISTAKES:
             with pytest.raises(StrategyError) as caught:
                 mistake(MirroredStrategy())
-            said.append(str(caught.value))
-        return said
+            messages.append(str(caught.value))
+        return messages
 
-    said, same = run_ranks(errors, 2).results
-    assert said == same
-    for text, words in zip(said, REFUSED.values(), strict=True):
-        assert words in text
+    first, second = run_ranks(errors, 2).results
+    assert first == second
+    for text, message in zip(first, MISTAKES.values(), strict=True):
+        assert message in text
 
 
 def test_error_names_the_users_line() -> None:
@@ -325,19 +327,19 @@ def test_strategies_do_not_nest() -> None:
 
 
 def test_ranks_that_share_a_device_warn() -> None:
-    def told(strategy: Strategy) -> list[str]:
+    def warned(strategy: Strategy) -> list[str]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with strategy.scope():
                 nn.Linear(1, 1)
         return [str(w.message) for w in caught]
 
-    (said,), *others = run_ranks(told, 3, MirroredStrategy(["cpu", "cpu:0"])).results
-    assert "There are 3 replicas" in said and "uses device r mod 2 of cpu, cpu" in said
+    (message,), *others = run_ranks(warned, 3, MirroredStrategy(["cpu", "cpu:0"])).results
+    assert "There are 3 replicas" in message and "uses device r mod 2 of cpu, cpu" in message
     assert others == [[], []]
 
 
-def test_absent_devices_and_algorithms_warn() -> None:
+def test_absent_devices_and_algorithms_warn_or_raise() -> None:
     with pytest.warns(UserWarning, match="are skipped: cuda:7"):
         MirroredStrategy(["cpu", "cuda:7"])
     with pytest.raises(StrategyError, match=r"None of the devices cuda:7"):
@@ -345,10 +347,10 @@ def test_absent_devices_and_algorithms_warn() -> None:
     with pytest.raises(StrategyError, match="Device cuda:7 does not exist"):
         OneDeviceStrategy("cuda:7")
     with pytest.raises(ValueError, match="unknown all-reduce"):
-        MirroredStrategy(cross_device_ops="telepathy")
+        MirroredStrategy(cross_device_ops="unknown")
 
 
-def test_names_with_experimental_are_accepted() -> None:
+def test_experimental_names_are_accepted_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="is called local_results"):
         assert Strategy().experimental_local_results(1) == (1,)
 
@@ -364,9 +366,9 @@ def test_names_with_experimental_are_accepted() -> None:
     ],
     ids=str,
 )
-def test_several_workers_are_supported(options: CommunicationOptions) -> None:
+def test_multi_worker_strategy_equals_one_process(options: CommunicationOptions) -> None:
     run = run_ranks(train, 2, MultiWorkerMirroredStrategy(options))
-    same_as_one_process(run.results)
+    check_equal_to_one_process(run.results)
     sent = [m for m in run.trace.messages if m.src == 0]
     # 58 gradients of 8 bytes in packs of 12: a ring of two sends one half of each, twice
     packs = -(-74 // 12)

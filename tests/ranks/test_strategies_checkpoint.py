@@ -30,14 +30,14 @@ X = torch.randn(24, 6, generator=torch.Generator().manual_seed(1), dtype=torch.f
 Y = (X.sum(1) > 0).long()
 
 
-def train(strategy: Strategy, folder: Path, wanted: str, hidden: int = 7):
+def train(strategy: Strategy, folder: Path, action: str, hidden: int = 7):
     """Train an epoch, optionally from a checkpoint."""
-    torch.manual_seed(3 if wanted == "save" else 4)
+    torch.manual_seed(3 if action == "save" else 4)
     with strategy.scope():
         model = nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 2)).double()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1 if wanted == "save" else 0.5)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1 if action == "save" else 0.5)
     epoch = 0
-    if wanted == "load":
+    if action == "load":
         epoch = load(strategy, folder, model, optimizer, epoch=0)["epoch"]
 
     def step(x: Tensor, y: Tensor) -> None:
@@ -47,22 +47,22 @@ def train(strategy: Strategy, folder: Path, wanted: str, hidden: int = 7):
 
     for x, y in strategy.distribute_dataset((X, Y), global_batch=12):
         strategy.run(step, args=(x, y))
-    if wanted == "save":
+    if action == "save":
         save(strategy, folder, model, optimizer, epoch=epoch + 1)
         for x, y in strategy.distribute_dataset((X, Y), global_batch=12):
             strategy.run(step, args=(x, y))
     return epoch, [whole(w) for w in model.parameters()], len(optimizer.state)
 
 
-def on(ranks: int, strategy: Strategy, folder: Path, wanted: str) -> list:
+def train_on(ranks: int, strategy: Strategy, folder: Path, action: str) -> list:
     """Return the results by rank, or of this process."""
     if not ranks:
-        return [train(strategy, folder, wanted)]
-    return run_ranks(train, ranks, strategy, folder, wanted).results
+        return [train(strategy, folder, action)]
+    return run_ranks(train, ranks, strategy, folder, action).results
 
 
 @pytest.mark.parametrize(
-    ("before", "ranks", "after", "others"),
+    ("before", "ranks", "after", "ranks_after"),
     [
         (FullyShardedStrategy, 3, FullyShardedStrategy, 2),
         (CentralStorageStrategy, 2, Strategy, 0),
@@ -70,13 +70,13 @@ def on(ranks: int, strategy: Strategy, folder: Path, wanted: str) -> list:
     ],
 )
 def test_training_resumes_on_other_ranks(
-    tmp_path: Path, before, ranks: int, after, others: int
+    tmp_path: Path, before, ranks: int, after, ranks_after: int
 ) -> None:
-    weights = on(ranks, before(), tmp_path, "save")[0][1]
-    found = on(others, after(), tmp_path, "load")
-    for epoch, there, _ in found:
+    weights = train_on(ranks, before(), tmp_path, "save")[0][1]
+    found = train_on(ranks_after, after(), tmp_path, "load")
+    for epoch, resumed, _ in found:
         assert epoch == 1
-        torch.testing.assert_close(there, weights, rtol=0, atol=1e-12)
+        torch.testing.assert_close(resumed, weights, rtol=0, atol=1e-12)
     if after is CentralStorageStrategy:
         assert [kept for *_, kept in found] == [4, 0]
 
@@ -86,9 +86,9 @@ def test_checkpoint_of_another_model_raises_on_all_ranks(tmp_path: Path, kind) -
     train(Strategy(), tmp_path, "save")
     with pytest.raises(
         RankError, match=r"0.weight is \(7, 6\) in the checkpoint and \(8, 6\)"
-    ) as told:
+    ) as caught:
         run_ranks(train, 2, kind(), tmp_path, "load", hidden=8)
-    assert "ranks 0 and 1 raised" in str(told.value)
+    assert "ranks 0 and 1 raised" in str(caught.value)
 
 
 AGGREGATIONS = ["SUM", "MEAN", "ONLY_FIRST_REPLICA"]
@@ -97,44 +97,46 @@ DTYPES = {"float": torch.float32, "short": torch.bfloat16, "count": torch.int64}
 
 def metrics(strategy: Strategy) -> nn.ModuleDict:
     with strategy.scope():
-        made = {
-            f"{how}_{kind}": Variable(
-                torch.zeros(64, dtype=dtype), synchronization="ON_READ", aggregation=how
+        variables = {
+            f"{aggregation}_{kind}": Variable(
+                torch.zeros(64, dtype=dtype), synchronization="ON_READ", aggregation=aggregation
             )
-            for how in AGGREGATIONS
+            for aggregation in AGGREGATIONS
             for kind, dtype in DTYPES.items()
-            if (how, kind) != ("MEAN", "count")
+            if (aggregation, kind) != ("MEAN", "count")
         }
-        return nn.ModuleDict(made)
+        return nn.ModuleDict(variables)
 
 
-def read(strategy: Strategy, made: nn.ModuleDict) -> dict[str, list[float]]:
-    return {name: value.tolist() for name, value in state_dict(strategy, made).items()}
+def read(strategy: Strategy, variables: nn.ModuleDict) -> dict[str, list[float]]:
+    return {name: value.tolist() for name, value in state_dict(strategy, variables).items()}
 
 
 def count(strategy: Strategy, folder: Path):
     """Change the copies and save them in three ways; return the state of all replicas."""
-    made, r = metrics(strategy), strategy._replica
+    variables, r = metrics(strategy), strategy._replica
 
     def change() -> None:
-        for variable in made.values():
+        for variable in variables.values():
             many = 1e4 * torch.randn(60, generator=torch.Generator().manual_seed(r))
             variable.assign(torch.cat([torch.tensor([4.0 - r, 10 * r, -7 - r, 0]), many]))
 
     strategy.run(change)
-    save(strategy, folder / "dcp", made)
-    save_weights(strategy, folder / "one.safetensors", made)
-    whole = state_dict(strategy, made)
+    save(strategy, folder / "dcp", variables)
+    save_weights(strategy, folder / "one.safetensors", variables)
+    state = state_dict(strategy, variables)
     if strategy._chief:
-        torch.save(whole, folder / "state.pt")
-    strategy.reduce("sum", 0)  # it is written
-    return read(strategy, made)
+        torch.save(state, folder / "state.pt")
+    strategy.reduce("sum", 0)  # wait until it is written
+    return read(strategy, variables)
 
 
 LOADS = {
-    "load": lambda strategy, folder, made: load(strategy, folder / "dcp", made),
-    "load_weights": lambda _, folder, made: load_weights(folder / "one.safetensors", made),
-    "load_state_dict": lambda _, folder, made: made.load_state_dict(
+    "load": lambda strategy, folder, variables: load(strategy, folder / "dcp", variables),
+    "load_weights": lambda _, folder, variables: load_weights(
+        folder / "one.safetensors", variables
+    ),
+    "load_state_dict": lambda _, folder, variables: variables.load_state_dict(
         torch.load(folder / "state.pt")
     ),
 }
@@ -144,10 +146,10 @@ def restore(strategy: Strategy, folder: Path):
     """Return the state of all replicas after each way to load, and their copies."""
     found = []
     for read_from in LOADS.values():
-        made = metrics(strategy)
-        read_from(strategy, folder, made)
-        found.append(read(strategy, made))
-    return found, {name: value.tolist() for name, value in made.state_dict().items()}
+        variables = metrics(strategy)
+        read_from(strategy, folder, variables)
+        found.append(read(strategy, variables))
+    return found, {name: value.tolist() for name, value in variables.state_dict().items()}
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (2, 5)])
@@ -166,48 +168,51 @@ def test_saving_and_loading_changes_no_variable(before: int, after: int, tmp_pat
             assert mine == [together] * after
 
 
-def seven(strategy: Strategy, folder: Path) -> list[float]:
+def save_and_load_a_sum(strategy: Strategy, folder: Path) -> list[float]:
     """Save 4 + 3 of two replicas; return the value of each after loading."""
     with strategy.scope():
-        made = nn.ModuleList(
+        variables = nn.ModuleList(
             Variable(torch.tensor(0, dtype=dtype), synchronization="ON_READ", aggregation="SUM")
             for dtype in (torch.float32, torch.int32)
         )
-    strategy.run(lambda: [v.assign(4 - dist.get_rank()) for v in made])
-    save(strategy, folder, made)
-    load(strategy, folder, made)
-    return [v.value.item() for v in made]
+    strategy.run(lambda: [v.assign(4 - dist.get_rank()) for v in variables])
+    save(strategy, folder, variables)
+    load(strategy, folder, variables)
+    return [v.value.item() for v in variables]
 
 
 def test_each_replica_gets_its_part_of_a_sum_as_in_tensorflow(tmp_path: Path) -> None:
     """TensorFlow restores 3.5 and 3.5; for integers it would restore 3 and 3, and lose 1."""
-    assert run_ranks(seven, 2, MirroredStrategy(), tmp_path).results == [[3.5, 4], [3.5, 3]]
+    assert run_ranks(save_and_load_a_sum, 2, MirroredStrategy(), tmp_path).results == [
+        [3.5, 4],
+        [3.5, 3],
+    ]
 
 
 def cannot_write(strategy: Strategy, file: Path) -> list[str]:
     """Return the error for a file in place of a folder."""
     with strategy.scope():
         model = nn.Linear(2, 2)
-    said = []
+    messages = []
     for write in (
         lambda: save(strategy, file / "checkpoint", model),
         lambda: save_weights(strategy, file / "weights.safetensors", model),
     ):
         with pytest.raises(StrategyError) as caught:
             write()
-        said.append(str(caught.value))
-    strategy.reduce("sum", torch.ones(1))  # it is usable afterwards
-    return said
+        messages.append(str(caught.value))
+    strategy.reduce("sum", torch.ones(1))  # the strategy is still usable
+    return messages
 
 
 @pytest.mark.parametrize("kind", [MirroredStrategy, CentralStorageStrategy])
 def test_write_error_of_the_chief_raises_on_all_ranks(tmp_path: Path, kind) -> None:
     file = tmp_path / "file"
     file.touch()
-    for said in run_ranks(cannot_write, 2, kind(), file).results:
-        assert "The checkpoint in" in said[0] and "was not saved: replica 0: " in said[0]
-        assert "weights.safetensors was not written: replica 0: " in said[1]
-        assert all("Error" in s and "Traceback" not in s for s in said)
+    for messages in run_ranks(cannot_write, 2, kind(), file).results:
+        assert "The checkpoint in" in messages[0] and "was not saved: replica 0: " in messages[0]
+        assert "weights.safetensors was not written: replica 0: " in messages[1]
+        assert all("Error" in text and "Traceback" not in text for text in messages)
 
 
 class Tied(nn.Module):
@@ -222,11 +227,11 @@ class Tied(nn.Module):
         return self.out(self.words(x))
 
 
-def tied(strategy: Strategy, file: Path, wanted: str) -> Tensor:
-    torch.manual_seed(3 if wanted == "save" else 4)
+def tied(strategy: Strategy, file: Path, action: str) -> Tensor:
+    torch.manual_seed(3 if action == "save" else 4)
     with strategy.scope():
         model = Tied()
-    if wanted == "save":
+    if action == "save":
         save_weights(strategy, file, model)
     else:
         load_weights(file, model)

@@ -35,7 +35,7 @@ TRAINED, HELD_OUT = slice(0, 1400), slice(1400, None)
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Use one thread, as on ranks: several are slow on a busy machine."""
+    """Use one thread, as on ranks; several threads are slow on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -75,15 +75,15 @@ def test_fit_equals_one_process() -> None:
     history, outputs = fitted(Strategy(), 13)
     assert history["val_accuracy"][-1] >= 0.97
     run = run_ranks(fitted, 3, MirroredStrategy(), 13)
-    for found, there in run.results:
+    for found, predicted in run.results:
         for name, values in history.items():
             assert found[name] == pytest.approx(values, rel=0, abs=1e-12), name
         assert found["val_accuracy"] == history["val_accuracy"]
-        torch.testing.assert_close(there, outputs, rtol=0, atol=1e-12)
+        torch.testing.assert_close(predicted, outputs, rtol=0, atol=1e-12)
 
 
 def test_evaluation_counts_every_row_once() -> None:
-    """Also if a rank has none."""
+    """Some ranks may have no rows."""
 
     def evaluate(strategy: Strategy, rows: int):
         images, labels = digits(HELD_OUT)
@@ -92,10 +92,10 @@ def test_evaluation_counts_every_row_once() -> None:
         return model.evaluate((images[:rows], labels[:rows]), global_batch=5)
 
     for rows, ranks in ((397, 2), (11, 5)):
-        one = evaluate(Strategy(), rows)
+        expected = evaluate(Strategy(), rows)
         for found in run_ranks(evaluate, ranks, MirroredStrategy(), rows).results:
-            assert found["accuracy"] == one["accuracy"]
-            assert found["loss"] == pytest.approx(one["loss"], rel=0, abs=1e-12)
+            assert found["accuracy"] == expected["accuracy"]
+            assert found["loss"] == pytest.approx(expected["loss"], rel=0, abs=1e-12)
 
 
 def test_only_the_chief_prints(capsys: pytest.CaptureFixture) -> None:
@@ -103,15 +103,15 @@ def test_only_the_chief_prints(capsys: pytest.CaptureFixture) -> None:
         classifier(strategy).fit(digits(slice(20)), global_batch=10)
 
     run_ranks(fit, 2, MirroredStrategy())
-    said = capsys.readouterr().out
-    assert said.count("epoch 1/1  loss ") == 1
-    assert "[rank 0]" in said
+    output = capsys.readouterr().out
+    assert output.count("epoch 1/1  loss ") == 1
+    assert "[rank 0]" in output
 
 
-def test_callbacks() -> None:
+def test_callbacks_are_called_and_stop_training() -> None:
     calls: list[str] = []
 
-    class Told(Callback):
+    class RecordingCallback(Callback):
         def on_batch_end(self, step: int) -> None:
             calls.append(f"batch {step}")
 
@@ -119,7 +119,11 @@ def test_callbacks() -> None:
             calls.append(f"rate {self.model.optimizer.param_groups[0]['lr']}")
 
     model = classifier(Strategy())
-    callbacks = [Told(), LearningRate(lambda epoch, _: 0.0 if epoch else 0.1), EarlyStopping()]
+    callbacks = [
+        RecordingCallback(),
+        LearningRate(lambda epoch, _: 0.0 if epoch else 0.1),
+        EarlyStopping(),
+    ]
     history = model.fit(
         digits(slice(20)), global_batch=10, epochs=9, callbacks=callbacks, verbose=False
     )
@@ -135,15 +139,17 @@ def test_training_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
     def train(strategy: Strategy, epochs: int, folder: Path):
         model = classifier(strategy)
         images = digits(slice(60))
-        keep = [Checkpoint(folder)]
-        history = model.fit(images, global_batch=20, epochs=epochs, callbacks=keep, verbose=False)
+        callbacks = [Checkpoint(folder)]
+        history = model.fit(
+            images, global_batch=20, epochs=epochs, callbacks=callbacks, verbose=False
+        )
         return history, nn.utils.parameters_to_vector(model.module.parameters()).detach()
 
-    whole, weights = train(Strategy(), 3, tmp_path / "one")
+    expected, weights = train(Strategy(), 3, tmp_path / "one")
     run_ranks(train, 3, MirroredStrategy(), 1, tmp_path / "parts")
     run_ranks(train, 2, MirroredStrategy(), 2, tmp_path / "parts")
     history, found = train(Strategy(), 3, tmp_path / "parts")
-    assert history["loss"] == pytest.approx(whole["loss"][2:], rel=0, abs=1e-12)
+    assert history["loss"] == pytest.approx(expected["loss"][2:], rel=0, abs=1e-12)
     torch.testing.assert_close(found, weights, rtol=0, atol=1e-12)
 
 
@@ -222,6 +228,6 @@ def test_support_table_is_measured() -> None:
     names = ["MirroredStrategy", "ParameterServerStrategy, sync", "TPUStrategy"]
     table = support(lambda do, strategy: run_ranks(do, 3, strategy), names).T
     assert set(table["MirroredStrategy"]) == {"equal to one process"}
-    for said in table["ParameterServerStrategy, sync"]:
-        assert said.startswith("not supported: ParameterServerStrategy needs parameter servers")
+    for text in table["ParameterServerStrategy, sync"]:
+        assert text.startswith("not supported: ParameterServerStrategy needs parameter servers")
     assert table["TPUStrategy"]["fit"].startswith("not supported: TPUStrategy needs torch_xla")

@@ -25,7 +25,7 @@ from distkit_strategies import (
 X = torch.arange(24.0, dtype=torch.float64).view(8, 3) / 10
 
 
-def piece(strategy: Strategy) -> Tensor:
+def shard(strategy: Strategy) -> Tensor:
     return X[strategy._replica :: strategy.num_replicas_in_sync]
 
 
@@ -68,11 +68,11 @@ def test_merge_call_runs_across_replicas() -> None:
     assert run_ranks(merge, 2, MirroredStrategy()).results == [(30, 0), (30, 0)]
 
 
-def test_dataset_function_makes_each_replicas_batches() -> None:
+def test_dataset_function_creates_the_batches_of_each_replica() -> None:
     def batches(strategy: Strategy):
         def make(context: InputContext) -> list[Tensor]:
-            each = context.get_per_replica_batch_size(4)
-            return [torch.full((each,), context.input_pipeline_id)]
+            size = context.get_per_replica_batch_size(4)
+            return [torch.full((size,), context.input_pipeline_id)]
 
         return [b.tolist() for b in strategy.distribute_datasets_from_function(make)]
 
@@ -85,21 +85,21 @@ def test_dataset_function_makes_each_replicas_batches() -> None:
 
 
 def averaged(strategy: Strategy, global_batch: int | None = None):
-    """Run a step with a loss per example, weights and a regularization."""
+    """Run a step with a loss per example, sample weights and regularization."""
     with strategy.scope():
         torch.manual_seed(0)
         model = nn.Linear(3, 1, bias=False).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 
     def step(x: Tensor) -> Tensor:
-        each = model(x).square().sum(1)
-        loss = compute_average_loss(each * x[:, 0], global_batch_size=global_batch)
+        losses = model(x).square().sum(1)
+        loss = compute_average_loss(losses * x[:, 0], global_batch_size=global_batch)
         loss = loss + scale_regularization_loss(model.weight.square())
         loss.backward()
         optimizer.step()
         return loss
 
-    loss = strategy.run(step, args=(piece(strategy),))
+    loss = strategy.run(step, args=(shard(strategy),))
     return strategy.reduce("sum", loss), model.weight.detach()
 
 
@@ -153,8 +153,8 @@ def test_losses_in_the_wrong_context_raise() -> None:
         return str(caught.value)
 
     for kind in (MirroredStrategy, FullyShardedStrategy):
-        for said in run_ranks(too_small, 2, kind()).results:
-            assert "in a step with a mean loss" in said
+        for message in run_ranks(too_small, 2, kind()).results:
+            assert "in a step with a mean loss" in message
 
 
 # -- variables -----------------------------------------------------------------------------------
@@ -202,14 +202,14 @@ def test_variables_created_in_run_must_be_equal() -> None:
             return kept[0].read_value().item()
 
         found = [strategy.run(step), strategy.run(step)]
-        said, outside = [], nn.Parameter(torch.rand(2))
-        for makes in (lambda: nn.Linear(2, 3), lambda: model.register_parameter("b", outside)):
+        errors, outside = [], nn.Parameter(torch.rand(2))
+        for create in (lambda: nn.Linear(2, 3), lambda: model.register_parameter("b", outside)):
             with pytest.raises(StrategyError) as caught:
-                strategy.run(makes)
-            said.append(str(caught.value))
-        strategy.run(lambda: setattr(model, "again", model.weight))  # the strategy's own
+                strategy.run(create)
+            errors.append(str(caught.value))
+        strategy.run(lambda: setattr(model, "again", model.weight))  # a parameter of the strategy
         strategy.run(nn.Softmax)
-        return found, said, strategy.reduce("sum", 1).item()
+        return found, errors, strategy.reduce("sum", 1).item()
 
     one, other = run_ranks(make, 2, MirroredStrategy()).results
     (first, second), (linear, registered), replicas = one
@@ -217,10 +217,10 @@ def test_variables_created_in_run_must_be_equal() -> None:
     assert second == pytest.approx(first + 1)
     assert "Linear.weight was created inside `run` of MirroredStrategy" in linear
     assert "Linear.b was created inside `run`" in registered
-    Strategy().run(lambda: nn.Linear(2, 3))  # one replica
+    Strategy().run(lambda: nn.Linear(2, 3))  # permitted with one replica
 
 
-def test_variable_without_aggregation() -> None:
+def test_write_without_aggregation_raises() -> None:
     def write(strategy: Strategy) -> str:
         with strategy.scope():
             kept = Variable(0.0)
@@ -228,23 +228,23 @@ def test_variable_without_aggregation() -> None:
             strategy.run(kept.assign, args=(1.0,))
         return str(caught.value)
 
-    for said in run_ranks(write, 2, MirroredStrategy()).results:
-        assert "aggregation is NONE" in said
+    for message in run_ranks(write, 2, MirroredStrategy()).results:
+        assert "aggregation is NONE" in message
 
 
 def test_saved_batch_norm_statistics_are_aggregated() -> None:
     def normalize(strategy: Strategy):
         with strategy.scope():
             model = nn.BatchNorm1d(3).double()
-        strategy.run(model, args=(piece(strategy),))
+        strategy.run(model, args=(shard(strategy),))
         mine, saved = model.running_mean.clone(), state_dict(strategy, model)
         assert torch.equal(model.running_mean, mine)
         synchronize_buffers(strategy, model)
         assert torch.equal(model.running_mean, saved["running_mean"])
         return mine, saved
 
-    (one, saved), (other, there) = run_ranks(normalize, 2, MirroredStrategy()).results
+    (one, saved), (other, saved_by_other) = run_ranks(normalize, 2, MirroredStrategy()).results
     assert not torch.equal(one, other)
     torch.testing.assert_close(saved["running_mean"], (one + other) / 2)
-    torch.testing.assert_close(saved, there)
+    torch.testing.assert_close(saved, saved_by_other)
     assert saved["num_batches_tracked"] == 1

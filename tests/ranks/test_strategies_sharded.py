@@ -54,20 +54,20 @@ def train(strategy: Strategy, make=torch.optim.Adam, batch: int = 11, average: b
             loss = strategy.run(step, args=(x, y))
             losses.append(strategy.reduce("sum" if average else "mean", loss).item())
     weights = [whole(w) for w in model.parameters()]
-    held = sum(getattr(w, "_local_tensor", w).numel() for w in model.parameters())
+    size = sum(getattr(w, "_local_tensor", w).numel() for w in model.parameters())
     states = [s for state in optimizer.state.values() for s in state.values() if s.dim()]
-    return losses, weights, held, sum(getattr(s, "_local_tensor", s).numel() for s in states)
+    return losses, weights, size, sum(getattr(s, "_local_tensor", s).numel() for s in states)
 
 
 @pytest.mark.parametrize("kind", [CentralStorageStrategy, FullyShardedStrategy])
 @pytest.mark.parametrize(("ranks", "average"), [(3, False), (2, True)])
 def test_sharded_strategy_equals_one_process(kind, ranks: int, average: bool) -> None:
-    """30 rows in batches of 11: the pieces differ, and the last batch is shorter."""
+    """30 rows in batches of 11: the shards differ in size, and the last batch is shorter."""
     losses, weights, size, kept = train(Strategy(), average=average)
     found = run_ranks(train, ranks, kind(), average=average).results
-    for theirs, there, *_ in found:
-        torch.testing.assert_close(theirs, losses, rtol=0, atol=1e-12)
-        torch.testing.assert_close(there, weights, rtol=0, atol=1e-12)
+    for replica_losses, replica_weights, *_ in found:
+        torch.testing.assert_close(replica_losses, losses, rtol=0, atol=1e-12)
+        torch.testing.assert_close(replica_weights, weights, rtol=0, atol=1e-12)
     if kind is CentralStorageStrategy:
         assert [f[3] for f in found] == [kept] + [0] * (ranks - 1)
     else:
@@ -75,14 +75,14 @@ def test_sharded_strategy_equals_one_process(kind, ranks: int, average: bool) ->
         assert max(f[2] for f in found) <= math.ceil(size / ranks) + 8 + 5 + 2 + 6 + 8 + 5
 
 
-def test_all_messages_pass_rank_0() -> None:
+def test_all_messages_go_through_rank_0() -> None:
     run = run_ranks(train, 3, CentralStorageStrategy())
     ops = {s.op for s in run.trace.spans}
     assert {Op.REDUCE, Op.BROADCAST} <= ops
     assert all(s.nbytes == 8 for s in run.trace.spans if s.op is Op.ALL_REDUCE)  # losses
 
 
-class Clean(nn.Module):
+class RemovesNaN(nn.Module):
     """The identity; removes NaN in the backward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,38 +94,38 @@ class Clean(nn.Module):
 def nan(strategy: Strategy):
     """Return the errors of three steps; in the second, rank 1 has NaN in a layer."""
     with strategy.scope():
-        model = nn.Sequential(nn.Linear(1, 1), Clean(), nn.Conv1d(2, 1, 1))
+        model = nn.Sequential(nn.Linear(1, 1), RemovesNaN(), nn.Conv1d(2, 1, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(x: Tensor, clip: bool) -> Tensor:
         optimizer.zero_grad()
-        spoilt = math.nan if dist.get_rank() == 1 and len(x) == 3 else 1
-        loss = model(x).mean() * spoilt
+        factor = math.nan if dist.get_rank() == 1 and len(x) == 3 else 1
+        loss = model(x).mean() * factor
         loss.backward()
         if clip:  # spreads NaN to all layers
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return loss
 
-    told = []
+    errors = []
     for rows in (2, 3, 2):
         try:
             strategy.run(
                 step, args=(torch.ones(rows, 2, 1), isinstance(strategy, FullyShardedStrategy))
             )
         except TrainingError as error:
-            told.append((error.rank, error.step, error.layer, str(error)))
-    return told, bool(whole(next(model.parameters())).isfinite().all())
+            errors.append((error.rank, error.step, error.layer, str(error)))
+    return errors, bool(whole(next(model.parameters())).isfinite().all())
 
 
 @pytest.mark.parametrize("kind", [MirroredStrategy, CentralStorageStrategy, FullyShardedStrategy])
 def test_nan_raises_on_all_ranks_and_changes_nothing(kind) -> None:
-    for (told,), finite in run_ranks(nan, 2, kind()).results:
-        assert told[:3] == (1, 2, "Conv1d.weight") and finite
-        assert "Conv1d.weight is not finite on replica 1 in run 2" in told[3]
+    for (error,), finite in run_ranks(nan, 2, kind()).results:
+        assert error[:3] == (1, 2, "Conv1d.weight") and finite
+        assert "Conv1d.weight is not finite on replica 1 in run 2" in error[3]
 
 
-class Breaks(torch.autograd.Function):
+class RaisesInBackward(torch.autograd.Function):
     """The identity; raises in the backward pass."""
 
     @staticmethod
@@ -134,7 +134,7 @@ class Breaks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:
-        raise AssertionError("by hand")
+        raise AssertionError("on purpose")
 
 
 class Layer(nn.Linear):
@@ -143,8 +143,8 @@ class Layer(nn.Linear):
     fails = ""
 
     def forward(self, x: Tensor) -> Tensor:
-        assert self.fails != "forward", "by hand"
-        return super().forward(Breaks.apply(x) if self.fails == "backward" else x)
+        assert self.fails != "forward", "on purpose"
+        return super().forward(RaisesInBackward.apply(x) if self.fails == "backward" else x)
 
 
 def raises(strategy: Strategy, where: str):
@@ -158,9 +158,9 @@ def raises(strategy: Strategy, where: str):
     def step(fails: str) -> None:
         optimizer.zero_grad()
         layers[1][1].fails = fails
-        assert fails != "before", "by hand"
+        assert fails != "before", "on purpose"
         F.cross_entropy(model(X), Y).backward()
-        assert fails != "late", "by hand"
+        assert fails != "late", "on purpose"
         optimizer.step()
 
     errors = []
@@ -184,14 +184,14 @@ def raises(strategy: Strategy, where: str):
 def test_exception_in_one_replica_reaches_all(kind, where: str) -> None:
     _, expected = raises(Strategy(), where)
     ((error,), weights), ((theirs,), others) = run_ranks(raises, 2, kind(), where).results
-    assert theirs.startswith("1 AssertionError by hand")
+    assert theirs.startswith("1 AssertionError on purpose")
     assert "needs all replicas, but some have left the run: replica 1" in error
-    assert "replica 1: its function raised AssertionError: by hand" in error
-    for there in (weights, others):  # the other steps equal one process
-        torch.testing.assert_close(there, expected, rtol=0, atol=1e-12)
+    assert "replica 1: its function raised AssertionError: on purpose" in error
+    for found in (weights, others):  # the other steps equal those of one process
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def closure(strategy: Strategy) -> str:
+def step_with_closure(strategy: Strategy) -> str:
     with strategy.scope():
         optimizer = torch.optim.LBFGS(nn.Linear(6, 2).parameters())
     with pytest.raises(StrategyError) as caught:
@@ -200,8 +200,8 @@ def closure(strategy: Strategy) -> str:
 
 
 def test_step_with_a_closure_raises() -> None:
-    for said in run_ranks(closure, 2, CentralStorageStrategy()).results:
-        assert "LBFGS.step(closure) was called under CentralStorageStrategy" in said
+    for message in run_ranks(step_with_closure, 2, CentralStorageStrategy()).results:
+        assert "LBFGS.step(closure) was called under CentralStorageStrategy" in message
 
 
 def sparse(strategy: Strategy):
@@ -220,8 +220,8 @@ def sparse(strategy: Strategy):
 
     try:
         steps = [step, step]
-        pieces = [*strategy.distribute_dataset(torch.tensor([1, 1, 3]), global_batch=3)] * 2
-        losses = [strategy.run(f, args=(x,)) for f, x in zip(steps, pieces, strict=True)]
+        shards = [*strategy.distribute_dataset(torch.tensor([1, 1, 3]), global_batch=3)] * 2
+        losses = [strategy.run(f, args=(x,)) for f, x in zip(steps, shards, strict=True)]
         return [strategy.reduce("mean", loss).item() for loss in losses]
     except StrategyError as error:
         return str(error)
@@ -232,5 +232,5 @@ def test_sparse_gradients_are_converted_or_raise() -> None:
     for kind in (MirroredStrategy, CentralStorageStrategy):
         for found in run_ranks(sparse, 2, kind()).results:
             assert found == pytest.approx(expected, abs=1e-12)
-    for told in run_ranks(sparse, 2, FullyShardedStrategy()).results:
-        assert "The gradient of Embedding.weight is sparse" in told and "sparse=False" in told
+    for message in run_ranks(sparse, 2, FullyShardedStrategy()).results:
+        assert "The gradient of Embedding.weight is sparse" in message and "sparse=False" in message

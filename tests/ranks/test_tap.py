@@ -16,14 +16,16 @@ from distkit.events import Op, State
 
 
 def hooks() -> list[bool]:
-    """On a rank: return the functions of torch that are replaced."""
-    places = c10d._new_group_with_tag, c10d._warn_not_in_group, dist.Work.wait
-    hooked = ["distkit/recording/" in str(getattr(place, "__code__", None)) for place in places]
+    """Return which functions of torch are replaced on this rank."""
+    functions = c10d._new_group_with_tag, c10d._warn_not_in_group, dist.Work.wait
+    hooked = [
+        "distkit/recording/" in str(getattr(function, "__code__", None)) for function in functions
+    ]
     return [*hooked, "distkit" in torch._C._dispatch_dump("c10d::allreduce_")]
 
 
-def everything() -> list[Any]:
-    """On a rank: use everything that the tap replaces."""
+def use_everything() -> list[Any]:
+    """Use everything that the tap replaces on a rank."""
     pair = dist.new_group([0, 1])
     x = torch.full((2,), float(dist.get_rank()))
     if dist.get_rank() < 2:
@@ -41,14 +43,14 @@ def calls(run: Run) -> list[tuple[int, Op]]:
 
 def test_uninstalling_restores_torch() -> None:
     with dk.Cluster(3) as cluster:
-        recorded = cluster.run(everything)
-        stock = cluster._submit(everything, (), {}, record=False).wait()
-        again = cluster.run(everything)
+        recorded = cluster.run(use_everything)
+        unrecorded = cluster._submit(use_everything, (), {}, record=False).wait()
+        repeated = cluster.run(use_everything)
     hooked = [True, True, True, True]
-    assert recorded.results == again.results == [[[4.0, 4.0], hooked]] * 3
-    assert stock.results == [[[4.0, 4.0], [False] * 4]] * 3
-    assert len(stock.trace) == 0
-    assert calls(recorded) == calls(again)
+    assert recorded.results == repeated.results == [[[4.0, 4.0], hooked]] * 3
+    assert unrecorded.results == [[[4.0, 4.0], [False] * 4]] * 3
+    assert len(unrecorded.trace) == 0
+    assert calls(recorded) == calls(repeated)
 
 
 def test_nothing_is_hooked_outside_runs() -> None:
@@ -56,41 +58,43 @@ def test_nothing_is_hooked_outside_runs() -> None:
 
 
 CALLS: dict[str, Callable[[torch.Tensor, list[torch.Tensor], bool], Any]] = {
-    "broadcast": lambda x, many, later: dist.broadcast(x, 0, async_op=later),
-    "reduce": lambda x, many, later: dist.reduce(x, 0, async_op=later),
-    "all_reduce": lambda x, many, later: dist.all_reduce(x, async_op=later),
-    "gather": lambda x, many, later: dist.gather(x, on_rank_0(many), async_op=later),
-    "all_gather": lambda x, many, later: dist.all_gather(many, x, async_op=later),
-    "scatter": lambda x, many, later: dist.scatter(x, on_rank_0(many), async_op=later),
-    "reduce_scatter": lambda x, many, later: dist.reduce_scatter(x, many, async_op=later),
-    "all_to_all": lambda x, many, later: dist.all_to_all_single(
-        x, torch.cat(many)[:4], async_op=later
+    "broadcast": lambda x, tensors, async_op: dist.broadcast(x, 0, async_op=async_op),
+    "reduce": lambda x, tensors, async_op: dist.reduce(x, 0, async_op=async_op),
+    "all_reduce": lambda x, tensors, async_op: dist.all_reduce(x, async_op=async_op),
+    "gather": lambda x, tensors, async_op: dist.gather(x, on_rank_0(tensors), async_op=async_op),
+    "all_gather": lambda x, tensors, async_op: dist.all_gather(tensors, x, async_op=async_op),
+    "scatter": lambda x, tensors, async_op: dist.scatter(x, on_rank_0(tensors), async_op=async_op),
+    "reduce_scatter": lambda x, tensors, async_op: dist.reduce_scatter(
+        x, tensors, async_op=async_op
     ),
-    "barrier": lambda x, many, later: dist.barrier(async_op=later),
+    "all_to_all": lambda x, tensors, async_op: dist.all_to_all_single(
+        x, torch.cat(tensors)[:4], async_op=async_op
+    ),
+    "barrier": lambda x, tensors, async_op: dist.barrier(async_op=async_op),
 }
 
 
-def on_rank_0(many: list[torch.Tensor]) -> list[torch.Tensor] | None:
-    return None if dist.get_rank() else many
+def on_rank_0(tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    return None if dist.get_rank() else tensors
 
 
 def call_each() -> list[list[float]]:
     """Make each call, blocking and asynchronous; return the tensors."""
     found = []
     for call in CALLS.values():
-        for later in (False, True):
-            x, many = torch.ones(4), [torch.ones(4), torch.ones(4)]
-            work = call(x, many, later)
-            if later:
+        for async_op in (False, True):
+            x, tensors = torch.ones(4), [torch.ones(4), torch.ones(4)]
+            work = call(x, tensors, async_op)
+            if async_op:
                 with dk.mark("meanwhile"):
                     pass
                 work.wait()
-            found.append(torch.cat([x, *many]).tolist())
+            found.append(torch.cat([x, *tensors]).tolist())
     return found
 
 
 def test_every_collective_is_recorded_once_on_every_rank() -> None:
-    """Also if it is asynchronous."""
+    """This includes asynchronous calls."""
     run = dk.run_ranks(call_each, 2)
     assert run.results == dk.run_ranks(call_each, 2, record=False).results
     spans = [s for s in run.trace.spans if s.op is not Op.MARK]
@@ -105,17 +109,17 @@ def test_every_collective_is_recorded_once_on_every_rank() -> None:
 
 def test_new_group_is_a_collective_of_all() -> None:
     def program() -> list[Any]:
-        some, every = dist.new_group([0, 1]), dist.new_group()
+        pair, all_ranks = dist.new_group([0, 1]), dist.new_group()
         dist.new_group([0, 1], use_local_synchronization=True)
-        return [dist.get_world_size(g) for g in (some, every)]
+        return [dist.get_world_size(g) for g in (pair, all_ranks)]
 
     run = dk.run_ranks(program, 3)
     assert run.results == [[2, 3], [2, 3], [-1, 3]]
-    made = [s for s in run.trace.spans if s.op is Op.NEW_GROUP]
-    labels = [s.label for s in made if s.rank == 2]
+    new_groups = [s for s in run.trace.spans if s.op is Op.NEW_GROUP]
+    labels = [s.label for s in new_groups if s.rank == 2]
     assert labels == ["0, 1", ""], "a group of local synchronization is not recorded"
-    assert {s.state for s in made} == {State.COMPLETED}
-    assert {s.group for s in made} == {"world"}
+    assert {s.state for s in new_groups} == {State.COMPLETED}
+    assert {s.group for s in new_groups} == {"world"}
 
 
 def test_unawaited_collective_warns() -> None:

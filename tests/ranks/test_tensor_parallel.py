@@ -31,7 +31,7 @@ def batch() -> torch.Tensor:
     return torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
 
 
-def ran(model: nn.Module) -> list[torch.Tensor]:
+def results_of(model: nn.Module) -> list[torch.Tensor]:
     """Return outputs, input gradients and parameter gradients."""
     x = batch()
     y = model(x)
@@ -43,28 +43,28 @@ def ran(model: nn.Module) -> list[torch.Tensor]:
 def test_column_then_row_layers_equal_plain_layers_and_dtensor(n: int, bias: bool) -> None:
     def program() -> tuple[list[torch.Tensor], list[torch.Tensor], int]:
         up, act, down = mlp(bias)
-        with dk.mark("page"):
-            ours = ran(nn.Sequential(ColumnLinear(up), act, RowLinear(down)))
+        with dk.mark("reference"):
+            ours = results_of(nn.Sequential(ColumnLinear(up), act, RowLinear(down)))
         plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
         sharded = parallelize_module(mlp(bias), init_device_mesh("cpu", (n,)), plan)
         with CommDebugMode() as counted:
-            theirs = ran(sharded)
+            theirs = results_of(sharded)
         theirs = [t.to_local() if isinstance(t, DTensor) else t for t in theirs]
         return ours, theirs, sum(counted.get_comm_counts().values())
 
-    plain = ran(mlp(bias))
+    plain = results_of(mlp(bias))
     run = dk.run_ranks(program, n)
     for rank, (ours, theirs, messages) in enumerate(run.results):
         for mine, other in zip(ours, theirs, strict=True):
             assert torch.allclose(mine, other, rtol=0, atol=1e-12)
-        for mine, whole in zip(ours[:2], plain[:2], strict=True):
-            assert torch.allclose(mine, whole, rtol=0, atol=1e-12)
+        for mine, full in zip(ours[:2], plain[:2], strict=True):
+            assert torch.allclose(mine, full, rtol=0, atol=1e-12)
         dims = [0, *([0] if bias else []), 1]
-        for mine, whole, dim in zip(ours[2:], plain[2:], dims, strict=False):
-            assert torch.allclose(mine, whole.chunk(n, dim)[rank], rtol=0, atol=1e-12)
+        for mine, full, dim in zip(ours[2:], plain[2:], dims, strict=False):
+            assert torch.allclose(mine, full.chunk(n, dim)[rank], rtol=0, atol=1e-12)
         spans = [span for span in run.trace.spans if span.rank == rank]
-        (page,) = [span for span in spans if span.op is Op.MARK]
-        sent = Counter(s.op for s in spans if s is not page and s.start < page.end)
+        (mark,) = [span for span in spans if span.op is Op.MARK]
+        sent = Counter(s.op for s in spans if s is not mark and s.start < mark.end)
         assert sent == {Op.ALL_REDUCE: 2}
         assert messages == 2 or n == 1
 
@@ -88,8 +88,8 @@ def test_layers_of_a_subgroup_use_its_ranks() -> None:
     def program() -> torch.Tensor:
         group = dk.simulation.parallel.Layout(dp=2, tp=2).mesh()["tp"].get_group()
         up, act, down = mlp(True)
-        return ran(nn.Sequential(ColumnLinear(up, group), act, RowLinear(down, group)))[0]
+        return results_of(nn.Sequential(ColumnLinear(up, group), act, RowLinear(down, group)))[0]
 
-    whole = ran(mlp(True))[0]
+    full = results_of(mlp(True))[0]
     for result in dk.run_ranks(program, 4).results:
-        assert torch.allclose(result, whole, rtol=0, atol=1e-12)
+        assert torch.allclose(result, full, rtol=0, atol=1e-12)

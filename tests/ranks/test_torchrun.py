@@ -27,7 +27,7 @@ DISTKIT = [sys.executable, "-m", "distkit"]
 ROOT = Path(__file__).parents[2]
 LONG = 240
 
-WELL = """
+TRAINS = """
 import os, sys
 import torch, torch.distributed as dist
 
@@ -48,8 +48,8 @@ DIES = """
 import os, signal
 import torch, torch.distributed as dist
 
-# A file for each start: in torchrun's store ranks that are started anew find the addresses of
-# those before (pytorch#135712), and another store's port is free until rank 0 has begun.
+# Use a file for each start: in torchrun's store, restarted ranks find the addresses of earlier
+# ones (pytorch#135712), and the port of another store could be taken before rank 0 binds it.
 start, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], int(os.environ["RANK"])
 dist.init_process_group("gloo", f"file://{os.getcwd()}/{start}", rank=rank, world_size=2)
 for step in range(3):
@@ -96,7 +96,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 if __name__ == "__main__":
-    dk.hosts.record("here")  # once more: nothing
+    dk.hosts.record("here")  # a second call does nothing
     dist.init_process_group("gloo")
     dist.barrier()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # imports this file
@@ -123,7 +123,7 @@ def run(*command: str, script: str, status: int = 0) -> str:
 
 
 def test_script_is_recorded_unchanged() -> None:
-    output = run(*DISTKIT, "trace", "--", *TWO, "train.py", "--lr", "1", script=WELL)
+    output = run(*DISTKIT, "trace", "--", *TWO, "train.py", "--lr", "1", script=TRAINS)
     assert output.count("[__main__ ['--lr', '1'] 12]") == 2
     assert "1 message, 3 collectives. Saved in trace.gz." in output
     trace = Trace.load("trace")
@@ -131,7 +131,7 @@ def test_script_is_recorded_unchanged() -> None:
     assert trace.diagnose() == []
     assert [span.where for span in trace.by_rank[0][:1]] == ["train.py:9"]
     assert {end.how for end in trace.info.ends.values()} == {"returned"}
-    assert trace.info.sources["train.py"] == WELL
+    assert trace.info.sources["train.py"] == TRAINS
     (message,) = trace.messages
     assert message.sent < message.received
     # only rank files remain, without a black box of ranks that ended normally
@@ -146,7 +146,7 @@ def test_rank_death_restarts_all_ranks() -> None:
     assert {end.how for end in trace.info.ends.values()} == {"returned"}
     assert [s.state for s in trace.spans if s.op is not Op.MARK] == [State.COMPLETED] * 6
     killed = min(Path("t").glob("00001-*.rank"), key=lambda path: path.stat().st_mtime)
-    # the last calls of the killed rank are present, though unwritten
+    # the last calls of the killed rank are present, although it did not write them
     assert [s.op for s in Trace.load([killed]).spans] == [Op.ALL_REDUCE] * 2
 
 
@@ -173,15 +173,15 @@ def test_hang_is_diagnosed_and_ended_from_a_notebook() -> None:
     command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
     with background(command, stderr=subprocess.PIPE) as process:
         run = dk.hosts.follow(timeout=LONG)
-        why = "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits in recv(src=0)"
-        with pytest.raises(DeadlockError, match=re.escape(why)):
+        message = "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits in recv(src=0)"
+        with pytest.raises(DeadlockError, match=re.escape(message)):
             run.wait(LONG)
         assert (run.ends, run.finished) == ({}, False)  # no rank is ended without a request
         run.interrupt()
         _, output = process.communicate(timeout=LONG)
     assert "Released: ended by a notebook that follows the run\n[rank" in output
     for rank in (0, 1):
-        assert f"[rank{rank}]: {why}" in output
+        assert f"[rank{rank}]: {message}" in output
     assert "recv(x, " not in output  # no frames of torch
     with pytest.raises(RunInterrupted, match="their launcher decides what happens next"):
         run.wait(LONG)
@@ -195,15 +195,15 @@ import torch, torch.distributed as dist
 from pathlib import Path
 
 dist.init_process_group("gloo")
-over = torch.zeros(1)
-while not over:
-    over.fill_(dist.get_rank() == 0 and Path(sys.argv[1]).exists())
-    dist.all_reduce(over)
+done = torch.zeros(1)
+while not done:
+    done.fill_(dist.get_rank() == 0 and Path(sys.argv[1]).exists())
+    dist.all_reduce(done)
     time.sleep(0.05)
 dist.destroy_process_group()
 """
 
-HOLDS = """
+STEPS = """
 import sys
 import distkit as dk
 
@@ -216,8 +216,8 @@ sys.stdin.read()
 @pytest.mark.stress
 def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
     Path("train.py").write_text(STEPPED)
-    word = tmp_path / "word"
-    running = subprocess.Popen([*DISTKIT, "trace", "--", *TWO, "train.py", str(word)])
+    stop_file = tmp_path / "stop"
+    running = subprocess.Popen([*DISTKIT, "trace", "--", *TWO, "train.py", str(stop_file)])
     try:
         run = dk.hosts.follow(timeout=LONG)
         stepper = run.step()
@@ -227,8 +227,8 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
         assert [s.status for s in blocked] == [RankStatus.PAUSED, RankStatus.BLOCKED]
         assert {e.summary.values for e in stepper.trace.events[-6:] if e.summary} == {(0.0,)}
         with subprocess.Popen(
-            [sys.executable, "-c", HOLDS, "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as second:  # only one notebook at a time
+            [sys.executable, "-c", STEPS, "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as second:  # only one notebook can step the ranks
             assert "does not answer" in second.communicate(timeout=LONG)[1].decode()
         stepper.resume_all()
         seen = len(run.trace)
@@ -236,11 +236,11 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
         for channel in run._control._channels.values():
             channel.hang_up()  # as if the kernel had ended
         with background(
-            [sys.executable, "-c", HOLDS, str(LONG)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", STEPS, str(LONG)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as notebook:
             assert notebook.stdout.readline().split() == ["paused", "paused"]
             notebook.kill()
-        word.touch()
+        stop_file.touch()
         assert running.wait(LONG) == 0
     finally:
         running.terminate()
@@ -301,7 +301,7 @@ def test_two_nodes_write_into_one_folder() -> None:
     assert Path("shared.gz").exists()
 
 
-GOES_ON = """
+CONTINUES = """
 import sys, time
 import torch, torch.distributed as dist
 from pathlib import Path
@@ -317,9 +317,9 @@ dist.destroy_process_group()
 
 
 def test_running_job_is_followed(tmp_path: Path) -> None:
-    script, word = tmp_path / "goes_on.py", tmp_path / "word"
-    script.write_text(GOES_ON)
-    command = [*DISTKIT, "trace", "--", *TWO, str(script), str(word)]
+    script, stop_file = tmp_path / "continues.py", tmp_path / "stop"
+    script.write_text(CONTINUES)
+    command = [*DISTKIT, "trace", "--", *TWO, str(script), str(stop_file)]
     with background(command, cwd=tmp_path) as running:
         run = dk.hosts.follow(tmp_path / "trace", timeout=LONG)
         received: list[Event] = []
@@ -328,13 +328,13 @@ def test_running_job_is_followed(tmp_path: Path) -> None:
         until(lambda: sum(e.state is State.COMPLETED for e in received) == 2, timeout=LONG)
         assert not run.finished
         assert isinstance(run, Live)
-        word.touch()
+        stop_file.touch()
         assert ended.wait(LONG)
         running.wait(LONG)
     late = dk.hosts.follow(tmp_path / "trace")
-    over: list[list[Event]] = []
-    late.subscribe(over.append)  # an ended run reports so at once
-    assert [len(events) for events in over] == [14, 0]
+    batches: list[list[Event]] = []
+    late.subscribe(batches.append)  # a run that has ended reports its end immediately
+    assert [len(events) for events in batches] == [14, 0]
     assert run.finished
     assert len(received) == len(run.trace.events) == 14
     assert not run.findings

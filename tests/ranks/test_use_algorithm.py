@@ -37,9 +37,9 @@ def through_shared_memory() -> int:
         for length in LENGTHS:
             for dtype in DTYPES:
                 x = (torch.arange(length) % 3 + rank % 2).to(dtype)
-                right = expected(x.clone(), op)
+                correct = expected(x.clone(), op)
                 dk.algorithms.shared_memory_all_reduce(x, getattr(dist.ReduceOp, op))
-                torch.testing.assert_close(x, right)
+                torch.testing.assert_close(x, correct)
                 checked += 1
     return checked
 
@@ -51,7 +51,7 @@ def test_shared_memory_equals_gloo(n: int) -> None:
 
 def on_three_hosts() -> int:
     socket.gethostname = lambda: f"host {dist.get_rank() % 3}"
-    os.environ.pop("LOCAL_WORLD_SIZE")  # whatever the launcher's variables are
+    os.environ.pop("LOCAL_WORLD_SIZE")  # ignore the launcher's variables
     return through_shared_memory()
 
 
@@ -62,17 +62,17 @@ def test_shared_memory_of_several_hosts_uses_a_ring() -> None:
 
 
 def on_hosts(name: str, sizes: list[int], hosts: list[int]) -> tuple[bool, list[list[int]]]:
-    """Return whether the sums are right, with ranks simulated on hosts of these sizes."""
-    number = [h for h, n in enumerate(hosts) for _ in range(n)]
-    socket.gethostname = lambda: f"host-{number[dist.get_rank()]}"
+    """Return whether the sums are correct, with ranks on simulated hosts of these sizes."""
+    host_of_rank = [h for h, n in enumerate(hosts) for _ in range(n)]
+    socket.gethostname = lambda: f"host-{host_of_rank[dist.get_rank()]}"
     os.environ.pop("LOCAL_WORLD_SIZE")
     equal = True
     for size in sizes:
         x = torch.arange(size, dtype=torch.float64) + dist.get_rank()
-        right = expected(x.clone(), "SUM")
+        correct = expected(x.clone(), "SUM")
         with dk.algorithms.use_algorithm(name):
             dist.all_reduce(x)
-        equal = equal and torch.equal(x, right)
+        equal = equal and torch.equal(x, correct)
     return equal, [[*host] for host in hosts_of()]
 
 
@@ -94,18 +94,18 @@ def test_torus_needs_equal_hosts() -> None:
         dk.run_ranks(on_hosts, 3, "torus", [5], [1, 2])
 
 
-def files(lost: int) -> float:
+def sum_in_shared_memory(lost: int) -> float:
     """Return the sum; one rank may be killed while the memory is created."""
-    before = shared_memory._open_file
+    open_file = shared_memory._open_file
 
-    def look(*where: Any) -> int:
+    def check_and_open(*where: Any) -> int:
         found = len([*Path("/dev/shm").glob("distkit-*")])
         if found or dist.get_rank() == lost:
             os.kill(os.getpid(), signal.SIGABRT if found else signal.SIGKILL)
-        return before(*where)
+        return open_file(*where)
 
     # the moment after the memory is created and before it is opened
-    shared_memory._open_file = look
+    shared_memory._open_file = check_and_open
     x = torch.ones(5)
     dk.algorithms.shared_memory_all_reduce(x)
     return x[0].item()
@@ -113,16 +113,16 @@ def files(lost: int) -> float:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs memory without a name")
 def test_shared_memory_files_are_unnamed() -> None:
-    assert dk.run_ranks(files, 2, -1).results == [2.0, 2.0]
+    assert dk.run_ranks(sum_in_shared_memory, 2, -1).results == [2.0, 2.0]
     with pytest.raises(dk.errors.RankDied, match=r"rank 1(?s:.*)SIGKILL"):
-        dk.run_ranks(files, 2, 1)
+        dk.run_ranks(sum_in_shared_memory, 2, 1)
 
 
-def of_different_lengths() -> None:
+def with_different_lengths() -> None:
     dk.algorithms.shared_memory_all_reduce(torch.ones(3 + dist.get_rank()))
 
 
-def of_different_kinds() -> None:
+def with_different_operations() -> None:
     op = dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM
     dk.algorithms.shared_memory_all_reduce(torch.ones(70_000), op)
 
@@ -130,11 +130,14 @@ def of_different_kinds() -> None:
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (of_different_lengths, r"rank 0: SUM of float32\[3\]; rank 1: SUM of float32\[4\]"),
-        (of_different_kinds, r"rank 0: SUM of float32\[70,000\]; rank 1: MAX of float32\[70,000\]"),
+        (with_different_lengths, r"rank 0: SUM of float32\[3\]; rank 1: SUM of float32\[4\]"),
+        (
+            with_different_operations,
+            r"rank 0: SUM of float32\[70,000\]; rank 1: MAX of float32\[70,000\]",
+        ),
     ],
 )
-def test_tensors_that_differ_are_named(program, message) -> None:
+def test_different_tensors_are_named(program, message) -> None:
     with pytest.raises(dk.errors.RankError, match=message):
         dk.run_ranks(program, 2)
 
@@ -170,21 +173,21 @@ def test_dist_all_reduce_uses_the_algorithm(name: str) -> None:
     assert ("send" in ops) == (name not in ("shared_memory", "auto"))
 
 
-def mine(x: torch.Tensor, op: object, group: object) -> None:
+def gather_and_sum(x: torch.Tensor, op: object, group: object) -> None:
     gathered = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, x)
     x.copy_(torch.stack(gathered).sum(0))
 
 
-def with_mine() -> float:
+def with_custom_function() -> float:
     x = torch.ones(1)
-    with dk.algorithms.use_algorithm(mine):
+    with dk.algorithms.use_algorithm(gather_and_sum):
         dist.all_reduce(x)
     return x.item()
 
 
 def test_custom_function_is_used() -> None:
-    assert dk.run_ranks(with_mine, 3).results == [3.0] * 3
+    assert dk.run_ranks(with_custom_function, 3).results == [3.0] * 3
 
 
 def test_unknown_name_raises() -> None:

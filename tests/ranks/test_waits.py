@@ -1,4 +1,4 @@
-"""Waits on a store and on other threads."""
+"""Waits for a store, for requests and for other threads."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def missing_key() -> None:
     store().get("unset")
 
 
-def misspelt_key() -> None:
+def misspelled_key() -> None:
     if dist.get_rank() == 0:
         store().set("data/ready", "yes")
     else:
@@ -114,7 +114,7 @@ def key_of_a_rank_that_left() -> None:
     ("program", "culprits", "text"),
     [
         (missing_key, (0, 1), "ranks 0 and 1 wait in store.get('unset')"),
-        (misspelt_key, (0,), "rank 0 has called store.set('data/ready')"),
+        (misspelled_key, (0,), "rank 0 has called store.set('data/ready')"),
         (key_behind_a_barrier, (1,), "no rank has set 'go'; rank 1 waits in barrier()"),
         (key_of_a_rank_that_left, (1,), "no rank has set 'weights'; rank 1 waits in barrier()"),
     ],

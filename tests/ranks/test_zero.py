@@ -1,4 +1,4 @@
-"""The reference implementation of ZeRO equals FSDP2 and DDP, with the memory of the formula."""
+"""The reference implementation of ZeRO, compared with FSDP2, DDP and the memory formula."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = 5
 
 
 class Net(nn.Module):
-    """With a separate parameter, a unit of several layers, and indivisible sizes."""
+    """A model with a separate parameter, a unit of several layers, and indivisible sizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def train(model: nn.Module, step: Any) -> list[torch.Tensor]:
     return losses
 
 
-def plain(optimizer: torch.optim.Optimizer) -> Any:
+def step_of(optimizer: torch.optim.Optimizer) -> Any:
     def step() -> None:
         optimizer.step()
         optimizer.zero_grad()
@@ -72,12 +72,12 @@ def test_every_stage_has_the_losses_of_fsdp2_and_ddp(n: int) -> None:
             model = Net()
             found.append(train(model, Zero(model, adam, stage=stage).step))
         ddp = DistributedDataParallel(Net())
-        found.append(train(ddp, plain(adam(ddp.parameters()))))
+        found.append(train(ddp, step_of(adam(ddp.parameters()))))
         fsdp, mesh = Net(), init_device_mesh("cpu", (n,))
         for child in (fsdp.first, fsdp.middle, fsdp.last):
             fully_shard(child, mesh=mesh)
         fully_shard(fsdp, mesh=mesh)
-        found.append(train(fsdp, plain(adam(fsdp.parameters()))))
+        found.append(train(fsdp, step_of(adam(fsdp.parameters()))))
         return found
 
     for losses in dk.run_ranks(program, n).results:
@@ -88,7 +88,7 @@ def test_every_stage_has_the_losses_of_fsdp2_and_ddp(n: int) -> None:
 
 
 def test_memory_of_a_rank_equals_the_formula() -> None:
-    """Counts all tensors of the process after backward, with optimizer states."""
+    """Count all tensors of the process after backward, with optimizer state."""
     size = {"parameter": 4, "gradient": 4, "optimizer": 8}
     count = 6 * (128 * 128 + 128)
 
@@ -96,17 +96,17 @@ def test_memory_of_a_rank_equals_the_formula() -> None:
         found, x = [], torch.randn(2, 128)
         before = tensor_bytes()  # before any message
         for stage in range(4):
-            least = States.of(count, ranks=4, stage=stage, **size).total
+            expected_bytes = States.of(count, ranks=4, stage=stage, **size).total
             model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(6)))
             zero = Zero(model, lambda parts: torch.optim.Adam(parts, foreach=False), stage=stage)
             for _ in range(2):
-                zero.optimizer.step()  # makes the states
+                zero.optimizer.step()  # creates the state
                 model(x).sum().backward()
 
             def held() -> int:
                 return tensor_bytes() - before
 
-            until(lambda most=1.05 * least: held() < most)  # gloo drops its last tensor
+            until(lambda limit=1.05 * expected_bytes: held() < limit)  # gloo drops its last tensor
             found.append(held())
             del model, zero
             gc.collect()
@@ -117,7 +117,7 @@ def test_memory_of_a_rank_equals_the_formula() -> None:
         assert measured == pytest.approx(expected, rel=0.05)
 
 
-def test_messages_of_each_stage() -> None:
+def test_each_stage_sends_its_collectives() -> None:
     def program() -> None:
         for stage in range(4):
             model = Net()
@@ -137,8 +137,8 @@ def test_messages_of_each_stage() -> None:
     marks = {span.label: span for span in spans if span.op is Op.MARK}
     for stage, calls in enumerate(expected):
         mark = marks[str(stage)]
-        ran = Counter(s.op for s in spans if mark.start < s.start and s.end < mark.end)
-        assert ran == Counter(calls), stage
+        counts = Counter(s.op for s in spans if mark.start < s.start and s.end < mark.end)
+        assert counts == Counter(calls), stage
 
 
 def test_gradients_accumulate_and_unused_layers_do_not_hang() -> None:
@@ -160,14 +160,14 @@ def test_gradients_accumulate_and_unused_layers_do_not_hang() -> None:
 
 def test_invalid_stage_and_tied_weights_raise() -> None:
     def program() -> list[str]:
-        said = []
+        errors = []
         tied = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
         tied["b"].weight = tied["a"].weight
         for model, stage in ((Net(), 4), (tied, 3)):
             with pytest.raises(ValueError, match="") as caught:
                 Zero(model, adam, stage=stage)
-            said.append(str(caught.value))
-        return said
+            errors.append(str(caught.value))
+        return errors
 
     first, second = dk.run_ranks(program, 1).results[0]
     assert first == "ZeRO needs a stage from 0 to 3; got 4"

@@ -54,13 +54,13 @@ USES: dict[str, Use] = {
 
 
 def test_early_use_is_reported() -> None:
-    """Once for each, and not after wait()."""
+    """Each use is reported once, and not after wait()."""
     with pytest.warns(dk.errors.CommunicationWarning, match="(uses|changes) the buffer"):
         run = dk.run_ranks(receiving, 2, *USES.values())
     assert touched(run) == sorted((1, name) for name in USES)
     findings = [f for f in run.findings if f.kind != "straggler"]
     assert {(f.kind, f.culprits, f.hang) for f in findings} == {("buffer_in_use", (1,), False)}
-    assert all("test_touch.py:" in finding.message for finding in findings)
+    assert all("test_buffers_in_use.py:" in finding.message for finding in findings)
 
 
 HARMLESS: dict[str, Use] = {
@@ -80,7 +80,7 @@ HARMLESS: dict[str, Use] = {
 }
 
 
-def test_unrelated_operations_are_not_blamed() -> None:
+def test_unrelated_operations_are_not_reported() -> None:
     run = dk.run_ranks(receiving, 2, *HARMLESS.values())  # a warning would be an error here
     assert touched(run) == []
 
@@ -176,11 +176,11 @@ def each_use_of_each_call() -> None:
     """Combine each call with each use of its tensors, in a named mark."""
     for name, call in CALLS.items():
         for i in range(2):
-            for use, does in DOES.items():
+            for use, use_tensor in DOES.items():
                 mine = torch.ones(4), torch.ones(8)
                 with dk.mark(f"{name} {i} {use}"):
                     work = call(*mine)
-                    does(mine[i])
+                    use_tensor(mine[i])
                     work.wait()
 
 
@@ -190,8 +190,8 @@ def test_reads_of_a_read_buffer_are_allowed() -> None:
     spans = [s for s in run.trace.spans if s.op in (Op.MARK, Op.TOUCH)]
     for r in range(N):
         mine = sorted((s for s in spans if s.rank == r), key=lambda s: s.seq)
-        blamed = {mark.label for mark, touch in pairwise(mine) if touch.op is Op.TOUCH}
-        assert blamed == {
+        reported = {mark.label for mark, touch in pairwise(mine) if touch.op is Op.TOUCH}
+        assert reported == {
             f"{name} {i} {use}"
             for name, allowed in ALLOWED.items()
             for i in range(2)
@@ -200,7 +200,7 @@ def test_reads_of_a_read_buffer_are_allowed() -> None:
         }
 
 
-# -- never waited for -----------------------------------------------------------------------
+# -- calls without wait() -------------------------------------------------------------------
 
 
 def dropped() -> None:
@@ -210,7 +210,7 @@ def dropped() -> None:
         y.sum()
 
 
-def test_wrapped_call_is_missed_once() -> None:
+def test_unawaited_wrapped_call_is_reported_once() -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="ranks 0 and 1 never waited for"):
         run = dk.run_ranks(dropped, N)
     assert [f.kind for f in run.findings if f.kind != "straggler"] == ["not_waited"] * 3

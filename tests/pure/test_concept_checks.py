@@ -17,26 +17,28 @@ def test_concept_check_scores_answers(lesson: str) -> None:
     questions = check.quiz.questions
     assert len(questions) == 5
     # correct answers at different positions
-    assert len({one.choices.index(one.answer) for one in questions}) > 1
-    for number, one in enumerate(questions, 1):
-        assert one.text.endswith("?") and one.why
-        assert 3 <= len({*one.choices}) == len(one.choices)
+    assert len({question.choices.index(question.answer) for question in questions}) > 1
+    for number, question in enumerate(questions, 1):
+        assert question.text.endswith("?") and question.why
+        assert 3 <= len({*question.choices}) == len(question.choices)
         with pytest.raises(DistkitError, match="not one of the choices"):
             check.answer(number, "no such choice")
-        assert check.answer(number, one.answer)
+        assert check.answer(number, question.answer)
         with pytest.raises(DistkitError, match="already known"):
-            check.answer(number, one.answer)
+            check.answer(number, question.answer)
     assert check.score.startswith("5 of 5 right")
     assert isinstance(check.view, View)
     about = Columns(check.trace).frame
     origins = {*about["facts"], *(lane["detail"] for lane in about["lanes"])}
-    assert not {"made up", "simulated"} <= origins  # consistent terms
+    assert not {"made up", "simulated"} <= origins
 
 
 def test_wrong_answers_score_zero() -> None:
     check = concept_check("00_welcome")
-    for number, one in enumerate(check.quiz.questions, 1):
-        assert not check.answer(number, one.choices[one.choices.index(one.answer) - 1])
+    for number, question in enumerate(check.quiz.questions, 1):
+        assert not check.answer(
+            number, question.choices[question.choices.index(question.answer) - 1]
+        )
         assert f"{number} of 5 questions answered, 0 right" == check.score or number == 5
     assert check.score == "0 of 5 right: look again at the wrong ones"
     with pytest.raises(DistkitError, match="use 1 to 5"):
@@ -53,8 +55,10 @@ def test_teacher_sees_questions_answers_and_explanations(
     for lesson in ("00_welcome", "01_messages"):
         quiz = QUIZZES[lesson]
         assert f"{lesson}\n{quiz.about}\n" in output
-        for number, one in enumerate(quiz.questions, 1):
-            assert f"\n{number}. {one.text}\n   {one.answer}\n   {one.why}\n" in output
+        for number, question in enumerate(quiz.questions, 1):
+            assert (
+                f"\n{number}. {question.text}\n   {question.answer}\n   {question.why}\n" in output
+            )
     assert "02_all_reduce" not in output
     assert main(["answers", "99"]) == 1
     assert "no lesson starts with '99'. Available: 00_welcome" in capsys.readouterr().err
@@ -65,18 +69,20 @@ def test_teacher_sees_questions_answers_and_explanations(
 def test_answers_are_hidden_until_the_student_answers() -> None:
     check = concept_check("00_welcome")
     output = repr(check) + "".join(map(repr, check._predictions)) + repr(check.quiz.about)
-    assert not [one for one in check.quiz.questions if one.why in output]
+    assert not [question for question in check.quiz.questions if question.why in output]
 
 
 def test_wrong_answers_can_be_retried() -> None:
     check = concept_check("01_messages")
-    for number, one in enumerate(check.quiz.questions, 1):
-        check.answer(number, one.choices[one.choices.index(one.answer) - (number == 4)])
+    for number, question in enumerate(check.quiz.questions, 1):
+        check.answer(
+            number, question.choices[question.choices.index(question.answer) - (number == 4)]
+        )
     assert check.form.picture["again"] and check.score.startswith("4 of 5 right")
     check._submit({"again": True})
     assert check.score == "4 of 5 questions answered, 4 right"
     asked = check.form.picture["questions"]
-    assert [one["final"] for one in asked] == [True, True, True, False, True]
+    assert [question["final"] for question in asked] == [True, True, True, False, True]
     assert "answer:" not in asked[3]["note"]
     assert check.answer(4, 2) and check.score.startswith("5 of 5")
     assert not check.form.picture["again"]
@@ -87,8 +93,8 @@ def test_quiz_picture_hides_sums_and_findings(lesson: str) -> None:
     view = concept_check(lesson).view
     picture = view.get_state("picture")["picture"]
     assert picture["bare"] and not picture["notices"] + picture["notes"]
-    whole = type(view)(concept_check(lesson).trace)
-    words = whole.get_state("picture")["picture"]["notices"]
+    complete = type(view)(concept_check(lesson).trace)
+    notices = complete.get_state("picture")["picture"]["notices"]
     for output in (view._svg(), repr(view)):
-        assert words and not [one for one in words if one in output]
+        assert notices and not [notice for notice in notices if notice in output]
     assert "in communication" not in view._svg() and "first to last" not in repr(view)

@@ -21,7 +21,7 @@ def spans(run: Run, rank: int = 0) -> list[Span]:
 
 
 def calls_of(run: Run, rank: int = 0) -> list[tuple[Op, str]]:
-    """Return the calls of a rank; checks that all are complete."""
+    """Return the calls of a rank, after checking that all are complete."""
     assert {s.state for s in spans(run, rank)} == {State.COMPLETED}
     return [(s.op, s.label) for s in spans(run, rank)]
 
@@ -31,7 +31,7 @@ def mistakes(run: Run) -> list[Finding]:
     return [f for f in run.trace.diagnose() if f.kind != "straggler"]
 
 
-def same_unrecorded(program: Callable[..., Any], *args: Any) -> Run:
+def run_with_and_without_recording(program: Callable[..., Any], *args: Any) -> Run:
     """Run a program with and without the recorder; check that the results are equal."""
     run = dk.run_ranks(program, 2, *args)
     assert run.results == dk.run_ranks(program, 2, *args, record=False).results
@@ -56,7 +56,7 @@ def functional() -> list[Any]:
 
 
 def test_functional_collectives_are_recorded_once_each() -> None:
-    run = same_unrecorded(functional)
+    run = run_with_and_without_recording(functional)
     assert calls_of(run) == [
         (Op.ALL_GATHER, ""),
         (Op.ALL_REDUCE, "max"),
@@ -66,7 +66,7 @@ def test_functional_collectives_are_recorded_once_each() -> None:
         (Op.ALL_REDUCE, ""),
     ]
     first = spans(run)[1]
-    assert first.where.partition(":")[0].endswith("test_reach.py")
+    assert first.where.partition(":")[0].endswith("test_recording_coverage.py")
     assert first.before is not None and first.after is not None
     assert first.before.values == (0, 1, 2, 3) and first.after.values == (1, 2, 3, 4)
 
@@ -91,7 +91,7 @@ def modes() -> list[Any]:
 
 
 def test_inference_mode_and_no_grad_are_recorded() -> None:
-    run = same_unrecorded(modes)
+    run = run_with_and_without_recording(modes)
     ops = [Op.ALL_REDUCE, Op.RECV, *[Op.ALL_REDUCE] * 3]
     assert [op for op, _ in calls_of(run)] == ops
     assert all(s.after is not None for s in spans(run))
@@ -109,7 +109,7 @@ def meta() -> list[Any]:
 
 
 def test_meta_tensors_are_not_recorded() -> None:
-    assert calls_of(same_unrecorded(meta)) == [(Op.ALL_REDUCE, "")]
+    assert calls_of(run_with_and_without_recording(meta)) == [(Op.ALL_REDUCE, "")]
 
 
 # -- tensors of every kind --------------------------------------------------------------
@@ -125,7 +125,7 @@ def sparse() -> list[Any]:
 
 
 def test_sparse_tensors_are_recorded() -> None:
-    run = same_unrecorded(sparse)
+    run = run_with_and_without_recording(sparse)
     (mine,), (other,) = spans(run), spans(run, 1)
     assert (mine.shape, mine.dtype) == ((4, 2), "sparse float32")
     assert (mine.nbytes, other.nbytes) == (2 * (16 + 4), 4 * (16 + 4)), "indices and values"
@@ -148,7 +148,7 @@ def kinds() -> list[Any]:
 
 
 def test_all_dtypes_and_shapes_are_recorded() -> None:
-    run = same_unrecorded(kinds)
+    run = run_with_and_without_recording(kinds)
     assert len(calls_of(run)) == len(KINDS) + 4
     assert not run.trace.info.unrecorded
 
@@ -215,9 +215,9 @@ HANGS = {inference_on_one_rank: (0,), functional_on_one_rank: (1,), full_tensor_
 
 
 @pytest.mark.parametrize("program", HANGS, ids=lambda program: program.__name__)
-def test_hang_in_an_unrecorded_call_is_explained(program: Callable[[], None]) -> None:
+def test_hang_in_an_unusual_call_is_explained(program: Callable[[], None]) -> None:
     with pytest.raises(dk.errors.DeadlockError) as caught:
         dk.run_ranks(program, 2)
     (finding,) = caught.value.findings
     assert finding.hang and finding.culprits == HANGS[program]
-    assert "test_reach.py" in finding.lines[0]
+    assert "test_recording_coverage.py" in finding.lines[0]

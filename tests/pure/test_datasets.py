@@ -1,4 +1,4 @@
-"""The data sets."""
+"""The datasets."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ def test_digits_are_copied_for_each_caller() -> None:
     pytest.importorskip("sklearn")
     images, labels = digits()
     images.zero_(), labels.zero_()
-    again, others = digits()
-    assert again.max() == 1
-    assert others.max() == 9
+    images, labels = digits()
+    assert images.max() == 1
+    assert labels.max() == 9

@@ -23,7 +23,7 @@ END = {"how": "raised", "text": "ValueError: x", "where": "a.py:3"}
 REPLACED = {"node": 2, "name": "server 0", "how": "killed", "time": 4711.26}
 
 
-def rich(trace: Trace, **more: Any) -> Trace:
+def with_all_fields(trace: Trace, **fields: Any) -> Trace:
     """Return the trace with a value in each field of its info."""
     facts = {
         "groups": {"world": [0, 1], "1": [0, 1]},
@@ -47,19 +47,19 @@ def rich(trace: Trace, **more: Any) -> Trace:
         attributes={"function": "add"},
         match="3",
     )
-    return Trace([*trace.events, touch], traces.info(trace.info, **{**facts, **more}))
+    return Trace([*trace.events, touch], traces.info(trace.info, **{**facts, **fields}))
 
 
 FILES = [
     traces.ping_pong(1),
-    rich(traces.ping_pong(1), ends={}),
+    with_all_fields(traces.ping_pong(1), ends={}),
     traces.ring(3),
-    rich(traces.ring(3)),
-    rich(traces.parameter_server(1)),
+    with_all_fields(traces.ring(3)),
+    with_all_fields(traces.parameter_server(1)),
     traces.sync_sgd(2, 1),
 ]
 
-ODD = [
+UNUSUAL = [
     None,
     True,
     -1,
@@ -96,29 +96,29 @@ def write(path: Path, lines: list[Any]) -> Path:
     return path
 
 
-def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Return the paths to all nested values."""
-    yield way
+    yield path
     if isinstance(value, (dict, list)):
-        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from places(one, (*way, key))
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from paths(item, (*path, key))
 
 
 def damage(lines: list[Any], rng: random.Random) -> None:
-    """Replace one value by an unusual one, or by another value of its line."""
+    """Delete a value, or replace it with an unusual one or with another value of its line."""
     line = rng.choice([line for line in lines if line])
-    ways = list(places(line))[1:]
-    way, other = rng.choice(ways), line
-    for key in rng.choice(ways):
+    nested = list(paths(line))[1:]
+    path, other = rng.choice(nested), line
+    for key in rng.choice(nested):
         other = other[key]
     inside = line
-    for key in way[:-1]:
+    for key in path[:-1]:
         inside = inside[key]
     how = rng.random()
     if how < 0.2:
-        del inside[way[-1]]
+        del inside[path[-1]]
     else:
-        inside[way[-1]] = copy.deepcopy(rng.choice(ODD) if how < 0.6 else other)
+        inside[path[-1]] = copy.deepcopy(rng.choice(UNUSUAL) if how < 0.6 else other)
 
 
 def use(trace: Trace, folder: Path) -> None:
@@ -151,7 +151,7 @@ def test_damaged_file_loads_or_raises(tmp_path: Path, seed: int) -> None:
             opened += 1
 
 
-WRONG = [
+INVALID_VALUES = [
     ("categories[0][8]", ("categories", 0, 8), 7),
     ("categories[0][3]", ("categories", 0, 3), [1]),
     ("categories[0][4]", ("categories", 0, 4), "8"),
@@ -173,21 +173,21 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("field", "way", "value"), WRONG)
+@pytest.mark.parametrize(("field", "path", "value"), INVALID_VALUES)
 def test_error_names_the_field(
-    tmp_path: Path, field: str, way: tuple[Any, ...], value: Any
+    tmp_path: Path, field: str, path: tuple[Any, ...], value: Any
 ) -> None:
     lines = lines_of(FILES[3].save(tmp_path / "x.trace"))
-    (inside,) = [line for line in lines if way[0] in line]
-    for key in way[:-1]:
+    (inside,) = [line for line in lines if path[0] in line]
+    for key in path[:-1]:
         inside = inside[key]
-    inside[way[-1]] = value
+    inside[path[-1]] = value
     with pytest.raises(TraceFileError, match=rf"x\.trace: .* `\$\.{re.escape(field)}`"):
         Trace.load(write(tmp_path / "x.trace", lines))
 
 
 def test_deep_nesting_raises(tmp_path: Path) -> None:
-    path = tmp_path / "x.trace"
-    path.write_bytes(gzip.compress(b'{"meta": ' + b"[" * 100_000))
+    file = tmp_path / "x.trace"
+    file.write_bytes(gzip.compress(b'{"meta": ' + b"[" * 100_000))
     with pytest.raises(TraceFileError, match=r"x\.trace: "):
-        Trace.load(path)
+        Trace.load(file)

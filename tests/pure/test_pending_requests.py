@@ -8,7 +8,7 @@ import pytest
 import traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_views_servers import Shop, shop
+from test_views_servers import RecordedServer, record_server
 
 from distkit.consistency import Asynchronous, Synchronous
 from distkit.diagnosis.diagnose import diagnose
@@ -23,39 +23,39 @@ RULES = st.one_of(
 STEPS = st.lists(st.tuples(st.sampled_from(["push", "pull"]), st.integers(0, 3)), max_size=30)
 
 
-def waiting(run: Shop) -> dict[int, int]:
-    """Return the clock of each worker whose pull is held."""
+def waiting(run: RecordedServer) -> dict[int, int]:
+    """Return the clock of each worker with a pending pull."""
     return {node: clock for (node, _), (_, clock) in run.server.entries["w"].waiting.items()}
 
 
-def play(workers, rule, steps) -> Shop:
-    """Run a real server with workers that wait for the replies to their pulls."""
-    run = shop(workers, rule)
-    for what, worker in steps:
+def play(workers, rule, steps) -> RecordedServer:
+    """Run a real server with workers that wait for the reply to each pull."""
+    run = record_server(workers, rule)
+    for method, worker in steps:
         if worker % workers not in waiting(run):
-            getattr(run, what)(worker % workers)
+            getattr(run, method)(worker % workers)
     return run
 
 
-def watched(run: Shop) -> list[Event]:
+def events_with_waits(run: RecordedServer) -> list[Event]:
     """Return the workers' events, with a wait for each unanswered request."""
     events = [e for e in run.trace() if e.rank < run.workers]
     last = {(e.rank, e.seq): e for e in events}
-    held = [e for e in last.values() if e.op is Op.PULL and e.state is State.STARTED]
-    assert {e.rank for e in held} == waiting(run).keys()
-    return [*events, *(replace(e, state=State.BLOCKED) for e in held)]
+    pending = [e for e in last.values() if e.op is Op.PULL and e.state is State.STARTED]
+    assert {e.rank for e in pending} == waiting(run).keys()
+    return [*events, *(replace(e, state=State.BLOCKED) for e in pending)]
 
 
 @settings(max_examples=40)
 @given(st.integers(1, 4), RULES, STEPS)
-def test_blocked_ranks_wait_for_an_answer_of_the_server(workers, rule, steps) -> None:
+def test_blocked_ranks_are_those_with_a_pending_pull(workers, rule, steps) -> None:
     run = play(workers, rule, steps)
     board, entry = WaitForGraph(workers), run.server.entries["w"]
-    board.feed(watched(run))
+    board.feed(events_with_waits(run))
     for node, clock in waiting(run).items():
         s = board.rank_state(node)
-        real = rule.awaits(clock, entry.version, entry.arrived, range(workers), entry.clocks)
-        assert s.status is RankStatus.BLOCKED and set(s.waits_for) >= real - {node}
+        awaited = rule.awaits(clock, entry.version, entry.arrived, range(workers), entry.clocks)
+        assert s.status is RankStatus.BLOCKED and set(s.waits_for) >= awaited - {node}
         assert s.reason.startswith("server 0 waits for ")
     blocked = {s.rank for s in board.rank_states if s.status is RankStatus.BLOCKED}
     assert blocked == waiting(run).keys()
@@ -63,16 +63,15 @@ def test_blocked_ranks_wait_for_an_answer_of_the_server(workers, rule, steps) ->
 
 @settings(max_examples=40)
 @given(st.integers(2, 4), RULES, STEPS, st.sets(st.integers(0, 3)))
-def test_stuck_ranks_cannot_be_freed_by_others(workers, rule, steps, ended) -> None:
-    """The server does not answer them, however often the others push."""
+def test_pushes_of_other_ranks_do_not_answer_stuck_ranks(workers, rule, steps, ended) -> None:
     run = play(workers, rule, steps)
     ended = ended & set(range(workers)) - waiting(run).keys()
     board = WaitForGraph(workers)
-    board.feed(watched(run))
+    board.feed(events_with_waits(run))
     for rank in ended:
         board.end(rank, "returned")
     entry = run.server.entries["w"]
-    for _ in range(40):  # answered workers push as well
+    for _ in range(40):  # answered workers also push
         for worker in set(range(workers)) - ended - waiting(run).keys():
             if isinstance(rule, Synchronous) and entry.clocks.get(worker, 0) <= entry.version:
                 run.pull(worker)  # its gradient must not be late
@@ -84,41 +83,46 @@ W = {"key": "w"}
 
 
 def options(mode):
-    """The options in a registration: "dist_sync backup=1"."""
+    """Parse the options of a registration, such as "dist_sync backup=1"."""
     mode, *others = mode.split()
-    options = dict(one.split("=") for one in others)
+    options = dict(option.split("=") for option in others)
     return {"mode": mode, **{n: int(v) if v.isdecimal() else v for n, v in options.items()}}
 
 
-def asked(rank, seq, op, *states, attributes=W, peer=3):
+def request_events(rank, seq, op, *states, attributes=W, peer=3):
     """Return the events of a request to a server."""
     line = {Op.PUSH: 7, Op.PULL: 8}.get(op, 5)
-    about = {"peer": peer, "attributes": attributes, "match": f"kv:1:{rank}:{seq}"}
+    fields = {"peer": peer, "attributes": attributes, "match": f"kv:1:{rank}:{seq}"}
     return [
-        Event(rank, seq, op, State(s), seq + i / 10, where=f"In[3]:{line}", **about)
+        Event(rank, seq, op, State(s), seq + i / 10, where=f"In[3]:{line}", **fields)
         for i, s in enumerate(states)
     ]
 
 
-WHOLE = "scheduled", "started", "completed"
-HELD = "scheduled", "started", "blocked"
+ANSWERED = "scheduled", "started", "completed"
+PENDING = "scheduled", "started", "blocked"
 
 
 def worker(rank, gradients, *, waits=False, mode="dist_sync"):
-    """Creates a store, pushes and pulls; optionally waits in a last pull, after a push."""
-    events = asked(rank, 0, Op.REGISTER, *WHOLE, attributes=options(mode), peer=4)
+    """Return the events of a worker that pushes and pulls, optionally with a pending last pull."""
+    events = request_events(rank, 0, Op.REGISTER, *ANSWERED, attributes=options(mode), peer=4)
     for n in range(gradients):
-        events += asked(rank, 2 * n + 1, Op.PUSH, *WHOLE)
-        events += asked(rank, 2 * n + 2, Op.PULL, *WHOLE)
+        events += request_events(rank, 2 * n + 1, Op.PUSH, *ANSWERED)
+        events += request_events(rank, 2 * n + 2, Op.PULL, *ANSWERED)
     if waits:
-        events += [*asked(rank, 100, Op.PUSH, *WHOLE), *asked(rank, 101, Op.PULL, *HELD)]
+        events += [
+            *request_events(rank, 100, Op.PUSH, *ANSWERED),
+            *request_events(rank, 101, Op.PULL, *PENDING),
+        ]
     return events
 
 
 def trace(*workers):
-    """Return the trace of workers, which have ended unless they wait."""
+    """Return the trace of these workers; those without a pending request have returned."""
     blocked = [any(e.state is State.BLOCKED for e in events) for events in workers]
-    ends = {str(r): {"how": "returned", "text": ""} for r, held in enumerate(blocked) if not held}
+    ends = {
+        str(r): {"how": "returned", "text": ""} for r, pending in enumerate(blocked) if not pending
+    }
     events = [e for events in workers for e in events]
     return Trace(events, traces.info(world_size=len(workers), ends=ends))
 
@@ -127,9 +131,9 @@ def trace(*workers):
 def test_workers_with_different_keys_are_diagnosed(mode) -> None:
     def pushes(rank, key):
         return [
-            *asked(rank, 0, Op.REGISTER, *WHOLE, attributes=options(mode), peer=4),
-            *asked(rank, 1, Op.PUSH, *WHOLE, attributes={"key": key}),
-            *asked(rank, 2, Op.PULL, *HELD, attributes={"key": key}),
+            *request_events(rank, 0, Op.REGISTER, *ANSWERED, attributes=options(mode), peer=4),
+            *request_events(rank, 1, Op.PUSH, *ANSWERED, attributes={"key": key}),
+            *request_events(rank, 2, Op.PULL, *PENDING, attributes={"key": key}),
         ]
 
     (f,) = diagnose(trace(pushes(0, "a"), pushes(1, "b")))
@@ -137,12 +141,11 @@ def test_workers_with_different_keys_are_diagnosed(mode) -> None:
 
 
 @pytest.mark.parametrize("mode", ["dist_async", "dist_async staleness=9"])
-def test_worker_that_may_be_answered_is_not_accused(mode) -> None:
+def test_worker_whose_pull_can_still_be_answered_is_not_reported(mode) -> None:
     assert diagnose(trace(worker(0, 3, waits=True, mode=mode), worker(1, 1, mode=mode))) == []
 
 
-def test_worker_that_reports_a_death_waited_for_the_dead_one() -> None:
-    """Its error is not a second cause."""
+def test_error_about_a_dead_worker_is_not_a_second_cause() -> None:
     events = [e for e in worker(0, 2, waits=True) if e.state is not State.BLOCKED]
     events.append(replace(events[-1], state=State.FAILED, time=300.0))
     text = (
@@ -154,15 +157,15 @@ def test_worker_that_reports_a_death_waited_for_the_dead_one() -> None:
     assert (found.kind, found.culprits, found.waiting) == ("died", (1,), (0,))
 
 
-# -- words --------------------------------------------------------------------------------
+# -- text ---------------------------------------------------------------------------------
 
 
-def test_reason_of_a_waiting_worker() -> None:
+def test_reason_names_the_request_and_the_awaited_worker() -> None:
     board = WaitForGraph(2)
     board.feed([*worker(0, 2, waits=True), *worker(1, 2)])
     prefix = "rank 0: blocked in pull('w') at In[3]:8: server 1 waits for worker 1, which "
     assert str(board.rank_state(0)) == f"{prefix}has pushed 'w' 2 of 3 times"
-    board.feed(asked(1, 50, Op.PUSH, "scheduled"))
+    board.feed(request_events(1, 50, Op.PUSH, "scheduled"))
     assert str(board.rank_state(0)) == f"{prefix}is paused before push('w') at In[3]:7"
-    board.feed(asked(1, 50, Op.PUSH, "scheduled", "started"))
+    board.feed(request_events(1, 50, Op.PUSH, "scheduled", "started"))
     assert board.rank_state(0).status is RankStatus.RUNNING

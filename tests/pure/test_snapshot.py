@@ -28,16 +28,16 @@ def test_slow_drawing_does_not_replace_a_newer_one() -> None:
             finish.wait(10)
         return "<svg/>", now
 
-    still = NotebookSnapshot(draw)
+    snapshot = NotebookSnapshot(draw)
     handle: Any = Handle()
-    still._handle = handle
-    slow = threading.Thread(target=still.refresh)
+    snapshot._handle = handle
+    slow = threading.Thread(target=snapshot.refresh)
     slow.start()
     assert drawing.wait(10)
     state[0] = "new"
-    quick = threading.Thread(target=still.refresh)
+    quick = threading.Thread(target=snapshot.refresh)
     quick.start()
-    quick.join(0.1)  # it may be done by now, but need not
+    quick.join(0.1)  # it may have finished or not
     finish.set()
     slow.join(10)
     quick.join(10)

@@ -1,4 +1,4 @@
-"""The bug suite's scores, and the evaluation of torch's reports."""
+"""Scores of the bug suite, and the evaluation of torch's reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def verdict(case: Case, shown: str) -> Verdict:
 # -- the score -----------------------------------------------------------------
 
 
-def test_score_counts_reports_of_wrong_and_of_right_programs() -> None:
+def test_score_counts_reports_of_wrong_and_correct_programs() -> None:
     wrong, ok = (next(case for case in SUITE if case.ok is ok) for ok in (False, True))
     shown = [(wrong, "text"), (wrong, "text"), (wrong, "text"), (wrong, ""), (ok, "text"), (ok, "")]
     score = Score.of(verdict(case, text) for case, text in shown)
@@ -40,7 +40,7 @@ def test_every_class_has_a_title() -> None:
     assert {case.cls for case in SUITE if not case.ok} == set(TITLES)
 
 
-# -- what torch says ---------------------------------------------------------------
+# -- torch's reports -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -62,5 +62,5 @@ def test_connection_closed_by_a_timeout_counts_as_timeout(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_saved_answers_match_the_suite(mode: str) -> None:
+def test_saved_results_cover_the_suite(mode: str) -> None:
     assert len(Stock.load().verdicts(mode, SUITE)) == len(SUITE)

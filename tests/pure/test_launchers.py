@@ -59,7 +59,7 @@ def test_launchers_are_detected(environ: dict[str, str], expected: Launched) -> 
 
 
 @pytest.mark.parametrize(
-    ("environ", "words"),
+    ("environ", "message"),
     [
         ({"RANK": "1"}, "WORLD_SIZE is '': expected an integer"),
         ({**TORCHRUN, "RANK": "one"}, "RANK is 'one': expected an integer"),
@@ -67,6 +67,6 @@ def test_launchers_are_detected(environ: dict[str, str], expected: Launched) -> 
         ({**MPICH, "PMI_RANK": "-1"}, "PMI_RANK is '-1'"),
     ],
 )
-def test_inconsistent_environment_raises(environ: dict[str, str], words: str) -> None:
-    with pytest.raises(StartError, match=words):
+def test_inconsistent_environment_raises(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(StartError, match=message):
         detect(environ)

@@ -1,4 +1,4 @@
-"""Files of other programs: flight-recorder dumps and Chrome traces are read without execution."""
+"""Files of other programs: flight-recorder dumps and Chrome traces, read without running code."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ Json = dict[str, Any]
 
 def entry(number: int, name: str, state: str = "completed", **facts: Any) -> Json:
     """Return a call as written by the flight recorder."""
-    line = {"name": "step", "filename": f"/home/me/{facts.pop('file', 'train.py')}", "line": number}
-    torchs = {"name": name, "filename": "/usr/lib/site-packages/torch/c10d.py", "line": 1}
-    begun, over = state in ("started", "completed"), state == "completed"
+    user_frame = {
+        "name": "step",
+        "filename": f"/home/me/{facts.pop('file', 'train.py')}",
+        "line": number,
+    }
+    torch_frame = {"name": name, "filename": "/usr/lib/site-packages/torch/c10d.py", "line": 1}
+    started, completed = state in ("started", "completed"), state == "completed"
     return {
         "record_id": number,
         "pg_id": 0,
@@ -45,12 +49,12 @@ def entry(number: int, name: str, state: str = "completed", **facts: Any) -> Jso
         "output_sizes": [[4, 2]],
         "output_dtypes": ["BFloat16"],
         "state": state,
-        "time_discovered_started_ns": NS + number * 1000 + 100 if begun else None,
-        "time_discovered_completed_ns": NS + number * 1000 + 300 if over else None,
-        "retired": over,
+        "time_discovered_started_ns": NS + number * 1000 + 100 if started else None,
+        "time_discovered_completed_ns": NS + number * 1000 + 300 if completed else None,
+        "retired": completed,
         "timeout_ms": 600_000,
         "is_p2p": "->" in name or "<-" in name,
-        "frames": [torchs, line],
+        "frames": [torch_frame, user_frame],
         **facts,
     }
 
@@ -66,7 +70,7 @@ def load(folder: Path, *dumps: Json) -> Trace:
     return Trace.load(folder)
 
 
-def found(trace: Trace) -> list[tuple[str, tuple[int, ...]]]:
+def kinds_and_culprits(trace: Trace) -> list[tuple[str, tuple[int, ...]]]:
     return [(f.kind, f.culprits) for f in trace.diagnose()]
 
 
@@ -87,7 +91,7 @@ def test_dump_loads_as_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [json.dumps, lambda d: gzip.compress(json.dumps(d).encode())])
-def test_json_and_gzip_are_read_as_well(tmp_path: Path, write: Callable[[Json], Any]) -> None:
+def test_json_and_gzip_dumps_are_loaded(tmp_path: Path, write: Callable[[Json], Any]) -> None:
     files = [tmp_path / f"fr_{rank}.json" for rank in range(2)]
     for file in files:
         content = write(dump(entry(0, "all_reduce")))
@@ -96,10 +100,10 @@ def test_json_and_gzip_are_read_as_well(tmp_path: Path, write: Callable[[Json], 
     assert Trace.load(str(files[1])).spans[0].rank == 1
 
 
-def test_rank_without_a_dump_is_accused(tmp_path: Path) -> None:
+def test_rank_without_a_dump_is_reported(tmp_path: Path) -> None:
     waiting = dump(entry(0, "all_reduce", "started"), ranks="[0, 1, 2]")
     trace = load(tmp_path, waiting, waiting)
-    assert found(trace) == [("skipped", (2,))]
+    assert kinds_and_culprits(trace) == [("skipped", (2,))]
     assert "(its dump is missing)" in trace.diagnose()[0].message
 
 
@@ -112,26 +116,26 @@ def test_send_and_receive_are_matched(tmp_path: Path) -> None:
 
 def test_peers_are_group_ranks(tmp_path: Path) -> None:
     group = {"process_group": ["7", "pp"]}
-    made = dump(entry(0, "send 0->1", **group), ranks="[0, 1, 2, 3]")
-    made["pg_config"]["7"] = {"name": "7", "desc": "pp", "ranks": "[1, 3]"}
+    content = dump(entry(0, "send 0->1", **group), ranks="[0, 1, 2, 3]")
+    content["pg_config"]["7"] = {"name": "7", "desc": "pp", "ranks": "[1, 3]"}
     file = tmp_path / "dump_1"
-    file.write_text(json.dumps(made))
+    file.write_text(json.dumps(content))
     trace = Trace.load(file)
     assert [(s.rank, s.peer, s.group) for s in trace.spans] == [(1, 3, "7")]
     assert trace.info.groups == {"world": [0, 1, 2, 3], "7": [1, 3]}
 
 
 def test_wrapped_ring_buffers_are_aligned(tmp_path: Path) -> None:
-    """Rank 1 has lost its first calls: those of the others match nothing."""
+    """Rank 1 has lost its first calls, so those of rank 0 have no match."""
     long = dump(*(entry(n, "all_reduce") for n in range(4)), entry(4, "barrier", "started"))
     short = dump(entry(2, "all_reduce"), entry(3, "all_reduce"))
     trace = load(tmp_path, long, short)
     assert [len(calls) for calls in trace.collectives] == [2, 2, 1]
-    assert found(trace) == [("missing_barrier", (1,))]
+    assert kinds_and_culprits(trace) == [("missing_barrier", (1,))]
 
 
 def test_queued_call_has_not_started(tmp_path: Path) -> None:
-    """Two groups in different orders: each rank waits in its first call, with the other queued."""
+    """Two groups in different orders: each rank waits in its first call; its second is queued."""
     a, b = {"process_group": ["1", "a"]}, {"process_group": ["2", "b"]}
     config = {
         name: {"name": name, "desc": desc, "ranks": "[0, 1]"}
@@ -141,29 +145,29 @@ def test_queued_call_has_not_started(tmp_path: Path) -> None:
         dump(entry(0, "all_reduce", "started", **x), entry(1, "all_reduce", "scheduled", **y))
         for x, y in ((a, b), (b, a))
     ]
-    for made in dumps:
-        made["pg_config"] |= config
+    for content in dumps:
+        content["pg_config"] |= config
     trace = load(tmp_path, *dumps)
-    assert {c for _, culprits in found(trace) for c in culprits} == {0, 1}
+    assert {c for _, culprits in kinds_and_culprits(trace) for c in culprits} == {0, 1}
     assert trace.info.unrecorded[0] == {"all_reduce queued behind an unfinished call": 1}
 
 
 def test_unmatchable_messages_are_counted(tmp_path: Path) -> None:
-    """Rank 1 has lost the calls before its receive, so no send has a certain receive."""
+    """Rank 1 has lost the calls before its receive, so no send can be matched with certainty."""
     sender = dump(*(entry(n, "send 0->1") for n in range(2)), entry(2, "send 0->1", "started"))
     trace = load(tmp_path, sender, dump(entry(4, "recv 1<-0"), entry(5, "all_reduce")))
     assert [(s.rank, s.seq) for s in trace.spans] == [(0, 2), (1, 5)]
-    forgotten = "whose partner may have been overwritten"
-    assert trace.info.unrecorded == {0: {f"send {forgotten}": 2}, 1: {f"recv {forgotten}": 1}}
+    reason = "whose partner may have been overwritten"
+    assert trace.info.unrecorded == {0: {f"send {reason}": 2}, 1: {f"recv {reason}": 1}}
 
 
-# -- what a file may not hold ------------------------------------------------------------
+# -- invalid files -----------------------------------------------------------------------
 
 
 def broken(change: Callable[[Json], Any]) -> Json:
-    made = dump(entry(0, "all_reduce"))
-    change(made)
-    return made
+    content = dump(entry(0, "all_reduce"))
+    change(content)
+    return content
 
 
 @pytest.mark.parametrize(
@@ -216,7 +220,7 @@ DUMP = pickle.dumps(dump(entry(0, "all_reduce"), entry(1, "send 0->1", "started"
 
 
 @given(st.integers(1, len(DUMP) - 1), st.binary(min_size=1, max_size=3))
-def test_every_damaged_dump_raises_cleanly(
+def test_damaged_dump_loads_or_raises(
     tmp_path_factory: pytest.TempPathFactory, at: int, noise: bytes
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "damaged_0"
@@ -233,8 +237,8 @@ def test_unpacked_size_is_limited(
 ) -> None:
     monkeypatch.setattr(trace_file, "MAX_BYTES", 1000)
     file = tmp_path / "rank_0"
-    own = ring().save(tmp_path / "own.gz")
-    for content in (json.dumps(dump()).encode() + b" " * 900, gzip.decompress(own.read_bytes())):
+    saved = ring().save(tmp_path / "own.gz")
+    for content in (json.dumps(dump()).encode() + b" " * 900, gzip.decompress(saved.read_bytes())):
         file.write_bytes(write(content))
         with pytest.raises(
             TraceFileError, match="rank_0: the unpacked file has more than 1,000 bytes"
@@ -242,7 +246,7 @@ def test_unpacked_size_is_limited(
             Trace.load(file)
 
 
-# -- which rank a file is of -----------------------------------------------------------------------
+# -- the rank of a file ----------------------------------------------------------------------------
 
 
 NAMES = [
@@ -255,7 +259,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("names", NAMES)
-def test_rank_of_a_dump_comes_from_its_name(tmp_path: Path, names: tuple[str, str]) -> None:
+def test_rank_of_a_dump_is_parsed_from_its_name(tmp_path: Path, names: tuple[str, str]) -> None:
     files = [tmp_path / name for name in names]
     for rank, file in enumerate(files):
         file.write_bytes(pickle.dumps(dump(entry(0, "all_reduce", file=f"{rank}.py"))))
@@ -321,34 +325,34 @@ def profiled(rank: int) -> Json:
     }
 
 
-def blank(content: Json) -> str:
-    """Format events like torch: on separate lines, indented."""
+def indented(content: Json) -> str:
+    """Format a profile like torch: indented, after a space."""
     return " " + json.dumps(content, indent=2) + "\n"
 
 
 def changed(content: Json, old: str, new: str) -> str:
-    text = blank(content)
+    text = indented(content)
     assert old in text
     return text.replace(old, new)
 
 
 FORMS: dict[str, Callable[[Json], str | bytes]] = {
     "compact": json.dumps,
-    "behind a blank": blank,
-    "behind a newline": lambda c: "\n" + json.dumps(c, indent=2),
-    "gzipped": lambda c: gzip.compress(blank(c).encode()),
-    "with a byte order mark": lambda c: blank(c).encode("utf-8-sig"),
-    "with lines of Windows": lambda c: blank(c).replace("\n", "\r\n"),
+    "after a space": indented,
+    "after a newline": lambda c: "\n" + json.dumps(c, indent=2),
+    "gzipped": lambda c: gzip.compress(indented(c).encode()),
+    "with a byte order mark": lambda c: indented(c).encode("utf-8-sig"),
+    "with Windows line endings": lambda c: indented(c).replace("\n", "\r\n"),
     "with a tab in a name": lambda c: changed(c, "(31): step", "(31):\tstep"),
-    "with a name that is no UTF-8": lambda c: blank(c).encode().replace(b"#1", b"#\xff"),
+    "with a name that is not UTF-8": lambda c: indented(c).encode().replace(b"#1", b"#\xff"),
     "with quotes in a name": lambda c: changed(c, "/home/me/train.py(31): step", '{"a": 1}(2): x'),
-    "with numbers that are none": lambda c: changed(c, '"External id": 11', '"External id": NaN'),
-    "with a name first": lambda c: "{" + '"traceName": "x",' + blank(c).strip()[1:],
+    "with NaN": lambda c: changed(c, '"External id": 11', '"External id": NaN'),
+    "with the trace's name first": lambda c: "{" + '"traceName": "x",' + indented(c).strip()[1:],
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_profile_opens_by_its_path(tmp_path: Path, form: str) -> None:
+def test_profile_loads_in_any_format(tmp_path: Path, form: str) -> None:
     file = tmp_path / "vm_77.1790857026000000000.pt.trace.json.gz"
     content = FORMS[form](profiled(0))
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -370,11 +374,11 @@ def test_nccl_profile_has_groups_and_kernels(tmp_path: Path) -> None:
     assert {s.label for s in trace.spans if s.op is Op.MARK} == {"ProfilerStep#1"}
 
 
-def judged(trace: Trace) -> list[Finding]:
+def judged_findings(trace: Trace) -> list[Finding]:
     return [f for f in trace.diagnose() if f.kind != "not_judged"]
 
 
-def loaded(folder: Path, *contents: Json) -> Trace:
+def load_profiles(folder: Path, *contents: Json) -> Trace:
     """Load profiles as a trace."""
     for rank, content in enumerate(contents):
         folder.joinpath(f"rank{rank}.json").write_text(json.dumps(content))
@@ -387,8 +391,8 @@ def test_no_matching_notice_while_ranks_are_missing(tmp_path: Path) -> None:
     for content in contents:
         content["distributedInfo"]["world_size"] = 128
         content["distributedInfo"]["pg_config"][1]["ranks"] = [0, 5]
-    trace = loaded(tmp_path, *contents)
-    assert judged(trace) == []
+    trace = load_profiles(tmp_path, *contents)
+    assert judged_findings(trace) == []
     (finding,) = trace.diagnose()
     assert finding.message.startswith("ranks 1, 2, 3 … 127 (126 in all) of 128 are missing: ")
     assert trace.ranks == [0, 5]
@@ -396,15 +400,15 @@ def test_no_matching_notice_while_ranks_are_missing(tmp_path: Path) -> None:
     assert "2 ranks" in picture and "126 in all" in picture
 
 
-def test_profile_without_communication_says_so(tmp_path: Path) -> None:
+def test_profile_without_communication_is_reported(tmp_path: Path) -> None:
     content = profiled(0)
     content["traceEvents"] = content["traceEvents"][2:]
     content.pop("distributedInfo")
-    (finding,) = loaded(tmp_path, content).diagnose()
+    (finding,) = load_profiles(tmp_path, content).diagnose()
     assert finding.message.startswith("the profile has no communication")
     content["traceEvents"].pop()
     with pytest.raises(TraceFileError, match=r"rank0.json: no calls .* were found"):
-        loaded(tmp_path, content)
+        load_profiles(tmp_path, content)
 
 
 def test_dumps_without_calls_raise(tmp_path: Path) -> None:
@@ -412,22 +416,22 @@ def test_dumps_without_calls_raise(tmp_path: Path) -> None:
         load(tmp_path, dump(entry(0, "coalesced")), dump())
 
 
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """Return each container in a JSON value, with each key."""
+def containers(value: Any) -> list[tuple[Any, Any]]:
+    """Return each container in a JSON value, with each of its keys."""
     pairs = enumerate(value) if isinstance(value, list) else getattr(value, "items", list)()
-    return [found for key, one in pairs for found in [(value, key), *places(one)]]
+    return [pair for key, item in pairs for pair in [(value, key), *containers(item)]]
 
 
 NOISE = st.sampled_from([None, True, -5, 0.5, 10**9, 10**400, "", "x", [], ["x"], [-1], {}])
 
 
 @given(st.data())
-def test_every_damaged_profile_raises_cleanly(
+def test_damaged_profile_loads_or_raises(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     content = json.loads(json.dumps(profiled(0)))
-    into, key = data.draw(st.sampled_from(places(content)))
-    into[key] = data.draw(NOISE)
+    container, key = data.draw(st.sampled_from(containers(content)))
+    container[key] = data.draw(NOISE)
     file = tmp_path_factory.getbasetemp() / "damaged_0"
     file.write_text(json.dumps(content))
     try:

@@ -1,4 +1,4 @@
-"""The watchdog reports a deadlock only if the waits have an instant in common."""
+"""The watchdog reports a deadlock only if the waits overlap."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 
 
-def waits_for_each_other(ranks: int) -> Trace:
-    """Every rank receives from its left neighbour."""
+def trace_of_a_cycle(ranks: int) -> Trace:
+    """Return a run in which every rank receives from its left neighbor."""
     return Trace(
         [
             Event(r, 0, Op.RECV, state, 1.0 + 0.1 * i, peer=(r - 1) % ranks, nbytes=4)
@@ -32,19 +32,19 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_consecutive_waits_are_not_a_deadlock() -> None:
-    it = DeadlockWatchdog()
-    it.record_wait(0, (0,), 1.0, 1.2)
-    it.record_wait(1, (0,), 1.3, 1.5)  # rank 0 may have continued at 1.25
-    assert not it.is_due([0, 1])
-    assert it.check(waits_for_each_other(2), [0, 1]) == []
-    it.record_wait(0, (0,), 1.0, 1.6)  # no: it still waits
-    assert it.is_due([0, 1])
-    assert len(it.check(waits_for_each_other(2), [0, 1])) == 1
+    detector = DeadlockWatchdog()
+    detector.record_wait(0, (0,), 1.0, 1.2)
+    detector.record_wait(1, (0,), 1.3, 1.5)  # rank 0 may have continued at 1.25
+    assert not detector.is_due([0, 1])
+    assert detector.check(trace_of_a_cycle(2), [0, 1]) == []
+    detector.record_wait(0, (0,), 1.0, 1.6)  # it has not: it still waits
+    assert detector.is_due([0, 1])
+    assert len(detector.check(trace_of_a_cycle(2), [0, 1])) == 1
 
 
 def test_deadlock_needs_simultaneous_waits(now: list[float]) -> None:
-    it = DeadlockWatchdog()
-    it.record_wait(0, (0,), 1.0, 1.2)
-    it.record_wait(1, (0,), 1.3, 1.5)
+    detector = DeadlockWatchdog()
+    detector.record_wait(0, (0,), 1.0, 1.2)
+    detector.record_wait(1, (0,), 1.3, 1.5)
     now[0] = 10.0
-    assert it.check(waits_for_each_other(3), [0, 1, 2]) == [], "rank 2 has not said that it waits"
+    assert detector.check(trace_of_a_cycle(3), [0, 1, 2]) == [], "rank 2 has not reported a wait"
