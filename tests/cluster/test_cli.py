@@ -51,7 +51,7 @@ def test_trace_records_a_script(tmp_path: Path, leftovers: Callable[[], list[str
     assert not leftovers()
 
 
-def test_error_of_a_script_is_reported_and_its_trace_saved(tmp_path: Path) -> None:
+def test_trace_reports_the_error_of_a_script_and_saves_its_events(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     completed = distkit(tmp_path, "trace", "--ranks", "2", "--", "train.py", "fail")
     assert completed.returncode == 1

@@ -48,9 +48,8 @@ def test_comparison_draws_both_runs_and_tabulates_their_figures(
     assert sheet.text(".dk-head strong") == "ring and torch"
     assert sheet.painted("canvas") and sheet.text(".dkc-tools") == "compared to ring"
     assert "messages inside the backend's collectives are not recorded" in sheet.text(".dk-notices")
-    rows = {label: table_row(sheet, label) for label in ("messages", "collectives", "rounds")}
-    assert rows["messages"][0] == "48"
-    assert rows["collectives"] == ["0", "2"] and rows["rounds"] == ["12", "–"]
+    assert table_row(sheet, "messages")[0] == "48"
+    assert [table_row(sheet, x) for x in ("collectives", "rounds")] == [["0", "2"], ["12", "–"]]
     sheet.root.locator("canvas").focus()
     before = sheet.root.locator("canvas").evaluate("c => c.toDataURL()")
     sheet.press("+", "w")

@@ -33,7 +33,7 @@ def cluster() -> Iterator[dk.Cluster]:
         yield cluster
 
 
-def add_ones(mode: str, dying_rank: int | None = None, **options) -> float:
+def push_ones(mode: str, dying_rank: int | None = None, **options) -> float:
     kv = kvstore.create(mode, **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init(["w", "large"], [torch.zeros(4), torch.zeros(LARGE)])
@@ -50,7 +50,7 @@ def add_ones(mode: str, dying_rank: int | None = None, **options) -> float:
 @pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
 def test_gradients_cross_machines(cluster, mode: str) -> None:
     before = time.monotonic()
-    run = cluster.run(add_ones, mode)
+    run = cluster.run(push_ones, mode)
     assert run.results == [60.0] * 3
     hosts = {about.name: about.host for about in run.trace.info.ranks.values()}
     assert [hosts[n] for n in ("server 0", "server 1", "scheduler")] == [ALPHA, BETA, ALPHA]
@@ -84,7 +84,7 @@ def test_backup_server_takes_over(cluster, tmp_path) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match=r"ended during push_until_stopped"):
         assert run.wait(60).results == [0.0] * 3
     assert [r.name for r in run.trace.info.replaced] == ["server 0"]
-    assert cluster.run(add_ones, "dist_sync", replication=2).results == [60.0] * 3
+    assert cluster.run(push_ones, "dist_sync", replication=2).results == [60.0] * 3
 
 
 def remote_addresses(mode: str) -> list[str]:
@@ -118,7 +118,7 @@ def test_servers_run_on_laboratory_hosts(tmp_path) -> None:
         alpha, beta = f"//{lab.address('alpha')}", f"//{lab.address('beta')}"
         assert cluster.run(remote_addresses, "dist_sync").results == [[beta], [beta], [alpha]]
         before = time.monotonic()
-        run = cluster.run(add_ones, "dist_sync")
+        run = cluster.run(push_ones, "dist_sync")
         assert run.results == [60.0] * 3
         assert all(before - 1 < e.time < time.monotonic() + 1 for e in run.trace.events)
         trace = cluster.run(pass_around).trace
@@ -133,4 +133,4 @@ def test_servers_run_on_laboratory_hosts(tmp_path) -> None:
         stop.touch()
         with pytest.warns(dk.errors.CommunicationWarning, match="ended during push_until_stopped"):
             assert run.wait(60).results == [0.0] * 3
-        assert cluster.run(add_ones, "dist_sync").results == [60.0] * 3
+        assert cluster.run(push_ones, "dist_sync").results == [60.0] * 3

@@ -70,7 +70,7 @@ print(json.dumps({
 }))
 """
 
-#: A user's attack on another user, who is described in TARGET; prints what it can access.
+#: A user's attack on another user, described in TARGET. It prints the resources that it can access.
 SPY = """
 import json, os, socket
 from contextlib import suppress

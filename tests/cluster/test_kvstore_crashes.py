@@ -31,7 +31,7 @@ def cluster() -> Iterator[dk.Cluster]:
         yield cluster
 
 
-def add_ones(mode: str, dying_rank: int | None = None, **options) -> float:
+def push_ones(mode: str, dying_rank: int | None = None, **options) -> float:
     kv = kvstore.create(mode, **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
@@ -49,14 +49,14 @@ def add_ones(mode: str, dying_rank: int | None = None, **options) -> float:
 )
 def test_other_workers_continue_without_a_dead_worker(cluster, mode: str, options) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="rank 1 ended"):
-        run = cluster.run(add_ones, mode, 1, **options)
+        run = cluster.run(push_ones, mode, 1, **options)
     assert run.results[0] >= 50 and run.results[1] is None
     assert run.results[0] == 60 or options == {"backup": 1}  # late gradients are dropped
     assert run.trace.info.ends[1].how == "died"
-    assert cluster.run(add_ones, mode).results == [100, 100]
+    assert cluster.run(push_ones, mode).results == [100, 100]
 
 
-def push_until_killed(flag: str, rounds: int = 200, **options) -> list[float]:
+def push_for_a_while(flag: str, rounds: int = 200, **options) -> list[float]:
     """Push for some rounds, while the test kills a process."""
     kv = kvstore.create("dist_async", **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
@@ -76,7 +76,7 @@ def push_until_killed(flag: str, rounds: int = 200, **options) -> list[float]:
 
 def test_killed_server_is_replaced_by_its_backup(cluster, tmp_path) -> None:
     flag = tmp_path / "now"
-    run = cluster.submit(push_until_killed, str(flag), replication=2)
+    run = cluster.submit(push_for_a_while, str(flag), replication=2)
     until(flag.exists)
     cluster.kill("server 0")
     with pytest.warns(
@@ -89,7 +89,7 @@ def test_killed_server_is_replaced_by_its_backup(cluster, tmp_path) -> None:
     assert last == [400] * 6
     pending = [g for g in projection.history.gradients if g.taken > projection.end]
     assert len(pending) <= 12  # one update was lost with its server
-    assert cluster.run(add_ones, "dist_sync", replication=2).results == [100, 100]
+    assert cluster.run(push_ones, "dist_sync", replication=2).results == [100, 100]
 
 
 def die_early(phase: str, **options) -> float:
@@ -126,7 +126,7 @@ def test_worker_that_dies_before_init_does_not_hang_the_others(
         else:
             assert phase == "create" and results == [None, 6.0]
             assert any("rank 0 ended" in str(warning.message) for warning in received)
-    assert cluster.run(add_ones, "dist_sync").results == [100, 100]
+    assert cluster.run(push_ones, "dist_sync").results == [100, 100]
 
 
 def die_before_reply(mode: str, on_crash: str, folder: str) -> None:
@@ -211,7 +211,7 @@ def test_dead_worker_is_replaced_and_restarts_the_program(cluster, mode: str, tm
     (gap,) = [s for s in spans if s.label == "replaced: signal SIGKILL"]
     assert len({s.match for s in spans if s.op is Op.REGISTER}) == 2
     assert any(s.start > gap.end for s in spans)
-    assert cluster.run(add_ones, mode).results == [100, 100]
+    assert cluster.run(push_ones, mode).results == [100, 100]
     assert cluster.run(sum_of_ranks).results == [1, 1]  # the group is complete again
 
 
@@ -225,7 +225,7 @@ def test_worker_that_dies_repeatedly_ends_the_run(cluster, tmp_path) -> None:
     with pytest.raises(dk.errors.RankDied, match=r"\(signal SIGKILL\)"):
         cluster.run(push_50_times, "dist_sync", str(tmp_path), 99)
     assert Path(tmp_path, "life-1").read_text() == "x" * 4
-    assert cluster.run(add_ones, "dist_sync").results == [100, 100]
+    assert cluster.run(push_ones, "dist_sync").results == [100, 100]
 
 
 def all_reduce_after_replacement(folder: str) -> None:
@@ -262,7 +262,7 @@ def test_killed_scheduler_ends_the_run_with_an_error(cluster, tmp_path) -> None:
     cluster.kill("scheduler")
     with pytest.raises(dk.errors.RunError, match=r"the scheduler has ended \(signal SIGKILL\)"):
         run.wait(60)
-    assert cluster.run(add_ones, "dist_async").results == [100, 100]
+    assert cluster.run(push_ones, "dist_async").results == [100, 100]
 
 
 # -- before the start of a run ---------------------------------------------------------
@@ -272,7 +272,7 @@ def start_late(flag: str, **options) -> float:
     """Worker 1 creates its store when the test allows it."""
     if int(os.environ["RANK"]) == 1:
         until(Path(flag).exists)
-    return add_ones("dist_async", **options)
+    return push_ones("dist_async", **options)
 
 
 def test_server_that_dies_before_the_start_ends_the_run(cluster, tmp_path) -> None:
@@ -281,4 +281,4 @@ def test_server_that_dies_before_the_start_ends_the_run(cluster, tmp_path) -> No
     cluster.kill("server 1")
     with pytest.raises(dk.errors.RunError, match="server 1 has ended"):
         run.wait(60)
-    assert cluster.run(add_ones, "dist_sync").results == [100, 100]
+    assert cluster.run(push_ones, "dist_sync").results == [100, 100]

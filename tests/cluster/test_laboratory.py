@@ -102,7 +102,7 @@ def test_cut_host_is_unreachable_until_restored(restored: Laboratory) -> None:
 
 
 def test_crashed_host_does_not_close_its_connections() -> None:
-    """If only its processes ended, the kernel would close the connections."""
+    """If only the processes ended, the kernel of the host would close their connections."""
     serve = """if True:
         import socket
         server = socket.create_server(("alpha", 7000))

@@ -262,7 +262,7 @@ def raise_after_a_barrier() -> None:
     dist.barrier()
 
 
-def test_exception_ends_the_stepper(usable: dk.Cluster) -> None:
+def test_exception_of_a_rank_ends_the_stepper(usable: dk.Cluster) -> None:
     stepper = usable.step(raise_after_a_barrier)
     with pytest.raises(dk.errors.RankError, match="after the barrier"):
         stepper.next()

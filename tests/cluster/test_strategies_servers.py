@@ -216,7 +216,7 @@ def train_sparse(strategy: Strategy) -> float:
     return model.weight.sum().item()
 
 
-def test_sparse_gradients_are_pushed_dense(cluster) -> None:
+def test_sparse_gradients_are_pushed_as_dense_tensors(cluster) -> None:
     assert cluster.run(train_sparse, ParameterServerStrategy()).results == [-12.0] * 2
 
 
@@ -336,7 +336,7 @@ def test_checkpoint_is_loaded_once_despite_a_crash(cluster, tmp_path) -> None:
 
 
 class DieOnce(Callback):
-    """Kills worker 1 once, after an epoch was saved; the other worker waits for its end."""
+    """Kills worker 1 once, after an epoch was saved; worker 0 waits until worker 1 has finished."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.worker = Path(folder), os.environ["RANK"]

@@ -116,7 +116,7 @@ class _Link:
             self._servers.handle(to, message, nbytes)
 
     def receive(self, *, wait: bool) -> list[Message]:
-        """Return the stored replies."""
+        """Return the stored replies, or wait for one."""
         servers, mine = self._servers, self._replies
         with servers.changed:
             if not servers.changed.wait_for(lambda: mine or not wait, TIMEOUT):

@@ -123,7 +123,7 @@ class Nodes:
         workers: number of workers.
         servers: number of servers.
         folder: the folder of their sockets.
-        others: further fields of every Node.
+        others: further fields of all nodes.
     """
 
     def __init__(self, workers: int, servers: int, folder: str, **others: Any) -> None:

@@ -105,7 +105,7 @@ class Simulation:
         return p
 
     def match(self, p):
-        """Match a message with the first unmatched one of the same peer, tag and group."""
+        """Match a send with the first unmatched receive of its tag and group, or vice versa."""
         for other in self.posted:
             if other.matched or other.step.op is p.step.op:
                 continue

@@ -31,7 +31,7 @@ class Fault:
     """A fault to inject.
 
     Args:
-        name: what is wrong.
+        name: a description.
         kind: the kind of check that must fail.
         hosts: the hosts that the doctor must name, separated by spaces.
         cause: causes the fault.
@@ -68,7 +68,7 @@ def diagnose(fault: Fault) -> list[Check]:
 
 
 def verdict(fault: Fault, checks: Sequence[Check]) -> str:
-    """Return the doctor's message for a fault, or "" if it is missing or not the only one."""
+    """Return the doctor's message for a fault, or "" if it is missing or there are others."""
     named = [
         c for c in checks if c["kind"] == fault.kind and {*fault.hosts.split()} <= {*c["hosts"]}
     ]

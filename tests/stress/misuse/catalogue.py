@@ -821,7 +821,7 @@ def initializes_the_group_twice() -> None:
     dist.init_process_group("gloo")
 
 
-# -- other processes ----------------------------------------------------------------------
+# -- child processes ----------------------------------------------------------------------
 
 
 @returns()
