@@ -183,7 +183,7 @@ def _point(ours: torch.Tensor, host: torch.Tensor) -> None:
     _set(_CPU, ours, _memory[address][1], host.storage_offset(), host.shape, host.stride())
 
 
-def stage() -> None:
+def stage_messages() -> None:
     """Stage gloo's messages through host memory, as for ranks that share a GPU."""
     from distkit.cluster.rank import gpu
     from distkit.recording.tap import tap
@@ -195,7 +195,7 @@ def stage() -> None:
     tap.install()
 
 
-def in_streams() -> None:
+def register_async_backend() -> None:
     """Register a backend that returns immediately, like NCCL, and changes no tensor."""
     from distkit.recording.tap import tap
 
