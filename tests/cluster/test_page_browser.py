@@ -154,12 +154,12 @@ def test_timeline_of_a_live_run_grows_until_the_run_ends(tab: Any, tmp_path: Pat
     sheet = Sheet(tab, view, tmp_path / "live.html")
     canvas = tab.page.locator("canvas[role]")
     assert tab.page.locator(".dk-live").is_visible()
-    sheet.update(Trace(trace.events[:70], info), live=True)
+    sheet.refresh(Trace(trace.events[:70], info), live=True)
     early = number_of_messages(tab.page)
     assert 0 < early < 24
     now = picture(canvas)
     assert any(differ(now, picture(canvas)) for _ in range(20))  # open bars grow
-    sheet.update(Trace(trace.events, info))
+    sheet.refresh(Trace(trace.events, info))
     tab.page.locator(".dk-live").wait_for(state="hidden")
     assert number_of_messages(tab.page) == 24
     assert has_no_errors(tab)

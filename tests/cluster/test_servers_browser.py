@@ -92,7 +92,7 @@ def test_view_grows_during_the_run(tab: Any, traces: Any, tmp_path: Path) -> Non
     tab.page.emulate_media(reduced_motion="reduce")
     page = Sheet(tab, view, tmp_path / "servers.html")
     assert page.text(".dk-live") == "live"
-    page.update(whole)
+    page.refresh(whole)
     assert page.root.locator(".dk-live").count() == 0
     assert texts_of(page, ".mark-figure")[0] == "18"  # the view followed to the end
     page.assert_clean()

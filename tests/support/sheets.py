@@ -69,7 +69,7 @@ class Sheet:
         settle(self.page)
         return self._root
 
-    def update(self, trace: Any, live: bool = False) -> None:
+    def refresh(self, trace: Any, live: bool = False) -> None:
         """Update the view with a trace, and wait until it is drawn."""
         self.view._look(trace, live)
         state = json.dumps(self.view.get_state("picture"), default=to_base64)

@@ -81,7 +81,7 @@ def verdict(fault: Fault, checks: Sequence[Check]) -> str:
 # -- causes ----------------------------------------------------------------------------------------
 
 
-def _call(function: Callable[[Laboratory], None]) -> Cause:
+def _do(function: Callable[[Laboratory], None]) -> Cause:
     """Return a cause that calls a function with the laboratory."""
 
     def cause(lab: Laboratory) -> Sequence[str]:
@@ -131,7 +131,7 @@ def _password(lab: Laboratory) -> Sequence[str | Path]:
 
 def _administer(host: str | None, command: str) -> Cause:
     """Return a cause that runs a command as administrator of a host or, if None, of the router."""
-    return _call(lambda lab: lab._admin(host, *command.split()))
+    return _do(lambda lab: lab._admin(host, *command.split()))
 
 
 def _hide(folder: Path) -> Cause:
@@ -190,14 +190,14 @@ _OLD_DISTKIT = "distkit/__init__.py", '__version__ = "0.0.1"\n'
 
 #: All faults.
 FAULTS = (
-    Fault("a host is off the network", "ssh.silent", "beta", _call(lambda lab: lab.cut("beta"))),
-    Fault("a host has crashed", "ssh.silent", "beta", _call(lambda lab: lab.crash("beta"))),
-    Fault("the link between two hosts is cut", "ways.cut", "alpha beta", _call(_two_way_cut)),
+    Fault("a host is off the network", "ssh.silent", "beta", _do(lambda lab: lab.cut("beta"))),
+    Fault("a host has crashed", "ssh.silent", "beta", _do(lambda lab: lab.crash("beta"))),
+    Fault("the link between two hosts is cut", "ways.cut", "alpha beta", _do(_two_way_cut)),
     Fault(
         "one direction is lost",
         "ways.one_way",
         "alpha beta",
-        _call(lambda lab: lab.drop("alpha", "beta")),
+        _do(lambda lab: lab.drop("alpha", "beta")),
     ),
     Fault(
         "connections are silently dropped",
@@ -222,37 +222,37 @@ FAULTS = (
         "a host's name is unknown here",
         "names.unknown",
         "beta",
-        _call(lambda lab: lab.unname("beta", on=["head"])),
+        _do(lambda lab: lab.unname("beta", on=["head"])),
     ),
     Fault(
         "a host's name is unknown on another",
         "names.unknown",
         "beta alpha",
-        _call(lambda lab: lab.unname("alpha", on=["beta"])),
+        _do(lambda lab: lab.unname("alpha", on=["beta"])),
     ),
     Fault(
         "a name resolves to 127.0.1.1",
         "names.loopback",
         "beta alpha",
-        _call(lambda lab: lab.unname("alpha", "127.0.1.1", ["beta"])),
+        _do(lambda lab: lab.unname("alpha", "127.0.1.1", ["beta"])),
     ),
     Fault(
         "a host's own name resolves to 127.0.1.1",
         "names.loopback",
         "beta",
-        _call(lambda lab: lab.unname("beta", "127.0.1.1", ["beta"])),
+        _do(lambda lab: lab.unname("beta", "127.0.1.1", ["beta"])),
     ),
     Fault(
         "a name resolves to another machine",
         "names.wrong",
         "beta alpha",
-        _call(lambda lab: lab.unname("alpha", "198.18.0.99", ["beta"])),
+        _do(lambda lab: lab.unname("alpha", "198.18.0.99", ["beta"])),
     ),
     Fault(
         "a name has only an IPv6 address",
         "names.unknown",
         "alpha beta",
-        _call(lambda lab: lab.unname("beta", "fd00::2", ["alpha"])),
+        _do(lambda lab: lab.unname("beta", "fd00::2", ["alpha"])),
     ),
     Fault("a password is needed", "ssh.password", "beta", _password),
     Fault("no ssh server is running", "ssh.refused", "beta", _ssh("Port 2223\n")),
