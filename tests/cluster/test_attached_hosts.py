@@ -1,4 +1,4 @@
-"""Ranks on several hosts started by torchrun, Slurm or MPI, with one clock or several."""
+"""Ranks that torchrun, Slurm or MPI starts on one or several hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from distkit_hosts.laboratory import Laboratory
 
 ROOT = Path(__file__).parents[2]
 DISTKIT = [sys.executable, "-m", "distkit"]
-LONG, SKEW = 200, 5
+#: Timeout of a launcher, and the difference between the clocks of beta and alpha [s].
+TIMEOUT, SKEW = 200, 5
 
 
 SCRIPT = """
@@ -26,7 +27,7 @@ import os
 import torch, torch.distributed as dist
 
 mpi, slurm = "OMPI_COMM_WORLD_", "SLURM_"
-if "RANK" not in os.environ:  # as scripts do that are made for these
+if "RANK" not in os.environ:  # as in scripts written for MPI or Slurm
     names = mpi + "RANK", mpi + "SIZE"
     if names[0] not in os.environ:
         names = slurm + "PROCID", slurm + "NTASKS"
@@ -49,13 +50,13 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The current folder, which all hosts share."""
+    """The current directory, shared by all hosts."""
     shared = tmp_path_factory.mktemp("shared")
     shared.joinpath("train.py").write_text(SCRIPT)
-    here = Path.cwd()
+    previous = Path.cwd()
     os.chdir(shared)
     yield shared
-    os.chdir(here)
+    os.chdir(previous)
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +76,14 @@ def environment(hosts: Laboratory) -> dict[str, str]:
     }
 
 
-def start(hosts: Laboratory, where: Sequence[str], folder: str, command: Sequence[str]) -> list:
-    """Record the ranks of a launcher, started on each host."""
+def start(hosts: Laboratory, names: Sequence[str], folder: str, command: Sequence[str]) -> list:
+    """Start a launcher on each of the named hosts, and record its ranks."""
     command = [*DISTKIT, "trace", "--out", folder, "--", *command]
-    return [hosts.popen(host, command, env=environment(hosts)) for host in where]
+    return [hosts.popen(host, command, env=environment(hosts)) for host in names]
 
 
 def torchrun(hosts: Laboratory, folder: str) -> list:
-    """Start two ranks on each host, by torchrun on each."""
+    """Start torchrun on each host, with two ranks."""
     rendezvous = f"--rdzv-endpoint={hosts.address('alpha')}:29500"
     nodes = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", rendezvous]
     command = [sys.executable, "-m", "torch.distributed.run", *nodes, "train.py"]
@@ -90,17 +91,17 @@ def torchrun(hosts: Laboratory, folder: str) -> list:
 
 
 def srun(hosts: Laboratory, folder: str) -> list:
-    """Start one rank on each host, by srun on the head."""
+    """Start srun on the head, with one rank on each host."""
     start_slurm(hosts)
     command = ["srun", "--nodes=2", "--ntasks=2", sys.executable, "train.py"]
     return start(hosts, ["head"], folder, command)
 
 
-def check(folder: str, ranks: int) -> None:
-    """Load the trace of both hosts, and check that every message is sent before it is received."""
+def check_trace(folder: str, ranks: int) -> None:
+    """Check that the trace has both hosts and that every message is sent before it is received."""
     trace = Trace.load(folder)
     assert trace.ranks == [*range(ranks)]
-    assert {about.host for about in trace.info.ranks.values()} == {"alpha", "beta"}
+    assert {rank.host for rank in trace.info.ranks.values()} == {"alpha", "beta"}
     clocks, first = trace.info.clocks, trace.info.ranks[0].host
     other = clocks["beta" if first == "alpha" else "alpha"]
     ahead = SKEW if first == "alpha" else -SKEW
@@ -121,19 +122,19 @@ LAUNCHERS = [
 
 @pytest.mark.parametrize(("launch", "ranks"), LAUNCHERS)
 def test_clocks_of_two_hosts_are_aligned(hosts: Laboratory, launch, ranks: int) -> None:
-    assert {p.wait(LONG) for p in launch(hosts, launch.__name__)} == {0}
-    check(launch.__name__, ranks)
+    assert {p.wait(TIMEOUT) for p in launch(hosts, launch.__name__)} == {0}
+    check_trace(launch.__name__, ranks)
 
 
-@pytest.mark.skipif(not shutil.which("ompi_info"), reason="there is no Open MPI here")
+@pytest.mark.skipif(not shutil.which("ompi_info"), reason="Open MPI is not installed")
 def test_mpiexec_run_is_recorded(hosts: Laboratory) -> None:
-    here = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    local = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     command = ["mpiexec", *as_root, "--oversubscribe", "-n", "2", sys.executable, "train.py"]
     command = [*DISTKIT, "trace", "--out", "mpi", "--", *command]
-    ran = subprocess.run(
-        command, env=environment(hosts) | here, timeout=LONG, capture_output=True, text=True
+    completed = subprocess.run(
+        command, env=environment(hosts) | local, timeout=TIMEOUT, capture_output=True, text=True
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     trace = Trace.load("mpi.gz")
     assert (trace.ranks, len(trace.collectives)) == ([0, 1], 20)

@@ -26,8 +26,8 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dk.Cluster]:
-    with dk.Cluster(3) as made:
-        yield made
+    with dk.Cluster(3) as cluster:
+        yield cluster
 
 
 def sum_of_ranks() -> float:
@@ -55,7 +55,7 @@ def test_run_returns_results_and_trace(usable: dk.Cluster) -> None:
     spans = [s for s in run.trace.spans if s.op is Op.ALL_REDUCE]
     assert [s.rank for s in sorted(spans, key=lambda s: s.rank)] == [0, 1, 2]
     assert all(s.state is State.COMPLETED for s in spans)
-    assert len({known.pid for known in run.trace.info.ranks.values()}) == 3
+    assert len({rank.pid for rank in run.trace.info.ranks.values()}) == 3
 
 
 def test_events_arrive_during_the_run(usable: dk.Cluster, tmp_path: Path) -> None:
@@ -99,12 +99,12 @@ def test_unmodified_fsdp2_script_is_recorded(usable: dk.Cluster) -> None:
     assert len(gathers) >= 4  # two layers, forward and backward
 
 
-def test_many_short_runs_in_a_row(usable: dk.Cluster) -> None:
+def test_consecutive_failing_runs_all_report_their_error(usable: dk.Cluster) -> None:
     def program() -> None:
-        raise ValueError("everywhere at once")
+        raise ValueError("on every rank")
 
     for _ in range(10):
-        with pytest.raises(dk.errors.RankError, match="everywhere at once"):
+        with pytest.raises(dk.errors.RankError, match="on every rank"):
             usable.submit(program).wait(20)
 
 
@@ -134,7 +134,7 @@ def hang() -> None:
     dist.recv(torch.zeros(1), src=(dist.get_rank() + 1) % 3)
 
 
-def test_run_directly_after_an_interrupt_works(usable: dk.Cluster) -> None:
+def test_next_run_can_start_directly_after_an_interrupt(usable: dk.Cluster) -> None:
     usable.submit(time.sleep, 60)
     usable.interrupt()
     assert usable.run(dist.get_rank).results == [0, 1, 2]
@@ -173,14 +173,14 @@ def test_restart_creates_new_processes(usable: dk.Cluster) -> None:
     assert pids.isdisjoint({row[2] for row in usable.status().rows})
 
 
-def test_ranks_have_different_random_numbers(usable: dk.Cluster) -> None:
+def test_ranks_draw_different_random_numbers_unless_seeded(usable: dk.Cluster) -> None:
     draw = "torch.rand(1).item()"
     drawn = usable.execute(draw).results + usable.run(lambda: torch.rand(1).item()).results
     usable.restart()
     drawn += usable.execute(draw).results
     assert len({*drawn}) == 9
     seeded = usable.execute(draw, seed=3)
-    assert usable.execute(draw).results != seeded.results, "a cell goes on"
+    assert usable.execute(draw).results != seeded.results, "an unseeded cell continues the sequence"
     assert usable.execute(draw, seed=3).results == seeded.results
     assert usable.run(lambda: torch.rand(1).item(), seed=3).results == seeded.results
     assert usable.step(lambda: torch.rand(1).item(), seed=3).finish().results == seeded.results
@@ -193,7 +193,7 @@ def test_several_clusters_coexist(usable: dk.Cluster) -> None:
         assert (one.results, two.results) == ([3.0] * 3, [1.0] * 2)
 
 
-def test_user_can_create_and_leave_groups(usable: dk.Cluster) -> None:
+def test_program_can_destroy_and_recreate_the_process_group(usable: dk.Cluster) -> None:
     def program() -> int:
         dist.destroy_process_group()
         dist.init_process_group("gloo")
@@ -208,7 +208,7 @@ def test_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("options", "expected"),
     [
         ({"ranks": 0}, "at least 1"),
         ({"ranks": 10**7}, "fit"),
@@ -219,14 +219,14 @@ def test_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
         ({"ranks": "four"}, "integer"),
     ],
 )
-def test_invalid_cluster_raises(asked: dict[str, object], expected: str) -> None:
-    if asked.get("device") == "cuda" and torch.cuda.is_available():
+def test_invalid_cluster_options_raise(options: dict[str, object], expected: str) -> None:
+    if options.get("device") == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(dk.errors.StartError, match=expected):
-        dk.Cluster(**asked)  # type: ignore[arg-type]
+        dk.Cluster(**options)  # type: ignore[arg-type]
 
 
-def test_stopped_cluster_raises() -> None:
+def test_stop_ends_all_processes_and_later_runs_raise() -> None:
     cluster = dk.Cluster(2)
     cluster.execute("0")
     processes = [psutil.Process(row[2]) for row in cluster.status().rows]
@@ -239,7 +239,7 @@ def test_stopped_cluster_raises() -> None:
     assert "stopped" in repr(cluster)
 
 
-def test_cells_get_new_engines_after_an_engine_died() -> None:
+def test_cells_run_on_new_engines_after_an_engine_died() -> None:
     with dk.Cluster(2) as cluster:
         cluster.execute("x = 5")
         victim = psutil.Process(cluster.status().rows[0][2])
@@ -251,19 +251,19 @@ def test_cells_get_new_engines_after_an_engine_died() -> None:
             assert cluster.execute("'x' in globals()").results == [False, False]
 
 
-#: A script with a cluster; it forks a child for each argument, which the child executes.
-FORKS = """
+#: A script with a cluster. It forks a child for each argument; the child executes the argument.
+FORKING_SCRIPT = """
 import os, sys
 import torch.distributed as dist
 import distkit as dk
 
 with dk.Cluster(2).wait() as cluster:
     stepper = cluster.step(dist.barrier)
-    for does in sys.argv[1:]:
+    for statement in sys.argv[1:]:
         child = os.fork()
         if not child:
             try:
-                exec(does)
+                exec(statement)
             except dk.errors.DistkitError as error:
                 print(f"{type(error).__name__}: {error}")
             sys.exit(3)
@@ -272,8 +272,8 @@ with dk.Cluster(2).wait() as cluster:
     print(cluster.run(dist.get_rank).results, cluster.restart().run(dist.get_rank).results)
 """
 STOPPED = "StoppedError: the cluster was stopped, or belongs to another process. Create a new one."
-#: Statements of the children, and the text that they print.
-IN_FORKS = {
+#: The statements that the children execute, and the text that each prints.
+CHILD_OUTPUT = {
     "pass": "",
     "cluster.stop()": "",
     "cluster.run(dist.get_rank)": f"{STOPPED}\n",
@@ -283,11 +283,11 @@ IN_FORKS = {
 }
 
 
-def test_forked_child_cannot_use_the_parents_cluster() -> None:
-    command = [sys.executable, "-c", FORKS, *IN_FORKS]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert ran.stdout == "".join(IN_FORKS.values()) + "[0, 1] [0, 1]\n", ran.stderr
-    assert "Traceback" not in ran.stderr
+def test_forked_child_cannot_use_its_parents_cluster() -> None:
+    command = [sys.executable, "-c", FORKING_SCRIPT, *CHILD_OUTPUT]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert completed.stdout == "".join(CHILD_OUTPUT.values()) + "[0, 1] [0, 1]\n", completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 def test_deleting_a_cluster_stops_it() -> None:
@@ -298,7 +298,7 @@ def test_deleting_a_cluster_stops_it() -> None:
     process.wait(5)
 
 
-def test_request_can_be_awaited_in_a_later_cell(usable: dk.Cluster) -> None:
+def test_irecv_request_can_be_awaited_in_a_later_cell(usable: dk.Cluster) -> None:
     usable.execute("x = torch.zeros(2)\nif rank == 1: req = dist.irecv(x, src=0)")
     usable.execute("dist.send(torch.ones(2), dst=1) if rank == 0 else rank == 1 and req.wait()")
     assert usable.execute("x[0].item()", [1]).results == [None, 1.0, None]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import steps
 from ipywidgets.widgets.widget import _put_buffers
-from sheets import RESULTS, letters, settle
+from sheets import RESULTS, settle, to_base64
 
 from distkit.views import Cockpit
 from distkit.views.widget.assets import css, esm
@@ -23,10 +23,10 @@ const model = {get: (k) => state[k], on: (k, f) => (on[k] ??= []).push(f), off: 
                  sent.push(message);
                }};
 window.lose = () => { window.gone = true; for (const f of on.comm_live_update) f(); };
-window.taken = () => sent.splice(0);
-window.feed = ({ method, state: more, content }) => {
-  Object.assign(state, more);
-  const events = method === "custom" ? ["msg:custom"] : Object.keys(more).map((k) => `change:${k}`);
+window.takeSent = () => sent.splice(0);
+window.feed = ({ method, state: delta, content }) => {
+  Object.assign(state, delta);
+  const events = method === "custom" ? ["msg:custom"] : Object.keys(delta).map(k => `change:${k}`);
   for (const name of events) for (const f of on[name] ?? []) f(content);
 };
 window.show = (id) => cockpit.render({model, el: document.getElementById(id)});
@@ -37,18 +37,18 @@ show("at");
 
 
 class Link:
-    """Carries messages between page and widget, like a kernel."""
+    """Carries messages between the page and the widget, like a kernel."""
 
     def __init__(self, tab: Any, stepper: Any, path: Path, monkeypatch: Any) -> None:
         self.tab, self.stepper, self.cockpit = tab, stepper, Cockpit(stepper)
-        self.out: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.to_page: queue.SimpleQueue[Any] = queue.SimpleQueue()
         parts = {k: self.cockpit.get_state(k)[k] for k in ("picture", "steps", "sources")}
         monkeypatch.setattr(self.cockpit, "_send", self.receive)
         script = esm("cockpit").replace("export default", "const cockpit =")
         text = PAGE % (
             css("cockpit"),
             script,
-            json.dumps(parts, default=letters).replace("<", "\\u003c"),
+            json.dumps(parts, default=to_base64).replace("<", "\\u003c"),
         )
         path.write_text(text, encoding="utf-8")
         tab.page.goto(path.as_uri())
@@ -57,41 +57,41 @@ class Link:
 
     def receive(self, message: Any, buffers: Any = None) -> None:
         _put_buffers(message.get("state", {}), message.get("buffer_paths", ()), buffers or ())
-        self.out.put(message)
+        self.to_page.put(message)
 
-    def carry(self) -> None:
-        """Deliver the page's messages to the widget, and its replies until the command is done."""
-        for message in self.tab.page.evaluate("taken()"):
+    def deliver_all(self) -> None:
+        """Deliver the page's messages to the widget, and the widget's replies to the page."""
+        for message in self.tab.page.evaluate("takeSent()"):
             self.cockpit._handle_custom_msg(message, [])
             self.until(lambda m, me=message: m.get("content") == {"done": me["id"]})
-        while not self.out.empty():
-            self.one()
+        while not self.to_page.empty():
+            self.deliver_one()
 
-    def until(self, what: Any) -> None:
-        while not what(self.one()):
+    def until(self, condition: Any) -> None:
+        while not condition(self.deliver_one()):
             pass
 
-    def one(self) -> Any:
-        message = self.out.get(timeout=60)
-        reported = json.dumps(message, default=letters)
-        self.tab.page.evaluate("state => feed(JSON.parse(state))", reported)
+    def deliver_one(self) -> Any:
+        message = self.to_page.get(timeout=60)
+        encoded = json.dumps(message, default=to_base64)
+        self.tab.page.evaluate("message => feed(JSON.parse(message))", encoded)
         return message
 
-    def drawn(self, act: Any) -> None:
+    def wait_until_drawn(self, action: Any) -> None:
         """Perform an action and wait until its moment is drawn."""
         before = self.moment
-        act()
-        self.carry()
+        action()
+        self.deliver_all()
         while self.moment == before:
-            if not self.out.empty():
-                self.one()
+            if not self.to_page.empty():
+                self.deliver_one()
         settle(self.tab.page)
 
     def press(self, key: str) -> None:
-        self.drawn(lambda: self.tab.page.keyboard.press(key))
+        self.wait_until_drawn(lambda: self.tab.page.keyboard.press(key))
 
     def click(self, selector: str) -> None:
-        self.drawn(lambda: self.root.locator(selector).click())
+        self.wait_until_drawn(lambda: self.root.locator(selector).click())
 
     @property
     def moment(self) -> int:
@@ -113,7 +113,7 @@ class Link:
 
 
 @pytest.fixture
-def opened(tab: Any, tmp_path: Path, monkeypatch: Any) -> Any:
+def open_cockpit(tab: Any, tmp_path: Path, monkeypatch: Any) -> Any:
     links = []
 
     def open_(stepper: Any) -> Link:
@@ -126,15 +126,15 @@ def opened(tab: Any, tmp_path: Path, monkeypatch: Any) -> Any:
     assert tab.errors == [] and tab.outside == []
 
 
-def test_next_moves_markers_and_cards(opened: Any, tab: Any) -> None:
-    link = opened(steps.ring())
+def test_next_updates_markers_and_cards(open_cockpit: Any, tab: Any) -> None:
+    link = open_cockpit(steps.ring())
     assert link.text(".dk-step") == "before the first step"
     assert link.lines() == {0: "17", 1: "14", 2: "17", 3: "14"}
     link.click(".dk-next")
     assert link.text(".dk-step") == "step 1 of 1"
     assert link.lines() == {0: "18", 1: "15", 2: "18", 3: "15"}
     card = link.text(".dk-card[data-rank='1']")
-    for words in (
+    for text in (
         "rank 1",
         "paused",
         "send(dst=2)",
@@ -144,7 +144,7 @@ def test_next_moves_markers_and_cards(opened: Any, tab: Any) -> None:
         "after",
         "float32 [16]",
     ):
-        assert words in card
+        assert text in card
     assert "rank 1: paused before send(dst=2)" in link.root.locator("> .dk-spoken").text_content()
     RESULTS.mkdir(exist_ok=True)
     fits = """([root, width, height]) => root.getBoundingClientRect().height <= height &&
@@ -157,8 +157,8 @@ def test_next_moves_markers_and_cards(opened: Any, tab: Any) -> None:
         tab.page.screenshot(path=RESULTS / f"cockpit-{scheme}-{width}.png")
 
 
-def test_user_function_is_shown_with_the_library_folded(opened: Any) -> None:
-    link = opened(steps.called())
+def test_library_code_can_be_collapsed_into_the_calling_line(open_cockpit: Any) -> None:
+    link = open_cockpit(steps.ring_from_cell())
     assert link.text(".dk-tab[aria-selected=true]") == "In[5]"
     assert link.text(".dk-fold button") == "in ring_all_reducecollectives.py"
     assert link.lines() == {0: "17", 1: "14", 2: "17", 3: "14"}
@@ -167,8 +167,8 @@ def test_user_function_is_shown_with_the_library_folded(opened: Any) -> None:
     assert link.root.locator(".dk-fold .dk-row").count() == 0
 
 
-def test_keys_match_buttons_and_do_not_propagate(opened: Any, tab: Any) -> None:
-    link = opened(steps.ring())
+def test_keys_act_like_buttons_and_do_not_propagate(open_cockpit: Any, tab: Any) -> None:
+    link = open_cockpit(steps.ring())
     link.root.focus()
     for key, position in (
         ("n", 1),
@@ -184,17 +184,17 @@ def test_keys_match_buttons_and_do_not_propagate(opened: Any, tab: Any) -> None:
     assert link.root.locator("dl.dk-help").is_visible()
     tab.page.keyboard.press("9")
     assert link.root.locator("> .dk-spoken").text_content() == "There is no rank 9."
-    link.root.locator("canvas").focus()  # these keys are the timeline's
+    link.root.locator("canvas").focus()  # the timeline handles these keys
     tab.page.keyboard.press("0")
     tab.page.keyboard.press("ArrowLeft")
-    assert tab.page.evaluate("taken()") == [] and link.position == 8
+    assert tab.page.evaluate("takeSent()") == [] and link.position == 8
     assert tab.page.evaluate("leaked") == []
     tab.page.keyboard.press("Control+s")
     assert "s" in tab.page.evaluate("leaked")
 
 
-def test_deadlock_is_announced_in_view(opened: Any) -> None:
-    link = opened(steps.cycle())
+def test_deadlock_is_announced_in_the_cockpit(open_cockpit: Any) -> None:
+    link = open_cockpit(steps.cycle())
     link.click(".dk-next")
     link.stepper.findings = [steps.FOUND]
     link.stepper._changed()
@@ -207,8 +207,8 @@ def test_deadlock_is_announced_in_view(opened: Any) -> None:
     assert link.text(".dk-finding") == ""
 
 
-def test_dead_kernel_disables_the_cockpit(opened: Any, tab: Any) -> None:
-    link = opened(steps.ring())
+def test_cockpit_is_disabled_when_the_kernel_stops(open_cockpit: Any, tab: Any) -> None:
+    link = open_cockpit(steps.ring())
     link.click(".dk-next")
     tab.page.evaluate("lose()")
     link.root.locator(
@@ -219,7 +219,7 @@ def test_dead_kernel_disables_the_cockpit(opened: Any, tab: Any) -> None:
     assert link.root.locator(".dk-scrub").is_disabled()
     link.root.focus()
     tab.page.keyboard.press("n")
-    assert tab.page.evaluate("taken()") == []
+    assert tab.page.evaluate("takeSent()") == []
 
 
 ERROR = """rank 1 raised ValueError: too small at collectives.py:9
@@ -230,11 +230,11 @@ Traceback on rank 1:
 ValueError: too small"""
 
 
-def test_failed_run_is_announced_once_and_ranks_keep_their_place(opened: Any) -> None:
+def test_failed_run_is_announced_once_and_ranks_keep_their_line(open_cockpit: Any) -> None:
     stepper = steps.ring(3)
     stepper.next()
     stepper.fail(ERROR, 1, "ValueError: too small", "collectives.py:9")
-    link = opened(stepper)
+    link = open_cockpit(stepper)
     assert link.root.locator(".dk-remark").count() == 1 and link.text(".dk-error") == ""
     assert link.text(".dk-remark strong").startswith("rank 1 raised ValueError")
     trace = link.root.locator(".dk-remark pre")

@@ -1,4 +1,4 @@
-"""The cockpit on real ranks in JupyterLab, by mouse and keyboard."""
+"""The cockpit of real ranks in JupyterLab, with mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def ring_sum():
     passing = torch.linspace(-1, 1, 24) * (rank + 1)
     total = passing.clone()
     for _ in range(n - 1):
-        coming = torch.zeros_like(total)
+        received = torch.zeros_like(total)
         work = dist.isend(passing, dst=(rank + 1) % n)
-        dist.recv(coming, src=(rank - 1) % n)
+        dist.recv(received, src=(rank - 1) % n)
         work.wait()
-        total += coming
-        passing = coming
+        total += received
+        passing = received
     return total[-1].item()
 
 stepper = cluster.step(ring_sum)
@@ -62,51 +62,51 @@ def page(lab: Any, tab: Any) -> Iterator[Any]:
     assert tab.outside == []
 
 
-def wait(page: Any, position: int, state: str = "now") -> None:
+def wait_for_position(page: Any, position: int, state: str = "now") -> None:
     page.wait_for_selector(f'.distkit-cockpit[data-position="{position}"][data-state="{state}"]')
 
 
-def status(page: Any) -> list[str]:
+def statuses(page: Any) -> list[str]:
     return [c.get_attribute("data-status") for c in page.locator(".dk-card").all()]
 
 
 def test_cockpit_works_in_jupyterlab(page: Any) -> None:
-    cells = page.locator(".jp-Cell").count()
+    number_of_cells = page.locator(".jp-Cell").count()
     active = "jupyterapp.shell.currentWidget.content.activeCellIndex"
     page.evaluate(f"() => {{ {active} = 2; }}")
     page.locator(".dk-next").click()
-    wait(page, 1)
+    wait_for_position(page, 1)
     assert page.evaluate(f"() => {active}") == 2  # Shift+Enter runs the selected cell
-    assert status(page) == ["paused"] * 4
+    assert statuses(page) == ["paused"] * 4
     page.locator('.dk-go[data-rank="2"]').click()  # rank 2 receives what rank 1 has sent
-    wait(page, 2)
+    wait_for_position(page, 2)
     lines = page.locator(".dk-window .dk-pin").evaluate_all(
         "pins => pins.map(p => [p.dataset.rank, p.dataset.line])"
     )
-    # it waits in work.wait() for rank 3, which has not yet received
+    # rank 2 is in work.wait(), because rank 3 has not yet received
     assert sorted(lines) == [["0", "8"], ["1", "8"], ["2", "9"], ["3", "8"]]
-    assert status(page)[2] == "blocked"  # in its send: rank 3 has not received
+    assert statuses(page)[2] == "blocked"  # in its send, until rank 3 receives
     save_screenshots(page, {"stepping": page, "stepping-cockpit": page.locator(".distkit-cockpit")})
 
     page.locator(".distkit-cockpit").focus()
     page.keyboard.press("b")
-    wait(page, 1, "past")
+    wait_for_position(page, 1, "past")
     page.keyboard.press("Home")
-    wait(page, 0, "past")
+    wait_for_position(page, 0, "past")
     page.keyboard.press("ArrowRight")
-    wait(page, 1, "past")
+    wait_for_position(page, 1, "past")
     page.keyboard.press("End")
-    wait(page, 2)
-    page.keyboard.press("3")  # frees rank 2
-    wait(page, 3)
-    assert status(page)[2:] == ["paused", "blocked"]
+    wait_for_position(page, 2)
+    page.keyboard.press("3")  # unblocks rank 2
+    wait_for_position(page, 3)
+    assert statuses(page)[2:] == ["paused", "blocked"]
 
     page.locator("select.dk-speed").select_option(index=2)
     page.locator(".dk-play").click()
     page.wait_for_selector('.distkit-cockpit[data-state="playing"]')
     page.wait_for_selector('.distkit-cockpit[data-state="finished"]')
-    assert status(page) == ["finished"] * 4
-    assert page.locator(".jp-Cell").count() == cells  # no key reached JupyterLab
+    assert statuses(page) == ["finished"] * 4
+    assert page.locator(".jp-Cell").count() == number_of_cells  # no key reached JupyterLab
 
     for cell in (2, 3, 4):
         run_cell(page, cell)

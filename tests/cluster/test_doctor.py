@@ -18,9 +18,9 @@ from distkit_hosts.checkup.facts import Level
 from distkit_hosts.laboratory.starting import PATH
 from tests.stress.hosts import doctor as faults
 
-#: A fake ssh: runs the command line in a local shell that prints a login banner; unknown hosts fail
-#: like ssh.
-STAND_IN = """
+#: A fake ssh, which runs the command in a local shell after a login banner. For unknown hosts it
+#: fails as ssh does.
+FAKE_SSH = """
 case "${0#*@}" in
   alpha|beta) echo "Welcome to $0"; exec sh -c "$1";;
   mute) exec sleep 60;;
@@ -30,46 +30,46 @@ esac
 
 
 needs_sshd = pytest.mark.skipif(
-    not shutil.which("sshd", path=PATH), reason="there is no sshd here (openssh-server)"
+    not shutil.which("sshd", path=PATH), reason="sshd is not installed (openssh-server)"
 )
 
 
-def kinds(report: object, level: Level = Level.FAILURE) -> dict[str, tuple[str, ...]]:
+def hosts_by_kind(report: object, level: Level = Level.FAILURE) -> dict[str, tuple[str, ...]]:
     return {check.kind: check.hosts for check in report.checks if check.level is level}
 
 
-def test_this_machine_is_examined(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_examines_the_local_machine(capsys: pytest.CaptureFixture[str]) -> None:
     status = cli.main(["doctor", "--json"])
-    plain = json.loads(capsys.readouterr().out)
-    assert status == (0 if plain["ok"] else 1)
-    machine = plain["facts"]["machines"]["here"]
+    report = json.loads(capsys.readouterr().out)
+    assert status == (0 if report["ok"] else 1)
+    machine = report["facts"]["machines"]["here"]
     assert machine["python"]["version"] == sys.version.split()[0]
-    assert {"ranks", "backend"} <= {c["kind"] for c in plain["checks"]}
+    assert {"ranks", "backend"} <= {c["kind"] for c in report["checks"]}
 
 
-def test_hosts_are_examined_through_a_fake_ssh(leftovers: Callable[[], list[str]]) -> None:
-    """The hosts are this machine under unknown names; everything but the network is real."""
+def test_doctor_examines_hosts_over_ssh(leftovers: Callable[[], list[str]]) -> None:
+    """The hosts are this machine under names that do not resolve; only the network is fake."""
     hosts = ["alpha", "me@beta", "gamma"]
-    report = dk.hosts.doctor(hosts, ssh_cmd=["bash", "-c", STAND_IN])
+    report = dk.hosts.doctor(hosts, ssh_cmd=["bash", "-c", FAKE_SSH])
     facts = report.facts
     assert list(facts.machines) == ["here", "alpha", "beta"]
-    failures = kinds(report)
+    failures = hosts_by_kind(report)
     assert failures["ssh.password"] == ("gamma",)
-    assert failures["names.unknown"][-1] == "beta"  # an unknown name
+    assert failures["names.unknown"][-1] == "beta"
     assert not [kind for kind in failures if kind.startswith(("connections", "ports", "torch"))]
-    assert {"connections", "versions", "folder.shared"} <= set(kinds(report, Level.OK))
-    ways = [facts.connection(*pair) for pair in permutations(facts.machines, 2)]
-    assert ways == [{"tcp": "", "arrived": True}] * 6
+    assert {"connections", "versions", "folder.shared"} <= set(hosts_by_kind(report, Level.OK))
+    routes = [facts.connection(*pair) for pair in permutations(facts.machines, 2)]
+    assert routes == [{"tcp": "", "arrived": True}] * 6
     assert not leftovers()
 
 
 def test_missing_python_is_reported() -> None:
-    reach = ["bash", "-c", STAND_IN]
-    report = dk.hosts.doctor(["alpha"], ssh_cmd=reach, python="/no/such/python")
-    assert set(kinds(report)) == {"python.missing"}
+    ssh = ["bash", "-c", FAKE_SSH]
+    report = dk.hosts.doctor(["alpha"], ssh_cmd=ssh, python="/no/such/python")
+    assert set(hosts_by_kind(report)) == {"python.missing"}
 
 
-def test_unreachable_host_is_reported() -> None:
+def test_duplicate_hosts_and_missing_ssh_raise() -> None:
     with pytest.raises(DistkitError, match="name each once"):
         dk.hosts.doctor(["alpha", "me@alpha"])
     with pytest.raises(DistkitError, match="no-such-ssh is not installed here"):
@@ -80,10 +80,10 @@ def test_unreachable_host_is_reported() -> None:
 
 
 @needs_sshd
-def test_injected_fault_is_named(leftovers: Callable[[], list[str]]) -> None:
-    """`make stress` injects all faults."""
+def test_doctor_names_an_injected_fault(leftovers: Callable[[], list[str]]) -> None:
+    """``make stress`` injects all faults."""
     with laboratory(["alpha"]):
-        pass  # skip where there can be none
+        pass  # skips the test where a laboratory cannot be created
     (fault,) = (fault for fault in faults.FAULTS if fault.name == "one direction is lost")
     checks = faults.diagnose(fault)
     assert faults.verdict(fault, checks), checks

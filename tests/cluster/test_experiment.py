@@ -20,8 +20,8 @@ from distkit_experiments.panel import message
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dk.Cluster]:
-    with dk.Cluster(2) as made:
-        yield made
+    with dk.Cluster(2) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -46,19 +46,19 @@ def endless() -> None:
 
 
 def wait_for(experiment: dk.Experiment, condition: Callable[[dk.Experiment], Any]) -> None:
-    """Wait for a condition, checked at every change of the experiment."""
-    there = threading.Event()
+    """Wait for a condition, which is checked whenever the experiment changes."""
+    met = threading.Event()
 
-    def look(e: dk.Experiment) -> None:
+    def check(e: dk.Experiment) -> None:
         if condition(e):
-            there.set()
+            met.set()
 
-    experiment._watchers.append(look)
-    look(experiment)
+    experiment._watchers.append(check)
+    check(experiment)
     try:
-        assert there.wait(60)
+        assert met.wait(60)
     finally:
-        experiment._watchers.remove(look)
+        experiment._watchers.remove(check)
 
 
 def idle(experiment: dk.Experiment) -> bool:
@@ -79,11 +79,11 @@ def test_experiment_runs_and_sweeps(usable: dk.Cluster) -> None:
     assert table["bytes"].tolist() == [1280, 640, 320, 2560, 1280]
     assert table["first"].tolist() == [32.0] * 5
     assert (table["seconds"] > 0).all() and (table["outcome"] == "ok").all()
-    assert "ranks returned" in table  # it returned a result with the name of a parameter
+    assert "ranks returned" in table  # a result with the name of a parameter
     experiment.close()
 
 
-def test_ranks_are_started_and_stopped(
+def test_experiment_starts_and_stops_clusters_for_other_numbers_of_ranks(
     usable: dk.Cluster, leftovers: Callable[[], list[str]]
 ) -> None:
     with dk.Experiment(dist.get_rank, usable, ranks=(1, 3)) as experiment:
@@ -93,7 +93,9 @@ def test_ranks_are_started_and_stopped(
     assert not leftovers()
 
 
-def test_network_is_a_control(usable: dk.Cluster) -> None:
+def test_latency_and_bandwidth_are_controls_unless_the_function_has_them(
+    usable: dk.Cluster,
+) -> None:
     experiment = dk.Experiment(count_up, usable, latency=(1e-4, 0.05), bandwidth=(1e3, 1e9))
     assert {"latency", "bandwidth"} <= {*experiment.settings.controls}
     slow = experiment.run(latency=0.03, bandwidth=1e9, steps=2, algorithm="gloo", size=64)
@@ -101,11 +103,11 @@ def test_network_is_a_control(usable: dk.Cluster) -> None:
     assert experiment.to_dataframe()["latency"].tolist() == [0.03]
     experiment.close()
 
-    def own(latency: float = 1.0) -> float:
+    def with_latency(latency: float = 1.0) -> float:
         return latency
 
-    with dk.Experiment(own, usable, latency=(0.5, 2.0)) as theirs:
-        assert theirs.run(latency=1.5).results == [1.5, 1.5]
+    with dk.Experiment(with_latency, usable, latency=(0.5, 2.0)) as experiment:
+        assert experiment.run(latency=1.5).results == [1.5, 1.5]
 
 
 def test_experiment_starts_its_own_cluster(leftovers: Callable[[], list[str]]) -> None:
@@ -115,22 +117,22 @@ def test_experiment_starts_its_own_cluster(leftovers: Callable[[], list[str]]) -
     assert not leftovers()
 
 
-def test_straggler_is_the_last_rank(usable: dk.Cluster) -> None:
+def test_straggler_delays_the_last_rank(usable: dk.Cluster) -> None:
     experiment = dk.Experiment(count_up, usable, straggler=(0, 0.5))
     with dk.inject_faults(latency=0.001):  # added to the faults already injected
         run = experiment.run(straggler=0.05, steps=3, algorithm="gloo")
     assert run.seconds >= 3 * 0.05
-    called = {e.seq: e.time for e in run.trace.by_rank[1] if e.state is State.SCHEDULED}
-    lost = [
-        e.time - called[e.seq]
+    scheduled = {e.seq: e.time for e in run.trace.by_rank[1] if e.state is State.SCHEDULED}
+    delays = [
+        e.time - scheduled[e.seq]
         for e in run.trace.by_rank[1]
         if e.state is State.STARTED and e.op is Op.ALL_REDUCE
     ]
-    assert len(lost) == 3 and min(lost) >= 0.05
+    assert len(delays) == 3 and min(delays) >= 0.05
     experiment.close()
 
 
-def test_run_button_progress_bar_and_stop_button(usable: dk.Cluster) -> None:
+def test_panel_runs_reports_progress_and_stops(usable: dk.Cluster) -> None:
     experiment = dk.Experiment(endless, usable)
     panel = experiment.panel
     seen = []
@@ -154,15 +156,15 @@ def test_run_button_progress_bar_and_stop_button(usable: dk.Cluster) -> None:
         each.close()
 
 
-def raising(bad: bool = True) -> None:
-    if bad and dist.get_rank() == 1:
+def fail(on_rank_1: bool = True) -> None:
+    if on_rank_1 and dist.get_rank() == 1:
         raise ValueError("1 < 2")
     dist.barrier()
 
 
-def test_errors_are_raised_and_displayed(usable: dk.Cluster) -> None:
+def test_error_is_raised_and_displayed(usable: dk.Cluster) -> None:
     output = "rank 1 raised ValueError: 1 &lt; 2"
-    experiment = dk.Experiment(raising, usable)
+    experiment = dk.Experiment(fail, usable)
     with pytest.raises(dk.errors.RankError):
         experiment.run()
     assert output in message(experiment)
@@ -170,14 +172,14 @@ def test_errors_are_raised_and_displayed(usable: dk.Cluster) -> None:
     wait_for(experiment, lambda e: len(e.records) == 2 and idle(e))
     assert output in experiment.panel._message.value
     assert [r.outcome for r in experiment.records] == ["RankError"] * 2
-    experiment.run(bad=False)
+    experiment.run(on_rank_1=False)
     assert message(experiment) == ""
     experiment.close()
 
 
-def test_stopped_cluster_and_too_many_ranks_raise() -> None:
-    with dk.Cluster(1) as gone:
-        experiment = dk.Experiment(count_up, gone, ranks=(1, 100_000))
+def test_run_raises_on_a_stopped_cluster_and_with_too_many_ranks() -> None:
+    with dk.Cluster(1) as stopped:
+        experiment = dk.Experiment(count_up, stopped, ranks=(1, 100_000))
     with pytest.raises(dk.errors.StoppedError, match="the cluster was stopped"):
         experiment.run()
     with pytest.raises(dk.errors.StartError, match="fit"):
@@ -225,14 +227,14 @@ def test_interrupted_sweep_leaves_no_process(leftovers: Callable[[], list[str]])
 
 
 def test_failed_run_is_a_row_of_the_sweep(usable: dk.Cluster) -> None:
-    def odd(batch: int) -> float:
+    def fail_if_even(batch: int) -> float:
         if batch % 2 == 0:
             raise ValueError(f"batch {batch}")
         return batch / 2
 
     with pytest.warns(UserWarning, match=r"1 of 2 runs failed.* ranks=2, batch=8: .*batch 8"):
-        found = dk.sweep(odd, usable, batch=[7, 8])
+        found = dk.sweep(fail_if_even, usable, batch=[7, 8])
     assert found.outcome.tolist() == ["ok", "RankError"]
     assert found.result.tolist()[0] == 3.5
     with pytest.raises(dk.errors.RankError, match="batch 8"):
-        dk.sweep(odd, usable, batch=[8, 16])
+        dk.sweep(fail_if_even, usable, batch=[8, 16])

@@ -1,4 +1,4 @@
-"""An experiment in JupyterLab: sliders, Run, progress, Stop, sweep, error."""
+"""An experiment in JupyterLab: controls, progress, Stop, a sweep and an error."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def train(batch=32, lr=0.2, algorithm="ring", steps=40, fail=False):
             mine = images[rows], labels[rows]
             loss = dk.algorithms.sync_sgd_step(net, mine, F.cross_entropy, lr, all_reduce=reduce)
             watch.step(loss=loss, lr=lr, samples=batch)
-            if steps > 40:  # or the ranks leave the browser no time, and the trace grows long
+            if steps > 40:  # leaves the browser time, and keeps the trace short
                 time.sleep(0.02)
             if fail and dist.get_rank() == 1:
-                raise RuntimeError("as asked")
+                raise RuntimeError("on purpose")
     return {"loss": loss.item()}
 
 experiment = dk.Experiment(
@@ -75,7 +75,7 @@ def tab_of(panel: Any, name: str) -> Any:
 
 
 def press_run(page: Any, rows: int) -> None:
-    """Press Run, and wait until the table has ``runs`` rows."""
+    """Press Run, and wait until the table has ``rows`` rows."""
     page.locator(".distkit-experiment .dkx-run").click()
     page.wait_for_function(f"() => document.querySelectorAll('{ROWS}').length === {rows + 1}")
     page.locator(".dkx-run:not([disabled])").wait_for()
@@ -85,14 +85,14 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
     control(page, "batch").locator(".noUi-handle").focus()
     for _ in range(5):
         page.keyboard.press("ArrowRight")
-    press_run(page, 1)  # immediately: the slider's pending value counts
+    press_run(page, 1)  # immediately: the pending value of the slider is used
     panel = page.locator(".distkit-experiment")
-    page.set_viewport_size({"width": 1712, "height": 1600})  # of which the panel has 1280
+    page.set_viewport_size({"width": 1712, "height": 1600})  # the panel gets 1280
     tab_of(panel, "Timeline").click()
     panel.locator(".distkit-timeline", has_text="train").first.wait_for()
     tab_of(panel, "Runs").click()
     assert panel.bounding_box()["width"] == 1280 and panel.bounding_box()["height"] <= 640
-    assert not page.locator(".distkit-still").first.is_visible()  # the panel is shown instead
+    assert not page.locator(".distkit-still").first.is_visible()  # because the panel is shown
 
     control(page, "algorithm").locator("select").select_option(label="gloo")
     control(page, "steps").locator("select").select_option(index=1)
@@ -107,13 +107,13 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
     control(page, "steps").locator("select").select_option(index=0)
     control(page, "ranks").locator(".noUi-handle").focus()
     page.keyboard.press("ArrowLeft")
-    press_run(page, 3)  # three ranks of its own
+    press_run(page, 3)  # on a new cluster of three ranks
     page.locator("label", has_text="fail").locator("input").check()
     press_run(page, 4)
     error = panel.locator(".dkx-error", has_text="RankError rank 1 raised RuntimeError")
     error.wait_for()
     reported = error.inner_text()
-    assert "RankError rank 1 raised RuntimeError: as asked" in reported and "line" in reported
+    assert "RankError rank 1 raised RuntimeError: on purpose" in reported and "line" in reported
     save_screenshots(page, {"experiment-failed": page.locator(".distkit-experiment")})
 
     run_cell(page, 2)
@@ -132,13 +132,13 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
     tab_of(panel, "Runs").click()
     save_screenshots(page, {"experiment": panel})
     rows = panel.locator(".dkx-table tr[data-run]")
-    rows.nth(4).click()  # run 6: its pictures
+    rows.nth(4).click()  # shows the pictures of run 6
     tab_of(panel, "Timeline of run 6").wait_for()
     rows.first.focus()
     page.keyboard.press("Enter")
     tab_of(panel, "Timeline of run 10").wait_for()
     assert panel.locator(".dkx-table [aria-current]").get_attribute("data-run") == "10"
-    assert page.evaluate("document.activeElement.dataset.run") == "10"  # the focus stays there
+    assert page.evaluate("document.activeElement.dataset.run") == "10"  # the row keeps the focus
     run_cell(page, 4)
     outputs(page, "after [0, 1, 2, 3]")
     page.locator(".distkit-experiment").wait_for(state="detached")

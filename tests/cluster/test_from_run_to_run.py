@@ -1,4 +1,4 @@
-"""Runs are independent of each other."""
+"""Runs do not share modules, stores or settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cluster() -> Iterator[dk.Cluster]:
 # -- modules -----------------------------------------------------------------------
 
 
-def helper(folder: Path, value: int) -> Path:
+def write_script(folder: Path, value: int) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "common_name.py").write_text(f"VALUE = {value}\ncount = 0\n")
     (folder / "part").mkdir(exist_ok=True)
@@ -38,20 +38,22 @@ def helper(folder: Path, value: int) -> Path:
     return script
 
 
-def printed(run: Run) -> set[str]:
+def printed_lines(run: Run) -> set[str]:
     return set("".join(run.output).split("\n")) - {""}
 
 
-def test_helpers_of_the_same_name_do_not_collide(cluster: dk.Cluster, tmp_path: Path) -> None:
-    first, second = helper(tmp_path / "a", 1), helper(tmp_path / "b", 2)
-    assert printed(cluster.run(first)) == {"1 1 1"}
-    assert printed(cluster.run(second)) == {"2 2 1"}
-    helper(tmp_path / "a", 345)
-    assert printed(cluster.run(first)) == {"345 345 1"}
+def test_modules_of_the_same_name_do_not_collide(cluster: dk.Cluster, tmp_path: Path) -> None:
+    first, second = write_script(tmp_path / "a", 1), write_script(tmp_path / "b", 2)
+    assert printed_lines(cluster.run(first)) == {"1 1 1"}
+    assert printed_lines(cluster.run(second)) == {"2 2 1"}
+    write_script(tmp_path / "a", 345)
+    assert printed_lines(cluster.run(first)) == {"345 345 1"}
 
 
-def test_edited_script_is_quoted_in_its_current_state(cluster: dk.Cluster, tmp_path: Path) -> None:
-    script = tmp_path / "own.py"
+def test_traceback_quotes_the_current_version_of_a_script(
+    cluster: dk.Cluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
     script.write_text("import torch.distributed as dist\ndist.barrier()\n1 / 0\n")
     for _ in range(2):
         with pytest.raises(dk.errors.RankError):
@@ -73,7 +75,9 @@ def test_run_has_a_fresh_store_and_cells_keep_theirs(cluster: dk.Cluster) -> Non
     assert sorted(cluster.execute(cell).results) == [3, 4]
 
 
-def test_script_leaves_nothing_behind(cluster: dk.Cluster, tmp_path: Path) -> None:
+def test_settings_of_a_script_do_not_affect_the_next_run(
+    cluster: dk.Cluster, tmp_path: Path
+) -> None:
     (tmp_path / "untidy.py").write_text(
         "import logging, os, sys, warnings, torch\n"
         "os.environ.update(RANK='77', MINE='1'); os.chdir('/'); sys.path.insert(0, '/nowhere')\n"
@@ -105,12 +109,12 @@ def test_script_leaves_nothing_behind(cluster: dk.Cluster, tmp_path: Path) -> No
     assert cluster.run(state).results == before
 
 
-# -- programs that start processes of their own ------------------------------------
+# -- programs that start ranks -----------------------------------------------------
 
 
 def test_program_that_launches_ranks_gets_a_hint(cluster: dk.Cluster) -> None:
-    def launches() -> None:
+    def launch_ranks() -> None:
         raise subprocess.CalledProcessError(1, [sys.executable, "-m", "torch.distributed.run"])
 
     with pytest.raises(dk.errors.RankError, match="Run their function with cluster"):
-        cluster.run(launches)
+        cluster.run(launch_ranks)

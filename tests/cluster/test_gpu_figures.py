@@ -1,4 +1,4 @@
-"""The figures of `distkit bench gpu`, measured on the CPU and marked unproven without a GPU."""
+"""The figures of ``distkit bench gpu``: measured on the CPU, and marked unproven without a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.gpu import ROWS, Row, measure, measured
 
 @pytest.mark.stand_in
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.figure.name)
-def test_figures_run_on_the_cpu(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_can_be_measured_on_the_cpu(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "STEPS", 2)
     monkeypatch.setattr(gpu, "SIZE", 1 << 20)
     figure = measured(row, 1, "cpu")
@@ -28,7 +28,7 @@ def test_figure_without_a_gpu_is_unproven(monkeypatch: pytest.MonkeyPatch) -> No
     assert details["torch"] and "date" in details
 
 
-def test_failed_figure_gives_the_reason() -> None:
+def test_failed_figure_has_the_error() -> None:
     def fail(device: str, reps: int) -> None:
         raise ValueError(f"{reps} on {device}")
 

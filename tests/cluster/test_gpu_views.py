@@ -1,4 +1,4 @@
-"""A recorded run on a GPU has device, stream, memory and GPU times."""
+"""Runs on a GPU are recorded with device, stream, memory and GPU times."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ DEVICE = "cuda:0"
 
 
 def reduce_on(device: str) -> float:
-    """Reduce values, with more memory in use than before."""
-    kept = torch.ones(1 << 20, device=device)
-    dist.all_reduce(kept)
-    return float(kept[0])
+    """All-reduce a tensor that occupies 4 MiB of the device."""
+    x = torch.ones(1 << 20, device=device)
+    dist.all_reduce(x)
+    return float(x[0])
 
 
 @pytest.mark.gpu
-# with NCCL, and with the backend of ranks that share a GPU
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2])  # NCCL; gloo, for ranks that share a GPU
 def test_recorder_never_synchronizes(ranks: int) -> None:
     def program() -> float:
         from distkit.recording.recorder import current
@@ -70,9 +69,7 @@ def test_compiled_collectives_are_recorded(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "ranks", [1, 2]
-)  # with NCCL, and with the backend of ranks that share a GPU
+@pytest.mark.parametrize("ranks", [1, 2])  # NCCL; gloo, for ranks that share a GPU
 def test_gpu_call_records_device_stream_memory_and_time(ranks: int) -> None:
     with dk.Cluster(ranks, device=DEVICE) as cluster:
         run = cluster.run(reduce_on, DEVICE)

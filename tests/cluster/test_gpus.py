@@ -1,4 +1,4 @@
-"""Clusters on GPUs, with the CPU standing in for them where possible."""
+"""Clusters on GPUs, simulated on the CPU where possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distkit.cluster import machine
 from distkit.cluster.plan import Plan
 
 
-def total() -> float:
+def sum_of_ones() -> float:
     x = torch.ones(1)
     dist.all_reduce(x)
     return x.item()
@@ -24,16 +24,16 @@ def total() -> float:
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA")
 def test_unusable_gpu_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(2, 0, "gloo", ("cuda:0", "cuda:0"), 1, "as if")
+    plan = Plan(2, 0, "gloo", ("cuda:0", "cuda:0"), 1, "fake GPUs")
     monkeypatch.setattr(cluster_module, "make_plan", lambda *_, **__: plan)
     message = r"rank \d on cuda:0 cannot use its GPU: .*; install torch with CUDA"
-    with dk.Cluster(2) as cluster, pytest.raises(dk.errors.RankDied, match=message) as refused:
+    with dk.Cluster(2) as cluster, pytest.raises(dk.errors.RankDied, match=message) as caught:
         cluster.run(int)
-    assert "Traceback" not in str(refused.value)
+    assert "Traceback" not in str(caught.value)
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA")
-def test_unsupported_gpus_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_without_cuda_support_in_torch_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = {"index": 0, "name": "H200", "uuid": "GPU-a"}
     monkeypatch.setattr(machine, "gpus", lambda: {"found": [gpu]})
     with pytest.raises(
@@ -41,14 +41,14 @@ def test_unsupported_gpus_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         dk.Cluster(2, device="cuda")
     with dk.Cluster(2) as cluster:
-        assert cluster.run(total).results == [2.0, 2.0]
+        assert cluster.run(sum_of_ones).results == [2.0, 2.0]
         assert "gloo on CPU: torch is built without CUDA" in cluster.status().note
 
 
-def full() -> float:
+def run_out_of_memory() -> float:
     if dist.get_rank() == 1:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    return total()
+    return sum_of_ones()
 
 
 def fail_device_assert() -> None:
@@ -59,7 +59,7 @@ def fail_device_assert() -> None:
     if dist.get_rank() == 1:
         torch.cuda.is_initialized, torch.cuda.current_stream = lambda: True, Stream  # type: ignore
         Stream().query()
-    total()
+    sum_of_ones()
 
 
 def use_wrong_backend() -> None:
@@ -69,14 +69,14 @@ def use_wrong_backend() -> None:
 def test_next_cell_runs_after_a_gpu_failure() -> None:
     with dk.Cluster(2) as cluster:
         with pytest.raises(dk.errors.RankError, match=r"rank 1 on cpu. Use smaller batches"):
-            cluster.run(full)
+            cluster.run(run_out_of_memory)
         with pytest.raises(dk.errors.RankError, match="rank 1 on cpu: "):
             cluster.run(fail_device_assert)
         with pytest.raises(
             dk.errors.RankError, match=r"this tensor is on cpu: move it with x.to\("
         ):
             cluster.run(use_wrong_backend)
-        assert cluster.run(total).results == [2.0, 2.0]
+        assert cluster.run(sum_of_ones).results == [2.0, 2.0]
 
 
 def test_ranks_do_not_inherit_the_notebooks_cuda_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_ranks_do_not_inherit_the_notebooks_cuda_context(monkeypatch: pytest.Mon
 # -- on a real GPU ---------------------------------------------------------------------------------
 
 
-def on_gpu() -> tuple[float, int, str]:
+def sum_on_gpu() -> tuple[float, int, str]:
     x = torch.ones(4, device="cuda")
     dist.all_reduce(x)
     return x.sum().item(), torch.cuda.current_device(), os.environ["CUDA_DEVICE_ORDER"]
@@ -99,29 +99,29 @@ def on_gpu() -> tuple[float, int, str]:
 @pytest.mark.gpu
 def test_ranks_share_a_gpu() -> None:
     with dk.Cluster(2, device="cuda:0") as cluster:
-        assert cluster.run(on_gpu).results == [(8.0, 0, "PCI_BUS_ID")] * 2
+        assert cluster.run(sum_on_gpu).results == [(8.0, 0, "PCI_BUS_ID")] * 2
         assert cluster.plan.backend == "gloo"
 
         def fill() -> None:
             if dist.get_rank() == 1:
                 torch.empty(torch.cuda.mem_get_info()[1], dtype=torch.uint8, device="cuda")
-            on_gpu()
+            sum_on_gpu()
 
         with pytest.raises(dk.errors.RankError, match=r"rank 1 on cuda:0\. Use smaller batches"):
             cluster.run(fill)
-        assert cluster.run(on_gpu).results == [(8.0, 0, "PCI_BUS_ID")] * 2
+        assert cluster.run(sum_on_gpu).results == [(8.0, 0, "PCI_BUS_ID")] * 2
 
 
 @pytest.mark.gpu
 def test_failed_gpu_kernel_ends_only_its_run() -> None:
-    def wrong() -> None:
+    def index_out_of_bounds() -> None:
         table = torch.ones(2, device="cuda")
         table[torch.tensor([7 * dist.get_rank()], device="cuda")].sum().item()
 
     with dk.Cluster(2, device="cuda:0") as cluster:
         with pytest.raises(dk.errors.RankError, match="CUDA error"):
-            cluster.run(wrong)
-        assert cluster.run(on_gpu).results[1][0] == 8.0
+            cluster.run(index_out_of_bounds)
+        assert cluster.run(sum_on_gpu).results[1][0] == 8.0
 
 
 @pytest.mark.gpu
@@ -137,5 +137,5 @@ def test_notebook_that_uses_cuda_can_start_ranks() -> None:
 @pytest.mark.gpu(2)
 def test_each_rank_has_a_gpu() -> None:
     with dk.Cluster(2, device="cuda") as cluster:
-        assert [found[1] for found in cluster.run(on_gpu).results] == [0, 1]
+        assert [found[1] for found in cluster.run(sum_on_gpu).results] == [0, 1]
         assert cluster.plan.backend == "nccl"

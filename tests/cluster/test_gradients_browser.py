@@ -17,16 +17,18 @@ LAYERS = ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
 def train() -> None:
-    """Synchronous SGD on the digits, with the whole batch's gradient on rank 0."""
+    """Run synchronous SGD on the digits; rank 0 also computes the gradient of the whole batch."""
     images, labels = dk.demos.digits()
-    mine, my = dk.data.shard(images, labels)
+    local_images, local_labels = dk.data.shard(images, labels)
     net = dk.demos.model()
     with dk.watch_gradients(net) as watch:
         for rows in torch.arange(32 * 6).split(32):
             if dist.get_rank() == 0:
-                everything = slice(4 * int(rows[0]), 4 * int(rows[-1]) + 4)
-                watch.reference(F.cross_entropy(net(images[everything]), labels[everything]))
-            loss = dk.algorithms.sync_sgd_step(net, (mine[rows], my[rows]), F.cross_entropy, 0.2)
+                global_batch = slice(4 * int(rows[0]), 4 * int(rows[-1]) + 4)
+                watch.reference(F.cross_entropy(net(images[global_batch]), labels[global_batch]))
+            loss = dk.algorithms.sync_sgd_step(
+                net, (local_images[rows], local_labels[rows]), F.cross_entropy, 0.2
+            )
             watch.step(loss=loss, lr=0.2, samples=len(rows))
 
 
@@ -48,7 +50,7 @@ def trace() -> Trace:
     return dk.run_ranks(train, 4).trace
 
 
-def drawn(sheet: Sheet, selector: str) -> list[str]:
+def texts_of(sheet: Sheet, selector: str) -> list[str]:
     return list(sheet.root.locator(selector).all_text_contents())
 
 
@@ -59,7 +61,7 @@ def test_gradients_of_synchronous_sgd_are_drawn(tab: Any, tmp_path: Path, trace:
     assert first == "after the all-reduce every rank has the same gradient: the mean of all 4"
     assert second.startswith("one process computes the same, to ")
     assert third == "the replicas' weights are bitwise equal at every step"
-    names = drawn(sheet, ".dkm-main .mark-strong")
+    names = texts_of(sheet, ".dkm-main .mark-strong")
     assert names[:5] == ["rank 0", "rank 1", "rank 2", "rank 3", "average"]
     assert [name for name in names if name in LAYERS] == LAYERS
 
@@ -67,7 +69,7 @@ def test_gradients_of_synchronous_sgd_are_drawn(tab: Any, tmp_path: Path, trace:
     sheet.press("ArrowRight", "ArrowRight")
     assert sheet.text(".dk-fact strong") == "step 3"
     assert "step 3; 0.weight: 128 × 64; " in sheet.root.locator("> .dk-spoken").text_content()
-    sheet.pictures("gradients")
+    sheet.save_screenshots("gradients")
     assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
     sheet.assert_clean()
 
@@ -75,5 +77,5 @@ def test_gradients_of_synchronous_sgd_are_drawn(tab: Any, tmp_path: Path, trace:
 def test_gradients_of_ddp_are_drawn(tab: Any, tmp_path: Path) -> None:
     sheet = Sheet(tab, dk.Gradients(dk.run_ranks(train_ddp, 2).trace), tmp_path / "g.html")
     assert sheet.texts(".dkv-same span")[0].endswith("the mean of all 2")
-    assert sum(w.startswith("colors: ") for w in drawn(sheet, ".mark-small")) == 4
+    assert sum(w.startswith("colors: ") for w in texts_of(sheet, ".mark-small")) == 4
     sheet.assert_clean()

@@ -1,4 +1,4 @@
-"""Submissions are graded independently, also by nbgrader."""
+"""Submissions are graded independently, by distkit and by nbgrader."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ from distkit_course.submissions import read
 from tests.stress.course.classroom import hostile_answer
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-RIGHT = "def bubble(ranks, microbatches):\n    return (ranks - 1) / (microbatches + ranks - 1)\n"
-#: Exercises on one rank, which are fastest.
-QUICK = [name for name in TASKS if name != "bubble" and ".Calls" in repr(type(TASKS[name].trial))]
+CORRECT = "def bubble(ranks, microbatches):\n    return (ranks - 1) / (microbatches + ranks - 1)\n"
+#: Exercises that run on one rank, the fastest ones.
+FAST_EXERCISES = [
+    name for name in TASKS if name != "bubble" and ".Calls" in repr(type(TASKS[name].trial))
+]
 
 
 def grades(path: Path) -> dict[str, Any]:
@@ -39,8 +41,8 @@ def grades(path: Path) -> dict[str, Any]:
 
 # -- a class with hostile submissions ------------------------------------------------------------
 
-#: A sample of hostile answers, each to another exercise; ``make stress`` submits all.
-HARM = [
+#: A sample of hostile answers, each to a different exercise; ``make stress`` submits all.
+HOSTILE_KINDS = [
     "os._exit",
     "an endless loop",
     "too much memory",
@@ -48,25 +50,25 @@ HARM = [
     "a patched judge",
     "a daemon that writes later",
 ]
-WELL_MEANT = "ada", "bob", "zoe"
+BENIGN = "ada", "bob", "zoe"
 
 
 class Graded:
-    """A graded class: its reports, and the command's output."""
+    """A graded class: the reports, and the output of the command."""
 
     def __init__(self, folder: Path) -> None:
         self.reports = folder / "reports"
         (folder / "in").mkdir()
-        for name in WELL_MEANT:
+        for name in BENIGN:
             wrong = solved(TASKS["swap"]).replace("return swap(x, y)", "swap(x, y); swap(x, y)")
-            mark = ("\ufeff" + "\n" * 200_000) * (name == "ada")
-            self._write(folder, f"{name}.py", mark + RIGHT + "\n\n" + wrong * (name == "bob"))
+            padding = ("\ufeff" + "\n" * 200_000) * (name == "ada")
+            self._write(folder, f"{name}.py", padding + CORRECT + "\n\n" + wrong * (name == "bob"))
         self._write(folder, "none.ipynb", "null")
-        harm = zip(HARM, QUICK[: len(HARM)], strict=True)
-        texts = [hostile_answer(TASKS[name], kind, self.reports) for kind, name in harm]
-        self._write(folder, "harm.py", "\n\n".join([*texts, RIGHT]))
+        pairs = zip(HOSTILE_KINDS, FAST_EXERCISES[: len(HOSTILE_KINDS)], strict=True)
+        texts = [hostile_answer(TASKS[name], kind, self.reports) for kind, name in pairs]
+        self._write(folder, "harm.py", "\n\n".join([*texts, CORRECT]))
         self.id = uuid.uuid4().hex
-        ran = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "distkit", "grade", *sorted(map(str, folder.glob("in/*")))],
             cwd=folder,
             env={**os.environ, "GRADED": self.id},
@@ -74,7 +76,11 @@ class Graded:
             text=True,
             timeout=800,
         )
-        self.code, self.said, self.warned = ran.returncode, ran.stdout, ran.stderr
+        self.code, self.stdout, self.stderr = (
+            completed.returncode,
+            completed.stdout,
+            completed.stderr,
+        )
 
     def _write(self, folder: Path, name: str, text: str) -> None:
         (folder / "in" / name).write_text(text)
@@ -82,19 +88,19 @@ class Graded:
     def rows(self, name: str, exercise: str) -> list[tuple[str, int, int, str]]:
         """Return status, points, maximum and message of each criterion of an exercise."""
         rows = grades(self.reports / f"{name}.json")["criteria"]
-        reported = ("status", "points", "max", "message")
+        columns = ("status", "points", "max", "message")
         return [
-            tuple(row[key] for key in reported)
+            tuple(row[key] for key in columns)
             for row in rows
             if row["criterion"].startswith(f"{exercise}.")
         ]
 
     def processes(self) -> list[psutil.Process]:
         """Return the processes started during grading."""
-        return [p for p in psutil.process_iter() if self.id in _environment(p)]
+        return [p for p in psutil.process_iter() if self.id in environment_values(p)]
 
 
-def _environment(process: psutil.Process) -> str:
+def environment_values(process: psutil.Process) -> str:
     try:
         return "".join(process.environ().values())
     except (psutil.Error, OSError):
@@ -107,8 +113,8 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> Graded:
 
 
 @pytest.mark.timeout(900)
-def test_hostile_answers_get_no_points_and_the_correct_one_its_own(graded: Graded) -> None:
-    for exercise in QUICK[: len(HARM)]:
+def test_hostile_answers_score_zero_and_the_correct_answer_scores(graded: Graded) -> None:
+    for exercise in FAST_EXERCISES[: len(HOSTILE_KINDS)]:
         ((status, points, most, _),) = graded.rows("harm", exercise)
         assert status in ("fail", "not attempted")
         assert (points, most) == (0, TASKS[exercise].worth)
@@ -116,8 +122,8 @@ def test_hostile_answers_get_no_points_and_the_correct_one_its_own(graded: Grade
     assert grades(graded.reports / "harm.json")["points"] == 1
 
 
-@pytest.mark.parametrize("name", WELL_MEANT)
-def test_no_submission_changes_the_report_of_another(graded: Graded, name: str) -> None:
+@pytest.mark.parametrize("name", BENIGN)
+def test_reports_of_other_submissions_are_unaffected(graded: Graded, name: str) -> None:
     assert graded.rows(name, "bubble") == [("pass", 1, 1, "correct in 12 cases")]
     report = grades(graded.reports / f"{name}.json")
     assert report["submission"] == name
@@ -127,15 +133,15 @@ def test_no_submission_changes_the_report_of_another(graded: Graded, name: str) 
 
 
 def test_unreadable_submission_has_a_report_with_the_reason(graded: Graded) -> None:
-    why = "none.ipynb cannot be read: it is not a notebook"
-    assert graded.rows("none", "submission") == [("fail", 0, 0, why)]
+    reason = "none.ipynb cannot be read: it is not a notebook"
+    assert graded.rows("none", "submission") == [("fail", 0, 0, reason)]
 
 
 def test_grader_executes_nothing_from_a_submission_and_leaves_no_process(graded: Graded) -> None:
     assert not (graded.reports.parent / "MARK").exists()
     assert graded.code == 1
-    assert len(graded.said.splitlines()) == len([*graded.reports.glob("*.json")])
-    assert "Traceback" not in graded.warned
+    assert len(graded.stdout.splitlines()) == len([*graded.reports.glob("*.json")])
+    assert "Traceback" not in graded.stderr
     until(lambda: not graded.processes())
 
 
@@ -146,7 +152,7 @@ def test_report_lists_each_criterion_and_keeps_the_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = solved(TASKS["swap"]).replace("return swap(x, y)", "swap(x, y); return swap(x, y)")
-    (tmp_path / "one.py").write_text(f"{wrong}\n\n{RIGHT}")
+    (tmp_path / "one.py").write_text(f"{wrong}\n\n{CORRECT}")
     names = ["--exercises", "swap,bubble,relay"]
     assert main(["grade", str(tmp_path / "one.py"), "--reports", str(tmp_path), *names]) == 1
     assert "3 of 6 points" in capsys.readouterr().out
@@ -162,10 +168,10 @@ def test_report_lists_each_criterion_and_keeps_the_trace(
     assert dk.Trace.load(tmp_path / rows[1]["evidence"]).messages
 
 
-def test_reports_of_equal_file_names_are_named_by_folder(
+def test_reports_are_named_by_folder_when_file_names_are_equal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    submissions = {"ada": RIGHT, "bob": "def swap():\n    'is what a lesson shows'\n"}
+    submissions = {"ada": CORRECT, "bob": "def swap():\n    'an example of the lesson'\n"}
     for student, text in submissions.items():  # as nbgrader collects them
         (tmp_path / student).mkdir()
         (tmp_path / student / "09.py").write_text(text)
@@ -179,10 +185,10 @@ def test_reports_of_equal_file_names_are_named_by_folder(
     assert found == ["ada-09.py.json", "bob-09.py.json"]
 
 
-def test_wrong_arguments_raise_before_grading(
+def test_invalid_arguments_are_rejected_before_grading(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (file := tmp_path / "ada.py").write_text(RIGHT)
+    (file := tmp_path / "ada.py").write_text(CORRECT)
     reports = ["--reports", str(tmp_path / "reports")]
     assert main(["grade", str(file), str(file), *reports]) == 1
     assert "two submissions would have the report ada.py.json" in capsys.readouterr().err
@@ -215,7 +221,7 @@ def test_submission_is_read_without_execution(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
-def test_answers_of_a_lesson_are_those_of_the_student(lesson: str, tmp_path: Path) -> None:
+def test_students_answers_replace_the_stubs_of_a_lesson(lesson: str, tmp_path: Path) -> None:
     path = NOTEBOOKS / f"{lesson}.ipynb"
     cells = nbformat.read(path, as_version=4).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
@@ -238,12 +244,13 @@ def test_last_complete_answer_counts(tmp_path: Path) -> None:
     assert list(found) == ["swap"] and found["swap"](1, 2) == "mine"
     found = read(submission(tmp_path / "c.ipynb", mine, other, "dk.check.swap(better)"))
     assert found["swap"](1, 2) == "mine and more"
-    needs = "ONE = 1\ndef swap(x, y):\n    return NEXT if x else first"
-    swap = read(submission(tmp_path / "h.ipynb", "ONE = 1", later, needs))["swap"]
+    answer = "ONE = 1\ndef swap(x, y):\n    return NEXT if x else first"
+    swap = read(submission(tmp_path / "h.ipynb", "ONE = 1", later, answer))["swap"]
     assert swap(1, 2) == 2
     with pytest.raises(NameError, match="'first' is not defined"):
         swap(0, 2)
-    found = read(submission(tmp_path / "d.ipynb", shown, "dk.check.swap(swap)"))  # asked for it
+    # an example that the student submits explicitly
+    found = read(submission(tmp_path / "d.ipynb", shown, "dk.check.swap(swap)"))
     assert found["swap"]() == "shown"
     assert "cannot be read" in read(submission(tmp_path / "e.ipynb", mine, broken))["swap"]
     assert not read(submission(tmp_path / "f.ipynb", "def swap() -> None\n    pass"))
@@ -251,7 +258,7 @@ def test_last_complete_answer_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "why"),
+    ("name", "content", "reason"),
     [
         ("one.ipynb", b"null", "not a notebook"),
         ("one.ipynb", b'{"cells": [3]}', "subscriptable"),
@@ -263,18 +270,18 @@ def test_last_complete_answer_counts(tmp_path: Path) -> None:
     ],
 )
 def test_unreadable_file_raises_with_the_reason(
-    name: str, content: bytes | None, why: str, tmp_path: Path
+    name: str, content: bytes | None, reason: str, tmp_path: Path
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(DistkitError, match=f"^{name} cannot be read: .*{why}"):
+    with pytest.raises(DistkitError, match=f"^{name} cannot be read: .*{reason}"):
         read(tmp_path / name)
 
 
 # -- nbgrader ----------------------------------------------------------------------------------
 
 
-def test_assignments_have_the_metadata_of_nbgrader(tmp_path: Path) -> None:
+def test_assignments_have_valid_nbgrader_metadata(tmp_path: Path) -> None:
     files = assignments.write(tmp_path)
     assert [file.stem for file in files] == list(LESSONS)
     seen = set()
@@ -282,12 +289,12 @@ def test_assignments_have_the_metadata_of_nbgrader(tmp_path: Path) -> None:
         notebook = nbformat.read(file, as_version=4)
         nbformat.validate(notebook)
         for cell in notebook.cells:
-            reported = cell.metadata.nbgrader
-            assert reported.schema_version == 3 and ("points" in reported) == reported.grade
-            assert ("### BEGIN SOLUTION" in cell.source) == reported.solution
-            seen.add(reported.grade_id)
-            task = TASKS.get(reported.grade_id.removeprefix("check-"))
-            assert not (task and reported.grade) or reported.points == task.worth
+            metadata = cell.metadata.nbgrader
+            assert metadata.schema_version == 3 and ("points" in metadata) == metadata.grade
+            assert ("### BEGIN SOLUTION" in cell.source) == metadata.solution
+            seen.add(metadata.grade_id)
+            task = TASKS.get(metadata.grade_id.removeprefix("check-"))
+            assert not (task and metadata.grade) or metadata.points == task.worth
     assert seen >= {*TASKS, *QUESTIONS}
     with pytest.raises(DistkitError, match="already exists"):
         assignments.write(tmp_path, ["02"])
@@ -303,24 +310,24 @@ def test_assignments_have_the_metadata_of_nbgrader(tmp_path: Path) -> None:
 LESSON = "06_cost_models"
 #: Students' answers to the first exercise, and the points of both exercises.
 STUDENTS = {
-    "right": ("", 2),
+    "correct": ("", 2),
     "hostile": ("import os\n    os._exit(0)", 1),
 }
 
 
 def nbgrader(folder: Path, *command: str) -> str:
-    places = isolated_environment(folder / "jupyter")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # it calls alembic
-    ran = subprocess.run(
+    jupyter_folders = isolated_environment(folder / "jupyter")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # nbgrader calls alembic
+    completed = subprocess.run(
         [sys.executable, "-m", "nbgrader", *command],
         cwd=folder,
-        env={**os.environ, **places, "PATH": path},
+        env={**os.environ, **jupyter_folders, "PATH": path},
         capture_output=True,
         text=True,
         timeout=280,
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout + ran.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout + completed.stderr
 
 
 def submit(folder: Path, student: str, body: str) -> None:
@@ -340,7 +347,7 @@ def submit(folder: Path, student: str, body: str) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_nbgrader_grades_right_and_hostile_submissions(tmp_path: Path) -> None:
+def test_nbgrader_grades_correct_and_hostile_submissions(tmp_path: Path) -> None:
     (tmp_path / "nbgrader_config.py").write_text(
         "c = get_config()\nc.CourseDirectory.course_id = 'course'\nc.Execute.timeout = 240\n"
     )

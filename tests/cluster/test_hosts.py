@@ -1,4 +1,4 @@
-"""Ranks on other machines, simulated here by ipyparallel's launcher "local"."""
+"""Ranks on other machines, simulated with ipyparallel's launcher "local"."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cluster() -> Iterator[dk.Cluster]:
         yield cluster
 
 
-def total() -> float:
+def sum_of_ones() -> float:
     x = torch.ones(2)
     dist.all_reduce(x)
     return x[0].item()
@@ -56,29 +56,29 @@ def agent_of(cluster: dk.Cluster) -> psutil.Process:
     return psutil.Process(cluster._supervisor.hosts[0].server.facts["pid"])
 
 
-def test_runs_hangs_and_deaths_behave_as_on_one_machine(cluster: dk.Cluster) -> None:
-    assert cluster.run(total).results == [3.0, 3.0, 3.0]
+def test_runs_hangs_and_crashes_behave_as_on_one_machine(cluster: dk.Cluster) -> None:
+    assert cluster.run(sum_of_ones).results == [3.0, 3.0, 3.0]
     with pytest.raises(DeadlockError, match="rank 0 waits in recv"):
         cluster.run(hang)
     with pytest.raises(RankDied, match="rank 1"):
         cluster.run(die)
-    assert cluster.run(total).results == [3.0, 3.0, 3.0]
+    assert cluster.run(sum_of_ones).results == [3.0, 3.0, 3.0]
 
 
-def test_process_is_killed_by_name(cluster: dk.Cluster) -> None:
+def test_kill_ends_the_named_process(cluster: dk.Cluster) -> None:
     run = cluster.submit(time.sleep, 60)
     pids = {row[0]: row[2] for row in cluster.status().rows}
     cluster.kill("rank 2")
     assert not psutil.pid_exists(pids["rank 2"])
     with pytest.raises(RankDied, match="process of rank 2 ended"):
         run.wait(30)
-    assert cluster.run(total).results == [3.0, 3.0, 3.0]
+    assert cluster.run(sum_of_ones).results == [3.0, 3.0, 3.0]
     with pytest.raises(ClusterError, match="'rank 3' does not exist"):
         cluster.kill("rank 3")
 
 
 def test_stepping_and_cells_work_on_hosts(cluster: dk.Cluster) -> None:
-    stepper = cluster.step(total)
+    stepper = cluster.step(sum_of_ones)
     assert stepper.next(rank=0).finish().results == [3.0, 3.0, 3.0]
     run = cluster.execute("rank + world_size")
     assert isinstance(run, Run)
@@ -86,16 +86,16 @@ def test_stepping_and_cells_work_on_hosts(cluster: dk.Cluster) -> None:
 
 
 def test_large_results_arrive_while_ranks_print(cluster: dk.Cluster) -> None:
-    def much() -> torch.Tensor:
+    def print_and_return() -> torch.Tensor:
         print("x" * 1_000_000)
         return torch.full((3_000_000,), dist.get_rank())
 
-    run = cluster.run(much)
+    run = cluster.run(print_and_return)
     assert [int(x.sum()) for x in run.results] == [0, 3_000_000, 6_000_000]
     assert [len(run.output[rank]) for rank in range(3)] == [1_000_001] * 3
 
 
-def test_kernel_port_is_configurable_and_all_processes_end() -> None:
+def test_cluster_uses_the_given_port_and_stops_all_processes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
         chosen = f"127.0.0.1:{port}"
@@ -105,25 +105,25 @@ def test_kernel_port_is_configurable_and_all_processes_end() -> None:
         ):
             cluster.wait()
     with dk.Cluster(1, engines="local", interface=chosen) as cluster:
-        assert cluster.run(total).results == [1.0]
+        assert cluster.run(sum_of_ones).results == [1.0]
         agent = agent_of(cluster)
         assert {c.raddr.port for c in agent.net_connections("tcp") if c.raddr} == {port}
-        everybody = [agent, *agent.children(recursive=True)]
+        processes = [agent, *agent.children(recursive=True)]
         folder = cluster._supervisor.hosts[0].folder
-    _, alive = psutil.wait_procs(everybody, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive
     until(lambda: not Path(folder).exists())
 
 
-def test_lost_machine_is_named_and_leaves_no_process() -> None:
+def test_lost_machine_is_reported_and_its_ranks_end() -> None:
     with dk.Cluster(2, engines="local") as cluster:
-        cluster.run(total)
+        cluster.run(sum_of_ones)
         agent = agent_of(cluster)
-        below = agent.children(recursive=True)
+        descendants = agent.children(recursive=True)
         agent.kill()
         with pytest.raises((RunError, StartError), match=f"{socket.gethostname()} is lost"):
-            cluster.run(total)
-        _, alive = psutil.wait_procs(below, timeout=10)
+            cluster.run(sum_of_ones)
+        _, alive = psutil.wait_procs(descendants, timeout=10)
         assert not alive
 
 
@@ -142,34 +142,34 @@ def test_ranks_end_when_their_kernel_is_killed() -> None:
     )
     assert kernel.stdout is not None
     agent = psutil.Process(int(kernel.stdout.readline()))
-    everybody = [agent, *agent.children(recursive=True)]
+    processes = [agent, *agent.children(recursive=True)]
     kernel.kill()
     kernel.communicate()
-    _, alive = psutil.wait_procs(everybody, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive
 
 
-def pushes() -> float:
+def push_once() -> float:
     kv = kvstore.create("dist_sync")
     kv.init("w", torch.zeros(1))
     kv.push("w", torch.ones(1))
     return kv.pull("w").item()
 
 
-THEIRS = """
+OTHER_OWNER = """
 import sys, ipyparallel
-theirs = ipyparallel.Cluster(n=2, engines="local")
-with theirs:
-    print(theirs.cluster_file, flush=True)
+cluster = ipyparallel.Cluster(n=2, engines="local")
+with cluster:
+    print(cluster.cluster_file, flush=True)
     sys.stdin.read()
 """
 
 
 @pytest.fixture
-def somebody_elses_cluster() -> Iterator[ipyparallel.Cluster]:
-    """An ipyparallel cluster of another process, stopped when the tests end, even if killed."""
+def foreign_cluster() -> Iterator[ipyparallel.Cluster]:
+    """An ipyparallel cluster of another process, which ends with this one."""
     with subprocess.Popen(
-        [sys.executable, "-c", THEIRS],
+        [sys.executable, "-c", OTHER_OWNER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -180,14 +180,14 @@ def somebody_elses_cluster() -> Iterator[ipyparallel.Cluster]:
 
 
 def test_ranks_run_in_a_foreign_ipyparallel_cluster(
-    somebody_elses_cluster: ipyparallel.Cluster,
+    foreign_cluster: ipyparallel.Cluster,
 ) -> None:
     with (
-        somebody_elses_cluster.connect_client_sync() as client,
+        foreign_cluster.connect_client_sync() as client,
         dk.Cluster.attach(client, servers=1) as cluster,
     ):
-        assert cluster.run(total).results == [2.0, 2.0]
-        assert cluster.run(pushes).results == [2.0, 2.0]
+        assert cluster.run(sum_of_ones).results == [2.0, 2.0]
+        assert cluster.run(push_once).results == [2.0, 2.0]
         cluster.stop()
         assert client[:].apply_sync(lambda: 1) == [1, 1]
 
@@ -202,7 +202,9 @@ def test_ranks_run_in_a_foreign_ipyparallel_cluster(
         ({"engines": "local", "engine_cmd": ["sh", "-c", "echo lost; exit 3"]}, "lost"),
     ],
 )
-def test_failed_start_quotes_the_refusing_machine(options: dict[str, object], message: str) -> None:
+def test_failed_start_reports_the_cause_and_the_machine(
+    options: dict[str, object], message: str
+) -> None:
     with pytest.raises(StartError, match=message), dk.Cluster(**options) as cluster:  # type: ignore[arg-type]
         cluster.wait()
 
@@ -212,26 +214,26 @@ def test_failed_start_quotes_the_refusing_machine(options: dict[str, object], me
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Tunnel, Tunnel, Multiplexer]]:
-    """Both ends of a tunnel, and the relay of the listening end."""
+    """Both ends of a tunnel, and the multiplexer of the listening end."""
     keys, accepted = new_keys(), list[Tunnel]()
-    here = Multiplexer("tcp://127.0.0.1:*", keys, listen=True, accept=accepted.append)
-    there = Multiplexer(here.endpoint, keys, listen=False)
-    far = there.connect()
-    here.start()
-    there.start()
-    far.send("hello")
+    server = Multiplexer("tcp://127.0.0.1:*", keys, listen=True, accept=accepted.append)
+    client = Multiplexer(server.endpoint, keys, listen=False)
+    tunnel = client.connect()
+    server.start()
+    client.start()
+    tunnel.send("hello")
     until(lambda: accepted)
-    yield accepted[0], far, here
-    there.close()
-    here.close()
+    yield accepted[0], tunnel, server
+    client.close()
+    server.close()
 
 
-def test_clients_with_other_keys_are_ignored(ends: tuple[Tunnel, Tunnel, Multiplexer]) -> None:
-    _, _, here = ends
+def test_clients_with_unknown_keys_are_rejected(ends: tuple[Tunnel, Tunnel, Multiplexer]) -> None:
+    _, _, server = ends
     stranger = open_socket(context(), zmq.DEALER, new_keys())
-    refused = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
-    with stranger, refused:
-        stranger.connect(here.endpoint)
-        stranger.send_multipart([b"harm"])
-        assert refused.poll(10_000)
-    assert len(here.tunnels) == 1
+    rejected = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+    with stranger, rejected:
+        stranger.connect(server.endpoint)
+        stranger.send_multipart([b"data"])
+        assert rejected.poll(10_000)
+    assert len(server.tunnels) == 1

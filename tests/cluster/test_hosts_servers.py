@@ -1,4 +1,4 @@
-"""Parameter servers on several simulated machines, and their faults."""
+"""Parameter servers on several simulated machines, with crashes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import zmq
 
 import distkit as dk
 from distkit import kvstore
-from tests.support.kvstore_nodes import LARGE, keeps_on
+from tests.support.kvstore_nodes import LARGE, push_until_stopped
 from tests.support.laboratories import laboratory, needs
 from tests.support.machines import ALPHA, BETA, two_machines
 
@@ -33,13 +33,13 @@ def cluster() -> Iterator[dk.Cluster]:
         yield cluster
 
 
-def adds(mode: str, dies: int | None = None, **options) -> float:
+def push_ones(mode: str, dying_rank: int | None = None, **options) -> float:
     kv = kvstore.create(mode, **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init(["w", "large"], [torch.zeros(4), torch.zeros(LARGE)])
     for n in range(20):
         kv.pushpull(["w", "large"], [torch.ones(4), torch.ones(LARGE)])
-        if n == 9 and kv.rank == dies:
+        if n == 9 and kv.rank == dying_rank:
             os.kill(os.getpid(), signal.SIGKILL)
     kv.barrier()
     small, large = kv.pull(["w", "large"])
@@ -50,7 +50,7 @@ def adds(mode: str, dies: int | None = None, **options) -> float:
 @pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
 def test_gradients_cross_machines(cluster, mode: str) -> None:
     before = time.monotonic()
-    run = cluster.run(adds, mode)
+    run = cluster.run(push_ones, mode)
     assert run.results == [60.0] * 3
     hosts = {about.name: about.host for about in run.trace.info.ranks.values()}
     assert [hosts[n] for n in ("server 0", "server 1", "scheduler")] == [ALPHA, BETA, ALPHA]
@@ -59,7 +59,7 @@ def test_gradients_cross_machines(cluster, mode: str) -> None:
 
 
 def test_worker_is_replaced_on_its_machine(cluster) -> None:
-    def dies_once(flag: str) -> float:
+    def die_once(flag: str) -> float:
         kv = kvstore.create("dist_sync", on_crash="replace")
         kv.set_optimizer(kvstore.SGD(learning_rate=-1))
         kv.init("w", torch.zeros(4))
@@ -71,33 +71,33 @@ def test_worker_is_replaced_on_its_machine(cluster) -> None:
 
     flag = Path(cluster._supervisor.folder, "died")
     with pytest.warns(dk.errors.CommunicationWarning, match="was replaced"):
-        run = cluster.run(dies_once, str(flag))
+        run = cluster.run(die_once, str(flag))
     assert run.results == [3.0] * 3 and flag.exists()
 
 
 def test_backup_server_takes_over(cluster, tmp_path) -> None:
-    begun, ends = tmp_path / "begun", tmp_path / "end"
-    run = cluster.submit(keeps_on, str(begun), str(ends), replication=2)
-    until(begun.exists)
+    started, stop = tmp_path / "started", tmp_path / "stop"
+    run = cluster.submit(push_until_stopped, str(started), str(stop), replication=2)
+    until(started.exists)
     cluster.kill("server 0")
-    ends.touch()
-    with pytest.warns(dk.errors.CommunicationWarning, match=r"ended during keeps_on"):
+    stop.touch()
+    with pytest.warns(dk.errors.CommunicationWarning, match=r"ended during push_until_stopped"):
         assert run.wait(60).results == [0.0] * 3
     assert [r.name for r in run.trace.info.replaced] == ["server 0"]
-    assert cluster.run(adds, "dist_sync", replication=2).results == [60.0] * 3
+    assert cluster.run(push_ones, "dist_sync", replication=2).results == [60.0] * 3
 
 
-def addresses(mode: str) -> list[str]:
-    """Return the addresses of other machines to which this worker is connected."""
+def remote_addresses(mode: str) -> list[str]:
+    """Return the addresses of the other machines that this worker is connected to."""
     kv = kvstore.create(mode)
     kv.barrier()
-    lines = kv._requests._link._connections
-    ends = [sock.getsockopt_string(zmq.LAST_ENDPOINT) for sock, _ in lines.values()]
-    return sorted({end.split(":")[1] for end in ends if "tcp" in end})
+    connections = kv._requests._link._connections
+    endpoints = [sock.getsockopt_string(zmq.LAST_ENDPOINT) for sock, _ in connections.values()]
+    return sorted({end.split(":")[1] for end in endpoints if "tcp" in end})
 
 
-def passes_on() -> None:
-    """Two workers of one host and one of the other meet, and pass a tensor around."""
+def pass_around() -> None:
+    """Pass a tensor around the workers, after a barrier."""
     x, rank = torch.ones(2), dist.get_rank()
     for _ in range(20):
         dist.barrier()
@@ -116,21 +116,21 @@ def test_servers_run_on_laboratory_hosts(tmp_path) -> None:
         dk.Cluster(hosts={"alpha": 2, "beta": 1}, servers=2, **lab.options()) as cluster,
     ):
         alpha, beta = f"//{lab.address('alpha')}", f"//{lab.address('beta')}"
-        assert cluster.run(addresses, "dist_sync").results == [[beta], [beta], [alpha]]
+        assert cluster.run(remote_addresses, "dist_sync").results == [[beta], [beta], [alpha]]
         before = time.monotonic()
-        run = cluster.run(adds, "dist_sync")
+        run = cluster.run(push_ones, "dist_sync")
         assert run.results == [60.0] * 3
         assert all(before - 1 < e.time < time.monotonic() + 1 for e in run.trace.events)
-        trace = cluster.run(passes_on).trace
+        trace = cluster.run(pass_around).trace
         clock = trace.info.clocks["beta"]
         assert abs(clock.ahead - 5) <= 2 * clock.error < 0.1
         assert all(m.sent < m.received + clock.error for m in trace.messages)
         assert trace.host_traffic[("alpha", "beta")] == (20, 160)
-        begun, ends = tmp_path / "begun", tmp_path / "end"
-        run = cluster.submit(keeps_on, str(begun), str(ends), replication=2)
-        until(begun.exists)
+        started, stop = tmp_path / "started", tmp_path / "stop"
+        run = cluster.submit(push_until_stopped, str(started), str(stop), replication=2)
+        until(started.exists)
         cluster.kill("server 1")
-        ends.touch()
-        with pytest.warns(dk.errors.CommunicationWarning, match="ended during keeps_on"):
+        stop.touch()
+        with pytest.warns(dk.errors.CommunicationWarning, match="ended during push_until_stopped"):
             assert run.wait(60).results == [0.0] * 3
-        assert cluster.run(adds, "dist_sync").results == [60.0] * 3
+        assert cluster.run(push_ones, "dist_sync").results == [60.0] * 3

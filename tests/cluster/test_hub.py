@@ -1,4 +1,4 @@
-"""A JupyterHub: concurrent users, their isolation, culling, and a restart from its page."""
+"""A JupyterHub: concurrent users, their isolation, culling, and a restart from the hub's page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import hubs
 import psutil
 import pytest
 from hubs import FIRST, USERS, Hub
-from kernels import PATIENCE, Kernel
+from kernels import TIMEOUT, Kernel
 from waiting import until
 
 pytestmark = pytest.mark.timeout(1200)
@@ -45,12 +45,12 @@ def shared():
     dk.algorithms.shared_memory_all_reduce(x)
     return x[0].item()
 
-def twice(do, **then):
-    do()
-    Path(f"held-{os.getpid()}").touch()
+def run_twice(function, **second):
+    function()
+    Path(f"blocked-{os.getpid()}").touch()
     while not Path("go").exists():
         time.sleep(0.01)
-    return do(**then)
+    return function(**second)
 
 cluster = dk.Cluster(2)
 run = cluster.run(total)
@@ -59,9 +59,9 @@ assert run.results == [3.0, 3.0] and cluster.run(shared).results == [2.0, 2.0]
 store = dk.Cluster(workers=2, servers=1)
 results = store.run(push).results
 Path("go").unlink(missing_ok=True)
-before = len([*Path().glob("held-*")])
-held = [cluster.submit(twice, total), store.submit(twice, push, key="v")]
-while len([*Path().glob("held-*")]) < before + 4:
+before = len([*Path().glob("blocked-*")])
+blocked = [cluster.submit(run_twice, total), store.submit(run_twice, push, key="v")]
+while len([*Path().glob("blocked-*")]) < before + 4:
     time.sleep(0.01)
 print(json.dumps({
     "uid": os.getuid(), "home": os.getcwd(), "results": results,
@@ -70,7 +70,7 @@ print(json.dumps({
 }))
 """
 
-#: A user's attack on another user, whose addresses are in TOLD; prints the successes.
+#: A user's attack on another user, described in TARGET. It prints the resources that it can access.
 SPY = """
 import json, os, socket
 from contextlib import suppress
@@ -84,37 +84,37 @@ def succeeds(do, *args):
     return True
 
 def connect(path):
-    with socket.socket(socket.AF_UNIX) as line:
-        line.connect(path)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
 
 reached = []
-for pid in TOLD["pids"]:
-    for proc in ("/proc", TOLD["proc"]):
+for pid in TARGET["pids"]:
+    for proc in ("/proc", TARGET["proc"]):
         files = [f"{proc}/{pid}/{name}" for name in ("environ", "mem", "maps", "io", "stack")]
         folders = [f"{proc}/{pid}/{name}" for name in ("fd", "map_files", "cwd/", "root/")]
         reached += [name for name in files if succeeds(lambda: Path(name).read_bytes()[:1])]
         reached += [name for name in folders if succeeds(os.listdir, name)]
     reached += [f"signal {pid}"] * succeeds(os.kill, pid, 0)
-for folder in ("/tmp", "/var/tmp", "/dev/shm", Path(TOLD["home"]).parent):
+for folder in ("/tmp", "/var/tmp", "/dev/shm", Path(TARGET["home"]).parent):
     for entry in os.scandir(folder):
-        if entry.name.startswith("torchinductor_"):  # torch's
+        if entry.name.startswith("torchinductor_"):  # torch's cache
             continue
-        with suppress(OSError):  # somebody else's, and gone
-            if entry.stat(follow_symlinks=False).st_uid == TOLD["uid"]:
+        with suppress(OSError):  # deleted meanwhile
+            if entry.stat(follow_symlinks=False).st_uid == TARGET["uid"]:
                 reached += [entry.path] * succeeds(os.listdir if entry.is_dir() else open, entry)
-reached += [path for path in TOLD["sockets"] if succeeds(connect, path)]
+reached += [path for path in TARGET["sockets"] if succeeds(connect, path)]
 print(json.dumps({
     "reached": reached,
-    "seen": [pid for pid in TOLD["pids"] if Path(f"/proc/{pid}").exists()],
-    "lines": [Path(f"{TOLD['proc']}/{pid}/cmdline").read_text() for pid in TOLD["pids"]],
+    "seen": [pid for pid in TARGET["pids"] if Path(f"/proc/{pid}").exists()],
+    "lines": [Path(f"{TARGET['proc']}/{pid}/cmdline").read_text() for pid in TARGET["pids"]],
 }))
 """
 
-#: In the hub's page: whether the button is active.
-ACTS = """() => window.require?.defined?.("jquery")
+#: In the hub's page: whether the button has its click handler.
+BUTTON_IS_READY = """() => window.require?.defined?.("jquery")
     && !!window.require("jquery")._data(document.querySelector("#stop"), "events")?.click"""
 
-#: The settings of docs/hub.md; those of another spawner have no effect.
+#: The settings of docs/hub.md; settings of spawners that the hub does not use have no effect.
 PAGE = Path(__file__).parents[2] / "docs/hub.md"
 CONFIG = "\n".join(re.findall(r"```python\n(.+?)```", PAGE.read_text(), re.DOTALL))
 CONFIG += 'c.Spawner.mem_limit = "2G"\n'
@@ -128,9 +128,9 @@ def hub() -> Iterator[Hub]:
         yield running
 
 
-def begin(hub: Hub, user: str) -> tuple[Kernel, dict[str, Any]]:
+def start_clusters(hub: Hub, user: str) -> tuple[Kernel, dict[str, Any]]:
     """Start a user's kernel with two clusters; return their facts."""
-    if not hub.runs(user):
+    if not hub.is_running(user):
         hub.start(user)
     kernel = hub.kernel(user)
     return kernel, json.loads(kernel.run(SETUP))
@@ -144,59 +144,62 @@ def listening(pids: list[int]) -> list[tuple[str, int]]:
 
 def test_concurrent_users_are_isolated(hub: Hub) -> None:
     with ThreadPoolExecutor() as threads:
-        began = dict(zip(USERS, threads.map(lambda user: begin(hub, user), USERS), strict=True))
-    reported = {user: facts for user, (_, facts) in began.items()}
+        started = dict(
+            zip(USERS, threads.map(lambda user: start_clusters(hub, user), USERS), strict=True)
+        )
+    reported = {user: facts for user, (_, facts) in started.items()}
     assert [facts["results"] for facts in reported.values()] == [[2.0, 2.0]] * len(USERS)
     assert len({facts["home"] for facts in reported.values()}) == len(USERS)
     ports = {user: listening(facts["pids"]) for user, facts in reported.items()}
     assert {address for each in ports.values() for address, _ in each} == {"127.0.0.1"}
     if not hubs.real_users():
-        pytest.skip("walls are between users of the system: run it as root")
+        pytest.skip("only system users are isolated from each other: run the test as root")
     assert [facts["uid"] for facts in reported.values()] == [*range(FIRST, FIRST + len(USERS))]
 
-    (kernel, ada), (other, _) = began["ada"], began["bob"]
+    (kernel, ada), (other, _) = started["ada"], started["bob"]
     unix = [c.laddr for pid in ada["pids"] for c in psutil.Process(pid).net_connections("unix")]
-    assert not [name for name in unix if name.startswith("@")]  # which every user could connect to
+    # any user could connect to an abstract socket
+    assert not [name for name in unix if name.startswith("@")]
     target = {**ada, "proc": str(hub.proc), "sockets": [name for name in unix if name]}
-    spy = f"TOLD = {target!r}\n{SPY}"
+    spy = f"TARGET = {target!r}\n{SPY}"
     own, spied = json.loads(kernel.run(spy)), json.loads(other.run(spy))
-    ways = "/environ", "/fd", "/map_files", "signal ", "/tmp/distkit-", str(ada["home"]), "/kv"
-    assert not [way for way in ways if not any(way in name for name in own["reached"])]
+    expected = "/environ", "/fd", "/map_files", "signal ", "/tmp/distkit-", str(ada["home"]), "/kv"
+    assert not [part for part in expected if not any(part in name for name in own["reached"])]
     assert (spied["reached"], spied["seen"], own["seen"]) == ([], [], ada["pids"])
     assert spied["lines"] == own["lines"]
     assert not [x for x in spied["lines"] if any(secret in x for secret in ada["secrets"])]
 
-    with ExitStack() as lines:  # gloo's ports are open: strangers must not disturb it
+    with ExitStack() as connections:  # random bytes from others must not disturb gloo
         for address in ports["ada"]:
-            lines.enter_context(socket.create_connection(address)).sendall(bytes(range(256)))
+            connections.enter_context(socket.create_connection(address)).sendall(bytes(range(256)))
         kernel.run("Path('go').touch()")
-        assert kernel.run("print(held[0].results)") == "[3.0, 3.0]\n"
-        assert kernel.run("print(held[1].results)") == "[2.0, 2.0]\n"
+        assert kernel.run("print(blocked[0].results)") == "[3.0, 3.0]\n"
+        assert kernel.run("print(blocked[1].results)") == "[2.0, 2.0]\n"
 
 
 def test_culling_ends_all_processes_of_a_server(hub: Hub) -> None:
-    _, reported = begin(hub, "bob")
+    _, reported = start_clusters(hub, "bob")
     command = [sys.executable, "-m", "jupyterhub_idle_culler", "--timeout=1", "--cull-every=1"]
     access = {"JUPYTERHUB_API_TOKEN": hub.token, "JUPYTERHUB_API_URL": f"{hub.url}/hub/api"}
     with (hub.homes / "culler").open("wb") as log:
         culler = subprocess.Popen(command, env={**os.environ, **access}, stdout=log, stderr=log)
         try:
-            until(lambda: not hub.runs("bob"), PATIENCE)
+            until(lambda: not hub.is_running("bob"), TIMEOUT)
         finally:
             culler.terminate()
             culler.wait()
-    until(lambda: not left(reported), PATIENCE)
+    until(lambda: not left_behind(reported), TIMEOUT)
 
 
-def left(reported: dict[str, Any]) -> list[str]:
-    """Return processes, shared-memory and temporary files left by a user's server."""
+def left_behind(reported: dict[str, Any]) -> list[str]:
+    """Return the processes and the shared-memory and temporary files that a user's server left."""
     running = [str(pid) for pid in reported["pids"] if psutil.pid_exists(pid)]
     if not reported["uid"]:
         return running
     for entry in (
         entry for folder in ("/proc", "/tmp", "/dev/shm") for entry in os.scandir(folder)
     ):
-        with suppress(OSError):  # gone
+        with suppress(OSError):  # deleted meanwhile
             if entry.stat(follow_symlinks=False).st_uid == reported["uid"]:
                 running.append(entry.path)
     # torch creates its compiler's cache on import, and never removes it
@@ -205,19 +208,19 @@ def left(reported: dict[str, Any]) -> list[str]:
 
 @pytest.mark.stress
 def test_server_restarts_from_the_hub_page(hub: Hub, tab: Any) -> None:
-    _, reported = begin(hub, "ada")
+    _, reported = start_clusters(hub, "ada")
     page = tab.page
     page.goto(f"{hub.url}/hub/login?next=/hub/home")
     page.fill("#username_input", "ada")
     page.fill("#password_input", hub.token)
     page.click("#login_submit")
-    page.wait_for_function(ACTS)
+    page.wait_for_function(BUTTON_IS_READY)
     page.click("#stop")
     page.locator("#start", has_text="Start My Server").wait_for()
-    until(lambda: not left(reported), PATIENCE)
+    until(lambda: not left_behind(reported), TIMEOUT)
     page.click("#start")
     page.wait_for_url(f"{hub.url}/user/ada/lab**")
-    kernel, again = begin(hub, "ada")
-    assert again["results"] == [2.0, 2.0]
+    kernel, restarted = start_clusters(hub, "ada")
+    assert restarted["results"] == [2.0, 2.0]
     message = " ".join(kernel.run("print(dk.hosts.doctor())").split())
     assert ": up to " in message

@@ -21,7 +21,7 @@ run = cluster.run(dist.barrier)
 print('kernel-pid', os.getpid())
 run
 """
-#: How to reach each state, and what it shows.
+#: The code that reaches each state, and the element that then appears.
 STATES = {
     "running": (
         "def endless():\n    while True:\n        dist.all_reduce(torch.ones(1))\n\n"
@@ -37,10 +37,12 @@ AFTER = "cluster.interrupt()\nprint('after', cluster.run(dist.get_rank).results)
 STOP = "cluster.stop()"
 
 
-@pytest.mark.parametrize(("state", "how"), [("running", "interrupt"), ("stepping", "restart")])
-def test_kernel_continues_after_a_reload(lab: Any, tab: Any, state: str, how: str) -> None:
-    page, (program, seen) = tab.page, STATES[state]
-    name = f"kernel-{state}-{how}.ipynb"
+@pytest.mark.parametrize(("state", "action"), [("running", "interrupt"), ("stepping", "restart")])
+def test_kernel_can_be_interrupted_and_restarted_with_open_widgets(
+    lab: Any, tab: Any, state: str, action: str
+) -> None:
+    page, (program, selector) = tab.page, STATES[state]
+    name = f"kernel-{state}-{action}.ipynb"
     (lab.root / name).write_text(notebook(SETUP, program, AFTER, STOP))
     page.goto(lab.address(name))
     idle(page)
@@ -50,12 +52,12 @@ def test_kernel_continues_after_a_reload(lab: Any, tab: Any, state: str, how: st
     page.evaluate(
         """() => {
         jupyterapp.shell.currentWidget.content.activeCellIndex = 1;
-        jupyterapp.commands.execute("notebook:run-cell");  // not waited for
+        jupyterapp.commands.execute("notebook:run-cell");  // not awaited
     }"""
     )
-    page.wait_for_selector(seen)
+    page.wait_for_selector(selector)
     started = kernel.children(recursive=True)
-    if how == "interrupt":
+    if action == "interrupt":
         command(page, "notebook:interrupt-kernel")
         idle(page)
         message = "\n".join(page.locator(".jp-OutputArea-output").all_inner_texts())
@@ -74,10 +76,10 @@ def test_kernel_continues_after_a_reload(lab: Any, tab: Any, state: str, how: st
     assert tab.outside == []
 
 
-ENDED = "the kernel has stopped"
+NOTICE = "the kernel has stopped"
 
 
-def test_outputs_of_an_ended_kernel_have_a_notice(lab: Any, tab: Any) -> None:
+def test_outputs_have_a_notice_after_the_kernel_dies(lab: Any, tab: Any) -> None:
     page, name = tab.page, "ended.ipynb"
     live = "live = cluster.submit(dist.recv, torch.zeros(1), wait_forever=True)\nlive"
     crash = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
@@ -92,12 +94,12 @@ def test_outputs_of_an_ended_kernel_have_a_notice(lab: Any, tab: Any) -> None:
     assert page.locator(".dk-ended").count() == 0
     page.evaluate("() => { jupyterapp.shell.currentWidget.content.activeCellIndex = 3; }")
     command(page, "notebook:run-cell")
-    views.nth(0).locator(".dk-ended", has_text=ENDED).wait_for()  # it had finished
-    views.nth(1).locator(".dk-live, .dk-ended", has_text=ENDED).wait_for()
+    views.nth(0).locator(".dk-ended", has_text=NOTICE).wait_for()  # of the finished run
+    views.nth(1).locator(".dk-live, .dk-ended", has_text=NOTICE).wait_for()
     save_screenshots(page, {"ended": page})
 
     command(page, "docmanager:save")
-    page.goto(lab.address(name))  # now the widgets are unknown, and the pictures are shown
+    page.goto(lab.address(name))  # the widgets no longer exist, and their static pictures are shown
     until(lambda: page.locator(".distkit-still:visible").count() == 2, timeout=60)
     until(lambda: page.locator(".distkit-ended:visible").count() == 1, timeout=60)
     save_screenshots(page, {"ended-again": page})

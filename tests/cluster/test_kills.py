@@ -1,7 +1,6 @@
-"""Two processes of a cluster are killed; ``make stress`` tries every pair, state and delay.
+"""Kills pairs of a cluster's processes; ``make stress`` kills all pairs, in every state and delay.
 
-The pairs differ in which process notices the deaths: the kernel, the servers, or the kernel's
-children.
+In each pair, another process detects the deaths: the kernel, the servers, or the kernel's children.
 """
 
 from __future__ import annotations

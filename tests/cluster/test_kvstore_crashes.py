@@ -1,4 +1,4 @@
-"""Deaths of workers, servers and schedulers in a cluster, and the rest of the run."""
+"""Crashes of workers, servers and the scheduler of a cluster, and how the run continues."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def cluster() -> Iterator[dk.Cluster]:
         yield cluster
 
 
-def adds(mode: str, dies: int | None = None, **options) -> float:
+def push_ones(mode: str, dying_rank: int | None = None, **options) -> float:
     kv = kvstore.create(mode, **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
     for n in range(50):
         kv.pushpull("w", torch.ones(4))
-        if n == 9 and kv.rank == dies:
+        if n == 9 and kv.rank == dying_rank:
             os.kill(os.getpid(), signal.SIGKILL)
     kv.barrier()
     return kv.pull("w")[0].item()
@@ -49,15 +49,15 @@ def adds(mode: str, dies: int | None = None, **options) -> float:
 )
 def test_other_workers_continue_without_a_dead_worker(cluster, mode: str, options) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="rank 1 ended"):
-        run = cluster.run(adds, mode, 1, **options)
+        run = cluster.run(push_ones, mode, 1, **options)
     assert run.results[0] >= 50 and run.results[1] is None
-    assert run.results[0] == 60 or options == {"backup": 1}  # which drops late gradients
+    assert run.results[0] == 60 or options == {"backup": 1}  # late gradients are dropped
     assert run.trace.info.ends[1].how == "died"
-    assert cluster.run(adds, mode).results == [100, 100]
+    assert cluster.run(push_ones, mode).results == [100, 100]
 
 
-def goes_on(flag: str, rounds: int = 200, **options) -> list[float]:
-    """Push until the test has killed a process, and for some more rounds."""
+def push_for_a_while(flag: str, rounds: int = 200, **options) -> list[float]:
+    """Push for some rounds, while the test kills a process."""
     kv = kvstore.create("dist_async", **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     keys = list(range(6))
@@ -76,26 +76,26 @@ def goes_on(flag: str, rounds: int = 200, **options) -> list[float]:
 
 def test_killed_server_is_replaced_by_its_backup(cluster, tmp_path) -> None:
     flag = tmp_path / "now"
-    run = cluster.submit(goes_on, str(flag), replication=2)
+    run = cluster.submit(push_for_a_while, str(flag), replication=2)
     until(flag.exists)
     cluster.kill("server 0")
     with pytest.warns(
         dk.errors.CommunicationWarning, match="server 0 ended .* its backup took over"
     ):
         assert run.results == [[400.0] * 6] * 2
-    shown = project(run.trace)
-    assert "server 0 died and had to be replaced" in shown.notices
-    last = [versions[-1][1] for versions in shown.history.versions.values() if versions]
+    projection = project(run.trace)
+    assert "server 0 died and had to be replaced" in projection.notices
+    last = [versions[-1][1] for versions in projection.history.versions.values() if versions]
     assert last == [400] * 6
-    lying = [g for g in shown.history.gradients if g.applied > shown.end]
-    assert len(lying) <= 12  # an update lost with its server
-    assert cluster.run(adds, "dist_sync", replication=2).results == [100, 100]
+    pending = [g for g in projection.history.gradients if g.applied > projection.end]
+    assert len(pending) <= 12  # one update was lost with its server
+    assert cluster.run(push_ones, "dist_sync", replication=2).results == [100, 100]
 
 
-def dies_early(when: str, **options) -> float:
-    """Worker 0, which initializes the values, ends before init."""
+def die_early(phase: str, **options) -> float:
+    """End worker 0, which initializes the values, before init."""
     dies = int(os.environ["RANK"]) == 0
-    if dies and when == "create":
+    if dies and phase == "create":
         os.kill(os.getpid(), signal.SIGKILL)
     kv = kvstore.create(**options)
     if dies:
@@ -109,26 +109,28 @@ def dies_early(when: str, **options) -> float:
 
 
 @pytest.mark.parametrize(
-    ("when", "options"),
+    ("phase", "options"),
     [("create", {"name": "dist_sync", "on_crash": "continue"}), ("init", {"name": "dist_async"})],
 )
-def test_worker_that_ends_before_registration_hangs_no_rank(cluster, when: str, options) -> None:
-    run = cluster.submit(dies_early, when, bigarray_bound=100, **options)
+def test_worker_that_dies_before_init_does_not_hang_the_others(
+    cluster, phase: str, options
+) -> None:
+    run = cluster.submit(die_early, phase, bigarray_bound=100, **options)
     with warnings.catch_warnings(record=True) as received:
         warnings.simplefilter("always")
         try:
             results = run.wait(60).results
-        except dk.errors.RankError as error:  # or it was faster than the message to continue
+        except dk.errors.RankError as error:  # worker 1 ran before the message to continue arrived
             reported = error.run.trace.info.ends[1].text
-            assert when == "create" or "waits for the value of worker 0" in reported
+            assert phase == "create" or "waits for the value of worker 0" in reported
         else:
-            assert when == "create" and results == [None, 6.0]
+            assert phase == "create" and results == [None, 6.0]
             assert any("rank 0 ended" in str(warning.message) for warning in received)
-    assert cluster.run(adds, "dist_sync").results == [100, 100]
+    assert cluster.run(push_ones, "dist_sync").results == [100, 100]
 
 
-def dies_unheard(mode: str, on_crash: str, folder: str) -> None:
-    """Worker 1 dies when the reply to its second push arrives."""
+def die_before_reply(mode: str, on_crash: str, folder: str) -> None:
+    """End worker 1 when the reply to its second push arrives."""
     kv = kvstore.create(mode, on_crash=on_crash)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
@@ -141,18 +143,18 @@ def dies_unheard(mode: str, on_crash: str, folder: str) -> None:
         kv.pull("w")
 
 
-def test_accepted_push_survives_its_worker(cluster, tmp_path) -> None:
+def test_push_accepted_before_a_crash_is_not_shown_as_refused(cluster, tmp_path) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="1 ended"):
-        run = cluster.run(dies_unheard, "dist_sync", "replace", str(tmp_path))
+        run = cluster.run(die_before_reply, "dist_sync", "replace", str(tmp_path))
     picture = draw(project(run.trace))
     assert not any("refused" in notice for notice in picture["notices"])
 
 
-# -- in the middle of a run: others take their places --------------------------------
+# -- replacement during a run ----------------------------------------------------------
 
 
-def begins_again(mode: str, folder: str, dies: int = 1) -> tuple[float, int]:
-    """Each worker pushes 50 times; one dies at its 10th push, once."""
+def push_50_times(mode: str, folder: str, deaths: int = 1) -> tuple[float, int]:
+    """Push 50 times in total on each worker; worker 1 dies ``deaths`` times, at its 10th push."""
     kv = kvstore.create(mode, on_crash="replace")
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
@@ -161,21 +163,21 @@ def begins_again(mode: str, folder: str, dies: int = 1) -> tuple[float, int]:
     lives.write_text("x" * (life + 1))
     for n in range(50 if life == 0 else 40):
         kv.pushpull("w", torch.ones(4))
-        if n == 9 and kv.rank == 1 and life < dies:
+        if n == 9 and kv.rank == 1 and life < deaths:
             os.kill(os.getpid(), signal.SIGKILL)
     kv.barrier()
     return kv.pull("w")[0].item(), life
 
 
-def the_same_again(folder: str, mode: str, meets: str) -> float:
-    """A replacement runs the whole loop; the others have fewer steps left."""
+def repeat_the_loop(folder: str, mode: str, barrier: bool) -> float:
+    """Run the whole loop, also as a replacement, when the others have fewer steps left."""
     kv = kvstore.create(mode, on_crash="replace")
     assert dk.data.shard(torch.arange(4))[0].tolist() == [kv.rank, kv.rank + 2]
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
     for n in range(20):
         value = kv.pushpull("w", torch.ones(4))[0].item()
-        if meets == "each time":
+        if barrier:
             kv.barrier()
         if n == 9 and kv.rank == 1 and not Path(folder, "died").exists():
             Path(folder, "died").touch()
@@ -184,47 +186,49 @@ def the_same_again(folder: str, mode: str, meets: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("mode", "meets"),
-    [("dist_sync", "each time"), ("dist_async", "never")],
+    ("mode", "barrier"),
+    [("dist_sync", True), ("dist_async", False)],
 )
-def test_replacement_may_have_more_steps(cluster, tmp_path, mode: str, meets: str) -> None:
+def test_replacement_may_run_more_steps_than_the_others(
+    cluster, tmp_path, mode: str, barrier: bool
+) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended"):
-        run = cluster.run(the_same_again, str(tmp_path), mode, meets)
+        run = cluster.run(repeat_the_loop, str(tmp_path), mode, barrier)
     assert run.results[1] == 50 or (mode == "dist_async" and max(run.results) == 50)
 
 
 @pytest.mark.parametrize("mode", ["dist_async", "dist_sync"])
-def test_dead_worker_is_replaced_and_starts_again(cluster, mode: str, tmp_path) -> None:
+def test_dead_worker_is_replaced_and_restarts_the_program(cluster, mode: str, tmp_path) -> None:
     with pytest.warns(
         dk.errors.CommunicationWarning, match=r"worker 1 ended .* \(signal SIGKILL\), and"
     ):
-        run = cluster.run(begins_again, mode, str(tmp_path))
+        run = cluster.run(push_50_times, mode, str(tmp_path))
     assert run.results == [(100, 0), (100, 1)]
-    (reported,) = run.trace.info.replaced
-    assert (reported.node, reported.name, reported.how) == (1, "worker 1", "signal SIGKILL")
+    (node,) = run.trace.info.replaced
+    assert (node.node, node.name, node.how) == (1, "worker 1", "signal SIGKILL")
     spans = [s for s in run.trace.spans if s.rank == 1]
     assert all(s.end is not None for s in spans)
-    (vacant,) = [s for s in spans if s.label == "replaced: signal SIGKILL"]
+    (gap,) = [s for s in spans if s.label == "replaced: signal SIGKILL"]
     assert len({s.match for s in spans if s.op is Op.REGISTER}) == 2
-    assert any(s.start > vacant.end for s in spans)
-    assert cluster.run(adds, mode).results == [100, 100]
-    assert cluster.run(sums_up).results == [1, 1]  # the group is complete again
+    assert any(s.start > gap.end for s in spans)
+    assert cluster.run(push_ones, mode).results == [100, 100]
+    assert cluster.run(sum_of_ranks).results == [1, 1]  # the group is complete again
 
 
-def sums_up() -> float:
+def sum_of_ranks() -> float:
     x = torch.full((1,), float(dist.get_rank()))
     dist.all_reduce(x)
     return x.item()
 
 
-def test_worker_that_always_dies_ends_the_run(cluster, tmp_path) -> None:
+def test_worker_that_dies_repeatedly_ends_the_run(cluster, tmp_path) -> None:
     with pytest.raises(dk.errors.RankDied, match=r"\(signal SIGKILL\)"):
-        cluster.run(begins_again, "dist_sync", str(tmp_path), 99)
+        cluster.run(push_50_times, "dist_sync", str(tmp_path), 99)
     assert Path(tmp_path, "life-1").read_text() == "x" * 4
-    assert cluster.run(adds, "dist_sync").results == [100, 100]
+    assert cluster.run(push_ones, "dist_sync").results == [100, 100]
 
 
-def reduces_too(folder: str) -> None:
+def all_reduce_after_replacement(folder: str) -> None:
     kv = kvstore.create("dist_sync", on_crash="replace")
     first, second = Path(folder, "first"), Path(folder, "second")
     if kv.rank == 1 and not first.exists():
@@ -234,13 +238,13 @@ def reduces_too(folder: str) -> None:
     dist.all_reduce(torch.ones(1))
 
 
-def test_process_group_does_not_accept_a_replacement(cluster, tmp_path) -> None:
+def test_replacement_cannot_join_the_process_group(cluster, tmp_path) -> None:
     with pytest.raises(dk.errors.RankError, match="and a new process cannot join it"):
-        cluster.run(reduces_too, str(tmp_path))
-    assert cluster.run(sums_up).results == [1, 1]
+        cluster.run(all_reduce_after_replacement, str(tmp_path))
+    assert cluster.run(sum_of_ranks).results == [1, 1]
 
 
-def meets(flag: str) -> None:
+def push_forever(flag: str) -> None:
     kv = kvstore.create("dist_sync")
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(1))
@@ -253,28 +257,28 @@ def meets(flag: str) -> None:
 
 
 def test_killed_scheduler_ends_the_run_with_an_error(cluster, tmp_path) -> None:
-    run = cluster.submit(meets, str(tmp_path / "now"))
+    run = cluster.submit(push_forever, str(tmp_path / "now"))
     until((tmp_path / "now").exists)
     cluster.kill("scheduler")
     with pytest.raises(dk.errors.RunError, match=r"the scheduler has ended \(signal SIGKILL\)"):
         run.wait(60)
-    assert cluster.run(adds, "dist_async").results == [100, 100]
+    assert cluster.run(push_ones, "dist_async").results == [100, 100]
 
 
-# -- before the beginning, and once more ----------------------------------------------
+# -- before the start of a run ---------------------------------------------------------
 
 
-def begins_late(flag: str, **options) -> float:
+def start_late(flag: str, **options) -> float:
     """Worker 1 creates its store when the test allows it."""
     if int(os.environ["RANK"]) == 1:
         until(Path(flag).exists)
-    return adds("dist_async", **options)
+    return push_ones("dist_async", **options)
 
 
-def test_server_that_ends_before_the_start_ends_the_run(cluster, tmp_path) -> None:
-    run = cluster.submit(begins_late, str(tmp_path / "go"), replication=2)
+def test_server_that_dies_before_the_start_ends_the_run(cluster, tmp_path) -> None:
+    run = cluster.submit(start_late, str(tmp_path / "go"), replication=2)
     until(lambda: any(e.op is Op.REGISTER and e.rank == 0 for e in run.trace.events))
     cluster.kill("server 1")
     with pytest.raises(dk.errors.RunError, match="server 1 has ended"):
         run.wait(60)
-    assert cluster.run(adds, "dist_sync").results == [100, 100]
+    assert cluster.run(push_ones, "dist_sync").results == [100, 100]

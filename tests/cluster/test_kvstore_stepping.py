@@ -1,4 +1,4 @@
-"""Stepping through pushes and pulls, and through requests without an answer."""
+"""Stepping through pushes and pulls, and hangs of workers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from distkit.events import Event, Op, State
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dk.Cluster]:
-    with dk.Cluster(workers=3, servers=2) as made:
-        yield made
+    with dk.Cluster(workers=3, servers=2) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def total() -> float:
 
 
 def train(mode: str, rounds: int = 2, **options) -> list[float]:
-    """Each worker adds its rank to the pulled value."""
+    """Push a value that depends on the pulled value and the rank; return the pulled values."""
     kv = kvstore.create(mode, **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
@@ -60,11 +60,11 @@ def calls(stepper: Stepper) -> list[str]:
     return [s.call() for s in stepper.moment.rank_states]
 
 
-def shown(stepper: Stepper) -> list[Event]:
+def events_so_far(stepper: Stepper) -> list[Event]:
     return stepper.trace.events[: stepper.moment.events]
 
 
-def up_to(op: Op, stepper: Stepper) -> Stepper:
+def step_to(op: Op, stepper: Stepper) -> Stepper:
     """Step until every worker is paused before this operation."""
     while others := [
         s.rank for s in stepper.moment.rank_states if not (s.event and s.event.op is op)
@@ -74,7 +74,7 @@ def up_to(op: Op, stepper: Stepper) -> Stepper:
     return stepper
 
 
-def late(run: Run) -> list[int]:
+def staleness(run: Run) -> list[int]:
     """Return the staleness of each gradient, in the order of the updates."""
     return [max(s.attributes["late"]) for s in run.trace.spans if "version" in s.attributes]
 
@@ -82,11 +82,11 @@ def late(run: Run) -> list[int]:
 # -- stepping -----------------------------------------------------------------------------
 
 
-def test_every_call_of_a_store_is_a_step(usable: dk.Cluster) -> None:
+def test_each_call_of_the_store_is_one_step(usable: dk.Cluster) -> None:
     stepper = usable.step(train, "dist_sync", 1)
     seen = [calls(stepper)[0]]
     while not stepper.next().finished:
-        assert len(set(calls(stepper))) == 1, "no call waits when all go together"
+        assert len(set(calls(stepper))) == 1, "no call blocks when all workers step together"
         seen.append(calls(stepper)[0])
         assert status(stepper) == ["paused"] * 3
     assert seen == [
@@ -101,7 +101,7 @@ def test_every_call_of_a_store_is_a_step(usable: dk.Cluster) -> None:
 
 
 def keys() -> float:
-    """Two keys, one of them split over both servers, in one call."""
+    """Push and pull two keys in one call; one is split over both servers."""
     kv = kvstore.create("dist_sync", bigarray_bound=4)
     kv.init(["w", "b"], [torch.zeros(8), torch.zeros(2)])
     w, b = kv.pushpull(["w", "b"], [torch.ones(8), torch.ones(2)])
@@ -116,11 +116,11 @@ def test_call_with_several_keys_and_parts_is_one_step(usable: dk.Cluster) -> Non
     assert seen == [f"{op}(['w', 'b'])" for op in ("init", "push", "pull")]
     assert stepper.finish().results == [30.0] * 3
     pushes = [s.label for s in stepper.trace.spans if s.op is Op.PUSH and s.rank == 0]
-    assert pushes == ["w", "w", "b"], "the trace reads like one that ran by itself"
+    assert pushes == ["w", "w", "b"], "the trace has the parts, as without stepping"
 
 
 def test_pull_is_blocked_until_every_worker_has_pushed(usable: dk.Cluster) -> None:
-    stepper = up_to(Op.PUSH, usable.step(train, "dist_sync")).next(rank=0)
+    stepper = step_to(Op.PUSH, usable.step(train, "dist_sync")).next(rank=0)
     stepper.next(rank=0)
     mine = stepper.moment.rank_states[0]
     assert status(stepper) == ["blocked", "paused", "paused"]
@@ -135,9 +135,9 @@ def test_pull_is_blocked_until_every_worker_has_pushed(usable: dk.Cluster) -> No
     assert "test_kvstore_stepping.py:" in where
     stepper.next(rank=2)
     assert status(stepper) == ["paused"] * 3 and calls(stepper)[0] == "push('w')"
-    took = [e for e in shown(stepper) if e.op is Op.MARK and e.state is State.COMPLETED]
-    assert len(took) == 1, "what the servers did belongs to the moment"
-    assert not [e for e in shown(stepper.back()) if e.op is Op.MARK]
+    updates = [e for e in events_so_far(stepper) if e.op is Op.MARK and e.state is State.COMPLETED]
+    assert len(updates) == 1, "the moment includes the servers' events"
+    assert not [e for e in events_so_far(stepper.back()) if e.op is Op.MARK]
     assert stepper.seek(-1).finish().results[0][1] == 6.0
 
 
@@ -149,18 +149,17 @@ TOGETHER = [0, 1, 2, 2, 1, 0], [0, 1, 2]
 def test_order_of_pushes_determines_staleness(
     usable: dk.Cluster, order: list[int], stale: list[int]
 ) -> None:
-    """In dist_async."""
-    stepper = up_to(Op.PULL, usable.step(train, "dist_async", 1))
+    stepper = step_to(Op.PULL, usable.step(train, "dist_async", 1))
     for rank in order:
         stepper.next(rank)
-    assert late(stepper.finish()) == stale
+    assert staleness(stepper.finish()) == stale
 
 
-# -- who waits for ever -------------------------------------------------------------------
+# -- hangs --------------------------------------------------------------------------------
 
 
-def loops(mode: str = "dist_sync", more: int = 0, **options) -> None:
-    """Worker 2 makes ``more`` additional rounds."""
+def push_and_pull(mode: str = "dist_sync", more: int = 0, **options) -> None:
+    """Push and pull for three rounds; worker 2 makes ``more`` additional ones."""
     kv = kvstore.create(mode, **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
@@ -169,44 +168,51 @@ def loops(mode: str = "dist_sync", more: int = 0, **options) -> None:
         kv.pull("w")
 
 
-def misses(what: str, who: int) -> None:
-    """One worker omits one call."""
-    skips = what if dist.get_rank() == who else ""
-    if skips == "create":
+def omit_call(what: str, who: int) -> None:
+    """Make each call once, but omit the call ``what`` on worker ``who``."""
+    omitted = what if dist.get_rank() == who else ""
+    if omitted == "create":
         return
     kv = kvstore.create("dist_sync")
-    if skips == "init":
+    if omitted == "init":
         return
     kv.init("w", torch.zeros(4))
     kv.push("w", torch.ones(4))
     kv.pull("w")
-    if skips != "barrier":
+    if omitted != "barrier":
         kv.barrier()
 
 
 HANGS = [
-    (loops, dict(more=-1), "missing_push", (2,), (0, 1), "rank 2 has pushed it 2 times"),
-    (loops, dict(more=1), "missing_push", (2,), (2,), "ranks 0 and 1 have pushed it 3 times"),
+    (push_and_pull, dict(more=-1), "missing_push", (2,), (0, 1), "rank 2 has pushed it 2 times"),
     (
-        loops,
+        push_and_pull,
+        dict(more=1),
+        "missing_push",
+        (2,),
+        (2,),
+        "ranks 0 and 1 have pushed it 3 times",
+    ),
+    (
+        push_and_pull,
         dict(mode="dist_async", staleness=0, more=-1),
         "missing_push",
         (2,),
         (0, 1),
         "until every worker has pushed it 3 times",
     ),
-    (misses, dict(what="init", who=0), "missing_init", (0,), (1, 2), "the value of rank 0"),
-    (misses, dict(what="create", who=2), "missing_worker", (2,), (0, 1), "without calling it"),
-    (misses, dict(what="barrier", who=0), "missing_barrier", (0,), (1, 2), "barrier()"),
+    (omit_call, dict(what="init", who=0), "missing_init", (0,), (1, 2), "the value of rank 0"),
+    (omit_call, dict(what="create", who=2), "missing_worker", (2,), (0, 1), "without calling it"),
+    (omit_call, dict(what="barrier", who=0), "missing_barrier", (0,), (1, 2), "barrier()"),
 ]
 
 
-@pytest.mark.parametrize(("program", "asked", "kind", "culprits", "waiting", "message"), HANGS)
-def test_unanswerable_pull_is_explained(
-    usable: dk.Cluster, program, asked, kind, culprits, waiting, message
+@pytest.mark.parametrize(("program", "arguments", "kind", "culprits", "waiting", "message"), HANGS)
+def test_hang_of_workers_is_explained(
+    usable: dk.Cluster, program, arguments, kind, culprits, waiting, message
 ) -> None:
     with pytest.raises(dk.errors.DeadlockError) as caught:
-        usable.run(program, **asked)
+        usable.run(program, **arguments)
     (finding,) = caught.value.findings
     assert (finding.kind, finding.culprits, finding.waiting) == (kind, culprits, waiting)
     assert message in finding.message and finding.remedy
@@ -216,14 +222,14 @@ def test_unanswerable_pull_is_explained(
     assert [f for f in caught.value.run.findings if f.hang] == [finding]
 
 
-def slow(mode: str, flag: str, **options) -> None:
-    """Worker 2 pushes late, with weights pulled together with the others."""
+def push_late(mode: str, flag: str, **options) -> None:
+    """Delay worker 2 between its pull and its push, until the test creates the flag."""
     kv = kvstore.create(mode, **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
     for n in range(3):
         kv.pull("w")
-        if n < 2:  # otherwise a very late worker may be alone in a round
+        if n < 2:  # otherwise a slow worker may be alone in a round
             kv.barrier()
         while kv.rank == 2 and n == 1 and not Path(flag).exists():
             time.sleep(0.01)
@@ -238,9 +244,9 @@ def slow(mode: str, flag: str, **options) -> None:
     ],
 )
 def test_slow_worker_is_not_a_hang(usable: dk.Cluster, tmp_path: Path, options) -> None:
-    """The others finish or wait, and there is no finding."""
-    flag = tmp_path / "go on"
-    run = usable.submit(slow, flag=str(flag), **options)
+    """The other workers finish or wait, and no hang is found."""
+    flag = tmp_path / "continue"
+    run = usable.submit(push_late, flag=str(flag), **options)
     conductor = run._conductor
     if "backup" in options:
         conductor._wait_until(lambda: set(conductor.waiting) == {2}, 30)
@@ -253,7 +259,7 @@ def test_slow_worker_is_not_a_hang(usable: dk.Cluster, tmp_path: Path, options) 
     run.wait(60)
 
 
-def dies(rank: int) -> None:
+def die_in_round_3(rank: int) -> None:
     kv = kvstore.create("dist_sync")
     kv.init("w", torch.zeros(4))
     for n in range(4):
@@ -263,9 +269,9 @@ def dies(rank: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_crash_halts_dist_sync_and_is_named(usable: dk.Cluster) -> None:
+def test_crash_of_a_worker_ends_a_dist_sync_run(usable: dk.Cluster) -> None:
     with pytest.raises(dk.errors.RankDied, match="rank 1") as caught:
-        usable.run(dies, 1)
+        usable.run(die_in_round_3, 1)
     assert 'on_crash="continue"' in str(caught.value)
     (finding,) = [f for f in caught.value.run.findings if f.hang]
     assert (finding.kind, finding.culprits) == ("died", (1,))
@@ -279,20 +285,20 @@ def kill(cluster: dk.Cluster, rank: int) -> None:
     os.kill(cluster.status().rows[rank][2], signal.SIGKILL)
 
 
-def reported(stepper: Stepper, rank: int, message: str) -> None:
-    """Wait until the current moment has a text for a rank, without a step."""
+def wait_for_state(stepper: Stepper, rank: int, text: str) -> None:
+    """Wait until a rank's state contains a text, without a step."""
     seen = threading.Event()
     stepper.watch(seen.set)
-    while message not in str(stepper.moment.rank_states[rank]):
+    while text not in str(stepper.moment.rank_states[rank]):
         assert seen.wait(30), stepper
         seen.clear()
 
 
 def test_killed_paused_worker_is_reported_immediately(usable: dk.Cluster) -> None:
-    stepper = up_to(Op.PUSH, usable.step(train, "dist_sync", on_crash="continue"))
+    stepper = step_to(Op.PUSH, usable.step(train, "dist_sync", on_crash="continue"))
     moments = len(stepper.moments)
     kill(usable, 1)
-    reported(
+    wait_for_state(
         stepper,
         1,
         "rank 1: died: signal SIGKILL; last seen before push('w') at ",
@@ -302,15 +308,15 @@ def test_killed_paused_worker_is_reported_immediately(usable: dk.Cluster) -> Non
         stepper.next(rank=1)
     stepper.next()
     assert calls(stepper) == ["pull('w')", "", "pull('w')"]
-    stepper.next(rank=0).next(rank=2)  # they pull; the server may not have noticed the death yet
+    stepper.next(rank=0).next(rank=2)  # the server may not have noticed the death yet
     assert status(stepper)[1] == "died" and not stepper.finished
     with pytest.warns(dk.errors.CommunicationWarning, match="rank 1 ended"):
         zero, one, two = stepper.finish().results
     assert one is None and zero[-1] == two[-1]
 
 
-def test_worker_killed_in_a_step_stops_no_other(usable: dk.Cluster) -> None:
-    """Optimizer, init and pull are three steps; steps continue after the death."""
+def test_worker_killed_in_a_step_does_not_stop_the_others(usable: dk.Cluster) -> None:
+    """The worker dies in the step after set_optimizer, init and pull."""
     with dk.inject_faults(kill={1: 3}):
         stepper = usable.step(train, "dist_async")
         for n in range(6):
@@ -322,8 +328,8 @@ def test_worker_killed_in_a_step_stops_no_other(usable: dk.Cluster) -> None:
         stepper.finish()
 
 
-def test_worker_that_dies_while_it_is_stepped_is_not_replaced(usable: dk.Cluster) -> None:
-    stepper = up_to(Op.PUSH, usable.step(train, "dist_async", on_crash="replace"))
+def test_stepped_worker_is_not_replaced_when_it_dies(usable: dk.Cluster) -> None:
+    stepper = step_to(Op.PUSH, usable.step(train, "dist_async", on_crash="replace"))
     kill(usable, 1)
     with pytest.raises(dk.errors.RankDied, match="rank 1"):
         stepper.finish()

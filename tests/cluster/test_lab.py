@@ -26,19 +26,19 @@ def test_welcome_notebook_draws_the_timeline(lab: Any, tab: Any) -> None:
         drawing.scroll_into_view_if_needed()
         settle(page)
         assert drawing.bounding_box()["width"] > 300
-        assert missing(drawing, theme()[name]["ranks"][:4]) == []
+        assert missing_colors(drawing, theme()[name]["ranks"][:4]) == []
         page.screenshot(path=RESULTS / f"welcome-{name}.png")
 
     assert tab.errors == []
     assert tab.outside == []
 
 
-def missing(drawing: Any, colours: list[str], timeout: float = 60) -> list[str]:
-    """Which of these colours a drawing still lacks after ``timeout`` seconds."""
+def missing_colors(drawing: Any, colors: list[str], timeout: float = 60) -> list[str]:
+    """Return the colors that are still missing in a drawing after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         image = Image.open(io.BytesIO(drawing.screenshot())).convert("RGB")
-        there = {colour for _, colour in image.getcolors(maxcolors=2**24)}
-        absent = [c for c in colours if ImageColor.getrgb(c) not in there]
+        present = {color for _, color in image.getcolors(maxcolors=2**24)}
+        absent = [c for c in colors if ImageColor.getrgb(c) not in present]
         if not absent or time.monotonic() > deadline:
             return absent

@@ -1,4 +1,4 @@
-"""Several isolated hosts on this machine, removed afterwards."""
+"""Laboratories: isolated hosts on this machine, and their removal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from laboratories import inhabitants, laboratory, namespace, needs, say
+from laboratories import laboratory, namespace, needs, processes_in, run_shell
 from waiting import until
 
 import distkit as dk
@@ -42,32 +42,39 @@ def restored(hosts: Laboratory) -> Iterator[Laboratory]:
 def test_hosts_are_isolated(hosts: Laboratory) -> None:
     here = socket.gethostname()
     for host in hosts.hosts:
-        assert say(hosts, host, "hostname") == host != here
-        say(hosts, host, f"echo {host} | tee /dev/shm/who /tmp/who /run/who")
-        addresses = say(hosts, host, "cat /proc/net/fib_trie")
+        assert run_shell(hosts, host, "hostname") == host != here
+        run_shell(hosts, host, f"echo {host} | tee /dev/shm/who /tmp/who /run/who")
+        addresses = run_shell(hosts, host, "cat /proc/net/fib_trie")
         assert hosts.address(host) in addresses
-        assert say(hosts, host, "ls /sys/class/net").split() == ["eth0", "lo"]
+        assert run_shell(hosts, host, "ls /sys/class/net").split() == ["eth0", "lo"]
     for host in hosts.hosts:
-        assert set(say(hosts, host, "cat /dev/shm/who /tmp/who /run/who").split()) == {host}
+        assert set(run_shell(hosts, host, "cat /dev/shm/who /tmp/who /run/who").split()) == {host}
     assert not Path("/dev/shm/who").exists()
 
 
-def test_names_resolve_and_options_are_checked(hosts: Laboratory) -> None:
-    assert say(hosts, "alpha", "getent hosts beta").split() == [hosts.address("beta"), "beta"]
-    assert say(hosts, "beta", "echo $COLOUR; pwd", cwd="/usr", env={"COLOUR": "red"}) == "red\n/usr"
+def test_hosts_resolve_names_and_unknown_hosts_raise(hosts: Laboratory) -> None:
+    assert run_shell(hosts, "alpha", "getent hosts beta").split() == [hosts.address("beta"), "beta"]
+    assert (
+        run_shell(hosts, "beta", "echo $COLOR; pwd", cwd="/usr", env={"COLOR": "red"})
+        == "red\n/usr"
+    )
     with pytest.raises(LaboratoryError, match="no host 'delta'"):
         hosts.run("delta", ["true"])
 
 
-def test_command_ends_with_its_proxy(hosts: Laboratory) -> None:
+def test_terminating_popen_ends_the_command_on_the_host(hosts: Laboratory) -> None:
     with hosts.popen("alpha", ["sleep", "1000"]) as sleeper:
-        until(lambda: "sleep" in say(hosts, "alpha", "cat /proc/[0-9]*/comm 2>/dev/null; true"))
+        until(
+            lambda: "sleep" in run_shell(hosts, "alpha", "cat /proc/[0-9]*/comm 2>/dev/null; true")
+        )
         sleeper.terminate()
-    until(lambda: "sleep" not in say(hosts, "alpha", "cat /proc/[0-9]*/comm 2>/dev/null; true"))
+    until(
+        lambda: "sleep" not in run_shell(hosts, "alpha", "cat /proc/[0-9]*/comm 2>/dev/null; true")
+    )
 
 
-def reach(lab: Laboratory, source: str, to: str, port: int = 7000) -> bool:
-    """Return whether a server on one host receives another host's message within a second."""
+def can_reach(lab: Laboratory, source: str, to: str, port: int = 7000) -> bool:
+    """Return whether one host can connect to a server on another within a second."""
     serve = f"""if True:
         import socket
         server = socket.create_server(("{lab.address(to)}", {port}))
@@ -86,32 +93,32 @@ def reach(lab: Laboratory, source: str, to: str, port: int = 7000) -> bool:
     return bool(sent.returncode == 0)
 
 
-def test_cut_and_restore(restored: Laboratory) -> None:
+def test_cut_host_is_unreachable_until_restored(restored: Laboratory) -> None:
     restored.cut("beta")
-    assert not reach(restored, "alpha", "beta")
-    assert reach(restored, "alpha", "gamma")
+    assert not can_reach(restored, "alpha", "beta")
+    assert can_reach(restored, "alpha", "gamma")
     restored.restore()
-    assert reach(restored, "alpha", "beta")
+    assert can_reach(restored, "alpha", "beta")
 
 
-def test_host_crashes_silently() -> None:
-    """Its peers do not see their connections end, as they would if only its processes ended."""
+def test_crashed_host_does_not_close_its_connections() -> None:
+    """If only the processes ended, the kernel of the host would close their connections."""
     serve = """if True:
         import socket
         server = socket.create_server(("alpha", 7000))
         print("ready", flush=True)
-        line = server.accept()[0]
-        line.recv(1)
+        connection = server.accept()[0]
+        connection.recv(1)
         print("connected", flush=True)
         input()
-        line.settimeout(1)
-        line.recv(1)
+        connection.settimeout(1)
+        connection.recv(1)
     """
     stay = """if True:
         import socket
-        line = socket.create_connection(("alpha", 7000))
-        line.sendall(b".")
-        line.recv(1)
+        connection = socket.create_connection(("alpha", 7000))
+        connection.sendall(b".")
+        connection.recv(1)
     """
     python = [sys.executable, "-IS", "-c"]
     pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
@@ -128,10 +135,10 @@ def test_host_crashes_silently() -> None:
         lab.restore()
 
 
-# -- the end -------------------------------------------------------------------------------------
+# -- removal -------------------------------------------------------------------------------------
 
 
-MAKER = """if True:
+CREATOR = """if True:
     import json, shutil, signal, sys
     from distkit_hosts.laboratory import Laboratory
     from distkit_hosts.laboratory.starting import PATH
@@ -145,57 +152,62 @@ MAKER = """if True:
 """
 
 
-def started(command: list[str]) -> tuple[subprocess.Popen[str], set[int], Path]:
-    """Start a process that creates a laboratory; return its namespaces and folder."""
-    maker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert maker.stdout
-    pids, _, folder = maker.stdout.readline().rpartition(" ")
+def start_creator(command: list[str]) -> tuple[subprocess.Popen[str], set[int], Path]:
+    """Start a process that creates a laboratory; return it, the namespaces and the folder."""
+    creator = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert creator.stdout
+    pids, _, folder = creator.stdout.readline().rpartition(" ")
     if not pids:
-        maker.wait()
-        pytest.skip("there can be no laboratory here")
-    return maker, {namespace(pid) for pid in json.loads(pids)}, Path(folder.strip())
+        creator.wait()
+        pytest.skip("a laboratory cannot be created here")
+    return creator, {namespace(pid) for pid in json.loads(pids)}, Path(folder.strip())
 
 
 def test_no_process_is_left_when_the_creator_is_killed() -> None:
-    maker, namespaces, folder = started([sys.executable, "-c", MAKER])
-    assert len(inhabitants(namespaces)) >= 7
-    maker.kill()
-    maker.communicate()
-    until(lambda: not inhabitants(namespaces), 30)
+    creator, namespaces, folder = start_creator([sys.executable, "-c", CREATOR])
+    assert len(processes_in(namespaces)) >= 7
+    creator.kill()
+    creator.communicate()
+    until(lambda: not processes_in(namespaces), 30)
     until(lambda: not folder.exists(), 30)
 
 
-@pytest.mark.skipif(not AS_ROOT, reason="the other tests are those of an ordinary user")
+@pytest.mark.skipif(not AS_ROOT, reason="without root, all tests run as an ordinary user")
 def test_unprivileged_user_can_create_hosts(tmp_path: Path) -> None:
-    """Uses the system's Python, since root's may be unreadable for others."""
+    """Uses the system's Python, because root's may be unreadable for other users."""
     python = shutil.which("python3", path="/usr/bin:/bin")
     nobody = pwd.getpwnam("nobody")
-    become = ["setpriv", f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups"]
-    maker = [
-        *become,
+    as_nobody = [
+        "setpriv",
+        f"--reuid={nobody.pw_uid}",
+        f"--regid={nobody.pw_gid}",
+        "--clear-groups",
+    ]
+    creator = [
+        *as_nobody,
         "env",
         "HOME=/nowhere",
         "PYTHONDONTWRITEBYTECODE=1",
         f"PYTHONPATH={ROOT}:{ROOT}/companions",
     ]
-    probe = subprocess.run([*maker, str(python), "-c", "import distkit"], cwd="/")
+    probe = subprocess.run([*creator, str(python), "-c", "import distkit"], cwd="/")
     if not python or probe.returncode:
-        pytest.skip("no Python here that an ordinary user can run")
-    process, namespaces, folder = started([*maker, python, "-c", MAKER])
-    assert len(inhabitants(namespaces)) >= 7
+        pytest.skip("no Python here can be run by an ordinary user")
+    process, namespaces, folder = start_creator([*creator, python, "-c", CREATOR])
+    assert len(processes_in(namespaces)) >= 7
     process.kill()
     process.communicate()
-    until(lambda: not inhabitants(namespaces) and not folder.exists(), 30)
+    until(lambda: not processes_in(namespaces) and not folder.exists(), 30)
 
 
 @needs_sshd
-def test_outside_cluster_has_ranks_on_the_hosts(restored: Laboratory) -> None:
-    """The networks are not connected: the cluster uses a socket of the head."""
+def test_cluster_outside_the_laboratory_runs_on_its_hosts(restored: Laboratory) -> None:
+    """The networks are not connected, so the kernel listens on a socket of the head."""
     with dk.Cluster(hosts={"alpha": 1, "beta": 1}, **restored.options()) as cluster:
         assert cluster.run(socket.gethostname).results == ["alpha", "beta"]
         (listening,) = [
             end
-            for end in say(restored, "head", "ss -Htln").split()
+            for end in run_shell(restored, "head", "ss -Htln").split()
             if restored.address("head") in end
         ]
         assert listening.endswith(f":{restored.options()['interface'].getsockname()[1]}")

@@ -1,4 +1,4 @@
-"""Clusters over ipyparallel's launchers on laboratory hosts, and their errors."""
+"""Clusters started by ipyparallel's launchers on laboratory hosts, and failed starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from heads import Head
-from laboratories import hidden, laboratory, say, shrunk
+from laboratories import hide_folder, laboratory, run_shell, shrink_filesystem
 from slurm import start_slurm
 from waiting import until
 
@@ -19,20 +19,20 @@ from distkit_hosts.laboratory import Laboratory
 from distkit_hosts.laboratory.starting import PATH
 
 #: Time limit of a failing start on a busy machine [s].
-SOON = 30.0
+START_TIMEOUT = 30.0
 
-#: Names of processes and files that a cluster may leave on a host.
-OURS = ("remote.agent", "mpiexec", "orted", "srun", "sbatch", "ssh -", "slurmstepd")
+#: Parts of command lines of the processes that a cluster starts on a host.
+PROCESS_NAMES = ("remote.agent", "mpiexec", "orted", "srun", "sbatch", "ssh -", "slurmstepd")
 
 
 def needs(program: str, package: str) -> None:
     if not shutil.which(program, path=PATH):
-        pytest.skip(f"there is no {program} here ({package})")
+        pytest.skip(f"{program} is not installed ({package})")
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder shared by the hosts, as under Slurm."""
+    """A folder that the hosts share, as under Slurm."""
     return tmp_path_factory.mktemp("home")
 
 
@@ -54,10 +54,10 @@ def head(lab: Laboratory, home: Path) -> Iterator[Head]:
 
 @pytest.fixture
 def hosts(lab: Laboratory) -> Iterator[Laboratory]:
-    """The laboratory; checks that each test leaves no process and fault there."""
+    """The laboratory; each test must leave no process on the hosts."""
     yield lab
     lab.restore()
-    until(lambda: not left(lab), timeout=20)
+    until(lambda: not left_behind(lab), timeout=20)
 
 
 @pytest.fixture
@@ -66,37 +66,37 @@ def slurm(hosts: Laboratory) -> Iterator[Laboratory]:
     start_slurm(hosts)
     yield hosts
     hosts.restore()
-    until(lambda: not say(hosts, "head", "squeue --noheader"), timeout=20)
+    until(lambda: not run_shell(hosts, "head", "squeue --noheader"), timeout=20)
 
 
-def left(lab: Laboratory) -> list[str]:
-    """Return a cluster's processes and files on the hosts."""
+def left_behind(lab: Laboratory) -> list[str]:
+    """Return the processes of clusters on the hosts."""
     return [f"{host}: {line}" for host in lab.hosts for line in processes(lab, host)]
 
 
 def processes(lab: Laboratory, host: str) -> list[str]:
-    lines = say(lab, host, "ps -eo args").splitlines()
-    words = [*OURS, *(["boot.py"] if host != "head" else [])]  # the kernel's own one remains
-    return [line for line in lines if any(word in line for word in words)]
+    lines = run_shell(lab, host, "ps -eo args").splitlines()
+    parts = [*PROCESS_NAMES, *(["boot.py"] if host != "head" else [])]  # the kernel's own remains
+    return [line for line in lines if any(part in line for part in parts)]
 
 
 def cluster(options: str) -> str:
     """Return a program that creates, uses and stops a cluster."""
     return f"""
-with follow(lambda: dk.Cluster({options})):
+with create(lambda: dk.Cluster({options})):
     assert cluster.run(total).results == [cluster.plan.ranks] * cluster.plan.ranks
     assert {{*cluster.run(os.getcwd).results}} == {{os.getcwd()}}
-    say(hosts=hosts())
+    send(hosts=hosts())
 """
 
 
-def refused(head: Head, options: str, *expected: str) -> None:
-    """Check that a cluster fails soon, with this message."""
-    last = head.do(cluster(options))
+def assert_start_fails(head: Head, options: str, *expected: str) -> None:
+    """Assert that a cluster fails to start within the time limit, with this message."""
+    last = head.run(cluster(options))
     assert last.get("kind") == "StartError", last
-    for words in expected:
-        assert words in last["error"]
-    assert last["seconds"] < SOON, last
+    for text in expected:
+        assert text in last["error"]
+    assert last["seconds"] < START_TIMEOUT, last
 
 
 TWO_EACH = [host for host in ("alpha", "beta", "gamma") for _ in range(2)]
@@ -106,35 +106,35 @@ SSH = "hosts={'alpha': 2, 'beta': 2, 'gamma': 2}"
 # -- SSH ------------------------------------------------------------------------------------
 
 
-def commands(hosts: Laboratory) -> str:
+def command_lines(hosts: Laboratory) -> str:
     """Return the command lines of all processes on the hosts."""
     return "".join(
-        say(hosts, host, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '") for host in hosts.hosts
+        run_shell(hosts, host, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '") for host in hosts.hosts
     )
 
 
-def test_ranks_start_over_ssh_and_keys_are_secret(head: Head, hosts: Laboratory) -> None:
-    assert "error" not in head.do(f"follow(lambda: dk.Cluster({SSH}))")
+def test_ssh_starts_ranks_without_keys_in_command_lines(head: Head, hosts: Laboratory) -> None:
+    assert "error" not in head.run(f"create(lambda: dk.Cluster({SSH}))")
     assert head.get("hosts()") == TWO_EACH
     assert head.get("cluster.run(total).results") == [6.0] * 6
-    seen = commands(hosts)
+    seen = command_lines(hosts)
     assert "remote.agent" in seen
     assert not [key for key in head.get("keys()") if key in seen]
-    assert "error" not in head.do("cluster.stop()")
-    assert not left(hosts)  # at once
+    assert "error" not in head.run("cluster.stop()")
+    assert not left_behind(hosts)  # immediately
 
 
-def test_ssh_uses_the_site_environment(head: Head, hosts: Laboratory) -> None:
-    head.do("""os.environ['DISTKIT_CLUSTER'] = '{"hosts": ["alpha", "beta"]}'""")
-    head.begin(cluster("3"))
-    assert head.until(lambda message: "hosts" in message)["hosts"] == ["alpha", "alpha", "beta"]
-    assert "error" not in head.end()
-    assert "error" not in head.do("del os.environ['DISTKIT_CLUSTER']")
+def test_cluster_is_configured_by_the_site_environment(head: Head, hosts: Laboratory) -> None:
+    head.run("""os.environ['DISTKIT_CLUSTER'] = '{"hosts": ["alpha", "beta"]}'""")
+    head.start(cluster("3"))
+    assert head.wait_for(lambda message: "hosts" in message)["hosts"] == ["alpha", "alpha", "beta"]
+    assert "error" not in head.wait()
+    assert "error" not in head.run("del os.environ['DISTKIT_CLUSTER']")
 
 
-def test_all_unreachable_machines_are_named(head: Head, hosts: Laboratory) -> None:
+def test_unreachable_machines_are_all_reported(head: Head, hosts: Laboratory) -> None:
     hosts.cut("beta", "gamma")
-    refused(
+    assert_start_fails(
         head,
         SSH,
         "beta cannot be reached",
@@ -145,30 +145,32 @@ def test_all_unreachable_machines_are_named(head: Head, hosts: Laboratory) -> No
 
 
 def test_rejected_ssh_key_raises(head: Head, hosts: Laboratory) -> None:
-    refused(head, "hosts={'nobody@beta': 1}", "nobody@beta cannot be reached", "Permission denied")
+    assert_start_fails(
+        head, "hosts={'nobody@beta': 1}", "nobody@beta cannot be reached", "Permission denied"
+    )
 
 
 def test_machine_without_python_raises(head: Head, hosts: Laboratory) -> None:
     options = "hosts={'beta': 1}, remote_python='/opt/python'"
-    refused(head, options, "beta has no Python at /opt/python", "remote_python=")
+    assert_start_fails(head, options, "beta has no Python at /opt/python", "remote_python=")
 
 
 def test_machine_without_distkit_raises(head: Head, hosts: Laboratory) -> None:
     if sys.prefix == sys.base_prefix:
-        pytest.skip("there is no Python without distkit here (this one is not in an environment)")
+        pytest.skip("this Python is not in a virtual environment: no other lacks distkit")
     python = f"{sys.base_prefix}/bin/python3"
     options = f"hosts={{'beta': 1}}, remote_python={python!r}, environment={{'PYTHONPATH': ''}}"
-    refused(head, options, "the agent on beta", f"{python} -m pip install distkit")
+    assert_start_fails(head, options, "the agent on beta", f"{python} -m pip install distkit")
 
 
 def test_machine_without_torch_raises(head: Head, hosts: Laboratory) -> None:
-    with hidden(hosts, "beta", Path(torch.__file__).parent):
-        refused(head, SSH, "torch is not installed on beta", "-m pip install torch")
+    with hide_folder(hosts, "beta", Path(torch.__file__).parent):
+        assert_start_fails(head, SSH, "torch is not installed on beta", "-m pip install torch")
 
 
 def test_machine_without_disk_space_raises(head: Head, hosts: Laboratory) -> None:
-    with shrunk(hosts, "beta", "/tmp"):
-        refused(head, SSH, "on beta: ", "/tmp", "TMPDIR")
+    with shrink_filesystem(hosts, "beta", "/tmp"):
+        assert_start_fails(head, SSH, "on beta: ", "/tmp", "TMPDIR")
 
 
 # -- MPI ------------------------------------------------------------------------------------
@@ -177,34 +179,36 @@ def test_machine_without_disk_space_raises(head: Head, hosts: Laboratory) -> Non
 def test_ranks_of_mpi_are_numbered_by_machine(head: Head, hosts: Laboratory) -> None:
     needs("mpiexec", "openmpi-bin")
     options = "5, hosts=['alpha', 'beta', 'gamma'], engines='mpi'"
-    assert "error" not in head.do(f"follow(lambda: dk.Cluster({options}))")
-    seen = commands(hosts)
+    assert "error" not in head.run(f"create(lambda: dk.Cluster({options}))")
+    seen = command_lines(hosts)
     assert "orted" in seen
     assert not [key for key in head.get("keys()") if key in seen]
     assert head.get("hosts()") == ["alpha", "alpha", "beta", "beta", "gamma"]
-    there = "lambda: (os.uname().nodename, os.environ['RANK'], os.environ['LOCAL_RANK'])"
-    found = head.get(f"cluster.run({there}).results")
+    environ = "lambda: (os.uname().nodename, os.environ['RANK'], os.environ['LOCAL_RANK'])"
+    found = head.get(f"cluster.run({environ}).results")
     assert found[1:4] == [["alpha", "1", "1"], ["beta", "2", "0"], ["beta", "3", "1"]]
-    assert "error" not in head.do("cluster.stop()")
+    assert "error" not in head.run("cluster.stop()")
 
 
-def test_mpi_errors_are_quoted(head: Head, hosts: Laboratory) -> None:
+def test_error_of_mpiexec_is_reported(head: Head, hosts: Laboratory) -> None:
     needs("mpiexec", "openmpi-bin")
-    refused(head, "6, engines='mpi', mpi_args=['-H', 'alpha:1']", "mpi: ", "not enough slots")
+    assert_start_fails(
+        head, "6, engines='mpi', mpi_args=['-H', 'alpha:1']", "mpi: ", "not enough slots"
+    )
 
 
 # -- Slurm ----------------------------------------------------------------------------------
 
 
 def test_ranks_start_under_slurm(head: Head, slurm: Laboratory) -> None:
-    assert "error" not in head.do("follow(lambda: dk.Cluster(6, engines='slurm', timelimit=5))")
+    assert "error" not in head.run("create(lambda: dk.Cluster(6, engines='slurm', timelimit=5))")
     assert head.get("hosts()") == TWO_EACH
     assert head.get("cluster.run(total).results") == [6.0] * 6
-    assert say(slurm, "head", "squeue --noheader --format='%j %l'") == "distkit 5:00"
-    steps = say(slurm, "head", "squeue --steps --noheader --format='%i %j'").splitlines()
+    assert run_shell(slurm, "head", "squeue --noheader --format='%j %l'") == "distkit 5:00"
+    steps = run_shell(slurm, "head", "squeue --steps --noheader --format='%i %j'").splitlines()
     assert len([step for step in steps if step.endswith("python")]) == 1
-    assert "error" not in head.do("cluster.stop()")
-    assert not say(slurm, "head", "squeue --noheader")
+    assert "error" not in head.run("cluster.stop()")
+    assert not run_shell(slurm, "head", "squeue --noheader")
     assert not list(Path.home().glob(".distkit*"))
 
 
@@ -215,51 +219,53 @@ def test_ranks_start_under_slurm(head: Head, slurm: Laboratory) -> None:
         ("engine_cmd=['/opt/python']", "/opt/python: No such file"),
     ],
 )
-def test_slurm_errors_are_quoted(
+def test_error_of_slurm_is_reported(
     head: Head, slurm: Laboratory, options: str, expected: str
 ) -> None:
-    refused(head, f"2, engines='slurm', {options}", "slurm: ", expected)
+    assert_start_fails(head, f"2, engines='slurm', {options}", "slurm: ", expected)
 
 
-def test_cancelled_pending_job_raises(head: Head, slurm: Laboratory) -> None:
-    head.begin(cluster("2, engines='slurm', options='--begin=now+1hour', timeout=5"))
-    stage = head.until(lambda message: "PENDING" in message.get("stage", ""))["stage"]
+def test_canceled_pending_job_raises(head: Head, slurm: Laboratory) -> None:
+    head.start(cluster("2, engines='slurm', options='--begin=now+1hour', timeout=5"))
+    stage = head.wait_for(lambda message: "PENDING" in message.get("stage", ""))["stage"]
     assert stage == "waiting for slurm (PENDING BeginTime): 0 of 2 have connected"
-    say(slurm, "head", "scancel --name=distkit")
-    last = head.end()
+    run_shell(slurm, "head", "scancel --name=distkit")
+    last = head.wait()
     assert "is CANCELLED" in last["error"]
 
 
 def test_pending_job_ends_with_its_kernel(lab: Laboratory, home: Path, slurm: Laboratory) -> None:
     kernel = Head(lab, home)
-    kernel.begin(cluster("2, engines='slurm', options='--begin=now+1hour'"))
-    assert "PENDING" in kernel.until(lambda message: "PENDING" in message.get("stage", ""))["stage"]
+    kernel.start(cluster("2, engines='slurm', options='--begin=now+1hour'"))
+    assert (
+        "PENDING" in kernel.wait_for(lambda message: "PENDING" in message.get("stage", ""))["stage"]
+    )
     kernel.kill()
-    until(lambda: not say(slurm, "head", "squeue --noheader"), timeout=20)
+    until(lambda: not run_shell(slurm, "head", "squeue --noheader"), timeout=20)
 
 
 def test_unreachable_node_is_named(head: Head, slurm: Laboratory) -> None:
-    assert "error" not in head.do("follow(lambda: dk.Cluster(6, engines='slurm'))")
-    head.begin("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
+    assert "error" not in head.run("create(lambda: dk.Cluster(6, engines='slurm'))")
+    head.start("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
     slurm.cut("gamma")
-    last = head.end()
+    last = head.wait()
     assert "gamma is lost, with ranks 4 and 5" in last["error"]
     slurm.restore()
-    head.do("cluster.stop()")
+    head.run("cluster.stop()")
 
 
-# -- engines of somebody else ---------------------------------------------------------------
+# -- attached engines -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def theirs(lab: Laboratory, home: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def foreign_engines(lab: Laboratory, home: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start a controller on the head, two engines on alpha and one on beta."""
     quiet = {"cwd": home, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     address = lab.address("head")
-    listen = [f"--profile-dir={home}/theirs", f"--ip={address}", f"--location={address}"]
+    listen = [f"--profile-dir={home}/foreign", f"--ip={address}", f"--location={address}"]
     python = [sys.executable, "-m"]
     processes = [lab.popen("head", [*python, "ipyparallel.controller", *listen], **quiet)]
-    file = home / "theirs" / "security" / "ipcontroller-engine.json"
+    file = home / "foreign" / "security" / "ipcontroller-engine.json"
     until(file.exists, timeout=60)
     engine = [*python, "ipyparallel.engine", f"--file={file}"]
     processes += [lab.popen(host, engine, **quiet) for host in ("alpha", "alpha", "beta")]
@@ -271,28 +277,30 @@ def theirs(lab: Laboratory, home: Path) -> Iterator[list[subprocess.Popen[bytes]
 
 CLIENT = """
 import ipyparallel
-client = ipyparallel.Client("theirs/security/ipcontroller-client.json")
+client = ipyparallel.Client("foreign/security/ipcontroller-client.json")
 client.wait_for_engines(3, timeout=60)
 """
-ATTACH = f"{CLIENT}\nfollow(lambda: dk.Cluster.attach(client))"
+ATTACH = f"{CLIENT}\ncreate(lambda: dk.Cluster.attach(client))"
 
 
-def test_engine_without_distkit_raises(head: Head, hosts: Laboratory, theirs: object) -> None:
-    assert "error" not in head.do(
+def test_engine_without_distkit_raises(
+    head: Head, hosts: Laboratory, foreign_engines: object
+) -> None:
+    assert "error" not in head.run(
         CLIENT + "client[2].execute('import sys; sys.modules[\"distkit\"] = None').get()"
     )
-    last = head.do(ATTACH)
+    last = head.run(ATTACH)
     assert "engine 2 could not start an agent: " in last["error"]
     assert "-m pip install distkit" in last["error"]
-    assert "error" not in head.do("client[2].execute('del sys.modules[\"distkit\"]').get()")
+    assert "error" not in head.run("client[2].execute('del sys.modules[\"distkit\"]').get()")
 
 
 def test_ranks_end_with_their_engine(
-    head: Head, hosts: Laboratory, theirs: list[subprocess.Popen[bytes]]
+    head: Head, hosts: Laboratory, foreign_engines: list[subprocess.Popen[bytes]]
 ) -> None:
-    assert "error" not in head.do(ATTACH)
-    theirs[-1].kill()
-    last = head.do("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
+    assert "error" not in head.run(ATTACH)
+    foreign_engines[-1].kill()
+    last = head.run("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
     assert "beta is lost" in last["error"]
     assert "the engine that started it has ended" in last["error"]
-    head.do("cluster.stop()")
+    head.run("cluster.stop()")

@@ -13,7 +13,7 @@ _SCRIPT = """
 import signal, threading, weakref
 class Early: pass
 early = Early()
-weakref.finalize(early, int)  # as many libraries do: finalizers' turn at exit comes late then
+weakref.finalize(early, int)  # as in many libraries; finalizers then run late at exit
 import torch
 import distkit as dk
 from distkit import kvstore
@@ -28,15 +28,15 @@ def count():
 
 cluster = dk.Cluster(workers=2, servers=1)
 run = cluster.submit(count)
-going = threading.Event()
-run.subscribe(lambda events: going.set())
-assert going.wait(120) and not run.finished
+running = threading.Event()
+run.subscribe(lambda events: running.set())
+assert running.wait(120) and not run.finished
 """
 
 
-def leave(how: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    script = folder / "mine.py"
-    script.write_text(_SCRIPT + how + "\n")
+def run_script(ending: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    script = folder / "script.py"
+    script.write_text(_SCRIPT + ending + "\n")
     root = str(Path(__file__).resolve().parents[2])
     return subprocess.run(
         [sys.executable, str(script)],
@@ -50,19 +50,19 @@ def leave(how: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "last"),
+    ("ending", "code", "last"),
     [
         ("", 0, ""),
         ("signal.raise_signal(signal.SIGINT)", -2, "KeyboardInterrupt"),
     ],
-    ids=["ends", "Ctrl-C"],
+    ids=["end of script", "Ctrl-C"],
 )
-def test_kernel_exit_during_a_run_leaves_no_process(
-    how: str, code: int, last: str, tmp_path: Path
+def test_exit_during_a_run_prints_only_the_users_error(
+    ending: str, code: int, last: str, tmp_path: Path
 ) -> None:
-    left = leave(how, tmp_path)
-    message = left.stderr.splitlines()
-    assert left.returncode == code, left.stderr
-    assert message[-1:] == [last] * bool(last), left.stderr
-    assert len([x for x in message if not x.startswith(" ")]) == 2 * bool(last), left.stderr
-    assert left.stdout == ""
+    completed = run_script(ending, tmp_path)
+    message = completed.stderr.splitlines()
+    assert completed.returncode == code, completed.stderr
+    assert message[-1:] == [last] * bool(last), completed.stderr
+    assert len([x for x in message if not x.startswith(" ")]) == 2 * bool(last), completed.stderr
+    assert completed.stdout == ""

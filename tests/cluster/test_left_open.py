@@ -22,8 +22,8 @@ import distkit as dk
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dk.Cluster]:
-    with dk.Cluster(2) as made:
-        yield made
+    with dk.Cluster(2) as cluster:
+        yield cluster
 
 
 def sum_of_ones() -> float:
@@ -32,17 +32,17 @@ def sum_of_ones() -> float:
     return x[0].item()
 
 
-def no_wait() -> None:
+def request_without_wait() -> None:
     x, other = torch.zeros(1), 1 - dist.get_rank()
     dist.isend(torch.ones(1), other) if other else dist.irecv(x, other)
 
 
-def in_the_background_on_one() -> None:
+def async_collective_on_one_rank() -> None:
     if dist.get_rank() == 0:
         dist.all_reduce(torch.ones(3), async_op=True)
 
 
-def group_on_one() -> None:  # the next group has the name of another group here
+def group_on_one_rank() -> None:  # afterwards, the ranks name their groups differently
     if dist.get_rank() == 0:
         dist.new_group([0], use_local_synchronization=True)
 
@@ -51,22 +51,22 @@ def group_in_use() -> None:
     dist.irecv(torch.zeros(1), 1 - dist.get_rank(), group=dist.new_group([0, 1]))
 
 
-def barrier_without_one() -> None:
+def barrier_on_one_rank() -> None:
     if dist.get_rank() == 0:
         with suppress(RuntimeError):
             dist.monitored_barrier(timeout=timedelta(milliseconds=50))
 
 
-def a_thread_that_communicates() -> None:
-    begun = threading.Event()
+def thread_that_communicates() -> None:
+    started = threading.Event()
 
     def forever() -> None:
         while True:
             dist.all_reduce(torch.ones(1))
-            begun.set()
+            started.set()
 
     threading.Thread(target=forever, daemon=True).start()
-    begun.wait()
+    started.wait()
 
 
 def processes_and_threads() -> None:
@@ -74,7 +74,7 @@ def processes_and_threads() -> None:
     threading.Thread(target=time.sleep, args=(1000,)).start()
 
 
-def its_process_in_ruins() -> None:
+def changed_process_state() -> None:
     os.chdir("/")
     torch.set_default_device("meta")
     signal.setitimer(signal.ITIMER_REAL, 60)
@@ -87,31 +87,31 @@ def state() -> list[object]:
     return [str(Path.cwd()), torch.ones(1).device.type, len(os.environ) > 3, *handlers]
 
 
-def clean() -> bool:
-    """Return whether torch is unchanged and no thread of a run is left."""
+def is_unchanged() -> bool:
+    """Return whether the module torch is unchanged."""
     return not hasattr(torch, "left")
 
 
-LEAVES = [
-    no_wait,
-    in_the_background_on_one,
-    group_on_one,
+PROGRAMS = [
+    request_without_wait,
+    async_collective_on_one_rank,
+    group_on_one_rank,
     group_in_use,
-    barrier_without_one,
-    a_thread_that_communicates,
+    barrier_on_one_rank,
+    thread_that_communicates,
     processes_and_threads,
-    its_process_in_ruins,
+    changed_process_state,
 ]
 
 
 @pytest.mark.filterwarnings("ignore::distkit.errors.CommunicationWarning")
-@pytest.mark.parametrize("program", LEAVES)
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_runs_do_not_affect_later_runs(cluster: dk.Cluster, program: Callable[[], None]) -> None:
     before = cluster.run(state).results
     cluster.run(program)
     assert cluster.submit(sum_of_ones).wait(30).results == [2.0, 2.0]
     assert cluster.run(state).results == before
-    assert cluster.run(clean).results == [True, True]
+    assert cluster.run(is_unchanged).results == [True, True]
 
 
 def test_groups_of_a_cell_are_available_in_later_cells(cluster: dk.Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Users' files, killed fork servers, daemons and deleted folders."""
+"""Shadowing files, daemons, killed fork servers and deleted folders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-import ipyparallel  # noqa: F401  # as in a kernel, before the files were written
+import ipyparallel  # noqa: F401  # imported before the files are written, as in a kernel
 import psutil
 import pytest
 import torch
@@ -29,22 +29,22 @@ def test_process_forked_during_stop_ends(fresh: fork_client.ForkClient) -> None:
     """The kernel may not yet know the pid of a requested process when it stops the cluster."""
     folder = fresh.make_folder(1)
     role = "distkit.cluster.processes.roles:controller"
-    late = fresh.start_fork(role, folder=folder, log="late.log", period=200, misses=10)
-    late.wait_for_start()
-    late.on_message(lambda message: None)
+    process = fresh.start_fork(role, folder=folder, log="late.log", period=200, misses=10)
+    process.wait_for_start()
+    process.on_message(lambda message: None)
     fresh.remove(folder)
-    assert late.wait(10)
-    late.channel.hang_up()
+    assert process.wait(10)
+    process.channel.hang_up()
     until(lambda: not Path(folder).exists())
 
 
-def total() -> float:
+def sum_of_ones() -> float:
     x = torch.ones(1)
     dist.all_reduce(x)
     return x.item()
 
 
-SHADOWS = [
+SHADOWED_MODULES = [
     "random",
     "queue",
     "json",
@@ -65,34 +65,32 @@ SHADOWS = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A notebook folder with files named like modules, on every path."""
-    for name in SHADOWS:
+    """A working directory with files named like modules, which all import paths contain."""
+    for name in SHADOWED_MODULES:
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name}.py was imported')")
     (tmp_path / "mine.py").write_text("value = 7")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("HOME", "/proc/nothing")  # and is not writable
+    monkeypatch.setenv("HOME", "/proc/nothing")  # not writable
     monkeypatch.delenv("IPYTHONDIR", raising=False)
     return tmp_path
 
 
-def test_user_files_named_like_modules_do_no_harm(
-    folder: Path, fresh: fork_client.ForkClient
-) -> None:
+def test_user_files_do_not_shadow_modules(folder: Path, fresh: fork_client.ForkClient) -> None:
     def program() -> float:
         import mine
 
-        return float(total() + mine.value)
+        return float(sum_of_ones() + mine.value)
 
     with dk.Cluster(2) as cluster:
         assert cluster.run(program).results == [9.0, 9.0]
     assert dk.run_ranks(program, 2).results == [9.0, 9.0]
 
 
-def daemons() -> list[int]:
-    """Start a child, one in a new session, one without environment, and a daemon."""
+def start_processes() -> list[int]:
+    """Start a child, one in a new session, one with an empty environment, and a daemon."""
     sleep = ["sleep", "1000"]
     started = [
         subprocess.Popen(sleep),
@@ -108,42 +106,42 @@ def daemons() -> list[int]:
     return [p.pid for p in started] + [int(output.stdout)]
 
 
-def ended(pids: list[list[int]]) -> bool:
-    return not any(psutil.pid_exists(pid) for some in pids for pid in some)
+def have_ended(pids: list[list[int]]) -> bool:
+    return not any(psutil.pid_exists(pid) for of_rank in pids for pid in of_rank)
 
 
-def test_processes_of_a_function_end_with_its_run_and_with_its_rank(tmp_path: Path) -> None:
+def test_processes_started_by_a_rank_end_with_its_run_or_its_death(tmp_path: Path) -> None:
     def program() -> None:
-        Path(tmp_path, f"{dist.get_rank()}").write_text(json.dumps(daemons()))
+        Path(tmp_path, f"{dist.get_rank()}").write_text(json.dumps(start_processes()))
         Path(tmp_path, f"{dist.get_rank()}").rename(tmp_path / f"started-{dist.get_rank()}")
         time.sleep(1000)
 
     with dk.Cluster(2) as cluster:
-        pids = cluster.run(daemons).results
-        until(lambda: ended(pids))
+        pids = cluster.run(start_processes).results
+        until(lambda: have_ended(pids))
         run = cluster.submit(program)
         until(lambda: len(list(tmp_path.glob("started-*"))) == 2)
         pids = [json.loads((tmp_path / f"started-{rank}").read_text()) for rank in range(2)]
-        assert not ended(pids[:1])
+        assert not have_ended(pids[:1])
         cluster.kill("rank 0")
         with pytest.raises(dk.errors.RankDied):
             run.wait()
-    until(lambda: ended(pids))
+    until(lambda: have_ended(pids))
 
 
 def test_killed_fork_server_is_reported(fresh: fork_client.ForkClient) -> None:
     cluster = dk.Cluster(workers=2, servers=1)
     folder = cluster._supervisor.folder
-    pids = cluster.run(daemons).results
+    pids = cluster.run(start_processes).results
     run = cluster.submit(time.sleep, 100)
     fork_server(fresh).kill()
     with pytest.raises(dk.errors.RunError, match=r"forked from ended \(signal SIGKILL\)"):
         run.wait(10)
     until(lambda: cluster._supervisor.stage == "failed")
     with pytest.raises(dk.errors.StartError, match=r"forked from ended(?s:.*)signal SIGKILL"):
-        cluster.run(total)
-    until(lambda: ended(pids))
-    assert dk.run_ranks(total, 2).results == [2.0, 2.0]
+        cluster.run(sum_of_ones)
+    until(lambda: have_ended(pids))
+    assert dk.run_ranks(sum_of_ones, 2).results == [2.0, 2.0]
     cluster.stop()
     until(lambda: not Path(folder).exists())
 
@@ -152,4 +150,4 @@ def test_deleted_folder_is_reported() -> None:
     with dk.Cluster(2).wait() as cluster:
         shutil.rmtree(cluster._supervisor.folder)
         with pytest.raises(dk.errors.StartError, match=r"was removed(?s:.*)Create the cl"):
-            cluster.run(total)
+            cluster.run(sum_of_ones)

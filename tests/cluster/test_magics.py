@@ -1,4 +1,4 @@
-"""``%%ranks`` in a notebook: one kernel runs all cells, and each test checks some."""
+"""``%%ranks`` in a notebook. One kernel executes all cells, and each test checks some of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CELLS = {
     "cluster": "cluster = dk.Cluster(3)",
     "in the notebook": "dist.get_rank()",
     "a result": "cluster.run(cluster.stop is None)",
-    "own mistake": "1 / 0",
+    "notebook error": "1 / 0",
     "all": "%%ranks\nx = rank * 10\nx",
     "results": "_.results",
     "some": "%%ranks 0,2\ny = x + 1\nprint('only', rank)",
@@ -86,7 +86,7 @@ class Cell:
 
     @property
     def error(self) -> str:
-        """The displayed error, without colours."""
+        """The displayed error, without colors."""
         (found,) = (o for o in self.outputs if o.output_type == "error")
         return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(found.traceback))
 
@@ -101,26 +101,26 @@ def cells(jupyter_home: Path) -> dict[str, Cell]:
     return {name: Cell(cell) for name, cell in zip(CELLS, notebook.cells, strict=True)}
 
 
-def test_last_value_is_printed_by_each_rank(cells: dict[str, Cell]) -> None:
+def test_each_rank_prints_its_last_value(cells: dict[str, Cell]) -> None:
     assert cells["all"].printed == ["[rank 0] 0", "[rank 1] 10", "[rank 2] 20"]
     assert cells["results"].result["text/plain"] == "[0, 10, 20]"
     assert cells["none"].printed == []
     assert cells["given"].printed == [f"[rank {r}] (3, True, 1.0)" for r in range(3)]
 
 
-def test_notebook_mistake_is_explained_in_a_line(cells: dict[str, Cell]) -> None:
+def test_errors_in_the_notebook_are_short_and_explained(cells: dict[str, Cell]) -> None:
     assert "the notebook, which is not a rank" in cells["in the notebook"].error
     assert "run() needs a function or the path of a script, got False" in cells["a result"].error
     assert all(len(cells[c].error.splitlines()) < 8 for c in ("in the notebook", "a result"))
-    assert "ZeroDivisionError: division by zero" in cells["own mistake"].error
+    assert "ZeroDivisionError: division by zero" in cells["notebook error"].error
 
 
-def test_exit_in_a_cell_is_explained(cells: dict[str, Cell]) -> None:
+def test_function_that_calls_exit_is_explained(cells: dict[str, Cell]) -> None:
     message = " ".join(cells["exits"].error.split())
     assert "leave() cannot be sent to the ranks: the captured variable 'exit'" in message
 
 
-def test_warning_names_the_line_of_the_cell(cells: dict[str, Cell]) -> None:
+def test_warning_names_the_lines_of_the_cell(cells: dict[str, Cell]) -> None:
     message = cells["unwaited"].usage
     assert message.startswith(
         f"{cells['unwaited'].line(1)}: CommunicationWarning: ranks 0, 1 and 2"
@@ -146,7 +146,7 @@ def test_run_is_shown_with_cell_lines(cells: dict[str, Cell]) -> None:
     assert cells["lines"].result["text/plain"] == f"['{cells['sum again'].line(3)}']"
 
 
-def test_error_has_cell_lines(cells: dict[str, Cell]) -> None:
+def test_traceback_has_cell_lines(cells: dict[str, Cell]) -> None:
     raising, function = cells["raises"], cells["function"]
     message = f"RankError: rank 1 raised ZeroDivisionError: division by zero at {function.line(3)}"
     assert raising.error.startswith(f"{message}. ")
@@ -154,7 +154,7 @@ def test_error_has_cell_lines(cells: dict[str, Cell]) -> None:
     assert f'File "In[{function.number}]", line 3, in divide\n    return 1 / by' in raising.error
 
 
-def test_error_hides_internal_frames(cells: dict[str, Cell]) -> None:
+def test_traceback_hides_internal_frames(cells: dict[str, Cell]) -> None:
     for name in ("raises", "hangs", "no such rank", "the notebook's"):
         assert not re.search(r"run_cell_magic|distkit-cell|t/ipython\.py|exec\(", cells[name].error)
 
@@ -190,7 +190,7 @@ def test_unknown_ranks_raise(cells: dict[str, Cell]) -> None:
         )
 
 
-def test_syntax_error_points_into_the_cell(cells: dict[str, Cell]) -> None:
+def test_syntax_error_points_to_the_line_of_the_cell(cells: dict[str, Cell]) -> None:
     end = cells["syntax"].error.strip().splitlines()[-4:]
     assert f"In[{cells['syntax'].number}]:2" in end[0]
     assert end[1].strip() == "if rank"
@@ -220,7 +220,7 @@ def test_cell_can_be_stepped(cells: dict[str, Cell]) -> None:
     assert cells["step some"].printed == ["[rank 1] 1"]
 
 
-def test_execute_equals_the_magic(cells: dict[str, Cell]) -> None:
+def test_execute_behaves_like_the_magic(cells: dict[str, Cell]) -> None:
     assert cells["execute"].result["text/plain"] == "[None, None, 3]"
     assert f"ZeroDivisionError: division by zero at {cells['execute wrong'].line(2)}" in (
         cells["execute wrong"].error

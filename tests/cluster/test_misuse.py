@@ -1,8 +1,8 @@
-"""Harm that a function does to its rank is reported correctly, and the next run works.
+"""Functions that harm their rank are reported correctly, and the next run works.
 
-A sample with one of each kind; ``make stress`` runs all. The process ends or is interrupted; an
-error while the other rank is in C code or waits; exceptions and results that run code when
-displayed, deleted or unpickled; lost descriptors, folders and modules; child processes.
+This is a sample with one misuse of each kind; ``make stress`` runs all. Kinds are: ends of the
+process, interrupts, errors while the other rank is in C code, exceptions and results that run code
+when displayed or unpickled, closed descriptors, deleted folders, changed settings, and children.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAMPLE = [
     "exits",
     "terminates_itself",
     "interrupts_itself",
-    "raises_while_another_is_in_a_regular_expression",
+    "raises_while_other_rank_is_in_a_regular_expression",
     "raises_error_whose_str_exits",
     "returns_value_that_raises_when_unpickled",
     "closes_all_descriptors_and_returns",
@@ -50,7 +50,7 @@ def test_misuse_is_reported_and_next_run_works(trial: Trial, name: str) -> None:
     assert trial.faults(ALL[name]) == []
 
 
-def test_settings_of_a_cell_persist_for_cells_only(trial: Trial) -> None:
+def test_settings_of_a_cell_apply_to_later_cells_only(trial: Trial) -> None:
     cluster: dk.Cluster = trial.cluster
     cluster.execute("torch.set_default_dtype(torch.float64)")
     assert cluster.execute("str(torch.ones(1).dtype)").results == ["torch.float64"] * 2
@@ -60,7 +60,7 @@ def test_settings_of_a_cell_persist_for_cells_only(trial: Trial) -> None:
     cluster.restart()
 
 
-WAITS = """import time; open(f"{folder}/{{rank}}", "w")
+WAITING_CELL = """import time; open(f"{folder}/{{rank}}", "w")
 time.sleep(60) if rank else dist.barrier()
 """
 
@@ -72,7 +72,7 @@ def test_cell_in_a_collective_reports_its_line_after_a_failed_cell(
     with pytest.raises(dk.errors.RankError, match="ZeroDivisionError"):
         cluster.execute("1 / 0")
     with futures.ThreadPoolExecutor() as pool:
-        cell = pool.submit(cluster.execute, WAITS.format(folder=tmp_path), file="cell.py")
+        cell = pool.submit(cluster.execute, WAITING_CELL.format(folder=tmp_path), file="cell.py")
         until(lambda: len([*tmp_path.iterdir()]) == 2)
         cluster.interrupt()
         with (
@@ -84,23 +84,23 @@ def test_cell_in_a_collective_reports_its_line_after_a_failed_cell(
             cell.result(10)
 
 
-def stop() -> None:
+def stop_rank_1() -> None:
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     dist.barrier()
 
 
-@pytest.mark.parametrize("end", ["interrupt", "continue"])
-def test_run_with_a_stopped_rank_ends(trial: Trial, end: str) -> None:
+@pytest.mark.parametrize("ending", ["interrupt", "continue"])
+def test_run_with_a_stopped_rank_ends(trial: Trial, ending: str) -> None:
     cluster: dk.Cluster = trial.cluster
-    run = cluster.submit(stop)
+    run = cluster.submit(stop_rank_1)
     process = psutil.Process(cluster.status().rows[1][2])
     until(lambda: process.status() == psutil.STATUS_STOPPED)
-    if end == "continue":
+    if ending == "continue":
         process.resume()
         assert run.wait(10).results == [None, None]
     else:
         cluster.interrupt()
-        with pytest.raises(dk.errors.RunInterrupted, match="stop was interrupted"):
+        with pytest.raises(dk.errors.RunInterrupted, match="stop_rank_1 was interrupted"):
             run.wait(10)
     assert cluster.run(dist.get_rank).results == [0, 1]

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, keeps its pictures, and leaves no process."""
+"""Every notebook runs from top to bottom, saves static pictures, and leaves no process."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -30,12 +30,12 @@ def test_notebook_runs(
         client.execute()
     except CellExecutionError as error:
         if error.ename == "LaboratoryError" and "Laboratory([" in str(error):
-            pytest.skip(str(error))  # not on machines that forbid namespaces
+            pytest.skip(str(error))  # this machine does not allow namespaces
         raise
     nbformat.write(notebook, executed / path.name)  # for inspection, and for the site
 
     assert not errors(notebook)
-    assert not [cell.id for cell in meant_to_fail(notebook) if not raised(cell)]
+    assert not [cell.id for cell in cells_that_raise(notebook) if not errors_of(cell)]
     assert not bare_widgets(notebook)
     assert not bare_figures(notebook)
     assert all("not attempted" in verdict for verdict in verdicts(notebook))
@@ -46,18 +46,18 @@ def outputs(notebook: NotebookNode) -> list[NotebookNode]:
     return [output for cell in notebook.cells for output in cell.get("outputs", [])]
 
 
-def meant_to_fail(notebook: NotebookNode) -> list[NotebookNode]:
-    """The cells tagged as raising, which show an error."""
+def cells_that_raise(notebook: NotebookNode) -> list[NotebookNode]:
+    """Return the cells that are tagged as raising."""
     return [c for c in notebook.cells if "raises-exception" in c.metadata.get("tags", [])]
 
 
-def raised(cell: NotebookNode) -> list[str]:
+def errors_of(cell: NotebookNode) -> list[str]:
     outputs = cell.get("outputs", [])
     return [f"{o.ename}: {o.evalue}" for o in outputs if o.output_type == "error"]
 
 
 def verdicts(notebook: NotebookNode) -> list[str]:
-    """Return the verdicts of the exercises' stubs."""
+    """Return the verdicts on the exercises, which are still stubs."""
     cells = [cell for cell in notebook.cells if "dk.check." in cell.source]
     return [
         o.data["text/plain"]
@@ -68,28 +68,29 @@ def verdicts(notebook: NotebookNode) -> list[str]:
 
 
 def errors(notebook: NotebookNode) -> list[str]:
-    """Return the errors of the other cells."""
-    expected = meant_to_fail(notebook)
-    return [text for cell in notebook.cells if cell not in expected for text in raised(cell)]
+    """Return the errors of the cells that must not raise."""
+    expected = cells_that_raise(notebook)
+    return [text for cell in notebook.cells if cell not in expected for text in errors_of(cell)]
 
 
 def bare_figures(notebook: NotebookNode) -> list[str]:
-    """Return matplotlib figures that a notebook shows only as text."""
+    """Return the matplotlib figures that are shown only as text."""
     shown = [o.get("data", {}) for o in outputs(notebook)]
     words = [data.get("text/plain", "") for data in shown if not PICTURES & set(data)]
     return [text for text in words if text.startswith("<Figure")]
 
 
 def bare_widgets(notebook: NotebookNode) -> list[str]:
-    """Return the widgets without a static picture.
+    """Return the widgets without a static alternative.
 
-    A distkit view needs a picture in the output before it, other widgets at least HTML.
+    A distkit view needs a picture in the previous output; other widgets need at least HTML.
     """
     state = notebook.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json")
     bare = []
     shown = [o.get("data", {}) for o in outputs(notebook)]
     for before, data in pairwise(({}, *shown)):
-        folded = "distkit-folded" in before.get("text/html", "")  # or removed: a long live run
+        # a long live run is folded or removed
+        folded = "distkit-folded" in before.get("text/html", "")
         if WIDGET not in data or folded:
             continue
         model = state["state"][data[WIDGET]["model_id"]]["state"]

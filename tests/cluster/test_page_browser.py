@@ -40,19 +40,19 @@ def differ(one: Image.Image, other: Image.Image) -> bool:
     return one.size != other.size or ImageChops.difference(one, other).getbbox() is not None
 
 
-def quiet(tab: Any) -> bool:
+def has_no_errors(tab: Any) -> bool:
     return tab.errors == [] and tab.outside == []
 
 
-def point(tab: Any, canvas: Any, x: float, y: float) -> None:
-    """Move the pointer to a fraction of the width and a pixel of the height."""
+def move_pointer(tab: Any, canvas: Any, x: float, y: float) -> None:
+    """Move the pointer to a fraction of the canvas's width and a pixel of its height."""
     box = canvas.bounding_box()
     tab.page.mouse.move(box["x"] + x * box["width"] - 9, box["y"] + y)
     tab.page.mouse.move(box["x"] + x * box["width"], box["y"] + y)
     settle(tab.page)
 
 
-def test_every_demo_is_drawn_in_light_and_dark(tab: Any, pages: Path) -> None:
+def test_each_demo_is_drawn_in_both_themes(tab: Any, pages: Path) -> None:
     shots = {}
     for scheme in ("light", "dark"):
         tab.page.emulate_media(color_scheme=scheme)
@@ -68,68 +68,68 @@ def test_every_demo_is_drawn_in_light_and_dark(tab: Any, pages: Path) -> None:
     for name in DEMOS:
         light, dark = (shots[scheme, name].getpixel((1, 1)) for scheme in ("light", "dark"))
         assert sum(light) > 700 and sum(dark) < 100
-    assert quiet(tab)
+    assert has_no_errors(tab)
 
 
 def test_hovering_an_operation_shows_details(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "ring.html")
     before = picture(canvas)
-    point(tab, canvas, 0.16, 21)
+    move_pointer(tab, canvas, 0.16, 21)
     card = tab.page.locator(".dk-tip")
     assert card.is_visible()
     for word in ("send", "completed", "rank 1", "float32 [16]", "64 B", "collectives.py:31"):
         assert word in card.inner_text()
     assert differ(before, picture(canvas))
-    point(tab, canvas, 0.5, canvas.bounding_box()["height"] + 30)
+    move_pointer(tab, canvas, 0.5, canvas.bounding_box()["height"] + 30)
     assert not card.is_visible()
 
 
-def test_wheel_drag_and_keys_move_through_time(tab: Any, pages: Path) -> None:
+def test_wheel_drag_and_keys_change_the_time_range(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "ring.html")
     tab.page.emulate_media(reduced_motion="reduce")
     seen = [picture(canvas)]
 
-    def look() -> None:
+    def assert_changed() -> None:
         settle(tab.page)
         seen.append(picture(canvas))
         assert differ(*seen[-2:])
 
-    point(tab, canvas, 0.5, 200)
+    move_pointer(tab, canvas, 0.5, 200)
     tab.page.mouse.wheel(0, -240)
-    look()
+    assert_changed()
     tab.page.mouse.down()
-    point(tab, canvas, 0.3, 200)
+    move_pointer(tab, canvas, 0.3, 200)
     tab.page.mouse.up()
-    look()
+    assert_changed()
     canvas.focus()
     for key in ("ArrowRight", "+", "0"):
         tab.page.keyboard.press(key)
-        look()
+        assert_changed()
     tab.page.keyboard.press("ArrowDown")
     settle(tab.page)
     spoken = tab.page.locator(".dk-spoken").text_content()
     assert spoken.startswith("send, completed; on rank 3; to rank 0; tensor float32 [16]")
     tab.page.keyboard.press("/")
     tab.page.locator(".dk-lenses input").fill("rank 2")
-    assert reported(tab) == "12 of 48 operations"
-    assert quiet(tab)
+    assert status_text(tab) == "12 of 48 operations"
+    assert has_no_errors(tab)
 
 
-def test_unusual_values_and_hostile_labels_are_text(tab: Any, pages: Path) -> None:
+def test_unusual_values_and_hostile_labels_are_shown_as_text(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "odd.html")
     assert tab.page.locator(".dk-head strong").inner_text() == '<i>odd</i> & "ends"'
-    point(tab, canvas, 0.3, 21)
+    move_pointer(tab, canvas, 0.3, 21)
     assert "[1, NaN, ∞, −∞]" in tab.page.locator(".dk-tip").inner_text()
-    assert quiet(tab)
+    assert has_no_errors(tab)
 
 
-def reported(tab: Any) -> str:
+def status_text(tab: Any) -> str:
     settle(tab.page)
     return str(tab.page.locator(".dk-lens-status").inner_text())
 
 
-def closer(tab: Any, canvas: Any, times: int) -> None:
-    """Press + ``times`` times, each after the animation has ended."""
+def zoom_in(tab: Any, canvas: Any, times: int) -> None:
+    """Press ``+`` several times, each time after the animation has ended."""
     canvas.focus()
     for _ in range(times):
         tab.page.keyboard.press("+")
@@ -139,14 +139,14 @@ def closer(tab: Any, canvas: Any, times: int) -> None:
 
 def test_long_run_opens_as_summary_and_zooms_to_operations(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "big.html")
-    assert reported(tab).startswith("fraction of time in operations")
+    assert status_text(tab).startswith("fraction of time in operations")
     assert tab.page.evaluate("document.querySelectorAll('*').length") < 6_000
     assert tab.page.locator(".dk-stage").evaluate("e => e.getBoundingClientRect().height") < 500
-    closer(tab, canvas, 12)
-    assert reported(tab) == "" and quiet(tab)
+    zoom_in(tab, canvas, 12)
+    assert status_text(tab) == "" and has_no_errors(tab)
 
 
-def test_live_run_grows_until_it_ends(tab: Any, tmp_path: Path) -> None:
+def test_timeline_of_a_live_run_grows_until_the_run_ends(tab: Any, tmp_path: Path) -> None:
     trace = ring()
     info = traces.info(world_size=4, name="live")
     view = Timeline(Trace())
@@ -162,7 +162,7 @@ def test_live_run_grows_until_it_ends(tab: Any, tmp_path: Path) -> None:
     sheet.refresh(Trace(trace.events, info))
     tab.page.locator(".dk-live").wait_for(state="hidden")
     assert number_of_messages(tab.page) == 24
-    assert quiet(tab)
+    assert has_no_errors(tab)
 
 
 def number_of_messages(page: Any) -> int:

@@ -1,4 +1,4 @@
-"""Ranks that may continue are not ended; uninterruptible waits end quickly."""
+"""Ranks that can still continue are not stopped; hangs end quickly."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ import distkit as dk
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dk.Cluster]:
-    with dk.Cluster(3) as made:
-        yield made
+    with dk.Cluster(3) as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
     """A cluster that must still work after the test."""
     yield cluster
-    assert cluster.run(total).results == [3.0] * 3
+    assert cluster.run(sum_of_ranks).results == [3.0] * 3
 
 
-def total() -> float:
+def sum_of_ranks() -> float:
     x = torch.tensor([float(dist.get_rank())])
     dist.all_reduce(x)
     return x.item()
 
 
-def sent_by_a_timer() -> float:
+def receive_from_a_timer() -> float:
     x = torch.zeros(1)
     if dist.get_rank() == 1:
         threading.Timer(0.6, lambda: dist.send(torch.ones(1), dst=0)).start()
@@ -43,26 +43,26 @@ def sent_by_a_timer() -> float:
     return x.item()
 
 
-def test_later_send_of_a_thread_is_awaited(usable: dk.Cluster) -> None:
-    assert usable.run(sent_by_a_timer).results == [1.0, 0.0, 0.0]
+def test_delayed_send_from_a_thread_is_not_a_hang(usable: dk.Cluster) -> None:
+    assert usable.run(receive_from_a_timer).results == [1.0, 0.0, 0.0]
 
 
-SECOND = timedelta(seconds=0.6)
+TIMEOUT = timedelta(seconds=0.6)
 
 
-def receive_in_time() -> None:
+def wait_with_timeout() -> None:
     work = dist.irecv(torch.zeros(1), src=1)
     assert work is not None
-    work.wait(SECOND)
+    work.wait(TIMEOUT)
 
 
-def barrier_in_time() -> None:
-    dist.monitored_barrier(timeout=SECOND)
+def barrier_with_timeout() -> None:
+    dist.monitored_barrier(timeout=TIMEOUT)
 
 
-@pytest.mark.parametrize("call", [receive_in_time, barrier_in_time])
+@pytest.mark.parametrize("call", [wait_with_timeout, barrier_with_timeout])
 @pytest.mark.filterwarnings("ignore::distkit.errors.CommunicationWarning")
-def test_time_limit_of_the_program_is_respected(
+def test_timeout_set_by_the_program_raises_in_it(
     usable: dk.Cluster, call: Callable[[], None]
 ) -> None:
     def program() -> str:
@@ -76,15 +76,15 @@ def test_time_limit_of_the_program_is_respected(
     assert usable.run(program).results == ["handled", "", ""]
 
 
-def test_surviving_thread_does_not_affect_the_next_run(
+def test_thread_of_an_interrupted_run_does_not_affect_the_next(
     usable: dk.Cluster,
 ) -> None:
-    def haunt() -> None:
+    def hang_with_a_timer() -> None:
         if dist.get_rank() == 1:
             threading.Timer(0.5, lambda: dist.send(torch.ones(1), dst=0)).start()
         dist.recv(torch.zeros(1), src=2)
 
-    run = usable.submit(haunt)
+    run = usable.submit(hang_with_a_timer)
     time.sleep(0.2)
     usable.interrupt()
     with pytest.raises(dk.errors.RunInterrupted):
@@ -93,7 +93,7 @@ def test_surviving_thread_does_not_affect_the_next_run(
     assert len(later.trace) == 0
 
 
-def three_from_anybody() -> None:
+def receive_three_of_two_messages() -> None:
     x = torch.zeros(1)
     if dist.get_rank() == 0:
         for _ in range(3):
@@ -102,24 +102,24 @@ def three_from_anybody() -> None:
         dist.send(x, dst=0)
 
 
-def test_receive_from_any_source_is_explained_and_released(usable: dk.Cluster) -> None:
+def test_hang_in_a_receive_from_any_source_is_explained(usable: dk.Cluster) -> None:
     start = time.monotonic()
     with pytest.raises(
         dk.errors.DeadlockError, match=r"after sending 2 messages.*one of ranks 1 and 2"
     ):
-        usable.run(three_from_anybody)
+        usable.run(receive_three_of_two_messages)
     assert time.monotonic() - start < 30
 
 
-def test_cell_run_by_some_ranks_is_explained(usable: dk.Cluster) -> None:
+def test_collective_in_a_cell_on_some_ranks_is_explained(usable: dk.Cluster) -> None:
     lost = pytest.warns(dk.errors.CommunicationWarning, match="variables of %%ranks cells are lost")
     with lost, pytest.raises(dk.errors.DeadlockError, match="the cell was not run on it"):
         usable.execute("dist.barrier()", [0])
 
 
-def test_stop_while_paused_ends_the_run() -> None:
+def test_stop_ends_a_paused_run() -> None:
     with dk.Cluster(2) as cluster:
-        stepper = cluster.step(total)
+        stepper = cluster.step(sum_of_ranks)
         cluster.stop()
         start = time.monotonic()
         with pytest.raises(dk.errors.RunInterrupted, match="the cluster was stopped"):
@@ -127,19 +127,19 @@ def test_stop_while_paused_ends_the_run() -> None:
         assert time.monotonic() - start < 30
 
 
-def test_play_from_a_past_moment_replays_it(usable: dk.Cluster) -> None:
-    def often() -> None:
+def test_play_from_a_past_moment_replays_without_new_moments(usable: dk.Cluster) -> None:
+    def call_barriers() -> None:
         for _ in range(6):
             dist.barrier()
 
-    with usable.step(often) as stepper:
+    with usable.step(call_barriers) as stepper:
         for _ in range(3):
             stepper.next()
         stepper.seek(0).play(speed=100)
         assert (stepper.position, len(stepper.moments)) == (3, 4)
 
 
-def test_unknown_rank_raises(usable: dk.Cluster) -> None:
+def test_send_to_an_unknown_rank_raises(usable: dk.Cluster) -> None:
     with pytest.raises(
         dk.errors.RankError, match="rank 7 does not exist; the group has ranks 0 to 2"
     ):

@@ -1,4 +1,4 @@
-"""A prediction in JupyterLab: guess with mouse and keys, commit, run, compare."""
+"""Predictions and concept checks in JupyterLab, with mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ many
 """
 CHOOSE = """
 ends = dk.predict("Both ranks send first and receive then, with large tensors. Does it ever \
-return?", ["yes, at once", "yes, when the buffers are free", "no, it hangs for ever"])
+return?", ["yes, at once", "yes, when the buffers are free", "no, it hangs forever"])
 ends
 """
 RUN = "many.compare(6)"
 CHECK = "dk.concept_check('01_messages')"
-# each widget's script loads after anywidget's limit of 2 seconds, as on a busy machine
-LATE = """
+# scripts of widgets load after anywidget's timeout of 2 s, as on a busy machine
+SLOW_SCRIPTS = """
 const timeout = AbortSignal.timeout.bind(AbortSignal);
 AbortSignal.timeout = (ms) => timeout(ms === 2000 ? 0 : ms);
 """
-HANGS = "ends.compare('no, it hangs for ever')"
+HANGS = "ends.compare('no, it hangs forever')"
 
 
 def test_prediction_works_when_scripts_load_late(lab: Any, tab: Any) -> None:
     page = tab.page
-    page.add_init_script(LATE)
+    page.add_init_script(SLOW_SCRIPTS)
     (lab.root / "predict.ipynb").write_text(notebook(ASK, CHOOSE, RUN, HANGS))
     page.set_viewport_size({"width": 1280, "height": 720})
     page.goto(lab.address("predict.ipynb"))

@@ -1,4 +1,4 @@
-"""After a hang the run ends at once on every rank, and the cluster runs the next."""
+"""A hang can be interrupted on all ranks, and the cluster can run the next program."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from distkit.hangs import ALL
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[dk.Cluster]:
-    with dk.Cluster(3) as made:
-        yield made
+    with dk.Cluster(3) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def sum_of_ranks() -> float:
     return x[0].item()
 
 
-def hung(cluster: dk.Cluster) -> bool:
+def has_hang(cluster: dk.Cluster) -> bool:
     return any(f.hang for f in cluster.diagnose())
 
 
@@ -50,7 +50,7 @@ HANGS = [
 def test_interrupt_ends_a_hang_on_all_ranks(cluster: dk.Cluster, name: str) -> None:
     case = ALL[name]
     run = cluster.submit(case.program, wait_forever=True)
-    until(lambda: hung(cluster))
+    until(lambda: has_hang(cluster))
     assert not run.finished
     cluster.interrupt()
     with pytest.raises(dk.errors.RunInterrupted, match="ready for the next run"):
@@ -95,16 +95,16 @@ def test_long_computation_is_not_a_hang(cluster: dk.Cluster) -> None:
     assert {f.kind for f in run.findings} <= {"straggler"}
 
 
-class Interrupted(threading.Event):
-    """Interrupts at the point where a user presses stop."""
+class InterruptedEvent(threading.Event):
+    """An event whose wait is interrupted by the user."""
 
     def wait(self, timeout: float | None = None) -> bool:
         raise KeyboardInterrupt
 
 
-def test_interrupt_during_start_is_one_line(shared: dk.Cluster) -> None:
+def test_interrupt_while_ranks_start_raises_run_stopped(shared: dk.Cluster) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared.wait()._supervisor, "ready", Interrupted())
+        patch.setattr(shared.wait()._supervisor, "ready", InterruptedEvent())
         with pytest.raises(dk.errors.RunStopped, match="while the ranks were starting"):
             shared.run(dist.get_rank)
     assert shared.run(dist.get_rank).results == [0, 1, 2]

@@ -11,14 +11,14 @@ from sheets import Sheet
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
-def test_example_plays_and_follows_the_theme(tab: Any, tmp_path: Path) -> None:
-    names: dict[str, Any] = {"__name__": "example"}
+def test_example_view_plays_and_follows_the_theme(tab: Any, tmp_path: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "example"}
     (code,) = re.findall(
         r"```python\n(.*?)```", CONTRIBUTING.read_text(encoding="utf-8"), re.DOTALL
     )
-    exec(compile(code, str(CONTRIBUTING), "exec"), names)
+    exec(compile(code, str(CONTRIBUTING), "exec"), namespace)
     tab.page.emulate_media(reduced_motion="reduce", color_scheme="light")
-    view = Sheet(tab, names["BytesSent"](traces.ring()), tmp_path / "bytes.html")
+    view = Sheet(tab, namespace["BytesSent"](traces.ring()), tmp_path / "bytes.html")
     bars = view.root.locator("rect.mark-own")
 
     def widths() -> list[float]:
@@ -34,8 +34,8 @@ def test_example_plays_and_follows_the_theme(tab: Any, tmp_path: Path) -> None:
     assert sum(w > 1 for w in widths()) == 1
     assert re.fullmatch(r"rank \d sends 64 B to rank \d", view.text(".dk-fact strong"))
     assert view.root.locator(".dkm-column").is_hidden()
-    paint = "e => getComputedStyle(e).fill"
-    light = bars.first.evaluate(paint)
-    view.drawn(lambda: tab.page.emulate_media(color_scheme="dark"))
-    assert bars.first.evaluate(paint) != light
+    fill_of = "e => getComputedStyle(e).fill"
+    light_fill = bars.first.evaluate(fill_of)
+    view.wait_until_drawn(lambda: tab.page.emulate_media(color_scheme="dark"))
+    assert bars.first.evaluate(fill_of) != light_fill
     view.assert_clean()

@@ -16,7 +16,7 @@ from distkit.views.servers.projection import project
 from distkit.views.servers.scene import draw
 
 
-def in_step() -> None:
+def push_in_step() -> None:
     kv = kvstore.create("dist_sync", bigarray_bound=8)
     kv.init(["w", "b"], [torch.zeros(8), torch.zeros(2)])
     for _ in range(3):
@@ -24,8 +24,8 @@ def in_step() -> None:
         kv.pull(["w", "b"])
 
 
-def out_of_step() -> None:
-    """Worker 1 pulls, worker 0 updates three times, and only then worker 1 pushes."""
+def push_out_of_step() -> None:
+    """Let worker 1 pull, then worker 0 push three times, and then worker 1 push."""
     kv = kvstore.create("dist_async")
     kv.init("w", torch.zeros(4))
     kv.set_optimizer(kvstore.SGD(learning_rate=0.1))
@@ -40,33 +40,33 @@ def out_of_step() -> None:
 
 
 @pytest.fixture(scope="module")
-def real() -> dict[str, Trace]:
+def traces() -> dict[str, Trace]:
     with dk.Cluster(workers=2, servers=2) as cluster:
-        return {f.__name__: cluster.run(f).trace for f in (in_step, out_of_step)}
+        return {f.__name__: cluster.run(f).trace for f in (push_in_step, push_out_of_step)}
 
 
 def sheet(tab: Any, folder: Path, trace: Trace, **media: Any) -> Sheet:
-    """The view on a page, with reduced motion."""
+    """Show a trace on a page, with reduced motion."""
     tab.page.emulate_media(**{"reduced_motion": "reduce", **media})
     return Sheet(tab, dk.Servers(trace), folder / "servers.html")
 
 
-def drawn(on: Sheet, selector: str) -> list[str]:
+def texts_of(on: Sheet, selector: str) -> list[str]:
     """Return the text of a part of the scene."""
     return list(on.root.locator(selector).all_text_contents())
 
 
-def test_synchronous_run_is_stepped_through(tab: Any, real: Any, tmp_path: Path) -> None:
-    view = sheet(tab, tmp_path, real["in_step"])
+def test_keys_step_through_a_synchronous_run(tab: Any, traces: Any, tmp_path: Path) -> None:
+    view = sheet(tab, tmp_path, traces["push_in_step"])
     assert "dist_sync" in view.text(".dk-facts")
     assert "one gradient of each of the 2 workers" in view.text(".dk-description")
-    named = drawn(view, ".dkm-main .mark-name")
+    named = texts_of(view, ".dkm-main .mark-name")
     assert sorted(named) == ["scheduler", "server 0", "server 1", "worker 0", "worker 1"]
-    assert sorted(drawn(view, ".mark-key")) == ["b", "w", "w"]  # each server has a part of w
+    assert sorted(texts_of(view, ".mark-key")) == ["b", "w", "w"]  # each server has a part of w
     view.root.focus()
     tab.page.keyboard.press("Home")
     tab.page.wait_for_selector(".distkit-servers[data-keyframe='-1']")
-    assert drawn(view, ".dkm-main .mark-small").count("no value yet") == 3
+    assert texts_of(view, ".dkm-main .mark-small").count("no value yet") == 3
     assert view.root.locator(".dkm-list [aria-current]").count() == 0
     view.press("ArrowRight")
     assert "registers with the scheduler" in view.text(".dk-fact")
@@ -74,18 +74,18 @@ def test_synchronous_run_is_stepped_through(tab: Any, real: Any, tmp_path: Path)
     assert "updates" in view.text(".dk-fact strong") and "to v1" in view.text(".dk-fact strong")
     assert "with worker 0 + worker 1" in view.text(".dk-fact")
     view.press("End")
-    assert drawn(view, ".dkm-main .mark-version") == ["v3"] * 3
-    assert drawn(view, ".mark-figure")[0] == "18"  # three parts, three steps, two workers
+    assert texts_of(view, ".dkm-main .mark-version") == ["v3"] * 3
+    assert texts_of(view, ".mark-figure")[0] == "18"  # three parts, three steps, two workers
     assert tab.page.evaluate("leaked") == []  # no key reaches the notebook
     spoken = view.root.locator("> .dk-spoken").text_content()
     assert view.text(".dk-fact strong") in spoken
-    view.pictures("servers-in-step")
+    view.save_screenshots("servers-in-step")
     assert view.root.evaluate("e => e.scrollWidth <= e.clientWidth")
     view.assert_clean()
 
 
-def test_view_grows_during_the_run(tab: Any, real: Any, tmp_path: Path) -> None:
-    whole = real["in_step"]
+def test_view_grows_during_the_run(tab: Any, traces: Any, tmp_path: Path) -> None:
+    whole = traces["push_in_step"]
     early = Trace(whole[: len(whole) // 2], whole.info)
     view = dk.Servers(early)
     view._data = draw(project(early, live=True))
@@ -94,13 +94,15 @@ def test_view_grows_during_the_run(tab: Any, real: Any, tmp_path: Path) -> None:
     assert page.text(".dk-live") == "live"
     page.refresh(whole)
     assert page.root.locator(".dk-live").count() == 0
-    assert drawn(page, ".mark-figure")[0] == "18"  # the view followed to the end
+    assert texts_of(page, ".mark-figure")[0] == "18"  # the view followed to the end
     page.assert_clean()
 
 
-def test_both_renderers_agree(tab: Any, real: Any, tmp_path: Path) -> None:
-    """Shapes and text of the initial moment."""
-    for trace in real.values():
+def test_javascript_and_svg_renderers_draw_the_same_shapes(
+    tab: Any, traces: Any, tmp_path: Path
+) -> None:
+    """Compares the shapes and texts of the initial moment."""
+    for trace in traces.values():
         view = sheet(tab, tmp_path, trace)
         scene, time = view.view._data["scene"], view.view._data["opening"]
         svg = body(scene, time, keyframe_at(view.view._data, time))

@@ -1,4 +1,4 @@
-"""Runs on several hosts in a browser: views separate and name the hosts."""
+"""The timeline of a run on several hosts, in a browser."""
 
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,21 @@ from distkit.views import Timeline
 HOSTS = ("alpha", "beta", "gamma")
 
 #: Records the text drawn on a canvas.
-NOTE = """window.drawn = [];
+RECORD_TEXT = """window.drawn = [];
 const draw = CanvasRenderingContext2D.prototype.fillText;
-CanvasRenderingContext2D.prototype.fillText = function (words, ...place) {
-  drawn.push([words, place[1]]);
-  return draw.call(this, words, ...place);
+CanvasRenderingContext2D.prototype.fillText = function (text, ...position) {
+  drawn.push([text, position[1]]);
+  return draw.call(this, text, ...position);
 };"""
 
 
-def test_timeline_separates_hosts(tab: Any, tmp_path: Path) -> None:
+def test_timeline_groups_ranks_by_host(tab: Any, tmp_path: Path) -> None:
     page = tab.page
     page.set_viewport_size({"width": 1280, "height": 720})
-    page.add_init_script(NOTE)
+    page.add_init_script(RECORD_TEXT)
     Sheet(tab, Timeline(on_hosts(HOSTS)), tmp_path / "page.html")
     settle(page)
-    rows = {words: y for words, y in page.evaluate("drawn")}
+    rows = {text: y for text, y in page.evaluate("drawn")}
     names = [name for name in sorted(rows, key=rows.get) if name in HOSTS or "rank " in name[:5]]
     assert [name for name in names if not name.startswith("send")] == [
         *("alpha", "rank 0", "rank 1"),

@@ -1,4 +1,4 @@
-"""Static pictures in executed notebooks, web pages, and JupyterLab without a kernel."""
+"""Static pictures of views: in saved notebooks, web pages, and JupyterLab without a kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START = """
 import torch, torch.distributed as dist
 import distkit as dk
 
-def said(steps=3):
+def train(steps=3):
     w = torch.nn.Linear(2, 2)
     with dk.watch_gradients(w) as watch:
         for _ in range(steps):
@@ -37,25 +37,25 @@ def said(steps=3):
     dk.algorithms.ring_all_reduce(torch.ones(8))
 
 cluster = dk.Cluster(2).wait()
-trace = dk.run_ranks(said, 2).trace
+trace = dk.run_ranks(train, 2).trace
 """
-#: Cells that each show a view, and the text of its picture.
-SHOWN = {
+#: Cells that each show a view, and a text of the view's picture.
+VIEWS = {
     "dk.Timeline(trace)": "messages",
     "dk.Stage(trace)": "the chunks are added",
     "dk.Tensors(trace)": "all_reduce",
     "dk.Gradients(trace)": "norm ",
     "trace": "messages",
-    "run = cluster.submit(said, 2); live = dk.Timeline(run); live": "messages",
-    "run.wait(); stepper = cluster.step(said, 1); stepper": "said: step",
+    "run = cluster.submit(train, 2); live = dk.Timeline(run); live": "messages",
+    "run.wait(); stepper = cluster.step(train, 1); stepper": "train: step",
 }
 END = """stepper.finish()
-stepper._cockpit._refresh()  # now at the latest
+stepper._cockpit._refresh()  # update the picture now
 cluster.stop()"""
 
-#: In the page: whether the picture and the widget of each view are visible. Skips the cluster's
-#: card, which has no picture.
-SEEN = """() => [...document.querySelectorAll('.distkit-still:has(img)')].map((still) => {
+#: In the page: whether the picture and the widget of each view are visible. The cluster's card has
+#: no picture and is skipped.
+VISIBILITY = """() => [...document.querySelectorAll('.distkit-still:has(img)')].map((still) => {
     const output = still.closest('.jp-OutputArea-child'), image = still.querySelector('img');
     const next = output.nextElementSibling;
     return [image.checkVisibility() && image.complete && image.naturalWidth > 900 &&
@@ -69,33 +69,33 @@ STILL, LIVE = (True, False, False), (False, True, True)
 
 @pytest.fixture(scope="module")
 def executed(jupyter_home: Path) -> NotebookNode:
-    cells = [nbformat.v4.new_code_cell(source) for source in (START, *SHOWN, END)]
-    done = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(done, timeout=240, kernel_name="python3").execute()
-    return done
+    cells = [nbformat.v4.new_code_cell(source) for source in (START, *VIEWS, END)]
+    completed = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(completed, timeout=240, kernel_name="python3").execute()
+    return completed
 
 
-def without_state(done: NotebookNode) -> NotebookNode:
+def without_state(completed: NotebookNode) -> NotebookNode:
     """Return a notebook as JupyterLab saves it by default."""
-    plain = copy.deepcopy(done)
+    plain = copy.deepcopy(completed)
     del plain.metadata["widgets"]
     return plain
 
 
 def test_each_view_saves_a_picture_and_a_widget(executed: NotebookNode) -> None:
     assert executed.metadata["widgets"][STATE]["state"]
-    for cell, words in zip(executed.cells[1:-1], SHOWN.values(), strict=True):
+    for cell, text in zip(executed.cells[1:-1], VIEWS.values(), strict=True):
         still, widget = (output.data for output in cell.outputs)
-        assert words in still["text/plain"], cell.source
+        assert text in still["text/plain"], cell.source
         assert "distkit-still" in still["text/html"] and still["image/svg+xml"].startswith("<svg ")
         assert len(still["text/html"]) < 150_000
         assert WIDGET in widget and widget["text/html"] == ""
 
 
-def test_pictures_of_live_and_stepped_runs_show_their_end(executed: NotebookNode) -> None:
+def test_pictures_of_live_and_stepped_runs_show_the_end_of_the_run(executed: NotebookNode) -> None:
     live, whole = executed.cells[-3].outputs[0].data, executed.cells[1].outputs[0].data
-    for words in ("4 messages (64 B)", "4 collectives"):  # of two steps; three have six
-        assert words in live["text/plain"]
+    for text in ("4 messages (64 B)", "4 collectives"):  # of two steps; the run of three has six
+        assert text in live["text/plain"]
     assert "6 collectives" in whole["text/plain"]
     message = executed.cells[-2].outputs[0].data["text/plain"]
     assert "before the first step" not in message and "finished" in message
@@ -109,8 +109,10 @@ def test_nbconvert_shows_the_pictures_offline(
     for file, one in zip(files, notebooks.values(), strict=True):
         nbformat.write(one, file)
     convert = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "html", *map(str, files)]
-    ran = subprocess.run(convert, capture_output=True, text=True, timeout=240)
-    assert ran.returncode == 0 and "not able to be represented" not in ran.stderr, ran.stderr
+    completed = subprocess.run(convert, capture_output=True, text=True, timeout=240)
+    assert completed.returncode == 0 and "not able to be represented" not in completed.stderr, (
+        completed.stderr
+    )
     RESULTS.mkdir(exist_ok=True)
     for file in files:
         tab.page.goto(file.with_suffix(".html").as_uri(), wait_until="domcontentloaded")
@@ -121,7 +123,7 @@ def test_nbconvert_shows_the_pictures_offline(
 def test_jupyterlab_without_a_kernel_shows_the_pictures(
     lab: Any, tab: Any, executed: NotebookNode
 ) -> None:
-    """JupyterLab does not trust a notebook of another author."""
+    """JupyterLab does not trust notebooks of other authors."""
     nbformat.write(without_state(executed), lab.root / "stay.ipynb")
     open_without_kernel(lab, tab.page, "stay.ipynb")
     wait_for(tab.page, STILL)
@@ -164,10 +166,10 @@ def open_without_kernel(lab: Any, page: Any, name: str) -> None:
     page.wait_for_selector(".distkit-still", state="attached")
 
 
-def wait_for(page: Any, state: tuple[bool, ...], views: int = len(SHOWN)) -> None:
-    """Wait until every view is visible like this."""
+def wait_for(page: Any, state: tuple[bool, ...], views: int = len(VIEWS)) -> None:
+    """Wait until every view has this visibility."""
     page.wait_for_function(
-        f"(wanted) => JSON.stringify(({SEEN})()) === JSON.stringify(wanted)",
+        f"(wanted) => JSON.stringify(({VISIBILITY})()) === JSON.stringify(wanted)",
         arg=[state] * views,
     )
 
@@ -182,17 +184,17 @@ def slow():
 """
 
 
-def test_watched_run_folds_to_a_line(tmp_path: Path) -> None:
-    """Its timeline is shown once: in the line, or as the cell's value."""
+def test_live_run_collapses_to_a_line(tmp_path: Path) -> None:
+    """The timeline is shown once: in that line, or as the value of the cell."""
     cells = (START, SLOW, "run = cluster.run(slow)", "cluster.run(slow)", "cluster.stop()")
-    ran = nbformat.reads(notebook(*cells), as_version=4)
-    NotebookClient(ran, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    executed = nbformat.reads(notebook(*cells), as_version=4)
+    NotebookClient(executed, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
     def shown(cell: NotebookNode) -> list[str]:
         return [output.get("data", {}).get("text/html", "") for output in cell.outputs]
 
-    folded, widget = shown(ran.cells[2])
+    folded, widget = shown(executed.cells[2])
     assert "<summary>slow: 2 ranks, gloo, 8 collectives" in folded and widget == ""
-    gone, _, still, _ = shown(ran.cells[3])
-    assert "<summary>" not in gone + still
-    assert "<img" not in gone and "<img" in still
+    removed, _, still, _ = shown(executed.cells[3])
+    assert "<summary>" not in removed + still
+    assert "<img" not in removed and "<img" in still

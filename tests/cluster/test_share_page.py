@@ -1,4 +1,4 @@
-"""The stand-alone page in a browser: every view of every run, by mouse and by keys."""
+"""The stand-alone page in a browser: every view of every run, with mouse and keyboard."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from distkit.views import to_html
 
 
 def watched() -> Trace:
-    """Two steps of two ranks under ``watch_gradients``, with the messages of an all-reduce."""
+    """Return two steps of two ranks under ``watch_gradients``, each with an all-reduce."""
     s = Script()
     for step in range(2):
         for rank in range(2):
@@ -63,25 +63,25 @@ def figures(tab: Any) -> int:
     return int(tab.page.locator("[data-view] > figure").count())
 
 
-def test_each_view_is_drawn_when_it_is_first_shown(tab: Any, page_file: Path) -> None:
+def test_views_are_drawn_when_first_shown(tab: Any, page_file: Path) -> None:
     tab.page.goto(page_file.as_uri())
     tab.page.locator("#timeline0 canvas").first.wait_for()
     assert figures(tab) == 1
-    places = tab.page.locator("[data-view]").evaluate_all("all => all.map(e => e.dataset.picture)")
-    assert {"timeline0", "stage0", "tensors0", "servers1", "gradients2"} <= set(places)
+    panels = tab.page.locator("[data-view]").evaluate_all("all => all.map(e => e.dataset.picture)")
+    assert {"timeline0", "stage0", "tensors0", "servers1", "gradients2"} <= set(panels)
     RESULTS.mkdir(exist_ok=True)
-    for seen, place in enumerate(places, 1):
-        name, run = re.fullmatch(r"(\w+)(\d)", place).groups()
+    for count, panel in enumerate(panels, 1):
+        name, run = re.fullmatch(r"(\w+)(\d)", panel).groups()
         tab.page.click(f"#panel{run}tab")
         if name != "timeline":
-            tab.page.click(f"#{place}tab")
-        figure = tab.page.locator(f"#{place} figure.distkit-{name}").first
+            tab.page.click(f"#{panel}tab")
+        figure = tab.page.locator(f"#{panel} figure.distkit-{name}").first
         figure.wait_for()
         settle(tab.page)
         assert figure.bounding_box()["height"] > 100
-        assert tab.page.locator(f"#{place} .about").is_visible()
-        assert figures(tab) == seen
-        tab.page.screenshot(path=RESULTS / f"page-{place}.png")
+        assert tab.page.locator(f"#{panel} .about").is_visible()
+        assert figures(tab) == count
+        tab.page.screenshot(path=RESULTS / f"page-{panel}.png")
     assert tab.errors == [] and tab.outside == []
 
 

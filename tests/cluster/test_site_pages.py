@@ -33,7 +33,7 @@ def tool() -> ModuleType:
 def pages(
     tool: ModuleType, executed: Path, tmp_path_factory: pytest.TempPathFactory, jupyter_home: Path
 ) -> dict[str, Path]:
-    """The pages by name, of all executed lessons."""
+    """The pages of all executed lessons, by name."""
     if not executed.joinpath(FIRST.name).exists():
         assert not tool.run(FIRST, executed / FIRST.name)
     built = tool.build(tmp_path_factory.mktemp("site"), executed)
@@ -48,8 +48,8 @@ def test_links_are_valid_and_no_external_resources_load(pages: dict[str, Path]) 
     for name, text in texts.items():
         for address, anchor in re.findall(r'href="(?!\w+:)([^"#]*)#?([^"]*)"', text):
             target = texts.get(address or name)
-            there = folder.joinpath(address).is_file() if target is None else True
-            if not there or (target and anchor and f'id="{anchor}"' not in target):
+            exists = folder.joinpath(address).is_file() if target is None else True
+            if not exists or (target and anchor and f'id="{anchor}"' not in target):
                 broken.append((name, address, anchor))
     assert not broken
 
@@ -60,8 +60,8 @@ def test_lessons_have_pictures_and_no_errors(
     for path in executed.glob("*.ipynb"):
         text = pages[path.stem].read_text(encoding="utf-8")
         notebook = nbformat.read(path, as_version=4)
-        meant = [c for c in notebook.cells if "raises-exception" in c.metadata.get("tags", [])]
-        assert text.count("output_error") <= len(meant), path.stem
+        raising = [c for c in notebook.cells if "raises-exception" in c.metadata.get("tags", [])]
+        assert text.count("output_error") <= len(raising), path.stem
         shown = [o.get("data", {}) for c in notebook.cells for o in c.get("outputs", [])]
         pictures = sum(any(kind.startswith("image/") for kind in data) for data in shown)
         assert text.count("<img") >= pictures, path.stem
@@ -69,7 +69,7 @@ def test_lessons_have_pictures_and_no_errors(
         assert "widget-view+json" not in text
 
 
-def test_pages_play_in_a_browser(pages: dict[str, Path], tab: Any) -> None:
+def test_page_of_a_lesson_draws_its_views(pages: dict[str, Path], tab: Any) -> None:
     page = tab.page
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
@@ -81,10 +81,11 @@ def test_pages_play_in_a_browser(pages: dict[str, Path], tab: Any) -> None:
     assert not tab.errors
 
 
-def test_cheat_sheet_is_one_page(browser: object, tmp_path: Path) -> None:
+def test_cheat_sheet_has_one_page(browser: object, tmp_path: Path) -> None:
     sheet = tmp_path / "cheatsheet.pdf"
     command = [sys.executable, ROOT / "tools" / "site", "--cheatsheet", sheet]
-    subprocess.run(command, check=True, timeout=200)  # this process has a browser already
+    # in another process, because this one already has a browser
+    subprocess.run(command, check=True, timeout=200)
     assert len(re.findall(rb"/Type ?/Page\b", sheet.read_bytes())) == 1
 
 
@@ -92,7 +93,7 @@ SQUARE = '<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
 
 
 def lesson(path: Path, *sources: str, picture: str = "") -> Path:
-    """Return a notebook whose last cell has a picture."""
+    """Write a notebook whose last cell has a picture."""
     cells = [*map(nbformat.v4.new_code_cell, sources)]
     if picture:
         shown = nbformat.v4.new_output("display_data", {"image/svg+xml": picture})
@@ -101,16 +102,16 @@ def lesson(path: Path, *sources: str, picture: str = "") -> Path:
     return path
 
 
-def test_failed_lesson_is_located_and_run_again(
+def test_failed_lesson_names_the_cell_and_is_not_up_to_date(
     tool: ModuleType, tmp_path: Path, jupyter_home: Path
 ) -> None:
     one, result = lesson(tmp_path / "07_one.ipynb", "1", "1 / 0"), tmp_path / "out" / "07_one.ipynb"
-    why = tool.run(one, result)
-    assert why.startswith("07_one, cell 2: ") and "ZeroDivisionError" in why
+    error = tool.run(one, result)
+    assert error.startswith("07_one, cell 2: ") and "ZeroDivisionError" in error
     assert result.exists() and not tool.up_to_date(one, result)
 
 
-def test_slides_of_selected_lessons(
+def test_slides_are_made_for_selected_lessons(
     tool: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -126,7 +127,7 @@ def test_slides_of_selected_lessons(
     monkeypatch.setattr(tool, "ROOT", tmp_path)
     to = tmp_path / "slides"
     to.mkdir()
-    to.joinpath("00_a-1.svg").write_text("from an earlier time")
+    to.joinpath("00_a-1.svg").write_text("from an earlier call")
     monkeypatch.setattr(sys, "argv", ["site", "--slides", str(to), "00"])
     tool.main()  # no exit: success
     files = {"00_a-01.svg", "00_a-01-dark.svg"}
@@ -135,9 +136,9 @@ def test_slides_of_selected_lessons(
         set(re.findall(r'(?:src|href)="([^"]*)"', to.joinpath("index.html").read_text())) == files
     )
     monkeypatch.setattr(sys, "argv", ["site", "--slides", str(to), "99"])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as caught:
         tool.main()
-    assert ended.value.code == 2 and "there is no lesson '99'" in capsys.readouterr().err
+    assert caught.value.code == 2 and "there is no lesson '99'" in capsys.readouterr().err
 
 
 def test_guide_lists_every_lesson() -> None:

@@ -1,4 +1,4 @@
-"""Stepping through real programs: paused and blocked ranks, and recovery."""
+"""Stepping through programs: paused and blocked ranks, past moments, errors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dk.Cluster]:
-    with dk.Cluster(3) as made:
-        yield made
+    with dk.Cluster(3) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
 
 
 def pass_on() -> float:
-    """0 → 1 → 2, then a sum."""
+    """Send a tensor 0 → 1 → 2, then all-reduce."""
     me, x = dist.get_rank(), torch.zeros(3)
     if me > 0:
         dist.recv(x, src=me - 1)
@@ -55,19 +55,19 @@ def calls(stepper: Stepper) -> list[str]:
     return [s.call() for s in stepper.moment.rank_states]
 
 
-def shown(stepper: Stepper) -> list[Event]:
+def events_so_far(stepper: Stepper) -> list[Event]:
     return stepper.trace.events[: stepper.moment.events]
 
 
-def inside() -> float:
+def ring_all_reduce() -> float:
     x = torch.ones(3) * (dist.get_rank() + 1)
     with dk.algorithms.use_algorithm("ring"):
         dist.all_reduce(x)
     return x[0].item()
 
 
-def test_nested_calls_are_steps(usable: dk.Cluster) -> None:
-    stepper = usable.step(inside)
+def test_calls_of_the_algorithm_are_steps(usable: dk.Cluster) -> None:
+    stepper = usable.step(ring_all_reduce)
     assert calls(stepper) == ["all_reduce()"] * 3
     stepper.next()
     assert calls(stepper) == [f"send(dst={(r + 1) % 3})" for r in range(3)]
@@ -118,8 +118,8 @@ def test_single_rank_blocks_until_its_partner_steps(usable: dk.Cluster) -> None:
     stepper.finish()
 
 
-def two_messages() -> list[float]:
-    """With tags, the receiver takes the second message first."""
+def receive_out_of_order() -> list[float]:
+    """Receive the second message first, by its tag."""
     me, x, y = dist.get_rank(), torch.ones(1), torch.full((1,), 2.0)
     if me == 0:
         works = [dist.isend(x, dst=1, tag=1), dist.isend(y, dst=1, tag=2)]
@@ -131,8 +131,8 @@ def two_messages() -> list[float]:
     return [x.item(), y.item()]
 
 
-def test_isend_does_not_block_and_tags_overtake(usable: dk.Cluster) -> None:
-    stepper = usable.step(two_messages)
+def test_isend_does_not_block_and_tags_select_messages(usable: dk.Cluster) -> None:
+    stepper = usable.step(receive_out_of_order)
     stepper.next(rank=0).next(rank=0)  # both sends are in flight, and rank 0 waits for the first
     assert status(stepper) == ["blocked", "paused", "finished"]
     stepper.next(rank=1)
@@ -140,8 +140,8 @@ def test_isend_does_not_block_and_tags_overtake(usable: dk.Cluster) -> None:
     assert stepper.finish().results[1] == [2.0, 1.0]
 
 
-def first_come() -> list[int]:
-    """Rank 0 receives from any source."""
+def receive_from_any() -> list[int]:
+    """Receive from any source on rank 0; return the sources."""
     me, seen = dist.get_rank(), torch.zeros(1)
     if me == 0:
         return [dist.recv(seen) or 0 for _ in range(2)]  # type: ignore[func-returns-value]
@@ -151,7 +151,7 @@ def first_come() -> list[int]:
 
 def test_order_of_steps_determines_the_interleaving(usable: dk.Cluster) -> None:
     for first, second in ((1, 2), (2, 1)):
-        stepper = usable.step(first_come)
+        stepper = usable.step(receive_from_any)
         for rank in (first, 0, second, 0):
             stepper.next(rank)
         assert stepper.finish().results[0] == [first, second]
@@ -163,11 +163,13 @@ def test_past_moments_show_past_values(usable: dk.Cluster) -> None:
         stepper.next()
     last = len(stepper.moments) - 1
     stepper.back(last)
-    held = {e.rank: e.summary for e in shown(stepper) if e.summary is not None}
-    assert held[0] is not None and held[0].values == (1.0, 1.0, 1.0)
-    assert stepper.next().position == 1  # forward within the past: no rank moves
+    summaries = {e.rank: e.summary for e in events_so_far(stepper) if e.summary is not None}
+    assert summaries[0] is not None and summaries[0].values == (1.0, 1.0, 1.0)
+    assert stepper.next().position == 1  # from one past moment to the next: no rank continues
     assert stepper.seek(-1).position == last
-    reduced = [e for e in shown(stepper) if e.op is Op.ALL_REDUCE and e.state is State.COMPLETED]
+    reduced = [
+        e for e in events_so_far(stepper) if e.op is Op.ALL_REDUCE and e.state is State.COMPLETED
+    ]
     assert {e.summary.values for e in reduced if e.summary} == {(6.0, 6.0, 6.0)}
     with pytest.raises(dk.errors.StepError, match="the moments are 0 to"):
         stepper.seek(99)
@@ -231,8 +233,8 @@ def test_functional_collectives_are_steps_under_inference_mode(usable: dk.Cluste
         assert stepper.finish().results == [9.0] * 3
 
 
-def rendezvous() -> str:
-    """Ranks 1 and 2 wait for a key that rank 0 sets."""
+def wait_at_the_store() -> str:
+    """Wait on ranks 1 and 2 for a key that rank 0 sets."""
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 0:
         store.set("ready", "go")
@@ -243,8 +245,8 @@ def rendezvous() -> str:
     return ""
 
 
-def test_waiting_at_a_store_is_a_step(usable: dk.Cluster) -> None:
-    with usable.step(rendezvous) as stepper:
+def test_calls_of_the_store_are_steps(usable: dk.Cluster) -> None:
+    with usable.step(wait_at_the_store) as stepper:
         assert calls(stepper) == ["store.set('ready')", "store.get('ready')", "store.wait('ready')"]
         stepper.next(rank=1).next(rank=2)
         assert status(stepper) == ["paused", "blocked", "blocked"]
@@ -253,15 +255,15 @@ def test_waiting_at_a_store_is_a_step(usable: dk.Cluster) -> None:
         assert stepper.finish().results == ["", "go", ""]
 
 
-def late_error() -> None:
+def raise_after_a_barrier() -> None:
     dist.barrier()
     if dist.get_rank() == 1:
         raise ValueError("after the barrier")
     dist.barrier()
 
 
-def test_exception_ends_the_stepper(usable: dk.Cluster) -> None:
-    stepper = usable.step(late_error)
+def test_exception_of_a_rank_ends_the_stepper(usable: dk.Cluster) -> None:
+    stepper = usable.step(raise_after_a_barrier)
     with pytest.raises(dk.errors.RankError, match="after the barrier"):
         stepper.next()
     assert "after the barrier" in stepper.error
@@ -269,14 +271,14 @@ def test_exception_ends_the_stepper(usable: dk.Cluster) -> None:
         stepper.next()
 
 
-def cross() -> None:
+def receive_from_each_other() -> None:
     other = {0: 1, 1: 0}.get(dist.get_rank())
     if other is not None:
         dist.recv(torch.zeros(1), src=other)
 
 
 def test_deadlock_is_explained(usable: dk.Cluster) -> None:
-    stepper = usable.step(cross)
+    stepper = usable.step(receive_from_each_other)
     stepper.next(rank=0)
     with pytest.raises(dk.errors.DeadlockError, match="each waits for the other") as caught:
         stepper.next(rank=1)
@@ -284,8 +286,8 @@ def test_deadlock_is_explained(usable: dk.Cluster) -> None:
     assert stepper.findings == caught.value.findings
 
 
-def test_deadlock_can_be_kept(usable: dk.Cluster) -> None:
-    stepper = usable.step(cross, wait_forever=True).next()
+def test_wait_forever_keeps_a_deadlock(usable: dk.Cluster) -> None:
+    stepper = usable.step(receive_from_each_other, wait_forever=True).next()
     assert status(stepper) == ["blocked", "blocked", "finished"]
     assert [str(f.kind) for f in stepper.findings] == ["recv_cycle"]
     with pytest.raises(dk.errors.StepError, match="no rank can continue: rank 0: blocked in recv"):
@@ -294,7 +296,7 @@ def test_deadlock_can_be_kept(usable: dk.Cluster) -> None:
     assert stepper.finished
 
 
-def test_impossible_steps_raise(usable: dk.Cluster) -> None:
+def test_invalid_steps_raise(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
     for unknown in (7, -1, "one"):
         with pytest.raises(dk.errors.StepError, match="the ranks are 0 to 2"):
@@ -310,7 +312,7 @@ def test_impossible_steps_raise(usable: dk.Cluster) -> None:
     stepper.stop()
 
 
-def test_run_during_a_stepper_raises_and_second_stepper_ends_it(usable: dk.Cluster) -> None:
+def test_run_while_stepping_raises_and_a_new_stepper_replaces_the_old(usable: dk.Cluster) -> None:
     first = usable.step(pass_on)
     with pytest.raises(
         dk.errors.ClusterError, match=r"stepping through pass_on.*stepper.finish\(\)"
@@ -321,7 +323,7 @@ def test_run_during_a_stepper_raises_and_second_stepper_ends_it(usable: dk.Clust
     assert second.finish().results == [6.0] * 3
 
 
-def test_stop_button_while_a_rank_computes(usable: dk.Cluster) -> None:
+def test_stop_button_interrupts_a_step_while_ranks_compute(usable: dk.Cluster) -> None:
     def slow() -> None:
         dist.barrier()
         time.sleep(60)
@@ -330,25 +332,27 @@ def test_stop_button_while_a_rank_computes(usable: dk.Cluster) -> None:
     with pytest.raises(KeyboardInterrupt):
         threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
         stepper.next()
-    assert status(stepper) == ["paused"] * 3  # the last moment; the ranks run
+    assert status(stepper) == ["paused"] * 3  # at the last moment, although the ranks are running
     assert not stepper.finished
     stepper.stop()
 
 
-def test_rank_killed_while_paused_is_named(usable: dk.Cluster) -> None:
+def test_rank_killed_while_paused_is_reported(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
     os.kill(usable.status().rows[1][2], signal.SIGKILL)
     with pytest.raises(dk.errors.RankDied, match="process of rank 1"):
         stepper.finish()
 
 
-def test_prints_of_a_step_appear(usable: dk.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    def speak() -> None:
+def test_output_of_a_step_is_printed(
+    usable: dk.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def print_after_barriers() -> None:
         for number in range(20):
             dist.barrier()
             print("past barrier", number)
 
-    with usable.step(speak) as stepper:
+    with usable.step(print_after_barriers) as stepper:
         for number in range(19):
             stepper.next()
             assert sorted(capsys.readouterr().out.splitlines()) == [

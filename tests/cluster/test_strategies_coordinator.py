@@ -1,4 +1,4 @@
-"""Parameter servers under a strategy: killed workers and servers lose nothing."""
+"""The coordinator of a ParameterServerStrategy: scheduled functions, errors and crashes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def cluster() -> Iterator[dk.Cluster]:
         yield cluster
 
 
-def made(strategy, lr: float = 1.0):
-    """Return a model whose gradient is the batch: each step subtracts it."""
+def create_model(strategy, lr: float = 1.0):
+    """Return a model and a step, which subtracts the batch from its weight."""
     with strategy.scope():
         model = nn.Linear(3, 2, bias=False).double()
         nn.init.zeros_(model.weight)
@@ -44,8 +44,8 @@ def made(strategy, lr: float = 1.0):
     return model, step
 
 
-def dies_once(flag: str) -> None:
-    """End the process, but only once."""
+def die_once(flag: str) -> None:
+    """Kill this process, but only once."""
     if not Path(flag).exists():
         Path(flag).touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -53,7 +53,7 @@ def dies_once(flag: str) -> None:
 
 def test_functions_run_on_workers_and_return_results(cluster) -> None:
     def train(strategy):
-        model, step = made(strategy)
+        model, step = create_model(strategy)
         coordinator = ClusterCoordinator(strategy)
         values = [
             coordinator.schedule(strategy.run, (step, (torch.full((2, 3), float(n)),)))
@@ -72,36 +72,38 @@ def test_functions_run_on_workers_and_return_results(cluster) -> None:
     assert run.results[1:] == [None, None]
 
 
-def test_function_of_a_dead_worker_is_rescheduled_and_counts_once(cluster, tmp_path) -> None:
+def test_function_of_a_dead_worker_is_rescheduled_and_takes_effect_once(cluster, tmp_path) -> None:
     def train(strategy, flag):
-        model, step = made(strategy)
+        model, step = create_model(strategy)
 
-        def deadly(x, n):
+        def step_and_die(x, n):
             strategy.run(step, (x,))
-            if n == 7:  # after its pushes
-                dies_once(flag)
+            if n == 7:  # after its push
+                die_once(flag)
             return os.environ["RANK"]
 
         coordinator = ClusterCoordinator(strategy)
-        ran = [coordinator.schedule(deadly, (torch.ones(2, 3), n)) for n in range(30)]
+        worker_ranks = [
+            coordinator.schedule(step_and_die, (torch.ones(2, 3), n)) for n in range(30)
+        ]
         coordinator.join()
-        return set(coordinator.fetch(ran)), model.weight.unique().tolist()
+        return set(coordinator.fetch(worker_ranks)), model.weight.unique().tolist()
 
     flag = tmp_path / "died"
     with pytest.warns(dk.errors.CommunicationWarning, match="was replaced"):
         run = cluster.run(train, ParameterServerStrategy(), str(flag))
-    ran, weights = run.results[0]
-    assert weights == [-30.0] and ran <= {"1", "2"} and flag.exists()
+    worker_ranks, weights = run.results[0]
+    assert weights == [-30.0] and worker_ranks <= {"1", "2"} and flag.exists()
 
 
-def test_coordinator_death_ends_the_run(cluster, tmp_path) -> None:
+def test_dead_coordinator_is_replaced(cluster, tmp_path) -> None:
     def train(strategy, flag):
-        model, step = made(strategy)
+        model, step = create_model(strategy)
         coordinator = ClusterCoordinator(strategy)
         for n in range(20):
             coordinator.schedule(strategy.run, (step, (torch.ones(2, 3),)))
             if n == 10:
-                dies_once(flag)
+                die_once(flag)
         coordinator.join()
         return model.weight.unique().tolist()
 
@@ -110,11 +112,11 @@ def test_coordinator_death_ends_the_run(cluster, tmp_path) -> None:
     assert run.results[0] == [-20.0]
 
 
-def test_error_is_raised_once_and_cancels_the_rest(cluster) -> None:
+def test_error_is_raised_once_and_cancels_pending_functions(cluster) -> None:
     def train(strategy):
-        model, step = made(strategy)
+        model, step = create_model(strategy)
 
-        def wrong(n):
+        def fail_at_three(n):
             if n == 3:
                 raise ZeroDivisionError("three")
             return n
@@ -123,11 +125,11 @@ def test_error_is_raised_once_and_cancels_the_rest(cluster) -> None:
         values, output = [], []
         try:
             for n in range(500):
-                values.append(coordinator.schedule(wrong, (n,)))
+                values.append(coordinator.schedule(fail_at_three, (n,)))
             coordinator.join()
         except ZeroDivisionError as error:
-            output = [str(error), "function 3, wrong, on worker" in str(error.__cause__)]
-        coordinator.join()  # it was raised
+            output = [str(error), "function 3, fail_at_three, on worker" in str(error.__cause__)]
+        coordinator.join()  # does not raise again
         with pytest.raises(ZeroDivisionError, match="three"):
             values[3].fetch()
         assert coordinator.fetch(values[:3]) == [0, 1, 2]
@@ -142,7 +144,7 @@ def test_error_is_raised_once_and_cancels_the_rest(cluster) -> None:
     )
 
 
-class Unreadable:
+class UnpicklingFails:
     """An object that can be pickled but not unpickled."""
 
     def __reduce__(self):
@@ -151,12 +153,12 @@ class Unreadable:
 
 def test_unpicklable_results_and_arguments_raise(cluster) -> None:
     def train(strategy):
-        _, step = made(strategy)
+        _, step = create_model(strategy)
         with strategy.scope():
             norm = nn.BatchNorm1d(2)
         coordinator = ClusterCoordinator(strategy)
 
-        def reported(fn, *args) -> str:
+        def error_of(fn, *args) -> str:
             value = coordinator.schedule(fn, args)
             with pytest.raises(StrategyError) as caught:
                 value.fetch()
@@ -164,34 +166,43 @@ def test_unpicklable_results_and_arguments_raise(cluster) -> None:
                 coordinator.join()
             return str(caught.value)
 
-        def locks():
+        def return_lock():
             return threading.Lock()
 
-        def normalizes():
+        def run_batch_norm():
             norm(torch.rand(3, 2))
 
         with pytest.raises(StrategyError, match="already has a ClusterCoordinator"):
             ClusterCoordinator(strategy)
-        output = [reported(locks), reported(Unreadable), reported(strategy.run, normalizes)]
+        output = [
+            error_of(return_lock),
+            error_of(UnpicklingFails),
+            error_of(strategy.run, run_batch_norm),
+        ]
         norm.eval()
-        coordinator.schedule(normalizes).fetch()
+        coordinator.schedule(run_batch_norm).fetch()
         return output, coordinator.schedule(strategy.run, (step, (torch.ones(2, 3),))).fetch()
 
-    (locks, unread, normalizes), after = cluster.run(train, ParameterServerStrategy()).results[0]
-    assert "The result of function 0, locks, a lock, cannot be pickled" in locks
-    assert "Unreadable, a Unreadable, cannot be pickled and unpickled: ValueError" in unread
-    assert "changed BatchNorm1d.running_mean, a buffer" in normalizes and after == 6.0
+    (locked, unpickled, normalized), after = cluster.run(train, ParameterServerStrategy()).results[
+        0
+    ]
+    assert "The result of function 0, return_lock, a lock, cannot be pickled" in locked
+    assert (
+        "UnpicklingFails, a UnpicklingFails, cannot be pickled and unpickled: ValueError"
+        in unpickled
+    )
+    assert "changed BatchNorm1d.running_mean, a buffer" in normalized and after == 6.0
 
 
 def test_each_worker_has_its_own_dataset(cluster) -> None:
     def train(strategy):
-        made(strategy)
+        create_model(strategy)
         coordinator = ClusterCoordinator(strategy)
         data = torch.arange(60.0)
-        mine = coordinator.create_per_worker_dataset(
+        dataset = coordinator.create_per_worker_dataset(
             lambda: strategy.distribute_dataset(data, global_batch=10)
         )
-        batches = iter(mine)
+        batches = iter(dataset)
         sums = [coordinator.schedule(lambda b: float(next(b).sum()), (batches,)) for _ in range(3)]
         return coordinator.fetch(sums)
 
@@ -200,9 +211,9 @@ def test_each_worker_has_its_own_dataset(cluster) -> None:
     assert len(sums) == 3 and set(sums) <= {*evens, *odds}
 
 
-def test_coordinator_has_no_rows_and_warns_when_it_trains(cluster) -> None:
+def test_coordinator_cannot_train_or_distribute_a_dataset(cluster) -> None:
     def train(strategy):
-        made(strategy)
+        create_model(strategy)
         ClusterCoordinator(strategy)
         with pytest.warns(
             UserWarning, match=r"run\(\) was called on worker 0, which is the coordinator"
@@ -218,7 +229,7 @@ def test_coordinator_has_no_rows_and_warns_when_it_trains(cluster) -> None:
 
 def test_scheduled_function_cannot_create_variables(cluster) -> None:
     def train(strategy):
-        made(strategy)
+        create_model(strategy)
         coordinator = ClusterCoordinator(strategy)
         output = []
         for make in (lambda: nn.Linear(2, 1), lambda: Variable(1.0)):
@@ -236,7 +247,7 @@ def test_scheduled_function_cannot_create_variables(cluster) -> None:
 
 def test_function_that_kills_every_worker_ends_the_run(cluster) -> None:
     def train(strategy):
-        made(strategy)
+        create_model(strategy)
         coordinator = ClusterCoordinator(strategy)
         coordinator.schedule(lambda: os.kill(os.getpid(), signal.SIGKILL))
         coordinator.join()

@@ -1,4 +1,4 @@
-"""Training under parameter servers equals one process, and survives deaths."""
+"""Training with parameter servers gives the results of one process and survives crashes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cluster() -> Iterator[dk.Cluster]:
 
 
 def train(strategy: Strategy, make=torch.optim.Adam, epochs: int = 2, flag: str = ""):
-    """Return losses and weights; 60 rows in batches of 22, so that sizes differ."""
+    """Return losses and weights; the last batch of the 60 rows is smaller than the others."""
     torch.manual_seed(int(os.environ.get("RANK", 0)))
     with strategy.scope():
         model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 2))
@@ -56,12 +56,12 @@ def train(strategy: Strategy, make=torch.optim.Adam, epochs: int = 2, flag: str 
         for x, y in strategy.distribute_dataset((X, Y), global_batch=22):
             losses.append(strategy.reduce("mean", strategy.run(step, args=(x, y))).item())
             if flag and len(losses) == 3 and os.environ["RANK"] == "1":
-                dies_once(flag)
+                die_once(flag)
         schedule.step()
     return losses, nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-def dies_once(flag: str) -> None:
+def die_once(flag: str) -> None:
     if not Path(flag).exists():
         Path(flag).touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -80,10 +80,10 @@ def test_async_workers_step_independently(cluster) -> None:
     for losses, weights in run.results:
         assert len(losses) == 20 * 2  # 60 rows, 2 workers, batches of 22
         assert sum(losses[-4:]) / 4 < 0.5 and weights.isfinite().all()
-    assert max(losses[0] for losses, _ in run.results) > 0.6  # that of the first worker
+    assert max(losses[0] for losses, _ in run.results) > 0.6  # of the worker that started first
 
 
-def test_dead_worker_is_replaced_and_trains_again(cluster, tmp_path) -> None:
+def test_dead_worker_is_replaced_and_restarts_training(cluster, tmp_path) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended .* was replaced"):
         run = cluster.run(
             train, ParameterServerStrategy(), torch.optim.Adam, 20, str(tmp_path / "died")
@@ -94,11 +94,11 @@ def test_dead_worker_is_replaced_and_trains_again(cluster, tmp_path) -> None:
 def test_dead_worker_in_sync_mode_raises(cluster, tmp_path) -> None:
     with pytest.raises(dk.errors.RankDied, match="rank 1"):
         cluster.run(train, ParameterServerStrategy(mode="sync"), flag=str(tmp_path / "died"))
-    assert len(cluster.run(train, MirroredStrategy()).results) == 2  # usable
+    assert len(cluster.run(train, MirroredStrategy()).results) == 2  # the cluster still works
 
 
-def adds(strategy: Strategy, begun: str, killed: str):
-    """Schedule functions that each add 1, while the test kills a server."""
+def add_ones(strategy: Strategy, started: str, killed: str):
+    """Schedule functions that each add 1, until the test has killed a server."""
     with strategy.scope():
         model = nn.Linear(4, 4, bias=False)
         nn.init.zeros_(model.weight)
@@ -112,17 +112,17 @@ def adds(strategy: Strategy, begun: str, killed: str):
     coordinator, count = ClusterCoordinator(strategy), 0
     while count < 30 or not Path(killed).exists():
         coordinator.schedule(strategy.run, (step,)).fetch()
-        Path(begun).touch()
+        Path(started).touch()
         count += 1
     coordinator.join()
     return (model.weight - count).unique().tolist()
 
 
 def test_killed_server_with_a_replica_loses_no_value(cluster, tmp_path) -> None:
-    begun, killed = tmp_path / "begun", tmp_path / "killed"
+    started, killed = tmp_path / "started", tmp_path / "killed"
     strategy = ParameterServerStrategy(FixedShardsPartitioner(2), replication=2)
-    run = cluster.submit(adds, strategy, str(begun), str(killed))
-    until(begun.exists, 60)
+    run = cluster.submit(add_ones, strategy, str(started), str(killed))
+    until(started.exists, 60)
     cluster.kill("server 0")
     killed.touch()
     with pytest.warns(dk.errors.CommunicationWarning, match="server 0 ended"):
@@ -149,7 +149,7 @@ def two_optimizers(strategy: Strategy) -> None:
         strategy.run(step, args=(model,))
 
 
-def nan(strategy: Strategy) -> None:
+def nan_gradient(strategy: Strategy) -> None:
     with strategy.scope():
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -164,23 +164,23 @@ def nan(strategy: Strategy) -> None:
     strategy.run(step, args=(torch.ones(1, 2),))
 
 
-def late(strategy: Strategy) -> None:
+def model_after_coordinator(strategy: Strategy) -> None:
     ClusterCoordinator(strategy)
     with strategy.scope():
         nn.Linear(2, 1)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "strategy", "says"),
+    ("function", "strategy", "message"),
     [
         (step_outside, ParameterServerStrategy(), "outside `run`"),
         (two_optimizers, ParameterServerStrategy(), "a second optimizer"),
         (
-            nan,
+            nan_gradient,
             ParameterServerStrategy(),
             r"TrainingError: .*Linear.weight is not finite on worker \d in run 2",
         ),
-        (late, ParameterServerStrategy(), "created after ClusterCoordinator"),
+        (model_after_coordinator, ParameterServerStrategy(), "created after ClusterCoordinator"),
         (ClusterCoordinator, ParameterServerStrategy(mode="sync"), 'mode="async"'),
         (ClusterCoordinator, MirroredStrategy(), "ParameterServerStrategy"),
         *[
@@ -193,13 +193,13 @@ def late(strategy: Strategy) -> None:
         ],
     ],
 )
-def test_unsupported_model_raises(cluster, wrong, strategy, says: str) -> None:
-    with pytest.raises(RankError, match=says):
-        cluster.run(wrong, strategy)
+def test_unsupported_model_raises(cluster, function, strategy, message: str) -> None:
+    with pytest.raises(RankError, match=message):
+        cluster.run(function, strategy)
 
 
-def sparse(strategy: Strategy) -> float:
-    """An embedding with sparse gradients of 1 for each row in use."""
+def train_sparse(strategy: Strategy) -> float:
+    """Train an embedding with sparse gradients of 1 for each row in use."""
     with strategy.scope():
         model = nn.Embedding(4, 2, sparse=True).double()
         nn.init.zeros_(model.weight)
@@ -216,8 +216,8 @@ def sparse(strategy: Strategy) -> float:
     return model.weight.sum().item()
 
 
-def test_sparse_gradients_are_pushed_dense(cluster) -> None:
-    assert cluster.run(sparse, ParameterServerStrategy()).results == [-12.0] * 2
+def test_sparse_gradients_are_pushed_as_dense_tensors(cluster) -> None:
+    assert cluster.run(train_sparse, ParameterServerStrategy()).results == [-12.0] * 2
 
 
 def test_missing_servers_raise_with_a_remedy() -> None:
@@ -229,8 +229,8 @@ def test_missing_servers_raise_with_a_remedy() -> None:
         ParameterServerStrategy(3)
 
 
-def saves(strategy: Strategy, folder: str, wanted: str):
-    """Train an epoch, save a checkpoint, train another; or only the latter, from the checkpoint."""
+def train_with_checkpoint(strategy: Strategy, folder: str, action: str):
+    """Train an epoch, save a checkpoint and train another, or load the checkpoint and train one."""
     with strategy.scope():
         model = nn.Linear(6, 2).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -244,7 +244,7 @@ def saves(strategy: Strategy, folder: str, wanted: str):
         for x, y in strategy.distribute_dataset((X, Y), global_batch=20):
             strategy.run(step, args=(x, y))
 
-    if wanted == "save":
+    if action == "save":
         epoch()
         save(strategy, folder, model, optimizer, epoch=1)
     elif strategy.store.rank:
@@ -256,14 +256,14 @@ def saves(strategy: Strategy, folder: str, wanted: str):
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-def test_checkpoint_has_the_servers_values(cluster, tmp_path) -> None:
+def test_checkpoint_has_the_values_of_the_servers(cluster, tmp_path) -> None:
     strategy = ParameterServerStrategy(FixedShardsPartitioner(2), mode="sync")
-    (weights, _) = cluster.run(saves, strategy, str(tmp_path), "save").results
-    for found in cluster.run(saves, strategy, str(tmp_path), "load").results:
+    (weights, _) = cluster.run(train_with_checkpoint, strategy, str(tmp_path), "save").results
+    for found in cluster.run(train_with_checkpoint, strategy, str(tmp_path), "load").results:
         torch.testing.assert_close(found, weights, rtol=0, atol=1e-12)
 
 
-def coordinated(strategy: Strategy, folder: str, wanted: str):
+def train_by_coordinator(strategy: Strategy, folder: str, action: str):
     with strategy.scope():
         model = nn.Linear(3, 1, bias=False).double()
         nn.init.zeros_(model.weight)
@@ -275,25 +275,29 @@ def coordinated(strategy: Strategy, folder: str, wanted: str):
         optimizer.step()
 
     coordinator = ClusterCoordinator(strategy)
-    if wanted == "load":
+    if action == "load":
         load(strategy, folder, model)
     for n in range(4):
         coordinator.schedule(strategy.run, (step,))
         coordinator.join()
-        if wanted == "save" and n == 1:
+        if action == "save" and n == 1:
             save(strategy, folder, model)
     return model.weight.unique().tolist()
 
 
 def test_coordinator_saves_and_loads(cluster, tmp_path) -> None:
-    saved = cluster.run(coordinated, ParameterServerStrategy(), str(tmp_path), "save").results[0]
+    saved = cluster.run(
+        train_by_coordinator, ParameterServerStrategy(), str(tmp_path), "save"
+    ).results[0]
     assert saved == [4.0]
-    more = cluster.run(coordinated, ParameterServerStrategy(), str(tmp_path), "load").results[0]
+    more = cluster.run(
+        train_by_coordinator, ParameterServerStrategy(), str(tmp_path), "load"
+    ).results[0]
     assert more == [2.0 + 4.0]
 
 
-def loads_and_dies(strategy: Strategy, folder: str, who: str, steps: int, flag: str) -> float:
-    """Steps that each add 1 to a weight of 100; the worker dies after some."""
+def load_and_die(strategy: Strategy, folder: str, victim: str, steps: int, flag: str) -> float:
+    """Add 1 to the loaded weight in each of five steps; the worker dies once, after ``steps``."""
     with strategy.scope():
         model = nn.Linear(1, 1, bias=False).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -303,34 +307,36 @@ def loads_and_dies(strategy: Strategy, folder: str, who: str, steps: int, flag: 
         (-model.weight.sum()).backward()
         optimizer.step()
 
-    mine = os.environ["RANK"] == who
+    mine = os.environ["RANK"] == victim
     load(strategy, folder, model)
     for n in range(5 if mine else 0):
         strategy.run(step)
         if n + 1 == steps:
-            dies_once(flag)
+            die_once(flag)
     return model.weight.item()
 
 
-def test_checkpoint_is_loaded_once_despite_deaths(cluster, tmp_path) -> None:
-    who, steps = "1", 3
+def test_checkpoint_is_loaded_once_despite_a_crash(cluster, tmp_path) -> None:
+    victim, steps = "1", 3
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(model.weight, 100.0)
     save(Strategy(), tmp_path / "saved", model)
-    with pytest.warns(dk.errors.CommunicationWarning, match=f"worker {who} ended .* was replaced"):
+    with pytest.warns(
+        dk.errors.CommunicationWarning, match=f"worker {victim} ended .* was replaced"
+    ):
         run = cluster.run(
-            loads_and_dies,
+            load_and_die,
             ParameterServerStrategy(),
             str(tmp_path / "saved"),
-            who,
+            victim,
             steps,
             str(tmp_path / "died"),
         )
-    assert run.results[int(who)] == 100 + steps + 5
+    assert run.results[int(victim)] == 100 + steps + 5
 
 
-class Dies(Callback):
-    """Worker 1 dies once, after worker 0 has saved an epoch; worker 0 waits for that."""
+class DieOnce(Callback):
+    """Kills worker 1 once, after an epoch was saved; worker 0 waits until worker 1 has finished."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.worker = Path(folder), os.environ["RANK"]
@@ -338,7 +344,7 @@ class Dies(Callback):
     def on_batch_end(self, step: int) -> None:
         if self.worker == "1":
             until((self.folder / "epoch-00000/.metadata").exists, 60)
-            dies_once(str(self.folder / "died"))
+            die_once(str(self.folder / "died"))
 
     def on_train_end(self) -> None:
         if self.worker == "1":
@@ -346,17 +352,17 @@ class Dies(Callback):
         until((self.folder / "done").exists, 60)
 
 
-def fits(strategy: Strategy, folder: str) -> int:
+def fit(strategy: Strategy, folder: str) -> int:
     with strategy.scope():
         net = nn.Linear(6, 2).double()
         model = Model(net, torch.optim.SGD(net.parameters(), lr=0.1))
     history = model.fit(
-        (X, Y), epochs=2, callbacks=[Checkpoint(folder), Dies(folder)], verbose=False
+        (X, Y), epochs=2, callbacks=[Checkpoint(folder), DieOnce(folder)], verbose=False
     )
     return len(history["loss"])
 
 
-def test_replaced_worker_fits_from_the_same_epoch(cluster, tmp_path) -> None:
+def test_replacement_resumes_fit_from_the_checkpoint(cluster, tmp_path) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended .* was replaced"):
-        run = cluster.run(fits, ParameterServerStrategy(), str(tmp_path))
+        run = cluster.run(fit, ParameterServerStrategy(), str(tmp_path))
     assert run.results == [2, 2]

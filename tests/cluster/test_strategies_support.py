@@ -1,4 +1,4 @@
-"""Every strategy with every way to train, on a cluster with a server."""
+"""Every strategy with every training method, on a cluster with a server."""
 
 from __future__ import annotations
 

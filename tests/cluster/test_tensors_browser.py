@@ -1,4 +1,4 @@
-"""The tensors view in a browser: slider, cards, differences, live updates."""
+"""The tensors view in a browser: slider, cells, differences and list."""
 
 import math
 from pathlib import Path
@@ -13,8 +13,8 @@ import distkit as dk
 from distkit.trace.trace import Trace
 
 
-def message() -> None:
-    """A sum with unusual values, a broadcast, a ring."""
+def communicate() -> None:
+    """Run an all-reduce with unusual values, a broadcast and a ring all-reduce."""
     x = torch.arange(12.0).reshape(3, 4) * (dist.get_rank() + 1) - 6
     if dist.get_rank() == 1:
         x[1, 2] = math.nan
@@ -25,7 +25,7 @@ def message() -> None:
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return dk.run_ranks(message, 4).trace
+    return dk.run_ranks(communicate, 4).trace
 
 
 def test_tensors_of_a_run_are_drawn(tab: Any, tmp_path: Path, trace: Trace) -> None:
@@ -44,8 +44,8 @@ def test_tensors_of_a_run_are_drawn(tab: Any, tmp_path: Path, trace: Trace) -> N
     assert sheet.text(".dk-clock") == "operation 3 of 26"
     assert "values: colors: ±" in sheet.root.locator("> .dk-spoken").text_content()
     sheet.root.locator(".dkm-list select").select_option("rank 3")
-    sheet.drawn(lambda: sheet.root.locator(".dkm-list li").last.click())
+    sheet.wait_until_drawn(lambda: sheet.root.locator(".dkm-list li").last.click())
     assert "rank 3" in sheet.text(".dk-fact strong")
-    sheet.pictures("tensors")
+    sheet.save_screenshots("tensors")
     assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
     sheet.assert_clean()

@@ -52,19 +52,20 @@ VIEWS = (
 )
 END = "stepper.stop(); cluster.stop()"
 
-#: All views but the card; the experiment's timeline is created when its tab is opened.
-VIEWS_WITH_COLOURS = 8
+#: The views with colors of the theme: all but the card. The experiment creates its timeline when
+#: the tab is opened.
+THEMED_VIEWS = 8
 
-#: The renderers' colours, all of the theme.
-CHOSEN = """() => Array.from(
+#: In the page: the warning color of each timeline.
+WARNING_COLORS = """() => Array.from(
     document.querySelectorAll('.distkit-timeline'),
     (view) => view.style.getPropertyValue('--dk-warning'))"""
-SAME = f"""(color) => {{
-    const chosen = ({CHOSEN})();
-    return chosen.length >= {VIEWS_WITH_COLOURS} && chosen.every((c) => c === color);
+ALL_HAVE_COLOR = f"""(color) => {{
+    const chosen = ({WARNING_COLORS})();
+    return chosen.length >= {THEMED_VIEWS} && chosen.every((c) => c === color);
 }}"""
-#: Static pictures are inverted, such as a sweep's and a hang's.
-TURNED = """([least, wanted]) => {
+#: In the page: whether all static pictures, such as those of a sweep, are inverted as wanted.
+ALL_INVERTED = """([least, wanted]) => {
     const images = [...document.querySelectorAll('.distkit-picture')];
     return images.length >= least &&
         images.every((image) => (getComputedStyle(image).filter !== 'none') === wanted);
@@ -81,10 +82,10 @@ def test_every_view_follows_the_theme(lab: Any, tab: Any) -> None:
         run_cell(page, cell)
     for theme, color in (("Dark", WARNING_DARK), ("Light", WARNING_LIGHT)):
         change_theme(page, theme)
-        page.wait_for_function(SAME, arg=color)
-        page.wait_for_function(TURNED, arg=[len(VIEWS) // 2 + 1, theme == "Dark"])
+        page.wait_for_function(ALL_HAVE_COLOR, arg=color)
+        page.wait_for_function(ALL_INVERTED, arg=[len(VIEWS) // 2 + 1, theme == "Dark"])
     change_theme(page, "Dark")
-    page.wait_for_function(SAME, arg=WARNING_DARK)
+    page.wait_for_function(ALL_HAVE_COLOR, arg=WARNING_DARK)
     RESULTS.mkdir(exist_ok=True)
     for i in range(len(VIEWS)):
         page.locator(".jp-Cell").nth(i + 1).scroll_into_view_if_needed()

@@ -699,7 +699,9 @@ def test_no_false_alarm_in_correct_programs(author, seed, cut):
 @settings(max_examples=100, deadline=None)
 @given(programs, st.integers(0, 10**6), st.data())
 def test_no_false_alarm_when_some_events_arrive_late(author, seed, data):
-    sim = Simulation(author.programs, author.groups, random.Random(seed), note=0.9).run()
+    sim = Simulation(
+        author.programs, author.groups, random.Random(seed), report_probability=0.9
+    ).run()
     received = [
         e for r in range(author.n) for e in sim.live().by_rank[r][: data.draw(st.integers(0, 60))]
     ]

@@ -43,7 +43,7 @@ def test_blocked_ranks_match_the_simulation(seed, n, cut):
     graph.feed(sim.live())
     blocked = [s.rank for s in graph.rank_states if s.status is RankStatus.BLOCKED]
     assert graph.stuck() == [] and set(blocked) <= set(sim.stuck)
-    in_progress = [p for p in sim.posted if p.met and not p.done]
+    in_progress = [p for p in sim.posted if p.matched and not p.done]
     if not any(p.step.op is Op.RECV and p.step.peer is None for p in in_progress):
         assert blocked == sim.stuck  # a receive from any source learns its sender when it ends
     assert all(s.waits_for and s.reason for s in graph.rank_states if s.rank in blocked)

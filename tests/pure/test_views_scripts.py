@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from sheets import letters
+from sheets import to_base64
 from traces import DEMOS
 
 from distkit.views.scene.theme import theme
@@ -60,7 +60,7 @@ def test_javascript_unit_tests_pass(tmp_path):
     if (program := node()) is None:
         pytest.skip("neither Node nor Playwright is installed: the modules of js/ are not tested")
     pictures = tmp_path / "pictures.json"
-    pictures.write_text(json.dumps(timelines(), default=letters), encoding="utf-8")
+    pictures.write_text(json.dumps(timelines(), default=to_base64), encoding="utf-8")
     scripts = tmp_path / "scripts"
     scripts.mkdir()
     for view in SCRIPTS:

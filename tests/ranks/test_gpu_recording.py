@@ -28,7 +28,7 @@ def on_device(fn: Callable[..., Any], *args: Any) -> Run:
         import standin
 
         standin.install()
-        standin.in_streams()
+        standin.register_async_backend()
         return fn(standin, dist.new_group(backend="cpu:gloo,pretend:gloo"), *args)
 
     return dk.run_ranks(program, 2)

@@ -37,7 +37,7 @@ def run_on_shared_device(fn: Callable[..., Any], device: str, *args: Any, ranks:
             import standin
 
             standin.install()
-            standin.stage()
+            standin.stage_messages()
             group = dist.new_group(backend="cpu:gloo,pretend:gloo")
         return fn(device, group, *args)
 

@@ -1,4 +1,4 @@
-"""Data-parallel training in the shape of PyTorch's DDP tutorial; knows nothing of distkit."""
+"""Data-parallel training as in PyTorch's DDP tutorial; does not use distkit."""
 
 import os
 

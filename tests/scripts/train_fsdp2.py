@@ -1,4 +1,4 @@
-"""Fully sharded training in the shape of PyTorch's FSDP2 tutorial; knows nothing of distkit."""
+"""Fully sharded training as in PyTorch's FSDP2 tutorial; does not use distkit."""
 
 import torch
 import torch.distributed as dist

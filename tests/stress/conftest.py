@@ -1,3 +1,3 @@
-"""Excludes scripts, which the suites run as programs."""
+"""Excludes the scripts that the program suite runs."""
 
 collect_ignore = ["programs/scripts"]

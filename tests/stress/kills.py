@@ -1,4 +1,4 @@
-"""Kills every pair of a cluster's processes in every state, and checks what is left."""
+"""Kills pairs of a cluster's processes in every state, and checks what they leave behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KERNEL = ("kernel", "fork server")
 _ENGINES = ("controller", "worker 0", "worker 1")
 _RANKS = ("worker 0", "worker 1", "server 0", "scheduler")
 
-#: What a cluster does, and the processes it then has.
+#: The states of a cluster, and the processes it has in each.
 STATES = {
     "idle": _KERNEL,
     "running": (*_KERNEL, *_RANKS),
@@ -30,12 +30,13 @@ STATES = {
 }
 GAPS = (0.0, 0.01)
 
-#: Time for everything to end [s], and for a kernel to reply [s]; the kernel's waits are shorter.
-WITHIN, TIMEOUT = 5.0, 90.0
+#: Time limits for all processes to end, and for a kernel to reply [s]. The waits of the kernel are
+#: shorter.
+END_TIMEOUT, REPLY_TIMEOUT = 5.0, 90.0
 
 
 class Case(NamedTuple):
-    """The processes to kill, the state of the cluster, and the time between both kills [s]."""
+    """The two processes to kill, the state of the cluster, and the time between the kills [s]."""
 
     first: str
     second: str
@@ -53,7 +54,7 @@ CASES = [
     for gap in GAPS
 ]
 
-#: The kernel: runs one case after the other until it is killed.
+#: The program of the kernel, which runs one case after the other until it is killed.
 KERNEL = '''
 import tempfile, threading
 os.environ["TMPDIR"] = tempfile.tempdir = {temporary!r}
@@ -65,7 +66,7 @@ def work(steps, flag):
     import subprocess, time
     import distkit, torch, torch.distributed as dist
     from distkit import kvstore
-    if steps > 5:  # a killed rank's child must end, too
+    if steps > 5:  # the child of a killed rank must end, too
         subprocess.Popen(["sleep", "600"], start_new_session=True)
     store = kvstore.create("dist_sync") if kvstore.current_node() else None  # a cell has no servers
     if store:
@@ -90,9 +91,9 @@ def until_working():
         time.sleep(0.01)
     os.remove(flag)
 
-def attempt(do):
+def attempt(action):
     try:
-        do()
+        action()
     except distkit.errors.DistkitError:
         pass
     except BaseException as error:
@@ -105,9 +106,9 @@ def check(cluster):
 def run_cell(cluster, steps):
     return attempt(lambda: cluster.execute(f"{{WORK}}\\nwork({{steps}}, {{flag!r}})"))
 
-def started():  # the fork server of the ranks, and its parent
-    (parent,) = psutil.Process().children()
-    return parent, parent.children()[0]
+def fork_processes():  # the subreaper and the fork server
+    (subreaper,) = psutil.Process().children()
+    return subreaper, subreaper.children()[0]
 
 while state := sys.stdin.readline().strip():
     cluster = distkit.Cluster(workers=2, servers=1)
@@ -125,8 +126,8 @@ while state := sys.stdin.readline().strip():
     if state == "after a cell":
         run_cell(cluster, 2)
     pids = {{name: pid for name, _, pid, *_ in cluster.status().rows}}
-    pids["fork server"] = started()[1].pid
-    for child in {{c.pid for c in started()[1].children()}} - {{*pids.values()}}:
+    pids["fork server"] = fork_processes()[1].pid
+    for child in {{c.pid for c in fork_processes()[1].children()}} - {{*pids.values()}}:
         pids["controller"] = child
     reply(pids)
     request()
@@ -147,12 +148,12 @@ while state := sys.stdin.readline().strip():
     errors += attempt(cluster.stop)
     with distkit.Cluster(2) as another:
         another.wait()
-    reply([errors, [os.getpid(), *(p.pid for p in started())]])
+    reply([errors, [os.getpid(), *(p.pid for p in fork_processes())]])
 '''
 
 
 class Kernels:
-    """Runs a kernel, and replaces it when it was killed.
+    """Runs a kernel, and replaces it after it was killed.
 
     Args:
         temporary: the folder for the kernels' temporary files.
@@ -160,60 +161,60 @@ class Kernels:
 
     def __init__(self, temporary: str) -> None:
         self._temporary = temporary
-        self._kernel = self._fresh()
+        self._kernel = self._start()
 
     def close(self) -> None:
         """End the kernel."""
         self._kernel.close()
 
-    def _fresh(self) -> Driver:
+    def _start(self) -> Driver:
         return Driver(KERNEL.format(temporary=self._temporary))
 
     def faults(self, case: Case) -> list[str]:
-        """Kill two processes: return leftovers after :data:`WITHIN` and unexpected errors."""
+        """Kill two processes; return unexpected errors, and leftovers after :data:`END_TIMEOUT`."""
         before = _segments()
         try:
             found = self._kill(case)
         except DistkitError as error:  # the kernel hangs, or cannot start a new cluster
             found = [str(error)]
             self._replace()
-        files = _settled(lambda: [p.name for p in Path(self._temporary).glob("dis*")])
-        return [*found, *files, *_settled(lambda: sorted(_segments() - before))]
+        files = _until_empty(lambda: [p.name for p in Path(self._temporary).glob("dis*")])
+        return [*found, *files, *_until_empty(lambda: sorted(_segments() - before))]
 
     def _kill(self, case: Case) -> list[str]:
         pids = {**self._request(case.state), "kernel": self._kernel.process.pid}
         os.kill(pids[case.first], signal.SIGKILL)
         time.sleep(case.gap)
-        with suppress(ProcessLookupError):  # the first kill ended it, too
+        with suppress(ProcessLookupError):  # the first kill also ended it
             os.kill(pids[case.second], signal.SIGKILL)
-        left = []
+        remaining = []
         if case.first == "kernel":
             self._kernel.process.wait()
-            left = self._left([])
+            remaining = self._left([])
             self._replace()
             self._request("idle")
-        errors, living = self._request()
-        return [*left, *errors, *self._left(living)]
+        errors, alive = self._request()
+        return [*remaining, *errors, *self._left(alive)]
 
     def _request(self, line: str = "") -> Any:
-        return self._kernel.request(line, timeout=TIMEOUT)
+        return self._kernel.request(line, timeout=REPLY_TIMEOUT)
 
     def _replace(self) -> None:
         self._kernel.close()
-        self._kernel = self._fresh()
+        self._kernel = self._start()
 
-    def _left(self, living: list[int]) -> list[str]:
-        """The kernel's processes that should have ended."""
+    def _left(self, alive: list[int]) -> list[str]:
+        """Return the kernel's processes that should have ended."""
         mark = self._kernel.mark
-        return _settled(lambda: [_title(p) for p in marked(mark) if p.pid not in living])
+        return _until_empty(lambda: [_title(p) for p in marked(mark) if p.pid not in alive])
 
 
-def _settled(look: Callable[[], list[str]]) -> list[str]:
-    """What is left after :data:`WITHIN`."""
-    end = time.monotonic() + WITHIN
-    while (left := look()) and time.monotonic() < end:
+def _until_empty(find: Callable[[], list[str]]) -> list[str]:
+    """Return what still exists after :data:`END_TIMEOUT`."""
+    end = time.monotonic() + END_TIMEOUT
+    while (remaining := find()) and time.monotonic() < end:
         time.sleep(0.02)
-    return left
+    return remaining
 
 
 def _title(process: psutil.Process) -> str:

@@ -1,4 +1,4 @@
-"""Kills two processes of a cluster, with a test for each pair, state and gap."""
+"""Kills two processes of a cluster: each pair, in each state, with each delay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.stress.kills import CASES, Case, Kernels
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
-    short = tmp_path_factory.getbasetemp() / "k"  # a socket's name has 107 characters
+    short = tmp_path_factory.getbasetemp() / "k"  # the path of a socket has at most 107 characters
     short.mkdir()
     kernels = Kernels(str(short))
     yield kernels

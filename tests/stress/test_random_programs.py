@@ -1,4 +1,4 @@
-"""Two hundred random correct programs, none of which is reported."""
+"""Two hundred random correct programs raise no false alarm."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from tests.stress.random_programs import false_alarm, program
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_correct_program_raises_no_alarm(seed: int) -> None:
+def test_correct_program_has_no_findings(seed: int) -> None:
     assert false_alarm(program(Random(seed))) == ""

@@ -1,7 +1,7 @@
-"""torch's tests of ``torch.distributed`` on gloo have the same outcomes with the recorder.
+"""torch's tests of ``torch.distributed`` on gloo have the same outcomes when recorded.
 
-The tests are shipped with torch (``torch.testing._internal.distributed``) and need the package
-``expecttest``; some fail without the recorder, too.
+torch ships the tests (``torch.testing._internal.distributed``), which need the package
+``expecttest``. Some also fail without the recorder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-#: Runs the tests in forked ranks; ``argv``: whether to record, and the file for the outcomes.
+#: Runs the tests in forked ranks. Arguments: ``record`` or ``stock``, and the file of the outcomes.
 TESTS = """
 import json, os, sys, unittest
 record, out = sys.argv[1] == "record", sys.argv[2]
@@ -41,14 +41,14 @@ if record:
 
 class Outcomes(unittest.TestResult):
     found = {}
-    def note(self, test, how):
-        self.found[test._testMethodName] = how
+    def add(self, test, outcome):
+        self.found[test._testMethodName] = outcome
     def addSuccess(self, test):
-        self.note(test, "passed")
-    def addSkip(self, test, why):
-        self.note(test, "skipped")
+        self.add(test, "passed")
+    def addSkip(self, test, reason):
+        self.add(test, "skipped")
     def addFailure(self, test, error):
-        self.note(test, "failed")
+        self.add(test, "failed")
     addError = addFailure
 
 names = [name for name in dir(Tests) if name.startswith("test_")]
@@ -57,14 +57,14 @@ json.dump(Outcomes.found, open(out, "w"))
 """
 
 
-def outcomes(how: str, folder: Path) -> dict[str, str]:
+def outcomes(mode: str, folder: Path) -> dict[str, str]:
     folder.mkdir()
     (folder / "barrier").touch()
     environ = {"BACKEND": "gloo", "WORLD_SIZE": "2", "TEMP_DIR": str(folder)}
     environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     out = folder / "outcomes.json"
     subprocess.run(
-        [sys.executable, "-c", TESTS, how, str(out)],
+        [sys.executable, "-c", TESTS, mode, str(out)],
         env={**os.environ, **environ},
         check=True,
         capture_output=True,

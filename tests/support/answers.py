@@ -1,4 +1,4 @@
-"""Answers for the exercises' judge: solutions, and invalid attempts."""
+"""Answers to exercises: solutions, and functions that are not attempts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from distkit_course.exercises import TASKS
 
 def answer(name: str) -> Any:
     """Execute the text of a solution as a notebook cell."""
-    space: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(solved(TASKS[name]), "answer", "exec"), space)
-    return space[name]
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(solved(TASKS[name]), "answer", "exec"), namespace)
+    return namespace[name]
 
 
 def empty(*args: object) -> None: ...

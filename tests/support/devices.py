@@ -1,7 +1,7 @@
-"""Parametrizes tests over devices: the CPU, and a GPU if there is one.
+"""Parametrizes tests over devices: the CPU, and a GPU if available.
 
-``on_devices`` runs a test with a parameter ``device`` on the CPU, and on a GPU if there is one.
-Tests that need a GPU are marked ``gpu``, or ``gpu(2)`` for two.
+``on_devices`` runs a test with its parameter ``device`` set to the CPU and, if available, to a GPU.
+Tests that need one GPU are marked ``gpu``; tests that need two, ``gpu(2)``.
 """
 
 import pytest

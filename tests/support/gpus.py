@@ -8,5 +8,5 @@ from distkit.cluster.gpus import Gpu, Gpus
 
 
 def some_gpus(n: int, nccl: Sequence[int] = (2, 29, 7)) -> Gpus:
-    """Return ``n`` GPUs, with torch's NCCL."""
+    """Return ``n`` fake GPUs, and a version of NCCL."""
     return Gpus(tuple(Gpu(i, "NVIDIA H100", f"GPU-{i}") for i in range(n)), None, tuple(nccl))

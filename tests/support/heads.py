@@ -1,4 +1,4 @@
-"""A kernel on the head node of a laboratory, which runs code for a test."""
+"""A process on the head of a laboratory that runs code for a test, like a notebook's kernel."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ import json, os, sys, time
 import torch, torch.distributed as dist
 import distkit as dk
 
-def say(**what):
-    print(json.dumps(what), file=out, flush=True)
+def send(**message):
+    print(json.dumps(message), file=out, flush=True)
 
-def follow(make):
-    """Make a cluster, and report its stages."""
+def create(factory):
+    """Create a cluster, and report the stages of its start."""
     global cluster
     previous = ""
-    cluster = make()
+    cluster = factory()
     while not cluster._supervisor.ready.wait(0.05):
         stage = cluster.status().stage
         if stage != previous:
-            say(stage=stage)
+            send(stage=stage)
         previous = stage
     return cluster.wait()
 
@@ -46,17 +46,17 @@ def hosts():
 
 out, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
 for line in sys.stdin:
-    began = time.monotonic()
+    start = time.monotonic()
     try:
         exec(json.loads(line))
-        say(done=True, seconds=time.monotonic() - began)
+        send(done=True, seconds=time.monotonic() - start)
     except Exception as error:
-        say(error=str(error), kind=type(error).__name__, seconds=time.monotonic() - began)
+        send(error=str(error), kind=type(error).__name__, seconds=time.monotonic() - start)
 '''
 
 
 class Head:
-    """Runs pieces of a program on a laboratory's head, with ``dk``, ``torch`` and ``dist``."""
+    """Runs code on a laboratory's head, where ``dk``, ``torch`` and ``dist`` are imported."""
 
     def __init__(self, lab: Laboratory, folder: Path, **environ: str) -> None:
         import os
@@ -71,45 +71,45 @@ class Head:
             env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/companions", **environ},
         )
 
-    def begin(self, source: str) -> None:
-        """Start a piece of code without waiting."""
+    def start(self, source: str) -> None:
+        """Start code without waiting for its end."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(source) + "\n")
         self._process.stdin.flush()
 
-    def until(self, wanted: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """Return the next matching message, or the final message of this piece."""
+    def wait_for(self, matches: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """Return the next message that matches, or else the final message of the code."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             output: dict[str, Any] = json.loads(line)
-            if wanted(output) or "seconds" in output:
+            if matches(output) or "seconds" in output:
                 return output
-        raise EOFError("the kernel on the head has ended")
+        raise EOFError("the process on the head has ended")
 
-    def end(self) -> dict[str, Any]:
-        """Return the final message of a started piece: ``seconds``, and ``error`` if it failed."""
-        return self.until(lambda output: False)
+    def wait(self) -> dict[str, Any]:
+        """Return the final message of started code: ``seconds``, and ``error`` if it failed."""
+        return self.wait_for(lambda output: False)
 
-    def do(self, source: str) -> dict[str, Any]:
-        """Run a piece of code to its end."""
-        self.begin(source)
-        return self.end()
+    def run(self, source: str) -> dict[str, Any]:
+        """Run code to its end; return its final message."""
+        self.start(source)
+        return self.wait()
 
     def get(self, expression: str) -> Any:
         """Return the value of an expression."""
-        self.begin(f"say(value={expression})")
-        output = self.until(lambda output: "value" in output)
+        self.start(f"send(value={expression})")
+        output = self.wait_for(lambda output: "value" in output)
         assert "value" in output, output
-        self.end()
+        self.wait()
         return output["value"]
 
     def kill(self) -> None:
-        """Kill the kernel, like a crash."""
+        """Kill the process."""
         self._process.kill()
         self._process.communicate()
 
     def close(self) -> None:
-        """Stop the kernel."""
+        """Stop the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)

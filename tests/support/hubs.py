@@ -1,8 +1,8 @@
-"""A JupyterHub on the loopback interface with a server per user.
+"""A JupyterHub on the loopback interface, with a server for each user.
 
-If the tests are root and can create a mount namespace, the users are system users, as with The
-Littlest JupyterHub; only the hub sees their /etc/passwd. Otherwise all servers run as the current
-user.
+If the tests run as root and can create a mount namespace, the hub's users are system users, as with
+The Littlest JupyterHub; only the hub sees their /etc/passwd. Otherwise all servers run as the
+current user.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from kernels import PATIENCE, Kernel, ask
+from kernels import TIMEOUT, Kernel, request
 from waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ BIN = Path(sys.executable).parent
 #: User names, and the uid of the first one.
 USERS, FIRST = ("ada", "bob", "cyd"), 61001
 
-#: Time limit of a request, which returns when its action is done [s].
+#: The hub's configuration. Requests return when their action is done, at most after the timeout.
 _CONFIG = """
 c = get_config()
 c.JupyterHub.bind_url = "http://127.0.0.1:{public}"
@@ -43,17 +43,17 @@ c.JupyterHub.services = [{{"name": "test", "api_token": {token!r}, "admin": True
 c.JupyterHub.spawner_class = {spawner!r}
 c.SimpleLocalProcessSpawner.home_dir_template = "{folder}/{{username}}"
 c.JupyterHub.tornado_settings = dict.fromkeys(
-    ["slow_spawn_timeout", "slow_stop_timeout"], {patience}
+    ["slow_spawn_timeout", "slow_stop_timeout"], {timeout}
 )
 c.Spawner.cmd = [{python!r}, "-m", "jupyterhub.singleuser"]
 c.Spawner.args = {args!r}
 c.Spawner.env_keep = ["PATH", "LANG", "DISTKIT_TEST_ID"]
 c.Spawner.environment = {{"PYTHONPATH": {root!r}}}
-c.Spawner.start_timeout = c.Spawner.http_timeout = {patience}
+c.Spawner.start_timeout = c.Spawner.http_timeout = {timeout}
 """
 
-#: In a mount namespace: more users; a /proc that shows nobody the others, and one that does; and
-#: open folders on the way to Python and distkit.
+#: Sets up a mount namespace: more users, a /proc that hides the processes of other users, one that
+#: shows them, and readable folders on the paths to Python and distkit.
 _NAMESPACE = """set -e
 mount --bind passwd /etc/passwd
 mkdir proc; mount --bind /proc proc
@@ -77,9 +77,9 @@ exec "$@"
 
 
 def missing() -> str:
-    """Return the reason why no hub can run; "" if one can."""
+    """Return the reason why no hub can run, or ""."""
     if not BIN.joinpath("configurable-http-proxy").exists():
-        return "no proxy for a hub: npm install --global --prefix .venv configurable-http-proxy@4"
+        return "no proxy: run npm install --global --prefix .venv configurable-http-proxy@4"
     return ""
 
 
@@ -100,28 +100,28 @@ class Hub:
 
     @property
     def proc(self) -> Path:
-        """A /proc without hidden processes, in the hub's namespace."""
+        """A /proc with the processes of all users, in the hub's namespace."""
         return self.homes / "proc"
 
-    def ask(self, path: str, method: str = "GET", body: Any = None) -> Any:
+    def request(self, path: str, method: str = "GET", body: Any = None) -> Any:
         """Send a request to the hub and return its reply."""
-        return ask(f"{self.url}/hub/api{path}", self.token, method, body)
+        return request(f"{self.url}/hub/api{path}", self.token, method, body)
 
-    def answers(self) -> bool:
+    def responds(self) -> bool:
         """Return whether the hub responds."""
         assert self.process.poll() is None, "the hub has ended"
         try:
-            return bool(self.ask("/info"))
+            return bool(self.request("/info"))
         except (OSError, HTTPException):
             return False
 
-    def runs(self, user: str) -> bool:
-        """Return whether the user's server runs."""
-        return bool(self.ask(f"/users/{user}")["servers"])
+    def is_running(self, user: str) -> bool:
+        """Return whether a user's server is running."""
+        return bool(self.request(f"/users/{user}")["servers"])
 
     def start(self, user: str) -> None:
         """Start a user's server."""
-        self.ask(f"/users/{user}/server", "POST", {})
+        self.request(f"/users/{user}/server", "POST", {})
 
     def kernel(self, user: str) -> Kernel:
         """Start a kernel on a user's server."""
@@ -130,7 +130,7 @@ class Hub:
 
 @contextmanager
 def hub(config: str = "") -> Iterator[Hub]:
-    """Run a hub with :data:`USERS`; ``config`` are further lines of its configuration."""
+    """Run a hub with :data:`USERS`; ``config`` is appended to its configuration."""
     folder = Path(tempfile.mkdtemp(prefix="hub-"))
     folder.chmod(0o755)
     ports, token = _free_ports(3), uuid.uuid4().hex
@@ -143,7 +143,7 @@ def hub(config: str = "") -> Iterator[Hub]:
         "root": str(ROOT),
         "folder": folder,
         "args": [] if os.getuid() or real else ["--allow-root"],
-        "patience": PATIENCE,
+        "timeout": TIMEOUT,
     }
     (folder / "config.py").write_text(_CONFIG.format(**settings) + config)
     command = [sys.executable, "-m", "jupyterhub", "--config=config.py"]
@@ -156,22 +156,22 @@ def hub(config: str = "") -> Iterator[Hub]:
         process = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log)
     running = Hub(f"http://127.0.0.1:{ports[0]}", token, folder, process)
     try:
-        until(running.answers, PATIENCE)
+        until(running.responds, TIMEOUT)
         for user in USERS:
-            running.ask(f"/users/{user}", "POST", {})
+            running.request(f"/users/{user}", "POST", {})
         yield running
     except BaseException:
         print((folder / "log").read_text()[-5000:])
         raise
     finally:
         process.terminate()
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT)
         shutil.rmtree(folder)
 
 
 def _passwd(folder: Path) -> None:
     """Write a passwd file with the users, and create their home folders."""
-    lines = [":".join(map(str, one)) for one in pwd.getpwall()]
+    lines = [":".join(map(str, entry)) for entry in pwd.getpwall()]
     for number, user in enumerate(USERS, FIRST):
         home = folder / user
         home.mkdir(0o700)

@@ -1,7 +1,6 @@
-"""A parameter server in one process: workers are threads, servers are state machines behind a lock.
+"""A parameter server in one process: workers are threads, and servers are state machines.
 
-For tests, exercises and benchmarks of stores. Messages are encoded as on the wire, without sockets
-and processes.
+A lock serializes the requests. Messages are encoded as on the wire, but need no socket.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.wire import decode, encode
 
 #: Time limit of a worker's wait for a reply [s].
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 _Result = TypeVar("_Result")
 
@@ -60,15 +59,15 @@ class InProcess:
             for i in range(servers)
         }
         self.scheduler = workers + servers
-        #: Every request: sender, receiver, message and bytes.
-        self.asked: list[tuple[int, Request, int]] = []
+        #: Each request: its receiver, message and bytes.
+        self.requests: list[tuple[int, Request, int]] = []
         self.changed = threading.Condition()
-        self.answers: dict[int, deque[Message]] = {w: deque() for w in range(workers)}
+        self.replies: dict[int, deque[Message]] = {w: deque() for w in range(workers)}
         self._waiting: list[Barrier] = []
 
     def store(self, rank: int = 0, **options: Any) -> KVStore:
         """Create the store of a worker."""
-        link: Any = _Line(self, rank)
+        link: Any = _Link(self, rank)
         requests = Requests(link, rank)
         return KVStore(
             requests,
@@ -87,43 +86,43 @@ class InProcess:
             return [f.result() for f in [pool.submit(function, kv) for kv in stores]]
 
     def handle(self, to: int, request: Request, nbytes: int) -> None:
-        """Deliver a request; its replies are available immediately."""
+        """Handle a request, and store its replies."""
         with self.changed:
-            self.asked.append((to, request, nbytes))
+            self.requests.append((to, request, nbytes))
             if isinstance(request, Barrier):
-                self._arrive(request)
+                self._enter_barrier(request)
             else:
-                for answer in self.nodes[to].handle(request):
-                    self.answers[answer.node].append(_travelled(answer)[0])
+                for reply in self.nodes[to].handle(request):
+                    self.replies[reply.node].append(_round_trip(reply)[0])
             self.changed.notify_all()
 
-    def _arrive(self, barrier: Barrier) -> None:
+    def _enter_barrier(self, barrier: Barrier) -> None:
         self._waiting.append(barrier)
         if len(self._waiting) == self.workers:
             for b in self._waiting:
-                self.answers[b.node].append(Reply(b.node, b.number, b.nth + 1))
+                self.replies[b.node].append(Reply(b.node, b.number, b.nth + 1))
             self._waiting.clear()
 
 
-class _Line:
+class _Link:
     """A worker's link to the servers."""
 
     def __init__(self, servers: InProcess, rank: int) -> None:
-        self._servers, self._rank, self._answers = servers, rank, servers.answers[rank]
+        self._servers, self._rank, self._replies = servers, rank, servers.replies[rank]
 
     def send(self, node: int, requests: Sequence[Request], to: int) -> None:
-        """Send requests and store their replies."""
+        """Send requests; their replies are stored."""
         for request in requests:
-            message, nbytes = _travelled(request)
+            message, nbytes = _round_trip(request)
             assert isinstance(message, Request)
             self._servers.handle(to, message, nbytes)
 
     def receive(self, *, wait: bool) -> list[Message]:
-        """Return the stored replies."""
-        servers, mine = self._servers, self._answers
+        """Return the stored replies, or wait for one."""
+        servers, mine = self._servers, self._replies
         with servers.changed:
-            if not servers.changed.wait_for(lambda: mine or not wait, PATIENCE):
-                raise KVStoreError(f"worker {self._rank} has waited {PATIENCE:g} s for an answer.")
+            if not servers.changed.wait_for(lambda: mine or not wait, TIMEOUT):
+                raise KVStoreError(f"worker {self._rank} has waited {TIMEOUT:g} s for a reply.")
             found = list(mine)
             mine.clear()
             return found
@@ -132,7 +131,7 @@ class _Line:
         """Do nothing, because there are no connections."""
 
 
-def _travelled(message: Message) -> tuple[Message, int]:
-    """Encode and decode a message; return it and its bytes."""
+def _round_trip(message: Message) -> tuple[Message, int]:
+    """Encode and decode a message; return the result and the encoded size [bytes]."""
     frames = [memoryview(bytearray(frame)) for frame in encode(message)]
     return decode(frames).messages[0], sum(map(len, frames))

@@ -1,4 +1,4 @@
-"""Workers, servers and a scheduler as processes that run functions of a test."""
+"""Workers, servers and a scheduler as processes; the workers run functions of a test."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from distkit.kvstore import KVStore, Node
 from distkit.recording import recorder
 from distkit.trace.trace import Trace
 
-WAIT = 20.0  # time limit of a test [s]
+WAIT = 20.0  # time limit of each wait [s]
 until = partial(waiting.until, timeout=WAIT)
-START = get_context("forkserver")  # forks from a single-threaded process that has imported torch
+CONTEXT = get_context("forkserver")  # forks from a single-threaded process that has imported torch
 
 Function = Callable[[KVStore], Any]
 
 
-#: Elements of an array too large to be sent with the header.
+#: Number of elements of an array that is too large to be sent with the header.
 LARGE = 300_000
 
 
-def keeps_on(flag: str, end: str, **options) -> float:
-    """Push until the test stops it; return the difference from the stored value."""
+def push_until_stopped(flag: str, stop: str, **options) -> float:
+    """Push until the test creates ``stop``; return how far the values are from the pushed sum."""
     kv = kvstore.create("dist_async", **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init(["w", "large", "sent"], [torch.zeros(3), torch.zeros(LARGE), torch.zeros(1)])
     Path(flag).touch()
     sent = 0
-    while not Path(end).exists():
+    while not Path(stop).exists():
         kv.push(["w", "large"], [torch.ones(3), torch.ones(LARGE)])
         sent += 1
         kv.pull(["w", "large"])
@@ -60,16 +60,16 @@ def keeps_on(flag: str, end: str, **options) -> float:
 # -- in the nodes ----------------------------------------------------------------
 
 
-def serving(node: Node, line: Connection, record: bool) -> None:
-    """A server process; a second thread handles the test's commands."""
-    _rows(node, "record" if record else "stop")
+def serve(node: Node, line: Connection, record: bool) -> None:
+    """Run a server or the scheduler; a second thread handles the test's commands."""
+    _set_recording(node, "record" if record else "stop")
     service = kvstore.Service(node)
 
     def handle(command: Any) -> None:
-        if isinstance(command, tuple):  # the end of a process
+        if isinstance(command, tuple):  # a process has ended
             service.handle_departure(*command)
         else:
-            line.send(_rows(node, command))
+            line.send(_set_recording(node, command))
 
     threading.Thread(target=_receive, args=(line, handle), daemon=True).start()
     try:
@@ -79,7 +79,7 @@ def serving(node: Node, line: Connection, record: bool) -> None:
 
 
 def _receive(line: Connection, handle: Callable[[Any], None]) -> None:
-    """Handle the test's commands; end this process with the test."""
+    """Handle the test's commands; exit when the test ends."""
     try:
         while True:
             handle(line.recv())
@@ -87,51 +87,55 @@ def _receive(line: Connection, handle: Callable[[Any], None]) -> None:
         os._exit(0)
 
 
-def _rows(node: Node, word: str) -> list[recorder.Row]:
-    """Start or end a recording; return the rows of the last one."""
+def _set_recording(node: Node, command: str) -> list[recorder.Row]:
+    """Start or stop recording; return the rows recorded since the last call."""
     last = recorder.current()
-    recorder.set_current(recorder.Recorder(node.id) if word == "record" else None)
+    recorder.set_current(recorder.Recorder(node.id) if command == "record" else None)
     return last.drain() if last else []
 
 
-def working(node: Node, line: Connection, record: bool) -> None:
-    """A worker process; runs one function after the other."""
+def work(node: Node, line: Connection, record: bool) -> None:
+    """Run a worker, which executes one function after the other."""
     torch.set_num_threads(1)
     calls = queue.SimpleQueue[Any]()
     threading.Thread(target=_receive, args=(line, calls.put), daemon=True).start()
     while True:
-        mode, function, options, word, life = calls.get()
-        _rows(node, word)
+        mode, function, options, command, life = calls.get()
+        _set_recording(node, command)
         try:
-            line.send("begun")
+            line.send("started")
             kvstore.use(replace(node, incarnation=life))
             result = function(kvstore.create(mode, **options))
             kvstore.release()
         except BaseException as e:
             kvstore.release(flush=False)
             result = f"{type(e).__name__}: {e}"
-        line.send((result, _rows(node, "stop")))
+        line.send((result, _set_recording(node, "stop")))
 
 
 # -- in the test -----------------------------------------------------------------
 
 
 class Nodes:
-    """W workers, and S servers and a scheduler that are new for each run.
+    """Workers, and servers and a scheduler that are restarted for each run.
 
-    ``run`` runs a function on every worker.
+    Args:
+        workers: number of workers.
+        servers: number of servers.
+        folder: the folder of their sockets.
+        others: further fields of all nodes.
     """
 
     def __init__(self, workers: int, servers: int, folder: str, **others: Any) -> None:
         self.workers, self.servers, self.folder = workers, servers, folder
-        self.others = others  # fields of every Node
+        self.others = others
         self.lines: dict[int, Connection] = {}
         self.processes: dict[int, Any] = {}
         for i in range(workers):
             self.start("worker", i)
 
-    def renew(self, record: bool) -> None:
-        """Start servers and scheduler of a run after those of the last one have ended."""
+    def restart_servers(self, record: bool) -> None:
+        """Stop the servers and the scheduler of the last run, and start new ones."""
         self.end([n for n in self.processes if n >= self.workers])
         self.start("scheduler", 0, record)
         for i in range(self.servers):
@@ -140,9 +144,9 @@ class Nodes:
     def start(self, role: str, index: int, record: bool = False, **other: Any) -> int:
         fields = {"workers": self.workers, "servers": self.servers} | self.others | other
         node = Node(role, index, folder=self.folder, **fields)
-        mine, theirs = START.Pipe()
-        target = working if role == "worker" else serving
-        process = START.Process(target=target, args=(node, theirs, record), daemon=True)
+        mine, theirs = CONTEXT.Pipe()
+        target = work if role == "worker" else serve
+        process = CONTEXT.Process(target=target, args=(node, theirs, record), daemon=True)
         process.start()
         theirs.close()
         self.lines[node.id], self.processes[node.id] = mine, process
@@ -150,11 +154,11 @@ class Nodes:
         return node.id
 
     def _report_end(self, node: int, process: Any) -> None:
-        """Report the end of a process to the scheduler, unless the test has ended it."""
+        """Report the end of a process to the scheduler, unless the test ended the process."""
         wait([process.sentinel])
         scheduler = self.lines.get(self.workers + self.servers)
         if scheduler is not None and self.processes.get(node) is process:
-            with suppress(OSError):  # the scheduler has ended, too
+            with suppress(OSError):  # the scheduler has also ended
                 scheduler.send((node, 0, "signal SIGKILL"))
 
     def begin(
@@ -170,17 +174,17 @@ class Nodes:
     ) -> None:
         """Start a run, or join the current one, without waiting for its end."""
         if not join:
-            self.renew(record)
-        word = "record" if record else "stop"
+            self.restart_servers(record)
+        command = "record" if record else "stop"
         for worker in range(self.workers) if only is None else only:
-            self.lines[worker].send((mode, function, options, word, life))
-            assert self.receive(worker) == "begun"
+            self.lines[worker].send((mode, function, options, command, life))
+            assert self.receive(worker) == "started"
 
     def result(self, worker: int) -> Any:
         return self.receive(worker)[0]
 
     def receive(self, node: int) -> Any:
-        assert self.lines[node].poll(WAIT), f"node {node} does not answer"
+        assert self.lines[node].poll(WAIT), f"node {node} does not reply"
         return self.lines[node].recv()
 
     def run(self, mode: str, function: Function, **options: Any) -> list[Any]:
@@ -188,17 +192,17 @@ class Nodes:
         return [self.result(w) for w in range(self.workers)]
 
     def trace(self, mode: str, function: Function) -> tuple[list[Any], Trace]:
-        """Return the trace of a recorded run."""
+        """Record a run; return its results and trace."""
         services = range(self.workers, self.workers + self.servers + 1)
         self.begin(mode, function, record=True)
-        answers = [self.receive(w) for w in range(self.workers)]
-        rows = {w: rows for w, (_, rows) in enumerate(answers)}
-        rows |= {node: self.tell(node, "stop") for node in services}
+        replies = [self.receive(w) for w in range(self.workers)]
+        rows = {w: rows for w, (_, rows) in enumerate(replies)}
+        rows |= {node: self.request(node, "stop") for node in services}
         events = [recorder.to_event(node, row) for node, mine in rows.items() for row in mine]
-        return [result for result, _ in answers], Trace(events)
+        return [result for result, _ in replies], Trace(events)
 
-    def tell(self, node: int, word: str) -> Any:
-        self.lines[node].send(word)
+    def request(self, node: int, command: str) -> Any:
+        self.lines[node].send(command)
         return self.receive(node)
 
     def end(self, nodes: list[int]) -> None:
@@ -213,8 +217,8 @@ class Nodes:
 @contextmanager
 def forks() -> Iterator[None]:
     """Start the fork server of the nodes; stop it at the end."""
-    # the package imports lazily; otherwise each node would import torch
-    START.set_forkserver_preload(["distkit.kvstore.client.worker"])
+    # the package imports lazily: without the module, each node would import torch
+    CONTEXT.set_forkserver_preload(["distkit.kvstore.client.worker"])
     yield
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
@@ -230,19 +234,19 @@ def started(workers: int, servers: int, **others: Any) -> Iterator[Nodes]:
 
 
 def interrupt(nodes: Nodes, worker: int) -> tuple[float, list[recorder.Row]]:
-    """Interrupt a waiting worker; return the seconds until it raised, and its rows."""
+    """Interrupt a waiting worker; return the time until it raised [s], and its rows."""
     process = psutil.Process(nodes.processes[worker].pid)
     until(lambda: process.status() == psutil.STATUS_SLEEPING)
-    begun = time.monotonic()
+    start = time.monotonic()
     process.send_signal(signal.SIGINT)
     result, rows = nodes.receive(worker)
     assert result == "KeyboardInterrupt: "
-    return time.monotonic() - begun, rows
+    return time.monotonic() - start, rows
 
 
 def throw(path: Path, count: int) -> None:
     """Send random bytes to a Unix socket; reconnect whenever it is closed."""
-    chance = random.Random(0)
+    rng = random.Random(0)
     line: socket.socket | None = None
     for _ in range(count):
         try:
@@ -250,7 +254,7 @@ def throw(path: Path, count: int) -> None:
                 line = socket.socket(socket.AF_UNIX)
                 line.settimeout(5)
                 line.connect(str(path))
-            line.sendall(chance.randbytes(chance.randrange(1, 200)))
+            line.sendall(rng.randbytes(rng.randrange(1, 200)))
         except OSError:
             if line is not None:
                 line.close()

@@ -1,4 +1,4 @@
-"""Laboratories for tests, and the processes left in them."""
+"""Laboratories for tests, and the processes in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distkit_hosts.laboratory.starting import PATH
 
 @contextmanager
 def laboratory(*args: Any, **kwargs: Any) -> Iterator[Laboratory]:
-    """Create a laboratory, or skip the test."""
+    """Create a laboratory, or skip the test where this is not possible."""
     try:
         lab = Laboratory(*args, **kwargs)
     except LaboratoryError as error:
@@ -31,7 +31,7 @@ def namespace(pid: int | str) -> int:
     return Path(f"/proc/{pid}/ns/net").stat().st_ino
 
 
-def inhabitants(namespaces: set[int]) -> list[str]:
+def processes_in(namespaces: set[int]) -> list[str]:
     """Return the processes in these network namespaces."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -41,30 +41,30 @@ def inhabitants(namespaces: set[int]) -> list[str]:
     return found
 
 
-def say(lab: Laboratory, host: str, command: str, **options: Any) -> str:
+def run_shell(lab: Laboratory, host: str, command: str, **options: Any) -> str:
     """Run a shell command on a host and return its output."""
-    ran = lab.run(host, ["sh", "-c", command], capture_output=True, text=True, **options)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.strip()
+    completed = lab.run(host, ["sh", "-c", command], capture_output=True, text=True, **options)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout.strip()
 
 
 def needs(program: str, package: str) -> pytest.MarkDecorator:
     """Skip a test where a program is not installed."""
     missing = not shutil.which(program, path=PATH)
-    return pytest.mark.skipif(missing, reason=f"there is no {program} here ({package})")
+    return pytest.mark.skipif(missing, reason=f"{program} is not installed ({package})")
 
 
 @contextmanager
-def hidden(lab: Laboratory, host: str, folder: Path) -> Iterator[None]:
-    """Put an empty folder in the place of one that a host shares."""
+def hide_folder(lab: Laboratory, host: str, folder: Path) -> Iterator[None]:
+    """Mount an empty file system over a folder of a host."""
     lab._admin(host, "mount", "-t", "tmpfs", "tmpfs", str(folder))
     yield
     lab._admin(host, "umount", "--lazy", str(folder))
 
 
 @contextmanager
-def shrunk(lab: Laboratory, host: str, folder: str) -> Iterator[None]:
-    """Leave half a megabyte in a file system of a host."""
+def shrink_filesystem(lab: Laboratory, host: str, folder: str) -> Iterator[None]:
+    """Shrink a file system of a host to 512 KiB."""
     remount = "mount", "--options-mode=ignore", "-o"
     lab._admin(host, *remount, "remount,size=512k", folder)
     yield

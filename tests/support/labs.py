@@ -1,4 +1,4 @@
-"""Helpers of the JupyterLab tests: run a cell, change the theme, take pictures."""
+"""Helpers for tests in JupyterLab: run a cell, change the theme, save screenshots."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def outputs(page: Any, awaited: str) -> list[str]:
 def change_theme(page: Any, name: str) -> None:
     """Switch JupyterLab to the theme ``"Light"`` or ``"Dark"``.
 
-    JupyterLab raises if the theme changes while the splash of the previous change fades.
+    JupyterLab fails if the theme changes while the splash screen of the previous change fades.
     """
     command(page, "apputils:change-theme", theme=f"JupyterLab {name}")
     page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {name}']", state="attached")

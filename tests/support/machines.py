@@ -1,4 +1,4 @@
-"""Two simulated machines: agents with separate folders, connected by TCP."""
+"""Two simulated machines: local agents with separate folders, connected by TCP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import distkit as dk
 
 ALPHA, BETA = "127.0.0.1", "127.0.0.2"
 
-#: An ssh that runs the command here.
+#: A fake ssh that runs the command on this machine.
 _SSH = """
 while [ "${1#-}" != "$1" ]; do case "$1" in -o|-p) shift;; esac; shift; done
 shift; exec sh -c "$*"
@@ -16,6 +16,6 @@ shift; exec sh -c "$*"
 
 
 def two_machines(alpha: int, beta: int, **options: Any) -> dk.Cluster:
-    """Start a cluster with ``alpha`` and ``beta`` ranks on the machines."""
+    """Start a cluster with ``alpha`` ranks on one machine and ``beta`` ranks on the other."""
     ssh = ["sh", "-c", _SSH, "ssh"]
     return dk.Cluster(hosts={ALPHA: alpha, BETA: beta}, ssh_cmd=ssh, **options)

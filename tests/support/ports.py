@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def reserved_port() -> Iterator[int]:
     """Reserve a port that one process can listen on.
 
-    The port is bound without listening, so that the system gives it to no other process;
+    The port is bound without listening, so that the system assigns it to no other process;
     ``SO_REUSEADDR`` lets a server, such as a TCPStore, bind it too.
     """
     with socket.socket() as held:

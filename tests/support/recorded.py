@@ -10,21 +10,21 @@ import numpy as np
 from distkit.algorithms.rounds import Round, chunk_sizes
 from distkit.trace.trace import Trace
 
-#: Sizes of the messages in order, by sender and receiver.
+#: The sizes of messages in their order, by sender and receiver.
 Sizes = dict[tuple[int, int], list[int]]
 
 
 def message_sizes(trace: Trace) -> Sizes:
-    """Return the messages of a run [bytes]."""
+    """Return the sizes of a run's messages [bytes]."""
     found: Sizes = defaultdict(list)
     for m in sorted(trace.messages, key=lambda m: m.send or (0, 0)):
-        assert m.recv is not None, f"nobody received {m}"
+        assert m.recv is not None, f"{m} was not received"
         found[m.src, m.dst].append(m.nbytes)
     return dict(found)
 
 
 def scheduled_sizes(rounds: Iterable[Round], length: int, chunks: int) -> Sizes:
-    """Return the messages of a schedule [elements]."""
+    """Return the sizes of a schedule's messages [elements]."""
     size, found = chunk_sizes(length, chunks), defaultdict(list)
     for t in rounds:
         counts = np.broadcast_to(t.count, t.src.shape)
@@ -34,7 +34,7 @@ def scheduled_sizes(rounds: Iterable[Round], length: int, chunks: int) -> Sizes:
 
 
 def concatenated(parts: Iterable[Sizes]) -> Sizes:
-    """Concatenate runs."""
+    """Concatenate the messages of consecutive parts."""
     found: Sizes = defaultdict(list)
     for part in parts:
         for link, sizes in part.items():
@@ -45,6 +45,6 @@ def concatenated(parts: Iterable[Sizes]) -> Sizes:
 def identifying_lengths(chunks: int) -> list[int]:
     """Return tensor lengths whose chunk sizes identify the chunks.
 
-    With up to seven chunks, all are identified; with more, some of them.
+    Up to seven chunks are all identified; of more chunks, only some.
     """
     return [0, max(chunks - 1, 0), *range(chunks, 2 * chunks, max(1, chunks // 4))]

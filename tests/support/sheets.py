@@ -7,16 +7,17 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[2] / "test-results"
 
-#: In the page: views draw in the next frame; one whose size has changed hears so in one frame and
-#: draws in the one after. New colours arrive by transitions; a dot that pulses for ever is none.
+#: In the page: views draw in the next frame. After a change of size, a view is notified in one
+#: frame and draws in the next. New colors are animated; endless animations, such as a pulse, are
+#: ignored.
 SETTLED = """async () => {
     const frame = () => new Promise((done) => requestAnimationFrame(done));
     await frame();
     await frame();
-    const passing = document.getAnimations()
+    const finite = document.getAnimations()
         .filter((a) => a.effect.getComputedTiming().endTime !== Infinity);
-    if (!passing.length) return;
-    await Promise.all(passing.map((a) => a.finished.catch(() => {})));
+    if (!finite.length) return;
+    await Promise.all(finite.map((a) => a.finished.catch(() => {})));
     await frame();
     await frame();
 }"""
@@ -27,9 +28,9 @@ PAGE = """<!DOCTYPE html><meta charset="utf-8"><meta name="color-scheme" content
 const state = %s, on = [];
 const model = {get: (k) => state[k], on: (k, f) => on.push([k, f]),
   off: (k, f) => on.splice(on.findIndex((one) => one[1] === f), 1)};
-const tell = (name) => { for (const [k, f] of on) if (k.split(":")[0] === name) f(); };
-window.feed = (more) => { Object.assign(state, more); tell("change"); };
-window.lose = () => tell("comm_live_update");
+const notify = (name) => { for (const [k, f] of on) if (k.split(":")[0] === name) f(); };
+window.feed = (delta) => { Object.assign(state, delta); notify("change"); };
+window.lose = () => notify("comm_live_update");
 window.dispose = view.render({model, el: document.getElementById("at")});
 window.listeners = () => on.length;
 window.leaked = [];
@@ -37,8 +38,8 @@ document.addEventListener("keydown", (e) => leaked.push(e.key));
 </script>"""
 
 
-def letters(data: bytes) -> str:
-    """Encode arrays as text for a page without a kernel."""
+def to_base64(data: bytes) -> str:
+    """Encode an array as text, for a page without a kernel."""
     return base64.b64encode(data).decode("ascii")
 
 
@@ -55,8 +56,8 @@ class Sheet:
         state = view.get_state("picture")
         name = state["picture"].get("view") or type(view).__name__.lower()
         script = view._esm.replace("export default", "const view =")
-        reported = json.dumps(state, allow_nan=False, default=letters)
-        text = PAGE % (view._css, script, reported.replace("<", "\\u003c"))
+        encoded = json.dumps(state, allow_nan=False, default=to_base64)
+        text = PAGE % (view._css, script, encoded.replace("<", "\\u003c"))
         path.write_text(text, encoding="utf-8")
         self.page.goto(path.as_uri())
         self._root = self.page.locator(f"#at .distkit-{name}[data-drawn]")
@@ -71,20 +72,20 @@ class Sheet:
     def refresh(self, trace: Any, live: bool = False) -> None:
         """Update the view with a trace, and wait until it is drawn."""
         self.view._process(trace, live)
-        state = json.dumps(self.view.get_state("picture"), default=letters)
-        self.drawn(lambda: self.page.evaluate("state => feed(JSON.parse(state))", state))
+        state = json.dumps(self.view.get_state("picture"), default=to_base64)
+        self.wait_until_drawn(lambda: self.page.evaluate("state => feed(JSON.parse(state))", state))
 
-    def drawn(self, act: Any) -> None:
+    def wait_until_drawn(self, action: Any) -> None:
         """Perform an action and wait until it is drawn."""
         before = self.root.get_attribute("data-drawn")
-        act()
+        action()
         self.page.wait_for_function(
             "n => document.querySelector('#at figure').dataset.drawn !== n", arg=before
         )
 
     def press(self, *keys: str) -> None:
         for key in keys:
-            self.drawn(lambda key=key: self.page.keyboard.press(key))
+            self.wait_until_drawn(lambda key=key: self.page.keyboard.press(key))
 
     def text(self, selector: str) -> str:
         return str(self.root.locator(selector).first.inner_text())
@@ -93,7 +94,7 @@ class Sheet:
         return list(self.root.locator(selector).all_inner_texts())
 
     def is_drawn(self, selector: str) -> bool:
-        """Return whether a canvas has more than one colour."""
+        """Return whether a canvas has more than one color."""
         return bool(
             self.root.locator(selector).first.evaluate(
                 """c => new Set(new Uint32Array(
@@ -101,8 +102,8 @@ class Sheet:
             )
         )
 
-    def pictures(self, name: str) -> None:
-        """Take screenshots in both themes, wide and narrow."""
+    def save_screenshots(self, name: str) -> None:
+        """Save screenshots in both themes, wide and narrow."""
         RESULTS.mkdir(exist_ok=True)
         for theme in ("light", "dark"):
             for width in (1200, 760):
@@ -112,7 +113,7 @@ class Sheet:
                 self.page.screenshot(path=RESULTS / f"{name}-{theme}-{width}.png", full_page=True)
 
     def assert_clean(self) -> None:
-        """Check that there are no errors and requests, and that removal leaves nothing."""
+        """Assert that there were no errors or requests, and that disposal removes the view."""
         assert self.tab.errors == [] and self.tab.outside == []
         self.page.evaluate("dispose()")
         assert self.page.evaluate("listeners()") == 0

@@ -1,4 +1,4 @@
-"""Simulates programs of communication calls under gloo, and writes their events.
+"""Simulates programs of communication calls under gloo, and records their events.
 
 A program is a list of steps for each rank. A send and its receive complete together; a collective
 completes when all members have called it.
@@ -21,7 +21,7 @@ from distkit.trace.trace import Trace
 
 @dataclass
 class Step:
-    """A step: an operation, or (``wait``) the wait for an earlier step's request."""
+    """An operation or, with ``wait``, the wait for the request of an earlier step."""
 
     op: Op | None
     peer: int | None = None
@@ -62,7 +62,7 @@ class Posted:
     seq: int
     step: Step
     peer: int | None
-    met: bool = False
+    matched: bool = False
     done: bool = False
     blocked: bool = False
 
@@ -72,7 +72,7 @@ class Simulation:
     programs: list[list[Step]]
     groups: dict[str, list[int]] = field(default_factory=dict)
     random: random.Random = field(default_factory=lambda: random.Random(0))
-    note: float = 0.5  # probability that a wait is reported before it ends
+    report_probability: float = 0.5  # of reporting a wait before it ends
 
     def __post_init__(self):
         n = len(self.programs)
@@ -85,7 +85,7 @@ class Simulation:
 
     # -- one step ---------------------------------------------------------------
 
-    def put(self, p, state):
+    def add_event(self, p, state):
         self.clock += 1e-5
         peer = p.peer if state is State.COMPLETED else p.step.peer
         self.events.append(p.step.event(p.rank, p.seq, state, self.clock, peer))
@@ -93,45 +93,45 @@ class Simulation:
     def post(self, rank, step):
         p = Posted(rank, self.seqs[rank], step, step.peer)
         self.seqs[rank] += 1
-        self.put(p, State.SCHEDULED)
-        self.put(p, State.STARTED)
+        self.add_event(p, State.SCHEDULED)
+        self.add_event(p, State.STARTED)
         self.by_step[rank, id(step)] = p
         if step.op in COLLECTIVES:
             self.calls[step.group][rank].append(p)
-            self.meet_all(step.group, len(self.calls[step.group][rank]) - 1)
+            self.match_collective(step.group, len(self.calls[step.group][rank]) - 1)
         else:
             self.posted.append(p)
-            self.meet(p)
+            self.match(p)
         return p
 
-    def meet(self, p):
-        """Match messages in order by receiver, tag and group."""
+    def match(self, p):
+        """Match a send with the first unmatched receive of its tag and group, or vice versa."""
         for other in self.posted:
-            if other.met or other.step.op is p.step.op:
+            if other.matched or other.step.op is p.step.op:
                 continue
             send, recv = (p, other) if p.step.op is Op.SEND else (other, p)
-            fits = (send.step.group, send.step.tag) == (recv.step.group, recv.step.tag)
-            if fits and send.peer == recv.rank and recv.peer in (None, send.rank):
-                send.met = recv.met = True
+            same = (send.step.group, send.step.tag) == (recv.step.group, recv.step.tag)
+            if same and send.peer == recv.rank and recv.peer in (None, send.rank):
+                send.matched = recv.matched = True
                 recv.peer = send.rank
                 return
 
-    def meet_all(self, group, nth):
+    def match_collective(self, group, nth):
         rows = [self.calls[group][r] for r in self.groups[group]]
         if all(len(row) > nth for row in rows):
             column = [row[nth] for row in rows]
             if len({(p.step.op, p.step.peer) for p in column}) == 1:
                 for p in column:
-                    p.met = True
+                    p.matched = True
 
     def ready(self, rank):
         wait = self.waits[rank]
-        return wait.met if wait is not None else self.at[rank] < len(self.programs[rank])
+        return wait.matched if wait is not None else self.at[rank] < len(self.programs[rank])
 
     def advance(self, rank):
         wait = self.waits[rank]
         if wait is not None:
-            self.put(wait, State.COMPLETED)
+            self.add_event(wait, State.COMPLETED)
             wait.done, self.waits[rank] = True, None
             return
         step = self.programs[rank][self.at[rank]]
@@ -144,49 +144,49 @@ class Simulation:
 
     def block(self, rank):
         wait = self.waits[rank]
-        if wait is not None and not wait.met and not wait.blocked:
-            self.put(wait, State.BLOCKED)
+        if wait is not None and not wait.matched and not wait.blocked:
+            self.add_event(wait, State.BLOCKED)
             wait.blocked = True
 
     # -- a whole run --------------------------------------------------------------
 
-    def run(self, most=100_000):
-        """Run until no rank can move, or for ``most`` moves."""
-        for _ in range(most):
-            able = [r for r in range(len(self.programs)) if self.ready(r)]
-            if not able:
+    def run(self, limit=100_000):
+        """Run until no rank can continue, or for ``limit`` moves."""
+        for _ in range(limit):
+            ready = [r for r in range(len(self.programs)) if self.ready(r)]
+            if not ready:
                 break
-            self.advance(self.random.choice(able))
-            if self.random.random() < self.note:
+            self.advance(self.random.choice(ready))
+            if self.random.random() < self.report_probability:
                 self.block(self.random.randrange(len(self.programs)))
         return self
 
     @property
     def stuck(self):
-        return [r for r, w in enumerate(self.waits) if w is not None and not w.met]
+        return [r for r, w in enumerate(self.waits) if w is not None and not w.matched]
 
     @property
     def info(self):
         return RunInfo(world_size=len(self.programs), groups=self.groups)
 
     def live(self):
-        """Return the current trace, with all waits and ends reported."""
+        """Return the current trace, in which all waits and ends are reported."""
         for r in range(len(self.programs)):
             self.block(r)
         return Trace(self.events, structs.replace(self.info, ends=self.ends("")))
 
     def released(self):
-        """Return the trace after stuck ranks were released."""
+        """Return the trace after the stuck ranks were released."""
         for r in self.stuck:
             self.block(r)
-            self.put(self.waits[r], State.FAILED)
+            self.add_event(self.waits[r], State.FAILED)
         return Trace(self.events, structs.replace(self.info, ends=self.ends("released")))
 
-    def ends(self, held):
-        over = {
+    def ends(self, stuck):
+        returned = {
             r: self.waits[r] is None and self.at[r] == len(p) for r, p in enumerate(self.programs)
         }
-        how = {r: "returned" if over[r] else held for r in over}
+        how = {r: "returned" if returned[r] else stuck for r in returned}
         return {r: RankEnd(h) for r, h in how.items() if h}
 
 

@@ -1,6 +1,6 @@
 """Slurm in a laboratory: its controller on the head, and its daemon on each other host.
 
-Its plug-ins need no cgroups, so it runs wherever a laboratory does.
+The selected plugins need no cgroups, so Slurm runs wherever a laboratory does.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def _settings(lab: Laboratory) -> Path:
 
 
 def start_slurm(lab: Laboratory) -> None:
-    """Start munge, the controller and the daemons, unless they run; wait until all nodes are ready.
+    """Start munge, the controller and the daemons, unless they run; wait until all nodes are idle.
 
     Args:
-        lab: the laboratory, whose first host has the controller; the others are nodes.
+        lab: a laboratory; its first host runs the controller, and the others are nodes.
 
     Raises:
         LaboratoryError: Slurm is not installed here, or does not start.

@@ -1,8 +1,7 @@
 """A fake device for tests without a GPU; its tensors are in host memory.
 
 For torch it is the device ``pretend:0``, with a dispatch key, a thread in backward passes, and
-copies to the CPU. It executes operations at once, or after :func:`stop` only when :func:`go` is
-called.
+copies to the CPU. It executes operations immediately; after :func:`stop`, it waits for :func:`go`.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ KEY = "PrivateUse1"
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _storage = torch._C._construct_storage_from_data_pointer
-#: Memory of the device by address. It is never freed, so that addresses stay unique.
+#: The device's memory, by address. It is never freed, which keeps addresses unique.
 _memory: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 _libraries: list[Any] = []
 
 #: The operators that ran on the device, by name.
 heard: list[str] = []
 
-_works = threading.Event()
-_works.set()
-_open: list[Event] = []  # not yet executed by the device
+_running = threading.Event()
+_running.set()
+_pending: list[Event] = []  # not yet reached by the device
 _capturing = False
 
 
@@ -44,7 +43,7 @@ class Event:
 
     def query(self) -> bool:
         """Return whether the device has reached the event."""
-        assert not _capturing, "a capture fails if the device is asked for anything"
+        assert not _capturing, "a capture fails if the device is queried"
         return self.at is not None
 
     def record(self, stream: object = None) -> None:
@@ -69,10 +68,10 @@ class _Stream:
     def record_event(self, event: Event | None = None) -> Event:
         assert not _capturing
         event = event or Event()
-        if _works.is_set():
+        if _running.is_set():
             event.at = time.monotonic()
         else:
-            _open.append(event)
+            _pending.append(event)
         return event
 
 
@@ -91,20 +90,20 @@ class _Module(registration._DummyBackendModule):
 
 def stop() -> None:
     """Stop executing operations."""
-    _works.clear()
+    _running.clear()
 
 
 def go() -> None:
-    """Execute all pending operations."""
-    for event in _open:
+    """Reach all pending events, and execute operations again."""
+    for event in _pending:
         event.at = time.monotonic()
-    _open.clear()
-    _works.set()
+    _pending.clear()
+    _running.set()
 
 
 @contextmanager
 def capture() -> Iterator[None]:
-    """Capture a graph of calls."""
+    """Simulate the capture of a graph."""
     global _capturing
     _capturing = True
     try:
@@ -118,15 +117,15 @@ def install() -> None:
     registration._setup_privateuseone_for_python_backend("pretend", backend_module=_Module())
     library = torch.library.Library("_", "IMPL")
     library.fallback(_run, KEY)
-    torch.UntypedStorage.resize_ = _resizing(torch.UntypedStorage.resize_)  # type: ignore
+    torch.UntypedStorage.resize_ = _ignore_frees(torch.UntypedStorage.resize_)  # type: ignore
     _libraries.append(library)
 
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     heard.append(op.name())
     if op is torch.ops.aten._local_scalar_dense.default:
-        _works.wait()
-    known: list[tuple[torch.Tensor, torch.Tensor]] = []  # a device tensor in host memory
+        _running.wait()
+    known: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors on the host and on the device
 
     def on_host(value: Any) -> Any:
         if isinstance(value, torch.device):
@@ -137,8 +136,8 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
         return known[-1][0]
 
     def on_device(value: Any) -> Any:
-        ours = [ours for host, ours in known if host is value]
-        return ours[0] if ours else _to_device(value)
+        found = [ours for host, ours in known if host is value]
+        return found[0] if found else _to_device(value)
 
     args, kwargs = tree.tree_map(on_host, (args, kwargs))
     if op is torch.ops.aten._copy_from.default:
@@ -147,18 +146,18 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
         return args[1].copy_(args[0])
     result = tree.tree_map(on_device, op(*args, **kwargs))
     for host, ours in known:
-        if host.shape != ours.shape:  # resized for a result
+        if host.shape != ours.shape:  # resized by the operator
             _point(ours, host)
     return result
 
 
-def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:
-    """Ignore FSDP's frees: the device never frees memory."""
+def _ignore_frees(resize: Callable[..., Any]) -> Callable[..., Any]:
+    """Make resizing a device storage, by which FSDP frees memory, have no effect."""
 
-    def resizing(storage: Any, size: int) -> Any:
+    def resize_host(storage: Any, size: int) -> Any:
         return storage if storage.device.type == "pretend" else resize(storage, size)
 
-    return resizing
+    return resize_host
 
 
 def _to_host(value: torch.Tensor) -> torch.Tensor:
@@ -170,9 +169,9 @@ def _to_host(value: torch.Tensor) -> torch.Tensor:
 def _to_device(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    made = torch._C._acc.create_empty_tensor((0,), value.dtype)
-    _point(made, value)
-    return made
+    tensor = torch._C._acc.create_empty_tensor((0,), value.dtype)
+    _point(tensor, value)
+    return tensor
 
 
 def _point(ours: torch.Tensor, host: torch.Tensor) -> None:
@@ -184,19 +183,19 @@ def _point(ours: torch.Tensor, host: torch.Tensor) -> None:
     _set(_CPU, ours, _memory[address][1], host.storage_offset(), host.shape, host.stride())
 
 
-def stage() -> None:
+def stage_messages() -> None:
     """Stage gloo's messages through host memory, as for ranks that share a GPU."""
     from distkit.cluster.rank import gpu
     from distkit.recording.tap import tap
 
-    tap.remove()  # a receive ends after its copy to the device
+    tap.remove()  # installed last, so that a receive ends after its copy to the device
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # overriding kernels is intended
+        warnings.simplefilter("ignore")  # the kernels are overridden on purpose
         gpu.stage_messages(KEY)
     tap.install()
 
 
-def in_streams() -> None:
+def register_async_backend() -> None:
     """Register a backend that returns immediately, like NCCL, and changes no tensor."""
     from distkit.recording.tap import tap
 

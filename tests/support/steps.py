@@ -1,4 +1,4 @@
-"""A stepper without processes: simulates scripts of operations."""
+"""A stepper without processes, which simulates scripts of operations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Found:
 
 
 class FakeStepper:
-    """A stepper over ``scripts``: the calls of each rank, as fields of events."""
+    """A stepper over ``scripts``, which have the calls of each rank as fields of events."""
 
     def __init__(self, name: str, scripts: list[list[Call]], sources: dict[str, str]) -> None:
         self.name, self.scripts, self.sources = name, scripts, sources
@@ -46,17 +46,17 @@ class FakeStepper:
         self.playing, self.findings, self.error = False, [], ""
         self.calls: list[tuple[str, Any]] = []
         self.ends: dict[int, RankEnd] = {}
-        self.facts: dict[str, Any] = {}  # also in the trace's info
+        self.facts: dict[str, Any] = {}  # further fields of the trace's info
         self.about: dict[int, RankInfo] = {}
-        self._board, self._events = WaitForGraph(len(scripts)), []
-        self._clock, self._next, self._in = 4711.0, [-1] * len(scripts), {}
+        self._graph, self._events = WaitForGraph(len(scripts)), []
+        self._clock, self._next, self._in_call = 4711.0, [-1] * len(scripts), {}
         self._watchers, self._readers = [], []
         self.moments, self.position = [], 0
         for rank in self.ranks:
             self._arrive(rank)
-        self._note(())
+        self._add_moment(())
 
-    # -- read by live views ---------------------------------------------------------
+    # -- for live views -------------------------------------------------------------
 
     @property
     def trace(self) -> Trace:
@@ -74,7 +74,7 @@ class FakeStepper:
     @property
     def finished(self) -> bool:
         ended = (RankStatus.FINISHED, RankStatus.FAILED, RankStatus.DIED, RankStatus.RELEASED)
-        return all(s.status in ended for s in self._board.rank_states)
+        return all(s.status in ended for s in self._graph.rank_states)
 
     def subscribe(self, callback):
         self._readers.append(callback)
@@ -88,24 +88,24 @@ class FakeStepper:
 
     def next(self, rank: int | None = None) -> None:
         self.calls.append(("next", rank))
-        paused = [s.rank for s in self._board.rank_states if s.status is RankStatus.PAUSED]
+        paused = [s.rank for s in self._graph.rank_states if s.status is RankStatus.PAUSED]
         chosen = paused if rank is None else [r for r in paused if r == rank]
         if not chosen:
-            raise RunError(f"{self._board.rank_state(rank or 0)}. Let another rank go first.")
+            raise RunError(f"{self._graph.rank_state(rank or 0)}. Let another rank go first.")
         for r in chosen:
-            self._tell(r, State.STARTED, "before")
+            self._add_event(r, State.STARTED, "before")
         for r in chosen:
-            self._tell(r, State.BLOCKED)
-            self._in[r] = True
+            self._add_event(r, State.BLOCKED)
+            self._in_call[r] = True
         self._complete()
-        self._note(tuple(chosen))
+        self._add_moment(tuple(chosen))
 
     def play(self, speed: float = 1.0) -> None:
         self.calls.append(("play", speed))
         self.playing, past = True, self.position < len(self.moments) - 1
-        while self.position < len(self.moments) - 1:  # once more what was
+        while self.position < len(self.moments) - 1:  # replay the past moments
             self.seek(self.position + 1)
-        waits = lambda: any(s.status is RankStatus.PAUSED for s in self._board.rank_states)  # noqa: E731
+        waits = lambda: any(s.status is RankStatus.PAUSED for s in self._graph.rank_states)  # noqa: E731
         while not past and self.playing and waits():
             self.next()
         self.playing = False
@@ -133,19 +133,19 @@ class FakeStepper:
         self.ends = {r: RankEnd("released") for r in self.ranks}
         self.ends[rank] = RankEnd(how, text, where)
         for r, end in self.ends.items():
-            self._board.end(r, end.how, end.text)
-        self._note(())
+            self._graph.end(r, end.how, end.text)
+        self._add_moment(())
 
-    # -- inside -------------------------------------------------------------------------
+    # -- internal -----------------------------------------------------------------------
 
     def _arrive(self, rank: int) -> None:
         self._next[rank] += 1
         if self._next[rank] == len(self.scripts[rank]):
-            self._board.end(rank, "returned")
+            self._graph.end(rank, "returned")
         else:
-            self._tell(rank, State.SCHEDULED, "before")
+            self._add_event(rank, State.SCHEDULED, "before")
 
-    def _tell(self, rank: int, state: State, values: str = "") -> None:
+    def _add_event(self, rank: int, state: State, values: str = "") -> None:
         self._clock += 0.07 * MS
         call = dict(self.scripts[rank][self._next[rank]])
         caller = call.pop("caller", None)
@@ -162,23 +162,23 @@ class FakeStepper:
             summary=summary(seen) if seen else None,
         )
         self._events.append(event)
-        self._board.feed([event])
+        self._graph.feed([event])
         for reader in list(self._readers):
             reader([event])
 
     def _complete(self) -> None:
-        """Advance ranks with complete calls."""
+        """Complete the calls that can return, and continue their ranks."""
         while met := [
-            r for r in self._in if self._board.rank_state(r).status is RankStatus.RUNNING
+            r for r in self._in_call if self._graph.rank_state(r).status is RankStatus.RUNNING
         ]:
             for r in met:
-                self._tell(r, State.COMPLETED, "after")
+                self._add_event(r, State.COMPLETED, "after")
             for r in met:
-                del self._in[r]
+                del self._in_call[r]
                 self._arrive(r)
 
-    def _note(self, choice: tuple[int, ...]) -> None:
-        rank_states = tuple(self._board.rank_states)
+    def _add_moment(self, choice: tuple[int, ...]) -> None:
+        rank_states = tuple(self._graph.rank_states)
         self.moments = [*self.moments, Moment(len(self._events), self._clock, choice, rank_states)]
         self.position = len(self.moments) - 1
         self._changed()
@@ -240,7 +240,7 @@ def swap():
 
 
 def ring(n: int = 4, size: int = 64) -> FakeStepper:
-    """Return scripts of a ring reduce-scatter with values, and a barrier."""
+    """Return a stepper through a ring reduce-scatter with values, and a barrier."""
     k = size // n
     x = [[(-1 + 2 * i / (size - 1)) * (r + 1) for i in range(size)] for r in range(n)]
     scripts: list[list[Call]] = [[] for _ in range(n)]
@@ -275,8 +275,8 @@ def ring(n: int = 4, size: int = 64) -> FakeStepper:
     return FakeStepper("fn", scripts, {"In[5]": CELL, "collectives.py": RING})
 
 
-def called() -> FakeStepper:
-    """Return the same scripts as recorded in distkit's ``ring_all_reduce``."""
+def ring_from_cell() -> FakeStepper:
+    """Return the same stepper, with the calls inside distkit's ``ring_all_reduce``."""
     stepper = ring()
     scripts = [
         [{**call, "caller": "In[5]:5"} if ":6" not in call["where"] else call for call in script]
@@ -286,7 +286,7 @@ def called() -> FakeStepper:
 
 
 def cycle() -> FakeStepper:
-    """Return scripts of two ranks that wait for each other."""
+    """Return a stepper through two ranks that wait for each other."""
     tensor = dict(nbytes=16, shape=(4,), dtype="float32", tag=0)
     scripts = [
         [

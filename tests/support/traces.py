@@ -25,14 +25,14 @@ def summary(values: list[float], size: int | None = None) -> Summary:
 
 
 def info(known: RunInfo = RunInfo(), **facts: Any) -> RunInfo:  # noqa: B008
-    """Create the RunInfo of a run from plain data or structs."""
+    """Return a RunInfo with these fields, given as plain data or structs."""
     plain = msgspec.to_builtins(facts, str_keys=True)
     reported = msgspec.convert(plain, RunInfo, str_keys=True)
     return structs.replace(known, **{name: getattr(reported, name) for name in facts})
 
 
 class Script:
-    """Writes a trace operation by operation, numbered like a recorder does."""
+    """Writes a trace operation by operation, with sequence numbers like a recorder's."""
 
     def __init__(self, start: float = 4711.25) -> None:
         self.start, self.events = start, []
@@ -56,7 +56,7 @@ class Script:
 
 
 def gpus() -> Trace:
-    """Invented data of two ranks whose GPU memory grows and shrinks."""
+    """Two ranks whose GPU memory grows and shrinks."""
     script = Script()
     for step, used in enumerate([1, 4, 2]):
         for rank in (0, 1):
@@ -68,7 +68,7 @@ def gpus() -> Trace:
 
 
 def names(*roles: str) -> dict[int, RankInfo]:
-    """``info.ranks`` for worker, worker, server, scheduler …"""
+    """Return ``info.ranks`` for roles such as worker, worker, server, scheduler."""
     seen: dict[str, int] = defaultdict(int)
     ranks = {}
     for rank, role in enumerate(roles):
@@ -152,7 +152,7 @@ def ping_pong(rounds: int = 3, size: int = 8) -> Trace:
 
 
 def ring(n: int = 4, size: int = 64, seed: int = 0) -> Trace:
-    """Ring all-reduce: in each of 2(n-1) rounds every rank sends a chunk to its right."""
+    """A ring all-reduce: in each of 2(n-1) rounds, every rank sends a chunk to the right."""
     s, rng = Script(), random.Random(seed)
     clock = [0.05 * MS + 0.1 * MS * rng.random() for _ in range(n)]
     chunk = dict(nbytes=4 * size // n, shape=(size // n,), dtype="float32", tag=0)
@@ -195,7 +195,7 @@ def ring(n: int = 4, size: int = 64, seed: int = 0) -> Trace:
 
 
 def sync_sgd(n: int = 4, steps: int = 3, seed: int = 1) -> Trace:
-    """Forward, backward, two bucketed all-reduces that overlap the backward, the update."""
+    """Synchronous SGD: two bucketed all-reduces overlap the backward pass."""
     s, rng = Script(), random.Random(seed)
     weights = dict(nbytes=4 * 64 * 32, shape=(64, 32), dtype="float32")
     grads = [
@@ -259,7 +259,7 @@ def sync_sgd(n: int = 4, steps: int = 3, seed: int = 1) -> Trace:
 
 
 def parameter_server(steps: int = 3) -> Trace:
-    """Two workers, two servers and a scheduler: pull, compute and push."""
+    """Two workers, two servers and a scheduler; workers pull, compute and push."""
     s, ids = Script(), iter(range(1000))
     scheduler = 4
 
@@ -268,7 +268,7 @@ def parameter_server(steps: int = 3) -> Trace:
         there, back = at + 0.1 * MS, at + 0.16 * MS + wait
         big = dict(nbytes=4 * size, shape=(size,), dtype="float32", attributes=facts, match=match)
         small = {**big, "nbytes": 24, "shape": (), "dtype": ""}
-        ask, answer = (big, small) if op is not Op.PULL else (small, big)
+        sent, received = (big, small) if op is not Op.PULL else (small, big)
         s.op(
             worker,
             op,
@@ -276,10 +276,10 @@ def parameter_server(steps: int = 3) -> Trace:
             back + 0.1 * MS,
             peer=server,
             where=where,
-            **{**big, "nbytes": max(ask["nbytes"], answer["nbytes"])},
+            **{**big, "nbytes": max(sent["nbytes"], received["nbytes"])},
         )
-        s.op(server, Op.RECV, there - 0.03 * MS, there, peer=worker, **ask)
-        s.op(server, Op.SEND, back, back + 0.03 * MS, peer=worker, **answer)
+        s.op(server, Op.RECV, there - 0.03 * MS, there, peer=worker, **sent)
+        s.op(server, Op.SEND, back, back + 0.03 * MS, peer=worker, **received)
         return back + 0.1 * MS
 
     for node in range(4):
@@ -358,7 +358,7 @@ def hang() -> Trace:
 
 
 def stores(rounds: int = 1) -> Trace:
-    """Rank 0 sets keys, rank 1 gets them and waits for one in vain."""
+    """Rank 0 sets keys; rank 1 gets them, and waits for keys that no rank sets."""
     s = Script()
 
     def at(rank: int, op: Op, begin: float, end: float | None, **facts: object) -> None:
@@ -374,7 +374,7 @@ def stores(rounds: int = 1) -> Trace:
 
 
 def big(operations: int = 30_000, n: int = 8) -> Trace:
-    """Very many small all-reduces."""
+    """Many small all-reduces."""
     s, rng = Script(), random.Random(3)
     for i in range(operations // n):
         at = i * 0.2 * MS
@@ -393,7 +393,7 @@ def big(operations: int = 30_000, n: int = 8) -> Trace:
 
 
 def odd_values() -> Trace:
-    """NaN, infinity, one element, no summary, hostile labels, one rank."""
+    """One rank with unusual values, an empty summary and hostile labels."""
     s = Script()
     inf = math.inf
     s.op(
@@ -424,7 +424,7 @@ DEMOS = {
 
 
 def on_hosts(hosts: Sequence[str], each: int = 2, error: float = 0.15 * MS) -> Trace:
-    """A hierarchical all-reduce of 16 bytes."""
+    """A hierarchical all-reduce of 16 bytes over several hosts."""
     s, n, clock = Script(), each * len(hosts), 0.1 * MS
     groups = [list(range(i, i + each)) for i in range(0, n, each)]
     leaders = [group[0] for group in groups]

@@ -1,4 +1,4 @@
-"""Helpers of tests that train on ranks."""
+"""Helpers for tests that train on ranks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 
 
 def whole(w: Tensor) -> Tensor:
-    """Return a full copy of a tensor, also of a DTensor."""
+    """Return a detached copy of a tensor, or of a whole DTensor."""
     return (w.full_tensor() if isinstance(w, DTensor) else w).detach().clone()
 
 
 def training_step(model: nn.Module, optimizer: Optimizer) -> Callable[[Tensor, Tensor], Tensor]:
-    """Run a training step of a classifier; return its loss."""
+    """Return a training step of a classifier, which returns the loss."""
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()

@@ -12,15 +12,15 @@ import psutil
 
 
 def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
-    """Wait until a condition holds, up to the time limit [s]."""
+    """Wait until a condition is true, up to the time limit [s]."""
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, f"not so within {timeout:g} s"
+        assert time.monotonic() < deadline, f"the condition was not met within {timeout:g} s"
         time.sleep(0.005)
 
 
 def alive(process: psutil.Process) -> bool:
-    """Return whether a process runs; False also for zombies."""
+    """Return whether a process is running; a zombie is not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -29,7 +29,7 @@ def alive(process: psutil.Process) -> bool:
 
 @contextmanager
 def background(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Start a process that is terminated when the test ends."""
+    """Start a process, and terminate it when the block ends."""
     with subprocess.Popen(command, text=True, **options) as process:
         try:
             yield process
@@ -41,7 +41,7 @@ def background(command: list[str], **options: Any) -> Iterator[subprocess.Popen[
 
 
 def until_line(process: subprocess.Popen[str], end: str) -> Iterator[str]:
-    """Read a process's output up to the first line with a text."""
+    """Yield the lines of a process's output, up to the first that contains a text."""
     assert process.stdout is not None
     for line in process.stdout:
         yield line

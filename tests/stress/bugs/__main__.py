@@ -1,6 +1,7 @@
-"""``python -m tests.stress.bugs [PATTERN ...]``: judge the programs and print wrong verdicts.
+"""``python -m tests.stress.bugs [PATTERN ...]`` judges programs and prints the wrong verdicts.
 
-``--stock`` runs plain torch instead, in about ten minutes; ``--page docs/bugs.md`` writes the page.
+``--stock`` runs plain torch instead, which takes about ten minutes. ``--page docs/bugs.md`` writes
+the page.
 """
 
 from __future__ import annotations
@@ -18,39 +19,39 @@ from tests.stress.bugs.suite import Case, Score, Verdict, cases, judge, right, t
 
 
 def main() -> None:
-    """Run the chosen programs and print the score."""
+    """Run the selected programs and print the score."""
     parser = argparse.ArgumentParser(prog="python -m tests.stress.bugs", description=__doc__)
     parser.add_argument("patterns", nargs="*", help="names or classes, as regular expressions")
-    parser.add_argument("--show", action="store_true", help="print what is shown of each program")
+    parser.add_argument("--show", action="store_true", help="print the report on each program")
     parser.add_argument(
         "--stock", action="store_true", help="run plain torch, and save its reports"
     )
     parser.add_argument("--page", type=Path, help="write the page docs/bugs.md")
     options = parser.parse_args()
     if options.page and options.patterns:
-        parser.error("--page takes no patterns: the page is about all programs")
-    chosen = [
+        parser.error("--page takes no patterns, because the page is about all programs")
+    selected = [
         case
         for case in [*cases(), *threads(), *(themes() if options.patterns else ())]
         if not options.patterns
         or any(re.search(p, text) for p in options.patterns for text in (case.name, case.cls))
     ]
-    if not chosen:
-        parser.error("no program has such a name or class")
+    if not selected:
+        parser.error("no program matches the patterns")
     with tempfile.TemporaryDirectory() as folder:
         if options.stock:
-            _run_torch(chosen, Path(folder), all_of_them=not options.patterns)
+            _run_torch(selected, Path(folder), all_of_them=not options.patterns)
         if options.page or not options.stock:
-            verdicts = _judge_all(chosen, Path(folder), options.show)
+            verdicts = _judge_all(selected, Path(folder), options.show)
         if options.page:
             options.page.write_text(page(verdicts, Stock.load()), encoding="utf-8")
 
 
-def _run_torch(chosen: Sequence[Case], folder: Path, all_of_them: bool) -> None:
-    stock = run_all(chosen, folder)
+def _run_torch(selected: Sequence[Case], folder: Path, all_of_them: bool) -> None:
+    stock = run_all(selected, folder)
     (stock if all_of_them else Stock.load().updated(stock)).save()
     for mode in MODES:
-        verdicts = stock.verdicts(mode, chosen)
+        verdicts = stock.verdicts(mode, selected)
         with_timeouts = [verdict.counting_timeouts() for verdict in verdicts]
         print(
             f"torch {stock.torch}, {mode}: {_score(Score.of(verdicts))}; "
@@ -58,20 +59,20 @@ def _run_torch(chosen: Sequence[Case], folder: Path, all_of_them: bool) -> None:
         )
 
 
-def _judge_all(chosen: Sequence[Case], folder: Path, show: bool) -> list[Verdict]:
+def _judge_all(selected: Sequence[Case], folder: Path, show: bool) -> list[Verdict]:
     verdicts = []
-    for case in chosen:
+    for case in selected:
         verdict = judge(case, folder)
         verdicts.append(verdict)
         if verdict.wrong or show:
             print(f"{case.cls} · {case.name}: {'; '.join(verdict.wrong) or 'right'}")
             print("    " + verdict.shown.replace("\n", "\n    "))
-    for title, some in (
+    for title, group in (
         ("cases", [v for v in verdicts if v.case.cls != "thread"]),
         ("threads", [v for v in verdicts if v.case.cls == "thread"]),
     ):
-        if some:
-            print(f"{title}: {_summary(some)}")
+        if group:
+            print(f"{title}: {_summary(group)}")
     return verdicts
 
 

@@ -1,4 +1,4 @@
-"""Reports of plain torch about the programs, and how much they explain."""
+"""The reports of plain torch about the programs, and their evaluation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 #: each program and mode.
 SAVED = HERE / "stock.jsonl"
 
-#: The modes of torch, with the environment of the ranks.
+#: The modes of torch, with the environment variables of the ranks.
 MODES = {
     "plain": {"TORCH_DISTRIBUTED_DEBUG": "OFF"},
     "DETAIL": {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
@@ -34,22 +34,22 @@ MODES = {
 #: torch's timeout [s].
 TIMEOUT = 20.0
 
-#: The number of programs that run concurrently: they mostly wait.
+#: The number of programs that run concurrently; they mostly wait.
 AT_ONCE = 6
 
 # An operation ran out of time.
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 
-# The process at the other end has ended, or has given up.
+# The peer of a connection has ended or given up.
 _LOST = re.compile(r"closed by peer|reset by peer|pair closure", re.IGNORECASE)
 
-# The text names the other rank, or both of two values that differ.
+# The text names the other rank, or two different values.
 _NAMES = re.compile(
     r"rank \d+ is running|ranks? \d+(, \d+)* failed to pass|from rank \d+|\d+ vs\.? \d+",
     re.IGNORECASE,
 )
 
-# Positions in torch's source, and tensor options, which explain nothing.
+# Positions in torch's source, and tensor options; both explain nothing.
 _PLACE = re.compile(r"\[(enforce fail at )?\S*/([\w.]+:\d+)\]")
 _OPTIONS = re.compile(r"TensorOptions\([^()]*(\([^()]*\)[^()]*)*\)")
 
@@ -59,9 +59,9 @@ class StockReport:
     """torch's report about one program.
 
     Args:
-        how: "error"; "timeout" if nothing but a timeout was reported; "hang" if a rank did not
-            end and nothing was reported; or "silent".
-        text: the most explanatory error in torch's words.
+        how: "error"; "timeout" if only a timeout was reported; "hang" if nothing was reported and
+            a rank did not end; or "silent".
+        text: torch's error that explains most.
         lines: the program's lines in the tracebacks, as ``file:number``.
         barrier: whether a rank reached the ``monitored_barrier``.
         source: a checksum of the program.
@@ -76,7 +76,7 @@ class StockReport:
 
 @dataclass(frozen=True)
 class StockVerdict:
-    """A judgement of torch's report.
+    """The judgment of a report of torch.
 
     Args:
         case: the program.
@@ -88,27 +88,27 @@ class StockVerdict:
 
     @property
     def reported(self) -> bool:
-        """True if more than a timeout was reported."""
+        """Whether more than a timeout was reported."""
         return self.report.how == "error"
 
     @property
     def right_line(self) -> bool:
-        """True if all marked lines are in the tracebacks."""
+        """Whether all marked lines are in the tracebacks."""
         return set(self.case.marked) <= set(self.report.lines)
 
     @property
     def explained(self) -> bool:
-        """True if the report says what is wrong."""
+        """Whether the report explains the mistake."""
         return self.reported and explains(self.case, self.report.text)
 
     def counting_timeouts(self) -> StockVerdict:
-        """The same verdict, with a timeout taken for a report."""
+        """Return the same verdict, with a timeout counted as a report."""
         how = "error" if self.report.how == "timeout" else self.report.how
         return replace(self, report=replace(self.report, how=how))
 
 
 def explains(case: Case, text: str) -> bool:
-    """True if a report names the other rank, two values that differ, or what the case asks for."""
+    """Return whether a text names the other rank, two different values, or the expected text."""
     text = _PLACE.sub("", text)
     if _NAMES.search(text):
         return True
@@ -118,7 +118,7 @@ def explains(case: Case, text: str) -> bool:
 
 
 def read(case: Case, ends: Sequence[Mapping[str, Any]], timeout: float) -> StockReport:
-    """torch's report, from how the ranks ended (``torch_ranks.End``)."""
+    """Return torch's report, given how the ranks ended (``torch_ranks.End``)."""
     reports = sorted((seconds, _shortened(text)) for end in ends for seconds, text in end["errors"])
     crashes = [_crash(end) for end in ends if end["how"].startswith("signal")]
     if crashes or not all(_is_timeout(*report, timeout) for report in reports):
@@ -168,8 +168,8 @@ def run(
     Args:
         cases: the programs.
         mode: a key of ``MODES``.
-        folder: an empty folder for the programs and what they write.
-        timeout: torch's timeout [s]; programs are killed after three times as long.
+        folder: an empty folder for the programs and their output.
+        timeout: torch's timeout [s]; programs are killed after three times this time.
     """
     for case in cases:
         folder.joinpath(f"{case.name}.py").write_text(case.text, encoding="utf-8")
@@ -188,7 +188,7 @@ def run(
     ) as parent:
         try:
             parent.communicate(json.dumps(job))
-        except BaseException:  # on an interrupt, too: leave no rank
+        except BaseException:  # also on an interrupt: leave no rank
             os.killpg(parent.pid, signal.SIGKILL)
             raise
     return {
@@ -203,9 +203,9 @@ class Stock:
 
     Args:
         torch: its version.
-        date: when the programs ran.
+        date: the date of the run.
         timeout: torch's timeout [s].
-        reports: by mode and program name.
+        reports: the reports, by mode and program.
     """
 
     torch: str
@@ -231,10 +231,10 @@ class Stock:
         return verdicts
 
     def updated(self, newer: Stock) -> Stock:
-        """Replace the reports about some programs.
+        """Return these reports, with those of ``newer`` replaced.
 
         Raises:
-            ValueError: the reports are of another version of torch.
+            ValueError: the reports are of different versions of torch.
         """
         if newer.torch != self.torch:
             raise ValueError(
@@ -245,19 +245,19 @@ class Stock:
         return replace(newer, reports=reports)
 
     def save(self, file: Path = SAVED) -> None:
-        """Write the file that ``load`` reads."""
+        """Save the reports for ``load``."""
         head = {"torch": self.torch, "date": self.date, "timeout": self.timeout}
         rows = [
             {"mode": mode, "name": name, **asdict(report)}
-            for mode, some in self.reports.items()
-            for name, report in some.items()
+            for mode, by_name in self.reports.items()
+            for name, report in by_name.items()
         ]
         lines = [json.dumps(row, ensure_ascii=False) for row in (head, *rows)]
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, file: Path = SAVED) -> Stock:
-        """Read the saved reports."""
+        """Load the saved reports."""
         head, *rows = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
         reports: dict[str, dict[str, StockReport]] = {mode: {} for mode in MODES}
         for row in rows:
@@ -267,7 +267,7 @@ class Stock:
 
 
 def run_all(cases: Sequence[Case], folder: Path) -> Stock:
-    """Run the programs in all modes: about ten minutes for the suite."""
+    """Run the programs in all modes, which takes about ten minutes for the whole suite."""
     reports = {}
     for mode in MODES:
         subfolder = folder / mode

@@ -1,9 +1,9 @@
 """Wrong and correct programs in the classes of the MPI Bugs Initiative, and their explanations.
 
-``cases.json`` has small programs for gloo on the CPU, ``threads.json`` and ``themes.json`` bugs
-retold from public issue threads; themes also name the culprit ranks. The explanation must name the
-lines that end in ``# <-``. Scores are counted like the Initiative's (Laurent, Saillard and Quinson,
-Correctness 2021).
+``cases.json`` has small programs for gloo on the CPU. ``threads.json`` and ``themes.json`` have
+programs with bugs from public issue threads; themes also name the culprit ranks. An explanation
+must name the lines that end in ``# <-``. Scores are computed like the Initiative's (Laurent,
+Saillard and Quinson, Correctness 2021).
 """
 
 from __future__ import annotations
@@ -117,17 +117,17 @@ program = {name}
 
 @dataclass(frozen=True)
 class Case:
-    """A program, and what its explanation must contain.
+    """A program, and the requirements on its explanation.
 
     Args:
-        name: unique among cases and threads.
-        cls: its class in the Initiative's terms; "thread" for a bug from a public thread.
-        ok: the program is correct, and nothing may be reported.
+        name: its unique name.
+        cls: its class in the Initiative's terms, or "thread" for a bug from a public thread.
+        ok: whether the program is correct, so that nothing may be reported.
         ranks: the number of ranks.
-        kinds: the kinds of finding that fit; empty for any.
-        says: regular expressions that the shown text must match, ignoring case.
-        remark_is_enough: the bug is harmless on gloo, so that a remark suffices.
-        text: the program's module, which defines ``program``.
+        kinds: the acceptable kinds of finding; empty for any.
+        says: regular expressions that the report must match, ignoring case.
+        remark_is_enough: whether a remark suffices, because the bug is harmless on gloo.
+        text: the source of the module that defines ``program``.
         url: the issue thread.
         culprits: the culprit ranks; empty for any.
     """
@@ -150,7 +150,7 @@ class Case:
         return tuple(f"{self.name}.py:{number}" for number, row in rows if row.endswith(MARK))
 
     def module(self, folder: Path) -> ModuleType:
-        """The program's module, written into ``folder`` and imported."""
+        """Write the program's module into a folder, and import it."""
         file = folder / f"{self.name}.py"
         file.write_text(self.text, encoding="utf-8")
         spec = spec_from_file_location(self.name, file)
@@ -161,7 +161,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """The programs of ``cases.json``."""
+    """Return the programs of ``cases.json``."""
     found = []
     for row in _rows("cases.json"):
         body = "\n".join("    " + line if line else "" for line in row.pop("body").splitlines())
@@ -172,7 +172,7 @@ def cases() -> list[Case]:
 
 
 def threads() -> list[Case]:
-    """The bugs of ``threads.json``."""
+    """Return the bugs of ``threads.json``."""
     return [
         Case(
             row["name"],
@@ -190,7 +190,7 @@ def threads() -> list[Case]:
 
 
 def themes() -> list[Case]:
-    """The bugs of ``themes.json``, and the catalogue of ``distkit.hangs``."""
+    """Return the bugs of ``themes.json``, and the catalogue of ``distkit.hangs``."""
     found = []
     for row in _rows("themes.json"):
         source, lists = (
@@ -222,15 +222,15 @@ def _rows(name: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What distkit reports about a program.
+    """distkit's report about a program, and its judgment.
 
     Args:
         case: the program.
         kind: the kind of the first finding; "" for none.
         count: the number of findings.
-        shown: all text shown to the user: the error and the warnings.
-        seconds: from the last rank's wait to the end of the run, or the time to check a run that
-            ended normally [s].
+        shown: the report: the text of the error and the warnings.
+        seconds: the time from the last rank's wait to the end of the run, or the time to check a
+            run that ended normally [s].
         culprits: the culprit ranks of the first finding.
     """
 
@@ -243,27 +243,27 @@ class Verdict:
 
     @property
     def reported(self) -> bool:
-        """True if something was reported."""
+        """Whether anything was reported."""
         return bool(self.shown)
 
     @property
     def right_kind(self) -> bool:
-        """True if the kind is among those that fit."""
+        """Whether the kind is acceptable."""
         return not self.case.kinds or self.kind in self.case.kinds
 
     @property
     def right_line(self) -> bool:
-        """True if all marked lines are named."""
+        """Whether all marked lines are named."""
         return all(line in self.shown for line in self.case.marked)
 
     @property
     def right_remedy(self) -> bool:
-        """True if the shown text matches all expected patterns."""
-        return all(re.search(words, self.shown, re.IGNORECASE) for words in self.case.says)
+        """Whether the report matches all expected patterns."""
+        return all(re.search(pattern, self.shown, re.IGNORECASE) for pattern in self.case.says)
 
     @property
     def wrong(self) -> list[str]:
-        """What is wrong with the explanation; [] if it is right."""
+        """The errors of the explanation."""
         if self.case.ok:
             return ["a false alarm"] if self.reported else []
         if not self.reported:
@@ -273,30 +273,30 @@ class Verdict:
             found.append(f"culprits {self.culprits}, not {self.case.culprits}")
         found += [f"{line} not named" for line in self.case.marked if line not in self.shown]
         found += [
-            f"no match for {words!r}"
-            for words in self.case.says
-            if not re.search(words, self.shown, re.IGNORECASE)
+            f"no match for {pattern!r}"
+            for pattern in self.case.says
+            if not re.search(pattern, self.shown, re.IGNORECASE)
         ]
         return found + ([f"{self.count} findings"] if self.count > 1 else [])
 
 
 def judge(case: Case, folder: Path) -> Verdict:
-    """Run a program on new ranks, and collect what is reported."""
+    """Run a program on new ranks, and judge the report."""
     program = case.module(folder).program
-    ended = ""
+    message = ""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             run = dk.run_ranks(program, case.ranks, timeout=LIMIT)
         except (dk.errors.RunError, dk.errors.RunStopped) as error:
-            run, ended = error.run, str(error)
+            run, message = error.run, str(error)
     end = time.monotonic()
     waits = [e.time for e in run.trace if e.state is State.BLOCKED]
-    if ended and waits:
+    if message and waits:
         seconds = end - max(waits)
     else:
         seconds = end - run.trace.info.until
-    shown = "\n".join([ended, *(str(w.message) for w in caught)]).strip()
+    shown = "\n".join([message, *(str(w.message) for w in caught)]).strip()
     findings = run.findings
     kind, culprits = (findings[0].kind, findings[0].culprits) if findings else ("", ())
     return Verdict(case, kind, len(findings), shown, seconds, culprits)
@@ -328,7 +328,7 @@ class Score:
 
     @classmethod
     def of(cls, verdicts: Iterable[Judged]) -> Score:
-        """Count the reports on wrong and correct programs."""
+        """Count the reports on wrong and on correct programs."""
         pairs = [(v.case.ok, v.reported) for v in verdicts]
         return cls(
             pairs.count((False, True)),
@@ -364,7 +364,7 @@ def _share(part: int, rest: int) -> float:
 
 
 def right(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """Count correct parts of the explanations of reported wrong programs."""
+    """Count the correct parts of the explanations of reported wrong programs."""
     found = [v for v in verdicts if v.reported and not v.case.ok]
     return {
         "reported": len(found),

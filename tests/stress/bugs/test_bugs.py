@@ -1,4 +1,4 @@
-"""Every program of the suite is explained."""
+"""Every program of the bug suite is explained."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 
 from tests.stress.bugs.suite import Case, cases, judge, themes, threads
 
-#: Bugs that stay unexplained: a buffer read through an array made before, which no hook of torch
-#: sees, values that depend on the order in which equal messages arrive, and loops whose one line
-#: visits its items in another order on some ranks.
-UNSEEN = (
+#: Bugs that cannot be explained: a buffer read through an existing NumPy array, which no hook of
+#: torch observes; values that depend on the order in which equal messages arrive; and loops over
+#: the same items in a different order on some ranks.
+UNDETECTABLE = (
     "use_numpy_of_open_irecv",
     "race_two_senders",
     "race_list_by_arrival",
@@ -28,7 +28,7 @@ UNEXPLAINED = pytest.mark.xfail(strict=True, reason="unexplained: docs/decisions
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=case.name, marks=UNEXPLAINED if case.name in UNSEEN else ())
+        pytest.param(case, id=case.name, marks=UNEXPLAINED if case.name in UNDETECTABLE else ())
         for case in [*cases(), *threads(), *themes()]
     ],
 )

@@ -1,7 +1,7 @@
 """Runs programs on ranks of plain torch; imports neither distkit nor the suite.
 
-Reads a job as JSON from standard input, and writes how the ranks of each program ended to
-``PROGRAM.json`` beside the program. torch is imported once, and each rank is a fork.
+Reads a job as JSON from standard input, and writes how each program's ranks ended to
+``PROGRAM.json``, next to the program. torch is imported once; the ranks are forks.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import torch.distributed as dist
 
 FORK = multiprocessing.get_context("fork")
 
-#: A rank still running after this many times the timeout of torch's operations is killed.
+#: A rank that still runs after this multiple of torch's timeout is killed.
 KILL_AFTER = 3.0
 
-#: A rank stays alive after it returns, until its peers have connected [s].
+#: Time for which a rank stays alive after it returns, so that its peers can connect [s].
 GRACE = 1.0
 
 
@@ -36,8 +36,8 @@ class Job(TypedDict):
     Args:
         programs: files that define ``program``, each with its number of ranks.
         timeout: torch's timeout [s].
-        barrier: end each program with a ``monitored_barrier`` that waits half as long.
-        at_once: the number of programs that run side by side.
+        barrier: whether each program ends with a ``monitored_barrier``, with half the timeout.
+        at_once: the number of programs that run concurrently.
     """
 
     programs: list[tuple[str, int]]
@@ -47,11 +47,11 @@ class Job(TypedDict):
 
 
 class End(TypedDict):
-    """How a rank ended.
+    """The end of a rank.
 
     Args:
         how: "returned", "raised", "signal 9", or "running" if it was killed at the end.
-        barrier: the rank reached the ``monitored_barrier``.
+        barrier: whether the rank reached the ``monitored_barrier``.
         errors: times since the start [s] and texts of its exceptions, without tracebacks.
         log: its output, including tracebacks.
     """
@@ -63,7 +63,7 @@ class End(TypedDict):
 
 
 def main() -> None:
-    """Run the programs of a job, a process for each."""
+    """Run the programs of a job, each in its own process."""
     job: Job = json.load(sys.stdin)
     running = {}
     for file, ranks in job["programs"]:
@@ -73,8 +73,8 @@ def main() -> None:
         if len(running) == job["at_once"]:
             for sentinel in wait(list(running)):
                 running.pop(sentinel).join()
-    for left in running.values():
-        left.join()
+    for process in running.values():
+        process.join()
 
 
 def run(file: Path, ranks: int, job: Job) -> None:
@@ -97,24 +97,24 @@ def run(file: Path, ranks: int, job: Job) -> None:
 
 def run_rank(file: Path, rank: int, ranks: int, job: Job, begin: float) -> None:
     """Run the program as one rank, with its output in a file."""
-    log = os.open(_beside(file, rank, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(_rank_file(file, rank, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
 
-    def note(error: BaseException) -> None:
+    def log_error(error: BaseException) -> None:
         text = "".join(format_exception_only(error)).strip()
-        with _beside(file, rank, "errors").open("a", encoding="utf-8") as errors:
+        with _rank_file(file, rank, "errors").open("a", encoding="utf-8") as errors:
             errors.write(json.dumps((round(time.monotonic() - begin, 2), text)) + "\n")
 
     def thread_raised(args: threading.ExceptHookArgs) -> None:
-        note(args.exc_value or args.exc_type())
+        log_error(args.exc_value or args.exc_type())
         threading.__excepthook__(args)
 
     threading.excepthook = thread_raised
     try:
         _rank(file, rank, ranks, job)
     except Exception as error:
-        note(error)
+        log_error(error)
         raise
 
 
@@ -129,7 +129,7 @@ def _rank(file: Path, rank: int, ranks: int, job: Job) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
     module.program()
     if job["barrier"]:
-        _beside(file, rank, "barrier").touch()
+        _rank_file(file, rank, "barrier").touch()
         dist.monitored_barrier(timeout=timeout / 2, wait_all_ranks=True)
     time.sleep(GRACE)
     if dist.is_initialized():
@@ -137,23 +137,23 @@ def _rank(file: Path, rank: int, ranks: int, job: Job) -> None:
 
 
 def _end(file: Path, rank: int, code: int | None) -> End:
-    errors = _beside(file, rank, "errors")
+    errors = _rank_file(file, rank, "errors")
     lines = errors.read_text(encoding="utf-8").splitlines() if errors.exists() else []
     return {
-        "how": _how(code),
-        "barrier": _beside(file, rank, "barrier").exists(),
+        "how": _describe(code),
+        "barrier": _rank_file(file, rank, "barrier").exists(),
         "errors": [json.loads(line) for line in lines],
-        "log": _beside(file, rank, "log").read_text(encoding="utf-8", errors="replace"),
+        "log": _rank_file(file, rank, "log").read_text(encoding="utf-8", errors="replace"),
     }
 
 
-def _how(code: int | None) -> str:
+def _describe(code: int | None) -> str:
     if code is None:
         return "running"
     return f"signal {-code}" if code < 0 else "raised" if code else "returned"
 
 
-def _beside(file: Path, rank: int, suffix: str) -> Path:
+def _rank_file(file: Path, rank: int, suffix: str) -> Path:
     return file.with_suffix(f".{rank}.{suffix}")
 
 

@@ -1,4 +1,4 @@
-"""A class that submits answers to all exercises; a tenth of the submissions is hostile."""
+"""A class that submits answers to all exercises; a tenth of the submissions are hostile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distkit_course.exercises import TASKS
 from distkit_course.grading import grade
 from distkit_course.task import Task
 
-#: Bodies of functions that exhaust the grader's machine or leave processes.
+#: Bodies of answers that exhaust the grader's machine or leave processes.
 WASTEFUL = {
     "os._exit": "import os; os._exit(0)",
     "an endless loop": "while True: pass",
@@ -48,7 +48,7 @@ WASTEFUL = {
     "a kill of its parent": "import os; os.kill(os.getppid(), 9)",
 }
 
-#: A pickle that, when loaded, writes the pid of the process to the file MARK.
+#: Creates a pickle that writes the pid of the process that loads it to the file MARK.
 _PICKLE = """
     import os, pickle, struct, sys
     class Note:
@@ -56,7 +56,7 @@ _PICKLE = """
             return os.system, ('echo $PPID >> ' + MARK,)
     evil = pickle.dumps(Note())
 """
-#: Bodies that try to run code in the grader or to change its verdict.
+#: Bodies of answers that try to run code in the grader or to change its verdict.
 HOSTILE = WASTEFUL | {
     "a pickle in place of every encoded value": f"""{_PICKLE}
     for module in [m for n, m in sys.modules.items() if n.partition('.')[0] == 'distkit']:
@@ -139,9 +139,9 @@ HOSTILE = WASTEFUL | {
 
 
 def classroom(folder: Path, students: int, log: Callable[[str], None]) -> tuple[list[str], int]:
-    """Grade a class; return wrong results, and how often a pickle was loaded.
+    """Grade a class; return the wrong results, and the number of loaded pickles.
 
-    Every other exercise of each tenth submission is hostile, cycling through the kinds.
+    In every tenth submission, every second answer is hostile, cycling through the kinds.
     """
     hostile, reports = itertools.cycle(HOSTILE), folder / "reports"
     kinds = [
@@ -158,31 +158,33 @@ def classroom(folder: Path, students: int, log: Callable[[str], None]) -> tuple[
     errors = []
     for mine, report in zip(kinds, grade(files, reports), strict=True):
         log(f"course: submission {report.submission}, {'hostile' if mine else 'correct'}")
-        errors += [f"{report.submission}: {what}" for what in _wrong(report.criteria, mine)]
+        errors += [f"{report.submission}: {what}" for what in _report_errors(report.criteria, mine)]
     for mine, file in zip(kinds, files, strict=True):
         on_disk = json.loads((reports / f"{file.stem}.json").read_text())
-        errors += [f"{file.stem}, on disk: {what}" for what in _wrong(on_disk["criteria"], mine)]
+        errors += [
+            f"{file.stem}, on disk: {what}" for what in _report_errors(on_disk["criteria"], mine)
+        ]
     mark = folder / "MARK"
     return errors, len(mark.read_text().splitlines()) if mark.exists() else 0
 
 
-def _wrong(rows: list[dict[str, Any]], kinds: Mapping[str, str]) -> Iterator[str]:
-    """The errors in the report on a submission."""
+def _report_errors(rows: list[dict[str, Any]], kinds: Mapping[str, str]) -> Iterator[str]:
+    """Generate the errors in the report on a submission."""
     for name in TASKS:
-        of = [row for row in rows if row["criterion"].startswith(f"{name}.")]
-        passed = bool(of) and all(row["status"] in ("pass", "blocked") for row in of)
-        if not of or passed == (name in kinds):
-            yield f"{name} ({kinds.get(name, 'right')}): {[row['message'] for row in of]}"
+        criteria = [row for row in rows if row["criterion"].startswith(f"{name}.")]
+        passed = bool(criteria) and all(row["status"] in ("pass", "blocked") for row in criteria)
+        if not criteria or passed == (name in kinds):
+            yield f"{name} ({kinds.get(name, 'right')}): {[row['message'] for row in criteria]}"
 
 
 def hostile_answer(task: Task, kind: str, reports: Path) -> str:
-    """A hostile answer.
+    """Return a hostile answer.
 
     Args:
         task: the exercise.
         kind: one of :data:`HOSTILE`.
-        reports: the folder of reports; code run by the grader writes the file ``MARK`` beside it.
+        reports: the folder of reports; the file ``MARK`` next to it lists processes that ran code.
     """
-    given = f"REPORTS, MARK = {str(reports)!r}, {str(reports.parent / 'MARK')!r}\n"
-    body = given + textwrap.dedent(HOSTILE[kind]).strip()
+    variables = f"REPORTS, MARK = {str(reports)!r}, {str(reports.parent / 'MARK')!r}\n"
+    body = variables + textwrap.dedent(HOSTILE[kind]).strip()
     return f"def {task.signature}:\n{textwrap.indent(body, '    ')}\n"

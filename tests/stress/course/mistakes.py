@@ -1,4 +1,4 @@
-"""Common mistakes in an exercise, which its judge must reject."""
+"""Common mistakes in the exercises, which the judges must reject."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def is_timed(task: Task) -> bool:
 
 
 def tolerated(task: Task, most: int | None = None) -> list[str]:
-    """The verdicts on the first ``most`` mistakes that do not reject with the message."""
+    """Return the wrong verdicts on the first ``most`` mistakes."""
     found = []
-    for mistaken, message in task.wrong[:most]:
-        verdict = task.judge(mistaken)
+    for mistake, message in task.wrong[:most]:
+        verdict = task.judge(mistake)
         text = " ".join(c.text for c in verdict.criteria if c.status != "pass")
         busy = is_timed(task) and verdict.status == "blocked" and "too busy" in text
         named = (message in text and "NameError" not in text) or busy

@@ -1,4 +1,4 @@
-"""Thirty submissions, a tenth of them hostile in every way."""
+"""Thirty submissions, three of which have hostile answers of all kinds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.stress.course.classroom import classroom
 
 
 @pytest.mark.timeout(7200)
-def test_hostile_submissions_affect_no_other_and_leave_no_process(
+def test_hostile_submissions_do_not_affect_others_and_leave_no_process(
     tmp_path: Path, leftovers: Callable[[], list[str]]
 ) -> None:
     assert classroom(tmp_path, 30, print) == ([], 0)

@@ -9,5 +9,5 @@ from tests.stress.course.mistakes import tolerated
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_common_mistakes_are_rejected_with_their_message(name: str) -> None:
+def test_each_common_mistake_is_rejected_with_its_message(name: str) -> None:
     assert tolerated(TASKS[name]) == []

@@ -1,4 +1,4 @@
-"""Many users of one machine run the first lesson at once, each with a cluster."""
+"""Many users of one machine run the first lesson concurrently, each with a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distkit.cluster import machine
 
 LESSON = next(Path(__file__).parents[3].glob("notebooks/01_*.ipynb"))
 
-#: Memory of a kernel and a cluster of two ranks [bytes]; timeout of a cell [s].
+#: Memory of a kernel and a cluster of two ranks [bytes], and timeout of a cell [s].
 MEMORY, CELL_TIMEOUT = 500_000_000, 900
 
 

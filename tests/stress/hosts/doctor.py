@@ -1,4 +1,4 @@
-"""Deliberate faults of hosts in a laboratory, for the doctor to find and name."""
+"""Faults of laboratory hosts, which the doctor must find and name."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from distkit_hosts.laboratory.starting import find
 #: The hosts; the doctor runs on the head, which it calls "here".
 HOSTS = ("alpha", "beta")
 
-#: The tested sources: hosts may have another distkit installed.
+#: The folder of the tested distkit; hosts may have another one installed.
 ROOT = Path(__file__).resolve().parents[3]
 
-#: Makes a fault and returns options for the doctor.
+#: Causes a fault, and returns options for the doctor.
 Cause = Callable[[Laboratory], "Sequence[str | Path]"]
 
 Check = Mapping[str, Any]
@@ -28,13 +28,13 @@ Check = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Fault:
-    """A deliberate fault.
+    """A fault to inject.
 
     Args:
-        name: what is wrong.
-        kind: the doctor's name for it.
-        hosts: the machines that the doctor must name, separated by spaces.
-        cause: makes the fault.
+        name: a description.
+        kind: the kind of check that must fail.
+        hosts: the hosts that the doctor must name, separated by spaces.
+        cause: causes the fault.
         folder: the folder on the head where the doctor runs; "" for the current one.
     """
 
@@ -46,13 +46,13 @@ class Fault:
 
 
 def diagnose(fault: Fault) -> list[Check]:
-    """The problems that the doctor reports in a laboratory with a fault."""
+    """Return the problems that the doctor reports in a laboratory with a fault."""
     with Laboratory(HOSTS) as lab:
         lab.ssh()
         options = [*fault.cause(lab), "--python", _python(lab)]
         command = [sys.executable, "-m", "distkit", "doctor", "--json", "--hosts", ",".join(HOSTS)]
         env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/companions"}
-        ran = lab.run(
+        completed = lab.run(
             "head",
             [*command, *options],
             cwd=fault.folder or None,
@@ -61,14 +61,14 @@ def diagnose(fault: Fault) -> list[Check]:
             text=True,
             timeout=120,
         )
-    if ran.returncode > 1 or not ran.stdout:
-        raise RuntimeError(f"the doctor failed with {fault.name}: {ran.stderr}")
-    checks = json.loads(ran.stdout)["checks"]
+    if completed.returncode > 1 or not completed.stdout:
+        raise RuntimeError(f"the doctor failed with {fault.name}: {completed.stderr}")
+    checks = json.loads(completed.stdout)["checks"]
     return [check for check in checks if check["level"] != "ok"]
 
 
 def verdict(fault: Fault, checks: Sequence[Check]) -> str:
-    """The doctor's message for a fault; "" if it does not name it or reports others."""
+    """Return the doctor's message for a fault, or "" if it is missing or there are others."""
     named = [
         c for c in checks if c["kind"] == fault.kind and {*fault.hosts.split()} <= {*c["hosts"]}
     ]
@@ -81,11 +81,11 @@ def verdict(fault: Fault, checks: Sequence[Check]) -> str:
 # -- causes ----------------------------------------------------------------------------------------
 
 
-def _do(fault: Callable[[Laboratory], None]) -> Cause:
-    """Wrap a function of the laboratory as a cause."""
+def _do(function: Callable[[Laboratory], None]) -> Cause:
+    """Return a cause that calls a function with the laboratory."""
 
     def cause(lab: Laboratory) -> Sequence[str]:
-        fault(lab)
+        function(lab)
         return ()
 
     return cause
@@ -97,7 +97,7 @@ def _two_way_cut(lab: Laboratory) -> None:
 
 
 def _ssh(lines: str) -> Cause:
-    """Change the settings of the head's ssh for beta."""
+    """Return a cause that changes the head's ssh settings for beta."""
 
     def cause(lab: Laboratory) -> Sequence[str | Path]:
         config = lab.folder / "doctor_config"
@@ -107,12 +107,12 @@ def _ssh(lines: str) -> Cause:
     return cause
 
 
-#: The dynamic ports at both ends; replies of ssh pass.
-UNUSED = "sport 1024-65534 dport 1024-65534"
+#: A filter for dynamic ports at both ends, which lets replies of ssh pass.
+DYNAMIC_PORTS = "sport 1024-65534 dport 1024-65534"
 
 
 def _filter(port: str, to: str, ports: str, how: str = "blackhole") -> Cause:
-    """Drop or refuse TCP connections from a router port to a host's ports."""
+    """Return a cause that drops or refuses TCP connections from a router port to a host."""
 
     def cause(lab: Laboratory) -> Sequence[str]:
         rule = f"iif {port} to {lab.address(to)} ipproto tcp {ports} {how}"
@@ -123,29 +123,29 @@ def _filter(port: str, to: str, ports: str, how: str = "blackhole") -> Cause:
 
 
 def _password(lab: Laboratory) -> Sequence[str | Path]:
-    """Start a second server on beta that accepts no key."""
+    """Start a second ssh server on beta, which accepts no key."""
     server = f"{find('sshd')} -f {lab.folder}/sshd_config -p 2222 -o AuthorizedKeysFile=none"
     lab.run("beta", server.split(), check=True)
     return _ssh("Port 2222\n")(lab)
 
 
 def _administer(host: str | None, command: str) -> Cause:
-    """Run a command as administrator of a host or, without one, of the router."""
+    """Return a cause that runs a command as administrator of a host or, if None, of the router."""
     return _do(lambda lab: lab._admin(host, *command.split()))
 
 
 def _hide(folder: Path) -> Cause:
-    """Put an empty folder in the place of one of beta's."""
+    """Return a cause that mounts an empty file system over a folder of beta."""
     return _administer("beta", f"mount -t tmpfs tmpfs {folder}")
 
 
 def _shrink(folder: str) -> Cause:
-    """Leave half a megabyte in a file system of beta."""
+    """Return a cause that shrinks a file system of beta to 512 KiB."""
     return _administer("beta", f"mount --options-mode=ignore -o remount,size=512k {folder}")
 
 
 def _python(lab: Laboratory) -> Path:
-    """A Python with this distkit; on beta it imports the files of a fault first."""
+    """Return a Python with this distkit, which on beta first imports the modules of a fault."""
     python = lab.folder / "python"
     python.write_text(
         f"#!/bin/sh\nexport PYTHONPATH={ROOT}:{ROOT}/companions\n"
@@ -157,7 +157,7 @@ def _python(lab: Laboratory) -> Path:
 
 
 def _write(file: str, text: str) -> Cause:
-    """Write a file that shadows a module of beta's Python."""
+    """Return a cause that writes a module for beta's Python."""
 
     def cause(lab: Laboratory) -> Sequence[str]:
         path = lab.folder / "beta" / file
@@ -169,12 +169,12 @@ def _write(file: str, text: str) -> Cause:
 
 
 def _at_start(code: str) -> Cause:
-    """Make beta's Python run code at startup."""
+    """Return a cause that makes beta's Python run code at startup."""
     return _write("sitecustomize.py", code)
 
 
 def _folder(package: str) -> Path:
-    """The folder of a package, without importing it."""
+    """Return the folder of a package, without importing it."""
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
@@ -188,7 +188,7 @@ metadata.version = lambda name: "2.9.1" if name == "torch" else version(name)
 """
 _OLD_DISTKIT = "distkit/__init__.py", '__version__ = "0.0.1"\n'
 
-#: Every fault, its kind, and the hosts to name.
+#: All faults.
 FAULTS = (
     Fault("a host is off the network", "ssh.silent", "beta", _do(lambda lab: lab.cut("beta"))),
     Fault("a host has crashed", "ssh.silent", "beta", _do(lambda lab: lab.crash("beta"))),
@@ -200,22 +200,22 @@ FAULTS = (
         _do(lambda lab: lab.drop("alpha", "beta")),
     ),
     Fault(
-        "connections are filtered, silently",
+        "connections are silently dropped",
         "connections.filtered",
         "beta alpha",
-        _filter("port1", "beta", UNUSED),
+        _filter("port1", "beta", DYNAMIC_PORTS),
     ),
     Fault(
-        "connections are filtered, with a refusal",
+        "connections are refused by a filter",
         "connections.filtered",
         "beta alpha",
-        _filter("port1", "beta", UNUSED, "prohibit"),
+        _filter("port1", "beta", DYNAMIC_PORTS, "prohibit"),
     ),
     Fault(
-        "the way back to the notebook is filtered",
+        "connections to the notebook are filtered",
         "connections.filtered",
         "here beta",
-        _filter("port2", "head", UNUSED),
+        _filter("port2", "head", DYNAMIC_PORTS),
     ),
     Fault("ssh is filtered", "ssh.silent", "beta", _filter("port0", "beta", "dport 22")),
     Fault(
@@ -249,17 +249,17 @@ FAULTS = (
         _do(lambda lab: lab.break_name("alpha", "198.18.0.99", ["beta"])),
     ),
     Fault(
-        "a name has an IPv6 address only",
+        "a name has only an IPv6 address",
         "names.unknown",
         "alpha beta",
         _do(lambda lab: lab.break_name("beta", "fd00::2", ["alpha"])),
     ),
     Fault("a password is needed", "ssh.password", "beta", _password),
-    Fault("no ssh server", "ssh.refused", "beta", _ssh("Port 2223\n")),
+    Fault("no ssh server is running", "ssh.refused", "beta", _ssh("Port 2223\n")),
     Fault("the host's key is unknown", "ssh.key", "beta", _ssh("UserKnownHostsFile none\n")),
-    Fault("another Python", "python.differs", "beta", _at_start(_OLD)),
-    Fault("another torch", "torch.differs", "beta", _at_start(_OLD_TORCH)),
-    Fault("another distkit", "distkit.differs", "beta", _write(*_OLD_DISTKIT)),
+    Fault("Python has another version", "python.differs", "beta", _at_start(_OLD)),
+    Fault("torch has another version", "torch.differs", "beta", _at_start(_OLD_TORCH)),
+    Fault("distkit has another version", "distkit.differs", "beta", _write(*_OLD_DISTKIT)),
     Fault("torch is missing", "torch.missing", "beta", _hide(_folder("torch"))),
     Fault("torch is broken", "torch.broken", "beta", _hide(_folder("torch") / "lib")),
     Fault("ipyparallel is missing", "ipyparallel.missing", "beta", _hide(_folder("ipyparallel"))),
@@ -267,7 +267,7 @@ FAULTS = (
     Fault("the disk is full", "disk", "beta", _shrink("/tmp")),
     Fault("shared memory is full", "shm", "beta", _shrink("/dev/shm")),
     Fault(
-        "little shared memory",
+        "shared memory is small",
         "shm",
         "beta",
         _administer("beta", "mount -o remount,size=64m /dev/shm"),

@@ -1,4 +1,4 @@
-"""The doctor with each deliberate fault, and with healthy hosts."""
+"""The doctor on hosts with each of the faults, and on healthy hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.stress.hosts.doctor import FAULTS, Fault, diagnose, verdict
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_doctor_names_the_fault_and_nothing_else(fault: Fault) -> None:
+def test_doctor_reports_the_fault_and_nothing_else(fault: Fault) -> None:
     checks = diagnose(fault)
     assert verdict(fault, checks), checks
 

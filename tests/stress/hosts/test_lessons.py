@@ -1,6 +1,6 @@
-"""Unchanged lessons with their ranks on three machines: by SSH, MPI and Slurm.
+"""Unchanged lessons with their ranks on three machines, started by SSH, MPI and Slurm.
 
-A lesson runs in a folder that the machines do not share, configured by an environment variable.
+An environment variable configures the cluster. The machines do not share the lesson's folder.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from distkit_hosts.laboratory import Laboratory
 from tests.support.laboratories import needs
 from tests.support.slurm import start_slurm
 
-#: The arguments of a site by launcher.
+#: The cluster options of a site, by launcher.
 SITES = {
     "ssh": {"hosts": HOSTS},
     "mpi": {"engines": "mpi", "hosts": HOSTS},
     "slurm": {"engines": "slurm", "options": "--spread-job"},
 }
 
-#: Launchers; their programs may be missing.
+#: The launchers; some need programs that may not be installed.
 LAUNCHERS = [
     "ssh",
     pytest.param("mpi", marks=needs("mpiexec", "openmpi-bin")),
@@ -73,7 +73,7 @@ def run(lab: Laboratory, launcher: str, lesson: Path) -> str:
         "JUPYTER_RUNTIME_DIR": f"{folder}/runtime",
     }
     execute = f"{sys.executable} -m jupyter execute --timeout={CELL_TIMEOUT} {lesson.name}"
-    ran = lab.run(
+    completed = lab.run(
         "head",
         ["sh", "-c", f"mkdir -p {folder} && cd {folder} && cp {lesson} . && {execute}"],
         env=environ,
@@ -81,4 +81,4 @@ def run(lab: Laboratory, launcher: str, lesson: Path) -> str:
         stderr=subprocess.PIPE,
         text=True,
     )
-    return ran.stderr.strip()[-2000:] if ran.returncode else ""
+    return completed.stderr.strip()[-2000:] if completed.returncode else ""

@@ -1,9 +1,8 @@
-"""Schedules of faults: does each acknowledged push count exactly once?
+"""Schedules of faults in a parameter server, whose invariants are checked.
 
-The scheduler, servers and backups are state machines, the connections between them are queues, and
-a schedule is a sequence of events at any of them, in one run. The invariants: each acknowledged
-push counts exactly once, on the server and on its backup; no worker waits forever; every worker is
-notified of each lost server.
+The scheduler and the servers are state machines, the connections between them are queues, and a
+schedule is a sequence of events. The invariants: each acknowledged push counts exactly once, on the
+server and on its backup; no worker waits forever; every worker is notified of each lost server.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.scheduler import Scheduler
 from distkit.kvstore.transport.session import ServerSession, backup_of
 
-#: Workers and servers, the servers' ids, and the scheduler's.
+#: Numbers of workers and servers, ids of the servers, and id of the scheduler.
 W, S = 2, 3
 SERVERS = range(W, W + S)
 SCHEDULER = W + S
@@ -47,14 +46,14 @@ LENGTH = 40
 
 
 class Ended(Message):
-    """The end of a process, as the scheduler notices it: after all that the process has sent."""
+    """The end of a process; it reaches the scheduler after all messages of the process."""
 
 
 class Network:
     """Processes and the ordered connections between them.
 
-    ``queues`` has the messages in flight by sender and receiver, each with its target server;
-    ``inbox`` the messages delivered to each worker.
+    ``queues`` has the messages in flight, each with its target server, by sender and receiver.
+    ``inbox`` has the messages delivered to each worker.
     """
 
     def __init__(self, mode: str, replication: int, on_crash: str = "continue") -> None:
@@ -71,7 +70,7 @@ class Network:
         self.inbox.clear()
 
     def send(self, src: int, dst: int, message: Message, to: int = 0) -> None:
-        """Send a message; one to a crashed server is lost."""
+        """Send a message; messages to a crashed server are lost."""
         if dst in self.sessions or dst not in SERVERS:
             self.queues[src, dst].append((message, to))
 
@@ -86,15 +85,15 @@ class Network:
         if dst < W:
             self.inbox[dst].append(message)
         elif dst == SCHEDULER:
-            for answer in self._scheduled(message):
-                self.send(SCHEDULER, answer.node, answer)
+            for reply in self._handle_at_scheduler(message):
+                self.send(SCHEDULER, reply.node, reply)
         elif isinstance(message, Request):
             self._send_all(dst, self.sessions[dst].handle(message, to))
         elif isinstance(message, Answer):
             self._send_all(dst, self.sessions[dst].handle_answer(message))
 
-    def _scheduled(self, message: Message) -> list[Answer]:
-        """The scheduler's answers to a request, or to the end of its sender."""
+    def _handle_at_scheduler(self, message: Message) -> list[Answer]:
+        """Return the scheduler's replies to a request, or to the end of a process."""
         if isinstance(message, Ended):
             return self.scheduler.handle_departure(message.node, 0, "signal SIGKILL")
         assert isinstance(message, Request)
@@ -108,12 +107,12 @@ class Network:
                 self.send(server, SCHEDULER if isinstance(m, Request) else m.node, m)
 
     def deliver_all(self) -> None:
-        """Deliver all messages, and all that result from them."""
+        """Deliver all messages, including those that they cause."""
         while pairs := self.busy:
             self.deliver(pairs[0])
 
     def crash(self, server: int) -> None:
-        """End a server's process: messages to it are lost, messages from it arrive."""
+        """Crash a server: messages to it are lost; messages from it arrive."""
         del self.sessions[server]
         for src, dst in [*self.queues]:
             if dst == server:
@@ -125,17 +124,17 @@ class Network:
         self.send(worker, SCHEDULER, Ended(worker, 0))
 
     def store(self, server: int) -> KVServer | None:
-        """The store of a server's values, wherever it is."""
+        """Return the store of a server's values, wherever it is."""
         return next((s.stores[server] for s in self.sessions.values() if server in s.stores), None)
 
     def replica(self, server: int) -> KVServer | None:
-        """The backup of a server's values."""
+        """Return the backup of a server's values."""
         found = (s.replicas.get(server) for s in self.sessions.values())
         return next(filter(None, found), None)
 
 
 def pushed_sum(store: KVServer | None, key: str) -> float:
-    """The sum of the pushes a store has applied or holds for a round; NaN without the key."""
+    """Return the sum of the pushes that a store has accepted; NaN if it lacks the key."""
     if store is None or key not in store.entries:
         return math.nan
     entry = store.entries[key]
@@ -144,17 +143,18 @@ def pushed_sum(store: KVServer | None, key: str) -> float:
 
 
 class Schedule:
-    """Workers that push distinct powers of two to every server, and a record of their pushes."""
+    """Workers that push distinct powers of two to all servers, and a record of their pushes."""
 
     def __init__(self, mode: str, replication: int) -> None:
         self.net, self.replication = Network(mode, replication), replication
-        self.wrong: list[str] = []
+        self.violations: list[str] = []
         self.workers = list(range(W))
         self.numbers = Counter[int]()
         self.sent: dict[tuple[int, int], tuple[int, Push]] = {}
-        self.open: dict[tuple[int, int], tuple[int, Request]] = {}  # without a reply
+        self.unanswered: dict[tuple[int, int], tuple[int, Request]] = {}
         self.serving = {(w, s): s for w in range(W) for s in SERVERS}
-        self.lost: list[set[int]] = [set() for _ in range(W)]  # servers, as known to each worker
+        # lost servers and dead processes, as known to each worker
+        self.lost: list[set[int]] = [set() for _ in range(W)]
         self.dead: list[set[int]] = [set() for _ in range(W)]
         for server in SERVERS:
             for worker in range(W):
@@ -166,7 +166,7 @@ class Schedule:
     def _request(self, worker: int, server: int, kind: type[Request], *fields: object) -> Request:
         request = kind(worker, self.numbers[worker], *fields)
         self.numbers[worker] += 1
-        self.open[worker, request.number] = server, request
+        self.unanswered[worker, request.number] = server, request
         to = self.serving.get((worker, server), server)
         self.net.send(worker, to, request, server)
         return request
@@ -174,7 +174,7 @@ class Schedule:
     # -- events ------------------------------------------------------------------
 
     def push(self, worker: int, server: int, *, pulls: bool = False) -> None:
-        """A worker pushes the next power of two, and may pull."""
+        """Push the next power of two from a worker, which may also pull."""
         if worker not in self.workers:
             return
         value = torch.full((1,), 2.0 ** len(self.sent), dtype=torch.float64)
@@ -185,25 +185,25 @@ class Schedule:
             self.pull(worker, server)
 
     def pull(self, worker: int, server: int) -> None:
-        """A worker pulls; the reply may be delayed."""
+        """Pull from a worker; the reply may be delayed."""
         if worker in self.workers:
             request = self._request(worker, server, Pull, f"w{server}")
-            del self.open[worker, request.number]
+            del self.unanswered[worker, request.number]
 
     def deliver(self, rng: random.Random, count: int) -> None:
-        """Deliver some messages of random connections."""
+        """Deliver ``count`` messages of random connections."""
         for _ in range(count):
             if pairs := sorted(self.net.busy):
                 self.net.deliver(rng.choice(pairs))
         self._process_replies()
 
     def crash(self, rng: random.Random) -> None:
-        """A server crashes."""
+        """Crash a random server, unless it is the last."""
         if len(self.net.sessions) > 1:
             self.net.crash(rng.choice(sorted(self.net.sessions)))
 
     def leave(self, worker: int) -> None:
-        """A worker ends, unless it is the last."""
+        """End a worker, unless it is the last."""
         if worker in self.workers and len(self.workers) > 1:
             self.workers.remove(worker)
             self.net.leave(worker)
@@ -217,29 +217,31 @@ class Schedule:
         self._settle()
         gone = {n for n in SERVERS if self.net.store(n) is None}
         for worker in self.workers:
-            late = [n for (w, n), (s, _) in self.open.items() if w == worker and s not in gone]
+            late = [
+                n for (w, n), (s, _) in self.unanswered.items() if w == worker and s not in gone
+            ]
             if late:
-                self.wrong.append(f"worker {worker} has no reply to {late}")
+                self.violations.append(f"worker {worker} has no reply to {late}")
             if self.lost[worker] != gone:
-                self.wrong.append(f"worker {worker} knows {self.lost[worker]} of lost {gone}")
+                self.violations.append(f"worker {worker} knows {self.lost[worker]} of lost {gone}")
         for server in {*SERVERS} - gone:
             self._check(server)
-        return self.wrong
+        return self.violations
 
     def _check(self, server: int) -> None:
-        """Check that a server and its backup count each acknowledged push once."""
+        """Check that a server and its backup have counted each acknowledged push once."""
         mine = {key: push.value.item() for key, (s, push) in self.sent.items() if s == server}
-        unacknowledged = sum(int(value) for key, value in mine.items() if key in self.open)
-        acknowledged = sum(int(value) for key, value in mine.items() if key not in self.open)
+        unacknowledged = sum(int(value) for key, value in mine.items() if key in self.unanswered)
+        acknowledged = sum(int(value) for key, value in mine.items() if key not in self.unanswered)
         stores = [self.net.store(server)]
         if (replica := self.net.replica(server)) is not None:
             stores.append(replica)
         elif self.replication == 2 and len(self.net.sessions) == S:
-            self.wrong.append(f"server {server} has no backup")
+            self.violations.append(f"server {server} has no backup")
         found = {pushed_sum(store, f"w{server}") for store in stores}
         value = found.pop()
         if found or math.isnan(value) or (int(value) - acknowledged) & ~unacknowledged:
-            self.wrong.append(f"server {server}: {found | {value}}, not {acknowledged}")
+            self.violations.append(f"server {server}: {found | {value}}, not {acknowledged}")
 
     def _settle(self) -> None:
         while self.net.busy:
@@ -247,24 +249,24 @@ class Schedule:
             self._process_replies()
 
     def _process_replies(self) -> None:
-        for worker, answers in self.net.inbox.items():
-            for a in answers:
+        for worker, replies in self.net.inbox.items():
+            for a in replies:
                 if worker in self.workers:
                     self._process_reply(worker, a)
-            answers.clear()
+            replies.clear()
 
-    def _process_reply(self, worker: int, answer: Message) -> None:
-        if isinstance(answer, Reply):
-            self.open.pop((worker, answer.number), None)
-        elif isinstance(answer, Departed):
-            self._depart(worker, answer.peer)
-        elif isinstance(answer, Error):
-            self.wrong.append(f"worker {worker} received {answer}")
+    def _process_reply(self, worker: int, reply: Message) -> None:
+        if isinstance(reply, Reply):
+            self.unanswered.pop((worker, reply.number), None)
+        elif isinstance(reply, Departed):
+            self._depart(worker, reply.peer)
+        elif isinstance(reply, Error):
+            self.violations.append(f"worker {worker} received {reply}")
         else:
-            assert isinstance(answer, AddressBook), answer
+            assert isinstance(reply, AddressBook), reply
 
     def _depart(self, worker: int, who: int) -> None:
-        """A worker repeats its pending requests at the backup of a crashed server."""
+        """Send a worker's pending requests for a crashed server to its backup."""
         self.dead[worker].add(who)
         for server in SERVERS:
             if self.serving[worker, server] != who:
@@ -274,12 +276,12 @@ class Schedule:
                 self.lost[worker].add(server)
                 continue
             self.serving[worker, server] = backup
-            for (w, _), (to, request) in sorted(self.open.items(), key=lambda item: item[0]):
+            for (w, _), (to, request) in sorted(self.unanswered.items(), key=lambda item: item[0]):
                 if w == worker and to == server:
                     self.net.send(worker, backup, request, server)
 
 
-#: The events, with their weights.
+#: The events and their weights.
 EVENTS = {"push": 6, "deliver": 6, "pull": 2, "crash": 0.7, "leave": 0.3}
 
 

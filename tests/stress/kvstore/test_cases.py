@@ -1,4 +1,4 @@
-"""All cases of MXNet's semantics; `make test` runs one variant of each."""
+"""All cases of MXNet's semantics; ``make test`` runs one variant of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed processes and random bytes while a parameter server is running."""
+"""Killed processes, and random bytes on the sockets, while a parameter server is running."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from tests.support.kvstore_nodes import throw, until
 
 WORKERS, SERVERS = 4, 2
 #: Time of the kill, and duration of the run [s].
-KILL, END = 0.5, 1.5
+KILL_TIME, DURATION = 0.5, 1.5
 
 
-def push_for_a_while(dies: int | None, **options: Any) -> tuple[float, int, list[float]]:
-    """Push and pull; worker ``dies`` kills itself meanwhile.
+def push_for_a_while(dying_rank: int | None, **options: Any) -> tuple[float, int, list[float]]:
+    """Push and pull for a while; worker ``dying_rank`` kills itself.
 
-    Returns the longest pause [s], the pushes of this worker to each key, and the values.
+    Returns:
+        The longest pause [s], the number of this worker's pushes to each key, and the values.
     """
     kv = kvstore.create("dist_async", **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
@@ -32,8 +33,8 @@ def push_for_a_while(dies: int | None, **options: Any) -> tuple[float, int, list
     kv.barrier()
     start = last = time.monotonic()
     pause, sent = 0.0, 0
-    while last < start + END:
-        if kv.rank == dies and last > start + KILL:
+    while last < start + DURATION:
+        if kv.rank == dying_rank and last > start + KILL_TIME:
             os.kill(os.getpid(), signal.SIGKILL)
         kv.push(keys, [ones] * len(keys))
         kv.pull(keys)
@@ -44,7 +45,7 @@ def push_for_a_while(dies: int | None, **options: Any) -> tuple[float, int, list
     return pause, sent, [value[0].item() for value in kv.pull(keys)]
 
 
-def test_killed_worker_stops_no_other_in_dist_async() -> None:
+def test_killed_worker_does_not_stop_others_in_dist_async() -> None:
     with dk.Cluster(workers=WORKERS, servers=SERVERS) as cluster:
         with pytest.warns(dk.errors.CommunicationWarning, match="rank 3 ended"):
             found = cluster.run(push_for_a_while, WORKERS - 1).results
@@ -65,8 +66,8 @@ def test_killed_servers_lose_no_acknowledged_push() -> None:
             assert [values for _, _, values in found] == [[total] * 8] * WORKERS
 
 
-def add_up(flag: str) -> tuple[float, float]:
-    """Push ones until the flag is written; return the value and the expected value."""
+def push_ones(flag: str) -> tuple[float, float]:
+    """Push ones until the flag exists; return the value and the expected value."""
     kv = kvstore.create("dist_async")
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init(["w", "pushes"], [torch.zeros(1, dtype=torch.float64)] * 2)
@@ -83,7 +84,7 @@ def add_up(flag: str) -> tuple[float, float]:
 
 def test_random_bytes_change_no_value(tmp_path: Path) -> None:
     with dk.Cluster(workers=2, servers=1) as cluster:
-        run = cluster.submit(add_up, str(tmp_path / "flag"))
+        run = cluster.submit(push_ones, str(tmp_path / "flag"))
         until(lambda: len(run.trace) > 100)
         paths = [p for p in Path(cluster._supervisor.folder).iterdir() if p.is_socket()]
         assert paths

@@ -1,4 +1,4 @@
-"""A thousand random schedules of faults, and schedules searched by Hypothesis."""
+"""A thousand random schedules of faults, and schedules that Hypothesis searches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from tests.stress.kvstore.schedules import (
 
 @pytest.mark.parametrize("seed", range(0, 1000, 100))
 def test_every_acknowledged_push_counts_once(seed: int) -> None:
-    assert {s: wrong for s in range(seed, seed + 100) if (wrong := random_schedule_errors(s))} == {}
+    assert {
+        s: errors for s in range(seed, seed + 100) if (errors := random_schedule_errors(s))
+    } == {}
 
 
 class Faults(RuleBasedStateMachine):
-    """Hypothesis chooses the next event."""
+    """A schedule whose events Hypothesis chooses."""
 
     @initialize(mode=st.sampled_from(MODES), replication=st.integers(1, 2))
     def start(self, mode: str, replication: int) -> None:
@@ -38,4 +40,4 @@ class Faults(RuleBasedStateMachine):
 
 
 Faults.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
-test_every_acknowledged_push_counts_once_in_the_shortest_schedule = Faults.TestCase
+test_every_acknowledged_push_counts_once_in_searched_schedules = Faults.TestCase

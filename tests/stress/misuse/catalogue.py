@@ -1,7 +1,7 @@
 """Functions that harm their rank's process, each with the outcome that the user must see.
 
-Rank 1 runs the function while rank 0 waits at a barrier. The decorator states how the run ends:
-with a result, an error on rank 1, or the end of its process.
+Rank 1 runs the function while rank 0 waits at a barrier. The decorator states the outcome: a
+result, an error on rank 1, or the end of its process.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Misuse:
     """A function of rank 1, and the expected outcome.
 
     Args:
-        fn: what rank 1 runs.
-        ending: pattern of the first line of the run's error; "" for none.
-        value: rank 1's result without an error.
+        fn: the function that rank 1 runs.
+        ending: pattern for the first line of the run's error; "" if there is none.
+        value: the result of rank 1 if there is no error.
         other: a function that rank 0 runs meanwhile.
-        endless: the run ends only by ``interrupt()``.
-        isolated: rank 1 can no longer communicate in this run.
+        endless: whether only ``interrupt()`` ends the run.
+        isolated: whether rank 1 can no longer communicate after the function.
     """
 
     fn: Callable[[], Any]
@@ -74,29 +74,29 @@ ALL: dict[str, Misuse] = {}
 Function = Callable[[], Any]
 
 
-def ends(**how: Any) -> Callable[[Function], Function]:
-    """Add a function to the catalogue."""
+def ends(**outcome: Any) -> Callable[[Function], Function]:
+    """Add a function to the catalogue, with its outcome."""
 
     def add(fn: Function) -> Function:
-        ALL[fn.__name__] = Misuse(fn, **how)
+        ALL[fn.__name__] = Misuse(fn, **outcome)
         return fn
 
     return add
 
 
-def returns(value: Any = None, **how: Any) -> Callable[[Function], Function]:
-    """Rank 1 returns this value."""
-    return ends(value=value, **how)
+def returns(value: Any = None, **outcome: Any) -> Callable[[Function], Function]:
+    """Add a function that returns this value."""
+    return ends(value=value, **outcome)
 
 
-def raises(text: str, **how: Any) -> Callable[[Function], Function]:
-    """Rank 1 raises this error, and its line is reported."""
-    return ends(ending=f"rank 1 raised {text}.* at .*catalogue.py:", **how)
+def raises(text: str, **outcome: Any) -> Callable[[Function], Function]:
+    """Add a function that raises this error; its line must be reported."""
+    return ends(ending=f"rank 1 raised {text}.* at .*catalogue.py:", **outcome)
 
 
-def dies(how: str, **more: Any) -> Callable[[Function], Function]:
-    """The process of rank 1 ends this way."""
-    return ends(ending=rf"the process of rank 1 ended .*\({how}", **more)
+def dies(how: str, **outcome: Any) -> Callable[[Function], Function]:
+    """Add a function that ends the process in this way."""
+    return ends(ending=rf"the process of rank 1 ended .*\({how}", **outcome)
 
 
 # -- ends of the process ---------------------------------------------------------------
@@ -108,7 +108,7 @@ def exits() -> None:
 
 
 @dies("exit status 7")
-def exits_at_once() -> None:
+def exits_immediately() -> None:
     os._exit(7)
 
 
@@ -163,7 +163,7 @@ def exceeds_its_cpu_limit() -> None:
 
 
 @dies("exit status 1")
-def exits_by_faulthandler() -> None:
+def exits_from_faulthandler() -> None:
     faulthandler.dump_traceback_later(0.05, exit=True)
     time.sleep(10)
 
@@ -195,7 +195,7 @@ def raises_an_error() -> None:
     raise_it()
 
 
-def swallows() -> None:
+def swallow_exceptions() -> None:
     while True:
         try:
             dist.recv(torch.zeros(1), src=1)
@@ -203,40 +203,40 @@ def swallows() -> None:
             time.sleep(0.01)
 
 
-@raises("ValueError: bad batch", other=swallows)
-def raises_while_another_swallows_the_release() -> None:
+@raises("ValueError: bad batch", other=swallow_exceptions)
+def raises_while_other_rank_swallows_the_release() -> None:
     raise_it()
 
 
 @raises("ValueError: bad batch", other=lambda: ctypes.PyDLL(None).sleep(30))
-def raises_while_another_is_in_c_with_the_gil() -> None:
+def raises_while_other_rank_is_in_c_with_the_gil() -> None:
     raise_it()
 
 
 @raises("ValueError: bad batch", other=lambda: ctypes.CDLL(None).sleep(30))
-def raises_while_another_is_in_c() -> None:
+def raises_while_other_rank_is_in_c() -> None:
     raise_it()
 
 
 @raises("ValueError: bad batch", other=lambda: torch.linalg.svd(torch.rand(4000, 4000)))
-def raises_while_another_is_in_a_long_operator() -> None:
+def raises_while_other_rank_is_in_a_long_operator() -> None:
     raise_it()
 
 
 @raises("ValueError: bad batch", other=lambda: re.match("(a+)+$", "a" * 60 + "b"))
-def raises_while_another_is_in_a_regular_expression() -> None:
+def raises_while_other_rank_is_in_a_regular_expression() -> None:
     raise_it()
 
 
-def dies_when_released() -> None:
+def exit_when_released() -> None:
     try:
         dist.recv(torch.zeros(1), src=1)
     finally:
         os._exit(9)
 
 
-@raises("ValueError: bad batch", other=dies_when_released)
-def raises_and_another_dies_on_release() -> None:
+@raises("ValueError: bad batch", other=exit_when_released)
+def raises_and_other_rank_dies_on_release() -> None:
     raise_it()
 
 
@@ -341,12 +341,12 @@ class TwoArguments(Exception):
 
 
 @raises("TwoArguments: 3: bad batch")
-def raises_error_that_does_not_unpickle() -> None:
+def raises_error_that_cannot_be_unpickled() -> None:
     raise TwoArguments(3, "bad batch")
 
 
 @returns(ending=r"rank 1 returned a TwoArguments that cannot be unpickled")
-def returns_an_exception_that_does_not_unpickle() -> Any:
+def returns_an_exception_that_cannot_be_unpickled() -> Any:
     return TwoArguments(3, "bad batch")
 
 
@@ -568,7 +568,7 @@ def raises_in_a_thread() -> None:
 
 
 @ends(ending="^program was interrupted", endless=True)
-def waits_for_a_lock_it_holds() -> None:
+def waits_for_its_own_lock() -> None:
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
@@ -768,7 +768,7 @@ def replaces_builtins() -> None:
 
 
 @dies("it closed descriptors that distkit needs", isolated=True)
-def breaks_what_sends_its_result() -> None:
+def breaks_the_channel_to_the_kernel() -> None:
     from distkit.cluster.processes import channel
 
     channel._HEAD = None  # type: ignore[assignment]
@@ -805,23 +805,23 @@ def replaces_torch_functions() -> None:
     dist.Work.wait = nothing  # type: ignore[method-assign]
 
 
-def leave_the_group() -> None:
+def destroy_the_group() -> None:
     dist.barrier()
     dist.destroy_process_group()
 
 
-@returns(other=leave_the_group)
+@returns(other=destroy_the_group)
 def destroys_its_group() -> None:
-    leave_the_group()
+    destroy_the_group()
 
 
 @raises("ValueError: trying to initialize the default process group twice")
-def makes_the_group_twice() -> None:
+def initializes_the_group_twice() -> None:
     dist.init_process_group("gloo")
     dist.init_process_group("gloo")
 
 
-# -- other processes ----------------------------------------------------------------------
+# -- child processes ----------------------------------------------------------------------
 
 
 @returns()
@@ -851,13 +851,13 @@ def forks_a_child_that_raises() -> Any:
 
 
 @returns()
-def forks_a_child_that_stays() -> None:
+def forks_a_child_that_keeps_running() -> None:
     if os.fork() == 0:
         time.sleep(1000)
 
 
 @returns()
-def starts_a_process_that_stays() -> None:
+def starts_a_process_that_keeps_running() -> None:
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
 
 

@@ -1,4 +1,4 @@
-"""Every misuse of the catalogue."""
+"""Every misuse of the catalogue is reported, and the next run works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a misuse on a cluster, and checks the report, what is left, and the next run."""
+"""Runs a misuse on a cluster, and checks the report, leftover processes, and the next run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch.distributed as dist
 import distkit as dk
 from tests.stress.misuse.catalogue import Misuse
 
-#: Timeout of each run, and for the processes of a run to end [s].
-LIMIT, WITHIN = 60.0, 5.0
+#: Time limits of a run, and for its processes to end [s].
+RUN_TIMEOUT, END_TIMEOUT = 60.0, 5.0
 
 
-def total() -> float:
-    """The sum of ones over the ranks."""
+def sum_of_ones() -> float:
+    """Return the sum of ones over the ranks."""
     x = torch.ones(1)
     dist.all_reduce(x)
     return x.item()
 
 
 class Trial:
-    """A cluster of two ranks, and the processes that stay between its runs."""
+    """A cluster of two ranks on which misuses run."""
 
     def __init__(self) -> None:
         self._open()
@@ -32,16 +32,16 @@ class Trial:
     def _open(self) -> None:
         self.cluster = dk.Cluster(2)
         self.cluster.wait()
-        self._idle = _below()
+        self._idle = _descendants()
 
     def faults(self, misuse: Misuse) -> list[str]:
-        """Run a misuse on rank 1; return wrong reports, leftovers, and what the next run lacks.
+        """Run a misuse on rank 1; return wrong reports, leftovers, and errors of the next run.
 
-        A faulty cluster is replaced.
+        A cluster with faults is replaced.
         """
         try:
             found = [*self._run(misuse), *self._left()]
-            after = self.cluster.submit(total).wait(LIMIT).results
+            after = self.cluster.submit(sum_of_ones).wait(RUN_TIMEOUT).results
             found += [] if after == [2, 2] else [f"the next run returned {after}"]
         except Exception as error:
             found = [f"{type(error).__name__}: {error}"]
@@ -62,20 +62,20 @@ class Trial:
             self.cluster.interrupt()
         value, shown = None, ""
         try:
-            value = run.wait(LIMIT).results[1]
+            value = run.wait(RUN_TIMEOUT).results[1]
         except BaseException as error:  # including KeyboardInterrupt
             shown = f"{type(error).__name__}: {error}"
             first = str(error).partition("\n")[0]
-            right = bool(misuse.ending) and re.search(misuse.ending, first) is not None
+            matches = bool(misuse.ending) and re.search(misuse.ending, first) is not None
         else:
-            right = not misuse.ending and value == misuse.value
+            matches = not misuse.ending and value == misuse.value
         expected = misuse.ending or repr(misuse.value)
-        return [] if right else [f"not {expected:.60}, but {shown or repr(value):.400}"]
+        return [] if matches else [f"expected {expected:.60}, got {shown or repr(value):.400}"]
 
     def _left(self) -> list[str]:
-        _, left = psutil.wait_procs(_below() - self._idle, timeout=WITHIN)
-        return [f"{process.pid} is left" for process in left]
+        _, left = psutil.wait_procs(_descendants() - self._idle, timeout=END_TIMEOUT)
+        return [f"process {process.pid} is left" for process in left]
 
 
-def _below() -> set[psutil.Process]:
+def _descendants() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))

@@ -1,9 +1,10 @@
 """Typical programs behave the same under torchrun and distkit.
 
 Each file of ``scripts/`` is a program for torchrun, in the style of PyTorch's tutorials and
-examples or of a library on top of it. It runs under ``torchrun`` with gloo and, unmodified, on a
-cluster, recorded and stepped: every rank prints the same, its communication is in the trace, and
-nothing is reported. Programs without seeds print different numbers on each rank, in both.
+examples or of a library based on PyTorch. It runs under ``torchrun`` with gloo and, unmodified, on
+a cluster, once recorded and once stepped. Every rank must print the same, its communication must be
+in the trace, and nothing may be reported. Programs without seeds must print different numbers on
+each rank under both.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ SCRIPTS = Path(__file__).with_name("scripts")
 #: Timeout of a program [s].
 TIMEOUT = 180.0
 
-#: Attempts under torchrun: on a busy machine gloo aborts some processes at their end.
+#: Attempts under torchrun: on a busy machine, gloo aborts some processes when they end.
 ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
 class Program:
-    """A script and its expected behaviour.
+    """A script and its expected behavior.
 
     Args:
-        ops: operations that its trace must contain.
+        ops: the operations that its trace must contain.
         ranks: the number of ranks.
-        arguments: its command line.
-        seeded: the program prints the same numbers each time.
-        needs: the package that the program imports.
+        arguments: its command-line arguments.
+        seeded: whether the program prints the same numbers in every run.
+        needs: the package that it imports.
     """
 
     ops: str
@@ -50,13 +51,13 @@ class Program:
     needs: str = "torch"
 
 
-#: The programs by script name; a name and a colon precede a variant.
+#: The programs by script; a colon and the name of a variant may follow.
 ALL: dict[str, Program] = {
     "tour_of_collectives": Program(
         "all_reduce broadcast reduce all_gather scatter gather reduce_scatter all_to_all barrier"
     ),
     "point_to_point": Program("send recv", ranks=4),
-    "receive_from_anybody": Program("send recv", ranks=4),
+    "receive_from_any_source": Program("send recv", ranks=4),
     "ring_by_hand": Program("send recv all_reduce", ranks=4),
     "average_gradients": Program("all_reduce"),
     "ddp_basic": Program("all_reduce"),
@@ -111,30 +112,31 @@ Printed = list[list[str]]
 
 
 def faults(name: str, cluster: dk.Cluster) -> Iterator[str]:
-    """Differences from torchrun, recorded and stepped, and findings about the program."""
+    """Generate the differences from torchrun, recorded and stepped, and the findings."""
     program, script = ALL[name], SCRIPTS / f"{name.partition(':')[0]}.py"
     expected = under_torchrun(script, program)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dk.errors.CommunicationWarning)  # findings are read below
+        # the findings are checked below
+        warnings.simplefilter("ignore", dk.errors.CommunicationWarning)
         run = cluster.submit(script, *program.arguments).wait(TIMEOUT)
         stepper = cluster.step(script, *program.arguments)
         for _ in range(2):
             if not stepper.finished:
                 stepper.next()
         stepped = stepper.finish()
-    yield differs(printed(run), expected, program)
+    yield output_difference(printed(run), expected, program)
     yield from (str(f) for f in run.findings if f.kind != "straggler")
-    yield unrecorded(run, program)
-    yield differs(printed(stepped), expected, program)
+    yield missing_from_trace(run, program)
+    yield output_difference(printed(stepped), expected, program)
 
 
 def printed(run: Run) -> Printed:
-    """All lines of each rank, of both streams."""
+    """Return the lines that each rank printed to both streams."""
     return [text.splitlines() for text in run.output]
 
 
 def under_torchrun(script: Path, program: Program) -> Printed:
-    """The standard output of each rank under torchrun.
+    """Return the standard output of each rank under torchrun.
 
     Raises:
         RuntimeError: the program fails under torchrun.
@@ -144,21 +146,21 @@ def under_torchrun(script: Path, program: Program) -> Printed:
     for _ in range(ATTEMPTS):
         with tempfile.TemporaryDirectory() as logs:
             run = [sys.executable, "-m", "torch.distributed.run", *options, f"--log-dir={logs}"]
-            ran = subprocess.run(
+            completed = subprocess.run(
                 [*run, str(script), *program.arguments],
                 env=environ,
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT,
             )
-            if ran.returncode == 0:
+            if completed.returncode == 0:
                 files = sorted(Path(logs).rglob("stdout.log"), key=lambda f: int(f.parent.name))
                 return [file.read_text().splitlines() for file in files]
-    raise RuntimeError(f"{script.name} fails under torchrun:\n{ran.stderr[-3000:]}")
+    raise RuntimeError(f"{script.name} fails under torchrun:\n{completed.stderr[-3000:]}")
 
 
-def differs(ours: Printed, expected: Printed, program: Program) -> str:
-    """The difference in output; lines that torchrun lacks are from stderr."""
+def output_difference(ours: Printed, expected: Printed, program: Program) -> str:
+    """Return the difference in output; additional lines are allowed, as they are from stderr."""
     if not program.seeded:
         if any(len({*map(str, lines)}) < program.ranks for lines in (ours, expected)):
             return "ranks print the same"
@@ -174,14 +176,14 @@ def _without_numbers(lines: Printed) -> Printed:
     return [[re.sub(r"-?\d+\.\d+(e-?\d+)?", "#", line) for line in rank] for rank in lines]
 
 
-def unrecorded(run: Run, program: Program) -> str:
-    """What is missing from the trace."""
+def missing_from_trace(run: Run, program: Program) -> str:
+    """Return the operations and ranks that are missing from the trace."""
     spans = run.trace.spans
-    open_ = [str(span.op) for span in spans if span.state is not State.COMPLETED]
+    incomplete = [str(span.op) for span in spans if span.state is not State.COMPLETED]
     missing = {Op(op) for op in program.ops.split()} - {span.op for span in spans}
     silent = {*run.ranks} - {span.rank for span in spans}
     return (
-        f"not completed: {open_}, missing: {missing}, {silent}"
-        if open_ or missing or silent
+        f"not completed: {incomplete}, missing: {missing}, {silent}"
+        if incomplete or missing or silent
         else ""
     )

@@ -1,4 +1,4 @@
-"""Every program; those whose packages are not installed are skipped."""
+"""Every program behaves as under torchrun; programs that need a missing package are skipped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.stress.programs.suite import ALL, SCRIPTS, faults
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Callable[[int], dk.Cluster]]:
-    """Clusters by their number of ranks."""
+    """A function that returns the cluster with a number of ranks."""
     with ExitStack() as stack:
         yield cache(lambda ranks: stack.enter_context(dk.Cluster(ranks, threads=1)))
 
@@ -25,5 +25,5 @@ def test_program_behaves_as_under_torchrun(cluster: Callable[[int], dk.Cluster],
     assert not [*filter(None, faults(name, cluster(ALL[name].ranks)))]
 
 
-def test_every_script_is_a_program() -> None:
+def test_every_script_belongs_to_a_program() -> None:
     assert {name.partition(":")[0] for name in ALL} == {file.stem for file in SCRIPTS.glob("*.py")}

@@ -1,8 +1,8 @@
-"""The parameter server under MXNet's semantics: small cases from its documentation and source.
+"""The parameter server has MXNet's semantics: small cases from MXNet's documentation and source.
 
-Each checks the documented behaviour of a store, an optimizer or a Trainer of MXNet 1.9 in this
-process; where MXNet asserts or is undefined, the case expects an error with a remedy. Unlike in
-MXNet, numbers and strings may be keys of one store.
+Each case checks the documented behavior of a store, an optimizer or a Trainer of MXNet 1.9 in this
+process. Where MXNet fails an assertion or its behavior is undefined, the case expects an error with
+a remedy. Unlike in MXNet, a store can have both numbers and strings as keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ for _name in INTERFACES:
 
 
 def verdict(case: Case) -> str:
-    """Run a case and return its error, or "". An unexpected warning is an error."""
+    """Run a case and return its error, or "". Unexpected warnings are errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:

@@ -1,4 +1,4 @@
-"""Cases: small functions that check a store against MXNet's semantics."""
+"""The catalogue of cases: small functions that check a store against MXNet's semantics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SINGLE_WORKER = ("dist_sync", "dist_async")
 
 
 class Case(NamedTuple):
-    """An interface, a description, and a function that raises if the behaviour differs."""
+    """An interface, a description, and a function that raises if the behavior differs."""
 
     interface: str
     name: str
@@ -29,7 +29,7 @@ CASES: list[Case] = []
 
 
 def case(*variants: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add a function to the catalogue, once for each of its arguments."""
+    """Add a function to the catalogue, once for each variant of its arguments."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         interface = function.__module__.rpartition(".")[2]
@@ -44,7 +44,7 @@ def case(*variants: Any) -> Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def store(kind: str, servers: int = 1, bound: int = 1_000_000, **options: Any) -> KVStore:
-    """A store of one worker."""
+    """Return a store of one worker."""
     return InProcess(1, servers, kind, bound).store(**options)
 
 
@@ -55,12 +55,12 @@ def adding(kv: KVStore) -> KVStore:
 
 
 def ones(factor: float = 1.0, shape: Sequence[int] = SHAPE, dtype: Any = None) -> torch.Tensor:
-    """A tensor filled with one number."""
+    """Return a tensor filled with one number."""
     return torch.full(tuple(shape), factor, dtype=dtype or torch.float32)
 
 
 def assert_equal(found: Any, expected: Any) -> None:
-    """Assert that a tensor equals another, or is filled with this number."""
+    """Assert that a tensor equals another, or is filled with a number."""
     if found.layout is not torch.strided:
         found = found.to_dense()
     if not isinstance(expected, torch.Tensor):
@@ -69,20 +69,20 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 
 def assert_close(found: Any, expected: Any) -> None:
-    """Assert equality up to rounding."""
+    """Assert that tensors are equal up to rounding."""
     torch.testing.assert_close(
         found, torch.as_tensor(expected, dtype=found.dtype), rtol=2e-5, atol=1e-6
     )
 
 
-def assert_raises_kvstore_error(call: Callable[[], object], *words: str) -> None:
-    """Assert that a call raises a KVStoreError with these words."""
+def assert_raises_kvstore_error(call: Callable[[], object], *texts: str) -> None:
+    """Assert that a call raises a KVStoreError with all of these texts."""
     from distkit.errors import KVStoreError
 
     try:
         call()
     except KVStoreError as e:
-        missing = [word for word in words if word not in str(e)]
+        missing = [text for text in texts if text not in str(e)]
         assert not missing, f"{e} lacks {missing}"
         return
     raise AssertionError("no KVStoreError was raised")

@@ -22,7 +22,7 @@ RATE = 2.0
 
 
 def compressed(kind: str, threshold: float = 0.5, servers: int = 1) -> KVStore:
-    """A store that compresses, and adds ``RATE`` times what it receives."""
+    """Return a store that compresses gradients, and adds ``RATE`` times their sum."""
     kv = store(kind, servers, 5)
     kv.set_gradient_compression({"type": "2bit", "threshold": threshold})
     kv.set_optimizer("sgd", learning_rate=-RATE)
@@ -30,7 +30,7 @@ def compressed(kind: str, threshold: float = 0.5, servers: int = 1) -> KVStore:
 
 
 def two_bits(x: Any, threshold: float) -> Any:
-    """MXNet's 2-bit quantization."""
+    """Apply MXNet's 2-bit quantization."""
     t = np.float32(threshold)
     return np.where(x >= t, t, np.where(x <= -t, -t, np.float32(0)))
 
@@ -60,7 +60,7 @@ def init_is_not_compressed() -> None:
 
 
 @case("dist_sync", "dist_async", "dist_sync_device")
-def nothing_is_sent_below_the_threshold(kind: str) -> None:
+def gradients_below_the_threshold_accumulate(kind: str) -> None:
     kv = compressed(kind)
     kv.init("w", ones(0))
     for g, expected in ((0.0, 0), (0.4, 0), (0.1, 1), (0.2, 1), (0.3, 2), (0.5, 3)):
@@ -69,7 +69,7 @@ def nothing_is_sent_below_the_threshold(kind: str) -> None:
 
 
 @case()
-def the_default_threshold_is_a_half() -> None:
+def default_threshold_is_one_half() -> None:
     kv = adding(store("dist_sync"))
     kv.set_gradient_compression({"type": "2bit"})
     kv.init("w", ones(0))
@@ -78,7 +78,7 @@ def the_default_threshold_is_a_half() -> None:
 
 
 @case("dist_sync", "dist_sync_device")
-def devices_of_a_worker_are_added_before_they_are_compressed(kind: str) -> None:
+def gradients_of_devices_are_summed_before_compression(kind: str) -> None:
     kv = compressed(kind)
     kv.init("w", ones(0))
     kv.push("w", [ones(0.3), ones(0.3)])
@@ -86,7 +86,7 @@ def devices_of_a_worker_are_added_before_they_are_compressed(kind: str) -> None:
 
 
 @case(2, 3)
-def each_worker_has_its_residual(workers: int) -> None:
+def workers_have_separate_residuals(workers: int) -> None:
     def work(kv: KVStore) -> Any:
         kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
         adding(kv).init("w", ones(0))
@@ -106,7 +106,7 @@ def each_worker_has_its_residual(workers: int) -> None:
 
 
 @case()
-def compression_sends_a_sixteenth() -> None:
+def compression_sends_a_sixteenth_of_the_bytes() -> None:
     kv = compressed("dist_sync")
     kv.init("w", torch.zeros(64, 64))
     kv.push("w", torch.ones(64, 64))
@@ -114,7 +114,7 @@ def compression_sends_a_sixteenth() -> None:
 
 
 @case()
-def each_key_has_a_residual() -> None:
+def keys_have_separate_residuals() -> None:
     kv = compressed("dist_sync")
     kv.init([1, 2], [ones(0), ones(0)])
     kv.push([1, 2], [ones(0.4), ones(0.2)])
@@ -126,7 +126,7 @@ def each_key_has_a_residual() -> None:
 
 
 @case("float16", "bfloat16", "float64")
-def other_floats_are_compressed(dtype: str) -> None:
+def other_floating_point_dtypes_are_compressed(dtype: str) -> None:
     kv, like = compressed("dist_sync"), getattr(torch, dtype)
     kv.init("w", ones(0, dtype=like))
     kv.push("w", ones(0.75, dtype=like))
@@ -135,7 +135,7 @@ def other_floats_are_compressed(dtype: str) -> None:
 
 
 @case("float", "list")
-def pushpull_is_compressed_too(how: str) -> None:
+def pushpull_is_compressed(how: str) -> None:
     kv = store("dist_sync")
     kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
     kv.init("w", ones(0))
@@ -153,7 +153,7 @@ def pushpull_is_compressed_too(how: str) -> None:
     {"type": "2bit", "treshold": 1},
     {"type": "2bit", "threshold": "x"},
 )
-def invalid_compression_parameters_are_refused(params: dict[str, Any]) -> None:
+def invalid_compression_parameters_raise(params: dict[str, Any]) -> None:
     assert_raises_kvstore_error(
         lambda: store("dist_sync").set_gradient_compression(params), "Pass", "2bit"
     )

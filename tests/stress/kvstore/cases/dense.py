@@ -55,7 +55,7 @@ def lists_of_keys_are_pushed_and_pulled(kind: str, i: int) -> None:
 
 
 @case(*SUMS)
-def a_list_of_tensors_is_summed(kind: str) -> None:
+def list_of_tensors_is_summed(kind: str) -> None:
     kv, out = store(kind), torch.zeros(SHAPE)
     kv.init(1, ones(0))
     kv.push(1, [ones()] * 4)
@@ -73,7 +73,7 @@ def key_without_push_keeps_its_value(kind: str) -> None:
 
 
 @case(*SUMS)
-def a_list_for_each_key_of_a_list_is_summed(kind: str) -> None:
+def lists_of_tensors_are_summed_for_each_key(kind: str) -> None:
     kv = store(kind)
     kv.init(["x", "y"], [ones(0)] * 2)
     kv.push(["x", "y"], [[ones(2)] * 4, [ones(3)] * 4])
@@ -85,7 +85,7 @@ def a_list_for_each_key_of_a_list_is_summed(kind: str) -> None:
 
 
 @case(*SUMS)
-def a_key_repeated_in_one_push_is_grouped_and_summed(kind: str) -> None:
+def values_of_a_repeated_key_are_summed(kind: str) -> None:
     kv, out = store(kind), torch.zeros(SHAPE)
     kv.init([1, 2], [ones(0)] * 2)
     kv.push([1, 2, 1], [ones(1), ones(5), ones(2)])
@@ -96,7 +96,7 @@ def a_key_repeated_in_one_push_is_grouped_and_summed(kind: str) -> None:
 
 
 @case(*SUMS)
-def a_repeated_key_of_devices_is_one_sum(kind: str) -> None:
+def device_values_of_a_repeated_key_are_summed(kind: str) -> None:
     kv = store(kind)
     kv.init("w", ones(0))
     kv.push(["w", "w"], [[ones(), ones()], ones(2)])
@@ -104,16 +104,16 @@ def a_repeated_key_of_devices_is_one_sum(kind: str) -> None:
 
 
 @case(*SUMS)
-def a_repeated_key_counts_as_one_update(kind: str) -> None:
+def repeated_key_counts_as_one_update(kind: str) -> None:
     kv = store(kind)
     kv.init("w", ones(0))
-    kv.set_optimizer(torch.optim.Rprop, lr=1.0)  # one step, whatever the size of the sum
+    kv.set_optimizer(torch.optim.Rprop, lr=1.0)  # its step ignores the size of the gradient
     kv.push(["w", "w"], [ones(2), ones(2)])
     assert_equal(kv.pull("w"), -1)
 
 
 @case(*SUMS)
-def a_key_repeated_in_one_pull_is_written_everywhere(kind: str) -> None:
+def repeated_key_in_pull_is_written_to_each_out(kind: str) -> None:
     kv, outs = store(kind), [torch.zeros(SHAPE), torch.zeros(SHAPE)]
     kv.init("w", ones(3))
     kv.pull(["w", "w"], out=outs)
@@ -122,7 +122,7 @@ def a_key_repeated_in_one_pull_is_written_everywhere(kind: str) -> None:
 
 
 @case(*SINGLE_WORKER)
-def a_key_repeated_in_init_is_refused(kind: str) -> None:
+def repeated_key_in_init_raises(kind: str) -> None:
     kv = store(kind)
     assert_raises_kvstore_error(
         lambda: kv.init(["w", "w"], [ones(), ones()]), "'w'", "got 2 tensors"
@@ -130,7 +130,7 @@ def a_key_repeated_in_init_is_refused(kind: str) -> None:
 
 
 @case(*SINGLE_WORKER)
-def a_second_init_is_refused(kind: str) -> None:
+def second_init_raises(kind: str) -> None:
     kv = store(kind)
     kv.init(3, ones())
     assert_raises_kvstore_error(lambda: kv.init(3, ones()), "init of 3", "already")
@@ -146,7 +146,7 @@ def pushpull_writes_to_out(kind: str) -> None:
 
 
 @case(*SUMS)
-def pushpull_in_place_gives_the_sum(kind: str) -> None:
+def pushpull_without_out_writes_the_sum_in_place(kind: str) -> None:
     kv, values = store(kind), [ones(1), ones(2), ones(3)]
     kv.init("3", ones(0))
     kv.pushpull("3", values)
@@ -155,7 +155,7 @@ def pushpull_in_place_gives_the_sum(kind: str) -> None:
 
 
 @case(*SUMS)
-def pushpull_of_lists_in_place(kind: str) -> None:
+def pushpull_of_lists_writes_the_sums_in_place(kind: str) -> None:
     kv, values = store(kind), [[ones(1), ones(2)], [ones(3), ones(4)]]
     kv.init([1, 2], [ones(0)] * 2)
     kv.pushpull([1, 2], values)
@@ -165,7 +165,7 @@ def pushpull_of_lists_in_place(kind: str) -> None:
 
 
 @case(*SUMS)
-def pushpull_may_write_to_its_input(kind: str) -> None:
+def pushpull_can_write_to_its_input(kind: str) -> None:
     kv, value = store(kind), ones(2)
     kv.init("3", ones(0))
     for _ in range(3):
@@ -174,7 +174,7 @@ def pushpull_may_write_to_its_input(kind: str) -> None:
 
 
 @case(*SUMS)
-def pushed_tensor_may_change_at_once(kind: str) -> None:
+def pushed_tensor_can_be_changed_immediately(kind: str) -> None:
     kv, value = store(kind), ones(2)
     kv.init("3", ones(0))
     kv.push("3", value)
@@ -203,7 +203,7 @@ def pull_converts_to_the_dtype_of_out(stored: str, wanted: str) -> None:
 @case("float16", "bfloat16")
 def gradients_of_workers_are_summed_in_float32(dtype: str) -> None:
     like = getattr(torch, dtype)
-    step = 2.0**-11 if dtype == "float16" else 2.0**-8  # half a unit in the last place of 1
+    step = 2.0**-11 if dtype == "float16" else 2.0**-8  # half the distance from 1 to its successor
 
     def work(kv: KVStore) -> torch.Tensor:
         kv.init("w", torch.zeros(2, dtype=like))
@@ -243,7 +243,7 @@ def gradients_of_devices_are_summed_in_float32(kind: str) -> None:
 
 
 @case(*((workers, servers) for workers in (2, 4) for servers in (1, 3)))
-def workers_pull_the_sum_of_all(workers: int, servers: int) -> None:
+def workers_pull_the_sum_of_all_pushes(workers: int, servers: int) -> None:
     def work(kv: KVStore) -> list[Any]:
         kv.init(["3", "99"], [ones(), ones(1, (30, 40))])
         adding(kv)
@@ -271,7 +271,7 @@ def init_uses_the_value_of_worker_0(workers: int) -> None:
 
 
 @case(2, 3)
-def asynchronous_pushes_all_arrive(workers: int) -> None:
+def all_asynchronous_pushes_are_applied(workers: int) -> None:
     def work(kv: KVStore) -> Any:
         adding(kv).init("w", ones(0))
         for _ in range(5):
@@ -314,7 +314,7 @@ def barrier_returns_on_all_workers() -> None:
 
 
 @case("shape", "dtype", "key")
-def refused_list_sends_nothing(wrong: str) -> None:
+def invalid_list_sends_nothing(wrong: str) -> None:
     kv = store("dist_sync")
     kv.init(["a", "b"], [ones(0), ones(0)])
     second = {
@@ -329,14 +329,14 @@ def refused_list_sends_nothing(wrong: str) -> None:
 
 
 @case("init", "push", "pull")
-def invalid_key_is_refused(call: str) -> None:
+def invalid_key_raises(call: str) -> None:
     kv = store("dist_sync")
     given = (1.5,) if call == "pull" else (1.5, ones())
     assert_raises_kvstore_error(lambda: getattr(kv, call)(*given), "1.5 is not a key")
 
 
 @case("push", "pull", "pushpull")
-def a_key_without_init_is_refused(call: str) -> None:
+def key_without_init_raises(call: str) -> None:
     kv = store("dist_sync")
     given = (999,) if call == "pull" else (999, ones())
     assert_raises_kvstore_error(lambda: getattr(kv, call)(*given), "999", "kv.init")
@@ -353,12 +353,12 @@ def distributed_names_need_servers(name: str) -> None:
 
 
 @case("", "nccl", "horovod", "dist_sync_async", "dist", "DIST_SYNC")
-def unknown_store_names_are_refused(name: str) -> None:
+def unknown_store_name_raises(name: str) -> None:
     assert_raises_kvstore_error(lambda: kvstore.create(name), "dist_sync")
 
 
 @case("dist_sync_device", "dist_async_device")
-def a_distributed_store_has_its_name(name: str) -> None:
+def distributed_store_has_the_requested_type(name: str) -> None:
     kv = InProcess(1, mode=name).store()
     assert (kv.type, kv.rank, kv.num_workers) == (name, 0, 1)
     adding(kv).init("w", ones(0))

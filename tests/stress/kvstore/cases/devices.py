@@ -22,7 +22,7 @@ STORES = "dist_sync", "dist_sync_device", "dist_async", "dist_async_device"
 
 
 @case(*((kind, devices) for kind in STORES for devices in (1, 4)))
-def device_values_are_summed_and_returned_to_all(kind: str, devices: int) -> None:
+def device_values_are_summed_and_written_to_all_devices(kind: str, devices: int) -> None:
     kv = adding(store(kind))
     kv.init("w", ones(0))
     outs = [torch.zeros(4, 4) for _ in range(devices)]
@@ -34,7 +34,7 @@ def device_values_are_summed_and_returned_to_all(kind: str, devices: int) -> Non
 
 
 @case(*STORES)
-def device_gradients_are_unchanged(kind: str) -> None:
+def push_does_not_change_device_gradients(kind: str) -> None:
     kv, gradients = adding(store(kind)), [ones(1), ones(2), ones(3)]
     kv.init("w", ones(0))
     kv.push("w", gradients)
@@ -44,7 +44,7 @@ def device_gradients_are_unchanged(kind: str) -> None:
 
 
 @case("dist_sync", "dist_sync_device")
-def devices_of_all_workers_are_summed(kind: str) -> None:
+def values_of_all_devices_and_workers_are_summed(kind: str) -> None:
     def work(kv: KVStore) -> Any:
         kv.init("w", ones(0))
         kv.push("w", [ones(kv.rank + 1), ones(10)])
@@ -71,7 +71,7 @@ def batches_are_split_evenly(devices: int) -> None:
 
 
 @case((7, 2), (7, 3), (5, 4))
-def uneven_batches_are_refused_unless_allowed(size: int, devices: int) -> None:
+def uneven_batches_raise_unless_allowed(size: int, devices: int) -> None:
     batch = torch.arange(size)
     assert_raises_kvstore_error(
         lambda: split_and_load(batch, ["cpu"] * devices), "even_split=False"
@@ -94,6 +94,6 @@ def lists_and_arrays_become_tensors(what: str) -> None:
 
 
 @case()
-def one_device_gets_the_batch() -> None:
+def single_device_gets_the_whole_batch() -> None:
     (whole,) = split_and_load(torch.ones(3), [torch.device("cpu")])
     assert_equal(whole, 1)

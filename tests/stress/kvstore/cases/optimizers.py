@@ -1,4 +1,4 @@
-"""Optimizers on the servers: formulas, options."""
+"""Optimizers on the servers: formulas and options."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ TORCH: dict[str, dict[str, Any]] = {
 
 
 def gradients(steps: int, shape: tuple[int, ...]) -> list[torch.Tensor]:
-    """Random gradients, equal in every call."""
-    made = np.random.default_rng(5).standard_normal((steps, *shape))
-    return [torch.from_numpy(g) for g in made]
+    """Return random gradients, the same in every call."""
+    values = np.random.default_rng(5).standard_normal((steps, *shape))
+    return [torch.from_numpy(g) for g in values]
 
 
 @case(*((momentum, scale) for momentum in (0.0, 0.9) for scale in (1.0, 0.5)))
@@ -50,7 +50,7 @@ def sgd_follows_mxnets_formula(momentum: float, scale: float) -> None:
     kv.set_optimizer("sgd", learning_rate=lr, **options)
     kv.init("w", torch.from_numpy(w.copy()))
     for n, g in enumerate(gradients(6, (12,))):
-        if n == 3:  # momentum keeps the old rate here, unlike in torch
+        if n == 3:  # unlike in torch, the momentum keeps the old rate
             lr = 3 * LR
             kv.set_optimizer("sgd", learning_rate=lr, replace=True, **options)
         m = momentum * m - lr * (scale * g.numpy() + WD * w)
@@ -60,7 +60,7 @@ def sgd_follows_mxnets_formula(momentum: float, scale: float) -> None:
 
 
 @case(*TORCH)
-def torch_optimizers_step_like_local_ones(name: str) -> None:
+def torch_optimizers_step_as_in_one_process(name: str) -> None:
     value = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4)
     weight = torch.nn.Parameter(value.clone())
     theirs = getattr(torch.optim, name)([weight], lr=LR, **TORCH[name])
@@ -92,7 +92,7 @@ def optimizer_is_accepted_in_every_form(form: str) -> None:
 
 
 @case("sgd", "adam", "torch.optim.SGD")
-def gradients_are_rescaled_first(name: str) -> None:
+def gradients_are_rescaled_before_the_update(name: str) -> None:
     found = []
     for scale in (1.0, 4.0):
         kv = store("dist_sync")
@@ -105,7 +105,7 @@ def gradients_are_rescaled_first(name: str) -> None:
 
 
 @case("sgd", "torch.optim.SGD")
-def keys_may_have_separate_optimizers(name: str) -> None:
+def keys_can_have_separate_optimizers(name: str) -> None:
     kv = store("dist_sync", 2)
     kv.set_optimizer(name, learning_rate=0.5, wd=0.5)
     kv.set_optimizer(name, learning_rate=1.0, wd=0.5, keys=["a"])
@@ -136,7 +136,7 @@ def unknown_option_error_lists_known_options(name: str, option: str) -> None:
 
 
 @case("negative", "text", "function")
-def invalid_values_are_refused(which: str) -> None:
+def invalid_arguments_raise(which: str) -> None:
     kv = store("dist_sync")
     if which == "negative":
         assert_raises_kvstore_error(
@@ -153,7 +153,7 @@ def invalid_values_are_refused(which: str) -> None:
 
 
 @case()
-def optimizer_with_state_is_refused() -> None:
+def optimizer_with_state_raises() -> None:
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.Adam([weight])
     weight.grad = torch.ones(1)
@@ -162,7 +162,7 @@ def optimizer_with_state_is_refused() -> None:
 
 
 @case("LBFGS", "Adafactor", "Muon", "SparseAdam")
-def optimizer_that_needs_whole_gradients_is_refused(name: str) -> None:
+def optimizer_that_needs_whole_gradients_raises(name: str) -> None:
     assert_raises_kvstore_error(
         lambda: store("dist_sync").set_optimizer(getattr(torch.optim, name)),
         "do not support the optimizer",
@@ -170,7 +170,7 @@ def optimizer_that_needs_whole_gradients_is_refused(name: str) -> None:
 
 
 @case("sgd", "torch.optim.Adam")
-def second_optimizer_is_refused_unless_replaced(name: str) -> None:
+def second_optimizer_raises_unless_replaced(name: str) -> None:
     kv = store("dist_sync")
     kv.set_optimizer(name)
     kv.set_optimizer(name)
@@ -191,7 +191,7 @@ def multi_precision_keeps_a_float32_copy(name: str, multi: int) -> None:
 
 
 @case("sgd", "torch.optim.Adam")
-def changed_learning_rate_keeps_the_state(name: str) -> None:
+def changing_the_learning_rate_keeps_the_state(name: str) -> None:
     """Setting the same optimizer with a new rate does not reset it."""
     weight = torch.nn.Parameter(torch.ones(4))
     theirs = torch.optim.Adam([weight], lr=LR)
@@ -208,7 +208,7 @@ def changed_learning_rate_keeps_the_state(name: str) -> None:
 
 
 @case("sgd", "adam")
-def all_workers_may_set_the_same_optimizer(name: str) -> None:
+def all_workers_can_set_the_same_optimizer(name: str) -> None:
     def work(kv: KVStore) -> Any:
         kv.set_optimizer(name, learning_rate=0.5, rescale_grad=1 / kv.num_workers)
         kv.init("w", ones())

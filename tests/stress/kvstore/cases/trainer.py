@@ -23,12 +23,12 @@ OPTIONS = {"learning_rate": 1.0, "momentum": 0.5}
 
 
 def parameter(value: float = 0.0, size: int = 10) -> torch.nn.Parameter:
-    """A parameter filled with one value."""
+    """Return a parameter filled with one value."""
     return torch.nn.Parameter(torch.full((size,), value))
 
 
 def pair() -> list[torch.nn.Parameter]:
-    """A parameter's replicas on two devices."""
+    """Return the replicas of a parameter on two devices."""
     return [parameter(), parameter()]
 
 
@@ -47,7 +47,7 @@ def steps(trainer: Trainer, *parameters: torch.nn.Parameter, count: int = 1) -> 
 
 
 @case(*((kind, on) for kind in ("dist_sync", "dist_sync_device") for on in (True, False)))
-def two_devices_step_together(kind: str, on: bool) -> None:
+def replicas_on_two_devices_stay_equal(kind: str, on: bool) -> None:
     x = pair()
     trainer = Trainer([x], "sgd", OPTIONS, store(kind), update_on_kvstore=on)
     for expected in (-2.0, -5.0):
@@ -57,7 +57,7 @@ def two_devices_step_together(kind: str, on: bool) -> None:
 
 
 @case("dist_async", "dist_async_device")
-def asynchronous_stores_must_update(kind: str) -> None:
+def asynchronous_stores_require_update_on_kvstore(kind: str) -> None:
     kv = InProcess(1, mode=kind).store()
     assert_raises_kvstore_error(
         lambda: Trainer([parameter()], kvstore=kv, update_on_kvstore=False), "dist_sync"
@@ -65,7 +65,7 @@ def asynchronous_stores_must_update(kind: str) -> None:
 
 
 def trained(kv: KVStore, on: bool, optimizer: Any, **options: Any) -> list[torch.Tensor]:
-    """Train a small model for three steps on this worker's share."""
+    """Train a small model for three steps on this worker's share of the data."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
     trainer = Trainer(net.parameters(), optimizer, options or None, kv, update_on_kvstore=on)
@@ -84,7 +84,7 @@ def trained(kv: KVStore, on: bool, optimizer: Any, **options: Any) -> list[torch
         for on in (True, False)
     )
 )
-def workers_train_like_a_single_one(name: str, on: bool) -> None:
+def training_does_not_depend_on_the_number_of_servers(name: str, on: bool) -> None:
     (single,) = InProcess(1).run(lambda kv: trained(kv, on, name))
     torch.manual_seed(0)
     for weights in InProcess(1, 3, bound=8).run(lambda kv: trained(kv, on, name)):
@@ -93,7 +93,7 @@ def workers_train_like_a_single_one(name: str, on: bool) -> None:
 
 
 @case(*((workers, on) for workers in (2, 3) for on in (True, False)))
-def shares_of_workers_add_up(workers: int, on: bool) -> None:
+def gradients_of_all_workers_are_added(workers: int, on: bool) -> None:
     def work(kv: KVStore) -> torch.Tensor:
         w = parameter()
         trainer = Trainer([w], "sgd", OPTIONS, kv, update_on_kvstore=on)
@@ -111,7 +111,7 @@ def shares_of_workers_add_up(workers: int, on: bool) -> None:
 
 
 @case(True, False)
-def weights_of_worker_0_are_initial(on: bool) -> None:
+def worker_0_determines_the_initial_weights(on: bool) -> None:
     def work(kv: KVStore) -> torch.Tensor:
         w = parameter(10.0 * kv.rank)
         trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kv, update_on_kvstore=on)
@@ -123,13 +123,13 @@ def weights_of_worker_0_are_initial(on: bool) -> None:
 
 
 @case(True, False)
-def missing_gradients_are_refused(on: bool) -> None:
+def missing_gradients_raise(on: bool) -> None:
     trainer = Trainer([parameter()], "sgd", OPTIONS, store("dist_sync"), update_on_kvstore=on)
     assert_raises_kvstore_error(partial(trainer.step, 1), "backward()", "freeze these parameters")
 
 
 @case(True, False)
-def batch_size_is_fixed(on: bool) -> None:
+def changing_the_batch_size_raises(on: bool) -> None:
     w = parameter()
     trainer = Trainer([w], "sgd", OPTIONS, store("dist_sync"), update_on_kvstore=on)
     steps(trainer, w)
@@ -137,7 +137,7 @@ def batch_size_is_fixed(on: bool) -> None:
 
 
 @case()
-def loaded_weights_are_used_when_the_worker_updates() -> None:
+def worker_updates_use_loaded_weights() -> None:
     w = parameter()
     trainer = Trainer(
         [w], "sgd", {"learning_rate": 1.0}, InProcess(1).store(), update_on_kvstore=False
@@ -149,8 +149,8 @@ def loaded_weights_are_used_when_the_worker_updates() -> None:
     assert_equal(w.detach(), 9)
 
 
-def misuses() -> dict[str, tuple[Callable[[], object], str]]:
-    """Calls that a Trainer refuses, with words of the error."""
+def invalid_calls() -> dict[str, tuple[Callable[[], object], str]]:
+    """Return invalid calls of Trainer, with a text of each error."""
     w = parameter()
     return {
         "no parameters": (lambda: Trainer([]), "no parameters to train"),
@@ -161,10 +161,10 @@ def misuses() -> dict[str, tuple[Callable[[], object], str]]:
     }
 
 
-@case(*misuses())
-def invalid_trainer_arguments_are_refused(which: str) -> None:
-    call, says = misuses()[which]
-    assert_raises_kvstore_error(call, says)
+@case(*invalid_calls())
+def invalid_trainer_arguments_raise(which: str) -> None:
+    call, text = invalid_calls()[which]
+    assert_raises_kvstore_error(call, text)
 
 
 @case("shared", "frozen")

@@ -1,4 +1,4 @@
-"""Data parallelism by hand: partition the data, average the gradients after each backward pass."""
+"""Data parallelism by hand: partition the data, average gradients after each backward pass."""
 
 import torch
 import torch.distributed as dist

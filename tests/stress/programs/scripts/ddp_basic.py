@@ -1,4 +1,4 @@
-"""The DDP tutorial's basic case, with its set-up and clean-up."""
+"""The basic example of the DDP tutorial, with its setup and cleanup."""
 
 import os
 

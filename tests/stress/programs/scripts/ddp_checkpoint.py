@@ -1,4 +1,4 @@
-"""Rank 0 saves; all ranks wait, load and continue."""
+"""Rank 0 saves a checkpoint; all ranks wait, load it and continue."""
 
 import tempfile
 from pathlib import Path

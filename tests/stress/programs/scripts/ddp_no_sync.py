@@ -1,4 +1,4 @@
-"""Gradients are accumulated without communication, the last pass reduces them."""
+"""Gradient accumulation without communication; the last backward pass reduces the gradients."""
 
 import torch
 import torch.distributed as dist

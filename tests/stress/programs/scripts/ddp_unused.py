@@ -1,4 +1,4 @@
-"""A branch that only some ranks take: find_unused_parameters; then a static graph."""
+"""A branch that only some ranks take, with find_unused_parameters; then a static graph."""
 
 import torch
 import torch.distributed as dist

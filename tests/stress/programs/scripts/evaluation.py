@@ -1,4 +1,4 @@
-"""Metrics over all ranks under inference_mode and no_grad, every sample counted once."""
+"""Metrics over all ranks, under no_grad and inference_mode, with each sample counted once."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Tokens travel to experts on other ranks and back: all-to-all with uneven splits."""
+"""Tokens are sent to experts on other ranks and back, by all-to-all with uneven splits."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Weights without broadcast or seed: every rank starts from different ones."""
+"""Weights without a broadcast or a seed: every rank starts from different weights."""
 
 import random
 

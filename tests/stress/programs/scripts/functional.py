@@ -1,4 +1,4 @@
-"""Functional collectives, and differentiable ones of torch.distributed.nn."""
+"""Functional collectives, and the differentiable collectives of torch.distributed.nn."""
 
 import warnings
 

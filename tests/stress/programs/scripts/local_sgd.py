@@ -1,4 +1,4 @@
-"""Ranks train on their own and average their models every few steps."""
+"""Ranks train independently, and average their models every few steps."""
 
 import torch
 import torch.distributed as dist

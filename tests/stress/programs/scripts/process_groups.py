@@ -5,10 +5,10 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-timeout, _ = dist.new_subgroups(group_size=2)
+within, _ = dist.new_subgroups(group_size=2)
 across, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
 x = torch.tensor([float(rank)])
-dist.all_reduce(x, group=timeout)
+dist.all_reduce(x, group=within)
 dist.all_reduce(x, group=across)
 print("hierarchical", x.item())
 leaders = dist.new_group([0, 2])

@@ -1,4 +1,4 @@
-"""An all-reduce from sends and receives, beside torch's own."""
+"""An all-reduce made of sends and receives, compared with torch's."""
 
 import torch
 import torch.distributed as dist

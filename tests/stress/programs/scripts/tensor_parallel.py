@@ -1,4 +1,4 @@
-"""An MLP with a column-parallel and a row-parallel layer, beside the unsharded model."""
+"""An MLP with a column-parallel and a row-parallel layer, compared with the unsharded model."""
 
 import torch
 import torch.distributed as dist

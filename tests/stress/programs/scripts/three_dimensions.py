@@ -1,4 +1,4 @@
-"""Data, tensor and pipeline parallelism by hand, each in separate groups."""
+"""Data, tensor and pipeline parallelism by hand, each with its own groups."""
 
 import argparse
 
@@ -46,7 +46,7 @@ class ParallelMLP(nn.Module):
 
 
 def groups(sizes):
-    """This rank's group along each dimension; the last one varies fastest."""
+    """Return this rank's group along each dimension; the last dimension varies fastest."""
     ranks = torch.arange(dist.get_world_size()).view(*sizes)
     found = []
     for dimension, size in enumerate(sizes):

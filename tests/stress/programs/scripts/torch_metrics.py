@@ -1,4 +1,4 @@
-"""Metrics of torchmetrics: each rank updates, compute() combines them."""
+"""torchmetrics: each rank updates the metrics; compute() combines them."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Rank 0 collects results in the order in which they come."""
+"""Rank 0 receives results in the order in which they arrive."""
 
 import torch
 import torch.distributed as dist
