@@ -14,12 +14,12 @@ from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnsw
 
 
 def best_order(hosts: Sequence[str]) -> list[int]:
-    """Neighbouring ranks share a machine, so that one message leaves each machine."""
+    """Neighboring ranks share a machine, so that one rank of each machine sends to another one."""
     return sorted(range(len(hosts)), key=lambda rank: hosts[rank])
 
 
 def bytes_between(hosts: Sequence[str], nbytes: int) -> float:
-    """A rank sends all its messages to another machine if its right neighbour is there."""
+    """A rank sends all its messages to another machine if its right neighbor is there."""
     n = len(hosts)
     crossings = sum(hosts[rank] != hosts[(rank + 1) % n] for rank in range(n))
     return crossings * 2 * (n - 1) * nbytes / n
@@ -29,7 +29,7 @@ def bytes_between(hosts: Sequence[str], nbytes: int) -> float:
 
 #: Bytes of a tensor, with a chunk of a thousand for each rank.
 CHUNK = 1000
-#: Common mistakes give different numbers here.
+#: A placement for which common mistakes return different numbers.
 TELLING = ["alpha", "beta", "gamma"]
 
 
@@ -69,13 +69,13 @@ def _case(hosts: list[str], nbytes: int) -> str:
 
 
 def open_ended(hosts: list[str], nbytes: int) -> float:
-    """The ring is not closed."""
+    """Omits the message from the last rank to the first."""
     apart = sum(a != b for a, b in pairwise(hosts))
     return apart * 2 * (len(hosts) - 1) * nbytes / len(hosts)
 
 
 def judge_order(mine: Answer) -> Iterator[Criterion]:
-    """Count neighbours on different machines."""
+    """Count the pairs of neighbors on different machines."""
     every = [*placements()]
     outputs = call_answer(mine, [(hosts,) for hosts in every], "hosts={}".format)
     for at, (hosts, returned) in enumerate(zip(every, outputs, strict=True)):
@@ -93,7 +93,7 @@ def judge_order(mine: Answer) -> Iterator[Criterion]:
         apart = sum(a != b for a, b in zip(machines, [*machines[1:], machines[0]], strict=True))
         if apart > (least if least > 1 else 0):
             raise WrongAnswer(
-                f"{case}: in {returned} {apart} pairs of neighbours are apart; {least} suffice"
+                f"{case}: in {returned} {apart} pairs of neighbors are apart; {least} suffice"
             )
     yield Criterion("values", f"the best in {len(every):,} placements")
 
@@ -110,7 +110,7 @@ def _why(hosts: list[str], returned: Any) -> str:
     usual = [
         (crossings * each / 2, "each chunk travels around the ring twice"),
         ((crossings - last) * each, "the last rank sends to the first"),
-        (n * each, "count only ranks whose right neighbour is on another machine"),
+        (n * each, "count only ranks whose right neighbor is on another machine"),
     ]
     return next((f". Remember: {why}" for number, why in usual if _equal(returned, number)), "")
 
@@ -120,11 +120,11 @@ TASKS = [
         "bytes_between",
         "bytes_between(hosts, nbytes)",
         "return the total number of bytes that a ring all-reduce sends between machines",
-        "hosts[r] is the machine of rank r, and nbytes the size of the tensor. Each of n ranks "
-        "sends 2(n-1) messages of nbytes/n to its right neighbour; rank 0 is that of the last.",
+        "hosts[r] is the machine of rank r, and nbytes the size of the tensor. Each of n ranks\n"
+        "sends 2(n-1) messages of nbytes/n to its right neighbor; the last rank sends to rank 0.",
         bytes_between,
         (
-            "For which ranks is the right neighbour, (rank + 1) % n, on another machine?",
+            "For which ranks is the right neighbor, (rank + 1) % n, on another machine?",
             "Each of them sends 2(n-1) messages of nbytes/n.",
         ),
         judge_bytes,
@@ -145,13 +145,13 @@ TASKS = [
         "hosts[r] is the machine of rank r, as in ['alpha', 'beta', 'alpha', 'beta'].",
         best_order,
         (
-            "Each pair of neighbours on different machines costs the same. How many are necessary?",
+            "Each pair of neighbors on different machines costs the same. How many are necessary?",
             "As many as there are machines, if there are two or more: place the ranks of a machine "
             "next to each other. sorted takes a key.",
         ),
         judge_order,
         (
-            (lambda hosts: list(range(len(hosts))), "4 pairs of neighbours are apart; 2 suffice"),
+            (lambda hosts: list(range(len(hosts))), "4 pairs of neighbors are apart; 2 suffice"),
             (lambda hosts: sorted(hosts), "return each rank once, from 0 to 1"),
             (lambda hosts: sorted(range(len(hosts)), key=lambda r: r % 2), "2 suffice"),
         ),

@@ -52,7 +52,7 @@ def overlap(x: Tensor, work: Answer) -> None:
 
 
 def total_of_all(batches: list[Tensor]) -> Tensor:
-    """All ranks run as many rounds as the one with most batches."""
+    """All ranks run as many rounds as the rank with the most batches."""
     most = torch.tensor(len(batches))
     dist.all_reduce(most, dist.ReduceOp.MAX)
     total = torch.zeros(1)
@@ -210,7 +210,7 @@ def _why_relayed(results: list[float], rights: list[float]) -> str:
 
 
 def _why_summed(results: list[float], rights: list[float]) -> str:
-    """Return the batches that were summed."""
+    """Describe which batches were summed."""
     if results == [float(r * (2 * r + 1)) for r in range(len(results))]:
         return "this is the sum of the rank's own batches"
     return "batches of some ranks are missing: take as many rounds as the longest list"
@@ -312,7 +312,7 @@ TASKS: list[Task] = [
     Task(
         "total_of_all",
         "total_of_all(batches)",
-        "all-reduce each batch with those of the other ranks, and return the sum of all",
+        "all-reduce the batches, and return the sum of the batches of all ranks",
         "Ranks have lists of different lengths, which may be empty; each batch is a tensor of one "
         "element.\nDo not modify the batches. All ranks return the same total.",
         total_of_all,

@@ -257,12 +257,12 @@ TASKS: list[Task] = [
         "chunk_sent(rank, step, n)",
         "return the chunk that a rank sends in a round of the ring all-reduce",
         "Rounds are counted from 0 to 2(n-1)-1. In round 0 rank r sends chunk r to its right "
-        "neighbour.",
+        "neighbor.",
         chunk_sent,
         (
             "A rank sends the chunk that it received in the previous round. Which rank sent it?",
-            "Its left neighbour, rank - 1, sent in round step - 1 what this rank sends in round "
-            "step: rank - step, modulo n. After n-1 rounds that is rank + 1, which is complete.",
+            "Its left neighbor, rank - 1, sent this chunk in round step - 1. So a rank sends "
+            "rank - step, modulo n. After n-1 rounds that is rank + 1, which is complete.",
         ),
         _calls(
             chunk_sent,

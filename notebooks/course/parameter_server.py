@@ -34,10 +34,10 @@ from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnsw
 class Server:
     """The state of a server with one key, for ``dk.check.push_handler``.
 
-    ``sync``: as ``dist_sync``, else as ``dist_async``. ``workers``: how many there are.
-    ``waiting``: the workers whose pulls have no answer yet; the handler removes those it answers.
-    ``inbox``: gradients that wait for their round, by worker. ``seen``: the (worker, number) of
-    pushes that were accepted.
+    ``sync``: True for ``dist_sync``, False for ``dist_async``. ``workers``: their number.
+    ``waiting``: the workers with an unanswered pull; the handler removes those that it answers.
+    ``inbox``: the gradients of an incomplete round, by worker. ``seen``: the (worker, number) of
+    accepted pushes.
     """
 
     sync: bool
@@ -77,7 +77,7 @@ def waits_for(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
 
 
 def staleness_bound(step: float, pause: float) -> int:
-    """Return the gradients that the others make during a pause: ``pause / step``, rounded up."""
+    """Return the number of gradients during a pause: ``pause / step``, rounded up."""
     return math.ceil(pause / step)
 
 
@@ -99,12 +99,12 @@ def counted_once(pushes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int,
 
 # -- the judge -------------------------------------------------------------------------------
 
-#: Rounds in a game, and random games of each kind.
-ROUNDS, GAMES = 3, 60
-#: Number of messages shown from the end of a failed game.
+#: Rounds in a scenario, and random scenarios of each kind.
+ROUNDS, SCENARIOS = 3, 60
+#: Number of messages shown from the end of a failed scenario.
 SHOWN = 7
 
-#: The kinds of games, the simplest first: description, whether it is synchronous, and the
+#: The kinds of scenarios, the simplest first: description, whether it is synchronous, and the
 #: probability that a push is repeated.
 KINDS = (
     ("dist_sync: one update with the sum of each round, and then the pulls", True, 0.0),
@@ -119,12 +119,12 @@ class Step:
     """A message and its effect on the real server.
 
     Args:
-        pull: whether it is a pull, else a push.
-        number: of this worker's push, from 0.
-        again: whether it is a repetition.
-        value: afterwards.
-        updates: how many there have been.
-        answered: the workers whose pulls were answered by it.
+        pull: whether it is a pull or a push.
+        number: the number of this worker's push, from 0.
+        again: whether it is a repeated push.
+        value: the server's value afterwards.
+        updates: the number of updates up to this step.
+        answered: the workers whose pulls it answered.
         missing: the workers that have not pushed yet in this round.
     """
 
@@ -143,8 +143,8 @@ class Step:
         return f"push {self.number} of worker {self.worker}{' arrives again' * self.again}"
 
 
-class Real:
-    """The library's server with one key: the reference in a game."""
+class ReferenceServer:
+    """The library's server with one key."""
 
     def __init__(self, sync: bool, workers: int) -> None:
         self.rule = Synchronous() if sync else Asynchronous()
@@ -152,14 +152,14 @@ class Real:
         self.server.handle(SetOptimizer(0, 0, "sgd", {"learning_rate": -1.0}))
         size = (workers * ROUNDS,)
         self.server.handle(Init(0, 1, "w", size, "float32", torch.zeros(size)))
-        self.sync, self.workers, self._asked = sync, workers, 0
+        self.sync, self.workers, self._requests = sync, workers, 0
 
-    def take(self, pull: bool, worker: int, number: int, again: bool) -> Step:
+    def send(self, pull: bool, worker: int, number: int, again: bool) -> Step:
         """Send a message to the server, and record its effect."""
-        self._asked += 1
+        self._requests += 1
         entry = self.server.entries["w"]
         if pull:
-            answers = self.server.handle(Pull(worker, 1000 + self._asked, "w"))
+            answers = self.server.handle(Pull(worker, 1000 + self._requests, "w"))
         else:
             x = push_of(self.workers, worker, number)
             answers = self.server.handle(
@@ -177,27 +177,27 @@ def push_of(workers: int, worker: int, number: int) -> Tensor:
     return x
 
 
-def game(sync: bool, again: float, workers: int, rng: Random) -> Iterator[Step]:
+def scenario(sync: bool, again: float, workers: int, rng: Random) -> Iterator[Step]:
     """A random order of pushes and pulls: each worker pushes, pulls, and waits for the answer.
 
     Args:
-        sync: which server.
+        sync: whether the server is synchronous.
         again: probability that a push is repeated, immediately or later.
-        workers: how many.
-        rng: draws.
+        workers: the number of workers.
+        rng: the source of the random order.
     """
-    real = Real(sync, workers)
+    server = ReferenceServer(sync, workers)
     number, pushed, held = [0] * workers, [False] * workers, set[int]()
     past: list[tuple[int, int]] = []
     while True:
-        able = [w for w in range(workers) if w not in held and number[w] < ROUNDS]
+        ready = [w for w in range(workers) if w not in held and number[w] < ROUNDS]
         if past and rng.random() < again:
-            yield real.take(False, *rng.choice(past), again=True)
+            yield server.send(False, *rng.choice(past), again=True)
             continue
-        if not able:
+        if not ready:
             return
-        w = rng.choice(able)
-        step = real.take(pushed[w], w, number[w], again=False)
+        w = rng.choice(ready)
+        step = server.send(pushed[w], w, number[w], again=False)
         if step.pull:
             held.add(w)
         else:
@@ -241,27 +241,27 @@ class Handled:
 
 
 def judge(mine: Answer) -> Iterator[Criterion]:
-    """Play games of every kind, until one goes wrong."""
+    """Run scenarios of every kind, until one fails."""
     rng = Random(0)
-    games = [
-        (sync, 2 + n % 3, [*game(sync, again, 2 + n % 3, rng)])
+    scenarios = [
+        (sync, 2 + n % 3, [*scenario(sync, again, 2 + n % 3, rng)])
         for _, sync, again in KINDS
-        for n in range(GAMES)
+        for n in range(SCENARIOS)
     ]
     cases = [
         (sync, workers, [(s.pull, s.worker, s.number, not s.answered) for s in steps])
-        for sync, workers, steps in games
+        for sync, workers, steps in scenarios
     ]
     outputs = call_answer(mine, cases, str, handled)
-    for at, ((sync, workers, steps), pushes) in enumerate(zip(games, outputs, strict=True)):
+    for at, ((sync, workers, steps), pushes) in enumerate(zip(scenarios, outputs, strict=True)):
         seen = [p if isinstance(p, str) else Handled(sync, workers, *p) for p in pushes]
         if not at and all(isinstance(push, Handled) and push.idle for push in seen):
             raise NotAttempted
         if wrong := mistake(sync, workers, steps, seen):
             raise WrongAnswer(wrong)
-        if at % GAMES == GAMES - 1:
-            yield Criterion("values", KINDS[at // GAMES][0])
-    yield Criterion("values", f"as the real server in {len(games)} random orders")
+        if at % SCENARIOS == SCENARIOS - 1:
+            yield Criterion("values", KINDS[at // SCENARIOS][0])
+    yield Criterion("values", f"as the real server in {len(scenarios)} random orders")
 
 
 def handled(
@@ -272,8 +272,9 @@ def handled(
     Args:
         mine: the handler.
         sync: whether the server is synchronous.
-        workers: their number.
-        messages: for each, whether it is a pull, its worker, its number, and whether it waits.
+        workers: the number of workers.
+        messages: for each message, whether it is a pull, its worker, its number, and whether it
+            waits.
     """
     server, outputs = Server(sync, workers, torch.zeros(workers * ROUNDS)), list[Any]()
     try:
@@ -296,7 +297,7 @@ def handled(
 
 
 def mistake(sync: bool, workers: int, steps: list[Step], pushes: list[Handled | str]) -> str:
-    """Describe the first mistake of a handler in a game; "" if there is none."""
+    """Describe the first mistake of a handler in a scenario; "" if there is none."""
     left = iter(pushes)
     for at, step in enumerate(steps):
         if not step.pull:
@@ -307,15 +308,15 @@ def mistake(sync: bool, workers: int, steps: list[Step], pushes: list[Handled | 
     return ""
 
 
-# -- in words --------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------
 
 
 def _described(sync: bool, workers: int, steps: list[Step], wrong: str) -> str:
     """Describe a mistake and the messages before it."""
     mode = "dist_sync" if sync else "dist_async"
     more = ", the last messages" if len(steps) > SHOWN else ""
-    story = [f"  {step}" for step in steps[-SHOWN:]]
-    return "\n".join([f"{mode} with {workers} workers{more}:", *story, wrong])
+    messages = [f"  {step}" for step in steps[-SHOWN:]]
+    return "\n".join([f"{mode} with {workers} workers{more}:", *messages, wrong])
 
 
 def _wrong(push: Handled, steps: list[Step]) -> str:
@@ -330,9 +331,9 @@ def _wrong(push: Handled, steps: list[Step]) -> str:
             f"it returns {returned!r}: return the list of workers whose pulls are answered now, "
             "[] if there are none"
         )
-    if strangers := sorted(set(returned) - set(waiting), key=str):
+    if unexpected := sorted(set(returned) - set(waiting), key=str):
         return (
-            f"it answers worker {strangers[0]}, whose pull does not wait: "
+            f"it answers worker {unexpected[0]}, whose pull does not wait: "
             f"server.waiting is {waiting}"
         )
     if early := sorted(set(returned) - step.answered):
@@ -432,7 +433,7 @@ PAIRS = ((0.01, 0.045), (0.01, 0.0), (0.02, 0.1), (0.1, 0.03), (0.003, 0.1), (0.
 WORKERS, STEPS, PAUSES_AT = 3, 60, 5
 #: The order of messages of the same time.
 PUSH, PULL = 0, 1
-#: Types that an answer may have.
+#: Accepted types of a set of workers.
 COLLECTIONS = (set, frozenset, list, tuple)
 
 
@@ -440,7 +441,7 @@ COLLECTIONS = (set, frozenset, list, tuple)
 
 
 def states() -> Iterator[tuple[int, dict[int, int], int]]:
-    """Every worker, clocks and bound to try, the plain ones first."""
+    """Return every worker, clocks and bound to try, the simplest first."""
     for n in (2, 3):
         for bound, clocks in product((2, 0, 1, 3), product(range(6), repeat=n)):
             for worker in range(n):

@@ -332,7 +332,7 @@ def test_wrong_bound_is_reported_with_its_cost(bound: Any, says: str) -> None:
             lambda here, n: sum(map(str.__ne__, here, here[1:])) * 2 * (len(here) - 1) * 1000,
             "the last rank sends to the first",
         ),
-        (lambda here, n: 2 * (len(here) - 1) * n, "whose right neighbour is on another machine"),
+        (lambda here, n: 2 * (len(here) - 1) * n, "whose right neighbor is on another machine"),
         (lambda here, n: "all", "it returns 'all'; expected 12000"),
     ],
 )
