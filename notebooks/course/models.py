@@ -42,7 +42,7 @@ def broadcast_seconds(n: int, nbytes: float, link: Link) -> float:
 def _why_broadcast(returned: Any, right: float, n: int, nbytes: float, link: Link) -> str:
     message = link.alpha + nbytes * link.beta
     if same(returned, (n - 1) * message):
-        return "that is one message after another; in a tree all ranks that have the tensor send"
+        return "that is one message after another; in a tree, all ranks that have the tensor send"
     if same(returned, math.log2(n) * message):
         return "the number of rounds is a whole number: round up"
     return (
@@ -53,7 +53,7 @@ def _why_broadcast(returned: Any, right: float, n: int, nbytes: float, link: Lin
 
 
 def crossover(n: int, alpha: float, beta: float) -> float:
-    """The size at which 2(n-1)(α + βK/n) = 2⌈lg n⌉(α + βK)."""
+    """The size at which 2(n-1)(α + βK/n) = 2⌈log₂ n⌉(α + βK)."""
     ring, tree = n - 1, math.ceil(math.log2(n))
     return alpha * (ring - tree) / (beta * (tree - ring / n))
 
@@ -184,7 +184,7 @@ def _why_order(returned: Any, right: list[Any], rank: int, ranks: int, microbatc
     if sorted(map(str, returned)) != sorted(map(str, right)):
         return "each micro-batch has one forward and one backward pass"
     if returned == [(kind, i) for kind in "FB" for i in range(microbatches)]:
-        return "this is GPipe: it holds all micro-batches. Run backward passes as early as possible"
+        return "this is GPipe: it keeps all micro-batches. Run backward passes as early as possible"
     return "rank r runs ranks-1-r forward passes before forward and backward passes alternate"
 
 
@@ -218,7 +218,7 @@ def whole_loss(losses: list[float], rows: list[int]) -> float:
 
 def _why_loss(returned: Any, right: float, losses: list[float], rows: list[int]) -> str:
     if same(returned, sum(losses) / len(losses)):
-        return "this is the mean of means: a small piece counts as much as a large one"
+        return "this is the mean of means: a small micro-batch counts as much as a large one"
     if same(returned, right * sum(rows)):
         return "this is a sum over all rows: divide by their number"
     return "this is the sum of the means" if same(returned, sum(losses)) else ""
@@ -287,7 +287,7 @@ TASKS: list[Task] = [
         broadcast_seconds,
         (
             "How many rounds do 2, 3, 4 and 5 ranks take?",
-            "⌈lg n⌉ rounds: math.ceil(math.log2(n)), each of one message with the whole tensor.",
+            "⌈log₂ n⌉ rounds: math.ceil(math.log2(n)), each of one message with the whole tensor.",
         ),
         _calls(
             broadcast_seconds,
@@ -297,7 +297,7 @@ TASKS: list[Task] = [
         (
             (
                 lambda n, nbytes, link: (n - 1) * (link.alpha + nbytes * link.beta),
-                "in a tree all ranks that have the tensor send",
+                "in a tree, all ranks that have the tensor send",
             ),
             (
                 lambda n, nbytes, link: math.log2(n) * (link.alpha + nbytes * link.beta),
@@ -313,12 +313,12 @@ TASKS: list[Task] = [
         "crossover",
         "crossover(n, alpha, beta)",
         "return the size [bytes] above which a ring is faster than a tree",
-        "Ignore the time to add: a ring takes 2(n-1)(α + βK/n), a tree 2⌈lg n⌉(α + βK), for K "
-        "bytes on n ranks.",
+        "Ignore the time to add: a ring takes 2(n-1)(α + βK/n), a tree 2⌈log₂ n⌉(α + βK), "
+        "for K bytes\non n ranks.",
         crossover,
         (
             "Set the two formulas equal. Which terms contain K?",
-            "α((n-1) - ⌈lg n⌉) = βK(⌈lg n⌉ - (n-1)/n).",
+            "α((n-1) - ⌈log₂ n⌉) = βK(⌈log₂ n⌉ - (n-1)/n).",
         ),
         _calls(
             crossover, _why_crossover, [(n, a.alpha, a.beta) for a in _LINKS for n in (8, 16, 6)]
@@ -418,7 +418,7 @@ TASKS: list[Task] = [
         (
             (
                 lambda rank, ranks, m: [(kind, i) for kind in "FB" for i in range(m)],
-                "this is GPipe: it holds all micro-batches",
+                "this is GPipe: it keeps all micro-batches",
             ),
             (
                 lambda rank, ranks, m: [(kind, i) for i in range(m) for kind in "FB"],
@@ -472,8 +472,8 @@ TASKS: list[Task] = [
         "losses[i] is the mean loss of micro-batch i, which has rows[i] rows.",
         whole_loss,
         (
-            "16 rows in 3 pieces are 6, 5 and 5. Do all pieces have the same weight?",
-            "losses[i] * rows[i] is a sum over rows. Sums can be added.",
+            "3 micro-batches of 16 rows have 6, 5 and 5 rows. Do all have the same weight?",
+            "losses[i] * rows[i] is the sum over the rows of micro-batch i. Sums can be added.",
         ),
         _calls(whole_loss, _why_loss, [([1.0, 2.0, 3.0], [6, 5, 5]), ([4.0], [3])]),
         (

@@ -654,11 +654,10 @@ TASKS: list[Task] = [
             "dist_sync, return [] until it is server.workers; in dist_async one is enough.",
             "A round is complete: server.update(sum(server.inbox.values())), empty the inbox for "
             "the next round, and answer every worker in server.waiting.",
-            "A worker that is answered no longer waits. So when a round is complete, and only "
-            "then, keep "
-            "the list, put an empty one in its place, and return the one you kept: "
+            "A worker that is answered no longer waits. When a round is complete, and only then, "
+            "replace the list by an empty one, and return the old one: "
             "answered, server.waiting = server.waiting, [].",
-            "Exactly once: if (worker, number) is in server.seen, it was counted. Never empty "
+            "If (worker, number) is in server.seen, the push was counted: ignore it. Never empty "
             "server.seen: a push may be sent again rounds later.",
         ),
         judge,

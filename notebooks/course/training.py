@@ -270,7 +270,7 @@ TASKS: list[Task] = [
         "least\ntwice as fast as one all-reduce for each tensor.",
         average_gradients,
         (
-            "A small all-reduce takes its latency, regardless of its size. How many do you need?",
+            "The time of a small all-reduce hardly depends on its size. How many do you need?",
             "torch.cat joins tensors into one; split separates them again.",
             "split returns views of the sum: copy_ them into the gradients.",
         ),
@@ -286,7 +286,7 @@ TASKS: list[Task] = [
                     lambda mine, rank, n: mine(_several(rank)),
                     one_by_one,
                     ratio=2.0,
-                    why="Each small all-reduce takes its latency: put all into one tensor",
+                    why="Each all-reduce costs a latency: put all gradients into one tensor",
                 ),
             )
         ),
