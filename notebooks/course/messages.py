@@ -205,8 +205,8 @@ def _summed(mine: Answer, rank: int, n: int) -> float | None:
 
 
 def _why_relayed(results: list[float], rights: list[float]) -> str:
-    alone = all(result == 1 for result in results)
-    return "every rank adds 1 to its own 0: receive from the previous rank first" if alone else ""
+    own = all(result == 1 for result in results)
+    return "every rank adds 1 to its own 0: receive from the previous rank first" if own else ""
 
 
 def _why_summed(results: list[float], rights: list[float]) -> str:
