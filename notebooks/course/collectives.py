@@ -245,8 +245,7 @@ TASKS: list[Task] = [
         "ring",
         "Split x into n chunks with x.tensor_split(n). They are views: writing to one writes to x.",
         "First run n-1 rounds: in round s, rank r sends chunk r-s to its right neighbor, and adds "
-        "what it receives from the left to chunk r-s-1. Then rank r has the complete sum of chunk "
-        "r+1.",
+        "the received chunk to chunk r-s-1. Then rank r has the complete sum of chunk r+1.",
         "Then run n-1 rounds in which the complete chunks travel around once more. Start each send "
         "with dist.isend, otherwise all ranks wait for each other.",
     ),

@@ -312,7 +312,7 @@ TASKS: list[Task] = [
     Task(
         "total_of_all",
         "total_of_all(batches)",
-        "all-reduce each batch with those of the other ranks, and return the sum of all",
+        "all-reduce the batches, and return the sum of the batches of all ranks",
         "Ranks have lists of different lengths, which may be empty; each batch is a tensor of one "
         "element.\nDo not modify the batches. All ranks return the same total.",
         total_of_all,

@@ -42,7 +42,7 @@ def broadcast_seconds(n: int, nbytes: float, link: Link) -> float:
 def _why_broadcast(returned: Any, right: float, n: int, nbytes: float, link: Link) -> str:
     message = link.alpha + nbytes * link.beta
     if same(returned, (n - 1) * message):
-        return "that is one message after another; in a tree all ranks that have the tensor send"
+        return "that is one message after another; in a tree, all ranks that have the tensor send"
     if same(returned, math.log2(n) * message):
         return "the number of rounds is a whole number: round up"
     return (
@@ -53,7 +53,7 @@ def _why_broadcast(returned: Any, right: float, n: int, nbytes: float, link: Lin
 
 
 def crossover(n: int, alpha: float, beta: float) -> float:
-    """The size at which 2(n-1)(α + βK/n) = 2⌈lg n⌉(α + βK)."""
+    """The size at which 2(n-1)(α + βK/n) = 2⌈log₂ n⌉(α + βK)."""
     ring, tree = n - 1, math.ceil(math.log2(n))
     return alpha * (ring - tree) / (beta * (tree - ring / n))
 
@@ -287,7 +287,7 @@ TASKS: list[Task] = [
         broadcast_seconds,
         (
             "How many rounds do 2, 3, 4 and 5 ranks take?",
-            "⌈lg n⌉ rounds: math.ceil(math.log2(n)), each of one message with the whole tensor.",
+            "⌈log₂ n⌉ rounds: math.ceil(math.log2(n)), each of one message with the whole tensor.",
         ),
         _calls(
             broadcast_seconds,
@@ -297,7 +297,7 @@ TASKS: list[Task] = [
         (
             (
                 lambda n, nbytes, link: (n - 1) * (link.alpha + nbytes * link.beta),
-                "in a tree all ranks that have the tensor send",
+                "in a tree, all ranks that have the tensor send",
             ),
             (
                 lambda n, nbytes, link: math.log2(n) * (link.alpha + nbytes * link.beta),
@@ -313,12 +313,12 @@ TASKS: list[Task] = [
         "crossover",
         "crossover(n, alpha, beta)",
         "return the size [bytes] above which a ring is faster than a tree",
-        "Ignore the time to add: a ring takes 2(n-1)(α + βK/n), a tree 2⌈lg n⌉(α + βK), for K "
-        "bytes on n ranks.",
+        "Ignore the time to add: a ring takes 2(n-1)(α + βK/n), a tree 2⌈log₂ n⌉(α + βK), "
+        "for K bytes\non n ranks.",
         crossover,
         (
             "Set the two formulas equal. Which terms contain K?",
-            "α((n-1) - ⌈lg n⌉) = βK(⌈lg n⌉ - (n-1)/n).",
+            "α((n-1) - ⌈log₂ n⌉) = βK(⌈log₂ n⌉ - (n-1)/n).",
         ),
         _calls(
             crossover, _why_crossover, [(n, a.alpha, a.beta) for a in _LINKS for n in (8, 16, 6)]

@@ -1,8 +1,8 @@
 """Exercises on the parameter server: the push handler, the staleness rule, and its bound.
 
-The judges compare answers with distkit's rule and server. A push handler receives messages in
+The judges compare answers with the library's rule and server. A push handler receives messages in
 random orders. Gradient i is 1 at index i and 0 elsewhere, so the value, their sum, shows how often
-each gradient was applied. The staleness bound is tested in simulated time.
+each gradient was applied. The staleness bound is tried in simulated time.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnsw
 class Server:
     """The state of a server with one key, for ``dk.check.push_handler``.
 
-    ``sync``: True in ``dist_sync``, False in ``dist_async``. ``workers``: the number of workers.
-    ``waiting``: the workers with unanswered pulls; the handler removes those that it answers.
+    ``sync``: True for ``dist_sync``, False for ``dist_async``. ``workers``: their number.
+    ``waiting``: the workers with an unanswered pull; the handler removes those that it answers.
     ``inbox``: the gradients of an incomplete round, by worker. ``seen``: the (worker, number) of
     accepted pushes.
     """
@@ -49,7 +49,7 @@ class Server:
     seen: set[tuple[int, int]] = field(default_factory=set)
 
     def update(self, gradient: Tensor | int) -> None:
-        """Apply the optimizer with learning rate −1, which adds the gradient to the value."""
+        """The optimizer's step, with learning rate −1: the value shows what was added."""
         self.value = self.value + gradient
         self.updates += 1
 
@@ -72,22 +72,22 @@ def push_handler(server: Server, worker: int, number: int, gradient: Tensor) -> 
 
 
 def waits_for(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
-    """Return the workers that are more than ``bound`` gradients behind."""
+    """The workers that a pull waits for: those more than ``bound`` gradients behind."""
     return {other for other, clock in clocks.items() if clock < clocks[worker] - bound}
 
 
 def staleness_bound(step: float, pause: float) -> int:
-    """Return the number of gradients computed during a pause: ``pause / step``, rounded up."""
+    """Return the number of gradients during a pause: ``pause / step``, rounded up."""
     return math.ceil(pause / step)
 
 
 def round_ends(arrivals: Sequence[float], backup: int) -> float:
-    """Return the arrival time of the last gradient that the round needs."""
+    """Return when the last gradient that the round needs arrives."""
     return sorted(arrivals)[len(arrivals) - backup - 1]
 
 
 def counted_once(pushes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Drop pushes that were already applied, or that their worker has settled."""
+    """Drop pushes that were applied before, or that their worker has settled."""
     seen, settled, applied = set[tuple[int, int]](), dict[int, int](), []
     for worker, number, below in pushes:
         if (worker, number) not in seen and number >= settled.get(worker, 0):
@@ -99,15 +99,15 @@ def counted_once(pushes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int,
 
 # -- the judge -------------------------------------------------------------------------------
 
-#: Number of rounds in a game (a random sequence of messages), and of games of each kind.
-ROUNDS, GAMES = 3, 60
-#: Number of messages shown from the end of a failed game.
+#: Rounds in a scenario, and random scenarios of each kind.
+ROUNDS, SCENARIOS = 3, 60
+#: Number of messages shown from the end of a failed scenario.
 SHOWN = 7
 
-#: The kinds of games, simplest first: description, whether the server is synchronous, and the
+#: The kinds of scenarios, the simplest first: description, whether it is synchronous, and the
 #: probability that a push is repeated.
 KINDS = (
-    ("dist_sync: one update with the sum of each round, then answers to pulls", True, 0.0),
+    ("dist_sync: one update with the sum of each round, and then the pulls", True, 0.0),
     ("dist_async: an update with each gradient, immediately", False, 0.0),
     ("exactly once in dist_async, with repeated pushes", False, 0.4),
     ("exactly once in dist_sync, with pushes repeated even rounds later", True, 0.4),
@@ -116,17 +116,16 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Step:
-    """A message and its effect on the reference server.
+    """A message and its effect on the real server.
 
     Args:
-        pull: whether the message is a pull; otherwise it is a push.
-        worker: the sender.
+        pull: whether it is a pull or a push.
         number: the number of this worker's push, from 0.
-        again: whether the push is a repetition.
-        value: the value after the message.
-        updates: the number of updates after the message.
-        answered: the workers whose pulls were answered.
-        missing: the workers that have not pushed in this round.
+        again: whether it is a repeated push.
+        value: the server's value afterwards.
+        updates: the number of updates up to this step.
+        answered: the workers whose pulls it answered.
+        missing: the workers that have not pushed yet in this round.
     """
 
     pull: bool
@@ -145,7 +144,7 @@ class Step:
 
 
 class ReferenceServer:
-    """distkit's server with one key, the reference in a game."""
+    """The library's server with one key."""
 
     def __init__(self, sync: bool, workers: int) -> None:
         self.rule = Synchronous() if sync else Asynchronous()
@@ -153,14 +152,14 @@ class ReferenceServer:
         self.server.handle(SetOptimizer(0, 0, "sgd", {"learning_rate": -1.0}))
         size = (workers * ROUNDS,)
         self.server.handle(Init(0, 1, "w", size, "float32", torch.zeros(size)))
-        self.sync, self.workers, self._asked = sync, workers, 0
+        self.sync, self.workers, self._requests = sync, workers, 0
 
     def send(self, pull: bool, worker: int, number: int, again: bool) -> Step:
         """Send a message to the server, and record its effect."""
-        self._asked += 1
+        self._requests += 1
         entry = self.server.entries["w"]
         if pull:
-            answers = self.server.handle(Pull(worker, 1000 + self._asked, "w"))
+            answers = self.server.handle(Pull(worker, 1000 + self._requests, "w"))
         else:
             x = push_of(self.workers, worker, number)
             answers = self.server.handle(
@@ -172,40 +171,40 @@ class ReferenceServer:
 
 
 def push_of(workers: int, worker: int, number: int) -> Tensor:
-    """Return the gradient of a push: 1 at its own index."""
+    """Return a worker's push: 1 at its own index."""
     x = torch.zeros(workers * ROUNDS)
     x[worker * ROUNDS + number] = 1
     return x
 
 
-def game(sync: bool, again: float, workers: int, rng: Random) -> Iterator[Step]:
-    """Yield pushes and pulls in random order; each worker pushes, pulls, and waits for the answer.
+def scenario(sync: bool, again: float, workers: int, rng: Random) -> Iterator[Step]:
+    """A random order of pushes and pulls: each worker pushes, pulls, and waits for the answer.
 
     Args:
         sync: whether the server is synchronous.
-        again: the probability that a push is repeated, immediately or later.
+        again: probability that a push is repeated, immediately or later.
         workers: the number of workers.
-        rng: the random number generator.
+        rng: the source of the random order.
     """
-    reference = ReferenceServer(sync, workers)
-    number, pushed, waiting = [0] * workers, [False] * workers, set[int]()
+    server = ReferenceServer(sync, workers)
+    number, pushed, held = [0] * workers, [False] * workers, set[int]()
     past: list[tuple[int, int]] = []
     while True:
-        ready = [w for w in range(workers) if w not in waiting and number[w] < ROUNDS]
+        ready = [w for w in range(workers) if w not in held and number[w] < ROUNDS]
         if past and rng.random() < again:
-            yield reference.send(False, *rng.choice(past), again=True)
+            yield server.send(False, *rng.choice(past), again=True)
             continue
         if not ready:
             return
         w = rng.choice(ready)
-        step = reference.send(pushed[w], w, number[w], again=False)
+        step = server.send(pushed[w], w, number[w], again=False)
         if step.pull:
-            waiting.add(w)
+            held.add(w)
         else:
             past.append((w, number[w]))
             pushed[w] = True
         for done in step.answered:
-            waiting.discard(done)
+            held.discard(done)
             pushed[done] = False
             number[done] += 1
         yield step
@@ -213,16 +212,16 @@ def game(sync: bool, again: float, workers: int, rng: Random) -> Iterator[Step]:
 
 @dataclass(frozen=True)
 class Handled:
-    """The result of a handler for one push; fields are as in :class:`Server` after the push.
+    """A push and a handler's result.
 
     Args:
-        sync: whether the server is synchronous.
-        workers: the number of workers.
+        sync: of the server, as in :class:`Server`.
+        workers: of the server.
         returned: the value that the handler returned.
         before: ``waiting`` before the push.
-        value: the server's value.
-        updates: the number of updates.
-        waiting: the workers with unanswered pulls.
+        value: of the server after the push.
+        updates: of the server after the push.
+        waiting: of the server after the push.
         touched: whether the inbox or the set of seen pushes has entries.
     """
 
@@ -237,44 +236,45 @@ class Handled:
 
     @property
     def idle(self) -> bool:
-        """Whether the handler has done nothing."""
+        """Return whether the handler has done nothing."""
         return not (self.returned is not None or self.updates or self.touched)
 
 
 def judge(mine: Answer) -> Iterator[Criterion]:
-    """Run games of every kind, until the first mistake."""
+    """Run scenarios of every kind, until one fails."""
     rng = Random(0)
-    games = [
-        (sync, 2 + n % 3, [*game(sync, again, 2 + n % 3, rng)])
+    scenarios = [
+        (sync, 2 + n % 3, [*scenario(sync, again, 2 + n % 3, rng)])
         for _, sync, again in KINDS
-        for n in range(GAMES)
+        for n in range(SCENARIOS)
     ]
     cases = [
         (sync, workers, [(s.pull, s.worker, s.number, not s.answered) for s in steps])
-        for sync, workers, steps in games
+        for sync, workers, steps in scenarios
     ]
     outputs = call_answer(mine, cases, str, handled)
-    for at, ((sync, workers, steps), pushes) in enumerate(zip(games, outputs, strict=True)):
+    for at, ((sync, workers, steps), pushes) in enumerate(zip(scenarios, outputs, strict=True)):
         seen = [p if isinstance(p, str) else Handled(sync, workers, *p) for p in pushes]
         if not at and all(isinstance(push, Handled) and push.idle for push in seen):
             raise NotAttempted
         if wrong := mistake(sync, workers, steps, seen):
             raise WrongAnswer(wrong)
-        if at % GAMES == GAMES - 1:
-            yield Criterion("values", KINDS[at // GAMES][0])
-    yield Criterion("values", f"equal to the real server in {len(games)} random orders")
+        if at % SCENARIOS == SCENARIOS - 1:
+            yield Criterion("values", KINDS[at // SCENARIOS][0])
+    yield Criterion("values", f"as the real server in {len(scenarios)} random orders")
 
 
 def handled(
     mine: Answer, sync: bool, workers: int, messages: list[tuple[bool, int, int, bool]]
 ) -> list[Any]:
-    """Return the state after each push, up to an exception, whose text is the last item.
+    """Return the state after each push, up to an exception, whose text comes last.
 
     Args:
         mine: the handler.
         sync: whether the server is synchronous.
         workers: the number of workers.
-        messages: for each, whether it is a pull, its worker, its number, and whether it waits.
+        messages: for each message, whether it is a pull, its worker, its number, and whether it
+            waits.
     """
     server, outputs = Server(sync, workers, torch.zeros(workers * ROUNDS)), list[Any]()
     try:
@@ -297,7 +297,7 @@ def handled(
 
 
 def mistake(sync: bool, workers: int, steps: list[Step], pushes: list[Handled | str]) -> str:
-    """Describe the first mistake of a handler in a game; "" if there is none."""
+    """Describe the first mistake of a handler in a scenario; "" if there is none."""
     left = iter(pushes)
     for at, step in enumerate(steps):
         if not step.pull:
@@ -315,12 +315,12 @@ def _described(sync: bool, workers: int, steps: list[Step], wrong: str) -> str:
     """Describe a mistake and the messages before it."""
     mode = "dist_sync" if sync else "dist_async"
     more = ", the last messages" if len(steps) > SHOWN else ""
-    history = [f"  {step}" for step in steps[-SHOWN:]]
-    return "\n".join([f"{mode} with {workers} workers{more}:", *history, wrong])
+    messages = [f"  {step}" for step in steps[-SHOWN:]]
+    return "\n".join([f"{mode} with {workers} workers{more}:", *messages, wrong])
 
 
 def _wrong(push: Handled, steps: list[Step]) -> str:
-    """Describe the difference from the reference server after the last push; "" if none."""
+    """Describe the difference from the real server after the last push; "" if none."""
     step, returned, waiting = steps[-1], push.returned, push.before
     if wrong := _applied(push, steps):
         return wrong
@@ -331,9 +331,9 @@ def _wrong(push: Handled, steps: list[Step]) -> str:
             f"it returns {returned!r}: return the list of workers whose pulls are answered now, "
             "[] if there are none"
         )
-    if not_waiting := sorted(set(returned) - set(waiting), key=str):
+    if unexpected := sorted(set(returned) - set(waiting), key=str):
         return (
-            f"it answers worker {not_waiting[0]}, which has no waiting pull: "
+            f"it answers worker {unexpected[0]}, whose pull does not wait: "
             f"server.waiting is {waiting}"
         )
     if early := sorted(set(returned) - step.answered):
@@ -360,10 +360,10 @@ def _late(push: Handled) -> str:
 
 
 def _left(push: Handled, step: Step) -> str:
-    """Describe the mistake in the waiting pulls; "" if none."""
+    """Describe the mistake in the waiting pulls; "" if there is none."""
     right, left = [w for w in push.before if w not in step.answered], push.waiting
     if not isinstance(left, list):
-        return f"server.waiting is {left!r}: it must stay a list of workers"
+        return f"server.waiting is {left!r}: leave a list of workers there"
     if twice := [w for w in left if w in step.answered]:
         return (
             f"the pull of worker {twice[0]} is answered, but it is still in server.waiting: "
@@ -379,17 +379,17 @@ def _left(push: Handled, step: Step) -> str:
 
 
 def _applied(push: Handled, steps: list[Step]) -> str:
-    """Describe the mistake in the value; "" if none."""
+    """Describe the mistake in the value; "" if there is none."""
     got, right = push.value, steps[-1].value
     if not isinstance(got, Tensor) or got.shape != right.shape:
-        return f"server.value is {got!r}: change it only with server.update(total)"
+        return f"server.value is {got!r}: change it with server.update(total) alone"
     if different := (got != right).nonzero().flatten().tolist():
         worker, number = divmod(different[0], ROUNDS)
         return _misapplied(push.sync, steps, worker, number, got[different[0]].item())
     if push.updates == steps[-1].updates:
         return ""
     if push.updates == 0:
-        return "the value is correct, but was changed without server.update(total)"
+        return "the value is correct, but without server.update(total), which makes the step"
     return f"{push.updates} updates; expected {steps[-1].updates}: " + (
         "a round is one update, with the sum" if push.sync else "each gradient is one update"
     )
@@ -423,17 +423,17 @@ def _misapplied(sync: bool, steps: list[Step], worker: int, number: int, times: 
 
 
 def _missing(step: Step) -> str:
-    workers = joined([f"worker {w}" for w in step.missing])
-    return f"{workers} {'has' if len(step.missing) == 1 else 'have'} not pushed yet"
+    who = joined([f"worker {w}" for w in step.missing])
+    return f"{who} {'has' if len(step.missing) == 1 else 'have'} not pushed yet"
 
 
-#: Durations of a step and of a pause, to test a bound [s].
+#: Seconds of a step and of a pause with which a bound is tried.
 PAIRS = ((0.01, 0.045), (0.01, 0.0), (0.02, 0.1), (0.1, 0.03), (0.003, 0.1), (0.5, 8.2))
-#: Number of workers, gradients per worker, and the gradient after which worker 0 pauses.
+#: Workers, gradients of each, and the gradient after which worker 0 pauses.
 WORKERS, STEPS, PAUSES_AT = 3, 60, 5
-#: The order of simultaneous messages.
+#: The order of messages of the same time.
 PUSH, PULL = 0, 1
-#: Types that an answer may have.
+#: Accepted types of a set of workers.
 COLLECTIONS = (set, frozenset, list, tuple)
 
 
@@ -441,7 +441,7 @@ COLLECTIONS = (set, frozenset, list, tuple)
 
 
 def states() -> Iterator[tuple[int, dict[int, int], int]]:
-    """Yield each worker, clocks and bound to test, the simple ones first."""
+    """Return every worker, clocks and bound to try, the simplest first."""
     for n in (2, 3):
         for bound, clocks in product((2, 0, 1, 3), product(range(6), repeat=n)):
             for worker in range(n):
@@ -449,7 +449,7 @@ def states() -> Iterator[tuple[int, dict[int, int], int]]:
 
 
 def judge_waits(mine: Answer) -> Iterator[Criterion]:
-    """Compare the rule with distkit's in every small state."""
+    """Compare the rule with the library's, in every small state."""
     every = [*states()]
     outputs = call_answer(mine, every, _state)
     for at, ((worker, clocks, bound), returned) in enumerate(zip(every, outputs, strict=True)):
@@ -458,7 +458,7 @@ def judge_waits(mine: Answer) -> Iterator[Criterion]:
             raise NotAttempted
         if not isinstance(returned, COLLECTIONS) or set(returned) != right:
             raise WrongAnswer(_differs(returned, right, worker, clocks, bound))
-    yield Criterion("values", f"equal to the real rule in {len(every):,} states")
+    yield Criterion("values", f"as the real rule in {len(every):,} states")
 
 
 def _state(worker: int, clocks: Mapping[int, int], bound: int) -> str:
@@ -468,7 +468,7 @@ def _state(worker: int, clocks: Mapping[int, int], bound: int) -> str:
 def _differs(
     returned: Any, right: set[int], worker: int, clocks: Mapping[int, int], bound: int
 ) -> str:
-    """Describe a wrong answer, with its cause."""
+    """Return the reason why an answer is wrong."""
     text = f"{_state(worker, clocks, bound)}: it returns {returned!r}; expected {right}"
     if not isinstance(returned, COLLECTIONS):
         return f"{text}. Return a set of workers"
@@ -517,18 +517,18 @@ def _pause(step: float, pause: float) -> str:
 
 
 def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
-    """Simulate workers that train on a server with this bound; worker 0 pauses once.
+    """Let workers train on a server with this bound; worker 0 pauses once.
 
     Returns:
-        The longest wait of a worker for a pull [s], and the largest number of gradients by which a
-        worker was ahead of the slowest one when its pull was answered.
+        The longest time [s] that a worker waited for its pulls, and by how many gradients it was
+        ahead of the slowest one when it had its answer.
     """
     server = KVServer(Asynchronous(bound), range(WORKERS))
     server.handle(SetOptimizer(0, 0, "sgd", {"learning_rate": 0.1}))
     server.handle(Init(0, 1, "w", (1,), "float32", torch.zeros(1)))
-    duration, extra = Fraction(str(step)), Fraction(str(pause))  # exact, so that ties are detected
+    usual, longer = Fraction(str(step)), Fraction(str(pause))  # no rounding: ties are ties
     clocks, since, waited, ahead = [0] * WORKERS, dict[int, Fraction](), Fraction(0), 0
-    heap = [(duration, PUSH, w) for w in range(WORKERS)]  # the time of each worker's next message
+    heap = [(usual, PUSH, w) for w in range(WORKERS)]  # when a worker has its gradient
     number = 1
     while heap:
         now, what, w = heapq.heappop(heap)
@@ -545,7 +545,7 @@ def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
             ahead = max(ahead, clocks[done] - min(clocks))
             if clocks[done] < STEPS:
                 pauses = done == 0 and clocks[0] == PAUSES_AT
-                heapq.heappush(heap, (now + duration + pauses * extra, PUSH, done))
+                heapq.heappush(heap, (now + usual + pauses * longer, PUSH, done))
     return float(waited), ahead
 
 
@@ -565,14 +565,14 @@ def averages(server: Server, worker: int, number: int, gradient: Tensor) -> list
     return push_handler(server, worker, number, gradient)
 
 
-def waits_for_no_worker(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
+def waits_for_nobody(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
     """Update with each gradient, before the round is complete."""
     server.update(gradient)
     answered, server.waiting = server.waiting, []
     return answered
 
 
-def answers_no_pull(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
+def answers_nobody(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
     """Update without answering the waiting pulls."""
     waiting = list(server.waiting)
     push_handler(server, worker, number, gradient)
@@ -589,30 +589,30 @@ def keeps_the_inbox(server: Server, worker: int, number: int, gradient: Tensor) 
 
 
 def waits_at_the_bound(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
-    """Wait also for workers that are exactly ``bound`` behind."""
+    """Wait for workers that are exactly ``bound`` behind, too."""
     return {w for w in clocks if w != worker and clocks[w] <= clocks[worker] - bound}
 
 
 def waits_for_those_ahead(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
-    """Wait also for workers that are too far ahead."""
+    """Wait for workers that are too far ahead, too."""
     return {w for w in clocks if abs(clocks[w] - clocks[worker]) > bound}
 
 
 def waits_for_all_behind(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
-    """Ignore the bound: wait for every worker that is behind."""
+    """Wait for every worker that is behind, and ignore the bound."""
     return {w for w in clocks if clocks[w] < clocks[worker]}
 
 
 def _why_round(returned: Any, right: float, arrivals: list[float], backup: int) -> str:
-    is_arrival = returned in arrivals
-    if is_arrival and returned > right:
+    inside = returned in arrivals
+    if inside and returned > right:
         return "it waits for all, including the backup workers" if backup else ""
-    if is_arrival and not backup and returned == min(arrivals):
+    if inside and not backup and returned == min(arrivals):
         return "it counts from the first: without backup workers the last one completes the round"
-    return "it drops one too many" if is_arrival else ""
+    return "it drops one too many" if inside else ""
 
 
-#: Pushes of two workers: repeated, with equal numbers, settled, and late.
+#: Pushes of two workers: repeated ones, equal numbers, settled numbers, late ones.
 _PUSHES = [
     ([(0, 1, 0), (0, 1, 0)],),
     ([(0, 1, 0), (1, 1, 0), (0, 2, 0), (1, 1, 0)],),
@@ -629,7 +629,7 @@ def _why_counted(returned: Any, right: list[Any], pushes: list[tuple[int, int, i
     if again:
         return f"{again[0]} is repeated: it counts once"
     late = [p for p in returned if p not in right]
-    return f"{late[0]} is below the number that its worker has settled" if late else ""
+    return f"{late[0]} is below what its worker has settled" if late else ""
 
 
 def forgets_settled(pushes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
@@ -655,17 +655,17 @@ TASKS: list[Task] = [
             "A round is complete: server.update(sum(server.inbox.values())), empty the inbox for "
             "the next round, and answer every worker in server.waiting.",
             "A worker that is answered no longer waits. When a round is complete, and only then, "
-            "keep the list, replace it by an empty one, and return the old list: "
+            "replace the list by an empty one, and return the old one: "
             "answered, server.waiting = server.waiting, [].",
-            "Exactly once: if (worker, number) is in server.seen, it was counted. Never empty "
+            "If (worker, number) is in server.seen, the push was counted: ignore it. Never empty "
             "server.seen: a push may be sent again rounds later.",
         ),
         judge,
         (
             (counts_twice, "applied 2 times: a repeated push counts once"),
             (averages, "was applied 0.50 times: it averages. A server sums"),
-            (waits_for_no_worker, "but the round is not complete: worker"),
-            (answers_no_pull, "wait forever. Return all workers in server.waiting"),
+            (waits_for_nobody, "but the round is not complete: worker"),
+            (answers_nobody, "wait forever. Return all workers in server.waiting"),
             (keeps_the_inbox, "it was still in the inbox from the round before"),
         ),
         worth=5,
@@ -674,7 +674,7 @@ TASKS: list[Task] = [
         "waits_for",
         "waits_for(worker, clocks, bound)",
         "return the set of workers that a pull of this worker waits for",
-        "clocks[w] counts the gradients that worker w has pushed. No worker may be more "
+        "clocks[w] counts the gradients that worker w has pushed so far. No worker may be more "
         "than bound gradients ahead of another.",
         waits_for,
         (
@@ -695,12 +695,12 @@ TASKS: list[Task] = [
         "staleness_bound",
         "staleness_bound(step, pause)",
         "return the smallest bound with which no worker waits while one worker pauses once",
-        "Every worker needs ``step`` seconds per gradient; one of them pauses once, for "
-        "``pause`` seconds.",
+        "Every worker needs step seconds for a gradient; one of them pauses once, for "
+        "pause seconds.",
         staleness_bound,
         (
             "How many gradients do the others push while one of them pauses?",
-            "A bound is a whole number of gradients, and a partial step counts: math.ceil.",
+            "A bound is a whole number of gradients, and part of a step counts: math.ceil.",
         ),
         judge_bound,
         (
@@ -743,7 +743,7 @@ TASKS: list[Task] = [
         counted_once,
         (
             "(worker, number) identifies a push. Remember those that you have applied.",
-            "Keep each worker's highest settled number: do not apply pushes below it, "
+            "Keep the highest settled of each worker: do not apply pushes below it, "
             "even if you have never seen them.",
         ),
         Calls(counted_once, _PUSHES, _why_counted),
@@ -753,7 +753,7 @@ TASKS: list[Task] = [
                 lambda pushes: [*{p[1]: p for p in reversed(pushes)}.values()][::-1],
                 "(1, 1, 0) belongs to another worker: each worker numbers its own pushes",
             ),
-            (forgets_settled, "(0, 2, 0) is below the number that its worker has settled"),
+            (forgets_settled, "(0, 2, 0) is below what its worker has settled"),
         ),
     ),
 ]

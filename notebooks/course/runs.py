@@ -87,11 +87,11 @@ def fork_and_join() -> Trace:
     )
 
 
-def handed_on() -> Trace:
+def two_messages_and_a_deadlock() -> Trace:
     """Two messages, and two ranks that wait for each other at the end."""
     return script(
         3,
-        "handed on",
+        "three ranks",
         send(0, 2, 32, 1, 1024),
         mark(1, 0, 30, "busy"),
         recv(1, 30, 32, 0, 1024),
@@ -458,7 +458,7 @@ def scheduled_functions() -> Trace:
 #: The run of each lesson's concept check.
 RUNS: dict[str, Callable[[], Trace]] = {
     "00_welcome": fork_and_join,
-    "01_messages": handed_on,
+    "01_messages": two_messages_and_a_deadlock,
     "02_all_reduce": six_in_a_ring,
     "03_sync_sgd": three_steps,
     "04_when_it_hangs": message_after_the_sum,
