@@ -489,8 +489,8 @@ TASKS: list[Task] = [
         "ranks_that_fit",
         "ranks_that_fit(memory, context, parameters, activations)",
         "return how many ranks that train with Adam in float32 fit on one GPU",
-        "memory is that of the GPU, context that of CUDA in each process, activations those of "
-        "each rank [bytes].\nparameters is the number of parameters.",
+        "parameters is the number of parameters of the model. The others are bytes: the memory of "
+        "the GPU, the\nCUDA context of each process, and the activations of each rank.",
         ranks_that_fit,
         (
             "For each parameter there are a weight, a gradient and Adam's two moments.",

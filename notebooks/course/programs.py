@@ -1,7 +1,7 @@
 """Exercises on scripts and GPUs: a common decision of all ranks, and staging through the host.
 
-Both are judged on CPU ranks: an answer stages through the host if it reduces another tensor than
-the given one.
+Both run on CPU ranks. An answer stages through the host if it reduces a tensor other than the
+given one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def stop_together(loss: Tensor, limit: float) -> bool:
 
 # -- the judge -------------------------------------------------------------------------------
 
-#: The losses of the ranks in each case; the last one holds for all later ranks. The limit is 1.
+#: The losses of the ranks in each case; the last one applies to all later ranks. The limit is 1.
 LOSSES = ((0.5, 0.5), (2.0, 2.0), (0.5, 9.0), (1.4, 0.0))
 
 

@@ -27,7 +27,7 @@ def mean_loss(losses: Tensor) -> Tensor:
 
 
 def average_gradients(gradients: list[Tensor]) -> None:
-    """All gradients travel in one tensor, as in DDP's buckets."""
+    """Reduces all gradients in one tensor, as DDP does with its buckets."""
     whole = torch.cat(gradients)
     dist.all_reduce(whole)
     whole /= dist.get_world_size()
@@ -36,7 +36,7 @@ def average_gradients(gradients: list[Tensor]) -> None:
 
 
 def clip_gradients(gradients: Tensor, most: float) -> None:
-    """Clips by the norm of the mean, which every rank computes alike."""
+    """Clips by the norm of the mean, which is the same on every rank."""
     dist.all_reduce(gradients)
     gradients /= dist.get_world_size()
     gradients *= min(1.0, most / gradients.norm().item())
