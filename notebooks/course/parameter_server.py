@@ -87,7 +87,7 @@ def round_ends(arrivals: Sequence[float], backup: int) -> float:
 
 
 def counted_once(pushes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Drop pushes that were applied before, or that their worker has settled."""
+    """Drop pushes that were applied before, or whose answer their worker already has."""
     seen, settled, applied = set[tuple[int, int]](), dict[int, int](), []
     for worker, number, below in pushes:
         if (worker, number) not in seen and number >= settled.get(worker, 0):
@@ -521,7 +521,7 @@ def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
 
     Returns:
         The longest time [s] that a worker waited for its pulls, and by how many gradients it was
-        ahead of the slowest one when it had its answer.
+        ahead of the slowest one when it got its answer.
     """
     server = KVServer(Asynchronous(bound), range(WORKERS))
     server.handle(SetOptimizer(0, 0, "sgd", {"learning_rate": 0.1}))
@@ -738,8 +738,8 @@ TASKS: list[Task] = [
         "counted_once(pushes)",
         "return the pushes that a server applies, in their order",
         "pushes is a list of (worker, number, settled) in order of arrival; a push may arrive "
-        "several times. Every\npush of that worker with a number below settled has been "
-        "answered: do not apply it again.",
+        "several times.\nThe worker already has the answers to all its pushes with a number below "
+        "settled: do not apply them again.",
         counted_once,
         (
             "(worker, number) identifies a push. Remember those that you have applied.",

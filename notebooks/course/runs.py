@@ -380,7 +380,7 @@ def two_devices() -> Trace:
 
 
 def a_script() -> Trace:
-    """A script in which rank 3 is slow and rank 1 stops a step too soon."""
+    """A script in which rank 3 is slow, and rank 1 leaves the loop one step early."""
     gradients = partial(all_reduce, nbytes=1 << 20, where="train.py:21")
     lines = [
         collective(Op.BROADCAST, rank, 0, 3, 1 << 20, where="train.py:9", peer=0)
