@@ -58,8 +58,10 @@ def _strategies() -> dict[str, Callable[[], Strategy]]:
         for name, value in vars(distkit_strategies).items()
         if isinstance(value, type) and issubclass(value, Strategy)
     }
-    synchronous = partial(ParameterServerStrategy, mode="sync")
-    return {**classes, "ParameterServerStrategy, sync": synchronous}
+    return {
+        **classes,
+        "ParameterServerStrategy, sync": partial(ParameterServerStrategy, mode="sync"),
+    }
 
 
 def _cell(run: Callable[..., Any], make: Any, method: str, expected: Any) -> str:
