@@ -88,6 +88,8 @@ def _mark_crossovers(axes: Axes, sizes: Any, times: Mapping[str, Sequence[float]
 
 
 def _name_axes(axes: Axes, n: int, has_points: bool) -> None:
+    from matplotlib.ticker import LogLocator
+
     caption = "lines predicted, dots measured" if has_points else "predicted"
     axes.set(xlabel="size of the tensor", ylabel="time of an all-reduce")
     axes.set_title(
@@ -95,6 +97,8 @@ def _name_axes(axes: Axes, n: int, has_points: bool) -> None:
     )
     axes.set_xscale("log", base=4)
     axes.xaxis.set_major_formatter(lambda x, _: human_bytes(x))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda y, _: human_seconds(y))
+    axes.yaxis.set_minor_formatter("")
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes.grid()
