@@ -314,7 +314,7 @@ def straggler() -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A program of the catalogue, with the expected finding.
+    """A program of the catalog, with the expected finding.
 
     ``how`` is its outcome: it "hangs", it "fails" with an error, or it "finishes".
     """
@@ -383,5 +383,5 @@ _CASES = [
     Case(straggler, "straggler", (2,), "finishes"),
 ]
 
-#: The catalogue, by name.
+#: The catalog, by name.
 ALL = {case.program.__name__: case for case in _CASES}

@@ -10,7 +10,7 @@ from torch import Tensor, cat, equal, tensor
 
 from distkit import events
 from distkit._format import count
-from distkit.algorithms.catalogue import Algorithm
+from distkit.algorithms.catalog import Algorithm
 from distkit.algorithms.rounds import traffic
 from distkit.trace.trace import Trace
 from distkit_course.judges import at_most, measured, run_answer

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkit._format import aligned, human_seconds
-from distkit.algorithms.catalogue import PIPELINES
+from distkit.algorithms.catalog import PIPELINES
 from distkit.errors import LayoutError
 from distkit.events import Op
 from distkit.trace.trace import Trace

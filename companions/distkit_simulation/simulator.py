@@ -22,7 +22,7 @@ from numpy.random import Generator
 from numpy.typing import ArrayLike
 
 from distkit.algorithms.all_reduce import ALL_REDUCES
-from distkit.algorithms.catalogue import Algorithm
+from distkit.algorithms.catalog import Algorithm
 from distkit.algorithms.collectives import COLLECTIVES
 from distkit.algorithms.rounds import Ints, Round, chunk_sizes
 from distkit.events import Event, Op, State

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distkit.algorithms.catalogue import PIPELINES
+from distkit.algorithms.catalog import PIPELINES
 from distkit.algorithms.pipeline_schedules import Action, Orders, execution_order
 from distkit.events import Op
 from distkit.trace.trace import Trace

@@ -4,7 +4,7 @@ An algorithm has two parts. Its *schedule* lists which rank sends which chunk to
 round, for all ranks. Its *reference implementation* is the program of one rank in
 ``torch.distributed`` calls. A test asserts that the reference implementation sends the messages of
 the schedule. Each all-reduce has a file in :mod:`~distkit.algorithms.all_reduce`; the other
-collectives are in :mod:`~distkit.algorithms.collectives`; catalogues list them::
+collectives are in :mod:`~distkit.algorithms.collectives`; catalogs list them::
 
     dk.algorithms.ALL_REDUCES                       # a table
     dk.algorithms.ALL_REDUCES["ring"].schedule(4)   # its rounds on four ranks
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from distkit.algorithms.all_reduce.halving_doubling import halving_doubling_all_reduce
     from distkit.algorithms.all_reduce.ring import ring_all_reduce
     from distkit.algorithms.all_reduce.tree import tree_all_reduce
-    from distkit.algorithms.catalogue import PIPELINES, Algorithm
+    from distkit.algorithms.catalog import PIPELINES, Algorithm
     from distkit.algorithms.collectives import COLLECTIVES
     from distkit.algorithms.sgd import sync_gradients, sync_initial_weights, sync_sgd_step
     from distkit.algorithms.shared_memory import shared_memory_all_reduce
@@ -37,7 +37,7 @@ _HOMES = {
     "all_reduce.halving_doubling": ["halving_doubling_all_reduce"],
     "all_reduce.ring": ["ring_all_reduce"],
     "all_reduce.tree": ["tree_all_reduce"],
-    "catalogue": ["PIPELINES", "Algorithm"],
+    "catalog": ["PIPELINES", "Algorithm"],
     "collectives": ["COLLECTIVES"],
     "sgd": ["sync_gradients", "sync_initial_weights", "sync_sgd_step"],
     "shared_memory": ["shared_memory_all_reduce"],

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, cat, empty, empty_like
 from torch.distributed.distributed_c10d import _get_default_group
 
-from distkit.algorithms.catalogue import Algorithms
+from distkit.algorithms.catalog import Algorithms
 from distkit.algorithms.contract import (
     SUM,
     Group,

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
-from distkit.algorithms.catalogue import Reference
+from distkit.algorithms.catalog import Reference
 from distkit.algorithms.rounds import Hosts, neighbors
 
 ReduceOp = dist.ReduceOp.RedOpType

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distkit.algorithms.catalogue import PIPELINES
+from distkit.algorithms.catalog import PIPELINES
 from distkit.algorithms.contract import Group, isend, recv
 from distkit.algorithms.sgd import Loss
 

@@ -241,10 +241,10 @@ def peak_activations(orders: Orders) -> list[int]:
 
 @dataclass(frozen=True, repr=False)
 class Described:
-    """An entry of a catalogue.
+    """An entry of a catalog.
 
     Args:
-        name: its key in the catalogue.
+        name: its key in the catalog.
         title: its name for headings.
         summary: one sentence about it.
         source: its paper or documentation.

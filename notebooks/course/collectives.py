@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, arange, cat, empty_like, stack, zeros
 
 from distkit.algorithms.all_reduce import ALL_REDUCES
-from distkit.algorithms.catalogue import Algorithm
+from distkit.algorithms.catalog import Algorithm
 from distkit.algorithms.collectives import COLLECTIVES
 from distkit_course.collectives import Call, CollectiveTrial, Right
 from distkit_course.task import Answer, Task

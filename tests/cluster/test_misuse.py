@@ -20,7 +20,7 @@ import torch.distributed as dist
 from waiting import until
 
 import distkit as dk
-from tests.stress.misuse.catalogue import ALL
+from tests.stress.misuse.catalog import ALL
 from tests.stress.misuse.trial import Trial
 
 SAMPLE = [

@@ -1,4 +1,4 @@
-"""Closed-form costs, compared with the simulator, the catalogue and the lower bounds."""
+"""Closed-form costs, compared with the simulator, the catalog and the lower bounds."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_torus_formula_uses_the_rows_of_the_schedule(k: int, g: int, link: Link)
 
 
 def value(formula: str, **names: float) -> float:
-    """Evaluate a formula of the catalogue; adjacent factors are multiplied."""
+    """Evaluate a formula of the catalog; adjacent factors are multiplied."""
     text = formula.removeprefix("at most ").partition(",")[0]
     text = re.sub(r"⌈?lg n⌉?", "l", text)
     tokens = re.findall(r"\d+|[a-zA-Zαβγ]|[-+/()]", text)
@@ -88,7 +88,7 @@ def value(formula: str, **names: float) -> float:
 
 @pytest.mark.parametrize("name", ALL_REDUCES)
 @given(n=st.sampled_from([2, 4, 8, 16, 64]), size=st.integers(0, 10**6), link=LINKS)
-def test_catalogue_formula_equals_the_closed_form(name: str, n: int, size: int, link: Link) -> None:
+def test_catalog_formula_equals_the_closed_form(name: str, n: int, size: int, link: Link) -> None:
     """Powers of two only: lg n is an integer, and no rank is folded."""
     g = columns(n) if name == "torus" else 2
     segments = 4 if name == "double_tree" else 2

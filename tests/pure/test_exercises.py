@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distkit.algorithms.all_reduce.ring import schedule as ring
-from distkit.algorithms.catalogue import PIPELINES
+from distkit.algorithms.catalog import PIPELINES
 from distkit_course import values
 from distkit_course.content.models import broadcast_seconds, chunk_sent, crossover, order_1f1b
 from distkit_course.content.parameter_server import STEPS, trained
@@ -40,7 +40,7 @@ def test_bound_is_the_smallest_without_waiting(step: int, pause: int) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(1, 3), (2, 2), (4, 2), (4, 9)])
-def test_solution_of_1f1b_equals_the_catalogue(ranks: int, microbatches: int) -> None:
+def test_solution_of_1f1b_equals_the_catalog(ranks: int, microbatches: int) -> None:
     orders = PIPELINES["1f1b"].orders(ranks, microbatches)
     ours = [order_1f1b(rank, ranks, microbatches) for rank in range(ranks)]
     assert ours == [[(a.kind, a.microbatch) for a in order] for order in orders]

@@ -13,7 +13,7 @@ import traces
 from distkit.cluster.runs import report
 from distkit.cluster.runs.outcome import MAX_FRAMES, MAX_TEXT, Failure, Outcome, describe, printable
 from distkit.trace.trace import Trace
-from tests.stress.misuse import catalogue
+from tests.stress.misuse import catalog
 
 
 def caught(act: Callable[[], Any]) -> BaseException:
@@ -26,7 +26,7 @@ def caught(act: Callable[[], Any]) -> BaseException:
 
 HOSTILE = {
     name: misuse
-    for name, misuse in catalogue.ALL.items()
+    for name, misuse in catalog.ALL.items()
     if name.startswith("raises_")
     and "hangs" not in name
     and misuse.other is None
@@ -47,11 +47,11 @@ def test_every_exception_is_reported(name: str) -> None:
     )
     assert len(failure.text) < 2 * MAX_TEXT and len(failure.frames) <= MAX_FRAMES
     first = verdict(Outcome(1, error=failure)).partition("\n")[0]
-    assert first.startswith(f"rank 1 raised {failure.type}") and "catalogue.py:" in first
+    assert first.startswith(f"rank 1 raised {failure.type}") and "catalog.py:" in first
 
 
 def test_long_message_is_truncated_with_a_note() -> None:
-    failure = describe(caught(catalogue.raises_with_a_huge_message), released=False)
+    failure = describe(caught(catalog.raises_with_a_huge_message), released=False)
     assert failure.text == "x" * MAX_TEXT + " … (49980000 more characters)"
     assert "ValueError: " + 187 * "x" + "… at " in verdict(Outcome(1, error=failure))
 
@@ -70,7 +70,7 @@ def test_deep_recursion_is_abbreviated() -> None:
 
 
 def raised(rank: int, error: BaseException | None = None) -> Outcome:
-    return Outcome(rank, error=describe(error or caught(catalogue.raise_it), released=False))
+    return Outcome(rank, error=describe(error or caught(catalog.raise_it), released=False))
 
 
 def died(rank: int, how: str = "exit status 3", **more: Any) -> Outcome:

@@ -12,7 +12,7 @@ import pytest
 
 from distkit._format import human_bytes, human_seconds
 from distkit.algorithms.all_reduce import ALL_REDUCES
-from distkit.algorithms.catalogue import PIPELINES
+from distkit.algorithms.catalog import PIPELINES
 from distkit.events import Op, Span
 from distkit.trace.info import clock_error, hosts_of
 from distkit.trace.trace import Trace

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distkit.algorithms.all_reduce import ALL_REDUCES
-from distkit.algorithms.catalogue import Algorithm
+from distkit.algorithms.catalog import Algorithm
 from distkit.algorithms.collectives import COLLECTIVES
 from distkit.algorithms.rounds import Round, count_contributions
 
@@ -129,10 +129,10 @@ def test_no_all_reduce_beats_the_lower_bounds(algorithm: Algorithm) -> None:
             assert algorithm.rounds(n) >= np.ceil(np.log2(n))
 
 
-# -- the catalogue --------------------------------------------------------------------------
+# -- the catalog --------------------------------------------------------------------------
 
 
-def test_catalogue_is_displayed_as_a_table() -> None:
+def test_catalog_is_displayed_as_a_table() -> None:
     import distkit as dk
 
     assert dk.algorithms.ALL_REDUCES is ALL_REDUCES

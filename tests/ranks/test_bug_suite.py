@@ -77,7 +77,7 @@ def test_program_is_explained_correctly(name: str, tmp_path: Path) -> None:
 
 
 def test_sample_covers_every_explained_class() -> None:
-    """test_hangs.py runs all hangs of the catalogue."""
+    """test_hangs.py runs all hangs of the catalog."""
     missing = {case.cls for case in SUITE.values()} - {SUITE[name].cls for name in SAMPLE}
     assert missing == {"theme/hangs"}
 

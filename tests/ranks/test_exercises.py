@@ -143,7 +143,7 @@ def test_returned_instead_of_in_place_result_is_named() -> None:
     assert verdict.status == "fail" and message in repr(verdict)
 
 
-def test_catalogues_list_the_exercises() -> None:
+def test_catalogs_list_the_exercises() -> None:
     assert all(name in repr(dk.check) for name in TASKS)
     assert "def ring_all_reduce(x)" in repr(dk.check.ring_all_reduce)
     assert dir(dk.check) == sorted(TASKS) and dir(dk.solution) == sorted([*TASKS, *QUESTIONS])

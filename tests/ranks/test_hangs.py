@@ -1,4 +1,4 @@
-"""The catalogue of hanging programs: each is released, and its cause is named."""
+"""The catalog of hanging programs: each is released, and its cause is named."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_straggler_is_neither_a_hang_nor_a_mistake() -> None:
     assert not run.findings[0].hang
 
 
-def test_catalogue_is_complete() -> None:
+def test_catalog_is_complete() -> None:
     for name, case in ALL.items():
         assert name == case.program.__name__
         assert case.how in ("hangs", "fails", "finishes")

@@ -9,7 +9,7 @@ from itertools import islice, product
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from distkit.algorithms.catalogue import PIPELINES
+from distkit.algorithms.catalog import PIPELINES
 from distkit.errors import LayoutError
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """All-reduce algorithms, one per file, with schedule, cost formula and reference implementation.
 
 Every file in this folder is imported and registers its algorithm with
-:meth:`~distkit.algorithms.catalogue.Algorithms.register`.
+:meth:`~distkit.algorithms.catalog.Algorithms.register`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from distkit.algorithms.catalogue import Algorithms
+from distkit.algorithms.catalog import Algorithms
 
 #: All-reduce algorithms by name.
 ALL_REDUCES = Algorithms()

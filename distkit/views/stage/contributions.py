@@ -80,7 +80,7 @@ def _origin(trace: EventLog, message: Message, send: Span) -> tuple[str, str]:
 def _schedule(name: str, n: int) -> tuple[list[Round], int, bool]:
     """Return the rounds and number of chunks of an algorithm, and True if the name is known.
 
-    If the name is unknown, return those of a ring. The catalogue imports torch; without torch, the
+    If the name is unknown, return those of a ring. The catalog imports torch; without torch, the
     ring is the only known algorithm.
     """
     if name and n > 1 and find_spec("torch"):

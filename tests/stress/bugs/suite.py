@@ -190,7 +190,7 @@ def threads() -> list[Case]:
 
 
 def themes() -> list[Case]:
-    """Return the bugs of ``themes.json``, and the catalogue of ``distkit.hangs``."""
+    """Return the bugs of ``themes.json``, and the catalog of ``distkit.hangs``."""
     found = []
     for row in _rows("themes.json"):
         source, lists = (

@@ -1,4 +1,4 @@
-"""Every misuse of the catalogue is reported, and the next run works."""
+"""Every misuse of the catalog is reported, and the next run works."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.stress.misuse.catalogue import ALL
+from tests.stress.misuse.catalog import ALL
 from tests.stress.misuse.trial import Trial
 
 

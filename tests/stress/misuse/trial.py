@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
-from tests.stress.misuse.catalogue import Misuse
+from tests.stress.misuse.catalog import Misuse
 
 #: Time limits of a run, and for its processes to end [s].
 RUN_TIMEOUT, END_TIMEOUT = 60.0, 5.0

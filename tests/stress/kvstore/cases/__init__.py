@@ -10,8 +10,8 @@ from __future__ import annotations
 import warnings
 from importlib import import_module
 
-from tests.stress.kvstore.cases.catalogue import CASES as CASES
-from tests.stress.kvstore.cases.catalogue import Case as Case
+from tests.stress.kvstore.cases.catalog import CASES as CASES
+from tests.stress.kvstore.cases.catalog import Case as Case
 
 INTERFACES = ("dense", "optimizers", "compressed", "devices", "trainer")
 

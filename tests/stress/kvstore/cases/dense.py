@@ -8,7 +8,7 @@ import torch
 
 from distkit import kvstore
 from distkit.kvstore import KVStore
-from tests.stress.kvstore.cases.catalogue import (
+from tests.stress.kvstore.cases.catalog import (
     SHAPE,
     SINGLE_WORKER,
     adding,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from distkit.kvstore import KVStore, split_and_load
-from tests.stress.kvstore.cases.catalogue import (
+from tests.stress.kvstore.cases.catalog import (
     adding,
     assert_equal,
     assert_raises_kvstore_error,

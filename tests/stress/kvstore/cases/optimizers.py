@@ -9,7 +9,7 @@ import torch
 
 from distkit import kvstore
 from distkit.kvstore import KVStore
-from tests.stress.kvstore.cases.catalogue import (
+from tests.stress.kvstore.cases.catalog import (
     assert_close,
     assert_equal,
     assert_raises_kvstore_error,

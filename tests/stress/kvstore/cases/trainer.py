@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from distkit.kvstore import KVStore, Trainer
-from tests.stress.kvstore.cases.catalogue import (
+from tests.stress.kvstore.cases.catalog import (
     assert_close,
     assert_equal,
     assert_raises_kvstore_error,

@@ -68,14 +68,14 @@ class Misuse:
         return value
 
 
-#: The catalogue, by name.
+#: The catalog, by name.
 ALL: dict[str, Misuse] = {}
 
 Function = Callable[[], Any]
 
 
 def ends(**outcome: Any) -> Callable[[Function], Function]:
-    """Add a function to the catalogue, with its outcome."""
+    """Add a function to the catalog, with its outcome."""
 
     def add(fn: Function) -> Function:
         ALL[fn.__name__] = Misuse(fn, **outcome)
@@ -91,7 +91,7 @@ def returns(value: Any = None, **outcome: Any) -> Callable[[Function], Function]
 
 def raises(text: str, **outcome: Any) -> Callable[[Function], Function]:
     """Add a function that raises this error; its line must be reported."""
-    return ends(ending=f"rank 1 raised {text}.* at .*catalogue.py:", **outcome)
+    return ends(ending=f"rank 1 raised {text}.* at .*catalog.py:", **outcome)
 
 
 def dies(how: str, **outcome: Any) -> Callable[[Function], Function]:
@@ -102,7 +102,7 @@ def dies(how: str, **outcome: Any) -> Callable[[Function], Function]:
 # -- ends of the process ---------------------------------------------------------------
 
 
-@ends(ending=r"rank 1 called sys.exit\(3\) at .*catalogue.py:")
+@ends(ending=r"rank 1 called sys.exit\(3\) at .*catalog.py:")
 def exits() -> None:
     sys.exit(3)
 
@@ -137,7 +137,7 @@ def sends_itself_a_signal() -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-@ends(ending=r"rank 1 raised KeyboardInterrupt: signal SIGINT at .*catalogue.py:")
+@ends(ending=r"rank 1 raised KeyboardInterrupt: signal SIGINT at .*catalog.py:")
 def interrupts_itself() -> None:
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(5)

@@ -1,4 +1,4 @@
-"""A catalogue of algorithms by name, with schedule, reference implementation and cost."""
+"""A catalog of algorithms by name, with schedule, reference implementation and cost."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Algorithm(Described):
 Entry = TypeVar("Entry", bound=Described)
 
 
-class Catalogue(dict[str, Entry]):
+class Catalog(dict[str, Entry]):
     """Algorithms by name; shown as a table."""
 
     def __missing__(self, name: str) -> Entry:
@@ -91,8 +91,8 @@ class Catalogue(dict[str, Entry]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-class Algorithms(Catalogue[Algorithm]):
-    """A catalogue with a decorator that registers reference implementations."""
+class Algorithms(Catalog[Algorithm]):
+    """A catalog with a decorator that registers reference implementations."""
 
     def register(self, **fields: Any) -> Callable[[Reference], Reference]:
         """Register a reference implementation with these fields of :class:`Algorithm`.
@@ -109,4 +109,4 @@ class Algorithms(Catalogue[Algorithm]):
 
 
 #: Pipeline schedules by name.
-PIPELINES = Catalogue({schedule.name: schedule for schedule in SCHEDULES})
+PIPELINES = Catalog({schedule.name: schedule for schedule in SCHEDULES})

@@ -1,4 +1,4 @@
-"""The catalogue of cases: small functions that check a store against MXNet's semantics."""
+"""The catalog of cases: small functions that check a store against MXNet's semantics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CASES: list[Case] = []
 
 
 def case(*variants: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add a function to the catalogue, once for each variant of its arguments."""
+    """Add a function to the catalog, once for each variant of its arguments."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         interface = function.__module__.rpartition(".")[2]
