@@ -179,7 +179,7 @@ class Prediction(StaticForm):
         """
         actual = self._choice(actual, "The answer") if self.choices else _plain(actual)
         if self.guess is None:
-            verdict = UNKNOWN, "no guess was committed. Next time, commit a guess before the run"
+            verdict = UNKNOWN, "no guess; commit one before the next run"
         elif isinstance(actual, str):
             verdict = _compared_text(self.guess, actual)
         else:

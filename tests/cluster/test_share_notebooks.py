@@ -194,7 +194,7 @@ def test_live_run_collapses_to_a_line(tmp_path: Path) -> None:
         return [output.get("data", {}).get("text/html", "") for output in cell.outputs]
 
     folded, widget = shown(executed.cells[2])
-    assert "<summary>slow: 2 ranks, gloo, 8 collectives" in folded and widget == ""
+    assert "<summary>Timeline of slow: 2 ranks, gloo, 8 collectives" in folded and widget == ""
     removed, _, still, _ = shown(executed.cells[3])
     assert "<summary>" not in removed + still
     assert "<img" not in removed and "<img" in still

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { grouped, humanBytes, humanSeconds, percent, plural } from "./numbers.js";
 
 const LEGEND = [
-  ["message", "message"], ["lost", "message that has not arrived"], ["send", "send"],
+  ["message", "message"], ["lost", "message not delivered"], ["send", "send"],
   ["recv", "receive"], ["collective", "collective"], ["request", "request to a server"],
   ["store", "store"], ["mark", "step or computation"], ["paused", "paused"],
   ["open", "not finished"], ["touch", "buffer used too early"], ["failed", "failed"],
@@ -62,8 +62,10 @@ function busy(lanes, color) {
     const { words, bar } = shares(lane, color(lane.rank));
     const { name, messages, bytes } = lane;
     const sent = messages ? `${grouped(messages)} sent` : "nothing sent";
+    const size = bytes ? ` · ${humanBytes(bytes)}` : "";
+    const details = waits ? `${sent} · waiting ${percent(lane.waiting)}` : sent + size;
     return h("div", { class: "dk-meter", title: words }, h("span", {}, name), bar,
-      h("b", {}, percent(lane.busy)), detailed ? h("small", {}, bytes ? `${sent} · ${humanBytes(bytes)}` : sent) : null);
+      h("b", {}, percent(lane.busy)), detailed ? h("small", {}, details) : null);
   });
   return h("div", { class: "dk-busy" }, label, h("div", { class: "dk-meters" }, meters));
 }

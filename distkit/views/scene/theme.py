@@ -222,6 +222,7 @@ MARKS: dict[str, dict[str, str | float]] = {
     # lines
     "cut": {"fill": "none", "stroke": "paper", "stroke-width": 1.5, "pointer-events": "none"},
     "link": {"fill": "none", "stroke": "ink 17", "stroke-width": 1.5},
+    "direction": {"fill": "ink 35"},
     "axis": {"fill": "none", "stroke": "muted"},
     "graph": {"fill": "none", "stroke": "rank", "stroke-width": 1.4, "stroke-linejoin": "round"},
     "mean": {"fill": "none", "stroke": "ink", "stroke-width": 2, "stroke-linejoin": "round"},

@@ -39,6 +39,7 @@ from distkit.views.stage.projection import (
 #: Layers, lowest first.
 LINK, FLIGHT, CELL, CHUNK, DOT, TOKEN, BADGE = range(7)
 MAX_ARROWS = 64  # maximum number of arrows that are held at the end of a round
+MAX_DIRECTED = 24  # maximum number of links whose directions are drawn
 NOTHING = "this trace has no messages and no collectives"
 
 
@@ -95,11 +96,15 @@ class _Renderer:
             self.scene.add(left, top + 8, text(name, "place"), layer=BADGE)
 
     def _links(self) -> None:
+        """Draw a line between ranks that communicate, with the directions if there are few."""
         links = sorted({(min(pair), max(pair)) for pair in self.stage.sent})
         ends = (self.field.ends(a, b) for a, b in links)
         d = "".join(f"M{a[0]:.0f} {a[1]:.0f}L{b[0]:.0f} {b[1]:.0f}" for a, b in ends)
         if d:
             self.scene.add(0, 0, path(d, "link"), layer=LINK)
+        for a, b in sorted(self.stage.sent) if len(links) <= MAX_DIRECTED else []:
+            _, head = arrow(*self.field.ends(a, b), "link", "direction")
+            self.scene.add(0, 0, head, layer=LINK)
 
     def _badges(self) -> None:
         """Draw a badge per rank, with a number if it fits, and a name."""

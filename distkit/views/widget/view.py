@@ -139,7 +139,8 @@ class View(anywidget.AnyWidget):
 
     def fold(self) -> None:
         """Fold the displayed view into one line that expands to the picture."""
-        self._static.fold(repr(self).partition("\n")[0])
+        line = repr(self).partition("\n")[0]
+        self._static.fold(f"{type(self).__name__} of {line}")
         self.close()
 
     def remove(self) -> None:
