@@ -31,7 +31,7 @@ _ENDED = '<div class="distkit-ended">the kernel has stopped</div>'
 #: Pictures have white paper; with a dark JupyterLab theme their lightness is inverted.
 _DARK = (
     'body[data-jp-theme-light="false"] .distkit-picture '
-    "{ filter: invert(0.93) hue-rotate(180deg); }"
+    "{ filter: invert(0.93) hue-rotate(180deg) brightness(1.25); }"
 )
 
 #: Hides the widget of a folded view, which is in the next output.
