@@ -216,12 +216,14 @@ def heat(
 def shade(v: float | str, most: float) -> tuple[str, float] | None:
     """Return the class and opacity of a value; None near zero.
 
-    >>> shade(-1.0, 2.0), shade(0.0, 2.0), shade("nan", 2.0)
+    The opacity grows with the square root of the magnitude, so that small values remain visible.
+
+    >>> shade(-0.5, 2.0), shade(0.0, 2.0), shade("nan", 2.0)
     (('negative', 0.35), None, ('odd', 0))
     """
     if isinstance(v, str):
         return "odd", 0
-    level = round(SHADES * min(1.0, abs(v) / most)) if most else 0
+    level = round(SHADES * math.sqrt(min(1.0, abs(v) / most))) if most else 0
     return ("negative" if v < 0 else "positive", 0.7 * level / SHADES) if level else None
 
 
