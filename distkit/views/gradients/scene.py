@@ -34,7 +34,7 @@ RESULTS = {
     "": ("after", ["not averaged yet", "not yet"]),
 }
 AGREEMENT = (
-    "agreement: the mean cosine of all pairs of ranks' gradients, weighted by their norms. "
+    "mean cosine: of all pairs of ranks' gradients, weighted by their norms. "
     "All values contribute, through the norms of the gradients and of their sum. "
     "1: the same direction, 0: unrelated, below 0: opposed"
 )
@@ -122,7 +122,7 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
         if first and len(first.values) < first.size:
             notes.append(f"{len(first.values)} of {first.size:,} values")
         if math.isfinite(layer.agreement):
-            notes.append(f"agreement {figure(round(layer.agreement, 3))}")
+            notes.append(f"mean cosine {figure(round(layer.agreement, 3))}")
             table.add(
                 0, table.bottom + 4, title(AGREEMENT), rect(NAME_WIDTH, TENSOR_HEIGHT + 24, "hover")
             )
