@@ -241,7 +241,7 @@ class Tab:
 
     page: Page
     errors: list[str] = field(default_factory=list)  # on the console, or uncaught
-    external_requests: list[str] = field(default_factory=list)  # which were blocked
+    external_requests: list[str] = field(default_factory=list)  # all were blocked
 
     def __post_init__(self) -> None:
         self.page.on(

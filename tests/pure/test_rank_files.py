@@ -25,7 +25,10 @@ NAN = float("nan")
 
 
 def header(rank: int, size: int = 2, *, began: float = 10.0, ahead: float = 0.0, **more):
-    """Return the header of a rank that started at true time ``began``, by a clock ``ahead`` [s]."""
+    """Return the header of a rank that started at true time ``began`` [s].
+
+    Its clock is ``ahead`` seconds ahead.
+    """
     return {
         "rank": rank,
         "world_size": size,

@@ -34,7 +34,7 @@ def request(
         hosts: the machines passed to the call, or the number of ranks on each.
         engines: the launcher passed to the call; "" if not given.
         options: the launcher options passed to the call.
-        site: the site's arguments as JSON, used if the call names neither machines nor launcher.
+        site: the site's arguments as JSON, used if the call names no machines or launcher.
         **fields: further fields, which the site's arguments may replace.
 
     Raises:

@@ -143,7 +143,7 @@ class Transformer:
     ) -> float:
         """Return the bytes that layers keep for the backward pass, on each tensor-parallel rank.
 
-        With a attention heads, the bytes are these multiples of s·b·h·L:
+        With ``a`` attention heads, the bytes are these multiples of s·b·h·L:
 
         ===========  =====================  ==================
         recompute    tensor parallel        sequence parallel
