@@ -66,11 +66,11 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
 def _ours() -> dict[str, float]:
     import distkit as dk
 
-    results = dk.run_ranks(on_ranks, RANKS, SIZES, record=False).results
+    results = dk.run_ranks(measure_on_rank, RANKS, SIZES, record=False).results
     return {name: max(result[name] for result in results) for name in results[0]}
 
 
-def on_ranks(sizes: dict[int, int]) -> dict[str, float]:
+def measure_on_rank(sizes: dict[int, int]) -> dict[str, float]:
     """Return this rank's microseconds per call of each contender and size."""
     import torch
     import torch.distributed as dist

@@ -78,9 +78,9 @@ def _turns(
             for job in jobs.items():
                 run = cluster._submit(on_worker, (mode, job, data), {}, record=False).wait()
                 _add(turns[OURS], run.results)
-                _add(turns.setdefault(reference.name, {}), reference.turn(job))
+                _add(turns.setdefault(reference.name, {}), reference.run(job))
             if coordinator is not None:
-                _add(turns.setdefault(kvstore_tensorflow.NAME, {}), [coordinator.turn(STEPS[mode])])
+                _add(turns.setdefault(kvstore_tensorflow.NAME, {}), [coordinator.run(STEPS[mode])])
     return turns
 
 

@@ -102,16 +102,16 @@ for line in sys.stdin:
 
 
 class Reference(Protocol):
-    """A running reference."""
+    """A running reference implementation."""
 
     name: str
 
-    def turn(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
-        """Run a job and return each worker's seconds."""
+    def run(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
+        """Run a job and return the seconds each worker took."""
 
 
 def digits() -> tuple[Any, Any]:
-    """Return images of digits (1797, 64) from 0 to 1 and labels (1797,), in random order."""
+    """Return digits (1797, 64) with values in [0, 1], and labels (1797,), in random order."""
     import numpy as np
     from sklearn.datasets import load_digits
 
@@ -147,9 +147,9 @@ class MXNet:
     def __init__(self, trips: MXNetCluster, steps: MXNetCluster) -> None:
         self._clusters = {"trips": trips, "steps": steps}
 
-    def turn(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
-        """Run a job and return each worker's seconds."""
-        return self._clusters[job[0]].turn(job)
+    def run(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
+        """Run a job and return the seconds each worker took."""
+        return self._clusters[job[0]].run(job)
 
 
 class MXNetCluster:
@@ -193,8 +193,8 @@ class MXNetCluster:
         ]
         self._workers = self._processes[-workers:]
 
-    def turn(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
-        """Run a job and return each worker's seconds."""
+    def run(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
+        """Run a job and return the seconds each worker took."""
         for process in self._workers:
             _pipe(process.stdin).write(json.dumps(job).encode() + b"\n")
         lines = [_pipe(process.stdout).readline() for process in self._workers]
@@ -223,7 +223,7 @@ class Echo:
 
     name = ECHO
 
-    def turn(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
+    def run(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
         """Return the seconds of one worker's round trips, or nothing for training."""
         kind, what = job
         if kind != "trips":

@@ -152,7 +152,7 @@ class TensorFlow:
             bufsize=0,
         )
 
-    def turn(self, steps: int) -> dict[str, float]:
+    def run(self, steps: int) -> dict[str, float]:
         """Return a worker's seconds per step, by the number of steps per call."""
         stdin, stdout = self._pipes()
         stdin.write(json.dumps(steps).encode() + b"\n")

@@ -48,7 +48,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
                 kvstore_peers.reference(python, RANKS, RANKS, "dist_sync", data)
             )
             contenders.append(
-                lambda: {"mxnet": max(r["step"] for r in mxnet.turn(("steps", STEPS)))}
+                lambda: {"mxnet": max(r["step"] for r in mxnet.run(("steps", STEPS)))}
             )
         seconds = take_turns("train", reps, log, *contenders)
     samples = {name: [1e6 * s / (RANKS * BATCH) for s in turns] for name, turns in seconds.items()}

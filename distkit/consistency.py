@@ -5,7 +5,7 @@ No side effects.
 =============  =======================================  =====================================
 model          an update applies                        a pull waits for
 =============  =======================================  =====================================
-synchronous    the sum of one gradient of each worker   the workers missing in this round
+synchronous    the sum of a gradient from each worker   the workers missing from this round
 backup b       the first N − b gradients of a round;    as above, except late workers
                late ones are dropped
 asynchronous   each gradient as it arrives              no worker
@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Synchronous:
-    """A model in which an update applies one gradient of every worker but ``backup`` of them.
+    """A model in which an update applies one gradient from every worker but ``backup`` of them.
 
     >>> Synchronous().awaits(clock=1, version=0, arrived={0}, members={0, 1, 2}, clocks={})
     {1, 2}
@@ -37,7 +37,7 @@ class Synchronous:
 
     backup: int = 0
     staleness: ClassVar[None] = None
-    halts: ClassVar[bool] = True
+    has_rounds: ClassVar[bool] = True
 
     def assign_round(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
         """Return the round of a gradient and its worker's next clock; None if it is too late.
@@ -53,8 +53,8 @@ class Synchronous:
         """Return whether the gradients of these workers complete a round."""
         return bool(arrived) and len(set(members).difference(arrived)) <= self.backup
 
-    def needs(self, clock: int) -> int:
-        """Return the number of gradients that a pull needs from each worker."""
+    def required_clock(self, clock: int) -> int:
+        """Return the number of gradients from each worker that a pull waits for."""
         return clock
 
     def awaits(
@@ -67,9 +67,9 @@ class Synchronous:
     ) -> set[int]:
         """Return the workers that a pull waits for, if its worker was at ``clock`` when it pulled.
 
-        These are the workers missing in the round, until the worker's own gradients are applied.
+        These are the workers missing from the round, until the worker's own gradients are applied.
         """
-        return set() if version >= self.needs(clock) else set(members).difference(arrived)
+        return set() if version >= self.required_clock(clock) else set(members).difference(arrived)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Asynchronous:
 
     staleness: int | None = None
     backup: ClassVar[int] = 0
-    halts: ClassVar[bool] = False
+    has_rounds: ClassVar[bool] = False
 
     def assign_round(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
         """Return the current version as the round, since gradients are applied immediately."""
@@ -92,8 +92,8 @@ class Asynchronous:
         """Return whether a gradient has arrived."""
         return bool(arrived)
 
-    def needs(self, clock: int) -> int:
-        """Return the pulling worker's number of gradients minus ``staleness``."""
+    def required_clock(self, clock: int) -> int:
+        """Return the number of gradients that the pulling worker has sent, minus ``staleness``."""
         return 0 if self.staleness is None else clock - self.staleness
 
     def awaits(
@@ -105,13 +105,13 @@ class Asynchronous:
         clocks: Mapping[int, int],
     ) -> set[int]:
         """Return the workers that are too far behind."""
-        minimum = self.needs(clock)
+        minimum = self.required_clock(clock)
         return {m for m in members if clocks.get(m, 0) < minimum}
 
 
 #: ``backup``: number of workers that a round does not wait for. ``staleness``: number of gradients
-#: by which a worker may be ahead, if bounded. ``halts``: whether gradients are applied in rounds,
-#: which need every worker.
+#: by which a worker may be ahead, if bounded. ``has_rounds``: whether gradients are applied in
+#: rounds.
 Rule = Synchronous | Asynchronous
 
 

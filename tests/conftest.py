@@ -241,7 +241,7 @@ class Tab:
 
     page: Page
     errors: list[str] = field(default_factory=list)  # on the console, or uncaught
-    outside: list[str] = field(default_factory=list)  # blocked requests to other machines
+    external_requests: list[str] = field(default_factory=list)  # all were blocked
 
     def __post_init__(self) -> None:
         self.page.on(
@@ -251,7 +251,7 @@ class Tab:
         self.page.route(lambda url: urlsplit(url).hostname not in ("127.0.0.1", None), self._block)
 
     def _block(self, route: Route) -> None:
-        self.outside.append(route.request.url)
+        self.external_requests.append(route.request.url)
         route.abort()
 
 

@@ -53,10 +53,10 @@ class Test(NamedTuple):
 
     file: str
     name: str
-    stand_in: bool
+    runs_on_cpu: bool
 
     @property
-    def words(self) -> str:
+    def title(self) -> str:
         """The test's name as words."""
         return self.name.removeprefix("test_").replace("_", " ")
 
@@ -69,7 +69,7 @@ def tests() -> list[Test]:
 
 
 def _marked(file: Path) -> Iterator[Test]:
-    """Yield the tests of a file marked directly, by the file, or by a device parameter."""
+    """Yield a file's tests marked ``gpu`` directly, by its pytestmark, or by a device parameter."""
     tree = ast.parse(file.read_text())
     values = {
         ast.unparse(node.targets[0]): ast.unparse(node.value)
@@ -80,9 +80,9 @@ def _marked(file: Path) -> Iterator[Test]:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             marks = {ast.unparse(mark) for mark in node.decorator_list}
-            stand_in = bool(marks & {"on_devices", *choices})
-            if stand_in or "mark.gpu" in " ".join([*marks, values.get("pytestmark", "")]):
-                yield Test(file.relative_to(ROOT).as_posix(), node.name, stand_in)
+            runs_on_cpu = bool(marks & {"on_devices", *choices})
+            if runs_on_cpu or "mark.gpu" in " ".join([*marks, values.get("pytestmark", "")]):
+                yield Test(file.relative_to(ROOT).as_posix(), node.name, runs_on_cpu)
 
 
 def reports(folder: Path = FOLDER) -> list[dict[str, Any]]:
@@ -101,16 +101,16 @@ def rendered(reports: list[dict[str, Any]]) -> str:
             key = test["file"], test["name"]
             ran[key] = min(ran.get(key, test["result"]), test["result"], key=_WORST.index)
         results |= ran
-    sources = "\n".join(map(_source, reports)) or "No report yet: every row is unproven."
+    sources = "\n".join(map(_source, reports)) or "No reports yet: every row is unproven."
     figure_rows = (
         (row.name, row.reference or "–", _limits(row), _figure(figures.get(row.name)))
         for row, _ in ROWS
     )
     test_rows = (
         (
-            test.words,
+            test.title,
             f"`{test.file}`",
-            "yes" if test.stand_in else "–",
+            "yes" if test.runs_on_cpu else "–",
             results.get(test[:2], UNPROVEN),
         )
         for test in tests()

@@ -172,7 +172,7 @@ class Prediction(StaticForm):
         """Compare the guess with the answer.
 
         Args:
-            actual: the answer: a number, a text, a list of these, or one of the choices.
+            actual: the answer: a number, a string, a list of these, or one of the choices.
 
         Raises:
             DistkitError: the answer is none of these.

@@ -72,7 +72,7 @@ class RunButton(anywidget.AnyWidget):
 
     Args:
         controls: the widgets of the controls; values on the page may not be synchronized yet.
-        run: the callback of a click.
+        run: called on each click.
     """
 
     _esm = esm_of(Path(__file__).with_name("press.js"))
@@ -96,7 +96,7 @@ class RunTable(anywidget.AnyWidget):
     """The table of runs.
 
     Args:
-        choose: the callback of a click, with the number of the run.
+        choose: called with the run's number on each click.
     """
 
     _esm = esm_of(Path(__file__).with_name("rows.js"))

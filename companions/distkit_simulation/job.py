@@ -1,6 +1,6 @@
-"""Predict a training job: time of a step by part, memory of each rank, and best layout.
+"""Predict a training job's step time (with a breakdown), memory per rank, and best layout.
 
-The time of a matrix product is its operations divided by the reachable FLOP/s, plus the bytes of
+The time of a matrix product is its operations divided by the achievable FLOP/s, plus the bytes of
 its three matrices divided by the memory bandwidth, so efficiency grows with size. Other operations
 (norms, activations, dropout, attention scores) are memory-bound. Collectives are rings over the
 links between their ranks. No side effects.
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 HALF, GRADIENT, OPTIMIZER = 2, 4, 12
 #: Bytes that an update reads and writes for each parameter.
 UPDATE = 30
-#: Bytes moved by a layer's forward per token and unit of width: norms, residuals and dropout, which
-#: each tensor-parallel rank repeats; queries, keys and values; per unit of the inner width; per
-#: attention score; per logit.
+#: Bytes moved in a layer's forward pass. Per token and hidden unit: by norms, residuals and dropout
+#: (repeated on each tensor-parallel rank), and by queries, keys and values. Then: per token and
+#: unit of the inner width, and per attention score. The last one is per logit.
 REPEATED, PROJECTED, INNER, SCORE, LOGIT = 22, 6, 2, 9, 16
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Hosts of several devices each.
+    """Hosts with several devices each.
 
     Args:
         name: the name of the device.
@@ -52,11 +52,11 @@ class Machine:
         bandwidth: the peak memory bandwidth of a device [bytes/s].
         memory: the memory of a device [bytes].
         inside: the link between devices of a host; :func:`.calibrate` measures one.
-        between: the link of a host, with all its network cards.
+        between: the link between hosts, using all network cards of a host.
         devices: the number of devices on a host.
         matmul: the fraction of ``flops`` that large matrix products reach.
         stream: the fraction of ``bandwidth`` that memory-bound operations reach.
-        launch: the CPU time to launch a layer's forward, the minimum for small layers [s].
+        launch: the CPU time to launch a layer's forward pass, the minimum for small layers [s].
     """
 
     name: str
@@ -70,13 +70,13 @@ class Machine:
     stream: float = 0.778
     launch: float = 0.7e-3
 
-    def product(self, m: float, n: float, k: float) -> float:
-        """Return the seconds of a matrix product of m × k by k × n."""
-        return 2 * m * n * k / (self.flops * self.matmul) + self.moved(
+    def product_seconds(self, m: float, n: float, k: float) -> float:
+        """Return the seconds for a matrix product of m × k by k × n."""
+        return 2 * m * n * k / (self.flops * self.matmul) + self.memory_seconds(
             HALF * (m * n + m * k + n * k)
         )
 
-    def moved(self, nbytes: float) -> float:
+    def memory_seconds(self, nbytes: float) -> float:
         """Return the seconds to read or write ``nbytes`` of a device's memory."""
         return nbytes / (self.bandwidth * self.stream)
 
@@ -101,7 +101,7 @@ H100 = Machine("H100", 989e12, 3.35e12, 80e9, Link.of(3e-6, 370e9), Link.of(5e-6
 
 @dataclass(frozen=True)
 class Job:
-    """A step of a training job: its predicted seconds by part, memory, tokens/s and utilization.
+    """A step of a training job, with its predicted time, memory, tokens/s and utilization.
 
     It prints as a table, and has ``seconds``, ``parts``, ``memory``, ``tokens_per_second``,
     ``utilization``, and ``trace``, a step of one of its pipelines.
@@ -110,15 +110,15 @@ class Job:
         model: a transformer; :meth:`.parallel.Transformer.gpt` creates one like GPT-3.
         layout: the layout of the model on the devices.
         machine: :data:`A100`, :data:`H100` or another :class:`Machine`.
-        batch: the samples of a step over all copies.
-        sequence: the tokens of a sample.
-        micro_batch: the samples of a micro-batch.
+        batch: the number of samples in a step, over all copies.
+        sequence: the number of tokens in a sample.
+        micro_batch: the number of samples in a micro-batch.
         schedule: the name of a schedule in :data:`dk.algorithms.PIPELINES`.
-        chunks: the stages on each pipeline rank.
+        chunks: the number of stages on each pipeline rank.
         recompute: "none", "selective" or "full".
         sequence_parallel: whether tensor-parallel ranks also divide the tokens in other layers.
         flash: whether attention is fused, so that it writes no scores.
-        zero: the stage of ZeRO.
+        zero: the ZeRO stage.
 
     Raises:
         LayoutError: the layout does not divide the model or the batch.
@@ -182,7 +182,7 @@ class Job:
     def stage_memory(self, stage: int) -> dict[str, float]:
         """Return the bytes on each rank of a pipeline stage, by kind."""
         model, layout = self.model, self.layout
-        ends = model.embeddings if layout.pp == 1 else int(stage in (0, layout.pp - 1))
+        embeddings = model.embeddings if layout.pp == 1 else int(stage in (0, layout.pp - 1))
         sizes = {
             "gradient": GRADIENT,
             "optimizer": OPTIMIZER,
@@ -190,7 +190,7 @@ class Job:
             "stage": self.zero,
         }
         layers = States.of(model.layers * model.layer / layout.pp / layout.tp, **sizes)
-        embedding = States.of(ends * model.embedding / layout.tp, **sizes)
+        embedding = States.of(embeddings * model.embedding / layout.tp, **sizes)
         activations = model.stage_activations(
             self.sequence,
             self.micro_batch,
@@ -219,24 +219,24 @@ class Job:
 
     @cached_property
     def _layer(self) -> tuple[float, float, float]:
-        """The seconds of a micro-batch in a layer: forward, backward, and their all-reduces."""
+        """Seconds per micro-batch in one layer: forward, backward, and their all-reduces."""
         model, machine, t = self.model, self.machine, self.layout.tp
         tokens, h = self.sequence * self.micro_batch, model.hidden
         keys, gates = h * model.kv_heads // model.heads, model.matrices - 1
         linear = (
-            machine.product(tokens, (h + 2 * keys) / t, h)
-            + machine.product(tokens, h, h / t)
-            + machine.product(tokens, gates * model.inner / t, h)
-            + machine.product(tokens, h, model.inner / t)
+            machine.product_seconds(tokens, (h + 2 * keys) / t, h)
+            + machine.product_seconds(tokens, h, h / t)
+            + machine.product_seconds(tokens, gates * model.inner / t, h)
+            + machine.product_seconds(tokens, h, model.inner / t)
         )
         s, width, heads = self.sequence, h / model.heads, self.micro_batch * model.heads / t
         # fused attention never writes scores to memory
         scores = -2 * HALF if self.flash else SCORE
-        products = machine.product(s, s, width) + machine.product(s, width, s)
-        attention = heads * (products + machine.moved(scores * s * s))
+        products = machine.product_seconds(s, s, width) + machine.product_seconds(s, width, s)
+        attention = heads * (products + machine.memory_seconds(scores * s * s))
         repeated = REPEATED / (t if self.sequence_parallel else 1)
         inner = INNER * (gates + 1) * model.inner / h
-        pointwise = machine.moved(tokens * h * (repeated + (PROJECTED + inner) / t))
+        pointwise = machine.memory_seconds(tokens * h * (repeated + (PROJECTED + inner) / t))
         work = linear + attention + pointwise
         recomputed = {"full": work, "selective": 0.0 if self.flash else attention, "none": 0.0}
         reduced = cost.ring(t, HALF * tokens * h, machine.link(t, self.layout.stride("tp")))
@@ -247,19 +247,19 @@ class Job:
 
     @property
     def _stage(self) -> float:
-        """The seconds of a micro-batch on a middle rank of the pipeline, without messages."""
+        """Seconds per micro-batch on a middle rank of the pipeline, without messages."""
         return sum(self._layer[:2]) * self.model.layers / self.layout.pp
 
     @cached_property
     def _logits(self) -> float:
-        """The seconds of a micro-batch's logits and loss, on the last stage."""
+        """Seconds per micro-batch for logits and loss, on the last stage."""
         tokens, share = self.sequence * self.micro_batch, self.model.vocabulary / self.layout.tp
-        product = self.machine.product(tokens, share, self.model.hidden)
-        return 3 * product + self.machine.moved(LOGIT * tokens * share)
+        product = self.machine.product_seconds(tokens, share, self.model.hidden)
+        return 3 * product + self.machine.memory_seconds(LOGIT * tokens * share)
 
     @cached_property
     def _message(self) -> float:
-        """The seconds of a message between two stages; all devices of a host send concurrently."""
+        """Seconds per message between two stages; all devices of a host send concurrently."""
         if self.layout.pp == 1:
             return 0.0
         nbytes = HALF * self.sequence * self.micro_batch * self.model.hidden / self.layout.tp
@@ -268,7 +268,7 @@ class Job:
 
     @property
     def _gradients(self) -> float:
-        """The seconds of the gradients' all-reduce; ZeRO gathers parameters in half precision."""
+        """Seconds for the gradients' all-reduce; ZeRO gathers parameters in half precision."""
         layout, parameters = self.layout, self.model.largest_stage(self.layout.pp) / self.layout.tp
         sizes = [GRADIENT, (GRADIENT + HALF) / 2, (GRADIENT + HALF) / 2, GRADIENT / 2 + HALF]
         link = self.machine.link(layout.dp, layout.stride("dp"))
@@ -276,12 +276,14 @@ class Job:
 
     @cached_property
     def parts(self) -> dict[str, float]:
-        """The seconds of a step on the slowest rank, by part."""
+        """Seconds per step on the slowest rank, by part."""
         layout, layers = self.layout, self.model.layers / self.layout.pp
         m, p = self.microbatches, layout.pp
         tensor = m * layers * self._layer[2]
         share = layout.dp if self.zero else 1
-        update = self.machine.moved(UPDATE * self.model.largest_stage(p) / layout.tp / share)
+        update = self.machine.memory_seconds(
+            UPDATE * self.model.largest_stage(p) / layout.tp / share
+        )
         bubble = PIPELINES[self.schedule].bubble_ratio(p, m, self.chunks)
         messages = 2 * self.chunks * self._message
         return {
@@ -295,7 +297,7 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """The seconds of a step."""
+        """Seconds per step."""
         return sum(self.parts.values())
 
     @property
@@ -402,8 +404,8 @@ def search_layouts(
         model: the model, as in :class:`Job`.
         machine: the machine of the devices.
         devices: the number of devices.
-        batch: the samples of a step.
-        sequence: the tokens of a sample.
+        batch: the number of samples in a step.
+        sequence: the number of tokens in a sample.
         micro_batches: the sizes of micro-batches to try.
         options: options of :class:`Job`.
 

@@ -133,7 +133,9 @@ class Simulation:
         self.step[w] += 1
         self.waiting[w] = time
         if self.rule.complete(self.arrived[step], range(self.workers)):
-            self._record_update(time, self.arrived[step] if self.rule.halts else [w], staleness)
+            self._record_update(
+                time, self.arrived[step] if self.rule.has_rounds else [w], staleness
+            )
         self._resume(time)
 
     def _resume(self, time: float) -> None:
@@ -142,7 +144,7 @@ class Simulation:
         for w, start in list(self.waiting.items()):
             if self.step[w] == self.steps:
                 continue
-            if slowest >= self.rule.needs(self.step[w]):
+            if slowest >= self.rule.required_clock(self.step[w]):
                 del self.waiting[w]
                 self.result.waited[w] += time - start
                 self._push_event(time, w, "pull", 0)
@@ -215,7 +217,7 @@ class Simulation:
             for r, role in enumerate(roles)
         }
         rule = self.rule
-        mode = "dist_sync" if rule.halts else "dist_async"
+        mode = "dist_sync" if rule.has_rounds else "dist_async"
         consistency = Consistency(mode, rule.staleness, rule.backup)
         return self.writer.trace("parameter server", ranks=ranks, consistency=consistency)
 

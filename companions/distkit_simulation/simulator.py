@@ -322,16 +322,16 @@ def simulate(
         n: the number of ranks.
         nbytes: the size of the tensor of floats [bytes]; elements are never split.
         network: the network of the ranks.
-        start: the time of each rank's call [s], a number or shape (n,).
+        start: the time of each rank's call [s]: a number, or an array of shape (n,).
         stragglers: slow ranks and jitter.
         chunks: the number of chunks of the tensor, if the schedule does not define it.
-        seed: the seed of the jitter; equal seeds give equal traces.
+        seed: the seed of the jitter; the same seed gives the same trace.
         options: options of the schedule, such as ``devices_per_host``.
 
     Raises:
         TypeError: ``network`` is not a network.
         ValueError: the algorithm is unknown, the network has a different size, there are too many
-            events, …
+            events, or another argument is invalid.
 
     Example:
         >>> from distkit_simulation.network import Link

@@ -141,9 +141,8 @@ def save_weights(strategy: Strategy, path: str | Path, model: nn.Module) -> None
     with _raise_on_all(strategy, f"{path} was not written"):
         if strategy._chief:
             path.parent.mkdir(exist_ok=True)
-            copies = {
-                name: value.detach().clone() for name, value in gathered.items()
-            }  # tied weights too
+            # clone tied weights too, so that no tensors share memory
+            copies = {name: value.detach().clone() for name, value in gathered.items()}
             tensors.save_file(copies, str(path), metadata={"format": "pt"})
 
 

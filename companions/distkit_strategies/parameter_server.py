@@ -99,11 +99,11 @@ class ParameterServerStrategy(ReplicatedStrategy):
         return False
 
     @property
-    def _pipeline(self) -> tuple[int, int]:
+    def _input_shard(self) -> tuple[int, int]:
         """This worker's index and the number of workers, not counting a coordinator."""
         node = kvstore.current_node()
         if self.mode == "sync" or node is None:
-            return super()._pipeline
+            return super()._input_shard
         if self._is_coordinator:
             raise StrategyError(
                 "Worker 0 is the coordinator, so it has no share of a dataset. Create a dataset on "

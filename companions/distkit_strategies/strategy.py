@@ -270,7 +270,7 @@ class Strategy:
                 f"{', '.join(_DIVISION)}. drop_remainder is not supported: gradients are "
                 "weighted by rows, so the last batch of an epoch may have fewer."
             )
-        return self._batches(data, global_batch, *self._pipeline, **division)
+        return self._batches(data, global_batch, *self._input_shard, **division)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Iterable[Any]]
@@ -284,8 +284,8 @@ class Strategy:
         Raises:
             StrategyError: this process is a coordinator, which has no data.
         """
-        pipeline, pipelines = self._pipeline
-        context = InputContext(pipelines, pipeline, self.num_replicas_in_sync)
+        shard, shards = self._input_shard
+        context = InputContext(shards, shard, self.num_replicas_in_sync)
         return DeviceBatches(dataset_fn(context), self.device)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
@@ -305,7 +305,7 @@ class Strategy:
         return self._replica == 0
 
     @property
-    def _pipeline(self) -> tuple[int, int]:
+    def _input_shard(self) -> tuple[int, int]:
         """The index of this process's share of a dataset, and the number of shares."""
         return self._replica, self.num_replicas_in_sync
 

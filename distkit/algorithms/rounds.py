@@ -116,7 +116,9 @@ def count_contributions(schedule: Iterable[Round], n: int, chunks: int | None = 
         if np.isin(target[~reduce], target[reduce]).any() or len(set(target[~reduce])) < sum(
             ~reduce
         ):
-            raise ValueError(f"round {number} overwrites a chunk that it also writes")
+            raise ValueError(
+                f"round {number} overwrites a chunk twice, or overwrites and reduces it"
+            )
         counts[dst[~reduce], chunk[~reduce]] = 0
         np.add.at(counts, (dst, chunk), sent_counts)
     return counts

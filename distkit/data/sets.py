@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 def digits() -> tuple[Tensor, Tensor]:
     """Load scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels.
 
-    They are read from scikit-learn's file, because importing it takes a second on every rank.
+    They are read directly from scikit-learn's data file, because importing scikit-learn takes a
+    second on every rank.
 
     Returns:
-        Images (1797, 64) float32 in [0, 1], and labels (1797,) int64; copies.
+        Images (1797, 64) float32 in [0, 1], and labels (1797,) int64; both are copies.
     """
     images, labels = _digits()
     return images.clone(), labels.clone()

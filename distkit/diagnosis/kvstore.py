@@ -26,7 +26,7 @@ _RULES: dict[Op, rules.Rule] = {
 def unanswered(facts: Evidence, stuck: Mapping[int, Span]) -> tuple[Finding, set[int]] | None:
     """Find workers whose requests depend on workers that have finished or are stuck."""
     requests = [s for s in stuck.values() if s.match is not None]
-    awaited = {s.rank: facts.graph.awaiting.awaited_by(s) for s in requests}
+    awaited = {s.rank: facts.graph.pending.awaited_by(s) for s in requests}
 
     def condition(request: Span) -> tuple[object, ...]:
         return request.op, request.attributes.get("key"), awaited[request.rank].count
@@ -69,20 +69,20 @@ def _unanswered_finding(facts: Evidence, here: Mapping[int, Span], absent: list[
 
 def _condition(facts: Evidence, request: Span) -> str:
     """Return the condition that the request waits for, as a phrase."""
-    awaiting = facts.graph.awaiting
-    count = awaiting.awaited_by(request).count
+    pending = facts.graph.pending
+    count = pending.awaited_by(request).count
     if request.op is Op.INIT:
         return " for the value of rank 0"
     if request.op is not Op.PULL:
         return f" for the {ordinal(count)} time" if count > 1 else ""
-    if awaiting.rule.halts:
+    if pending.rule.has_rounds:
         return f" for the {ordinal(count)} gradient of every worker"
     return f" until every worker has pushed it {times(count)}"
 
 
 def _activity(facts: Evidence, request: Span, worker: int) -> tuple[str, str]:
     """Describe the activity of an absent worker by a verb in the plural and a phrase."""
-    done = facts.graph.awaiting.done(worker, request)
+    done = facts.graph.pending.done(worker, request)
     verb_stem = "push" if request.op is Op.PULL else "call"
     rank_state = facts.stuck.get(worker)
     if rank_state is not None:
@@ -98,5 +98,5 @@ def _rule_and_remedy(facts: Evidence, request: Span, absent: list[int]) -> tuple
     """Return the rule that the absent workers violate, and the remedy that replaces its remedy."""
     if any(facts.stuck[w].op is not Op.BARRIER for w in absent if w in facts.stuck):
         return rules.cycle, ""
-    bounded = request.op is Op.PULL and not facts.graph.awaiting.rule.halts
+    bounded = request.op is Op.PULL and not facts.graph.pending.rule.has_rounds
     return _RULES[request.op], rules.missing_push.fill("bound") if bounded else ""

@@ -130,12 +130,12 @@ class Program:
         Conditions that name the rank take precedence.
         """
         guards = self._guards(path)
-        decided = [g for g in guards if not g.statement.is_loop or g.by_rank]
-        fits = (
-            [g for g in decided if g.by_rank],
-            [g for g in decided if not g.is_exit],
+        candidates = [g for g in guards if not g.statement.is_loop or g.by_rank]
+        preferences = (
+            [g for g in candidates if g.by_rank],
+            [g for g in candidates if not g.is_exit],
         )
-        return next((found[-1] for found in fits if found), None)
+        return next((found[-1] for found in preferences if found), None)
 
     def differing_guards(self, here: Path, there: Path) -> list[Guard]:
         """Return the loops, conditions and exits that apply to one line but not to another."""
@@ -148,14 +148,14 @@ class Program:
         ]
 
     def follows(self, here: str, there: Path) -> bool:
-        """Return whether a line follows another one of the file, and no loop leads back."""
+        """Return whether a line follows another in the same file, and no loop leads back to it."""
         (file, number), (other, first) = _split(here), _split(there[0])
-        both = {id(n) for f in self._frames([here]) for n, _ in f.chain}
-        nodes = [n for f in self._frames(there) for n, _ in f.chain if id(n) in both]
+        enclosing = {id(n) for f in self._frames([here]) for n, _ in f.chain}
+        nodes = [n for f in self._frames(there) for n, _ in f.chain if id(n) in enclosing]
         return file == other and first < number and not any(isinstance(n, _LOOPS) for n in nodes)
 
     def skips(self, here: str, there: str) -> bool:
-        r"""Return whether a line precedes another one of its function, or runs instead of it.
+        r"""Return whether a line precedes another line of the same function, or runs instead of it.
 
         >>> program = Program({"a.py": "if me:\n    reduce(x)\nelse:\n    end()\nend()\n"})
         >>> program.skips("a.py:4", "a.py:2"), program.skips("a.py:5", "a.py:2")
@@ -467,26 +467,26 @@ def _describe(node: ast.AST, part: str, child: ast.AST | None = None) -> tuple[s
     """Return a statement as text, and the expression that selects its branch."""
     match node:
         case ast.If(test=test) | ast.IfExp(test=test):
-            decides = test if part in ("body", "orelse") else None
-            return f"{'else of ' * (part == 'orelse')}if {ast.unparse(test)}", decides
+            condition = test if part in ("body", "orelse") else None
+            return f"{'else of ' * (part == 'orelse')}if {ast.unparse(test)}", condition
         case ast.While(test=test):
             return f"while {ast.unparse(test)}", test if part == "body" else None
         case ast.For(target=target, iter=items) | ast.AsyncFor(target=target, iter=items):
-            words = f"for {ast.unparse(target)} in {ast.unparse(items)}"
-            return words, items if part == "body" else None
+            text = f"for {ast.unparse(target)} in {ast.unparse(items)}"
+            return text, items if part == "body" else None
         case ast.Match(subject=subject) if isinstance(child, ast.match_case):
-            words = f"case {ast.unparse(child.pattern)}` of `match {ast.unparse(subject)}"
-            return words, subject
+            text = f"case {ast.unparse(child.pattern)}` of `match {ast.unparse(subject)}"
+            return text, subject
         case ast.BoolOp(op=op, values=values):
             word = " and " if isinstance(op, ast.And) else " or "
             before = values[: int(part)]
-            words = word.join([*map(ast.unparse, before), "…"])
-            return words, ast.BoolOp(op, before) if before else None
+            text = word.join([*map(ast.unparse, before), "…"])
+            return text, ast.BoolOp(op, before) if before else None
         case ast.Try() if isinstance(child, ast.ExceptHandler):
             return _describe(child, "")[0], child.type or ast.Name("Exception")
         case ast.ExceptHandler(type=kind):
             return f"except {ast.unparse(kind)}" if kind is not None else "except", None
         case ast.With(items=[ast.withitem(context_expr=manager), *_]):
-            words = f"with {ast.unparse(manager)}"
-            return words, manager if part == "body" and "suppress" in words else None
+            text = f"with {ast.unparse(manager)}"
+            return text, manager if part == "body" and "suppress" in text else None
     return type(node).__name__.lower(), None

@@ -112,10 +112,10 @@ class WaitForGraph:
         self._any_source: dict[Channel, list[Event]] = defaultdict(list)
         #: The keys that the ranks have set in stores.
         self.keys = Keys()
-        #: The requests of the ranks to a parameter server.
-        self.awaiting = PendingRequests(world_size)
+        #: The ranks' pending requests to a parameter server.
+        self.pending = PendingRequests(world_size)
 
-    def group(self, name: str, members: Sequence[int]) -> None:
+    def set_group(self, name: str, members: Sequence[int]) -> None:
         """Set the members of a group."""
         self._groups[name] = members
 
@@ -124,7 +124,7 @@ class WaitForGraph:
         status = _ENDS.get(how, RankStatus.FAILED)
         self._ends[rank] = status, reason
         if how == "died":
-            self.awaiting.worker_died(rank)
+            self.pending.worker_died(rank)
 
     def feed(self, events: Iterable[Event]) -> None:
         """Process events, which must be in order for each rank."""
@@ -135,7 +135,7 @@ class WaitForGraph:
             if e.state in (State.SCHEDULED, State.BLOCKED):
                 continue
             if is_server_request(e):
-                self.awaiting.feed(e)
+                self.pending.feed(e)
             elif e.match is None:
                 self._record_part(e)
 
@@ -223,7 +223,7 @@ class WaitForGraph:
     def _may_continue(self, rank: int, missing: tuple[int, ...], stuck: set[int]) -> bool:
         e, spare = self._at[rank], 0
         if is_server_request(e):
-            awaited = self.awaiting.awaited_by(e)
+            awaited = self.pending.awaited_by(e)
             spare = 0 if awaited.certain else len(missing)
         unavailable = [
             other in stuck or other in self._ends or self._called_other(e, other)
@@ -235,7 +235,7 @@ class WaitForGraph:
     def _missing(self, e: Event | Span) -> tuple[int, ...]:
         """Return the ranks that have not started their part of an operation."""
         if is_server_request(e):
-            return self.awaiting.awaited_by(e).workers
+            return self.pending.awaited_by(e).workers
         if e.op is Op.STORE_WAIT:
             return self._possible_setters(e)
         if e.op in COLLECTIVES:
@@ -338,7 +338,7 @@ class WaitForGraph:
         server = "the scheduler"
         if e.peer is not None and e.op is not Op.REGISTER:
             server = f"server {e.peer - len(self.ranks)}"
-        awaited = self.awaiting.awaited_by(e)
+        awaited = self.pending.awaited_by(e)
         if not awaited.certain:
             return f"{server} has not answered"
         if len(waits_for) > 1:
@@ -348,7 +348,7 @@ class WaitForGraph:
         return f"{server} waits for worker {rank}, which {activity}"
 
     def _missing_requests(self, e: Event, rank: int, awaited: Awaited) -> str:
-        done = self.awaiting.done(rank, e)
+        done = self.pending.done(rank, e)
         if e.op is not Op.PULL:
             return "has not called it"
         if not done:

@@ -10,12 +10,12 @@ import msgspec
 from distkit.events import Op, State
 
 #: An event in transit: seq, operation, state and time; the fields that all events of an operation
-#: share, from peer to match, as a tuple; and the summary as a plain tuple.
+#: share (``peer`` through ``match``), as a tuple; and the summary as a plain tuple.
 Row = tuple[Any, ...]
 
 #: The summary of a tensor's values.
 Values = tuple[tuple[float, ...], float, float, float, int, bool]
-#: The fields that all events of an operation share, from peer to match.
+#: The fields that all events of an operation share (``peer`` through ``match``).
 _Fields = tuple[int | None, str, int, tuple[int, ...], str, int | None, str, Any, str | None]
 #: A row with an index in place of its shared fields.
 _PackedRow = tuple[int, Op, State, float, int, Values | None]

@@ -99,7 +99,7 @@ class PendingRequests:
     def worker_died(self, worker: int) -> None:
         """Record that a worker's process has ended; ``dist_sync`` then halts by default."""
         self._dead.add(worker)
-        self._changed |= "on_crash" in self._options or not self.rule.halts
+        self._changed |= "on_crash" in self._options or not self.rule.has_rounds
 
     # -- queries ----------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class PendingRequests:
         topic = _awaited_topic(request)
         if self._arrived[topic][request.rank] < self._requested[topic][request.rank]:
             return Awaited()  # the worker's own push is unacknowledged and may be rejected
-        return self._behind(request, self.workers, self.rule.needs(requested))
+        return self._behind(request, self.workers, self.rule.required_clock(requested))
 
     def _behind(self, request: Event | Span, workers: Iterable[int], count: int) -> Awaited:
         """Return the workers that have made fewer than ``count`` such requests."""

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from waiting import until
+from waiting import wait_until
 
 import distkit as dk
 from distkit.cluster.processes.fork_client import LocalForkClient
@@ -147,7 +147,7 @@ def test_interrupt_reports_the_line_of_each_rank(usable: dk.Cluster, tmp_path: P
             pass
 
     run = usable.submit(endless)
-    until(lambda: len(list(tmp_path.iterdir())) == 3)
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 3)
     usable.interrupt()
     with pytest.raises(dk.errors.RunInterrupted, match=r"were at .*test_cluster\.py:\d+\.$"):
         run.wait(10)
@@ -245,7 +245,7 @@ def test_cells_run_on_new_engines_after_an_engine_died() -> None:
         victim = psutil.Process(cluster.status().rows[0][2])
         victim.kill()
         victim.wait(10)
-        until(lambda: not cluster._supervisor.engines.usable)
+        wait_until(lambda: not cluster._supervisor.engines.usable)
         assert cluster.run(sum_of_ranks).results == [1.0, 1.0]
         with pytest.warns(dk.errors.CommunicationWarning, match="the variables of %%ranks cells"):
             assert cluster.execute("'x' in globals()").results == [False, False]

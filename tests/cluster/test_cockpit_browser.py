@@ -63,11 +63,11 @@ class Link:
         """Deliver the page's messages to the widget, and the widget's replies to the page."""
         for message in self.tab.page.evaluate("takeSent()"):
             self.cockpit._handle_custom_msg(message, [])
-            self.until(lambda m, me=message: m.get("content") == {"done": me["id"]})
+            self.wait_until(lambda m, me=message: m.get("content") == {"done": me["id"]})
         while not self.to_page.empty():
             self.deliver_one()
 
-    def until(self, condition: Any) -> None:
+    def wait_until(self, condition: Any) -> None:
         while not condition(self.deliver_one()):
             pass
 
@@ -123,7 +123,7 @@ def open_cockpit(tab: Any, tmp_path: Path, monkeypatch: Any) -> Any:
     yield open_
     for link in links:
         link.cockpit.close()
-    assert tab.errors == [] and tab.outside == []
+    assert tab.errors == [] and tab.external_requests == []
 
 
 def test_next_updates_markers_and_cards(open_cockpit: Any, tab: Any) -> None:
@@ -198,7 +198,7 @@ def test_deadlock_is_announced_in_the_cockpit(open_cockpit: Any) -> None:
     link.click(".dk-next")
     link.stepper.findings = [steps.FOUND]
     link.stepper._changed()
-    link.until(lambda m: any("remarks" in v for v in m.get("state", {}).values()))
+    link.wait_until(lambda m: any("remarks" in v for v in m.get("state", {}).values()))
     link.root.locator(".dk-remark span", has_text="Let one of them send first.").wait_for()
     assert steps.FOUND.message in link.text(".dk-finding")
     assert link.root.locator(".dk-graph .mark-held").count() == 2

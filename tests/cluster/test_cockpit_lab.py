@@ -59,7 +59,7 @@ def page(lab: Any, tab: Any) -> Iterator[Any]:
     yield page
     run_cell(page, 5)
     assert tab.errors == []
-    assert tab.outside == []
+    assert tab.external_requests == []
 
 
 def wait_for_position(page: Any, position: int, state: str = "now") -> None:

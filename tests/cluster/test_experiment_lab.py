@@ -60,7 +60,7 @@ def page(lab: Any, tab: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     page.locator(".distkit-experiment .dkx-run").wait_for()
     yield page
     assert tab.errors == []
-    assert tab.outside == []
+    assert tab.external_requests == []
 
 
 def control(page: Any, name: str) -> Any:

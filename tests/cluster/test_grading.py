@@ -15,7 +15,7 @@ from typing import Any
 import nbformat
 import psutil
 import pytest
-from waiting import until
+from waiting import wait_until
 
 import distkit as dk
 from benchmarks.lab import isolated_environment
@@ -142,7 +142,7 @@ def test_grader_executes_nothing_from_a_submission_and_leaves_no_process(graded:
     assert graded.code == 1
     assert len(graded.stdout.splitlines()) == len([*graded.reports.glob("*.json")])
     assert "Traceback" not in graded.stderr
-    until(lambda: not graded.processes())
+    wait_until(lambda: not graded.processes())
 
 
 # -- a report ------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from distkit.cluster import Run
 from distkit.errors import ClusterError, DeadlockError, RankDied, RunError, StartError
 from distkit.kvstore.transport.sockets import context, new_keys, open_socket
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
-from tests.support.waiting import until
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_cluster_uses_the_given_port_and_stops_all_processes() -> None:
         folder = cluster._supervisor.hosts[0].folder
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive
-    until(lambda: not Path(folder).exists())
+    wait_until(lambda: not Path(folder).exists())
 
 
 def test_lost_machine_is_reported_and_its_ranks_end() -> None:
@@ -222,7 +222,7 @@ def ends() -> Iterator[tuple[Tunnel, Tunnel, Multiplexer]]:
     server.start()
     client.start()
     tunnel.send("hello")
-    until(lambda: accepted)
+    wait_until(lambda: accepted)
     yield accepted[0], tunnel, server
     client.close()
     server.close()

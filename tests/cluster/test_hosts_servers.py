@@ -21,7 +21,7 @@ from tests.support.kvstore_nodes import LARGE, push_until_stopped
 from tests.support.laboratories import laboratory, needs
 from tests.support.machines import ALPHA, BETA, two_machines
 
-until = partial(waiting.until, timeout=60)
+wait_until = partial(waiting.wait_until, timeout=60)
 
 needs_sshd = needs("sshd", "openssh-server")
 
@@ -78,7 +78,7 @@ def test_worker_is_replaced_on_its_machine(cluster) -> None:
 def test_backup_server_takes_over(cluster, tmp_path) -> None:
     started, stop = tmp_path / "started", tmp_path / "stop"
     run = cluster.submit(push_until_stopped, str(started), str(stop), replication=2)
-    until(started.exists)
+    wait_until(started.exists)
     cluster.kill("server 0")
     stop.touch()
     with pytest.warns(dk.errors.CommunicationWarning, match=r"ended during push_until_stopped"):
@@ -128,7 +128,7 @@ def test_servers_run_on_laboratory_hosts(tmp_path) -> None:
         assert trace.host_traffic[("alpha", "beta")] == (20, 160)
         started, stop = tmp_path / "started", tmp_path / "stop"
         run = cluster.submit(push_until_stopped, str(started), str(stop), replication=2)
-        until(started.exists)
+        wait_until(started.exists)
         cluster.kill("server 1")
         stop.touch()
         with pytest.warns(dk.errors.CommunicationWarning, match="ended during push_until_stopped"):

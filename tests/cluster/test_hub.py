@@ -19,7 +19,7 @@ import psutil
 import pytest
 from hubs import FIRST, USERS, Hub
 from kernels import TIMEOUT, Kernel
-from waiting import until
+from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -184,11 +184,11 @@ def test_culling_ends_all_processes_of_a_server(hub: Hub) -> None:
     with (hub.homes / "culler").open("wb") as log:
         culler = subprocess.Popen(command, env={**os.environ, **access}, stdout=log, stderr=log)
         try:
-            until(lambda: not hub.is_running("bob"), TIMEOUT)
+            wait_until(lambda: not hub.is_running("bob"), TIMEOUT)
         finally:
             culler.terminate()
             culler.wait()
-    until(lambda: not left_behind(reported), TIMEOUT)
+    wait_until(lambda: not left_behind(reported), TIMEOUT)
 
 
 def left_behind(reported: dict[str, Any]) -> list[str]:
@@ -217,7 +217,7 @@ def test_server_restarts_from_the_hub_page(hub: Hub, tab: Any) -> None:
     page.wait_for_function(BUTTON_IS_READY)
     page.click("#stop")
     page.locator("#start", has_text="Start My Server").wait_for()
-    until(lambda: not left_behind(reported), TIMEOUT)
+    wait_until(lambda: not left_behind(reported), TIMEOUT)
     page.click("#start")
     page.wait_for_url(f"{hub.url}/user/ada/lab**")
     kernel, restarted = start_clusters(hub, "ada")

@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import pytest
 from labs import idle, run_cell, save_screenshots
-from waiting import until
+from waiting import wait_until
 
 from benchmarks.lab import command, notebook
 
@@ -73,7 +73,7 @@ def test_kernel_can_be_interrupted_and_restarted_with_open_widgets(
     run_cell(page, 2)
     page.locator(".jp-OutputArea-output", has_text="after [0, 1]").wait_for()
     run_cell(page, 3)
-    assert tab.outside == []
+    assert tab.external_requests == []
 
 
 NOTICE = "the kernel has stopped"
@@ -100,7 +100,7 @@ def test_outputs_have_a_notice_after_the_kernel_dies(lab: Any, tab: Any) -> None
 
     command(page, "docmanager:save")
     page.goto(lab.address(name))  # the widgets no longer exist, and their static pictures are shown
-    until(lambda: page.locator(".distkit-still:visible").count() == 2, timeout=60)
-    until(lambda: page.locator(".distkit-ended:visible").count() == 1, timeout=60)
+    wait_until(lambda: page.locator(".distkit-still:visible").count() == 2, timeout=60)
+    wait_until(lambda: page.locator(".distkit-ended:visible").count() == 1, timeout=60)
     save_screenshots(page, {"ended-again": page})
-    assert tab.outside == []
+    assert tab.external_requests == []

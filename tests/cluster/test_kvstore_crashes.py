@@ -22,7 +22,7 @@ from distkit.kvstore.client.requests import Requests
 from distkit.views.servers.projection import project
 from distkit.views.servers.scene import draw
 
-until = partial(waiting.until, timeout=60)
+wait_until = partial(waiting.wait_until, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def push_for_a_while(flag: str, rounds: int = 200, **options) -> list[float]:
 def test_killed_server_is_replaced_by_its_backup(cluster, tmp_path) -> None:
     flag = tmp_path / "now"
     run = cluster.submit(push_for_a_while, str(flag), replication=2)
-    until(flag.exists)
+    wait_until(flag.exists)
     cluster.kill("server 0")
     with pytest.warns(
         dk.errors.CommunicationWarning, match="server 0 ended .* its backup took over"
@@ -234,7 +234,7 @@ def all_reduce_after_replacement(folder: str) -> None:
     if kv.rank == 1 and not first.exists():
         first.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    second.touch() if kv.rank == 1 else until(second.exists)
+    second.touch() if kv.rank == 1 else wait_until(second.exists)
     dist.all_reduce(torch.ones(1))
 
 
@@ -258,7 +258,7 @@ def push_forever(flag: str) -> None:
 
 def test_killed_scheduler_ends_the_run_with_an_error(cluster, tmp_path) -> None:
     run = cluster.submit(push_forever, str(tmp_path / "now"))
-    until((tmp_path / "now").exists)
+    wait_until((tmp_path / "now").exists)
     cluster.kill("scheduler")
     with pytest.raises(dk.errors.RunError, match=r"the scheduler has ended \(signal SIGKILL\)"):
         run.wait(60)
@@ -271,13 +271,13 @@ def test_killed_scheduler_ends_the_run_with_an_error(cluster, tmp_path) -> None:
 def start_late(flag: str, **options) -> float:
     """Worker 1 creates its store when the test allows it."""
     if int(os.environ["RANK"]) == 1:
-        until(Path(flag).exists)
+        wait_until(Path(flag).exists)
     return push_ones("dist_async", **options)
 
 
 def test_server_that_dies_before_the_start_ends_the_run(cluster, tmp_path) -> None:
     run = cluster.submit(start_late, str(tmp_path / "go"), replication=2)
-    until(lambda: any(e.op is Op.REGISTER and e.rank == 0 for e in run.trace.events))
+    wait_until(lambda: any(e.op is Op.REGISTER and e.rank == 0 for e in run.trace.events))
     cluster.kill("server 1")
     with pytest.raises(dk.errors.RunError, match="server 1 has ended"):
         run.wait(60)

@@ -30,7 +30,7 @@ def test_welcome_notebook_draws_the_timeline(lab: Any, tab: Any) -> None:
         page.screenshot(path=RESULTS / f"welcome-{name}.png")
 
     assert tab.errors == []
-    assert tab.outside == []
+    assert tab.external_requests == []
 
 
 def missing_colors(drawing: Any, colors: list[str], timeout: float = 60) -> list[str]:

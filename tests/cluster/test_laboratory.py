@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from laboratories import laboratory, namespace, needs, processes_in, run_shell
-from waiting import until
+from waiting import wait_until
 
 import distkit as dk
 from distkit.errors import LaboratoryError
@@ -64,11 +64,11 @@ def test_hosts_resolve_names_and_unknown_hosts_raise(hosts: Laboratory) -> None:
 
 def test_terminating_popen_ends_the_command_on_the_host(hosts: Laboratory) -> None:
     with hosts.popen("alpha", ["sleep", "1000"]) as sleeper:
-        until(
+        wait_until(
             lambda: "sleep" in run_shell(hosts, "alpha", "cat /proc/[0-9]*/comm 2>/dev/null; true")
         )
         sleeper.terminate()
-    until(
+    wait_until(
         lambda: "sleep" not in run_shell(hosts, "alpha", "cat /proc/[0-9]*/comm 2>/dev/null; true")
     )
 
@@ -168,8 +168,8 @@ def test_no_process_is_left_when_the_creator_is_killed() -> None:
     assert len(processes_in(namespaces)) >= 7
     creator.kill()
     creator.communicate()
-    until(lambda: not processes_in(namespaces), 30)
-    until(lambda: not folder.exists(), 30)
+    wait_until(lambda: not processes_in(namespaces), 30)
+    wait_until(lambda: not folder.exists(), 30)
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="without root, all tests run as an ordinary user")
@@ -197,7 +197,7 @@ def test_unprivileged_user_can_create_hosts(tmp_path: Path) -> None:
     assert len(processes_in(namespaces)) >= 7
     process.kill()
     process.communicate()
-    until(lambda: not processes_in(namespaces) and not folder.exists(), 30)
+    wait_until(lambda: not processes_in(namespaces) and not folder.exists(), 30)
 
 
 @needs_sshd

@@ -13,7 +13,7 @@ import torch
 from heads import Head
 from laboratories import hide_folder, laboratory, run_shell, shrink_filesystem
 from slurm import start_slurm
-from waiting import until
+from waiting import wait_until
 
 from distkit_hosts.laboratory import Laboratory
 from distkit_hosts.laboratory.starting import PATH
@@ -57,7 +57,7 @@ def hosts(lab: Laboratory) -> Iterator[Laboratory]:
     """The laboratory; each test must leave no process on the hosts."""
     yield lab
     lab.restore()
-    until(lambda: not left_behind(lab), timeout=20)
+    wait_until(lambda: not left_behind(lab), timeout=20)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def slurm(hosts: Laboratory) -> Iterator[Laboratory]:
     start_slurm(hosts)
     yield hosts
     hosts.restore()
-    until(lambda: not run_shell(hosts, "head", "squeue --noheader"), timeout=20)
+    wait_until(lambda: not run_shell(hosts, "head", "squeue --noheader"), timeout=20)
 
 
 def left_behind(lab: Laboratory) -> list[str]:
@@ -241,7 +241,7 @@ def test_pending_job_ends_with_its_kernel(lab: Laboratory, home: Path, slurm: La
         "PENDING" in kernel.wait_for(lambda message: "PENDING" in message.get("stage", ""))["stage"]
     )
     kernel.kill()
-    until(lambda: not run_shell(slurm, "head", "squeue --noheader"), timeout=20)
+    wait_until(lambda: not run_shell(slurm, "head", "squeue --noheader"), timeout=20)
 
 
 def test_unreachable_node_is_named(head: Head, slurm: Laboratory) -> None:
@@ -266,7 +266,7 @@ def foreign_engines(lab: Laboratory, home: Path) -> Iterator[list[subprocess.Pop
     python = [sys.executable, "-m"]
     processes = [lab.popen("head", [*python, "ipyparallel.controller", *listen], **quiet)]
     file = home / "foreign" / "security" / "ipcontroller-engine.json"
-    until(file.exists, timeout=60)
+    wait_until(file.exists, timeout=60)
     engine = [*python, "ipyparallel.engine", f"--file={file}"]
     processes += [lab.popen(host, engine, **quiet) for host in ("alpha", "alpha", "beta")]
     yield processes

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from waiting import until
+from waiting import wait_until
 
 import distkit as dk
 from distkit.cluster.processes import fork_client
@@ -21,7 +21,7 @@ from distkit.cluster.processes import fork_client
 
 def fork_server(fork: fork_client.ForkClient) -> psutil.Process:
     subreaper = psutil.Process(fork.process.pid)
-    until(subreaper.children)
+    wait_until(subreaper.children)
     return subreaper.children()[0]
 
 
@@ -35,7 +35,7 @@ def test_process_forked_during_stop_ends(fresh: fork_client.ForkClient) -> None:
     fresh.remove(folder)
     assert process.wait(10)
     process.channel.hang_up()
-    until(lambda: not Path(folder).exists())
+    wait_until(lambda: not Path(folder).exists())
 
 
 def sum_of_ones() -> float:
@@ -118,15 +118,15 @@ def test_processes_started_by_a_rank_end_with_its_run_or_its_death(tmp_path: Pat
 
     with dk.Cluster(2) as cluster:
         pids = cluster.run(start_processes).results
-        until(lambda: have_ended(pids))
+        wait_until(lambda: have_ended(pids))
         run = cluster.submit(program)
-        until(lambda: len(list(tmp_path.glob("started-*"))) == 2)
+        wait_until(lambda: len(list(tmp_path.glob("started-*"))) == 2)
         pids = [json.loads((tmp_path / f"started-{rank}").read_text()) for rank in range(2)]
         assert not have_ended(pids[:1])
         cluster.kill("rank 0")
         with pytest.raises(dk.errors.RankDied):
             run.wait()
-    until(lambda: have_ended(pids))
+    wait_until(lambda: have_ended(pids))
 
 
 def test_killed_fork_server_is_reported(fresh: fork_client.ForkClient) -> None:
@@ -137,13 +137,13 @@ def test_killed_fork_server_is_reported(fresh: fork_client.ForkClient) -> None:
     fork_server(fresh).kill()
     with pytest.raises(dk.errors.RunError, match=r"forked from ended \(signal SIGKILL\)"):
         run.wait(10)
-    until(lambda: cluster._supervisor.stage == "failed")
+    wait_until(lambda: cluster._supervisor.stage == "failed")
     with pytest.raises(dk.errors.StartError, match=r"forked from ended(?s:.*)signal SIGKILL"):
         cluster.run(sum_of_ones)
-    until(lambda: have_ended(pids))
+    wait_until(lambda: have_ended(pids))
     assert dk.run_ranks(sum_of_ones, 2).results == [2.0, 2.0]
     cluster.stop()
-    until(lambda: not Path(folder).exists())
+    wait_until(lambda: not Path(folder).exists())
 
 
 def test_deleted_folder_is_reported() -> None:

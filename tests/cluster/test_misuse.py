@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from waiting import until
+from waiting import wait_until
 
 import distkit as dk
 from tests.stress.misuse.catalog import ALL
@@ -73,7 +73,7 @@ def test_cell_in_a_collective_reports_its_line_after_a_failed_cell(
         cluster.execute("1 / 0")
     with futures.ThreadPoolExecutor() as pool:
         cell = pool.submit(cluster.execute, WAITING_CELL.format(folder=tmp_path), file="cell.py")
-        until(lambda: len([*tmp_path.iterdir()]) == 2)
+        wait_until(lambda: len([*tmp_path.iterdir()]) == 2)
         cluster.interrupt()
         with (
             pytest.warns(
@@ -95,7 +95,7 @@ def test_run_with_a_stopped_rank_ends(trial: Trial, ending: str) -> None:
     cluster: dk.Cluster = trial.cluster
     run = cluster.submit(stop_rank_1)
     process = psutil.Process(cluster.status().rows[1][2])
-    until(lambda: process.status() == psutil.STATUS_STOPPED)
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
     if ending == "continue":
         process.resume()
         assert run.wait(10).results == [None, None]

@@ -41,11 +41,11 @@ def differ(one: Image.Image, other: Image.Image) -> bool:
 
 
 def has_no_errors(tab: Any) -> bool:
-    return tab.errors == [] and tab.outside == []
+    return tab.errors == [] and tab.external_requests == []
 
 
 def move_pointer(tab: Any, canvas: Any, x: float, y: float) -> None:
-    """Move the pointer to a fraction of the canvas's width and a pixel of its height."""
+    """Move the pointer to x, a fraction of the canvas's width, and y, in pixels from its top."""
     box = canvas.bounding_box()
     tab.page.mouse.move(box["x"] + x * box["width"] - 9, box["y"] + y)
     tab.page.mouse.move(box["x"] + x * box["width"], box["y"] + y)

@@ -73,7 +73,7 @@ def test_prediction_works_when_scripts_load_late(lab: Any, tab: Any) -> None:
     save_screenshots(page, {"predict-lab": page})
     change_theme(page, "Dark")
     save_screenshots(page, {"predict-dark": page})
-    assert tab.errors == [] and tab.outside == []
+    assert tab.errors == [] and tab.external_requests == []
 
 
 def test_concept_check_shows_the_picture_beside_the_question(lab: Any, tab: Any) -> None:
@@ -101,4 +101,4 @@ def test_concept_check_shows_the_picture_beside_the_question(lab: Any, tab: Any)
     check.get_by_text("3 of 5 right").wait_for()
     check.get_by_role("button", name="Try again").click()
     check.get_by_text("3 of 5 questions answered").wait_for()
-    assert tab.errors == [] and tab.outside == []
+    assert tab.errors == [] and tab.external_requests == []

@@ -1,4 +1,4 @@
-"""A sample of typical programs; ``make stress`` runs all.
+"""A sample of typical programs; ``make stress`` runs them all.
 
 They communicate through DDP hooks, functional collectives and pipeline stages.
 """
@@ -20,18 +20,23 @@ def cluster() -> Iterator[dk.Cluster]:
 
 
 @pytest.mark.parametrize("name", ["elastic_ddp", "functional", "pipeline_schedules"])
-def test_program_behaves_as_under_torchrun(cluster: dk.Cluster, name: str) -> None:
+def test_program_behaves_the_same_as_under_torchrun(cluster: dk.Cluster, name: str) -> None:
     assert not [*filter(None, faults(name, cluster))]
 
 
 def test_difference_in_output_is_reported() -> None:
     seeded, unseeded = Program("all_reduce"), Program("all_reduce", seeded=False)
-    one, other, third = ["loss 0.5", "end"], ["loss 0.25", "end"], ["loss -1.5e-3", "end"]
-    assert not output_difference([one, ["a warning", *other]], [one, other], seeded)
-    assert "rank 1 prints ['loss 0.5'" in output_difference([one, one], [one, other], seeded)
-    assert "not ['loss 0.5', 'end']" in output_difference([one[:1], other], [one, other], seeded)
-    assert not output_difference([one, other], [third, one], unseeded)
-    assert output_difference([one, one], [one, other], unseeded) == "ranks print the same"
-    assert output_difference([one, ["loss"]], [one, other], unseeded).startswith(
+    first, second, third = ["loss 0.5", "end"], ["loss 0.25", "end"], ["loss -1.5e-3", "end"]
+    assert not output_difference([first, ["a warning", *second]], [first, second], seeded)
+    assert "rank 1 prints ['loss 0.5'" in output_difference([first, first], [first, second], seeded)
+    assert "not ['loss 0.5', 'end']" in output_difference(
+        [first[:1], second], [first, second], seeded
+    )
+    assert not output_difference([first, second], [third, first], unseeded)
+    assert (
+        output_difference([first, first], [first, second], unseeded)
+        == "all ranks print the same output"
+    )
+    assert output_difference([first, ["loss"]], [first, second], unseeded).startswith(
         "rank 1 prints ['loss']"
     )

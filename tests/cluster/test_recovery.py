@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from waiting import until
+from waiting import wait_until
 
 import distkit as dk
 from distkit.hangs import ALL
@@ -50,7 +50,7 @@ HANGS = [
 def test_interrupt_ends_a_hang_on_all_ranks(cluster: dk.Cluster, name: str) -> None:
     case = ALL[name]
     run = cluster.submit(case.program, wait_forever=True)
-    until(lambda: has_hang(cluster))
+    wait_until(lambda: has_hang(cluster))
     assert not run.finished
     cluster.interrupt()
     with pytest.raises(dk.errors.RunInterrupted, match="ready for the next run"):

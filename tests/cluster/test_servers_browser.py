@@ -45,19 +45,19 @@ def traces() -> dict[str, Trace]:
         return {f.__name__: cluster.run(f).trace for f in (push_in_step, push_out_of_step)}
 
 
-def sheet(tab: Any, folder: Path, trace: Trace, **media: Any) -> Sheet:
+def open_page(tab: Any, folder: Path, trace: Trace, **media: Any) -> Sheet:
     """Show a trace on a page, with reduced motion."""
     tab.page.emulate_media(**{"reduced_motion": "reduce", **media})
     return Sheet(tab, dk.Servers(trace), folder / "servers.html")
 
 
-def texts_of(on: Sheet, selector: str) -> list[str]:
-    """Return the text of a part of the scene."""
-    return list(on.root.locator(selector).all_text_contents())
+def texts_of(page: Sheet, selector: str) -> list[str]:
+    """Return the texts of the elements that match the selector."""
+    return list(page.root.locator(selector).all_text_contents())
 
 
-def test_keys_step_through_a_synchronous_run(tab: Any, traces: Any, tmp_path: Path) -> None:
-    view = sheet(tab, tmp_path, traces["push_in_step"])
+def test_keyboard_steps_through_a_synchronous_run(tab: Any, traces: Any, tmp_path: Path) -> None:
+    view = open_page(tab, tmp_path, traces["push_in_step"])
     assert "dist_sync" in view.text(".dk-facts")
     assert "one gradient of each of the 2 workers" in view.text(".dk-description")
     named = texts_of(view, ".dkm-main .mark-name")
@@ -103,7 +103,7 @@ def test_javascript_and_svg_renderers_draw_the_same_shapes(
 ) -> None:
     """Compares the shapes and texts of the initial moment."""
     for trace in traces.values():
-        view = sheet(tab, tmp_path, trace)
+        view = open_page(tab, tmp_path, trace)
         scene, time = view.view._data["scene"], view.view._data["opening"]
         svg = body(scene, time, keyframe_at(view.view._data, time))
         for tag in ("rect", "circle", "path", "text", "title"):

@@ -129,7 +129,7 @@ def test_jupyterlab_without_a_kernel_shows_the_pictures(
     wait_for(tab.page, STILL)
     RESULTS.mkdir(exist_ok=True)
     tab.page.screenshot(path=RESULTS / "lab-stay.png")
-    assert tab.outside == [] and not [e for e in tab.errors if "distkit" in e]
+    assert tab.external_requests == [] and not [e for e in tab.errors if "distkit" in e]
 
 
 def test_live_view_replaces_its_picture(lab: Any, tab: Any) -> None:
@@ -150,7 +150,7 @@ def test_live_view_replaces_its_picture(lab: Any, tab: Any) -> None:
     file = json.loads((lab.root / "live.ipynb").read_text())
     state = file["metadata"].get("widgets")
     assert state is None or state[STATE]["state"]
-    assert tab.errors == [] and tab.outside == []
+    assert tab.errors == [] and tab.external_requests == []
 
 
 def open_without_kernel(lab: Any, page: Any, name: str) -> None:

@@ -82,7 +82,7 @@ def test_views_are_drawn_when_first_shown(tab: Any, page_file: Path) -> None:
         assert tab.page.locator(f"#{panel} .about").is_visible()
         assert figures(tab) == count
         tab.page.screenshot(path=RESULTS / f"page-{panel}.png")
-    assert tab.errors == [] and tab.outside == []
+    assert tab.errors == [] and tab.external_requests == []
 
 
 def test_tabs_are_keyboard_accessible(tab: Any, page_file: Path) -> None:

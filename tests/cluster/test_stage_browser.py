@@ -1,4 +1,4 @@
-"""The stage of real ranks in a browser: keyframes and playback."""
+"""The Stage view of a run on real ranks, in a browser: keyframes and playback."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from training import training_step
-from waiting import until
+from waiting import wait_until
 
 import distkit as dk
 from distkit.errors import RankError, StrategyError
@@ -118,11 +118,11 @@ def add_ones(strategy: Strategy, started: str, killed: str):
     return (model.weight - count).unique().tolist()
 
 
-def test_killed_server_with_a_replica_loses_no_value(cluster, tmp_path) -> None:
+def test_killed_server_with_a_replica_loses_no_data(cluster, tmp_path) -> None:
     started, killed = tmp_path / "started", tmp_path / "killed"
     strategy = ParameterServerStrategy(FixedShardsPartitioner(2), replication=2)
     run = cluster.submit(add_ones, strategy, str(started), str(killed))
-    until(started.exists, 60)
+    wait_until(started.exists, 60)
     cluster.kill("server 0")
     killed.touch()
     with pytest.warns(dk.errors.CommunicationWarning, match="server 0 ended"):
@@ -343,13 +343,13 @@ class DieOnce(Callback):
 
     def on_batch_end(self, step: int) -> None:
         if self.worker == "1":
-            until((self.folder / "epoch-00000/.metadata").exists, 60)
+            wait_until((self.folder / "epoch-00000/.metadata").exists, 60)
             die_once(str(self.folder / "died"))
 
     def on_train_end(self) -> None:
         if self.worker == "1":
             (self.folder / "done").touch()
-        until((self.folder / "done").exists, 60)
+        wait_until((self.folder / "done").exists, 60)
 
 
 def fit(strategy: Strategy, folder: str) -> int:

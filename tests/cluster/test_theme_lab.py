@@ -91,4 +91,4 @@ def test_every_view_follows_the_theme(lab: Any, tab: Any) -> None:
         page.locator(".jp-Cell").nth(i + 1).scroll_into_view_if_needed()
         page.locator(".jp-Cell").nth(i + 1).screenshot(path=RESULTS / f"theme-{i}.png")
     run_cell(page, len(VIEWS) + 1)
-    assert tab.errors == [] and tab.outside == []
+    assert tab.errors == [] and tab.external_requests == []

@@ -51,7 +51,7 @@ test("an unfinished operation of a dead rank is drawn until the rank's death", (
   for (let i = 0; i < store.count; i++) {
     if (!Number.isNaN(store.end[i])) continue;
     const last = store.lane(i) ? end : died;
-    assert.equal(store.until(i, end), last);
+    assert.equal(store.endOf(i, end), last);
     const [x, , width] = layout.box(i);
     assert.ok(near(x + width, Math.max(layout.x(last), x + 6), 1e-6));
   }

@@ -53,7 +53,7 @@ def exchange(sends, receives):
 
 def gradients(nbytes):
     return all_reduce(
-        8, attributes={"gradients": True}, nbytes=nbytes, shape=(nbytes // 4,), later=True
+        8, attributes={"gradients": True}, nbytes=nbytes, shape=(nbytes // 4,), is_async=True
     )
 
 
@@ -159,7 +159,7 @@ HANGS = {
     "different tag before a barrier": (
         "wrong_tag",
         (0, 1),
-        [[send(1, 3, tag=1, later=True), barrier(4)], [recv(0, 7), barrier(8)]],
+        [[send(1, 3, tag=1, is_async=True), barrier(4)], [recv(0, 7), barrier(8)]],
         {},
         (),
     ),
@@ -354,13 +354,13 @@ SILENT = {
     "send request without wait": (
         "not_waited",
         (0,),
-        [[send(1, 3, later=True)], [recv(0, 7)]],
+        [[send(1, 3, is_async=True)], [recv(0, 7)]],
         (),
     ),
     "send request without receive": (
         "no_receiver",
         (0,),
-        [[send(1, 3, later=True)], []],
+        [[send(1, 3, is_async=True)], []],
         (),
     ),
 }
@@ -391,7 +391,7 @@ def test_long_lists_of_ranks_are_abbreviated():
 
 
 def test_tags_out_of_order_are_accepted():
-    first, second = recv(0, 7, tag=2, later=True), recv(0, 8, tag=1)
+    first, second = recv(0, 7, tag=2, is_async=True), recv(0, 8, tag=1)
     programs = [[send(1, 3, tag=1), send(1, 4, tag=2)], [first, second, wait(first)]]
     assert diagnose(Simulation(programs).run().live()) == []
 
@@ -556,7 +556,7 @@ def test_straggler_of_a_finished_run_is_named():
 
 
 def test_buffer_used_before_wait_is_reported():
-    request = recv(0, 7, later=True)
+    request = recv(0, 7, is_async=True)
     sim = Simulation([[send(1, 3)], [request, wait(request)]]).run()
     touch = Event(1, 5, Op.TOUCH, State.COMPLETED, 0.0, match="0", where=line(8))
     (f,) = diagnose(Trace([*sim.live(), touch], sim.live().info))
@@ -619,7 +619,7 @@ class Author:
         branch = fields.pop("branch", 0)
         step = Step(op, peer, where=line(self.line + branch), **{**self.facts, **fields})
         self.programs[rank].append(step)
-        if step.later:
+        if step.is_async:
             self.open.append((rank, step))
 
     def add_wait(self):
@@ -635,7 +635,7 @@ class Author:
         ends = [(src, Op.SEND, dst), (dst, Op.RECV, src)]
         self.random.shuffle(ends)
         for rank, op, peer in ends:
-            self.add(rank, op, peer, branch=op is Op.RECV, later=choice([False, True]), **common)
+            self.add(rank, op, peer, branch=op is Op.RECV, is_async=choice([False, True]), **common)
 
     def any_source(self):
         dst, *sources = self.random.sample(range(self.n), self.random.randint(2, self.n))
@@ -662,7 +662,7 @@ class Author:
                 group=group,
                 attributes=facts,
                 branch=r % branches,
-                later=op is Op.ALL_REDUCE and self.random.random() < 0.3,
+                is_async=op is Op.ALL_REDUCE and self.random.random() < 0.3,
             )
 
     def loop(self):
@@ -725,7 +725,7 @@ def test_every_injected_hang_is_found(author, seed, data):
 def inject_mistake(programs, data):
     """Omit a step or swap two; waits stay after their request."""
     rank = data.draw(st.sampled_from([r for r, p in enumerate(programs)]))
-    candidates = [i for i, s in enumerate(programs[rank]) if not s.later and s.wait is None]
+    candidates = [i for i, s in enumerate(programs[rank]) if not s.is_async and s.wait is None]
     if not candidates:
         return
     i, j = (data.draw(st.sampled_from(candidates)) for _ in range(2))

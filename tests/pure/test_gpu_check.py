@@ -46,8 +46,11 @@ def test_every_figure_and_marked_test_has_a_row() -> None:
     assert f"| {measured.BEYOND[0]} | {measured.UNPROVEN} |" in page
     found = {test.name: test for test in measured.tests()}
     row_of_test = found["test_device_gradients_are_summed_before_the_push"]
-    assert (row_of_test.file, row_of_test.stand_in) == ("tests/ranks/test_kvstore_nodes.py", True)
-    assert f"| {row_of_test.words} | `{row_of_test.file}` | yes | {measured.UNPROVEN} |" in page
+    assert (row_of_test.file, row_of_test.runs_on_cpu) == (
+        "tests/ranks/test_kvstore_nodes.py",
+        True,
+    )
+    assert f"| {row_of_test.title} | `{row_of_test.file}` | yes | {measured.UNPROVEN} |" in page
 
 
 # -- the tool ----------------------------------------------------------------------------------

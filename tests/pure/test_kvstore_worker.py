@@ -1,4 +1,4 @@
-"""The KVStore of training code, with servers in this process."""
+"""The KVStore as training code uses it, with servers in this process."""
 
 from __future__ import annotations
 

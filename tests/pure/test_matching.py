@@ -103,7 +103,7 @@ def split(data, lanes):
 
 @settings(max_examples=60, deadline=None)
 @given(streams)
-def test_matcher_equals_the_reference_implementation(lanes):
+def test_matcher_agrees_with_the_reference_implementation(lanes):
     events = [e for lane in lanes for e in lane]
     trace, operations = Trace(events), fold(events)
     fields = "op", "state", "start", "end", "peer", "group", "nbytes", "tag", "match"

@@ -50,14 +50,14 @@ def events_with_waits(run: RecordedServer) -> list[Event]:
 @given(st.integers(1, 4), RULES, STEPS)
 def test_blocked_ranks_are_those_with_a_pending_pull(workers, rule, steps) -> None:
     run = play(workers, rule, steps)
-    board, entry = WaitForGraph(workers), run.server.entries["w"]
-    board.feed(events_with_waits(run))
+    graph, entry = WaitForGraph(workers), run.server.entries["w"]
+    graph.feed(events_with_waits(run))
     for node, clock in waiting(run).items():
-        s = board.rank_state(node)
+        s = graph.rank_state(node)
         awaited = rule.awaits(clock, entry.version, entry.arrived, range(workers), entry.clocks)
         assert s.status is RankStatus.BLOCKED and set(s.waits_for) >= awaited - {node}
         assert s.reason.startswith("server 0 waits for ")
-    blocked = {s.rank for s in board.rank_states if s.status is RankStatus.BLOCKED}
+    blocked = {s.rank for s in graph.rank_states if s.status is RankStatus.BLOCKED}
     assert blocked == waiting(run).keys()
 
 
@@ -66,17 +66,17 @@ def test_blocked_ranks_are_those_with_a_pending_pull(workers, rule, steps) -> No
 def test_pushes_of_other_ranks_do_not_answer_stuck_ranks(workers, rule, steps, ended) -> None:
     run = play(workers, rule, steps)
     ended = ended & set(range(workers)) - waiting(run).keys()
-    board = WaitForGraph(workers)
-    board.feed(events_with_waits(run))
+    graph = WaitForGraph(workers)
+    graph.feed(events_with_waits(run))
     for rank in ended:
-        board.end(rank, "returned")
+        graph.end(rank, "returned")
     entry = run.server.entries["w"]
     for _ in range(40):  # answered workers also push
         for worker in set(range(workers)) - ended - waiting(run).keys():
             if isinstance(rule, Synchronous) and entry.clocks.get(worker, 0) <= entry.version:
                 run.pull(worker)  # its gradient must not be late
             run.push(worker)
-    assert set(board.stuck()) == waiting(run).keys()
+    assert set(graph.stuck()) == waiting(run).keys()
 
 
 W = {"key": "w"}
@@ -161,11 +161,11 @@ def test_error_about_a_dead_worker_is_not_a_second_cause() -> None:
 
 
 def test_reason_names_the_request_and_the_awaited_worker() -> None:
-    board = WaitForGraph(2)
-    board.feed([*worker(0, 2, waits=True), *worker(1, 2)])
+    graph = WaitForGraph(2)
+    graph.feed([*worker(0, 2, waits=True), *worker(1, 2)])
     prefix = "rank 0: blocked in pull('w') at In[3]:8: server 1 waits for worker 1, which "
-    assert str(board.rank_state(0)) == f"{prefix}has pushed 'w' 2 of 3 times"
-    board.feed(request_events(1, 50, Op.PUSH, "scheduled"))
-    assert str(board.rank_state(0)) == f"{prefix}is paused before push('w') at In[3]:7"
-    board.feed(request_events(1, 50, Op.PUSH, "scheduled", "started"))
-    assert board.rank_state(0).status is RankStatus.RUNNING
+    assert str(graph.rank_state(0)) == f"{prefix}has pushed 'w' 2 of 3 times"
+    graph.feed(request_events(1, 50, Op.PUSH, "scheduled"))
+    assert str(graph.rank_state(0)) == f"{prefix}is paused before push('w') at In[3]:7"
+    graph.feed(request_events(1, 50, Op.PUSH, "scheduled", "started"))
+    assert graph.rank_state(0).status is RankStatus.RUNNING

@@ -1,4 +1,4 @@
-"""The doctor's probe: facts of a machine, and messages between machines."""
+"""The doctor's probe: facts about a machine, and messages between machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_clients_without_the_secret_are_rejected() -> None:
     assert alice.do_receive_datagrams(["bob"], 10.0) == ["bob"]
     mallory.do_listen("127.0.0.1", "sesame")
     assert mallory.do_reach({"alice": to})["alice"] in (
-        "another program listens there",
+        "another program is listening on that port",
         "connection reset by peer",
     )
     mallory.do_send_datagrams("mallory", {"alice": to})

@@ -25,7 +25,10 @@ NAN = float("nan")
 
 
 def header(rank: int, size: int = 2, *, began: float = 10.0, ahead: float = 0.0, **more):
-    """Return the header of a rank that began at this true time; its clock is ``ahead`` [s]."""
+    """Return the header of a rank that started at true time ``began`` [s].
+
+    Its clock is ``ahead`` seconds ahead.
+    """
     return {
         "rank": rank,
         "world_size": size,
@@ -56,7 +59,7 @@ def write(folder: Path, fields, calls=(), *, end=None, until=None, ahead=0.0) ->
     """Write the file of a rank."""
     name = f"{fields['rank']}-{fields['host']}-{fields['pid']}-{fields['restart']}.rank"
     file = RankFile(folder / name, fields)
-    file.rows([*rows(*calls, ahead=ahead)])
+    file.write_rows([*rows(*calls, ahead=ahead)])
     last = fields["began"][0] if until is None else until + ahead
     file.note("beat", (last, fields["began"][1] + last - fields["began"][0], None, 0, 0, {}, False))
     if end is not None:
@@ -73,7 +76,7 @@ def test_truncated_file_is_readable(tmp_path: Path) -> None:
     path = tmp_path / "0.rank"
     file = RankFile(path, header(0))
     for n in range(3):
-        file.rows([*rows(*calls)][2 * n : 2 * n + 2])
+        file.write_rows([*rows(*calls)][2 * n : 2 * n + 2])
     file.close()
     content = path.read_bytes()
     counts = []
@@ -100,7 +103,7 @@ def test_full_disk_ends_the_recording_but_not_the_rank(
 
     monkeypatch.setattr(os, "write", full)
     for _ in range(2):
-        file.rows([*rows((Op.BARRIER, 11.0, 12.0))])
+        file.write_rows([*rows((Op.BARRIER, 11.0, 12.0))])
     assert file.lost == 4
     assert capsys.readouterr().err.count("No space left on device") == 1
     file.close()
@@ -313,7 +316,7 @@ def write_waiting_rank(folder: Path, rank: int, **more) -> Path:
     """Write the file of a rank that waits for a message of the other rank."""
     fields = header(rank, **more)
     file = RankFile(folder / f"{rank}.rank", fields)
-    file.rows([*rows((Op.RECV, 11.0, None, 1 - rank))])
+    file.write_rows([*rows((Op.RECV, 11.0, None, 1 - rank))])
     file.note("beat", (13.0, 1e9 + 13, ((0,), 11.0, 13.0), 0, 0, {}, False))
     file.close()
     return folder / f"{rank}.rank"

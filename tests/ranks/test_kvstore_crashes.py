@@ -10,7 +10,7 @@ from tempfile import gettempdir
 import psutil
 import pytest
 import torch
-from kvstore_nodes import Nodes, forks, started, until
+from kvstore_nodes import Nodes, forks, started, wait_until
 
 from distkit import kvstore
 from distkit.kvstore import KVStore, Trainer
@@ -73,7 +73,7 @@ def test_killed_server_loses_no_acknowledged_push(
 ) -> None:
     killable_nodes.begin(mode, adds_while_a_server_ends, replication=2, bigarray_bound=1000)
     reached = flag_of(killable_nodes, "now")
-    until(reached.exists)
+    wait_until(reached.exists)
     reached.unlink()
     killable_nodes.processes[2 + server].kill()
     expected = [60.0 * 3] * 7
@@ -102,7 +102,7 @@ def test_optimizer_state_survives_the_death_of_a_server(killable_nodes: Nodes) -
     Path(gettempdir(), f"kv-{before}-now").unlink()
     killable_nodes.begin("dist_sync", adapts_while_a_server_ends, replication=2, bigarray_bound=100)
     reached = flag_of(killable_nodes, "now")
-    until(reached.exists)
+    wait_until(reached.exists)
     reached.unlink()
     killable_nodes.processes[2].kill()
     for worker in range(2):
@@ -113,7 +113,7 @@ def test_optimizer_state_survives_the_death_of_a_server(killable_nodes: Nodes) -
 def test_server_death_without_replicas_raises(killable_nodes: Nodes) -> None:
     killable_nodes.begin("dist_async", adds_while_a_server_ends)
     reached = flag_of(killable_nodes, "now")
-    until(reached.exists)
+    wait_until(reached.exists)
     reached.unlink()
     killable_nodes.processes[2].kill()
     for worker in range(2):
@@ -131,7 +131,7 @@ def leads(kv: KVStore) -> float:
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(1))
     if kv.rank == 1:
-        until(flag(kv, "two").exists)
+        wait_until(flag(kv, "two").exists)
         flag(kv, "two").unlink()
         kv.push("w", torch.full((1,), 100.0))
         kv.barrier()
@@ -154,7 +154,7 @@ def drops(kv: KVStore) -> tuple[float, int]:
     kv.pull("w")
     kv.barrier()
     if kv.rank == 1:
-        until(flag(kv, "done").exists)
+        wait_until(flag(kv, "done").exists)
         flag(kv, "done").unlink()
         kv.push("w", torch.full((1,), 100.0))
         return kv.pull("w").item(), kv.dropped.get("w", 0)

@@ -165,7 +165,7 @@ def one_step(kv: KVStore) -> None:
     kv.barrier()
 
 
-def test_every_request_is_two_messages(nodes: Nodes) -> None:
+def test_every_request_takes_two_messages(nodes: Nodes) -> None:
     _, trace = nodes.trace("dist_sync", one_step)
     home = 3 + placement.server_of("w", 2)
     found = {(m.src, m.dst, m.op, m.label, m.nbytes) for m in trace.messages}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kvstore_nodes import WAIT, Nodes, forks, started, throw, until
+from kvstore_nodes import WAIT, Nodes, forks, started, throw, wait_until
 
 from distkit import kvstore
 from distkit.kvstore import KVStore
@@ -72,7 +72,7 @@ def test_killed_worker_leaves_no_memory_behind(pair: Nodes) -> None:
         pair.processes[worker].join(WAIT)
         pair.start("worker", worker)
     assert pair.run("dist_sync", large) == [[True] * 5] * 2
-    until(lambda: set(Path("/dev/shm").glob("*")) <= before)  # other processes also use it
+    wait_until(lambda: set(Path("/dev/shm").glob("*")) <= before)  # other processes also use it
     assert {path.name for path in Path(pair.folder).iterdir()} == {"kv2", "kv3"}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from waiting import until
+from waiting import wait_until
 
 import distkit as dk
 from distkit.cluster import Run
@@ -231,7 +231,7 @@ def test_non_callable_raises() -> None:
 
 def test_folders_are_removed_after_the_run(temporary: Path) -> None:
     dk.run_ranks(sum_of_ranks, 2)
-    until(lambda: not any(temporary.iterdir()), timeout=5)
+    wait_until(lambda: not any(temporary.iterdir()), timeout=5)
 
 
 def test_folder_that_cannot_be_created_raises(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from ports import reserved_port
-from waiting import background, until
+from waiting import background, wait_until
 
 import distkit as dk
 from distkit.diagnosis.rank_state import RankStatus
@@ -154,7 +154,7 @@ def test_hang_ended_by_a_signal_is_explained() -> None:
     Path("train.py").write_text(HANGS)
     command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
     with background(command, stdout=subprocess.PIPE) as process:
-        until(waiting, timeout=LONG)
+        wait_until(waiting, timeout=LONG)
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=LONG)
     assert "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits" in " ".join(output.split())
@@ -232,7 +232,7 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
             assert "does not answer" in second.communicate(timeout=LONG)[1].decode()
         stepper.resume_all()
         seen = len(run.trace)
-        until(lambda: len(run.trace) > seen, timeout=LONG)
+        wait_until(lambda: len(run.trace) > seen, timeout=LONG)
         for channel in run._control._channels.values():
             channel.hang_up()  # as if the kernel had ended
         with background(
@@ -325,7 +325,7 @@ def test_running_job_is_followed(tmp_path: Path) -> None:
         received: list[Event] = []
         ended = threading.Event()
         run.subscribe(lambda events: received.extend(events) if events else ended.set())
-        until(lambda: sum(e.state is State.COMPLETED for e in received) == 2, timeout=LONG)
+        wait_until(lambda: sum(e.state is State.COMPLETED for e in received) == 2, timeout=LONG)
         assert not run.finished
         assert isinstance(run, Live)
         stop_file.touch()

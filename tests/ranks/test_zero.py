@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from waiting import until
+from waiting import wait_until
 
 import distkit as dk
 from distkit.events import Op
@@ -106,7 +106,8 @@ def test_memory_of_a_rank_equals_the_formula() -> None:
             def held() -> int:
                 return tensor_bytes() - before
 
-            until(lambda limit=1.05 * expected_bytes: held() < limit)  # gloo drops its last tensor
+            # gloo drops its last tensor
+            wait_until(lambda limit=1.05 * expected_bytes: held() < limit)
             found.append(held())
             del model, zero
             gc.collect()

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels import TIMEOUT, Kernel, request
-from waiting import until
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -156,7 +156,7 @@ def hub(config: str = "") -> Iterator[Hub]:
         process = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log)
     running = Hub(f"http://127.0.0.1:{ports[0]}", token, folder, process)
     try:
-        until(running.responds, TIMEOUT)
+        wait_until(running.responds, TIMEOUT)
         for user in USERS:
             running.request(f"/users/{user}", "POST", {})
         yield running

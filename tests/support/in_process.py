@@ -54,7 +54,7 @@ class InProcess:
         self.workers, self.mode, self.bound = workers, mode, bound
         self.nodes = {
             workers + i: KVServer(
-                options.rule, range(workers), require_optimizer=not options.rule.halts
+                options.rule, range(workers), require_optimizer=not options.rule.has_rounds
             )
             for i in range(servers)
         }

@@ -30,7 +30,7 @@ from distkit.recording import recorder
 from distkit.trace.trace import Trace
 
 WAIT = 20.0  # time limit of each wait [s]
-until = partial(waiting.until, timeout=WAIT)
+wait_until = partial(waiting.wait_until, timeout=WAIT)
 CONTEXT = get_context("forkserver")  # forks from a single-threaded process that has imported torch
 
 Function = Callable[[KVStore], Any]
@@ -236,7 +236,7 @@ def started(workers: int, servers: int, **others: Any) -> Iterator[Nodes]:
 def interrupt(nodes: Nodes, worker: int) -> tuple[float, list[recorder.Row]]:
     """Interrupt a waiting worker; return the time until it raised [s], and its rows."""
     process = psutil.Process(nodes.processes[worker].pid)
-    until(lambda: process.status() == psutil.STATUS_SLEEPING)
+    wait_until(lambda: process.status() == psutil.STATUS_SLEEPING)
     start = time.monotonic()
     process.send_signal(signal.SIGINT)
     result, rows = nodes.receive(worker)

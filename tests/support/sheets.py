@@ -114,7 +114,7 @@ class Sheet:
 
     def assert_clean(self) -> None:
         """Assert that there were no errors or requests, and that disposal removes the view."""
-        assert self.tab.errors == [] and self.tab.outside == []
+        assert self.tab.errors == [] and self.tab.external_requests == []
         self.page.evaluate("dispose()")
         assert self.page.evaluate("listeners()") == 0
         assert self.page.locator("#at figure").count() == 0

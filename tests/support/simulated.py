@@ -32,7 +32,7 @@ class Step:
     nbytes: int = 12
     shape: tuple[int, ...] = (3,)
     dtype: str = "float32"
-    later: bool = False  # isend, irecv: do not wait
+    is_async: bool = False  # isend, irecv: do not wait
     wait: Step | None = None
 
     def event(self, rank: int, seq: int, state: State, time: float, peer: int | None) -> Event:
@@ -72,7 +72,7 @@ class Simulation:
     programs: list[list[Step]]
     groups: dict[str, list[int]] = field(default_factory=dict)
     random: random.Random = field(default_factory=lambda: random.Random(0))
-    report_probability: float = 0.5  # of reporting a wait before it ends
+    report_probability: float = 0.5  # probability that a wait is reported before it ends
 
     def __post_init__(self):
         n = len(self.programs)
@@ -140,7 +140,7 @@ class Simulation:
             self.waits[rank] = self.by_step[rank, id(step.wait)]
         else:
             p = self.post(rank, step)
-            self.waits[rank] = None if step.later else p
+            self.waits[rank] = None if step.is_async else p
 
     def block(self, rank):
         wait = self.waits[rank]

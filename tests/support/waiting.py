@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 
-def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], timeout: float = 10.0) -> None:
     """Wait until a condition is true, up to the time limit [s]."""
     deadline = time.monotonic() + timeout
     while not condition():

@@ -25,11 +25,11 @@ class Facts:
         machines: the result of ``probe.machine()`` on each machine that responded.
         targets: the name of each host as passed to ssh, optionally with a user.
         lost: for each host that stopped answering, the ``message`` from ssh or the doctor,
-            and the ``stage`` of the examination.
+            and the ``stage`` of the checkup that it had reached.
         names: for each machine, the addresses to which it resolves the names of the hosts.
-        addresses: the address at which the others reach each machine.
+        addresses: the address at which the others can reach each machine.
         connections: the connections between machines: see :meth:`connection`.
-        folder: the path of the current folder here.
+        folder: the path of the current directory on this machine.
         folder_visible: whether each machine can read a file in that folder.
     """
 

@@ -245,7 +245,7 @@ class Probe:
         try:
             with socket.create_connection((address, port), TIMEOUT) as sock:
                 sock.sendall(self._secret)
-                return "" if sock.recv(1) else "another program listens there"
+                return "" if sock.recv(1) else "another program is listening on that port"
         except OSError as error:
             return "timed out" if isinstance(error, TimeoutError) else strerror(error)
 

@@ -2,7 +2,7 @@
 
 The network is a router with a port for each host. A host has one interface, ``eth0``, with its
 address, and reaches the others through the router, like machines in different racks.
-Only the laboratory uses the router, where messages are lost or delayed on request.
+The router serves only the laboratory, and drops or delays packets on request.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from distkit import errors
 
 #: The private folders of every host, and their modes.
-_COVERED = {"/tmp": "1777", "/var/tmp": "1777", "/dev/shm": "1777", "/run": "755"}
+_PRIVATE_FOLDERS = {"/tmp": "1777", "/var/tmp": "1777", "/dev/shm": "1777", "/run": "755"}
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
-#: Settings of programs; on the hosts these are files in the laboratory's folder.
+#: Configuration of programs; the hosts read it from the laboratory's folder.
 _SETTINGS = ("/etc/ssh/ssh_config", "/etc/shadow", "/etc/slurm")
 
 #: The folder where a host assembles a file system; it exists on every machine.
@@ -90,11 +90,10 @@ def _setup(folder: Path, host: str, address: str, shared: list[str]) -> str:
         f"hostname {host}",
         f"ip -batch - <<.\n{_join(address)}.",
         "mount -n -t proc proc /proc",
-        *_cover(
-            "/sys", "sysfs", [], ["/sys/fs/cgroup"]
-        ),  # so that it lists the devices of the host
+        # so that it lists the devices of the host
+        *_cover("/sys", "sysfs", [], ["/sys/fs/cgroup"]),
     ]
-    for path, mode in _COVERED.items():
+    for path, mode in _PRIVATE_FOLDERS.items():
         commands += _cover(path, "tmpfs", ["-o", f"mode={mode}"], shared)
     commands += [shlex.join(["mount", "-n", "--bind", *pair]) for pair in binds.items()]
     # so that an ordinary user's SSH server can listen on port 22

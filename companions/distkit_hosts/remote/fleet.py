@@ -1,4 +1,4 @@
-"""The machines of a cluster: start or attach them, allocate ranks to them, and fork ranks there."""
+"""The machines of a cluster: start or attach to them, allocate ranks, and fork ranks there."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class HostRequest:
 
     Args:
         ranks: number of ranks by machine, or in total.
-        engines: ipyparallel's launcher: "ssh", "mpi", "slurm", …; "" with a client.
+        engines: ipyparallel's launcher: "ssh", "mpi", "slurm", …; "" if a client is given.
         client: the client of an existing cluster.
-        interface: an address of this machine that the others reach, optionally with a port, or a
-            listening socket; "" to detect the address.
-        timeout: timeout of the machines' start [s].
-        options: options of the launcher.
+        interface: an address of this machine that the others can reach, optionally with a port, or
+            a listening socket; "" to detect the address.
+        timeout: timeout for starting the machines [s].
+        options: options for the launcher.
         device, backend, threads: as for a cluster.
     """
 
@@ -182,7 +182,7 @@ class HostForkClient(ForkClient):
         return dict(self.facts["gpus"])
 
     def _handle_message(self, message: dict[str, Any]) -> None:
-        """Handle a message of the agent, or of the fork server there."""
+        """Handle a message from the agent, or from the fork server there."""
         if "ended" in message:
             self._ended = message["ended"]
             return

@@ -25,10 +25,10 @@ from typing import IO, Any
 from distkit.errors import StartError
 from distkit_hosts.remote.agent import AGENT, start_in_engine
 
-#: Options of ssh, after the user's: no prompts, and a short timeout for unreachable machines.
+#: Options for ssh, after the user's: no prompts, and a short timeout for unreachable machines.
 SSH_OPTIONS = "BatchMode=yes ConnectTimeout=8 ServerAliveInterval=5 ServerAliveCountMax=3"
 
-#: Time limit of an engine's answer [s].
+#: Time limit for an engine's answer [s].
 _ANSWER_TIMEOUT = 30.0
 
 #: The module that the launchers start in place of an engine.
@@ -37,7 +37,7 @@ _MODULE = "distkit_hosts.remote.agent"
 #: Logger of the launchers, which otherwise log errors to the terminal that runs Jupyter.
 _SILENT = logging.Logger("distkit.launchers", logging.CRITICAL)
 
-#: Polling intervals of a job's state, and of its end [s].
+#: Polling intervals for a job's state, and for its end [s].
 _POLL_INTERVAL, _FINAL_POLL_INTERVAL = 2.0, 0.2
 
 #: Time for a process to end after SIGTERM, before it is killed [s].
@@ -70,7 +70,7 @@ class Launch:
 
     def __init__(self, kernel: dict[str, Any], fail: Callable[[str], None]) -> None:
         self.kernel, self.fail = kernel, fail
-        self.state = ""  # of the job, for the status card
+        self.state = ""  # the job's state, shown on the status card
 
     def start(self) -> None:
         """Start, without waiting."""
@@ -80,16 +80,16 @@ class Launch:
         return ""
 
     def stop(self) -> None:
-        """End the launcher, after the agents were asked to leave."""
+        """Stop the launcher after the agents have been asked to exit."""
 
 
 class CommandLaunch(Launch):
-    """Starts agents by commands on this machine, which run as long as their agents.
+    """Starts agents with commands on this machine; each runs for as long as its agent.
 
     Args:
         name: the name of the launcher, for messages.
         commands: the commands, by the name of the machine.
-        options: the options of ``Popen``.
+        options: options for ``Popen``.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class CommandLaunch(Launch):
         return f"{self._name}: the processes have ended.{quoted(output, sys.executable)}"
 
     def stop(self) -> None:
-        """End remaining processes, after the agents were asked to leave."""
+        """Stop remaining processes after the agents have been asked to exit."""
         self._stopped, end = True, time.monotonic() + _GRACE
         for process in self._processes:
             for kill in (process.terminate, process.kill):
@@ -209,10 +209,12 @@ class SSHLaunch(CommandLaunch):
             )
         elif status in (126, 127):
             what = f"{host} has no Python at {self._python}"
-            remedy = "Pass its path there: remote_python='/path/to/python'."
+            remedy = "Pass the path of Python on that machine: remote_python='/path/to/python'."
         else:
             what = f"the agent on {host} ended with status {status}"
-            remedy = f"Find the cause there: {self._python} -m distkit doctor"
+            remedy = (
+                f"To find the cause, run this on that machine: {self._python} -m distkit doctor"
+            )
         return f"{what}.{quoted(output, self._python)}\n{remedy}".rstrip()
 
 
@@ -222,7 +224,7 @@ class BatchLaunch(Launch):
     Args:
         name: the name of the launcher, as in ``ipyparallel.Cluster(engines=name)``.
         n: the number of processes.
-        launcher: the launcher of ipyparallel.
+        launcher: the ipyparallel launcher.
     """
 
     def __init__(
@@ -262,7 +264,7 @@ class BatchLaunch(Launch):
                     self.fail(what + quoted(self._output(), sys.executable))
                     return
                 self._stopped.wait(_POLL_INTERVAL)
-            self._await("RUNNING", "COMPLETING")  # the job ends when its agents leave
+            self._await("RUNNING", "COMPLETING")  # the job ends when its agents exit
 
     def details(self) -> str:
         """Return the job's state, after waiting for the final state of an ending job."""
@@ -277,7 +279,7 @@ class BatchLaunch(Launch):
         return state
 
     def _state(self) -> str:
-        """Return the job's state and its reason, by squeue; "" for another batch system."""
+        """Return the job's state and its reason, from squeue; "" for another batch system."""
         ask = ["squeue", "--noheader", "--states=all", "--format=%T %r"]
         with suppress(OSError, subprocess.TimeoutExpired):
             ran = subprocess.run(
@@ -297,7 +299,7 @@ class BatchLaunch(Launch):
         return ""
 
     def stop(self) -> None:
-        """End remaining processes, after the agents were asked to leave."""
+        """Stop remaining processes after the agents have been asked to exit."""
         self._stopped.set()
         if self._thread.ident is not None:
             self._thread.join(4 * _GRACE)
@@ -421,7 +423,7 @@ def launch(
         launcher: a client of the engines, or a name as in ``ipyparallel.Cluster(engines=name)``.
         ranks: the number of ranks on each machine, or in total.
         folder: the folder for the launcher's files.
-        options: the options of the launcher.
+        options: options for the launcher.
         kernel: see :class:`Launch`.
         fail: see :class:`Launch`.
     """

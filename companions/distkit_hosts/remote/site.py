@@ -27,14 +27,14 @@ def request(
     site: str = "",
     **fields: Any,
 ) -> HostRequest:
-    """Return the request for a call of ``dk.Cluster``.
+    """Return the request for a call to ``dk.Cluster``.
 
     Args:
         ranks: total number of ranks; None if not given.
-        hosts: the machines of the call, or the number of ranks on each.
-        engines: the launcher of the call; "" if not given.
-        options: the launcher options of the call.
-        site: the arguments of a call without machines, as JSON.
+        hosts: the machines passed to the call, or the number of ranks on each.
+        engines: the launcher passed to the call; "" if not given.
+        options: the launcher options passed to the call.
+        site: the site's arguments as JSON, used if the call names no machines or launcher.
         **fields: further fields, which the site's arguments may replace.
 
     Raises:

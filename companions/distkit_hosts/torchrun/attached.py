@@ -165,7 +165,7 @@ class Attached:
         if kind == "rows":
             _, rows = value
             self._add_sources(rows)
-            self._file.rows(rows)
+            self._file.write_rows(rows)
         else:
             self._waits = value
 

@@ -353,7 +353,7 @@ class SocketControl(RankController):
         """Release these ranks, wherever they wait."""
         self._send(ranks, "release", self.why)
 
-    def end(self, ranks: Iterable[int]) -> None:
+    def kill(self, ranks: Iterable[int]) -> None:
         """Kill the processes of these ranks that are on this machine."""
         for rank in self._channels.keys() & {*ranks}:
             with suppress(OSError):

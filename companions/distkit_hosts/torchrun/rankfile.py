@@ -90,7 +90,7 @@ class RankFile:
         self._file.write(MAGIC)
         self.note("about", about)
 
-    def rows(self, rows: list[Row]) -> None:
+    def write_rows(self, rows: list[Row]) -> None:
         """Add events."""
         accepted = rows[: MAX_ROWS - self._count]
         self._count += len(accepted)

@@ -1,4 +1,4 @@
-"""Memory of training on each rank, by formula and as measured in a process.
+"""Training memory per rank, computed from formulas and measured in a process.
 
 Parameters and gradients use 2 bytes each; Adam's state uses 8, for two moments of 4. Published
 tables often write "GB" for :data:`GIB`.
@@ -39,7 +39,7 @@ class States:
         gradient: int = 2,
         optimizer: int = 8,
     ) -> States:
-        """Return the state of a data-parallel rank; sharded parts are divided by the ranks.
+        """Return a data-parallel rank's state; sharded parts are divided evenly among the ranks.
 
         Stage 1 shards the optimizer's state, stage 2 also the gradients, and stage 3 also the
         parameters; stage 0 is DDP, which shards nothing.
@@ -47,10 +47,10 @@ class States:
         Args:
             parameters: the number of parameters.
             ranks: the number of data-parallel ranks.
-            stage: the stage of ZeRO, from 0 to 3.
-            parameter: the bytes of a parameter.
-            gradient: the bytes of a gradient.
-            optimizer: the bytes of optimizer state for each parameter.
+            stage: the ZeRO stage, from 0 to 3.
+            parameter: bytes per parameter.
+            gradient: bytes per gradient element.
+            optimizer: bytes of optimizer state per parameter.
 
         Raises:
             ValueError: the stage is unknown, or the number of ranks is 0.
@@ -84,11 +84,11 @@ class Transformer:
     Args:
         layers: L, the number of layers.
         hidden: h, the width.
-        heads: the heads of queries.
-        kv_heads: the heads of keys and values.
+        heads: the number of query heads.
+        kv_heads: the number of key and value heads.
         inner: the width of the gated feed-forward layer.
         vocabulary: the number of tokens.
-        matrices: the matrices of the feed-forward layer; 2 if it is not gated.
+        matrices: the number of matrices in the feed-forward layer; 2 if it is not gated.
         embeddings: the number of embeddings; 1 if input and output share one.
 
     Example:
@@ -141,9 +141,9 @@ class Transformer:
         recompute: str = "selective",
         sequence_parallel: bool = False,
     ) -> float:
-        """Return the bytes that the layers keep for backward, on each tensor-parallel rank.
+        """Return the bytes that layers keep for the backward pass, on each tensor-parallel rank.
 
-        With a attention heads, the bytes are these multiples of s·b·h·L:
+        With ``a`` attention heads, the bytes are these multiples of s·b·h·L:
 
         ===========  =====================  ==================
         recompute    tensor parallel        sequence parallel
@@ -153,12 +153,12 @@ class Transformer:
         "full"       2                      2
         ===========  =====================  ==================
 
-        "selective" recomputes attention scores in backward, like FlashAttention; "full" keeps only
-        each layer's input. Activations outside of the layers are not counted.
+        "selective" recomputes attention scores in the backward pass, like FlashAttention; "full"
+        keeps only each layer's input. Activations outside of the layers are not counted.
 
         Args:
-            sequence: s, the tokens of a sample.
-            batch: b, the samples of a micro-batch.
+            sequence: s, the number of tokens in a sample.
+            batch: b, the number of samples in a micro-batch.
             tensor: t, the number of tensor-parallel ranks.
             recompute: "none", "selective" or "full".
             sequence_parallel: whether tensor-parallel ranks also divide the tokens outside of
@@ -196,8 +196,8 @@ class Transformer:
         >>> round(2 * LLAMA_3_8B.largest_stage(8) / GIB, 4)
         2.6035
         """
-        ends = self.embeddings if stages == 1 else 1
-        return self.layers * self.layer / stages + ends * self.embedding
+        embeddings = self.embeddings if stages == 1 else 1
+        return self.layers * self.layer / stages + embeddings * self.embedding
 
     def stage_activations(
         self,
@@ -232,7 +232,7 @@ LLAMA_3_8B = Transformer(32, 4096, 32, 8, 14336, 128256)
 def tensor_bytes() -> int:
     """Return the bytes of all tensors and gradients in this process; shared storage counts once.
 
-    Tensors referenced only by autograd are not counted, so call it after backward.
+    Tensors referenced only by autograd are not counted, so call it after the backward pass.
 
     Example:
         >>> import torch

@@ -59,7 +59,7 @@ class RankController:
     def release(self, ranks: Iterable[int]) -> None:
         """Make these ranks leave their function, and report their position."""
 
-    def end(self, ranks: Iterable[int]) -> None:
+    def kill(self, ranks: Iterable[int]) -> None:
         """Kill these ranks' processes; their exits are reported to the run."""
 
     def replace(self, run: Conductor, rank: int, incarnation: int) -> None:
@@ -324,7 +324,7 @@ class Conductor:
 
     def _kill_ranks(self, controller: RankController, ranks: Collection[int]) -> None:
         self._killed.update(ranks)
-        controller.end(ranks)
+        controller.kill(ranks)
 
     def _wait_until(self, condition: Callable[[], Any], timeout: float | None = None) -> None:
         with self.changed:

@@ -301,13 +301,13 @@ class Ranks(RankController):
         self.collect_events("quiesce", QUICK_FLUSH_TIMEOUT)
         self._send_command(ranks, "release")
 
-    def _send_command(self, ranks: Iterable[int], command: str, *what: Any) -> None:
+    def _send_command(self, ranks: Iterable[int], command: str, *args: Any) -> None:
         assert self.run is not None
         for r in ranks:
             with suppress(OSError):  # it has just exited
-                self.children[r].channel.send((command, self.run.number, *what))
+                self.children[r].channel.send((command, self.run.number, *args))
 
-    def end(self, ranks: Iterable[int]) -> None:
+    def kill(self, ranks: Iterable[int]) -> None:
         """Kill these ranks' processes; their exits are reported to the run."""
         end([self.children[r] for r in ranks])
 

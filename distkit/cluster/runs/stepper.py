@@ -351,7 +351,7 @@ class Stepper:
     def _record_ends(self) -> None:
         run = self._conductor
         for name, members in run.live.info.groups.items():
-            self._graph.group(name, members)
+            self._graph.set_group(name, members)
         for rank, end in report.rank_ends(list(run.outcomes.values())).items():
             self._graph.end(rank, end.how, end.text.partition("\n")[0])
 

@@ -66,7 +66,7 @@ class StoreOptions:
                 f"unknown on_crash={self.on_crash!r}. Choose from: {', '.join(ON_CRASH)}.",
             ),
             (
-                self.staleness is not None and self.rule.halts,
+                self.staleness is not None and self.rule.has_rounds,
                 f'staleness={self.staleness} does not apply to "{self.mode}", whose gradients are '
                 f'never stale. Use "dist_async".',
             ),
@@ -75,7 +75,7 @@ class StoreOptions:
                 f"staleness={self.staleness}: expected 0 or more gradients.",
             ),
             (
-                self.backup and not self.rule.halts,
+                self.backup and not self.rule.has_rounds,
                 f'backup={self.backup} does not apply to "{self.mode}", which has no rounds. '
                 f'Use "dist_sync".',
             ),
@@ -99,7 +99,7 @@ class StoreOptions:
 
         Without rounds no worker halts; with backup workers, only workers that wait for too many.
         """
-        halts = self.on_crash == "halt" and self.rule.halts and not self.backup
+        halts = self.on_crash == "halt" and self.rule.has_rounds and not self.backup
         return self.on_crash if halts or self.on_crash == "replace" else "continue"
 
     def check_cluster(self, workers: int, servers: int) -> None:

@@ -1,4 +1,4 @@
-"""Placement of the parts of keys on servers.
+"""Placement of keys, and of parts of large arrays, on servers.
 
 A key is stored on one server, chosen by a hash that is the same in every process; an array of at
 least ``bound`` elements is split over all servers, in equal parts. MXNet calls the bound

@@ -265,7 +265,7 @@ class KVServer:
             return []
         self.first_numbers[worker], self.departed[worker] = first, how
         self.at_barrier.discard(worker)
-        if self.on_crash == "continue" or not self.rule.halts:
+        if self.on_crash == "continue" or not self.rule.has_rounds:
             self.members.discard(worker)
         for entry in self.entries.values():
             entry.waiting = {n: w for n, w in entry.waiting.items() if n[0] != worker}

@@ -59,10 +59,10 @@ class Scheduler:
         self.at_barrier: dict[int, Barrier] = {}
         self.barriers = 0  # number of barriers passed
         self._incarnations: Counter[int] = Counter()  # number of times that each node has exited
-        self._notes: dict[str, str] = {}  # texts that workers store for each other
+        self._notes: dict[str, str] = {}  # text that workers store for each other
 
     def handle(self, request: Request, to: int = 0) -> list[Answer]:
-        """Handle a request; return all answers now possible. ``to`` is this node."""
+        """Handle a request; return all answers that can now be sent. ``to`` is this node."""
         if request.number < INCARNATION_STRIDE * self._incarnations[request.node]:
             return []  # sent by a process that has exited
         try:
@@ -87,7 +87,8 @@ class Scheduler:
         if node < self.workers:
             self._check(register)
         notices: list[Answer] = []
-        if incarnation > self._incarnations[node]:  # the end of its predecessor is not yet known
+        if incarnation > self._incarnations[node]:
+            # the scheduler has not yet noticed that its predecessor exited
             notices = self.handle_departure(node, incarnation - 1, "it was replaced")
         self.present[node] = register
         self.departed.pop(node, None)

@@ -122,7 +122,7 @@ class ServerSession:
             options.rule,
             workers,
             on_crash=options.on_crash,
-            require_optimizer=not options.rule.halts,
+            require_optimizer=not options.rule.has_rounds,
         )
         self.stores = {n.id: new_server(around_update=updating)}
         if options.replication > 1:

@@ -100,7 +100,7 @@ export class Cockpit extends Follower {
     const { moment } = state;
     Object.assign(this, { moment, remarksKey: null });
     this.cards.show(moment.ranks);
-    this.timeline.until(past ? moment.time : null);
+    this.timeline.dimAfter(past ? moment.time : null);
     this.parts.step.textContent = positionText(state);
     this.parts.step.dataset.past = past ? "looking back" : "";
     this.chips.replaceChildren(...chips(moment));

@@ -129,9 +129,9 @@ export class Viewport {
 }
 
 // Handles pointer and key events on a canvas of a view with a viewport, hovered and chosen items,
-// choose(), showTip(), scheduleFrame() and on(). hit(x, y) returns the item there, moved(x, y) is
-// called when the pointer moves, scale() returns the picture's position, typed(e) handles a key.
-export function listen(view, canvas, { hit, moved, scale, typed }) {
+// choose(), showTip(), scheduleFrame() and on(). hit(x, y) returns the item there, onMove(x, y) is
+// called when the pointer moves, scale() returns the picture's position, onKey(e) handles a key.
+export function listen(view, canvas, { hit, onMove, scale, onKey }) {
   const { viewport } = view;
   const on = (type, act, options) => view.on(canvas, type, act, options);
   const place = (e) => {
@@ -142,7 +142,7 @@ export function listen(view, canvas, { hit, moved, scale, typed }) {
   on("pointermove", (e) => {
     viewport.armed ||= e.movementX !== 0 || e.movementY !== 0;
     if (!scale()) return; // not drawn yet
-    moved(...place(e));
+    onMove(...place(e));
     if (!drag) {
       view.hovered = hit(...place(e));
       canvas.style.cursor = view.hovered ? "pointer" : "grab";
@@ -171,7 +171,7 @@ export function listen(view, canvas, { hit, moved, scale, typed }) {
     const { left, right } = scale();
     viewport.pan((e.shiftKey && !e.deltaX ? e.deltaY : e.deltaX) / (right - left), true);
   }, { passive: false });
-  on("keydown", (e) => handleKey(e, typed(e)));
+  on("keydown", (e) => handleKey(e, onKey(e)));
   on("blur", () => view.choose(null));
   return new Gestures(canvas, (e) => viewport.handles(e), (range) => {
     view.showTip(null);

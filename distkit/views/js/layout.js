@@ -71,7 +71,7 @@ export class Layout {
   box(i) {
     const { store } = this;
     const [y, height] = this.line(store.track[i]);
-    const [from, to] = [this.x(store.start[i]), this.x(store.until(i, this.now))];
+    const [from, to] = [this.x(store.start[i]), this.x(store.endOf(i, this.now))];
     const [gap, small] = Number.isNaN(store.end[i]) ? [0, 6] : [GAP, MIN_WIDTH];
     const least = store.categories[store.category[i]].op === "touch" ? 14 : small;
     return [from, y, Math.max(to - from - gap, least), height];

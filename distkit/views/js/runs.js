@@ -9,7 +9,7 @@ export class Runs extends Store {
   }
 
   // An open bar ends with its run.
-  until(i) {
+  endOf(i) {
     const { died, end } = this.frame.lanes[this.lane(i)] ?? {};
     return Number.isNaN(this.end[i]) ? died ?? end : this.end[i];
   }
@@ -17,8 +17,8 @@ export class Runs extends Store {
   related(item) {
     if (item?.i === undefined) return super.related(item);
     const all = this.matching(item.i).filter((i) => i >= 0).map((i) => super.related(this.bar(i)));
-    const both = (name) => new Set(all.flatMap((one) => [...one[name]]));
-    return { bars: both("bars"), arrows: both("arrows") };
+    const union = (name) => new Set(all.flatMap((one) => [...one[name]]));
+    return { bars: union("bars"), arrows: union("arrows") };
   }
 
   // The matching operation of each run: the n-th one with the same rank, name and peer; -1 if
@@ -45,12 +45,12 @@ export class Runs extends Store {
   // The key of each operation, and the operations of each run with that key, in order.
   #numbered() {
     if (this.numbers) return this.numbers;
-    const own = (rank) => Math.floor(rank / this.frame.runs.length);
+    const rankInRun = (rank) => Math.floor(rank / this.frame.runs.length);
     const [keys, lists] = [[], new Map()];
     for (let i = 0; i < this.count; i++) {
       const { op, peer, label } = this.categories[this.category[i]];
       const { rank, mark } = this.tracks[this.track[i]];
-      keys.push([own(rank), op, peer === undefined ? "" : own(peer), mark ? label : ""].join("/"));
+      keys.push([rankInRun(rank), op, peer === undefined ? "" : rankInRun(peer), mark ? label : ""].join("/"));
       const key = `${rank % this.frame.runs.length}/${keys[i]}`;
       lists.set(key, [...lists.get(key) ?? [], i]);
     }

@@ -58,7 +58,7 @@ export class Store {
   }
 
   // The end of a bar; open bars end at their rank's death, or else now.
-  until(i, now) {
+  endOf(i, now) {
     const end = this.end[i];
     return Number.isNaN(end) ? this.frame.lanes[this.lane(i)]?.died ?? now : end;
   }

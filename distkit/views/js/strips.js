@@ -56,7 +56,7 @@ export class Strips {
     };
     for (let n = first; n < last; n++) {
       const i = track.items[n];
-      const [from, to] = [store.start[i], store.until(i, at.now)];
+      const [from, to] = [store.start[i], store.endOf(i, at.now)];
       const lit = !bright || bright.bars.has(i);
       put(lit ? bars : dim, from, to);
       const wait = lit && waiting?.get(i);

@@ -94,7 +94,7 @@ export class Timeline extends Follower {
   }
 
   // Dims times after this one; null: none.
-  until(time) {
+  dimAfter(time) {
     this.dimmedAfter = time;
     this.scheduleFrame();
   }
@@ -103,11 +103,11 @@ export class Timeline extends Follower {
 
   #now() {
     const { frame } = this.store;
-    if (!this.#runs() || frame.end === null) return frame.end ?? 0;
+    if (!this.#isRunning() || frame.end === null) return frame.end ?? 0;
     return frame.end + (reducedMotion() ? 0 : (performance.now() - this.taken) / 1000);
   }
 
-  #runs() {
+  #isRunning() {
     return this.store.frame.live && !this.stepped;
   }
 
@@ -115,7 +115,7 @@ export class Timeline extends Follower {
     const { frame, open } = this.store;
     const [start, end] = [frame.start ?? 0, this.#now()];
     const span = Math.max(end - start, 1e-6);
-    const margin = this.#runs() || !open.size ? 0.02 : this.stepped ? 0.3 : 0.12;
+    const margin = this.#isRunning() || !open.size ? 0.02 : this.stepped ? 0.3 : 0.12;
     return [start - 0.012 * span, start + (1 + margin) * span];
   }
 
@@ -124,18 +124,18 @@ export class Timeline extends Follower {
   frame() {
     this.#draw();
     clearTimeout(this.growing);
-    if (this.#grows()) this.growing = setTimeout(() => this.scheduleFrame(), GROWTH);
+    if (this.#isGrowing()) this.growing = setTimeout(() => this.scheduleFrame(), GROWTH);
   }
 
   // Open bars grow until the kernel is presumed dead.
-  #grows() {
-    return this.#runs() && !reducedMotion() && performance.now() - this.taken < MAX_SILENCE;
+  #isGrowing() {
+    return this.#isRunning() && !reducedMotion() && performance.now() - this.taken < MAX_SILENCE;
   }
 
   #sizes() {
     const { sizes } = this.theme;
     const { count, tracks } = this.store;
-    if (!count && !this.#runs() && !this.stepped) return { ...sizes, max_gap: sizes.min_gap };
+    if (!count && !this.#isRunning() && !this.stepped) return { ...sizes, max_gap: sizes.min_gap };
     const row = count > MANY_BARS * tracks.length ? SUMS_HEIGHT : sizes.row;
     return { ...sizes, row, ...(this.store.frame.bare ? BARE_SIZES : {}) };
   }
@@ -146,7 +146,7 @@ export class Timeline extends Follower {
     this.#relook();
     const { context, canvas } = this;
     const view = this.viewport.shown;
-    const end = this.#runs() ? this.#now() : Math.max(view[1], this.#all()[1]);
+    const end = this.#isRunning() ? this.#now() : Math.max(view[1], this.#all()[1]);
     context.font = `600 13px ${this.style.font}`;
     const measure = ({ name, detail }) =>
       Math.max(context.measureText(name).width, 0.9 * context.measureText(detail).width);
@@ -171,7 +171,7 @@ export class Timeline extends Follower {
   #listen() {
     this.gestures = listen(this, this.canvas, {
       hit: (x, y) => this.layout.hit(x, y, this.renderer.arrows), scale: () => this.layout,
-      moved: (...pointer) => { this.pointer = pointer; }, typed: (e) => this.typed(e),
+      onMove: (...pointer) => { this.pointer = pointer; }, onKey: (e) => this.onKey(e),
     });
     this.on(this.lenses.root, "keydown", (e) => this.#onSearchKey(e));
     this.on(this.stage, "scroll", () => this.scheduleFrame());
@@ -184,7 +184,7 @@ export class Timeline extends Follower {
     if (!this.style) return;
     const { id } = this.chosen ?? {};
     if (id) this.chosen = this.store.find(id) ?? null; // indices have changed
-    const wait = this.#runs() ? (this.textUpdated ?? -TEXT_PERIOD) + TEXT_PERIOD - performance.now() : 0;
+    const wait = this.#isRunning() ? (this.textUpdated ?? -TEXT_PERIOD) + TEXT_PERIOD - performance.now() : 0;
     if (wait <= 0) this.#updateText();
     else this.textTimer ??= setTimeout(() => this.#updateText(), wait);
   }
@@ -197,7 +197,7 @@ export class Timeline extends Follower {
     this.lenses.refresh();
   }
 
-  typed(e) {
+  onKey(e) {
     const own = { ...this.viewport.keys(), Escape: () => this.choose(null),
       ArrowDown: () => this.#step(1), ArrowUp: () => this.#step(-1) };
     return own[e.key] ?? this.lenses.key(e.key);

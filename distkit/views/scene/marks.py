@@ -48,7 +48,7 @@ def rect(
 
 @cached_drawing
 def circle(r: float, style: str, *, x: float = 0, y: float = 0, lane: int = 0) -> Shape:
-    """Return a circle around its center."""
+    """Return a circle of radius r, centered at x, y."""
     return _shape("circle", style, lane, {"cx": x, "cy": y, "r": r})
 
 
@@ -167,7 +167,10 @@ class Scene:
         if end is None or end > max(begin, self.start):
             position = [x, y, *(to or ()), *([int(steady)] if to else ())]
             drawing = tuple(shape for shape in drawing if shape[0] != "text" or shape[4])
-            mark = max(self.when(begin), 0.0), math.inf if end is None else self.when(end)
+            mark = (
+                max(self.relative_time(begin), 0.0),
+                math.inf if end is None else self.relative_time(end),
+            )
             self._marks.append((*mark, layer, drawing, [round(v, 1) for v in position]))
 
     def add_moving(
@@ -186,7 +189,7 @@ class Scene:
         else:
             self.add(*a, *drawing, begin=begin, end=end, to=b, layer=layer)
 
-    def when(self, time: float) -> float:
+    def relative_time(self, time: float) -> float:
         """Return a time relative to the start of the picture [s]."""
         return round(time - self.start, 9)
 
@@ -278,7 +281,7 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         end: when it ends [s]; by default at its start, for a still picture.
         more: values for the keys below.
     """
-    last = 0.0 if end is None else scene.when(end)
+    last = 0.0 if end is None else scene.relative_time(end)
     fields: Json = {
         "view": "scene",  # CSS class on the page
         "title": title,

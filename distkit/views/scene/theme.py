@@ -120,18 +120,18 @@ def darkened(color: str) -> str:
     return mixed(bright, channels(PAPER_DARK), strength)
 
 
-def mixed(color: Sequence[float], paper: Sequence[float], strength: float) -> str:
-    """Mix a color with paper, both as red, green and blue.
+def mixed(color: Sequence[float], background: Sequence[float], strength: float) -> str:
+    """Blend a color with the background, both given as RGB.
 
     >>> mixed((0, 0, 0), (255, 255, 255), 0.5)
     '#808080'
     """
-    channels = (round(p + strength * (c - p)) for c, p in zip(color, paper, strict=True))
+    channels = (round(b + strength * (c - b)) for c, b in zip(color, background, strict=True))
     return f"#{''.join(f'{c:02x}' for c in channels)}"
 
 
 def channels(color: str) -> tuple[int, ...]:
-    """Return red, green and blue of "#rrggbb"."""
+    """Return the red, green and blue channels of "#rrggbb"."""
     return tuple(int(color[i : i + 2], 16) for i in (1, 3, 5))
 
 
@@ -174,7 +174,7 @@ _HALO: dict[str, str | float] = {
     "stroke-linejoin": "round",
 }
 #: SVG presentation attributes of marks, by class. The page defines the colors ink, paper, muted
-#: and warning; "ink 5" is 5 % ink on paper. "rank" is the rank's color, and "label" is legible on
+#: and warning; "ink 5" is 5% ink on paper. "rank" is the rank's color, and "label" is legible on
 #: it. "trace" is the color of a compared run; "positive" and "negative" are for values.
 MARKS: dict[str, dict[str, str | float]] = {
     # areas

@@ -130,7 +130,9 @@ class ServerHistory:
     @cached_property
     def quorum(self) -> int:
         """The number of gradients in a complete update."""
-        return max(1, len(self.ranks_of("worker")) - self.rule.backup) if self.rule.halts else 1
+        return (
+            max(1, len(self.ranks_of("worker")) - self.rule.backup) if self.rule.has_rounds else 1
+        )
 
 
 def read(trace: EventLog) -> ServerHistory:

@@ -61,7 +61,11 @@ class Keyframe:
 
 @dataclass(frozen=True)
 class ServerProjection:
-    """The data to draw of a run. Times are in seconds."""
+    """The data needed to draw a run. Times are in seconds.
+
+    ``notices`` are warnings for the reader.
+    ``notes`` are other remarks, such as omissions.
+    """
 
     trace: EventLog
     live: bool
@@ -259,7 +263,7 @@ def rule_sentence(history: ServerHistory) -> str:
             "Each gradient is applied when it arrives. A worker that is more than "
             f"{count(rule.staleness, 'gradient')} ahead of another waits in its pull."
         )
-    if not rule.halts:
+    if not rule.has_rounds:
         return (
             "Each gradient is applied when it arrives: no worker waits for another. A gradient "
             "is late if others updated the value after its worker had pulled it."

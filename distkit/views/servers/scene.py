@@ -117,7 +117,7 @@ class _Renderer:
         self.point: dict[int, Point] = {}  # end points of messages, by rank
         self.layouts: dict[ServerKey, KeyLayout] = {}  # of drawn keys
         self.scene, self.side = Scene(WIDTH, 0, run.start), Scene(SIDE_WIDTH, 170, run.start)
-        bottom = self._servers()
+        bottom = self._draw_servers()
         self.radius = 22.0 if len(workers) <= 6 else 17.0
         self.pitch = min(240.0, self.field / max(1, len(self.workers)))
         left = (self.field - self.pitch * (len(self.workers) - 1)) / 2
@@ -135,18 +135,18 @@ class _Renderer:
         for worker in self.workers:
             for server in self.servers:
                 self.scene.add(0, 0, line(self.point[worker], self.point[server], "link"))
-            self._statuses(worker)
+            self._draw_statuses(worker)
         if history.ranks_of("scheduler"):
-            self._scheduler()
+            self._draw_scheduler()
         for server_key, layout in self.layouts.items():
-            self._row(run.rows[server_key], layout)
-            self._versions(run.rows[server_key], history.versions[server_key], layout)
-        self._inboxes()
+            self._draw_row(run.rows[server_key], layout)
+            self._draw_versions(run.rows[server_key], history.versions[server_key], layout)
+        self._draw_inboxes()
         for i, keyframe in enumerate(run.keyframes):
-            self._keyframe(i, keyframe)
-        self._waiting()
-        self._counters()
-        self._staleness()
+            self._draw_keyframe(i, keyframe)
+        self._draw_waiting()
+        self._draw_counters()
+        self._draw_staleness()
         waiting = "waiting for the first message to a server" if run.live else NOTHING
         return picture(
             self.scene,
@@ -160,7 +160,7 @@ class _Renderer:
             live=run.live,
             empty="" if run.keyframes or history.ranks_of("server") else waiting,
             legend=LEGEND if any(any(u.late.values()) for u in history.updates) else LEGEND[:-1],
-            opening=self.scene.when(opening(run)),
+            opening=self.scene.relative_time(opening(run)),
             keyframes=[self._caption(keyframe) for keyframe in run.keyframes],
             list={"name": "updates", "all": "all keys", "rows": list(self._updates())},
             scale=[LEFT / WIDTH, RIGHT / WIDTH],
@@ -170,8 +170,8 @@ class _Renderer:
     def _caption(self, keyframe: Keyframe) -> Json:
         request = keyframe.subject if isinstance(keyframe.subject, Request) else None
         return {
-            "begin": self.scene.when(keyframe.begin),
-            "end": None if keyframe.end is None else self.scene.when(keyframe.end),
+            "begin": self.scene.relative_time(keyframe.begin),
+            "end": None if keyframe.end is None else self.scene.relative_time(keyframe.end),
             "caption": keyframe.caption,
             "details": keyframe.details,
             "where": clean(request.span.where.rpartition("/")[2]) if request else "",
@@ -182,7 +182,7 @@ class _Renderer:
 
     # -- fixed marks ------------------------------------------------------------------------
 
-    def _servers(self) -> float:
+    def _draw_servers(self) -> float:
         """Draw the cards of servers, all of equal height; return their bottom edge."""
         keys: dict[int, list[ServerKey]] = defaultdict(list)
         for server_key in self.run.rows:
@@ -214,7 +214,7 @@ class _Renderer:
                 self.layouts[server_key] = KeyLayout(x + 12, y, w - 24, slot, slot_width, wait)
         return MARGIN + height if self.servers else 80.0 - WORKER_DISTANCE
 
-    def _scheduler(self) -> None:
+    def _draw_scheduler(self) -> None:
         registered = self.run.history.registered
         total = len(self.run.history.ranks_of("worker", "server"))
         box = rect(124, 54, "card", x=-62, y=-27, r=27)
@@ -225,7 +225,7 @@ class _Renderer:
             shape = text(label, "words", y=16, anchor="middle")
             self.scene.add(*self.scheduler, shape, begin=begin, end=end, layer=CARD)
 
-    def _row(self, row: Row, layout: KeyLayout) -> None:
+    def _draw_row(self, row: Row, layout: KeyLayout) -> None:
         """Draw the name, size and empty inbox of a key."""
         name, x_size = _shortened_name(row, layout.w)
         shapes = [
@@ -250,7 +250,7 @@ class _Renderer:
         nth = self.owners.index(g.node) if g.node in self.owners else g.nth
         return layout.x + min(nth, self.quorum - 1) * layout.slot, layout.y + 26
 
-    def _inboxes(self) -> None:
+    def _draw_inboxes(self) -> None:
         """Draw the gradients in inboxes, and waiting pulls."""
         for r in self.run.history.requests:
             layout = self.layouts.get(r.server_key)
@@ -267,7 +267,7 @@ class _Renderer:
                 # covers the edge of the empty slot
                 self.scene.add(x - 0.5, y - 0.5, *box, begin=r.arrived, end=r.applied, layer=ROW)
 
-    def _versions(self, row: Row, versions: list[Version], layout: KeyLayout) -> None:
+    def _draw_versions(self, row: Row, versions: list[Version], layout: KeyLayout) -> None:
         """Draw the versions of a key, its values if few, and the staleness of the last update."""
         none = text("no value yet", "small", x=19, y=4, anchor="end")
         first = versions[0][0] if versions else None
@@ -281,7 +281,7 @@ class _Renderer:
             ]
             self.scene.add(layout.x, layout.y, *shapes, begin=begin, end=end, layer=ROW)
 
-    def _statuses(self, worker: int) -> None:
+    def _draw_statuses(self, worker: int) -> None:
         """Draw the activity of a worker, and arcs to the workers it waits for."""
         x, y = self.center[worker]
         for begin, end, status in self.run.status[worker]:
@@ -312,7 +312,7 @@ class _Renderer:
 
     # -- messages in flight ------------------------------------------------------------------
 
-    def _keyframe(self, i: int, keyframe: Keyframe) -> None:
+    def _draw_keyframe(self, i: int, keyframe: Keyframe) -> None:
         """Draw a message in flight, and the frame held at its end."""
         begin, end, lane = keyframe.begin, keyframe.end, self._lane(keyframe.src)
         layout = self.layouts.get(getattr(keyframe.subject, "server_key", (-1, "")))
@@ -384,7 +384,7 @@ class _Renderer:
                 part, others = f" {row.part}" if row.part else "", len(update.late) - len(shown)
                 yield [i, row.key, row.key, part, f"v{update.version}", workers, others]
 
-    def _waiting(self) -> None:
+    def _draw_waiting(self) -> None:
         """Draw a bar per worker over the whole run: full while waiting, pale while computing."""
         run, workers = self.run, self.workers[:MAX_BARS]
         span = max(run.end - run.start, 1e-12)
@@ -414,7 +414,7 @@ class _Renderer:
             self.scene.add(*a, cursor, end=run.end, to=b, steady=True, layer=TOKEN)
             self.scene.add(*b, cursor, begin=run.end, layer=TOKEN)
 
-    def _counters(self) -> None:
+    def _draw_counters(self) -> None:
         """Draw the current numbers of pushes, pulls and updates."""
         requests, updates = self.run.history.requests, self.run.history.updates
         pushes = [(r.arrived, r.span.nbytes) for r in requests if r.span.op is Op.PUSH]
@@ -429,7 +429,7 @@ class _Renderer:
                 self.side.add(70 * i, 18, *shapes, begin=begin, end=end)
             self.side.add(70 * i, 33, text(noun, "small"))
 
-    def _staleness(self) -> None:
+    def _draw_staleness(self) -> None:
         """Draw a histogram of the staleness up to each time, with the bins of the whole run."""
         applied = [(u.begin, n) for u in self.run.history.updates for n in u.late.values()]
         bins, side, floor = histogram(n for _, n in applied), self.side, 84 + HISTOGRAM_HEIGHT

@@ -42,7 +42,7 @@ MAX_PANELS = 6
 class Keyframe:
     """A message or collective: its senders with their starts, its receivers with their ends [s].
 
-    ``meet`` is the time when the members of a collective meet, None for a message.
+    ``meeting_time`` is the time when the members of a collective meet, None for a message.
     ``members_receive`` is True if members receive from the ``root`` or from each other, and False
     if only the root receives. ``calls`` are the participating calls.
     """
@@ -57,7 +57,7 @@ class Keyframe:
     label: str
     where: str
     sent: bool = True
-    meet: float | None = None
+    meeting_time: float | None = None
     root: int | None = None
     members_receive: bool = True
     payload: Payload = NOTHING
@@ -70,7 +70,7 @@ class Keyframe:
 
     @property
     def end(self) -> float | None:
-        """Time of the last receive, None if never."""
+        """Time of the last receive; None if any receive never finished."""
         ends = [end for end in self.ends if end is not None]
         return max(ends) if len(ends) == len(self.ends) else None
 
@@ -79,14 +79,17 @@ class Keyframe:
         begin, end = self.round + 1 - FLIGHT_TIME, self.round + 1.0
         starts = (begin,) * len(self.starts)
         ends = tuple(None if e is None else end for e in self.ends)
-        meet = None if self.meet is None else (begin + end) / 2
-        return replace(self, starts=starts, ends=ends, meet=meet)
+        meeting_time = None if self.meeting_time is None else (begin + end) / 2
+        return replace(self, starts=starts, ends=ends, meeting_time=meeting_time)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The data to draw of a run. Times are in seconds, except those of ``changes``, in rounds.
+    """The data needed to draw a run. Times are in seconds, except those of ``changes``, in rounds.
 
+    ``facts`` describe the run and are shown next to the title.
+    ``notices`` are warnings for the reader.
+    ``notes`` are other remarks, such as omissions.
     ``sent`` contains the pairs of drawn ranks in which the first sends to the second. ``rounds``
     contains the keyframes of each round; rounds in which nothing arrives are last.
     """
@@ -106,13 +109,13 @@ class Stage:
     changes: list[tuple[float, Change]]
 
 
-def project(trace: EventLog, live: bool = False, most: int = MAX_CALLS) -> Stage:
+def project(trace: EventLog, live: bool = False, max_calls: int = MAX_CALLS) -> Stage:
     """Return the stage of a run.
 
     Args:
         trace: the run.
         live: whether the run is in progress.
-        most: maximum number of calls in the drawn keyframes; a note reports the rest.
+        max_calls: maximum number of calls in the drawn keyframes; a note reports the rest.
 
     >>> project(EventLog()).rounds
     []
@@ -123,7 +126,7 @@ def project(trace: EventLog, live: bool = False, most: int = MAX_CALLS) -> Stage
     contributions, places = trace_contributions(trace), arrange(ranks, hosts)
     numbered = _number([*_messages(trace, contributions), *_collectives(trace)], contributions)
     calls = accumulate(min(len(keyframe.calls), MAX_PLACES) for keyframe in numbered)
-    keyframes = [keyframe for keyframe, n in zip(numbered, calls, strict=True) if n <= most]
+    keyframes = [keyframe for keyframe, n in zip(numbered, calls, strict=True) if n <= max_calls]
     return Stage(
         title=clean(info.name),
         facts=facts(info, len(trace.ranks)),
@@ -190,7 +193,7 @@ def _collectives(trace: EventLog) -> Iterator[Keyframe]:
             nbytes=max(s.nbytes for s in members),
             label=clean(first.label),
             where=_line(first),
-            meet=(last + min(done)) / 2 if done and min(done) > last else last,
+            meeting_time=(last + min(done)) / 2 if done and min(done) > last else last,
             root=first.peer
             if first.op in (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER)
             else None,
@@ -265,7 +268,7 @@ def _certainty(trace: EventLog, contributions: Contributions) -> str:
 
 def _warnings(trace: EventLog, keyframes: list[Keyframe]) -> list[str]:
     open_ = [b for b in keyframes if b.end is None]
-    lost = [b for b in open_ if b.meet is None]
+    lost = [b for b in open_ if b.meeting_time is None]
     unsent = sum(not b.sent for b in lost)
     stuck, dropped = len(open_) - len(lost), trace.dropped
     warnings = [
@@ -282,7 +285,7 @@ def participants(keyframe: Keyframe, names: Mapping[int, str]) -> str:
     ranks = [
         names.get(r, f"rank {r}") for r in dict.fromkeys(keyframe.senders + keyframe.receivers)
     ]
-    if keyframe.meet is None:
+    if keyframe.meeting_time is None:
         op = "" if keyframe.op == "send" else f"{keyframe.op} "
         return f"{op}{ranks[0]} → {ranks[-1]}"
     if len(ranks) == len(names):
@@ -299,7 +302,7 @@ def details_of(keyframe: Keyframe) -> list[str]:
         ("added" if payload.reduce else "replaces", payload.reduce is not None),
         (f"root {keyframe.root}", keyframe.root is not None),
         (human_bytes(keyframe.nbytes), keyframe.nbytes),
-        (missing if keyframe.meet is None else "not finished", keyframe.end is None),
+        (missing if keyframe.meeting_time is None else "not finished", keyframe.end is None),
     ]
     return [words for words, shown in texts if shown]
 
@@ -362,7 +365,7 @@ def _caption(keyframes: Sequence[Keyframe], names: Mapping[int, str]) -> dict[st
 
 def _common(keyframes: Sequence[Keyframe]) -> list[str]:
     """Return texts about the common properties of several keyframes."""
-    messages, sizes = sum(b.meet is None for b in keyframes), {b.nbytes for b in keyframes}
+    messages, sizes = sum(b.meeting_time is None for b in keyframes), {b.nbytes for b in keyframes}
     effects, (size, *others) = {b.payload.reduce for b in keyframes}, sizes
     texts = [
         (count(messages, "message"), messages),

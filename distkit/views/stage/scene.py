@@ -74,28 +74,28 @@ class _Renderer:
         self.lanes = {rank: i for i, rank in enumerate(stage.names)}
         self.scene = Scene(self.field.width, self.field.height)
         self.cut: dict[int, int] = {}  # number of pieces of each rank's tensor
-        self._hosts()
-        self._links()
-        self._badges()
+        self._draw_hosts()
+        self._draw_links()
+        self._draw_badges()
         if self.strips:
-            self._tensors()
+            self._draw_tensors()
         for i, members in enumerate(stage.rounds):
             for n, keyframe in enumerate(members):
-                self._keyframe(i, keyframe.in_rounds(), n < MAX_ARROWS)
+                self._draw_keyframe(i, keyframe.in_rounds(), n < MAX_ARROWS)
 
     def _lane(self, rank: int) -> int:
         return self.lanes[rank] % 8
 
     # -- static marks --------------------------------------------------------------------
 
-    def _hosts(self) -> None:
+    def _draw_hosts(self) -> None:
         """Draw each host as an area around its cards, with a name."""
         for name, (left, top, right, bottom) in self.field.hosts.items():
             area = rect(right - left, bottom - top, "host", r=4)
             self.scene.add(left, top, area, layer=LINK)
             self.scene.add(left, top + 8, text(name, "place"), layer=BADGE)
 
-    def _links(self) -> None:
+    def _draw_links(self) -> None:
         """Draw a line between ranks that communicate, with the directions if there are few."""
         links = sorted({(min(pair), max(pair)) for pair in self.stage.sent})
         ends = (self.field.ends(a, b) for a, b in links)
@@ -106,7 +106,7 @@ class _Renderer:
             _, head = arrow(*self.field.ends(a, b), "link", "direction")
             self.scene.add(0, 0, head, layer=LINK)
 
-    def _badges(self) -> None:
+    def _draw_badges(self) -> None:
         """Draw a badge per rank, with a number if it fits, and a name."""
         r = self.field.radius
         for rank, name in self.stage.names.items():
@@ -124,7 +124,7 @@ class _Renderer:
 
     # -- tensors of ranks -----------------------------------------------------------------
 
-    def _tensors(self) -> None:
+    def _draw_tensors(self) -> None:
         """Draw each piece of each tensor between changes."""
         changes = grouped(self.stage.changes, lambda change: change[1].rank)
         nothing: tuple[Piece, ...] = ()
@@ -134,13 +134,13 @@ class _Renderer:
             begins = [time for time, _ in of_rank]
             spans = [*zip(begins, contents[1:], [*begins[1:], None], strict=False)]
             for n, group in groupby(spans, key=lambda span: len(span[1])):
-                self._strip(rank, n, [*group])
+                self._draw_strip(rank, n, [*group])
             self.cut[rank] = len(contents[-1])
             x, y, w = self.field.cell(rank, 0, 1)  # until the first change
             empty = rect(w - 1, self.field.strip[1] - 1, "slot", x=0.5, y=0.5, r=2)
             self.scene.add(x, y, empty, end=spans[0][0] if spans else None, layer=CELL)
 
-    def _strip(
+    def _draw_strip(
         self, rank: int, n: int, spans: list[tuple[float, tuple[Piece, ...], float | None]]
     ) -> None:
         """Draw a rank's tensor, with chunk numbers, while it has n chunks."""
@@ -148,7 +148,7 @@ class _Renderer:
             cells = [(begin, pieces[i], end) for begin, pieces, end in spans]
             for _, group in groupby(cells, key=lambda cell: (cell[1].certain, cell[1].possible)):
                 equal = [*group]
-                self._piece(rank, i, n, equal[0][0], equal[0][1], equal[-1][2])
+                self._draw_piece(rank, i, n, equal[0][0], equal[0][1], equal[-1][2])
         if n < 2:
             return
         interval: Any = {"begin": spans[0][0], "end": spans[-1][2], "layer": CHUNK}
@@ -160,7 +160,7 @@ class _Renderer:
             digits = "".join(map(str, range(n)))
             self.scene.add(x, y, letters(digits, "chunk", places, y=high / 2 + 4.5), **interval)
 
-    def _piece(
+    def _draw_piece(
         self, rank: int, i: int, of: int, begin: float, piece: Piece, end: float | None
     ) -> None:
         x, y, w = self.field.cell(rank, i, of)
@@ -175,13 +175,13 @@ class _Renderer:
 
     # -- messages --------------------------------------------------------------------------
 
-    def _keyframe(self, i: int, keyframe: Keyframe, holds: bool) -> None:
-        if keyframe.meet is not None:
-            self._meeting(i, keyframe, keyframe.meet)
+    def _draw_keyframe(self, i: int, keyframe: Keyframe, holds: bool) -> None:
+        if keyframe.meeting_time is not None:
+            self._draw_meeting(i, keyframe, keyframe.meeting_time)
         elif self.lanes.keys() >= {*keyframe.senders, *keyframe.receivers}:
-            self._message(i, keyframe, holds)
+            self._draw_message(i, keyframe, holds)
 
-    def _message(self, i: int, keyframe: Keyframe, holds: bool) -> None:
+    def _draw_message(self, i: int, keyframe: Keyframe, holds: bool) -> None:
         """Draw an arrow, the moving piece, and the frame held at the end."""
         (src,), (dst,), end = keyframe.senders, keyframe.receivers, keyframe.end
         a, b = self.field.ends(src, dst, 5 if (dst, src) in self.stage.sent else 0)
@@ -228,7 +228,7 @@ class _Renderer:
 
     # -- collectives ------------------------------------------------------------------------
 
-    def _meeting(self, i: int, keyframe: Keyframe, meet: float) -> None:
+    def _draw_meeting(self, i: int, keyframe: Keyframe, meeting_time: float) -> None:
         """Move the members to the hub, and the result back."""
         hub, middle, begin = self.field.hub(keyframe.senders), circle(5, "hub"), keyframe.begin
         self.scene.add(*hub, middle, begin=begin, end=keyframe.end, layer=DOT)
@@ -242,9 +242,9 @@ class _Renderer:
         self.scene.add(0, 0, *flight, begin=begin, end=keyframe.end, layer=FLIGHT)
         self.scene.hold_frame(i, 0, 0, *past, layer=FLIGHT)
         for rank, home in homes.items():
-            self._member(keyframe, rank, home, hub, (begin, meet, ends[rank]))
+            self._draw_member(keyframe, rank, home, hub, (begin, meeting_time, ends[rank]))
 
-    def _member(
+    def _draw_member(
         self,
         keyframe: Keyframe,
         rank: int,
@@ -252,16 +252,16 @@ class _Renderer:
         hub: Point,
         times: tuple[float, float, float | None],
     ) -> None:
-        root, (begin, meet, end), dot = keyframe.root, times, self._dot(rank)
+        root, (begin, meeting_time, end), dot = keyframe.root, times, self._dot(rank)
         sends = root is None or rank == root or not keyframe.members_receive
         receives = root is None or (rank != root) == keyframe.members_receive
         near = (home[0] + 0.94 * (hub[0] - home[0]), home[1] + 0.94 * (hub[1] - home[1]))
         if sends:
-            self.scene.add(*home, *dot, begin=begin, end=meet, to=near, layer=DOT)
+            self.scene.add(*home, *dot, begin=begin, end=meeting_time, to=near, layer=DOT)
         if receives and end is not None:
-            self.scene.add(*near, *dot, begin=max(meet, begin), end=end, to=home, layer=DOT)
+            self.scene.add(*near, *dot, begin=max(meeting_time, begin), end=end, to=home, layer=DOT)
         elif sends and end is None:
-            self.scene.add(*near, *dot, begin=meet, layer=DOT)
+            self.scene.add(*near, *dot, begin=meeting_time, layer=DOT)
 
 
 def _changed(now: tuple[Piece, ...], change: Change) -> tuple[Piece, ...]:

@@ -51,7 +51,7 @@ def pictures(trace: EventLog) -> dict[str, Json]:
         if any(e.op in REQUESTS for e in trace.events):
             drawn["servers"] = server_scene(servers(trace))
         elif len(trace.ranks) > 1:
-            drawn["stage"] = stage_scene(stage(trace, most=MAX_CALLS))
+            drawn["stage"] = stage_scene(stage(trace, max_calls=MAX_CALLS))
         drawn["tensors"] = tensors(trace, max_values=MAX_VALUES)
         drawn["gradients"] = gradients(trace)
     return {view: drawn[view] for view in VIEWS if view in drawn and not drawn[view].get("empty")}

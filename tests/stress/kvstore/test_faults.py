@@ -13,7 +13,7 @@ import torch
 
 import distkit as dk
 from distkit import kvstore
-from tests.support.kvstore_nodes import throw, until
+from tests.support.kvstore_nodes import throw, wait_until
 
 WORKERS, SERVERS = 4, 2
 #: Time of the kill, and duration of the run [s].
@@ -57,7 +57,7 @@ def test_killed_servers_lose_no_acknowledged_push() -> None:
     with dk.Cluster(workers=WORKERS, servers=SERVERS) as cluster:
         for server in range(SERVERS):
             run = cluster.submit(push_for_a_while, None, replication=2)
-            until(lambda run=run: len(run.trace) > 100)
+            wait_until(lambda run=run: len(run.trace) > 100)
             cluster.kill(f"server {server}")
             with pytest.warns(dk.errors.CommunicationWarning, match=r"its backup took over"):
                 found = run.wait().results
@@ -85,7 +85,7 @@ def push_ones(flag: str) -> tuple[float, float]:
 def test_random_bytes_change_no_value(tmp_path: Path) -> None:
     with dk.Cluster(workers=2, servers=1) as cluster:
         run = cluster.submit(push_ones, str(tmp_path / "flag"))
-        until(lambda: len(run.trace) > 100)
+        wait_until(lambda: len(run.trace) > 100)
         paths = [p for p in Path(cluster._supervisor.folder).iterdir() if p.is_socket()]
         assert paths
         for path in paths:

@@ -163,7 +163,7 @@ def output_difference(ours: Printed, expected: Printed, program: Program) -> str
     """Return the difference in output; additional lines are allowed, as they are from stderr."""
     if not program.seeded:
         if any(len({*map(str, lines)}) < program.ranks for lines in (ours, expected)):
-            return "ranks print the same"
+            return "all ranks print the same output"
         ours, expected = _without_numbers(ours), _without_numbers(expected)
     for rank, (mine, theirs) in enumerate(zip(ours, expected, strict=True)):
         shared = [line for line in mine if line in theirs]

@@ -20,7 +20,9 @@ def cluster() -> Iterator[Callable[[int], dk.Cluster]]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_program_behaves_as_under_torchrun(cluster: Callable[[int], dk.Cluster], name: str) -> None:
+def test_program_behaves_the_same_as_under_torchrun(
+    cluster: Callable[[int], dk.Cluster], name: str
+) -> None:
     pytest.importorskip(ALL[name].needs)
     assert not [*filter(None, faults(name, cluster(ALL[name].ranks)))]
 

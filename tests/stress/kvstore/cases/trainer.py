@@ -46,10 +46,16 @@ def steps(trainer: Trainer, *parameters: torch.nn.Parameter, count: int = 1) -> 
         trainer.step(1)
 
 
-@case(*((kind, on) for kind in ("dist_sync", "dist_sync_device") for on in (True, False)))
-def replicas_on_two_devices_stay_equal(kind: str, on: bool) -> None:
+@case(
+    *(
+        (kind, update_on_kvstore)
+        for kind in ("dist_sync", "dist_sync_device")
+        for update_on_kvstore in (True, False)
+    )
+)
+def replicas_on_two_devices_stay_equal(kind: str, update_on_kvstore: bool) -> None:
     x = pair()
-    trainer = Trainer([x], "sgd", OPTIONS, store(kind), update_on_kvstore=on)
+    trainer = Trainer([x], "sgd", OPTIONS, store(kind), update_on_kvstore=update_on_kvstore)
     for expected in (-2.0, -5.0):
         steps(trainer, *x)
         assert_equal(x[0].detach(), expected)
@@ -64,11 +70,15 @@ def asynchronous_stores_require_update_on_kvstore(kind: str) -> None:
     )
 
 
-def trained(kv: KVStore, on: bool, optimizer: Any, **options: Any) -> list[torch.Tensor]:
+def trained(
+    kv: KVStore, update_on_kvstore: bool, optimizer: Any, **options: Any
+) -> list[torch.Tensor]:
     """Train a small model for three steps on this worker's share of the data."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
-    trainer = Trainer(net.parameters(), optimizer, options or None, kv, update_on_kvstore=on)
+    trainer = Trainer(
+        net.parameters(), optimizer, options or None, kv, update_on_kvstore=update_on_kvstore
+    )
     torch.manual_seed(1)
     for x in torch.randn(3, 12, 5)[:, kv.rank :: kv.num_workers]:
         net.zero_grad()
@@ -79,24 +89,24 @@ def trained(kv: KVStore, on: bool, optimizer: Any, **options: Any) -> list[torch
 
 @case(
     *(
-        (name, on)
+        (name, update_on_kvstore)
         for name in ("sgd", "adam", "rmsprop", "torch.optim.AdamW")
-        for on in (True, False)
+        for update_on_kvstore in (True, False)
     )
 )
-def training_does_not_depend_on_the_number_of_servers(name: str, on: bool) -> None:
-    (single,) = InProcess(1).run(lambda kv: trained(kv, on, name))
+def training_does_not_depend_on_the_number_of_servers(name: str, update_on_kvstore: bool) -> None:
+    (single,) = InProcess(1).run(lambda kv: trained(kv, update_on_kvstore, name))
     torch.manual_seed(0)
-    for weights in InProcess(1, 3, bound=8).run(lambda kv: trained(kv, on, name)):
+    for weights in InProcess(1, 3, bound=8).run(lambda kv: trained(kv, update_on_kvstore, name)):
         for found, expected in zip(weights, single, strict=True):
             assert_close(found, expected)
 
 
-@case(*((workers, on) for workers in (2, 3) for on in (True, False)))
-def gradients_of_all_workers_are_added(workers: int, on: bool) -> None:
+@case(*((workers, update_on_kvstore) for workers in (2, 3) for update_on_kvstore in (True, False)))
+def gradients_of_all_workers_are_added(workers: int, update_on_kvstore: bool) -> None:
     def work(kv: KVStore) -> torch.Tensor:
         w = parameter()
-        trainer = Trainer([w], "sgd", OPTIONS, kv, update_on_kvstore=on)
+        trainer = Trainer([w], "sgd", OPTIONS, kv, update_on_kvstore=update_on_kvstore)
         for _ in range(3):
             backward(w, factor=kv.rank + 1)
             trainer.step(workers)
@@ -111,10 +121,12 @@ def gradients_of_all_workers_are_added(workers: int, on: bool) -> None:
 
 
 @case(True, False)
-def worker_0_determines_the_initial_weights(on: bool) -> None:
+def worker_0_determines_the_initial_weights(update_on_kvstore: bool) -> None:
     def work(kv: KVStore) -> torch.Tensor:
         w = parameter(10.0 * kv.rank)
-        trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kv, update_on_kvstore=on)
+        trainer = Trainer(
+            [w], "sgd", {"learning_rate": 1.0}, kv, update_on_kvstore=update_on_kvstore
+        )
         steps(trainer, w)
         return w.detach()
 
@@ -123,15 +135,17 @@ def worker_0_determines_the_initial_weights(on: bool) -> None:
 
 
 @case(True, False)
-def missing_gradients_raise(on: bool) -> None:
-    trainer = Trainer([parameter()], "sgd", OPTIONS, store("dist_sync"), update_on_kvstore=on)
+def missing_gradients_raise(update_on_kvstore: bool) -> None:
+    trainer = Trainer(
+        [parameter()], "sgd", OPTIONS, store("dist_sync"), update_on_kvstore=update_on_kvstore
+    )
     assert_raises_kvstore_error(partial(trainer.step, 1), "backward()", "freeze these parameters")
 
 
 @case(True, False)
-def changing_the_batch_size_raises(on: bool) -> None:
+def changing_the_batch_size_raises(update_on_kvstore: bool) -> None:
     w = parameter()
-    trainer = Trainer([w], "sgd", OPTIONS, store("dist_sync"), update_on_kvstore=on)
+    trainer = Trainer([w], "sgd", OPTIONS, store("dist_sync"), update_on_kvstore=update_on_kvstore)
     steps(trainer, w)
     assert_raises_kvstore_error(lambda: trainer.step(2), "follows step(1)")
 

@@ -1,4 +1,4 @@
-"""The basic example of the DDP tutorial, with its setup and cleanup."""
+"""The basic example from the DDP tutorial, with its setup and cleanup."""
 
 import os
 
