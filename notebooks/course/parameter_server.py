@@ -333,7 +333,7 @@ def _wrong(push: Handled, steps: list[Step]) -> str:
         )
     if unexpected := sorted(set(returned) - set(waiting), key=str):
         return (
-            f"it answers worker {unexpected[0]}, whose pull does not wait: "
+            f"it answers worker {unexpected[0]}, which has no waiting pull: "
             f"server.waiting is {waiting}"
         )
     if early := sorted(set(returned) - step.answered):
@@ -363,7 +363,7 @@ def _left(push: Handled, step: Step) -> str:
     """Describe the mistake in the waiting pulls; "" if there is none."""
     right, left = [w for w in push.before if w not in step.answered], push.waiting
     if not isinstance(left, list):
-        return f"server.waiting is {left!r}: leave a list of workers there"
+        return f"server.waiting is {left!r}: it must stay a list of workers"
     if twice := [w for w in left if w in step.answered]:
         return (
             f"the pull of worker {twice[0]} is answered, but it is still in server.waiting: "
@@ -382,14 +382,14 @@ def _applied(push: Handled, steps: list[Step]) -> str:
     """Describe the mistake in the value; "" if there is none."""
     got, right = push.value, steps[-1].value
     if not isinstance(got, Tensor) or got.shape != right.shape:
-        return f"server.value is {got!r}: change it with server.update(total) alone"
+        return f"server.value is {got!r}: change it only with server.update(total)"
     if different := (got != right).nonzero().flatten().tolist():
         worker, number = divmod(different[0], ROUNDS)
         return _misapplied(push.sync, steps, worker, number, got[different[0]].item())
     if push.updates == steps[-1].updates:
         return ""
     if push.updates == 0:
-        return "the value is correct, but without server.update(total), which makes the step"
+        return "the value is correct, but was changed without server.update(total)"
     return f"{push.updates} updates; expected {steps[-1].updates}: " + (
         "a round is one update, with the sum" if push.sync else "each gradient is one update"
     )
