@@ -34,7 +34,7 @@ LINES = {
     "distkit/kvstore": Line(1_668, 1_700),
     "distkit/recording": Line(1_573, 1_600),
     "distkit/trace": Line(900, 700),
-    "distkit/views": Line(3_734, 3_800),
+    "distkit/views": Line(3_739, 3_800),
     "companions/distkit_course": Line(1_307, 1_300),
     "companions/distkit_experiments": Line(781, 800),
     "companions/distkit_hosts": Line(3_199, 3_200),
@@ -49,9 +49,9 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_420, 15_000),
-    "the whole product": Line(25_313, 25_000),
-    "lines of JavaScript": Line(4_033, 4_300),
+    "all of distkit": Line(15_425, 15_000),
+    "the whole product": Line(25_318, 25_000),
+    "lines of JavaScript": Line(4_035, 4_300),
     "files in distkit": Line(185, 150),
     "names at the top level": Line(27, 23),
 }
