@@ -47,7 +47,7 @@ class Op(_StringEnum):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_TO_ALL = "all_to_all"
     BARRIER = "barrier"
-    NEW_GROUP = "new_group"  # called by every rank of the world, members or not
+    NEW_GROUP = "new_group"  # called by every rank in the world, members or not
     # dist.Store: the method and the keys are attributes
     STORE_WAIT = "store_wait"
     STORE_SET = "store_set"

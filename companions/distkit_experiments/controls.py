@@ -211,8 +211,8 @@ def parameters(fn: Callable[..., Any]) -> dict[str, Any]:
             )
         if p.name in RESERVED:
             raise TypeError(
-                f"{display_name(fn)} has a parameter {p.name}, which an experiment reserves for "
-                f"{RESERVED[p.name]}. Rename it; ranks can call dist.get_world_size()."
+                f"{display_name(fn)} has a parameter named {p.name}, which an experiment reserves "
+                f"for {RESERVED[p.name]}. Rename it; ranks can call dist.get_world_size()."
             )
         var_keyword = p.kind is p.VAR_KEYWORD
         defaults["**" if var_keyword else p.name] = None if var_keyword else p.default
@@ -290,7 +290,7 @@ def _create(name: str, abbreviation: Any) -> Control:
 def _range(name: str, numbers: tuple[Any, ...]) -> Control:
     valid = len(numbers) in (2, 3) and all(is_number(x) and math.isfinite(x) for x in numbers)
     if not valid or not numbers[0] < numbers[1] or min(numbers[2:], default=1) <= 0:
-        raise ValueError("a range needs a lower and a higher number, and any step must be above 0.")
+        raise ValueError("a range needs a lower and an upper bound, and any step must be above 0.")
     low, high, *step = numbers
     if name in (*BYTES, *LOGARITHMIC) and not step:
         if low <= 0:

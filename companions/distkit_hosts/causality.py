@@ -160,7 +160,7 @@ def crossings(trace: EventLog, hosts: Mapping[int, str]) -> Iterator[Crossing]:
     """Yield the messages between hosts, including those of collectives.
 
     Args:
-        trace: the trace, with the times of each host by its own clock.
+        trace: the trace, with each host's times measured on its own clock.
         hosts: the host of each rank; messages of other ranks are ignored.
     """
     if len(set(hosts.values())) < 2:

@@ -1,4 +1,4 @@
-"""Simulate a schedule on a network, with the trace that real ranks would record. No side effects.
+"""Simulate the trace that real ranks would record of a schedule on a network. No side effects.
 
 All transfers of a round are computed together, so a ring of thousands of ranks takes seconds. A
 transfer starts when both ends are ready, like large messages in gloo and MPI. A rank sends one

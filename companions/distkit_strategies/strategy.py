@@ -56,7 +56,7 @@ class InputContext:
         """Return the number of rows of each replica's batch.
 
         Raises:
-            StrategyError: the global batch cannot be divided by the number of replicas.
+            StrategyError: the global batch size is not divisible by the number of replicas.
 
         >>> InputContext(4, 0, 4).get_per_replica_batch_size(128)
         32

@@ -496,7 +496,7 @@ class Tap:
     def _new_group_hook(
         self, create: Callable[..., Any], ranks: list[int] | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Record ``new_group``, which blocks until every rank of the world has called it."""
+        """Record ``new_group``, which blocks until every rank in the world has called it."""
         recorder = _recorder.current()
         if recorder is None or kwargs.get("use_local_synchronization"):
             return create(ranks, *args, **kwargs)

@@ -138,7 +138,7 @@ def _title(trace: EventLog, first: Span) -> str:
 
 
 def _compare(trace: EventLog, group: list[Span]) -> tuple[list[Json], dict[int, list[int]]]:
-    """Return the verdicts on equal values, and the positions at which each rank's result differs.
+    """Return verdicts on equality, and the positions at which each rank's result differs.
 
     A message is compared at both ends, a collective before and after.
     """

@@ -28,7 +28,7 @@ def test_figure_without_a_gpu_is_unproven(monkeypatch: pytest.MonkeyPatch) -> No
     assert details["torch"] and "date" in details
 
 
-def test_failed_figure_has_the_error() -> None:
+def test_failed_measurement_reports_the_error() -> None:
     def fail(device: str, reps: int) -> None:
         raise ValueError(f"{reps} on {device}")
 

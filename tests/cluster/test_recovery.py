@@ -60,7 +60,7 @@ def test_interrupt_ends_a_hang_on_all_ranks(cluster: dk.Cluster, name: str) -> N
 
 
 def test_group_can_be_created_after_a_failed_creation(cluster: dk.Cluster) -> None:
-    with pytest.raises(dk.errors.DeadlockError, match="Call new_group on every rank of the world"):
+    with pytest.raises(dk.errors.DeadlockError, match="Call new_group on every rank in the world"):
         cluster.run(ALL["new_group_skipped"].program)
 
     def program() -> float:
