@@ -39,7 +39,7 @@ LINES = {
     "companions/distkit_experiments": Line(781, 800),
     "companions/distkit_hosts": Line(3_199, 3_200),
     "companions/distkit_simulation": Line(1_657, 1_400),
-    "companions/distkit_strategies": Line(1_680, 1_700),
+    "companions/distkit_strategies": Line(1_681, 1_700),
     "notebooks/course": Line(1_269, 1_200),
     "tests": Line(16_516, 16_000),
     "tests/stress": Line(3_578, 4_000),
@@ -50,7 +50,7 @@ BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
     "all of distkit": Line(15_425, 15_000),
-    "the whole product": Line(25_318, 25_000),
+    "the whole product": Line(25_319, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
     "files in distkit": Line(185, 150),
     "names at the top level": Line(27, 23),

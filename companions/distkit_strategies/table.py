@@ -40,11 +40,14 @@ def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> panda
     """
     import pandas as pd
 
+    strategies = _strategies()
     reference = {method: _train_results(train, Strategy()) for method, train in METHODS.items()}
     rows = {
-        name: {method: _cell(run, make, method, expected) for method, expected in reference.items()}
-        for name, make in _strategies().items()
-        if only is None or name in only
+        name: {
+            method: _cell(run, strategies[name], method, expected)
+            for method, expected in reference.items()
+        }
+        for name in only or strategies
     }
     return pd.DataFrame.from_dict(rows, orient="index")
 
