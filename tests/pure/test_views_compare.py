@@ -123,7 +123,7 @@ class Running:
     finished, trace = False, traces.ring()
 
     def subscribe(self, callback):
-        raise AssertionError("nobody may subscribe")
+        raise AssertionError("subscribe() must not be called")
 
 
 def test_invalid_comparisons_raise() -> None:
