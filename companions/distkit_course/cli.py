@@ -111,9 +111,8 @@ def _lab(args: argparse.Namespace, passed_on: list[str]) -> None:
         passed_on = [f"--ServerApp.root_dir={cli.CHECKOUT}", *passed_on]
     if not target.exists():
         raise DistkitError(f"{target}: notebook or folder not found.")
-    if (
-        os.geteuid() == 0 and "--allow-root" not in passed_on
-    ):  # root is the usual user in containers
+    # root is the usual user in containers
+    if os.geteuid() == 0 and "--allow-root" not in passed_on:
         passed_on = [*passed_on, "--allow-root"]
     # disables the prompt about Jupyter's news, which would cover the notebook
     paths = [str(Path(cli.__file__).parent / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]

@@ -327,9 +327,8 @@ class Cluster:
         self.wait()
         with self._submitting:
             running = self._supervisor.run
-            if (
-                running is not None and running.ending
-            ):  # its processes may still be importing a module
+            # its processes may still be importing a module
+            if running is not None and running.ending:
                 self._supervisor.run_ended.wait(RESPONSE_TIMEOUT)
                 running = self._supervisor.run
             self.wait()

@@ -46,9 +46,8 @@ class Supervisor:
         self.ranks: Ranks | None = None  # of the current run
         self.engines: Engines | None = None
         self.ready = threading.Event()
-        self.run_ended = (
-            threading.Event()
-        )  # the latest run has ended, and its processes have exited
+        # the latest run has ended, and its processes have exited
+        self.run_ended = threading.Event()
         self.closed = False
         self._starting = threading.Lock()
         self._fleet = None if start_hosts is None else start_hosts(self.folder, self._set_stage)

@@ -185,9 +185,8 @@ def test_blocking_sends_are_slower() -> None:
     for overlap in (True, False):
         trace = pipeline(2, 4, 1.0, 1.0, 4, link, order="gpipe", overlap=overlap)
         seconds.append(trace.seconds)
-    assert seconds == pytest.approx(
-        [11.0, 14.0]
-    )  # three of four sends are hidden in each direction
+    # three of four sends are hidden in each direction
+    assert seconds == pytest.approx([11.0, 14.0])
 
 
 def harmonic(n: int) -> float:

@@ -268,9 +268,8 @@ class Multiplexer:
             self._socket.send_multipart([tunnel.peer, *frames] if self._listens else frames)
         except zmq.ZMQError as error:
             tunnel.lose(f"its connection was lost ({error})")
-        self.loop.call_soon(
-            self._receive
-        )  # the descriptor does not signal messages received meanwhile
+        # the descriptor does not signal messages received meanwhile
+        self.loop.call_soon(self._receive)
 
     def close(self) -> None:
         """Close all tunnels, and end the thread."""

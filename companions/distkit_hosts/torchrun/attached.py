@@ -176,9 +176,8 @@ class Attached:
         }
         for file in {line.rpartition(":")[0] for line in lines} - self._sources:
             self._sources.add(file)
-            if text := "".join(linecache.getlines(file))[
-                :_MAX_SOURCE
-            ]:  # otherwise it is not a file
+            # otherwise it is not a file
+            if text := "".join(linecache.getlines(file))[:_MAX_SOURCE]:
                 self._file.note("source", (file, text))
 
     def _record_heartbeat(self) -> None:

@@ -106,9 +106,8 @@ class _Unit:
         self.w = self._flatten([p.detach() for p in parameters])
         self.part = nn.Parameter(self._shard(self.w).clone() if stage == 3 else self._shard(self.w))
         self._view_parameters()
-        unit = weakref.proxy(
-            self
-        )  # hooks would create cycles that the garbage collector cannot see
+        # hooks would create cycles that the garbage collector cannot see
+        unit = weakref.proxy(self)
         for p in parameters:
             p.register_post_accumulate_grad_hook(lambda p: unit._gradient_ready(p))
         if stage == 3:

@@ -85,9 +85,8 @@ class Group:
             torch.cuda.set_device(spec.device)
             if spec.backend == "nccl":
                 options["device_id"] = torch.device(spec.device)
-        self._store = _open_store(
-            spec, name
-        )  # kept alive here, because C++ does not own a Python store
+        # kept alive here, because C++ does not own a Python store
+        self._store = _open_store(spec, name)
         self._init(
             spec.backend, store=self._store, rank=spec.rank, world_size=spec.world_size, **options
         )

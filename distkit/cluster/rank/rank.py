@@ -85,9 +85,8 @@ class Rank:
         }
         self._pid = os.getpid()
         self._box = BlackBox(Path(spec.folder, f"{spec.name}.box"))
-        self._gates: dict[int, Gate] = defaultdict(
-            Gate
-        )  # of stepped runs; permits may arrive early
+        # of stepped runs; permits may arrive early
+        self._gates: dict[int, Gate] = defaultdict(Gate)
         self._running: int | None = None  # number of the run whose function is executing
         self._released_run = 0  # number of the latest run that the kernel has released
         self._idle = threading.Event()  # no function is executing

@@ -91,9 +91,8 @@ def host_copy(tensor: Tensor) -> Tensor:
 
 def concatenate(values: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
     """Concatenate the parts of an array."""
-    return torch.cat(list(values)).view(
-        shape
-    )  # also copies a single part, which is the server's memory
+    # also copies a single part, which is the server's memory
+    return torch.cat(list(values)).view(shape)
 
 
 def write(out: Tensor, parts: Sequence[Part], values: Sequence[Tensor]) -> None:
