@@ -67,15 +67,17 @@ def draw(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -
 
 
 def operations(trace: EventLog) -> list[list[Span]]:
-    """Return the spans of each message and collective with a tensor, sorted by start.
+    """Return the spans of each message and collective with a tensor, in order.
 
-    The sender precedes the receiver, and the spans of a collective are sorted by rank.
+    A message starts when it is sent, a collective when its first rank enters it, so that an
+    operation follows those that its ranks finished before. The sender precedes the receiver,
+    and the spans of a collective are sorted by rank.
     """
     tied = trace.grouped_by_match(s for s in trace.spans if s.op not in COMPUTATION)
     groups = [
         sorted(g, key=lambda s: (s.op is Op.RECV, s.rank)) for g in tied if any(s.dtype for s in g)
     ]
-    return sorted(groups, key=lambda group: group[0].start)  # a receiver may start much earlier
+    return sorted(groups, key=lambda g: min((s.op is Op.RECV, s.start) for s in g))
 
 
 def _summaries(group: list[Span]) -> list[Summary]:

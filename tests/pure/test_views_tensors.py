@@ -86,6 +86,17 @@ def test_message_compares_sent_and_received_values() -> None:
     assert {"sends to rank 1", "receives from rank 0"} <= {*shapes(trace, "text")}
 
 
+def test_operations_follow_those_that_their_ranks_finished_before() -> None:
+    s, two = Script(), summary([1, 2])
+    kind = dict(nbytes=8, shape=(2,), dtype="float32", before=two, after=two)
+    s.op(0, Op.BROADCAST, 5 * MS, 6 * MS, peer=1, **kind)  # rank 0 enters late
+    s.op(1, Op.BROADCAST, 0, MS, peer=1, **kind)
+    s.op(1, Op.SEND, 2 * MS, 3 * MS, peer=0, **kind)
+    s.op(0, Op.RECV, 7 * MS, 8 * MS, peer=1, **kind)
+    captions = [keyframe["caption"] for keyframe in draw(s.trace(world_size=2))["keyframes"]]
+    assert captions == ["broadcast", "rank 1 → rank 0"]
+
+
 def test_thousand_ranks_are_compared_and_sixteen_drawn() -> None:
     values = [[1.0, 1, 1, 1]] * 999 + [[2.0, 1, 1, 1]]
     trace = reduced(values, values)
