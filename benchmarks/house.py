@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(971, 550),
     "distkit/algorithms": Line(1_336, 1_300),
-    "distkit/cluster": Line(3_236, 3_000),
+    "distkit/cluster": Line(3_247, 3_000),
     "distkit/data": Line(252, 350),
     "distkit/diagnosis": Line(1_750, 1_800),
     "distkit/kvstore": Line(1_668, 1_700),
@@ -41,7 +41,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_657, 1_400),
     "companions/distkit_strategies": Line(1_681, 1_700),
     "notebooks/course": Line(1_269, 1_200),
-    "tests": Line(16_516, 16_000),
+    "tests": Line(16_534, 16_000),
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_425, 15_000),
-    "the whole product": Line(25_319, 25_000),
+    "all of distkit": Line(15_436, 15_000),
+    "the whole product": Line(25_330, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
     "files in distkit": Line(185, 150),
     "names at the top level": Line(27, 23),

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,19 @@ def test_missing_rank_does_not_block_the_start() -> None:
     with pytest.raises(dk.errors.RankDied, match="rank 1"):
         dk.run_ranks(lambda _: time.sleep(0.01), 3, EndsWhileLoading())
     assert time.monotonic() - began < 15
+
+
+def import_kvstore() -> bool:
+    """Import the KVStore; return whether the fork server had imported it."""
+    name = "distkit.kvstore.client.worker"
+    imported = name in sys.modules
+    import_module(name)
+    return imported
+
+
+def test_late_import_is_shared_by_all_later_runs() -> None:
+    dk.run_ranks(import_kvstore, 2)
+    assert dk.run_ranks(import_kvstore, 2).results == [True, True]
 
 
 def test_arguments_and_closures_are_pickled() -> None:

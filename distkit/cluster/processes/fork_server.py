@@ -29,6 +29,7 @@ import traceback
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 from distkit.cluster.processes import boot, folders
@@ -39,15 +40,23 @@ from distkit.cluster.processes.descendants import (
     end_all_children,
     end_children,
 )
-from distkit.cluster.processes.rank_spec import LAZY_MODULE
 from distkit.errors import DistkitError
 
-#: Idle time before ``LAZY_MODULE`` is imported; interval of checks that the parent is alive [s].
-IDLE_TIME = 0.5
+#: Modules that children import late, which takes up to seconds: optimizers and
+#: DistributedDataParallel import the first one. The fork server imports a module after the first
+#: run that needed it, and the first one while it is idle.
+LATE_MODULES = (
+    "torch._dynamo",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "distkit.demos",
+    "distkit.kvstore.client.worker",
+    "distkit.kvstore.transport.node",
+)
 
-#: Number of forks after which ``LAZY_MODULE`` is imported without idle time, or each run would
-#: import it.
-BUSY_FORKS = 16
+#: Interval of checks that the parent is alive [s]; number of intervals until it counts as idle.
+INTERVAL, IDLE_INTERVALS = 0.5, 4
 
 
 @dataclass
@@ -69,7 +78,8 @@ class ForkServer:
     def __init__(self, channel: Channel) -> None:
         self.channel, self.parent = channel, os.getppid()
         self.children: dict[int, Forked] = {}  # by pid
-        self.complete, self.forks = False, 0  # whether LAZY_MODULE is imported; number of forks
+        self.late: set[str] = set()  # modules to import once no child is left
+        self.requests, self._requested = os.pipe()
         adopt_orphans()
         self.wakeup, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
@@ -79,14 +89,18 @@ class ForkServer:
 
     def serve(self) -> None:
         """Execute the kernel's commands until it exits, then kill all descendants."""
+        idle = 0
         try:
             while os.getppid() == self.parent:
-                channel_fd = self.channel.fileno()
-                ready, _, _ = select.select([channel_fd, self.wakeup], [], [], IDLE_TIME)
-                idle = not ready or self.forks > BUSY_FORKS
-                if idle and not (self.complete or self.children) and "torch" in sys.modules:
-                    self.complete = True
-                    self.do_call(None, LAZY_MODULE)
+                channel_fd, sources = self.channel.fileno(), [self.wakeup, self.requests]
+                ready, _, _ = select.select([channel_fd, *sources], [], [], INTERVAL)
+                idle = 0 if ready or self.children else idle + 1
+                if idle == IDLE_INTERVALS and "torch" in sys.modules:
+                    self.late.add(LATE_MODULES[0])
+                if self.requests in ready:
+                    self.late.update(os.read(self.requests, 4096).decode().split())
+                while self.late and not self.children:
+                    self.do_call(None, self.late.pop())
                 if self.wakeup in ready:
                     os.read(self.wakeup, 512)
                 self._reap()
@@ -120,7 +134,6 @@ class ForkServer:
 
         ``arguments`` are pickled by the kernel.
         """
-        self.forks += 1
         kwargs = pickle.loads(arguments)  # here, so that all children share its imports
         gc.collect()
         gc.freeze()  # the collector would write to every shared page, and thereby copy it
@@ -167,6 +180,7 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _redirect(f"{folder}/{log}")
+            sys.meta_path.insert(0, LateImports(self._requested))
             faulthandler.enable()  # writes the Python stack of a crash into the log
             lifeline = Channel(socket.socket(fileno=fd))
             lifeline.send(("pid", os.getpid()))
@@ -196,6 +210,19 @@ class ForkServer:
             fields = {"status": os.waitstatus_to_exitcode(status), "log": child.log}
             self.channel.send({"exit": child.number, **fields})
         end_children(exclude=self.children)  # the orphans that this process has adopted
+
+
+class LateImports(MetaPathFinder):
+    """Finds no modules, but requests those late ones that a child imports."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Request the module from the fork server if it is a late one."""
+        if name in LATE_MODULES:
+            with suppress(OSError):  # the user's function may have closed all files
+                os.write(self.fd, f"{name}\n".encode())
 
 
 def _redirect(path: str) -> None:

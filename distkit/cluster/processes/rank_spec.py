@@ -9,9 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: Module that DistributedDataParallel and optimizers import; the import takes seconds.
-LAZY_MODULE = "torch._dynamo"
-
 #: Exit status of a rank after its program closed the channel to the kernel.
 CHANNEL_CLOSED = 86
 
