@@ -38,9 +38,9 @@ LINES = {
     "companions/distkit_course": Line(1_307, 1_300),
     "companions/distkit_experiments": Line(781, 800),
     "companions/distkit_hosts": Line(3_199, 3_200),
-    "companions/distkit_simulation": Line(1_657, 1_400),
+    "companions/distkit_simulation": Line(1_656, 1_400),
     "companions/distkit_strategies": Line(1_681, 1_700),
-    "notebooks/course": Line(1_269, 1_200),
+    "notebooks/course": Line(1_247, 1_200),
     "tests": Line(16_534, 16_000),
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
@@ -50,7 +50,7 @@ BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
     "all of distkit": Line(15_436, 15_000),
-    "the whole product": Line(25_330, 25_000),
+    "the whole product": Line(25_307, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
     "files in distkit": Line(185, 150),
     "names at the top level": Line(27, 23),
