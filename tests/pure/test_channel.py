@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from typing import Any
 
 import pytest
@@ -32,3 +33,15 @@ def test_truncated_message_is_discarded(cut: int) -> None:
         "a",
         EOFError,
     ]
+
+
+def test_invalid_message_disconnects_both_ends_at_once() -> None:
+    """The kernel then waits for the exit of the rank, which must detect the disconnection."""
+    ours, theirs = Channel.pair()
+    exited = threading.Event()
+    ours.listen(lambda message: None, lambda: exited.wait() and None)
+    with theirs:
+        theirs.sendall(encode("text")[:8] + b"\xc1" * 5)
+        theirs.settimeout(10)
+        assert theirs.recv(1) == b""
+    exited.set()

@@ -76,14 +76,14 @@ class Channel:
             head += self._read(_HEAD.size - len(head))
             message = decode(self._read(_HEAD.unpack(head)[0]))
         except (OSError, msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
+            self.hang_up()  # the other end must not wait for this one after an invalid message
             raise EOFError(f"the channel is closed: {error}") from error
         return message, fds[0] if fds else None
 
     def _read(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
-            chunk = self._sock.recv(min(size - len(data), CHUNK_BYTES))
-            if not chunk:
+            if not (chunk := self._sock.recv(min(size - len(data), CHUNK_BYTES))):
                 raise EOFError("the other end of the channel is closed")
             data += chunk
         return bytes(data)
