@@ -45,3 +45,17 @@ def test_invalid_message_disconnects_both_ends_at_once() -> None:
         theirs.settimeout(10)
         assert theirs.recv(1) == b""
     exited.set()
+
+
+def test_finalizer_may_send_during_a_send() -> None:
+    ours, theirs = Channel.pair()
+    received = queue.SimpleQueue[Any]()
+    Channel(theirs).listen(received.put, lambda: None)
+    # the descriptor sends when it is used, as a finalizer may at any time
+    finalizer = {"__index__": lambda self: ours.send("finalizer") or 0}
+    message: Any = "message", type("Descriptor", (), finalizer)()
+    sender = threading.Thread(target=ours.send, args=message, daemon=True)
+    sender.start()
+    assert [received.get(timeout=10) for _ in range(2)] == ["finalizer", "message"]
+    sender.join()
+    ours.close()
