@@ -72,6 +72,17 @@ def test_message_arrives_after_its_sender_returned_without_waiting(
         assert run.wait(60).results == [1.0, 0.0, 0.0]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_failing_subscriber_does_not_keep_the_cluster_busy(
+    usable: dk.Cluster, tmp_path: Path
+) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")
+    run = usable.submit(lambda: dist.get_rank() or fifo.read_text())
+    run.subscribe(lambda events: events or {}["the end"])
+    fifo.write_text("go")
+    assert run.wait(60).results == ["go", 1, 2]
+
+
 TIMEOUT = timedelta(seconds=0.6)
 
 

@@ -257,8 +257,9 @@ class Ranks(RankController):
                 self._on_exit(node, child, child.status)
         for r in run.ranks:
             self._execute(r)
-        args = run, on_ended
-        threading.Thread(target=self._conduct, args=args, name="distkit-run", daemon=True).start()
+        threading.Thread(
+            target=self._conduct, args=(run, on_ended), name="distkit-run", daemon=True
+        ).start()
 
     def _execute(self, rank: int, incarnation: int = 0, **overrides: Any) -> None:
         payload, options = self._call
@@ -272,9 +273,11 @@ class Ranks(RankController):
             self.children[rank].channel.send(dumps((payload, options)))
 
     def _conduct(self, run: Conductor, on_ended: Callable[[], None]) -> None:
-        run.conduct(self)
-        self._clean_up(run)
-        on_ended()
+        try:
+            run.conduct(self)
+        finally:  # a subscriber's error must not keep the cluster busy
+            self._clean_up(run)
+            on_ended()
 
     def _clean_up(self, run: Conductor) -> None:
         """Terminate the processes of the run."""
