@@ -251,6 +251,16 @@ def test_cells_run_on_new_engines_after_an_engine_died() -> None:
             assert cluster.execute("'x' in globals()").results == [False, False]
 
 
+def test_cell_is_ended_if_ipyparallels_controller_dies() -> None:
+    """The cell might not have been delivered to all engines."""
+    with dk.Cluster(2) as cluster:
+        cluster.execute("import os, threading")
+        pid = cluster._supervisor.engines._controller.pid
+        with pytest.raises(dk.errors.RunInterrupted, match="controller, which delivers cells, end"):
+            cluster.execute(f"if rank == 0: os.kill({pid}, 9)\nthreading.Event().wait()")
+        assert cluster.execute("'os' in globals()").results == [False, False]
+
+
 #: A script with a cluster. It forks a child for each argument; the child executes the argument. The
 #: cluster's threads import nothing: a child forked during an import could never import the module.
 FORKING_SCRIPT = """
