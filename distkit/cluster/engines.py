@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class Engines(Ranks):
                 "ipyparallel's controller did not start. " + self._log("controller.log")
             ) from None
         self._controller.on_message(lambda message: None)
-        self._controller.on_exit(lambda status: self._mark_unusable())
+        self._controller.on_exit(partial(self._on_exit, -1, self._controller))
         import ipyparallel
 
         self.client = ipyparallel.Client(
@@ -82,8 +83,11 @@ class Engines(Ranks):
         end = time.monotonic() + REGISTRATION_TIMEOUT
         while len(self.client.ids) < self.plan.ranks:
             if not self.usable:
-                ended = [r for r, child in self.children.items() if child.status is not None]
-                logs = "\n".join(self._log(f"engine-{r}.log") for r in ended)
+                logs = "\n".join(
+                    self._log(f"engine-{r}.log")
+                    for r, child in self.children.items()
+                    if child.status is not None
+                )
                 raise StartError(f"an engine ended while it was starting. {logs}")
             if time.monotonic() > end:
                 raise StartError(
@@ -107,6 +111,8 @@ class Engines(Ranks):
 
     def _on_exit(self, rank: int, child: Child, status: int) -> None:
         self._mark_unusable()
+        if child is self._controller and self.run is not None and not self.run.finished:
+            self.run.abandon("ipyparallel's controller, which delivers cells, ended. Run it again")
         super()._on_exit(rank, child, status)
 
     def _mark_unusable(self) -> None:

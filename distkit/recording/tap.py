@@ -86,14 +86,15 @@ class Tap:
         self.before: list[Callable[[Op, int], None]] = []
         #: Callback for a group on which several threads of this rank call collectives.
         self.on_threads: Callable[[str], None] = lambda group: None
-        #: Whether gloo executes the collectives; NCCL executes them in streams.
-        self.on_gloo = False
-        #: Whether this process computes on a GPU.
-        self.on_gpu = False
+        #: Whether gloo executes the collectives (NCCL executes them in streams), and whether this
+        #: process computes on a GPU.
+        self.on_gloo = self.on_gpu = False
         #: Examines each collective before it is passed to the backend.
         self.call_context: CallContext | None = None
         self._buffers = OpenBuffers()
         self._undo: ExitStack | None = None  # removes the hooks
+        #: Messages that programs never waited for: gloo drops a message whose work is destroyed.
+        self._unwaited_messages: list[Any] = []
         self.reset()
 
     def install(self) -> None:
@@ -129,6 +130,7 @@ class Tap:
         """Record completions whose callbacks have not run yet, at the end of a run."""
         for work, pending in list(self._pending.values()):
             if pending.op in P2P and pending.begin is None:
+                self._unwaited_messages.append(work)
                 continue
             future = _future_of(work)  # completes slightly before the work
             if _is_completed(work) or (future is not None and future.done()):
@@ -137,14 +139,12 @@ class Tap:
     def reset(self) -> None:
         """Discard the state of the previous run."""
         self._buffers.clear()
-        #: The groups that this rank uses.
-        self.groups = Groups()
+        #: The groups that this rank uses, and its collectives that it has not waited for.
+        self.groups, self.unwaited = Groups(), UnwaitedCollectives()
         #: Whether a call has failed; gloo may then have closed connections of the group.
         self.broken = False
         #: Number of collectives called on each group, by name.
         self.collectives: Counter[str] = Counter()
-        #: Asynchronous collectives that the program has not waited for.
-        self.unwaited = UnwaitedCollectives()
         self._pending: dict[int, tuple[Any, Pending]] = {}
         # by group: the thread that calls collectives, 0 for several
         self._threads: dict[str, int] = {}

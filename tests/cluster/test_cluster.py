@@ -251,11 +251,29 @@ def test_cells_run_on_new_engines_after_an_engine_died() -> None:
             assert cluster.execute("'x' in globals()").results == [False, False]
 
 
-#: A script with a cluster. It forks a child for each argument; the child executes the argument.
+def test_cell_is_ended_if_ipyparallels_controller_dies() -> None:
+    """The cell might not have been delivered to all engines."""
+    with dk.Cluster(2) as cluster:
+        cluster.execute("import os, threading")
+        pid = cluster._supervisor.engines._controller.pid
+        with pytest.raises(dk.errors.RunInterrupted, match="controller, which delivers cells, end"):
+            cluster.execute(f"if rank == 0: os.kill({pid}, 9)\nthreading.Event().wait()")
+        assert cluster.execute("'os' in globals()").results == [False, False]
+
+
+#: A script with a cluster. It forks a child for each argument; the child executes the argument. The
+#: cluster's threads import nothing: a child forked during an import could never import the module.
 FORKING_SCRIPT = """
-import os, sys
+import os, sys, threading
 import torch.distributed as dist
 import distkit as dk
+
+main, imports = threading.main_thread(), []
+sys.addaudithook(
+    lambda event, args: event == "import"
+    and threading.current_thread() is not main
+    and imports.append(args[0])
+)
 
 with dk.Cluster(2).wait() as cluster:
     stepper = cluster.step(dist.barrier)
@@ -269,7 +287,7 @@ with dk.Cluster(2).wait() as cluster:
             sys.exit(3)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
     stepper.finish()
-    print(cluster.run(dist.get_rank).results, cluster.restart().run(dist.get_rank).results)
+    print(cluster.run(dist.get_rank).results, cluster.restart().run(dist.get_rank).results, imports)
 """
 STOPPED = "StoppedError: the cluster was stopped, or belongs to another process. Create a new one."
 #: The statements that the children execute, and the text that each prints.
@@ -285,8 +303,9 @@ CHILD_OUTPUT = {
 
 def test_forked_child_cannot_use_its_parents_cluster() -> None:
     command = [sys.executable, "-c", FORKING_SCRIPT, *CHILD_OUTPUT]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert completed.stdout == "".join(CHILD_OUTPUT.values()) + "[0, 1] [0, 1]\n", completed.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    expected = [*CHILD_OUTPUT.values(), "[0, 1] [0, 1] []\n"]
+    assert completed.stdout == "".join(expected), completed.stderr
     assert "Traceback" not in completed.stderr
 
 

@@ -201,9 +201,14 @@ def test_unprivileged_user_can_create_hosts(tmp_path: Path) -> None:
 
 
 @needs_sshd
-def test_cluster_outside_the_laboratory_runs_on_its_hosts(restored: Laboratory) -> None:
+def test_cluster_outside_the_laboratory_runs_on_its_hosts(
+    restored: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The networks are not connected, so the kernel listens on a socket of the head."""
-    with dk.Cluster(hosts={"alpha": 1, "beta": 1}, **restored.options()) as cluster:
+    # three processes import torch at the same time, which takes minutes on a busy machine
+    monkeypatch.setattr("distkit.cluster.processes.fork_client.RESPONSE_TIMEOUT", 300.0)
+    hosts = {"alpha": 1, "beta": 1}
+    with dk.Cluster(hosts=hosts, timeout=300, **restored.options()) as cluster:
         assert cluster.run(socket.gethostname).results == ["alpha", "beta"]
         (listening,) = [
             end

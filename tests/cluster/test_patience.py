@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import distkit as dk
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,39 @@ def receive_from_a_timer() -> float:
 
 def test_delayed_send_from_a_thread_is_not_a_hang(usable: dk.Cluster) -> None:
     assert usable.run(receive_from_a_timer).results == [1.0, 0.0, 0.0]
+
+
+def receive_late(fifo: Path) -> float:
+    """Receive a message that nobody waits for, after something was written to ``fifo``."""
+    x = torch.zeros(1)
+    if dist.get_rank() == 1:
+        dist.isend(torch.ones(1), dst=0)
+    elif dist.get_rank() == 0:
+        fifo.read_text()
+        dist.recv(x, src=1)
+    return x.item()
+
+
+def test_message_arrives_after_its_sender_returned_without_waiting(
+    usable: dk.Cluster, tmp_path: Path
+) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")
+    run = usable.submit(receive_late, fifo)
+    wait_until(lambda: run.trace.info.ends.keys() == {1, 2}, 60)
+    fifo.write_text("go")
+    with pytest.warns(dk.errors.CommunicationWarning, match="rank 1 never waited for isend"):
+        assert run.wait(60).results == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_failing_subscriber_does_not_keep_the_cluster_busy(
+    usable: dk.Cluster, tmp_path: Path
+) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")
+    run = usable.submit(lambda: dist.get_rank() or fifo.read_text())
+    run.subscribe(lambda events: events or {}["the end"])
+    fifo.write_text("go")
+    assert run.wait(60).results == ["go", 1, 2]
 
 
 TIMEOUT = timedelta(seconds=0.6)

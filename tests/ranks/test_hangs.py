@@ -15,8 +15,14 @@ from distkit.diagnosis.findings import Finding
 from distkit.diagnosis.rules import RULES
 from distkit.hangs import ALL, Case
 
-#: Time limit from the call to the error, with fork and imports [s]; ten times the usual.
+#: Time limit from the call to the error, with forks [s]; ten times the usual.
 LIMIT = 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> None:
+    """Start the fork server, because its import of torch would count as time of the first hang."""
+    dk.run_ranks(int, 1)
 
 
 def kinds_and_culprits(findings: list[Finding]) -> list[tuple[str, tuple[int, ...]]]:

@@ -33,7 +33,8 @@ class Channel:
     """One end of a channel. ``send`` may be called from any thread, ``recv`` from one."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock, self._lock = sock, threading.Lock()
+        # reentrant: a garbage collection in ``send`` may run a finalizer that sends
+        self._sock, self._lock = sock, threading.RLock()
         _channels.add(self)
 
     @classmethod
@@ -52,14 +53,11 @@ class Channel:
         Raises:
             OSError: the other end is closed.
         """
-        body = encode(message)
-        head, sock = _HEAD.pack(len(body)), self._sock
-        with self._lock:
-            if fd is None:
-                sock.sendall(head)
-            else:
-                socket.send_fds(sock, [head], [fd])
-            sock.sendall(body)
+        body, sock = encode(message), self._sock
+        parts = _HEAD.pack(len(body)), body
+        with self._lock:  # one call, so that an interrupt cannot separate a head from its body
+            sent = sock.sendmsg(parts) if fd is None else socket.send_fds(sock, parts, [fd])
+            sock.sendall(memoryview(body)[sent - _HEAD.size :])
 
     def recv(self) -> Any:
         """Wait for one message; its lists arrive as tuples.
@@ -76,14 +74,14 @@ class Channel:
             head += self._read(_HEAD.size - len(head))
             message = decode(self._read(_HEAD.unpack(head)[0]))
         except (OSError, msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
+            self.hang_up()  # the other end must not wait for this one after an invalid message
             raise EOFError(f"the channel is closed: {error}") from error
         return message, fds[0] if fds else None
 
     def _read(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
-            chunk = self._sock.recv(min(size - len(data), CHUNK_BYTES))
-            if not chunk:
+            if not (chunk := self._sock.recv(min(size - len(data), CHUNK_BYTES))):
                 raise EOFError("the other end of the channel is closed")
             data += chunk
         return bytes(data)
@@ -94,9 +92,8 @@ class Channel:
         A new thread calls them. The channel belongs to that thread, which closes it: to end it from
         this side, call :meth:`hang_up`.
         """
-        args = on_message, on_close
         threading.Thread(
-            target=self._listen, args=args, name="distkit-channel", daemon=True
+            target=self._listen, args=(on_message, on_close), name="distkit-channel", daemon=True
         ).start()
 
     def _listen(self, on_message: Callable[[Any], None], on_close: Callable[[], None]) -> None:

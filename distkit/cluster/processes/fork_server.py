@@ -35,6 +35,7 @@ from typing import Any
 from distkit.cluster.processes import boot, folders
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import (
+    END_TIMEOUT,
     adopt_orphans,
     die_with_parent,
     end_all_children,
@@ -160,9 +161,13 @@ class ForkServer:
     def do_remove(self, fd: int | None, folder: str) -> None:
         """Kill the remaining children in a cluster's folder, then remove the folder.
 
-        Some may have been forked after the kernel listed the children to kill.
+        Some may have been forked after the kernel listed the children to kill. A child that waits
+        for a disk exits later, and must not block other clusters.
         """
-        while remaining := [c.number for c in self.children.values() if c.folder == folder]:
+        end = time.monotonic() + END_TIMEOUT
+        while (
+            remaining := [c.number for c in self.children.values() if c.folder == folder]
+        ) and time.monotonic() < end:
             self.do_kill(None, remaining, discard_logs=True)
             time.sleep(0.001)
             self._reap()

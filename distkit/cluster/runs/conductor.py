@@ -6,7 +6,6 @@ killed. The processes belong to a :class:`RankController`.
 
 from __future__ import annotations
 
-import importlib
 import sys
 import threading
 import time
@@ -270,8 +269,6 @@ class Conductor:
 
     def conduct(self, controller: RankController) -> None:
         """Control the run until it ends; when one rank fails, release the others."""
-        # import while the ranks start: an import at exit would hide that Ctrl-C ended the program
-        importlib.import_module("distkit.trace.matching")
         try:
             self._monitor(controller)
             if self.waiting:

@@ -6,6 +6,7 @@ has imported torch, and end with the run, including their children.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
@@ -257,8 +258,12 @@ class Ranks(RankController):
                 self._on_exit(node, child, child.status)
         for r in run.ranks:
             self._execute(r)
-        args = run, on_ended
-        threading.Thread(target=self._conduct, args=args, name="distkit-run", daemon=True).start()
+        # import while the ranks start: an import at exit would hide that Ctrl-C ended the program,
+        # and an import in another thread would block it forever in a child that is forked meanwhile
+        importlib.import_module("distkit.trace.matching")
+        threading.Thread(
+            target=self._conduct, args=(run, on_ended), name="distkit-run", daemon=True
+        ).start()
 
     def _execute(self, rank: int, incarnation: int = 0, **overrides: Any) -> None:
         payload, options = self._call
@@ -272,9 +277,11 @@ class Ranks(RankController):
             self.children[rank].channel.send(dumps((payload, options)))
 
     def _conduct(self, run: Conductor, on_ended: Callable[[], None]) -> None:
-        run.conduct(self)
-        self._clean_up(run)
-        on_ended()
+        try:
+            run.conduct(self)
+        finally:  # a subscriber's error must not keep the cluster busy
+            self._clean_up(run)
+            on_ended()
 
     def _clean_up(self, run: Conductor) -> None:
         """Terminate the processes of the run."""
