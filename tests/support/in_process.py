@@ -51,7 +51,7 @@ class InProcess:
         bound: int = BIGARRAY_BOUND,
     ) -> None:
         options = StoreOptions(mode, bound)
-        self.workers, self.mode, self.bound = workers, mode, bound
+        self.workers, self.options = workers, options
         self.nodes = {
             workers + i: KVServer(
                 options.rule, range(workers), require_optimizer=not options.rule.has_rounds
@@ -71,9 +71,8 @@ class InProcess:
         requests = Requests(link, rank)
         return KVStore(
             requests,
-            type=self.mode,
+            self.options,
             num_workers=self.workers,
-            bound=self.bound,
             servers=sorted(self.nodes),
             scheduler=self.scheduler,
             **options,

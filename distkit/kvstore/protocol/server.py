@@ -36,7 +36,6 @@ from distkit.kvstore.protocol.messages import (
     Reply,
     Request,
     SetOptimizer,
-    ended,
     error,
 )
 from distkit.kvstore.protocol.optimizer import OptimizerSpec, Updater, summed
@@ -277,11 +276,11 @@ class KVServer:
             return []
         failed = [i for i in self._waiting_inits if i.initializer == initializer]
         self._waiting_inits = [i for i in self._waiting_inits if i.initializer != initializer]
-        text = (
-            f"waits for the value of worker {initializer}, which "
-            f"{ended(self.departed[initializer])}"
+        cause = (
+            f"waits for the value of worker {initializer}, which has ended "
+            f"({self.departed[initializer]})"
         )
-        return [error(i, f"init of {i.key!r} {text}. Run again.") for i in failed]
+        return [error(i, f"init of {i.key!r} {cause}. Run again.") for i in failed]
 
     def _pause(self, request: AtBarrier | Finished) -> list[Answer]:
         """Stop waiting for the gradients of a worker that is at a barrier, or has finished.
