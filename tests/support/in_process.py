@@ -68,9 +68,8 @@ class InProcess:
     def store(self, rank: int = 0, **options: Any) -> KVStore:
         """Create the store of a worker."""
         link: Any = _Link(self, rank)
-        requests = Requests(link, rank)
         return KVStore(
-            requests,
+            Requests(link, rank),
             self.options,
             num_workers=self.workers,
             servers=sorted(self.nodes),

@@ -25,12 +25,7 @@ from distkit.kvstore.client.tensors import (
 )
 from distkit.kvstore.protocol import messages
 from distkit.kvstore.protocol.compression import Compression
-from distkit.kvstore.protocol.messages import (
-    INCARNATION_STRIDE,
-    Key,
-    Register,
-    Reply,
-)
+from distkit.kvstore.protocol.messages import INCARNATION_STRIDE, Key, Register, Reply
 from distkit.kvstore.protocol.optimizer import spec_of
 from distkit.kvstore.protocol.options import BIGARRAY_BOUND, StoreOptions
 from distkit.kvstore.protocol.placement import Layout, Part, dtype_name, parts_of

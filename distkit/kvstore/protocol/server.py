@@ -227,8 +227,7 @@ class KVServer:
     def _apply(self, entry: Entry, gradient: Tensor) -> None:
         """Update the value with a sum of gradients, which may have a wider dtype."""
         if (spec := self._optimizer(entry.key)) is None:
-            same_dtype = gradient.dtype is entry.value.dtype
-            entry.value = gradient if same_dtype else gradient.to(entry.value.dtype)
+            entry.value = gradient.to(entry.value.dtype)
             return
         updater = entry.updater or Updater(spec, entry.value)
         if updater.spec is not spec:
