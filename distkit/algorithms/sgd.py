@@ -1,6 +1,6 @@
-"""Data-parallel SGD: synchronous, in which R replicas match one process, and with fewer messages.
+"""Data-parallel SGD: synchronous steps, local steps, and accumulated gradients.
 
-Less communication: local steps between averages of the weights, and accumulated gradients.
+In a synchronous step, R replicas match one process on all data. The other two send fewer messages.
 """
 
 from __future__ import annotations
