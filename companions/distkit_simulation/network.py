@@ -151,11 +151,6 @@ class Network:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.link})"
 
-    @classmethod
-    def flat(cls, link: Link) -> Network:
-        """Create a network with equal links between all ranks."""
-        return Network(link)
-
     @staticmethod
     def hosts(hosts: int, devices: int, inside: Link, between: Link) -> Hosts:
         """Create hosts of several devices each, with fast links inside and slower ones between.

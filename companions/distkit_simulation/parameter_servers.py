@@ -191,14 +191,13 @@ class Simulation:
 
     def _message_fields(self, s: int, match: str) -> dict[str, Any]:
         """Return the fields of a message to or from a server."""
-        nbytes, attributes = int(self.load[s]), {"key": f"shard{s}"}
-        shape = (nbytes // 4,)
+        nbytes = int(self.load[s])
         return {
             "nbytes": nbytes,
-            "shape": shape,
+            "shape": (nbytes // 4,),
             "dtype": "float32",
             "match": match,
-            "attributes": attributes,
+            "attributes": {"key": f"shard{s}"},
         }
 
     def _record(self, rank: int, op: Op, begin: float, end: float, **fields: Any) -> None:

@@ -32,7 +32,7 @@ from torch.utils import _pytree as pytree
 
 from distkit import kvstore
 from distkit.errors import StrategyError
-from distkit.kvstore.transport.sockets import context, listen_on, open_socket
+from distkit.kvstore.transport.sockets import listen_on, open_socket
 from distkit.recording.faults import LeaveFunction
 from distkit.recording.recorder import mark
 from distkit_strategies.parameter_server import ParameterServerStrategy
@@ -244,7 +244,7 @@ class ClusterCoordinator:
         self._sent: dict[Worker, int] = {}  # number of datasets sent to each worker
         self._connections: dict[Worker, bytes] = {}
         self._error: BaseException | None = None
-        self._socket = open_socket(context(), zmq.ROUTER, node.keys)
+        self._socket = open_socket(zmq.Context.instance(), zmq.ROUTER, node.keys)
         endpoint = _endpoint(node)
         self._socket.bind(endpoint)
         if node.address:
@@ -475,7 +475,7 @@ class _FunctionRunner:
             if self._socket is not None:
                 self._socket.close(linger=0)
             self._address = address
-            self._socket = open_socket(context(), zmq.DEALER, self._node.keys)
+            self._socket = open_socket(zmq.Context.instance(), zmq.DEALER, self._node.keys)
             self._socket.connect(address)
         return note == _ENDED
 

@@ -246,17 +246,12 @@ def gather(
 # -- symmetric collectives -------------------------------------------------------------
 
 
-def all_gather_schedule(n: int) -> Schedule:
-    """Return the rounds: each rank's chunk travels around the ring."""
-    return ring_rounds(n, 0, reduce=False)
-
-
 @COLLECTIVES.register(
     title="All-gather",
     summary="every rank's chunk travels around a ring",
     source="Patarasuk & Yuan, 2009",
     cost="(n-1)α + (n-1)/n Kβ",
-    schedule=all_gather_schedule,
+    schedule=lambda n: ring_rounds(n, 0, reduce=False),
 )
 @collective(reads="tensor")
 def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Group = None) -> None:
@@ -282,17 +277,12 @@ def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Group = None) -
         exchange(out, right, into, left, group)
 
 
-def reduce_scatter_schedule(n: int) -> Schedule:
-    """Return the rounds: chunks are reduced on their way around the ring; rank r gets chunk r."""
-    return ring_rounds(n, -1, reduce=True)
-
-
 @COLLECTIVES.register(
     title="Reduce-scatter",
     summary="chunks are reduced on their way around a ring",
     source="Patarasuk & Yuan, 2009",
     cost="(n-1)α + (n-1)/n Kβ + (n-1)/n Kγ",
-    schedule=reduce_scatter_schedule,
+    schedule=lambda n: ring_rounds(n, -1, reduce=True),  # rank r gets chunk r
 )
 @collective(reads="input_list")
 def reduce_scatter(

@@ -20,7 +20,7 @@ from distkit.diagnosis.divergence import (
     uneven_remedy,
     unused,
 )
-from distkit.diagnosis.facts import INJECTED, Evidence
+from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import (
     Calls,
     Finding,
@@ -172,18 +172,14 @@ def _mixed_groups(facts: Evidence, span: Span) -> Finding | None:
         return None
     for rank in facts.waits_for[span.rank]:
         other = facts.stuck.get(rank)
-        if other is None or span.rank not in facts.waits_for[rank] or other.group == span.group:
+        if other is None or other.op is not span.op or other.group == span.group:
             continue
-        if other.op is span.op:
-            return _mixed_group_finding(facts, span.group, other.group, span.op)
+        if span.rank in facts.waits_for[rank]:
+            groups = span.group, other.group
+            spans = [s for s in facts.stuck.values() if s.op is span.op and s.group in groups]
+            halves = [[s.rank for s in spans if s.group == g] for g in groups]
+            return replace(_wrong_group(facts, *spans), culprits=outliers(halves))
     return None
-
-
-def _mixed_group_finding(facts: Evidence, group: str, other: str, op: Op) -> Finding:
-    """Return the finding for a collective called on two groups; the culprits are the minority."""
-    spans = [s for s in facts.stuck.values() if s.op is op and s.group in (group, other)]
-    halves = [[s.rank for s in spans if s.group == g] for g in (group, other)]
-    return replace(_wrong_group(facts, *spans), culprits=outliers(halves))
 
 
 # -- finished partners -----------------------------------------------------------------------
@@ -343,8 +339,6 @@ def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
 
 def remedy_for_end(how: str) -> str:
     """Return the remedy for a process that has ended."""
-    if INJECTED in how:
-        return rules.died.fill("injected")
     remedies = (remedy for text, remedy in rules.ENDINGS.items() if text in how)
     return next(remedies, rules.died.remedy)
 

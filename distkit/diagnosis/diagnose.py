@@ -52,10 +52,11 @@ class _Diagnosis:
     def findings(self) -> list[Finding]:
         """Return the causes, and a finding for each limitation of the recording."""
         limitations = self.facts.trace.info.limitations
-        results = self._causes("matching" not in limitations)
-        for limit in limitations.values():
-            results.append(rules.not_judged.finding(text=limit.text, advice=limit.remedy))
-        return results
+        notes = (
+            rules.not_judged.finding(text=limit.text, advice=limit.remedy)
+            for limit in limitations.values()
+        )
+        return [*self._causes("matching" not in limitations), *notes]
 
     def _causes(self, may_compare: bool) -> list[Finding]:
         if self.facts.trace.dropped or not may_compare:
@@ -173,14 +174,12 @@ class _Diagnosis:
     def _mark_explained(self, causes: set[int], also: Iterable[int] = ()) -> list[int]:
         """Return and mark the stuck ranks that wait for ``causes``, directly or indirectly."""
         waiting = set(also)
-        reached = causes | waiting
         while added := {
             r
             for r, awaited in self.facts.waits_for.items()
-            if r not in waiting and not reached.isdisjoint(awaited)
+            if r not in waiting and not (causes.isdisjoint(awaited) and waiting.isdisjoint(awaited))
         }:
             waiting |= added
-            reached |= added
         waiting -= self.explained_ranks
         self.explained_ranks |= waiting
         return sorted(waiting)

@@ -126,17 +126,14 @@ def shifted(
 ) -> Finding | None:
     """Find calls that match by chance: one rank makes extra calls from here on, and hangs."""
     group = next(iter(column.values())).group
-    if len({s.where for s in column.values()}) < 2 or not _is_stuck(facts, group):
+    is_stuck = any(s.group == group and s.match is None for s in facts.stuck.values())
+    if len({s.where for s in column.values()}) < 2 or not is_stuck:
         return None
     for ahead in column:
         for behind in column:
             if ahead != behind and _has_more(calls[ahead][nth:], calls[behind][nth:]):
                 return diverged(facts, calls, nth, column)
     return None
-
-
-def _is_stuck(facts: Evidence, group: str) -> bool:
-    return any(s.group == group and s.match is None for s in facts.stuck.values())
 
 
 def _has_more(one: list[Span], other: list[Span]) -> bool:

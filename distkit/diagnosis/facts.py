@@ -28,9 +28,6 @@ from distkit.trace.calls import call, last_call
 from distkit.trace.info import Raising, RankEnd
 from distkit.trace.log import EventLog, grouped
 
-#: Text that identifies an end caused by fault injection.
-INJECTED = "dk.inject_faults"
-
 #: Matches the errors of a rank that only waited for another one.
 _CONSEQUENTIAL = re.compile(
     r"Connection (closed|reset) by peer|[Tt]imed out|"

@@ -19,6 +19,7 @@ MISMATCHES = frozenset("DK201 DK202 DK203 DK204 DK205 DK206 DK306".split())
 
 #: Remedies for a process that has ended, by text in the cause.
 ENDINGS = {
+    "dk.inject_faults": "To run without the fault, run it outside the dk.inject_faults block.",
     "gloo": "It received more data than its tensor holds: compare the shapes, dtypes and splits "
     "that the ranks pass to this call, and the order of their calls.",
     "SIGKILL": "If memory ran out, use smaller batches or fewer ranks. Otherwise find the call or "

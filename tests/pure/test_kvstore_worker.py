@@ -17,6 +17,7 @@ from distkit.events import Op, State
 from distkit.kvstore.client.requests import MAX_QUEUED, Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import Message, Request
+from distkit.kvstore.protocol.options import StoreOptions
 from distkit.kvstore.protocol.placement import parts_of
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.wire import decode, encode
@@ -55,11 +56,10 @@ class Servers:
 def store(servers: Servers, *, bound: int = 10, node: int = 0) -> KVStore:
     return KVStore(
         Requests(servers, node),
-        type="dist_sync",
+        StoreOptions("dist_sync", bound),
         num_workers=1,
         servers=sorted(servers.nodes),
         scheduler=None,
-        bound=bound,
     )
 
 

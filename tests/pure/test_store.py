@@ -10,8 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from distkit.cluster.rank.store import PollingStore, open_file
-from distkit_hosts.remote.store import StoreServer
-from distkit_hosts.remote.store_client import StoreClient
+from distkit_hosts.remote.store import StoreClient, StoreServer
 
 
 @pytest.fixture

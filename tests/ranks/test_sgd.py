@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import distkit as dk
 from distkit.algorithms.batch_norm import SyncBatchNorm
-from distkit.algorithms.local_sgd import accumulated_sgd_step, local_sgd_round
+from distkit.algorithms.sgd import accumulated_sgd_step, local_sgd_round
 from distkit.data import DistributedDataset
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {

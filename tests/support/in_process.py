@@ -51,7 +51,7 @@ class InProcess:
         bound: int = BIGARRAY_BOUND,
     ) -> None:
         options = StoreOptions(mode, bound)
-        self.workers, self.mode, self.bound = workers, mode, bound
+        self.workers, self.options = workers, options
         self.nodes = {
             workers + i: KVServer(
                 options.rule, range(workers), require_optimizer=not options.rule.has_rounds
@@ -68,12 +68,10 @@ class InProcess:
     def store(self, rank: int = 0, **options: Any) -> KVStore:
         """Create the store of a worker."""
         link: Any = _Link(self, rank)
-        requests = Requests(link, rank)
         return KVStore(
-            requests,
-            type=self.mode,
+            Requests(link, rank),
+            self.options,
             num_workers=self.workers,
-            bound=self.bound,
             servers=sorted(self.nodes),
             scheduler=self.scheduler,
             **options,

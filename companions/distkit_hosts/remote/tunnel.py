@@ -25,7 +25,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from distkit.kvstore.transport.sockets import context, open_socket, receive
+from distkit.kvstore.transport.sockets import open_socket, receive
 from distkit_hosts.clocks import RoundTrip
 
 #: Heartbeat timeout of a connection [s].
@@ -221,7 +221,7 @@ class Multiplexer:
     ) -> None:
         self._listens, self._accept = listen, accept
         kind = zmq.ROUTER if listen else zmq.DEALER
-        self._socket = open_socket(context(), kind, keys)
+        self._socket = open_socket(zmq.Context.instance(), kind, keys)
         # ZeroMQ's own threads send the heartbeats (ZMTP's PING and PONG)
         half = int(500 * HEARTBEAT_TIMEOUT)  # ms
         self._socket.heartbeat_ivl = self._socket.heartbeat_timeout = half

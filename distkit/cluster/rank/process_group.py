@@ -142,5 +142,5 @@ class Group:
 def _open_store(spec: Spec, name: str) -> store.PollingStore:
     if spec.hosts == 1:
         return store.open_file(f"{spec.folder}/{name}", spec.world_size)
-    client = load("distkit_hosts.remote.store_client").StoreClient(spec.folder, name)
+    client = load("distkit_hosts.remote.store").StoreClient(spec.folder, name)
     return store.PollingStore(client.call)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.messages import Answer, Departed, Error, Key, Push, Request, ended
+from distkit.kvstore.protocol.messages import Answer, Departed, Error, Key, Push, Request
 from distkit.kvstore.protocol.messages import error as refusal
 from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.recording import InFlight, Step, begin_wait
@@ -60,8 +60,8 @@ class Requests:
         #: Errors of pushes, raised by the next call on the key.
         self._push_errors: dict[Key, str] = {}
 
-    def call(self, calls: Sequence[Call]) -> list[Answer]:
-        """Send requests to several nodes together, and wait for all answers.
+    def call(self, calls: Sequence[Call]) -> list[Any]:
+        """Send requests to several nodes together, and return their answers.
 
         Raises:
             KVStoreError: a request was rejected; the first error is raised.
@@ -154,10 +154,10 @@ class Requests:
             owners = " and ".join(map(self._name, self._owners[node]))
             for f in failing:
                 text = (
-                    f"{self._name(node)} {ended(how)} while {self._name(self.node)} waited for the "
-                    f"answer to its {_request_name(f.request)}. The values that only {owners} had "
-                    "are lost. To survive a crash of one server, create the store with "
-                    "replication=2, and servers=2 or more."
+                    f"{self._name(node)} has ended ({how}) while {self._name(self.node)} waited "
+                    f"for the answer to its {_request_name(f.request)}. The values that only "
+                    f"{owners} had are lost. To survive a crash of one server, create the store "
+                    "with replication=2, and servers=2 or more."
                 )
                 self._complete(f, refusal(f.request, text))
 

@@ -25,14 +25,7 @@ from distkit.kvstore.client.tensors import (
 )
 from distkit.kvstore.protocol import messages
 from distkit.kvstore.protocol.compression import Compression
-from distkit.kvstore.protocol.messages import (
-    INCARNATION_STRIDE,
-    AddressBook,
-    Answer,
-    Key,
-    Register,
-    Reply,
-)
+from distkit.kvstore.protocol.messages import INCARNATION_STRIDE, Key, Register, Reply
 from distkit.kvstore.protocol.optimizer import spec_of
 from distkit.kvstore.protocol.options import BIGARRAY_BOUND, StoreOptions
 from distkit.kvstore.protocol.placement import Layout, Part, dtype_name, parts_of
@@ -49,13 +42,10 @@ class KVStore:
 
     Args:
         requests: sends the store's requests.
-        type: the name it was created with, such as "dist_sync".
+        options: the options that it was created with.
         num_workers: number of workers that share the store.
         servers: the ids of the nodes that hold the values.
         scheduler: the id of the scheduler.
-        bound: minimum size of an array that is split over all servers [elements].
-        replaces: whether dead workers are replaced; then servers must know which workers wait at a
-            barrier.
         barriers: number of barriers that the run has passed.
         initializer: the worker whose values initialize the keys.
 
@@ -70,23 +60,21 @@ class KVStore:
     def __init__(
         self,
         requests: Requests,
+        options: StoreOptions,
         *,
-        type: str,
         num_workers: int,
         servers: Sequence[int],
         scheduler: int,
-        bound: int,
-        replaces: bool = False,
         barriers: int = 0,
         initializer: int = 0,
     ) -> None:
         #: The name it was created with; the number of workers; this worker's rank.
-        self.type, self.num_workers, self.rank = type, num_workers, requests.node
-        self._where = "device" if type.endswith("_device") else "host"
-        self._requests, self._scheduler = requests, scheduler
-        self._servers, self._bound = servers, bound
+        self.type, self.num_workers, self.rank = options.mode, num_workers, requests.node
+        self._where = "device" if self.type.endswith("_device") else "host"
+        self.options, self._requests = options, requests
+        self._servers, self._scheduler = servers, scheduler
         self._layouts: dict[Key, Layout] = {}
-        self._replaces, self._barriers, self._initializer = replaces, barriers, initializer
+        self._barriers, self._initializer = barriers, initializer
         self._compression: Compression | None = None
         self._function: int | None = None  # the argument of ``once``
         self._push_counts: Counter[Key] = Counter()  # pushes of that function so far
@@ -225,9 +213,8 @@ class KVStore:
         arrays = [concatenate(values[k], self._layout(k).shape) for k in keys]
         return arrays if isinstance(key, (list, tuple)) else arrays[0]
 
-    def _value(self, key: Key, part: Part, reply: Answer) -> Tensor:
+    def _value(self, key: Key, part: Part, reply: Reply) -> Any:
         """Return the value of a pull, and record the version that gradients are computed from."""
-        assert isinstance(reply, Reply) and reply.value is not None
         self._versions[key, part.server] = reply.version
         if reply.dropped:
             self.dropped[key] = reply.dropped
@@ -349,11 +336,10 @@ class KVStore:
         """
         self._requests.flush()
         self._step([])
-        if self._replaces:
+        if self.options.on_crash == "replace":  # servers stop waiting for gradients of this worker
             self._requests.call([Call(s, messages.AtBarrier, ()) for s in self._servers])
         call = Call(self._scheduler, messages.Barrier, (self._barriers,))
         (reply,) = self._requests.call([call])
-        assert isinstance(reply, Reply)
         self._barriers = reply.version
 
     _barrier = barrier  # MXNet's name
@@ -366,8 +352,7 @@ class KVStore:
             text: the text to store; None to read it.
         """
         (stored,) = self._requests.call([Call(self._scheduler, messages.Note, (name, text))])
-        assert isinstance(stored, messages.NoteStored)
-        return stored.text
+        return str(stored.text)
 
     # -- placement and end ------------------------------------------------------
 
@@ -394,7 +379,7 @@ class KVStore:
                 for end in self.at_end:
                     end()
                 self._requests.flush()
-                if self._replaces:
+                if self.options.on_crash == "replace":
                     nodes = [*self._servers, self._scheduler]
                     self._requests.call([Call(n, messages.Finished, ()) for n in nodes])
         finally:
@@ -411,7 +396,7 @@ class KVStore:
     def _parts(self, key: Key, layout: Layout | None = None) -> list[tuple[int, Part]]:
         """Return the parts of a key with the ids of their servers; a new key needs its layout."""
         size = (layout or self._layout(key)).size
-        parts = parts_of(key, size, len(self._servers), self._bound)
+        parts = parts_of(key, size, len(self._servers), self.options.bound)
         return [(self._servers[part.server], part) for part in parts]
 
     def _check(self, action: str, tensors_by_key: _Outs, *, dtype: bool) -> None:
@@ -432,7 +417,6 @@ class KVStore:
 
 _node: Node | None = None
 _store: KVStore | None = None
-_options: StoreOptions | None = None  # options of _store
 _report: Callable[[str], None]
 
 
@@ -470,30 +454,24 @@ def create(
         KVStoreError: The name is unknown, the cluster has no servers, or other workers passed
             different options.
     """
-    global _store, _options
+    global _store
     options = StoreOptions(name, bigarray_bound, staleness, backup, replication, on_crash)
-    node = _check(name)
-    options.check_cluster(node.workers, node.servers)
-    if _store is None:
-        _report(options.crash_effect)  # before registering: a worker may exit at any time
-        _store, _options = _join(node, options), options
-    if _options != options:
-        raise KVStoreError(
-            f"worker {node.index} already has a store {_options} in this run, and requests "
-            f"{options}. Create the same store in the whole run."
-        )
-    return _store
-
-
-def _check(name: str) -> Node:
-    """Return this process's node in a cluster with servers."""
     if _node is None or not _node.servers:
         raise KVStoreError(
             f'a "{name}" store needs a cluster with servers, and this process is not a worker of '
             "one. Start a cluster with dk.Cluster(workers=4, servers=2), "
             "and call kvstore.create inside the function that it runs."
         )
-    return _node
+    options.check_cluster(_node.workers, _node.servers)
+    if _store is None:
+        _report(options.crash_effect)  # before registering: a worker may exit at any time
+        _store = _join(_node, options)
+    if _store.options != options:
+        raise KVStoreError(
+            f"worker {_node.index} already has a store {_store.options} in this run, and requests "
+            f"{options}. Create the same store in the whole run."
+        )
+    return _store
 
 
 def _join(node: Node, options: StoreOptions) -> KVStore:
@@ -509,7 +487,6 @@ def _join(node: Node, options: StoreOptions) -> KVStore:
     )
     link.connect(node.scheduler, node.endpoint(node.scheduler))
     (book,) = requests.call([Call(node.scheduler, Register, ("", options))])
-    assert isinstance(book, AddressBook)
     for server in servers:
         if server in book.endpoints:
             link.connect(server, book.endpoints[server])
@@ -517,12 +494,10 @@ def _join(node: Node, options: StoreOptions) -> KVStore:
             requests.handle_departure(server, "before this worker started")
     return KVStore(
         requests,
-        type=options.mode,
+        options,
         num_workers=node.workers,
         servers=servers,
         scheduler=node.scheduler,
-        bound=options.bound,
-        replaces=options.on_crash == "replace",
         barriers=book.barriers,
         initializer=min(n for n in book.endpoints if n < node.workers),
     )

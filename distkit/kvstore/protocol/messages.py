@@ -207,15 +207,6 @@ class Error(Answer):
     text: str
 
 
-def ended(how: str) -> str:
-    """Return how a node exited, as a phrase for error messages.
-
-    >>> ended("signal SIGKILL")
-    'has ended (signal SIGKILL)'
-    """
-    return f"has ended ({how})"
-
-
 def error(request: Message, text: object) -> Error:
     """Return the answer that rejects this request."""
     return Error(request.node, request.number, str(text))

@@ -36,7 +36,6 @@ from distkit.kvstore.protocol.messages import (
     Reply,
     Request,
     SetOptimizer,
-    ended,
     error,
 )
 from distkit.kvstore.protocol.optimizer import OptimizerSpec, Updater, summed
@@ -228,8 +227,7 @@ class KVServer:
     def _apply(self, entry: Entry, gradient: Tensor) -> None:
         """Update the value with a sum of gradients, which may have a wider dtype."""
         if (spec := self._optimizer(entry.key)) is None:
-            same_dtype = gradient.dtype is entry.value.dtype
-            entry.value = gradient if same_dtype else gradient.to(entry.value.dtype)
+            entry.value = gradient.to(entry.value.dtype)
             return
         updater = entry.updater or Updater(spec, entry.value)
         if updater.spec is not spec:
@@ -277,11 +275,11 @@ class KVServer:
             return []
         failed = [i for i in self._waiting_inits if i.initializer == initializer]
         self._waiting_inits = [i for i in self._waiting_inits if i.initializer != initializer]
-        text = (
-            f"waits for the value of worker {initializer}, which "
-            f"{ended(self.departed[initializer])}"
+        cause = (
+            f"waits for the value of worker {initializer}, which has ended "
+            f"({self.departed[initializer]})"
         )
-        return [error(i, f"init of {i.key!r} {text}. Run again.") for i in failed]
+        return [error(i, f"init of {i.key!r} {cause}. Run again.") for i in failed]
 
     def _pause(self, request: AtBarrier | Finished) -> list[Answer]:
         """Stop waiting for the gradients of a worker that is at a barrier, or has finished.

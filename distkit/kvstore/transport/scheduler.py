@@ -22,9 +22,6 @@ from distkit.kvstore.protocol.messages import (
 )
 from distkit.kvstore.protocol.options import StoreOptions
 
-#: The number of an answer without a request.
-_UNSOLICITED = -1
-
 
 class Scheduler:
     """Handles the registration and the barriers of one run, without I/O.
@@ -52,7 +49,7 @@ class Scheduler:
     ) -> None:
         self.workers, self.servers, self.on_start = workers, servers, on_start
         self.started = False  # whether all nodes have the address book
-        self.options: StoreOptions | None = None  # chosen by the first worker
+        self.options = StoreOptions()  # chosen by the first worker
         self.present: dict[int, Register] = {}  # nodes that have registered and not exited
         self.departed: dict[int, str] = {}  # how a node has exited, until it is replaced
         self.finished: set[int] = set()  # workers that have finished normally
@@ -84,8 +81,8 @@ class Scheduler:
 
     def _register(self, register: Register) -> list[Answer]:
         node, incarnation = register.node, register.number // INCARNATION_STRIDE
-        if node < self.workers:
-            self._check(register)
+        if register.options is not None:
+            self._check(node, register.options)
         notices: list[Answer] = []
         if incarnation > self._incarnations[node]:
             # the scheduler has not yet noticed that its predecessor exited
@@ -100,24 +97,22 @@ class Scheduler:
 
     def _start_if_complete(self) -> list[Answer]:
         """Send the address book once all nodes are present."""
-        excused = len(self._dead_workers()) if self._on_worker_end == "continue" else 0
-        if self.options is None or len(self.present) < self.workers + self.servers - excused:
+        if len(self.present) < self.workers + self.servers - len(self._excused_workers()):
             return []
         self.started = True
         self.on_start()
         return [self._address_book(self.present[node]) for node in sorted(self.present)]
 
-    def _check(self, register: Register) -> None:
-        others = [n for n in sorted(self.present) if n < self.workers and n != register.node]
-        if others and register.options != self.options:
+    def _check(self, worker: int, options: StoreOptions) -> None:
+        others = [n for n in sorted(self.present) if n < self.workers and n != worker]
+        if others and options != self.options:
             raise KVStoreError(
-                f"worker {register.node} requests {register.options}, but worker {others[0]} "
+                f"worker {worker} requests {options}, but worker {others[0]} "
                 f"requested {self.options}. Create the same store on every worker."
             )
-        self.options = register.options
+        self.options = options
 
     def _address_book(self, register: Register) -> AddressBook:
-        assert self.options is not None
         endpoints = {node: self.present[node].endpoint for node in sorted(self.present)}
         return AddressBook(register.node, register.number, self.options, endpoints, self.barriers)
 
@@ -126,8 +121,8 @@ class Scheduler:
     def _release_barrier(self) -> list[Answer]:
         """Release the barrier once all workers have arrived."""
         waiting = [self.at_barrier[n] for n in sorted(self.at_barrier)]
-        excused = self._dead_workers() if self._on_worker_end == "continue" else self.finished
-        if not waiting or not self.at_barrier.keys() >= {*range(self.workers)} - excused:
+        expected = {*range(self.workers)} - self._excused_workers()
+        if not waiting or not self.at_barrier.keys() >= expected:
             return []
         self.at_barrier = {}
         self.barriers += 1
@@ -157,7 +152,7 @@ class Scheduler:
         self.at_barrier.pop(node, None)
         first = INCARNATION_STRIDE * self._incarnations[node]
         notices: list[Answer] = [
-            Departed(to, _UNSOLICITED, node, how, first)
+            Departed(to, -1, node, how, first)  # answers no request
             for to in (sorted(self.present) if self.started else ())
             if to >= self.workers or node >= self.workers
         ]
@@ -168,10 +163,8 @@ class Scheduler:
         self.finished.add(request.node)
         return [Reply(request.node, request.number), *self._release_barrier()]
 
-    @property
-    def _on_worker_end(self) -> str:
-        """The effect of a worker's exit on the others."""
-        return "" if self.options is None else self.options.crash_effect
-
-    def _dead_workers(self) -> set[int]:
-        return {n for n in self.departed if n < self.workers}
+    def _excused_workers(self) -> set[int]:
+        """Return the workers that the others do not wait for."""
+        if self.options.crash_effect == "continue":
+            return {n for n in self.departed if n < self.workers}
+        return self.finished

@@ -58,17 +58,10 @@ class Service:
     """The server or the scheduler that this process runs.
 
     Args:
-        node: its identity in the cluster.
-
-    Raises:
-        KVStoreError: The node is a worker, or cannot listen in its folder.
+        node: its identity in the cluster, a server or the scheduler.
     """
 
     def __init__(self, node: Node) -> None:
-        if node.role == "worker":
-            raise KVStoreError(
-                f"worker {node.index} has nothing to serve. Call kvstore.use(node) there instead."
-            )
         self.node = node
         #: A scheduler reports "listening" with its endpoint, and "started" when the run starts.
         self.report: Callable[[str, Any], None] = lambda kind, data: None

@@ -66,10 +66,8 @@ class Backup:
 
     def hold(self, answers: Sequence[Message]) -> list[Message]:
         """Return the answers that may be sent now; hold others until all copies have arrived."""
-        if not self._held_answers and self._copies_acknowledged == self._copies_sent:
-            return list(answers)
         self._held_answers += [(self._copies_sent, answer) for answer in answers]
-        return []
+        return self.acknowledge(self._copies_acknowledged)
 
     def acknowledge(self, number: int) -> list[Message]:
         """Record that the backup has a copy; return the answers that waited for it."""

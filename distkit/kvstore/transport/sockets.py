@@ -7,22 +7,10 @@ Between hosts they are ports on the one interface that reaches the others. If th
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import zmq
-
-
-def context() -> zmq.Context[Any]:
-    """Return this process's context, kept alive because its destruction waits for sockets."""
-    return _context_of(os.getpid())
-
-
-@cache
-def _context_of(pid: int) -> zmq.Context[Any]:
-    return zmq.Context()
 
 
 def open_socket(context: Any, kind: int, keys: tuple[str, str] | None) -> Any:
