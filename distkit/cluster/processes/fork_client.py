@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any
 
 from distkit.cluster import machine
-from distkit.cluster.gpus import Gpus, examine
+from distkit.cluster.plan import Gpus, examine
 from distkit.cluster.processes import boot, folders
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import END_TIMEOUT
