@@ -94,9 +94,8 @@ class Channel:
         A new thread calls them. The channel belongs to that thread, which closes it: to end it from
         this side, call :meth:`hang_up`.
         """
-        args = on_message, on_close
         threading.Thread(
-            target=self._listen, args=args, name="distkit-channel", daemon=True
+            target=self._listen, args=(on_message, on_close), name="distkit-channel", daemon=True
         ).start()
 
     def _listen(self, on_message: Callable[[Any], None], on_close: Callable[[], None]) -> None:

@@ -28,6 +28,7 @@ from distkit.cluster.processes import boot, folders
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import END_TIMEOUT
 from distkit.errors import StartError
+from distkit.trace.log import grouped
 
 #: Timeout of a fork server's response [s]; it may be importing torch.
 RESPONSE_TIMEOUT = 60.0
@@ -127,10 +128,16 @@ class ForkClient:
         number = next(self._numbers)
         channel, remote = Channel.pair()
         child = self._children[number] = Child(channel, self, number)
-        request = {"do": "fork", "number": number, "target": target, "log": log, "folder": folder}
-        packed = pickle.dumps({"folder": folder, **arguments})
+        request = {
+            "do": "fork",
+            "number": number,
+            "target": target,
+            "folder": folder,
+            "log": log,
+            "arguments": pickle.dumps({"folder": folder, **arguments}),
+        }
         with remote:
-            self._send({**request, "arguments": packed}, remote.fileno())
+            self._send(request, remote.fileno())
         return child
 
     def gpus(self, device: str) -> Gpus:
@@ -265,10 +272,7 @@ def end(children: Iterable[Child], discard_logs: bool = False) -> None:
         children: the processes.
         discard_logs: their run has ended, so other machines need not send their logs.
     """
-    by_server: dict[ForkClient, list[Child]] = {}
-    for child in children:
-        by_server.setdefault(child.server, []).append(child)
-    for fork_server, group in by_server.items():
+    for fork_server, group in grouped(children, lambda child: child.server).items():
         fork_server.kill(group, discard_logs)
 
 

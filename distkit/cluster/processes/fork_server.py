@@ -193,8 +193,8 @@ class ForkServer:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             child = self.children.pop(pid)
-            fields = {"status": os.waitstatus_to_exitcode(status), "log": child.log}
-            self.channel.send({"exit": child.number, **fields})
+            code = os.waitstatus_to_exitcode(status)
+            self.channel.send({"exit": child.number, "status": code, "log": child.log})
         end_children(exclude=self.children)  # the orphans that this process has adopted
 
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.rank import store
 from distkit.companions import load
-
-if TYPE_CHECKING:
-    from distkit.cluster.processes.rank_spec import Spec
+from distkit.recording.pending import hook
 
 #: Enables NCCL's timing of its kernels.
 TIMING = "TORCH_NCCL_ENABLE_TIMING", "1"
@@ -99,35 +99,33 @@ class Group:
         Scripts for torchrun begin with it and end with ``destroy_process_group``. A second call
         without a destroy in between raises an error, as in torch.
         """
-        original = self._init
-
-        def init_process_group(
-            backend: str | None = None, init_method: str | None = None, **options: Any
-        ) -> None:
-            if dist.is_initialized():
-                if self._claimed:
-                    raise ValueError("trying to initialize the default process group twice!")
-            elif options.get("store") is not None or init_method not in (None, "env://"):
-                original(backend, init_method, **options)
-                return
-            else:
-                self.join()
-            self._check_options(options)
-            self._claimed = True
-
+        undo = ExitStack()  # never closed: the process ends with its run
         for module in (dist, c10d):
-            module.init_process_group = init_process_group  # type: ignore[attr-defined]
-        self._keep_groups_alive()
+            hook(undo, module, "init_process_group", self._init_hook)
+        hook(undo, c10d, "_new_process_group_helper", self._new_group_hook)
 
-    def _keep_groups_alive(self) -> None:
-        helper = c10d._new_process_group_helper
+    def _init_hook(
+        self,
+        init: Callable[..., None],
+        backend: str | None = None,
+        init_method: str | None = None,
+        **options: Any,
+    ) -> None:
+        if dist.is_initialized():
+            if self._claimed:
+                raise ValueError("trying to initialize the default process group twice!")
+        elif options.get("store") is not None or init_method not in (None, "env://"):
+            init(backend, init_method, **options)
+            return
+        else:
+            self.join()
+        self._check_options(options)
+        self._claimed = True
 
-        def new_process_group_helper(*args: Any, **options: Any) -> Any:
-            result = helper(*args, **options)
-            self._groups.append(result)
-            return result
-
-        c10d._new_process_group_helper = new_process_group_helper
+    def _new_group_hook(self, create: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        group = create(*args, **options)
+        self._groups.append(group)
+        return group
 
     def _check_options(self, options: dict[str, Any]) -> None:
         for name in ("rank", "world_size"):

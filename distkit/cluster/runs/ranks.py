@@ -257,8 +257,9 @@ class Ranks(RankController):
                 self._on_exit(node, child, child.status)
         for r in run.ranks:
             self._execute(r)
-        args = run, on_ended
-        threading.Thread(target=self._conduct, args=args, name="distkit-run", daemon=True).start()
+        threading.Thread(
+            target=self._conduct, args=(run, on_ended), name="distkit-run", daemon=True
+        ).start()
 
     def _execute(self, rank: int, incarnation: int = 0, **overrides: Any) -> None:
         payload, options = self._call
@@ -287,10 +288,9 @@ class Ranks(RankController):
         every rank would have to create the group again.
         """
         self._fork([rank])
-        faults = self._call[1].get("faults")
-        if faults is not None:  # do not repeat the fault that killed the rank
-            faults = replace(faults, kill={r: n for r, n in faults.kill.items() if r != rank})
-        self._execute(rank, incarnation, faults=faults)
+        faults = self._call[1]["faults"]  # do not repeat the fault that killed the rank
+        kill = {r: n for r, n in faults.kill.items() if r != rank}
+        self._execute(rank, incarnation, faults=replace(faults, kill=kill))
 
     def open_gates(self, ranks: Iterable[int], count: int | None) -> None:
         """Open the gates of these ranks ``count`` times, or permanently if None."""
