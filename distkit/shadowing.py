@@ -48,17 +48,14 @@ def check(*names: str) -> None:
     """
     for name in names:
         if name not in sys.modules and (spec := PathFinder.find_spec(name)) is not None:
-            message = _message(name, spec.origin)
-            if message:
-                raise ImportError(message, name=name, path=spec.origin)
-
-
-def _message(name: str, file: str | None) -> str:
-    """Return an error message if a file shadows the module of this name; "" otherwise."""
-    hidden = None if file is None else PathFinder.find_spec(name, libraries(sys.path))
-    if hidden is None or hidden.origin is None or "." in name:
-        return ""
-    if Path(str(file)).resolve() == Path(hidden.origin).resolve():
-        return ""
-    kind = "Python's module" if name in sys.stdlib_module_names else "the package"
-    return f"{file} has the same name as {kind} {name} and shadows it: rename the file."
+            hidden = PathFinder.find_spec(name, libraries(sys.path))
+            if hidden is None or None in (spec.origin, hidden.origin):
+                continue
+            if Path(str(spec.origin)).resolve() != Path(str(hidden.origin)).resolve():
+                kind = "Python's module" if name in sys.stdlib_module_names else "the package"
+                raise ImportError(
+                    f"{spec.origin} has the same name as {kind} {name} and shadows it: rename the "
+                    "file.",
+                    name=name,
+                    path=spec.origin,
+                )
