@@ -22,9 +22,10 @@ from concurrent import futures
 from contextlib import suppress
 from typing import Any
 
+from distkit import boot
 from distkit.cluster import machine
 from distkit.cluster.plan import Gpus, examine
-from distkit.cluster.processes import boot, folders
+from distkit.cluster.processes import folders
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import END_TIMEOUT
 from distkit.errors import StartError
@@ -64,6 +65,11 @@ class Child:
             self.pid = int(self.channel.recv()[1])
         except EOFError as e:
             raise StartError(self.server.loss_reason()) from e
+
+    def send(self, message: Any) -> None:
+        """Send it a message, unless it has just exited, which is reported separately."""
+        with suppress(OSError):
+            self.channel.send(message)
 
     def on_message(self, callback: Callable[[Any], None]) -> None:
         """Call ``callback(message)`` from another thread for each message from now on."""

@@ -97,8 +97,7 @@ class Rank:
         """Set up the environment and the GPU."""
         spec = self.spec
         os.environ.clear()
-        os.environ.update(spec.environ)
-        os.environ.update(spec.torchrun_environ)
+        os.environ.update(spec.environ | spec.torchrun_environ)
         if spec.backend == "nccl":
             os.environ.update(NCCL)
         if os.environ.get("MPLBACKEND", INLINE) == INLINE:

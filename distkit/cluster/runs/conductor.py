@@ -366,9 +366,9 @@ class Conductor:
         if self.failed or unresponsive:
             error = report.run_error(self.name, ended, self.trace)
         if self.deadlock:
-            stopped = f"{self.name} was stopped on all ranks"
             error = report.deadlock_error(
-                self.deadlock, report.with_state(stopped, self._afterwards)
+                self.deadlock,
+                report.with_state(f"{self.name} was stopped on all ranks", self._afterwards),
             )
         if self._interrupted and not self.died:
             error = report.interrupt_error(

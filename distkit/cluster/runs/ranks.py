@@ -269,8 +269,7 @@ class Ranks(RankController):
         )
 
     def _send(self, rank: int, payload: bytes, options: dict[str, Any]) -> None:
-        with suppress(OSError):  # it has just exited, which is reported separately
-            self.children[rank].channel.send(dumps((payload, options)))
+        self.children[rank].send(dumps((payload, options)))
 
     def _conduct(self, run: Conductor, on_ended: Callable[[], None]) -> None:
         run.conduct(self)
@@ -304,8 +303,7 @@ class Ranks(RankController):
     def _send_command(self, ranks: Iterable[int], command: str, *args: Any) -> None:
         assert self.run is not None
         for r in ranks:
-            with suppress(OSError):  # it has just exited
-                self.children[r].channel.send((command, self.run.number, *args))
+            self.children[r].send((command, self.run.number, *args))
 
     def kill(self, ranks: Iterable[int]) -> None:
         """Kill these ranks' processes; their exits are reported to the run."""
@@ -319,8 +317,7 @@ class Ranks(RankController):
         """
         running = [c for n in self.servers if (c := self.children[n]).status is None]
         for child in running:
-            with suppress(OSError):  # it has just exited
-                child.channel.send(command)
+            child.send(command)
         for _ in running:
             self._flushed.acquire(timeout=timeout)
 
@@ -381,7 +378,5 @@ class Ranks(RankController):
     def _leave(self, node: int, incarnation: int, status: int) -> None:
         """Notify the scheduler that a process has exited, perhaps before it registered."""
         if self.servers:
-            with suppress(OSError):  # it has exited, and the run has ended
-                self.children[max(self.servers)].channel.send(
-                    ("left", node, incarnation, cause(status))
-                )
+            scheduler = self.children[max(self.servers)]
+            scheduler.send(("left", node, incarnation, cause(status)))
