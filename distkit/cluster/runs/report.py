@@ -77,7 +77,7 @@ def rank_ends(outcomes: Iterable[Outcome]) -> dict[int, RankEnd]:
 
 def _rank_end(outcome: Outcome) -> RankEnd:
     if outcome.died:
-        line = _user_line(crash_frames(outcome.log))
+        line = _user_line(crash_frames(outcome.log)[::-1])
         return RankEnd("died", outcome.died, line, outcome.died_at)
     error = outcome.error
     if error is None:
@@ -241,7 +241,10 @@ def _exception_error(rank: int, error: Failure, trace: Trace) -> RunError:
             'and a new process cannot join it. With on_crash="replace", let workers communicate '
             "through the store only."
         )
-    text = _traceback(_visible_frames(error.frames))
+    visible = [
+        f for f in error.frames if not (f[0].startswith(MACHINERY) or is_generated(f[0], f[2]))
+    ]
+    text = _traceback(visible or error.frames)
     parts.append(f"\nTraceback on rank {rank}:\n{text}{description}")
     if error.cause:
         parts.append(f"caused by {error.cause}")
@@ -263,13 +266,6 @@ def _user_line(frames: list[Frame]) -> str:
         return ""
     file, number = known[0] if known else frames[-1][:2]
     return line_label(f"{file}:{number}")
-
-
-def _visible_frames(frames: list[Frame]) -> list[Frame]:
-    """Return the frames without distkit's machinery; all frames if nothing else remains."""
-    return [
-        f for f in frames if not (f[0].startswith(MACHINERY) or is_generated(f[0], f[2]))
-    ] or frames
 
 
 def _traceback(frames: Iterable[Frame]) -> str:
