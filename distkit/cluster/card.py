@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distkit._format import aligned, count
 
 if TYPE_CHECKING:
+    from distkit.cluster.processes.fork_client import Child
     from distkit.cluster.supervisor import Supervisor
     from distkit.views.widget.snapshot import HtmlSnapshot
 
@@ -52,16 +53,24 @@ def status(supervisor: Supervisor) -> Status:
     """Return the current status of the cluster."""
     plan = supervisor.plan
     stage = supervisor.failure if supervisor.stage == "failed" else supervisor.stage
-    note = f"{plan.note or plan.backend} · {count(plan.threads, 'thread')} per rank"
-    rows = [
-        (info.name, info.host, info.pid, info.device, _state(supervisor, rank))
-        for rank, info in supervisor.processes.info().ranks.items()
-    ]
-    return Status(f"distkit cluster: {plan.description}", stage, note, rows)
+    parts = [plan.note or plan.backend, f"{count(plan.threads, 'thread')} per rank"]
+    return Status(
+        f"distkit cluster: {plan.description}", stage, " · ".join(parts), _rows(supervisor)
+    )
 
 
-def _state(supervisor: Supervisor, rank: int) -> str:
-    running, child = supervisor.run, supervisor.processes.children.get(rank)
+def _rows(supervisor: Supervisor) -> list[tuple[str, str, int | str, str, str]]:
+    plan, processes = supervisor.plan, supervisor.processes
+    rows = []
+    for rank, info in processes.info().ranks.items():
+        device = plan.devices[rank] if rank < plan.ranks else info.device
+        state = _state(supervisor, rank, processes.children.get(rank))
+        rows.append((info.name, info.host, info.pid, device, state))
+    return rows
+
+
+def _state(supervisor: Supervisor, rank: int, child: Child | None) -> str:
+    running = supervisor.run
     if supervisor.closed or supervisor.stage == "failed" or (child and child.status is not None):
         return "ended"
     if child is None:

@@ -257,9 +257,8 @@ class Ranks(RankController):
                 self._on_exit(node, child, child.status)
         for r in run.ranks:
             self._execute(r)
-        threading.Thread(
-            target=self._conduct, args=(run, on_ended), name="distkit-run", daemon=True
-        ).start()
+        args = run, on_ended
+        threading.Thread(target=self._conduct, args=args, name="distkit-run", daemon=True).start()
 
     def _execute(self, rank: int, incarnation: int = 0, **overrides: Any) -> None:
         payload, options = self._call
