@@ -26,18 +26,18 @@ class Line(NamedTuple):
 #: folder exceeds its line. A commit that makes a package smaller lowers its line; a package that
 #: moves keeps its line.
 LINES = {
-    "distkit": Line(971, 550),
+    "distkit": Line(967, 550),
     "distkit/algorithms": Line(1_325, 1_300),
-    "distkit/cluster": Line(3_247, 3_000),
+    "distkit/cluster": Line(3_189, 3_000),
     "distkit/data": Line(252, 350),
     "distkit/diagnosis": Line(1_741, 1_800),
     "distkit/kvstore": Line(1_644, 1_700),
-    "distkit/recording": Line(1_573, 1_600),
-    "distkit/trace": Line(900, 700),
+    "distkit/recording": Line(1_567, 1_600),
+    "distkit/trace": Line(897, 700),
     "distkit/views": Line(3_739, 3_800),
     "companions/distkit_course": Line(1_307, 1_300),
     "companions/distkit_experiments": Line(781, 800),
-    "companions/distkit_hosts": Line(3_193, 3_200),
+    "companions/distkit_hosts": Line(3_191, 3_200),
     "companions/distkit_simulation": Line(1_653, 1_400),
     "companions/distkit_strategies": Line(1_681, 1_700),
     "notebooks/course": Line(1_247, 1_200),
@@ -49,10 +49,10 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_392, 15_000),
-    "the whole product": Line(25_254, 25_000),
+    "all of distkit": Line(15_321, 15_000),
+    "the whole product": Line(25_181, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
-    "files in distkit": Line(184, 150),
+    "files in distkit": Line(181, 150),
     "names at the top level": Line(27, 23),
 }
 

@@ -112,11 +112,5 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
 
-def _load_in_ipython() -> None:
-    module = sys.modules.get("IPython")
-    shell = module.get_ipython() if module is not None else None
-    if shell is not None:
-        load_ipython_extension(shell)
-
-
-_load_in_ipython()
+if (_ipython := sys.modules.get("IPython")) is not None and _ipython.get_ipython() is not None:
+    load_ipython_extension(_ipython.get_ipython())

@@ -15,7 +15,6 @@ the message. IPython shows other errors as usual.
 
 from __future__ import annotations
 
-import linecache
 import re
 import traceback
 from types import TracebackType
@@ -94,9 +93,10 @@ def _explain_name(error: RankError) -> None:
 
     name = str(error).partition("name '")[2].partition("' is not defined")[0]
     if name in get_ipython().user_ns:
-        hint = f"{name} is a variable of the notebook, which ranks do not have: set it in "
-        hint += "a %%ranks cell."
-        error.args = (f"{error.args[0]}\n{hint}",)
+        error.args = (
+            f"{error.args[0]}\n{name} is a variable of the notebook, which ranks do not have: set "
+            "it in a %%ranks cell.",
+        )
 
 
 def _numbers(words: list[str], cluster: Cluster) -> list[int] | None:
@@ -133,8 +133,10 @@ def shorten(
     error: BaseException, tb: TracebackType
 ) -> tuple[type[BaseException], BaseException, TracebackType]:
     """Return an error and its traceback, shortened if it is about the user's line."""
-    files = [frame.filename for frame in traceback.extract_tb(tb)]
-    from_distkit = files[-1].startswith(OWN) and _raised_on_purpose(tb)
+    frames = traceback.extract_tb(tb)
+    files = [frame.filename for frame in frames]
+    # errors of the library itself have another innermost line
+    from_distkit = files[-1].startswith(OWN) and str(frames[-1].line).startswith("raise ")
     from_torch = _NO_GROUP in str(error) and _TORCH in files[-1]
     first = next((i for i, f in enumerate(files) if f.startswith(OWN) or _TORCH in f), None)
     if not (from_distkit or from_torch) or not first:
@@ -143,14 +145,6 @@ def shorten(
         error = type(error)(_ON_THE_RANKS)
     error.__cause__, error.__suppress_context__ = None, True
     return type(error), error, _cut(tb, first)
-
-
-def _raised_on_purpose(tb: TracebackType) -> bool:
-    """Return whether the innermost line is a ``raise``, unlike in errors of the library itself."""
-    while tb.tb_next is not None:
-        tb = tb.tb_next
-    line = linecache.getline(tb.tb_frame.f_code.co_filename, tb.tb_lineno)
-    return line.strip().startswith("raise ")
 
 
 def _cut(tb: TracebackType, count: int) -> TracebackType:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster.processes import boot
+from distkit import boot
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import (
     END_TIMEOUT,

@@ -100,7 +100,7 @@ def submit(
     delays = {setting[RANKS] - 1: setting[STRAGGLER]} if setting.get(STRAGGLER) else {}
     if not (slow or delays):
         return cluster._submit(fn, (), arguments)
-    active = faults.current() or faults.Faults()
+    active = faults.current()
     links = {"latency": active.latency, "bandwidth": active.bandwidth, **slow}
     delay = {**active.delay, **delays}
     with faults.inject_faults(delay=delay, kill=active.kill, **links):

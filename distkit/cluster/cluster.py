@@ -182,8 +182,8 @@ class Cluster:
 
     def _open_remote(self, remote: Any, servers: int) -> None:
         """Start processes on other machines; the plan is refined once they connect."""
-        count, note = remote.count, "on other machines"
-        plan = Plan(count, servers, "gloo", ("cpu",) * count, 1, note)
+        devices = ("cpu",) * remote.count
+        plan = Plan(remote.count, servers, "gloo", devices, 1, "on other machines")
         self._open(plan, remote.start)
 
     def _open(
@@ -335,8 +335,7 @@ class Cluster:
             if running is not None:
                 raise self._busy_error(running)
             injected = faults.current()
-            if injected is not None:
-                injected.check(self.plan.ranks, self.plan.servers)
+            injected.check(self.plan.ranks, self.plan.servers)
             self._runs += 1
             name = getattr(fn, "__name__", None) or Path(str(fn)).name
             is_cell, record = isinstance(fn, Cell), options.get("record", True)
@@ -351,7 +350,7 @@ class Cluster:
                     structs.replace(ranks.info(), seed=seed),
                     stepped=options.get("step", False),
                     wait_forever=wait_forever,
-                    expected_exits=injected.kill if injected is not None else (),
+                    expected_exits=injected.kill,
                     is_cell=is_cell,
                 )
                 run = self._latest = Run(conductor)
@@ -381,7 +380,9 @@ class Cluster:
             RunStopped: the wait was interrupted; the ranks continue to start.
         """
         if self._supervisor.closed:
-            raise self._stopped_error()
+            raise StoppedError(
+                "the cluster was stopped, or belongs to another process. Create a new one."
+            )
         try:
             self._supervisor.ready.wait()
         except KeyboardInterrupt:
@@ -433,10 +434,8 @@ class Cluster:
 
     def restart(self) -> Cluster:
         """Stop the current run and the engines; the variables of ``%%ranks`` cells are lost."""
-        if self._supervisor.closed:
-            raise self._stopped_error()
-        self._supervisor.restart()
-        return self.wait()
+        self.wait()._supervisor.restart()
+        return self
 
     @property
     def client(self) -> Any:
@@ -449,11 +448,6 @@ class Cluster:
             [0, 1, 2, 3]
         """
         return self.wait()._supervisor.start_engines().client
-
-    def _stopped_error(self) -> StoppedError:
-        return StoppedError(
-            "the cluster was stopped, or belongs to another process. Create a new one."
-        )
 
     def stop(self) -> None:
         """Terminate all processes and remove the cluster's folder; a second call does nothing."""

@@ -19,8 +19,6 @@ from distkit._format import count, ordinal
 from distkit.events import Op
 from distkit.recording import recorder
 
-_current: list[Faults] = []
-
 
 class LeaveFunction(BaseException):
     """Makes a rank leave its function as if it had returned."""
@@ -108,16 +106,11 @@ def inject_faults(
             "dk.inject_faults was called on a rank, after the run had started. Put the with block "
             "around cluster.run(...) in the notebook."
         )
-    for name, given in (("delay", delay), ("kill", kill)):
-        if given is not None and not isinstance(given, Mapping):
-            raise ValueError(
-                f"dk.inject_faults({name}={given!r}) needs a rank: pass {{2: {given!r}}}."
-            )
     plan = Faults(
-        dict(delay or {}),
+        {} if delay is None else delay,
         latency,
         math.inf if bandwidth is None else bandwidth,
-        dict(kill or {}),
+        {} if kill is None else kill,
     )
     _check(plan)
     _current.append(plan)
@@ -127,9 +120,13 @@ def inject_faults(
         _current.remove(plan)
 
 
-def current() -> Faults | None:
+#: The faults of the enclosing ``with`` blocks, innermost last; outside of them there are none.
+_current = [Faults()]
+
+
+def current() -> Faults:
     """Return the faults for runs that start now."""
-    return _current[-1] if _current else None
+    return _current[-1]
 
 
 #: Remedy for faults on processes that are not ranks.
@@ -141,6 +138,10 @@ _KILL_SERVERS_HINT = (
 
 def _check(plan: Faults) -> None:
     for name, given in (("delay", plan.delay), ("kill", plan.kill)):
+        if not isinstance(given, Mapping):
+            raise ValueError(
+                f"dk.inject_faults({name}={given!r}) needs a rank: pass {{2: {given!r}}}."
+            )
         if wrong := [key for key in given if not isinstance(key, Integral)]:
             raise ValueError(
                 f"dk.inject_faults({name}=…) got {wrong[0]!r}. Pass the number of a rank, or of "

@@ -66,7 +66,8 @@ def watch_gradients(model: nn.Module, *, max_parameters: int = 32) -> Iterator[G
     try:
         yield watch
     finally:
-        watch.close()
+        for hook in watch.hooks:
+            hook.remove()
 
 
 class GradientRecorder:
@@ -79,7 +80,7 @@ class GradientRecorder:
         self._weights = [w for _, w in parameters]
         self._steps = 0
         self._open: dict[str, int] = {}  # seq of each gradient's mark
-        self._hooks = [
+        self.hooks = [
             w.register_post_accumulate_grad_hook(partial(self._record_own, n))
             for n, w in self._watched.items()
         ]
@@ -132,11 +133,6 @@ class GradientRecorder:
         for name, gradient in zip(self._watched, gradients, strict=True):
             if gradient is not None:
                 _put(rec, rec.next_seq(), State.COMPLETED, "reference", name, gradient)
-
-    def close(self) -> None:
-        """Stop recording."""
-        for hook in self._hooks:
-            hook.remove()
 
     def _record_own(self, name: str, w: Tensor) -> None:
         """Record this rank's gradient of a parameter, before any all-reduce."""

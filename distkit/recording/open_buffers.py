@@ -212,10 +212,14 @@ def _is_changed(call: _Call) -> bool:
 
 
 def _record_use(call: _Call, name: str, writes: bool) -> None:
-    recorder = call.recorder
-    facts: dict[str, Any] = {"function": name} | ({"writes": True} if writes else {})
-    fields: dict[str, Any] = {"match": str(call.seq), "attributes": facts, "where": user_line()}
-    recorder.record(recorder.next_seq(), Op.TOUCH, State.COMPLETED, **fields)
+    call.recorder.record(
+        call.recorder.next_seq(),
+        Op.TOUCH,
+        State.COMPLETED,
+        match=str(call.seq),
+        attributes={"function": name, **({"writes": True} if writes else {})},
+        where=user_line(),
+    )
 
 
 def _ignores_values(operator: str) -> bool:

@@ -234,11 +234,11 @@ class Tap:
             recorder, seq, call.op, recorder.shared(fields), outputs, has_values, device
         )
         if self._buffers.active:
-            reads, writes = (
+            self._buffers.check(
+                str(call.op),
                 _read_tensors(call, args, pending),
                 _written_tensors(call, args, pending),
             )
-            self._buffers.check(str(call.op), reads, writes)
         return pending
 
     def _check_thread(self, group: str, thread: int) -> None:
@@ -300,10 +300,8 @@ class Tap:
         if call.op not in P2P:
             self.unwaited.add(work, pending)
         if pending.fields[2]:  # the call transfers bytes
-            reads, writes = (
-                _read_tensors(call, args, pending),
-                _written_tensors(call, args, pending),
-            )
+            reads = _read_tensors(call, args, pending)
+            writes = _written_tensors(call, args, pending)
             self._buffers.add(work, pending, reads, writes, [] if call.copies else reads)
 
     def _track_background(
@@ -528,8 +526,8 @@ class Tap:
             facts: dict[str, Any] = {"label": "destroy_process_group", "destroyed": name}
             if unfinished := self._unfinished(name):
                 facts["open"] = unfinished
-            fields: dict[str, Any] = {"attributes": facts, "where": user_line(2)}
-            recorder.record(recorder.next_seq(), Op.MARK, State.COMPLETED, **fields)
+            seq, where = recorder.next_seq(), user_line(2)
+            recorder.record(seq, Op.MARK, State.COMPLETED, attributes=facts, where=where)
         unregister(*([name] if name != WORLD else []))
 
     def _unfinished(self, group: str) -> tuple[int, ...]:

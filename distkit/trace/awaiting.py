@@ -182,8 +182,7 @@ class Keys:
 
 
 def _keys(request: Event | Span) -> tuple[str, ...]:
-    keys: tuple[str, ...] = request.attributes.get("keys", ())
-    return keys
+    return tuple(request.attributes.get("keys", ()))
 
 
 def _same_key(one: str, other: str) -> bool:

@@ -213,5 +213,4 @@ class EventLog(Sequence[Event]):
             )
             for e in self.events
         ]
-        frame = pd.DataFrame(rows, columns=columns)
-        return frame.astype({"peer": "Int64", "tag": "Int64"})
+        return pd.DataFrame(rows, columns=columns).astype({"peer": "Int64", "tag": "Int64"})

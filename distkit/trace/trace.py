@@ -73,15 +73,10 @@ class Trace(EventLog):
         """
         from distkit.trace import file
 
-        if (
-            isinstance(path, (str, Path))
-            and not Path(path).is_dir()
-            and file.is_trace_file(Path(path))
-        ):
-            return file.load(Path(path), cls)
-        paths = [path] if isinstance(path, (str, Path)) else path
-        foreign = companions.load("distkit_hosts.foreign")
-        trace: Trace = foreign.load([Path(file_path) for file_path in paths], cls)
+        paths = [*map(Path, [path] if isinstance(path, (str, Path)) else path)]
+        if len(paths) == 1 and not paths[0].is_dir() and file.is_trace_file(paths[0]):
+            return file.load(paths[0], cls)
+        trace: Trace = companions.load("distkit_hosts.foreign").load(paths, cls)
         return trace
 
     def to_chrome(self, path: str | Path) -> Path:

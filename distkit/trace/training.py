@@ -74,7 +74,7 @@ class Training:
                 self.named = self.named or tuple(s.attributes.get("layers", ()))
             elif kind == "gradient":
                 self._gradient(self.steps[n], rank, name, s)
-            elif kind in ("reference", "alone") and s.after:
+            elif kind == "reference" and s.after:
                 self.steps[n].alone[name][rank] = s.after
 
     def _gradient(self, step: Step, rank: int, name: str, s: Span) -> None:

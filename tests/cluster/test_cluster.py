@@ -116,11 +116,14 @@ def test_externally_killed_rank_is_named(usable: dk.Cluster) -> None:
 
 
 def test_native_crash_is_reported_with_its_line(usable: dk.Cluster) -> None:
+    def receive() -> None:
+        dist.recv(torch.zeros(2), src=0)  # too small: gloo aborts the process
+
     def program() -> None:
         if dist.get_rank() == 0:
             dist.send(torch.ones(100), dst=1)
         elif dist.get_rank() == 1:
-            dist.recv(torch.zeros(2), src=0)  # too small: gloo aborts the process
+            receive()
 
     with pytest.raises(dk.errors.RankDied, match="SIGABRT") as caught:
         usable.run(program)

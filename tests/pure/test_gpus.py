@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from gpus import some_gpus
 
-from distkit.cluster.gpus import Gpus, assign_devices, examine
-from distkit.cluster.plan import Plan, make_plan
+from distkit.cluster.plan import Gpus, Plan, assign_devices, examine, make_plan
 from distkit.errors import StartError
 from distkit_hosts.remote.planning import combine
 

@@ -33,11 +33,11 @@ PUBLIC = """
 """.split()
 
 # Imports point down: each part of distkit, and the other parts that it may import.
-SHARED = "errors events consistency companions trace shadowing _format "
+SHARED = "errors events consistency companions trace boot _format "
 LAYERS = {
     "_format": "",
     "errors": "",
-    "shadowing": "",
+    "boot": "",
     "companions": "errors",
     "events": "",
     "consistency": "",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from distkit.cluster.rank.store import PollingStore, open_file
+from distkit.cluster.rank.process_group import PollingStore, open_file
 from distkit_hosts.remote.store import StoreClient, StoreServer
 
 

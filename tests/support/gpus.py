@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distkit.cluster.gpus import Gpu, Gpus
+from distkit.cluster.plan import Gpu, Gpus
 
 
 def some_gpus(n: int, nccl: Sequence[int] = (2, 29, 7)) -> Gpus:

@@ -11,8 +11,7 @@ from functools import cached_property
 from itertools import combinations
 
 from distkit._format import count, human_bytes, joined
-from distkit.cluster.gpus import Gpus, assign_devices
-from distkit.cluster.plan import RANK_BYTES
+from distkit.cluster.plan import RANK_BYTES, Gpus, assign_devices
 from distkit.cluster.processes import folders
 from distkit_hosts.checkup.facts import (
     HERE,

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distkit._format import joined
-from distkit.cluster.gpus import Gpus, examine
-from distkit.cluster.plan import PROCESSES_PER_CORE, RANK_BYTES
+from distkit.cluster.plan import PROCESSES_PER_CORE, RANK_BYTES, Gpus, examine
 from distkit.events import _StringEnum
 
 Json = dict[str, Any]

@@ -22,12 +22,14 @@ from concurrent import futures
 from contextlib import suppress
 from typing import Any
 
+from distkit import boot
 from distkit.cluster import machine
-from distkit.cluster.gpus import Gpus, examine
-from distkit.cluster.processes import boot, folders
+from distkit.cluster.plan import Gpus, examine
+from distkit.cluster.processes import folders
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import END_TIMEOUT
 from distkit.errors import StartError
+from distkit.trace.log import grouped
 
 #: Timeout of a fork server's response [s]; it may be importing torch.
 RESPONSE_TIMEOUT = 60.0
@@ -63,6 +65,11 @@ class Child:
             self.pid = int(self.channel.recv()[1])
         except EOFError as e:
             raise StartError(self.server.loss_reason()) from e
+
+    def send(self, message: Any) -> None:
+        """Send it a message, unless it has just exited, which is reported separately."""
+        with suppress(OSError):
+            self.channel.send(message)
 
     def on_message(self, callback: Callable[[Any], None]) -> None:
         """Call ``callback(message)`` from another thread for each message from now on."""
@@ -127,10 +134,16 @@ class ForkClient:
         number = next(self._numbers)
         channel, remote = Channel.pair()
         child = self._children[number] = Child(channel, self, number)
-        request = {"do": "fork", "number": number, "target": target, "log": log, "folder": folder}
-        packed = pickle.dumps({"folder": folder, **arguments})
+        request = {
+            "do": "fork",
+            "number": number,
+            "target": target,
+            "folder": folder,
+            "log": log,
+            "arguments": pickle.dumps({"folder": folder, **arguments}),
+        }
         with remote:
-            self._send({**request, "arguments": packed}, remote.fileno())
+            self._send(request, remote.fileno())
         return child
 
     def gpus(self, device: str) -> Gpus:
@@ -265,10 +278,7 @@ def end(children: Iterable[Child], discard_logs: bool = False) -> None:
         children: the processes.
         discard_logs: their run has ended, so other machines need not send their logs.
     """
-    by_server: dict[ForkClient, list[Child]] = {}
-    for child in children:
-        by_server.setdefault(child.server, []).append(child)
-    for fork_server, group in by_server.items():
+    for fork_server, group in grouped(children, lambda child: child.server).items():
         fork_server.kill(group, discard_logs)
 
 

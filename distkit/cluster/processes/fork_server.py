@@ -1,7 +1,7 @@
 """The process that ranks are forked from: it has imported torch, and has a single thread.
 
 A fork starts a rank in milliseconds instead of seconds, and the ranks share the fork server's
-memory. It starts once per kernel (see :mod:`distkit.cluster.processes.boot`), outlives the kernel's
+memory. It starts once per kernel (see :mod:`distkit.boot`), outlives the kernel's
 clusters, and exits with the kernel: then it kills all its descendants.
 
 Its parent is the *subreaper*, which kills the remaining descendants, however the fork server exits.
@@ -32,7 +32,8 @@ from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from typing import Any
 
-from distkit.cluster.processes import boot, folders
+from distkit import boot
+from distkit.cluster.processes import folders
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import (
     END_TIMEOUT,
@@ -212,8 +213,8 @@ class ForkServer:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             child = self.children.pop(pid)
-            fields = {"status": os.waitstatus_to_exitcode(status), "log": child.log}
-            self.channel.send({"exit": child.number, **fields})
+            code = os.waitstatus_to_exitcode(status)
+            self.channel.send({"exit": child.number, "status": code, "log": child.log})
         end_children(exclude=self.children)  # the orphans that this process has adopted
 
 

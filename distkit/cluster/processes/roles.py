@@ -86,7 +86,7 @@ def engine(
 
     rank = Rank(spec, lifeline, runs_cells=True)
     rank.start()
-    rank.listen()
+    _end_with(lifeline, rank.handle_command)
     rank.group.join()
     app = IPEngine.instance(
         enable_nanny=False,
@@ -119,7 +119,7 @@ def plain(lifeline: Channel, spec: Any, folder: str) -> None:
     rank = Rank(spec, lifeline)
     rank.start()  # while other ranks are still being forked
     payload, options = pickle.loads(lifeline.recv())
-    rank.listen()
+    _end_with(lifeline, rank.handle_command)
     sys.path[:] = spec.path  # later imports are the user's
     rank.execute(payload, options)
     threading.Event().wait()  # exiting now would break the connections of running ranks

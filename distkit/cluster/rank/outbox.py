@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import fcntl
-import io
 import os
 import queue
 import select
@@ -12,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TextIO
 
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.rank_spec import CHANNEL_CLOSED
@@ -114,14 +113,15 @@ class Pipe:
         with self._lock, suppress(BlockingIOError):  # another thread has emitted it
             self._emit(self._name, self._decoder.decode(os.read(self._source, PIPE_BYTES)))
 
-    def stream(self) -> io.TextIOWrapper:
+    def stream(self) -> TextIO:
         """Return a stream like ``sys.stdout`` that accepts any string, including surrogates."""
-        binary = io.FileIO(self.descriptor, "w", closefd=False)
-        return io.TextIOWrapper(
-            io.BufferedWriter(binary),
+        return os.fdopen(
+            self.descriptor,
+            "w",
+            buffering=1,
             encoding="utf-8",
             errors="backslashreplace",
-            line_buffering=True,
+            closefd=False,
         )
 
 

@@ -1,4 +1,4 @@
-"""The process group of a rank, which joins it before its program starts.
+"""The process group of a rank, which joins it before its program starts, and the group's store.
 
 * Rendezvous uses a ``FileStore`` in a 0700 folder: a TCPStore would listen on all interfaces
   without authentication. Ranks on several machines use the kernel's store through their tunnels.
@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from distkit.cluster.rank import store
+from distkit.cluster.processes.rank_spec import Spec
 from distkit.companions import load
-
-if TYPE_CHECKING:
-    from distkit.cluster.processes.rank_spec import Spec
+from distkit.recording.pending import hook
 
 #: Enables NCCL's timing of its kernels.
 TIMING = "TORCH_NCCL_ENABLE_TIMING", "1"
@@ -35,6 +36,13 @@ NCCL = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     **dict([TIMING]),
 }
+
+#: Interval between polls for a key [s]; torch's FileStore polls every 10 ms, and a group that
+#: connects waits several times.
+POLL_INTERVAL = 0.001
+
+#: Timeout for a store's file that was removed, perhaps by a cleanup program [s].
+FILE_TIMEOUT = 1.0
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -99,35 +107,33 @@ class Group:
         Scripts for torchrun begin with it and end with ``destroy_process_group``. A second call
         without a destroy in between raises an error, as in torch.
         """
-        original = self._init
-
-        def init_process_group(
-            backend: str | None = None, init_method: str | None = None, **options: Any
-        ) -> None:
-            if dist.is_initialized():
-                if self._claimed:
-                    raise ValueError("trying to initialize the default process group twice!")
-            elif options.get("store") is not None or init_method not in (None, "env://"):
-                original(backend, init_method, **options)
-                return
-            else:
-                self.join()
-            self._check_options(options)
-            self._claimed = True
-
+        undo = ExitStack()  # never closed: the process ends with its run
         for module in (dist, c10d):
-            module.init_process_group = init_process_group  # type: ignore[attr-defined]
-        self._keep_groups_alive()
+            hook(undo, module, "init_process_group", self._init_hook)
+        hook(undo, c10d, "_new_process_group_helper", self._new_group_hook)
 
-    def _keep_groups_alive(self) -> None:
-        helper = c10d._new_process_group_helper
+    def _init_hook(
+        self,
+        init: Callable[..., None],
+        backend: str | None = None,
+        init_method: str | None = None,
+        **options: Any,
+    ) -> None:
+        if dist.is_initialized():
+            if self._claimed:
+                raise ValueError("trying to initialize the default process group twice!")
+        elif options.get("store") is not None or init_method not in (None, "env://"):
+            init(backend, init_method, **options)
+            return
+        else:
+            self.join()
+        self._check_options(options)
+        self._claimed = True
 
-        def new_process_group_helper(*args: Any, **options: Any) -> Any:
-            result = helper(*args, **options)
-            self._groups.append(result)
-            return result
-
-        c10d._new_process_group_helper = new_process_group_helper
+    def _new_group_hook(self, create: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        group = create(*args, **options)
+        self._groups.append(group)
+        return group
 
     def _check_options(self, options: dict[str, Any]) -> None:
         for name in ("rank", "world_size"):
@@ -139,8 +145,89 @@ class Group:
                 )
 
 
-def _open_store(spec: Spec, name: str) -> store.PollingStore:
+def _open_store(spec: Spec, name: str) -> PollingStore:
     if spec.hosts == 1:
-        return store.open_file(f"{spec.folder}/{name}", spec.world_size)
+        return open_file(f"{spec.folder}/{name}", spec.world_size)
     client = load("distkit_hosts.remote.store").StoreClient(spec.folder, name)
-    return store.PollingStore(client.call)
+    return PollingStore(client.call)
+
+
+# -- the store -------------------------------------------------------------------------------------
+
+
+def open_file(path: str, ranks: int) -> PollingStore:
+    """Return a store in a file, for ranks on one machine."""
+    file = dist.FileStore(path, ranks)
+    file.set_timeout(timedelta(seconds=FILE_TIMEOUT))
+    return PollingStore(lambda method, *arguments: getattr(file, method)(*arguments))
+
+
+class PollingStore(dist.Store):
+    """A ``dist.Store`` whose waits poll for their keys.
+
+    Args:
+        call: calls a method, by its name, of the ``dist.Store`` that has the values.
+    """
+
+    timeout: timedelta  # missing in torch's type hints
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self._call = call
+        self.set_timeout(timedelta(minutes=30))
+
+    # the names and arguments of dist.Store, which torch's C++ calls
+
+    def set(self, key: str, value: str) -> None:
+        """Write a value."""
+        self._call("set", key, value)
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value."""
+        self.wait([key])
+        return bytes(self._call("get", key))
+
+    def add(self, key: str, num: int) -> int:
+        """Add to a counter, and return its value."""
+        return int(self._call("add", key, num))
+
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        """Replace a value if it equals the expected value."""
+        return bytes(self._call("compare_set", key, expected_value, desired_value))
+
+    def check(self, keys: list[str]) -> bool:
+        """Return True if all keys exist."""
+        return bool(self._call("check", keys))
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a value."""
+        return bool(self._call("delete_key", key))
+
+    def num_keys(self) -> int:
+        """Return the number of values."""
+        return int(self._call("num_keys"))
+
+    deleteKey, getNumKeys = delete_key, num_keys  # their names in C++
+
+    # torch's versions would call the recorder's hooks recursively
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Wait for several values."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[str]) -> None:
+        """Write several values."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys exist.
+
+        Raises:
+            DistStoreError: the timeout has passed.
+        """
+        end = time.monotonic() + (timeout or self.timeout).total_seconds()
+        while not self.check(keys):
+            if time.monotonic() > end:
+                raise dist.DistStoreError(f"{keys} were not set within {timeout or self.timeout}")
+            time.sleep(POLL_INTERVAL)

@@ -33,7 +33,6 @@ from distkit.cluster.rank.outbox import Outbox
 from distkit.cluster.rank.process_group import NCCL, Group
 from distkit.cluster.runs.outcome import (
     SIGINT,
-    Failure,
     Outcome,
     Released,
     describe,
@@ -73,7 +72,7 @@ class Rank:
 
     def __init__(self, spec: Spec, lifeline: Channel, *, runs_cells: bool = False) -> None:
         Rank.current = self
-        self.spec, self.lifeline, self.outbox = spec, lifeline, Outbox(lifeline)
+        self.spec, self.outbox = spec, Outbox(lifeline)
         self._runs_cells, self.group = runs_cells, Group(spec)
         #: The variables of cells; also the engine's namespace, so that %px uses them.
         self.namespace: dict[str, Any] = {
@@ -98,8 +97,7 @@ class Rank:
         """Set up the environment and the GPU."""
         spec = self.spec
         os.environ.clear()
-        os.environ.update(spec.environ)
-        os.environ.update(spec.torchrun_environ)
+        os.environ.update(spec.environ | spec.torchrun_environ)
         if spec.backend == "nccl":
             os.environ.update(NCCL)
         if os.environ.get("MPLBACKEND", INLINE) == INLINE:
@@ -123,11 +121,7 @@ class Rank:
 
     # -- the lifeline -----------------------------------------------------------
 
-    def listen(self) -> None:
-        """Handle the kernel's commands from now on; exit when the lifeline closes."""
-        self.lifeline.listen(self._handle_command, partial(os.killpg, 0, signal.SIGKILL))
-
-    def _handle_command(self, message: tuple[Any, ...]) -> None:
+    def handle_command(self, message: tuple[Any, ...]) -> None:
         """Handle the kernel's command: "go" with a number of permits or None, or "release"."""
         command, run, *permits = message
         if command == "go":
@@ -204,14 +198,11 @@ class Rank:
                 raw = options.get("raw", False)
                 outcome.result = memoryview(value).tobytes() if raw else _dump_result(value)
         except BaseException as error:
-            outcome.error = self._describe(error)
+            self._error = error
+            outcome.error = describe(
+                error, released=isinstance(error, Released), hint=gpu.hint(error, self.spec)
+            )
         return outcome
-
-    def _describe(self, error: BaseException) -> Failure:
-        self._error = error
-        return describe(
-            error, released=isinstance(error, Released), hint=gpu.hint(error, self.spec)
-        )
 
     def _call(self, payload: bytes, run: int) -> Any:
         """Call the function, and return its result."""
@@ -274,14 +265,12 @@ class Rank:
             gate = self._gates[run]
             gate.on_wait = run_recorder.request_flush
             tap.before.append(lambda op, nbytes: gate.wait())
-        faults = (
-            [] if (spec := options.get("faults")) is None else [FaultInjector(spec, self.spec.rank)]
-        )
-        tap.before += faults
+        injector = FaultInjector(options["faults"], self.spec.rank)
+        tap.before.append(injector)
         recorder.set_current(run_recorder)
         try:
             yield
-            outcome.missed = [text for fault in faults for text in fault.missed()]
+            outcome.missed = injector.missed()
         finally:
             tap.before.clear()
             tap.call_context = None

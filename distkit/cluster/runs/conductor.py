@@ -338,8 +338,9 @@ class Conductor:
         try:
             controller.replace(self, rank, self.incarnation(rank))
         except DistkitError as error:
-            died = f"{how}; a replacement could not be started: {error}"
-            self.add_outcome(Outcome(rank, died=died))
+            self.add_outcome(
+                Outcome(rank, died=f"{how}; a replacement could not be started: {error}")
+            )
         self.live.mark_replacement(rank, how, began, time.monotonic())
         self.on_end()
 
@@ -362,13 +363,14 @@ class Conductor:
         if self.failed or unresponsive:
             error = report.run_error(self.name, ended, self.trace)
         if self.deadlock:
-            stopped = f"{self.name} was stopped on all ranks"
             error = report.deadlock_error(
-                self.deadlock, report.with_state(stopped, self._afterwards)
+                self.deadlock,
+                report.with_state(f"{self.name} was stopped on all ranks", self._afterwards),
             )
         if self._interrupted and not self.died:
-            findings = self._interrupt_findings
-            error = report.interrupt_error(self.name, self._afterwards, outcomes, findings)
+            error = report.interrupt_error(
+                self.name, self._afterwards, outcomes, self._interrupt_findings
+            )
         if self.abandoned:
             end = f"{self.name} was ended: {self.abandoned.rstrip('.')}."
             error = RunInterrupted(

@@ -81,8 +81,7 @@ class LiveTrace:
         self._unpack()
         first = self._first_seq[rank]
         latest = {e.seq: e for e in self._events if e.rank == rank and e.seq >= first}
-        final = (State.COMPLETED, State.FAILED)
-        pending = [e for e in latest.values() if e.state not in final]
+        pending = [e for e in latest.values() if e.state not in (State.COMPLETED, State.FAILED)]
         self.event_count += len(pending)
         now = self.clock(ended)
         self._append([replace(e, state=State.FAILED, time=now, summary=None) for e in pending])

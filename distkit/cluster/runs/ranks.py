@@ -273,8 +273,7 @@ class Ranks(RankController):
         )
 
     def _send(self, rank: int, payload: bytes, options: dict[str, Any]) -> None:
-        with suppress(OSError):  # it has just exited, which is reported separately
-            self.children[rank].channel.send(dumps((payload, options)))
+        self.children[rank].send(dumps((payload, options)))
 
     def _conduct(self, run: Conductor, on_ended: Callable[[], None]) -> None:
         try:
@@ -294,10 +293,9 @@ class Ranks(RankController):
         every rank would have to create the group again.
         """
         self._fork([rank])
-        faults = self._call[1].get("faults")
-        if faults is not None:  # do not repeat the fault that killed the rank
-            faults = replace(faults, kill={r: n for r, n in faults.kill.items() if r != rank})
-        self._execute(rank, incarnation, faults=faults)
+        faults = self._call[1]["faults"]  # do not repeat the fault that killed the rank
+        kill = {r: n for r, n in faults.kill.items() if r != rank}
+        self._execute(rank, incarnation, faults=replace(faults, kill=kill))
 
     def open_gates(self, ranks: Iterable[int], count: int | None) -> None:
         """Open the gates of these ranks ``count`` times, or permanently if None."""
@@ -311,8 +309,7 @@ class Ranks(RankController):
     def _send_command(self, ranks: Iterable[int], command: str, *args: Any) -> None:
         assert self.run is not None
         for r in ranks:
-            with suppress(OSError):  # it has just exited
-                self.children[r].channel.send((command, self.run.number, *args))
+            self.children[r].send((command, self.run.number, *args))
 
     def kill(self, ranks: Iterable[int]) -> None:
         """Kill these ranks' processes; their exits are reported to the run."""
@@ -326,8 +323,7 @@ class Ranks(RankController):
         """
         running = [c for n in self.servers if (c := self.children[n]).status is None]
         for child in running:
-            with suppress(OSError):  # it has just exited
-                child.channel.send(command)
+            child.send(command)
         for _ in running:
             self._flushed.acquire(timeout=timeout)
 
@@ -388,7 +384,5 @@ class Ranks(RankController):
     def _leave(self, node: int, incarnation: int, status: int) -> None:
         """Notify the scheduler that a process has exited, perhaps before it registered."""
         if self.servers:
-            with suppress(OSError):  # it has exited, and the run has ended
-                self.children[max(self.servers)].channel.send(
-                    ("left", node, incarnation, cause(status))
-                )
+            scheduler = self.children[max(self.servers)]
+            scheduler.send(("left", node, incarnation, cause(status)))

@@ -14,7 +14,6 @@ from distkit._format import named, times
 from distkit.cluster.notebook import line_label
 from distkit.cluster.processes.rank_spec import CHANNEL_CLOSED
 from distkit.cluster.runs.outcome import CONNECTION_BROKEN, Failure, Frame, Outcome
-from distkit.cluster.runs.outcome import text as text_of
 from distkit.diagnosis import rules
 from distkit.diagnosis.deadlocks import raised, remedy_for_end
 from distkit.diagnosis.findings import Finding, verb
@@ -78,7 +77,8 @@ def rank_ends(outcomes: Iterable[Outcome]) -> dict[int, RankEnd]:
 
 def _rank_end(outcome: Outcome) -> RankEnd:
     if outcome.died:
-        return RankEnd("died", outcome.died, _crash_line(outcome.log), outcome.died_at)
+        line = _user_line(crash_frames(outcome.log)[::-1])
+        return RankEnd("died", outcome.died, line, outcome.died_at)
     error = outcome.error
     if error is None:
         return RankEnd("returned", outcome.remark)
@@ -87,19 +87,9 @@ def _rank_end(outcome: Outcome) -> RankEnd:
     return RankEnd("raised", f"{error.type}: {error.text}", _user_line(error.frames))
 
 
-def unpickling_error(rank: int, kind: str, error: BaseException) -> NotPicklableError:
-    """Return the error of a result that cannot be unpickled in the notebook."""
-    return NotPicklableError(
-        f"rank {rank} returned a {kind} that cannot be unpickled here "
-        f"({type(error).__name__}: {text_of(error)}). "
-        "Return plain data: numbers, strings, lists, dicts, tensors."
-    )
-
-
 def deadlock_error(findings: list[Finding], conclusion: str) -> DeadlockError:
     """Return the error that consists of these findings and a conclusion."""
-    differ = all(f.code in rules.MISMATCHES for f in findings)
-    kind = MismatchError if differ else DeadlockError
+    kind = MismatchError if all(f.code in rules.MISMATCHES for f in findings) else DeadlockError
     return kind("\n".join([*map(str, findings), conclusion]), findings)
 
 
@@ -251,7 +241,10 @@ def _exception_error(rank: int, error: Failure, trace: Trace) -> RunError:
             'and a new process cannot join it. With on_crash="replace", let workers communicate '
             "through the store only."
         )
-    text = _traceback(_visible_frames(error.frames))
+    visible = [
+        f for f in error.frames if not (f[0].startswith(MACHINERY) or is_generated(f[0], f[2]))
+    ]
+    text = _traceback(visible or error.frames)
     parts.append(f"\nTraceback on rank {rank}:\n{text}{description}")
     if error.cause:
         parts.append(f"caused by {error.cause}")
@@ -275,13 +268,6 @@ def _user_line(frames: list[Frame]) -> str:
     return line_label(f"{file}:{number}")
 
 
-def _visible_frames(frames: list[Frame]) -> list[Frame]:
-    """Return the frames without distkit's machinery; all frames if nothing else remains."""
-    return [
-        f for f in frames if not (f[0].startswith(MACHINERY) or is_generated(f[0], f[2]))
-    ] or frames
-
-
 def _traceback(frames: Iterable[Frame]) -> str:
     """Format frames of a rank; only the kernel knows the sources of cells."""
     entries = []
@@ -291,9 +277,3 @@ def _traceback(frames: Iterable[Frame]) -> str:
         label = line_label(f"{file}:{number}").rpartition(":")[0]
         entries.append((label, number, function, source))
     return "".join(traceback.format_list(entries))
-
-
-def _crash_line(log: str) -> str:
-    """Return the innermost user's line of a crash report in a log; "" if there is none."""
-    frames = crash_frames(log)
-    return line_label(f"{frames[0][0]}:{frames[0][1]}") if frames else ""

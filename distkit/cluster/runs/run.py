@@ -19,12 +19,12 @@ from distkit.cluster.processes.fork_client import end, server
 from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import MAX_DIAGNOSED_EVENTS, Conductor
-from distkit.cluster.runs.outcome import Outcome
+from distkit.cluster.runs.outcome import Outcome, text
 from distkit.cluster.runs.ranks import Ranks
 from distkit.diagnosis import rules
 from distkit.diagnosis.diagnose import Finding
 from distkit.diagnosis.facts import rank_states
-from distkit.errors import DeadlockError, RunError, RunStopped
+from distkit.errors import DeadlockError, NotPicklableError, RunError, RunStopped
 from distkit.events import Event
 from distkit.recording import faults
 from distkit.trace.trace import Trace
@@ -107,7 +107,11 @@ class Run:
         except KeyboardInterrupt:
             raise
         except BaseException as cause:
-            raise report.unpickling_error(outcome.rank, outcome.result_type, cause) from cause
+            raise NotPicklableError(
+                f"rank {outcome.rank} returned a {outcome.result_type} that cannot be unpickled "
+                f"here ({type(cause).__name__}: {text(cause)}). "
+                "Return plain data: numbers, strings, lists, dicts, tensors."
+            ) from cause
 
     @property
     def output(self) -> list[str]:
@@ -178,15 +182,13 @@ class Run:
         if self.error is not None:
             return
         report.warn(report.replacement_texts(self.name, conductor.replacements))
-        report.warn([text for o in outcomes for text in o.missed])
+        report.warn([missed for o in outcomes for missed in o.missed])
         if conductor.live.event_count <= MAX_DIAGNOSED_EVENTS or conductor.died:
-            report.warn(report.finding_texts(self._certain_findings))
-
-    @property
-    def _certain_findings(self) -> list[Finding]:
-        """The findings, except unmatched messages of a cell, which a later cell may match."""
-        codes = (rules.no_receiver.code, rules.no_sender.code) if self._conductor.is_cell else ()
-        return [f for f in self.findings if f.code not in codes]
+            unmatched = (rules.no_receiver.code, rules.no_sender.code)
+            certain = [  # a later cell may match the messages of a cell
+                f for f in self.findings if not (conductor.is_cell and f.code in unmatched)
+            ]
+            report.warn(report.finding_texts(certain))
 
 
 def draw_waits(trace: Trace) -> dict[str, str]:
@@ -196,8 +198,8 @@ def draw_waits(trace: Trace) -> dict[str, str]:
 
     states = rank_states(trace)
     svg = waits_svg(states)
-    text = "; ".join(["wait-for graph", *map(str, states)])
-    return as_picture(svg, text) if svg else {}
+    summary = "; ".join(["wait-for graph", *map(str, states)])
+    return as_picture(svg, summary) if svg else {}
 
 
 @contextmanager
@@ -281,8 +283,7 @@ def run_ranks(
     payload = pack(fn, args, kwargs)
     plan = make_plan(n, 0, "cpu", "gloo", cpus=machine.cpus(), memory=machine.memory())
     injected = faults.current()
-    if injected is not None:
-        injected.check(n)
+    injected.check(n)
     folder = server().make_folder(n)
     ranks = Ranks(plan, folder)
     try:
@@ -294,7 +295,7 @@ def run_ranks(
             list(range(n)),
             structs.replace(ranks.info(), seed=seed),
             wait_forever=wait_forever,
-            expected_exits=injected.kill if injected is not None else (),
+            expected_exits=injected.kill,
             afterwards="",
         )
         ranks.submit(

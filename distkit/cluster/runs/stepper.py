@@ -238,8 +238,7 @@ class Stepper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self.finished:
-            self.stop()
+        self.stop()
 
     # -- steps ------------------------------------------------------------------------
 
@@ -342,7 +341,10 @@ class Stepper:
             self._record_ends()
             self.moments.append(self._current_moment(choice))
             self._paused = self.moments[-1].events > 0
-        self._show_latest()
+        self.position = len(self.moments) - 1
+        if threading.current_thread() is threading.main_thread():
+            self._conductor.prints.print_now()
+        self._notify()
 
     def _current_moment(self, choice: tuple[int, ...]) -> Moment:
         states = tuple(self._graph.rank_states)
@@ -376,12 +378,6 @@ class Stepper:
         if self._paused:
             return self._last_time
         return max(self._resumed_at, timestamp - self._pauses)
-
-    def _show_latest(self) -> None:
-        self.position = len(self.moments) - 1
-        if threading.current_thread() is threading.main_thread():
-            self._conductor.prints.print_now()
-        self._notify()
 
     def _notify(self) -> None:
         for callback in list(self._watchers):

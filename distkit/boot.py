@@ -1,0 +1,89 @@
+"""Keeps a user's files from shadowing modules, in this process and in those that distkit starts.
+
+With a ``random.py`` next to a notebook, ``import random`` imports that file. Python's error names
+the missing attribute, not the wrong file. :func:`check` detects such a file. Python would also put
+the notebook's folder first on the path of distkit's own processes, such as the one that ranks are
+forked from: :func:`command` gives them a path of library folders and the folder of this distkit.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Iterable
+from importlib import import_module
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+#: A folder with one of these packages counts as a library folder, even without metadata.
+_TYPICAL_PACKAGES = ("torch", "numpy", "ipyparallel")
+
+#: The program of these processes; it sets the path before it imports anything else.
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[1].split('\\n'); "
+    "from distkit.boot import call; call(*sys.argv[2:])"
+)
+
+
+def check(*names: str) -> None:
+    """Check that importing these modules would not import a user's file instead.
+
+    Raises:
+        ImportError: a user's file shadows a module.
+    """
+    for name in names:
+        if name not in sys.modules and (spec := PathFinder.find_spec(name)) is not None:
+            hidden = PathFinder.find_spec(name, libraries(sys.path))
+            if hidden is None or None in (spec.origin, hidden.origin):
+                continue
+            if Path(str(spec.origin)).resolve() != Path(str(hidden.origin)).resolve():
+                kind = "Python's module" if name in sys.stdlib_module_names else "the package"
+                raise ImportError(
+                    f"{spec.origin} has the same name as {kind} {name} and shadows it: rename the "
+                    "file.",
+                    name=name,
+                    path=spec.origin,
+                )
+
+
+def libraries(path: Iterable[str]) -> list[str]:
+    """Return the library folders of a module search path, the standard library first.
+
+    Args:
+        path: a search path such as ``sys.path``; relative entries are the user's folder.
+    """
+    entries = [entry for entry in dict.fromkeys(path) if Path(entry).is_absolute()]
+    standard = [entry for entry in entries if _is_standard_library(entry)]
+    return standard + [e for e in entries if e not in standard and _has_packages(Path(e))]
+
+
+def _is_standard_library(entry: str) -> bool:
+    """Return whether an entry is the standard library, its zip file or its compiled modules."""
+    folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    return entry in folders or Path(entry).name in (zipped, "lib-dynload")
+
+
+def _has_packages(folder: Path) -> bool:
+    if next(folder.glob("*.dist-info"), None) or next(folder.glob("*.egg-info"), None):
+        return True
+    return any(Path(folder, name, "__init__.py").exists() for name in _TYPICAL_PACKAGES)
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+def command(target: str, *arguments: object) -> list[str]:
+    """Return a command that calls ``target`` ("module:function"), with its arguments as text."""
+    root, path = Path(__file__).parents[1], libraries(sys.path)
+    own = [str(folder) for folder in (root, root / "companions") if folder.is_dir()]
+    path = [folder for folder in own if folder not in path] + path
+    return [sys.executable, "-c", _PROGRAM, "\n".join(path), target, *map(str, arguments)]
+
+
+def call(target: str, *arguments: object, **options: object) -> None:
+    """Call ``target`` ("module:function"), or only import it ("module")."""
+    name, _, function = target.partition(":")
+    module = import_module(name)
+    if function:
+        getattr(module, function)(*arguments, **options)
