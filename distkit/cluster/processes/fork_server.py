@@ -222,13 +222,14 @@ class LateImports(MetaPathFinder):
     """Finds no modules, but requests those late ones that a child imports."""
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        self.fd, self.pipe = fd, os.fstat(fd)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Request the module from the fork server if it is a late one."""
         if name in LATE_MODULES:
-            with suppress(OSError):  # the user's function may have closed all files
-                os.write(self.fd, f"{name}\n".encode())
+            with suppress(OSError):  # the user's function may have replaced the file
+                if os.path.samestat(os.fstat(self.fd), self.pipe):
+                    os.write(self.fd, f"{name}\n".encode())
 
 
 def _redirect(path: str) -> None:
