@@ -34,8 +34,17 @@ _DARK = (
     "{ filter: invert(0.93) hue-rotate(180deg) brightness(1.25); }"
 )
 
-#: Hides the widget of a folded view, which is in the next output.
-_FOLDED = ".jp-OutputArea-child:has(.distkit-folded) + .jp-OutputArea-child { display: none; }"
+#: Hides the widget of a folded view, which is in the next output, and styles the line.
+_FOLDED = """
+.jp-OutputArea-child:has(.distkit-folded) + .jp-OutputArea-child { display: none; }
+details.distkit-folded { max-width: 1100px; margin: 4px 0; border-radius: 12px;
+  border: 1px solid var(--jp-border-color2, #c8ced4);
+  font: 13px/1.45 var(--jp-ui-font-family, sans-serif); }
+.distkit-folded summary { padding: 7px 18px; cursor: pointer; list-style-position: inside; }
+.distkit-folded summary::after { content: "show"; float: right; font-weight: 600;
+  color: var(--jp-content-link-color, #0072b2); }
+.distkit-folded[open] summary::after { content: "hide"; }
+"""
 
 
 class NotebookSnapshot:
