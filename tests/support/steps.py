@@ -73,7 +73,7 @@ class FakeStepper:
 
     @property
     def finished(self) -> bool:
-        ended = (RankStatus.FINISHED, RankStatus.FAILED, RankStatus.DIED, RankStatus.RELEASED)
+        ended = (RankStatus.FINISHED, RankStatus.FAILED, RankStatus.DIED, RankStatus.STOPPED)
         return all(s.status in ended for s in self._graph.rank_states)
 
     def subscribe(self, callback):

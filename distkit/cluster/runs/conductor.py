@@ -373,7 +373,7 @@ class Conductor:
             findings = self._interrupt_findings
             error = report.interrupt_error(self.name, self._afterwards, outcomes, findings)
         if self.abandoned:
-            end = f"{self.name} was ended: {self.abandoned.rstrip('.')}."
+            end = f"{self.name} was stopped: {self.abandoned.rstrip('.')}."
             error = RunInterrupted(
                 "\n".join([*report.finding_texts(self._interrupt_findings), end])
             )
