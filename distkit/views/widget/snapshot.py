@@ -28,10 +28,11 @@ _STYLE = (
 )
 #: Shown below views of unfinished runs. GitHub removes styles, so it must be correct without them.
 _ENDED = '<div class="distkit-ended">the kernel has stopped</div>'
-#: Pictures have white paper; with a dark JupyterLab theme their lightness is inverted.
+#: Pictures have white paper; with a dark JupyterLab theme their lightness is inverted;
+#: without saturation, red would become pink.
 _DARK = (
     'body[data-jp-theme-light="false"] .distkit-picture '
-    "{ filter: invert(0.93) hue-rotate(180deg) brightness(1.25); }"
+    "{ filter: invert(0.93) saturate(1.6) hue-rotate(180deg) brightness(1.1); }"
 )
 
 #: Hides the widget of a folded view, which is in the next output, and styles the line.
