@@ -23,7 +23,7 @@ _STYLE = """
   font: 13px/1.45 var(--jp-ui-font-family, sans-serif); }
 .distkit-card > b { font-size: 16px; margin-right: 8px; }
 .distkit-card :is(span, .quiet) { color: var(--jp-ui-font-color2, #6b7785); }
-.distkit-card ul { display: grid; gap: 8px; padding: 0; margin: 9px 0 0;
+.distkit-card ul { display: grid; gap: 8px; padding: 0 !important; margin: 9px 0 0 !important;
   grid-template-columns: repeat(auto-fill, minmax(215px, 1fr)); }
 .distkit-card li { display: grid; grid-template-columns: auto 1fr auto; gap: 0 9px; margin: 0;
   align-items: center; list-style: none; padding: 6px 12px 7px; border-radius: 8px;
