@@ -237,6 +237,7 @@ def test_stop_ends_all_processes_and_later_runs_raise() -> None:
     _, alive = psutil.wait_procs(processes, timeout=5)
     assert not alive
     assert "stopped" in repr(cluster)
+    assert cluster.status()._repr_html_().count(">stopped</em>") == 2
 
 
 def test_cells_run_on_new_engines_after_an_engine_died() -> None:

@@ -128,8 +128,9 @@ def finding(kind, message, remedy="Repair it."):
 
 
 def test_error_and_its_repetition_are_one_remark():
-    repeats = finding("raised", "rank 1 raised ValueError: too small at In[5]:7.")
-    (remark,) = remarks(RAISED, [repeats])
+    (remark,) = remarks(
+        RAISED, [finding("raised", "rank 1 raised ValueError: too small at In[5]:7.")]
+    )
     assert remark["message"] == "rank 1 raised ValueError: too small at In[5]:7"
     assert remark["more"].startswith("The others were stopped: rank 0 was in recv")
     assert remark["traceback"].splitlines() == RAISED.splitlines()[3:]
@@ -220,8 +221,9 @@ def test_invalid_action_is_shown_as_an_error(open_browser):
 
 
 def texts(picture):
-    root = ET.fromstring(picture)
-    return [text for element in root.iter(f"{SVG}text") for text in element.itertext()]
+    return [
+        text for element in ET.fromstring(picture).iter(f"{SVG}text") for text in element.itertext()
+    ]
 
 
 def test_notebook_stores_picture_and_table(tmp_path):
