@@ -203,7 +203,8 @@ export class Renderer {
     const ink = solid ? readable(color) : paused ? style.muted : style.fg;
     if (height >= 10) {
       const hatched = this.waits?.has(bar.i) || paused || failed;
-      const halo = solid ? color : open && !hatched ? "transparent" : style.bg;
+      const tinted = !hatched && (open || bar.kind !== "recv");
+      const halo = solid ? color : tinted ? "transparent" : style.bg; // legible above arrows
       this.labels.push([c.globalAlpha, this.#words(bar), x, y, width, height, ink, Math.min(12, height), halo]);
     }
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
