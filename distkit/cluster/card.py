@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distkit._format import aligned, count
+from distkit.views.scene.theme import RANKS_DARK, RANKS_LIGHT
 
 if TYPE_CHECKING:
     from distkit.cluster.processes.fork_client import Child
@@ -15,6 +16,27 @@ if TYPE_CHECKING:
     from distkit.views.widget.snapshot import HtmlSnapshot
 
 _COLUMNS = ("node", "host", "pid", "device", "state")
+#: The card looks like the views: a card with a chip per process, in the rank's color.
+_STYLE = """
+.distkit-card { padding: 10px 18px 13px; max-width: 1100px; border-radius: 12px;
+  border: 1px solid var(--jp-border-color2, #c8ced4);
+  font: 13px/1.45 var(--jp-ui-font-family, sans-serif); }
+.distkit-card > b { font-size: 16px; margin-right: 8px; }
+.distkit-card :is(span, .quiet) { color: var(--jp-ui-font-color2, #6b7785); }
+.distkit-card ul { display: grid; gap: 8px; padding: 0 !important; margin: 9px 0 0 !important;
+  grid-template-columns: repeat(auto-fill, minmax(215px, 1fr)); }
+.distkit-card li { display: grid; grid-template-columns: auto 1fr auto; gap: 0 9px; margin: 0;
+  align-items: center; list-style: none; padding: 6px 12px 7px; border-radius: 8px;
+  border-left: 4px solid var(--light);
+  background: color-mix(in srgb, currentColor 5%, transparent); }
+.distkit-card i { width: 10px; height: 10px; border-radius: 50%; background: var(--light); }
+.distkit-card li span { grid-column: 2 / 4; }
+.distkit-card em { padding: 0 9px; border: 1px solid; border-radius: 999px; font-style: normal;
+  font-weight: 600; white-space: nowrap; }
+.distkit-card em.quiet { border-color: var(--jp-border-color2, #c8ced4); font-weight: 400; }
+body[data-jp-theme-light="false"] .distkit-card li { border-color: var(--dark); }
+body[data-jp-theme-light="false"] .distkit-card i { background: var(--dark); }
+"""
 
 
 @dataclass(frozen=True)
@@ -36,17 +58,26 @@ class Status:
         return "\n".join([f"{self.title} · {self.note}", *aligned(table)])
 
     def _repr_html_(self) -> str:
-        def cells(tag: str, row: tuple[Any, ...]) -> str:
-            style = "text-align:left;padding:1px 14px 1px 0"
-            return "".join(f'<{tag} style="{style}">{html.escape(str(c))}</{tag}>' for c in row)
-
-        body = "".join(f"<tr>{cells('td', row)}</tr>" for row in self.rows)
+        several = len({row[1] for row in self.rows}) > 1
+        chips = "".join(_chip(n, *row, several) for n, row in enumerate(self.rows))
         return (
-            '<div class="distkit-card" style="border-left:3px solid #4477aa;padding:2px 12px;'
-            'font-family:var(--jp-ui-font-family,sans-serif);font-size:var(--jp-ui-font-size1,13px)">'
-            f"<b>{html.escape(self.title)}</b> · {html.escape(self.note)}"
-            f'<table style="margin-top:4px"><tr>{cells("th", _COLUMNS)}</tr>{body}</table></div>'
+            f'<style>{_STYLE}</style><div class="distkit-card"><b>{html.escape(self.title)}</b> '
+            f"<span>{html.escape(self.note)}</span><ul>{chips}</ul></div>"
         )
+
+
+def _chip(
+    number: int, name: str, host: str, pid: int | str, device: str, state: str, several: bool
+) -> str:
+    """Return a process as HTML; ``several``: whether the processes are on several hosts."""
+    facts = [device, f"on {host}" * several, f"pid {pid}" * bool(pid)]
+    quiet = ' class="quiet"' * (state in ("idle", "stopped"))
+    light, dark = (palette[number % len(palette)] for palette in (RANKS_LIGHT, RANKS_DARK))
+    return (
+        f'<li style="--light:{light};--dark:{dark}"><i></i><b>{html.escape(name)}</b> '
+        f"<em{quiet}>{html.escape(state)}</em> "
+        f"<span>{html.escape(' · '.join(filter(None, facts)))}</span></li>"
+    )
 
 
 def status(supervisor: Supervisor) -> Status:
@@ -61,18 +92,22 @@ def status(supervisor: Supervisor) -> Status:
 
 def _rows(supervisor: Supervisor) -> list[tuple[str, str, int | str, str, str]]:
     plan, processes = supervisor.plan, supervisor.processes
-    rows = []
-    for rank, info in processes.info().ranks.items():
-        device = plan.devices[rank] if rank < plan.ranks else info.device
-        state = _state(supervisor, rank, processes.children.get(rank))
-        rows.append((info.name, info.host, info.pid, device, state))
-    return rows
+    return [
+        (
+            info.name,
+            info.host,
+            info.pid,
+            plan.devices[rank] if rank < plan.ranks else info.device,
+            _state(supervisor, rank, processes.children.get(rank)),
+        )
+        for rank, info in processes.info().ranks.items()
+    ]
 
 
 def _state(supervisor: Supervisor, rank: int, child: Child | None) -> str:
     running = supervisor.run
     if supervisor.closed or supervisor.stage == "failed" or (child and child.status is not None):
-        return "ended"
+        return "stopped" if supervisor.closed else "ended"
     if child is None:
         return "idle" if supervisor.ready.is_set() else "starting"
     if rank >= supervisor.plan.ranks:

@@ -219,7 +219,7 @@ class Cluster:
 
         The function is pickled with everything it captures; ``args`` and ``kwargs`` are the same on
         every rank; ``dist.get_rank()`` returns the rank. A ``.py`` path runs as ``__main__``
-        with ``args`` as its arguments. Deadlocked ranks are released with an explanation, unless
+        with ``args`` as its arguments. Deadlocked ranks are stopped with an explanation, unless
         ``wait_forever`` is set. Each run has its own processes, as under torchrun: settings,
         threads and children of the function end with it.
 
@@ -230,7 +230,7 @@ class Cluster:
 
         Raises:
             DeadlockError: ranks waited for each other forever; the message explains where and why.
-            RankError: the function raised on a rank; the others were released.
+            RankError: the function raised on a rank; the others were stopped.
             RankDied: a rank's process exited.
             NotPicklableError: an object cannot be pickled; the message names it.
             StoppedError: the cluster was stopped.

@@ -40,13 +40,13 @@ class RankStatus(_StringEnum):
     FINISHED = "finished"
     FAILED = "failed"
     DIED = "died"  # its process has ended
-    RELEASED = "released"  # because others failed, or after an interrupt
+    STOPPED = "stopped"  # because others failed, or after an interrupt
 
 
 _ENDS = {
     "returned": RankStatus.FINISHED,
     "elsewhere": RankStatus.RUNNING,  # not in a call when the recording ends
-    "released": RankStatus.RELEASED,
+    "released": RankStatus.STOPPED,
     "died": RankStatus.DIED,
 }
 

@@ -35,7 +35,7 @@ class Stage(SceneView):
     ...            Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=4)])
     >>> Stage(t)
     Stage: 2 ranks
-      Each strip is a rank's tensor; ...
+      Each strip is a rank's tensor, ...
       before
       rank 0 → rank 1  100 ms · 4 B · 100 ms
     """

@@ -164,7 +164,7 @@ def test_stop_button_interrupts_the_run(usable: dk.Cluster) -> None:
             run._conductor.done.wait(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt, match=r"in a circle(?s:.*)interrupted on all ranks"):
+    with pytest.raises(KeyboardInterrupt, match=r"in a circle(?s:.*)stopped on all ranks"):
         threading.Thread(target=press, daemon=True).start()
         run.wait(20)
     assert run.finished
@@ -240,6 +240,7 @@ def test_stop_ends_all_processes_and_later_runs_raise() -> None:
     _, alive = psutil.wait_procs(processes, timeout=5)
     assert not alive
     assert "stopped" in repr(cluster)
+    assert cluster.status()._repr_html_().count(">stopped</em>") == 2
 
 
 def test_cells_run_on_new_engines_after_an_engine_died() -> None:

@@ -223,7 +223,7 @@ def test_cockpit_is_disabled_when_the_kernel_stops(open_cockpit: Any, tab: Any) 
 
 
 ERROR = """rank 1 raised ValueError: too small at collectives.py:9
-The others were released: rank 0.
+The others were stopped: rank 0.
 
 Traceback on rank 1:
   File "collectives.py", line 9, in fn
@@ -243,4 +243,4 @@ def test_failed_run_is_announced_once_and_ranks_keep_their_line(open_cockpit: An
     assert trace.inner_text().splitlines() == ERROR.splitlines()[3:]
     assert link.lines() == {0: "18", 1: "9", 2: "17"}
     assert "ValueError: too small" in link.text(".dk-card[data-rank='1']")
-    assert link.root.locator(".dk-chip").all_inner_texts() == ["2 released", "1 failed"]
+    assert link.root.locator(".dk-chip").all_inner_texts() == ["2 stopped", "1 failed"]

@@ -150,7 +150,7 @@ def test_panel_runs_reports_progress_and_stops(usable: dk.Cluster) -> None:
     panel._bar.stop.click()
     wait_for(experiment, idle)
     assert experiment.records[-1].outcome == "stopped"
-    assert "endless was interrupted on all ranks" in panel._message.value
+    assert "endless was stopped on all ranks" in panel._message.value
     assert panel._bar.stop.disabled and not panel._run.disabled
     for each in (experiment, other):
         each.close()

@@ -101,7 +101,7 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
     assert panel.locator(".dkx-run").is_disabled()
     save_screenshots(page, {"experiment-running": page.locator(".distkit-experiment")})
     panel.locator(".dkx-stop").click()
-    panel.locator(".dkx-note", has_text="train was interrupted on all ranks").wait_for()
+    panel.locator(".dkx-note", has_text="train was stopped on all ranks").wait_for()
 
     control(page, "algorithm").locator("select").select_option(label="ring")
     control(page, "steps").locator("select").select_option(index=0)

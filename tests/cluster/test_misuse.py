@@ -101,6 +101,6 @@ def test_run_with_a_stopped_rank_ends(trial: Trial, ending: str) -> None:
         assert run.wait(10).results == [None, None]
     else:
         cluster.interrupt()
-        with pytest.raises(dk.errors.RunInterrupted, match="stop_rank_1 was interrupted"):
+        with pytest.raises(dk.errors.RunInterrupted, match="stop_rank_1 was stopped"):
             run.wait(10)
     assert cluster.run(dist.get_rank).results == [0, 1]

@@ -115,7 +115,7 @@ def test_bars_of_every_moment_are_in_the_timeline(choices):
 # -- errors and findings --------------------------------------------------------------
 
 RAISED = """rank 1 raised ValueError: too small at In[5]:7
-The others were released: rank 0 was in recv with rank 1 at In[5]:4.
+The others were stopped: rank 0 was in recv with rank 1 at In[5]:4.
 
 Traceback on rank 1:
   File "In[5]", line 7, in fn
@@ -128,10 +128,11 @@ def finding(kind, message, remedy="Repair it."):
 
 
 def test_error_and_its_repetition_are_one_remark():
-    repeats = finding("raised", "rank 1 raised ValueError: too small at In[5]:7.")
-    (remark,) = remarks(RAISED, [repeats])
+    (remark,) = remarks(
+        RAISED, [finding("raised", "rank 1 raised ValueError: too small at In[5]:7.")]
+    )
     assert remark["message"] == "rank 1 raised ValueError: too small at In[5]:7"
-    assert remark["more"].startswith("The others were released: rank 0 was in recv")
+    assert remark["more"].startswith("The others were stopped: rank 0 was in recv")
     assert remark["traceback"].splitlines() == RAISED.splitlines()[3:]
     assert (remark["remedy"], remark["lines"]) == ("Repair it.", {"1": "In[5]:7"})
 
@@ -161,7 +162,7 @@ def test_remarks_join_the_error_and_the_findings(error, findings, messages):
 
 def test_stopped_run_is_not_shown_as_an_error():
     stepper = ring(1)
-    stepper.error, stepper.facts = "fn was interrupted on all ranks", {"interrupted": True}
+    stepper.error, stepper.facts = "fn was stopped on all ranks", {"interrupted": True}
     shown = snapshot(stepper)
     assert shown["stopped"] and not shown["remarks"]
     assert "step 1 of 1 · You stopped it here." in to_table(shown, Columns(stepper.trace).picture())
@@ -220,8 +221,9 @@ def test_invalid_action_is_shown_as_an_error(open_browser):
 
 
 def texts(picture):
-    root = ET.fromstring(picture)
-    return [text for element in root.iter(f"{SVG}text") for text in element.itertext()]
+    return [
+        text for element in ET.fromstring(picture).iter(f"{SVG}text") for text in element.itertext()
+    ]
 
 
 def test_notebook_stores_picture_and_table(tmp_path):

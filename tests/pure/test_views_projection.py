@@ -42,8 +42,10 @@ TRACES = {
 
 def test_unrecorded_calls_are_noted() -> None:
     unrecorded = {"0": {"calls of rpc: not recorded": 2}, "1": {"calls of rpc: not recorded": 1}}
-    trace = Trace([], traces.info(world_size=2, unrecorded=unrecorded))
-    assert "calls of rpc: not recorded (3 times)" in Columns(trace).picture()["notices"]
+    assert (
+        "calls of rpc: not recorded (3 times)"
+        in Columns(Trace([], traces.info(world_size=2, unrecorded=unrecorded))).picture()["notices"]
+    )
 
 
 def keyed(picture):
@@ -116,8 +118,9 @@ def arrivals(draw, events):
 @given(st.data())
 def test_event_order_does_not_change_the_picture(data):
     trace = data.draw(runs())
-    so_far = EventLog.of(data.draw(arrivals(trace.events)), trace.info)
-    assert keyed(Columns(so_far, live=True).picture()) == keyed(Columns(trace).picture())
+    assert keyed(
+        Columns(EventLog.of(data.draw(arrivals(trace.events)), trace.info), live=True).picture()
+    ) == keyed(Columns(trace).picture())
 
 
 @FEW
@@ -133,8 +136,11 @@ def test_every_message_is_one_arrow_and_every_operation_one_bar(trace):
 def test_members_of_a_collective_share_a_tie(trace):
     collective_of = {bar["id"]: bar.get("collective") for bar in Columns(trace).picture()["bars"]}
     for s in trace.spans:
-        expected = trace.matches[s.rank, s.seq] if s.op in COLLECTIVES else None
-        assert collective_of[f"{s.rank}.{s.seq}"] == expected
+        assert (
+            collective_of[f"{s.rank}.{s.seq}"] == trace.matches[s.rank, s.seq]
+            if s.op in COLLECTIVES
+            else None
+        )
 
 
 @FEW
@@ -192,8 +198,10 @@ def test_paused_operation_is_not_communication():
     picture = so_far([*paused, *recv, *send])
     assert [a["sent"] for a in picture["arrows"]] == [MS] and picture["messages"] == 1
     assert picture["message_bytes"] == 8
-    ended = Columns(Trace([*send, *recv])).picture()
-    assert ended["notices"] == ["still in send: rank 0", "still in recv: rank 1"]
+    assert Columns(Trace([*send, *recv])).picture()["notices"] == [
+        "still in send: rank 0",
+        "still in recv: rank 1",
+    ]
 
 
 def test_lanes_are_named_after_roles():
@@ -238,8 +246,9 @@ def test_folders_and_control_characters_are_removed():
 
 def test_operation_on_a_gpu_has_its_device_time_and_memory():
     picture = Columns(gpus()).picture()
-    expected = "cuda:1 · stream 7 · 250 µs on the device · 8 MiB in use"
-    assert expected in {bar["gpu"] for bar in picture["bars"]}
+    assert "cuda:1 · stream 7 · 250 µs on the device · 8 MiB in use" in {
+        bar["gpu"] for bar in picture["bars"]
+    }
     # no label repeats the name of the call
     assert {bar.get("label") for bar in picture["bars"]} == {None}
 

@@ -61,6 +61,12 @@ def test_hang_shows_the_call_of_each_rank():
     assert any("1,203 events dropped" in word for word in words)
 
 
+def test_arrows_are_above_the_bars():
+    drawn = to_svg(Columns(ring()).picture())
+    shafts = [found.start() for found in re.finditer('stroke-width="1.6"', drawn)]
+    assert drawn.rindex("<rect") < shafts[0] and shafts[-1] < drawn.index("<polygon")
+
+
 def test_store_call_is_named_as_in_the_program():
     words = texts(stores())
     assert {"store.get('ready')", "store"} <= set(words)
@@ -71,8 +77,13 @@ def test_store_call_is_named_as_in_the_program():
 
 def test_long_trace_is_truncated_with_a_notice():
     found = texts(big(4000))
-    note = r"the first .* are drawn here: \d+ of 4,000 operations"
-    assert any(re.fullmatch(note, word) for word in found) and found.count("rank 7") == 1
+    assert (
+        any(
+            re.fullmatch(r"the first .* are drawn here: \d+ of 4,000 operations", word)
+            for word in found
+        )
+        and found.count("rank 7") == 1
+    )
     assert "the first 48 ranks are drawn here" in texts(big(600, n=100))
     assert not any("operations" in word for word in texts(ring()))
 

@@ -127,8 +127,9 @@ def test_no_rank_is_ahead_in_rounds():
     for k in range(1, len(rounds) + 1):
         held = held_at(picture, k, "step")
         expected = count_contributions(rounds[:k], 4) > 0
-        shown = [[[c in piece.certain for c in range(4)] for piece in held[r]] for r in range(4)]
-        assert shown == expected.tolist()
+        assert [
+            [[c in piece.certain for c in range(4)] for piece in held[r]] for r in range(4)
+        ] == expected.tolist()
 
 
 @pytest.mark.parametrize("simulated", [True, False])
@@ -139,15 +140,18 @@ def test_every_all_reduce_is_shown_as_its_schedule(name, n, simulated):
     trace = simulate(name, n, 4 * 96, Network(Link(1e-6, 1e-9)))
     if not simulated:  # as recorded in the reference implementation
         where = f"distkit/algorithms/all_reduce/{name}.py:40"
-        events = [replace(e, where=where) for e in trace.events]
-        trace = Trace(events, structs.replace(trace.info, simulated=False))
+        trace = Trace(
+            [replace(e, where=where) for e in trace.events],
+            structs.replace(trace.info, simulated=False),
+        )
     picture, chunks = stage(trace), algorithm.chunks(n)
     rounds = list(algorithm.schedule(n))
     for k in range(1, len(rounds) + 1):
         held = held_at(picture, k, "step")
         expected = count_contributions(rounds[:k], n, chunks) > 0
-        shown = [[[c in piece.certain for c in range(n)] for piece in held[r]] for r in range(n)]
-        assert shown == expected.tolist()
+        assert [
+            [[c in piece.certain for c in range(n)] for piece in held[r]] for r in range(n)
+        ] == expected.tolist()
 
 
 def test_several_rings_and_subgroup_rings_are_recognized():
@@ -206,8 +210,10 @@ def collective(op, root=None, n=3):
     s = Script()
     for r in range(n):
         s.op(r, op, r * MS, (5 + r) * MS, peer=root, nbytes=8, before=summary(values(r)))
-    held = final_pieces(s.trace(world_size=n))
-    return [[sorted(piece.certain) for piece in held.get(r, [])] for r in range(n)]
+    return [
+        [sorted(piece.certain) for piece in final_pieces(s.trace(world_size=n)).get(r, [])]
+        for r in range(n)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -261,8 +267,7 @@ TRACES = {
 
 @pytest.mark.parametrize("name", TRACES)
 def test_every_trace_has_a_small_picture_and_table(name):
-    picture = stage(TRACES[name]())
-    data = draw(picture)
+    data = draw(stage(TRACES[name]()))
     assert json.dumps(data, allow_nan=False)
     drawn = to_svg(data)
     assert ET.fromstring(drawn).tag == f"{SVG}svg" and len(drawn.encode()) <= 60_000

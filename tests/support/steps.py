@@ -73,8 +73,11 @@ class FakeStepper:
 
     @property
     def finished(self) -> bool:
-        ended = (RankStatus.FINISHED, RankStatus.FAILED, RankStatus.DIED, RankStatus.RELEASED)
-        return all(s.status in ended for s in self._graph.rank_states)
+        return all(
+            s.status
+            in (RankStatus.FINISHED, RankStatus.FAILED, RankStatus.DIED, RankStatus.STOPPED)
+            for s in self._graph.rank_states
+        )
 
     def subscribe(self, callback):
         self._readers.append(callback)
@@ -178,8 +181,10 @@ class FakeStepper:
                 self._arrive(r)
 
     def _add_moment(self, choice: tuple[int, ...]) -> None:
-        rank_states = tuple(self._graph.rank_states)
-        self.moments = [*self.moments, Moment(len(self._events), self._clock, choice, rank_states)]
+        self.moments = [
+            *self.moments,
+            Moment(len(self._events), self._clock, choice, tuple(self._graph.rank_states)),
+        ]
         self.position = len(self.moments) - 1
         self._changed()
         if self.finished:

@@ -372,7 +372,7 @@ class Conductor:
                 self.name, self._afterwards, outcomes, self._interrupt_findings
             )
         if self.abandoned:
-            end = f"{self.name} was ended: {self.abandoned.rstrip('.')}."
+            end = f"{self.name} was stopped: {self.abandoned.rstrip('.')}."
             error = RunInterrupted(
                 "\n".join([*report.finding_texts(self._interrupt_findings), end])
             )

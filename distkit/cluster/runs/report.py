@@ -102,12 +102,12 @@ def interrupt_error(
     name: str, after: str, outcomes: Iterable[Outcome], findings: Iterable[Finding] = ()
 ) -> RunInterrupted:
     """Return the error of ``cluster.interrupt()`` and of Ctrl-C."""
-    texts = [with_state(f"{name} was interrupted on all ranks", after), *_released_at(outcomes)]
+    texts = [with_state(f"{name} was stopped on all ranks", after), *_released_at(outcomes)]
     return RunInterrupted("\n".join([*finding_texts(findings), " ".join(texts)]))
 
 
 def _released_at(outcomes: Iterable[Outcome]) -> list[str]:
-    """Describe the user's lines at which ranks were released."""
+    """Describe the user's lines at which ranks were stopped."""
     ranks_by_line: dict[str, list[int]] = {}
     for o in outcomes:
         if o.error and o.error.released and (line := _user_line(o.error.frames)):
@@ -165,7 +165,7 @@ def run_error(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | No
     if causes:
         return _exception_error(*_first_cause(causes), trace)
     if released := [o.rank for o in outcomes if o.error]:
-        return RunError(f"{name} was released on {named(released)} before it finished.")
+        return RunError(f"{name} was stopped on {named(released)} before it finished.")
     return None
 
 

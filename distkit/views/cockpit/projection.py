@@ -30,7 +30,7 @@ FAILURES = ("raised", "died", "unused_parameter")
 
 #: Start of the detailed parts of an error message.
 _TRACEBACK = re.compile(r"\n+(?=Traceback on rank |Its last output:)")
-_MORE = re.compile(r"\n+(?=Other ranks that raised:|The others were released:)")
+_MORE = re.compile(r"\n+(?=Other ranks that raised:|The others were stopped:)")
 
 
 def project(run: Steppable, command_error: str = "") -> Json:
@@ -161,11 +161,11 @@ def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
 
 
 def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str:
-    """Return a rank's line; for a rank that failed or was released, this is its last line."""
+    """Return a rank's line; for a rank that failed or was stopped, this is its last line."""
     if s.status is RankStatus.FAILED and s.rank in ends:
         return ends[s.rank]
     if s.event is not None and wait_of(s.event):
         return str(s.event.attributes["waits_at"])
-    if s.where or s.status not in (RankStatus.FAILED, RankStatus.RELEASED, RankStatus.DIED):
+    if s.where or s.status not in (RankStatus.FAILED, RankStatus.STOPPED, RankStatus.DIED):
         return s.where
     return next((e.where for e in reversed(events) if e.rank == s.rank and e.where), "")

@@ -3,9 +3,9 @@
 import { clamp, humanBytes } from "./numbers.js";
 import { roundRect } from "./canvas.js";
 
-// Minimum pixels per arrow; where arrows are denser, one without a head represents several.
+// Minimum pixels per arrow; where arrows are denser, a thin one represents several.
 const MIN_SPACE = 9;
-const MIN_DISTANCE = 6; // pixels between arrows without heads
+const MIN_DISTANCE = 18; // pixels between thin arrows of two lanes
 
 export class Arrows {
   constructor(renderer) {
@@ -13,12 +13,8 @@ export class Arrows {
     Object.assign(this, { renderer, c, at, style, store, labels: [], uniform: store.messageSize });
     const requests = store.categories.filter(({ op }) => op === "push" || op === "pull");
     this.keys = new Set(requests.map(({ label }) => label));
-    this.size = clamp(0.5 * at.sizes.row * at.scale, 5, 9); // pixels of a head
     this.list = this.#visible(); // [number, path]
-  }
-
-  drawShafts() {
-    for (const [a, path] of this.list) this.#shaft(a, path);
+    this.size = this.many ? 6 : clamp(0.6 * at.sizes.row * at.scale, 7, 11); // pixels of a head
   }
 
   drawHeads() {
@@ -44,7 +40,6 @@ export class Arrows {
     }
     const room = (at.right - at.left) / MIN_SPACE;
     this.many = visible.length > room;
-    this.strong = this.renderer.bright?.arrows.size <= room; // otherwise these have no heads
     const shown = this.many ? this.#thinned(visible) : visible;
     return shown.map((a) => [a, at.path(a)]);
   }
@@ -64,12 +59,12 @@ export class Arrows {
     });
   }
 
-  // The line is behind the bars, which stay legible; selected lines are in front.
-  #shaft(a, [x1, y1, x2, y2, whole]) {
+  // The line is in front of the bars, with a gap at both sides.
+  shaft(a, [x1, y1, x2, y2, whole]) {
     const { c, style, many } = this;
     const strong = this.renderer.bright?.arrows.has(a);
-    c.globalAlpha = this.#dim(a) * (many && !strong ? 0.3 : 1);
-    if (!many) this.renderer.line(x1, y1, x2, y2, style.bg, 4.5);
+    c.globalAlpha = this.#dim(a);
+    this.renderer.line(x1, y1, x2, y2, style.bg, many ? 3 : 4.5);
     const [color, width] = [this.#colorOf(a, whole), strong ? 2.6 : many ? 1 : 1.7];
     this.renderer.line(x1, y1, x2, y2, color, width, whole ? [] : [4, 4]);
     c.globalAlpha = 1;
@@ -78,8 +73,7 @@ export class Arrows {
   #tip(a, path) {
     const [x1, y1, x2, y2, whole] = path;
     const bright = this.renderer.bright?.arrows.has(a);
-    if (bright) this.#shaft(a, path);
-    if (this.many && !(bright && this.strong)) return;
+    if (bright) this.shaft(a, path);
     const length = Math.hypot(x2 - x1, y2 - y1) || 1;
     const color = this.#colorOf(a, whole);
     this.c.globalAlpha = this.#dim(a);

@@ -16,7 +16,7 @@ const SILENT = "The kernel is not responding, possibly because it is running a c
   "stopped, run the cell again.";
 const GONE = "The kernel has stopped: run the cell again.";
 // heights of the timeline's lanes and their parts, if space permits [px]
-const SIZES = { height: 118, min_gap: 4, pad: 1, gap: 2, row: 14, axis: 22 };
+const SIZES = { height: 118, min_gap: 4, pad: 1, gap: 2, row: 16, axis: 22 };
 
 export class Cockpit extends Follower {
   constructor(model, el) {

@@ -12,13 +12,13 @@ export function alpha(color, a) {
   return `rgba(${channels(color).join(",")},${a})`;
 }
 
-function brightness(color) {
-  const [r, g, b] = channels(color);
-  return 0.299 * r + 0.587 * g + 0.114 * b;
+function luminance(color) {
+  const [r, g, b] = channels(color).map((c) => (c / 255) ** 2);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
 // Black or white, whichever is more legible on a color.
-export const readable = (color) => (brightness(color) > 125 ? "#101418" : "#ffffff");
+export const readable = (color) => (luminance(color) > 0.2 ? "#101418" : "#ffffff");
 
 // Current colors and fonts of the page, resolved for a canvas.
 export function styleOf(root, context, theme) {
@@ -27,7 +27,7 @@ export function styleOf(root, context, theme) {
     context.fillStyle = css.getPropertyValue(name).trim();
     return context.fillStyle;
   });
-  const dark = brightness(bg) < 128;
+  const dark = luminance(bg) < 0.25;
   const paper = d3.interpolateRgb(bg, fg)(dark ? 0.07 : 0.035);
   return {
     fg, bg, muted, dark, paper, font: css.fontFamily, soft: alpha(fg, 0.75),
@@ -37,10 +37,10 @@ export function styleOf(root, context, theme) {
   };
 }
 
-// The color of marked computation, as in work_color of theme.py.
-export function workColor({ work }, label = "") {
+// The kind of marked computation, as in work_kind of theme.py.
+export function workKind(label = "") {
   const kind = label.match(/^(?:([FBIW])\d*$|(forward|backward))/);
-  return work[kind ? kind[1] ?? kind[2][0].toUpperCase() : ""];
+  return kind ? kind[1] ?? kind[2][0].toUpperCase() : "";
 }
 
 // Zero has the paper color, positive values are orange, negative ones blue; t from -1 to 1.
@@ -52,13 +52,14 @@ function heatColors(paper, dark) {
 }
 
 // Sets the colors of a view's style sheet that depend on the theme.
-export function applyTheme(root, { ranks, traces, warning, heat, paper }) {
+export function applyTheme(root, { ranks, traces, work, warning, heat, paper }) {
   const put = (name, color) => root.style.setProperty(`--dk-${name}`, color);
   ranks.forEach((color, i) => {
     put(`r${i}`, color);
     put(`i${i}`, readable(color));
   });
   traces.forEach((color, i) => put(`t${i}`, color));
+  for (const kind in work) put(`work${kind}`, work[kind]);
   put("rank", ranks[0]);
   put("warning", warning);
   put("cell", paper);

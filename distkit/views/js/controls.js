@@ -106,7 +106,7 @@ function setEnabled(button, why, title) {
 
 // Number of ranks per state: "2 paused", "1 blocked".
 export function chips({ ranks }) {
-  const words = ["paused", "blocked", "running", "finished", "released", "failed", "died"];
+  const words = ["paused", "blocked", "running", "finished", "stopped", "failed", "died"];
   return words.map((word) => [word, ranks.filter(({ status }) => status === word)])
     .filter(([, members]) => members.length)
     .map(([word, members]) => h("li", { class: "dk-chip", "data-status": word,

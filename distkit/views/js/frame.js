@@ -6,7 +6,9 @@ import { grouped, humanBytes, humanSeconds, percent, plural } from "./numbers.js
 const LEGEND = [
   ["message", "message"], ["lost", "message not delivered"], ["send", "send"],
   ["recv", "receive"], ["collective", "collective"], ["request", "request to a server"],
-  ["store", "store"], ["mark", "step or computation"], ["paused", "paused"],
+  ["store", "store"],
+  ["workF", "forward"], ["workB", "backward"], ["workI", "gradient of inputs"],
+  ["workW", "gradient of weights"], ["work", "computation"], ["paused", "paused"],
   ["open", "not finished"], ["touch", "buffer used too early"], ["failed", "failed"],
 ];
 const [MAX_DETAILED, MAX_SEPARATE] = [4, 12]; // maximum ranks with sums, with fractions
@@ -27,7 +29,7 @@ export function notices(picture) {
 export function legend(store) {
   const kinds = store.kinds();
   return LEGEND.filter(([kind]) => kinds.has(kind)).map(([kind, text]) =>
-    h("li", {}, h("i", { class: `dk-key dk-${kind}` }), text));
+    h("li", {}, h("i", { class: `dk-key dk-${kind}`, style: `--dk-key: var(--dk-${kind})` }), text));
 }
 
 export function totals({ frame }, color) {
@@ -61,7 +63,7 @@ function busy(lanes, color) {
   const meters = lanes.map((lane) => {
     const { words, bar } = shares(lane, color(lane.rank));
     const { name, messages, bytes } = lane;
-    const sent = messages ? `${grouped(messages)} sent` : "nothing sent";
+    const sent = `${grouped(messages)} sent`;
     const size = bytes ? ` · ${humanBytes(bytes)}` : "";
     const details = waits ? `${sent} · waiting ${percent(lane.waiting)}` : sent + size;
     return h("div", { class: "dk-meter", title: words }, h("span", {}, name), bar,

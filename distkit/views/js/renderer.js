@@ -2,7 +2,7 @@
 
 import { humanBytes, roundStep, timeUnit } from "./numbers.js";
 import { isOpen, isPaused } from "./store.js";
-import { alpha, readable, workColor } from "./colors.js";
+import { alpha, readable, workKind } from "./colors.js";
 import { Arrows } from "./arrows.js";
 import { roundRect } from "./canvas.js";
 import { FILL, Strips } from "./strips.js";
@@ -40,12 +40,14 @@ export class Renderer {
     strips.draw(true);
     this.#ribbons(bars);
     const arrows = new Arrows(this);
-    Object.assign(this, { arrows: arrows.list, many: arrows.many });
-    arrows.drawShafts();
+    Object.assign(this, { arrows: arrows.list, many: arrows.many, labels: [] });
     for (const bar of bars) if (bar.kind === "mark") this.#mark(bar);
     strips.draw(false);
     for (const i of thin) this.#thin(i);
     for (const bar of bars) if (bar.kind !== "mark") this.#bar(bar);
+    for (const one of arrows.list) arrows.shaft(...one);
+    for (const label of this.labels) this.#label(...label);
+    c.globalAlpha = 1;
     arrows.drawHeads();
     c.restore();
   }
@@ -164,7 +166,7 @@ export class Renderer {
     const [x, y, width, height] = at.box(bar.i);
     c.globalAlpha = this.#dim(bar.i);
     const touch = bar.op === "touch";
-    const plain = touch ? style.warning : workColor(style, bar.label);
+    const plain = touch ? style.warning : style.work[workKind(bar.label)];
     roundRect(c, x, y, width, height, 3);
     for (const fill of [style.bg, bar.state === "failed" ? this.#hatch(style.warning) : plain]) {
       c.fillStyle = fill;
@@ -172,7 +174,7 @@ export class Renderer {
     }
     const ink = readable(plain);
     const labels = [bar.label, bar.label?.split(" (")[0], touch ? "!" : ""];
-    if (height >= 11) this.#label(labels, x, y, width, height, ink, 11.5);
+    if (height >= 11) this.labels.push([c.globalAlpha, labels, x, y, width, height, ink, 11.5, plain]);
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
     c.globalAlpha = 1;
   }
@@ -200,9 +202,10 @@ export class Renderer {
     }
     const ink = solid ? readable(color) : paused ? style.muted : style.fg;
     if (height >= 10) {
-      const covers = this.waits?.has(bar.i) || paused; // over the hatch, or dashes
-      const halo = covers && (solid ? color : style.bg);
-      this.#label(this.#words(bar), x, y, width, height, ink, Math.min(12, height), halo);
+      const hatched = this.waits?.has(bar.i) || paused || failed;
+      const tinted = !hatched && (open || bar.kind !== "recv");
+      const halo = solid ? color : tinted ? "transparent" : style.bg; // legible above arrows
+      this.labels.push([c.globalAlpha, this.#words(bar), x, y, width, height, ink, Math.min(12, height), halo]);
     }
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
     c.globalAlpha = 1;
@@ -256,19 +259,18 @@ export class Renderer {
   }
 
   // Writes the first text that fits into the visible part of a box.
-  #label(texts, x, y, width, height, color, size, halo) {
+  #label(strength, texts, x, y, width, height, color, size, halo) {
     const { c, at } = this;
     const from = Math.max(x, at.left) + 5;
     const room = Math.min(x + width, at.right) - from - 3;
     if (room < 8) return;
     c.font = `500 ${size}px ${this.style.font}`;
     const text = texts.find((t) => t && c.measureText(t).width <= room);
-    if (text && halo) {
-      Object.assign(c, { strokeStyle: halo, lineWidth: 4, lineJoin: "round",
-        textAlign: "left", textBaseline: "middle" });
-      c.strokeText(text, from, y + height / 2 + 0.5);
-    }
-    if (text) this.text(text, from, y + height / 2, color, c.font);
+    if (!text) return;
+    Object.assign(c, { globalAlpha: strength, strokeStyle: halo, lineWidth: 3, lineJoin: "round",
+      textAlign: "left", textBaseline: "middle" });
+    c.strokeText(text, from, y + height / 2 + 0.5);
+    this.text(text, from, y + height / 2, color, c.font);
   }
 
   // A bar of a few pixels: color only.
@@ -279,7 +281,7 @@ export class Renderer {
     const [mark, failed] = [kind === "mark", state === "failed"];
     c.globalAlpha = this.#dim(i);
     const own = () => this.color(store.tracks[store.track[i]].rank);
-    c.fillStyle = failed ? style.warning : mark ? workColor(style, label) : own();
+    c.fillStyle = failed ? style.warning : mark ? style.work[workKind(label)] : own();
     if (!failed && !mark) c.globalAlpha *= FILL[kind];
     c.fillRect(x, y, width, height);
     if (i === this.focus?.i) this.#ring(x, y, width, height);
@@ -314,9 +316,9 @@ export class Renderer {
       side(x2 + w2, x1 + w1, y2, y1 + h1);
       if (next) c.closePath();
       c.globalAlpha = dim;
-      c.fillStyle = alpha(color, this.bright && dim === 1 ? 0.15 : mixed ? 0.16 : 0.085);
+      c.fillStyle = alpha(color, this.bright && dim === 1 ? 0.2 : mixed ? 0.18 : style.dark ? 0.14 : 0.085);
       if (next) c.fill();
-      Object.assign(c, { strokeStyle: alpha(color, next ? 0.22 : 0.5), lineWidth: 0.75 });
+      Object.assign(c, { strokeStyle: alpha(color, next ? 0.32 : 0.5), lineWidth: 0.75 });
       if (!next || Math.min(w1, w2) > 4) c.stroke();
     }
     c.globalAlpha = 1;

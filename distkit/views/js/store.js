@@ -1,6 +1,7 @@
 // The data of one picture, which is replaced during a run. Bars and arrows are indices into arrays;
 // objects are created only for visible ones.
 
+import { workKind } from "./colors.js";
 import { tensors, unpack } from "./columns.js";
 
 export class Store {
@@ -113,10 +114,9 @@ export class Store {
 
   kinds() {
     const kinds = new Set();
-    for (const category of this.categories) {
-      kinds.add(category.kind);
-      if (category.state === "failed") kinds.add("failed");
-      if (category.op === "touch") kinds.add("touch");
+    for (const { kind, op, label, state } of this.categories) {
+      kinds.add(op === "touch" ? op : kind === "mark" ? `work${workKind(label)}` : kind);
+      if (state === "failed") kinds.add("failed");
     }
     for (const i of this.open) kinds.add(this.paused(i) ? "paused" : "open");
     for (let a = 0; a < this.arrows; a++) {

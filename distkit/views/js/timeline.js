@@ -25,6 +25,7 @@ const TEXT_PERIOD = 500; // of the text around the picture
 const MANY_BARS = 150; // average number per row above which rows are higher and show sums
 const SUMS_HEIGHT = 36; // pixels
 const SUMS = "fraction of time in operations, waiting hatched; zoom in to see single operations";
+const MANY_ARROWS = "an arrow stands for several messages; zoom in to see all";
 const BARE_SIZES = { height: 240, min_gap: 8, tallest: 240 }; // [px]; leaves space for questions
 const MAX_SILENCE = 600_000; // maximum time without events [ms]
 
@@ -156,7 +157,7 @@ export class Timeline extends Follower {
     const focus = this.chosen ?? this.hovered;
     this.renderer = new Renderer(context, this.layout, this.renderOptions(), focus, this.lenses);
     this.renderer.draw();
-    this.lenses.hint(this.renderer.summed ? SUMS : "");
+    this.lenses.hint(this.renderer.summed ? SUMS : this.renderer.many ? MANY_ARROWS : "");
     if (this.dimmedAfter !== null) dimLater(this);
     if (this.pointer) cursor(this);
     if (this.viewport.zoomed) rangeBar(this, view, this.#all());

@@ -120,5 +120,5 @@ def tint(color: str, strength: float) -> str:
 
 def readable(color: str) -> str:
     """Return dark ink or white, whichever is more legible on a color."""
-    red, green, blue = channels(color)
-    return DEEP if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else "#fff"
+    red, green, blue = ((c / 255) ** 2 for c in channels(color))
+    return DEEP if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.2 else "#fff"

@@ -1,8 +1,8 @@
 """Defines the colors and sizes of all views, for the JavaScript and SVG renderers.
 
-Ranks have the colors of Okabe and Ito (2008), which are distinguishable under all common forms of
-color blindness. Yellow is darkened for white paper, and the dark theme has lighter tints of the
-same hues.
+Ranks have the hues of Okabe and Ito (2008), which are distinguishable under all common forms of
+color blindness, darkened to a contrast of 3 on white paper, and a plum. The dark theme has lighter
+tints of the same hues. Work and failures have hues of their own.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 RANKS_LIGHT = (
     "#0072B2",
-    "#E69F00",
+    "#C47F00",
     "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-    "#A89600",
-    "#6B7785",
+    "#C4689B",
+    "#2594CF",
+    "#B8430A",
+    "#8A8200",
+    "#9B3F8F",
 )
 RANKS_DARK = (
     "#3D95E0",
@@ -29,7 +29,7 @@ RANKS_DARK = (
     "#8AD2F7",
     "#F58A4B",
     "#DCCB45",
-    "#AAB5C2",
+    "#B85FB0",
 )
 
 #: One color per compared trace. The first three differ clearly from the rank colors.
@@ -59,8 +59,8 @@ WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"
 
 #: Colors of marked computation. Pipelines mark forward (F), backward (B), and the parts of
 #: backward: the gradients of the input (I) and of the weights (W).
-WORK_LIGHT = {"": "#707C89", "F": "#4A6FA5", "B": "#2F6B5A", "I": "#4B8074", "W": "#8A6D3B"}
-WORK_DARK = {"": "#8694A3", "F": "#86A8DD", "B": "#63B79A", "I": "#86CBB5", "W": "#CBA968"}
+WORK_LIGHT = {"": "#66717D", "F": "#3B3A9E", "B": "#4F6A16", "I": "#7B8F3A", "W": "#80604A"}
+WORK_DARK = {"": "#8694A3", "F": "#A9A4FF", "B": "#B5D16A", "I": "#D3E4A0", "W": "#C9A58C"}
 
 #: Text on white paper, for the static renderers, and on dark paper.
 INK, GRAY = "#17202a", "#5b6773"
@@ -89,14 +89,14 @@ def rank_color(lane: int) -> str:
     return RANKS_LIGHT[lane % len(RANKS_LIGHT)]
 
 
-def work_color(label: str) -> str:
-    """Return the color of marked computation on white paper.
+def work_kind(label: str) -> str:
+    """Return the kind of marked computation, a key of ``WORK_LIGHT``.
 
-    >>> work_color("F12") == work_color("forward"), work_color("Fit") == work_color("busy")
-    (True, True)
+    >>> work_kind("F12"), work_kind("forward"), work_kind("Fit"), work_kind("busy")
+    ('F', 'F', '', '')
     """
     match = re.match(r"(?:([FBIW])\d*$|(forward|backward))", label)
-    return WORK_LIGHT[(match[1] or match[2][0].upper()) if match else ""]
+    return (match[1] or match[2][0].upper()) if match else ""
 
 
 def darkened(color: str) -> str:

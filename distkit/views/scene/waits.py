@@ -70,8 +70,8 @@ def waits_svg(states: Iterable[RankState]) -> str:
     bottom = SCALE * scene["height"] + 28
     marks = f'<g transform="translate(16 8) scale({SCALE})">{body(scene, 0.0)}</g>'
     legend = " · ".join(["arrow: waits for", *(LEGEND[s] for s in LEGEND if s in graph["styles"])])
-    width = 32 + max(SCALE * scene["width"], 5.8 * len(legend))
-    caption = svg.text(16, bottom, legend, GRAY, 'font-size="11"')
+    width = 32 + max(SCALE * scene["width"], 6.4 * len(legend))
+    caption = svg.text(16, bottom, legend, GRAY, 'font-size="12"')
     return svg.document(width, bottom + 14, "which rank waits for which", marks + caption)
 
 

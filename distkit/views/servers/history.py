@@ -335,7 +335,7 @@ def _status_intervals(
 def endings(trace: EventLog) -> list[Ending]:
     """Return the ends of nodes, sorted by time; a death is shown at the node's last event."""
     last = {e.rank: e.time for e in trace.events}
-    words = {"returned": "has returned", "released": "was released"}
+    words = {"returned": "has returned", "released": "was stopped"}
     result: list[Ending] = [
         (
             rank,

@@ -259,8 +259,8 @@ def _certainty(trace: EventLog, contributions: Contributions) -> str:
         served = any(s.op in REQUESTS for s in trace.spans)
         return "The trace does not record a server's computation." if served else ""
     explanation = (
-        "Each strip is a rank's tensor; a chunk has a layer in the color of each rank whose "
-        "contribution it contains."
+        "Each strip is a rank's tensor, in numbered chunks. A chunk has a layer in the color of "
+        "each rank whose contribution it contains."
     )
     doubt = " Pale: at most these ranks have contributed; the trace does not record computations."
     return explanation + (doubt if contributions.uncertain else "")

@@ -20,8 +20,9 @@ from distkit.views.scene.theme import (
     SIZES,
     TRACES_LIGHT,
     WARNING_LIGHT,
+    WORK_LIGHT,
     rank_color,
-    work_color,
+    work_kind,
 )
 
 #: Maximum numbers of operations and ranks drawn; a notice reports the rest.
@@ -37,7 +38,11 @@ LEGEND = {
     "collective": "collective",
     "request": "request",
     "store": "store",
-    "mark": "step or computation",
+    "F": "forward",
+    "B": "backward",
+    "I": "gradient of inputs",
+    "W": "gradient of weights",
+    "": "computation",
 }
 #: The strength of a bar's color by style; a full bar has no outline.
 STRENGTHS = {
@@ -179,10 +184,11 @@ class _Renderer:
             for arrow in self.picture["arrows"]
             if arrow.get("send") in self.boxes or arrow.get("recv") in self.boxes
         ]
-        yield from (self._bar(bar) for bar in bars if bar["kind"] == "mark")
+        drawn = [self._bar(bar) for bar in bars]
         yield from self._bands()
-        yield from (shaft for shaft, _ in arrows)  # the heads cover the bars
-        yield from (self._bar(bar) for bar in bars if bar["kind"] != "mark")
+        yield from (box for box, _ in drawn)
+        yield from (shaft for shaft, _ in arrows)
+        yield from (label for _, label in drawn)  # legible above the arrows
         yield from (head for _, head in arrows)
         yield from self._deaths()
 
@@ -197,13 +203,15 @@ class _Renderer:
     def _head(self) -> Iterator[str]:
         title = self.picture["title"] or "Timeline"
         yield svg.heading(24, 32, title, " · ".join(self.picture["facts"]))
-        kinds, x = {bar["kind"] for bar in self.picture["bars"]}, WIDTH - 24.0
+        kinds, x = {_kind(bar) for bar in self.picture["bars"]}, WIDTH - 24.0
         for kind, label in reversed(LEGEND.items()):
             if kind in kinds:
                 x -= text_width(label, 12)
                 yield svg.text(x, 32, label, GRAY)
-                color = work_color("") if kind == "mark" else GRAY
-                yield svg.rect(x - 29, 22, 22, 12, *_fill(kind, color))
+                style, color = (
+                    ("mark", WORK_LIGHT[kind]) if kind in WORK_LIGHT else (kind, rank_color(0))
+                )
+                yield svg.rect(x - 29, 22, 22, 12, *_fill(style, color))
                 x -= 48
         for i, notice in enumerate(self.notices):
             yield svg.text(24, 56 + 22 * i, notice, svg.notice_color(notice))
@@ -258,22 +266,29 @@ class _Renderer:
         least = 14 if bar["op"] == "touch" else 2.5
         return left, y, max(right - left - 1, least), height
 
-    def _bar(self, bar: Json) -> str:
+    def _bar(self, bar: Json) -> tuple[str, str]:
         (x, y, width, height), style = self.boxes[bar["id"]], _style(bar)
         color = self.lanes[bar["rank"]].color
         if style in ("failed", "touch"):
             color = WARNING_LIGHT
         elif style == "mark":
-            color = work_color(bar.get("label", ""))
+            color = WORK_LIGHT[_kind(bar)]
         radius = height / 2 if bar["kind"] == "request" else 3
-        box = svg.rect(x, y, width, height, *_fill(style, color), radius)
         labels = self._labels(bar, style) if height >= 11 else []
         label = next((t for t in labels if t and text_width(t, 11.5) < width - 8), "")
-        ink = {"paused": GRAY, "open": WARNING_LIGHT}.get(style, INK)
-        if STRENGTHS[style] == 1:
-            ink = svg.readable(color)
-        text = svg.text(x + 5, y + height / 2 + 4, label, ink, 'font-size="11.5"')
-        return box + text if label else box
+        ink = (
+            svg.readable(color)
+            if STRENGTHS[style] == 1
+            else {"paused": GRAY, "open": WARNING_LIGHT}.get(style, INK)
+        )
+        halo = (
+            f'font-size="11.5" stroke="{svg.tint(color, STRENGTHS[style])}" stroke-width="3" '
+            'paint-order="stroke" stroke-linejoin="round"'
+        )
+        return (
+            svg.rect(x, y, width, height, *_fill(style, color), radius),
+            svg.text(x + 5, y + height / 2 + 4, label, ink, halo) if label else "",
+        )
 
     def _labels(self, bar: Json, style: str) -> list[str]:
         """Return possible labels of a bar, longest first."""
@@ -328,7 +343,12 @@ class _Renderer:
         y1, y2 = self._middle(send, arrow["src"]), self._middle(recv, arrow["dst"])
         down = 1 if y2 >= y1 else -1
         y1 += down * send[3] / 2 if send else 0
-        y2 -= down * recv[3] / 2 if recv else 0
+        # at the edge of the only row of a lane, else in the middle of the bar
+        y2 -= (
+            down * recv[3] / 2
+            if recv and recv[3] > self.lanes[arrow["dst"]].height - 2 * PAD - 1
+            else 0
+        )
         sent, received = arrow["sent"], arrow["received"]
         if sent is None:
             x1 = x2 = (recv[0] if recv else self.left) + 4
@@ -362,6 +382,10 @@ def _band(above: Box, below: Box, color: str, adjacent: bool) -> str:
     )
     fill = f'fill="{color}" fill-opacity=".08"' if adjacent else 'fill="none"'
     return f'<path d="{path}" {fill} stroke="{color}" stroke-opacity=".{2 if adjacent else 4}"/>'
+
+
+def _kind(bar: Json) -> str:
+    return work_kind(bar.get("label", "")) if _style(bar) == "mark" else str(bar["kind"])
 
 
 def _style(bar: Json) -> str:

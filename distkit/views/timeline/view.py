@@ -20,7 +20,7 @@ MAX_LIVE = 20_000
 class Timeline(View):
     """Draws the calls of each rank over time: one lane per rank, time from left to right.
 
-    Bars are operations, arrows are messages, and bands connect the members of a collective. Gray
+    Bars are operations, arrows are messages, and bands connect the members of a collective. Thin
     bars at the bottom of a lane are marked computation. During the run, new operations appear as
     they happen; an operation that never ends stays open.
 
@@ -35,7 +35,7 @@ class Timeline(View):
     >>> t = EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
     ...            Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=4)])
     >>> Timeline(t)
-    Timeline: 2 ranks, 1 message (4 B), 100 ms
+    Timeline: 2 ranks, 1 message (4 B), 100 ms from first to last event
       ! still in send: rank 0
     """
 
@@ -70,7 +70,7 @@ def described(picture: Json) -> str:
     if picture["collectives"]:
         facts.append(count(picture["collectives"], "collective"))
     if picture["start"] is not None:
-        facts.append(human_seconds(picture["end"] - picture["start"]))
+        facts.append(f"{human_seconds(picture['end'] - picture['start'])} from first to last event")
     return "\n  ".join(
         [
             f"{picture['title'] or 'Timeline'}: {', '.join(facts) or 'nothing was recorded'}",

@@ -28,14 +28,24 @@ _STYLE = (
 )
 #: Shown below views of unfinished runs. GitHub removes styles, so it must be correct without them.
 _ENDED = '<div class="distkit-ended">the kernel has stopped</div>'
-#: Pictures have white paper; with a dark JupyterLab theme their lightness is inverted.
+#: Pictures have white paper; with a dark JupyterLab theme their lightness is inverted;
+#: without saturation, red would become pink.
 _DARK = (
     'body[data-jp-theme-light="false"] .distkit-picture '
-    "{ filter: invert(0.93) hue-rotate(180deg) brightness(1.25); }"
+    "{ filter: invert(0.93) saturate(1.6) hue-rotate(180deg) brightness(1.1); }"
 )
 
-#: Hides the widget of a folded view, which is in the next output.
-_FOLDED = ".jp-OutputArea-child:has(.distkit-folded) + .jp-OutputArea-child { display: none; }"
+#: Hides the widget of a folded view, which is in the next output, and styles the line.
+_FOLDED = """
+.jp-OutputArea-child:has(.distkit-folded) + .jp-OutputArea-child { display: none; }
+details.distkit-folded { max-width: 1100px; margin: 4px 0; border-radius: 12px;
+  border: 1px solid var(--jp-border-color2, #c8ced4);
+  font: 13px/1.45 var(--jp-ui-font-family, sans-serif); }
+.distkit-folded summary { padding: 7px 18px; cursor: pointer; list-style-position: inside; }
+.distkit-folded summary::after { content: "show"; float: right; font-weight: 600;
+  color: var(--jp-content-link-color, #0072b2); }
+.distkit-folded[open] summary::after { content: "hide"; }
+"""
 
 
 class NotebookSnapshot:

@@ -178,7 +178,7 @@ def overflows_the_c_stack() -> None:
     deeper(0)
 
 
-@ends(ending="^program was interrupted", endless=True)
+@ends(ending="^program was stopped", endless=True)
 def stops_itself() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -567,30 +567,30 @@ def raises_in_a_thread() -> None:
     thread.join()
 
 
-@ends(ending="^program was interrupted", endless=True)
+@ends(ending="^program was stopped", endless=True)
 def waits_for_its_own_lock() -> None:
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
 
 
-@ends(ending="^program was interrupted", endless=True)
+@ends(ending="^program was stopped", endless=True)
 def waits_for_an_empty_queue() -> None:
     queue.Queue[int]().get()
 
 
-@ends(ending="^program was interrupted", endless=True)
+@ends(ending="^program was stopped", endless=True)
 def computes_forever() -> None:
     while True:
         pass
 
 
-@ends(ending="^program was interrupted", endless=True)
+@ends(ending="^program was stopped", endless=True)
 def computes_forever_in_c() -> None:
     sum(range(10**15))
 
 
-@ends(ending="^program was interrupted", endless=True)
+@ends(ending="^program was stopped", endless=True)
 def swallows_the_interrupt() -> None:
     while True:
         with suppress(BaseException):
@@ -615,7 +615,7 @@ def ignores_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-@ends(ending="^program was interrupted", endless=True)
+@ends(ending="^program was stopped", endless=True)
 def ignores_signals_and_waits() -> None:
     ignores_signals()
     time.sleep(1000)
