@@ -13,7 +13,7 @@ from distkit._format import count
 from distkit.algorithms.catalog import Algorithm
 from distkit.algorithms.rounds import traffic
 from distkit.trace.trace import Trace
-from distkit_course.judges import at_most, measured, run_answer
+from distkit_course.judges import at_most, measured, read_only, run_answer
 from distkit_course.task import Answer, Criterion, NotAttempted, WrongAnswer
 
 #: Calls a function on one of ``n`` ranks, and returns the values of this rank after the call.
@@ -85,12 +85,8 @@ class CollectiveTrial:
 
     def _attempted(self, n: int, results: list[list[Outcome]], trace: Trace) -> bool:
         """Return whether the answer changes a value or sends a message."""
-
-        def do_nothing(*_: object) -> None:
-            pass
-
         before = [
-            [self.call(do_nothing, rank, n, length).tolist() for length in LENGTHS]
+            [self.call(lambda *_: None, rank, n, length).tolist() for length in LENGTHS]
             for rank in range(n)
         ]
         after = [[got for got, _ in outcomes] for outcomes in results]
@@ -110,8 +106,8 @@ def trial(call: Call, answer: Answer, lengths: tuple[int, ...]) -> list[Outcome]
     """Return a rank's values after the call and the returned values, for each length."""
     rank, n, returned = dist.get_rank(), dist.get_world_size(), list[object]()
 
-    def record(*args: object) -> None:
-        returned.append(answer(*args))
+    def record(into: object, *others: object) -> None:
+        returned.append(read_only(lambda *others: answer(into, *others))(*others))
 
     return [(call(record, rank, n, length).tolist(), _numbers(returned[-1])) for length in lengths]
 

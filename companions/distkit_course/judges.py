@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch.distributed as dist
+
 from distkit import events
 from distkit._format import count
 from distkit.cluster import machine
@@ -43,11 +45,11 @@ from distkit_course import values
 from distkit_course.confinement import CPU, SECONDS, confine
 from distkit_course.task import (
     BLOCKED,
+    PASS,
     WASTEFUL,
     Answer,
     Criterion,
     NotAttempted,
-    Trial,
     WrongAnswer,
     name_of,
     raised,
@@ -85,10 +87,13 @@ def run_answer(
     named = partial(_confined, program, *arguments)
     named.__name__ = name_of(answer)  # type: ignore[attr-defined]
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*its limits", CommunicationWarning)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", CommunicationWarning)
             run = _run(named, n)
-            return AnswerRun([values.unpack(result) for result in run.results], run.trace)
+        for text in [str(w.message) for w in caught if w.category is CommunicationWarning]:
+            if "its limits" not in text:
+                raise WrongAnswer(f"on {count(n, 'rank')}: {text}", run.trace)
+        return AnswerRun([values.unpack(result) for result in run.results], run.trace)
     except RunError as error:
         if isinstance(error, RankError) and "NotImplementedError" in str(error):
             raise NotAttempted from None
@@ -126,8 +131,7 @@ def _describe(error: RunError, answer: Answer) -> str:
         return f"{name_of(answer)} computes for more than {CPU} s. Check for an endless loop."
     if not isinstance(error, RankError) or not error.traceback:
         return str(error)
-    folder = Path(__file__).parent
-    files = [*folder.glob("*.py"), *folder.glob("content/*.py")]
+    files = [f for where in ("*.py", "content/*.py") for f in Path(__file__).parent.glob(where)]
     course_files = {line_label(f"{file}:1").rpartition(":")[0] for file in files}
     frames = "".join(
         frame[0]
@@ -141,7 +145,7 @@ def call_answer(
     answer: Answer,
     cases: Iterable[tuple[Any, ...]],
     describe: Callable[..., str],
-    call: Callable[..., Any] = lambda answer, *case: answer(*case),
+    call: Callable[..., Any] = lambda answer, *case: read_only(answer)(*case),
 ) -> Iterator[Any]:
     """Call an answer with each case on a rank, and yield the returned values.
 
@@ -163,6 +167,18 @@ def call_answer(
         if kind == "raised":
             raise WrongAnswer(f"{describe(*case)}: {content}")
         yield values.unpack(content)
+
+
+def read_only(answer: Answer) -> Answer:
+    """Return an answer that raises an error if it modifies an argument."""
+
+    def call(*arguments: Any) -> Any:
+        before, result = values.pack(arguments), answer(*arguments)
+        if values.pack(arguments) != before:
+            raise ValueError("the arguments must not change: use copies, as sorted and clone do")
+        return result
+
+    return call
 
 
 def _call_each(
@@ -203,10 +219,11 @@ class Calls:
     def __call__(self, answer: Answer) -> Iterator[Criterion]:
         """Compare the results, up to the first difference."""
         cases = [*self.cases]
-        for number, returned in enumerate(call_answer(answer, cases, self._describe_case)):
-            case = cases[number]
+        for case, returned in zip(
+            cases, call_answer(answer, cases, self._describe_case), strict=True
+        ):
             right = self.solution(*deepcopy(case))
-            if returned is None and not number:
+            if returned is None and case is cases[0]:
                 raise NotAttempted
             if not same(returned, right):
                 why = self.why(returned, right, *case)
@@ -224,11 +241,17 @@ class Calls:
 def same(returned: Any, right: Any) -> bool:
     """Return whether two values are equal; numbers may differ by rounding."""
     if isinstance(right, list | tuple):
-        same_length = isinstance(returned, list | tuple) and len(returned) == len(right)
-        return same_length and all(map(same, returned, right))
+        return (
+            isinstance(returned, list | tuple)
+            and len(returned) == len(right)
+            and all(map(same, returned, right))
+        )
     if isinstance(right, float | int) and not isinstance(right, bool):
-        is_number = isinstance(returned, float | int) and not isinstance(returned, bool)
-        return is_number and math.isclose(returned, right, rel_tol=1e-5, abs_tol=1e-12)
+        return (
+            isinstance(returned, float | int)
+            and not isinstance(returned, bool)
+            and math.isclose(returned, right, rel_tol=1e-5, abs_tol=1e-12)
+        )
     return type(returned) is type(right) and bool(returned == right)
 
 
@@ -246,6 +269,8 @@ class Program:
         limits: the maximum per rank on n ranks, by name: "messages", "bytes", "rounds" or "calls"
             (collective operations), each with an optional reason.
         why: a function ``f(results, rights)`` that explains common mistakes.
+        then: a function that judges an answer which meets all these criteria, from the first
+            trace or in another way.
     """
 
     call: Callable[[Answer, int, int], Any]
@@ -253,21 +278,26 @@ class Program:
     worlds: Sequence[int] = (2, 3, 4)
     limits: dict[str, tuple[Callable[[int], int], str]] = field(default_factory=dict)
     why: Callable[[list[Any], list[Any]], str] = lambda results, rights: ""
+    then: Callable[[Answer, Trace], Iterator[Criterion]] = lambda answer, trace: iter(())
 
     def __call__(self, answer: Answer) -> Iterator[Criterion]:
         """Compare the values of each world, then the messages of the first."""
         traces = [self._compared(answer, n) for n in self.worlds]
         yield Criterion("values", f"correct on {', '.join(map(str, sorted(self.worlds)))} ranks")
         sent = measured(traces[0])
-        for name, (limit_of, why) in self.limits.items():
-            limit = limit_of(self.worlds[0])
-            yield at_most(
+        criteria = [
+            at_most(
                 name,
                 sent[name],
-                limit,
+                limit := limit_of(self.worlds[0]),
                 f"{limit:,} {'suffices' if limit == 1 else 'suffice'}{why and f': {why}'}",
                 traces[0],
             )
+            for name, (limit_of, why) in self.limits.items()
+        ]
+        yield from criteria
+        if all(c.status == PASS for c in criteria):
+            yield from self.then(answer, traces[0])
 
     def _compared(self, answer: Answer, n: int) -> Trace:
         run = run_answer(_called, answer, n, self.call, answer)
@@ -283,12 +313,12 @@ class Program:
                     + (f": {why}" if why else ""),
                     run.trace,
                 )
+        if not any(measured(run.trace).values()):
+            raise WrongAnswer("the ranks send nothing: use what the other ranks have", run.trace)
         return run.trace
 
 
 def _called(call: Callable[[Answer, int, int], Any], answer: Answer) -> Any:
-    import torch.distributed as dist
-
     return call(answer, dist.get_rank(), dist.get_world_size())
 
 
@@ -343,7 +373,7 @@ class FasterThan:
     why: str
     n: int = 2
 
-    def __call__(self, answer: Answer) -> Iterator[Criterion]:
+    def __call__(self, answer: Answer, trace: Trace) -> Iterator[Criterion]:
         """Run both programs alternately."""
         run = run_answer(_timed, answer, self.n, self.call, answer, self.naive)
         by_pair = zip(*run.results, strict=True)
@@ -378,8 +408,6 @@ def judged(
 
 def _timed(call: Callable[[Answer, int, int], Any], *programs: Answer) -> list[list[float]]:
     """Return this rank's seconds of each program; the programs alternate."""
-    import torch.distributed as dist
-
     rank, n, seconds = dist.get_rank(), dist.get_world_size(), []
     for _ in range(WARM_UPS + PAIRS):
         seconds.append([0.0 for _ in programs])
@@ -389,15 +417,3 @@ def _timed(call: Callable[[Answer, int, int], Any], *programs: Answer) -> list[l
             call(program, rank, n)
             seconds[-1][i] = time.perf_counter() - start
     return seconds[WARM_UPS:]
-
-
-@dataclass(frozen=True)
-class AllOf:
-    """Runs several trials of the same answer, up to the first mistake."""
-
-    trials: tuple[Trial, ...]
-
-    def __call__(self, answer: Answer) -> Iterator[Criterion]:
-        """Yield the criteria of all trials."""
-        for trial in self.trials:
-            yield from trial(answer)

@@ -95,7 +95,7 @@ class Verdict:
 
     def __repr__(self) -> str:
         lines = [f"{self.name}: {self.status}"]
-        lines += [f"  {_indented(str(c))}" for c in self.criteria]
+        lines += [f"  {c}".replace("\n", "\n    ") for c in self.criteria]
         return "\n".join([*lines, *([f"  {self.advice}"] if self.advice else [])])
 
     def _repr_html_(self) -> str:
@@ -225,10 +225,6 @@ def _accepts(answer: Answer, count: int) -> bool:
     except ValueError:  # a builtin without a signature
         return True
     return True
-
-
-def _indented(text: str) -> str:
-    return text.replace("\n", "\n    ")
 
 
 # -- solutions ----------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from distkit.algorithms.catalog import PIPELINES
 from distkit.algorithms.pipeline_schedules import Action, Orders, execution_order
 from distkit.events import Op
@@ -24,7 +26,7 @@ def pipeline(
     overlap: bool = True,
     stragglers: Stragglers | None = None,
 ) -> Trace:
-    """Simulate one step of a pipeline, and return its trace.
+    """Simulate one step of a pipeline, which ends with a barrier, and return its trace.
 
     If messages take no time, GPipe and 1F1B need (microbatches + ranks - 1)(forward + backward).
     The bubble is (ranks - 1)/(microbatches + ranks - 1) of this time.
@@ -53,7 +55,7 @@ def pipeline(
     """
     check_network(network, ranks)
     writer, orders = Writer(ranks), _orders(order, ranks, microbatches, chunks)
-    simulate_pipeline(
+    ends = simulate_pipeline(
         writer,
         orders,
         forward,
@@ -65,6 +67,7 @@ def pipeline(
         overlap=overlap,
         stragglers=stragglers,
     )
+    writer.add_operations(Op.BARRIER, np.array(ends), np.full(ranks, max(ends)))
     return writer.trace(f"pipeline ({order if isinstance(order, str) else 'custom'})")
 
 
@@ -95,10 +98,9 @@ def simulate_pipeline(
             received = writer.message_fields(needed.stage % ranks, nbytes)
             writer.add_operation(Op.RECV, rank, clock[rank], begin, **received)
         clock[rank] = end = begin + seconds[action.kind] / chunks * slow[rank]
-        label = str(action) if chunks > 1 else f"{action.kind}{action.microbatch}"
-        writer.add_operation(Op.MARK, rank, begin, end, attributes={"label": label})
-        target = action.next(stages)
-        if target is not None and target % ranks != rank:
+        label = {"label": str(action) if chunks > 1 else f"{action.kind}{action.microbatch}"}
+        writer.add_operation(Op.MARK, rank, begin, end, attributes=label)
+        if (target := action.next(stages)) is not None and target % ranks != rank:
             duration = float(network.seconds([rank], [target % ranks], [nbytes])[0])
             arrived[action] = end + duration
             writer.add_operation(
@@ -110,8 +112,6 @@ def simulate_pipeline(
 
 def _orders(order: str | Orders, ranks: int, microbatches: int, chunks: int) -> Orders:
     """Return the actions of each rank."""
-    if not isinstance(order, str):
-        return order
-    if order not in PIPELINES:
+    if isinstance(order, str) and order not in PIPELINES:
         raise ValueError(f"unknown order {order!r}: use one of {', '.join(PIPELINES)}")
-    return PIPELINES[order].orders(ranks, microbatches, chunks)
+    return PIPELINES[order].orders(ranks, microbatches, chunks) if isinstance(order, str) else order

@@ -188,11 +188,11 @@ def uneven_remedy(facts: Evidence, span: Span, gradients: bool = False) -> str:
 
 def missing_call_remedy(facts: Evidence, mine: Span) -> str:
     """Return the remedy for ranks that end without a call that others wait in; "" if unknown."""
-    path = facts.path(mine)
-    if (guard := facts.program.skipping_guard(path)) is not None:
+    if (guard := facts.program.skipping_guard(path := facts.path(mine))) is not None:
         return guard_remedy(guard)
-    exits = facts.program.exits(path)
-    return rules.divergence.fill("may_keep_away", exits=_joined(exits)) if exits else ""
+    if not (exits := facts.program.exits(path)):
+        return uneven_remedy(facts, mine) if facts.program.loops(path) else ""
+    return rules.divergence.fill("may_keep_away", exits=_joined(exits))
 
 
 def _joined(exits: Iterable[Statement]) -> str:

@@ -21,8 +21,8 @@ MISMATCHES = frozenset("DK201 DK202 DK203 DK204 DK205 DK206 DK306".split())
 ENDINGS = {
     "gloo": "It received more data than its tensor holds: compare the shapes, dtypes and splits "
     "that the ranks pass to this call, and the order of their calls.",
-    "SIGKILL": "Another process killed it, or the system did because memory ran out: use smaller "
-    "batches, or fewer ranks.",
+    "SIGKILL": "If memory ran out, use smaller batches or fewer ranks. Otherwise find the call or "
+    "the command that sent the signal, such as os.kill.",
     "SIGSEGV": "It crashed in native code: check the arguments of its last call.",
     "exit status": "Look for a call to os._exit, including in libraries, and raise an exception "
     "instead.",

@@ -34,10 +34,15 @@ def in_place(mine: Callable[..., object], rank: int, n: int, length: int) -> Ten
 
 
 def from_root(mine: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
-    """Call ``mine(x, src)`` with the last rank as the root, and return x."""
+    """Call ``mine(x, src)``, and return x."""
     x = numbers(rank, length)
-    mine(x, n - 1)
+    mine(x, root(n, length))
     return x
+
+
+def root(n: int, length: int) -> int:
+    """Return the root of a broadcast: the last rank for one element, then others."""
+    return (n - length) % n
 
 
 def gathering(mine: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
@@ -49,7 +54,7 @@ def gathering(mine: Callable[..., object], rank: int, n: int, length: int) -> Te
 
 def scattering(mine: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
     """Call ``mine(output, inputs)``, and return the output: the sum of all ranks' inputs[r]."""
-    output = zeros(length)
+    output = zeros(length) - 1
     mine(output, [numbers(rank, length) + part for part in range(n)])
     return output
 
@@ -85,13 +90,6 @@ def through_rank_0(x: Tensor) -> None:
         dist.send(x, r)
 
 
-def not_in_place(x: Tensor) -> Tensor:
-    """Returns the sum, but does not write it to x."""
-    result = x.clone()
-    to_all_ranks(result)
-    return result
-
-
 def receives_first(x: Tensor) -> None:
     """Every rank receives first, so none sends."""
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -99,12 +97,6 @@ def receives_first(x: Tensor) -> None:
     dist.recv(theirs, (rank - 1) % n)
     dist.send(x, (rank + 1) % n)
     x += theirs
-
-
-def averages(x: Tensor) -> None:
-    """Averages instead of adding."""
-    to_all_ranks(x)
-    x /= dist.get_world_size()
 
 
 def star(x: Tensor, src: int) -> None:
@@ -126,24 +118,6 @@ def chain(x: Tensor, src: int) -> None:
         dist.send(x, (rank + 1) % n)
 
 
-def from_rank_0(x: Tensor, src: int) -> None:
-    """Ignores src, and sends from rank 0."""
-    star(x, 0)
-
-
-def gathers_into_new_list(outputs: list[Tensor], x: Tensor) -> list[Tensor]:
-    """Returns a new list, which the caller does not use."""
-    mine = [empty_like(x) for _ in outputs]
-    COLLECTIVES["all_gather"].reference(mine, x)
-    return mine
-
-
-def forgets_its_own(outputs: list[Tensor], x: Tensor) -> None:
-    """Does not copy its own part."""
-    COLLECTIVES["all_gather"].reference(outputs, x)
-    outputs[dist.get_rank()].zero_()
-
-
 def gathers_through_rank_0(outputs: list[Tensor], x: Tensor) -> None:
     """Rank 0 gets everything and sends everything to all."""
     outputs[dist.get_rank()].copy_(x)
@@ -160,23 +134,8 @@ def gathers_through_rank_0(outputs: list[Tensor], x: Tensor) -> None:
             dist.send(output, r)
 
 
-def reduces_everything(output: Tensor, inputs: list[Tensor]) -> None:
-    """Reduces all parts, although each rank needs one."""
-    whole = cat(inputs)
-    to_all_ranks(whole)
-    output.copy_(whole.tensor_split(len(inputs))[dist.get_rank()])
-
-
-def keeps_its_own(output: Tensor, inputs: list[Tensor]) -> None:
-    """Sends no message and adds nothing."""
-    output.copy_(inputs[dist.get_rank()])
-
-
-def returns_part_0(output: Tensor, inputs: list[Tensor]) -> None:
-    """Every rank gets the same part."""
-    whole = cat(inputs)
-    to_all_ranks(whole)
-    output.copy_(whole[: len(output)])
+#: The solutions of two exercises.
+_all_gather, _reduce_scatter = (COLLECTIVES[n].reference for n in ("all_gather", "reduce_scatter"))
 
 
 # -- the exercises -------------------------------------------------------------------------
@@ -214,9 +173,12 @@ def _all_reduce(name: str, *hints: str) -> Task:
             (to_all_ranks, sent),
             (through_rank_0, sent),
             (dist.all_reduce, "it calls dist.all_reduce. Use send and recv"),
-            (not_in_place, "it returns the correct result, but x must contain it: write into x"),
+            (
+                lambda x: (total := x.clone(), to_all_ranks(total))[0],
+                "it returns the correct result, but x must contain it: write into x",
+            ),
             (receives_first, "deadlock in receives_first: "),
-            (averages, "expected [30]"),
+            (lambda x: (to_all_ranks(x), x.div_(dist.get_world_size())), "expected [30]"),
         ),
     )
 
@@ -228,7 +190,7 @@ TASKS: list[Task] = [
         "broadcast(x, src)",
         "give every rank the tensor x of rank src",
         from_root,
-        lambda rank, n, length: numbers(n - 1, length),
+        lambda rank, n, length: numbers(root(n, length), length),
         "Every rank that has the tensor can send it on, so the number of ranks that have it can "
         "double in every round.",
         "Number the ranks from the root: relative = (rank - src) % n. The root is relative rank 0.",
@@ -238,7 +200,8 @@ TASKS: list[Task] = [
             (star, "3 messages sent by the busiest rank; Broadcast needs 2"),
             (chain, "3 rounds; Broadcast needs 2"),
             (dist.broadcast, "it calls dist.broadcast. Use send and recv"),
-            (from_rank_0, "expected [20]"),
+            (lambda x, src: star(x, 0), "expected [20]"),
+            (lambda x, src: star(x, dist.get_world_size() - 1), "on 2 ranks, with 8 elements"),
         ),
     ),
     _all_reduce(
@@ -279,9 +242,21 @@ TASKS: list[Task] = [
         "Put your own x into outputs[rank] first.",
         "In round s, send to the right what you received in the previous round, the x of rank r-s.",
         wrong=(
-            (gathers_into_new_list, "it returns the correct result, but outputs must contain it"),
+            (
+                lambda outputs, x: (_all_gather(outputs, x), x.copy_(outputs[dist.get_rank() - 1])),
+                "the arguments must not change",
+            ),
+            (
+                lambda outputs, x: (new := [empty_like(x) for _ in outputs], _all_gather(new, x))[
+                    0
+                ],
+                "it returns the correct result, but outputs must contain it",
+            ),
             (dist.all_gather, "it calls dist.all_gather. Use send and recv"),
-            (forgets_its_own, "expected [10, 20]"),
+            (
+                lambda outputs, x: (_all_gather(outputs, x), outputs[dist.get_rank()].zero_()),
+                "expected [10, 20]",
+            ),
             (gathers_through_rank_0, "bytes sent by the busiest rank; All-gather needs"),
         ),
         parts=True,
@@ -297,10 +272,26 @@ TASKS: list[Task] = [
         "rank p + 1.",
         "Do not write into inputs. Copy the part that you send.",
         wrong=(
-            (reduces_everything, "bytes sent by the busiest rank; Reduce-scatter needs"),
+            (
+                lambda output, inputs: (_reduce_scatter(output, inputs), inputs[0].add_(output)),
+                "the arguments must not change",
+            ),
+            (
+                lambda output, inputs: (
+                    to_all_ranks(whole := cat(inputs)),
+                    output.copy_(whole.tensor_split(len(inputs))[dist.get_rank()]),
+                ),
+                "bytes sent by the busiest rank; Reduce-scatter needs",
+            ),
             (dist.reduce_scatter, "it calls dist.reduce_scatter. Use send and recv"),
-            (keeps_its_own, "expected [30]"),
-            (returns_part_0, "on 2 ranks, with 1 element, rank 1 ends with"),
+            (lambda output, inputs: output.copy_(inputs[dist.get_rank()]), "expected [30]"),
+            (
+                lambda output, inputs: (
+                    to_all_ranks(whole := cat(inputs)),
+                    output.copy_(whole[: len(output)]),
+                ),
+                "on 2 ranks, with 1 element, rank 1 ends with",
+            ),
         ),
         parts=True,
     ),

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from distkit.algorithms.all_reduce.ring import schedule as ring
-from distkit_course.judges import call_answer
+from distkit_course.judges import Calls, call_answer, same
 from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnswer
 
 # -- solutions ------------------------------------------------------------------------------
@@ -49,27 +49,6 @@ def sent_between(hosts: list[str]) -> int:
     return CHUNK * int(sum(apart))
 
 
-def judge_bytes(mine: Answer) -> Iterator[Criterion]:
-    """Compare the answer with the messages of the schedule, for every order of ranks."""
-    cases = [(hosts, CHUNK * len(hosts)) for hosts in (FIRST_CASE, *placements())]
-    outputs = call_answer(mine, cases, _case)
-    for at, ((hosts, nbytes), returned) in enumerate(zip(cases, outputs, strict=True)):
-        if returned is None and not at:
-            raise NotAttempted
-        if not _equal(returned, right := sent_between(hosts)):
-            why = _why(hosts, returned)
-            raise WrongAnswer(
-                f"{_case(hosts, nbytes)}: it returns {returned!r}; expected {right}{why}"
-            )
-    yield Criterion(
-        "values", f"equal to the messages of the ring in {len(cases) - 1:,} orders of ranks"
-    )
-
-
-def _case(hosts: list[str], nbytes: int) -> str:
-    return f"hosts={hosts}, nbytes={nbytes}"
-
-
 def open_ended(hosts: list[str], nbytes: int) -> float:
     """Leaves out the message from the last rank to the first."""
     apart = sum(a != b for a, b in pairwise(hosts))
@@ -101,21 +80,17 @@ def judge_order(mine: Answer) -> Iterator[Criterion]:
     yield Criterion("values", f"the best in {len(every):,} placements")
 
 
-def _equal(returned: Any, right: float) -> bool:
-    return isinstance(returned, int | float) and abs(returned - right) < 0.5
-
-
-def _why(hosts: list[str], returned: Any) -> str:
+def _why_bytes(returned: Any, right: float, hosts: list[str], nbytes: int) -> str:
     """Return the likely mistake behind an answer."""
     n, last = len(hosts), hosts[-1] != hosts[0]
-    crossings = sum(a != b for a, b in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
+    crossings = sum(hosts[rank - 1] != hosts[rank] for rank in range(n))
     each = 2 * (n - 1) * CHUNK
-    mistakes = [
-        (crossings * each / 2, "each chunk travels around the ring twice"),
-        ((crossings - last) * each, "the last rank sends to the first"),
-        (n * each, "count only ranks whose right neighbor is on another machine"),
-    ]
-    return next((f". Remember: {why}" for number, why in mistakes if _equal(returned, number)), "")
+    mistakes = {
+        crossings * each / 2: "each chunk travels around the ring twice",
+        (crossings - last) * each: "the last rank sends to the first",
+        n * each: "count only ranks whose right neighbor is on another machine",
+    }
+    return next((why for number, why in mistakes.items() if same(returned, number)), "")
 
 
 TASKS = [
@@ -131,13 +106,17 @@ TASKS = [
             "For which ranks is the right neighbor, (rank + 1) % n, on another machine?",
             "Each of them sends 2(n-1) messages of nbytes/n.",
         ),
-        judge_bytes,
+        Calls(
+            lambda hosts, nbytes: sent_between(hosts),
+            [(hosts, CHUNK * len(hosts)) for hosts in (FIRST_CASE, *placements())],
+            _why_bytes,
+        ),
         (
             (
                 lambda hosts, nbytes: bytes_between(hosts, nbytes) / 2,
-                ". Remember: each chunk travels around the ring twice",
+                "expected 12000: each chunk travels around the ring twice",
             ),
-            (open_ended, ". Remember: the last rank sends to the first"),
+            (open_ended, ": the last rank sends to the first"),
             (lambda hosts, nbytes: 2 * (len(hosts) - 1) * nbytes, "on another machine"),
             (lambda hosts, nbytes: "all", "it returns 'all'; expected 12000"),
         ),
@@ -160,6 +139,7 @@ TASKS = [
                 "4 pairs of neighbors are on different machines; 2 suffice",
             ),
             (lambda hosts: sorted(hosts), "return each rank once, from 0 to 1"),
+            (lambda hosts: [best_order(hosts), hosts.sort()][0], "arguments must not change"),
             (lambda hosts: sorted(range(len(hosts)), key=lambda r: r % 2), "2 suffice"),
         ),
     ),

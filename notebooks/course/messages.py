@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distkit_course.judges import AllOf, FasterThan, Program
-from distkit_course.task import Answer, Task
+import distkit as dk
+from distkit.events import Op
+from distkit.trace.trace import Trace
+from distkit_course.judges import Program, read_only
+from distkit_course.task import WASTEFUL, Answer, Criterion, Task
 
 #: Delay of the receiver of ``overlap``, and duration of the sender's work [s].
 LATE = 0.06
@@ -66,11 +70,6 @@ def total_of_all(batches: list[Tensor]) -> Tensor:
 # -- common mistakes -----------------------------------------------------------------------
 
 
-def never_passes_on(x: Tensor) -> None:
-    """Adds, but does not send."""
-    x += 1
-
-
 def all_to_the_last(x: Tensor) -> None:
     """Every rank sends before it receives."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
@@ -115,12 +114,6 @@ def by_gathering(x: Tensor, y: Tensor) -> None:
     y.copy_(both[1 - dist.get_rank()])
 
 
-def twice(x: Tensor, y: Tensor) -> None:
-    """Sends everything twice."""
-    swap(x, y)
-    swap(x, y)
-
-
 def sends_first(x: Tensor, work: Answer) -> None:
     """Waits, then works."""
     if dist.get_rank() == 0:
@@ -129,6 +122,15 @@ def sends_first(x: Tensor, work: Answer) -> None:
     else:
         work()
         dist.recv(x, 0)
+
+
+def never_waits(x: Tensor, work: Answer) -> None:
+    """Does not wait for the request."""
+    sending = None if dist.get_rank() else dist.isend(x, 1)
+    work()
+    if sending is None:
+        dist.recv(x, 0)
+    dist.barrier()  # keeps rank 0 alive until the message has arrived
 
 
 def waits_at_once(x: Tensor, work: Answer) -> None:
@@ -168,9 +170,10 @@ def fewest_batches(batches: list[Tensor]) -> Tensor:
     return total
 
 
-def own_total(batches: list[Tensor]) -> Tensor:
-    """Counts only its own batches."""
-    return sum(batches, torch.zeros(1))
+def as_many_as_the_last(batches: list[Tensor]) -> Tensor:
+    """Runs as many rounds as the last rank has batches."""
+    dist.broadcast(rounds := torch.tensor(len(batches)), dist.get_world_size() - 1)
+    return total_of_all(batches[: int(rounds)])
 
 
 # -- calling an answer ---------------------------------------------------------------------
@@ -184,7 +187,7 @@ def _relayed(mine: Answer, rank: int, n: int) -> float:
 
 def _swapped(mine: Answer, rank: int, n: int) -> list[float]:
     x, y = torch.full((8,), rank + 1.0), torch.zeros(8)
-    mine(x, y)
+    read_only(lambda x: mine(x, y))(x)
     return y.tolist()
 
 
@@ -192,15 +195,31 @@ def _overlapped(mine: Answer, rank: int, n: int) -> list[Any]:
     x, done = torch.full((4,), 3.0 - 3.0 * rank), list[None]()
 
     def work() -> None:
-        time.sleep(LATE)
+        with dk.mark("work"):
+            time.sleep(LATE)
         done.append(None)
 
     mine(x, work)
     return [len(done), x.tolist()]
 
 
+def _judge_overlap(mine: Answer, trace: Trace) -> Iterator[Criterion]:
+    """Check that rank 0's message is in flight while it works."""
+    spans = [span for span in trace.spans if span.rank == 0]
+    send, work = (next((s for s in spans if s.op is op), None) for op in (Op.SEND, Op.MARK))
+    if send and work and send.start < work.start and (send.end or 0) > work.start:
+        yield Criterion("order", "rank 0 works between isend and wait")
+    else:
+        text = "Rank 0 has to work while rank 1 does: between isend and wait"
+        yield Criterion("order", text, WASTEFUL, trace)
+
+
+#: Number of batches of each rank.
+BATCHES = (2, 4, 0)
+
+
 def _summed(mine: Answer, rank: int, n: int) -> float | None:
-    total = mine([torch.full((1,), float(i + 1)) for i in range(2 * rank)])
+    total = read_only(mine)([torch.full((1,), float(i + 1)) for i in range(BATCHES[rank])])
     return None if total is None else float(total)
 
 
@@ -211,7 +230,7 @@ def _why_relayed(results: list[float], rights: list[float]) -> str:
 
 def _why_summed(results: list[float], rights: list[float]) -> str:
     """Describe which batches were summed."""
-    if results == [float(r * (2 * r + 1)) for r in range(len(results))]:
+    if results == [m * (m + 1) / 2 for m in BATCHES[: len(results)]]:
         return "this is the sum of the rank's own batches"
     return "batches of some ranks are missing: run as many rounds as the longest list"
 
@@ -238,9 +257,13 @@ TASKS: list[Task] = [
             _why_relayed,
         ),
         (
-            (never_passes_on, "every rank adds 1 to its own 0: receive from the previous rank"),
+            (lambda x: x.add_(1), "every rank adds 1 to its own 0: receive from the previous rank"),
             (all_to_the_last, "on 3 ranks, rank 1 has 1.0; expected 2.0"),
             (waits_for_the_last, "deadlock in waits_for_the_last: "),
+            (
+                lambda x: x.add_(dist.get_rank() + 1),
+                "the ranks send nothing: use what the other ranks have",
+            ),
         ),
         worth=2,
     ),
@@ -269,7 +292,11 @@ TASKS: list[Task] = [
             (both_receive, "deadlock in both_receive: "),
             (one_way, "each rank gets the other one's x"),
             (by_gathering, "1 collective operation per rank; 0 suffice: write it with send"),
-            (twice, "2 messages sent by the busiest rank; 1 suffices: x to the other rank"),
+            (
+                lambda x, y: (swap(x, y), swap(x, y)),
+                "2 messages sent by the busiest rank; 1 suffices: x to the other rank",
+            ),
+            (lambda x, y: (swap(x, y), x.copy_(y)), "the arguments must not change"),
         ),
         worth=3,
     ),
@@ -284,28 +311,24 @@ TASKS: list[Task] = [
             "dist.isend immediately returns a handle.",
             "Start the send, then work, and then call wait() on the handle.",
         ),
-        AllOf(
-            (
-                Program(
-                    _overlapped,
-                    lambda rank, n: [1, [3.0] * 4],
-                    (2,),
-                    {"messages": (lambda n: 1, "")},
-                    lambda results, rights: "both call work() once, and rank 1 ends with x",
-                ),
-                FasterThan(
-                    _overlapped,
-                    sends_first,
-                    ratio=1.4,
-                    why="Rank 0 has to work while rank 1 does: between isend and wait",
-                ),
-            )
+        Program(
+            _overlapped,
+            lambda rank, n: [1, [3.0] * 4],
+            (2,),
+            {"messages": (lambda n: 1, "")},
+            lambda results, rights: "both call work() once, and rank 1 ends with x",
+            _judge_overlap,
         ),
         (
             (leaves_out_half, "both call work() once, and rank 1 ends with x"),
             (lambda x, work: work(), "both call work() once, and rank 1 ends with x"),
             (sends_first, "Rank 0 has to work while rank 1 does: between isend and wait"),
             (waits_at_once, "Rank 0 has to work while rank 1 does: between isend and wait"),
+            (
+                lambda x, work: (work(), sends_first(x, int)),
+                "Rank 0 has to work while rank 1 does: between isend and wait",
+            ),
+            (never_waits, "rank 0 never waited for isend(dst=1)"),
         ),
         worth=3,
     ),
@@ -323,15 +346,23 @@ TASKS: list[Task] = [
         ),
         Program(
             _summed,
-            lambda rank, n: float(sum(r * (2 * r + 1) for r in range(n))),
+            lambda rank, n: 13.0,
             (3, 2),
-            {"calls": (lambda n: 2 * n - 1, "one for the number, one for each batch")},
+            {"calls": (lambda n: 1 + max(BATCHES), "one for the number, one for each batch")},
             _why_summed,
         ),
         (
             (own_batches, "on 3 ranks:\n"),
             (fewest_batches, "run as many rounds as the longest list"),
-            (own_total, "this is the sum of the rank's own batches"),
+            (
+                lambda batches: sum(batches, torch.zeros(1)),
+                "this is the sum of the rank's own batches",
+            ),
+            (
+                lambda batches: [total_of_all(batches), *(b.zero_() for b in batches)][0],
+                "the arguments must not change",
+            ),
+            (as_many_as_the_last, "run as many rounds as the longest list"),
         ),
         worth=2,
     ),

@@ -88,6 +88,8 @@ def judge_schedule(mine: Answer) -> Iterator[Criterion]:
     outputs = call_answer(mine, [(n,) for n in sizes], lambda n: f"n={n}", _rounds)
     for n, fields in zip(sizes, outputs, strict=True):
         rounds = [Round(*map(np.array, arrays)) for arrays in fields]
+        if any((r.src == r.dst).any() for r in rounds):
+            raise WrongAnswer(f"n={n}: a rank sends to itself")
         if len(rounds) < 2:  # the first round is given
             raise NotAttempted
         try:
@@ -124,6 +126,13 @@ def adds_again(n: int) -> Iterator[Round]:
     first, second = scatter_reduce(n)
     yield first
     yield Round(second.src, second.dst, second.chunk, reduce=True)
+
+
+def sends_to_itself(n: int) -> Iterator[Round]:
+    """Sends the sums to all ranks, including its own rank."""
+    yield next(scatter_reduce(n))
+    src, dst = np.divmod(np.arange(n * n), n)
+    yield Round(src, dst, chunk=src, reduce=False)
 
 
 def sends_theirs(n: int) -> Iterator[Round]:
@@ -351,6 +360,7 @@ TASKS: list[Task] = [
         (
             (only_from_rank_0, "n=2: chunk 1 of rank 0 lacks the contribution of rank 1"),
             (adds_again, "times: each counts once"),
+            (sends_to_itself, "n=2: a rank sends to itself"),
             (sends_theirs, "n=2: chunk 0 of rank 0 lacks the contribution of rank 0"),
         ),
         worth=2,
@@ -387,7 +397,8 @@ TASKS: list[Task] = [
         _calls(
             learning_rate,
             _why_rate,
-            [(step, 0.1, ranks, 10) for ranks in (4, 8) for step in (5, 0, 10, 15)],
+            [(step, 0.1, ranks, 10) for ranks in (4, 8) for step in (5, 0, 10, 15)]
+            + [(3, 0.02, 4, 6)],
         ),
         (
             (lambda step, base, ranks, warmup: base * ranks, "without a warm-up"),
@@ -399,6 +410,7 @@ TASKS: list[Task] = [
                 lambda step, base, ranks, warmup: base * (1 + (ranks - 1) * step / warmup),
                 "after the warm-up it stays at R times base",
             ),
+            (lambda step, *rest: learning_rate(step, *rest[:-1], 10), "with step=3, base=0.02"),
         ),
     ),
     Task(
@@ -486,6 +498,10 @@ TASKS: list[Task] = [
                 "divide by the number of rows",
             ),
             (lambda losses, rows: sum(losses), "this is the sum of the means"),
+            (
+                lambda losses, rows: [whole_loss(losses, rows), losses.clear()][0],
+                "the arguments must not change",
+            ),
         ),
     ),
     Task(

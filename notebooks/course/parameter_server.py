@@ -552,12 +552,6 @@ def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
 # -- common mistakes ---------------------------------------------------------------------
 
 
-def counts_twice(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
-    """Forget earlier pushes, so that a repeated one counts again."""
-    server.seen.clear()
-    return push_handler(server, worker, number, gradient)
-
-
 def averages(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
     """Divide the gradient by the number of workers."""
     if server.sync:
@@ -588,21 +582,6 @@ def keeps_the_inbox(server: Server, worker: int, number: int, gradient: Tensor) 
     return answered
 
 
-def waits_at_the_bound(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
-    """Wait for workers that are exactly ``bound`` behind, too."""
-    return {w for w in clocks if w != worker and clocks[w] <= clocks[worker] - bound}
-
-
-def waits_for_those_ahead(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
-    """Wait for workers that are too far ahead, too."""
-    return {w for w in clocks if abs(clocks[w] - clocks[worker]) > bound}
-
-
-def waits_for_all_behind(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
-    """Wait for every worker that is behind, and ignore the bound."""
-    return {w for w in clocks if clocks[w] < clocks[worker]}
-
-
 def _why_round(returned: Any, right: float, arrivals: list[float], backup: int) -> str:
     inside = returned in arrivals
     if inside and returned > right:
@@ -612,29 +591,39 @@ def _why_round(returned: Any, right: float, arrivals: list[float], backup: int) 
     return "it drops one too many" if inside else ""
 
 
-#: Pushes of two workers: repeated ones, equal numbers, settled numbers, late ones.
+#: Pushes of two workers: repeated ones, equal numbers, settled numbers, late ones; then in any
+#: order, and repeated with another settled number.
 _PUSHES = [
     ([(0, 1, 0), (0, 1, 0)],),
     ([(0, 1, 0), (1, 1, 0), (0, 2, 0), (1, 1, 0)],),
     ([(0, 1, 0), (0, 3, 3), (0, 2, 0), (1, 1, 0), (0, 3, 3), (0, 4, 3)],),
+    ([(0, 1, 0), (0, 3, 0), (0, 2, 0), (0, 1, 0)],),
+    ([(0, 3, 3), (0, 2, 0), (0, 1, 0)],),
+    ([(0, 5, 0), (0, 5, 4), (0, 3, 0)],),
 ]
 
 
 def _why_counted(returned: Any, right: list[Any], pushes: list[tuple[int, int, int]]) -> str:
-    if not isinstance(returned, list):
+    if not isinstance(returned, list) or not all(isinstance(p, tuple) for p in returned):
         return "return a list of pushes"
+    applied = [p[:2] for p in returned]
     if lost := [p for p in right if p not in returned]:
-        return f"{lost[0]} belongs to another worker: each worker numbers its own pushes"
-    again = [p for p in returned if returned.count(p) > right.count(p) > 0]
-    if again:
-        return f"{again[0]} is repeated: it counts once"
+        if any(number == lost[0][1] for _, number in applied):
+            return f"{lost[0]} belongs to another worker: each worker numbers its own pushes"
+        return f"{lost[0]} has not been applied: remember all numbers, not only the last one"
+    if again := [p for p in returned if applied.count(p[:2]) > 1]:
+        return f"{again[-1]} is repeated: it counts once"
     late = [p for p in returned if p not in right]
     return f"{late[0]} is below what its worker has settled" if late else ""
 
 
-def forgets_settled(pushes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Apply pushes that their worker has settled, unless they were applied before."""
-    return [*dict.fromkeys(pushes)]
+def only_increasing(pushes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Remember only the last number of each worker."""
+    return [
+        p
+        for i, p in enumerate(pushes)
+        if p[1] > max((q[1] for q in pushes[:i] if q[0] == p[0]), default=-1)
+    ]
 
 
 #: The exercises.
@@ -663,7 +652,10 @@ TASKS: list[Task] = [
         ),
         judge,
         (
-            (counts_twice, "applied 2 times: a repeated push counts once"),
+            (
+                lambda server, *push: (server.seen.clear(), push_handler(server, *push))[1],
+                "applied 2 times: a repeated push counts once",
+            ),
             (averages, "was applied 0.50 times: it averages. A server sums"),
             (waits_for_nobody, "but the round is not complete: worker"),
             (answers_nobody, "wait forever. Return all workers in server.waiting"),
@@ -685,10 +677,21 @@ TASKS: list[Task] = [
         ),
         judge_waits,
         (
-            (waits_at_the_bound, "is 2 behind, exactly 2: that is allowed"),
-            (waits_for_those_ahead, "is ahead: a pull waits only for workers behind it"),
+            (
+                lambda w, clocks, bound: {
+                    o for o in clocks if o != w and clocks[o] <= clocks[w] - bound
+                },
+                "is 2 behind, exactly 2: that is allowed",
+            ),
+            (
+                lambda w, clocks, bound: {o for o in clocks if abs(clocks[o] - clocks[w]) > bound},
+                "is ahead: a pull waits only for workers behind it",
+            ),
             (lambda worker, clocks, bound: set(), "is 3 behind, more than 2"),
-            (waits_for_all_behind, "is 1 behind, less than 2: that is allowed"),
+            (
+                lambda w, clocks, bound: {o for o in clocks if clocks[o] < clocks[w]},
+                "is 1 behind, less than 2: that is allowed",
+            ),
             (lambda worker, clocks, bound: bool(bound), "Return a set of workers"),
         ),
     ),
@@ -732,15 +735,16 @@ TASKS: list[Task] = [
             (lambda arrivals, backup: max(arrivals), "it waits for all, including the backup"),
             (lambda arrivals, backup: sorted(arrivals)[backup], "it counts from the first"),
             (lambda arrivals, backup: sorted(arrivals)[-backup - 2], "it drops one too many"),
+            (lambda arrivals, b: arrivals.sort() or arrivals[-b - 1], "arguments must not change"),
         ),
     ),
     Task(
         "counted_once",
         "counted_once(pushes)",
         "return the pushes that a server applies, in their order",
-        "pushes is a list of (worker, number, settled) in order of arrival. A push may arrive "
-        "several times.\nThe worker already has the answers to all its pushes with a number below "
-        "settled, so do not apply them again.",
+        "pushes is a list of (worker, number, settled) in order of arrival. The pushes of a worker "
+        "may\narrive in any order, and several times. The worker already has the answers to all "
+        "its pushes with\na number below settled, so do not apply them again.",
         counted_once,
         (
             "(worker, number) identifies a push. Remember those that you have applied.",
@@ -754,7 +758,12 @@ TASKS: list[Task] = [
                 lambda pushes: [*{p[1]: p for p in reversed(pushes)}.values()][::-1],
                 "(1, 1, 0) belongs to another worker: each worker numbers its own pushes",
             ),
-            (forgets_settled, "(0, 2, 0) is below what its worker has settled"),
+            (
+                lambda pushes: [*dict.fromkeys(pushes)],
+                "(0, 2, 0) is below what its worker has settled",
+            ),
+            (only_increasing, "(0, 2, 0) has not been applied: remember all numbers"),
+            (lambda pushes: [counted_once(pushes), pushes.clear()][0], "arguments must not"),
         ),
     ),
 ]

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distkit_course.judges import Program
+from distkit_course.judges import Program, read_only
 from distkit_course.task import Answer, Task
 
 # -- solutions ------------------------------------------------------------------------------
@@ -36,8 +37,9 @@ def stop_together(loss: Tensor, limit: float) -> bool:
 
 # -- the judge -------------------------------------------------------------------------------
 
-#: The losses of the ranks in each case; the last one is that of all later ranks. The limit is 1.
-LOSSES = ((0.5, 0.5), (2.0, 2.0), (0.5, 9.0), (1.4, 0.0))
+#: The losses of the ranks in each case; the last one is that of all later ranks.
+LOSSES = ((1.0, 1.0), (4.0, 4.0), (1.0, 18.0), (2.8, 0.0), (2.0, 2.0))
+LIMIT = 2.0
 
 
 def loss_of(rank: int, case: tuple[float, ...]) -> float:
@@ -47,7 +49,7 @@ def loss_of(rank: int, case: tuple[float, ...]) -> float:
 
 def _decided(mine: Answer, rank: int, n: int) -> list[Any]:
     """Return the decision of a rank in each case."""
-    return [_plain(mine(torch.tensor(loss_of(rank, case)), 1.0)) for case in LOSSES]
+    return [_plain(read_only(mine)(torch.tensor(loss_of(rank, case)), LIMIT)) for case in LOSSES]
 
 
 def _plain(decision: Any) -> Any:
@@ -56,7 +58,7 @@ def _plain(decision: Any) -> Any:
 
 
 def _all_decide(rank: int, n: int) -> list[Any]:
-    return [sum(loss_of(r, case) for r in range(n)) / n < 1.0 for case in LOSSES]
+    return [sum(loss_of(r, case) for r in range(n)) / n < LIMIT for case in LOSSES]
 
 
 def _why_decided(results: list[list[Any]], rights: list[list[Any]]) -> str:
@@ -64,7 +66,7 @@ def _why_decided(results: list[list[Any]], rights: list[list[Any]]) -> str:
     n = len(results)
     if any(other != results[0] for other in results):
         return "ranks decide differently: the one that continues waits forever for the others"
-    sums = [sum(loss_of(r, case) for r in range(n)) < 1.0 for case in LOSSES]
+    sums = [sum(loss_of(r, case) for r in range(n)) < LIMIT for case in LOSSES]
     return (
         "it compares the sum of the losses: divide it by the number of ranks"
         if results[0] == sums
@@ -77,22 +79,21 @@ def _why_decided(results: list[list[Any]], rights: list[list[Any]]) -> str:
 
 def _staged(mine: Answer, rank: int, n: int) -> list[float]:
     """Run the answer with a backend that refuses the tensor itself, as if it were on a GPU."""
-    x = torch.full((4,), rank + 1.0)
+    x = torch.arange(4) + rank + 1.0
     for move in ("cpu", "to"):
         setattr(x, move, partial(_copied, getattr(x, move)))
-    reduce = dist.all_reduce
-
-    def on_the_host(tensor: Tensor, *args: Any, **options: Any) -> Any:
-        if tensor.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
-            raise ValueError("gloo works on the host here, and x is on the GPU: reduce a copy")
-        return reduce(tensor, *args, **options)
-
-    dist.all_reduce = on_the_host
-    try:
+    names = ("all_reduce", "all_gather", "broadcast", "reduce", "send", "isend", "recv", "irecv")
+    with patch.multiple(dist, **{n: partial(_on_the_host, x, getattr(dist, n)) for n in names}):
         mine(x)
-    finally:
-        dist.all_reduce = reduce
     return x.tolist()
+
+
+def _on_the_host(x: Tensor, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a function of torch.distributed that refuses x."""
+    tensors = [value for value in (*args, *options.values()) if isinstance(value, Tensor)]
+    if x.untyped_storage().data_ptr() in [t.untyped_storage().data_ptr() for t in tensors]:
+        raise ValueError("gloo works on the host here, and x is on the GPU: reduce a copy")
+    return call(*args, **options)
 
 
 def _copied(move: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
@@ -101,16 +102,11 @@ def _copied(move: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
 
 
 def _why_staged(results: list[list[float]], rights: list[list[float]]) -> str:
-    unchanged = all(got == [rank + 1.0] * 4 for rank, got in enumerate(results))
+    unchanged = all(got == [rank + i for i in range(1, 5)] for rank, got in enumerate(results))
     return "x is unchanged: copy the sum back into it" if unchanged else ""
 
 
 # -- common mistakes -----------------------------------------------------------------------
-
-
-def by_own_loss(loss: Tensor, limit: float) -> bool:
-    """Decides by its own loss, as at the start of the lesson."""
-    return bool(loss < limit)
 
 
 def by_the_sum(loss: Tensor, limit: float) -> bool:
@@ -133,16 +129,6 @@ def by_gathering(loss: Tensor, limit: float) -> bool:
     return bool(torch.stack(losses).mean() < limit)
 
 
-def in_place(x: Tensor) -> None:
-    """Reduces x itself, on the GPU."""
-    dist.all_reduce(x)
-
-
-def never_copies_back(x: Tensor) -> None:
-    """The sum stays on the host."""
-    dist.all_reduce(x.clone())
-
-
 def rebinds_x(x: Tensor) -> None:
     """Rebinds the name to another tensor."""
     host = x.clone()
@@ -150,11 +136,11 @@ def rebinds_x(x: Tensor) -> None:
     x = host
 
 
-def adds_back(x: Tensor) -> None:
-    """Counts the rank's own value twice."""
-    host = x.clone()
-    dist.all_reduce(host)
-    x += host
+def gathers_x(x: Tensor) -> None:
+    """Gathers x itself, on the GPU."""
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x)
+    x.copy_(torch.stack(parts).sum(0))
 
 
 #: The exercises.
@@ -172,16 +158,27 @@ TASKS: list[Task] = [
         ),
         Program(
             _staged,
-            lambda rank, n: [n * (n + 1) / 2] * 4,
+            lambda rank, n: [n * (n + 1) / 2 + n * i for i in range(4)],
             (2, 3),
             {"calls": (lambda n: 1, "one all-reduce of the copy")},
             _why_staged,
         ),
         (
-            (in_place, "gloo works on the host here, and x is on the GPU: reduce a copy"),
-            (never_copies_back, "x is unchanged: copy the sum back into it"),
+            (
+                lambda x: dist.all_reduce(x),
+                "gloo works on the host here, and x is on the GPU: reduce a copy",
+            ),
+            (lambda x: dist.all_reduce(x.clone()), "x is unchanged: copy the sum back into it"),
             (rebinds_x, "x is unchanged: copy the sum back into it"),
-            (adds_back, "rank 0 has [4.0, 4.0, 4.0, 4.0]; expected [3.0, 3.0, 3.0, 3.0]"),
+            (
+                lambda x: (dist.all_reduce(host := x.clone()), x.add_(host)),
+                "rank 0 has [4.0, 7.0, 10.0, 13.0]; expected [3.0, 5.0, 7.0, 9.0]",
+            ),
+            (gathers_x, "gloo works on the host here, and x is on the GPU: reduce a copy"),
+            (
+                lambda x: (staged(x), x.fill_(x[0].item())),
+                "rank 0 has [3.0, 3.0, 3.0, 3.0]; expected [3.0, 5.0, 7.0, 9.0]",
+            ),
         ),
         worth=2,
     ),
@@ -189,8 +186,8 @@ TASKS: list[Task] = [
         "stop_together",
         "stop_together(loss, limit)",
         "return on every rank whether the mean of all ranks' losses is below limit",
-        "loss is a tensor with one number, the loss of this rank. All ranks call the function. One "
-        "collective\nis enough.",
+        "loss is a tensor with one number, the loss of this rank; do not modify it. All ranks call "
+        "the\nfunction. One collective is enough.",
         stop_together,
         (
             "Each rank knows its own loss. Which value can all ranks know?",
@@ -204,10 +201,21 @@ TASKS: list[Task] = [
             _why_decided,
         ),
         (
-            (by_own_loss, "ranks decide differently: the one that continues waits forever"),
+            (
+                lambda loss, limit: bool(loss < limit),
+                "ranks decide differently: the one that continues waits forever",
+            ),
             (by_the_sum, "it compares the sum of the losses: divide it by the number of ranks"),
-            (by_rank_0, "rank 0 has [True, False, True, False]; expected"),
-            (by_gathering, "8 collective operations per rank; 4 suffice"),
+            (by_rank_0, "rank 0 has [True, False, True, False, False]; expected"),
+            (by_gathering, "10 collective operations per rank; 5 suffice"),
+            (
+                lambda loss, limit: stop_together(loss.sub_(1), limit),
+                "the arguments must not change",
+            ),
+            (
+                lambda loss, limit: not stop_together(-loss, -limit),
+                "[True, False, False, True, True]",
+            ),
         ),
         worth=2,
     ),

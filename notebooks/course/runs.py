@@ -347,6 +347,7 @@ def two_gpus(
                 all_reduce(
                     rank, at + 5, at + 5.5, 64 * MIB, attributes={**device, "memory": mib * MIB}
                 ),
+                mark(rank, at + 5, at + 5 + device_seconds / MS, f"GPU, {mib} MiB"),
                 mark(rank, at + 5.5, at + 8.5, "load"),
                 mark(rank, at + 8.5, at + 14.5, "x[0].item()"),  # copies after the GPU has finished
                 mark(rank, at + 14.5, at + 18, "update"),

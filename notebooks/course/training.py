@@ -13,7 +13,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distkit._format import joined
-from distkit_course.judges import AllOf, FasterThan, Program, at_most, measured, run_answer, same
+from distkit_course.judges import (
+    FasterThan,
+    Program,
+    at_most,
+    measured,
+    read_only,
+    run_answer,
+    same,
+)
 from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnswer
 
 # -- solutions ------------------------------------------------------------------------------
@@ -55,7 +63,7 @@ def losses_of(rank: int, sizes: tuple[int, ...]) -> Tensor:
 
 def returned(mine: Answer, sizes: tuple[int, ...]) -> float | str:
     """Return the answer's number on this rank, or the name of the type of any other result."""
-    got = mine(losses_of(dist.get_rank(), sizes))
+    got = read_only(mine)(losses_of(dist.get_rank(), sizes))
     number = got.item() if isinstance(got, Tensor) and got.numel() == 1 else got
     return float(number) if isinstance(number, int | float) else type(got).__name__
 
@@ -166,21 +174,6 @@ def one_by_one(gradients: list[Tensor]) -> None:
         g /= dist.get_world_size()
 
 
-def sums(gradients: list[Tensor]) -> None:
-    """Does not divide."""
-    whole = torch.cat(gradients)
-    dist.all_reduce(whole)
-    for g, total in zip(gradients, whole.split([len(g) for g in gradients]), strict=True):
-        g.copy_(total)
-
-
-def averages_a_copy(gradients: list[Tensor]) -> None:
-    """Averages a copy and leaves the gradients."""
-    whole = torch.cat(gradients)
-    dist.all_reduce(whole)
-    whole /= dist.get_world_size()
-
-
 def clips_first(gradients: Tensor, max_norm: float) -> None:
     """Clips each rank by its own norm."""
     gradients *= min(1.0, max_norm / gradients.norm().item())
@@ -202,20 +195,25 @@ def always_scales(gradients: Tensor, max_norm: float) -> None:
     gradients *= max_norm / gradients.norm()
 
 
+#: The maximum norm of gradients.
+MAX_NORM = 1.5
+
+
 def _several(rank: int, tensors: int = 40, length: int = 50) -> list[Tensor]:
-    return [torch.full((length,), float((rank + 1) * (i % 5))) for i in range(tensors)]
+    return [(rank + 1) * (torch.arange(length) + i % 5.0) for i in range(tensors)]
 
 
-def _averaged(mine: Answer, rank: int, n: int) -> list[float]:
+def _averaged(mine: Answer, rank: int, n: int) -> list[list[float]]:
+    """Return the first and last number of the last gradients."""
     gradients = _several(rank)
     mine(gradients)
-    return [g.mean().item() for g in gradients[:5]]
+    return [[g[0].item(), g[-1].item()] for g in gradients[-5:]]
 
 
 def _clipped(mine: Answer, rank: int, n: int) -> list[list[float]]:
     long, short = _gradients_of(rank), 0.1 * _gradients_of(rank)
-    mine(long, 1.0)
-    mine(short, 1.0)
+    mine(long, MAX_NORM)
+    mine(short, MAX_NORM)
     return [long.tolist(), short.tolist()]
 
 
@@ -227,16 +225,18 @@ def _why_clipped(results: list[list[list[float]]], rights: list[list[list[float]
     """Describe the order of clipping, summing and dividing that explains this result."""
     n, (long, short) = len(results), results[0]
     if not same(short, rights[0][1]):
-        return "gradients whose norm is at most 1 must not change"
+        return f"gradients whose norm is at most max_norm, {MAX_NORM}, must not change"
     norm = torch.tensor(long).norm().item()
-    if same(norm, 1 / n):
+    if same(norm, MAX_NORM / n):
         return "it clips the sum, and divides afterwards: divide first"
-    return "it clips each rank separately: average first" if norm < 1 else f"the norm is {norm:.2f}"
+    if same(norm, 1.0) or norm > MAX_NORM:
+        return f"the norm is {norm:.2f}, and max_norm is {MAX_NORM}"
+    return "it clips each rank separately: average first"
 
 
 def _clipped_right(rank: int, n: int) -> list[list[float]]:
     mean = sum((_gradients_of(r) for r in range(n)), torch.zeros(2)) / n
-    return [(g * min(1.0, 1.0 / g.norm().item())).tolist() for g in (mean, 0.1 * mean)]
+    return [(g * min(1.0, MAX_NORM / g.norm().item())).tolist() for g in (mean, 0.1 * mean)]
 
 
 #: The exercises.
@@ -261,6 +261,7 @@ TASKS: list[Task] = [
             (by_own_number, "each rank divides the sum by its own number of examples"),
             (of_weighted_means, "3, 0, 2 and 1 examples: it returns NaN: the mean over no"),
             (in_two_calls, "2 collective operations per rank; one all-reduce of the sum"),
+            (lambda losses: mean_loss(losses.sub_(1)), "the arguments must not change"),
         ),
         worth=2,
     ),
@@ -276,26 +277,32 @@ TASKS: list[Task] = [
             "torch.cat joins tensors into one, and split separates them again.",
             "split returns views of the sum. Use copy_ to copy them into the gradients.",
         ),
-        AllOf(
-            (
-                Program(
-                    _averaged,
-                    lambda rank, n: [(n + 1) / 2 * i for i in range(5)],
-                    (2, 3),
-                    {"calls": (lambda n: 1, "put all gradients into one tensor")},
-                ),
-                FasterThan(
-                    lambda mine, rank, n: mine(_several(rank)),
-                    one_by_one,
-                    ratio=2.0,
-                    why="Each small all-reduce costs its latency: put all into one tensor",
-                ),
-            )
+        Program(
+            _averaged,
+            lambda rank, n: [[(n + 1) / 2 * i, (n + 1) / 2 * (i + 49)] for i in range(5)],
+            (2, 3),
+            {"calls": (lambda n: 1, "put all gradients into one tensor")},
+            then=FasterThan(
+                lambda mine, rank, n: mine(_several(rank)),
+                one_by_one,
+                ratio=2.0,
+                why="Each small all-reduce costs its latency: put all into one tensor",
+            ),
         ),
         (
             (one_by_one, "40 collective operations per rank; 1 suffices"),
-            (sums, "rank 0 has [0.0, 3.0, 6.0, 9.0, 12.0]; expected [0.0, 1.5, 3.0, 4.5, 6.0]"),
-            (averages_a_copy, "rank 0 has [0.0, 1.0, 2.0, 3.0, 4.0]; expected"),
+            (
+                lambda gs: [average_gradients(gs), *(g.mul_(dist.get_world_size()) for g in gs)],
+                "rank 0 has [[0.0, 147.0], [3.0, 150.0], [6.0, 153.0]",
+            ),
+            (
+                lambda gradients: average_gradients([g.clone() for g in gradients]),
+                "rank 0 has [[0.0, 49.0], [1.0, 50.0], [2.0, 51.0]",
+            ),
+            (
+                lambda gs: [average_gradients(gs), *(g.fill_(g[0].item()) for g in gs)],
+                "rank 0 has [[0.0, 0.0], [1.5, 1.5], [3.0, 3.0]",
+            ),
         ),
         worth=3,
     ),
@@ -320,7 +327,11 @@ TASKS: list[Task] = [
         (
             (clips_first, "it clips each rank separately: average first"),
             (clips_the_sum, "it clips the sum, and divides afterwards: divide first"),
-            (always_scales, "gradients whose norm is at most 1 must not change"),
+            (always_scales, "gradients whose norm is at most max_norm, 1.5, must not change"),
+            (
+                lambda gradients, max_norm: clip_gradients(gradients, 1.0),
+                "the norm is 1.00, and max_norm is 1.5",
+            ),
         ),
         worth=2,
     ),

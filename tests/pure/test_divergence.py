@@ -40,12 +40,14 @@ def first_finding(*programs, source=LOOP, **facts):
     """Return the first finding of a hanging run with a known source."""
     sim = Simulation(list(programs)).run()
     assert sim.stuck
-    live = sim.live()
-    return diagnose(Trace(live, traces.info(live.info, sources={"a.py": source}, **facts)))[0]
+    return diagnose(
+        Trace(live := sim.live(), traces.info(live.info, sources={"a.py": source}, **facts))
+    )[0]
 
 
-REDUCE, GATHER = all_reduce(4), Step(Op.ALL_GATHER, where=line(6))
-BARRIER = Step(Op.BARRIER, where=line(7))
+REDUCE, GATHER, BARRIER = (
+    Step(op, where=line(n)) for op, n in ((Op.ALL_REDUCE, 4), (Op.ALL_GATHER, 6), (Op.BARRIER, 7))
+)
 
 
 def test_rank_that_left_its_loop_early_is_named():
@@ -67,6 +69,14 @@ def test_first_diverging_call_is_found_despite_a_later_match():
     f = first_finding([inside, after], [after], [after], source=text)
     assert (f.culprits, f.waiting) == ((0,), (0,))
     assert "only rank 0 calls barrier() at a.py:2, under `if rank == 0` at a.py:1" in f.message
+
+
+def test_loop_that_a_rank_never_enters_is_named():
+    f = first_finding([all_reduce(2)], [], source="for x in batches:\n    all_reduce(x)\n")
+    assert (f.kind, f.culprits) == ("skipped", (1,)) and (
+        "Run the same number of iterations of `for x in batches` at a.py:1 on every rank"
+        in f.remedy
+    )
 
 
 def test_branches_of_one_condition_do_not_diverge():
@@ -94,8 +104,10 @@ def test_pending_exception_is_the_first_finding():
     f = first_finding(*rows, source=FINALLY, raising=note)
     assert (f.kind, f.culprits, f.waiting) == ("raised", (0,), (0, 1, 2))
     assert f.message.startswith("rank 0 raised ValueError: broken at a.py:2")
-    late = {"0": {**note["0"], "seq": 7}}
-    assert first_finding(*rows, source=FINALLY, raising=late).kind != "raised"
+    assert (
+        first_finding(*rows, source=FINALLY, raising={"0": {**note["0"], "seq": 7}}).kind
+        != "raised"
+    )
 
 
 def test_stalled_collective_of_all_ranks_is_reported():
@@ -138,8 +150,8 @@ def diagnose_delays(*delays, op=Op.ALL_REDUCE):
 
 
 def test_slow_start_is_not_a_straggler():
-    assert diagnose_delays(3.0) == [] and diagnose_delays(3.0, 0.01, 0.01, 0.01) == []
-    assert diagnose_delays(0.01, 3.0, 0.01, 0.01) == []
+    slow_starts = [3.0], [3.0, 0.01, 0.01, 0.01], [0.01, 3.0, 0.01, 0.01]
+    assert [diagnose_delays(*delays) for delays in slow_starts] == [[], [], []]
     assert diagnose_delays(*[0.02] * 50) == [], "a busy machine"
     assert diagnose_delays(0.4, 0.4, 0.4, 0.4, op=Op.NEW_GROUP) == []
     (f,) = diagnose_delays(0.4, 0.4, 0.4, 0.4)

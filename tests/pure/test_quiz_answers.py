@@ -330,7 +330,7 @@ def gpu_ranks(trace: Trace) -> Answers:
     first = calls(trace, Op.ALL_REDUCE, 0)[0]
     on_gpu = first.attributes["device_seconds"]
     over = first.start + on_gpu
-    edges = [t for s in trace.spans for t in (s.start, s.end or 0.0)]
+    edges = [t for s in trace.spans if s.label[:3] != "GPU" for t in (s.start, s.end or 0.0)]
     # otherwise rounding would determine the answer
     assert min(abs(over - t) for t in edges) > 0.1 * MS
     used = [s for s in trace.spans if "memory" in s.attributes]
@@ -340,7 +340,7 @@ def gpu_ranks(trace: Trace) -> Answers:
         else "gloo, through host memory",
         human_seconds(first.seconds or 0.0),
         human_seconds(on_gpu),
-        next(s.label for s in calls(trace, Op.MARK, 0) if over <= (s.end or 0.0)),
+        next(s.label for s in calls(trace, Op.MARK, 0) if s.label[:3] != "GPU" and over <= s.end),
         f"rank {max(used, key=lambda s: s.attributes['memory']).rank}",
     )
 

@@ -81,7 +81,8 @@ def test_notebook_wraps_long_messages_at_spaces() -> None:
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        (report.cause(-signal.SIGKILL), "memory ran out"),
+        (report.cause(-signal.SIGKILL), "If memory ran out"),
+        (report.cause(-signal.SIGKILL), "the call or the command that sent the signal"),
         ("signal SIGSEGV", "crashed in native code"),
         ("exit status 3", "a call to os._exit"),
     ],

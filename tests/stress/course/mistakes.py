@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from distkit_course.judges import AllOf
+from distkit_course.judges import FasterThan
 from distkit_course.task import Task
 
 
 def is_timed(task: Task) -> bool:
-    return isinstance(task.trial, AllOf)
+    return isinstance(getattr(task.trial, "then", None), FasterThan)
 
 
 def tolerated(task: Task, most: int | None = None) -> list[str]:
