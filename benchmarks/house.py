@@ -40,7 +40,7 @@ LINES = {
     "companions/distkit_hosts": Line(3_199, 3_200),
     "companions/distkit_simulation": Line(1_656, 1_400),
     "companions/distkit_strategies": Line(1_681, 1_700),
-    "notebooks/course": Line(1_235, 1_200),
+    "notebooks/course": Line(1_247, 1_200),
     "tests": Line(16_516, 16_000),
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),

@@ -11,6 +11,7 @@ from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.catalog import Algorithm
 from distkit.algorithms.collectives import COLLECTIVES
 from distkit_course.collectives import Call, CollectiveTrial, Right
+from distkit_course.content.mistakes import in_turn
 from distkit_course.task import Answer, Task
 
 # -- calling an answer -----------------------------------------------------------------
@@ -174,11 +175,11 @@ def _all_reduce(name: str, *hints: str) -> Task:
             (through_rank_0, sent),
             (dist.all_reduce, "it calls dist.all_reduce. Use send and recv"),
             (
-                lambda x: (total := x.clone(), to_all_ranks(total))[0],
+                lambda x: in_turn(to_all_ranks, lambda total: total)(x.clone()),
                 "it returns the correct result, but x must contain it: write into x",
             ),
             (receives_first, "deadlock in receives_first: "),
-            (lambda x: (to_all_ranks(x), x.div_(dist.get_world_size())), "expected [30]"),
+            (in_turn(to_all_ranks, lambda x: x.div_(dist.get_world_size())), "expected [30]"),
         ),
     )
 
@@ -277,19 +278,18 @@ TASKS: list[Task] = [
                 "the arguments must not change",
             ),
             (
-                lambda output, inputs: (
-                    to_all_ranks(whole := cat(inputs)),
-                    output.copy_(whole.tensor_split(len(inputs))[dist.get_rank()]),
-                ),
+                lambda output, inputs: in_turn(
+                    to_all_ranks,
+                    lambda whole: output.copy_(whole.tensor_split(len(inputs))[dist.get_rank()]),
+                )(cat(inputs)),
                 "bytes sent by the busiest rank; Reduce-scatter needs",
             ),
             (dist.reduce_scatter, "it calls dist.reduce_scatter. Use send and recv"),
             (lambda output, inputs: output.copy_(inputs[dist.get_rank()]), "expected [30]"),
             (
-                lambda output, inputs: (
-                    to_all_ranks(whole := cat(inputs)),
-                    output.copy_(whole[: len(output)]),
-                ),
+                lambda output, inputs: in_turn(
+                    to_all_ranks, lambda whole: output.copy_(whole[: len(output)])
+                )(cat(inputs)),
                 "on 2 ranks, with 1 element, rank 1 ends with",
             ),
         ),

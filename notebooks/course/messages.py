@@ -13,6 +13,7 @@ from torch import Tensor
 import distkit as dk
 from distkit.events import Op
 from distkit.trace.trace import Trace
+from distkit_course.content.mistakes import in_turn
 from distkit_course.judges import Program, read_only
 from distkit_course.task import WASTEFUL, Answer, Criterion, Task
 
@@ -293,10 +294,10 @@ TASKS: list[Task] = [
             (one_way, "each rank gets the other one's x"),
             (by_gathering, "1 collective operation per rank; 0 suffice: write it with send"),
             (
-                lambda x, y: (swap(x, y), swap(x, y)),
+                in_turn(swap, swap),
                 "2 messages sent by the busiest rank; 1 suffices: x to the other rank",
             ),
-            (lambda x, y: (swap(x, y), x.copy_(y)), "the arguments must not change"),
+            (in_turn(swap, lambda x, y: x.copy_(y)), "the arguments must not change"),
         ),
         worth=3,
     ),
@@ -325,7 +326,7 @@ TASKS: list[Task] = [
             (sends_first, "Rank 0 has to work while rank 1 does: between isend and wait"),
             (waits_at_once, "Rank 0 has to work while rank 1 does: between isend and wait"),
             (
-                lambda x, work: (work(), sends_first(x, int)),
+                in_turn(lambda x, work: work(), lambda x, work: sends_first(x, int)),
                 "Rank 0 has to work while rank 1 does: between isend and wait",
             ),
             (never_waits, "rank 0 never waited for isend(dst=1)"),

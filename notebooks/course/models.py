@@ -410,7 +410,10 @@ TASKS: list[Task] = [
                 lambda step, base, ranks, warmup: base * (1 + (ranks - 1) * step / warmup),
                 "after the warm-up it stays at R times base",
             ),
-            (lambda step, *rest: learning_rate(step, *rest[:-1], 10), "with step=3, base=0.02"),
+            (
+                lambda step, base, ranks, warmup: learning_rate(step, base, ranks, 10),
+                "with step=3, base=0.02",
+            ),
         ),
     ),
     Task(

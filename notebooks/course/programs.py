@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from distkit_course.content.mistakes import in_turn
 from distkit_course.judges import Program, read_only
 from distkit_course.task import Answer, Task
 
@@ -82,8 +83,9 @@ def _staged(mine: Answer, rank: int, n: int) -> list[float]:
     x = torch.arange(4) + rank + 1.0
     for move in ("cpu", "to"):
         setattr(x, move, partial(_copied, getattr(x, move)))
-    names = ("all_reduce", "all_gather", "broadcast", "reduce", "send", "isend", "recv", "irecv")
-    with patch.multiple(dist, **{n: partial(_on_the_host, x, getattr(dist, n)) for n in names}):
+    names = "all_reduce all_gather broadcast reduce send isend recv irecv".split()
+    calls: dict[str, Any] = {n: partial(_on_the_host, x, getattr(dist, n)) for n in names}
+    with patch.multiple(dist, **calls):
         mine(x)
     return x.tolist()
 
@@ -176,7 +178,7 @@ TASKS: list[Task] = [
             ),
             (gathers_x, "gloo works on the host here, and x is on the GPU: reduce a copy"),
             (
-                lambda x: (staged(x), x.fill_(x[0].item())),
+                in_turn(staged, lambda x: x.fill_(x[0].item())),
                 "rank 0 has [3.0, 3.0, 3.0, 3.0]; expected [3.0, 5.0, 7.0, 9.0]",
             ),
         ),

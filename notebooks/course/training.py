@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distkit._format import joined
+from distkit_course.content.mistakes import in_turn
 from distkit_course.judges import (
     FasterThan,
     Program,
@@ -292,7 +293,7 @@ TASKS: list[Task] = [
         (
             (one_by_one, "40 collective operations per rank; 1 suffices"),
             (
-                lambda gs: [average_gradients(gs), *(g.mul_(dist.get_world_size()) for g in gs)],
+                in_turn(average_gradients, lambda gs: [g.mul_(dist.get_world_size()) for g in gs]),
                 "rank 0 has [[0.0, 147.0], [3.0, 150.0], [6.0, 153.0]",
             ),
             (
@@ -300,7 +301,7 @@ TASKS: list[Task] = [
                 "rank 0 has [[0.0, 49.0], [1.0, 50.0], [2.0, 51.0]",
             ),
             (
-                lambda gs: [average_gradients(gs), *(g.fill_(g[0].item()) for g in gs)],
+                in_turn(average_gradients, lambda gs: [g.fill_(g[0].item()) for g in gs]),
                 "rank 0 has [[0.0, 0.0], [1.5, 1.5], [3.0, 3.0]",
             ),
         ),
