@@ -35,16 +35,16 @@ BEYOND = (
 _HEAD = """# Measured on GPUs
 
 `tools/gpu-check --render` writes this page from the tests and measurements that need a GPU and from
-the reports in this folder. Each row shows its newest result. Do not edit this page: a test compares
-it with its sources.
+the reports in this folder. Each row shows its newest result. Do not edit this page, because a test
+compares it with its sources.
 
 `make test-gpu` runs all of them on a machine with an NVIDIA GPU, and writes `gpu-report.json` and
-traces into the folder `gpu-report`. It calls `tools/gpu-check`, which needs only the driver and a
+traces to the folder `gpu-report`. It calls `tools/gpu-check`, which needs only the driver and a
 Python with torch for CUDA. To publish a report, copy it and its traces into this folder, name it
 after the GPU and the date, and run `tools/gpu-check --render`.
 
-Each measurement has a limit that it must meet, and some have a stricter limit as an aim. A result
-ends with the strictest limit that it meets.
+Each measurement has a limit that it must meet. Some also have a stricter limit, which is only an
+aim. A result ends with the strictest limit that it meets.
 """
 
 

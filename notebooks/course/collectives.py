@@ -195,8 +195,8 @@ TASKS: list[Task] = [
         "Every rank that has the tensor can send it on, so the number of ranks that have it can "
         "double in every round.",
         "Number the ranks from the root: relative = (rank - src) % n. The root is relative rank 0.",
-        "In the round with distance d = …, 4, 2, 1 every relative rank that is a multiple "
-        "of 2d sends to relative rank + d, if that exists.",
+        "In the round with distance d = …, 4, 2, 1, every relative rank that is a multiple "
+        "of 2d sends to relative rank + d, if there is one.",
         wrong=(
             (star, "3 messages sent by the busiest rank; Broadcast needs 2"),
             (chain, "3 rounds; Broadcast needs 2"),
@@ -211,27 +211,28 @@ TASKS: list[Task] = [
         "First run n-1 rounds: in round s, rank r sends chunk r-s to its right neighbor, and adds "
         "the received chunk to chunk r-s-1. Then rank r has the complete sum of chunk r+1.",
         "Then run n-1 rounds in which the complete chunks travel around once more. Start each send "
-        "with dist.isend, otherwise all ranks wait for each other.",
+        "with dist.isend, because otherwise all ranks wait for each other.",
     ),
     _all_reduce(
         "recursive_doubling",
         "Your partner in the round with distance d = 1, 2, 4, … is rank ^ d.",
-        "Partners exchange their whole tensors and add: after lg n rounds every rank has the sum.",
+        "Partners exchange their whole tensors and add them. After lg n rounds, every rank has the "
+        "sum.",
         "If n is not a power of two, fold first: the ranks beyond the largest power of two send "
         "their tensors to a partner, wait, and receive the result at the end.",
     ),
     _all_reduce(
         "tree",
-        "Up: in the round with distance d = 1, 2, 4, … the ranks r with r % 2d == d send to r - d, "
-        "which adds.",
-        "Down: the same in reverse, the larger distances first.",
+        "On the way up, in the round with distance d = 1, 2, 4, …, the ranks r with r % 2d == d "
+        "send to r - d, which adds.",
+        "On the way down, do the same in reverse, with the larger distances first.",
     ),
     _all_reduce(
         "halving_doubling",
-        "As in recursive doubling, but send only the half for which your partner will be "
-        "responsible: your part halves in every round.",
-        "Then exchange the complete parts in reverse order: the part doubles in every round.",
-        "Store the bounds [lo, hi) of your part in each round, for the reverse order.",
+        "Exchange as in recursive doubling, but send only the half for which your partner will be "
+        "responsible. Your part becomes half as large in every round.",
+        "Then exchange the complete parts in reverse order. The part doubles in every round.",
+        "Store the bounds [lo, hi) of your part in each round, because you need them in reverse.",
     ),
     _task(
         COLLECTIVES["all_gather"],
@@ -240,7 +241,7 @@ TASKS: list[Task] = [
         gathering,
         lambda rank, n, length: cat([numbers(r, length) for r in range(n)]),
         "Put your own x into outputs[rank] first.",
-        "In round s, send to the right what you received in the previous round: the x of rank r-s.",
+        "In round s, send to the right what you received in the previous round, the x of rank r-s.",
         wrong=(
             (
                 lambda outputs, x: (_all_gather(outputs, x), x.copy_(outputs[dist.get_rank() - 1])),
@@ -270,7 +271,7 @@ TASKS: list[Task] = [
         "It is the first half of the ring all-reduce.",
         "The sum of part p travels around the ring once and ends at rank p, so it starts at "
         "rank p + 1.",
-        "Do not write into inputs: copy the part that you send.",
+        "Do not write into inputs. Copy the part that you send.",
         wrong=(
             (
                 lambda output, inputs: (_reduce_scatter(output, inputs), inputs[0].add_(output)),

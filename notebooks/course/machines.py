@@ -98,9 +98,9 @@ TASKS = [
         "bytes_between",
         "bytes_between(hosts, nbytes)",
         "return the total number of bytes that a ring all-reduce sends between machines",
-        "hosts[r] is the machine of rank r, and nbytes the size of the tensor. Each of n ranks "
-        "sends 2(n-1) messages of nbytes/n to its right neighbor; rank 0 is the right neighbor "
-        "of the last rank.",
+        "hosts[r] is the machine of rank r, and nbytes is the size of the tensor. Each of n ranks "
+        "sends 2(n-1) messages of nbytes/n to its right neighbor. The right neighbor of the last "
+        "rank is rank 0.",
         bytes_between,
         (
             "For which ranks is the right neighbor, (rank + 1) % n, on another machine?",
@@ -129,8 +129,8 @@ TASKS = [
         best_order,
         (
             "Each pair of neighbors on different machines costs the same. How many are necessary?",
-            "As many as there are machines, if there are two or more: put the ranks of a machine "
-            "next to each other. sorted() has a parameter key.",
+            "If there are two or more machines, one per machine is enough. Put the ranks of a "
+            "machine next to each other. sorted() has a parameter key.",
         ),
         judge_order,
         (

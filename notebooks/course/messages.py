@@ -242,13 +242,13 @@ TASKS: list[Task] = [
         "relay",
         "relay(x)",
         "receive x from the previous rank, add 1, and send it to the next rank",
-        "x is 0 on every rank. Rank 0 does not receive, and the last rank does not send: rank r "
+        "x is 0 on every rank. Rank 0 does not receive, and the last rank does not send, so rank r "
         "ends with r + 1.",
         relay,
         (
-            "dist.recv(x, rank - 1) on every rank but 0, dist.send(x, rank + 1) on every rank but "
-            "the last.",
-            "The order matters: receive, add, send.",
+            "Call dist.recv(x, rank - 1) on every rank but 0, and dist.send(x, rank + 1) on every "
+            "rank but the last.",
+            "The order matters: first receive, then add, then send.",
         ),
         Program(
             _relayed,
@@ -272,11 +272,11 @@ TASKS: list[Task] = [
         "swap",
         "swap(x, y)",
         "on two ranks, put the other rank's x into y",
-        "Use send and recv, or isend. One message in each direction suffices.",
+        "Use send and recv, or isend. One message in each direction is enough.",
         swap,
         (
             "If both ranks receive first, neither sends.",
-            "Let one rank send first and the other one receive first; or start both sends with "
+            "Let one rank send first and the other one receive first. Or start both sends with "
             "dist.isend, and call wait() after the recv.",
         ),
         Program(
@@ -309,8 +309,8 @@ TASKS: list[Task] = [
         "\nshould work instead of waiting for rank 1.",
         overlap,
         (
-            "dist.isend returns immediately, with a handle.",
-            "Start the send, then work, then call wait() on the handle.",
+            "dist.isend immediately returns a handle.",
+            "Start the send, then work, and then call wait() on the handle.",
         ),
         Program(
             _overlapped,
@@ -337,11 +337,11 @@ TASKS: list[Task] = [
         "total_of_all",
         "total_of_all(batches)",
         "all-reduce the batches, and return the sum of the batches of all ranks",
-        "Ranks have lists of different lengths, which may be empty; each batch is a tensor of one "
+        "The ranks' lists have different lengths, and may be empty. Each batch is a tensor of one "
         "element.\nDo not modify the batches. All ranks return the same total.",
         total_of_all,
         (
-            "A rank that has finished its loop calls no all-reduce. Which ranks wait for it then?",
+            "A rank that has finished its loop calls no all-reduce. Which ranks then wait for it?",
             "First all-reduce the number of batches, with dist.ReduceOp.MAX.",
             "A rank that has no batch left contributes zeros.",
         ),

@@ -265,13 +265,14 @@ TASKS: list[Task] = [
         "chunk_sent",
         "chunk_sent(rank, step, n)",
         "return the chunk that a rank sends in a round of the ring all-reduce",
-        "Rounds are counted from 0 to 2(n-1)-1. In round 0 rank r sends chunk r to its right "
+        "Rounds are counted from 0 to 2(n-1)-1. In round 0, rank r sends chunk r to its right "
         "neighbor.",
         chunk_sent,
         (
             "A rank sends the chunk that it received in the previous round. Which rank sent it?",
-            "Its left neighbor, rank - 1, sent in round step - 1 what this rank sends in round "
-            "step: rank - step, modulo n. After n-1 rounds that is rank + 1, which is complete.",
+            "In round step, this rank sends the chunk that its left neighbor, rank - 1, sent in "
+            "round step - 1. That is chunk rank - step, modulo n. After n-1 rounds, it is chunk "
+            "rank + 1, which is complete.",
         ),
         _calls(
             chunk_sent,
@@ -290,13 +291,14 @@ TASKS: list[Task] = [
     Task(
         "broadcast_seconds",
         "broadcast_seconds(n, nbytes, link)",
-        "return the time of a broadcast by a binomial tree [s]",
-        "Each round doubles the number of ranks that have the tensor. link.alpha is a message's "
-        "latency [s],\nlink.beta its time per byte [s]. n can be any number of ranks.",
+        "return the time of a broadcast with a binomial tree [s]",
+        "Each round doubles the number of ranks that have the tensor. link.alpha is the latency of "
+        "a message [s],\nand link.beta its time per byte [s]. n can be any number of ranks.",
         broadcast_seconds,
         (
             "How many rounds do 2, 3, 4 and 5 ranks take?",
-            "⌈log₂ n⌉ rounds: math.ceil(math.log2(n)), each of one message with the whole tensor.",
+            "There are ⌈log₂ n⌉ rounds, math.ceil(math.log2(n)). In each, a message has the whole "
+            "tensor.",
         ),
         _calls(
             broadcast_seconds,
@@ -322,8 +324,8 @@ TASKS: list[Task] = [
         "crossover",
         "crossover(n, alpha, beta)",
         "return the size [bytes] above which a ring is faster than a tree",
-        "Ignore the time to add: a ring takes 2(n-1)(α + βK/n), a tree 2⌈log₂ n⌉(α + βK), "
-        "for K bytes\non n ranks.",
+        "Ignore the time for adding. For K bytes on n ranks, a ring takes 2(n-1)(α + βK/n), and "
+        "a tree\ntakes 2⌈log₂ n⌉(α + βK).",
         crossover,
         (
             "Set the two formulas equal. Which terms contain K?",
@@ -345,14 +347,14 @@ TASKS: list[Task] = [
         "scatter_reduce",
         "scatter_reduce(n)",
         "yield the two rounds of an all-reduce in which every rank sends to every other rank",
-        "In the first, every rank sends its chunk r to rank r, which reduces it; in the second, "
-        "rank r sends\nthe sum to all others. Round(src, dst, chunk, reduce) takes arrays: "
-        "from distkit.algorithms.rounds import Round.",
+        "In the first round, every rank sends its chunk r to rank r, which adds it. In the second, "
+        "rank r sends\nthe sum to all others. Round(src, dst, chunk, reduce) takes arrays. Import "
+        "it with: from distkit.algorithms.rounds import Round.",
         scatter_reduce,
         (
-            "src and dst of all pairs of different ranks: np.nonzero(~np.eye(n, dtype=bool)).",
-            "In the first round chunk is dst. Which chunk does rank src send in the second?",
-            "In the second round nothing is added: reduce=False.",
+            "src and dst of all pairs of different ranks are np.nonzero(~np.eye(n, dtype=bool)).",
+            "In the first round, chunk is dst. Which chunk does rank src send in the second?",
+            "In the second round, receivers do not add: reduce=False.",
         ),
         judge_schedule,
         (
@@ -367,12 +369,12 @@ TASKS: list[Task] = [
         "smallest_ranks",
         "smallest_ranks(compute, sync)",
         "return the smallest number of ranks that trains faster than one",
-        "A step computes for ``compute`` seconds, then synchronizes for ``sync`` seconds, "
-        "for any number\nof ranks, each of which has its own batch.",
+        "A step computes for ``compute`` seconds and then synchronizes for ``sync`` seconds, for "
+        "any number\nof ranks. Each rank has a different batch.",
         smallest_ranks,
         (
             "R ranks process R batches in compute + sync seconds. How long does one rank take?",
-            "R > 1 + Tsync/Tcomp: more than, not at least.",
+            "R > 1 + Tsync/Tcomp. Note that R must be larger, not just equal.",
         ),
         _calls(smallest_ranks, _why_ranks, [(1.0, 2.5), (1.0, 2.0), (2.0, 1.0), (0.5, 0.0)]),
         (
@@ -385,12 +387,12 @@ TASKS: list[Task] = [
         "learning_rate",
         "learning_rate(step, base, ranks, warmup)",
         "return the learning rate of a step by the linear scaling rule with warm-up",
-        "With R ranks the rate is R times base. It starts at base in step 0, grows in equal steps, "
-        "and\nreaches that value in step ``warmup``.",
+        "With R ranks, the full rate is R times base. The rate starts at base in step 0, grows in "
+        "equal steps,\nand reaches the full rate in step ``warmup``.",
         learning_rate,
         (
-            "The completed fraction of the warm-up is step / warmup, and at most 1.",
-            "base + (ranks * base - base) times that fraction.",
+            "The completed fraction of the warm-up is step / warmup, but at most 1.",
+            "The rate is base + (ranks * base - base) times that fraction.",
         ),
         _calls(
             learning_rate,
@@ -423,7 +425,7 @@ TASKS: list[Task] = [
         (
             "The last rank alternates from the beginning: F0, B0, F1, B1 …",
             "A rank first runs ranks-1-rank forward passes, so that the backward passes can begin.",
-            "At the end it runs the backward passes that remain.",
+            "At the end, it runs the remaining backward passes.",
         ),
         _calls(
             order_1f1b,
@@ -448,12 +450,13 @@ TASKS: list[Task] = [
     Task(
         "bytes_per_rank",
         "bytes_per_rank(parameters, ranks, stage)",
-        "return the bytes that each rank keeps under a stage of ZeRO, from 0 to 3",
-        "A parameter has 2 bytes, its gradient 2, and Adam's two states have 8 in total.",
+        "return the bytes that each rank keeps in a stage of ZeRO, from 0 to 3",
+        "A parameter takes 2 bytes, its gradient 2 bytes, and Adam's two states 8 bytes in total.",
         bytes_per_rank,
         (
             "How many bytes do a parameter, its gradient and states take if nothing is divided?",
-            "Stage 1 divides 8 of 12 bytes by the number of ranks, stage 2 ten, stage 3 all.",
+            "Stage 1 divides 8 of the 12 bytes by the number of ranks, stage 2 ten, and stage 3 "
+            "all.",
         ),
         _calls(bytes_per_rank, _why_bytes, product((1_000_000, 64), (4, 8), (0, 1, 2, 3))),
         (
@@ -470,7 +473,7 @@ TASKS: list[Task] = [
         "Messages take no time.",
         bubble,
         (
-            "Draw p = 2, m = 2. Which steps of rank 1 are empty?",
+            "Draw the pipeline for p = 2 and m = 2. Which steps of rank 1 are empty?",
             "A rank is busy for m of m + p - 1 steps.",
         ),
         _calls(bubble, _why_bubble, product((4, 2, 8, 1), (8, 1, 3))),
@@ -487,8 +490,8 @@ TASKS: list[Task] = [
         "losses[i] is the mean loss of micro-batch i, which has rows[i] rows.",
         whole_loss,
         (
-            "16 rows in 3 micro-batches are 6, 5 and 5. Do all have the same weight?",
-            "losses[i] * rows[i] is a sum over rows. Sums can be added.",
+            "16 rows make 3 micro-batches of 6, 5 and 5 rows. Should all have the same weight?",
+            "losses[i] * rows[i] is a sum over rows, and you can add sums.",
         ),
         _calls(whole_loss, _why_loss, [([1.0, 2.0, 3.0], [6, 5, 5]), ([4.0], [3])]),
         (
@@ -513,8 +516,9 @@ TASKS: list[Task] = [
         "parameters is the number of parameters.",
         ranks_that_fit,
         (
-            "For each parameter there are a weight, a gradient and Adam's two moments.",
-            "16 bytes per parameter. Divide the memory by the bytes of a rank, and round down.",
+            "For each parameter, there is a weight, a gradient and Adam's two moments.",
+            "That is 16 bytes per parameter. Divide the memory by the bytes of a rank, and round "
+            "down.",
         ),
         _calls(
             ranks_that_fit,

@@ -632,22 +632,23 @@ TASKS: list[Task] = [
         "push_handler",
         "push_handler(server, worker, number, gradient)",
         "handle a push, and return the list of workers whose waiting pulls are answered now",
-        "server.sync: True in dist_sync, False in dist_async. server.workers: their number.\n"
-        "server.update(total): one update with a sum of gradients.\n"
-        "server.waiting: the list of workers whose pulls wait. Remove those that you answer.\n"
-        "server.inbox (a dict) and server.seen (a set) are empty at first; use them as needed.\n"
-        "The same push may arrive twice: (worker, number) identifies it.",
+        "server.sync is True in dist_sync and False in dist_async.\n"
+        "server.workers is the number of workers.\n"
+        "server.update(total) makes one update with a sum of gradients.\n"
+        "server.waiting is the list of workers whose pulls wait. Remove those that you answer.\n"
+        "server.inbox (a dict) and server.seen (a set) are empty at first. Use them as you like.\n"
+        "The same push may arrive twice. (worker, number) identifies it.",
         push_handler,
         (
             "len(server.inbox) is the number of workers that have pushed in this round. In "
-            "dist_sync, return [] until it is server.workers; in dist_async one is enough.",
-            "A round is complete: server.update(sum(server.inbox.values())), empty the inbox for "
-            "the next round, and answer every worker in server.waiting.",
+            "dist_sync, return [] until it equals server.workers. In dist_async, one is enough.",
+            "When a round is complete, call server.update(sum(server.inbox.values())), empty the "
+            "inbox for the next round, and answer every worker in server.waiting.",
             "A worker that is answered no longer waits. When a round is complete, and only then, "
-            "replace the list by an empty one, and return the old one: "
+            "replace the list with an empty one, and return the old one: "
             "answered, server.waiting = server.waiting, [].",
-            "If (worker, number) is in server.seen, the push was counted: ignore it. Never empty "
-            "server.seen: a push may be sent again rounds later.",
+            "If (worker, number) is in server.seen, the push was counted, so ignore it. Never "
+            "empty server.seen, because a push may be sent again rounds later.",
         ),
         judge,
         (
@@ -671,7 +672,7 @@ TASKS: list[Task] = [
         waits_for,
         (
             "A worker's clock counts its gradients. Compare clocks[worker] with every other clock.",
-            "It waits for workers that are more than bound gradients behind it: exactly bound is "
+            "It waits for workers that are more than bound gradients behind it. Exactly bound is "
             "still allowed.",
         ),
         judge_waits,
@@ -698,12 +699,12 @@ TASKS: list[Task] = [
         "staleness_bound",
         "staleness_bound(step, pause)",
         "return the smallest bound with which no worker waits while one worker pauses once",
-        "Every worker needs step seconds for a gradient; one of them pauses once, for "
+        "Every worker needs step seconds for a gradient. One of them pauses once, for "
         "pause seconds.",
         staleness_bound,
         (
             "How many gradients do the others push while one of them pauses?",
-            "A bound is a whole number of gradients, and part of a step counts: math.ceil.",
+            "A bound is a whole number of gradients, and part of a step counts, so use math.ceil.",
         ),
         judge_bound,
         (
@@ -741,13 +742,13 @@ TASKS: list[Task] = [
         "counted_once",
         "counted_once(pushes)",
         "return the pushes that a server applies, in their order",
-        "pushes is a list of (worker, number, settled) in order of arrival; the numbers of a "
-        "worker\nmay arrive in any order, and several times. The worker already has the answers to "
-        "all its pushes\nwith a number below settled: do not apply them again.",
+        "pushes is a list of (worker, number, settled) in order of arrival. The pushes of a worker "
+        "may\narrive in any order, and several times. The worker already has the answers to all "
+        "its pushes with\na number below settled, so do not apply them again.",
         counted_once,
         (
             "(worker, number) identifies a push. Remember those that you have applied.",
-            "Keep the highest settled of each worker: do not apply pushes below it, "
+            "Keep the highest settled of each worker. Do not apply pushes below it, "
             "even if you have never seen them.",
         ),
         Calls(counted_once, _PUSHES, _why_counted),

@@ -151,12 +151,12 @@ TASKS: list[Task] = [
         "staged",
         "staged(x)",
         "sum x over all ranks, in place, with a backend that cannot access x",
-        "Copy x to the host, reduce the copy, copy the sum back into x. The check treats x as "
-        "if it were on a GPU: x.cpu() is a copy.",
+        "Copy x to the host, reduce the copy, and copy the sum back into x. The check treats x as "
+        "if it were on a GPU, so x.cpu() returns a copy.",
         staged,
         (
             "Which tensor does the backend get, and which one must contain the sum?",
-            "x = host only rebinds the name; copy_ writes into x.",
+            "x = host only rebinds the name, whereas copy_ writes into x.",
         ),
         Program(
             _staged,
@@ -193,7 +193,7 @@ TASKS: list[Task] = [
         stop_together,
         (
             "Each rank knows its own loss. Which value can all ranks know?",
-            "An all-reduce leaves the same sum on every rank: divide, then compare.",
+            "An all-reduce leaves the same sum on every rank. Divide it, and then compare.",
         ),
         Program(
             _decided,

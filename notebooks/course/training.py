@@ -246,12 +246,12 @@ TASKS: list[Task] = [
         "mean_loss",
         "mean_loss(losses)",
         "return the mean over the examples of all ranks, on every rank",
-        "losses has an element for each example of this rank: some ranks have more than others, "
-        "some\nhave none. Use dist.all_reduce. One call is enough.",
+        "losses has an element for each example of this rank. Some ranks have more examples than "
+        "others, and\nsome have none. Use dist.all_reduce. One call is enough.",
         mean_loss,
         (
             "What is the mean of [1] and [2, 2, 2], and what is the mean of their means?",
-            "Every rank knows its sum and its number of examples. Sums can be added.",
+            "Every rank knows the sum and the number of its examples, and you can add sums.",
             "Put the sum and the number into one tensor of two elements, all-reduce it, and divide "
             "the first by the second.",
         ),
@@ -275,8 +275,8 @@ TASKS: list[Task] = [
         average_gradients,
         (
             "The latency dominates a small all-reduce. How many calls do you need?",
-            "torch.cat joins tensors into one; split separates them again.",
-            "split returns views of the sum: copy_ them into the gradients.",
+            "torch.cat joins tensors into one, and split separates them again.",
+            "split returns views of the sum. Use copy_ to copy them into the gradients.",
         ),
         Program(
             _averaged,
@@ -315,7 +315,7 @@ TASKS: list[Task] = [
         "whose norm is\nat most ``max_norm`` unchanged, and scale a larger one down to that norm.",
         clip_gradients,
         (
-            "Which gradients does one process clip: those of a quarter of the batch, or the mean?",
+            "Does one process clip the gradient of a part of the batch, or the mean?",
             "All-reduce and divide first. Then every rank knows the same norm.",
         ),
         Program(
