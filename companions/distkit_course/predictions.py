@@ -32,7 +32,7 @@ from distkit.views.widget.snapshot import HtmlSnapshot
 Value = float | str | Sequence[float | str]
 
 PASS, CLOSE, FAIL, UNKNOWN = "pass", "close", "fail", "unknown"
-_SIGNS = {PASS: "✓", CLOSE: "≈", FAIL: "✗", UNKNOWN: "–"}
+_SIGNS = {PASS: "✓", CLOSE: "≈", FAIL: "✗", UNKNOWN: ""}
 _COLORS = {PASS: "#009e73", CLOSE: "#2b83c6", FAIL: "#d55e00", UNKNOWN: "#7f8c99"}
 
 #: Maximum relative differences of close and of exact guesses.
@@ -77,17 +77,21 @@ class Comparison:
     def _repr_html_(self) -> str:
         """Return the comparison as HTML."""
         color = _COLORS[self.status]
-        cell = "padding:1px 14px 1px 0;text-align:left;vertical-align:top"
-        rows = "".join(
-            f'<tr style="background:none"><td style="{cell};white-space:nowrap">{escape(name)}</td>'
-            f'<td style="{cell};white-space:pre-line;overflow-wrap:anywhere"><b>{escape(value)}</b>'
-            "</td></tr>"
-            for name, value in self._rows()
+        cells = [
+            *((name, value, "inherit") for name, value in self._rows()[:-1]),
+            ("verdict", f"{_SIGNS[self.status]} {self.message}".strip(), color),
+        ]
+        parts = "".join(
+            f'<div><div style="font-size:12px;opacity:.75">{escape(name)}</div>'
+            '<b style="font-size:15px;white-space:pre-line;overflow-wrap:anywhere;'
+            f'color:{ink}">{escape(value)}</b></div>'
+            for name, value, ink in cells
         )
         return (
             f'<div style="border-left:4px solid {color};padding:4px 14px;font:var('
             '--jp-ui-font-size1,13px)/1.45 var(--jp-ui-font-family,sans-serif)">'
-            f"{code_html(self.question)}<table style='border:0;margin:2px 0'>{rows}</table></div>"
+            f"{code_html(self.question)}"
+            f'<div style="display:flex;flex-wrap:wrap;gap:4px 32px">{parts}</div></div>'
         )
 
 

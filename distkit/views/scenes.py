@@ -76,9 +76,9 @@ class Tensors(SceneView):
 class Gradients(SceneView):
     """Shows gradients, replicas and loss of a watched training loop.
 
-    A table has the norm, histogram and heat map of each layer and rank, the result of the
-    all-reduce, and the gradient of a single process if it was recorded. Each layer also has its
-    agreement, the mean cosine of two ranks' gradients. Curves show the loss and the drift between
+    A table has the norm and heat map of each layer and rank, of the result of the all-reduce, and
+    of the gradient of a single process if it was recorded. Each layer also has its agreement, the
+    mean cosine of two ranks' gradients. Curves show the loss and the drift between
     replicas.
 
     Args:

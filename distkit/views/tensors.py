@@ -12,7 +12,6 @@ from distkit.views.scene.frame import Json, clean, facts, name, omissions
 from distkit.views.scene.marks import Scene, picture, text
 from distkit.views.scene.summaries import (
     distance,
-    figure,
     key,
     largest,
     number,
@@ -28,7 +27,7 @@ MAX_RANKS, MAX_VALUES = 16, 120_000
 AGREEING = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.BROADCAST})
 
 #: Widths of the scene and of row names, height of a tensor [px].
-WIDTH, NAME_WIDTH, TENSOR_HEIGHT = 720, 84, 120
+WIDTH, NAME_WIDTH, TENSOR_HEIGHT = 720, 100, 120
 MAX_STILLS = 12  # operations in the table; the static picture has fewer
 
 
@@ -196,15 +195,16 @@ def _table(
     lanes = {rank: lane for lane, rank in enumerate(trace.ranks)}
     heads: list[Head] = [(name(trace.info, s.rank), _role(trace, s), lanes[s.rank]) for s in drawn]
     most = largest(v for x in _summaries(group) for v in x.values)
-    table = Table(scene, n, heads, NAME_WIDTH, WIDTH, TENSOR_HEIGHT)
+    high = 2 * TENSOR_HEIGHT if group[0].op in P2P else TENSOR_HEIGHT
+    table = Table(scene, n, heads, NAME_WIDTH, WIDTH, high)
     before = [_cell(s.before, s) for s in drawn]
     after = [_cell(_after(s), s, differing.get(s.rank, ())) for s in drawn]
     rows = {"before": before, "after": after}
     if group[0].op in P2P:  # sent and received tensors
         rows = {"values": [b if b.summary else a for b, a in zip(before, after, strict=True)]}
-    for when, cells in rows.items():
-        if any(cell.summary for cell in cells):
-            table.row(when, [f"colors: ±{figure(number(most))}"] if most else [], cells, most)
+    known = [(when, cells) for when, cells in rows.items() if any(cell.summary for cell in cells)]
+    for i, (when, cells) in enumerate(known):
+        table.row(when, [], cells, most, scaled=not i)
     if hidden := len(group) - len(drawn):
         table.add(0, table.bottom + 8, text(f"and {count(hidden, 'more rank')}", "small"))
         table.bottom += 16
@@ -224,6 +224,4 @@ def _cell(summary: Summary | None, s: Span, off: Sequence[int] = ()) -> Cell:
     if summary is None:
         return Cell(None)
     drawn = plain(summary, s.shape)
-    previous = plain(s.before)["values"] if s.before and summary is not s.before else ()
-    lines = [("count", [bounds(drawn)]), norm(drawn)]
-    return Cell(drawn, lines, previous, off, wrong=bool(off))
+    return Cell(drawn, [("count", [bounds(drawn)]), norm(drawn)], off, wrong=bool(off))

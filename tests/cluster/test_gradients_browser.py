@@ -68,7 +68,10 @@ def test_gradients_of_synchronous_sgd_are_drawn(tab: Any, tmp_path: Path, trace:
     sheet.page.focus(".dk-scrub")
     sheet.press("ArrowRight", "ArrowRight")
     assert sheet.text(".dk-fact strong") == "step 3"
-    assert "step 3; 0.weight: 128 × 64; " in sheet.root.locator("> .dk-spoken").text_content()
+    assert (
+        "step 3; 0.weight: 128 × 64 (64 shown); "
+        in sheet.root.locator("> .dk-spoken").text_content()
+    )
     sheet.save_screenshots("gradients")
     assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
     sheet.assert_clean()
@@ -77,5 +80,5 @@ def test_gradients_of_synchronous_sgd_are_drawn(tab: Any, tmp_path: Path, trace:
 def test_gradients_of_ddp_are_drawn(tab: Any, tmp_path: Path) -> None:
     sheet = Sheet(tab, dk.Gradients(dk.run_ranks(train_ddp, 2).trace), tmp_path / "g.html")
     assert sheet.texts(".dkv-same span")[0].endswith("the mean of all 2")
-    assert sum(w.startswith("colors: ") for w in texts_of(sheet, ".mark-small")) == 4
+    assert sum(w.startswith("−") for w in texts_of(sheet, ".dkm-main .mark-tick")) == 4  # scales
     sheet.assert_clean()

@@ -64,11 +64,11 @@ ALL_HAVE_COLOR = f"""(color) => {{
     const chosen = ({WARNING_COLORS})();
     return chosen.length >= {THEMED_VIEWS} && chosen.every((c) => c === color);
 }}"""
-#: In the page: whether all static pictures, such as those of a sweep, are inverted as wanted.
-ALL_INVERTED = """([least, wanted]) => {
+#: In the page: whether all static pictures, such as those of a sweep, have the wanted colors.
+ALL_HAVE_SCHEME = """([least, wanted]) => {
     const images = [...document.querySelectorAll('.distkit-picture')];
     return images.length >= least &&
-        images.every((image) => (getComputedStyle(image).filter !== 'none') === wanted);
+        images.every((image) => getComputedStyle(image).colorScheme === wanted);
 }"""
 
 
@@ -83,7 +83,7 @@ def test_every_view_follows_the_theme(lab: Any, tab: Any) -> None:
     for theme, color in (("Dark", WARNING_DARK), ("Light", WARNING_LIGHT)):
         change_theme(page, theme)
         page.wait_for_function(ALL_HAVE_COLOR, arg=color)
-        page.wait_for_function(ALL_INVERTED, arg=[len(VIEWS) // 2 + 1, theme == "Dark"])
+        page.wait_for_function(ALL_HAVE_SCHEME, arg=[len(VIEWS) // 2 + 1, theme.lower()])
     change_theme(page, "Dark")
     page.wait_for_function(ALL_HAVE_COLOR, arg=WARNING_DARK)
     RESULTS.mkdir(exist_ok=True)

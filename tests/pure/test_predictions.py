@@ -126,6 +126,7 @@ def test_card_has_text_and_escaped_html() -> None:
     ]
     html = card._repr_html_()
     assert "&lt;yes&gt;" in html and "Is 1 &lt; 2?" in html and "<yes>" not in html
+    assert html.index(">your guess<") < html.index(">the answer<") < html.index(">verdict<")
 
 
 def test_rerun_cell_keeps_the_pending_guess(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.events import Event, Op, State
 from distkit.trace.log import EventLog
 from distkit.views.scene.renderer import drawing_of
+from distkit.views.scene.svg import themed
+from distkit.views.scene.theme import WARNING_DARK
 from distkit.views.scene.waits import waits, waits_svg
 
 
@@ -46,4 +48,5 @@ def test_released_ranks_are_shown_at_their_last_call():
     ends = {str(r): {"how": "released", "text": "", "where": ""} for r in (0, 1)}
     trace = EventLog(events, traces.info(world_size=2, ends=ends))
     assert [s.waits_for for s in rank_states(trace)] == [(1,), (0,)]
-    ET.fromstring(waits_svg(rank_states(trace)))
+    dark_colors = ET.fromstring(themed(waits_svg(rank_states(trace))))[0].text
+    assert f"{{stroke:{WARNING_DARK}}}" in dark_colors

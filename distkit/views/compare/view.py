@@ -212,7 +212,7 @@ def lanes(sides: Sequence[Side]) -> list[Json]:
 #: Maximum number of runs with figures next to the lanes; widths of a column and in total [px].
 MAX_SIDE_RUNS, COLUMN_WIDTH, TABLE_WIDTH = 3, 112, 912
 #: Width of the name column, heights of a row and of the column headings [px].
-NAME_WIDTH, ROW_HEIGHT, HEADING_HEIGHT = 148, 29, 26
+NAME_WIDTH, ROW_HEIGHT, HEADING_HEIGHT = 156, 29, 26
 
 
 def table(data: Json, width: float) -> Scene:

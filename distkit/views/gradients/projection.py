@@ -66,6 +66,12 @@ class Layer:
         return max(distances, default=math.nan)
 
     @property
+    def equals_one(self) -> bool:
+        """Whether the result equals the gradient of the single process, up to rounding."""
+        most = largest(self.alone.values) if self.alone else 0.0
+        return self.largest_difference <= ROUNDING * most
+
+    @property
     def most(self) -> float:
         """The largest magnitude of all values."""
         summaries = [*self.before.values(), *self.after, self.alone]

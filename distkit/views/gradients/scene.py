@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from distkit._format import count
 from distkit.events import Summary
 from distkit.trace.log import EventLog
-from distkit.trace.training import Training
 from distkit.views.gradients.projection import Curve, Gradients, Layer, drifts, losses, project
 from distkit.views.scene.frame import Json, clean, facts, name, omissions
 from distkit.views.scene.marks import Scene, line, path, picture, rect, text, title
 from distkit.views.scene.renderer import cut, thinned
-from distkit.views.scene.summaries import figure, number, plain
-from distkit.views.scene.values import Cell, Head, Table, norm
+from distkit.views.scene.summaries import figure, plain
+from distkit.views.scene.values import COLUMN_GAP, Cell, Head, Table, norm
 
 #: Maximum numbers of drawn ranks, layers, and values over all steps.
 MAX_RANKS, MAX_LAYERS, MAX_VALUES = 16, 32, 60_000
 #: Widths of the scene and of layer names; height of a tensor [px].
-WIDTH, NAME_WIDTH, TENSOR_HEIGHT = 720, 112, 32
+WIDTH, NAME_WIDTH, TENSOR_HEIGHT = 720, 128, 56
 #: Widths of curves and axis; height and pitch of a curve [px].
-CURVE_WIDTH, AXIS_WIDTH, CURVE_HEIGHT, CURVE_PITCH = 200, 32, 30, 57
+CURVE_WIDTH, AXIS_WIDTH, CURVE_HEIGHT, CURVE_PITCH = 200, 32, 84, 122
 HINT = "run the loop inside `with dk.watch_gradients(model) as watch`, and call watch.step()"
 
 
-#: Column name of each kind of reduction, and alternative texts below it, longest first.
+#: Heading of the result of each kind of reduction, and the text below it.
 RESULTS = {
-    "sum": ("average", ["the sum of all {n}, divided by {n}", "sum of {n} / {n}", "sum / {n}"]),
-    "mean": ("average", ["the mean of all {n}", "mean of {n}"]),
-    "own": ("after", ["nothing was averaged", "own gradient"]),
-    "other": ("after", ["neither the sum nor the mean", "no mean"]),
-    "": ("after", ["not averaged yet", "not yet"]),
+    "sum": ("average", "sum of all {n} / {n}"),
+    "mean": ("average", "mean of all {n}"),
+    "own": ("after", "not averaged"),
+    "other": ("after", "not the mean"),
+    "": ("after", "not yet averaged"),
 }
 AGREEMENT = (
     "mean cosine: of all pairs of ranks' gradients, weighted by their norms. "
@@ -67,13 +66,18 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
         _curve(side, i * CURVE_PITCH, *curve, [n + 1 for n in shown])
     side.height = len(curves) * CURVE_PITCH
     total, last = len(training.steps), max(0.0, len(shown) - 1.0)
+    start = list(training.weights.get(0, {}).values())
     note = f"values of {len(shown):,} of {count(total, 'step')}" if len(shown) < total else ""
     hint = "waiting for the first step" if live else f"nothing was watched: {HINT}"
     return picture(
         scene,
         title=clean(trace.info.name) or "Gradients",
         view="gradients",
-        facts=[*facts(trace.info, len(trace.ranks)), *_facts(training)],
+        facts=[
+            *facts(trace.info, len(trace.ranks)),
+            *[count(total, "step")] * bool(total),
+            *[count(weights.size, "weight") for _, weights in start[:1]],
+        ],
         notices=omissions(
             ("ranks are drawn; all ranks are compared", len(ranks), len(trace.ranks)),
             ("layers are drawn", min(layers, MAX_LAYERS), layers),
@@ -84,7 +88,7 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
         unit="shown step" if note else "step",
         end=last,
         opening=last if live else 0.0,
-        max_height=max(440, scene.height),
+        max_height=max(400, scene.height),
         keyframes=[
             {"begin": float(k), "end": float(k), "caption": f"step {n + 1}", "details": note}
             for k, n in enumerate(shown)
@@ -94,14 +98,6 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
     )
 
 
-def _facts(training: Training) -> Iterator[str]:
-    """Yield the numbers of steps and weights."""
-    if training.steps:
-        yield count(len(training.steps), "step")
-    for _, weights in list(training.weights.get(0, {}).values())[:1]:
-        yield count(weights.size, "weight")
-
-
 # -- a step ---------------------------------------------------------------------------------
 
 
@@ -109,56 +105,39 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
     """Draw the table of a step; return its bottom edge."""
     ranks, shapes = trace.ranks[:MAX_RANKS], list(found.training.layers.items())[:MAX_LAYERS]
     layers = {layer: found.steps[n][layer] for layer, _ in shapes}
-    names = {RESULTS[layer.reduction.kind][0] for layer in layers.values()}
-    alone = any(layer.alone for layer in layers.values())
-    heads: list[Head] = [(name(trace.info, r), "", lane) for lane, r in enumerate(ranks)]
-    heads.append((names.pop() if len(names) == 1 else "after", "", None))
-    heads += [("one process", "", None)] * alone
-    table = Table(scene, k, heads, NAME_WIDTH, WIDTH, TENSOR_HEIGHT)
+    kinds = {layer.reduction.kind for layer in layers.values()}
+    heads: list[Head] = [(name(trace.info, r), "own gradient", i) for i, r in enumerate(ranks)]
+    result, role = RESULTS[kinds.pop() if len(kinds) == 1 else "other"]
+    heads.append((result, role.format(n=len(trace.ranks)), None))
+    one = any(layer.alone for layer in layers.values())
+    heads += [("one process", "whole batch", None)] * one
+    signs = ["→", "=" if all(layer.equals_one for layer in layers.values()) else "≠"][: 1 + one]
+    table = Table(scene, k, heads, NAME_WIDTH, WIDTH, TENSOR_HEIGHT, histograms=False)
+    for x, sign in zip(table.places[len(ranks) :], signs, strict=True):
+        table.add(x, 0, text(sign, "strong", x=-COLUMN_GAP - 5, y=13.5))
     for layer_name, shape in shapes:
         layer = layers[layer_name]
-        first = next(iter(layer.before.values()), None)
-        notes = [" × ".join(map(str, shape)), f"colors: ±{figure(number(layer.most))}"]
-        if first and len(first.values) < first.size:
-            notes.append(f"{len(first.values)} of {first.size:,} values")
+        drawn = {len(s.values) for s in layer.before.values() if len(s.values) < s.size}
+        notes = [" × ".join(map(str, shape)) + "".join(f" ({n} shown)" for n in drawn)]
         if math.isfinite(layer.agreement):
             notes.append(f"mean cosine {figure(round(layer.agreement, 3))}")
-            table.add(
-                0, table.bottom + 4, title(AGREEMENT), rect(NAME_WIDTH, TENSOR_HEIGHT + 24, "hover")
-            )
-        cells = [*_cells(layer, trace.ranks), *([_single_process_cell(layer)] if alone else [])]
+            table.add(0, table.bottom + 4, title(AGREEMENT), rect(NAME_WIDTH, 44, "hover"))
+        cells = [*_cells(layer, ranks), *[_cell(layer.alone)] * one]
         table.row(clean(layer_name), notes, cells, layer.most)
     return table.bottom
 
 
 def _cells(layer: Layer, ranks: list[int]) -> Iterator[Cell]:
     """Yield the cells of the ranks' gradients, and the result."""
-    kind, same = layer.reduction.kind, layer.reduction.same
-    for i, rank in enumerate(ranks[:MAX_RANKS]):
-        after = layer.after[0 if same else i] if layer.after and kind != "own" else None
-        yield _cell(layer.before.get(rank), reference=after)
-    if not layer.after or not same:
-        missing = "≠ by rank" if layer.after else "–"
-        yield Cell(None, missing=missing, wrong=bool(layer.after))
+    yield from (_cell(layer.before.get(rank)) for rank in ranks)
+    if layer.after and not layer.reduction.same:
+        yield Cell(None, missing="≠ by rank", wrong=True)
     else:
-        notes = [option.format(n=len(ranks)) for option in RESULTS[kind][1]]
-        yield _cell(layer.after[0], ("small", notes))
+        yield _cell(layer.after[0] if layer.after else None)
 
 
-def _single_process_cell(layer: Layer) -> Cell:
-    """Return the cell of the single-process gradient."""
-    off = figure(number(layer.largest_difference))
-    known = math.isfinite(layer.largest_difference)
-    return _cell(layer.alone, *([("small", [f"up to {off} off", f"± {off}"])] if known else []))
-
-
-def _cell(
-    s: Summary | None, *lines: tuple[str, Sequence[str]], reference: Summary | None = None
-) -> Cell:
-    if s is None:
-        return Cell(None)
-    drawn = plain(s)
-    return Cell(drawn, [norm(drawn), *lines], plain(reference)["values"] if reference else ())
+def _cell(s: Summary | None) -> Cell:
+    return Cell(plain(s), [norm(plain(s))]) if s else Cell(None)
 
 
 # -- the whole loop -------------------------------------------------------------------------
@@ -181,23 +160,30 @@ def _curve(
 
     mean = next((line for rank, line in lines if rank is None), None)
     curve = mean or {n: max(line.get(n, low) for _, line in lines) for n, _ in points}
-    ends = f"{name}: {figure(curve[min(curve)])} → {figure(curve[max(curve)])}"
-    scene.add(
-        0, top, title(ends, aloud=True), text(cut(name, CURVE_WIDTH - 60, 12), "strong", y=12)
-    )
-    axis = [line(point(first, 0.0), point(last, 0.0), "base")]
-    for value in {low, high}:
-        y = point(first, value)[1] + 4
-        axis.append(text(figure(value), "tick", x=AXIS_WIDTH - 4, y=y, anchor="end", size=9))
+    ends = title(f"{name}: {figure(curve[min(curve)])} → {figure(curve[max(curve)])}", aloud=True)
+    scene.add(0, top, ends, text(cut(name, CURVE_WIDTH - 60, 12), "strong", y=12))
+    axis = [
+        line(point(first, 0.0), point(last, 0.0), "base"),
+        *(
+            text(
+                figure(y), "tick", x=AXIS_WIDTH - 4, y=point(first, y)[1] + 4, anchor="end", size=9
+            )
+            for y in {low, high}
+        ),
+    ]
     for lane, (rank, values) in enumerate(lines):
         d = "L".join(f"{x:.1f} {y:.1f}" for x, y in map(point, values, values.values()))
         axis.append(path(f"M{d}h3", "mean" if rank is None else "graph", lane=lane))
     scene.add(0, top, title(hint), rect(CURVE_WIDTH, CURVE_HEIGHT + 8, "hover", y=15), *axis)
     for k, n in enumerate(shown):
-        x, latest = (
-            point(max(n, first), 0.0)[0],
-            max((m for m in curve if m <= n), default=min(curve)),
+        x, _ = point(max(n, first), 0.0)
+        value = figure(curve[max((m for m in curve if m <= n), default=min(curve))])
+        scene.add(
+            0,
+            top,
+            text(value, "strong", x=CURVE_WIDTH - 6, y=12, anchor="end"),
+            line((x, 15), (x, 21 + CURVE_HEIGHT), "dashes"),
+            begin=float(k),
+            end=k + 1.0,
+            layer=1,
         )
-        value_text = text(figure(curve[latest]), "strong", x=CURVE_WIDTH - 6, y=12, anchor="end")
-        cursor = line((x, 15), (x, 21 + CURVE_HEIGHT), "dashes")
-        scene.add(0, top, value_text, cursor, begin=float(k), end=k + 1.0, layer=1)

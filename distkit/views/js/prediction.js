@@ -39,7 +39,6 @@ export class Question {
     const change = guess && !open && !final
       ? h("button", { type: "button", class: "dk-change", onclick: () => this.#change() }, "Change")
       : null;
-    const onsubmit = (event) => this.#commit(event);
     const onkeydown = (e) => { // keys must not move the focus to the active cell, either
       e.stopPropagation();
       if (e.key !== "Enter" || e.target.tagName === "BUTTON") return;
@@ -50,7 +49,7 @@ export class Question {
       this.changing && !refused ? "" : formatted(note));
     this.root.replaceChildren(
       h("p", { class: "dk-question" }, formatted(question)),
-      h("form", { onsubmit, onkeydown, novalidate: "", hidden: final && !guess ? "" : null },
+      h("form", { onsubmit: (e) => this.#commit(e), onkeydown, novalidate: "", hidden: final && !guess ? "" : null },
         field, this.button, change, refused ? statusLine : null),
       refused ? "" : statusLine);
     if (here && open) this.focus();

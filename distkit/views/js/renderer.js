@@ -66,11 +66,11 @@ export class Renderer {
     this.store.frame.lanes.forEach((lane, i) => {
       const [top, height] = [at.tops[i], at.heights[i]];
       const middle = top + height / 2;
-      if (at.heads[i]) this.#host(lane.host, top - at.heads[i] / 2);
+      if (at.heads[i]) this.#host(lane, top - at.heads[i] / 2);
       c.fillStyle = style.lane;
       roundRect(c, at.left - 4, top, at.right - at.left + 8, height, 6);
       c.fill();
-      if (lane.run !== undefined) this.#run(lane, top, height);
+      if (lane.run !== undefined) this.#run(lane, top, height, at.heads[i]);
       if (height < 9) return;
       c.fillStyle = this.color(lane.rank);
       roundRect(c, 2, middle - 5, 10, 10, 5);
@@ -81,21 +81,22 @@ export class Renderer {
     });
   }
 
-  // The color of a lane's run, before the lane and at the run's end.
-  #run({ run, end }, top, height) {
-    const { c, at, style } = this;
+  // The end of a lane's run, in its color.
+  #run({ run, end }, top, height, head) {
+    const [{ c, at, style }, x] = [this, this.at.x(end)];
+    if (x <= at.left || x >= at.right) return;
+    if (head) this.text("end", x + 1, top - head / 2, style.muted, `600 11px ${style.font}`, "center");
     c.fillStyle = style.traces[run % style.traces.length];
-    c.fillRect(at.left - 9, top, 3, height);
-    const x = at.x(end);
-    if (x > at.left && x < at.right) c.fillRect(x, top, 2, height);
+    c.fillRect(x, top, 2, height);
   }
 
-  // A host's name, and a rule above its lanes.
-  #host(name, y) {
+  // The name of a host, or of a run with its color, and a rule above its lanes.
+  #host({ host, run }, y) {
     const { c, at, style } = this;
-    this.text(name, 2, y, style.muted, `600 12px ${style.font}`);
-    const x = 12 + c.measureText(name).width;
-    this.line(x, y, at.right + 4, y, style.grid, 1);
+    this.text(host, 2, y, style.muted, `600 12px ${style.font}`);
+    const x = 12 + c.measureText(host).width;
+    this.line(x + 18 * (run !== undefined), y, at.right + 4, y, style.grid, 1);
+    if (run !== undefined) this.text("■", x, y, style.traces[run % style.traces.length], `16px ${style.font}`);
   }
 
   // A cross and the text "died" at a rank's death.

@@ -71,7 +71,7 @@ export class Scene extends Sheet {
     this.all = h("div", { class: "dkm" },
       h("div", { class: "dkm-body" }, h("div", {}, this.field), this.column, this.controls));
     this.tools.append(this.legend);
-    this.body.append(this.empty, this.description, this.verdicts, this.all);
+    this.body.append(this.empty, this.verdicts, this.description, this.all);
     this.root.addEventListener("keydown", (e) => this.bar.onKey(e, {
       PageDown: () => this.stepList(1), PageUp: () => this.stepList(-1) }));
     this.load();
@@ -84,11 +84,11 @@ export class Scene extends Sheet {
     this.script = Object.assign(new Script(picture), { unit: picture.unit });
     player.load(this.script, { opening: picture.opening, follow });
     const { scene, side, list, keyframes, styles, scale: [left, right] } = picture;
+    const { width, height } = scene;
     this.marks.load(scene, styles);
     this.side.root.toggleAttribute("hidden", !side);
     if (side) this.side.load(side, styles);
     this.list.load(list, this.script);
-    const { width, height } = scene;
     const high = picture.panels.length ? BESIDE_PANELS : picture.max_height;
     const wide = `var(--dk-high, ${high}px) * ${width / height}`; // lower in a tab
     this.field.style.maxWidth = `min(${wide}, ${width * MAX_SCALE}px)`;

@@ -81,8 +81,8 @@ def largest(values: Iterable[float]) -> float:
     return max((abs(v) for v in values if math.isfinite(v)), default=0.0)
 
 
-def figure(x: float | str | None) -> str:
-    """Format a number with three digits and a minus sign.
+def figure(x: float | str | None, digits: int = 3) -> str:
+    """Format a number with a few digits and a minus sign.
 
     >>> figure(-0.12345), figure("nan"), figure(None)
     ('−0.123', 'NaN', '–')
@@ -91,7 +91,7 @@ def figure(x: float | str | None) -> str:
         return "–"
     if isinstance(x, str):
         return {"nan": "NaN", "inf": "∞", "-inf": "−∞"}[x]
-    return (f"{x:,.0f}" if 1000 <= abs(x) < 1e6 else f"{x:.3g}").replace("-", "−")
+    return (f"{x:,.0f}" if 1000 <= abs(x) < 1e6 else f"{x:.{digits}g}").replace("-", "−")
 
 
 def written(s: Summary | None) -> str:

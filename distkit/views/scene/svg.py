@@ -113,6 +113,14 @@ def dark(picture: str) -> str:
     return _COLOR.sub(lambda match: match[1] + darkened(match[2]), picture)
 
 
+def themed(picture: str) -> str:
+    """Return the same picture, on dark paper where its page has a dark color scheme."""
+    colors = sorted({(match[1][:-2], match[2]) for match in _COLOR.finditer(picture)})
+    rules = (f'[{kind}="{color}"]{{{kind}:{darkened(color)}}}' for kind, color in colors)
+    style = f"<style>@media(prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
+    return picture.replace("<title>", f"{style}<title>", 1)
+
+
 def tint(color: str, strength: float) -> str:
     """Return a color on white paper, opaque."""
     return mixed(channels(color), (255, 255, 255), strength)

@@ -217,7 +217,6 @@ MARKS: dict[str, dict[str, str | float]] = {
     "negative": {"fill": "negative"},
     "odd": {"fill": "warning", "fill-opacity": 0.4},
     "bins": {"fill": "rank", "fill-opacity": 0.28, "stroke": "rank", "stroke-width": 1.4},
-    "total": {"fill": "ink", "fill-opacity": 0.22, "stroke": "ink", "stroke-width": 1.4},
     "alarm": {"fill": "none", "stroke": "warning", "stroke-width": 1.6},
     # lines
     "cut": {"fill": "none", "stroke": "paper", "stroke-width": 1.5, "pointer-events": "none"},

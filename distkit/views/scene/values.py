@@ -25,8 +25,8 @@ from distkit.views.scene.renderer import cut
 from distkit.views.scene.summaries import figure
 from distkit.views.scene.svg import text_width
 
-#: Shades of a color; maximum cell width; minimum sides of a cell with a number [px].
-SHADES, MAX_CELL_WIDTH, MIN_NUMBERED = 8, 40, (25, 9)
+#: Shades of a color; maximum cell width; minimum and maximum size of numbers in cells [px].
+SHADES, MAX_CELL_WIDTH, MIN_SIZE, MAX_SIZE = 8, 40, 9, 11.5
 #: Minimum cell height in a single row and in several rows, and maximum cell height [px].
 MIN_ROW, MIN_HEIGHT, MAX_HEIGHT = 18, 4, 26
 #: Bins and height of a histogram [px], and minimum number of values.
@@ -46,14 +46,12 @@ class Cell:
     """A tensor in a table.
 
     ``summary`` is a result of ``summaries.plain``. Each of the ``lines`` below it has a class
-    and alternative texts, longest first. ``reference`` contains the values of a dashed histogram.
-    The values at ``marked`` positions have a frame; a ``wrong`` tensor has a single frame around
-    it. ``missing`` is the text for an unknown tensor.
+    and alternative texts, longest first. The values at ``marked`` positions have a frame; a
+    ``wrong`` tensor has a single frame around it. ``missing`` is the text for an unknown tensor.
     """
 
     summary: Json | None
     lines: Sequence[tuple[str, Sequence[str]]] = ()
-    reference: Sequence[float | str] = ()
     marked: Collection[int] = ()
     wrong: bool = False
     missing: str = "–"
@@ -69,43 +67,69 @@ class Table:
         left: width of the row names [px].
         width: width of the table [px].
         high: maximum height of a tensor [px].
+        histograms: whether tensors have a histogram below them.
     """
 
     def __init__(
-        self, scene: Scene, step: int, heads: Sequence[Head], left: float, width: float, high: float
+        self,
+        scene: Scene,
+        step: int,
+        heads: Sequence[Head],
+        left: float,
+        width: float,
+        high: float,
+        *,
+        histograms: bool = True,
     ) -> None:
+        self.min_values = MIN_VALUES if histograms else math.inf
         self.scene, self.step, self.heads, self.left, self.high = scene, step, heads, left, high
         pitch = min(MAX_COLUMN_WIDTH, (width - left) / max(1, len(heads)))
         self.places = [left + i * pitch for i in range(len(heads))]
         self.column_width = pitch - COLUMN_GAP
         self.bottom = 34.0 if any(role for _, role, _ in heads) else 20.0
         for x, (name, role, lane) in zip(self.places, heads, strict=True):
-            dot = circle(4.5, "gray" if lane is None else "own", x=5, y=9, lane=lane or 0)
             label = fitting([name, name.split()[-1]], self.column_width - 10, 12.5)
-            role_text = text(fitting([role], self.column_width, 11), "small", y=28)
             self.add(
-                x, 0, title(f"{name} {role}"), dot, text(label, "strong", x=15, y=13.5), role_text
+                x,
+                0,
+                title(f"{name} {role}"),
+                circle(4.5, "gray" if lane is None else "own", x=5, y=9, lane=lane or 0),
+                text(label, "strong", x=15, y=13.5),
+                text(fitting([role], self.column_width, 11), "small", y=28),
             )
 
     def add(self, x: float, y: float, *shapes: Shape) -> None:
         """Add a drawing to the scene for this step."""
         self.scene.add(x, y, *shapes, begin=float(self.step), end=self.step + 1.0)
 
-    def row(self, name: str, notes: Sequence[str], cells: Sequence[Cell], most: float) -> None:
-        """Add a row with a name, notes, and a tensor or text in each column."""
+    def row(
+        self,
+        name: str,
+        notes: Sequence[str],
+        cells: Sequence[Cell],
+        most: float,
+        *,
+        scaled: bool = True,
+    ) -> None:
+        """Add a row with a name, notes, and a tensor or text in each column.
+
+        ``most`` is the magnitude shown in full color; ``scaled`` rows have a color scale.
+        """
         top, tensors = self.bottom + 4, [cell.summary["values"] for cell in cells if cell.summary]
-        span = span_of(
-            v for values in (*tensors, *(cell.reference for cell in cells)) for v in values
-        )
+        span = span_of(v for values in tensors for v in values)
         descriptions = (
             f"{head} {', '.join(options[0] for _, options in cell.lines)}"
             for (head, *_), cell in zip(self.heads, cells, strict=True)
             if cell.summary
         )
-        heading = title(f"{name}: {'; '.join([*notes, *descriptions])}", aloud=True)
+        colors = [f"colors: ±{figure(most)}"] if most else []
+        heading = title(f"{name}: {'; '.join([*notes, *colors, *descriptions])}", aloud=True)
         note_texts = (text(note, "small", y=28 + LINE_HEIGHT * i) for i, note in enumerate(notes))
         self.add(0, top, heading, text(cut(name, self.left, 12), "strong", y=14), *note_texts)
         bottoms = [top + 16 + LINE_HEIGHT * len(notes)]
+        if colors and scaled:
+            self.add(0, bottoms[0] + 4, *color_scale(most, self.left - COLUMN_GAP))
+            bottoms = [bottoms[0] + 28]
         for x, (*_, lane), cell in zip(self.places, self.heads, cells, strict=True):
             if cell.summary is None:
                 style = "late" if cell.wrong else "small"
@@ -131,12 +155,8 @@ class Table:
         )
         frame = rect(self.column_width + 6, high + 6, "alarm", x=-3, y=-3, r=3)
         self.add(x, y, *shapes, *([frame] if cell.wrong else []))
-        if len(values) >= MIN_VALUES:
-            series = (
-                (tuple(cell.reference), "dashes"),
-                (values, "total" if lane is None else "bins"),
-            )
-            bars = histogram(series, span, self.column_width, lane=lane or 0)
+        if len(values) >= self.min_values:
+            bars = histogram(values, span, self.column_width, lane=lane or 0)
             self.add(x, y + high + 5, title(f"from {' to '.join(map(figure, span))}"), *bars)
             high += 5 + HISTOGRAM_HEIGHT
         fitted = ((fitting(options, self.column_width, 11), style) for style, options in cell.lines)
@@ -185,7 +205,7 @@ def heat(
             min(max(cell_width, MIN_ROW if rows == 1 else MIN_HEIGHT), MAX_HEIGHT, high / rows)
         ),
     )
-    numbered = cell_width >= MIN_NUMBERED[0] and cell_height >= MIN_NUMBERED[1]
+    numbers, size = fitting_numbers(values, cell_width, cell_height)
     gap = 1 if min(cell_width, cell_height) > 9 else 0
     areas: dict[tuple[str, float], str] = defaultdict(str)
     shapes = []
@@ -196,11 +216,9 @@ def heat(
             areas[key] += cell
         if i in marked:
             areas["fresh", 0] += cell
-        if numbered:
-            number = figure(v)
-            size = min(11.5, 1.6 * cell_width / max(3, len(number)), cell_height + 0.5)
+        if numbers:
             middle, low = x + cell_width / 2, y + cell_height / 2 + 0.35 * size
-            shapes.append(text(number, "cell", x=middle, y=low, anchor="middle", size=size))
+            shapes.append(text(numbers[i], "cell", x=middle, y=low, anchor="middle", size=size))
         elif isinstance(v, str):
             areas["alarm", 0] += (
                 f"M{x} {y}l{cell_width} {cell_height}m0-{cell_height}l-{cell_width} {cell_height}"
@@ -211,6 +229,33 @@ def heat(
     filled = [path(d, style, opacity=part) for (style, part), d in sorted(areas.items())]
     background = rect(columns * cell_width, rows * cell_height, "now", y=top, opacity=0.5)
     return [title("\n".join([caption, *lines])), background, *filled, *shapes], rows * cell_height
+
+
+def fitting_numbers(values: Values, width: float, height: float) -> tuple[list[str], float]:
+    """Return the values with three or two digits, as cells can hold them, and their font size.
+
+    Cells that can hold neither have no numbers.
+
+    >>> fitting_numbers((0.0625, 1.0), 36, 20), fitting_numbers((0.0625, 1.0), 12, 20)[0]
+    ((['0.062', '1'], 9.1), [])
+    """
+    for digits in (3, 2):
+        numbers = [figure(v, digits) for v in values]
+        fits = (width - 4) / (0.7 * max([3, *map(len, numbers)]))
+        size = round(min(MAX_SIZE, fits, height + 0.5), 1)
+        if size >= MIN_SIZE:
+            return numbers, size
+    return [], 0.0
+
+
+def color_scale(most: float, width: float) -> list[Shape]:
+    """Return the colors of all values from -``most`` to ``most``, with both ends as numbers."""
+    levels = range(-SHADES, SHADES + 1)
+    width -= width % len(levels)
+    values = tuple(most * k * abs(k) / SHADES**2 for k in levels)
+    high = text(figure(most, 2), "tick", x=width, y=20, anchor="end")
+    strip, _ = heat(values, len(levels), most, width, 9)
+    return [*strip[1:], text(figure(-most, 2), "tick", y=20), high]
 
 
 def shade(v: float | str, most: float) -> tuple[str, float] | None:
@@ -229,34 +274,26 @@ def shade(v: float | str, most: float) -> tuple[str, float] | None:
 
 @cached_drawing
 def histogram(
-    series: tuple[tuple[Values, str], ...],
-    span: tuple[float, float],
-    width: float,
-    *,
-    lane: int = 0,
+    values: Values, span: tuple[float, float], width: float, *, lane: int = 0
 ) -> list[Shape]:
-    """Return histograms on a common axis, with a line at zero.
+    """Return a histogram with a line at zero.
 
     Args:
-        series: the values and class of each histogram.
+        values: the values.
         span: the first and last value of the axis.
         width: total width [px].
-        lane: lane that determines the colors.
+        lane: lane that determines the color.
     """
     low, high = span
-    known = [(bins(values, low, high), style) for values, style in series if values]
-    most = max((n for counts, _ in known for n in counts), default=0) or 1
+    counts = bins(values, low, high)
     shapes = [line((0, HISTOGRAM_HEIGHT), (width, HISTOGRAM_HEIGHT), "base")]
     if low < 0 < high:
         zero = width * -low / (high - low)
         shapes.append(line((zero, 0), (zero, HISTOGRAM_HEIGHT), "zero"))
-    for counts, style in known:
-        tops = [round(HISTOGRAM_HEIGHT - n / most * (HISTOGRAM_HEIGHT - 2)) for n in counts]
-        steps = (f"V{y}h{len([*same]) * width / BINS:.3g}" for y, same in groupby(tops))
-        shapes.append(
-            path(f"M0 {HISTOGRAM_HEIGHT}{''.join(steps)}V{HISTOGRAM_HEIGHT}", style, lane=lane)
-        )
-    return shapes
+    tops = [round(HISTOGRAM_HEIGHT - n / max(1, *counts) * (HISTOGRAM_HEIGHT - 2)) for n in counts]
+    steps = (f"V{y}h{len([*same]) * width / BINS:.3g}" for y, same in groupby(tops))
+    outline = f"M0 {HISTOGRAM_HEIGHT}{''.join(steps)}V{HISTOGRAM_HEIGHT}"
+    return [*shapes, path(outline, "bins", lane=lane)]
 
 
 def bins(values: Iterable[float | str], low: float, high: float) -> list[int]:
@@ -290,13 +327,8 @@ def describe(s: Json) -> str:
     >>> describe({"size": 2, "min": 0.0, "max": 1.0, "norm": 2.0, "values": [0.0, "nan"]})
     '2 values, 0 to 1, norm 2, 1 × NaN'
     """
-    parts = [
-        count(s["size"], "value"),
-        bounds(s),
-        f"norm {figure(s['norm'])}",
-        non_finite_counts(s),
-    ]
-    return ", ".join(filter(None, parts))
+    parts = bounds(s), f"norm {figure(s['norm'])}", non_finite_counts(s)
+    return ", ".join(filter(None, [count(s["size"], "value"), *parts]))
 
 
 def bounds(s: Json) -> str:

@@ -17,7 +17,7 @@ MAX_CIRCLES = 16
 #: Radius of a circle, gap between a circle and its arrows, distance of parallel arrows [px].
 RADIUS, GAP, ARROW_DISTANCE = 15.0, 3.0, 11.0
 #: Scale of the picture below a notebook's error.
-SCALE = 1.35
+SCALE = 1.6
 #: Legend texts by style; the legend has only the styles in use.
 LEGEND = {
     "held": "dashed: blocked",
@@ -68,10 +68,11 @@ def waits_svg(states: Iterable[RankState]) -> str:
         return ""
     scene = graph["scene"]
     bottom = SCALE * scene["height"] + 28
-    marks = f'<g transform="translate(16 8) scale({SCALE})">{body(scene, 0.0)}</g>'
     legend = " · ".join(["arrow: waits for", *(LEGEND[s] for s in LEGEND if s in graph["styles"])])
-    width = 32 + max(SCALE * scene["width"], 6.4 * len(legend))
-    caption = svg.text(16, bottom, legend, GRAY, 'font-size="12"')
+    width = 32 + max(SCALE * scene["width"], svg.text_width(legend, 13))
+    left = (width - SCALE * scene["width"]) / 2
+    marks = f'<g transform="translate({left:.1f} 8) scale({SCALE})">{body(scene, 0.0)}</g>'
+    caption = svg.text(16, bottom, legend, GRAY)
     return svg.document(width, bottom + 14, "which rank waits for which", marks + caption)
 
 

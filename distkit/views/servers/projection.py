@@ -265,8 +265,8 @@ def rule_sentence(history: ServerHistory) -> str:
         )
     if not rule.has_rounds:
         return (
-            "Each gradient is applied when it arrives: no worker waits for another. A gradient "
-            "is late if others updated the value after its worker had pulled it."
+            "Each gradient is applied when it arrives, and each pull is answered immediately. "
+            "Workers wait for each other only when they register, and at barriers."
         )
     if rule.backup:
         quorum = count(history.quorum, "gradient")
@@ -275,6 +275,19 @@ def rule_sentence(history: ServerHistory) -> str:
         f"An update applies one gradient of each of the {workers} workers. They are collected "
         "in the inbox of their key, and pulls wait for the update."
     )
+
+
+def verdicts(history: ServerHistory) -> list[frame.Json]:
+    """Return a verdict on the staleness of all gradients that were applied."""
+    applied = [n for u in history.updates for n in u.late.values()]
+    late, total = sum(map(bool, applied)), count(len(applied), "gradient")
+    text = (
+        f"{late:,} of {total} were late: another worker had updated the value since the pull"
+        if late
+        else f"no gradient was late: all of {total} were computed from the latest version"
+    )
+    verdict = {"word": "different" if late else "same", "expected": False, "text": text}
+    return [verdict] if applied else []
 
 
 def _warnings(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -39,9 +39,12 @@ from distkit.views.servers.projection import (
     facts,
     opening,
     rule_sentence,
+    verdicts,
 )
 
 Point = tuple[float, float]
+#: Shapes of a sign of the legend, their width [px], and the meaning.
+Sign = tuple[list[Shape], float, str]
 
 #: Layers, from the lowest: messages in flight do not cover keys and versions.
 LINK, CARD, NOW, FLIGHT, ROW, ARC, WORKER, TOKEN = range(8)
@@ -51,21 +54,20 @@ WIDTH, FIELD_WIDTH = 720, 580
 MAX_KEYS, MAX_NAMED, MAX_BARS = 6, 8, 8
 #: Heights of a server's heading and of a key; gaps between and around servers; distance to the
 #: workers [px].
-HEADING_HEIGHT, KEY_HEIGHT, GAP, MARGIN, WORKER_DISTANCE = 36, 50, 20, 8, 136
+HEADING_HEIGHT, KEY_HEIGHT, GAP, MARGIN, WORKER_DISTANCE = 36, 50, 20, 8, 112
 #: Position, distance and height of the wait bars; width of the side panel [px].
 LEFT, RIGHT, BAR_PITCH, BAR_HEIGHT, SIDE_WIDTH = 78, WIDTH - 82, 12, 7, 200
 #: The last bin of the histogram counts gradients of at least this staleness; width and height of
 #: the histogram [px].
 LAST_BIN, HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT = 9, 200.0, 36
 NOTHING = "this trace has no requests to a parameter server"
-LEGEND: list[tuple[list[Shape], float, str]] = [
+#: Signs of the legend, and of the signs that a run may lack: waiting pulls and late gradients.
+LEGEND: list[Sign] = [
     (
         [rect(30, 16, "own", y=2, r=4), text("∇v1", "label", x=15, y=14, anchor="middle")],
         30,
         "gradient from version 1",
     ),
-    ([circle(6, "ring", x=8, y=10)], 16, "pull"),
-    ([circle(6, "held", x=8, y=10)], 16, "pull that waits"),
     (
         [
             rect(32, 17, "pill", x=1, y=1.5, r=8.5),
@@ -74,8 +76,10 @@ LEGEND: list[tuple[list[Shape], float, str]] = [
         34,
         "weights, version 1",
     ),
-    ([text("2 late", "late", y=14)], 38, "2 updates in between"),
+    ([circle(6, "ring", x=8, y=10)], 16, "pull"),
 ]
+HELD: Sign = ([circle(6, "held", x=8, y=10)], 16, "pull that waits")
+LATE: Sign = ([text("2 late", "late", y=14)], 38, "2 updates in between")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +163,17 @@ class _Renderer:
             description=rule_sentence(history),
             live=run.live,
             empty="" if run.keyframes or history.ranks_of("server") else waiting,
-            legend=LEGEND if any(any(u.late.values()) for u in history.updates) else LEGEND[:-1],
+            verdicts=[] if run.notices else verdicts(history),
+            legend=[
+                *LEGEND,
+                *[HELD] * any(r.blocked for r in history.requests),
+                *[LATE] * any(any(u.late.values()) for u in history.updates),
+            ],
             opening=self.scene.relative_time(opening(run)),
             keyframes=[self._caption(keyframe) for keyframe in run.keyframes],
             list={"name": "updates", "all": "all keys", "rows": list(self._updates())},
             scale=[LEFT / WIDTH, RIGHT / WIDTH],
+            max_height=410,
             side=self.side.plain(),
         )
 
@@ -274,10 +284,11 @@ class _Renderer:
         self.scene.add(*layout.pill, none, end=first, layer=ROW)
         ends = [*(begin for begin, *_ in versions[1:]), None]
         for (begin, version, late, values), end in zip(versions, ends, strict=False):
+            most = max(late.values(), default=0)
             shapes = [
                 *(_values(row, layout.w, version, values) if values else ()),
                 *_pill(version, "pill", "version", x=layout.w - 19, y=13),
-                _staleness(late, layout.w),
+                text(f"{most} late" if most else "", "late", x=layout.w, y=39, anchor="end"),
             ]
             self.scene.add(layout.x, layout.y, *shapes, begin=begin, end=end, layer=ROW)
 
@@ -324,27 +335,14 @@ class _Renderer:
         a, b = (self.point.get(rank) for rank in (keyframe.src, keyframe.dst))
         if keyframe.src == keyframe.dst or a is None or b is None:
             return
-        if layout and keyframe.kind == "weights":
-            a = layout.pill
-        elif layout:
-            b = self._target(keyframe, layout)
-        wrong = ("lost" if end is None else "wrong", "wrong", "bad")
         bad = keyframe.lost or end is None
-        flight, past, head = wrong if bad else ("flight", "past", "own")
-        shapes = arrow(a, b, flight, head, lane=lane)
-        self.scene.add(0, 0, *shapes, begin=begin, end=end, layer=FLIGHT)
+        if bad:  # other messages in flight are only tokens, since many have the same way
+            shapes = arrow(a, b, "lost" if end is None else "wrong", "bad", lane=lane)
+            self.scene.add(0, 0, *shapes, begin=begin, end=end, layer=FLIGHT)
         self.scene.add_moving(a, b, *self._token(keyframe, lane), begin=begin, end=end, layer=TOKEN)
         if end is not None:
-            self.scene.hold_frame(i, 0, 0, *arrow(a, b, past, head, lane=lane), layer=FLIGHT)
-
-    def _target(self, keyframe: Keyframe, layout: KeyLayout) -> Point:
-        """Return the end point of a request: the inbox slot, the waiting pulls, or the value."""
-        if keyframe.kind == "push":
-            x, y = self._slot(layout, keyframe.subject)
-            return x + layout.slot_width / 2, y + 17
-        if keyframe.kind == "pull":
-            return layout.wait, layout.y + 34.5
-        return layout.pill[0], layout.pill[1] + 10
+            past = arrow(a, b, *(("wrong", "bad") if bad else ("past", "own")), lane=lane)
+            self.scene.hold_frame(i, 0, 0, *past, layer=FLIGHT)
 
     def _token(self, keyframe: Keyframe, lane: int) -> tuple[Shape, ...]:
         """Return the token of a message: a gradient with its version, weights, or a request."""
@@ -474,13 +472,6 @@ def _values(row: Row, w: float, version: int, values: str) -> Iterator[Shape]:
     _, x_size = _shortened_name(row, w)
     if x_size + text_width(row.size, 11.5) + 6.7 * len(values) < w - 54:
         yield text(values, "worth", x=w - 44, y=17, anchor="end")
-
-
-def _staleness(late: Mapping[int, int], w: float) -> Shape:
-    """Return the largest staleness of the last update's gradients."""
-    most = max(late.values(), default=0)
-    words = f"{most} late" if most else "fresh" if len(late) == 1 else ""
-    return text(words, "late" if most else "size", x=w, y=39, anchor="end")
 
 
 @cached_drawing

@@ -225,10 +225,13 @@ class _Renderer:
             data, top, height = lane.data, lane.top, lane.height
             width = RIGHT - self.left + 8
             yield svg.rect(self.left - 4, top, width, height, 'fill="#f5f6f8"', "", 6)
-            if "run" in data:  # the run's color at both ends of the lane
+            if "run" in data:  # the run's color at its heading and at its end
                 fill = f'fill="{TRACES_LIGHT[data["run"] % len(TRACES_LIGHT)]}"'
-                yield svg.rect(self.left - 8, top, 3, height, fill, "", 1)
-                yield svg.rect(self.x(data["end"]), top, 2, height, fill, "", 1)
+                x, heading = self.x(data["end"]), self.hosts[data["host"]] == top
+                yield svg.rect(x, top, 2, height, fill, "", 1)
+                yield svg.rect(10, top - 17, 10, 10, fill, "", 1) if heading else ""
+                end = 'text-anchor="middle" font-size="11"'
+                yield svg.text(x + 1, top - 8, "end", GRAY, end) if heading else ""
             yield f'<circle cx="29" cy="{lane.middle:.1f}" r="5" fill="{lane.color}"/>'
             rise = 6 if data["detail"] else 0
             bold = 'font-size="13" font-weight="700"'

@@ -15,6 +15,8 @@ from functools import partial
 from html import escape
 from typing import Any
 
+from distkit.views.scene import svg
+
 #: The output with the picture, in JupyterLab, Notebook and nbconvert pages.
 _PICTURE = ".jp-OutputArea-child:has(> .jp-OutputArea-output > .distkit-still)"
 #: A drawn widget: elements created by JupyterLab or by a page's widget manager.
@@ -28,11 +30,10 @@ _STYLE = (
 )
 #: Shown below views of unfinished runs. GitHub removes styles, so it must be correct without them.
 _ENDED = '<div class="distkit-ended">the kernel has stopped</div>'
-#: Pictures have white paper; with a dark JupyterLab theme their lightness is inverted;
-#: without saturation, red would become pink.
-_DARK = (
-    'body[data-jp-theme-light="false"] .distkit-picture '
-    "{ filter: invert(0.93) saturate(1.6) hue-rotate(180deg) brightness(1.1); }"
+#: A picture has the colors of JupyterLab's theme, whatever the colors of the operating system.
+_SCHEME = (
+    ".distkit-picture { color-scheme: light; } "
+    'body[data-jp-theme-light="false"] .distkit-picture { color-scheme: dark; }'
 )
 
 #: Hides the widget of a folded view, which is in the next output, and styles the line.
@@ -149,13 +150,13 @@ def as_picture(drawn: str, text: str, around: Callable[[str], str] = str) -> dic
         text: the picture as text for terminals; its first line describes the image.
         around: wraps the HTML of the image.
     """
-    encoded = base64.b64encode(drawn.encode()).decode("ascii")
+    encoded = base64.b64encode(svg.themed(drawn).encode()).decode("ascii")
     image = (
         f'<img class="distkit-picture" alt="{escape(text.partition(chr(10))[0])}" '
         f'style="max-width:100%" src="data:image/svg+xml;base64,{encoded}">'
     )
     return {
-        "text/html": around(f"<style>{_DARK}</style>{image}"),
+        "text/html": around(f"<style>{_SCHEME}</style>{image}"),
         "image/svg+xml": drawn,
         "text/plain": text,
     }

@@ -127,7 +127,7 @@ class View(anywidget.AnyWidget):
 
     def _apply_bare(self, picture: Json) -> Json:
         """Return the picture, without text and totals if the view is bare."""
-        bare = {"notices": [], "notes": [], "description": "", "bare": True}
+        bare = {"notices": [], "notes": [], "verdicts": [], "description": "", "bare": True}
         return picture | bare if self._bare else picture
 
     def close(self) -> None:
