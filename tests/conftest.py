@@ -48,8 +48,13 @@ hypothesis.settings.load_profile("distkit")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# The longest files of tests/cluster start first, so that both workers finish about the same time.
-LONGEST = ("test_notebooks", "test_site_pages", "test_launching", "test_grading", "test_hub")
+# The order of tests/cluster, by parts of names. The longest tests start first, so that all workers
+# finish about the same time.
+ORDER = (
+    *("runs[16_", "runs[10_", "runs[07_", "runs[11_", "runs[09_", "/test_notebooks"),
+    *("launching", "grading", "hub.py", "site_pages"),
+    *("_lab.py", "_browser.py", "_page.py", "_notebooks.py"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _sort_key(item: pytest.Item) -> int:
     if not item.get_closest_marker("cluster"):
         return -1
-    return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+    return next((n for n, part in enumerate(ORDER) if part in item.nodeid), len(ORDER))
 
 
 @cache
@@ -81,13 +86,13 @@ def _gpus() -> int:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Run the tests of a file on one worker, and those of the site and the notebooks together."""
+    """Run the tests of a file on one worker, except those of the notebooks."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file, *_ = nodeid.split("::")
-            return file.replace("test_site_pages", "test_notebooks")
+            return nodeid if file.endswith("test_notebooks.py") else file
 
     return ByFile(config, log)
 
@@ -218,8 +223,10 @@ def lab(jupyter_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="session")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder for executed notebooks, which the site's tests read."""
-    return tmp_path_factory.mktemp("executed")
+    """Folder for the notebooks that all workers execute, which the site's tests read."""
+    folder = tmp_path_factory.getbasetemp() / ("../executed" if WORKER else "executed")
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
