@@ -12,6 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -49,7 +50,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # The order of tests/cluster, by parts of names. The longest tests start first, so that all workers
-# finish about the same time.
+# finish about the same time; tests that use the browser are adjacent, because they share it.
 ORDER = (
     *("runs[16_", "runs[10_", "runs[07_", "runs[11_", "runs[09_", "/test_notebooks"),
     *("launching", "grading", "hub.py", "site_pages"),
@@ -106,7 +107,9 @@ def _preload_compiler() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Preload modules for ranks. Skip a test that lacks GPUs, or fail if GPUs are required."""
+    """Preload modules for ranks, or close the browser. Skip a test that lacks GPUs, or fail."""
+    if "browser" not in getattr(item, "fixturenames", ()):
+        browsers.close()
     if not item.get_closest_marker("pure"):
         _preload_compiler()
     mark = item.get_closest_marker("gpu")
@@ -172,6 +175,7 @@ def left_running(mark: str, timeout: float = 5.0) -> list[str]:
 @pytest.fixture(scope="session", autouse=True)
 def no_leftover_processes() -> Iterator[None]:
     yield
+    browsers.close()
     fork_client = sys.modules.get("distkit.cluster.processes.fork_client")
     if fork_client and fork_client._server:
         fork_client._server.close()  # kept until this process ends; atexit would do this
@@ -229,13 +233,24 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Debian's headless Chromium. It occupies the thread's event loop, hence the module scope."""
+browsers = ExitStack()  # closes the open browser
+
+
+@cache
+def open_browser() -> Browser:
+    browsers.callback(open_browser.cache_clear)
+    return browsers.enter_context(browse())
+
+
+@pytest.fixture
+def browser() -> Browser:
+    """Debian's headless Chromium, which consecutive tests share.
+
+    It occupies the thread's event loop, so a test that does not use it closes it.
+    """
     if reason := missing():
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
-    with browse() as browser:
-        yield browser
+    return open_browser()
 
 
 # anywidget's warning about scripts that load late on a busy machine; the widgets work
