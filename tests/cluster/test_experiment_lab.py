@@ -29,7 +29,7 @@ def train(batch=32, lr=0.2, algorithm="ring", steps=40, fail=False):
             loss = dk.algorithms.sync_sgd_step(net, mine, F.cross_entropy, lr, all_reduce=reduce)
             watch.step(loss=loss, lr=lr, samples=batch)
             if steps > 40:  # leaves the browser time, and keeps the trace short
-                time.sleep(0.02)
+                time.sleep(0.1)
             if fail and dist.get_rank() == 1:
                 raise RuntimeError("on purpose")
     return {"loss": loss.item()}

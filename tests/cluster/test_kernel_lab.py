@@ -12,7 +12,7 @@ from waiting import wait_until
 from benchmarks.lab import command, notebook
 
 SETUP = """
-import os
+import os, time
 import torch, torch.distributed as dist
 import distkit as dk
 
@@ -24,7 +24,8 @@ run
 #: The code that reaches each state, and the element that then appears.
 STATES = {
     "running": (
-        "def endless():\n    while True:\n        dist.all_reduce(torch.ones(1))\n\n"
+        "def endless():\n    while True:\n        dist.all_reduce(torch.ones(1))\n"
+        "        time.sleep(0.01)  # leaves the browser time\n\n"
         "cluster.run(endless)",
         ".dk-live",
     ),
