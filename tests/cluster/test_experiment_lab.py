@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from labs import change_theme, idle, outputs, run_cell, save_screenshots
-
-from benchmarks.lab import notebook
+from labs import change_theme, open_notebook, outputs, run_cell, save_screenshots
 
 START = """
 import time
@@ -50,11 +48,8 @@ ROWS = ".distkit-experiment .dkx-table tr"
 @pytest.fixture
 def page(lab: Any, tab: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A new notebook whose first two cells have run and show the panel."""
-    file = f"{request.node.name}.ipynb"
-    (lab.root / file).write_text(notebook(START, PANEL, RUNS, SWEEP, CLOSE))
     page = tab.page
-    page.goto(lab.address(file))
-    idle(page)
+    open_notebook(lab, page, f"{request.node.name}.ipynb", START, PANEL, RUNS, SWEEP, CLOSE)
     for cell in (0, 1):
         run_cell(page, cell)
     page.locator(".distkit-experiment .dkx-run").wait_for()

@@ -11,12 +11,12 @@ from typing import Any
 
 import nbformat
 import pytest
-from labs import idle
+from labs import open_notebook
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from sheets import RESULTS
 
-from benchmarks.lab import command, notebook
+from benchmarks.lab import command
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 STATE = "application/vnd.jupyter.widget-state+json"
@@ -153,9 +153,7 @@ def test_live_view_replaces_its_picture(lab: Any, tab: Any) -> None:
         "t = dk.Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4)])",
         "dk.Timeline(t)",
     ]
-    (lab.root / "live.ipynb").write_text(notebook("\n".join(code), "dk.Stage(t)"))
-    tab.page.goto(lab.address("live.ipynb"))
-    idle(tab.page)
+    open_notebook(lab, tab.page, "live.ipynb", "\n".join(code), "dk.Stage(t)")
     command(tab.page, "notebook:run-all-cells")
     tab.page.wait_for_selector(".distkit-stage")
     wait_for(tab.page, LIVE, 2)
