@@ -4,8 +4,9 @@ BIN  := $(VENV)/bin
 # pip shows its progress on a terminal, and otherwise only warnings and errors
 PIP  := $(BIN)/python -m pip --disable-pip-version-check \
         install $$(test -t 2 || echo --quiet) --no-compile --constraint constraints.txt
-# compiles in parallel; pip compiles one module after another
-COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+# compiles in parallel, while pip compiles one module after another; Python compiles the others on import
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x 'site-packages/(.*/)?(tests|testing|pip|mypyc?|setuptools)/' \
+        $(VENV)/lib || true
 
 # Servers that tests/cluster/test_laboratory.py runs on its hosts. Only CI installs them, because their packages
 # also start them at boot; elsewhere, the tests that need a missing one are skipped.

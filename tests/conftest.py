@@ -12,6 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -48,8 +49,13 @@ hypothesis.settings.load_profile("distkit")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# The longest files of tests/cluster start first, so that both workers finish about the same time.
-LONGEST = ("test_notebooks", "test_site_pages", "test_launching", "test_grading", "test_hub")
+# The order of tests/cluster, by parts of names. The longest tests start first, so that all workers
+# finish about the same time; tests that use the browser are adjacent, because they share it.
+ORDER = (
+    *("runs[16_", "runs[10_", "runs[07_", "runs[11_", "runs[09_", "/test_notebooks"),
+    *("launching", "grading", "hub.py", "site_pages"),
+    *("_lab.py", "_browser.py", "_page.py", "_notebooks.py"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _sort_key(item: pytest.Item) -> int:
     if not item.get_closest_marker("cluster"):
         return -1
-    return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+    return next((n for n, part in enumerate(ORDER) if part in item.nodeid), len(ORDER))
 
 
 @cache
@@ -81,13 +87,13 @@ def _gpus() -> int:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Run the tests of a file on one worker, and those of the site and the notebooks together."""
+    """Run the tests of a file on one worker, except those of the notebooks."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file, *_ = nodeid.split("::")
-            return file.replace("test_site_pages", "test_notebooks")
+            return nodeid if file.endswith("test_notebooks.py") else file
 
     return ByFile(config, log)
 
@@ -101,7 +107,9 @@ def _preload_compiler() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Preload modules for ranks. Skip a test that lacks GPUs, or fail if GPUs are required."""
+    """Preload modules for ranks, or close the browser. Skip a test that lacks GPUs, or fail."""
+    if "browser" not in getattr(item, "fixturenames", ()):
+        browsers.close()
     if not item.get_closest_marker("pure"):
         _preload_compiler()
     mark = item.get_closest_marker("gpu")
@@ -167,6 +175,7 @@ def left_running(mark: str, timeout: float = 5.0) -> list[str]:
 @pytest.fixture(scope="session", autouse=True)
 def no_leftover_processes() -> Iterator[None]:
     yield
+    browsers.close()
     fork_client = sys.modules.get("distkit.cluster.processes.fork_client")
     if fork_client and fork_client._server:
         fork_client._server.close()  # kept until this process ends; atexit would do this
@@ -218,17 +227,30 @@ def lab(jupyter_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="session")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder for executed notebooks, which the site's tests read."""
-    return tmp_path_factory.mktemp("executed")
+    """Folder for the notebooks that all workers execute, which the site's tests read."""
+    folder = tmp_path_factory.getbasetemp() / ("../executed" if WORKER else "executed")
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Debian's headless Chromium. It occupies the thread's event loop, hence the module scope."""
+browsers = ExitStack()  # closes the open browser
+
+
+@cache
+def open_browser() -> Browser:
+    browsers.callback(open_browser.cache_clear)
+    return browsers.enter_context(browse())
+
+
+@pytest.fixture
+def browser() -> Browser:
+    """Debian's headless Chromium, which consecutive tests share.
+
+    It occupies the thread's event loop, so a test that does not use it closes it.
+    """
     if reason := missing():
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
-    with browse() as browser:
-        yield browser
+    return open_browser()
 
 
 # anywidget's warning about scripts that load late on a busy machine; the widgets work

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from labs import change_theme, idle, outputs, run_cell, save_screenshots
-
-from benchmarks.lab import notebook
+from labs import change_theme, open_notebook, outputs, run_cell, save_screenshots
 
 START = """
 import torch, torch.distributed as dist
@@ -49,10 +47,8 @@ AFTER = "print('after', cluster.run(dist.get_rank).results)"
 def page(lab: Any, tab: Any) -> Iterator[Any]:
     """A notebook whose first two cells have run and show the cockpit."""
     cells = START, STEP, RESULT, DEADLOCK, AFTER, "cluster.stop()"
-    (lab.root / "cockpit.ipynb").write_text(notebook(*cells))
     page = tab.page
-    page.goto(lab.address("cockpit.ipynb"))
-    idle(page)
+    open_notebook(lab, page, "cockpit.ipynb", *cells)
     for cell in (0, 1):
         run_cell(page, cell)
     page.wait_for_selector('.distkit-cockpit[data-cockpit="ready"][data-position="0"]')

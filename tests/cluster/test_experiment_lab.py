@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from labs import change_theme, idle, outputs, run_cell, save_screenshots
-
-from benchmarks.lab import notebook
+from labs import change_theme, open_notebook, outputs, run_cell, save_screenshots
 
 START = """
 import time
@@ -29,7 +27,7 @@ def train(batch=32, lr=0.2, algorithm="ring", steps=40, fail=False):
             loss = dk.algorithms.sync_sgd_step(net, mine, F.cross_entropy, lr, all_reduce=reduce)
             watch.step(loss=loss, lr=lr, samples=batch)
             if steps > 40:  # leaves the browser time, and keeps the trace short
-                time.sleep(0.02)
+                time.sleep(0.1)
             if fail and dist.get_rank() == 1:
                 raise RuntimeError("on purpose")
     return {"loss": loss.item()}
@@ -50,11 +48,8 @@ ROWS = ".distkit-experiment .dkx-table tr"
 @pytest.fixture
 def page(lab: Any, tab: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A new notebook whose first two cells have run and show the panel."""
-    file = f"{request.node.name}.ipynb"
-    (lab.root / file).write_text(notebook(START, PANEL, RUNS, SWEEP, CLOSE))
     page = tab.page
-    page.goto(lab.address(file))
-    idle(page)
+    open_notebook(lab, page, f"{request.node.name}.ipynb", START, PANEL, RUNS, SWEEP, CLOSE)
     for cell in (0, 1):
         run_cell(page, cell)
     page.locator(".distkit-experiment .dkx-run").wait_for()

@@ -12,8 +12,8 @@ from benchmarks.gpu import ROWS, Row, measure, measured
 @pytest.mark.stand_in
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.figure.name)
 def test_figure_can_be_measured_on_the_cpu(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "STEPS", 2)
-    monkeypatch.setattr(gpu, "SIZE", 1 << 20)
+    for name, value in {"RANKS": 2, "STEPS": 2, "SIZE": 1 << 20}.items():
+        monkeypatch.setattr(gpu, name, value)
     figure = measured(row, 1, "cpu")
     assert (figure.note, figure.reps, figure.reached) == ("", 1, "")
     assert "[stand-in: cpu]" in figure.name

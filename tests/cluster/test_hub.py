@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import psutil
 import pytest
 from hubs import FIRST, USERS, Hub
 from kernels import TIMEOUT, Kernel
-from waiting import wait_until
+from waiting import background, wait_until
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -136,17 +137,21 @@ def start_clusters(hub: Hub, user: str) -> tuple[Kernel, dict[str, Any]]:
     return kernel, json.loads(kernel.run(SETUP))
 
 
+@pytest.fixture(scope="module")
+def started(hub: Hub) -> dict[str, tuple[Kernel, dict[str, Any]]]:
+    """The kernels and facts of all users, who start at the same time."""
+    with ThreadPoolExecutor() as threads:
+        found = threads.map(partial(start_clusters, hub), USERS)
+        return dict(zip(USERS, found, strict=True))
+
+
 def listening(pids: list[int]) -> list[tuple[str, int]]:
     """Return the TCP ports of processes."""
     found = (c for pid in pids for c in psutil.Process(pid).net_connections("tcp"))
     return [tuple(c.laddr) for c in found if c.status == psutil.CONN_LISTEN]
 
 
-def test_concurrent_users_are_isolated(hub: Hub) -> None:
-    with ThreadPoolExecutor() as threads:
-        started = dict(
-            zip(USERS, threads.map(lambda user: start_clusters(hub, user), USERS), strict=True)
-        )
+def test_concurrent_users_are_isolated(hub: Hub, started: dict[str, Any]) -> None:
     reported = {user: facts for user, (_, facts) in started.items()}
     assert [facts["results"] for facts in reported.values()] == [[2.0, 2.0]] * len(USERS)
     assert len({facts["home"] for facts in reported.values()}) == len(USERS)
@@ -177,17 +182,12 @@ def test_concurrent_users_are_isolated(hub: Hub) -> None:
         assert kernel.run("print(blocked[1].results)") == "[2.0, 2.0]\n"
 
 
-def test_culling_ends_all_processes_of_a_server(hub: Hub) -> None:
-    _, reported = start_clusters(hub, "bob")
+def test_culling_ends_all_processes_of_a_server(hub: Hub, started: dict[str, Any]) -> None:
+    _, reported = started["bob"]
     command = [sys.executable, "-m", "jupyterhub_idle_culler", "--timeout=1", "--cull-every=1"]
     access = {"JUPYTERHUB_API_TOKEN": hub.token, "JUPYTERHUB_API_URL": f"{hub.url}/hub/api"}
-    with (hub.homes / "culler").open("wb") as log:
-        culler = subprocess.Popen(command, env={**os.environ, **access}, stdout=log, stderr=log)
-        try:
-            wait_until(lambda: not hub.is_running("bob"), TIMEOUT)
-        finally:
-            culler.terminate()
-            culler.wait()
+    with background(command, env={**os.environ, **access}, stderr=subprocess.DEVNULL):
+        wait_until(lambda: not hub.is_running("bob"), TIMEOUT)
     wait_until(lambda: not left_behind(reported), TIMEOUT)
 
 

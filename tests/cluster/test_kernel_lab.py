@@ -6,13 +6,13 @@ from typing import Any
 
 import psutil
 import pytest
-from labs import idle, run_cell, save_screenshots
+from labs import idle, open_notebook, run_cell, save_screenshots
 from waiting import wait_until
 
-from benchmarks.lab import command, notebook
+from benchmarks.lab import command
 
 SETUP = """
-import os
+import os, time
 import torch, torch.distributed as dist
 import distkit as dk
 
@@ -24,7 +24,8 @@ run
 #: The code that reaches each state, and the element that then appears.
 STATES = {
     "running": (
-        "def endless():\n    while True:\n        dist.all_reduce(torch.ones(1))\n\n"
+        "def endless():\n    while True:\n        dist.all_reduce(torch.ones(1))\n"
+        "        time.sleep(0.01)  # leaves the browser time\n\n"
         "cluster.run(endless)",
         ".dk-live",
     ),
@@ -43,9 +44,7 @@ def test_kernel_can_be_interrupted_and_restarted_with_open_widgets(
 ) -> None:
     page, (program, selector) = tab.page, STATES[state]
     name = f"kernel-{state}-{action}.ipynb"
-    (lab.root / name).write_text(notebook(SETUP, program, AFTER, STOP))
-    page.goto(lab.address(name))
-    idle(page)
+    open_notebook(lab, page, name, SETUP, program, AFTER, STOP)
     run_cell(page, 0)
     text = page.locator(".jp-OutputArea-output", has_text="kernel-pid").inner_text()
     kernel = psutil.Process(int(text.partition("kernel-pid")[2]))
@@ -83,9 +82,7 @@ def test_outputs_have_a_notice_after_the_kernel_dies(lab: Any, tab: Any) -> None
     page, name = tab.page, "ended.ipynb"
     live = "live = cluster.submit(dist.recv, torch.zeros(1), wait_forever=True)\nlive"
     crash = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
-    (lab.root / name).write_text(notebook(SETUP, live, "cluster", crash))
-    page.goto(lab.address(name))
-    idle(page)
+    open_notebook(lab, page, name, SETUP, live, "cluster", crash)
     for cell in (0, 1, 2):
         run_cell(page, cell)
     cards, views = page.locator(".distkit-card"), page.locator(".distkit-timeline")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from labs import change_theme, idle, outputs, run_cell, save_screenshots
+from labs import change_theme, idle, open_notebook, outputs, run_cell, save_screenshots
 
-from benchmarks.lab import command, notebook
+from benchmarks.lab import command
 
 ASK = """
 import distkit as dk
@@ -31,10 +31,8 @@ HANGS = "ends.compare('no, it hangs forever')"
 def test_prediction_works_when_scripts_load_late(lab: Any, tab: Any) -> None:
     page = tab.page
     page.add_init_script(SLOW_SCRIPTS)
-    (lab.root / "predict.ipynb").write_text(notebook(ASK, CHOOSE, RUN, HANGS))
     page.set_viewport_size({"width": 1280, "height": 720})
-    page.goto(lab.address("predict.ipynb"))
-    idle(page)
+    open_notebook(lab, page, "predict.ipynb", ASK, CHOOSE, RUN, HANGS)
     for cell in (0, 1):
         run_cell(page, cell)
     forms = page.locator(".distkit-prediction")
@@ -78,10 +76,8 @@ def test_prediction_works_when_scripts_load_late(lab: Any, tab: Any) -> None:
 
 def test_concept_check_shows_the_picture_beside_the_question(lab: Any, tab: Any) -> None:
     page = tab.page
-    (lab.root / "check.ipynb").write_text(notebook("import distkit as dk", CHECK))
     page.set_viewport_size({"width": 1280, "height": 720})
-    page.goto(lab.address("check.ipynb"))
-    idle(page)
+    open_notebook(lab, page, "check.ipynb", "import distkit as dk", CHECK)
     run_cell(page, 0)
     run_cell(page, 1)
     check = page.locator(".distkit-concept")

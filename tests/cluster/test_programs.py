@@ -1,6 +1,6 @@
 """A sample of typical programs; ``make stress`` runs them all.
 
-They communicate through DDP hooks, functional collectives and pipeline stages.
+They communicate through DDP and functional collectives.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def cluster() -> Iterator[dk.Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("name", ["elastic_ddp", "functional", "pipeline_schedules"])
+@pytest.mark.parametrize("name", ["elastic_ddp", "functional"])
 def test_program_behaves_the_same_as_under_torchrun(cluster: dk.Cluster, name: str) -> None:
     assert not [*filter(None, faults(name, cluster))]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import nbformat
 import pytest
-from labs import idle
+from labs import open_notebook
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from sheets import RESULTS
 
-from benchmarks.lab import command, notebook
+from benchmarks.lab import command
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 STATE = "application/vnd.jupyter.widget-state+json"
@@ -50,8 +50,17 @@ VIEWS = {
     "run.wait(); stepper = cluster.step(train, 1); stepper": "train: step",
 }
 END = """stepper.finish()
-stepper._cockpit._refresh()  # update the picture now
-cluster.stop()"""
+stepper._cockpit._refresh()  # update the picture now"""
+SLOW = """
+import time
+
+def slow():
+    for _ in range(8):
+        dist.all_reduce(torch.ones(3))
+        time.sleep(0.2)
+"""
+#: Cells whose run is watched; they are not in the saved notebook.
+WATCHED = (SLOW, "run = cluster.run(slow)", "cluster.run(slow)", "cluster.stop()")
 
 #: In the page: whether the picture and the widget of each view are visible. The cluster's card has
 #: no picture and is skipped.
@@ -68,11 +77,16 @@ STILL, LIVE = (True, False, False), (False, True, True)
 
 
 @pytest.fixture(scope="module")
-def executed(jupyter_home: Path) -> NotebookNode:
-    cells = [nbformat.v4.new_code_cell(source) for source in (START, *VIEWS, END)]
+def all_cells(jupyter_home: Path) -> NotebookNode:
+    cells = [nbformat.v4.new_code_cell(source) for source in (START, *VIEWS, END, *WATCHED)]
     completed = nbformat.v4.new_notebook(cells=cells)
     NotebookClient(completed, timeout=240, kernel_name="python3").execute()
     return completed
+
+
+@pytest.fixture(scope="module")
+def executed(all_cells: NotebookNode) -> NotebookNode:
+    return nbformat.from_dict({**all_cells, "cells": all_cells.cells[: -len(WATCHED)]})
 
 
 def without_state(completed: NotebookNode) -> NotebookNode:
@@ -139,9 +153,7 @@ def test_live_view_replaces_its_picture(lab: Any, tab: Any) -> None:
         "t = dk.Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4)])",
         "dk.Timeline(t)",
     ]
-    (lab.root / "live.ipynb").write_text(notebook("\n".join(code), "dk.Stage(t)"))
-    tab.page.goto(lab.address("live.ipynb"))
-    idle(tab.page)
+    open_notebook(lab, tab.page, "live.ipynb", "\n".join(code), "dk.Stage(t)")
     command(tab.page, "notebook:run-all-cells")
     tab.page.wait_for_selector(".distkit-stage")
     wait_for(tab.page, LIVE, 2)
@@ -174,27 +186,15 @@ def wait_for(page: Any, state: tuple[bool, ...], views: int = len(VIEWS)) -> Non
     )
 
 
-SLOW = """
-import time
-
-def slow():
-    for _ in range(8):
-        dist.all_reduce(torch.ones(3))
-        time.sleep(0.2)
-"""
-
-
-def test_live_run_collapses_to_a_line(tmp_path: Path) -> None:
+def test_live_run_collapses_to_a_line(all_cells: NotebookNode) -> None:
     """The timeline is shown once: in that line, or as the value of the cell."""
-    cells = (START, SLOW, "run = cluster.run(slow)", "cluster.run(slow)", "cluster.stop()")
-    executed = nbformat.reads(notebook(*cells), as_version=4)
-    NotebookClient(executed, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
     def shown(cell: NotebookNode) -> list[str]:
         return [output.get("data", {}).get("text/html", "") for output in cell.outputs]
 
-    folded, widget = shown(executed.cells[2])
+    _, first, second, _ = all_cells.cells[-len(WATCHED) :]
+    folded, widget = shown(first)
     assert "<summary>Timeline of slow: 2 ranks, gloo, 8 collectives" in folded and widget == ""
-    removed, _, still, _ = shown(executed.cells[3])
+    removed, _, still, _ = shown(second)
     assert "<summary>" not in removed + still
     assert "<img" not in removed and "<img" in still

@@ -14,6 +14,7 @@ from typing import Any
 import nbformat
 import pytest
 from sheets import RESULTS, settle
+from waiting import wait_until
 
 from distkit_course.exercises import LESSONS
 
@@ -31,9 +32,19 @@ def tool() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def pages(
-    tool: ModuleType, executed: Path, tmp_path_factory: pytest.TempPathFactory, jupyter_home: Path
+    tool: ModuleType,
+    executed: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    jupyter_home: Path,
+    request: pytest.FixtureRequest,
 ) -> dict[str, Path]:
     """The pages of all executed lessons, by name."""
+    ended = [
+        executed / item.callspec.params["path"].stem
+        for item in request.session.items
+        if item.path.stem == "test_notebooks"
+    ]
+    wait_until(lambda: all(map(Path.exists, ended)), timeout=250)  # on other workers
     if not executed.joinpath(FIRST.name).exists():
         assert not tool.run(FIRST, executed / FIRST.name)
     built = tool.build(tmp_path_factory.mktemp("site"), executed)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from recorded import record_with_values
 from sheets import Sheet, settle
 
 import distkit as dk
@@ -19,15 +20,9 @@ def ring() -> None:
     dk.algorithms.ring_all_reduce(torch.randn(16))
 
 
-def record(f: Any) -> Trace:
-    """Record a run with all values of tensors; a recorder may omit values on a busy machine."""
-    runs = (dk.run_ranks(f, 4).trace for _ in range(10))
-    return next(trace for trace in runs if not trace.info.without_values)
-
-
 @pytest.fixture(scope="module")
 def ring_trace() -> Trace:
-    return record(ring)
+    return record_with_values(ring, 4)
 
 
 @pytest.fixture

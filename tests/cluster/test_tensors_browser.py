@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from recorded import record_with_values
 from sheets import Sheet
 
 import distkit as dk
@@ -25,7 +26,7 @@ def communicate() -> None:
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return dk.run_ranks(communicate, 4).trace
+    return record_with_values(communicate, 4)
 
 
 def test_tensors_of_a_run_are_drawn(tab: Any, tmp_path: Path, trace: Trace) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from labs import RESULTS, change_theme, idle, run_cell
+from labs import RESULTS, change_theme, open_notebook, run_cell
 
-from benchmarks.lab import notebook
 from distkit.views.scene.theme import WARNING_DARK, WARNING_LIGHT
 
 START = """
@@ -73,11 +72,9 @@ ALL_HAVE_SCHEME = """([least, wanted]) => {
 
 
 def test_every_view_follows_the_theme(lab: Any, tab: Any) -> None:
-    (lab.root / "theme.ipynb").write_text(notebook(START, *VIEWS, END))
     page = tab.page
     page.set_viewport_size({"width": 1280, "height": 700})
-    page.goto(lab.address("theme.ipynb"))
-    idle(page)
+    open_notebook(lab, page, "theme.ipynb", START, *VIEWS, END)
     for cell in range(len(VIEWS) + 1):
         run_cell(page, cell)
     for theme, color in (("Dark", WARNING_DARK), ("Light", WARNING_LIGHT)):

@@ -6,12 +6,19 @@ from typing import Any
 
 from sheets import RESULTS, settle
 
-from benchmarks.lab import IDLE, command
+from benchmarks.lab import IDLE, command, notebook
 
 
 def idle(page: Any) -> None:
     """Wait until the active notebook is open and its kernel is idle."""
     page.wait_for_function(IDLE)
+
+
+def open_notebook(lab: Any, page: Any, file: str, *cells: str) -> None:
+    """Write a notebook with these cells, open it, and wait until its kernel is idle."""
+    (lab.root / file).write_text(notebook(*cells))
+    page.goto(lab.address(file))
+    idle(page)
 
 
 def run_cell(page: Any, index: int) -> None:

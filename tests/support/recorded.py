@@ -1,17 +1,24 @@
-"""Messages of a run and of a schedule, in a common form for comparison."""
+"""Recorded runs, and messages of a run and of a schedule in a common form for comparison."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
+import distkit as dk
 from distkit.algorithms.rounds import Round, chunk_sizes
 from distkit.trace.trace import Trace
 
 #: The sizes of messages in their order, by sender and receiver.
 Sizes = dict[tuple[int, int], list[int]]
+
+
+def record_with_values(function: Callable[[], object], ranks: int) -> Trace:
+    """Record a run with all values of tensors; a recorder may omit values on a busy machine."""
+    runs = (dk.run_ranks(function, ranks).trace for _ in range(10))
+    return next(trace for trace in runs if not trace.info.without_values)
 
 
 def message_sizes(trace: Trace) -> Sizes:
