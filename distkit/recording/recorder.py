@@ -459,6 +459,7 @@ MACHINERY = (
         f"{OWN[0]}/{name}"
         for name in (
             "recording/",
+            "boot.py",
             "cluster/",
             "kvstore/",
             "algorithms/contract.py",

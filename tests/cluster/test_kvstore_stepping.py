@@ -97,7 +97,10 @@ def test_each_call_of_the_store_is_one_step(usable: dk.Cluster) -> None:
         "barrier()",
         "pull('w')",
     ]
-    assert stepper.finish().results == [[0.0, 6.0]] * 3
+    run = stepper.finish()
+    assert run.results == [[0.0, 6.0]] * 3
+    files = {Path(span.where.rpartition(":")[0]).name for span in run.trace.spans}
+    assert files == {Path(__file__).name, ""}, "no line of distkit itself is shown"
 
 
 def keys() -> float:
