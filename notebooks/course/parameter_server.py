@@ -698,7 +698,7 @@ TASKS: list[Task] = [
     Task(
         "staleness_bound",
         "staleness_bound(step, pause)",
-        "return the smallest bound with which no worker waits while one worker pauses once",
+        "return the smallest bound at which no worker waits while one worker pauses once",
         "Every worker needs step seconds for a gradient. One of them pauses once, for "
         "pause seconds.",
         staleness_bound,

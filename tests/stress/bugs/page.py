@@ -21,7 +21,7 @@ PUBLISHED = {
 
 #: Programs shown with their reports.
 EXAMPLES = {
-    "coll_missing_all_reduce": "A rank does not call",
+    "coll_missing_all_reduce": "A rank does not make the call",
     "root_broadcast": "Different roots",
     "op_all_reduce": "Different reductions: the result is wrong",
 }
@@ -75,7 +75,7 @@ def _scores(verdicts: Sequence[Verdict], torch: dict[str, list[StockVerdict]]) -
     for mode, stock in torch.items():
         rows.append(_stock_score(f"torch, {mode}", stock))
         timeouts = [verdict.counting_timeouts() for verdict in stock]
-        rows.append(_stock_score("– a timeout is a report", timeouts))
+        rows.append(_stock_score("– counting timeouts as reports", timeouts))
     head = ["", "reported", "recall", "specificity", "F1", "lines", "explained"]
     return _table(head, rows)
 
