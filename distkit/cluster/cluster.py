@@ -63,7 +63,7 @@ class Cluster:
         hosts: number of ranks per machine, reached by SSH: ``{"alpha": 2, "beta": 2}``; or a list
             of machines, which get the ranks in blocks.
         engines: ipyparallel launcher that starts the ranks: "slurm", "mpi", "ssh", …. A site can
-            set this and other arguments for calls that name no machines, as a JSON object in the
+            set this and other arguments for calls that specify no machines, as a JSON object in the
             environment variable ``DISTKIT_CLUSTER``.
         interface: for ranks on other machines: an address of this machine that they can reach, or
             a machine that this one reaches through the right interface, optionally with a port, as

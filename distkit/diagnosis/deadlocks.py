@@ -338,7 +338,7 @@ def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
 
 
 def remedy_for_end(how: str) -> str:
-    """Return the remedy for a process that has ended."""
+    """Return the remedy for a process that has exited."""
     remedies = (remedy for text, remedy in rules.ENDINGS.items() if text in how)
     return next(remedies, rules.died.remedy)
 

@@ -39,7 +39,7 @@ class RankStatus(_StringEnum):
     BLOCKED = "blocked"  # in an operation, until other ranks join it
     FINISHED = "finished"
     FAILED = "failed"
-    DIED = "died"  # its process has ended
+    DIED = "died"  # its process has exited
     STOPPED = "stopped"  # because others failed, or after an interrupt
 
 

@@ -97,7 +97,7 @@ class PendingRequests:
         self._changed |= self._requested[_topic(e)][e.rank] > 1 or self.rule.backup > 0
 
     def worker_died(self, worker: int) -> None:
-        """Record that a worker's process has ended; ``dist_sync`` then halts by default."""
+        """Record that a worker's process has exited; ``dist_sync`` then halts by default."""
         self._dead.add(worker)
         self._changed |= "on_crash" in self._options or not self.rule.has_rounds
 

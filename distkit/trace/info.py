@@ -64,7 +64,7 @@ class RankEnd(Struct, frozen=True, omit_defaults=True):
 
 
 class Replacement(Struct, frozen=True):
-    """A process that ended and was replaced, and the time [s]."""
+    """A process that exited and was replaced, and the time [s]."""
 
     node: Rank
     name: str

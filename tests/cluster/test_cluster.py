@@ -111,7 +111,7 @@ def test_consecutive_failing_runs_all_report_their_error(usable: dk.Cluster) -> 
 def test_externally_killed_rank_is_named(usable: dk.Cluster) -> None:
     run = usable.submit(lambda: time.sleep(60))
     os.kill(usable.status().rows[1][2], signal.SIGKILL)
-    with pytest.raises(dk.errors.RankDied, match=r"process of rank 1 ended .*SIGKILL"):
+    with pytest.raises(dk.errors.RankDied, match=r"process of rank 1 exited .*SIGKILL"):
         run.wait(30)
 
 

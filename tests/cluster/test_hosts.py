@@ -70,7 +70,7 @@ def test_kill_ends_the_named_process(cluster: dk.Cluster) -> None:
     pids = {row[0]: row[2] for row in cluster.status().rows}
     cluster.kill("rank 2")
     assert not psutil.pid_exists(pids["rank 2"])
-    with pytest.raises(RankDied, match="process of rank 2 ended"):
+    with pytest.raises(RankDied, match="process of rank 2 exited"):
         run.wait(30)
     assert cluster.run(sum_of_ones).results == [3.0, 3.0, 3.0]
     with pytest.raises(ClusterError, match="'rank 3' does not exist"):

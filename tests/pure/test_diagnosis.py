@@ -483,7 +483,7 @@ def test_killed_rank_is_the_cause():
     sim = Simulation([[all_reduce(3)], []]).run()
     (f,) = diagnose(died(sim.released(), 1, "signal SIGKILL"))
     assert (f.kind, f.culprits, f.waiting) == ("died", (1,), (0,))
-    assert "the process of rank 1 ended (signal SIGKILL); rank 0 waits" in f.message
+    assert "the process of rank 1 exited (signal SIGKILL); rank 0 waits" in f.message
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,8 @@ def test_finding_about_a_dead_rank_has_no_lines(state, seen):
     )
     (f,) = diagnose(died(Trace([call, note], traces.info(ends={})), 1, "signal SIGKILL"))
     assert f.message == (
-        f"the process of rank 1 ended (signal SIGKILL); last seen {seen} all_reduce() at {line(3)}."
+        "the process of rank 1 exited (signal SIGKILL); "
+        f"last seen {seen} all_reduce() at {line(3)}."
     )
     assert f.lines == {}
 

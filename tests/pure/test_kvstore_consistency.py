@@ -183,7 +183,7 @@ def test_init_from_a_dead_worker_raises(rule: Rule, order: str) -> None:
     if order == "init first":
         answers += leave(store, 0)
     (error,) = answers
-    assert "init of 'v' waits for the value of worker 0, which has ended" in error.text
+    assert "init of 'v' waits for the value of worker 0, which has exited" in error.text
 
 
 # -- repeated pushes ---------------------------------------------------------------

@@ -199,7 +199,7 @@ def test_rank_that_dies_is_named(end: object) -> None:
         dist.barrier()
 
     with pytest.raises(
-        dk.errors.RankDied, match=r"the process of rank 1 ended .*(exit status 5|SIGKILL)"
+        dk.errors.RankDied, match=r"the process of rank 1 exited .*(exit status 5|SIGKILL)"
     ) as caught:
         dk.run_ranks(program, 2)
     run = caught.value.run

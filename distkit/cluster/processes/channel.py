@@ -55,7 +55,7 @@ class Channel:
         """
         body, sock = encode(message), self._sock
         parts = _HEAD.pack(len(body)), body
-        with self._lock:  # one call, so that an interrupt cannot separate a head from its body
+        with self._lock:  # one call, so that an interrupt cannot separate header and body
             sent = sock.sendmsg(parts) if fd is None else socket.send_fds(sock, parts, [fd])
             sock.sendall(memoryview(body)[sent - _HEAD.size :])
 

@@ -64,7 +64,7 @@ class Group:
     def enter(self, run: int) -> None:
         """Wait for the other ranks of a run, so that its trace excludes startup skew.
 
-        A rank that ends before all have joined would also leave the others waiting.
+        If a rank ended before all have joined, the others would wait for it forever.
         """
         name = f"distkit/entered/{run}"
         self._store.set(f"{name}/{self.spec.rank}", "")
@@ -79,7 +79,7 @@ class Group:
         spec = self.spec
         if self.is_replacement:
             raise RuntimeError(
-                f"rank {spec.rank} replaces a process that ended, and its default process group "
+                f"rank {spec.rank} replaces a process that exited, and its default process group "
                 "has not been initialized: a group needs all its ranks from the start. With "
                 'on_crash="replace", let workers communicate through the store only.'
             )

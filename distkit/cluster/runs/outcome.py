@@ -68,7 +68,7 @@ class Outcome:
         rank: the rank.
         result: the result, pickled.
         result_type: name of the result's class.
-        remark: reason why the result is missing, if this is not an error.
+        remark: why the result is missing, if this is not an error.
         error: the exception that it raised.
         died: how its process exited; "" if it is alive.
         died_at: time at which the end was detected, on the trace's clock [s].
@@ -142,7 +142,7 @@ def printable(text: str) -> str:
 
 
 def _safe_str(value: object) -> str:
-    """Return the text of a user's object, or the reason why there is none."""
+    """Return the text of a user's object, or an explanation why it has none."""
     try:
         return printable(str.__str__(str(value)))
     except BaseException as e:  # its __str__ may even exit

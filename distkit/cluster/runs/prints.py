@@ -92,5 +92,5 @@ class Prints:
 
 
 def _final(line: str) -> str:
-    """Return the final state of a line in a terminal: a progress bar overwrites itself."""
+    """Return a line as a terminal finally shows it: a progress bar overwrites itself."""
     return line.rstrip("\r").rpartition("\r")[2]

@@ -154,7 +154,7 @@ class Requests:
             owners = " and ".join(map(self._name, self._owners[node]))
             for f in failing:
                 text = (
-                    f"{self._name(node)} has ended ({how}) while {self._name(self.node)} waited "
+                    f"{self._name(node)} has exited ({how}) while {self._name(self.node)} waited "
                     f"for the answer to its {_request_name(f.request)}. The values that only "
                     f"{owners} had are lost. To survive a crash of one server, create the store "
                     "with replication=2, and servers=2 or more."

@@ -276,7 +276,7 @@ class KVServer:
         failed = [i for i in self._waiting_inits if i.initializer == initializer]
         self._waiting_inits = [i for i in self._waiting_inits if i.initializer != initializer]
         cause = (
-            f"waits for the value of worker {initializer}, which has ended "
+            f"waits for the value of worker {initializer}, which has exited "
             f"({self.departed[initializer]})"
         )
         return [error(i, f"init of {i.key!r} {cause}. Run again.") for i in failed]
