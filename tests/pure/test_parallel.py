@@ -38,7 +38,7 @@ from distkit_simulation.parallel.memory import GIB
         ({"tp": 16, "devices_per_host": 8}, "8 devices of a host cannot be divided by tp = 16"),
         (
             {"pp": 4, "microbatches": 9, "schedule": "interleaved", "chunks": 2},
-            "9 micro-batches on 4 ranks would form 2 turns",
+            "9 micro-batches on 4 ranks would form 2 groups",
         ),
         ({"schedule": "zigzag"}, "unknown algorithm 'zigzag'; choose from gpipe"),
         ({"dp": 0}, "dp = 0 is not a positive integer"),

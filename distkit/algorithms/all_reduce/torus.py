@@ -93,8 +93,8 @@ def torus_all_reduce(
                   ▼    ▼    ▼          passes only K/g bytes
         host 1    3 ─► 4 ─► 5 ─┐
 
-    2(g-1 + m-1)α + 2(n-1)/n Kβ: a ring's bytes in fewer rounds. Of the bytes' time, traffic inside
-    hosts accounts for 2(g-1)/g Kβ and traffic between hosts for 2(m-1)/m K/g β.
+    2(g-1 + m-1)α + 2(n-1)/n Kβ: a ring's bytes in fewer rounds. Traffic inside hosts takes
+    2(g-1)/g Kβ of this time, and traffic between hosts takes 2(m-1)/m K/g β.
 
     Args:
         x: tensor of any shape, the same on every rank; K bytes.
