@@ -4,7 +4,7 @@ The doctor sends this file, after that of :mod:`distkit.cluster.machine`, to hos
 not be installed, and starts both there with :data:`START`. The probe reads requests, one JSON
 object per line, answers each with a line that begins with :data:`MARK`, and exits when its input
 ends. It listens for other probes at the given address, accepts connections that begin with a
-secret, and executes nothing that it receives.
+secret, and never executes received data.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if __name__ != "probe":  # a probe has the source of that module already
         usable_cores,
     )
 
-#: Prefix of answers; a host's login banner does not have it.
+#: Prefix of answers; a host's login banner does not contain it.
 MARK = "distkit-probe "
 
 #: A program that reads and runs source files from its input; the argument is their total length.
@@ -61,7 +61,7 @@ IMPORT_TIMEOUT = 60
 #: The packages whose versions are reported.
 PACKAGES = ("torch", "ipyparallel", "distkit", "jupyterlab", "ipykernel", "anywidget", "numpy")
 
-#: A probe ends after this time without a request [s].
+#: A probe exits after this time without a request [s].
 IDLE_TIMEOUT = 60
 
 Json = dict[str, Any]
@@ -113,7 +113,7 @@ def package(name: str) -> str | None:
         return None
     text = Path(spec.origin).read_text("utf-8")
     if assignment := re.search(r'^__version__ = "(.+)"', text, re.MULTILINE):
-        return assignment[1]  # of this copy, which may not be the installed one
+        return assignment[1]  # the imported copy's, which may differ from the installed version
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
