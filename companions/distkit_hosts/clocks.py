@@ -1,4 +1,4 @@
-"""Estimate the difference of two hosts' clocks with round trips between them. Pure.
+"""Estimate the difference of two hosts' clocks with round trips between them. No side effects.
 
 Let θ be a host's clock minus the reference's. A message that the reference sent at s and the host
 received at r took some time, so θ < r − s. A message in the other direction, sent at s by the host,

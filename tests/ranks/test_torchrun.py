@@ -229,7 +229,7 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
         with subprocess.Popen(
             [sys.executable, "-c", STEPS, "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as second:  # only one notebook can step the ranks
-            assert "does not answer" in second.communicate(timeout=LONG)[1].decode()
+            assert "does not respond" in second.communicate(timeout=LONG)[1].decode()
         stepper.resume_all()
         seen = len(run.trace)
         wait_until(lambda: len(run.trace) > seen, timeout=LONG)

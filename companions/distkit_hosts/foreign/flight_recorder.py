@@ -1,6 +1,8 @@
-"""Read dumps of PyTorch's flight recorder: the calls of ranks, including hanging ones. Pure.
+"""Read dumps of PyTorch's flight recorder: the calls of ranks, including hanging ones.
 
-A dump has the latest calls of one rank, and their states as a watchdog discovered them. Some
+No side effects.
+
+A dump contains the latest calls of one rank, and their states as seen by a watchdog. Some
 backends record no states: a completed call is then assumed to end when its last member calls it.
 
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, torch/distributed/flight_recorder.

@@ -1,4 +1,4 @@
-"""Read traces of torch.profiler. Pure.
+"""Read traces of torch.profiler. No side effects.
 
 A trace has an operator ``c10d::…`` for each call. NCCL adds ``record_param_comms`` with the group,
 and a kernel with the times on the GPU. gloo adds a range ``gloo:…`` with the end of the call.

@@ -31,14 +31,14 @@ from distkit_hosts.remote.planning import combine
 from distkit_hosts.remote.store import NAME, StoreServer
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 
-#: Time to wait for the reason why a machine was lost [s].
+#: Timeout for a report why a machine was lost [s].
 LOSS_DETAILS_TIMEOUT = 1.0
 
-#: Time for the last messages of a process, which may arrive after its exit status [s].
+#: Grace period for a process's last messages, which may arrive after its exit status [s].
 LAST_MESSAGES_TIMEOUT = 1.0
 
 
-#: Time to wait for more failures after the first one, to report all of them [s].
+#: Time to collect further failures after the first one, to report all of them [s].
 MORE_FAILURES_TIMEOUT = 1.0
 
 
@@ -151,28 +151,28 @@ class HostForkClient(ForkClient):
 
         Args:
             processes: number of processes there.
-            like: this machine's folder, which receives the files of processes that end there.
-            sockets: names of sockets there -> names of sockets in ``like``.
+            like: this machine's folder, which receives the files of processes that exit there.
+            sockets: maps names of sockets there to names of sockets in ``like``.
         """
         self.mirror = like
-        answer = self._ask({"do": "folder", "processes": processes, "sockets": sockets or {}})
-        if "refused" in answer:
-            raise StartError(f"on {self.host}: {answer['refused']}")
-        return str(answer["folder"])
+        reply = self._ask({"do": "folder", "processes": processes, "sockets": sockets or {}})
+        if "refused" in reply:
+            raise StartError(f"on {self.host}: {reply['refused']}")
+        return str(reply["folder"])
 
     def loss_reason(self) -> str:
-        """Return the reason why the machine is lost."""
+        """Explain why the machine is lost."""
         if self.closed:
             return "the cluster was stopped."
         self.lost.wait(LOSS_DETAILS_TIMEOUT)
-        lost = self._ended or self._tunnel.reason or "it does not answer"
+        lost = self._ended or self._tunnel.reason or "it does not respond"
         return (
             f"{self.host} is lost, with {self.processes_there}: {lost}. Check the network and the "
             f"machine: distkit doctor --hosts {self.host}{self.launcher_details()}"
         )
 
     def hang_up(self, channel: Channel) -> None:
-        """Close the channel of a process that has ended, after time for its last messages."""
+        """Close an exited process's channel, after a grace period for its last messages."""
         timer = threading.Timer(LAST_MESSAGES_TIMEOUT, channel.hang_up)
         timer.daemon = True
         timer.start()
@@ -186,7 +186,7 @@ class HostForkClient(ForkClient):
         if "ended" in message:
             self._ended = message["ended"]
             return
-        for name, data in message.pop("files", {}).items():  # files of an ended process
+        for name, data in message.pop("files", {}).items():  # files of a process that exited
             with suppress(OSError):
                 Path(self.mirror, Path(name).name).write_bytes(data)
         super()._handle_message(message)
@@ -306,7 +306,7 @@ class Fleet:
 
     def _accept(self, tunnel: Tunnel) -> None:
         def handle(message: dict[str, Any]) -> None:
-            if "here" in message:  # otherwise a surplus agent ends
+            if "here" in message:  # otherwise a surplus agent exits
                 self._arrivals.put((tunnel, message["here"]))
 
         tunnel.on_message = handle
@@ -360,7 +360,7 @@ class Fleet:
         if failures:
             raise StartError("\n\n".join(failures))
         for agents in found.values():
-            for tunnel in agents[1:]:  # not earlier: the end of an agent counts as a failure
+            for tunnel in agents[1:]:  # not earlier: the exit of an agent counts as a failure
                 with suppress(OSError):
                     tunnel.send({"do": "leave"})
         return found
@@ -404,7 +404,7 @@ class Fleet:
         for host in self._hosts:
             host.server.closed = True
             host.server.remove(host.folder)
-        self._multiplexer.close()  # which ends the agents
+        self._multiplexer.close()  # so that the agents exit
         self._launch.stop()
         self.store.close()
 

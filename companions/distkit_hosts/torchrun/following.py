@@ -38,8 +38,8 @@ from distkit_hosts.torchrun.rankfile import Record
 POLL_INTERVAL, READ_MULTIPLE = 0.05, 5
 #: Maximum delay of another machine's writes to a shared folder [s].
 MAX_DELAY = 10.0
-#: Time limit of a rank's answer [s]; a rank that is stopped or in use does not answer.
-ANSWER_TIMEOUT = 5.0
+#: Timeout for a rank's reply [s]; a rank that is stopped or already controlled does not reply.
+REPLY_TIMEOUT = 5.0
 #: The facts of a rank's file that a run handles like those of a cluster's rank.
 _FACTS = "group", "raising", "threads", "unreduced"
 #: The reason that a released rank prints.
@@ -161,7 +161,7 @@ class Following(Run):
 
         Raises:
             StepError: a rank has ended, is on another machine, or has no socket.
-            RunError: a rank does not answer.
+            RunError: a rank does not respond.
         """
         blocked = self._obstacles()
         if blocked:
@@ -187,7 +187,7 @@ class Following(Run):
         torchrun ends the other ranks, or restarts all with ``--max-restarts``.
 
         Raises:
-            RunError: no rank is on this machine, or one does not answer.
+            RunError: no rank is on this machine, or one does not respond.
         """
         blocked = self._obstacles()
         local = [rank for rank in self.ranks if rank not in blocked]
@@ -215,12 +215,12 @@ class Following(Run):
 
 
 def _obstacle(record: Record) -> str:
-    """Return the reason why this process cannot connect to a rank; "" if it can."""
+    """Explain why this process cannot connect to a rank; "" if it can."""
     if not rankfile.is_here(record.about):
         return f"are on {record.about['host']}"
     path = Path(record.about.get("socket", ""))
     with suppress(OSError):
-        folder = path.parent.lstat()  # not that of another user, who could send any pickle
+        folder = path.parent.lstat()  # reject sockets of other users, who could send any pickle
         if stat.S_IMODE(folder.st_mode) == 0o700 and folder.st_uid == os.getuid():
             return "" if path.is_socket() else "have no socket"
     return "have no socket for this user"
@@ -287,7 +287,7 @@ class AttachedRun(Conductor):
         return self._grown_at[rank] == now
 
     def _end(self, rank: int, record: Record) -> None:
-        """Add the end of a rank, unless it may still run."""
+        """Record the end of a rank, unless it may still be running."""
         end = merge.end_of(record)
         if end is not None:
             self.records[rank] = record
@@ -335,18 +335,18 @@ class SocketControl(RankController):
         """Connect to these ranks, unless already connected.
 
         Raises:
-            RunError: a rank does not answer.
+            RunError: a rank does not respond.
         """
         for rank in ranks:
             if rank not in self._channels:
                 self._channels[rank] = _connect(rank, self._about[rank]["socket"])
 
     def open_gates(self, ranks: Iterable[int], count: int | None) -> None:
-        """Let these ranks pass the gate ``count`` times; None opens it permanently."""
+        """Add ``count`` permits to the gates of these ranks; None opens the gates permanently."""
         self._send(ranks, "go", count)
 
     def step(self) -> None:
-        """Make all ranks stop before each communication."""
+        """Pause all ranks before each communication."""
         self._send(self._channels, "step", None)
 
     def release(self, ranks: Iterable[int]) -> None:
@@ -371,17 +371,17 @@ class SocketControl(RankController):
 
 
 def _connect(rank: int, path: str) -> Channel:
-    """Return the channel to a rank's socket, once the rank has answered."""
+    """Return the channel to a rank's socket, once the rank has replied."""
     sock = socket.socket(socket.AF_UNIX)
     channel = Channel(sock)
-    sock.settimeout(ANSWER_TIMEOUT)
+    sock.settimeout(REPLY_TIMEOUT)
     try:
         sock.connect(path)
         channel.recv()
     except (OSError, EOFError) as error:
         channel.close()
         raise RunError(
-            f"rank {rank} does not answer. Another notebook may control it, or it is stopped "
+            f"rank {rank} does not respond. Another notebook may control it, or it is stopped "
             "or ending. Try again, or check the terminal of its launcher."
         ) from error
     sock.settimeout(None)
