@@ -100,11 +100,11 @@ def work(node: Node, line: Connection, record: bool) -> None:
     calls = queue.SimpleQueue[Any]()
     threading.Thread(target=_receive, args=(line, calls.put), daemon=True).start()
     while True:
-        mode, function, options, command, life = calls.get()
+        mode, function, options, command, incarnation = calls.get()
         _set_recording(node, command)
         try:
             line.send("started")
-            kvstore.use(replace(node, incarnation=life))
+            kvstore.use(replace(node, incarnation=incarnation))
             result = function(kvstore.create(mode, **options))
             kvstore.release()
         except BaseException as e:
@@ -169,7 +169,7 @@ class Nodes:
         record: bool = False,
         only: list[int] | None = None,
         join: bool = False,
-        life: int = 0,
+        incarnation: int = 0,
         **options: Any,
     ) -> None:
         """Start a run, or join the current one, without waiting for its end."""
@@ -177,7 +177,7 @@ class Nodes:
             self.restart_servers(record)
         command = "record" if record else "stop"
         for worker in range(self.workers) if only is None else only:
-            self.lines[worker].send((mode, function, options, command, life))
+            self.lines[worker].send((mode, function, options, command, incarnation))
             assert self.receive(worker) == "started"
 
     def result(self, worker: int) -> Any:
