@@ -114,7 +114,7 @@ def _run(lesson: Path) -> str:
 
 
 def _opened(reps: int, log: Log) -> list[float]:
-    """Return the seconds to the first picture in new kernels, after a run that warms the caches."""
+    """Return the time to the first picture in new kernels [s], after a run to warm the caches."""
     seconds = []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         root = shutil.copytree(FIRST.parent, Path(folder, "notebooks"))

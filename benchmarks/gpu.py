@@ -95,7 +95,7 @@ def environment() -> dict[str, Any]:
 
 # -- starting and ending -------------------------------------------------------------------------
 
-#: Replies with seconds to the first all_reduce, and the pids of ranks that hold 64 MiB each.
+#: Replies with the time to the first all_reduce [s], and the pids of ranks that hold 64 MiB each.
 _CLUSTER = """
 def first(device):
     import torch, torch.distributed as dist
@@ -200,7 +200,7 @@ def _training(ranks: int, device: str, reps: int) -> Pair:
 
 
 def train(device: str, steps: int) -> float:
-    """Return this rank's seconds per DDP step of a small convolutional network."""
+    """Return this rank's time per DDP step of a small convolutional network [s]."""
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -245,7 +245,7 @@ def _reducing(device: str, reps: int) -> Pair:
 
 
 def reduce(device: str, size: int) -> tuple[float, float]:
-    """Return this rank's seconds per all-reduce of ``size`` bytes, with shared memory and gloo."""
+    """Return this rank's time per all-reduce of ``size`` bytes, with shared memory and gloo [s]."""
     import torch
     import torch.distributed as dist
 

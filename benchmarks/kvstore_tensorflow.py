@@ -153,7 +153,7 @@ class TensorFlow:
         )
 
     def run(self, steps: int) -> dict[str, float]:
-        """Return a worker's seconds per step, by the number of steps per call."""
+        """Return a worker's time per step [s], by the number of steps per call."""
         stdin, stdout = self._pipes()
         stdin.write(json.dumps(steps).encode() + b"\n")
         line = stdout.readline()

@@ -63,7 +63,7 @@ def _ours() -> dict[str, float]:
 
 
 def steps_on_rank() -> dict[str, float]:
-    """Return this rank's seconds per step with distkit's all-reduce, and without communication."""
+    """Return this rank's time per step with distkit's all-reduce, and without communication [s]."""
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Tests for answers, each on separate ranks.
+"""Tests of answers, each on separate ranks.
 
 :class:`Calls` checks the values of a function. :class:`Program` checks the results of a program and
 the number of messages of its busiest rank. :class:`FasterThan` compares its time with that of a
@@ -387,7 +387,7 @@ def judged(
     """Return the criterion of the answer's time.
 
     Args:
-        pairs: seconds of the answer and of the naive program on the slowest rank.
+        pairs: the time of the answer and of the naive program on the slowest rank [s].
         ratio: the required speedup.
         busy: whether other processes use the machine.
         why: the usual cause of a slow answer.
@@ -407,7 +407,7 @@ def judged(
 
 
 def _timed(call: Callable[[Answer, int, int], Any], *programs: Answer) -> list[list[float]]:
-    """Return this rank's seconds of each program; the programs alternate."""
+    """Return this rank's time for each program [s]; the programs alternate."""
     rank, n, seconds = dist.get_rank(), dist.get_world_size(), []
     for _ in range(WARM_UPS + PAIRS):
         seconds.append([0.0 for _ in programs])

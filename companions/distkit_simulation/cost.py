@@ -152,8 +152,8 @@ def speedup(n: Numbers, compute: Numbers, sync: Numbers) -> Numbers:
 def break_even(compute: Numbers, sync: Numbers) -> Numbers:
     """Return 1 + sync/compute, the number of ranks above which training is faster than on one.
 
-    ``sync`` is assumed to be constant, which nearly holds for a ring's bandwidth term, but not for its
-    latency.
+    ``sync`` is assumed to be constant, which nearly holds for the bandwidth term of a ring, but
+    not for its latency.
 
     >>> break_even(compute=1.0, sync=2.5)
     3.5

@@ -258,7 +258,7 @@ def parameter_server(
         tensors: the bytes of each parameter array, assigned by :func:`assign_tensors`.
         servers: the number of servers.
         link: the link between workers and servers.
-        compute: the seconds of a step's computation, or their distribution.
+        compute: the compute time of a step [s], or its distribution.
         steps: the number of steps of each worker.
         staleness: the number of steps by which a worker may be ahead of the slowest: 0 is
             synchronous (``dist_sync``), infinity is asynchronous (``dist_async``), and numbers in
