@@ -65,8 +65,8 @@ def test_each_node_exit_counts_once(reported: bool) -> None:
     if reported:
         assert len(scheduler.handle_departure(1, 0, SIGKILL)) == 2
         assert scheduler.handle_departure(1, 0, SIGKILL) == []
-    answers = scheduler.handle(worker(1, incarnation=1, on_crash="replace"))
-    assert [type(t) for t in answers] == [Departed, Departed, AddressBook][2 * reported :]
+    responses = scheduler.handle(worker(1, incarnation=1, on_crash="replace"))
+    assert [type(t) for t in responses] == [Departed, Departed, AddressBook][2 * reported :]
     assert scheduler.handle_departure(1, 0, SIGKILL) == []
     assert len(scheduler.handle_departure(1, 1, SIGKILL)) == 2
 

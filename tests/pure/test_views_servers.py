@@ -57,15 +57,15 @@ class RecordedServer:
         self.open[request.match] = InFlight(request, self.node)
         self.record_as(self.node)
         self.notes.record_request(request)
-        for answer in self.server.handle(request):
+        for response in self.server.handle(request):
             self.record_as(self.node)
-            self.notes.record_answer(answer)
-            self.record_as(answer.node)
-            self.open.pop(answer.match).end(answer)
-            if isinstance(answer, Reply):
-                self.replies[answer.match] = answer.version
-                if answer.value is not None:
-                    self.pulled[answer.node] = answer.version
+            self.notes.record_response(response)
+            self.record_as(response.node)
+            self.open.pop(response.match).end(response)
+            if isinstance(response, Reply):
+                self.replies[response.match] = response.version
+                if response.value is not None:
+                    self.pulled[response.node] = response.version
         recorder.set_current(None)
         return request
 
@@ -127,7 +127,7 @@ def waiting_gradients(run, time):
 
 
 def pending_pulls(run, time):
-    """Return the pulls that wait for an answer."""
+    """Return the pulls that wait for a response."""
     return at_time([(r.arrived, r.answered, r) for r in run.history.requests if r.blocked], time)
 
 

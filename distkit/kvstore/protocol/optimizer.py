@@ -187,7 +187,7 @@ class Updater:
         return self
 
     def update(self, value: Tensor, gradient: Tensor) -> Tensor:
-        """Return the next value in new memory, so that an answer being sent keeps the previous one.
+        """Return the next value in new memory, so that responses in flight keep the previous one.
 
         Args:
             value: the previous value.
