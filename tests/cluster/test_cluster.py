@@ -255,7 +255,7 @@ def test_cells_run_on_new_engines_after_an_engine_died() -> None:
             assert cluster.execute("'x' in globals()").results == [False, False]
 
 
-def test_cell_is_ended_if_ipyparallels_controller_dies() -> None:
+def test_cell_is_aborted_if_the_controller_dies() -> None:
     """The cell might not have been delivered to all engines."""
     with dk.Cluster(2) as cluster:
         cluster.execute("import os, threading")

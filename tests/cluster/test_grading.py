@@ -204,7 +204,7 @@ def submission(path: Path, *cells: str) -> Path:
     return path
 
 
-def test_submission_is_read_without_execution(tmp_path: Path) -> None:
+def test_submission_is_read_without_executing_it(tmp_path: Path) -> None:
     cells = [
         "import os, math\nSIZE = 3\nos._exit(1)",
         "def helper(n):\n    return n - 1",

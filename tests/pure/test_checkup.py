@@ -134,7 +134,7 @@ GPUS: Json = {
         ({"cuda": None}, {}, "no GPU can be used here: torch is built without CUDA. Install torch"),
     ],
 )
-def test_gpu_checks(torch: Json, gpus: Json, expected: str) -> None:
+def test_gpu_state_is_reported(torch: Json, gpus: Json, expected: str) -> None:
     machine = healthy("login", "10.0.0.1")
     machine["gpus"] = {**GPUS, **gpus}
     known = {"version": "2.13.0", "cuda": "13.0", "nccl": [2, 29, 7]}

@@ -110,7 +110,7 @@ def leave(store: AddingStore, worker: int) -> list[Response]:
     return store.track_versions(store.server.handle_departure(worker, "signal SIGKILL", 1000))
 
 
-def test_halt_lets_complete_rounds_finish() -> None:
+def test_halt_applies_complete_rounds() -> None:
     store = AddingStore(Synchronous())
     store.push(1)
     store.push(0)

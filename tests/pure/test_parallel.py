@@ -93,7 +93,7 @@ def test_every_rank_has_a_unique_position() -> None:
 # -- memory ----------------------------------------------------------------------------------
 
 
-def test_state_sizes_of_llama_3_8b() -> None:
+def test_state_sizes_of_llama_3_8b_match_the_formula() -> None:
     n = LLAMA_3_8B.parameters
     unsharded = States.of(n)
     parts = unsharded.parameters, unsharded.gradients

@@ -301,7 +301,7 @@ def test_static_picture_shows_all_nodes_and_their_text() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 10**6), max_size=30))
-def test_any_part_of_a_run_can_be_drawn(cuts) -> None:
+def test_any_subset_of_events_can_be_drawn(cuts) -> None:
     """Draw any subset of the events, as during a live run."""
     trace = traces.parameter_server()
     cut = {c % len(trace) for c in cuts}

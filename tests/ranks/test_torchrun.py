@@ -150,7 +150,7 @@ def test_rank_death_restarts_all_ranks() -> None:
     assert [s.op for s in Trace.load([killed]).spans] == [Op.ALL_REDUCE] * 2
 
 
-def test_hang_ended_by_a_signal_is_explained() -> None:
+def test_hang_killed_by_a_signal_is_explained() -> None:
     Path("train.py").write_text(HANGS)
     command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
     with background(command, stdout=subprocess.PIPE) as process:
