@@ -109,7 +109,7 @@ def titles(submissions: Sequence[Path]) -> list[str]:
         parent = os.path.commonpath([path.parent for path in files])
         names = ["-".join(path.relative_to(parent).parts) for path in files]
     if duplicate := next((name for name in names if names.count(name) > 1), ""):
-        raise DistkitError(f"two submissions would have the report {duplicate}.json. Rename one.")
+        raise DistkitError(f"two submissions would write the report {duplicate}.json. Rename one.")
     return names
 
 
@@ -142,7 +142,7 @@ def grade(submissions: Sequence[Path], folder: Path, names: Sequence[str] = ()) 
 
 
 def _judge(submission: Path, report: Report, names: Sequence[str]) -> None:
-    """Judge a submission; if a judge dies in an exercise, start another for the next exercises."""
+    """Judge a submission; if a judge dies in an exercise, start another for the remaining ones."""
     pending = [*names]
     while True:
         current, read_error = "", "its judge exited while reading it"

@@ -269,8 +269,8 @@ class Program:
         limits: the maximum per rank on n ranks, by name: "messages", "bytes", "rounds" or "calls"
             (collective operations), each with an optional reason.
         why: a function ``f(results, rights)`` that explains common mistakes.
-        then: a function that judges an answer which meets all these criteria, from the first
-            trace or in another way.
+        then: a function that further judges an answer that meets all these criteria, for example
+            from the first trace.
     """
 
     call: Callable[[Answer, int, int], Any]
@@ -341,7 +341,7 @@ def measured(trace: Trace) -> dict[str, int]:
 
 
 def at_most(name: str, got: int, limit: int, reason: str, trace: Trace) -> Criterion:
-    """Return a criterion that passes up to ``limit``, and is wasteful above."""
+    """Return a criterion that passes up to ``limit``, and is "wasteful" above it."""
     unit, suffix = _COUNTED[name]
     text = count(got, unit) + suffix
     if got <= limit:

@@ -50,7 +50,7 @@ class Offset(NamedTuple):
 
 
 class RoundTrip(NamedTuple):
-    """The four times of a request and its reply [s], each by the clock of the host in its name."""
+    """The four times of a request and its reply [s], measured on the clock of the host in the name."""
 
     sent_here: float
     received_there: float

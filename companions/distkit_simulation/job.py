@@ -81,7 +81,7 @@ class Machine:
         return nbytes / (self.bandwidth * self.stream)
 
     def link(self, ranks: int, stride: int) -> Link:
-        """Return the link of a ring of ranks ``stride`` apart, while neighboring rings run.
+        """Return the link of a ring of ranks ``stride`` apart, while neighboring rings communicate.
 
         A ring within a host uses the inner link. Otherwise ``stride`` rings leave each host and
         share its network cards.

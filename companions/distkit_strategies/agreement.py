@@ -50,7 +50,7 @@ class Agreement:
             self._position, self._exit_reason = max(self._position, start + 1), reason
 
     def compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
-        """Return the facts of all replicas once all are in this call.
+        """Exchange facts with all replicas once all have made this call.
 
         Args:
             call: one of :data:`CALLS`.

@@ -39,7 +39,7 @@ from distkit_strategies.parameter_server import ParameterServerStrategy
 from distkit_strategies.variables import owner_of
 
 #: Time after which a worker repeats a request [ms], because the coordinator may have been replaced
-#: or have ended.
+#: or may have exited.
 _RETRY = 200
 
 #: The name of the note with the coordinator's address, and its value after the end.

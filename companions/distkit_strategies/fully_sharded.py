@@ -130,7 +130,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
     def _compare_collective(
         self, call: str, common: list[int], facts: Sequence[int] = ()
     ) -> list[list[int]]:
-        """Return the facts of all replicas once all are in the same collective of FSDP2.
+        """Exchange facts with all replicas once all have called the same collective of FSDP2.
 
         Raises:
             StrategyError: a replica has left the run, or is in another layer; raised on all of

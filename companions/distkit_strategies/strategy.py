@@ -374,11 +374,11 @@ class Strategy:
         return self.num_replicas_in_sync == 1
 
     def _compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
-        """Return the facts of all replicas once all are in this call; see :mod:`.agreement`."""
+        """Exchange facts with all replicas once all have made this call; see :mod:`.agreement`."""
         return [list(facts)] if self._single_replica else self._agreement.compare(call, facts)
 
     def _failures(self, error: Exception | None) -> list[str]:
-        """Return the replicas' errors in file access, once all have tried."""
+        """Return the replicas' file errors, once all have tried to access their files."""
         message = "" if error is None else f"{type(error).__name__}: {error}"
         if not any(failed for (failed,) in self._compare("checkpoint", [bool(message)])):
             return []

@@ -1,4 +1,4 @@
-"""Replaces the algorithm of ``dist.all_reduce``, and therefore of DDP, by one of distkit's."""
+"""Replaces the algorithm of ``dist.all_reduce``, and therefore of DDP, with one of distkit's."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def auto_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     if pg is None or dist.get_rank(pg) < 0:
         return
     hosts, n, large = len(hosts_of(pg)), dist.get_world_size(pg), x.nbytes >= LARGE
-    rounds = (n - 1).bit_length()  # of halving, and of doubling
+    rounds = (n - 1).bit_length()  # rounds of halving, and again of doubling
     use_hosts = large or hosts - 1 <= rounds
     by_host = x.is_cpu or dist.get_backend(pg) == "gloo"  # gloo stages through host memory anyway
     if by_host and (hosts == 1 or (hosts < n and use_hosts)):

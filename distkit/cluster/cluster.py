@@ -197,7 +197,7 @@ class Cluster:
         self._finalizer = weakref.finalize(self, Supervisor.close, self._supervisor)
         self._runs = 0
         self._latest: Run | None = None
-        self._ranks: Ranks  # of the latest run
+        self._ranks: Ranks  # the latest run's
         #: The latest stepper, for example of a ``%%ranks --step`` cell.
         self.stepper: Stepper | None = None
         self._submitting = threading.Lock()

@@ -153,7 +153,7 @@ class _Files:
                 "folder that all ranks share."
             )
         self._open: Path | None = None
-        self._arrays: tuple[Any, ...] = ()  # of the open file
+        self._arrays: tuple[Any, ...] = ()  # arrays of the open file
         sizes = [len(self._read(path)[0]) for path in self._paths]
         #: Name and number of samples of each file.
         self.files = tuple(zip(map(str, self._paths), sizes, strict=True))

@@ -548,7 +548,7 @@ class Tap:
 
 
 def _hook_operator(undo: ExitStack, operator: Any, replacement: Callable[..., Any]) -> None:
-    """Replace an operator by ``replacement(redispatch, keys, …)`` until ``undo`` is closed."""
+    """Replace an operator with ``replacement(redispatch, keys, …)`` until ``undo`` is closed."""
     library = torch.library.Library(operator.namespace, "IMPL")
     undo.callback(library._destroy)
     hooked = partial(replacement, operator._handle.redispatch_boxed)

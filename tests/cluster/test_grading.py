@@ -191,7 +191,7 @@ def test_invalid_arguments_are_rejected_before_grading(
     (file := tmp_path / "ada.py").write_text(CORRECT)
     reports = ["--reports", str(tmp_path / "reports")]
     assert main(["grade", str(file), str(file), *reports]) == 1
-    assert "two submissions would have the report ada.py.json" in capsys.readouterr().err
+    assert "two submissions would write the report ada.py.json" in capsys.readouterr().err
     assert main(["grade", str(file), "--exercises", "ring", *reports]) == 1
     assert "exercise 'ring' does not exist" in capsys.readouterr().err
 

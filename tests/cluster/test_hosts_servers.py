@@ -1,4 +1,4 @@
-"""Parameter servers on several simulated machines, with crashes."""
+"""Parameter servers on two simulated hosts, including crashes."""
 
 from __future__ import annotations
 

@@ -590,7 +590,7 @@ def test_twenty_thousand_events_are_diagnosed_within_a_second():
 # -- random programs ---------------------------------------------------------------------
 
 
-class Author:
+class ProgramGenerator:
     """Generates correct programs, with all messages and collectives in one global order."""
 
     def __init__(self, seed, n):
@@ -675,7 +675,7 @@ class Author:
 
 
 programs = st.builds(
-    lambda seed, n, rounds: Author(seed, n).write(rounds),
+    lambda seed, n, rounds: ProgramGenerator(seed, n).write(rounds),
     st.integers(0, 10**6),
     st.integers(2, 5),
     st.integers(1, 12),

@@ -186,7 +186,7 @@ class Probe:
     def __init__(self) -> None:
         self._secret = b""
         self._sockets: list[socket.socket] = []
-        self._senders: set[str] = set()  # of datagrams
+        self._senders: set[str] = set()  # senders of received datagrams
 
     def handle(self, request: Json) -> Json:
         """Return the reply to a request, or an error."""

@@ -283,7 +283,7 @@ class ControlSocket:
 
     def __init__(self, recorder: Recorder, release: Callable[[str], None]) -> None:
         self._recorder, self._release = recorder, release
-        self._gate: Gate | None = None  # of a stepped rank
+        self._gate: Gate | None = None  # set in a stepped rank
         self.path, self._listener = "", socket.socket(socket.AF_UNIX)
         with suppress(StartError, OSError):
             folder = folders.make(folders.new_prefix())

@@ -38,7 +38,7 @@ class LiveTrace:
         self.clock: Callable[[float], float] = float
         #: Offset of the clock of a rank's machine; None for this machine.
         self.offset: Callable[[int], Any] = lambda rank: None
-        self._live_clocks: Any = None  # of other machines, once they send events
+        self._live_clocks: Any = None  # other machines' clocks, once they send events
         self.event_count = self.dropped = 0  # number of events
         self.rows: Counter[int] = Counter()  # number of rows of each rank's current process
         self._first_seq: Counter[int] = Counter()  # offset of that process's sequence numbers

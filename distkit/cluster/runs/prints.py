@@ -28,8 +28,8 @@ class Prints:
         self._lines: list[Text] = []
         self._partial: dict[tuple[int, str], str] = {}
         self._output: dict[int, list[str]] = defaultdict(list)
-        self._length: Counter[int] = Counter()  # of each rank's output
-        self._printed: Counter[int] = Counter()  # lines of each rank
+        self._length: Counter[int] = Counter()  # length of each rank's output
+        self._printed: Counter[int] = Counter()  # number of each rank's lines
         self._max_lines = MAX_LINES if in_notebook() else float("inf")
         self._changed = threading.Condition()
 

@@ -123,7 +123,7 @@ class Ranks(RankController):
         self._closed = self._recording = False
         self._registered = False  # all servers have registered
         self._keys: tuple[str, str] | None = None  # public and secret, of the servers
-        self._endpoint: futures.Future[str] = futures.Future()  # of the scheduler
+        self._endpoint: futures.Future[str] = futures.Future()  # the scheduler's endpoint
         self._flushed = threading.Semaphore(0)  # counts servers that have flushed their events
 
     # -- starting ---------------------------------------------------------------

@@ -172,7 +172,7 @@ class SetOptimizer(Request):
 
 
 class Assign(Request):
-    """Replace the value of a key by this one, the server's flat part of it."""
+    """Replace the value of a key with this one, the server's flat part."""
 
     key: Key
     value: Tensor

@@ -61,13 +61,13 @@ class Layer:
 
     @property
     def largest_difference(self) -> float:
-        """The largest distance of a result from the single process; NaN if unknown."""
+        """The largest distance of a result from the single-process gradient; NaN if unknown."""
         distances = [distance(s, self.alone) for s in self.after if s and self.alone]
         return max(distances, default=math.nan)
 
     @property
     def equals_one(self) -> bool:
-        """Whether the result equals the gradient of the single process, up to rounding."""
+        """Whether the result equals the single-process gradient, up to rounding."""
         most = largest(self.alone.values) if self.alone else 0.0
         return self.largest_difference <= ROUNDING * most
 

@@ -49,7 +49,7 @@ class Request:
     arrived: float | None
     reply_sent: float | None
     reply_received: float | None
-    value: Summary | None  # of the tensor in the request or reply
+    value: Summary | None  # summary of the tensor in the request or reply
     refused: bool
     dropped: bool = False
     version: int = 0
@@ -255,7 +255,7 @@ def _find_waits(history: ServerHistory, trace: EventLog) -> None:
             history.waits[s.rank] += _absences(workers, arrivals, s.start, end)
 
 
-_TIMES = attrgetter("arrived", "applied")  # of a gradient
+_TIMES = attrgetter("arrived", "applied")  # times of a gradient
 
 
 class _Clocks:
@@ -333,7 +333,7 @@ def _status_intervals(
 
 
 def endings(trace: EventLog) -> list[Ending]:
-    """Return the ends of nodes, sorted by time; a death is shown at the node's last event."""
+    """Return how and when nodes ended, by time; a death is placed at the node's last event."""
     last = {e.rank: e.time for e in trace.events}
     words = {"returned": "has returned", "released": "was stopped"}
     result: list[Ending] = [

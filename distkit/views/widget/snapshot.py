@@ -86,7 +86,7 @@ class NotebookSnapshot:
         self._replace(self.bundle)
 
     def fold(self, line: str) -> None:
-        """Replace the picture and the widget by one line that expands to the picture."""
+        """Replace the picture and the widget with one line that expands to the picture."""
         self._replace(lambda: as_picture(self._draw()[0], line, around=partial(_folded, line)))
 
     def remove(self) -> None:
