@@ -127,7 +127,7 @@ def _wrong_source(facts: Evidence, span: Span) -> Finding | None:
                 culprits=[recv.rank],
                 span=recv,
                 send=send,
-                over=facts.clause_if_gone(recv.peer),
+                over=facts.ended_clause(recv.peer),
             )
     return None
 
@@ -145,7 +145,7 @@ def _wrong_destination(facts: Evidence, span: Span) -> Finding | None:
                 culprits=[send.rank],
                 send=send,
                 recv=recv,
-                over=facts.clause_if_gone(send.peer),
+                over=facts.ended_clause(send.peer),
             )
     return None
 

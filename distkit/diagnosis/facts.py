@@ -238,7 +238,7 @@ class Evidence:
         finished = all(map(self.returned, ranks))
         return "finished" if finished else "reached the end of the recording"
 
-    def clause_if_gone(self, rank: int | None) -> str:
+    def ended_clause(self, rank: int | None) -> str:
         """Return a relative clause about a rank that has ended; "" if it has not ended."""
         return (
             f", which has {self.end_phrase([rank])}"

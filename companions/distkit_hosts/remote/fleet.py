@@ -257,7 +257,7 @@ class RemoteHost(ProcessHost):
         if clock is None:
             return since, until
         error = max(clock.error_at(since), clock.error_at(until))
-        return clock.to_here(since) + error, clock.to_here(until) - error
+        return clock.to_local_time(since) + error, clock.to_local_time(until) - error
 
     def remove_store(self, name: str) -> None:
         """Delete the values in the stores of a run."""

@@ -249,8 +249,8 @@ class AttachedRun(Conductor):
         self._has_one_clock = len({r.about["clock"] for r in records.values()}) == 1
         self._grown_at = dict.fromkeys(records, time.monotonic())
         facts = RunInfo(world_size=info.world_size, ranks=info.ranks, groups=info.groups)
-        afterwards = "their launcher decides what happens next"
-        super().__init__(info.name, 1, [*records], facts, afterwards=afterwards)
+        conclusion = "their launcher decides what happens next"
+        super().__init__(info.name, 1, [*records], facts, conclusion=conclusion)
 
     @property
     def trace(self) -> Trace:

@@ -325,7 +325,7 @@ def server() -> LocalForkClient:
         return _server
 
 
-def call_beside(target: str, *arguments: str) -> None:
+def call_during_start(target: str, *arguments: str) -> None:
     """Start the fork server, and call ``target`` ("module:function") while it starts."""
     server()
     boot.call(target, *arguments)

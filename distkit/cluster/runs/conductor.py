@@ -79,7 +79,7 @@ class Conductor:
         stepped: every rank pauses before each communication.
         wait_forever: do not end the run when its ranks are deadlocked.
         expected_exits: the ranks that ``dk.inject_faults`` will kill.
-        afterwards: state of the cluster after the run, for error messages.
+        conclusion: clause about the cluster after the run, for error messages.
         is_cell: the run executes a ``%%ranks`` cell, whose processes persist.
     """
 
@@ -93,7 +93,7 @@ class Conductor:
         stepped: bool = False,
         wait_forever: bool = False,
         expected_exits: Iterable[int] = (),
-        afterwards: str = READY,
+        conclusion: str = READY,
         is_cell: bool = False,
     ) -> None:
         self.name, self.number, self.ranks = name, number, ranks
@@ -109,7 +109,7 @@ class Conductor:
         self.replacements: list[Replacement] = []
         self._pending_replacements: dict[int, str] = {}  # ranks that died, and the causes
         self._on_crash = "halt"  # the store's policy if a rank dies
-        self._interrupted, self._afterwards = False, afterwards
+        self._interrupted, self._conclusion = False, conclusion
         self.abandoned = ""  # why the run was ended, regardless of its ranks' states
         self.changed = threading.Condition()
         self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or was replaced
@@ -365,11 +365,11 @@ class Conductor:
         if self.deadlock:
             error = report.deadlock_error(
                 self.deadlock,
-                report.with_state(f"{self.name} was stopped on all ranks", self._afterwards),
+                report.with_state(f"{self.name} was stopped on all ranks", self._conclusion),
             )
         if self._interrupted and not self.died:
             error = report.interrupt_error(
-                self.name, self._afterwards, outcomes, self._interrupt_findings
+                self.name, self._conclusion, outcomes, self._interrupt_findings
             )
         if self.abandoned:
             end = f"{self.name} was stopped: {self.abandoned.rstrip('.')}."

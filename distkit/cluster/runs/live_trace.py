@@ -164,5 +164,5 @@ class LiveTrace:
         """Return the conversion of these rows' times to the trace's."""
         if self._live_clocks is None:
             self._live_clocks = companions.load("distkit_hosts.clocks").LiveClocks()
-        to_here = self._live_clocks.converter(rank, offset, rows[0][3], rows[-1][3])
-        return lambda remote: self.clock(to_here(remote))
+        to_local_time = self._live_clocks.converter(rank, offset, rows[0][3], rows[-1][3])
+        return lambda remote: self.clock(to_local_time(remote))

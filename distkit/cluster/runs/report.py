@@ -93,9 +93,9 @@ def deadlock_error(findings: list[Finding], conclusion: str) -> DeadlockError:
     return kind("\n".join([*map(str, findings), conclusion]), findings)
 
 
-def with_state(text: str, afterwards: str) -> str:
-    """Return a sentence; ``afterwards`` is the state of the cluster."""
-    return f"{text}; {afterwards}." if afterwards else f"{text}."
+def with_state(text: str, conclusion: str) -> str:
+    """Return a sentence that ends with ``conclusion``, the state of the cluster."""
+    return f"{text}; {conclusion}." if conclusion else f"{text}."
 
 
 def interrupt_error(

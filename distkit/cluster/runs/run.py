@@ -296,7 +296,7 @@ def run_ranks(
             structs.replace(ranks.info(), seed=seed),
             wait_forever=wait_forever,
             expected_exits=injected.kill,
-            afterwards="",
+            conclusion="",
         )
         ranks.submit(
             conductor, payload, {"record": record, "faults": injected, "seed": seed, "raw": raw}

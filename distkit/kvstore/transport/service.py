@@ -176,7 +176,7 @@ class Service:
         responses: list[Message] = []
         for request in batch.messages:
             assert isinstance(request, Request)
-            self._route_answers(request, peer)
+            self._route_responses(request, peer)
             self._recorder.record_request(request)
             responses += self._machine.handle(request, batch.to)
         return responses
@@ -189,7 +189,7 @@ class Service:
             self._peers[name] = Peer(name, Exchange(None if self.node.address else self._pool))
         return self._peers[name]
 
-    def _route_answers(self, request: Request, peer: Peer) -> None:
+    def _route_responses(self, request: Request, peer: Peer) -> None:
         """Send the responses for this node to this peer, unless a later process has taken over."""
         peer.incarnation = request.number // INCARNATION_STRIDE
         if peer.incarnation >= self._routes.get(request.node, peer).incarnation:
