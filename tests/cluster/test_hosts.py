@@ -100,7 +100,7 @@ def test_cluster_uses_the_given_port_and_stops_all_processes() -> None:
         port = used.getsockname()[1]
         chosen = f"127.0.0.1:{port}"
         with (
-            pytest.raises(StartError, match=f"{port}: Address already in use.*a port that is free"),
+            pytest.raises(StartError, match=f"{port}: Address already in use.*a free port"),
             dk.Cluster(1, engines="local", interface=chosen) as cluster,
         ):
             cluster.wait()

@@ -249,7 +249,7 @@ def test_unreachable_node_is_named(head: Head, slurm: Laboratory) -> None:
     head.start("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
     slurm.cut("gamma")
     last = head.wait()
-    assert "gamma is lost, with ranks 4 and 5" in last["error"]
+    assert "gamma is lost, together with ranks 4 and 5" in last["error"]
     slurm.restore()
     head.run("cluster.stop()")
 

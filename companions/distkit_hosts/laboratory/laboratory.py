@@ -1,4 +1,4 @@
-"""The laboratory: several hosts on this machine, commands on them, and faults on request."""
+"""The laboratory: several hosts on this machine, commands on them, and fault injection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ with peer, socket.create_server((sys.argv[1], 0)) as listener:
 
 
 class Laboratory:
-    r"""Hosts on this machine with a separate network, until ``close()`` or the end of ``with``.
+    r"""Hosts on this machine, each with its own network, until ``close()`` or the end of ``with``.
 
     Each host has its own network interface, hostname, processes, shared memory (``/dev/shm``),
     ``/tmp``, ``/run`` and ``/etc/hosts``. All other files are the machine's, including

@@ -167,8 +167,8 @@ class HostForkClient(ForkClient):
         self.lost.wait(LOSS_DETAILS_TIMEOUT)
         lost = self._ended or self._tunnel.reason or "it does not respond"
         return (
-            f"{self.host} is lost, with {self.processes_there}: {lost}. Check the network and the "
-            f"machine: distkit doctor --hosts {self.host}{self.launcher_details()}"
+            f"{self.host} is lost, together with {self.processes_there}: {lost}. Check the network "
+            f"and the machine: distkit doctor --hosts {self.host}{self.launcher_details()}"
         )
 
     def hang_up(self, channel: Channel) -> None:
@@ -300,8 +300,8 @@ class Fleet:
             return Multiplexer(endpoint, keys, listen=True, accept=self._accept, listener=listener)
         except zmq.ZMQError as error:
             raise StartError(
-                f"this machine cannot listen at {endpoint}: {error.strerror}. Name one of its "
-                "addresses, and a port that is free: interface='10.0.0.1:45000'."
+                f"this machine cannot listen at {endpoint}: {error.strerror}. Pass one of its "
+                "addresses and a free port: interface='10.0.0.1:45000'."
             ) from error
 
     def _accept(self, tunnel: Tunnel) -> None:
@@ -349,8 +349,8 @@ class Fleet:
                     timed_out = (
                         f"{self._progress_message(found, connected, wanted)} after "
                         f"{self.request.timeout:.0f} s. The machines must reach "
-                        f"{self._multiplexer.endpoint} on this one: open that port, name another "
-                        "address with interface=…, or a longer timeout=…."
+                        f"{self._multiplexer.endpoint} on this one: open that port, or pass "
+                        "another address with interface=… or a longer timeout=…."
                     )
                     failures = failures or {timed_out: None}
                     break

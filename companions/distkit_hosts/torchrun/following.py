@@ -1,4 +1,4 @@
-"""Follow a run of another launcher by the files that its ranks write, and control its ranks.
+"""Follow a run of another launcher through the files that its ranks write, and control its ranks.
 
 The files have the events of all ranks, on this machine and on others. Ranks on this machine can
 also be paused and ended, through their sockets.
@@ -53,7 +53,7 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
     result displays a live timeline, and can be passed to other views: ``dk.Stage(following)``.
     Ranks on this machine can be stepped through and stopped; ranks on other machines are followed
     through a shared folder. The call prints a message and waits if not all ranks have started.
-    After the launcher has started the ranks again, call it again.
+    After the launcher has restarted the ranks, call it again.
 
     Args:
         folder: the folder of the ranks' files, on this machine or shared with theirs. If it has
@@ -156,8 +156,8 @@ class Following(Run):
     def step(self) -> Stepper:
         """Pause each rank before its next communication, and return a stepper.
 
-        Time limits of the program still apply. ``stepper.resume_all()`` lets the ranks continue by
-        themselves, and so does the end of this kernel; ``stepper.stop()`` ends them.
+        Time limits of the program still apply. ``stepper.resume_all()`` or the exit of this kernel
+        resumes the ranks; ``stepper.stop()`` terminates them.
 
         Raises:
             StepError: a rank has ended, is on another machine, or has no socket.

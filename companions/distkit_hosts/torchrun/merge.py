@@ -1,7 +1,7 @@
 """Merge the files of ranks, of one host or of several, into one trace.
 
 The processes of a host share a monotonic clock. The clocks of several hosts are aligned by the
-messages between them and, where messages give no bound, by their wall clocks.
+messages between them and, where messages provide no bound, by their wall clocks.
 """
 
 from __future__ import annotations
