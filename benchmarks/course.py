@@ -90,7 +90,7 @@ def _peak(mark: str) -> Iterator[list[float]]:
 
     def watch() -> None:
         while not stopped.wait(PERIOD):
-            with suppress(OSError, DistkitError):  # a process may have just ended
+            with suppress(OSError, DistkitError):  # a process may have just exited
                 samples.append(sum(pss(p.pid) for p in marked(mark)) / 1e6)
 
     watcher = threading.Thread(target=watch)

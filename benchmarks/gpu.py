@@ -152,7 +152,7 @@ def _leaving(killed: bool, device: str, reps: int) -> Pair:
 
 
 def _left(device: str, killed: bool) -> float:
-    """Return the MiB still in use 5 s after the cluster or its kernel ended."""
+    """Return the MiB still in use 5 s after the cluster or its kernel has exited."""
     before = _used(device, [])
     with Driver(_CLUSTER) as driver:
         _, ranks = driver.request(device)
@@ -179,7 +179,7 @@ def _used(device: str, ranks: list[int]) -> float:
 def _pss(pid: int) -> int:
     try:
         return pss(pid)
-    except (OSError, DistkitError):  # the process has ended
+    except (OSError, DistkitError):  # the process has exited
         return 0
 
 

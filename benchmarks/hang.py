@@ -87,7 +87,7 @@ def _hung_run(cluster: Any) -> float:
 
 
 def _endless_run(cluster: Any) -> float:
-    """Return the same for ranks that communicate in an endless loop."""
+    """Return the same time for ranks that communicate in an endless loop."""
 
     def all_reduces() -> None:
         import torch

@@ -80,7 +80,7 @@ def is_generated(file: str, function: str) -> bool:
 
 
 class DistkitError(_BriefTraceback, Exception):
-    """The base class of all errors that distkit raises on purpose."""
+    """The base class of all errors that distkit raises deliberately."""
 
 
 class ClusterError(DistkitError):

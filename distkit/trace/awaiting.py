@@ -1,4 +1,4 @@
-"""Infers which workers a parameter-server request waits for, and which keys a store call.
+"""Infers the workers that a parameter-server request waits for, and the keys of a store call.
 
 No side effects.
 

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
-#: Upper bound of ranks in a trace; ten times the size of the largest simulations.
+#: Upper bound for the number of ranks in a trace; ten times the size of the largest simulations.
 MAX_RANKS = 100_000
-#: Upper bound of integers: JSON and numpy represent smaller ones exactly.
+#: Upper bound for integers: JSON and numpy represent smaller ones exactly.
 MAX_INTEGER = 2**53
 #: Difference between the first operation numbers of a rank's successive processes.
 SEQ_STRIDE = 1 << 32

@@ -134,7 +134,7 @@ def test_script_is_recorded_unchanged() -> None:
     assert trace.info.sources["train.py"] == TRAINS
     (message,) = trace.messages
     assert message.sent < message.received
-    # only rank files remain, without a black box of ranks that ended normally
+    # only rank files remain, without the black boxes of ranks that exited normally
     assert {path.suffix for path in Path("trace").iterdir()} == {".rank"}
 
 
@@ -234,7 +234,7 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
         seen = len(run.trace)
         wait_until(lambda: len(run.trace) > seen, timeout=LONG)
         for channel in run._control._channels.values():
-            channel.hang_up()  # as if the kernel had ended
+            channel.hang_up()  # as if the kernel had exited
         with background(
             [sys.executable, "-c", STEPS, str(LONG)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as notebook:

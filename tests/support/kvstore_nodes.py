@@ -66,7 +66,7 @@ def serve(node: Node, line: Connection, record: bool) -> None:
     service = kvstore.Service(node)
 
     def handle(command: Any) -> None:
-        if isinstance(command, tuple):  # a process has ended
+        if isinstance(command, tuple):  # a process has exited
             service.handle_departure(*command)
         else:
             line.send(_set_recording(node, command))
@@ -154,7 +154,7 @@ class Nodes:
         return node.id
 
     def _report_end(self, node: int, process: Any) -> None:
-        """Report the end of a process to the scheduler, unless the test ended the process."""
+        """Report the exit of a process to the scheduler, unless the test killed the process."""
         wait([process.sentinel])
         scheduler = self.lines.get(self.workers + self.servers)
         if scheduler is not None and self.processes.get(node) is process:
