@@ -1,4 +1,4 @@
-"""Larger recorded runs, written by tools/record; they are part of distkit and open without torch."""
+"""Larger recorded runs, written by tools/record; they ship with distkit and open without torch."""
 
 from __future__ import annotations
 
