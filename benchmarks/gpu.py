@@ -1,7 +1,7 @@
 """GPU ranks compared with their references. Without a GPU, figures are marked as unproven.
 
 A stand-in runs the same code on the CPU, to test the benchmark itself. Its numbers do not apply to
-GPUs, so the names of its figures say that they are from a stand-in.
+GPUs, so the names of its figures mark them as measured on a stand-in.
 """
 
 from __future__ import annotations

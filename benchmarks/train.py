@@ -120,7 +120,7 @@ for step in range(int(steps) + 20):
     F.cross_entropy(net(images), labels).backward()
     optimizer.step()
 sys.stdout.write(f"seconds {(time.perf_counter() - start) / steps}\\n")  # a single write
-dist.barrier()  # gloo may abort a rank whose peers have ended
+dist.barrier()  # gloo may abort a rank whose peers have exited
 dist.destroy_process_group()
 """
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: Interval at which an experiment polls its run [s].
+#: Polling interval of an experiment's run [s].
 POLL_SECONDS = 0.1
 
 #: Number of printed lines that are kept.

@@ -53,7 +53,7 @@ class Activity:
     """The current activity of an experiment."""
 
     text: str
-    since: float | None = None  # time at which the run started
+    since: float | None = None  # start time of the run
     can_stop: bool = False
 
 
@@ -182,7 +182,7 @@ def static_html(
 
 
 def varied(records: Sequence[Record]) -> list[str]:
-    """Return the parameters in which runs differ, the one for the x axis first.
+    """Return the parameters that differ between runs, starting with the one for the x axis.
 
     Numbers come before text; then parameters with more values in the latest runs come first.
     """

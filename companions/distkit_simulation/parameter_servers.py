@@ -27,7 +27,7 @@ from distkit_simulation.simulator import Delay, Stragglers, Writer
 class ParameterServerResult:
     """The result of :func:`parameter_server`.
 
-    ``finished`` lists the time at which each gradient was applied [s], ``workers`` its worker, and
+    ``finished`` lists when each gradient was applied [s], ``workers`` lists its worker, and
     ``staleness`` the number of gradients applied since the worker's pull (0 if synchronous).
     ``waited`` is the time that each worker waited [s].
     """
@@ -40,7 +40,7 @@ class ParameterServerResult:
 
     @property
     def seconds(self) -> float:
-        """The time at which the last gradient was applied."""
+        """The time of the last update."""
         return max(self.finished, default=0.0)
 
 

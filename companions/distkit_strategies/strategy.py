@@ -212,7 +212,7 @@ class Strategy:
             op: "sum" or "mean".
             value: a tensor or number of the same shape on all replicas, or a structure of them;
                 sparse tensors become dense.
-            axis: also reduce this dimension, whose size may then differ: the mean is the sum of
+            axis: also reduce this dimension; its size may then differ. The mean is the sum of
                 all elements divided by their number.
 
         Raises:
@@ -329,7 +329,7 @@ class Strategy:
             )
 
     def _run(self, replica: ReplicaContext) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which this replica's function runs."""
+        """Return the context of this replica's function."""
         return self._agreement.inside_run()
 
     def _after_scope(self, created: CreatedVariables) -> None:

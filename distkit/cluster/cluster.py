@@ -29,7 +29,7 @@ from distkit.diagnosis.diagnose import Finding
 from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
 from distkit.recording import faults
 
-#: Environment variable with which a site selects other machines for the ranks of all clusters.
+#: Environment variable that selects a site's machines for the ranks of all clusters.
 _SITE = "DISTKIT_CLUSTER"
 
 _clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
@@ -439,7 +439,7 @@ class Cluster:
 
     @property
     def client(self) -> Any:
-        """The ``ipyparallel.Client`` of the engines in which ``%%ranks`` cells run.
+        """The ``ipyparallel.Client`` of the engines that run ``%%ranks`` cells.
 
         Each engine is a rank of one process group. The engines start on first use.
 

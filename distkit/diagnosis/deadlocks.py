@@ -87,7 +87,7 @@ def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
 
 
 def _message_taken(facts: Evidence, span: Span) -> Finding | None:
-    """Find a receive whose message an earlier receive from any source has consumed."""
+    """Find a receive whose message was consumed by an earlier receive from any source."""
     if span.op is not Op.RECV or span.peer is None:
         return None
     taken = [
@@ -153,7 +153,7 @@ def _wrong_destination(facts: Evidence, span: Span) -> Finding | None:
 def _in_wait_chain(facts: Evidence, span: Span) -> bool:
     """Return whether a chain of waiting ranks leads from this message back to its rank.
 
-    A chain in which each rank has an unmatched, and thus misdirected, send is ignored.
+    A chain is ignored if each of its ranks has an unmatched, and thus misdirected, send.
     """
     rank, chain = span.peer, [span.rank]
     while rank is not None and rank not in chain:

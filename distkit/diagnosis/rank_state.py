@@ -102,7 +102,7 @@ class WaitForGraph:
         self.ranks = range(world_size)
         self._groups: dict[str, Sequence[int]] = {WORLD: self.ranks, **(groups or {})}
         self._ends: dict[int, tuple[RankStatus, str]] = {}
-        self._last: dict[int, Event] = {}  # the operation in which each rank failed
+        self._last: dict[int, Event] = {}  # each rank's failed operation
         self._latest: dict[int, Event] = {}  # the latest event of each rank
         self._open: set[tuple[int, int]] = set()
         self._at: dict[int, Event] = {}  # the call that each rank is paused at or blocked in

@@ -95,7 +95,7 @@ class _Examination:
 
     def __init__(self, facts: Facts, commands: dict[str, list[str]]) -> None:
         self.facts, self.stage = facts, ""
-        #: The port on which each machine listens.
+        #: The listening port of each machine.
         self.listening: dict[str, int] = {}
         self._pool = ThreadPoolExecutor(len(commands))
         self._probes = [Host(label, command) for label, command in commands.items()]

@@ -25,8 +25,8 @@ class Facts:
         targets: the name of each host as passed to ssh, optionally with a user.
         lost: for each host that stopped responding, the ``message`` from ssh or the doctor,
             and the ``stage`` of the checkup that it had reached.
-        names: for each machine, the addresses to which it resolves the names of the hosts.
-        addresses: the address at which the others can reach each machine.
+        names: for each machine, the addresses that it resolves the hosts' names to.
+        addresses: the address of each machine that is reachable from the others.
         connections: the connections between machines: see :meth:`connection`.
         folder: the path of the current directory on this machine.
         folder_visible: whether each machine can read a file in that folder.

@@ -264,7 +264,7 @@ def _where(frames: list[_Frame]) -> str:
 
 
 def _matchable(calls: list[_Call], unrecorded: Mapping[int, Counter[str]]) -> Iterator[_Call]:
-    """Yield the calls, except those whose partners may have been overwritten, which are counted."""
+    """Yield the calls; count and skip those whose partners may have been overwritten."""
     oldest: dict[tuple[int, str], int] = {}  # the first collective of each rank in each group
     overwritten = any(d.event.seq > 0 for d in {c.event.rank: c for c in calls[::-1]}.values())
     for call in calls:

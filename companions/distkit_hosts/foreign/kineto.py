@@ -139,7 +139,7 @@ def _limitations(
         )
 
 
-#: Suffix of the name of the group of a rank's collectives whose group is not recorded.
+#: Suffix of the group name for a rank's collectives without a recorded group.
 _UNKNOWN = ", unknown group"
 
 

@@ -44,7 +44,7 @@ class Laboratory:
 
     Args:
         hosts: their names.
-        head: name of an additional host on which launchers run; None for none.
+        head: name of an additional host for launchers; None for none.
         skew: offset of a host's monotonic clock from the machine's [s]. The
             time of day cannot differ: Linux has no namespace for it.
         shared: folders in ``/tmp`` that the hosts also share. The current folder, the home
@@ -214,7 +214,7 @@ class Laboratory:
         Args:
             host: the name.
             to: the wrong address; None for no address.
-            on: the hosts on which this applies; None for all.
+            on: the affected hosts; None for all.
 
         Raises:
             LaboratoryError: the host does not exist.

@@ -46,7 +46,7 @@ _PACKAGES = {
 #: Includes the folders of administrators' programs, which an ordinary user's PATH lacks.
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin:/usr/sbin:/sbin"])
 
-#: Whether all hosts share a user namespace, in which an ordinary user is root.
+#: Whether all hosts share a user namespace that maps an ordinary user to root.
 ROOTLESS = os.geteuid() != 0
 
 #: A script that runs without distkit's other modules.

@@ -71,7 +71,7 @@ class Agent:
     def serve(self) -> None:
         """Serve until the kernel has disconnected, then clean up."""
         if self._kernel.get("name"):
-            self._start_fork_server()  # certainly needed: start importing torch
+            self._start_fork_server()  # always needed: start importing torch
         self._multiplexer.start()
         self._tunnel.send({"here": self._facts()})
         started = time.monotonic()
@@ -155,7 +155,7 @@ class Agent:
                 self._fork_server.send(message, fd)
 
     def _make_folder(self, processes: int, sockets: dict[str, str]) -> None:
-        """Create a folder like the kernel's, whose sockets are forwarded to the kernel's."""
+        """Create a folder like the kernel's, and forward its sockets to the kernel's."""
         try:
             folder = folders.make(self._prefix, processes)
         except StartError as error:

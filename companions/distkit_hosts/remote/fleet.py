@@ -77,7 +77,7 @@ class HostRequest:
         return self.ranks if isinstance(self.ranks, int) else sum(self.ranks.values())
 
     def endpoint(self) -> str:
-        """Return the ZeroMQ endpoint at which this machine listens."""
+        """Return this machine's ZeroMQ endpoint."""
         if isinstance(self.interface, socket.socket):
             address, port = self.interface.getsockname()
             return f"tcp://{address}:{port}"
@@ -204,7 +204,7 @@ class HostForkClient(ForkClient):
 
 @dataclass
 class RemoteHost(ProcessHost):
-    """Another machine with ranks, whose groups use ``store`` on this machine."""
+    """Another machine with ranks; their groups use ``store`` on this machine."""
 
     server: HostForkClient
     store: StoreServer = field(kw_only=True)
@@ -314,7 +314,7 @@ class Fleet:
     def gather(self, plan: Plan) -> tuple[list[RemoteHost], Plan]:
         """Wait for all machines, and allocate the ranks to them.
 
-        Each machine has a folder, whose sockets are forwarded to this machine.
+        Each machine has a folder; its sockets are forwarded to this machine.
 
         Raises:
             StartError: a machine failed; the message quotes its output.

@@ -55,7 +55,7 @@ FOLDER = "trace"
 _ATTACHED = "DISTKIT_ATTACHED"
 #: Maximum length of a source file's text in a record [characters].
 _MAX_SOURCE = 200_000
-#: The signals by which launchers and users end a rank.
+#: The signals that launchers and users send to stop a rank.
 _ENDING = signal.SIGTERM, signal.SIGINT
 #: Time limit for the GPU's pending work at the end of the script [s].
 _GPU_TIMEOUT = 2.0

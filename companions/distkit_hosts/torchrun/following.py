@@ -95,7 +95,7 @@ def _missing(ranks: Mapping[int, Record]) -> str:
 
 
 def _latest_start(folder: Path) -> dict[int, Record]:
-    """Return the ranks of the latest start in a folder whose numbers are known."""
+    """Return the ranks with known numbers of the latest start in a folder."""
     try:
         files = rankfile.find_files([folder]) if folder.is_dir() else []
         records = [rankfile.read(path) for path in files]
@@ -254,7 +254,7 @@ class AttachedRun(Conductor):
 
     @property
     def trace(self) -> Trace:
-        """The communication recorded up to now, with the clocks of several hosts aligned."""
+        """The communication recorded so far, with the clocks of several hosts aligned."""
         if self._has_one_clock:
             return super().trace
         return merge.merged_trace([*self.records.values()], Trace)

@@ -143,8 +143,8 @@ def idle(trace: EventLog, label: str = "") -> dict[int, float]:
 
     Args:
         trace: the trace of a run or of the simulator.
-        label: the label of a ``dk.mark`` on every rank, whose last span is measured; "" for the
-            whole trace.
+        label: the label of a ``dk.mark`` on every rank; its last span is measured. "" measures
+            the whole trace.
 
     Returns:
         The fraction, from 0 to 1, of each rank.

@@ -45,7 +45,7 @@ MAX_DIAGNOSED_EVENTS = 10_000
 #: State of the cluster after a failed run, in error messages.
 READY = "the cluster is ready for the next run"
 
-#: Prepares msgspec's conversion, whose first use is not thread-safe: listeners convert outcomes.
+#: Prepares msgspec's conversion: its first use is not thread-safe, and listeners convert outcomes.
 msgspec.convert({"rank": 0}, Outcome)
 
 

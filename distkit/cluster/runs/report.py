@@ -107,7 +107,7 @@ def interrupt_error(
 
 
 def _released_at(outcomes: Iterable[Outcome]) -> list[str]:
-    """Describe the user's lines at which ranks were stopped."""
+    """Describe the user's lines where ranks were stopped."""
     ranks_by_line: dict[str, list[int]] = {}
     for o in outcomes:
         if o.error and o.error.released and (line := _user_line(o.error.frames)):

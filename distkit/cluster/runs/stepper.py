@@ -105,7 +105,7 @@ class Stepper:
     def play(self, speed: float = 1.0) -> Stepper:
         """Make ``speed`` steps per second, until the end, :meth:`pause` or the stop button.
 
-        While looking back it replays the moments up to now, without resuming ranks.
+        While looking back it replays the moments so far, without resuming ranks.
 
         Raises:
             StepError: ``speed`` is not positive, or the run has ended.

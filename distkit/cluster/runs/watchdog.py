@@ -24,7 +24,7 @@ class DeadlockWatchdog:
     def __init__(self) -> None:
         # rank -> the operations that its threads wait in, start and latest report of the wait
         self._waits: dict[int, tuple[tuple[int, ...], float, float]] = {}
-        self._harmless_key: object = None  # state of the waits in which no deadlock was found
+        self._harmless_key: object = None  # state of the waits at the last check without a deadlock
         self._key: object = None
         self._since = self._checked_at = 0.0
         self._interval = CHECK_INTERVAL / 2

@@ -299,7 +299,7 @@ class KVStore:
         replace: bool = False,
         **options: Any,
     ) -> None:
-        """Set the optimizer with which the servers apply each gradient, or sum of gradients.
+        """Set the optimizer that the servers apply to each gradient or sum of gradients.
 
         Every worker must call it with the same optimizer, before the first push.
 

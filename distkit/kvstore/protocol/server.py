@@ -318,7 +318,7 @@ class KVServer:
         spec, keys = OptimizerSpec(request.name, request.options).check(), request.keys or (None,)
         current = {} if request.replace else self.optimizers
         conflicts = [current[k] for k in keys if current.get(k, spec) != spec]
-        # a replacement may not know of a change
+        # a replacement may be unaware of a change
         if conflicts and request.node not in self.first_numbers:
             raise KVStoreError(
                 f"set_optimizer got {spec}, but the servers have {conflicts[0]}. "

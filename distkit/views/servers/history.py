@@ -36,7 +36,7 @@ MAX_NAMES, MAX_WORKERS = 3, 10
 class Request:
     """A request of ``node`` to a server. Times are in seconds, None if the event did not happen.
 
-    ``version`` is the version that a pull returned, or from which a push's gradient was computed.
+    ``version`` is the version that a pull returned, or that a push's gradient was computed from.
     A request is ``refused`` if the reply was an error; a gradient is ``dropped`` if it was too
     late for its update. Other gradients stay in the inbox until they are ``applied``; ``nth``
     counts the earlier gradients of the same update. ``awaiting`` contains the nodes that a pull
