@@ -44,7 +44,7 @@ class InputContext:
 
     Args:
         num_input_pipelines: the number of dataset functions; here one per replica.
-        input_pipeline_id: the index of this one, from 0.
+        input_pipeline_id: the index of this function, from 0.
         num_replicas_in_sync: the number of replicas.
     """
 

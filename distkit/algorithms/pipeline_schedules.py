@@ -41,7 +41,7 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind}{self.microbatch}"
 
     def needs(self, stages: int) -> Action | None:
-        """Return the action that this one depends on; None for an input of the pipeline.
+        """Return the action that this action depends on; None for an input of the pipeline.
 
         >>> Action(1, "F", 0).needs(stages=2), Action(1, "B", 0).needs(stages=2)
         (0F0, 1F0)

@@ -28,7 +28,7 @@ from distkit.trace.calls import call, last_call
 from distkit.trace.info import Raising, RankEnd
 from distkit.trace.log import EventLog, grouped
 
-#: Matches the errors of a rank that only waited for another one.
+#: Matches the errors of a rank that only waited for another rank.
 _CONSEQUENTIAL = re.compile(
     r"Connection (closed|reset) by peer|[Tt]imed out|"
     r"waits for .* which has exited"

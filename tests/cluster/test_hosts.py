@@ -167,7 +167,7 @@ with cluster:
 
 @pytest.fixture
 def foreign_cluster() -> Iterator[ipyparallel.Cluster]:
-    """An ipyparallel cluster of another process, which ends with this one."""
+    """An ipyparallel cluster of another process, which exits with this process."""
     with subprocess.Popen(
         [sys.executable, "-c", OTHER_OWNER],
         stdin=subprocess.PIPE,

@@ -57,7 +57,7 @@ def doctor(
         ssh_cmd: the command that connects to them, as in ipyparallel's launchers: ssh, optionally
             with options, such as ``["ssh", "-F", "lab.config"]``, or another program that accepts a
             host and a command line.
-        python: the Python on the hosts; by default the path of this one, or else python3.
+        python: the Python on the hosts; by default this process's path, or else python3.
 
     Raises:
         DistkitError: a host is named twice, or ssh is not installed here.

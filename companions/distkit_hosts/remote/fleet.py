@@ -132,7 +132,7 @@ class HostForkClient(ForkClient):
         self._ended = ""  # the reason that the agent has reported
         #: Returns the launcher's current description of the agent.
         self.launcher_details: Callable[[], str] = str
-        #: That machine's clock, compared with this one's.
+        #: That machine's clock, compared with the local one.
         self.peer_clock = PeerClock()
         self._tunnel = tunnel
         tunnel.on_stream, tunnel.on_trip = self._on_stream, self.peer_clock.add
@@ -349,7 +349,7 @@ class Fleet:
                     timed_out = (
                         f"{self._progress_message(found, connected, wanted)} after "
                         f"{self.request.timeout:.0f} s. The machines must reach "
-                        f"{self._multiplexer.endpoint} on this one: open that port, or pass "
+                        f"{self._multiplexer.endpoint} here: open that port, or pass "
                         "another address with interface=… or a longer timeout=…."
                     )
                     failures = failures or {timed_out: None}

@@ -74,7 +74,7 @@ class Channel:
             head += self._read(_HEAD.size - len(head))
             message = decode(self._read(_HEAD.unpack(head)[0]))
         except (OSError, msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
-            self.hang_up()  # the other end must not wait for this one after an invalid message
+            self.hang_up()  # after an invalid message, the peer must not wait for a reply
             raise EOFError(f"the channel is closed: {error}") from error
         return message, fds[0] if fds else None
 

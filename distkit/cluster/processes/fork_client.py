@@ -99,7 +99,7 @@ class Child:
 
 
 class ForkClient:
-    """The client of a fork server on this host (see :func:`server`) or another one.
+    """The client of a fork server on this host (see :func:`server`) or another host.
 
     Args:
         channel: the channel to the fork server.
@@ -122,7 +122,7 @@ class ForkClient:
         channel.hang_up()
 
     def loss_reason(self) -> str:
-        """Return the reason why no process can be forked."""
+        """Explain why no process can be forked."""
         raise NotImplementedError
 
     def preload(self, target: str) -> None:
@@ -236,7 +236,7 @@ class LocalForkClient(ForkClient):
             self.process.wait()
 
     def loss_reason(self) -> str:
-        """Return the reason why no process can be forked."""
+        """Explain why no process can be forked."""
         if self.closed:
             return "no more processes can be started: this process is exiting."
         with suppress(subprocess.TimeoutExpired):

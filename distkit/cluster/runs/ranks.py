@@ -91,7 +91,7 @@ class Ranks(RankController):
         plan: number and devices of the ranks.
         folder: folder of their rendezvous.
         number: number of the run.
-        hosts: their machines; by default this one.
+        hosts: their machines; by default the local machine.
         on_change: called, from any thread, when a process exits.
     """
 

@@ -155,7 +155,7 @@ class AtBarrier(Request):
 
 
 class Finished(Request):
-    """Announce that this worker's function has ended, so no worker waits for it any longer."""
+    """Announce that this worker's function has ended, so that workers stop waiting for it."""
 
 
 class SetOptimizer(Request):

@@ -168,7 +168,7 @@ def updating(entry: Entry, pushes: Sequence[Push], server: int | None = None) ->
     """Record an update as a marked span, with the weights before and after.
 
     The span names the workers whose gradients it applies, and how ``late`` each gradient is: the
-    number of updates between the worker's pull and this one.
+    number of updates between the worker's pull and this update.
 
     Args:
         entry: the key that is updated.

@@ -305,7 +305,7 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         "before": "before the first message",  # text before the end of the first keyframe
         "panels": [],  # key moments: keyframe (-1: the start), title, when
         "scene": scene.plain(),
-        "side": None,  # another scene, next to this one
+        "side": None,  # another scene, next to this scene
         "styles": MARKS,
     }
     return fields | more
