@@ -355,7 +355,7 @@ def _validated(guess: Value, question: str) -> Value:
     """Return a valid guess for a question without choices.
 
     Raises:
-        DistkitError: the guess has no number, or not two if the question asks for two.
+        DistkitError: the guess contains no number, or not two if the question asks for two.
     """
     if not isinstance(guess, str):
         guess = _plain(guess)

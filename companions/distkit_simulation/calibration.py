@@ -143,7 +143,7 @@ def calibrate(
 
     Raises:
         TypeError: ``cluster`` is not a cluster.
-        ValueError: the cluster has one rank, or the sizes are too few or too small for a line fit.
+        ValueError: the cluster has only one rank, or the sizes are too few or too small to fit.
 
     Example:
         >>> cluster = dk.Cluster(4)                  # doctest: +SKIP

@@ -60,7 +60,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
         self._layers = 0
         self._nonfinite: dict[int, int] = {}  # layer -> a replica with a non-finite gradient
         self._used_models: WeakSet[Any] = WeakSet()  # models that have run forward
-        # threads of backward have no context variables
+        # backward's threads do not inherit context variables
         self._replica_context = ReplicaContext(self)
 
     # -- at the end of a scope -------------------------------------------------------------------

@@ -16,7 +16,7 @@ pull         it arrives (``dist_async``); no worker is more than s pushes of the
 barrier      every worker has called it
 ===========  =====================================================================
 
-A pull counts as waiting only if no answer can be in transit: its worker's own pushes are
+A pull counts as waiting only if no reply can be in transit: its worker's own pushes are
 acknowledged, and the workers that it waits for have not started to push. A gradient in transit
 counts as arrived.
 
@@ -152,7 +152,7 @@ def _topic(request: Event | Span) -> object:
 
 
 def _awaited_topic(request: Event | Span) -> object:
-    """Return the topic of the requests of other workers that must precede the answer."""
+    """Return the topic of the requests of other workers that must precede the reply."""
     return (
         (Op.PUSH, request.peer, request.attributes.get("key"))
         if request.op is Op.PULL

@@ -76,7 +76,7 @@ class Tensors(SceneView):
 class Gradients(SceneView):
     """Shows gradients, replicas and loss of a watched training loop.
 
-    A table has the norm and heat map of each layer and rank, of the result of the all-reduce, and
+    A table shows the norm and heat map of each layer and rank, of the result of the all-reduce, and
     of the gradient of a single process if it was recorded. Each layer also has its agreement, the
     mean cosine of two ranks' gradients. Curves show the loss and the drift between
     replicas.

@@ -1,6 +1,6 @@
 """Read traces of torch.profiler. No side effects.
 
-A trace has an operator ``c10d::…`` for each call. NCCL adds ``record_param_comms`` with the group,
+Each call is an operator ``c10d::…`` in the trace. NCCL adds ``record_param_comms`` with the group,
 and a kernel with the times on the GPU. gloo adds a range ``gloo:…`` with the end of the call.
 Ranges of ``record_function`` become marks.
 

@@ -1,6 +1,6 @@
 """Follow a run of another launcher through the files that its ranks write, and control its ranks.
 
-The files have the events of all ranks, on this machine and on others. Ranks on this machine can
+The files contain the events of all ranks, on this machine and on others. Ranks on this machine can
 also be paused and ended, through their sockets.
 """
 

@@ -219,5 +219,5 @@ def _containers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.M
 
 
 def _is_container(module: nn.Module) -> bool:
-    """Return whether a module has no forward, like a ModuleList or a ParameterDict."""
+    """Return whether a module has no forward method, like a ModuleList or a ParameterDict."""
     return type(module).forward is nn.Module.forward

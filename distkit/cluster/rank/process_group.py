@@ -52,7 +52,7 @@ class Group:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.is_replacement = False  # this rank replaces a dead one, and has no group
+        self.is_replacement = False  # this rank replaces a dead rank, and has no group
         self._joins = 0  # number of joins, since a script may destroy and recreate the group
         self._claimed = False  # a script called init_process_group and got this group
         #: Keeps every group alive: destroying a group joins its threads while holding the GIL,

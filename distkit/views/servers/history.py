@@ -1,7 +1,7 @@
 """Reconstructs the history of a run with a parameter server from its events. No side effects.
 
-The history has requests with their replies, updates, and the waits of workers. A gradient is in
-the inbox of its key from its arrival until an update applies it. The consistency rule of the run
+The history contains requests with their replies, updates, and the waits of workers. A gradient is
+in the inbox of its key from its arrival until an update applies it. The consistency rule of the run
 determines the workers that a pull waits for.
 """
 
@@ -76,7 +76,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An update of a key. ``late`` has the staleness of each worker's gradient."""
+    """An update of a key. ``late`` contains the staleness of each worker's gradient."""
 
     server_key: ServerKey
     version: int

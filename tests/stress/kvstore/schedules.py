@@ -52,8 +52,8 @@ class Ended(Message):
 class Network:
     """Processes and the ordered connections between them.
 
-    ``queues`` has the messages in flight, each with its target server, by sender and receiver.
-    ``inbox`` has the messages delivered to each worker.
+    ``queues`` contains the messages in flight, each with its target server, by sender and receiver.
+    ``inbox`` contains the messages delivered to each worker.
     """
 
     def __init__(self, mode: str, replication: int, on_crash: str = "continue") -> None:
