@@ -122,7 +122,7 @@ def grade(submissions: Sequence[Path], folder: Path, names: Sequence[str] = ()) 
         names: names of exercises; if empty, the exercises of each submission.
 
     Raises:
-        DistkitError: an exercise is unknown, or two submissions have equal names.
+        DistkitError: an exercise is unknown, or two submissions have the same name.
     """
     if unknown := [name for name in names if name not in TASKS]:
         raise DistkitError(

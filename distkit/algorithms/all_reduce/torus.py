@@ -101,7 +101,7 @@ def torus_all_reduce(
         op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None means the default group.
         devices_per_host: g, a divisor of the number of ranks. By default, a row is a host that the
-            ranks run on, and all hosts must have equal numbers of ranks; if all run on one host,
+            ranks run on, and all hosts must have the same number of ranks; if all run on one host,
             the grid is as square as possible.
 
     Raises:
