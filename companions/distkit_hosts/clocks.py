@@ -50,7 +50,7 @@ class Offset(NamedTuple):
 
 
 class RoundTrip(NamedTuple):
-    """The times of a request and its reply [s], measured on the clock of the host in the name."""
+    """The times of a request and its reply [s], each on the clock that its name states."""
 
     sent_here: float
     received_there: float

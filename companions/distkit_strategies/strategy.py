@@ -329,7 +329,7 @@ class Strategy:
             )
 
     def _run(self, replica: ReplicaContext) -> contextlib.AbstractContextManager[None]:
-        """Return the context of this replica's function."""
+        """Return a context for running this replica's function."""
         return self._agreement.inside_run()
 
     def _after_scope(self, created: CreatedVariables) -> None:

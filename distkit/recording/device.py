@@ -115,7 +115,7 @@ class Clock:
             begin: an earlier event.
             called: the time at which the host recorded ``begin`` [s].
             end: an event that the GPU has reached.
-            seen: the time when the host observed that [s].
+            seen: the time when the host observed this [s].
         """
         since = self._latest.elapsed_time(begin) / 1e3 if self._latest is not None else 0.0
         self._latest, self._latest_time = begin, self._latest_time + since

@@ -30,7 +30,7 @@ class RankInfo(Struct, frozen=True, omit_defaults=True):
         host: the name of its machine.
         pid: its process id.
         device: the device of its tensors.
-        file: another program's file that it was read from.
+        file: the file of another program that recorded it.
     """
 
     name: str = ""

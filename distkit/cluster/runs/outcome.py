@@ -45,7 +45,7 @@ class Failure:
         type: name of its class.
         text: its text, with its notes.
         frames: frames of its traceback, outermost first.
-        time: time of its description [s].
+        time: time when it was described [s].
         released: whether it is the consequence of the rank's release.
         cause: the exception that it was raised from, as text.
         consequence: whether it is the consequence of a broken connection to another rank.
@@ -71,7 +71,7 @@ class Outcome:
         remark: why the result is missing, if this is not an error.
         error: the exception that it raised.
         died: how its process exited; "" if it is alive.
-        died_at: time of the detected end, on the trace's clock [s].
+        died_at: time when the exit was detected, on the trace's clock [s].
         log: the end of the log of a process that exited.
         intact: whether the next cell can use the process.
         collectives: number of issued collectives, by group.

@@ -50,7 +50,7 @@ class ProcessHost:
         folder: the cluster's folder on the machine.
         ranks: the numbers of its ranks.
         servers: the numbers of its parameter servers.
-        address: its address for other machines; "" if there are none.
+        address: its address as seen from other machines; "" if there are none.
     """
 
     server: ForkClient
