@@ -90,7 +90,7 @@ def _peak(mark: str) -> Iterator[list[float]]:
 
     def watch() -> None:
         while not stopped.wait(PERIOD):
-            with suppress(OSError, DistkitError):  # a process may have just ended
+            with suppress(OSError, DistkitError):  # a process may have just exited
                 samples.append(sum(pss(p.pid) for p in marked(mark)) / 1e6)
 
     watcher = threading.Thread(target=watch)
@@ -114,7 +114,7 @@ def _run(lesson: Path) -> str:
 
 
 def _opened(reps: int, log: Log) -> list[float]:
-    """Return the seconds to the first picture in new kernels, after a run that warms the caches."""
+    """Return the time to the first picture in new kernels [s], after a run to warm the caches."""
     seconds = []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         root = shutil.copytree(FIRST.parent, Path(folder, "notebooks"))

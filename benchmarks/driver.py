@@ -112,7 +112,7 @@ class Driver:
         """Wait for the program's next reply.
 
         Raises:
-            DistkitError: the program ended, or did not reply within ``timeout`` [s].
+            DistkitError: the program exited, or did not reply within ``timeout`` [s].
         """
         stdout = _pipe(self.process.stdout)
         ready, _, _ = select.select([stdout], [], [], timeout)
@@ -168,7 +168,7 @@ def _mark(process: psutil.Process) -> str:
     try:
         alive = process.status() != psutil.STATUS_ZOMBIE
         return process.environ().get(MARK, "") if alive else ""
-    except (psutil.Error, OSError):  # it has ended, or is another user's
+    except (psutil.Error, OSError):  # it has exited, or is another user's
         return ""
 
 

@@ -1,7 +1,7 @@
 """GPU ranks compared with their references. Without a GPU, figures are marked as unproven.
 
 A stand-in runs the same code on the CPU, to test the benchmark itself. Its numbers do not apply to
-GPUs, so the names of its figures say that they are from a stand-in.
+GPUs, so the names of its figures mark them as measured on a stand-in.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def environment() -> dict[str, Any]:
 
 # -- starting and ending -------------------------------------------------------------------------
 
-#: Replies with seconds to the first all_reduce, and the pids of ranks that hold 64 MiB each.
+#: Replies with the time to the first all_reduce [s], and the pids of ranks that hold 64 MiB each.
 _CLUSTER = """
 def first(device):
     import torch, torch.distributed as dist
@@ -152,7 +152,7 @@ def _leaving(killed: bool, device: str, reps: int) -> Pair:
 
 
 def _left(device: str, killed: bool) -> float:
-    """Return the MiB still in use 5 s after the cluster or its kernel ended."""
+    """Return the MiB still in use 5 s after the cluster or its kernel has exited."""
     before = _used(device, [])
     with Driver(_CLUSTER) as driver:
         _, ranks = driver.request(device)
@@ -179,7 +179,7 @@ def _used(device: str, ranks: list[int]) -> float:
 def _pss(pid: int) -> int:
     try:
         return pss(pid)
-    except (OSError, DistkitError):  # the process has ended
+    except (OSError, DistkitError):  # the process has exited
         return 0
 
 
@@ -200,7 +200,7 @@ def _training(ranks: int, device: str, reps: int) -> Pair:
 
 
 def train(device: str, steps: int) -> float:
-    """Return this rank's seconds per DDP step of a small convolutional network."""
+    """Return this rank's time per DDP step of a small convolutional network [s]."""
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -245,7 +245,7 @@ def _reducing(device: str, reps: int) -> Pair:
 
 
 def reduce(device: str, size: int) -> tuple[float, float]:
-    """Return this rank's seconds per all-reduce of ``size`` bytes, with shared memory and gloo."""
+    """Return this rank's time per all-reduce of ``size`` bytes, with shared memory and gloo [s]."""
     import torch
     import torch.distributed as dist
 

@@ -67,7 +67,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _finding(cluster: Any, case: Any) -> float:
-    """Return the seconds from the moment the last rank blocks to the error."""
+    """Return the time from the moment the last rank blocks to the error [s]."""
     run = cluster.submit(case.program)
     try:
         run.wait(60)
@@ -77,7 +77,7 @@ def _finding(cluster: Any, case: Any) -> float:
 
 
 def _hung_run(cluster: Any) -> float:
-    """Return the seconds from the interrupt of a hung run to the end of the next run."""
+    """Return the time from the interrupt of a hung run to the end of the next run [s]."""
     from distkit.hangs import ring_of_recvs
 
     cluster.submit(ring_of_recvs, wait_forever=True)
@@ -87,7 +87,7 @@ def _hung_run(cluster: Any) -> float:
 
 
 def _endless_run(cluster: Any) -> float:
-    """Return the same for ranks that communicate in an endless loop."""
+    """Return the same time for ranks that communicate in an endless loop."""
 
     def all_reduces() -> None:
         import torch
@@ -103,7 +103,7 @@ def _endless_run(cluster: Any) -> float:
 
 
 def _interrupt(cluster: Any) -> float:
-    """Return the seconds from an interrupt to the end of the next run."""
+    """Return the time from an interrupt to the end of the next run [s]."""
     started = time.perf_counter()
     cluster.interrupt()
     cluster.submit(abs, -1).wait()

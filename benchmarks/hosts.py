@@ -270,7 +270,7 @@ def hanging() -> None:
 
 
 def _times() -> Samples:
-    """Return the seconds of alternating all-reduces, measured on the slowest rank."""
+    """Return the time of alternating all-reduces [s], measured on the slowest rank."""
     import torch
     import torch.distributed as dist
 

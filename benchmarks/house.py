@@ -22,9 +22,9 @@ class Line(NamedTuple):
     target: int
 
 
-#: Statements of each folder, without subfolders that have a separate line. A test fails when a
-#: folder exceeds its line. A commit that makes a package smaller lowers its line; a package that
-#: moves keeps its line.
+#: Statements of each folder, without subfolders that have a separate entry. A test fails when a
+#: folder exceeds its limit. A commit that makes a package smaller lowers its limit; a package that
+#: moves keeps its limit.
 LINES = {
     "distkit": Line(967, 550),
     "distkit/algorithms": Line(1_325, 1_300),
@@ -45,7 +45,7 @@ LINES = {
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
-#: Folders that do not count as product.
+#: Folders that are not part of the product.
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {

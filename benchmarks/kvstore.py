@@ -62,7 +62,7 @@ def _turns(
     reps: int,
     log: Callable[[str], None],
 ) -> Turns:
-    """Return the seconds of each contender: distkit, MXNet or the echo, TensorFlow."""
+    """Return the time of each contender [s]: distkit, MXNet or the echo, TensorFlow."""
     from distkit.cluster.cluster import Cluster
 
     turns: Turns = {OURS: {}}
@@ -144,7 +144,7 @@ def on_worker(mode: str, job: tuple[str, Any], data: Any) -> dict[Any, float]:
 
 
 def _trip(kv: Any, size: int, calls: int) -> float:
-    """Return the seconds per push and pull."""
+    """Return the time per push and pull [s]."""
     import torch
 
     w, g = torch.zeros(size // 4), torch.ones(size // 4)
@@ -158,7 +158,7 @@ def _trip(kv: Any, size: int, calls: int) -> float:
 
 
 def _train(kv: Any, steps: int, images: Any, labels: Any) -> float:
-    """Return the seconds per step of the digits MLP on this worker's shard."""
+    """Return the time per step of the digits MLP on this worker's shard [s]."""
     import torch
     from torch import nn
 

@@ -224,7 +224,7 @@ class Echo:
     name = ECHO
 
     def run(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
-        """Return the seconds of one worker's round trips, or nothing for training."""
+        """Return the time of one worker's round trips [s], or nothing for training."""
         kind, what = job
         if kind != "trips":
             return [{}]
@@ -232,7 +232,7 @@ class Echo:
 
 
 def _echo(size: int, calls: int) -> float:
-    """Return the seconds of a round trip of ``size`` bytes."""
+    """Return the time of a round trip of ``size`` bytes [s]."""
     import zmq
 
     with (

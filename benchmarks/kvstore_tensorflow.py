@@ -1,8 +1,8 @@
 """TensorFlow's ParameterServerStrategy, which is always asynchronous, on the digits MLP.
 
-It needs ``pip install tensorflow-cpu`` in a separate Python, the path of that Python in
-``DISTKIT_TENSORFLOW_PYTHON``, and Linux with unshare and ip, because its servers listen on all
-interfaces and therefore run in a network namespace.
+Set ``DISTKIT_TENSORFLOW_PYTHON`` to the path of a separate Python with ``tensorflow-cpu``. The
+servers listen on all interfaces, so they run in a network namespace, which requires Linux with
+unshare and ip.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MISSING = f"{NAME}: set DISTKIT_TENSORFLOW_PYTHON"
 #: Training steps per call of the coordinator: one, as in TensorFlow's tutorial, and several.
 CALLS = {"step": 1, "ten steps per call": 10}
 
-#: A program that starts and coordinates servers and workers, and times steps for each input line.
+#: A program that coordinates servers and workers; each input line is a number of steps to time.
 _PROGRAM = """
 import json, os, socket, subprocess, sys, threading, time
 replies = os.fdopen(os.dup(1), "w")
@@ -54,7 +54,7 @@ resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 if resolver.task_type != "chief":
     tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type,
                          task_index=resolver.task_id, protocol="grpc")
-    sys.stdin.read()    # until the chief has ended
+    sys.stdin.read()    # until the chief exits
     os._exit(0)
 
 strategy = tf.distribute.ParameterServerStrategy(resolver)
@@ -153,7 +153,7 @@ class TensorFlow:
         )
 
     def run(self, steps: int) -> dict[str, float]:
-        """Return a worker's seconds per step, by the number of steps per call."""
+        """Return a worker's time per step [s], by the number of steps per call."""
         stdin, stdout = self._pipes()
         stdin.write(json.dumps(steps).encode() + b"\n")
         line = stdout.readline()
@@ -166,7 +166,7 @@ class TensorFlow:
         return results
 
     def close(self) -> None:
-        """Close the input, which ends the coordinator and then the other processes."""
+        """Close the input, so that the coordinator exits, and then the other processes."""
         stdin, stdout = self._pipes()
         stdin.close()
         try:

@@ -75,11 +75,11 @@ class Lab:
         return f"{self.url}/lab/tree/{notebook}?reset&token={self.token}"
 
     def ready(self) -> bool:
-        """Return whether the server answers."""
+        """Return whether the server responds."""
         try:
             with urlopen(f"{self.url}/api/status?token={self.token}", timeout=5):
                 return True
-        except (OSError, HTTPException):  # not yet, or too busy to answer
+        except (OSError, HTTPException):  # not yet, or too busy to respond
             return False
 
 
@@ -108,7 +108,7 @@ def serve(
         prefix: a command that executes its arguments.
 
     Raises:
-        DistkitError: JupyterLab ended three times or did not answer within two minutes; the
+        DistkitError: JupyterLab exited three times or did not respond within two minutes; the
             message contains its log.
     """
     log = home / "lab.log"
@@ -164,7 +164,7 @@ def _command(lab: Lab, port: int) -> list[str]:
 
 @cache
 def missing() -> str:
-    """Return the reason why no browser is available, or ""."""
+    """Explain why no browser is available; "" if one is."""
     driver = [sys.executable, "-m", "playwright", "--version"]
     if shutil.which("chromium") and not subprocess.run(driver, capture_output=True).returncode:
         return ""

@@ -153,7 +153,7 @@ def take_turns_on_rank(
 
 
 def parts(batch: int) -> dict[str, float]:
-    """Return this rank's seconds for each part of a training step."""
+    """Return this rank's time for each part of a training step [s]."""
     import torch
     import torch.nn.functional as F
 

@@ -63,7 +63,7 @@ def _ours() -> dict[str, float]:
 
 
 def steps_on_rank() -> dict[str, float]:
-    """Return this rank's seconds per step with distkit's all-reduce, and without communication."""
+    """Return this rank's time per step with distkit's all-reduce, and without communication [s]."""
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -120,7 +120,7 @@ for step in range(int(steps) + 20):
     F.cross_entropy(net(images), labels).backward()
     optimizer.step()
 sys.stdout.write(f"seconds {(time.perf_counter() - start) / steps}\\n")  # a single write
-dist.barrier()  # gloo may abort a rank whose peers have ended
+dist.barrier()  # gloo may abort a rank whose peers have exited
 dist.destroy_process_group()
 """
 

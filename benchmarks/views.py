@@ -226,7 +226,7 @@ def _pair(page: Any, file: Path) -> dict[str, float]:
 def lag(
     taken: Sequence[tuple[int, list[float]]], painted: Sequence[tuple[int, float]], epoch: float
 ) -> list[float]:
-    """Return the seconds from each event to the first picture that shows it.
+    """Return the time from each event to the first picture that shows it [s].
 
     Args:
         taken: the number of each update and the times of its events on the monotonic clock.

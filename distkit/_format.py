@@ -93,14 +93,14 @@ def named(ranks: Iterable[int]) -> str:
 
 
 def time_unit(s: float) -> tuple[float, str]:
-    """Return the factor and the unit that keep the number of a duration short."""
+    """Return the factor and the unit that keep the displayed number of a duration short."""
     if abs(s) >= 0.9995:
         return 1, "s"
     return (1e3, "ms") if abs(s) >= 0.9995e-3 else (1e6, "µs")
 
 
 def round_step(span: float, steps: int) -> float:
-    """Return the smallest 1, 2 or 5 times a power of ten for at most ``steps`` steps in ``span``.
+    """Return the smallest 1, 2 or 5 times a power of ten with at most ``steps`` steps in ``span``.
 
     >>> round_step(10, 6), round_step(0.9, 10)
     (2.0, 0.1)

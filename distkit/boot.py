@@ -3,7 +3,7 @@
 With a ``random.py`` next to a notebook, ``import random`` imports that file. Python's error names
 the missing attribute, not the wrong file. :func:`check` detects such a file. Python would also put
 the notebook's folder first on the path of distkit's own processes, such as the one that ranks are
-forked from: :func:`command` gives them a path of library folders and the folder of this distkit.
+forked from: :func:`command` sets their path to the library folders and the folder of this distkit.
 """
 
 from __future__ import annotations

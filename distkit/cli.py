@@ -1,7 +1,7 @@
 """The command line: ``distkit demo``, ``trace``, ``replay``, ``doctor`` and others.
 
-A command imports its modules when it runs, so that ``distkit --help`` is quick. Errors of distkit
-and of files are printed as one message, with exit status 1. The exit status is 2 for wrong
+A command imports its modules when it runs, so that ``distkit --help`` is fast. distkit's errors and
+file errors are printed as one message, with exit status 1. The exit status is 2 for wrong
 arguments and 130 for Ctrl-C.
 """
 

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Synchronous:
-    """A model in which an update applies one gradient from every worker but ``backup`` of them.
+    """A model whose updates apply one gradient from each worker, except ``backup`` late ones.
 
     >>> Synchronous().awaits(clock=1, version=0, arrived={0}, members={0, 1, 2}, clocks={})
     {1, 2}

@@ -8,7 +8,7 @@
     │   └── StoppedError        it was used after stop()
     ├── RunError                one run of a function on the ranks
     │   ├── RankError           the function raised on a rank; its traceback is in the message
-    │   ├── RankDied            a rank's process ended in the middle of the run
+    │   ├── RankDied            a rank's process exited in the middle of the run
     │   ├── DeadlockError       ranks waited for each other forever; its findings explain why
     │   │   └── MismatchError   their calls do not match in size, order, root …
     │   ├── NotPicklableError   the function, an argument or a result cannot be pickled
@@ -80,7 +80,7 @@ def is_generated(file: str, function: str) -> bool:
 
 
 class DistkitError(_BriefTraceback, Exception):
-    """The base class of all errors that distkit raises on purpose."""
+    """The base class of all errors that distkit raises deliberately."""
 
 
 class ClusterError(DistkitError):
@@ -118,7 +118,7 @@ class RankError(RunError):
 
 
 class RankDied(RankError):
-    """A rank's process ended in the middle of the run.
+    """A rank's process exited in the middle of the run.
 
     ``line`` is the line of the crash if it was reported, otherwise that of the last recorded call.
     """

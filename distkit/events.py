@@ -253,8 +253,8 @@ class Event:
 class Span:
     """One operation from start to completion, derived from its events.
 
-    ``start`` is the time at which the operation was passed to the backend; until then, the time of
-    the call. ``end`` is None until it completes.
+    ``start`` is the time when the operation was passed to the backend; until then, the time of the
+    call. ``end`` is None until it completes.
     ``before`` and ``after`` summarize the tensor's values at start and end.
     """
 

@@ -324,7 +324,7 @@ class Case:
     culprits: tuple[int, ...]
     how: str = "hangs"
     ranks: int = 3
-    servers: int = 0  # of a parameter server
+    servers: int = 0  # number of parameter servers
 
     @property
     def source(self) -> str:

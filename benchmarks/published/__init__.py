@@ -1,6 +1,6 @@
 """Published scaling tables compared with the cost model's predictions, without measurements.
 
-tables.py has the numbers and their sources; each other module predicts one kind of table. Some
+tables.py contains the numbers and their sources; each other module predicts one kind of table. Some
 rows of a table determine the constants of its machine; they are marked, and not scored.
 """
 

@@ -55,7 +55,7 @@ def slowest(workers: int) -> float:
 
 
 def step_seconds(compute: float, sigma: float, beta: float, workers: int, servers: int) -> float:
-    """Return the seconds of a synchronous step of Inception-v3 with unsplit tensors.
+    """Return the time of a synchronous step of Inception-v3 with unsplit tensors [s].
 
     The fullest server sends its tensors to every worker during forward, a third of the compute
     time, and receives the gradients during backward; the longer of compute and transfer determines

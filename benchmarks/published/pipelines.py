@@ -110,7 +110,7 @@ def _activations(model: str) -> float:
 
 
 def _work(model: str) -> float:
-    """Return the seconds of a micro-batch, up to a factor."""
+    """Return the time of a micro-batch [s], up to a factor."""
     return tables.ZERO_BUBBLE_MODELS[model][2] / tables.ZERO_BUBBLE[model]["1F1B"][0]
 
 

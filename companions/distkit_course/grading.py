@@ -33,9 +33,9 @@ from distkit_course.judging import row
 from distkit_course.task import BLOCKED, FAIL, PASS
 
 #: The function that a judge process runs, and its argument.
-_JUDGE = "distkit.cluster.processes.fork_client:call_beside", "distkit_course.judging:main"
+_JUDGE = "distkit.cluster.processes.fork_client:call_during_start", "distkit_course.judging:main"
 
-#: Seconds without a message after which a judge is considered hung and is killed.
+#: Timeout for a message from a judge, which is then considered hung and is killed [s].
 TIMEOUT = 300.0
 
 
@@ -109,7 +109,7 @@ def titles(submissions: Sequence[Path]) -> list[str]:
         parent = os.path.commonpath([path.parent for path in files])
         names = ["-".join(path.relative_to(parent).parts) for path in files]
     if duplicate := next((name for name in names if names.count(name) > 1), ""):
-        raise DistkitError(f"two submissions would have the report {duplicate}.json. Rename one.")
+        raise DistkitError(f"two submissions would write the report {duplicate}.json. Rename one.")
     return names
 
 
@@ -122,7 +122,7 @@ def grade(submissions: Sequence[Path], folder: Path, names: Sequence[str] = ()) 
         names: names of exercises; if empty, the exercises of each submission.
 
     Raises:
-        DistkitError: an exercise is unknown, or two submissions have equal names.
+        DistkitError: an exercise is unknown, or two submissions have the same name.
     """
     if unknown := [name for name in names if name not in TASKS]:
         raise DistkitError(
@@ -142,7 +142,7 @@ def grade(submissions: Sequence[Path], folder: Path, names: Sequence[str] = ()) 
 
 
 def _judge(submission: Path, report: Report, names: Sequence[str]) -> None:
-    """Judge a submission; if a judge dies in an exercise, start another for the next exercises."""
+    """Judge a submission; if a judge dies in an exercise, start another for the remaining ones."""
     pending = [*names]
     while True:
         current, read_error = "", "its judge exited while reading it"

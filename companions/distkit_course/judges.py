@@ -1,4 +1,4 @@
-"""Tests for answers, each on separate ranks.
+"""Tests of answers, each on separate ranks.
 
 :class:`Calls` checks the values of a function. :class:`Program` checks the results of a program and
 the number of messages of its busiest rank. :class:`FasterThan` compares its time with that of a
@@ -269,8 +269,8 @@ class Program:
         limits: the maximum per rank on n ranks, by name: "messages", "bytes", "rounds" or "calls"
             (collective operations), each with an optional reason.
         why: a function ``f(results, rights)`` that explains common mistakes.
-        then: a function that judges an answer which meets all these criteria, from the first
-            trace or in another way.
+        then: a function that further judges an answer that meets all these criteria, for example
+            from the first trace.
     """
 
     call: Callable[[Answer, int, int], Any]
@@ -341,7 +341,7 @@ def measured(trace: Trace) -> dict[str, int]:
 
 
 def at_most(name: str, got: int, limit: int, reason: str, trace: Trace) -> Criterion:
-    """Return a criterion that passes up to ``limit``, and is wasteful above."""
+    """Return a criterion that passes up to ``limit``, and is "wasteful" above it."""
     unit, suffix = _COUNTED[name]
     text = count(got, unit) + suffix
     if got <= limit:
@@ -387,7 +387,7 @@ def judged(
     """Return the criterion of the answer's time.
 
     Args:
-        pairs: seconds of the answer and of the naive program on the slowest rank.
+        pairs: the time of the answer and of the naive program on the slowest rank [s].
         ratio: the required speedup.
         busy: whether other processes use the machine.
         why: the usual cause of a slow answer.
@@ -407,7 +407,7 @@ def judged(
 
 
 def _timed(call: Callable[[Answer, int, int], Any], *programs: Answer) -> list[list[float]]:
-    """Return this rank's seconds of each program; the programs alternate."""
+    """Return this rank's time for each program [s]; the programs alternate."""
     rank, n, seconds = dist.get_rank(), dist.get_world_size(), []
     for _ in range(WARM_UPS + PAIRS):
         seconds.append([0.0 for _ in programs])

@@ -355,7 +355,7 @@ def _validated(guess: Value, question: str) -> Value:
     """Return a valid guess for a question without choices.
 
     Raises:
-        DistkitError: the guess has no number, or not two if the question asks for two.
+        DistkitError: the guess contains no number, or not two if the question asks for two.
     """
     if not isinstance(guess, str):
         guess = _plain(guess)
@@ -368,7 +368,7 @@ def _validated(guess: Value, question: str) -> Value:
 
 
 def _matching(guess: Value, actual: float | Sequence[float | str]) -> list[float]:
-    """Return the reading of a guess with as many numbers as the answer, or the first one."""
+    """Return the interpretation of a guess with as many numbers as the answer, or the first one."""
     length = 1 if isinstance(actual, int | float) else len(actual)
     readings = _readings(guess)
     return next((numbers for numbers in readings if len(numbers) == length), readings[0])

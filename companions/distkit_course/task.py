@@ -23,7 +23,7 @@ class NotAttempted(Exception):
 
 
 class WrongAnswer(Exception):
-    """Raised for a wrong answer; has a description and, if available, the trace that shows it."""
+    """Raised for a wrong answer, with a description and, if available, the trace that shows it."""
 
     def __init__(self, text: str, trace: Trace | None = None) -> None:
         super().__init__(text)

@@ -1,7 +1,7 @@
 """Interactive controls for real runs, like ``ipywidgets.interact`` for functions on ranks.
 
 experiment.py runs functions with one or many settings; controls.py creates widgets; results.py
-summarizes runs in a table and a plot (pure); panel.py is the user interface.
+summarizes runs in a table and a plot, without side effects; panel.py is the user interface.
 """
 
 from distkit_experiments.experiment import Experiment, sweep

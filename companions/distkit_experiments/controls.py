@@ -235,7 +235,7 @@ def make(name: str, abbreviation: Any, default: Any = EMPTY) -> Control:
 
     Raises:
         ValueError: the range is empty, or the default is outside of it.
-        TypeError: no control exists for the abbreviation.
+        TypeError: the abbreviation is not supported.
     """
     try:
         control = _create(name, abbreviation)

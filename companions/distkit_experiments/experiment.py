@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: Interval at which an experiment polls its run [s].
+#: Polling interval of an experiment's run [s].
 POLL_SECONDS = 0.1
 
 #: Number of printed lines that are kept.
@@ -285,7 +285,7 @@ class Experiment:
 
     @property
     def runs(self) -> list[tuple[dict[str, Any], Run]]:
-        """Pairs of the parameters of a run and the run."""
+        """Pairs of a run's parameters and the run."""
         return [(dict(r.parameters), r.run) for r in self.records]
 
     def to_dataframe(self) -> pandas.DataFrame:

@@ -40,7 +40,7 @@ WIDTH, HEIGHT, LINE, DPI = 4.6, 3.0, 0.24, 72
 FONT_SIZE = 11.5
 #: Maximum length of labels [characters].
 MAX_LABEL = 20
-#: Default number of charts: the seconds, and the first returned value.
+#: Default number of charts: the run time, and the first returned value.
 DEFAULT_CHARTS = 2
 #: Number of series with different colors and names; number of runs that determine the x axis.
 MAX_NAMED, RECENT_RUNS = 7, 6
@@ -53,7 +53,7 @@ class Activity:
     """The current activity of an experiment."""
 
     text: str
-    since: float | None = None  # time at which the run started
+    since: float | None = None  # start time of the run
     can_stop: bool = False
 
 
@@ -125,7 +125,7 @@ def numbers(value: Any) -> dict[str, float]:
 
 
 def plottable(records: Sequence[Record]) -> list[str]:
-    """Return the results that can be plotted: seconds and returned values first."""
+    """Return the results that can be plotted: run time and returned values first."""
     returned = [name for r in records for name in r.values]
     measured = [name for r in records for name, value in r.measured.items() if value]
     return [*dict.fromkeys([SECONDS, *returned, *measured])]
@@ -182,7 +182,7 @@ def static_html(
 
 
 def varied(records: Sequence[Record]) -> list[str]:
-    """Return the parameters in which runs differ, the one for the x axis first.
+    """Return the parameters that differ between runs, starting with the one for the x axis.
 
     Numbers come before text; then parameters with more values in the latest runs come first.
     """
@@ -206,7 +206,7 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
 
     Args:
         records: the runs.
-        results: names of columns; if empty, the seconds and a returned value.
+        results: names of columns; if empty, the run time and one returned value.
         against: a varied parameter or another result; if "", the varied parameter.
 
     Raises:
@@ -241,7 +241,7 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
 
 
 def _draw(axes: Axes, series: Mapping[str, Sequence[Record]], result: str, against: str) -> None:
-    """Draw each series as a line through its means, and a dot for each run."""
+    """Draw each series as a line through its means, with a dot for each run."""
     points = {
         name: [
             (r.row[against], r.row[result]) for r in records if {result, against} <= r.row.keys()
@@ -269,7 +269,7 @@ def _draw(axes: Axes, series: Mapping[str, Sequence[Record]], result: str, again
 
 
 def _axis(axes: Axes, values: Sequence[Any], against: str) -> Callable[[Any], float]:
-    """Set up the x axis for these values; return the function from a value to its position."""
+    """Set up the x axis for these values; return a function that maps a value to its position."""
     if not all(map(is_number, values)):
         labels = [*dict.fromkeys(map(format_plain, values))]
         axes.set_xticks(range(len(labels)), map(_shortened, labels))
@@ -282,7 +282,7 @@ def _axis(axes: Axes, values: Sequence[Any], against: str) -> Callable[[Any], fl
 
 
 def _shortened(name: str) -> str:
-    """Return a name, shortened to MAX_LABEL characters."""
+    """Shorten a name to at most MAX_LABEL characters."""
     return name if len(name) <= MAX_LABEL else f"{name[: MAX_LABEL - 1]}…"
 
 

@@ -1,4 +1,6 @@
-"""Align the clocks of several hosts so that no message is received before it was sent. Pure.
+"""Align the clocks of several hosts so that no message is received before it was sent.
+
+No side effects.
 
 A message that one host sends at s and another receives at r, each by its own clock, bounds the
 difference of their clocks, which is less than r - s. Sums of such bounds along paths of hosts bound

@@ -77,7 +77,7 @@ def _explain(folder: Path, printed: set[str]) -> Trace | None:
 
     if not folder.is_dir() or not rankfile.find_files([folder]):
         print(
-            "No rank was recorded: the launcher ended before the script started.", file=sys.stderr
+            "No rank was recorded: the launcher exited before the script started.", file=sys.stderr
         )
         return None
     trace = cli.open_trace([folder])

@@ -1,4 +1,4 @@
-"""Estimate the difference of two hosts' clocks with round trips between them. Pure.
+"""Estimate the difference of two hosts' clocks with round trips between them. No side effects.
 
 Let θ be a host's clock minus the reference's. A message that the reference sent at s and the host
 received at r took some time, so θ < r − s. A message in the other direction, sent at s by the host,
@@ -30,7 +30,7 @@ class Offset(NamedTuple):
         at: the other host's clock at the latest round trip [s].
 
     >>> offset = Offset(seconds=5.0, error=1e-4, at=105.0)
-    >>> round(offset.to_here(105.0), 6)
+    >>> round(offset.to_local_time(105.0), 6)
     100.0
     >>> round(offset.error_at(105.2), 6)
     0.0002
@@ -44,13 +44,13 @@ class Offset(NamedTuple):
         """Return the maximum error of the offset at a time of the other clock [s]."""
         return self.error + DRIFT * abs(remote - self.at)
 
-    def to_here(self, remote: float) -> float:
+    def to_local_time(self, remote: float) -> float:
         """Convert a time of the other host's clock to this host's [s]."""
         return remote - self.seconds
 
 
 class RoundTrip(NamedTuple):
-    """The four times of a request and its reply [s], each by the clock of the host in its name."""
+    """The times of a request and its reply [s], each on the clock that its name states."""
 
     sent_here: float
     received_there: float
@@ -115,8 +115,8 @@ class LiveClocks:
         known = self._clocks[rank] = offset if error(offset) < error(known) / 2 else known
         self._errors[rank] = max(error(known), self._errors.get(rank, 0.0))
         reached = self._reached.get(rank, -math.inf)
-        self._reached[rank] = max(reached, known.to_here(last))
-        return lambda remote: max(reached, known.to_here(remote))
+        self._reached[rank] = max(reached, known.to_local_time(last))
+        return lambda remote: max(reached, known.to_local_time(remote))
 
     def offsets(self, hosts: dict[int, str]) -> dict[str, ClockOffset]:
         """Return the offsets of other machines' clocks, given the host of each rank."""

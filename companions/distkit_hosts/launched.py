@@ -1,4 +1,4 @@
-"""Detect the launcher of a process, and its rank. Pure.
+"""Detect the launcher of a process, and its rank. No side effects.
 
 The innermost launcher is detected: if Slurm starts torchrun on each node, the ranks are torchrun's.
 """

@@ -69,8 +69,8 @@ def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: 
     """Fit a link to the lower quartiles, with confidence intervals by bootstrap over the batches.
 
     Args:
-        moves: the seconds of each batch of messages, by size [bytes].
-        adds: the seconds of each batch of sums, by size [bytes]; used for gamma.
+        moves: the time of each batch of messages [s], by size [bytes].
+        adds: the time of each batch of sums [s], by size [bytes]; used for gamma.
         draws: the number of bootstrap samples.
         seed: the seed of the bootstrap.
 
@@ -121,10 +121,10 @@ def line(sizes: Floats, times: Floats) -> tuple[float, float]:
 SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
 BATCHES = 7
 
-#: Minimum size of the largest message [bytes]: smaller messages take as long as empty ones.
+#: Minimum size of the largest message [bytes]: small messages take as long as empty ones.
 MIN_LARGEST = 1 << 16
 
-#: A batch of measurements on one rank: the seconds of each pattern, for each size.
+#: A batch of measurements on one rank: the time of each pattern [s], for each size.
 Batch = list[dict[str, float]]
 
 
@@ -143,7 +143,7 @@ def calibrate(
 
     Raises:
         TypeError: ``cluster`` is not a cluster.
-        ValueError: the cluster has one rank, or the sizes are too few or too small for a line fit.
+        ValueError: the cluster has only one rank, or the sizes are too few or too small to fit.
 
     Example:
         >>> cluster = dk.Cluster(4)                  # doctest: +SKIP
@@ -174,7 +174,7 @@ def probe(sizes: Sequence[int]) -> Batch:
 
 
 def measure_patterns(nbytes: int) -> dict[str, float]:
-    """Return the seconds of a message of each pattern, a sum and a call, on this rank."""
+    """Return the time of a message of each pattern, a sum and a call [s], on this rank."""
     import torch
     import torch.distributed as dist
 
@@ -237,9 +237,9 @@ class MeasuredNetwork(Network):
 
     Args:
         n: the number of ranks.
-        moves: the seconds of each batch of messages, by the number of concurrent messages and size.
-        adds: the seconds of each batch of sums, by size.
-        calls: the seconds of each batch of collectives' overhead (checks, allocations), by size.
+        moves: the time of each batch of messages [s], by number of concurrent messages and by size.
+        adds: the time of each batch of sums [s], by size.
+        calls: the time of each batch of collectives' overhead (checks, allocations) [s], by size.
     """
 
     def __init__(

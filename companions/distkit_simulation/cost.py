@@ -1,9 +1,9 @@
-"""Closed forms for the cost of all-reduce in alpha, beta and gamma, from papers. No side effects.
+"""Closed-form costs of all-reduce in alpha, beta and gamma, from the literature. No side effects.
 
 n ranks reduce K bytes. A message of m bytes takes t(m) = alpha + m·beta, and adding m bytes takes
-m·gamma. All functions broadcast arrays of ``n`` and ``nbytes``. If n divides K, each form equals
-:func:`~distkit_simulation.simulator.finish_times` on a flat network, except the double tree's,
-which is an upper bound, at most four times this time. Tests verify this.
+m·gamma. All functions broadcast arrays of ``n`` and ``nbytes``. If n divides K, each formula
+equals :func:`~distkit_simulation.simulator.finish_times` on a flat network. The double tree's is an
+exception: it is an upper bound of at most four times the simulated time. Tests verify this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from distkit_simulation.network import Link, check_link, plain
 
 
 def lower_bound(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
-    """Return max(⌈lg n⌉ alpha + 2(n-1)/n K·beta, (n-1)/n K·gamma), a lower bound of all-reduce.
+    """Return max(⌈lg n⌉ alpha + 2(n-1)/n K·beta, (n-1)/n K·gamma), a lower bound for all-reduce.
 
     Sums may overlap with messages, so the larger term is the bound. With several protocols, the
     smallest alpha and beta are used. Chan et al., 2007.
@@ -41,7 +41,7 @@ def _checked(n: Numbers, nbytes: Numbers, link: Link) -> tuple[Numbers, Numbers]
 
 
 def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **options: Any) -> Numbers:
-    """Return the seconds of an all-reduce with a named algorithm.
+    """Return the time of an all-reduce with the named algorithm [s].
 
     Args:
         algorithm: a name in :data:`~distkit.algorithms.ALL_REDUCES`.
@@ -65,7 +65,7 @@ def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **option
 
 
 def ring(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
-    """Return the seconds of the ring all-reduce, the usual choice in models of training.
+    """Return the time of a ring all-reduce [s], the usual choice in models of training.
 
     >>> ring(4, 4000, Link(alpha=1.0, beta=0.001))
     12.0
@@ -74,7 +74,7 @@ def ring(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
 
 
 def table(n: Numbers, nbytes: Numbers, link: Link) -> dict[str, Any]:
-    """Return the seconds of every all-reduce, as an array by name.
+    """Return the time of every all-reduce [s], an array by name.
 
     >>> times = table(8, 1e9, Link(1e-6, 1e-9))
     >>> times["ring"] < times["tree"] < times["flat"]
@@ -120,11 +120,11 @@ def crossovers(
 
 
 def exposed(sync: Numbers, backward: Numbers, buckets: Numbers = 1) -> Numbers:
-    """Return the communication not hidden by backward: max(sync/b, sync - backward (1 - 1/b)).
+    """Return the exposed communication time: max(sync/b, sync - backward (1 - 1/b)).
 
     Args:
-        sync: the total seconds of all buckets' all-reduces.
-        backward: the seconds of backward.
+        sync: the total time of the all-reduces of all buckets [s].
+        backward: the time of the backward pass [s].
         buckets: the number b of equal buckets, each reduced while the next is computed.
 
     Source:
@@ -152,8 +152,8 @@ def speedup(n: Numbers, compute: Numbers, sync: Numbers) -> Numbers:
 def break_even(compute: Numbers, sync: Numbers) -> Numbers:
     """Return 1 + sync/compute, the number of ranks above which training is faster than on one.
 
-    ``sync`` is assumed to be constant, as is nearly true of a ring's bandwidth term, but not of its
-    latency.
+    ``sync`` is assumed to be constant, which nearly holds for the bandwidth term of a ring, but
+    not for its latency.
 
     >>> break_even(compute=1.0, sync=2.5)
     3.5
@@ -164,7 +164,7 @@ def break_even(compute: Numbers, sync: Numbers) -> Numbers:
 def epoch(
     samples: Numbers, batch: Numbers, n: Numbers, compute: Numbers, sync: Numbers = 0.0
 ) -> Numbers:
-    """Return N/(R·B)·(Tcomp + Tsync), the seconds of an epoch.
+    """Return N/(R·B)·(Tcomp + Tsync), the time of an epoch [s].
 
     Args:
         samples: N, the size of the data set.
@@ -187,7 +187,7 @@ def epoch(
 def parameter_server(
     workers: Numbers, servers: Numbers, nbytes: Numbers, link: Link, *, largest: float = 0.0
 ) -> Numbers:
-    """Return the seconds in which all workers pull and push: 2 t(max(K, W·max(K/S, largest))).
+    """Return the time for all workers to pull and push [s]: 2 t(max(K, W·max(K/S, largest))).
 
     The slower side determines the time: a worker moves K bytes, a server its share for each worker.
 

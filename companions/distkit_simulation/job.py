@@ -71,17 +71,17 @@ class Machine:
     launch: float = 0.7e-3
 
     def product_seconds(self, m: float, n: float, k: float) -> float:
-        """Return the seconds for a matrix product of m × k by k × n."""
+        """Return the time for a matrix product of m × k by k × n [s]."""
         return 2 * m * n * k / (self.flops * self.matmul) + self.memory_seconds(
             HALF * (m * n + m * k + n * k)
         )
 
     def memory_seconds(self, nbytes: float) -> float:
-        """Return the seconds to read or write ``nbytes`` of a device's memory."""
+        """Return the time to read or write ``nbytes`` of a device's memory [s]."""
         return nbytes / (self.bandwidth * self.stream)
 
     def link(self, ranks: int, stride: int) -> Link:
-        """Return the link of a ring of ranks ``stride`` apart, while neighboring rings run.
+        """Return the link of a ring of ranks ``stride`` apart, while neighboring rings communicate.
 
         A ring within a host uses the inner link. Otherwise ``stride`` rings leave each host and
         share its network cards.

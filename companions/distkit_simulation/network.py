@@ -1,4 +1,4 @@
-"""Networks of ranks, which determine the durations of transfers that start together.
+"""Networks of ranks, which determine how long concurrent transfers take.
 
 Transfers of a round share a host's network card fairly. No side effects.
 """
@@ -26,8 +26,8 @@ class Link:
 
     Args:
         alpha: the latency [s].
-        beta: the seconds per byte, which is the inverse of the bandwidth.
-        gamma: the seconds per byte to add received values.
+        beta: the time per byte [s], the inverse of the bandwidth.
+        gamma: the time per byte to add received values [s].
         switches: other protocols of the transport, as ``(nbytes, alpha, beta)``, for messages
             larger than ``nbytes``.
 
@@ -78,7 +78,7 @@ class Link:
         return cls(latency, 1 / bandwidth, gamma)
 
     def seconds(self, nbytes: ArrayLike) -> Any:
-        """Return the seconds of a message of ``nbytes``, or an array for an array."""
+        """Return the time of a message of ``nbytes`` [s]; an array yields an array."""
         size = np.asarray(nbytes, float)
         if not self.switches:
             return plain(self.alpha + self.beta * size)
@@ -164,7 +164,7 @@ class Network:
         return Hosts(hosts, devices, inside, between)
 
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
-        """Return the seconds of transfers that start together.
+        """Return the time of transfers that start together [s].
 
         Args:
             src: the sending ranks, shape (m,).
@@ -175,11 +175,11 @@ class Network:
         return seconds
 
     def overhead_seconds(self, nbytes: int) -> float:
-        """Return the seconds of a collective in addition to its messages and sums."""
+        """Return the time of a collective in addition to its messages and sums [s]."""
         return 0.0
 
     def reduce_seconds(self, rank: ArrayLike, nbytes: ArrayLike) -> Floats:
-        """Return the seconds in which ranks add received bytes, shape (m,)."""
+        """Return the time that ranks need to add received bytes [s], shape (m,)."""
         return self.link.gamma * np.asarray(nbytes, float)
 
 
@@ -230,7 +230,7 @@ def shared(resource: Ints, nbytes: Floats) -> Floats:
 
 
 def _loaded(link: Link, nbytes: Floats, queued: Floats) -> Floats:
-    """Return the seconds of a message that ends after ``queued`` bytes on its link."""
+    """Return the time of a message that ends after ``queued`` bytes on its link [s]."""
     unloaded: Floats = link.seconds(nbytes)
     alpha: Floats = link.seconds(np.zeros(1))
     beta = np.where(nbytes > 0, (unloaded - alpha) / np.maximum(nbytes, 1e-300), 0.0)

@@ -27,7 +27,7 @@ from distkit_simulation.simulator import Delay, Stragglers, Writer
 class ParameterServerResult:
     """The result of :func:`parameter_server`.
 
-    ``finished`` lists the time at which each gradient was applied [s], ``workers`` its worker, and
+    ``finished`` lists when each gradient was applied [s], ``workers`` lists its worker, and
     ``staleness`` the number of gradients applied since the worker's pull (0 if synchronous).
     ``waited`` is the time that each worker waited [s].
     """
@@ -40,7 +40,7 @@ class ParameterServerResult:
 
     @property
     def seconds(self) -> float:
-        """The time at which the last gradient was applied."""
+        """The time of the last update."""
         return max(self.finished, default=0.0)
 
 
@@ -258,7 +258,7 @@ def parameter_server(
         tensors: the bytes of each parameter array, assigned by :func:`assign_tensors`.
         servers: the number of servers.
         link: the link between workers and servers.
-        compute: the seconds of a step's computation, or their distribution.
+        compute: the compute time of a step [s], or its distribution.
         steps: the number of steps of each worker.
         staleness: the number of steps by which a worker may be ahead of the slowest: 0 is
             synchronous (``dist_sync``), infinity is asynchronous (``dist_async``), and numbers in

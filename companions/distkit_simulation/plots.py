@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Number of sizes at which predictions are drawn.
+#: Number of sizes for which predictions are drawn.
 POINTS = 60
 
 
@@ -40,7 +40,7 @@ def compare(
 
     Args:
         n: the number of ranks.
-        network: the network, on which predictions are simulated.
+        network: the network for simulated predictions.
         algorithms: names of algorithms; None for the measured ones, or all if none was measured.
         measured: measured seconds by algorithm and bytes, drawn as dots.
         smallest: the first size [bytes].

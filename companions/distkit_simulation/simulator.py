@@ -60,8 +60,8 @@ class Stragglers:
     """Slow ranks and late transfers.
 
     Args:
-        slow: the slowdown, by rank, of every transfer and sum in which the rank takes part. In real
-            clusters, slow ranks stay slow.
+        slow: the slowdown, by rank, of the rank's transfers and sums. In real clusters, slow ranks
+            stay slow.
         jitter: the random delay of each transfer; see :func:`exponential`.
 
     Source:
@@ -148,7 +148,7 @@ class RankClocks:
 
     @property
     def finish(self) -> Floats:
-        """The time at which each rank has finished all its rounds [s]."""
+        """The time when each rank has finished all its rounds [s]."""
         return np.maximum(self._clock, self._sum_ends)
 
     def run(self, rounds: Iterable[Round], sizes: Ints) -> Iterator[Transfers]:

@@ -60,7 +60,7 @@ def measure_step(
         threads: the number of threads of each rank.
 
     Returns:
-        The seconds per step by part; ``sync`` is 0 on one rank.
+        The time per step of each part [s]; ``sync`` is 0 on one rank.
 
     Raises:
         ValueError: ``steps`` or ``blocks`` is less than 1.
@@ -106,7 +106,7 @@ def _alternating(
 
 
 def _block(action: Callable[[], Any], steps: int) -> float:
-    """Return the seconds per action, until the slowest rank finishes."""
+    """Return the time per action [s], until the slowest rank finishes."""
     dist.barrier()
     begin = time.perf_counter()
     for _ in range(steps):

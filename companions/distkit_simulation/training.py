@@ -34,8 +34,8 @@ def pipeline(
     Args:
         ranks: the number of ranks.
         microbatches: the number of micro-batches in a step.
-        forward: the seconds of a micro-batch's forward on one rank, for all its stages.
-        backward: the seconds of its backward, with gradients of inputs and weights.
+        forward: the time of a micro-batch's forward pass on one rank [s], for all its stages.
+        backward: the time of its backward pass [s], including gradients of inputs and weights.
         nbytes: the size of the activations between two stages, and of their gradients [bytes].
         network: the network of the ranks.
         order: the name of a schedule in ``dk.algorithms.PIPELINES``, or the actions of each rank.

@@ -4,7 +4,7 @@ Before each collective of a strategy, one small all-gather exchanges the replica
 ``run`` and the call), and their shapes or numbers of rows. If they agree, the values are sent.
 Otherwise *every* replica raises, before any of them waits for values that are never sent:
 
-* A replica whose function raised has a later position. The others raise as well, name it, and
+* If a replica's function raised, its position is later. The others raise as well, name it, and
   advance to its position.
 * Replicas in different calls, or with different shapes, all raise.
 """
@@ -50,7 +50,7 @@ class Agreement:
             self._position, self._exit_reason = max(self._position, start + 1), reason
 
     def compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
-        """Return the facts of all replicas once all are in this call.
+        """Exchange facts with all replicas once all have made this call.
 
         Args:
             call: one of :data:`CALLS`.
@@ -74,7 +74,7 @@ class Agreement:
         return [s[3 : 3 + s[2]] for s in gathered]
 
     def _catch_up(self, call: str, positions: list[int]) -> None:
-        """Raise on replicas whose position is behind others."""
+        """Raise on replicas that are behind others."""
         reasons, position = all_gather_object(self._exit_reason), self._position
         if position == max(positions):
             return

@@ -39,7 +39,7 @@ from distkit_strategies.parameter_server import ParameterServerStrategy
 from distkit_strategies.variables import owner_of
 
 #: Time after which a worker repeats a request [ms], because the coordinator may have been replaced
-#: or have ended.
+#: or may have exited.
 _RETRY = 200
 
 #: The name of the note with the coordinator's address, and its value after the end.
@@ -53,7 +53,7 @@ class Worker(NamedTuple):
     """A worker process: its rank, and the number of processes that it replaced."""
 
     rank: int
-    life: int
+    incarnation: int
 
 
 class FunctionQueue:
@@ -61,18 +61,18 @@ class FunctionQueue:
 
     ::
 
-        worker w, life l:  ready ──────► any function of its earlier life is pending again
-                           finished f ─► f is finished on all workers; further runs do not count
+        worker w, incarnation i:  ready ──────► the function of its earlier process is pending again
+                                  finished f ─► f is finished everywhere; later runs do not count
 
     >>> queue = FunctionQueue()
     >>> queue.schedule("f"), queue.schedule("g")
     (0, 1)
     >>> queue.ready(Worker(1, 0)); queue.assign()
-    [(Worker(rank=1, life=0), 0)]
+    [(Worker(rank=1, incarnation=0), 0)]
     >>> queue.ready(Worker(1, 1)); queue.assign()        # worker 1 was replaced
-    [(Worker(rank=1, life=1), 0)]
+    [(Worker(rank=1, incarnation=1), 0)]
     >>> queue.finished(Worker(1, 1), 0), queue.assign()
-    ('f', [(Worker(rank=1, life=1), 1)])
+    ('f', [(Worker(rank=1, incarnation=1), 1)])
     """
 
     def __init__(self) -> None:
@@ -91,9 +91,9 @@ class FunctionQueue:
         return number
 
     def ready(self, worker: Worker) -> None:
-        """Mark a worker as idle; the function of its earlier life becomes pending again."""
+        """Mark a worker as idle; the function of its earlier process becomes pending again."""
         for other in [w for w in self.workers if w.rank == worker.rank and w != worker]:
-            if other.life > worker.life:
+            if other.incarnation > worker.incarnation:
                 return
             number = self.workers.pop(other)
             if number is not None:
@@ -102,7 +102,7 @@ class FunctionQueue:
 
     def finished(self, worker: Worker, number: int) -> Any:
         """Mark a function as finished; return it at its first result, else None."""
-        if number in self.pending:  # its worker had been considered dead
+        if number in self.pending:  # its worker was considered dead
             self.pending.remove(number)
         self.workers = {w: n for w, n in self.workers.items() if n != number}
         self.ready(worker)

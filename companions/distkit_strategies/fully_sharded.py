@@ -60,7 +60,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
         self._layers = 0
         self._nonfinite: dict[int, int] = {}  # layer -> a replica with a non-finite gradient
         self._used_models: WeakSet[Any] = WeakSet()  # models that have run forward
-        # threads of backward have no context variables
+        # backward's threads do not inherit context variables
         self._replica_context = ReplicaContext(self)
 
     # -- at the end of a scope -------------------------------------------------------------------
@@ -130,7 +130,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
     def _compare_collective(
         self, call: str, common: list[int], facts: Sequence[int] = ()
     ) -> list[list[int]]:
-        """Return the facts of all replicas once all are in the same collective of FSDP2.
+        """Exchange facts with all replicas once all have called the same collective of FSDP2.
 
         Raises:
             StrategyError: a replica has left the run, or is in another layer; raised on all of

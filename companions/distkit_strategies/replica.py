@@ -109,7 +109,7 @@ class ReplicaContext:
             y = Σ_r x_r         ∂(Σ_s L_s)/∂x_r = Σ_s ∂L_s/∂y
 
         Args:
-            op: "sum" or "mean", in which all replicas have equal weight.
+            op: "sum", or "mean" with equal weights for all replicas.
             value: a tensor of the same shape on all replicas, or a structure of them.
 
         Raises:

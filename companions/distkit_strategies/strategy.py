@@ -44,7 +44,7 @@ class InputContext:
 
     Args:
         num_input_pipelines: the number of dataset functions; here one per replica.
-        input_pipeline_id: the index of this one, from 0.
+        input_pipeline_id: the index of this function, from 0.
         num_replicas_in_sync: the number of replicas.
     """
 
@@ -212,7 +212,7 @@ class Strategy:
             op: "sum" or "mean".
             value: a tensor or number of the same shape on all replicas, or a structure of them;
                 sparse tensors become dense.
-            axis: also reduce this dimension, whose size may then differ: the mean is the sum of
+            axis: also reduce this dimension; its size may then differ. The mean is the sum of
                 all elements divided by their number.
 
         Raises:
@@ -329,7 +329,7 @@ class Strategy:
             )
 
     def _run(self, replica: ReplicaContext) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which this replica's function runs."""
+        """Return a context for running this replica's function."""
         return self._agreement.inside_run()
 
     def _after_scope(self, created: CreatedVariables) -> None:
@@ -374,11 +374,11 @@ class Strategy:
         return self.num_replicas_in_sync == 1
 
     def _compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
-        """Return the facts of all replicas once all are in this call; see :mod:`.agreement`."""
+        """Exchange facts with all replicas once all have made this call; see :mod:`.agreement`."""
         return [list(facts)] if self._single_replica else self._agreement.compare(call, facts)
 
     def _failures(self, error: Exception | None) -> list[str]:
-        """Return the replicas' errors in file access, once all have tried."""
+        """Return the replicas' file errors, once all have tried to access their files."""
         message = "" if error is None else f"{type(error).__name__}: {error}"
         if not any(failed for (failed,) in self._compare("checkpoint", [bool(message)])):
             return []

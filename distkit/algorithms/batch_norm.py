@@ -1,4 +1,4 @@
-"""Batch norm over the examples of all replicas, as on a single process."""
+"""Batch norm over the examples of all replicas, as in a single process."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ def _tree(n: int, root: int) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
     """Yield the edges of a binomial tree, from the root to the leaves.
 
     Yields:
-        Parents, children, and the ranks in each child's subtree: the first one, relative to the
-        root, and their number.
+        Parents, children, and the first rank (relative to the root) and the size of each child's
+        subtree.
     """
     for bit in reversed(bits(n)):
         parent = np.arange(0, n - bit, 2 * bit)
@@ -71,7 +71,7 @@ def _tree(n: int, root: int) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
 
 
 def broadcast_schedule(n: int, root: int = 0) -> Schedule:
-    """Yield the rounds: each rank with the tensor forwards it, which doubles their number."""
+    """Yield the rounds: each rank that has the tensor forwards it, so their number doubles."""
     for parent, child, _, _ in _tree(n, root):
         yield Round(parent, child, np.zeros_like(child), reduce=False)
 

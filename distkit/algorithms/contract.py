@@ -48,7 +48,7 @@ _SETTINGS = {"src", "dst", "op", "group"}
 
 
 def combine(local: Tensor, received: Tensor, op: ReduceOp) -> None:
-    """Compute ``local ← local op received``, element by element."""
+    """Compute ``local ← local op received``, elementwise."""
     _COMBINE[op](local, received, out=local)
 
 

@@ -139,7 +139,7 @@ def _check_step(
     rows = [len(t) for t in batch]
     if rows[0] != rows[1]:
         raise ValueError(
-            f"pipeline_step got {rows[0]} inputs and {rows[1]} targets: pass equal numbers"
+            f"pipeline_step got {rows[0]} inputs and {rows[1]} targets: pass one target per input"
         )
     if not 1 <= microbatches <= rows[0]:
         raise ValueError(
@@ -175,7 +175,7 @@ def _check_output(y: Any, rows: int, stage: nn.Module) -> Tensor:
 
 
 def split(model: nn.Sequential, stages: int) -> list[nn.Sequential]:
-    """Split a model into stages of consecutive layers, with equal numbers of layers if possible.
+    """Split a model into stages of consecutive layers, as evenly as possible.
 
     Layers keep their names; one tensor is sent between stages.
 

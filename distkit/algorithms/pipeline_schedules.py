@@ -41,7 +41,7 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind}{self.microbatch}"
 
     def needs(self, stages: int) -> Action | None:
-        """Return the action that this one depends on; None for an input of the pipeline.
+        """Return the action that this action depends on; None for an input of the pipeline.
 
         >>> Action(1, "F", 0).needs(stages=2), Action(1, "B", 0).needs(stages=2)
         (0F0, 1F0)
@@ -93,7 +93,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Orders:
     Groups of about p micro-batches alternate between a rank's stages. Narayanan et al., 2021.
 
     Raises:
-        ValueError: The micro-batches cannot be divided into turns of equal size.
+        ValueError: The micro-batches cannot be divided into groups of equal size.
 
     >>> interleaved(2, 2)[1]
     [1F0, 1F1, 3F0, 3B0, 3F1, 3B1, 1B0, 1B1]
@@ -111,7 +111,7 @@ def zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> Orders:
     torch's InterleavedZeroBubble. Qi et al., 2024.
 
     Raises:
-        ValueError: The micro-batches cannot be divided into turns of equal size.
+        ValueError: The micro-batches cannot be divided into groups of equal size.
 
     >>> zero_bubble(2, 2)
     [[0F0, 0F1, 0I0, 0W0, 0I1, 0W1], [1F0, 1I0, 1F1, 1I1, 1W0, 1W1]]
@@ -161,8 +161,8 @@ def _turn(ranks: int, microbatches: int) -> int:
     rounds = max(1, microbatches // ranks)
     if microbatches % rounds:
         raise ValueError(
-            f"{microbatches} micro-batches on {ranks} ranks would form {rounds} turns of different "
-            f"sizes: use a multiple of {rounds}, ideally of {ranks}"
+            f"{microbatches} micro-batches on {ranks} ranks would form {rounds} groups of "
+            f"different sizes: use a multiple of {rounds}, ideally of {ranks}"
         )
     return microbatches // rounds
 
@@ -320,7 +320,7 @@ def _bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
 
 
 def _interleaved_bubble(ranks: int, microbatches: int, chunks: int = 2) -> float:
-    """Return (p-1)/(m·v); if m < p, a rank waits p-m longer before each further stage."""
+    """Return (p-1)/(m·v); if m < p, a rank also waits p-m before each further stage."""
     late = max(0, ranks - microbatches)
     return (ranks - 1 + (chunks - 1) * late) / (microbatches * chunks)
 
@@ -355,7 +355,7 @@ SCHEDULES = (
     PipelineSchedule(
         "interleaved",
         "Interleaved 1F1B",
-        "1F1B with v stages per rank, which take turns of several micro-batches",
+        "1F1B with v stages per rank, which alternate after several micro-batches",
         "Narayanan et al., 2021",
         "bubble (p-1)/(mv) of the work, v times the messages",
         interleaved,

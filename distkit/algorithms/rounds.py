@@ -73,7 +73,7 @@ def folded(inner: Schedule, outside: Ints, partners: Ints, chunks: int) -> Sched
 
     Args:
         inner: the rounds of the other ranks.
-        outside: ranks that do not take part in ``inner``.
+        outside: ranks that do not participate in ``inner``.
         partners: the rank that represents each outside rank.
         chunks: number of chunks of the tensor.
     """

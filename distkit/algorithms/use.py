@@ -1,4 +1,4 @@
-"""Replaces the algorithm of ``dist.all_reduce``, and therefore of DDP, by one of distkit's."""
+"""Replaces the algorithm of ``dist.all_reduce``, and therefore of DDP, with one of distkit's."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ def use_algorithm(algorithm: str | AllReduce = "auto") -> Iterator[None]:
 
     Args:
         algorithm: a name of :data:`~distkit.algorithms.all_reduce.ALL_REDUCES`,
-            ``"shared_memory"``, ``"auto"``, or your function ``f(x, op, group)``, which reduces in
-            place.
+            ``"shared_memory"``, ``"auto"``, or a function ``f(x, op, group)`` that works in place.
             ``"auto"`` uses ``"shared_memory"`` if hosts have several ranks, with a ring between the
             hosts. Otherwise, and for small tensors on many hosts, it uses halving-doubling for
             small tensors and the ring for large ones.
@@ -101,7 +100,7 @@ def auto_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     if pg is None or dist.get_rank(pg) < 0:
         return
     hosts, n, large = len(hosts_of(pg)), dist.get_world_size(pg), x.nbytes >= LARGE
-    rounds = (n - 1).bit_length()  # of halving, and of doubling
+    rounds = (n - 1).bit_length()  # rounds of halving, and again of doubling
     use_hosts = large or hosts - 1 <= rounds
     by_host = x.is_cpu or dist.get_backend(pg) == "gloo"  # gloo stages through host memory anyway
     if by_host and (hosts == 1 or (hosts < n and use_hosts)):

@@ -29,7 +29,7 @@ from distkit.diagnosis.diagnose import Finding
 from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
 from distkit.recording import faults
 
-#: Environment variable with which a site selects other machines for the ranks of all clusters.
+#: Environment variable that selects a site's machines for the ranks of all clusters.
 _SITE = "DISTKIT_CLUSTER"
 
 _clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
@@ -63,7 +63,7 @@ class Cluster:
         hosts: number of ranks per machine, reached by SSH: ``{"alpha": 2, "beta": 2}``; or a list
             of machines, which get the ranks in blocks.
         engines: ipyparallel launcher that starts the ranks: "slurm", "mpi", "ssh", …. A site can
-            set this and other arguments for calls that name no machines, as a JSON object in the
+            set this and other arguments for calls that specify no machines, as a JSON object in the
             environment variable ``DISTKIT_CLUSTER``.
         interface: for ranks on other machines: an address of this machine that they can reach, or
             a machine that this one reaches through the right interface, optionally with a port, as
@@ -197,7 +197,7 @@ class Cluster:
         self._finalizer = weakref.finalize(self, Supervisor.close, self._supervisor)
         self._runs = 0
         self._latest: Run | None = None
-        self._ranks: Ranks  # of the latest run
+        self._ranks: Ranks  # the latest run's
         #: The latest stepper, for example of a ``%%ranks --step`` cell.
         self.stepper: Stepper | None = None
         self._submitting = threading.Lock()
@@ -439,7 +439,7 @@ class Cluster:
 
     @property
     def client(self) -> Any:
-        """The ``ipyparallel.Client`` of the engines in which ``%%ranks`` cells run.
+        """The ``ipyparallel.Client`` of the engines that run ``%%ranks`` cells.
 
         Each engine is a rank of one process group. The engines start on first use.
 

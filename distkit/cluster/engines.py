@@ -39,7 +39,7 @@ class Engines(Ranks):
     usable = loss_reported = True
     client: Any = None
     _controller: Child | None = None
-    _connection = ""  # of an engine to the controller, as JSON
+    _connection = ""  # connection of an engine to the controller, as JSON
 
     def _start(self, recording: bool) -> None:
         """Start the controller and the engines, and wait until all have registered."""
@@ -88,7 +88,7 @@ class Engines(Ranks):
                     for r, child in self.children.items()
                     if child.status is not None
                 )
-                raise StartError(f"an engine ended while it was starting. {logs}")
+                raise StartError(f"an engine exited while it was starting. {logs}")
             if time.monotonic() > end:
                 raise StartError(
                     f"the engines did not register in {REGISTRATION_TIMEOUT:.0f} s. The machine "
@@ -112,7 +112,7 @@ class Engines(Ranks):
     def _on_exit(self, rank: int, child: Child, status: int) -> None:
         self._mark_unusable()
         if child is self._controller and self.run is not None and not self.run.finished:
-            self.run.abandon("ipyparallel's controller, which delivers cells, ended. Run it again")
+            self.run.abandon("ipyparallel's controller, which delivers cells, exited. Run it again")
         super()._on_exit(rank, child, status)
 
     def _mark_unusable(self) -> None:

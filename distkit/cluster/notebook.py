@@ -28,7 +28,7 @@ def shell() -> Any:
 
 
 def in_notebook() -> bool:
-    """Return True if this process is a notebook's kernel, whose front end can show images."""
+    """Return True if this process is a notebook's kernel: its front end can show images."""
     current = shell()
     return current is not None and hasattr(current, "kernel")
 

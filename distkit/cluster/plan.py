@@ -1,4 +1,4 @@
-"""Plans a cluster before anything starts: its numbers of processes, their devices and the backend.
+"""Plans a cluster before anything starts: the number of processes, their devices, and the backend.
 
 No side effects: it computes a plan from the machine's resources, or raises :class:`StartError`. The
 status card, the doctor and errors quote its explanations. nvidia-smi lists the machine's GPUs
@@ -30,7 +30,7 @@ PROCESSES_PER_CORE = 8
 class Plan:
     """The plan of a cluster.
 
-    ``devices`` contains torch's name of each rank's device; ``note`` explains the backend on the
+    ``devices`` contains torch's name for each rank's device; ``note`` explains the backend on the
     status card; ``oversubscription_warning`` describes the effect of too few cores.
     """
 
@@ -140,7 +140,7 @@ def _check_memory(ranks: int, servers: int, memory: int, cpus: int) -> None:
 
 
 class Obstacle(NamedTuple):
-    """The reason why a machine's GPUs cannot be used, and the remedy."""
+    """The reason that a machine's GPUs cannot be used, and the remedy."""
 
     kind: str
     reason: str
@@ -165,7 +165,7 @@ class Gpus:
 
     Args:
         usable: the GPUs in CUDA's order.
-        obstacle: reason why no GPU is usable, although the machine may have some.
+        obstacle: why no GPU is usable, although the machine may have some.
         nccl: version of torch's NCCL; () if torch has none.
     """
 
@@ -175,7 +175,7 @@ class Gpus:
 
 
 def examine(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
-    """Return the GPUs that CUDA would list, or the reason why it lists none.
+    """Return the GPUs that CUDA would list, or the reason that it lists none.
 
     Args:
         found: result of :func:`distkit.cluster.machine.gpus`.
@@ -265,7 +265,7 @@ def _choose(device: str, gpus: Gpus) -> tuple[Sequence[str], str]:
 
 
 def _why_not_nccl(devices: Sequence[str], gpus: Gpus) -> str:
-    """Return the reason why NCCL cannot connect ranks on these devices; "" if it can."""
+    """Explain why NCCL cannot connect ranks on these devices; "" if it can."""
     if not gpus.nccl:
         return "torch is built without NCCL"
     shared, sharers = Counter(devices).most_common(1)[0]

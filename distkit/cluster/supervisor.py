@@ -43,7 +43,7 @@ class Supervisor:
         self.stage, self.failure = "starting", ""
         self.started = time.monotonic()
         self.run: Conductor | None = None
-        self.ranks: Ranks | None = None  # of the current run
+        self.ranks: Ranks | None = None  # the current run's
         self.engines: Engines | None = None
         self.ready = threading.Event()
         # the latest run has ended, and its processes have exited

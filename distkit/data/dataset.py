@@ -29,7 +29,7 @@ class DistributedDataset:
 
     Args:
         data: a map-style :class:`torch.utils.data.Dataset`; a tensor or an array; a tuple of them,
-            of equal lengths; or a list of ``.npy`` and ``.npz`` files, which every rank must be
+            of the same length; or a list of ``.npy`` and ``.npz`` files, which every rank must be
             able to read; only one file is in memory at any time.
         global_batch: number of samples per step across all replicas, at least one per replica.
         replica: the index of this replica, from 0.
@@ -107,7 +107,7 @@ class _Arrays:
         lengths = [len(t) for t in self._tensors]
         if len(set(lengths)) != 1:
             raise ValueError(
-                f"The arrays of a dataset must have equal numbers of rows, but have {lengths} rows."
+                f"The arrays of a dataset must have the same number of rows, but have {lengths}."
             )
 
     def __len__(self) -> int:
@@ -153,7 +153,7 @@ class _Files:
                 "folder that all ranks share."
             )
         self._open: Path | None = None
-        self._arrays: tuple[Any, ...] = ()  # of the open file
+        self._arrays: tuple[Any, ...] = ()  # arrays of the open file
         sizes = [len(self._read(path)[0]) for path in self._paths]
         #: Name and number of samples of each file.
         self.files = tuple(zip(map(str, self._paths), sizes, strict=True))

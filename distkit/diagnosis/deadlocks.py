@@ -87,7 +87,7 @@ def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
 
 
 def _message_taken(facts: Evidence, span: Span) -> Finding | None:
-    """Find a receive whose message an earlier receive from any source has consumed."""
+    """Find a receive whose message was consumed by an earlier receive from any source."""
     if span.op is not Op.RECV or span.peer is None:
         return None
     taken = [
@@ -127,7 +127,7 @@ def _wrong_source(facts: Evidence, span: Span) -> Finding | None:
                 culprits=[recv.rank],
                 span=recv,
                 send=send,
-                over=facts.clause_if_gone(recv.peer),
+                over=facts.ended_clause(recv.peer),
             )
     return None
 
@@ -145,7 +145,7 @@ def _wrong_destination(facts: Evidence, span: Span) -> Finding | None:
                 culprits=[send.rank],
                 send=send,
                 recv=recv,
-                over=facts.clause_if_gone(send.peer),
+                over=facts.ended_clause(send.peer),
             )
     return None
 
@@ -153,7 +153,7 @@ def _wrong_destination(facts: Evidence, span: Span) -> Finding | None:
 def _in_wait_chain(facts: Evidence, span: Span) -> bool:
     """Return whether a chain of waiting ranks leads from this message back to its rank.
 
-    A chain in which each rank has an unmatched, and thus misdirected, send is ignored.
+    A chain is ignored if each of its ranks has an unmatched, and thus misdirected, send.
     """
     rank, chain = span.peer, [span.rank]
     while rank is not None and rank not in chain:
@@ -338,7 +338,7 @@ def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
 
 
 def remedy_for_end(how: str) -> str:
-    """Return the remedy for a process that has ended."""
+    """Return the remedy for a process that has exited."""
     remedies = (remedy for text, remedy in rules.ENDINGS.items() if text in how)
     return next(remedies, rules.died.remedy)
 

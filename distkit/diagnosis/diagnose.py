@@ -80,7 +80,7 @@ class _Diagnosis:
             if finding is not None and rank not in self.explained_ranks:
                 self._leaving_calls.add((rank, span.seq))
                 waiting = self._mark_explained({rank}, also={rank})
-                yield self._with_waiting(finding, [r for r in waiting if r != rank], also=[rank])
+                yield self._add_waiting(finding, [r for r in waiting if r != rank], also=[rank])
         for rank, end in self.facts.ends.items():  # released in a call made during an exception
             last = self.facts.last(rank)
             if end.is_failure and last is not None and self.facts.raising(last):
@@ -131,9 +131,9 @@ class _Diagnosis:
             text = _ADDRESS.sub("", ends[ranks[0]].text)
             waiting = self._mark_explained(set(ranks))
             failure = deadlocks.failure(self.facts, ranks, how, text, where)
-            yield self._with_waiting(failure, waiting)
+            yield self._add_waiting(failure, waiting)
 
-    def _with_waiting(
+    def _add_waiting(
         self, finding: Finding, waiting: list[int], also: Iterable[int] = ()
     ) -> Finding:
         """Add the ranks that wait for a failed rank; those in ``also`` are not in the message."""

@@ -28,10 +28,10 @@ from distkit.trace.calls import call, last_call
 from distkit.trace.info import Raising, RankEnd
 from distkit.trace.log import EventLog, grouped
 
-#: Matches the errors of a rank that only waited for another one.
+#: Matches the errors of a rank that only waited for another rank.
 _CONSEQUENTIAL = re.compile(
     r"Connection (closed|reset) by peer|[Tt]imed out|"
-    r"waits for .* which has ended"
+    r"waits for .* which has exited"
 )
 
 
@@ -62,7 +62,7 @@ class Evidence:
 
     @cached_property
     def touches(self) -> dict[tuple[int, int], Span]:
-        """The latest early use of the tensors of each call, by ``(rank, seq)`` of the call."""
+        """The last premature use of each call's tensors, by ``(rank, seq)`` of the call."""
         uses = [s for s in self.trace.spans if s.op is Op.TOUCH and (s.match or "").isdecimal()]
         return {(s.rank, int(s.match or 0)): s for s in uses}
 
@@ -83,7 +83,7 @@ class Evidence:
         return graph
 
     def _with_wait_lines(self, span: Span) -> Span:
-        """Return an operation with the lines recorded while its rank waited in it."""
+        """Return an operation with the lines at which its rank waited."""
         lines = self._waits.get((span.rank, span.seq))
         if lines is None or span.state is State.COMPLETED:
             return span
@@ -99,7 +99,7 @@ class Evidence:
         }
 
     def _before_release(self) -> Iterator[Event]:
-        """Yield the events, with waits in place of failures that a release caused."""
+        """Yield the events; failures caused by a release are replaced with waits."""
         failed = [
             e
             for e in self.trace.events
@@ -206,7 +206,7 @@ class Evidence:
     # -- ranks ------------------------------------------------------------------
 
     def known_reasons(self, ranks: list[int]) -> str:
-        """Return the known reasons why ranks ended early, in parentheses; "" if none."""
+        """Return the known reasons for the early end of ranks, in parentheses; "" if none."""
         texts = {self.ends[r].text for r in ranks if r in self.ends} - {""}
         return f" ({'; '.join(sorted(texts))})" if texts else ""
 
@@ -238,7 +238,7 @@ class Evidence:
         finished = all(map(self.returned, ranks))
         return "finished" if finished else "reached the end of the recording"
 
-    def clause_if_gone(self, rank: int | None) -> str:
+    def ended_clause(self, rank: int | None) -> str:
         """Return a relative clause about a rank that has ended; "" if it has not ended."""
         return (
             f", which has {self.end_phrase([rank])}"

@@ -39,7 +39,7 @@ class RankStatus(_StringEnum):
     BLOCKED = "blocked"  # in an operation, until other ranks join it
     FINISHED = "finished"
     FAILED = "failed"
-    DIED = "died"  # its process has ended
+    DIED = "died"  # its process has exited
     STOPPED = "stopped"  # because others failed, or after an interrupt
 
 
@@ -102,7 +102,7 @@ class WaitForGraph:
         self.ranks = range(world_size)
         self._groups: dict[str, Sequence[int]] = {WORLD: self.ranks, **(groups or {})}
         self._ends: dict[int, tuple[RankStatus, str]] = {}
-        self._last: dict[int, Event] = {}  # the operation in which each rank failed
+        self._last: dict[int, Event] = {}  # each rank's failed operation
         self._latest: dict[int, Event] = {}  # the latest event of each rank
         self._open: set[tuple[int, int]] = set()
         self._at: dict[int, Event] = {}  # the call that each rank is paused at or blocked in

@@ -17,7 +17,7 @@ from distkit.events import Span
 #: Codes of the rules about matched calls that differ.
 MISMATCHES = frozenset("DK201 DK202 DK203 DK204 DK205 DK206 DK306".split())
 
-#: Remedies for a process that has ended, by text in the cause.
+#: Remedies for a process that has exited, by text in the cause.
 ENDINGS = {
     "dk.inject_faults": "To run without the fault, run it outside the dk.inject_faults block.",
     "gloo": "It received more data than its tensor holds: compare the shapes, dtypes and splits "

@@ -1,4 +1,4 @@
-"""Larger runs that come with distkit, which tools/record records; opening one needs no torch."""
+"""Larger recorded runs, written by tools/record; they ship with distkit and open without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECORDED = sorted(file.stem for file in _FOLDER.glob("*.trace"))
 
 
 def recorded(name: str) -> Trace:
-    """Return the trace of a run that comes with distkit.
+    """Return the trace of a run that is included in distkit.
 
     Args:
         name: one of ``dk.demos.RECORDED``.

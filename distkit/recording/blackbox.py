@@ -19,7 +19,7 @@ from distkit.recording.plain import decode, encode
 #: Number of events kept, and maximum bytes per event; longer events are skipped.
 SLOTS, SIZE = 256, 512
 
-#: Errors raised when decoding an incomplete entry, whose process exited while writing it.
+#: Errors raised when decoding an entry that is incomplete because its process exited.
 DECODE_ERRORS = (ValueError, IndexError, struct.error, msgspec.MsgspecError)
 
 #: Run, number of the event in the run (from 1), and length of the row that follows.

@@ -65,7 +65,7 @@ class DeferredSummary:
     Args:
         flat: the values to summarize, (k,), float64.
         stride: the distance between the recorded values.
-        size: the number of elements of the tensor, of which ``flat`` may be a sample.
+        size: the number of elements of the tensor; ``flat`` may be a sample of them.
     """
 
     def __init__(self, flat: torch.Tensor, stride: int, size: int) -> None:
@@ -115,7 +115,7 @@ class Clock:
             begin: an earlier event.
             called: the time at which the host recorded ``begin`` [s].
             end: an event that the GPU has reached.
-            seen: the time at which the host observed that [s].
+            seen: the time when the host observed this [s].
         """
         since = self._latest.elapsed_time(begin) / 1e3 if self._latest is not None else 0.0
         self._latest, self._latest_time = begin, self._latest_time + since

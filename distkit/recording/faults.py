@@ -60,7 +60,7 @@ class FaultInjector:
             time.sleep(pause)
 
     def missed(self) -> list[str]:
-        """Return a message if the function ended before the rank was to be killed."""
+        """Return a message if the function ended before the rank was killed."""
         n = self._faults.kill.get(self._rank)
         if n is None:
             return []

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from distkit.recording.plain import Values
 
-#: All steps up to this one are recorded; then the interval doubles whenever the step number does.
+#: All steps up to this number are recorded; then the interval doubles when the step number does.
 ALL_STEPS = 64
 #: Maximum number of elements that a sketch reads; larger models are sampled.
 EXACT_WEIGHTS = 1 << 22

@@ -39,7 +39,7 @@ def is_user_timeout(timeout: timedelta | int | None) -> bool:
 
 
 def hook(undo: ExitStack, holder: Any, name: str, replacement: Callable[..., Any]) -> None:
-    """Replace an existing function by ``replacement(original, …)`` until ``undo`` is closed."""
+    """Replace an existing function with ``replacement(original, …)`` until ``undo`` is closed."""
     if (original := getattr(holder, name, None)) is not None:
 
         @wraps(original)

@@ -548,7 +548,7 @@ class Tap:
 
 
 def _hook_operator(undo: ExitStack, operator: Any, replacement: Callable[..., Any]) -> None:
-    """Replace an operator by ``replacement(redispatch, keys, …)`` until ``undo`` is closed."""
+    """Replace an operator with ``replacement(redispatch, keys, …)`` until ``undo`` is closed."""
     library = torch.library.Library(operator.namespace, "IMPL")
     undo.callback(library._destroy)
     hooked = partial(replacement, operator._handle.redispatch_boxed)
@@ -611,7 +611,7 @@ def _written_tensors(call: Call, args: tuple[Any, ...], pending: Pending) -> lis
 
 
 def _check_peer(call: Call, args: tuple[Any, ...], pending: Pending) -> None:
-    """Raise ValueError for a peer that does not exist, for which gloo would wait forever."""
+    """Raise ValueError for a peer that does not exist, since gloo would wait for it forever."""
     if call.op in P2P and call.peer is not None and pending.fields[0] is None:
         last = dist.ProcessGroup.unbox(args[call.group]).size() - 1
         raise ValueError(

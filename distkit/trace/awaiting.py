@@ -1,4 +1,4 @@
-"""Infers which workers a parameter-server request waits for, and which keys a store call.
+"""Infers the workers that a parameter-server request waits for, and the keys of a store call.
 
 No side effects.
 
@@ -16,7 +16,7 @@ pull         it arrives (``dist_async``); no worker is more than s pushes of the
 barrier      every worker has called it
 ===========  =====================================================================
 
-A pull counts as waiting only if no answer can be in transit: its worker's own pushes are
+A pull counts as waiting only if no reply can be in transit: its worker's own pushes are
 acknowledged, and the workers that it waits for have not started to push. A gradient in transit
 counts as arrived.
 
@@ -97,7 +97,7 @@ class PendingRequests:
         self._changed |= self._requested[_topic(e)][e.rank] > 1 or self.rule.backup > 0
 
     def worker_died(self, worker: int) -> None:
-        """Record that a worker's process has ended; ``dist_sync`` then halts by default."""
+        """Record that a worker's process has exited; ``dist_sync`` then halts by default."""
         self._dead.add(worker)
         self._changed |= "on_crash" in self._options or not self.rule.has_rounds
 
@@ -152,7 +152,7 @@ def _topic(request: Event | Span) -> object:
 
 
 def _awaited_topic(request: Event | Span) -> object:
-    """Return the topic of the requests of other workers that must precede the answer."""
+    """Return the topic of the requests of other workers that must precede the reply."""
     return (
         (Op.PUSH, request.peer, request.attributes.get("key"))
         if request.op is Op.PULL

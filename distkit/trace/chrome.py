@@ -72,7 +72,7 @@ def chrome(trace: EventLog) -> Json:
 def _slices(trace: EventLog) -> dict[Key, Json]:
     """Return a slice for each operation, on the first free thread of its rank and kind."""
     slices: dict[Key, Json] = {}
-    ends: dict[tuple[int, str], list[float]] = defaultdict(list)  # of each thread's last slice
+    ends: dict[tuple[int, str], list[float]] = defaultdict(list)  # end of each thread's last slice
     for s in trace.spans:
         kind, name = "communication", str(s.op)
         if s.op is Op.MARK:

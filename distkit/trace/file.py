@@ -2,8 +2,8 @@
 
 The first line is a header with the format's version, the number of events and the metadata of the
 run. Each further line is an object with a column of :class:`distkit.trace.columns.Table`:
-``rank``, ``seq``, ``category`` and ``time`` have one element per event, ``categories`` has the
-shared fields, ``match`` and ``summary`` optional fields by event. msgspec validates each field.
+``rank``, ``seq``, ``category`` and ``time`` have one element per event, ``categories`` contains
+the shared fields, ``match`` and ``summary`` optional fields by event. msgspec validates each field.
 """
 
 from __future__ import annotations

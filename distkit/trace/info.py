@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
-#: Upper bound of ranks in a trace; ten times the size of the largest simulations.
+#: Upper bound for the number of ranks in a trace; ten times the size of the largest simulations.
 MAX_RANKS = 100_000
-#: Upper bound of integers: JSON and numpy represent smaller ones exactly.
+#: Upper bound for integers: JSON and numpy represent smaller ones exactly.
 MAX_INTEGER = 2**53
 #: Difference between the first operation numbers of a rank's successive processes.
 SEQ_STRIDE = 1 << 32
@@ -30,7 +30,7 @@ class RankInfo(Struct, frozen=True, omit_defaults=True):
         host: the name of its machine.
         pid: its process id.
         device: the device of its tensors.
-        file: the file in which another program recorded it.
+        file: the file of another program that recorded it.
     """
 
     name: str = ""
@@ -64,7 +64,7 @@ class RankEnd(Struct, frozen=True, omit_defaults=True):
 
 
 class Replacement(Struct, frozen=True):
-    """A process that ended and was replaced, and the time [s]."""
+    """A process that exited and was replaced, and the time [s]."""
 
     node: Rank
     name: str

@@ -39,7 +39,7 @@ class Step:
 
     before: dict[str, ByRank] = field(default_factory=lambda: defaultdict(dict))
     after: dict[str, ByRank] = field(default_factory=lambda: defaultdict(dict))
-    alone: dict[str, ByRank] = field(default_factory=lambda: defaultdict(dict))
+    reference: dict[str, ByRank] = field(default_factory=lambda: defaultdict(dict))
     reports: dict[int, StepReport] = field(default_factory=dict)
 
 
@@ -75,7 +75,7 @@ class Training:
             elif kind == "gradient":
                 self._gradient(self.steps[n], rank, name, s)
             elif kind == "reference" and s.after:
-                self.steps[n].alone[name][rank] = s.after
+                self.steps[n].reference[name][rank] = s.after
 
     def _gradient(self, step: Step, rank: int, name: str, s: Span) -> None:
         self.layers.setdefault(name, s.shape)

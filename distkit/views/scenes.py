@@ -76,7 +76,7 @@ class Tensors(SceneView):
 class Gradients(SceneView):
     """Shows gradients, replicas and loss of a watched training loop.
 
-    A table has the norm and heat map of each layer and rank, of the result of the all-reduce, and
+    A table shows the norm and heat map of each layer and rank, of the result of the all-reduce, and
     of the gradient of a single process if it was recorded. Each layer also has its agreement, the
     mean cosine of two ranks' gradients. Curves show the loss and the drift between
     replicas.
@@ -101,7 +101,7 @@ class Servers(SceneView):
     """Shows a run with a parameter server in trace time, message by message.
 
     Each server shows its keys with their versions, and an inbox per key in which gradients wait
-    for an update. A gradient carries the version from which it was computed; an update shows the
+    for an update. A gradient carries the version that it was computed from; an update shows the
     workers and staleness of its gradients. Arrows lead from a waiting worker to the workers it
     waits for. The space bar plays, arrow keys step through messages, and page up and page down
     through updates.

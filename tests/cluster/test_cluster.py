@@ -111,7 +111,7 @@ def test_consecutive_failing_runs_all_report_their_error(usable: dk.Cluster) -> 
 def test_externally_killed_rank_is_named(usable: dk.Cluster) -> None:
     run = usable.submit(lambda: time.sleep(60))
     os.kill(usable.status().rows[1][2], signal.SIGKILL)
-    with pytest.raises(dk.errors.RankDied, match=r"process of rank 1 ended .*SIGKILL"):
+    with pytest.raises(dk.errors.RankDied, match=r"process of rank 1 exited .*SIGKILL"):
         run.wait(30)
 
 
@@ -255,7 +255,7 @@ def test_cells_run_on_new_engines_after_an_engine_died() -> None:
             assert cluster.execute("'x' in globals()").results == [False, False]
 
 
-def test_cell_is_ended_if_ipyparallels_controller_dies() -> None:
+def test_cell_is_aborted_if_the_controller_dies() -> None:
     """The cell might not have been delivered to all engines."""
     with dk.Cluster(2) as cluster:
         cluster.execute("import os, threading")

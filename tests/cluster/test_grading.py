@@ -191,7 +191,7 @@ def test_invalid_arguments_are_rejected_before_grading(
     (file := tmp_path / "ada.py").write_text(CORRECT)
     reports = ["--reports", str(tmp_path / "reports")]
     assert main(["grade", str(file), str(file), *reports]) == 1
-    assert "two submissions would have the report ada.py.json" in capsys.readouterr().err
+    assert "two submissions would write the report ada.py.json" in capsys.readouterr().err
     assert main(["grade", str(file), "--exercises", "ring", *reports]) == 1
     assert "exercise 'ring' does not exist" in capsys.readouterr().err
 
@@ -204,7 +204,7 @@ def submission(path: Path, *cells: str) -> Path:
     return path
 
 
-def test_submission_is_read_without_execution(tmp_path: Path) -> None:
+def test_submission_is_read_without_executing_it(tmp_path: Path) -> None:
     cells = [
         "import os, math\nSIZE = 3\nos._exit(1)",
         "def helper(n):\n    return n - 1",

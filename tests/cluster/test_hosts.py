@@ -70,7 +70,7 @@ def test_kill_ends_the_named_process(cluster: dk.Cluster) -> None:
     pids = {row[0]: row[2] for row in cluster.status().rows}
     cluster.kill("rank 2")
     assert not psutil.pid_exists(pids["rank 2"])
-    with pytest.raises(RankDied, match="process of rank 2 ended"):
+    with pytest.raises(RankDied, match="process of rank 2 exited"):
         run.wait(30)
     assert cluster.run(sum_of_ones).results == [3.0, 3.0, 3.0]
     with pytest.raises(ClusterError, match="'rank 3' does not exist"):
@@ -100,7 +100,7 @@ def test_cluster_uses_the_given_port_and_stops_all_processes() -> None:
         port = used.getsockname()[1]
         chosen = f"127.0.0.1:{port}"
         with (
-            pytest.raises(StartError, match=f"{port}: Address already in use.*a port that is free"),
+            pytest.raises(StartError, match=f"{port}: Address already in use.*a free port"),
             dk.Cluster(1, engines="local", interface=chosen) as cluster,
         ):
             cluster.wait()
@@ -167,7 +167,7 @@ with cluster:
 
 @pytest.fixture
 def foreign_cluster() -> Iterator[ipyparallel.Cluster]:
-    """An ipyparallel cluster of another process, which ends with this one."""
+    """An ipyparallel cluster of another process, which exits with this process."""
     with subprocess.Popen(
         [sys.executable, "-c", OTHER_OWNER],
         stdin=subprocess.PIPE,

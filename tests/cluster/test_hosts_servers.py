@@ -1,4 +1,4 @@
-"""Parameter servers on several simulated machines, with crashes."""
+"""Parameter servers on two simulated hosts, including crashes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_backup_server_takes_over(cluster, tmp_path) -> None:
     wait_until(started.exists)
     cluster.kill("server 0")
     stop.touch()
-    with pytest.warns(dk.errors.CommunicationWarning, match=r"ended during push_until_stopped"):
+    with pytest.warns(dk.errors.CommunicationWarning, match=r"exited during push_until_stopped"):
         assert run.wait(60).results == [0.0] * 3
     assert [r.name for r in run.trace.info.replaced] == ["server 0"]
     assert cluster.run(push_ones, "dist_sync", replication=2).results == [60.0] * 3
@@ -131,6 +131,6 @@ def test_servers_run_on_laboratory_hosts(tmp_path) -> None:
         wait_until(started.exists)
         cluster.kill("server 1")
         stop.touch()
-        with pytest.warns(dk.errors.CommunicationWarning, match="ended during push_until_stopped"):
+        with pytest.warns(dk.errors.CommunicationWarning, match="exited during push_until_stopped"):
             assert run.wait(60).results == [0.0] * 3
         assert cluster.run(push_ones, "dist_sync").results == [60.0] * 3

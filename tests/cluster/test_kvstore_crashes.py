@@ -48,7 +48,7 @@ def push_ones(mode: str, dying_rank: int | None = None, **options) -> float:
     [("dist_async", {}), ("dist_sync", {"on_crash": "continue"}), ("dist_sync", {"backup": 1})],
 )
 def test_other_workers_continue_without_a_dead_worker(cluster, mode: str, options) -> None:
-    with pytest.warns(dk.errors.CommunicationWarning, match="rank 1 ended"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="rank 1 exited"):
         run = cluster.run(push_ones, mode, 1, **options)
     assert run.results[0] >= 50 and run.results[1] is None
     assert run.results[0] == 60 or options == {"backup": 1}  # late gradients are dropped
@@ -80,7 +80,7 @@ def test_killed_server_is_replaced_by_its_backup(cluster, tmp_path) -> None:
     wait_until(flag.exists)
     cluster.kill("server 0")
     with pytest.warns(
-        dk.errors.CommunicationWarning, match="server 0 ended .* its backup took over"
+        dk.errors.CommunicationWarning, match="server 0 exited .* its backup took over"
     ):
         assert run.results == [[400.0] * 6] * 2
     projection = project(run.trace)
@@ -125,7 +125,7 @@ def test_worker_that_dies_before_init_does_not_hang_the_others(
             assert phase == "create" or "waits for the value of worker 0" in reported
         else:
             assert phase == "create" and results == [None, 6.0]
-            assert any("rank 0 ended" in str(warning.message) for warning in received)
+            assert any("rank 0 exited" in str(warning.message) for warning in received)
     assert cluster.run(push_ones, "dist_sync").results == [100, 100]
 
 
@@ -144,7 +144,7 @@ def die_before_reply(mode: str, on_crash: str, folder: str) -> None:
 
 
 def test_push_accepted_before_a_crash_is_not_shown_as_refused(cluster, tmp_path) -> None:
-    with pytest.warns(dk.errors.CommunicationWarning, match="1 ended"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="1 exited"):
         run = cluster.run(die_before_reply, "dist_sync", "replace", str(tmp_path))
     picture = draw(project(run.trace))
     assert not any("refused" in notice for notice in picture["notices"])
@@ -192,7 +192,7 @@ def repeat_the_loop(folder: str, mode: str, barrier: bool) -> float:
 def test_replacement_may_run_more_steps_than_the_others(
     cluster, tmp_path, mode: str, barrier: bool
 ) -> None:
-    with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 exited"):
         run = cluster.run(repeat_the_loop, str(tmp_path), mode, barrier)
     assert run.results[1] == 50 or (mode == "dist_async" and max(run.results) == 50)
 
@@ -200,7 +200,7 @@ def test_replacement_may_run_more_steps_than_the_others(
 @pytest.mark.parametrize("mode", ["dist_async", "dist_sync"])
 def test_dead_worker_is_replaced_and_restarts_the_program(cluster, mode: str, tmp_path) -> None:
     with pytest.warns(
-        dk.errors.CommunicationWarning, match=r"worker 1 ended .* \(signal SIGKILL\), and"
+        dk.errors.CommunicationWarning, match=r"worker 1 exited .* \(signal SIGKILL\), and"
     ):
         run = cluster.run(push_50_times, mode, str(tmp_path))
     assert run.results == [(100, 0), (100, 1)]
@@ -260,7 +260,7 @@ def test_killed_scheduler_ends_the_run_with_an_error(cluster, tmp_path) -> None:
     run = cluster.submit(push_forever, str(tmp_path / "now"))
     wait_until((tmp_path / "now").exists)
     cluster.kill("scheduler")
-    with pytest.raises(dk.errors.RunError, match=r"the scheduler has ended \(signal SIGKILL\)"):
+    with pytest.raises(dk.errors.RunError, match=r"the scheduler has exited \(signal SIGKILL\)"):
         run.wait(60)
     assert cluster.run(push_ones, "dist_async").results == [100, 100]
 
@@ -279,6 +279,6 @@ def test_server_that_dies_before_the_start_ends_the_run(cluster, tmp_path) -> No
     run = cluster.submit(start_late, str(tmp_path / "go"), replication=2)
     wait_until(lambda: any(e.op is Op.REGISTER and e.rank == 0 for e in run.trace.events))
     cluster.kill("server 1")
-    with pytest.raises(dk.errors.RunError, match="server 1 has ended"):
+    with pytest.raises(dk.errors.RunError, match="server 1 has exited"):
         run.wait(60)
     assert cluster.run(push_ones, "dist_sync").results == [100, 100]

@@ -313,7 +313,7 @@ def test_killed_paused_worker_is_reported_immediately(usable: dk.Cluster) -> Non
     assert calls(stepper) == ["pull('w')", "", "pull('w')"]
     stepper.next(rank=0).next(rank=2)  # the server may not have noticed the death yet
     assert status(stepper)[1] == "died" and not stepper.finished
-    with pytest.warns(dk.errors.CommunicationWarning, match="rank 1 ended"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="rank 1 exited"):
         zero, one, two = stepper.finish().results
     assert one is None and zero[-1] == two[-1]
 

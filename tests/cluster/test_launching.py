@@ -249,7 +249,7 @@ def test_unreachable_node_is_named(head: Head, slurm: Laboratory) -> None:
     head.start("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
     slurm.cut("gamma")
     last = head.wait()
-    assert "gamma is lost, with ranks 4 and 5" in last["error"]
+    assert "gamma is lost, together with ranks 4 and 5" in last["error"]
     slurm.restore()
     head.run("cluster.stop()")
 
@@ -302,5 +302,5 @@ def test_ranks_end_with_their_engine(
     foreign_engines[-1].kill()
     last = head.run("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
     assert "beta is lost" in last["error"]
-    assert "the engine that started it has ended" in last["error"]
+    assert "the engine that started it has exited" in last["error"]
     head.run("cluster.stop()")

@@ -135,10 +135,10 @@ def test_killed_fork_server_is_reported(fresh: fork_client.ForkClient) -> None:
     pids = cluster.run(start_processes).results
     run = cluster.submit(time.sleep, 100)
     fork_server(fresh).kill()
-    with pytest.raises(dk.errors.RunError, match=r"forked from ended \(signal SIGKILL\)"):
+    with pytest.raises(dk.errors.RunError, match=r"forked from exited \(signal SIGKILL\)"):
         run.wait(10)
     wait_until(lambda: cluster._supervisor.stage == "failed")
-    with pytest.raises(dk.errors.StartError, match=r"forked from ended(?s:.*)signal SIGKILL"):
+    with pytest.raises(dk.errors.StartError, match=r"forked from exited(?s:.*)signal SIGKILL"):
         cluster.run(sum_of_ones)
     wait_until(lambda: have_ended(pids))
     assert dk.run_ranks(sum_of_ones, 2).results == [2.0, 2.0]

@@ -61,7 +61,7 @@ def receive_late(fifo: Path) -> float:
     return x.item()
 
 
-def test_message_arrives_after_its_sender_returned_without_waiting(
+def test_unawaited_isend_arrives_after_the_sender_returned(
     usable: dk.Cluster, tmp_path: Path
 ) -> None:
     os.mkfifo(fifo := tmp_path / "fifo")
@@ -98,9 +98,7 @@ def barrier_with_timeout() -> None:
 
 @pytest.mark.parametrize("call", [wait_with_timeout, barrier_with_timeout])
 @pytest.mark.filterwarnings("ignore::distkit.errors.CommunicationWarning")
-def test_timeout_set_by_the_program_raises_in_it(
-    usable: dk.Cluster, call: Callable[[], None]
-) -> None:
+def test_timeout_set_by_the_program_raises(usable: dk.Cluster, call: Callable[[], None]) -> None:
     def program() -> str:
         try:
             if dist.get_rank() == 0:

@@ -28,7 +28,7 @@ AbortSignal.timeout = (ms) => timeout(ms === 2000 ? 0 : ms);
 HANGS = "ends.compare('no, it hangs forever')"
 
 
-def test_prediction_works_when_scripts_load_late(lab: Any, tab: Any) -> None:
+def test_prediction_works_when_scripts_load_slowly(lab: Any, tab: Any) -> None:
     page = tab.page
     page.add_init_script(SLOW_SCRIPTS)
     page.set_viewport_size({"width": 1280, "height": 720})

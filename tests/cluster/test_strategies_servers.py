@@ -84,7 +84,7 @@ def test_async_workers_step_independently(cluster) -> None:
 
 
 def test_dead_worker_is_replaced_and_restarts_training(cluster, tmp_path) -> None:
-    with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended .* was replaced"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 exited .* was replaced"):
         run = cluster.run(
             train, ParameterServerStrategy(), torch.optim.Adam, 20, str(tmp_path / "died")
         )
@@ -125,7 +125,7 @@ def test_killed_server_with_a_replica_loses_no_data(cluster, tmp_path) -> None:
     wait_until(started.exists, 60)
     cluster.kill("server 0")
     killed.touch()
-    with pytest.warns(dk.errors.CommunicationWarning, match="server 0 ended"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="server 0 exited"):
         assert run.results[0] == [0]
 
 
@@ -322,7 +322,7 @@ def test_checkpoint_is_loaded_once_despite_a_crash(cluster, tmp_path) -> None:
     nn.init.constant_(model.weight, 100.0)
     save(Strategy(), tmp_path / "saved", model)
     with pytest.warns(
-        dk.errors.CommunicationWarning, match=f"worker {victim} ended .* was replaced"
+        dk.errors.CommunicationWarning, match=f"worker {victim} exited .* was replaced"
     ):
         run = cluster.run(
             load_and_die,
@@ -363,6 +363,6 @@ def fit(strategy: Strategy, folder: str) -> int:
 
 
 def test_replacement_resumes_fit_from_the_checkpoint(cluster, tmp_path) -> None:
-    with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended .* was replaced"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 exited .* was replaced"):
         run = cluster.run(fit, ParameterServerStrategy(), str(tmp_path))
     assert run.results == [2, 2]

@@ -134,7 +134,7 @@ GPUS: Json = {
         ({"cuda": None}, {}, "no GPU can be used here: torch is built without CUDA. Install torch"),
     ],
 )
-def test_gpu_checks(torch: Json, gpus: Json, expected: str) -> None:
+def test_gpu_state_is_reported(torch: Json, gpus: Json, expected: str) -> None:
     machine = healthy("login", "10.0.0.1")
     machine["gpus"] = {**GPUS, **gpus}
     known = {"version": "2.13.0", "cuda": "13.0", "nccl": [2, 29, 7]}
@@ -187,7 +187,7 @@ def unreachable(message: str) -> Callable[[Facts], None]:
 
 
 def stops_responding(facts: Facts) -> None:
-    facts.lost["beta"] = {"message": "no answer within 6 s", "stage": "files"}
+    facts.lost["beta"] = {"message": "no reply within 6 s", "stage": "files"}
 
 
 def change_beta(**changes: Any) -> Callable[[Facts], None]:
@@ -224,8 +224,12 @@ NETWORK_FAULTS = [
         "the name beta cannot be resolved here",
         unreachable("ssh: Could not resolve hostname"),
     ),
-    ("ssh.refused", "no ssh server answers on beta", unreachable("port 22: Connection refused")),
-    ("ssh.silent", "beta does not answer", unreachable("port 22: No route to host")),
+    (
+        "ssh.refused",
+        "no SSH server is listening on beta",
+        unreachable("port 22: Connection refused"),
+    ),
+    ("ssh.silent", "beta does not respond", unreachable("port 22: No route to host")),
     ("python.missing", "Python is not installed on beta", unreachable("no Python: python3 python")),
     ("ssh.other", "Try to start one: ssh beta", unreachable("exec format error")),
     ("ssh.cut", "beta stopped responding during files", stops_responding),

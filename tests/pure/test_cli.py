@@ -171,7 +171,7 @@ def test_lab_keeps_changed_notebooks(executed: list[list[str]], checkout: Path) 
     assert [path.read_text() for path in sorted(mine.glob("*"))] == ["first", "mine"]
 
 
-def test_lab_without_a_checkout_says_where_to_get_notebooks(
+def test_lab_without_a_checkout_explains_where_to_get_notebooks(
     executed: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

@@ -137,7 +137,7 @@ def test_every_round_trip_keeps_the_estimate_valid(ahead, drift, trips) -> None:
         assert abs(offset.seconds - (offset.at - (end - back))) <= offset.error + 1e-6
         later = end + 10
         assert (
-            abs(offset.to_here(remote.reading(later)) - later)
+            abs(offset.to_local_time(remote.reading(later)) - later)
             <= offset.error_at(remote.reading(later)) + 1e-6
         )
 

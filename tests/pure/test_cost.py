@@ -137,7 +137,7 @@ def test_crossover_is_the_size_of_equal_cost() -> None:
     compute=st.floats(0.01, 10),
     buckets=st.integers(1, 16),
 )
-def test_exposed_time_equals_a_step_bucket_by_bucket(
+def test_exposed_time_equals_the_simulated_buckets(
     sync: float, compute: float, buckets: int
 ) -> None:
     """Compare with a step simulated bucket by bucket; its all-reduces take ``sync`` in total."""

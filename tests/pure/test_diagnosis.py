@@ -483,7 +483,7 @@ def test_killed_rank_is_the_cause():
     sim = Simulation([[all_reduce(3)], []]).run()
     (f,) = diagnose(died(sim.released(), 1, "signal SIGKILL"))
     assert (f.kind, f.culprits, f.waiting) == ("died", (1,), (0,))
-    assert "the process of rank 1 ended (signal SIGKILL); rank 0 waits" in f.message
+    assert "the process of rank 1 exited (signal SIGKILL); rank 0 waits" in f.message
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,8 @@ def test_finding_about_a_dead_rank_has_no_lines(state, seen):
     )
     (f,) = diagnose(died(Trace([call, note], traces.info(ends={})), 1, "signal SIGKILL"))
     assert f.message == (
-        f"the process of rank 1 ended (signal SIGKILL); last seen {seen} all_reduce() at {line(3)}."
+        "the process of rank 1 exited (signal SIGKILL); "
+        f"last seen {seen} all_reduce() at {line(3)}."
     )
     assert f.lines == {}
 
@@ -589,7 +590,7 @@ def test_twenty_thousand_events_are_diagnosed_within_a_second():
 # -- random programs ---------------------------------------------------------------------
 
 
-class Author:
+class ProgramGenerator:
     """Generates correct programs, with all messages and collectives in one global order."""
 
     def __init__(self, seed, n):
@@ -674,7 +675,7 @@ class Author:
 
 
 programs = st.builds(
-    lambda seed, n, rounds: Author(seed, n).write(rounds),
+    lambda seed, n, rounds: ProgramGenerator(seed, n).write(rounds),
     st.integers(0, 10**6),
     st.integers(2, 5),
     st.integers(1, 12),

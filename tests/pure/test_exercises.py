@@ -27,7 +27,7 @@ from distkit_simulation.simulator import finish_times
 
 
 @given(st.integers(1, 50), st.integers(0, 400))
-def test_bound_is_the_smallest_without_waiting(step: int, pause: int) -> None:
+def test_staleness_bound_is_the_smallest_that_avoids_waiting(step: int, pause: int) -> None:
     bound = answer("staleness_bound")(step, pause)
     waited, ahead = trained(bound, step, pause)
     assert waited == 0 and ahead == min(bound, ahead)

@@ -88,7 +88,7 @@ def test_cause_precedes_consequences() -> None:
         assert message.startswith("rank 1 raised ValueError: bad batch at ")
     after = verdict(raised(1), died(0))
     assert after.startswith("rank 1 raised ValueError: bad batch at ")
-    assert "\nthe process of rank 0 ended (exit status 3)" in after
+    assert "\nthe process of rank 0 exited (exit status 3)" in after
 
 
 def test_earliest_exception_is_named_and_a_tie_names_the_lowest_rank() -> None:
@@ -104,5 +104,5 @@ def test_death_precedes_errors_it_caused() -> None:
     wrapped = RuntimeError("the step failed")
     wrapped.__context__ = broken
     for error in (broken, wrapped):
-        assert verdict(raised(1, error), died(0)).startswith("the process of rank 0 ended")
-    assert verdict(died(0), raised(1)).startswith("the process of rank 0 ended")
+        assert verdict(raised(1, error), died(0)).startswith("the process of rank 0 exited")
+    assert verdict(died(0), raised(1)).startswith("the process of rank 0 exited")

@@ -45,7 +45,7 @@ def test_duration_of_the_trace_matches_the_formulas(options: dict) -> None:
     assert len(found.trace.ranks) == 4
 
 
-def test_each_option_changes_its_part() -> None:
+def test_each_option_affects_its_cost() -> None:
     full, selective = job(), job(recompute="selective")
     assert selective.parts["compute"] < full.parts["compute"]
     assert selective.parts["tensor"] == pytest.approx(full.parts["tensor"] * 4 / 6)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from distkit.consistency import Asynchronous, Rule, Synchronous
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
-    Answer,
     AtBarrier,
     Init,
     Pull,
     Push,
     Reply,
+    Response,
     SetOptimizer,
 )
 from distkit.kvstore.protocol.options import StoreOptions
@@ -41,21 +41,21 @@ class AddingStore:
         self.updates.append([p.node for p in pushes])
         return nullcontext()
 
-    def ask(self, kind, node, *fields) -> list[Answer]:
+    def ask(self, kind, node, *fields) -> list[Response]:
         self.last_request += 1
         return self.track_versions(self.server.handle(kind(node, self.last_request, *fields)))
 
-    def track_versions(self, answers: list[Answer]) -> list[Answer]:
-        for a in answers:
+    def track_versions(self, responses: list[Response]) -> list[Response]:
+        for a in responses:
             if isinstance(a, Reply) and a.value is not None:
                 self.pulled[a.node] = a.version
-        return answers
+        return responses
 
-    def push(self, worker: int, value: float = 1.0) -> list[Answer]:
+    def push(self, worker: int, value: float = 1.0) -> list[Response]:
         gradient = torch.full((1,), value)
         return self.ask(Push, worker, "w", (1,), self.pulled[worker], gradient)
 
-    def pull(self, worker: int) -> list[Answer]:
+    def pull(self, worker: int) -> list[Response]:
         return self.ask(Pull, worker, "w")
 
     @property
@@ -74,13 +74,13 @@ def test_staleness_does_not_exceed_the_bound(bound: int, order) -> None:
         if worker in waiting:
             continue
         clocks[worker] += 1
-        answers = store.push(worker)
+        responses = store.push(worker)
         waiting[worker] = clocks[worker]
-        answers += store.pull(worker)
-        for answer in answers:
-            if isinstance(answer, Reply) and answer.value is not None:
-                assert min(clocks) >= waiting.pop(answer.node) - bound
-                assert answer.value.item() == sum(clocks)
+        responses += store.pull(worker)
+        for response in responses:
+            if isinstance(response, Reply) and response.value is not None:
+                assert min(clocks) >= waiting.pop(response.node) - bound
+                assert response.value.item() == sum(clocks)
         assert all(min(clocks) < c - bound for c in waiting.values())
 
 
@@ -106,18 +106,18 @@ def test_gradients_are_applied_once_or_counted_as_dropped(backup: int, order) ->
 # -- workers that end or join -----------------------------------------------------
 
 
-def leave(store: AddingStore, worker: int) -> list[Answer]:
+def leave(store: AddingStore, worker: int) -> list[Response]:
     return store.track_versions(store.server.handle_departure(worker, "signal SIGKILL", 1000))
 
 
-def test_halt_lets_complete_rounds_finish() -> None:
+def test_halt_applies_complete_rounds() -> None:
     store = AddingStore(Synchronous())
     store.push(1)
     store.push(0)
     store.pull(0)
     assert leave(store, 1) == []
-    answers = store.push(2)
-    assert [(a.node, a.version) for a in answers] == [(2, 1), (0, 1)]
+    responses = store.push(2)
+    assert [(a.node, a.version) for a in responses] == [(2, 1), (0, 1)]
     with_backup = AddingStore(Synchronous(backup=1))
     with_backup.push(0)
     with_backup.pull(0)
@@ -176,14 +176,14 @@ def test_requests_of_a_dead_worker_are_dropped() -> None:
 @pytest.mark.parametrize("order", ["init first", "death first"])
 @pytest.mark.parametrize("rule", [Synchronous(), Asynchronous()])
 def test_init_from_a_dead_worker_raises(rule: Rule, order: str) -> None:
-    store, answers = AddingStore(rule, on_crash="continue"), list[Answer]()
+    store, responses = AddingStore(rule, on_crash="continue"), list[Response]()
     if order == "death first":
         leave(store, 0)
-    answers += store.ask(Init, 1, "v", (1,), "float32")
+    responses += store.ask(Init, 1, "v", (1,), "float32")
     if order == "init first":
-        answers += leave(store, 0)
-    (error,) = answers
-    assert "init of 'v' waits for the value of worker 0, which has ended" in error.text
+        responses += leave(store, 0)
+    (error,) = responses
+    assert "init of 'v' waits for the value of worker 0, which has exited" in error.text
 
 
 # -- repeated pushes ---------------------------------------------------------------

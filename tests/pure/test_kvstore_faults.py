@@ -17,8 +17,8 @@ from tests.stress.kvstore.schedules import random_schedule_errors
     [
         (Entry, "has_accepted", lambda self, push: False),  # counts repeated requests
         (Backup, "copy", lambda self, request: []),  # loses acknowledged pushes
-        (Backup, "hold", lambda self, answers: list(answers)),  # acknowledges before replication
-        (Backup, "handle_loss", lambda self: []),  # waits for a backup that has ended
+        (Backup, "hold", lambda self, responses: [*responses]),  # acknowledges before replication
+        (Backup, "handle_loss", lambda self: []),  # waits for a backup that has exited
         (ServerSession, "_take_over", lambda self, server: self.stores[server]),
     ],
 )

@@ -22,8 +22,10 @@ from distkit.kvstore.transport.scheduler import Scheduler
 W, S = 2, 2
 
 
-def worker(node: int, life: int = 0, **options: object) -> Register:
-    return Register(node, INCARNATION_STRIDE * life, "", StoreOptions("dist_sync", 100, **options))
+def worker(node: int, incarnation: int = 0, **options: object) -> Register:
+    return Register(
+        node, INCARNATION_STRIDE * incarnation, "", StoreOptions("dist_sync", 100, **options)
+    )
 
 
 def server(node: int) -> Register:
@@ -63,13 +65,13 @@ def test_each_node_exit_counts_once(reported: bool) -> None:
     if reported:
         assert len(scheduler.handle_departure(1, 0, SIGKILL)) == 2
         assert scheduler.handle_departure(1, 0, SIGKILL) == []
-    answers = scheduler.handle(worker(1, life=1, on_crash="replace"))
-    assert [type(t) for t in answers] == [Departed, Departed, AddressBook][2 * reported :]
+    responses = scheduler.handle(worker(1, incarnation=1, on_crash="replace"))
+    assert [type(t) for t in responses] == [Departed, Departed, AddressBook][2 * reported :]
     assert scheduler.handle_departure(1, 0, SIGKILL) == []
     assert len(scheduler.handle_departure(1, 1, SIGKILL)) == 2
 
 
-def test_requests_of_an_ended_process_are_ignored() -> None:
+def test_requests_of_an_exited_process_are_ignored() -> None:
     scheduler = complete(on_crash="replace")
     scheduler.handle_departure(1, 0, SIGKILL)
     assert scheduler.handle(Barrier(1, 5, 0)) == []

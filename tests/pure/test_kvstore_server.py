@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from distkit.consistency import Asynchronous, Rule, Synchronous
 from distkit.kvstore.protocol.messages import (
-    Answer,
     Error,
     Init,
     Pull,
     Push,
     Request,
+    Response,
     SetOptimizer,
 )
 from distkit.kvstore.protocol.server import Entry, KVServer
@@ -47,24 +47,24 @@ class Store:
         assert entry.version == before
         self.updates.append([(p.node, before - p.version) for p in pushes])
 
-    def ask(self, kind: type[Request], node: int, *fields: object) -> list[Answer]:
+    def ask(self, kind: type[Request], node: int, *fields: object) -> list[Response]:
         self.last_request += 1
         return self.server.handle(kind(node, self.last_request, *fields))
 
-    def push(self, worker: int, value: float, version: int = 0) -> list[Answer]:
+    def push(self, worker: int, value: float, version: int = 0) -> list[Response]:
         return self.ask(Push, worker, "w", (2,), version, torch.full((2,), value))
 
-    def pull(self, worker: int) -> list[Answer]:
+    def pull(self, worker: int) -> list[Response]:
         return self.ask(Pull, worker, "w")
 
     def value(self) -> float:
         return self.server.entries["w"].value[0].item()
 
 
-def error_text(answers: list[Answer]) -> str:
-    (answer,) = answers
-    assert isinstance(answer, Error)
-    return answer.text
+def error_text(responses: list[Response]) -> str:
+    (response,) = responses
+    assert isinstance(response, Error)
+    return response.text
 
 
 def arrivals(rounds: int) -> st.SearchStrategy[list[int]]:
@@ -127,7 +127,7 @@ class Machine(RuleBasedStateMachine):
         self.waits[self.store.last_request + 1] = at_least
         self.check_replies(self.store.pull(worker))
 
-    def check_replies(self, replies: list[Answer]) -> None:
+    def check_replies(self, replies: list[Response]) -> None:
         due = {n for n, version in self.waits.items() if version <= self.version()}
         assert {r.number for r in replies} == due
         assert all(r.value.tolist() == [self.expected()] * 2 for r in replies)

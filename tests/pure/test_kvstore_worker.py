@@ -35,19 +35,19 @@ class Servers:
         }
         self.requests: list[tuple[int, str]] = []
         self.batches = 0
-        self._answers: deque[Message] = deque()
+        self._responses: deque[Message] = deque()
 
     def send(self, node: int, requests: Sequence[Request], to: int) -> None:
         self.requests += [(to, type(request).__name__) for request in requests]
         self.batches += 1
         for sent in decode([bytearray(f) for f in encode(*requests)]).messages:
             assert isinstance(sent, Request)
-            answers = self.nodes[to].handle(sent)
-            self._answers += decode([bytearray(f) for f in encode(*answers)]).messages
+            responses = self.nodes[to].handle(sent)
+            self._responses += decode([bytearray(f) for f in encode(*responses)]).messages
 
     def receive(self, *, wait: bool) -> list[Message]:
-        assert self._answers or not wait, "receive would wait forever"
-        return [self._answers.popleft()] if self._answers else []
+        assert self._responses or not wait, "receive would wait forever"
+        return [self._responses.popleft()] if self._responses else []
 
     def close(self) -> None:
         """Do nothing; there are no connections."""

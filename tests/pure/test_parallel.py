@@ -38,7 +38,7 @@ from distkit_simulation.parallel.memory import GIB
         ({"tp": 16, "devices_per_host": 8}, "8 devices of a host cannot be divided by tp = 16"),
         (
             {"pp": 4, "microbatches": 9, "schedule": "interleaved", "chunks": 2},
-            "9 micro-batches on 4 ranks would form 2 turns",
+            "9 micro-batches on 4 ranks would form 2 groups",
         ),
         ({"schedule": "zigzag"}, "unknown algorithm 'zigzag'; choose from gpipe"),
         ({"dp": 0}, "dp = 0 is not a positive integer"),
@@ -93,7 +93,7 @@ def test_every_rank_has_a_unique_position() -> None:
 # -- memory ----------------------------------------------------------------------------------
 
 
-def test_state_sizes_of_llama_3_8b() -> None:
+def test_state_sizes_of_llama_3_8b_match_the_formula() -> None:
     n = LLAMA_3_8B.parameters
     unsharded = States.of(n)
     parts = unsharded.parameters, unsharded.gradients

@@ -149,7 +149,7 @@ def test_error_about_a_dead_worker_is_not_a_second_cause() -> None:
     events = [e for e in worker(0, 2, waits=True) if e.state is not State.BLOCKED]
     events.append(replace(events[-1], state=State.FAILED, time=300.0))
     text = (
-        "KVStoreError: pull of 'w' waits for a gradient of worker 1, which has ended "
+        "KVStoreError: pull of 'w' waits for a gradient of worker 1, which has exited "
         "(signal SIGKILL): dist_sync needs every worker in every round."
     )
     ends = {"0": {"how": "raised", "text": text}, "1": {"how": "died", "text": "SIGKILL"}}

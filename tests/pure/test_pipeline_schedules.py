@@ -143,7 +143,7 @@ def test_deadlocked_schedule_names_the_waiting_ranks() -> None:
         (lambda: gpipe(0, 1), "at least one micro-batch"),
         (lambda: one_f_one_b(1, 0), "0 micro-batches: use"),
         (lambda: interleaved(2, 2, 0), "0 stages each"),
-        (lambda: interleaved(4, 9, 2), "9 micro-batches on 4 ranks would form 2 turns"),
+        (lambda: interleaved(4, 9, 2), "9 micro-batches on 4 ranks would form 2 groups"),
         (lambda: zero_bubble(4, 9), "a multiple of 2, ideally of 4"),
         (lambda: PIPELINES["1f1b"].orders(4, 8, 2), "1F1B has one stage per rank, not 2"),
     ],

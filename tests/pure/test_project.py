@@ -188,7 +188,7 @@ def test_recorded_traces_replay_without_torch(tmp_path: Path) -> None:
 # -- the public interface ----------------------------------------------------------
 
 
-def test_public_names() -> None:
+def test_public_names_are_listed_and_documented() -> None:
     assert sorted(distkit.__all__) == sorted(PUBLIC)
     assert {*PUBLIC, "__version__"} == set(dir(distkit))
     assert all(getattr(distkit, name).__doc__ for name in PUBLIC)

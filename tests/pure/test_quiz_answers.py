@@ -166,7 +166,7 @@ def simulation(trace: Trace) -> Answers:
         return [(m.src, m.dst) for m in run.messages]
 
     def transfer(rank: int) -> float:
-        """Return the seconds of the rank's longest transfer, from the arrival of both ranks."""
+        """Return the time of the rank's longest transfer, from the arrival of both ranks [s]."""
         begins = {(s.rank, s.seq): s.start for s in trace.spans}
         return max(
             (m.received or 0.0) - max(begins[m.send], begins[m.recv])

@@ -221,9 +221,9 @@ def test_rank_without_a_final_record_is_reported_as_dead(tmp_path: Path) -> None
     assert (ends[2].text, ends[2].where) == ("signal SIGSEGV", "t.py:9")
     assert (ends[0].time, ends[2].time) == (12.0, 12.5)
     findings = " ".join(map(str, trace.diagnose()))
-    assert "the process of rank 0 ended (without a report" in findings
+    assert "the process of rank 0 exited (without a report" in findings
     assert "rank 1 waits in recv(src=0)" in findings
-    assert "the process of rank 2 ended (signal SIGSEGV) at t.py:9" in findings
+    assert "the process of rank 2 exited (signal SIGSEGV) at t.py:9" in findings
     assert killed.exists()
 
 

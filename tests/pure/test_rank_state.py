@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Simulation
-from test_diagnosis import Author
+from test_diagnosis import ProgramGenerator
 
 from distkit.diagnosis.rank_state import RankStatus, WaitForGraph
 from distkit.events import Op
@@ -16,7 +16,7 @@ from distkit.events import Op
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(0, 150), st.randoms())
 def test_order_of_batches_does_not_matter(seed, n, cut, order):
-    author = Author(seed, n).write(8)
+    author = ProgramGenerator(seed, n).write(8)
     for program in author.programs:
         if program and order.random() < 0.5:
             del program[order.randrange(len(program))]
@@ -37,7 +37,7 @@ def test_order_of_batches_does_not_matter(seed, n, cut, order):
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(0, 150))
 def test_blocked_ranks_match_the_simulation(seed, n, cut):
-    author = Author(seed, n).write(8)
+    author = ProgramGenerator(seed, n).write(8)
     sim = Simulation(author.programs, author.groups, random.Random(seed)).run(cut)
     graph = WaitForGraph(n, author.groups)
     graph.feed(sim.live())

@@ -89,7 +89,7 @@ def test_notebook_wraps_long_messages_at_spaces() -> None:
 )
 def test_exit_status_suggests_a_remedy(how: str, expected: str) -> None:
     message = str(error_of(died(how)))
-    assert f"rank 1 ended ({how})" in message and expected in message
+    assert f"rank 1 exited ({how})" in message and expected in message
     assert ("memory ran out" in message) == (how == "signal SIGKILL")
 
 

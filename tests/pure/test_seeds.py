@@ -51,7 +51,7 @@ def test_seed_must_be_an_integer(seed: object) -> None:
 
 
 def test_derived_seeds_are_distinct_and_reproducible() -> None:
-    derived = [seeds.for_rank(s, r, life) for s in (-1, 0, 1) for r in range(64) for life in (0, 1)]
+    derived = [seeds.for_rank(s, r, n) for s in (-1, 0, 1) for r in range(64) for n in (0, 1)]
     assert len({*derived}) == len(derived)
     assert len({d & 0xFFFFFFFF for d in derived}) == len(derived), (
         "torch's CPU generator uses only 32 bits"

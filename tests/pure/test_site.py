@@ -50,7 +50,7 @@ def test_ranks_are_assigned_in_blocks() -> None:
         (0, ["alpha"], "", "", "at least 1 rank"),
         ("4", ["alpha"], "", "", "integer"),
         (4, None, "ssh", "", "needs machines"),
-        (4, None, "", '{"engines": "slurm", "hosts": ["alpha"]}', "'slurm' chooses them"),
+        (4, None, "", '{"engines": "slurm", "hosts": ["alpha"]}', "'slurm' selects the machines"),
         (4, {"alpha": 2}, "slurm", "", "not both"),
         (4, None, "", "{qos", "DISTKIT_CLUSTER='{qos' is not a JSON object"),
         (4, None, "", "[1]", "not a JSON object"),

@@ -26,14 +26,14 @@ class Queue(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue, self.lives = FunctionQueue(), Counter[int]()
+        self.queue, self.deaths = FunctionQueue(), Counter[int]()
         # the workers to which each function was assigned
         self.assigned: dict[int, list[Worker]] = {}
         self.results, self.cancelled = Counter[int](), set[int]()
         self.late: list[tuple[Worker, int]] = []
 
     def worker(self, rank: int) -> Worker:
-        return Worker(rank, self.lives[rank])
+        return Worker(rank, self.deaths[rank])
 
     @property
     def running(self) -> dict[Worker, int]:
@@ -41,7 +41,9 @@ class Queue(RuleBasedStateMachine):
 
     def assign(self) -> None:
         for worker, function in self.queue.assign():
-            assert worker == self.worker(worker.rank) or self.lives[worker.rank] > worker.life
+            assert (
+                worker == self.worker(worker.rank) or self.deaths[worker.rank] > worker.incarnation
+            )
             self.assigned.setdefault(function, []).append(worker)
 
     @rule()
@@ -60,10 +62,10 @@ class Queue(RuleBasedStateMachine):
     def finishes(self, data, dies: bool) -> None:
         worker = data.draw(st.sampled_from(sorted(self.running)))
         function = self.running[worker]
-        if dies:  # its last message may still be in flight
-            self.lives[worker.rank] = max(self.lives[worker.rank], worker.life + 1)
+        if dies:  # its last message may be in flight
+            self.deaths[worker.rank] = max(self.deaths[worker.rank], worker.incarnation + 1)
             self.late.append((worker, function))
-        elif self.lives[worker.rank] == worker.life:
+        elif self.deaths[worker.rank] == worker.incarnation:
             self.results[function] += self.queue.finished(worker, function) is not None
             self.assign()
 
@@ -91,7 +93,7 @@ class Queue(RuleBasedStateMachine):
     @invariant()
     def functions_run_again_only_after_a_death(self) -> None:
         for workers in self.assigned.values():
-            assert len(set(workers)) == len(workers) <= 1 + sum(self.lives.values())
+            assert len(set(workers)) == len(workers) <= 1 + sum(self.deaths.values())
 
     def teardown(self) -> None:
         """Let live workers continue until every function has finished."""

@@ -146,7 +146,7 @@ def test_error_and_its_repetition_are_one_remark():
         (f"{FOUND.message} {FOUND.remedy}\nfn was stopped.", [FOUND], [FOUND.message]),
         (
             "rank 1 died; rank 0 waits",
-            [finding("died", "rank 1 ended"), finding("skipped", "rank 0 waits")],
+            [finding("died", "rank 1 exited"), finding("skipped", "rank 0 waits")],
             ["rank 1 died; rank 0 waits"],
         ),
         (

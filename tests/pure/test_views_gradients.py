@@ -30,7 +30,7 @@ MEAN = [2.0, 0.5, 1.0, -1.0]
 
 
 def trained(
-    reduced_gradients, steps=2, crcs=("aaaa", "aaaa"), alone=None, samples=32.0, gradients=OWN
+    reduced_gradients, steps=2, crcs=("aaaa", "aaaa"), reference=None, samples=32.0, gradients=OWN
 ) -> Trace:
     """Return the trace of watch_gradients for a loop on two ranks with one layer."""
     s = Script()
@@ -45,14 +45,14 @@ def trained(
         )
         for n in range(steps):
             at = 0.01 * (n + 1)
-            if alone:
+            if reference:
                 s.op(
                     rank,
                     Op.MARK,
                     at,
                     at,
                     attributes={"watched": "reference", "name": "w"},
-                    after=summary(alone),
+                    after=summary(reference),
                 )
             s.op(
                 rank,
@@ -98,7 +98,7 @@ def layer(trace: Trace):
 
 @pytest.mark.parametrize(("after", "kind"), [(SUM, "sum"), (MEAN, "mean")])
 def test_sum_and_mean_are_shown_as_an_average(after, kind) -> None:
-    trace = trained([after, after], alone=MEAN)
+    trace = trained([after, after], reference=MEAN)
     found = layer(trace)
     assert (found.reduction, found.largest_difference) == (Reduced(kind, True), 0)
     assert [s.values for s in found.after] == [tuple(MEAN)]
@@ -110,7 +110,7 @@ def test_sum_and_mean_are_shown_as_an_average(after, kind) -> None:
 
 
 def test_unaveraged_gradients_are_reported() -> None:
-    found = texts(trained(OWN, crcs=("aaaa", "bbbb"), alone=MEAN))
+    found = texts(trained(OWN, crcs=("aaaa", "bbbb"), reference=MEAN))
     assert found[0] == ("different", "every rank keeps its own gradient: nothing was averaged")
     assert found[1] == ("different", "one process's gradient differs by up to 1.0")
     assert found[2] == (
@@ -233,7 +233,7 @@ def test_loop_records_gradients_before_and_after(recording) -> None:
     step = training.steps[1]
     assert step.before["0.weight"][0].values == tuple(own.flatten().tolist())
     assert step.after["0.weight"][0].values == tuple((2 * own).flatten().tolist())
-    assert step.alone["0.weight"][0].values == pytest.approx(own.flatten().tolist())
+    assert step.reference["0.weight"][0].values == pytest.approx(own.flatten().tolist())
     assert step.reports[0].loss == pytest.approx(loss.item()) and step.reports[0].samples == 4
     assert sorted(training.weights) == [0, 1, 2]
     assert not model[0].weight._post_accumulate_grad_hooks

@@ -133,7 +133,7 @@ def test_every_message_is_one_arrow_and_every_operation_one_bar(trace):
 
 @FEW
 @given(runs())
-def test_members_of_a_collective_share_a_tie(trace):
+def test_bars_of_a_collective_share_its_match_id(trace):
     collective_of = {bar["id"]: bar.get("collective") for bar in Columns(trace).picture()["bars"]}
     for s in trace.spans:
         assert (

@@ -57,15 +57,15 @@ class RecordedServer:
         self.open[request.match] = InFlight(request, self.node)
         self.record_as(self.node)
         self.notes.record_request(request)
-        for answer in self.server.handle(request):
+        for response in self.server.handle(request):
             self.record_as(self.node)
-            self.notes.record_answer(answer)
-            self.record_as(answer.node)
-            self.open.pop(answer.match).end(answer)
-            if isinstance(answer, Reply):
-                self.replies[answer.match] = answer.version
-                if answer.value is not None:
-                    self.pulled[answer.node] = answer.version
+            self.notes.record_response(response)
+            self.record_as(response.node)
+            self.open.pop(response.match).end(response)
+            if isinstance(response, Reply):
+                self.replies[response.match] = response.version
+                if response.value is not None:
+                    self.pulled[response.node] = response.version
         recorder.set_current(None)
         return request
 
@@ -127,7 +127,7 @@ def waiting_gradients(run, time):
 
 
 def pending_pulls(run, time):
-    """Return the pulls that wait for an answer."""
+    """Return the pulls that wait for a response."""
     return at_time([(r.arrived, r.answered, r) for r in run.history.requests if r.blocked], time)
 
 
@@ -301,7 +301,7 @@ def test_static_picture_shows_all_nodes_and_their_text() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 10**6), max_size=30))
-def test_any_part_of_a_run_can_be_drawn(cuts) -> None:
+def test_any_subset_of_events_can_be_drawn(cuts) -> None:
     """Draw any subset of the events, as during a live run."""
     trace = traces.parameter_server()
     cut = {c % len(trace) for c in cuts}

@@ -145,7 +145,7 @@ def test_piece_is_drawn_at_its_offset() -> None:
     assert len({at[1:] for at in bias}) == 1  # copies
 
 
-def test_pieces_of_all_ranks_add_up() -> None:
+def test_shards_of_all_ranks_add_up() -> None:
     drawn = ShardMap(NETS["two"])._svg()  # 24 of 48 and 8 of 8
     assert drawn.count("57.1 %") == 2 and "rank 1 has 32 of 56 values" in drawn
 

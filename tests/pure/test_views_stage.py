@@ -119,7 +119,7 @@ def test_ring_all_reduce_is_recognized_and_fills_every_chunk(n, recorded):
         assert [piece.certain for piece in pieces] == [set(range(n))] * n, rank
 
 
-def test_no_rank_is_ahead_in_rounds():
+def test_late_rank_has_the_chunks_of_its_round():
     """After k rounds every rank has the schedule's chunks, even if it is late."""
     rounds, trace = list(schedule(4)), all_reduce_ring(4)
     late = [replace(e, time=e.time + (0.3 * MS if e.rank == 2 else 0)) for e in trace.events]

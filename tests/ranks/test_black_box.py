@@ -1,4 +1,4 @@
-"""The trace contains the last calls of a rank whose process ended."""
+"""The trace contains the last calls of a rank whose process exited."""
 
 from __future__ import annotations
 

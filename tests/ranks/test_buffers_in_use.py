@@ -53,7 +53,7 @@ USES: dict[str, Use] = {
 }
 
 
-def test_early_use_is_reported() -> None:
+def test_buffer_use_before_wait_is_reported() -> None:
     """Each use is reported once, and not after wait()."""
     with pytest.warns(dk.errors.CommunicationWarning, match="(uses|changes) the buffer"):
         run = dk.run_ranks(receiving, 2, *USES.values())
@@ -85,7 +85,7 @@ def test_unrelated_operations_are_not_reported() -> None:
     assert touched(run) == []
 
 
-def test_early_use_under_another_mode_is_reported() -> None:
+def test_buffer_use_under_another_mode_is_reported() -> None:
     def under_a_mode(memory: torch.Tensor) -> object:
         with RecordingMode():
             return memory[:4].sum()
@@ -106,7 +106,7 @@ class RecordingMode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_two_open_receives_are_distinguished() -> None:
+def test_concurrent_receives_are_distinguished() -> None:
     def program() -> list[float]:
         x, y = torch.zeros(2), torch.zeros(2)
         if dist.get_rank() == 0:
@@ -184,7 +184,7 @@ def each_use_of_each_call() -> None:
                     work.wait()
 
 
-def test_reads_of_a_read_buffer_are_allowed() -> None:
+def test_reading_a_buffer_that_is_being_sent_is_allowed() -> None:
     with pytest.warns(dk.errors.CommunicationWarning):
         run = dk.run_ranks(each_use_of_each_call, N)
     spans = [s for s in run.trace.spans if s.op in (Op.MARK, Op.TOUCH)]

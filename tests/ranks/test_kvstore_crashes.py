@@ -118,7 +118,7 @@ def test_server_death_without_replicas_raises(killable_nodes: Nodes) -> None:
     killable_nodes.processes[2].kill()
     for worker in range(2):
         result = killable_nodes.result(worker)
-        assert "server 0 has ended" in result
+        assert "server 0 has exited" in result
         assert "The values that only server 0 had are lost" in result
         assert "create the store with replication=2" in result
 
@@ -182,7 +182,7 @@ def many_calls(kv: KVStore) -> list[object]:
     return [rows[[3, 499, 500, 999]].tolist(), kv.pull("h").tolist(), kv.traffic.sent]
 
 
-def test_calls_of_mxnet_work_between_processes(nodes: Nodes) -> None:
+def test_mxnet_calls_work_across_processes(nodes: Nodes) -> None:
     values = torch.arange(4000.0).view(1000, 4)[[3, 499, 500, 999]] + 1
     for rows, half, sent in nodes.run("dist_sync_device", many_calls, bigarray_bound=1000):
         assert rows == values.tolist()

@@ -45,7 +45,7 @@ def test_mesh_follows_the_layout() -> None:
         dk.run_ranks(program, 2)
 
 
-def test_pieces_of_a_tensor_in_three_dimensions() -> None:
+def test_shards_of_a_three_dimensional_tensor_match_local_values() -> None:
     """The pieces match the ranks' values."""
     full = torch.arange(5 * 6 * 2.0).view(5, 6, 2)
     cases = [*product([Shard(0), Shard(1), Replicate()], [Shard(0), Shard(2), Replicate()])]
@@ -70,7 +70,7 @@ def test_pieces_of_a_tensor_in_three_dimensions() -> None:
             )
 
 
-def test_pieces_of_a_model() -> None:
+def test_shards_of_a_model_match_its_layout() -> None:
     """FSDP over tensor parallelism, pipeline stages, and partial sums."""
 
     def program() -> tuple[Any, ...]:

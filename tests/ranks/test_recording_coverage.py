@@ -172,7 +172,7 @@ def unreadable() -> list[Any]:
     return x.tolist()
 
 
-def test_unreadable_calls_are_counted_and_run() -> None:
+def test_calls_that_cannot_be_inspected_are_executed_and_counted() -> None:
     run = dk.run_ranks(unreadable, 2)
     assert run.results == [[2.0, 2.0]] * 2
     assert run.trace.spans == []

@@ -131,7 +131,7 @@ def test_message_is_recorded_at_both_ends_with_values_and_line() -> None:
     assert file.endswith("test_run_ranks.py") and "dist.recv(x" in source[int(line) - 1]
 
 
-def test_previous_buffer_content_is_never_shown() -> None:
+def test_stale_buffer_content_is_never_shown() -> None:
     poison = 7.7e31
 
     def program() -> None:
@@ -199,7 +199,7 @@ def test_rank_that_dies_is_named(end: object) -> None:
         dist.barrier()
 
     with pytest.raises(
-        dk.errors.RankDied, match=r"the process of rank 1 ended .*(exit status 5|SIGKILL)"
+        dk.errors.RankDied, match=r"the process of rank 1 exited .*(exit status 5|SIGKILL)"
     ) as caught:
         dk.run_ranks(program, 2)
     run = caught.value.run

@@ -29,7 +29,7 @@ gpu = pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=pytest.mar
 
 
 def run_on_shared_device(fn: Callable[..., Any], device: str, *args: Any, ranks: int = 2) -> Run:
-    """Run ``fn(device, group, *args)`` on ranks that share a device, in a group for it."""
+    """Run ``fn(device, group, *args)`` on ranks that share a device, in a group for this device."""
 
     def program() -> Any:
         group = dist.group.WORLD

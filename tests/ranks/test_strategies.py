@@ -126,7 +126,7 @@ def test_context_depends_on_the_calling_code() -> None:
 # -- reduce and gather ---------------------------------------------------------------------------
 
 
-def test_reduce_and_gather() -> None:
+def test_reduce_and_gather_return_equal_values_on_all_replicas() -> None:
     def values(strategy: Strategy):
         r = dist.get_rank()
         rows = torch.arange(r + 1.0, dtype=torch.float64)
@@ -339,7 +339,7 @@ def test_ranks_that_share_a_device_warn() -> None:
     assert others == [[], []]
 
 
-def test_absent_devices_and_algorithms_warn_or_raise() -> None:
+def test_missing_devices_and_unknown_algorithms_warn_or_raise() -> None:
     with pytest.warns(UserWarning, match="are skipped: cuda:7"):
         MirroredStrategy(["cpu", "cuda:7"])
     with pytest.raises(StrategyError, match=r"None of the devices cuda:7"):

@@ -134,7 +134,7 @@ def test_script_is_recorded_unchanged() -> None:
     assert trace.info.sources["train.py"] == TRAINS
     (message,) = trace.messages
     assert message.sent < message.received
-    # only rank files remain, without a black box of ranks that ended normally
+    # only rank files remain, without the black boxes of ranks that exited normally
     assert {path.suffix for path in Path("trace").iterdir()} == {".rank"}
 
 
@@ -150,7 +150,7 @@ def test_rank_death_restarts_all_ranks() -> None:
     assert [s.op for s in Trace.load([killed]).spans] == [Op.ALL_REDUCE] * 2
 
 
-def test_hang_ended_by_a_signal_is_explained() -> None:
+def test_hang_killed_by_a_signal_is_explained() -> None:
     Path("train.py").write_text(HANGS)
     command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
     with background(command, stdout=subprocess.PIPE) as process:
@@ -229,12 +229,12 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
         with subprocess.Popen(
             [sys.executable, "-c", STEPS, "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as second:  # only one notebook can step the ranks
-            assert "does not answer" in second.communicate(timeout=LONG)[1].decode()
+            assert "does not respond" in second.communicate(timeout=LONG)[1].decode()
         stepper.resume_all()
         seen = len(run.trace)
         wait_until(lambda: len(run.trace) > seen, timeout=LONG)
         for channel in run._control._channels.values():
-            channel.hang_up()  # as if the kernel had ended
+            channel.hang_up()  # as if the kernel had exited
         with background(
             [sys.executable, "-c", STEPS, str(LONG)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as notebook:

@@ -84,7 +84,7 @@ class Head:
             output: dict[str, Any] = json.loads(line)
             if matches(output) or "seconds" in output:
                 return output
-        raise EOFError("the process on the head has ended")
+        raise EOFError("the process on the head has exited")
 
     def wait(self) -> dict[str, Any]:
         """Return the final message of started code: ``seconds``, and ``error`` if it failed."""

@@ -77,7 +77,7 @@ exec "$@"
 
 
 def missing() -> str:
-    """Return the reason why no hub can run, or ""."""
+    """Explain why no hub can run; "" if one can."""
     if not BIN.joinpath("configurable-http-proxy").exists():
         return "no proxy: run npm install --global --prefix .venv configurable-http-proxy@4"
     return ""
@@ -109,7 +109,7 @@ class Hub:
 
     def responds(self) -> bool:
         """Return whether the hub responds."""
-        assert self.process.poll() is None, "the hub has ended"
+        assert self.process.poll() is None, "the hub has exited"
         try:
             return bool(self.request("/info"))
         except (OSError, HTTPException):

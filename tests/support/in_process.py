@@ -32,7 +32,7 @@ class InProcess:
         workers: number of workers.
         servers: number of servers.
         mode: the store's name, such as "dist_sync".
-        bound: number of elements from which an array is split over all servers.
+        bound: minimum number of elements of an array that is split over all servers.
 
     >>> import torch
     >>> def add(kv):

@@ -61,7 +61,7 @@ class Kernel:
         """Execute a cell and return its output.
 
         Raises:
-            DistkitError: the cell raised, or its kernel ended.
+            DistkitError: the cell raised, or its kernel exited.
         """
         for _ in range(ATTEMPTS):
             with suppress(_DiedBeforeCell), ThreadPoolExecutor(1) as thread:
@@ -104,4 +104,4 @@ async def _read_output(connection: WebSocketClientConnection, cell_id: str) -> s
             if error:
                 raise DistkitError(error)
             return output
-    raise DistkitError("the server has ended")
+    raise DistkitError("the server has exited")

@@ -66,7 +66,7 @@ def serve(node: Node, line: Connection, record: bool) -> None:
     service = kvstore.Service(node)
 
     def handle(command: Any) -> None:
-        if isinstance(command, tuple):  # a process has ended
+        if isinstance(command, tuple):  # a process has exited
             service.handle_departure(*command)
         else:
             line.send(_set_recording(node, command))
@@ -100,11 +100,11 @@ def work(node: Node, line: Connection, record: bool) -> None:
     calls = queue.SimpleQueue[Any]()
     threading.Thread(target=_receive, args=(line, calls.put), daemon=True).start()
     while True:
-        mode, function, options, command, life = calls.get()
+        mode, function, options, command, incarnation = calls.get()
         _set_recording(node, command)
         try:
             line.send("started")
-            kvstore.use(replace(node, incarnation=life))
+            kvstore.use(replace(node, incarnation=incarnation))
             result = function(kvstore.create(mode, **options))
             kvstore.release()
         except BaseException as e:
@@ -154,7 +154,7 @@ class Nodes:
         return node.id
 
     def _report_end(self, node: int, process: Any) -> None:
-        """Report the end of a process to the scheduler, unless the test ended the process."""
+        """Report the exit of a process to the scheduler, unless the test killed the process."""
         wait([process.sentinel])
         scheduler = self.lines.get(self.workers + self.servers)
         if scheduler is not None and self.processes.get(node) is process:
@@ -169,7 +169,7 @@ class Nodes:
         record: bool = False,
         only: list[int] | None = None,
         join: bool = False,
-        life: int = 0,
+        incarnation: int = 0,
         **options: Any,
     ) -> None:
         """Start a run, or join the current one, without waiting for its end."""
@@ -177,7 +177,7 @@ class Nodes:
             self.restart_servers(record)
         command = "record" if record else "stop"
         for worker in range(self.workers) if only is None else only:
-            self.lines[worker].send((mode, function, options, command, life))
+            self.lines[worker].send((mode, function, options, command, incarnation))
             assert self.receive(worker) == "started"
 
     def result(self, worker: int) -> Any:

@@ -152,7 +152,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _ignore_frees(resize: Callable[..., Any]) -> Callable[..., Any]:
-    """Make resizing a device storage, by which FSDP frees memory, have no effect."""
+    """Ignore the resizing of a device storage, which FSDP uses to free memory."""
 
     def resize_host(storage: Any, size: int) -> Any:
         return storage if storage.device.type == "pretend" else resize(storage, size)

@@ -154,7 +154,7 @@ def cross_host_checks(facts: Facts) -> Iterator[Check]:
 
 _SILENT = (
     "ssh.silent",
-    "{host} does not answer",
+    "{host} does not respond",
     "Check that it is running and not overloaded, and check firewalls and cables on the route: "
     "ip -4 route get {host}.",
 )
@@ -181,12 +181,12 @@ _SSH = {
     ),
     "connection refused": (
         "ssh.refused",
-        "no ssh server answers on {host}",
+        "no SSH server is listening on {host}",
         "Start sshd there, or set its port in ~/.ssh/config.",
     ),
     "no route to host": _SILENT,
     "timed out": _SILENT,
-    "no answer": _SILENT,
+    "no reply": _SILENT,
     "no python": ("python.missing", "Python is not installed on {host}", _PYTHON),
     "is too old": ("python.old", "the Python of {host} is too old", _PYTHON),
     "": (
@@ -215,24 +215,24 @@ def _names(facts: Facts) -> Iterator[Check]:
     found = [
         check
         for resolver, known in facts.names.items()
-        for host, answer in known.items()
+        for host, reply in known.items()
         # ssh's configuration may define other names; an address needs no lookup
         if resolver != HERE and host in facts.machines and not host.replace(".", "").isdigit()
-        for check in _name(facts, resolver, host, answer)
+        for check in _name(facts, resolver, host, reply)
     ]
     yield from found
     if not found:
         yield passed("names", "every machine resolves the names of the others")
 
 
-def _name(facts: Facts, resolver: str, host: str, answer: Json) -> Iterator[Check]:
+def _name(facts: Facts, resolver: str, host: str, reply: Json) -> Iterator[Check]:
     """Yield the problem, if any, with a host's name on a machine."""
-    first, correct = answer.get("addresses", [""])[0], facts.addresses.get(host, "ADDRESS")
+    first, correct = reply.get("addresses", [""])[0], facts.addresses.get(host, "ADDRESS")
     add = f"Add the line '{correct} {host}' to /etc/hosts {on(resolver)}"
-    if "error" in answer:
+    if "error" in reply:
         yield failure(
             "names.unknown",
-            f"{host!r} does not resolve to an IPv4 address {on(resolver)} ({answer['error']}).",
+            f"{host!r} does not resolve to an IPv4 address {on(resolver)} ({reply['error']}).",
             f"{add}, or fix the name server in /etc/resolv.conf.",
             resolver,
             host,
@@ -257,7 +257,7 @@ def _name(facts: Facts, resolver: str, host: str, answer: Json) -> Iterator[Chec
 
 
 # -- packets ---------------------------------------------------------------------------------------
-# Connections show whether programs reach each other. Datagrams need no answer, so they show in
+# Connections show whether programs reach each other. Datagrams need no reply, so they show in
 # which direction packets are lost.
 
 #: The connection errors of a broken link.

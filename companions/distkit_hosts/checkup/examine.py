@@ -1,7 +1,7 @@
 """Query a probe on each machine, step by step, and collect the facts.
 
-Every step has a time limit. A machine that does not answer is excluded from later steps, so a dead
-host delays the examination only once.
+Every step has a time limit. A machine that does not respond is excluded from later steps, so a
+dead host delays the examination only once.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from distkit_hosts.checkup import probe
 from distkit_hosts.checkup.checks import Report
 from distkit_hosts.checkup.facts import HERE, Facts, Json
 
-#: Time limits of ssh, and of the first answer [s].
-CONNECT_TIMEOUT, FIRST_ANSWER_TIMEOUT = 5, 10.0
+#: Timeouts for ssh, and for the first reply [s].
+CONNECT_TIMEOUT, FIRST_REPLY_TIMEOUT = 5, 10.0
 
-#: Time limit of any other answer [s].
-ANSWER_TIMEOUT = 3 * probe.TIMEOUT
+#: Timeout for all other replies [s].
+REPLY_TIMEOUT = 3 * probe.TIMEOUT
 
-#: Time limit of the facts about a machine, which include two calls of nvidia-smi [s].
-MACHINE_TIMEOUT = 2 * machine.SMI_TIMEOUT + ANSWER_TIMEOUT
+#: Timeout for the facts about a machine, which need two calls of nvidia-smi [s].
+MACHINE_TIMEOUT = 2 * machine.SMI_TIMEOUT + REPLY_TIMEOUT
 
 #: The program sent to every machine.
 SOURCE = "\f".join(Path(str(m.__file__)).read_text("utf-8") for m in (machine, probe))
@@ -57,7 +57,7 @@ def doctor(
         ssh_cmd: the command that connects to them, as in ipyparallel's launchers: ssh, optionally
             with options, such as ``["ssh", "-F", "lab.config"]``, or another program that accepts a
             host and a command line.
-        python: the Python on the hosts; by default the path of this one, or else python3.
+        python: the Python on the hosts; by default this process's path, or else python3.
 
     Raises:
         DistkitError: a host is named twice, or ssh is not installed here.
@@ -89,24 +89,24 @@ class _Examination:
     """The steps of an examination; each step queries all machines concurrently.
 
     Args:
-        facts: receives the answers.
+        facts: receives the replies.
         commands: the command that starts the probe of each machine, by label.
     """
 
     def __init__(self, facts: Facts, commands: dict[str, list[str]]) -> None:
         self.facts, self.stage = facts, ""
-        #: The port on which each machine listens.
+        #: The listening port of each machine.
         self.listening: dict[str, int] = {}
         self._pool = ThreadPoolExecutor(len(commands))
         self._probes = [Host(label, command) for label, command in commands.items()]
-        #: The probes that have not stopped answering.
+        #: The probes that still respond.
         self.alive = {host.label: host for host in self._probes}
 
     def run(self) -> None:
-        """Run all steps, and end the probes."""
+        """Run all steps, and stop the probes."""
         between = ["names", "ports", "connections", "files"] if self.facts.targets else []
         try:
-            self.ask("start", timeout=FIRST_ANSWER_TIMEOUT)
+            self.ask("start", timeout=FIRST_REPLY_TIMEOUT)
             for stage in ["machines", *between, "torch"]:
                 self.stage = stage
                 getattr(self, stage)()
@@ -118,14 +118,14 @@ class _Examination:
         self,
         do: str,
         arguments: Callable[[str], Json] = lambda label: {},
-        timeout: float = ANSWER_TIMEOUT,
+        timeout: float = REPLY_TIMEOUT,
     ) -> dict[str, Any]:
-        """Send a request to all machines concurrently, and return their answers by label."""
-        answers: dict[str, Any] = {}
+        """Send a request to all machines concurrently, and return their replies by label."""
+        replies: dict[str, Any] = {}
 
         def send(host: Host) -> None:
             try:
-                answers[host.label] = host.ask(do, timeout, **arguments(host.label))
+                replies[host.label] = host.ask(do, timeout, **arguments(host.label))
             except Lost as error:
                 del self.alive[host.label]
                 self.facts.lost[host.label] = {"message": str(error), "stage": self.stage}
@@ -136,7 +136,7 @@ class _Examination:
                 f"this machine cannot be examined: {self.facts.lost[HERE]['message']}. Check "
                 f"whether {sys.executable} works."
             )
-        return {label: answers[label] for label in self.alive}
+        return {label: replies[label] for label in self.alive}
 
     def machines(self) -> None:
         """Query the properties of each machine."""
@@ -148,7 +148,7 @@ class _Examination:
         facts.names = self.ask("resolve", lambda host: {"names": [*facts.targets]})
         for label in facts.hosts:
             own = {*facts.machines[label]["addresses"]}
-            known = [answer[label].get("addresses", []) for answer in facts.names.values()]
+            known = [reply[label].get("addresses", []) for reply in facts.names.values()]
             facts.addresses[label] = choose([a for addresses in known for a in addresses], own)
 
     def ports(self) -> None:
@@ -160,7 +160,7 @@ class _Examination:
         )
 
     def others(self, label: str) -> list[str]:
-        """Return the other machines that still answer."""
+        """Return the other machines that still respond."""
         return [other for other in self.alive if other != label]
 
     def peers(self, a: str) -> dict[str, tuple[str, int]]:
@@ -168,11 +168,11 @@ class _Examination:
         return {b: (self.facts.addresses[b], self.listening[b]) for b in self.others(a)}
 
     def connections(self) -> None:
-        """Connect every machine to every other, and send datagrams, which need no answer."""
+        """Connect every machine to every other, and send datagrams, which need no reply."""
         connections = self.facts.connections
         connections.update({a: {b: {} for b in self.others(a)} for a in self.alive})
-        for a, answers in self.ask("reach", lambda a: {"peers": self.peers(a)}).items():
-            for b, why in answers.items():
+        for a, replies in self.ask("reach", lambda a: {"peers": self.peers(a)}).items():
+            for b, why in replies.items():
                 connections[a][b]["tcp"] = why
         self.ask("send_datagrams", lambda a: {"name": a, "peers": self.peers(a)})
         received = self.ask(
@@ -195,9 +195,7 @@ class _Examination:
 
     def torch(self) -> None:
         """Import torch everywhere."""
-        for label, torch in self.ask(
-            "torch", timeout=probe.IMPORT_TIMEOUT + ANSWER_TIMEOUT
-        ).items():
+        for label, torch in self.ask("torch", timeout=probe.IMPORT_TIMEOUT + REPLY_TIMEOUT).items():
             self.facts.machines[label]["torch"] = torch
 
 
@@ -226,7 +224,7 @@ def choose(resolved: Sequence[str], own: set[str]) -> str:
 
 
 class Lost(Exception):
-    """A host does not answer; the message is from ssh or the probe."""
+    """A host does not respond; the message is from ssh or the probe."""
 
 
 class Host:
@@ -239,7 +237,7 @@ class Host:
 
     def __init__(self, label: str, command: Sequence[str]) -> None:
         self.label = label
-        self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._last_line = ""
         self._process = subprocess.Popen(
             command,
@@ -257,40 +255,40 @@ class Host:
         self._write(SOURCE)
 
     def ask(self, do: str, timeout: float, **arguments: Any) -> Any:
-        """Send a request, and wait up to ``timeout`` seconds for the answer.
+        """Send a request, and wait up to ``timeout`` seconds for the reply.
 
         Raises:
-            Lost: the probe does not answer.
+            Lost: the probe does not respond.
         """
         self._write(json.dumps({"do": do, **arguments}) + "\n")
         try:
-            text = self._answers.get(timeout=timeout)
+            text = self._replies.get(timeout=timeout)
         except queue.Empty:
-            raise Lost(f"no answer within {timeout:g} s") from None
+            raise Lost(f"no reply within {timeout:g} s") from None
         if text is None:
             raise Lost(
-                self._last_line.rstrip(".") or f"it ended with exit status {self._process.wait()}"
+                self._last_line.rstrip(".") or f"it exited with status {self._process.wait()}"
             )
-        answer = json.loads(text)
-        if "error" in answer:
-            raise Lost(answer["error"])
-        return answer["answer"]
+        reply = json.loads(text)
+        if "error" in reply:
+            raise Lost(reply["error"])
+        return reply["reply"]
 
     def _write(self, text: str) -> None:
-        with suppress(OSError):  # it has ended, which the next request reports
+        with suppress(OSError):  # it has exited, which the next request reports
             self._to.write(text)
             self._to.flush()
 
     def _read_output(self) -> None:
         for line in self._from:
             if line.startswith(probe.MARK):
-                self._answers.put(line[len(probe.MARK) :])
+                self._replies.put(line[len(probe.MARK) :])
             elif not line.startswith("Warning: "):
                 self._last_line = line.strip() or self._last_line
-        self._answers.put(None)
+        self._replies.put(None)
 
     def close(self) -> None:
-        """End the probe."""
+        """Stop the probe."""
         self._process.kill()
         self._process.wait()
         self._thread.join(1)

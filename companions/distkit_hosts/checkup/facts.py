@@ -23,10 +23,10 @@ class Facts:
     Args:
         machines: the result of ``probe.machine()`` on each machine that responded.
         targets: the name of each host as passed to ssh, optionally with a user.
-        lost: for each host that stopped answering, the ``message`` from ssh or the doctor,
+        lost: for each host that stopped responding, the ``message`` from ssh or the doctor,
             and the ``stage`` of the checkup that it had reached.
-        names: for each machine, the addresses to which it resolves the names of the hosts.
-        addresses: the address at which the others can reach each machine.
+        names: for each machine, the addresses that it resolves the hosts' names to.
+        addresses: the address of each machine that is reachable from the others.
         connections: the connections between machines: see :meth:`connection`.
         folder: the path of the current directory on this machine.
         folder_visible: whether each machine can read a file in that folder.
@@ -43,7 +43,7 @@ class Facts:
 
     @property
     def hosts(self) -> list[str]:
-        """The other machines that answered."""
+        """The other machines that responded."""
         return [label for label in self.machines if label != HERE]
 
     def connection(self, a: str, b: str) -> Json:
@@ -67,7 +67,7 @@ def recommended_ranks(machine: Json) -> int:
 
 
 def gpus(machine: Json) -> Gpus:
-    """Return the GPUs that ranks may use there, or the reason why they cannot."""
+    """Return the GPUs that ranks may use there, or the reason that they cannot use any."""
     return examine(machine["gpus"], machine.get("torch") or {})
 
 

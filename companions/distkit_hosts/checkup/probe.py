@@ -2,9 +2,9 @@
 
 The doctor sends this file, after that of :mod:`distkit.cluster.machine`, to hosts where distkit may
 not be installed, and starts both there with :data:`START`. The probe reads requests, one JSON
-object per line, answers each with a line that begins with :data:`MARK`, and exits when its input
+object per line, replies to each with a line that begins with :data:`MARK`, and exits when its input
 ends. It listens for other probes at the given address, accepts connections that begin with a
-secret, and executes nothing that it receives.
+secret, and never executes received data.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if __name__ != "probe":  # a probe has the source of that module already
         usable_cores,
     )
 
-#: Prefix of answers; a host's login banner does not have it.
+#: Prefix of replies; a host's login banner does not contain it.
 MARK = "distkit-probe "
 
 #: A program that reads and runs source files from its input; the argument is their total length.
@@ -49,19 +49,19 @@ START = (
     r"[exec(compile(t,'probe','exec'),names) for t in sys.stdin.read(int(sys.argv[1])).split('\f')]"
 )
 
-#: Time limit of a connection, a name lookup or a datagram [s].
+#: Timeout of a connection, a name lookup or a datagram [s].
 TIMEOUT = 2.0
 
 #: Maximum number of concurrent connections.
 MAX_CONCURRENT = 200
 
-#: Time limit of the import of torch, which may be on a network disk [s].
+#: Timeout of the import of torch, which may be on a network disk [s].
 IMPORT_TIMEOUT = 60
 
 #: The packages whose versions are reported.
 PACKAGES = ("torch", "ipyparallel", "distkit", "jupyterlab", "ipykernel", "anywidget", "numpy")
 
-#: A probe ends after this time without a request [s].
+#: A probe exits after this time without a request [s].
 IDLE_TIMEOUT = 60
 
 Json = dict[str, Any]
@@ -113,7 +113,7 @@ def package(name: str) -> str | None:
         return None
     text = Path(spec.origin).read_text("utf-8")
     if assignment := re.search(r'^__version__ = "(.+)"', text, re.MULTILINE):
-        return assignment[1]  # of this copy, which may not be the installed one
+        return assignment[1]  # the imported copy's, which may differ from the installed version
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -145,8 +145,8 @@ def torch() -> Json:
         return {
             "error": (process.stderr.strip().splitlines() or [f"exit {process.returncode}"])[-1]
         }
-    answer: Json = json.loads(process.stdout.splitlines()[-1])
-    return answer
+    facts: Json = json.loads(process.stdout.splitlines()[-1])
+    return facts
 
 
 # -- names and connections ----------------------------------------------------------------------
@@ -181,25 +181,25 @@ _LOCAL: dict[str, Callable[..., Any]] = {"start": bool, "machine": machine, "tor
 
 
 class Probe:
-    """Answers requests with the functions in ``_LOCAL`` and its ``do_*`` methods."""
+    """Handles requests with the functions in ``_LOCAL`` and its ``do_*`` methods."""
 
     def __init__(self) -> None:
         self._secret = b""
         self._sockets: list[socket.socket] = []
-        self._senders: set[str] = set()  # of datagrams
+        self._senders: set[str] = set()  # senders of received datagrams
 
-    def answer(self, request: Json) -> Json:
-        """Return the answer to a request, or an error."""
+    def handle(self, request: Json) -> Json:
+        """Return the reply to a request, or an error."""
         try:
             name = str(request.pop("do"))
             function = _LOCAL.get(name) or getattr(self, f"do_{name}")
-            return {"answer": function(**request)}
+            return {"reply": function(**request)}
         except Exception as error:  # the doctor reports it
             return {"error": f"{type(error).__name__}: {error}"}
 
     def do_resolve(self, names: list[str]) -> Json:
         """Resolve names with :func:`resolve`, within a time limit."""
-        timed_out = {"error": f"no answer within {2 * TIMEOUT:g} s"}
+        timed_out = {"error": f"no reply within {2 * TIMEOUT:g} s"}
         return {**dict.fromkeys(names, timed_out), **concurrently(resolve, names, 2 * TIMEOUT)}
 
     def do_has_file(self, path: str) -> bool:
@@ -270,12 +270,12 @@ def strerror(error: OSError) -> str:
 
 
 def main() -> None:
-    """Answer requests until the input ends."""
+    """Reply to requests until the input ends."""
     probe = Probe()
     signal.alarm(IDLE_TIMEOUT)
     for text in sys.stdin:
         signal.alarm(IDLE_TIMEOUT)
-        print(MARK + json.dumps(probe.answer(json.loads(text))), flush=True)
+        print(MARK + json.dumps(probe.handle(json.loads(text))), flush=True)
     os._exit(0)  # some threads are blocked forever
 
 

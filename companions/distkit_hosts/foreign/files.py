@@ -29,7 +29,7 @@ from distkit_hosts.foreign import flight_recorder, kineto
 
 #: First byte of a pickle of protocol 2 or later.
 _PICKLE = b"\x80"
-#: The name of an event, in which torch does not escape quotes (pytorch#146900).
+#: The name of an event; torch does not escape quotes in it (pytorch#146900).
 _NAME = re.compile(r'(?<="name": ").*?(?=",\s*"(?:ph|pid|cat|ts)":)')
 #: Suffixes without a digit, which follow the rank's number.
 _SUFFIXES = re.compile(r"(\.[a-zA-Z_]+)+$")

@@ -1,6 +1,8 @@
-"""Read dumps of PyTorch's flight recorder: the calls of ranks, including hanging ones. Pure.
+"""Read dumps of PyTorch's flight recorder: the calls of ranks, including hanging ones.
 
-A dump has the latest calls of one rank, and their states as a watchdog discovered them. Some
+No side effects.
+
+A dump contains the latest calls of one rank, and their states as seen by a watchdog. Some
 backends record no states: a completed call is then assumed to end when its last member calls it.
 
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, torch/distributed/flight_recorder.
@@ -262,7 +264,7 @@ def _where(frames: list[_Frame]) -> str:
 
 
 def _matchable(calls: list[_Call], unrecorded: Mapping[int, Counter[str]]) -> Iterator[_Call]:
-    """Yield the calls, except those whose partners may have been overwritten, which are counted."""
+    """Yield the calls; count and skip those whose partners may have been overwritten."""
     oldest: dict[tuple[int, str], int] = {}  # the first collective of each rank in each group
     overwritten = any(d.event.seq > 0 for d in {c.event.rank: c for c in calls[::-1]}.values())
     for call in calls:

@@ -1,6 +1,6 @@
-"""Read traces of torch.profiler. Pure.
+"""Read traces of torch.profiler. No side effects.
 
-A trace has an operator ``c10d::…`` for each call. NCCL adds ``record_param_comms`` with the group,
+Each call is an operator ``c10d::…`` in the trace. NCCL adds ``record_param_comms`` with the group,
 and a kernel with the times on the GPU. gloo adds a range ``gloo:…`` with the end of the call.
 Ranges of ``record_function`` become marks.
 
@@ -139,7 +139,7 @@ def _limitations(
         )
 
 
-#: Suffix of the name of the group of a rank's collectives whose group is not recorded.
+#: Suffix of the group name for a rank's collectives without a recorded group.
 _UNKNOWN = ", unknown group"
 
 

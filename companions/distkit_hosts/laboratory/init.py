@@ -1,7 +1,7 @@
-"""The init process of a laboratory: creates the hosts, and kills them when its owner ends.
+"""The init process of a laboratory: creates the hosts, and kills them when its owner exits.
 
 It runs as a script in the network namespace of the router between the hosts, and needs only the
-standard library. It reads its plan as one line of JSON, and answers with one line: the pids of the
+standard library. It reads its plan as one line of JSON, and replies with one line: the pids of the
 hosts' first processes. A host is a shell in separate namespaces (util-linux's ``unshare``), which
 executes the commands that set it up; errors go to standard error.
 """
@@ -23,7 +23,7 @@ _STAY = "echo ready\nexec env --ignore-signal=CHLD cat\n"
 
 
 def main() -> None:
-    """Create the hosts, wait until the owner ends or sends SIGTERM, and end them."""
+    """Create the hosts, wait until the owner exits or sends SIGTERM, and kill them."""
     plan = json.loads(sys.stdin.readline())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     hosts: list[subprocess.Popen[str]] = []
@@ -36,19 +36,19 @@ def main() -> None:
         for host, spec in zip(hosts, plan["hosts"], strict=True):
             _send(host, spec["commands"] + _STAY)
         print(json.dumps(pids), flush=True)
-        select.select([plan["owner"]], [], [])  # readable once that process has ended
+        select.select([plan["owner"]], [], [])  # readable once that process has exited
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(str(error))
     finally:
         for host in hosts:
             host.kill()
         for host in hosts:
-            host.communicate()  # until all its processes have ended
+            host.communicate()  # until all its processes have exited
         shutil.rmtree(plan["folder"], ignore_errors=True)
 
 
 def _start(skew: int) -> subprocess.Popen[str]:
-    """Start the first process of a host, which ends with this process, and its children with it."""
+    """Start the first process of a host; it and its children are killed when this process exits."""
     spaces = ["--net", "--uts", "--ipc", "--mount", "--pid", "--propagation=unchanged"]
     if skew:
         spaces += ["--time", f"--monotonic={skew}", f"--boottime={skew}"]
@@ -62,9 +62,9 @@ def _send(host: subprocess.Popen[str], commands: str) -> str:
     assert host.stdin and host.stdout
     host.stdin.write(commands)
     host.stdin.flush()
-    if answer := host.stdout.readline():
-        return answer.strip()
-    raise OSError("a host has ended")
+    if reply := host.stdout.readline():
+        return reply.strip()
+    raise OSError("a host has exited")
 
 
 if __name__ == "__main__":

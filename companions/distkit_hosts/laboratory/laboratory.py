@@ -1,4 +1,4 @@
-"""The laboratory: several hosts on this machine, commands on them, and faults on request."""
+"""The laboratory: several hosts on this machine, commands on them, and fault injection."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ with peer, socket.create_server((sys.argv[1], 0)) as listener:
 
 
 class Laboratory:
-    r"""Hosts on this machine with a separate network, until ``close()`` or the end of ``with``.
+    r"""Hosts on this machine, each with its own network, until ``close()`` or the end of ``with``.
 
     Each host has its own network interface, hostname, processes, shared memory (``/dev/shm``),
-    ``/tmp``, ``/run`` and ``/etc/hosts``. All other files are those of the machine: the same
-    Python, the same home. The hosts end with the process that created them, even if it is killed.
+    ``/tmp``, ``/run`` and ``/etc/hosts``. All other files are the machine's, including
+    Python and the home. The hosts are killed when the process that created them exits or is killed.
 
     Root is not needed where user namespaces are allowed. :meth:`options` returns the options of
     a cluster with ranks on the hosts.
 
     Args:
         hosts: their names.
-        head: name of an additional host on which launchers run; None for none.
+        head: name of an additional host for launchers; None for none.
         skew: offset of a host's monotonic clock from the machine's [s]. The
             time of day cannot differ: Linux has no namespace for it.
         shared: folders in ``/tmp`` that the hosts also share. The current folder, the home
@@ -103,8 +103,8 @@ class Laboratory:
     def popen(self, host: str, argv: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on a host, with the options of :class:`subprocess.Popen`.
 
-        The returned process represents the command, which ends with it. Only signals that end the
-        process have an effect.
+        The returned process represents the command, which is killed with it. Only signals that kill
+        the process have an effect.
 
         Raises:
             LaboratoryError: the host does not exist.
@@ -214,7 +214,7 @@ class Laboratory:
         Args:
             host: the name.
             to: the wrong address; None for no address.
-            on: the hosts on which this applies; None for all.
+            on: the affected hosts; None for all.
 
         Raises:
             LaboratoryError: the host does not exist.
@@ -227,7 +227,7 @@ class Laboratory:
         )
 
     def crash(self, host: str) -> None:
-        """Kill a host permanently, as a power failure does: the others are not notified.
+        """Kill a host permanently, like a power failure: the others are not notified.
 
         Raises:
             LaboratoryError: the host does not exist.
@@ -249,7 +249,7 @@ class Laboratory:
     # -- internals -----------------------------------------------------------------------------
 
     def _inject(self, name: str, apply: Callable[[], None], undo: Callable[[], None]) -> None:
-        """Inject a fault, replacing one that differs only in severity."""
+        """Inject a fault; it replaces one that differs only in severity."""
         if name in self._faults:
             self._faults.pop(name)()
         apply()
@@ -321,7 +321,7 @@ class Laboratory:
     def _pid(self, host: str | None) -> int:
         """Return the pid of a host's first process; for None, that of the router's init process."""
         if self._init.poll() is not None:
-            raise LaboratoryError("the laboratory has ended. Create another one.")
+            raise LaboratoryError("the laboratory is closed. Create another one.")
         if host is None:
             return self._init.pid
         self._check(host)

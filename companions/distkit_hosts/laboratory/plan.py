@@ -71,7 +71,7 @@ def make_plan(
     folder.joinpath("slurm").mkdir()
     for name in ("ssh_config", "shadow"):
         folder.joinpath(name).touch()
-    # packets for a host that has ended are lost silently
+    # packets to a host that has exited are lost silently
     router = f"link set lo up\nroute add blackhole {NETWORK}\n"
     for number, address in enumerate(hosts.values()):
         router += _connect(f"port{number}", address, f"{{{number}}}")

@@ -46,7 +46,7 @@ _PACKAGES = {
 #: Includes the folders of administrators' programs, which an ordinary user's PATH lacks.
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin:/usr/sbin:/sbin"])
 
-#: Whether all hosts share a user namespace, in which an ordinary user is root.
+#: Whether all hosts share a user namespace that maps an ordinary user to root.
 ROOTLESS = os.geteuid() != 0
 
 #: A script that runs without distkit's other modules.
@@ -83,7 +83,7 @@ def start(plan: dict[str, Any]) -> tuple[subprocess.Popen[str], list[int]]:
     Raises:
         LaboratoryError: a host cannot be created.
     """
-    owner = os.pidfd_open(os.getpid())  # readable once this process has ended
+    owner = os.pidfd_open(os.getpid())  # readable once this process has exited
     plan = {**plan, "owner": owner}
     spaces = ["--net", "--mount", *(["--user", "--map-root-user"] if ROOTLESS else [])]
     errors = tempfile.TemporaryFile("w+")
@@ -94,7 +94,7 @@ def start(plan: dict[str, Any]) -> tuple[subprocess.Popen[str], list[int]]:
         stderr=errors,
         text=True,
         pass_fds=[owner],
-        start_new_session=True,  # Ctrl-C reaches the owner, which ends it
+        start_new_session=True,  # Ctrl-C reaches the owner, which stops it
         env={**os.environ, "PATH": PATH},
     )
     os.close(owner)
@@ -102,8 +102,8 @@ def start(plan: dict[str, Any]) -> tuple[subprocess.Popen[str], list[int]]:
     with errors, init.stdout:
         with suppress(BrokenPipeError), init.stdin:  # it has failed to start
             init.stdin.write(json.dumps(plan) + "\n")
-        if answer := init.stdout.readline():
-            return init, json.loads(answer)
+        if reply := init.stdout.readline():
+            return init, json.loads(reply)
         init.wait()
         shutil.rmtree(plan["folder"], ignore_errors=True)
         errors.seek(0)
@@ -133,7 +133,7 @@ def find(name: str) -> str:
 
 # -- programs on the hosts -------------------------------------------------------------------------
 
-#: Time limit for the start of servers [s]; most take a second or two.
+#: Timeout for servers to start [s]; most take a second or two.
 _START_TIMEOUT = 60.0
 
 

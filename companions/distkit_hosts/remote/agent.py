@@ -1,12 +1,12 @@
 """The agent on another machine: a fork server for ranks, and a tunnel to the kernel.
 
 ipyparallel's launchers start it in place of an engine, or an existing engine starts it:
-``python -m distkit_hosts.remote.agent``. The environment variable ``DISTKIT_AGENT`` has, as JSON,
-the kernel's endpoint, the cluster's keys, and this machine's name. One agent per machine forks
-ranks; others started by ``srun`` or ``mpiexec`` exit immediately.
+``python -m distkit_hosts.remote.agent``. The environment variable ``DISTKIT_AGENT`` is a JSON
+object with the kernel's endpoint, the cluster's keys, and this machine's name. One agent per
+machine forks ranks; others started by ``srun`` or ``mpiexec`` exit immediately.
 
 The agent forwards messages between the kernel and the fork server. When the tunnel breaks,
-for example by a network timeout, all processes here end.
+for example after a network timeout, all processes here exit.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 #: The environment variable with the kernel's address.
 AGENT = "DISTKIT_AGENT"
 
-#: Timeout for the kernel's answer [s].
+#: Timeout for the kernel's reply [s].
 WELCOME_TIMEOUT = 15.0
 
-#: Time for a fork server to finish an import at the end, before it is killed [s].
+#: Grace period for a fork server to finish an import before it is killed [s].
 SHUTDOWN_TIMEOUT = 2.0
 
 #: Interval of checks that the engine that started the agent is alive [s].
@@ -58,7 +58,7 @@ class Agent:
 
     def __init__(self, kernel: dict[str, Any]) -> None:
         self._kernel = kernel
-        self._answered, self._ended = False, threading.Event()
+        self._welcomed, self._ended = False, threading.Event()
         self._prefix = folders.new_prefix()
         self._fork_server: Channel | None = None  # to the process that forks
         multiplexer = self._multiplexer = Multiplexer(
@@ -71,18 +71,18 @@ class Agent:
     def serve(self) -> None:
         """Serve until the kernel has disconnected, then clean up."""
         if self._kernel.get("name"):
-            self._start_fork_server()  # certainly needed: start importing torch
+            self._start_fork_server()  # always needed: start importing torch
         self._multiplexer.start()
         self._tunnel.send({"here": self._facts()})
         started = time.monotonic()
         while not self._ended.wait(CHECK_INTERVAL):
-            if not self._answered and time.monotonic() - started > WELCOME_TIMEOUT:
+            if not self._welcomed and time.monotonic() - started > WELCOME_TIMEOUT:
                 self._end(
-                    f"no answer from {self._kernel['endpoint']}. Either the notebook's kernel has "
-                    "ended, or its machine cannot be reached from here: see distkit doctor --hosts"
+                    f"no reply from {self._kernel['endpoint']}. Either the notebook's kernel has "
+                    "exited, or its machine cannot be reached from here: see distkit doctor --hosts"
                 )
             if self._kernel.get("parent", os.getppid()) != os.getppid():
-                self._end("the engine that started it has ended")
+                self._end("the engine that started it has exited")
         self._clean_up()
 
     def _facts(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Agent:
         threading.Thread(target=self._forward, daemon=True).start()
 
     def _forward(self) -> None:
-        """Forward the fork server's messages to the kernel, with the files of ended processes."""
+        """Forward the fork server's messages to the kernel, with the files of exited processes."""
         assert self._fork_server is not None
         try:
             while True:
@@ -126,13 +126,13 @@ class Agent:
                     message["files"] = _final_files(Path(log))
                 self._tunnel.send(message)
         except (EOFError, OSError):
-            self._end("the process that ranks are forked from ended")
+            self._end("the process that ranks are forked from exited")
 
     def _on_message(self, message: dict[str, Any]) -> None:
         """Handle a message of the kernel, for this agent or the fork server."""
         match message["do"]:
             case "welcome":
-                self._answered = True
+                self._welcomed = True
                 if self._fork_server is None:
                     self._start_fork_server()
             case "leave":
@@ -150,12 +150,12 @@ class Agent:
         return ours
 
     def _send_to_fork_server(self, message: dict[str, Any], fd: int | None = None) -> None:
-        with suppress(OSError):  # it has ended, which is reported separately
+        with suppress(OSError):  # it has exited, which is reported separately
             if self._fork_server is not None:
                 self._fork_server.send(message, fd)
 
     def _make_folder(self, processes: int, sockets: dict[str, str]) -> None:
-        """Create a folder like the kernel's, whose sockets are forwarded to the kernel's."""
+        """Create a folder like the kernel's, and forward its sockets to the kernel's."""
         try:
             folder = folders.make(self._prefix, processes)
         except StartError as error:
@@ -174,7 +174,7 @@ class Agent:
                         self._tunnel.send({"to": listeners[listener]}, connection.fileno())
 
     def _end(self, why: str) -> None:
-        """End the agent, and report the reason; it is "" if the kernel has ended the agent."""
+        """Stop the agent, and report the reason; it is "" if the kernel has stopped the agent."""
         if why and not self._ended.is_set():
             with suppress(OSError):  # the tunnel is lost
                 self._tunnel.send({"ended": why})
@@ -187,7 +187,7 @@ class Agent:
         self._ended.set()
 
     def _clean_up(self) -> None:
-        """End the fork server with all forked processes, and remove the folders."""
+        """Terminate the fork server with all forked processes, and remove the folders."""
         if self._fork_server is not None:
             self._fork_server.hang_up()
             try:
@@ -229,7 +229,7 @@ def _listen(path: str) -> socket.socket:
 
 
 def _final_files(log: Path) -> dict[str, bytes]:
-    """Return the log and the black box of an ended process."""
+    """Return the log and the black box of a process that exited."""
     found = {}
     for file in (log, log.with_suffix(".box")):
         with suppress(OSError):

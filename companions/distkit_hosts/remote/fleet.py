@@ -31,14 +31,14 @@ from distkit_hosts.remote.planning import combine
 from distkit_hosts.remote.store import NAME, StoreServer
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 
-#: Time to wait for the reason why a machine was lost [s].
+#: Timeout for a report why a machine was lost [s].
 LOSS_DETAILS_TIMEOUT = 1.0
 
-#: Time for the last messages of a process, which may arrive after its exit status [s].
+#: Grace period for a process's last messages, which may arrive after its exit status [s].
 LAST_MESSAGES_TIMEOUT = 1.0
 
 
-#: Time to wait for more failures after the first one, to report all of them [s].
+#: Time to collect further failures after the first one, to report all of them [s].
 MORE_FAILURES_TIMEOUT = 1.0
 
 
@@ -77,7 +77,7 @@ class HostRequest:
         return self.ranks if isinstance(self.ranks, int) else sum(self.ranks.values())
 
     def endpoint(self) -> str:
-        """Return the ZeroMQ endpoint at which this machine listens."""
+        """Return this machine's ZeroMQ endpoint."""
         if isinstance(self.interface, socket.socket):
             address, port = self.interface.getsockname()
             return f"tcp://{address}:{port}"
@@ -132,7 +132,7 @@ class HostForkClient(ForkClient):
         self._ended = ""  # the reason that the agent has reported
         #: Returns the launcher's current description of the agent.
         self.launcher_details: Callable[[], str] = str
-        #: That machine's clock, compared with this one's.
+        #: That machine's clock, compared with the local one.
         self.peer_clock = PeerClock()
         self._tunnel = tunnel
         tunnel.on_stream, tunnel.on_trip = self._on_stream, self.peer_clock.add
@@ -151,28 +151,28 @@ class HostForkClient(ForkClient):
 
         Args:
             processes: number of processes there.
-            like: this machine's folder, which receives the files of processes that end there.
-            sockets: names of sockets there -> names of sockets in ``like``.
+            like: this machine's folder, which receives the files of processes that exit there.
+            sockets: maps names of sockets there to names of sockets in ``like``.
         """
         self.mirror = like
-        answer = self._ask({"do": "folder", "processes": processes, "sockets": sockets or {}})
-        if "refused" in answer:
-            raise StartError(f"on {self.host}: {answer['refused']}")
-        return str(answer["folder"])
+        reply = self._ask({"do": "folder", "processes": processes, "sockets": sockets or {}})
+        if "refused" in reply:
+            raise StartError(f"on {self.host}: {reply['refused']}")
+        return str(reply["folder"])
 
     def loss_reason(self) -> str:
-        """Return the reason why the machine is lost."""
+        """Explain why the machine is lost."""
         if self.closed:
             return "the cluster was stopped."
         self.lost.wait(LOSS_DETAILS_TIMEOUT)
-        lost = self._ended or self._tunnel.reason or "it does not answer"
+        lost = self._ended or self._tunnel.reason or "it does not respond"
         return (
-            f"{self.host} is lost, with {self.processes_there}: {lost}. Check the network and the "
-            f"machine: distkit doctor --hosts {self.host}{self.launcher_details()}"
+            f"{self.host} is lost, together with {self.processes_there}: {lost}. Check the network "
+            f"and the machine: distkit doctor --hosts {self.host}{self.launcher_details()}"
         )
 
     def hang_up(self, channel: Channel) -> None:
-        """Close the channel of a process that has ended, after time for its last messages."""
+        """Close an exited process's channel, after a grace period for its last messages."""
         timer = threading.Timer(LAST_MESSAGES_TIMEOUT, channel.hang_up)
         timer.daemon = True
         timer.start()
@@ -186,7 +186,7 @@ class HostForkClient(ForkClient):
         if "ended" in message:
             self._ended = message["ended"]
             return
-        for name, data in message.pop("files", {}).items():  # files of an ended process
+        for name, data in message.pop("files", {}).items():  # files of a process that exited
             with suppress(OSError):
                 Path(self.mirror, Path(name).name).write_bytes(data)
         super()._handle_message(message)
@@ -204,7 +204,7 @@ class HostForkClient(ForkClient):
 
 @dataclass
 class RemoteHost(ProcessHost):
-    """Another machine with ranks, whose groups use ``store`` on this machine."""
+    """Another machine with ranks; their groups use ``store`` on this machine."""
 
     server: HostForkClient
     store: StoreServer = field(kw_only=True)
@@ -257,7 +257,7 @@ class RemoteHost(ProcessHost):
         if clock is None:
             return since, until
         error = max(clock.error_at(since), clock.error_at(until))
-        return clock.to_here(since) + error, clock.to_here(until) - error
+        return clock.to_local_time(since) + error, clock.to_local_time(until) - error
 
     def remove_store(self, name: str) -> None:
         """Delete the values in the stores of a run."""
@@ -300,13 +300,13 @@ class Fleet:
             return Multiplexer(endpoint, keys, listen=True, accept=self._accept, listener=listener)
         except zmq.ZMQError as error:
             raise StartError(
-                f"this machine cannot listen at {endpoint}: {error.strerror}. Name one of its "
-                "addresses, and a port that is free: interface='10.0.0.1:45000'."
+                f"this machine cannot listen at {endpoint}: {error.strerror}. Pass one of its "
+                "addresses and a free port: interface='10.0.0.1:45000'."
             ) from error
 
     def _accept(self, tunnel: Tunnel) -> None:
         def handle(message: dict[str, Any]) -> None:
-            if "here" in message:  # otherwise a surplus agent ends
+            if "here" in message:  # otherwise a surplus agent exits
                 self._arrivals.put((tunnel, message["here"]))
 
         tunnel.on_message = handle
@@ -314,7 +314,7 @@ class Fleet:
     def gather(self, plan: Plan) -> tuple[list[RemoteHost], Plan]:
         """Wait for all machines, and allocate the ranks to them.
 
-        Each machine has a folder, whose sockets are forwarded to this machine.
+        Each machine has a folder; its sockets are forwarded to this machine.
 
         Raises:
             StartError: a machine failed; the message quotes its output.
@@ -349,8 +349,8 @@ class Fleet:
                     timed_out = (
                         f"{self._progress_message(found, connected, wanted)} after "
                         f"{self.request.timeout:.0f} s. The machines must reach "
-                        f"{self._multiplexer.endpoint} on this one: open that port, name another "
-                        "address with interface=…, or a longer timeout=…."
+                        f"{self._multiplexer.endpoint} here: open that port, or pass "
+                        "another address with interface=… or a longer timeout=…."
                     )
                     failures = failures or {timed_out: None}
                     break
@@ -360,7 +360,7 @@ class Fleet:
         if failures:
             raise StartError("\n\n".join(failures))
         for agents in found.values():
-            for tunnel in agents[1:]:  # not earlier: the end of an agent counts as a failure
+            for tunnel in agents[1:]:  # not earlier: the exit of an agent counts as a failure
                 with suppress(OSError):
                     tunnel.send({"do": "leave"})
         return found
@@ -404,7 +404,7 @@ class Fleet:
         for host in self._hosts:
             host.server.closed = True
             host.server.remove(host.folder)
-        self._multiplexer.close()  # which ends the agents
+        self._multiplexer.close()  # so that the agents exit
         self._launch.stop()
         self.store.close()
 

@@ -28,8 +28,8 @@ from distkit_hosts.remote.agent import AGENT, start_in_engine
 #: Options for ssh, after the user's: no prompts, and a short timeout for unreachable machines.
 SSH_OPTIONS = "BatchMode=yes ConnectTimeout=8 ServerAliveInterval=5 ServerAliveCountMax=3"
 
-#: Time limit for an engine's answer [s].
-_ANSWER_TIMEOUT = 30.0
+#: Timeout for an engine's reply [s].
+_REPLY_TIMEOUT = 30.0
 
 #: The module that the launchers start in place of an engine.
 _MODULE = "distkit_hosts.remote.agent"
@@ -40,7 +40,7 @@ _SILENT = logging.Logger("distkit.launchers", logging.CRITICAL)
 #: Polling intervals for a job's state, and for its end [s].
 _POLL_INTERVAL, _FINAL_POLL_INTERVAL = 2.0, 0.2
 
-#: Time for a process to end after SIGTERM, before it is killed [s].
+#: Grace period after SIGTERM, before a process is killed [s].
 _GRACE = 3.0
 
 #: Ends a job and removes its output when its input ends, even if the kernel is killed.
@@ -65,7 +65,7 @@ class Launch:
 
     Args:
         kernel: its endpoint and keys; see :class:`distkit_hosts.remote.agent.Agent`.
-        fail: called from another thread with the reason why agents cannot start.
+        fail: called from another thread with the reason that agents cannot start.
     """
 
     def __init__(self, kernel: dict[str, Any], fail: Callable[[str], None]) -> None:
@@ -115,7 +115,7 @@ class CommandLaunch(Launch):
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # so that Ctrl-C does not end it
+                    start_new_session=True,  # so that Ctrl-C does not reach it
                     **self._options,
                 )
             except OSError as error:
@@ -126,7 +126,7 @@ class CommandLaunch(Launch):
             threading.Thread(target=self._serve, args=(host, process, log), daemon=True).start()
 
     def _serve(self, host: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-        """Send the command its input, wait for its end, and report it."""
+        """Send the command its input, wait until it exits, and report its exit."""
         with log:
             process.communicate(self._program(host))
             if not self._stopped:
@@ -139,8 +139,8 @@ class CommandLaunch(Launch):
         return b""
 
     def _explain(self, host: str, status: int, output: str) -> str:
-        """Return the reason why a command has ended, with its output."""
-        return f"{self._name}: the processes have ended.{quoted(output, sys.executable)}"
+        """Explain why a command has exited, with its output."""
+        return f"{self._name}: the processes have exited.{quoted(output, sys.executable)}"
 
     def stop(self) -> None:
         """Stop remaining processes after the agents have been asked to exit."""
@@ -211,7 +211,7 @@ class SSHLaunch(CommandLaunch):
             what = f"{host} has no Python at {self._python}"
             remedy = "Pass the path of Python on that machine: remote_python='/path/to/python'."
         else:
-            what = f"the agent on {host} ended with status {status}"
+            what = f"the agent on {host} exited with status {status}"
             remedy = (
                 f"To find the cause, run this on that machine: {self._python} -m distkit doctor"
             )
@@ -401,7 +401,7 @@ class EngineLaunch(Launch):
         }
         for n, result in started.items():
             try:
-                result.get(timeout=_ANSWER_TIMEOUT)
+                result.get(timeout=_REPLY_TIMEOUT)
             except Exception as error:
                 raise StartError(
                     f"engine {n} could not start an agent: {error}. Its Python needs distkit: "

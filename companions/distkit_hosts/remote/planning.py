@@ -1,4 +1,4 @@
-"""Plan a cluster of ranks on several machines. Pure."""
+"""Plan a cluster of ranks on several machines. No side effects."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def request(
         options["mpi_hosts"] = counts
         return HostRequest(sum(counts.values()), engines, options=options, **fields)
     raise StartError(
-        f"machines can be named for engines='ssh' or 'mpi'; {engines!r} chooses them. Leave out "
-        "hosts, or use its own options, such as Slurm's options='--nodelist=alpha,beta'."
+        f"hosts applies only to engines='ssh' and 'mpi'; {engines!r} selects the machines. Leave "
+        "out hosts, or use its own options, such as Slurm's options='--nodelist=alpha,beta'."
     )
 
 

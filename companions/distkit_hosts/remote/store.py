@@ -52,13 +52,13 @@ class StoreServer:
         with suppress(OSError):  # closed
             while True:
                 channel = Channel(self._listener.accept()[0])
-                channel.listen(partial(self._answer, channel), lambda: None)
+                channel.listen(partial(self._reply, channel), lambda: None)
 
-    def _answer(self, channel: Channel, request: tuple[str, str, list[Any]]) -> None:
+    def _reply(self, channel: Channel, request: tuple[str, str, list[Any]]) -> None:
         group, name, arguments = request
         with self._lock:
             store = self._groups[group]
-        with suppress(OSError):  # the client has ended
+        with suppress(OSError):  # the client has exited
             channel.send(getattr(store, name)(*arguments))
 
 

@@ -51,11 +51,11 @@ from distkit_hosts.torchrun.rankfile import SUFFIX, RankFile, clock, pid_namespa
 
 #: The default folder of the ranks' files.
 FOLDER = "trace"
-#: Set in a recorded rank to its pid; the processes that it starts are not recorded.
+#: Set to the pid of a recorded rank; processes that it starts are not recorded.
 _ATTACHED = "DISTKIT_ATTACHED"
 #: Maximum length of a source file's text in a record [characters].
 _MAX_SOURCE = 200_000
-#: The signals by which launchers and users end a rank.
+#: The signals that launchers and users send to stop a rank.
 _ENDING = signal.SIGTERM, signal.SIGINT
 #: Time limit for the GPU's pending work at the end of the script [s].
 _GPU_TIMEOUT = 2.0
@@ -67,7 +67,7 @@ def record(folder: str | Path = FOLDER) -> None:
     """Record this rank's communication from now on, with any launcher.
 
     Call it before ``init_process_group``. Afterwards ``distkit replay FOLDER`` shows all ranks.
-    It does nothing in a rank that is already recorded, or in processes that such a rank starts.
+    It has no effect in a rank that is already recorded, or in processes that such a rank starts.
 
     Args:
         folder: the folder for a file of each rank, created if it does not exist. Ranks of several
@@ -130,7 +130,7 @@ class Attached:
             ) from error
         self._pid, self._end = os.getpid(), ("returned", "", "")
         self._sources = set[str]()
-        self._waits: Any = None  # the wait reported since the last heartbeat
+        self._waits: Any = None  # the latest wait since the last heartbeat
         self._install()
         self._log_signals()
         self._flusher = _Flusher(self._recorder, self._emit, self._record_heartbeat)
@@ -170,7 +170,7 @@ class Attached:
             self._waits = value
 
     def _add_sources(self, rows: list[Row]) -> None:
-        """Add the text of each source file that appears for the first time."""
+        """Add the text of each source file when it first appears."""
         lines = {
             line for row in rows for line in (row[4][6], *dict(row[4][7] or ()).get(STACK, ()))
         }
@@ -212,9 +212,9 @@ class Attached:
         default(kind, error.with_traceback(tb), tb)
 
     def _release(self, why: str) -> None:
-        """End this rank, and print where it was.
+        """Print this rank's current position, and exit.
 
-        SIGTERM is ignored: a launcher sends it as soon as another rank has exited.
+        SIGTERM is ignored, because a launcher sends it as soon as another rank has exited.
         """
         faulthandler.register(signal.SIGTERM, self._fault, all_threads=False)
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -273,8 +273,8 @@ class Attached:
 class ControlSocket:
     """The rank's end of the connection to a notebook.
 
-    It is a Unix socket in a folder that only this user can enter. The rank outlives the connection.
-    :attr:`path` is "" if the socket cannot be created.
+    It is a Unix socket in a folder that only this user can access. The rank continues when the
+    connection is closed. :attr:`path` is "" if the socket cannot be created.
 
     Args:
         recorder: the rank's recorder.
@@ -283,7 +283,7 @@ class ControlSocket:
 
     def __init__(self, recorder: Recorder, release: Callable[[str], None]) -> None:
         self._recorder, self._release = recorder, release
-        self._gate: Gate | None = None  # of a stepped rank
+        self._gate: Gate | None = None  # set in a stepped rank
         self.path, self._listener = "", socket.socket(socket.AF_UNIX)
         with suppress(StartError, OSError):
             folder = folders.make(folders.new_prefix())
@@ -314,7 +314,7 @@ class ControlSocket:
                 self._serve(Channel(self._listener.accept()[0]))
 
     def _serve(self, channel: Channel) -> None:
-        """Execute the commands of one notebook, then let the rank continue."""
+        """Execute commands from one notebook, then resume the rank."""
         with suppress(EOFError, OSError):
             channel.send("ready")
             while True:
@@ -362,7 +362,7 @@ def main(argv: list[str]) -> None:
     """Run a script or a module as Python does, and record it.
 
     Args:
-        argv: ``FOLDER SCRIPT [ARGUMENT ...]``, or ``-m MODULE`` for the script.
+        argv: ``FOLDER SCRIPT [ARGUMENT ...]``, or ``-m MODULE`` in place of the script.
     """
     folder, *command = argv
     is_module = command[0] == "-m"
@@ -377,7 +377,7 @@ def main(argv: list[str]) -> None:
         if is_module:  # found in the current folder first, as with ``python -m``
             runpy.run_module(command[0], run_name="__main__", alter_sys=True)
         else:
-            del sys.path[0]  # in favor of the script's own folder
+            del sys.path[0]  # replaced with the script's folder
             _recorder.add_user_file(command[0])
             run_script(Path(command[0]), command[1:])
     except BaseException as error:

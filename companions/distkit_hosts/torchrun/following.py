@@ -1,6 +1,6 @@
-"""Follow a run of another launcher by the files that its ranks write, and control its ranks.
+"""Follow a run of another launcher through the files that its ranks write, and control its ranks.
 
-The files have the events of all ranks, on this machine and on others. Ranks on this machine can
+The files contain the events of all ranks, on this machine and on others. Ranks on this machine can
 also be paused and ended, through their sockets.
 """
 
@@ -38,8 +38,8 @@ from distkit_hosts.torchrun.rankfile import Record
 POLL_INTERVAL, READ_MULTIPLE = 0.05, 5
 #: Maximum delay of another machine's writes to a shared folder [s].
 MAX_DELAY = 10.0
-#: Time limit of a rank's answer [s]; a rank that is stopped or in use does not answer.
-ANSWER_TIMEOUT = 5.0
+#: Timeout for a rank's reply [s]; a rank that is stopped or already controlled does not reply.
+REPLY_TIMEOUT = 5.0
 #: The facts of a rank's file that a run handles like those of a cluster's rank.
 _FACTS = "group", "raising", "threads", "unreduced"
 #: The reason that a released rank prints.
@@ -53,7 +53,7 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
     result displays a live timeline, and can be passed to other views: ``dk.Stage(following)``.
     Ranks on this machine can be stepped through and stopped; ranks on other machines are followed
     through a shared folder. The call prints a message and waits if not all ranks have started.
-    After the launcher has started the ranks again, call it again.
+    After the launcher has restarted the ranks, call it again.
 
     Args:
         folder: the folder of the ranks' files, on this machine or shared with theirs. If it has
@@ -95,7 +95,7 @@ def _missing(ranks: Mapping[int, Record]) -> str:
 
 
 def _latest_start(folder: Path) -> dict[int, Record]:
-    """Return the ranks of the latest start in a folder whose numbers are known."""
+    """Return the ranks with known numbers of the latest start in a folder."""
     try:
         files = rankfile.find_files([folder]) if folder.is_dir() else []
         records = [rankfile.read(path) for path in files]
@@ -156,12 +156,12 @@ class Following(Run):
     def step(self) -> Stepper:
         """Pause each rank before its next communication, and return a stepper.
 
-        Time limits of the program still apply. ``stepper.resume_all()`` lets the ranks continue by
-        themselves, and so does the end of this kernel; ``stepper.stop()`` ends them.
+        Time limits of the program still apply. ``stepper.resume_all()`` or the exit of this kernel
+        resumes the ranks; ``stepper.stop()`` terminates them.
 
         Raises:
             StepError: a rank has ended, is on another machine, or has no socket.
-            RunError: a rank does not answer.
+            RunError: a rank does not respond.
         """
         blocked = self._obstacles()
         if blocked:
@@ -187,7 +187,7 @@ class Following(Run):
         torchrun ends the other ranks, or restarts all with ``--max-restarts``.
 
         Raises:
-            RunError: no rank is on this machine, or one does not answer.
+            RunError: no rank is on this machine, or one does not respond.
         """
         blocked = self._obstacles()
         local = [rank for rank in self.ranks if rank not in blocked]
@@ -215,12 +215,12 @@ class Following(Run):
 
 
 def _obstacle(record: Record) -> str:
-    """Return the reason why this process cannot connect to a rank; "" if it can."""
+    """Explain why this process cannot connect to a rank; "" if it can."""
     if not rankfile.is_here(record.about):
         return f"are on {record.about['host']}"
     path = Path(record.about.get("socket", ""))
     with suppress(OSError):
-        folder = path.parent.lstat()  # not that of another user, who could send any pickle
+        folder = path.parent.lstat()  # reject sockets of other users, who could send any pickle
         if stat.S_IMODE(folder.st_mode) == 0o700 and folder.st_uid == os.getuid():
             return "" if path.is_socket() else "have no socket"
     return "have no socket for this user"
@@ -249,12 +249,12 @@ class AttachedRun(Conductor):
         self._has_one_clock = len({r.about["clock"] for r in records.values()}) == 1
         self._grown_at = dict.fromkeys(records, time.monotonic())
         facts = RunInfo(world_size=info.world_size, ranks=info.ranks, groups=info.groups)
-        afterwards = "their launcher decides what happens next"
-        super().__init__(info.name, 1, [*records], facts, afterwards=afterwards)
+        conclusion = "their launcher decides what happens next"
+        super().__init__(info.name, 1, [*records], facts, conclusion=conclusion)
 
     @property
     def trace(self) -> Trace:
-        """The communication recorded up to now, with the clocks of several hosts aligned."""
+        """The communication recorded so far, with the clocks of several hosts aligned."""
         if self._has_one_clock:
             return super().trace
         return merge.merged_trace([*self.records.values()], Trace)
@@ -287,7 +287,7 @@ class AttachedRun(Conductor):
         return self._grown_at[rank] == now
 
     def _end(self, rank: int, record: Record) -> None:
-        """Add the end of a rank, unless it may still run."""
+        """Record the end of a rank, unless it may still be running."""
         end = merge.end_of(record)
         if end is not None:
             self.records[rank] = record
@@ -335,18 +335,18 @@ class SocketControl(RankController):
         """Connect to these ranks, unless already connected.
 
         Raises:
-            RunError: a rank does not answer.
+            RunError: a rank does not respond.
         """
         for rank in ranks:
             if rank not in self._channels:
                 self._channels[rank] = _connect(rank, self._about[rank]["socket"])
 
     def open_gates(self, ranks: Iterable[int], count: int | None) -> None:
-        """Let these ranks pass the gate ``count`` times; None opens it permanently."""
+        """Add ``count`` permits to the gates of these ranks; None opens the gates permanently."""
         self._send(ranks, "go", count)
 
     def step(self) -> None:
-        """Make all ranks stop before each communication."""
+        """Pause all ranks before each communication."""
         self._send(self._channels, "step", None)
 
     def release(self, ranks: Iterable[int]) -> None:
@@ -371,17 +371,17 @@ class SocketControl(RankController):
 
 
 def _connect(rank: int, path: str) -> Channel:
-    """Return the channel to a rank's socket, once the rank has answered."""
+    """Return the channel to a rank's socket, once the rank has replied."""
     sock = socket.socket(socket.AF_UNIX)
     channel = Channel(sock)
-    sock.settimeout(ANSWER_TIMEOUT)
+    sock.settimeout(REPLY_TIMEOUT)
     try:
         sock.connect(path)
         channel.recv()
     except (OSError, EOFError) as error:
         channel.close()
         raise RunError(
-            f"rank {rank} does not answer. Another notebook may control it, or it is stopped "
+            f"rank {rank} does not respond. Another notebook may control it, or it is stopped "
             "or ending. Try again, or check the terminal of its launcher."
         ) from error
     sock.settimeout(None)

@@ -1,7 +1,7 @@
 """Merge the files of ranks, of one host or of several, into one trace.
 
 The processes of a host share a monotonic clock. The clocks of several hosts are aligned by the
-messages between them and, where messages give no bound, by their wall clocks.
+messages between them and, where messages provide no bound, by their wall clocks.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Clocks:
             assumed.setdefault(clock, monotonic - wall)
         first = next(iter(assumed.values()))
         assumed = {clock: ahead - first for clock, ahead in assumed.items()}
-        #: The reason why the clocks could not be aligned, if any.
+        #: Why the clocks could not be aligned, if they could not.
         self.limitations: dict[str, Limitation] = {}
         try:
             self._by_clock = align(assumed, _crossings(ranks) if len(assumed) > 1 else [])
@@ -262,7 +262,7 @@ def end_of(record: Record, ahead: float = 0.0) -> RankEnd | None:
         signal = next((s for name, s in _CRASHES.items() if crash[1].startswith(name)), "")
         text = f"signal {signal}" if signal else crash[1]
         return RankEnd("died", text, _crashed_at(record), until)
-    if record.fault:  # its launcher has ended it
+    if record.fault:  # its launcher has killed it
         return RankEnd("released", time=until)
     if _may_run(record):
         return None

@@ -1,10 +1,10 @@
 """Read and write the record of one rank, a file that is readable even after a crash.
 
 The first line names the format. Named facts follow, first ``about``, then mostly ``rows``, as
-msgpack with length and checksum, so that a fact cut short by a crash is detected. Reading a file
-executes nothing. Events reach the file some tenths of a second after they happen. Until then they
-are in a black box next to it (``NAME.box``). ``NAME.fault`` has faulthandler's report of the signal
-that ended the rank. A rank that ends by itself removes both.
+msgpack with length and checksum, so that a fact truncated by a crash is detected. Reading a file
+executes nothing. Events reach the file some tenths of a second after they occur. Until then they
+are in a black box next to it (``NAME.box``). ``NAME.fault`` contains faulthandler's report of the
+signal that killed the rank. A rank that exits normally removes both.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def read(path: Path) -> Record:
         TraceFileError: the file is of another kind or version.
         OSError: the file cannot be read.
     """
-    # before the file itself, because a rank that ends removes these when its file is complete
+    # before the file itself, because an exiting rank removes these once its file is complete
     fault, box = _read_sibling(path, ".fault"), _read_sibling(path, ".box")
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
@@ -231,7 +231,7 @@ def read(path: Path) -> Record:
     record = Record(path)
     record.update()
     if not record.about:
-        raise TraceFileError(f"{path}: the file is empty. Its rank ended during startup.")
+        raise TraceFileError(f"{path}: the file is empty. Its rank exited during startup.")
     record.fault = fault.decode(errors="replace")[:20_000]
     if len(record.rows) < MAX_ROWS:  # add events that had not reached the file
         with suppress(*blackbox.DECODE_ERRORS):  # it is truncated
@@ -240,7 +240,7 @@ def read(path: Path) -> Record:
 
 
 def _read_sibling(path: Path, suffix: str) -> bytes:
-    """Return the content of a file next to a rank's; b"" if the rank has removed it."""
+    """Return the content of a file next to a rank's file; b"" if the rank has removed it."""
     try:
         return path.with_suffix(suffix).read_bytes()
     except FileNotFoundError:

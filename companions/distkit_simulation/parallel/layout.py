@@ -34,13 +34,13 @@ class Layout:
         tp: the number of tensor-parallel ranks that share each layer.
         pp: the number of pipeline ranks.
         world: the number of available ranks.
-        heads: the attention heads; each tensor-parallel rank has an equal number.
-        kv_heads: the heads of keys and values; each tensor-parallel rank has an equal number.
+        heads: the attention heads, divided evenly among tensor-parallel ranks.
+        kv_heads: the heads of keys and values, divided evenly among tensor-parallel ranks.
         hidden: the width of the model.
         inner: the width of the feed-forward layer.
         vocabulary: the tokens of the embedding.
         sequence: the tokens of a sample, if they are also sharded.
-        layers: the layers of the model; each stage has an equal number.
+        layers: the layers of the model, divided evenly among the stages.
         batch: the samples of a step over all copies.
         microbatches: the micro-batches of each copy.
         schedule: the name of the pipeline schedule.

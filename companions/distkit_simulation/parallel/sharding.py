@@ -29,13 +29,13 @@ def shards(
         name: the name of a single tensor.
 
     Returns:
-        The ``name``, global ``shape`` and ``shards`` of each tensor. Each rank that has a part
-        has a shard with ``rank``, ``offset`` and ``shape`` in each dimension, and ``placement`` in
-        torch's notation, such as "Shard(0)" or "Replicate()".
+        The ``name``, global ``shape`` and ``shards`` of each tensor. There is one shard per rank
+        that stores a part of the tensor: its ``rank``, its ``offset`` and ``shape`` in each
+        dimension, and its ``placement`` in torch's notation, such as "Shard(0)".
 
     Raises:
-        ValueError: a tensor's shape differs between ranks, or the tensor is in a vector of
-            :class:`.zero.Zero` in stage 3, whose parts are not shards of the tensor.
+        ValueError: a tensor's shape differs between ranks, or the tensor is in a flat vector of
+            stage-3 :class:`.zero.Zero`, whose shards are not shards of single tensors.
 
     Example:
         >>> import torch
@@ -55,8 +55,8 @@ def shards(
         for key, shape, shard in of_rank:
             if shape is None:
                 raise ValueError(
-                    f"{key!r} is in a vector of Zero, whose parts on the ranks are not shards of "
-                    "the tensor. Use torch's fully_shard, which shards each tensor"
+                    f"{key!r} is in a flat vector of Zero, whose shards are not shards of single "
+                    "tensors. Use torch's fully_shard, which shards each tensor"
                 )
             entry = entries.setdefault(key, {"name": key, "shape": shape, "shards": []})
             if entry["shape"] != shape:
@@ -136,15 +136,15 @@ _NON_BLOCKING = {Op.MARK, Op.SEND}
 
 
 def idle(trace: EventLog, label: str = "") -> dict[int, float]:
-    """Return the fraction of time that each rank waits in a receive or collective, or has ended.
+    """Return the fraction of time that each rank waits in receives and collectives, or has ended.
 
     The time extends from the first start to the last end of any rank. For a pipeline with one stage
     per rank and free messages, the result is (p-1)/(m+p-1).
 
     Args:
         trace: the trace of a run or of the simulator.
-        label: the label of a ``dk.mark`` on every rank, whose last span is measured; "" for the
-            whole trace.
+        label: the label of a ``dk.mark`` on every rank; its last span is measured. "" measures
+            the whole trace.
 
     Returns:
         The fraction, from 0 to 1, of each rank.

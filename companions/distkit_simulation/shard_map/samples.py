@@ -89,7 +89,7 @@ class Renderer:
     def _description(self) -> str:
         plan = self.plan
         description = DESCRIPTIONS.get(plan.policy.value, "")
-        order = f" In a random order (seed {plan.seed}, epoch {plan.epoch})."
+        order = f" Samples are in random order (seed {plan.seed}, epoch {plan.epoch})."
         return description.format(plan.replicas) + (order if plan.seed is not None else "")
 
     def _samples(self, grid: Grid) -> None:

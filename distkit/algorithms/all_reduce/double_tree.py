@@ -90,7 +90,7 @@ def double_tree_all_reduce(
                     1─┴─3   5─┴─7              0─┴─2   4─┴─6
 
     Each half moves up its tree and down again in S segments, one level per round, in both
-    directions at the same time: about S + 2⌈lg n⌉ rounds, which increase with lg n only.
+    directions at the same time: about S + 2⌈lg n⌉ rounds, of which only 2⌈lg n⌉ depend on n.
 
     Args:
         x: tensor of any shape, the same on every rank; K bytes.

@@ -1,4 +1,4 @@
-"""Recursive halving and doubling: exchange halves, quarters, … to reduce; then in reverse."""
+"""Recursive halving and doubling: reduce by exchanging halves, quarters, …, then gather back."""
 
 from __future__ import annotations
 

@@ -93,15 +93,15 @@ def torus_all_reduce(
                   ▼    ▼    ▼          passes only K/g bytes
         host 1    3 ─► 4 ─► 5 ─┐
 
-    2(g-1 + m-1)α + 2(n-1)/n Kβ: a ring's bytes in fewer rounds. Of the bytes' time, traffic inside
-    hosts accounts for 2(g-1)/g Kβ and traffic between hosts for 2(m-1)/m K/g β.
+    2(g-1 + m-1)α + 2(n-1)/n Kβ: a ring's bytes in fewer rounds. Traffic inside hosts takes
+    2(g-1)/g Kβ of this time, and traffic between hosts takes 2(m-1)/m K/g β.
 
     Args:
         x: tensor of any shape, the same on every rank; K bytes.
         op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None means the default group.
         devices_per_host: g, a divisor of the number of ranks. By default, a row is a host that the
-            ranks run on, and all hosts must have equal numbers of ranks; if all run on one host,
+            ranks run on, and all hosts must have the same number of ranks; if all run on one host,
             the grid is as square as possible.
 
     Raises:

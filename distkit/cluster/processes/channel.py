@@ -55,7 +55,7 @@ class Channel:
         """
         body, sock = encode(message), self._sock
         parts = _HEAD.pack(len(body)), body
-        with self._lock:  # one call, so that an interrupt cannot separate a head from its body
+        with self._lock:  # one call, so that an interrupt cannot separate header and body
             sent = sock.sendmsg(parts) if fd is None else socket.send_fds(sock, parts, [fd])
             sock.sendall(memoryview(body)[sent - _HEAD.size :])
 
@@ -74,7 +74,7 @@ class Channel:
             head += self._read(_HEAD.size - len(head))
             message = decode(self._read(_HEAD.unpack(head)[0]))
         except (OSError, msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
-            self.hang_up()  # the other end must not wait for this one after an invalid message
+            self.hang_up()  # after an invalid message, the peer must not wait for a reply
             raise EOFError(f"the channel is closed: {error}") from error
         return message, fds[0] if fds else None
 

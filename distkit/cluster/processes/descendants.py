@@ -16,7 +16,7 @@ from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 
-#: Timeout for orphans to exit after SIGKILL [s]; a process that waits for a disk exits slowly.
+#: Timeout for orphans to exit after SIGKILL [s]; a process in uninterruptible sleep exits late.
 END_TIMEOUT = 5.0
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36

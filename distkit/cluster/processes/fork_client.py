@@ -31,7 +31,7 @@ from distkit.cluster.processes.descendants import END_TIMEOUT
 from distkit.errors import StartError
 from distkit.trace.log import grouped
 
-#: Timeout of a fork server's response [s]; it may be importing torch.
+#: Timeout for a response from the fork server, which may be importing torch [s].
 RESPONSE_TIMEOUT = 60.0
 
 #: Timeout for detecting that the fork server has exited [s].
@@ -99,7 +99,7 @@ class Child:
 
 
 class ForkClient:
-    """The client of a fork server on this host (see :func:`server`) or another one.
+    """The client of a fork server on this host (see :func:`server`) or another host.
 
     Args:
         channel: the channel to the fork server.
@@ -122,7 +122,7 @@ class ForkClient:
         channel.hang_up()
 
     def loss_reason(self) -> str:
-        """Return the reason why no process can be forked."""
+        """Explain why no process can be forked."""
         raise NotImplementedError
 
     def preload(self, target: str) -> None:
@@ -130,7 +130,7 @@ class ForkClient:
         self._send({"do": "call", "target": target})
 
     def start_fork(self, target: str, *, folder: str, log: str, **arguments: Any) -> Child:
-        """Request a child that calls ``target`` ("module:function"), without waiting for it."""
+        """Request a child that calls ``target`` ("module:function"); do not wait for it."""
         number = next(self._numbers)
         channel, remote = Channel.pair()
         child = self._children[number] = Child(channel, self, number)
@@ -218,7 +218,7 @@ class LocalForkClient(ForkClient):
         super().__init__(channel, platform.node())
 
     def make_folder(self, processes: int) -> str:
-        """Create a folder that only this user can access, for the files of some processes.
+        """Create a folder that only this user can access, for the files of its processes.
 
         Raises:
             StartError: there is too little space.
@@ -236,14 +236,14 @@ class LocalForkClient(ForkClient):
             self.process.wait()
 
     def loss_reason(self) -> str:
-        """Return the reason why no process can be forked."""
+        """Explain why no process can be forked."""
         if self.closed:
-            return "no more processes can be started: this process is ending."
+            return "no more processes can be started: this process is exiting."
         with suppress(subprocess.TimeoutExpired):
             status = self.process.wait(1 if self.lost.wait(LOSS_TIMEOUT) else 0)
             how = f"signal {signal.Signals(status - 128).name}" if status > 128 else str(status)
             return (
-                f"the process that ranks are forked from ended ({how}), and all "
+                f"the process that ranks are forked from exited ({how}), and all "
                 "ranks with it. Its output is in the terminal that runs Jupyter."
             )
         return (
@@ -256,7 +256,7 @@ def fork_all(requests: Iterable[tuple[ForkClient, dict[str, Any]]]) -> list[Chil
     """Fork several processes concurrently; if one fails, terminate the others.
 
     Args:
-        requests: the fork server of each process, and its arguments of :meth:`start_fork`.
+        requests: the fork server of each process, and the arguments of its :meth:`start_fork`.
     """
     children: list[Child] = []
     try:
@@ -276,7 +276,7 @@ def end(children: Iterable[Child], discard_logs: bool = False) -> None:
 
     Args:
         children: the processes.
-        discard_logs: their run has ended, so other machines need not send their logs.
+        discard_logs: whether other machines need not send their logs, because the run has ended.
     """
     for fork_server, group in grouped(children, lambda child: child.server).items():
         fork_server.kill(group, discard_logs)
@@ -325,7 +325,7 @@ def server() -> LocalForkClient:
         return _server
 
 
-def call_beside(target: str, *arguments: str) -> None:
+def call_during_start(target: str, *arguments: str) -> None:
     """Start the fork server, and call ``target`` ("module:function") while it starts."""
     server()
     boot.call(target, *arguments)

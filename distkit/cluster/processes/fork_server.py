@@ -4,7 +4,7 @@ A fork starts a rank in milliseconds instead of seconds, and the ranks share the
 memory. It starts once per kernel (see :mod:`distkit.boot`), outlives the kernel's
 clusters, and exits with the kernel: then it kills all its descendants.
 
-Its parent is the *subreaper*, which kills the remaining descendants, however the fork server exits.
+Its parent is the *subreaper*, which kills remaining descendants after the fork server exits.
 It forks the fork server before large imports, holds no lifeline, waits for its exit, and removes
 the folders. When the fork server is killed, the subreaper adopts the ranks' children (see
 :mod:`distkit.cluster.processes.descendants`). If the subreaper is killed, the fork server shuts
@@ -44,9 +44,9 @@ from distkit.cluster.processes.descendants import (
 )
 from distkit.errors import DistkitError
 
-#: Modules that children import late, which takes up to seconds: optimizers and
+#: Modules that children import lazily, which can take seconds: optimizers and
 #: DistributedDataParallel import the first one. The fork server imports a module after the first
-#: run that needed it, and the first one while it is idle.
+#: run that needed it, and imports the first one as soon as it is idle.
 LATE_MODULES = (
     "torch._dynamo",
     "torch.fx.experimental.symbolic_shapes",
@@ -162,8 +162,8 @@ class ForkServer:
     def do_remove(self, fd: int | None, folder: str) -> None:
         """Kill the remaining children in a cluster's folder, then remove the folder.
 
-        Some may have been forked after the kernel listed the children to kill. A child that waits
-        for a disk exits later, and must not block other clusters.
+        Some may have been forked after the kernel listed the children to kill. A child in
+        uninterruptible sleep exits later, and must not block other clusters.
         """
         end = time.monotonic() + END_TIMEOUT
         while (
@@ -219,13 +219,13 @@ class ForkServer:
 
 
 class LateImports(MetaPathFinder):
-    """Finds no modules, but requests those late ones that a child imports."""
+    """An import hook that finds no modules, but reports lazy imports to the fork server."""
 
     def __init__(self, fd: int) -> None:
         self.fd, self.pipe = fd, os.fstat(fd)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Request the module from the fork server if it is a late one."""
+        """Ask the fork server to import the module, if it is one of ``LATE_MODULES``."""
         if name in LATE_MODULES:
             with suppress(OSError):  # the user's function may have replaced the file
                 if os.path.samestat(os.fstat(self.fd), self.pipe):

@@ -102,7 +102,7 @@ def hint(error: BaseException, spec: Spec) -> str:
             f'move it with x.to("{spec.device}").'
         )
     if "invalid device ordinal" in message:
-        return f"\n{_describe_rank(spec)}: use torch.device('cuda'), which is its GPU."
+        return f"\n{_describe_rank(spec)}: use torch.device('cuda'), which is this rank's GPU."
     if "CUDA error" in message:
         return f"\n{_describe_rank(spec)}: {_remedy(message)}."
     return ""

@@ -52,7 +52,7 @@ class Group:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.is_replacement = False  # this rank replaces a dead one, and has no group
+        self.is_replacement = False  # this rank replaces a dead rank, and has no group
         self._joins = 0  # number of joins, since a script may destroy and recreate the group
         self._claimed = False  # a script called init_process_group and got this group
         #: Keeps every group alive: destroying a group joins its threads while holding the GIL,
@@ -64,7 +64,7 @@ class Group:
     def enter(self, run: int) -> None:
         """Wait for the other ranks of a run, so that its trace excludes startup skew.
 
-        A rank that ends before all have joined would also leave the others waiting.
+        If a rank ended before all have joined, the others would wait for it forever.
         """
         name = f"distkit/entered/{run}"
         self._store.set(f"{name}/{self.spec.rank}", "")
@@ -79,7 +79,7 @@ class Group:
         spec = self.spec
         if self.is_replacement:
             raise RuntimeError(
-                f"rank {spec.rank} replaces a process that ended, and its default process group "
+                f"rank {spec.rank} replaces a process that exited, and its default process group "
                 "has not been initialized: a group needs all its ranks from the start. With "
                 'on_crash="replace", let workers communicate through the store only.'
             )

@@ -306,7 +306,7 @@ def _no_keyboard(prompt: object = "") -> str:
 
 
 def _end_child() -> None:
-    """Exit a child process that the function forked and that has reached the function's end."""
+    """Exit a child process that the function has forked, at the end of the function."""
     failed = sys.exc_info()[0] is not None
     if failed:
         traceback.print_exc()

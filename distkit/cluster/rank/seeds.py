@@ -1,7 +1,7 @@
 """Seeds the ranks' random number generators, differently on every rank and reproducibly.
 
 Ranks are forked from one process, so by default they would all draw the same numbers. Each run has
-a seed, stored in its trace (``trace.info.seed``), from which each rank derives its own.
+a seed, stored in its trace (``trace.info.seed``); each rank derives its own seed from it.
 """
 
 from __future__ import annotations

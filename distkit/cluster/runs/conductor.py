@@ -39,13 +39,13 @@ RELEASE_TIMEOUT = 2.0
 #: Maximum time from an interrupt to the end of the run [s].
 INTERRUPT_TIMEOUT = GRACE + 2 * RELEASE_TIMEOUT
 
-#: A finished run with more events is only diagnosed on request.
+#: Maximum number of events of a finished run to diagnose automatically.
 MAX_DIAGNOSED_EVENTS = 10_000
 
 #: State of the cluster after a failed run, in error messages.
 READY = "the cluster is ready for the next run"
 
-#: Prepares msgspec's conversion, whose first use is not thread-safe: listeners convert outcomes.
+#: Prepares msgspec's conversion: its first use is not thread-safe, and listeners convert outcomes.
 msgspec.convert({"rank": 0}, Outcome)
 
 
@@ -56,7 +56,7 @@ class RankController:
         """Open the gates of these ranks ``count`` times, or permanently if None."""
 
     def release(self, ranks: Iterable[int]) -> None:
-        """Make these ranks leave their function, and report their position."""
+        """Make these ranks abort their function, and report their position."""
 
     def kill(self, ranks: Iterable[int]) -> None:
         """Kill these ranks' processes; their exits are reported to the run."""
@@ -65,7 +65,7 @@ class RankController:
         """Replace a rank that has exited, in a cluster with a parameter server."""
 
     def collect_events(self) -> None:
-        """Collect the remaining events from other processes after all ranks have ended."""
+        """Collect the remaining events of other processes after all ranks have ended."""
 
 
 class Conductor:
@@ -79,7 +79,7 @@ class Conductor:
         stepped: every rank pauses before each communication.
         wait_forever: do not end the run when its ranks are deadlocked.
         expected_exits: the ranks that ``dk.inject_faults`` will kill.
-        afterwards: state of the cluster after the run, for error messages.
+        conclusion: clause about the cluster after the run, for error messages.
         is_cell: the run executes a ``%%ranks`` cell, whose processes persist.
     """
 
@@ -93,7 +93,7 @@ class Conductor:
         stepped: bool = False,
         wait_forever: bool = False,
         expected_exits: Iterable[int] = (),
-        afterwards: str = READY,
+        conclusion: str = READY,
         is_cell: bool = False,
     ) -> None:
         self.name, self.number, self.ranks = name, number, ranks
@@ -104,13 +104,13 @@ class Conductor:
         #: Outcome of each rank, in the order in which the ranks ended.
         self.outcomes: dict[int, Outcome] = {}
         self._expected_exits = set(expected_exits)
-        self._killed: set[int] = set()  # ranks whose processes were killed on purpose
+        self._killed: set[int] = set()  # ranks whose processes were killed intentionally
         #: Processes that exited and were replaced: node, name, cause and time.
         self.replacements: list[Replacement] = []
         self._pending_replacements: dict[int, str] = {}  # ranks that died, and the causes
         self._on_crash = "halt"  # the store's policy if a rank dies
-        self._interrupted, self._afterwards = False, afterwards
-        self.abandoned = ""  # why the run was ended, regardless of its ranks
+        self._interrupted, self._conclusion = False, conclusion
+        self.abandoned = ""  # why the run was ended, regardless of its ranks' states
         self.changed = threading.Condition()
         self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or was replaced
         self.done, self.finish_lock = threading.Event(), threading.RLock()
@@ -149,7 +149,7 @@ class Conductor:
 
     @property
     def intact(self) -> bool:
-        """True if the next cell can use the process group: all ranks are intact and in step."""
+        """True if the next cell can use the process group: all ranks are intact and in sync."""
         outcomes = self.outcomes
         if self.waiting or not all(o.intact for o in outcomes.values()):
             return False
@@ -190,7 +190,7 @@ class Conductor:
             self.changed.notify_all()
 
     def abandon(self, reason: str) -> None:
-        """End the run, regardless of its ranks; its error quotes ``reason``."""
+        """End the run, regardless of its ranks' states; its error quotes ``reason``."""
         self._killed.update(self.ranks)
         self.abandoned = self.abandoned or reason
         self.interrupt()
@@ -365,11 +365,11 @@ class Conductor:
         if self.deadlock:
             error = report.deadlock_error(
                 self.deadlock,
-                report.with_state(f"{self.name} was stopped on all ranks", self._afterwards),
+                report.with_state(f"{self.name} was stopped on all ranks", self._conclusion),
             )
         if self._interrupted and not self.died:
             error = report.interrupt_error(
-                self.name, self._afterwards, outcomes, self._interrupt_findings
+                self.name, self._conclusion, outcomes, self._interrupt_findings
             )
         if self.abandoned:
             end = f"{self.name} was stopped: {self.abandoned.rstrip('.')}."

@@ -38,7 +38,7 @@ class LiveTrace:
         self.clock: Callable[[float], float] = float
         #: Offset of the clock of a rank's machine; None for this machine.
         self.offset: Callable[[int], Any] = lambda rank: None
-        self._live_clocks: Any = None  # of other machines, once they send events
+        self._live_clocks: Any = None  # other machines' clocks, once they send events
         self.event_count = self.dropped = 0  # number of events
         self.rows: Counter[int] = Counter()  # number of rows of each rank's current process
         self._first_seq: Counter[int] = Counter()  # offset of that process's sequence numbers
@@ -164,5 +164,5 @@ class LiveTrace:
         """Return the conversion of these rows' times to the trace's."""
         if self._live_clocks is None:
             self._live_clocks = companions.load("distkit_hosts.clocks").LiveClocks()
-        to_here = self._live_clocks.converter(rank, offset, rows[0][3], rows[-1][3])
-        return lambda remote: self.clock(to_here(remote))
+        to_local_time = self._live_clocks.converter(rank, offset, rows[0][3], rows[-1][3])
+        return lambda remote: self.clock(to_local_time(remote))

@@ -45,7 +45,7 @@ class Failure:
         type: name of its class.
         text: its text, with its notes.
         frames: frames of its traceback, outermost first.
-        time: time at which it was described [s].
+        time: time when it was described [s].
         released: whether it is the consequence of the rank's release.
         cause: the exception that it was raised from, as text.
         consequence: whether it is the consequence of a broken connection to another rank.
@@ -68,10 +68,10 @@ class Outcome:
         rank: the rank.
         result: the result, pickled.
         result_type: name of the result's class.
-        remark: reason why the result is missing, if this is not an error.
+        remark: why the result is missing, if this is not an error.
         error: the exception that it raised.
         died: how its process exited; "" if it is alive.
-        died_at: time at which the end was detected, on the trace's clock [s].
+        died_at: time when the exit was detected, on the trace's clock [s].
         log: the end of the log of a process that exited.
         intact: whether the next cell can use the process.
         collectives: number of issued collectives, by group.
@@ -142,7 +142,7 @@ def printable(text: str) -> str:
 
 
 def _safe_str(value: object) -> str:
-    """Return the text of a user's object, or the reason why there is none."""
+    """Return the text of a user's object, or an explanation why it has none."""
     try:
         return printable(str.__str__(str(value)))
     except BaseException as e:  # its __str__ may even exit

@@ -28,8 +28,8 @@ class Prints:
         self._lines: list[Text] = []
         self._partial: dict[tuple[int, str], str] = {}
         self._output: dict[int, list[str]] = defaultdict(list)
-        self._length: Counter[int] = Counter()  # of each rank's output
-        self._printed: Counter[int] = Counter()  # lines of each rank
+        self._length: Counter[int] = Counter()  # length of each rank's output
+        self._printed: Counter[int] = Counter()  # number of each rank's lines
         self._max_lines = MAX_LINES if in_notebook() else float("inf")
         self._changed = threading.Condition()
 
@@ -92,5 +92,5 @@ class Prints:
 
 
 def _final(line: str) -> str:
-    """Return the final state of a line in a terminal: a progress bar overwrites itself."""
+    """Return a line as a terminal finally shows it: a progress bar overwrites itself."""
     return line.rstrip("\r").rpartition("\r")[2]

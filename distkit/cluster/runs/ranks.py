@@ -1,7 +1,7 @@
 """Forks, releases and terminates the processes of one run, and exchanges messages with them.
 
 A run has the semantics of torchrun at the speed of fork: its ranks are forked from a process that
-has imported torch, and end with the run, including their children.
+has imported torch, and exit with the run, together with their children.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from distkit.trace.info import RankInfo, RunInfo
 if TYPE_CHECKING:
     from distkit.kvstore import Node
 
-#: Timeouts for a server to flush its events, usually and before a release [s]. A stopped server
-#: never does.
+#: Timeouts for a server to flush its events, usually and before a release [s]; a stopped server
+#: never flushes them.
 FLUSH_TIMEOUT, QUICK_FLUSH_TIMEOUT = 2.0, 0.2
 
 
@@ -50,7 +50,7 @@ class ProcessHost:
         folder: the cluster's folder on the machine.
         ranks: the numbers of its ranks.
         servers: the numbers of its parameter servers.
-        address: the address at which other machines reach it; "" if there are none.
+        address: its address as seen from other machines; "" if there are none.
     """
 
     server: ForkClient
@@ -91,7 +91,7 @@ class Ranks(RankController):
         plan: number and devices of the ranks.
         folder: folder of their rendezvous.
         number: number of the run.
-        hosts: their machines; by default this one.
+        hosts: their machines; by default the local machine.
         on_change: called, from any thread, when a process exits.
     """
 
@@ -123,13 +123,13 @@ class Ranks(RankController):
         self._closed = self._recording = False
         self._registered = False  # all servers have registered
         self._keys: tuple[str, str] | None = None  # public and secret, of the servers
-        self._endpoint: futures.Future[str] = futures.Future()  # of the scheduler
+        self._endpoint: futures.Future[str] = futures.Future()  # the scheduler's endpoint
         self._flushed = threading.Semaphore(0)  # counts servers that have flushed their events
 
     # -- starting ---------------------------------------------------------------
 
     def start(self, *, recording: bool = True) -> None:
-        """Start all processes; after an exception, none of them is left.
+        """Start all processes; after an exception, none of them remain.
 
         Raises:
             StartError: a process cannot be started.
@@ -198,7 +198,7 @@ class Ranks(RankController):
         child.on_exit(lambda status: self._set_endpoint(""))
         if not self._endpoint.result():
             raise StartError(
-                f"the scheduler on {child.server.host} ended while starting ({child.status}), "
+                f"the scheduler on {child.server.host} exited while starting ({child.status}), "
                 "before the other machines could connect."
             )
 
@@ -379,7 +379,7 @@ class Ranks(RankController):
         else:
             role, i = self.servers[node]
             name = f"server {i}" if role == "server" else "the scheduler"
-            run.abandon(f"{name} has ended ({cause(status)}). Run again")
+            run.abandon(f"{name} has exited ({cause(status)}). Run again")
 
     def _leave(self, node: int, incarnation: int, status: int) -> None:
         """Notify the scheduler that a process has exited, perhaps before it registered."""

@@ -35,19 +35,19 @@ from distkit.trace.info import RankEnd, Replacement
 from distkit.trace.trace import Trace
 
 LOST_CELLS = (
-    "the variables of %%ranks cells are lost: their processes have ended. The next cell starts new "
-    "engines."
+    "the variables of %%ranks cells are lost: their processes have exited. The next cell starts "
+    "new engines."
 )
 
 #: Exceptions within this time are ordered by rank, since a busy machine changes their order [s].
 SIMULTANEOUS = 0.1
 
-#: Maximum number of replacements of a process in a run, since its failure may be permanent.
+#: Maximum number of replacements of a process in a run, because its failure may be permanent.
 MAX_REPLACEMENTS = 3
 
 
 def cause(status: int, *, expected: bool = False, log: str = "") -> str:
-    """Return the reason why a process exited.
+    """Return the cause of a process's exit.
 
     Args:
         status: exit status, as from ``os.waitstatus_to_exitcode``.
@@ -93,9 +93,9 @@ def deadlock_error(findings: list[Finding], conclusion: str) -> DeadlockError:
     return kind("\n".join([*map(str, findings), conclusion]), findings)
 
 
-def with_state(text: str, afterwards: str) -> str:
-    """Return a sentence; ``afterwards`` is the state of the cluster."""
-    return f"{text}; {afterwards}." if afterwards else f"{text}."
+def with_state(text: str, conclusion: str) -> str:
+    """Return a sentence that ends with ``conclusion``, the state of the cluster."""
+    return f"{text}; {conclusion}." if conclusion else f"{text}."
 
 
 def interrupt_error(
@@ -107,7 +107,7 @@ def interrupt_error(
 
 
 def _released_at(outcomes: Iterable[Outcome]) -> list[str]:
-    """Describe the user's lines at which ranks were stopped."""
+    """Describe the user's lines where ranks were stopped."""
     ranks_by_line: dict[str, list[int]] = {}
     for o in outcomes:
         if o.error and o.error.released and (line := _user_line(o.error.frames)):
@@ -129,7 +129,7 @@ def replacement_texts(name: str, replaced: list[Replacement]) -> list[str]:
         "lose values; the next run starts with all servers",
     }
     return [
-        f"{r.name} ended during {name} ({r.how}), {consequence[r.name.split()[0]]}."
+        f"{r.name} exited during {name} ({r.how}), {consequence[r.name.split()[0]]}."
         for r in replaced
     ]
 
@@ -202,12 +202,12 @@ def _findings(rank: int, default: str, trace: Trace) -> list[str]:
 
 def _death_error(outcome: Outcome, trace: Trace) -> RankDied:
     rank, how, end = outcome.rank, outcome.died, _rank_end(outcome)
-    ended = f"process of rank {rank} ended ({how})."
+    exited = f"process of rank {rank} exited ({how})."
     finding, *others = _findings(
-        rank, f"the {ended} {remedy_for_end(how)} [{rules.died.code}]", trace
+        rank, f"the {exited} {remedy_for_end(how)} [{rules.died.code}]", trace
     )
     if how not in finding:  # the finding names only the cause
-        finding += f"\nThe {ended}"
+        finding += f"\nThe {exited}"
     last, crash = last_call(trace.spans, rank), _crash_report(outcome.log)
     parts, lives = [finding, *others], sum(r.node == rank for r in trace.info.replaced)
     parts += [f"It was replaced {times(lives)} in this run."] if lives else []

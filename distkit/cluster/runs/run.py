@@ -260,12 +260,12 @@ def run_ranks(
         n: number of ranks.
         args: arguments of ``fn``, the same on every rank.
         kwargs: keyword arguments of ``fn``, the same on every rank.
-        record: whether to record a trace; without a trace no deadlock is detected.
+        record: whether to record a trace; deadlocks are not detected without one.
         wait_forever: do not release deadlocked ranks.
         seed: seed of the ranks' random numbers, as in :meth:`Cluster.run`.
         timeout: time limit after which the ranks are killed [s].
-        raw: ``fn`` returns bytes, which ``results`` contains unchanged. This process unpickles
-            nothing, so an untrusted function cannot execute code in it.
+        raw: ``fn`` returns bytes, which are stored unchanged in ``results``. Nothing is unpickled,
+            so an untrusted function cannot execute code in this process.
 
     Raises:
         DeadlockError, RankError, RankDied, NotPicklableError, StartError: as :meth:`Cluster.run`.
@@ -296,7 +296,7 @@ def run_ranks(
             structs.replace(ranks.info(), seed=seed),
             wait_forever=wait_forever,
             expected_exits=injected.kill,
-            afterwards="",
+            conclusion="",
         )
         ranks.submit(
             conductor, payload, {"record": record, "faults": injected, "seed": seed, "raw": raw}

@@ -90,7 +90,7 @@ class Stepper:
     def next(self, rank: int | None = None) -> Stepper:
         """Execute the next communication of every paused rank, or of one rank.
 
-        Returns when each rank is paused again, blocked or at its end. While looking back,
+        Returns when each rank is paused again, blocked or finished. While looking back,
         ``next()`` moves one moment forward instead.
 
         Raises:
@@ -105,7 +105,7 @@ class Stepper:
     def play(self, speed: float = 1.0) -> Stepper:
         """Make ``speed`` steps per second, until the end, :meth:`pause` or the stop button.
 
-        While looking back it replays the moments up to now, without resuming ranks.
+        While looking back it replays the moments so far, without resuming ranks.
 
         Raises:
             StepError: ``speed`` is not positive, or the run has ended.
@@ -253,7 +253,7 @@ class Stepper:
         if self.run.finished:
             error = f" with {type(self.run.error).__name__}" if self.run.error else ""
             raise StepError(
-                f"{self.name} has ended{error}: no step is left. Look back with back(), or "
+                f"{self.name} has ended{error}: no steps are left. Look back with back(), or "
                 "step through it again: cluster.step(…)."
             )
         rank_states = self._graph.rank_states
@@ -313,7 +313,7 @@ class Stepper:
                     return
 
     def _is_settled(self) -> bool:
-        """Return True if no rank can continue by itself. The caller must hold the lock."""
+        """Return True if no rank continues unless resumed. The caller must hold the lock."""
         run = self._conductor
         self._record_ends()
         if any(
@@ -374,7 +374,7 @@ class Stepper:
         self._update_moment()
 
     def _clock(self, timestamp: float) -> float:
-        """Subtract the pauses from a time; a time in a pause becomes its start."""
+        """Subtract the pauses from a time; a time within a pause becomes the start of the pause."""
         if self._paused:
             return self._last_time
         return max(self._resumed_at, timestamp - self._pauses)

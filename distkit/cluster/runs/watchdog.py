@@ -1,8 +1,8 @@
 """Detects deadlocks from the ranks' reports of their waits.
 
 A waiting rank periodically reports the start of its wait. When the waits of several ranks overlap
-at an instant, the trace contains everything that they did before it, and they did nothing after it.
-A deadlock at that instant is permanent, so a correct program is never reported.
+at an instant, the trace contains everything that they did before it, and they have done nothing
+since. A deadlock at that instant is permanent, so a correct program is never reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DeadlockWatchdog:
     def __init__(self) -> None:
         # rank -> the operations that its threads wait in, start and latest report of the wait
         self._waits: dict[int, tuple[tuple[int, ...], float, float]] = {}
-        self._harmless_key: object = None  # state of the waits in which no deadlock was found
+        self._harmless_key: object = None  # state of the waits at the last check without a deadlock
         self._key: object = None
         self._since = self._checked_at = 0.0
         self._interval = CHECK_INTERVAL / 2

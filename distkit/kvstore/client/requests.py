@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.messages import Answer, Departed, Error, Key, Push, Request
+from distkit.kvstore.protocol.messages import Departed, Error, Key, Push, Request, Response
 from distkit.kvstore.protocol.messages import error as refusal
 from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.recording import InFlight, Step, begin_wait
@@ -25,7 +25,7 @@ class Call(NamedTuple):
 
 
 class Requests:
-    """Numbers requests, sends them, and matches the answers.
+    """Numbers requests, sends them, and matches the responses.
 
     Args:
         link: the transport.
@@ -61,7 +61,7 @@ class Requests:
         self._push_errors: dict[Key, str] = {}
 
     def call(self, calls: Sequence[Call]) -> list[Any]:
-        """Send requests to several nodes together, and return their answers.
+        """Send requests to several nodes together, and return their responses.
 
         Raises:
             KVStoreError: a request was rejected; the first error is raised.
@@ -71,17 +71,17 @@ class Requests:
             self._send()
             self._fail_unanswerable()
             waiting = begin_wait(in_flight)
-            while any(f.answer is None for f in in_flight):
+            while any(f.response is None for f in in_flight):
                 self._receive(wait=True)
         finally:
             if waiting is not None:
                 waiting.end_wait()
             self._abandon(in_flight)
-        answers = [f.answer for f in in_flight if f.answer is not None]
-        for answer in answers:
-            if isinstance(answer, Error):
-                raise KVStoreError(answer.text)
-        return answers
+        responses = [f.response for f in in_flight if f.response is not None]
+        for response in responses:
+            if isinstance(response, Error):
+                raise KVStoreError(response.text)
+        return responses
 
     def post(self, call: Call) -> None:
         """Queue a push for the next :meth:`dispatch`; :meth:`check` reports its rejection.
@@ -93,7 +93,7 @@ class Requests:
             self.dispatch()
 
     def dispatch(self) -> None:
-        """Send queued requests, and handle answers that have arrived."""
+        """Send queued requests, and handle responses that have arrived."""
         self._send()
         if self._in_flight:
             self._receive(wait=False)
@@ -154,8 +154,8 @@ class Requests:
             owners = " and ".join(map(self._name, self._owners[node]))
             for f in failing:
                 text = (
-                    f"{self._name(node)} has ended ({how}) while {self._name(self.node)} waited "
-                    f"for the answer to its {_request_name(f.request)}. The values that only "
+                    f"{self._name(node)} has exited ({how}) while {self._name(self.node)} waited "
+                    f"for the response to its {_request_name(f.request)}. The values that only "
                     f"{owners} had are lost. To survive a crash of one server, create the store "
                     "with replication=2, and servers=2 or more."
                 )
@@ -180,20 +180,20 @@ class Requests:
         for message in self._link.receive(wait=wait):
             if isinstance(message, Departed):
                 self.handle_departure(message.peer, message.how)
-            elif isinstance(message, Answer) and message.number in self._in_flight:
+            elif isinstance(message, Response) and message.number in self._in_flight:
                 self._complete(self._in_flight[message.number], message)
         self._fail_unanswerable()
 
-    def _complete(self, entry: InFlight, answer: Answer) -> None:
-        del self._in_flight[answer.number]
-        entry.end(answer)
-        if isinstance(answer, Error) and isinstance(entry.request, Push):
-            self._push_errors.setdefault(entry.request.key, answer.text)
+    def _complete(self, entry: InFlight, response: Response) -> None:
+        del self._in_flight[response.number]
+        entry.end(response)
+        if isinstance(response, Error) and isinstance(entry.request, Push):
+            self._push_errors.setdefault(entry.request.key, response.text)
 
     def _abandon(self, in_flight: Iterable[InFlight]) -> None:
-        """Stop waiting for requests; later answers are ignored."""
+        """Stop waiting for requests; later responses are ignored."""
         for entry in in_flight:
-            if entry.answer is None:
+            if entry.response is None:
                 del self._in_flight[entry.request.number]
                 entry.end()
 

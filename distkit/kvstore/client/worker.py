@@ -202,9 +202,9 @@ class KVStore:
         keys = key_list(key)
         parts = {k: self._parts(k) for k in keys}
         calls = [Call(node, messages.Pull, (k,)) for k in parts for node, _ in parts[k]]
-        answers = iter(self._requests.call(calls))
+        responses = iter(self._requests.call(calls))
         self._requests.check(parts)
-        values = {k: [self._value(k, p, next(answers)) for _, p in parts[k]] for k in parts}
+        values = {k: [self._value(k, p, next(responses)) for _, p in parts[k]] for k in parts}
         if outs is not None:
             for k, tensors in outs.items():
                 for tensor in tensors:
@@ -299,7 +299,7 @@ class KVStore:
         replace: bool = False,
         **options: Any,
     ) -> None:
-        """Set the optimizer with which the servers apply each gradient, or sum of gradients.
+        """Set the optimizer that the servers apply to each gradient or sum of gradients.
 
         Every worker must call it with the same optimizer, before the first push.
 

@@ -1,6 +1,6 @@
 """Messages between workers, servers and the scheduler.
 
-A node sends a :class:`Request` and receives one :class:`Answer` with the same ``node`` and
+A node sends a :class:`Request` and receives one :class:`Response` with the same ``node`` and
 ``number``. :mod:`.wire` and :mod:`.transport` send messages, :mod:`.server` and :mod:`.scheduler`
 handle them.
 """
@@ -36,7 +36,7 @@ class Message(Struct, array_like=True, tag=True, forbid_unknown_fields=True, eq=
 
     @property
     def match(self) -> str:
-        """The identifier that a request shares with its answer, unique in a trace."""
+        """The identifier that a request shares with its response, unique in a trace."""
         return f"kv:{self.node}:{self.number}"
 
 
@@ -44,7 +44,7 @@ class Request(Message):
     """A message sent by ``node``."""
 
 
-class Answer(Message):
+class Response(Message):
     """A message sent to ``node`` in reply."""
 
 
@@ -65,7 +65,7 @@ class Register(Request):
 class Barrier(Request):
     """Enter the run's ``nth`` barrier; answered when every worker has entered it.
 
-    The ``version`` of the answer is the number of barriers that the run has passed.
+    The ``version`` of the response is the number of barriers that the run has passed.
     """
 
     nth: int
@@ -78,13 +78,13 @@ class Note(Request):
     text: str | None = None
 
 
-class NoteStored(Answer):
+class NoteStored(Response):
     """The text stored under the name; "" if none is stored."""
 
     text: str
 
 
-class Departed(Answer):
+class Departed(Response):
     """Node ``peer`` has exited; ``first`` is the first request number of its replacement.
 
     Servers receive it for every node, workers only for servers.
@@ -95,7 +95,7 @@ class Departed(Answer):
     first: int
 
 
-class AddressBook(Answer):
+class AddressBook(Response):
     """The endpoints of all nodes by node id, sent once all have registered.
 
     ``barriers`` counts the barriers that the run has passed.
@@ -155,7 +155,7 @@ class AtBarrier(Request):
 
 
 class Finished(Request):
-    """Announce that this worker's function has ended, so no worker waits for it any longer."""
+    """Announce that this worker's function has ended, so that workers stop waiting for it."""
 
 
 class SetOptimizer(Request):
@@ -172,7 +172,7 @@ class SetOptimizer(Request):
 
 
 class Assign(Request):
-    """Replace the value of a key by this one, the server's flat part of it."""
+    """Replace the value of a key with this one, the server's flat part."""
 
     key: Key
     value: Tensor
@@ -188,7 +188,7 @@ class Copy(Request):
     message: Change
 
 
-class Reply(Answer):
+class Reply(Response):
     """Confirm a request. ``version`` counts the updates of the key; a pull gets its ``value``.
 
     ``dropped`` counts this worker's gradients of the key that arrived too late for their round;
@@ -201,12 +201,12 @@ class Reply(Answer):
     clock: int = 0
 
 
-class Error(Answer):
+class Error(Response):
     """Reject a request; raised as a KVStoreError by the caller."""
 
     text: str
 
 
 def error(request: Message, text: object) -> Error:
-    """Return the answer that rejects this request."""
+    """Return the response that rejects this request."""
     return Error(request.node, request.number, str(text))

@@ -29,7 +29,7 @@ _UNSUPPORTED = ("Optimizer", "LBFGS", "SparseAdam", "Adafactor", "Muon")
 
 
 class _SGD(torch.optim.Optimizer):
-    """MXNet's SGD of one weight, without torch's constructor, whose imports take seconds."""
+    """MXNet's SGD of one weight, without torch's constructor: its imports take seconds."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class Updater:
         return self
 
     def update(self, value: Tensor, gradient: Tensor) -> Tensor:
-        """Return the next value in new memory, so that an answer being sent keeps the previous one.
+        """Return the next value in new memory, so that responses in flight keep the previous one.
 
         Args:
             value: the previous value.

@@ -4,7 +4,7 @@
 
     worker:  pull w            server:  push from a worker: put its gradient into its round
              g = ∇L(w; batch)           round complete:     update w with the sum, version + 1
-             push g                     pull:               answer once the worker may see w
+             push g                     pull:               respond once the worker may see w
 
 The consistency model (:mod:`distkit.consistency`) decides when a round is complete and which
 workers a pull waits for. *Synchronous*: all workers compute from the same version and wait for the
@@ -24,7 +24,6 @@ from distkit.consistency import Rule
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.compression import unpack
 from distkit.kvstore.protocol.messages import (
-    Answer,
     Assign,
     AtBarrier,
     Departed,
@@ -35,6 +34,7 @@ from distkit.kvstore.protocol.messages import (
     Push,
     Reply,
     Request,
+    Response,
     SetOptimizer,
     error,
 )
@@ -45,7 +45,7 @@ from distkit.kvstore.protocol.placement import Layout, dtype_name
 class Entry(Struct, eq=False):
     """A key on this server.
 
-    ``value`` is replaced, never changed in place, so an answer being sent keeps its version.
+    ``value`` is replaced, never changed in place, so a response being sent keeps its version.
     ``rounds`` holds the gradients of incomplete rounds, by round and worker; ``clocks`` counts each
     worker's gradients; ``waiting`` holds the unanswered pulls with their worker's clock at arrival;
     ``dropped`` counts each worker's late gradients. ``accepted`` is the number of each author's
@@ -97,7 +97,7 @@ UpdateContext = Callable[[Entry, list[Push]], AbstractContextManager[object]]
 
 
 class KVServer:
-    """A shard of the weights. It handles messages and returns answers, without I/O.
+    """A shard of the weights. It handles messages and returns responses, without I/O.
 
     A worker only sends requests about keys that it has initialized.
 
@@ -148,8 +148,8 @@ class KVServer:
         self.entries: dict[Key, Entry] = {}
         self._waiting_inits: list[Init] = []  # inits that wait for the first value of their key
 
-    def handle(self, request: Request | Departed) -> list[Answer]:
-        """Handle a request or the exit of a worker; return all answers that are now possible."""
+    def handle(self, request: Request | Departed) -> list[Response]:
+        """Handle a request or the exit of a worker; return all responses that can now be sent."""
         if isinstance(request, Departed):
             return self.handle_departure(request.peer, request.how, request.first)
         if request.number < self.first_numbers.get(request.node, 0):
@@ -172,7 +172,7 @@ class KVServer:
         except KVStoreError as e:
             return [error(request, e)]
 
-    def _init(self, init: Init) -> list[Answer]:
+    def _init(self, init: Init) -> list[Response]:
         """Set the value sent by the first worker; other inits wait for it and check its shape."""
         entry = self.entries.get(init.key)
         if entry is None:
@@ -182,7 +182,7 @@ class KVServer:
             layout, first = Layout(init.shape, init.dtype), (init.node, init.number)
             entry = self.entries[init.key] = Entry(init.key, layout, init.value, first)
             early, self._waiting_inits = self._waiting_inits, []
-            return [entry.reply(init), *(answer for i in early for answer in self.handle(i))]
+            return [entry.reply(init), *(response for i in early for response in self.handle(i))]
         entry.layout.check("init of", init.key, init.shape, init.dtype)
         is_repeated = entry.first == (init.node, init.number) or init.node in self.first_numbers
         if init.value is not None and not is_repeated:
@@ -192,7 +192,7 @@ class KVServer:
             )
         return [entry.reply(init)]
 
-    def _push(self, push: Push) -> list[Answer]:
+    def _push(self, push: Push) -> list[Response]:
         entry = self.entries[push.key]
         if entry.has_accepted(push):
             return [entry.reply(push)]
@@ -214,7 +214,7 @@ class KVServer:
         n, entry.clocks[push.node] = round_and_clock
         entry.rounds.setdefault(n, {})[push.node] = push
         self._update(entry)
-        return [entry.reply(push), *self._answer_ready_pulls(entry)]
+        return [entry.reply(push), *self._release_pulls(entry)]
 
     def _update(self, entry: Entry) -> None:
         """Apply the sum of the gradients of each complete round."""
@@ -237,25 +237,25 @@ class KVServer:
     def _optimizer(self, key: Key) -> OptimizerSpec | None:
         return self.optimizers.get(key) or self.optimizers.get(None)
 
-    def _pull(self, pull: Pull) -> list[Answer]:
+    def _pull(self, pull: Pull) -> list[Response]:
         entry = self.entries[pull.key]
         entry.waiting[pull.node, pull.number] = pull, entry.clocks.get(pull.node, 0)
-        return self._answer_ready_pulls(entry)
+        return self._release_pulls(entry)
 
-    def _answer_ready_pulls(self, entry: Entry) -> list[Answer]:
-        """Answer the pulls that no longer wait."""
-        answers: list[Answer] = []
+    def _release_pulls(self, entry: Entry) -> list[Response]:
+        """Respond to the pulls that no longer wait."""
+        responses: list[Response] = []
         for name, (pull, clock) in list(entry.waiting.items()):
             state = entry.version, entry.arrived, self.members, entry.clocks
             if not self.rule.awaits(clock, *state):
                 del entry.waiting[name]
-                answers.append(entry.reply(pull, entry.value))
-        return answers
+                responses.append(entry.reply(pull, entry.value))
+        return responses
 
     # -- workers that leave and join --------------------------------------------
 
-    def handle_departure(self, worker: int, how: str, first: int) -> list[Answer]:
-        """Handle the exit of a worker; return answers to requests that waited for it.
+    def handle_departure(self, worker: int, how: str, first: int) -> list[Response]:
+        """Handle the exit of a worker; return responses to requests that waited for it.
 
         ``first`` is the first request number of its replacement.
         """
@@ -269,19 +269,19 @@ class KVServer:
             entry.waiting = {n: w for n, w in entry.waiting.items() if n[0] != worker}
         return [*self._fail_waiting_inits(worker), *self._advance_all()]
 
-    def _fail_waiting_inits(self, initializer: int) -> list[Answer]:
+    def _fail_waiting_inits(self, initializer: int) -> list[Response]:
         """Fail the inits that wait for a value of a worker that has exited."""
         if initializer not in self.departed or self.on_crash == "replace":
             return []
         failed = [i for i in self._waiting_inits if i.initializer == initializer]
         self._waiting_inits = [i for i in self._waiting_inits if i.initializer != initializer]
         cause = (
-            f"waits for the value of worker {initializer}, which has ended "
+            f"waits for the value of worker {initializer}, which has exited "
             f"({self.departed[initializer]})"
         )
         return [error(i, f"init of {i.key!r} {cause}. Run again.") for i in failed]
 
-    def _pause(self, request: AtBarrier | Finished) -> list[Answer]:
+    def _pause(self, request: AtBarrier | Finished) -> list[Response]:
         """Stop waiting for the gradients of a worker that is at a barrier, or has finished.
 
         A replacement may make pushes that the others have made before, so rounds must not wait
@@ -295,11 +295,11 @@ class KVServer:
                 self.at_barrier.discard(request.node)  # it does not return from its last barrier
         return [Reply(request.node, request.number), *self._advance_all()]
 
-    def _advance_all(self) -> list[Answer]:
+    def _advance_all(self) -> list[Response]:
         for entry in self.entries.values():
             self._update(entry)
         return [
-            answer for entry in self.entries.values() for answer in self._answer_ready_pulls(entry)
+            response for entry in self.entries.values() for response in self._release_pulls(entry)
         ]
 
     def _join(self, worker: int) -> None:
@@ -314,11 +314,11 @@ class KVServer:
 
     # -- the optimizer ----------------------------------------------------------
 
-    def _set_optimizer(self, request: SetOptimizer) -> list[Answer]:
+    def _set_optimizer(self, request: SetOptimizer) -> list[Response]:
         spec, keys = OptimizerSpec(request.name, request.options).check(), request.keys or (None,)
         current = {} if request.replace else self.optimizers
         conflicts = [current[k] for k in keys if current.get(k, spec) != spec]
-        # a replacement may not know of a change
+        # a replacement may be unaware of a change
         if conflicts and request.node not in self.first_numbers:
             raise KVStoreError(
                 f"set_optimizer got {spec}, but the servers have {conflicts[0]}. "

@@ -45,7 +45,7 @@ _AnyMessage = (
 class Batch(NamedTuple):
     """Messages that are sent together: the content of a header.
 
-    ``to`` is the addressed server, although its backup may answer; ``returned`` lists the returned
+    ``to`` is the addressed server, although its backup may respond; ``returned`` lists the returned
     loans (:mod:`.memory`).
     """
 

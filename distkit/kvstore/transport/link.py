@@ -1,4 +1,4 @@
-"""A node's connections to the nodes that answer its requests: a ZeroMQ DEALER for each."""
+"""A node's connections to the nodes that handle its requests: a ZeroMQ DEALER for each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distkit.kvstore.transport.sockets import open_socket, receive
 
 
 class Link:
-    """Connections to nodes that answer.
+    """Connections to the nodes that handle requests.
 
     Args:
         keys: the keys of the cluster, see :func:`.sockets.open_socket`.
@@ -63,9 +63,9 @@ class Link:
             sock.send_multipart(encode(*messages, exchange=exchange, to=to), copy=False)
 
     def receive(self, *, wait: bool) -> list[Message]:
-        """Return the answers that have arrived; if ``wait``, wait for at least one.
+        """Return the responses that have arrived; if ``wait``, wait for at least one.
 
-        Answers in shared memory that no longer exists are dropped, because their sender has exited.
+        Responses in shared memory that no longer exists are dropped, since their sender has exited.
         """
         if wait:
             self.poller.poll()

@@ -138,7 +138,7 @@ def _mapped(pid: int, number: int, inode: int) -> mmap.mmap:
     with suppress(FileNotFoundError, ProcessLookupError), path.open("r+b", buffering=0) as file:
         if os.fstat(file.fileno()).st_ino == inode:
             return mmap.mmap(file.fileno(), 0)
-    raise PeerMemoryLost(f"process {pid} has ended, and its memory no longer exists")
+    raise PeerMemoryLost(f"process {pid} has exited, and its memory no longer exists")
 
 
 def from_buffer(view: Any, dtype: torch.dtype) -> Tensor:

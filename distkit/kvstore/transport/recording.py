@@ -1,7 +1,7 @@
 """Records requests to the parameter server if the run is recorded.
 
 In a stepped run a worker also waits here before it sends a request. A request is one operation on
-the node that sends it (``push`` …), and a ``recv`` and a ``send`` on the node that answers. All
+the node that sends it (``push`` …), and a ``recv`` and a ``send`` on the node that responds. All
 three share a ``match``, from which a trace draws two arrows.
 """
 
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from distkit.events import WORLD, Op, State
 from distkit.kvstore.protocol.messages import (
-    Answer,
     Barrier,
     Error,
     Init,
@@ -26,6 +25,7 @@ from distkit.kvstore.protocol.messages import (
     Push,
     Register,
     Request,
+    Response,
     SetOptimizer,
 )
 from distkit.kvstore.protocol.placement import dtype_name
@@ -68,7 +68,7 @@ class Step(NamedTuple):
 
 
 class InFlight:
-    """A request in flight, recorded until its answer as an operation of the node that sends it.
+    """A request in flight, recorded until its response as an operation of the node that sends it.
 
     Args:
         request: the request.
@@ -76,11 +76,11 @@ class InFlight:
         step: the user's call that starts with this request, if it must pass gates.
     """
 
-    __slots__ = ("_rec", "answer", "done", "fields", "op", "request", "seq", "to")
+    __slots__ = ("_rec", "done", "fields", "op", "request", "response", "seq", "to")
 
     def __init__(self, request: Request, to: int, step: Step | None = None) -> None:
         self.request, self.to = request, to
-        self.answer: Answer | None = None
+        self.response: Response | None = None
         op = _OPS.get(type(request))
         self._rec = rec = recorder.current() if op is not None else None
         if rec is None or op is None:
@@ -99,13 +99,13 @@ class InFlight:
             gate(op, call.nbytes)
         rec.put(self.seq, op, State.STARTED, time.monotonic(), self.fields, values)
 
-    def end(self, answer: Answer | None = None) -> None:
-        """Record the answer, with the value of a pull, or that the request was abandoned."""
-        self.answer, rec = answer, self._rec
+    def end(self, response: Response | None = None) -> None:
+        """Record the response, with the value of a pull, or that the request was abandoned."""
+        self.response, rec = response, self._rec
         if rec is None:
             return
-        failed = answer is None or isinstance(answer, Error)
-        state, tensor = State.FAILED if failed else State.COMPLETED, _tensor(answer)
+        failed = response is None or isinstance(response, Error)
+        state, tensor = State.FAILED if failed else State.COMPLETED, _tensor(response)
         self.done, fields = True, self.fields
         if tensor is not None:
             fields = _fields(fields[0], tensor, fields[-2], fields[-1], fields[-3])
@@ -115,7 +115,7 @@ class InFlight:
 
 
 def begin_wait(in_flight: Iterable[InFlight]) -> Recorder | None:
-    """Report that this thread waits for the answers, until ``end_wait()``."""
+    """Report that this thread waits for the responses, until ``end_wait()``."""
     rec = recorder.current()
     if rec is not None and (recorded := [f for f in in_flight if f._rec is not None]):
         rec.begin_wait(*recorded)
@@ -129,7 +129,7 @@ def stepped() -> bool:
 
 
 class ReplyRecorder:
-    """Records requests and answers as messages of the node that answers."""
+    """Records requests and responses as messages of the node that responds."""
 
     def __init__(self) -> None:
         self._open: dict[str, dict[str, Any]] = {}  # facts of unanswered requests
@@ -141,16 +141,16 @@ class ReplyRecorder:
             facts = self._open[request.match] = _facts(request)
             _note(rec, Op.RECV, State.SCHEDULED, request, facts, last=True)
 
-    def record_answer(self, answer: Message) -> None:
-        """Record an answer before it is sent."""
-        facts, rec = self._open.pop(answer.match, None), recorder.current()
+    def record_response(self, response: Message) -> None:
+        """Record a response before it is sent."""
+        facts, rec = self._open.pop(response.match, None), recorder.current()
         if rec is None or facts is None:
             return
-        if isinstance(answer, Error):
+        if isinstance(response, Error):
             facts = {**facts, "refused": True}
-        if late := getattr(answer, "dropped", 0):  # gradients that arrived too late for their round
+        if late := getattr(response, "dropped", 0):  # gradients too late for their round
             facts = {**facts, "dropped": late}
-        _note(rec, Op.SEND, State.STARTED, answer, facts, last=False)
+        _note(rec, Op.SEND, State.STARTED, response, facts, last=False)
 
 
 def _note(
@@ -168,7 +168,7 @@ def updating(entry: Entry, pushes: Sequence[Push], server: int | None = None) ->
     """Record an update as a marked span, with the weights before and after.
 
     The span names the workers whose gradients it applies, and how ``late`` each gradient is: the
-    number of updates between the worker's pull and this one.
+    number of updates between the worker's pull and this update.
 
     Args:
         entry: the key that is updated.

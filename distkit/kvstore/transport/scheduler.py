@@ -9,7 +9,6 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
     INCARNATION_STRIDE,
     AddressBook,
-    Answer,
     Barrier,
     Departed,
     Finished,
@@ -18,6 +17,7 @@ from distkit.kvstore.protocol.messages import (
     Register,
     Reply,
     Request,
+    Response,
     error,
 )
 from distkit.kvstore.protocol.options import StoreOptions
@@ -58,8 +58,8 @@ class Scheduler:
         self._incarnations: Counter[int] = Counter()  # number of times that each node has exited
         self._notes: dict[str, str] = {}  # text that workers store for each other
 
-    def handle(self, request: Request, to: int = 0) -> list[Answer]:
-        """Handle a request; return all answers that can now be sent. ``to`` is this node."""
+    def handle(self, request: Request, to: int = 0) -> list[Response]:
+        """Handle a request; return all responses that can now be sent. ``to`` is this node."""
         if request.number < INCARNATION_STRIDE * self._incarnations[request.node]:
             return []  # sent by a process that has exited
         try:
@@ -79,11 +79,11 @@ class Scheduler:
 
     # -- registration -----------------------------------------------------------
 
-    def _register(self, register: Register) -> list[Answer]:
+    def _register(self, register: Register) -> list[Response]:
         node, incarnation = register.node, register.number // INCARNATION_STRIDE
         if register.options is not None:
             self._check(node, register.options)
-        notices: list[Answer] = []
+        notices: list[Response] = []
         if incarnation > self._incarnations[node]:
             # the scheduler has not yet noticed that its predecessor exited
             notices = self.handle_departure(node, incarnation - 1, "it was replaced")
@@ -95,7 +95,7 @@ class Scheduler:
             *([self._address_book(register)] if self.started else self._start_if_complete()),
         ]
 
-    def _start_if_complete(self) -> list[Answer]:
+    def _start_if_complete(self) -> list[Response]:
         """Send the address book once all nodes are present."""
         if len(self.present) < self.workers + self.servers - len(self._excused_workers()):
             return []
@@ -118,7 +118,7 @@ class Scheduler:
 
     # -- barrier ----------------------------------------------------------------
 
-    def _release_barrier(self) -> list[Answer]:
+    def _release_barrier(self) -> list[Response]:
         """Release the barrier once all workers have arrived."""
         waiting = [self.at_barrier[n] for n in sorted(self.at_barrier)]
         expected = {*range(self.workers)} - self._excused_workers()
@@ -135,7 +135,7 @@ class Scheduler:
 
     # -- nodes that exit ---------------------------------------------------------
 
-    def handle_departure(self, node: int, incarnation: int, how: str) -> list[Answer]:
+    def handle_departure(self, node: int, incarnation: int, how: str) -> list[Response]:
         """Notify the servers of a node's exit, and release the nodes that waited for it.
 
         Args:
@@ -151,14 +151,14 @@ class Scheduler:
         self._incarnations[node], self.departed[node] = incarnation + 1, how
         self.at_barrier.pop(node, None)
         first = INCARNATION_STRIDE * self._incarnations[node]
-        notices: list[Answer] = [
-            Departed(to, -1, node, how, first)  # answers no request
+        notices: list[Response] = [
+            Departed(to, -1, node, how, first)  # not a response to a request
             for to in (sorted(self.present) if self.started else ())
             if to >= self.workers or node >= self.workers
         ]
         return [*notices, *(self._release_barrier() if self.started else self._start_if_complete())]
 
-    def _finish(self, request: Finished) -> list[Answer]:
+    def _finish(self, request: Finished) -> list[Response]:
         """Handle the end of a worker's function; barriers no longer wait for this worker."""
         self.finished.add(request.node)
         return [Reply(request.node, request.number), *self._release_barrier()]

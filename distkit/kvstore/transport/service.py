@@ -1,4 +1,4 @@
-"""Serves a node's requests over ZeroMQ: a ROUTER answers the DEALERs of other nodes.
+"""Serves a node's requests over ZeroMQ: a ROUTER for the DEALERs of other nodes.
 
 On one host large tensors are in shared memory (:mod:`.memory`). This module handles the sockets;
 the logic is in :mod:`.scheduler` and :mod:`.session`.
@@ -19,11 +19,11 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
     INCARNATION_STRIDE,
     AddressBook,
-    Answer,
     Copy,
     Message,
     Register,
     Request,
+    Response,
 )
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
@@ -48,7 +48,7 @@ class Peer:
     incarnation: int = 0
 
 
-#: Maximum number of batches answered together, which limits the wait of the first.
+#: Maximum number of batches handled together, which limits the wait of the first.
 _MAX_BATCHES = 8
 #: Maximum size of a notice [bytes].
 _MAX_NOTICE_BYTES = 1 << 16
@@ -69,12 +69,12 @@ class Service:
         self._notice_receiver, self._notice_sender = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_DGRAM
         )
-        #: Set by another thread at the end of the run: no more answers are sent.
+        #: Set by another thread at the end of the run: no more responses are sent.
         self.quiesced = False
         self._recorder = ReplyRecorder()
         self._link = Link(node.keys, node.route)  # to the scheduler and the backup
         self._peers: dict[bytes, Peer] = {}  # by ZeroMQ's identity of the connection
-        self._routes: dict[int, Peer] = {}  # latest connection of each node, for answers
+        self._routes: dict[int, Peer] = {}  # latest connection of each node, for responses
         self._machine: ServerSession | Scheduler = (
             ServerSession(node)
             if node.role == "server"
@@ -128,13 +128,13 @@ class Service:
         self._link.send(node.scheduler, [register])
 
     def _handle_ready(self) -> None:
-        """Wait for messages and answer them."""
+        """Wait for messages and handle them."""
         ready = dict(self._link.poller.poll())
         if self._router in ready:
             self._serve_all()
-        for answer in self._link.receive(wait=False):
-            assert isinstance(answer, Answer)
-            self._deliver(self._handle_answer(answer))
+        for response in self._link.receive(wait=False):
+            assert isinstance(response, Response)
+            self._deliver(self._handle_response(response))
         if self._notice_receiver.fileno() in ready:
             assert isinstance(self._machine, Scheduler)
             self._deliver(
@@ -143,43 +143,43 @@ class Service:
                 )
             )
 
-    def _handle_answer(self, answer: Answer) -> list[Message]:
-        """Handle an answer from the scheduler or the backup; return messages to send."""
+    def _handle_response(self, response: Response) -> list[Message]:
+        """Handle a response from the scheduler or the backup; return messages to send."""
         assert isinstance(self._machine, ServerSession)
-        messages = self._machine.handle_answer(answer)
-        if isinstance(answer, AddressBook):
-            self._registering.end(answer)
+        messages = self._machine.handle_response(response)
+        if isinstance(response, AddressBook):
+            self._registering.end(response)
             self._link.poller.register(self._router, zmq.POLLIN)  # workers may send from now on
             if (backup := self._machine.backup.to) is not None:
-                self._link.connect(backup, answer.endpoints[backup])
+                self._link.connect(backup, response.endpoints[backup])
         return messages
 
     # -- nodes that send requests -----------------------------------------------
 
     def _serve_all(self) -> None:
-        """Handle a few batches of requests, and send their answers together."""
-        answers: list[Message] = []
+        """Handle a few batches of requests, and send their responses together."""
+        responses: list[Message] = []
         for _ in range(_MAX_BATCHES):
             frames = receive(self._router)
             if frames is None:
                 break
-            answers += self._serve(frames)
-        self._deliver(answers)
+            responses += self._serve(frames)
+        self._deliver(responses)
 
     def _serve(self, frames: list[Any]) -> list[Message]:
-        """Return the answers to a batch of requests; one whose sender has exited may be lost."""
+        """Return the responses to a batch of requests; one whose sender has exited may be lost."""
         peer = self._peer(frames[0])
         try:
             batch = decode([frame.buffer for frame in frames[1:]], peer.exchange)
         except PeerMemoryLost:
             return []
-        answers: list[Message] = []
+        responses: list[Message] = []
         for request in batch.messages:
             assert isinstance(request, Request)
-            self._route_answers(request, peer)
+            self._route_responses(request, peer)
             self._recorder.record_request(request)
-            answers += self._machine.handle(request, batch.to)
-        return answers
+            responses += self._machine.handle(request, batch.to)
+        return responses
 
     def _peer(self, frame: Any) -> Peer:
         """Return the peer whose identity is in this frame."""
@@ -189,8 +189,8 @@ class Service:
             self._peers[name] = Peer(name, Exchange(None if self.node.address else self._pool))
         return self._peers[name]
 
-    def _route_answers(self, request: Request, peer: Peer) -> None:
-        """Send the answers for this node to this peer, unless a later process has taken over."""
+    def _route_responses(self, request: Request, peer: Peer) -> None:
+        """Send the responses for this node to this peer, unless a later process has taken over."""
         peer.incarnation = request.number // INCARNATION_STRIDE
         if peer.incarnation >= self._routes.get(request.node, peer).incarnation:
             self._routes[request.node] = peer
@@ -198,7 +198,7 @@ class Service:
     # -- sending ----------------------------------------------------------------
 
     def _deliver(self, messages: Iterable[Message]) -> None:
-        """Record each message, then send it, so that the trace has every received answer."""
+        """Record each message, then send it, so that the trace has every received response."""
         if self.quiesced:
             return
         batches: dict[int, list[Message]] = {}
@@ -207,7 +207,7 @@ class Service:
             if isinstance(message, Copy):
                 copies.append(message)
             elif message.node in self._routes:
-                self._recorder.record_answer(message)
+                self._recorder.record_response(message)
                 batches.setdefault(message.node, []).append(message)
         if copies and isinstance(self._machine, ServerSession):
             self._link.send(self._machine.backup.to, copies)

@@ -4,7 +4,7 @@ With one backup per server, a crash loses no acknowledged push.
 
 ::
 
-    worker ──push──► primary ──copy──► backup        the primary handles the push, and answers
+    worker ──push──► primary ──copy──► backup        the primary handles the push, and responds
            ◄──ack───         ◄──ack───               only after the backup has received it
 
 The backup handles the same messages in the same order, so its values are bitwise equal. When the
@@ -22,13 +22,13 @@ from functools import partial
 
 from distkit.kvstore.protocol.messages import (
     AddressBook,
-    Answer,
     Change,
     Copy,
     Departed,
     Message,
     Reply,
     Request,
+    Response,
 )
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.transport.node import Node
@@ -45,7 +45,7 @@ def backup_of(server: int, servers: int) -> int:
 
 
 class Backup:
-    """The primary's side of replication. It holds answers until the copies have arrived.
+    """The primary's side of replication. It holds responses until the copies have arrived.
 
     Args:
         node: id of the primary.
@@ -55,7 +55,7 @@ class Backup:
     def __init__(self, node: int, to: int | None = None) -> None:
         self._node, self.to = node, to
         self._copies_sent = self._copies_acknowledged = 0
-        self._held_answers: deque[tuple[int, Message]] = deque()
+        self._held_responses: deque[tuple[int, Message]] = deque()
 
     def copy(self, message: Message) -> list[Copy]:
         """Return the copy to send to the backup before this message is handled."""
@@ -64,21 +64,21 @@ class Backup:
         self._copies_sent += 1
         return [Copy(self._node, self._copies_sent, message)]
 
-    def hold(self, answers: Sequence[Message]) -> list[Message]:
-        """Return the answers that may be sent now; hold others until all copies have arrived."""
-        self._held_answers += [(self._copies_sent, answer) for answer in answers]
+    def hold(self, responses: Sequence[Message]) -> list[Message]:
+        """Return the responses that may be sent now; hold others until all copies have arrived."""
+        self._held_responses += [(self._copies_sent, response) for response in responses]
         return self.acknowledge(self._copies_acknowledged)
 
     def acknowledge(self, number: int) -> list[Message]:
-        """Record that the backup has a copy; return the answers that waited for it."""
+        """Record that the backup has a copy; return the responses that waited for it."""
         self._copies_acknowledged = max(self._copies_acknowledged, number)
-        answers: list[Message] = []
-        while self._held_answers and self._held_answers[0][0] <= number:
-            answers.append(self._held_answers.popleft()[1])
-        return answers
+        responses: list[Message] = []
+        while self._held_responses and self._held_responses[0][0] <= number:
+            responses.append(self._held_responses.popleft()[1])
+        return responses
 
     def handle_loss(self) -> list[Message]:
-        """Record that the backup has exited; return the answers that waited for it."""
+        """Record that the backup has exited; return the responses that waited for it."""
         self.to = None
         return self.acknowledge(self._copies_sent)
 
@@ -100,15 +100,15 @@ class ServerSession:
         self.backup = Backup(node.id)
         self._departed: list[Departed] = []  # workers
 
-    def handle_answer(self, answer: Answer) -> list[Message]:
-        """Handle an answer from the scheduler or the backup."""
-        match answer:
+    def handle_response(self, response: Response) -> list[Message]:
+        """Handle a response from the scheduler or the backup."""
+        match response:
             case AddressBook():
-                self._start(answer)
+                self._start(response)
             case Departed():
-                return self._handle_departure(answer)
+                return self._handle_departure(response)
             case Reply():
-                return self.backup.acknowledge(answer.number)
+                return self.backup.acknowledge(response.number)
         return []
 
     def _start(self, book: AddressBook) -> None:
@@ -140,7 +140,7 @@ class ServerSession:
     # -- as a backup ------------------------------------------------------------
 
     def _apply_copy(self, copy: Copy) -> list[Message]:
-        """Apply a copy and acknowledge it; the primary sends the answers.
+        """Apply a copy and acknowledge it; the primary sends the responses.
 
         Late copies from a server that was taken over are ignored.
         """
@@ -168,5 +168,5 @@ class ServerSession:
             return self.backup.handle_loss() if node == self.backup.to else []
         self._departed.append(departed)
         copies = self.backup.copy(departed)
-        answers = [a for store in self.stores.values() for a in store.handle(departed)]
-        return [*copies, *self.backup.hold(answers)]
+        responses = [a for store in self.stores.values() for a in store.handle(departed)]
+        return [*copies, *self.backup.hold(responses)]

@@ -18,7 +18,7 @@ def open_socket(context: Any, kind: int, keys: tuple[str, str] | None) -> Any:
 
     Args:
         context: ZeroMQ's context.
-        kind: ``zmq.ROUTER`` to answer requests, ``zmq.DEALER`` to send them.
+        kind: ``zmq.ROUTER`` to receive requests, ``zmq.DEALER`` to send them.
         keys: the cluster's public and secret key; None to rely on the folder's permissions.
     """
     sock = context.socket(kind)

@@ -147,7 +147,7 @@ def _named(
 
 
 def _by_program(traces: tuple[Any, ...]) -> dict[str, EventLog | Live]:
-    """Return traces named after their programs; number equal names."""
+    """Return traces named after their programs; duplicate names are numbered."""
     names = [trace_of(source, "Compare")[0].info.name or "trace" for source in traces]
     return {
         f"{name} {names[:n].count(name)}" if names.count(name) > 1 else name: source

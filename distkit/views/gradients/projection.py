@@ -55,26 +55,26 @@ class Layer:
 
     before: ByRank
     after: list[Summary | None]
-    alone: Summary | None
+    reference: Summary | None
     reduction: Reduced
     agreement: float
 
     @property
     def largest_difference(self) -> float:
-        """The largest distance of a result from the single process; NaN if unknown."""
-        distances = [distance(s, self.alone) for s in self.after if s and self.alone]
+        """The largest distance of a result from the single-process gradient; NaN if unknown."""
+        distances = [distance(s, self.reference) for s in self.after if s and self.reference]
         return max(distances, default=math.nan)
 
     @property
-    def equals_one(self) -> bool:
-        """Whether the result equals the gradient of the single process, up to rounding."""
-        most = largest(self.alone.values) if self.alone else 0.0
+    def equals_reference(self) -> bool:
+        """Whether the result equals the single-process gradient, up to rounding."""
+        most = largest(self.reference.values) if self.reference else 0.0
         return self.largest_difference <= ROUNDING * most
 
     @property
     def most(self) -> float:
         """The largest magnitude of all values."""
-        summaries = [*self.before.values(), *self.after, self.alone]
+        summaries = [*self.before.values(), *self.after, self.reference]
         return largest(v for s in summaries if s for v in s.values)
 
 
@@ -100,15 +100,15 @@ def project(trace: EventLog) -> Gradients:
 
 def _layer(step: Step, name: str, ranks: list[int]) -> Layer:
     before, after = step.before.get(name, {}), step.after.get(name, {})
-    alone = next(iter(step.alone.get(name, {}).values()), None)
+    reference = next(iter(step.reference.get(name, {}).values()), None)
     shares = shares_of(step)
     reduction = reduced(before, after, len(ranks), shares)
     scaled = {r: _divided(s, reduction.scale(len(ranks))) for r, s in after.items()}
     results: list[Summary | None] = [scaled.get(r) for r in ranks] if scaled else []
     if reduction.same:
         results = results[:1]
-    cosine = agreement(before, after, reduction, shares, alone)
-    return Layer(before, results, alone, reduction, cosine)
+    cosine = agreement(before, after, reduction, shares, reference)
+    return Layer(before, results, reference, reduction, cosine)
 
 
 def _divided(s: Summary, by: float) -> Summary:
@@ -150,7 +150,7 @@ def agreement(
     after: ByRank,
     reduction: Reduced,
     shares: Mapping[int, float] = EQUAL,
-    alone: Summary | None = None,
+    reference: Summary | None = None,
 ) -> float:
     """Return the mean cosine of all pairs of ranks, weighted by norms.
 
@@ -162,8 +162,8 @@ def agreement(
     norms = [s.norm for s in weighted]
     if reduction.kind in ("sum", "mean"):
         total = next(iter(after.values())).norm * (1 if reduction.kind == "sum" else len(norms))
-    elif alone and _equal(average(weighted), alone.values):
-        total = alone.norm * len(norms)
+    elif reference and _equal(average(weighted), reference.values):
+        total = reference.norm * len(norms)
     else:
         return math.nan
     squares = sum(x * x for x in norms)
@@ -211,9 +211,11 @@ def _after(known: list[tuple[int, str, Layer]], ranks: int) -> Json:
 
 
 def _against_one(layers: list[Layer]) -> list[Json]:
-    compared = [layer for layer in layers if layer.alone]
+    compared = [layer for layer in layers if layer.reference]
     off = max((layer.largest_difference for layer in compared), default=0.0)
-    most = max((largest(layer.alone.values) for layer in compared if layer.alone), default=0.0)
+    most = max(
+        (largest(layer.reference.values) for layer in compared if layer.reference), default=0.0
+    )
     if not compared:
         return []
     if off > ROUNDING * most:

@@ -109,9 +109,9 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
     heads: list[Head] = [(name(trace.info, r), "own gradient", i) for i, r in enumerate(ranks)]
     result, role = RESULTS[kinds.pop() if len(kinds) == 1 else "other"]
     heads.append((result, role.format(n=len(trace.ranks)), None))
-    one = any(layer.alone for layer in layers.values())
+    one = any(layer.reference for layer in layers.values())
     heads += [("one process", "whole batch", None)] * one
-    signs = ["→", "=" if all(layer.equals_one for layer in layers.values()) else "≠"][: 1 + one]
+    signs = ["→", "=" if all(x.equals_reference for x in layers.values()) else "≠"][: 1 + one]
     table = Table(scene, k, heads, NAME_WIDTH, WIDTH, TENSOR_HEIGHT, histograms=False)
     for x, sign in zip(table.places[len(ranks) :], signs, strict=True):
         table.add(x, 0, text(sign, "strong", x=-COLUMN_GAP - 5, y=13.5))
@@ -122,7 +122,7 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
         if math.isfinite(layer.agreement):
             notes.append(f"mean cosine {figure(round(layer.agreement, 3))}")
             table.add(0, table.bottom + 4, title(AGREEMENT), rect(NAME_WIDTH, 44, "hover"))
-        cells = [*_cells(layer, ranks), *[_cell(layer.alone)] * one]
+        cells = [*_cells(layer, ranks), *[_cell(layer.reference)] * one]
         table.row(clean(layer_name), notes, cells, layer.most)
     return table.bottom
 

@@ -126,7 +126,7 @@ class Scene:
     Args:
         width: width of the canvas.
         height: height of the canvas.
-        start: start time of the picture [s]; marks that ended before are left out.
+        start: start time of the scene [s]; marks that end earlier are omitted.
 
     >>> scene = Scene(100, 20)
     >>> scene.add(5, 10, circle(4, "own", lane=1), begin=0.0, end=2.0, to=(95, 10))
@@ -157,7 +157,7 @@ class Scene:
         Args:
             x: horizontal position.
             y: vertical position.
-            drawing: its shapes; empty texts are left out.
+            drawing: its shapes; empty texts are omitted.
             begin: when it appears [s]; by default from the start.
             end: when it disappears [s]; by default never.
             to: its position at ``end``.
@@ -190,7 +190,7 @@ class Scene:
             self.add(*a, *drawing, begin=begin, end=end, to=b, layer=layer)
 
     def relative_time(self, time: float) -> float:
-        """Return a time relative to the start of the picture [s]."""
+        """Return a time relative to the start of the scene [s]."""
         return round(time - self.start, 9)
 
     def hold_frame(
@@ -202,10 +202,10 @@ class Scene:
     def plain(self) -> Json:
         """Return the scene as plain data, with equal drawings and shapes stored once.
 
-        ``drawings`` list the indices of their ``shapes``. ``marks`` have drawing, layer, begin,
-        end (None: never), x, y, and if they move also the target position and ``steady``. They
-        are sorted by begin time, so that a live run only appends marks. ``holds`` have keyframe,
-        drawing, layer, x, y.
+        Each of ``drawings`` is a list of indices into ``shapes``. Each of ``marks`` is a list:
+        drawing, layer, begin, end (None: never), x, y, and for moving marks the target position
+        and ``steady``. Marks are sorted by begin time, so that a live run only appends marks. Each
+        of ``holds`` is a list: keyframe, drawing, layer, x, y.
         """
         drawing_ids = self._numbers
         cache: dict[tuple[int, ...], int] = {}  # by identity: hashing cached shapes is slower
@@ -278,7 +278,7 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
     Args:
         scene: the marks.
         title: title of the picture.
-        end: when it ends [s]; by default at its start, for a still picture.
+        end: when it ends [s]; by default its start time, for a still picture.
         more: values for the keys below.
     """
     last = 0.0 if end is None else scene.relative_time(end)
@@ -305,7 +305,7 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         "before": "before the first message",  # text before the end of the first keyframe
         "panels": [],  # key moments: keyframe (-1: the start), title, when
         "scene": scene.plain(),
-        "side": None,  # another scene, next to this one
+        "side": None,  # another scene, next to this scene
         "styles": MARKS,
     }
     return fields | more

@@ -232,9 +232,9 @@ def heat(
 
 
 def fitting_numbers(values: Values, width: float, height: float) -> tuple[list[str], float]:
-    """Return the values with three or two digits, as cells can hold them, and their font size.
+    """Return the values with the two or three digits that fit into a cell, and their font size.
 
-    Cells that can hold neither have no numbers.
+    If neither fits, cells have no numbers.
 
     >>> fitting_numbers((0.0625, 1.0), 36, 20), fitting_numbers((0.0625, 1.0), 12, 20)[0]
     ((['0.062', '1'], 9.1), [])
@@ -332,7 +332,7 @@ def describe(s: Json) -> str:
 
 
 def bounds(s: Json) -> str:
-    """Return the smallest and largest finite value as text."""
+    """Format the range of the finite values."""
     finite = [v for v in s["values"] if not isinstance(v, str)] or ["nan"]
     complete = not isinstance(s["min"], str)
     low, high = (s["min"], s["max"]) if complete else (min(finite), max(finite))
@@ -340,7 +340,7 @@ def bounds(s: Json) -> str:
 
 
 def non_finite_counts(s: Json) -> str:
-    """Return the counts of non-finite values as text.
+    """Format the counts of non-finite values.
 
     >>> non_finite_counts({"values": [0.0, "nan", "nan", "-inf"]})
     '2 × NaN, 1 × −∞'
@@ -350,7 +350,7 @@ def non_finite_counts(s: Json) -> str:
 
 
 def norm(s: Json) -> tuple[str, Sequence[str]]:
-    """Return the text of the norm, or of the non-finite values if there are any."""
+    """Return the class and texts of the norm, or of the non-finite values if there are any."""
     if odd := non_finite_counts(s):
         return "late", [odd, "NaN"]
     return "count", [f"norm {figure(s['norm'])}", figure(s["norm"])]

@@ -1,7 +1,7 @@
 """Reconstructs the history of a run with a parameter server from its events. No side effects.
 
-The history has requests with their replies, updates, and the waits of workers. A gradient is in
-the inbox of its key from its arrival until an update applies it. The consistency rule of the run
+The history contains requests with their replies, updates, and the waits of workers. A gradient is
+in the inbox of its key from its arrival until an update applies it. The consistency rule of the run
 determines the workers that a pull waits for.
 """
 
@@ -36,7 +36,7 @@ MAX_NAMES, MAX_WORKERS = 3, 10
 class Request:
     """A request of ``node`` to a server. Times are in seconds, None if the event did not happen.
 
-    ``version`` is the version that a pull returned, or from which a push's gradient was computed.
+    ``version`` is the version that a pull returned, or that a push's gradient was computed from.
     A request is ``refused`` if the reply was an error; a gradient is ``dropped`` if it was too
     late for its update. Other gradients stay in the inbox until they are ``applied``; ``nth``
     counts the earlier gradients of the same update. ``awaiting`` contains the nodes that a pull
@@ -49,7 +49,7 @@ class Request:
     arrived: float | None
     reply_sent: float | None
     reply_received: float | None
-    value: Summary | None  # of the tensor in the request or reply
+    value: Summary | None  # summary of the tensor in the request or reply
     refused: bool
     dropped: bool = False
     version: int = 0
@@ -76,7 +76,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An update of a key. ``late`` has the staleness of each worker's gradient."""
+    """An update of a key. ``late`` contains the staleness of each worker's gradient."""
 
     server_key: ServerKey
     version: int
@@ -255,7 +255,7 @@ def _find_waits(history: ServerHistory, trace: EventLog) -> None:
             history.waits[s.rank] += _absences(workers, arrivals, s.start, end)
 
 
-_TIMES = attrgetter("arrived", "applied")  # of a gradient
+_TIMES = attrgetter("arrived", "applied")  # times of a gradient
 
 
 class _Clocks:
@@ -333,7 +333,7 @@ def _status_intervals(
 
 
 def endings(trace: EventLog) -> list[Ending]:
-    """Return the ends of nodes, sorted by time; a death is shown at the node's last event."""
+    """Return how and when nodes ended, by time; a death is placed at the node's last event."""
     last = {e.rank: e.time for e in trace.events}
     words = {"returned": "has returned", "released": "was stopped"}
     result: list[Ending] = [

@@ -48,7 +48,7 @@ class Keyframe:
     it as late.
     """
 
-    kind: str  # of ``_TEXTS``, or update or death
+    kind: str  # a key of ``_TEXTS``, "update" or "death"
     src: int
     dst: int
     begin: float
@@ -74,7 +74,7 @@ class ServerProjection:
     keyframes: list[Keyframe]
     start: float
     rows: dict[ServerKey, Row]
-    status: dict[int, list[StatusInterval]]  # of drawn workers
+    status: dict[int, list[StatusInterval]]  # drawn workers' states
     notices: list[str]
     notes: list[str]
 

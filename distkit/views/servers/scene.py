@@ -119,7 +119,7 @@ class _Renderer:
         self.owners = workers if self.quorum == len(workers) > 1 else []
         self.field = FIELD_WIDTH if scheduler else WIDTH
         self.point: dict[int, Point] = {}  # end points of messages, by rank
-        self.layouts: dict[ServerKey, KeyLayout] = {}  # of drawn keys
+        self.layouts: dict[ServerKey, KeyLayout] = {}  # layout of each drawn key
         self.scene, self.side = Scene(WIDTH, 0, run.start), Scene(SIDE_WIDTH, 170, run.start)
         bottom = self._draw_servers()
         self.radius = 22.0 if len(workers) <= 6 else 17.0

@@ -68,7 +68,7 @@ NAME_HEIGHT = 16
 class Field:
     """The geometry of a stage: a card per rank, with a badge and a strip for its tensor.
 
-    ``at`` has the center of each card, ``card`` is the size of a card, ``strip`` that of a strip.
+    ``at`` is the center of each card, ``card`` the size of a card, ``strip`` that of a strip.
     With more than ``MAX_STRIPS`` ranks, a card is only a badge of ``radius``.
     """
 

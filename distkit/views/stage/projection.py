@@ -90,8 +90,8 @@ class Stage:
     ``facts`` describe the run and are shown next to the title.
     ``notices`` are warnings for the reader.
     ``notes`` are other remarks, such as omissions.
-    ``sent`` contains the pairs of drawn ranks in which the first sends to the second. ``rounds``
-    contains the keyframes of each round; rounds in which nothing arrives are last.
+    ``sent`` contains the pairs of drawn ranks that communicate, sender first. ``rounds`` contains
+    the keyframes of each round; rounds in which nothing arrives are last.
     """
 
     title: str

@@ -384,8 +384,9 @@ PAGE_VALUES = 400
 def packed(columns: Columns, *, thin: bool = False) -> Json:
     """Return the frame, and bars and arrows as ``columns``, which js/columns.js decodes.
 
-    ``columns`` has the text and, as ``bytes``, the concatenated little-endian arrays; ``parts``
-    lists the arrays as ``[name, type, length]``. With ``thin``, fewer operations have values.
+    ``columns`` contains the text and, as ``bytes``, the concatenated little-endian arrays;
+    ``parts`` lists the arrays as ``[name, type, length]``. With ``thin``, fewer operations have
+    values.
     """
     ops, pairs = columns.ops, columns.pairs
     order, tracks = columns.tracks()

@@ -80,7 +80,7 @@ def _document(picture: Json, limit: int) -> str:
 
 
 def render(picture: Json, limit: int = MAX_BARS // 2) -> tuple[str, float]:
-    """Return the picture without its card, for use in another one, and its height.
+    """Return the picture without its card, for use in another picture, and its height.
 
     Args:
         picture: a projection's snapshot.

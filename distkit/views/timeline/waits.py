@@ -58,7 +58,7 @@ def _last_active(ops: Operations, final: Floats) -> Floats:
     marked = ops.mark & ops.ended
     rank = np.concatenate([ops.rank, ops.rank[marked]])
     time = np.concatenate([ops.start, ops.end[marked]])
-    computes = np.append(ops.mark, np.zeros(int(marked.sum()), bool))  # from this time on
+    computes = np.append(ops.mark, np.zeros(int(marked.sum()), bool))  # from then on
     order = np.lexsort((time, rank))
     rank, time, computes = rank[order], time[order], computes[order]
     last_active, active = ops.start.copy(), dict(_lanes(rank))

@@ -28,7 +28,7 @@ class Live(Protocol):
 
     @property
     def trace(self) -> EventLog:
-        """The events recorded up to now."""
+        """The events recorded so far."""
 
     @property
     def finished(self) -> bool:
@@ -83,7 +83,7 @@ class Steppable(Live, Protocol):
 
     @property
     def moments(self) -> Sequence[Moment]:
-        """The moments up to now; the first one precedes all events."""
+        """The moments so far; the first one precedes all events."""
 
     @property
     def position(self) -> int:

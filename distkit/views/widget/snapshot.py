@@ -21,7 +21,7 @@ from distkit.views.scene import svg
 _PICTURE = ".jp-OutputArea-child:has(> .jp-OutputArea-output > .distkit-still)"
 #: A drawn widget: elements created by JupyterLab or by a page's widget manager.
 _DRAWN = ":is(.jp-OutputArea-output > .lm-Widget > *, .widget-subarea > * > *)"
-#: A widget without a model, because its kernel has ended.
+#: A widget without a model, because its kernel has exited.
 _UNKNOWN = "+ .jp-OutputArea-child > .jp-OutputArea-output.jupyter-widgets"
 _STYLE = (
     f"{_PICTURE}:has(+ .jp-OutputArea-child {_DRAWN}), "
@@ -86,7 +86,7 @@ class NotebookSnapshot:
         self._replace(self.bundle)
 
     def fold(self, line: str) -> None:
-        """Replace the picture and the widget by one line that expands to the picture."""
+        """Replace the picture and the widget with one line that expands to the picture."""
         self._replace(lambda: as_picture(self._draw()[0], line, around=partial(_folded, line)))
 
     def remove(self) -> None:

@@ -85,7 +85,7 @@ def _summary(verdicts: list[Verdict]) -> str:
     parts = [
         _score(Score.of(verdicts)),
         *(f"{name} {count}" for name, count in right(verdicts).items()),
-        f"wholly right {sum(not v.wrong for v in verdicts)} of {len(verdicts)}",
+        f"entirely correct {sum(not v.wrong for v in verdicts)} of {len(verdicts)}",
         f"explained in {median(seconds):.2f} s, slowest {max(seconds):.2f} s",
     ]
     return ", ".join(parts)

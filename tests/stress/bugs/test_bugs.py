@@ -1,4 +1,4 @@
-"""Every program of the bug suite is explained."""
+"""The diagnosis explains every program in the bug suite."""
 
 from __future__ import annotations
 

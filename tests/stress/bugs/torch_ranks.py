@@ -26,7 +26,7 @@ FORK = multiprocessing.get_context("fork")
 #: A rank that still runs after this multiple of torch's timeout is killed.
 KILL_AFTER = 3.0
 
-#: Time for which a rank stays alive after it returns, so that its peers can connect [s].
+#: Time that a rank stays alive after it returns, so that its peers can connect [s].
 GRACE = 1.0
 
 

@@ -17,7 +17,7 @@ from distkit_hosts.laboratory.starting import find
 #: The hosts; the doctor runs on the head, which it calls "here".
 HOSTS = ("alpha", "beta")
 
-#: The folder of the tested distkit; hosts may have another one installed.
+#: The folder of the tested distkit; hosts may have another version installed.
 ROOT = Path(__file__).resolve().parents[3]
 
 #: Causes a fault, and returns options for the doctor.

@@ -15,7 +15,6 @@ import torch
 
 from distkit.kvstore.protocol.messages import (
     AddressBook,
-    Answer,
     Barrier,
     Copy,
     Departed,
@@ -27,6 +26,7 @@ from distkit.kvstore.protocol.messages import (
     Register,
     Reply,
     Request,
+    Response,
     SetOptimizer,
 )
 from distkit.kvstore.protocol.options import StoreOptions
@@ -52,8 +52,8 @@ class Ended(Message):
 class Network:
     """Processes and the ordered connections between them.
 
-    ``queues`` has the messages in flight, each with its target server, by sender and receiver.
-    ``inbox`` has the messages delivered to each worker.
+    ``queues`` contains the messages in flight, each with its target server, by sender and receiver.
+    ``inbox`` contains the messages delivered to each worker.
     """
 
     def __init__(self, mode: str, replication: int, on_crash: str = "continue") -> None:
@@ -89,10 +89,10 @@ class Network:
                 self.send(SCHEDULER, reply.node, reply)
         elif isinstance(message, Request):
             self._send_all(dst, self.sessions[dst].handle(message, to))
-        elif isinstance(message, Answer):
-            self._send_all(dst, self.sessions[dst].handle_answer(message))
+        elif isinstance(message, Response):
+            self._send_all(dst, self.sessions[dst].handle_response(message))
 
-    def _handle_at_scheduler(self, message: Message) -> list[Answer]:
+    def _handle_at_scheduler(self, message: Message) -> list[Response]:
         """Return the scheduler's replies to a request, or to the end of a process."""
         if isinstance(message, Ended):
             return self.scheduler.handle_departure(message.node, 0, "signal SIGKILL")

@@ -96,7 +96,7 @@ def raises(text: str, **outcome: Any) -> Callable[[Function], Function]:
 
 def dies(how: str, **outcome: Any) -> Callable[[Function], Function]:
     """Add a function that ends the process in this way."""
-    return ends(ending=rf"the process of rank 1 ended .*\({how}", **outcome)
+    return ends(ending=rf"the process of rank 1 exited .*\({how}", **outcome)
 
 
 # -- ends of the process ---------------------------------------------------------------
