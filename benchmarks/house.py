@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(967, 550),
     "distkit/algorithms": Line(1_325, 1_300),
-    "distkit/cluster": Line(3_190, 3_000),
+    "distkit/cluster": Line(3_200, 3_000),
     "distkit/data": Line(252, 350),
     "distkit/diagnosis": Line(1_741, 1_800),
     "distkit/kvstore": Line(1_644, 1_700),
@@ -41,7 +41,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_653, 1_400),
     "companions/distkit_strategies": Line(1_681, 1_700),
     "notebooks/course": Line(1_247, 1_200),
-    "tests": Line(16_593, 16_000),
+    "tests": Line(16_602, 16_000),
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_322, 15_000),
-    "the whole product": Line(25_182, 25_000),
+    "all of distkit": Line(15_332, 15_000),
+    "the whole product": Line(25_192, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
     "files in distkit": Line(181, 150),
     "names at the top level": Line(27, 23),

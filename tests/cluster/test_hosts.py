@@ -22,7 +22,7 @@ import distkit as dk
 from distkit import kvstore
 from distkit.cluster import Run
 from distkit.errors import ClusterError, DeadlockError, RankDied, RunError, StartError
-from distkit.kvstore.transport.sockets import context, new_keys, open_socket
+from distkit.kvstore.transport.sockets import new_keys, open_socket
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 from tests.support.waiting import wait_until
 
@@ -230,7 +230,7 @@ def ends() -> Iterator[tuple[Tunnel, Tunnel, Multiplexer]]:
 
 def test_clients_with_unknown_keys_are_rejected(ends: tuple[Tunnel, Tunnel, Multiplexer]) -> None:
     _, _, server = ends
-    stranger = open_socket(context(), zmq.DEALER, new_keys())
+    stranger = open_socket(zmq.Context.instance(), zmq.DEALER, new_keys())
     rejected = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
     with stranger, rejected:
         stranger.connect(server.endpoint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,12 @@ def test_exit_during_a_run_prints_only_the_users_error(
     assert message[-1:] == [last] * bool(last), completed.stderr
     assert len([x for x in message if not x.startswith(" ")]) == 2 * bool(last), completed.stderr
     assert completed.stdout == ""
+
+
+def test_busy_fork_server_exits_with_its_kernel(leftovers: Callable[[], list[str]]) -> None:
+    script = """
+from distkit.cluster.processes.fork_client import server
+server().preload("tests.support.endless:wait")
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=240, check=True)
+    assert not leftovers()

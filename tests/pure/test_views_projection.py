@@ -136,11 +136,8 @@ def test_every_message_is_one_arrow_and_every_operation_one_bar(trace):
 def test_bars_of_a_collective_share_its_match_id(trace):
     collective_of = {bar["id"]: bar.get("collective") for bar in Columns(trace).picture()["bars"]}
     for s in trace.spans:
-        assert (
-            collective_of[f"{s.rank}.{s.seq}"] == trace.matches[s.rank, s.seq]
-            if s.op in COLLECTIVES
-            else None
-        )
+        expected = trace.matches[s.rank, s.seq] if s.op in COLLECTIVES else None
+        assert collective_of[f"{s.rank}.{s.seq}"] == expected
 
 
 @FEW

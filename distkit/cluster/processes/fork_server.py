@@ -88,6 +88,7 @@ class ForkServer:
         signal.set_wakeup_fd(self._woken)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGALRM, self._exit_with_kernel)
 
     def serve(self) -> None:
         """Execute the kernel's commands until it exits, then kill all descendants."""
@@ -112,15 +113,32 @@ class ForkServer:
         except (EOFError, OSError):
             pass
         finally:
-            self.do_kill(None, [child.number for child in self.children.values()])
-            end_all_children()  # the subreaper removes their folders
+            self._end_all_children()
+
+    def _end_all_children(self) -> None:
+        self.do_kill(None, [child.number for child in self.children.values()])
+        end_all_children()  # the subreaper removes their folders
+
+    def _exit_with_kernel(self, *_: object) -> None:
+        """Exit if the kernel has exited, which closed the channel."""
+        poll = select.poll()
+        poll.register(self.channel, select.POLLRDHUP)
+        if poll.poll(0):
+            self._end_all_children()
+            os._exit(0)
 
     def do_call(self, fd: int | None, target: str) -> None:
-        """Import ``target`` ("module") for future children, or call it ("module:function")."""
+        """Import ``target`` ("module") for future children, or call it ("module:function").
+
+        An import takes up to seconds, during which the kernel may exit.
+        """
+        signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
         try:
             boot.call(target)
         except Exception:  # children that need it will report the error
             traceback.print_exc()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def do_torch(self, fd: int | None) -> None:
         """Send torch's versions of CUDA and NCCL, without initializing them."""
@@ -185,6 +203,7 @@ class ForkServer:
             adopt_orphans()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             _redirect(f"{folder}/{log}")
             sys.meta_path.insert(0, LateImports(self._requested))
             faulthandler.enable()  # writes the Python stack of a crash into the log
@@ -213,8 +232,13 @@ class ForkServer:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             child = self.children.pop(pid)
-            code = os.waitstatus_to_exitcode(status)
-            self.channel.send({"exit": child.number, "status": code, "log": child.log})
+            self.channel.send(
+                {
+                    "exit": child.number,
+                    "status": os.waitstatus_to_exitcode(status),
+                    "log": child.log,
+                }
+            )
         end_children(exclude=self.children)  # the orphans that this process has adopted
 
 
@@ -251,8 +275,7 @@ def main(channel_fd: str, prefix: str) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
-    pid = os.fork()
-    if pid == 0:
+    if (pid := os.fork()) == 0:
         ForkServer(Channel(socket.socket(fileno=int(channel_fd)))).serve()
         sys.exit()
     os.close(int(channel_fd))  # or the channel would stay open when the fork server exits
