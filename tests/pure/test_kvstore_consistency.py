@@ -116,8 +116,7 @@ def test_halt_lets_complete_rounds_finish() -> None:
     store.push(0)
     store.pull(0)
     assert leave(store, 1) == []
-    answers = store.push(2)
-    assert [(a.node, a.version) for a in answers] == [(2, 1), (0, 1)]
+    assert [(a.node, a.version) for a in store.push(2)] == [(2, 1), (0, 1)]
     with_backup = AddingStore(Synchronous(backup=1))
     with_backup.push(0)
     with_backup.pull(0)
