@@ -26,7 +26,7 @@ class Line(NamedTuple):
 #: folder exceeds its line. A commit that makes a package smaller lowers its line; a package that
 #: moves keeps its line.
 LINES = {
-    "distkit": Line(967, 550),
+    "distkit": Line(965, 550),
     "distkit/algorithms": Line(1_325, 1_300),
     "distkit/cluster": Line(3_190, 3_000),
     "distkit/data": Line(252, 350),
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_322, 15_000),
-    "the whole product": Line(25_182, 25_000),
+    "all of distkit": Line(15_320, 15_000),
+    "the whole product": Line(25_180, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
     "files in distkit": Line(181, 150),
     "names at the top level": Line(27, 23),
