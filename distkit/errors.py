@@ -39,7 +39,7 @@ _ROOT = Path(__file__).parents[1]
 #: companions' names start with distkit's; a checkout has the companions in a folder.
 OWN = (str(_ROOT / "distkit"), str(_ROOT / "companions"))
 
-#: Maximum width of errors in a notebook [columns].
+#: Maximum width of errors and warnings in a notebook [columns].
 WIDTH = 100
 
 
@@ -57,7 +57,7 @@ class _BriefTraceback(BaseException):
             and not is_generated(f.filename, f.name)
         ]
         name = type(self).__name__
-        head = "\n".join(map(_wrap, f"{name}: {self}".splitlines()))
+        head = wrapped(f"{name}: {self}")
         head = f"\x1b[31m{name}\x1b[0m{head[len(name) :]}"
         return (
             [f"----> {user_frames[-1].lineno} {user_frames[-1].line}\n", head]
@@ -66,12 +66,10 @@ class _BriefTraceback(BaseException):
         )
 
 
-def _wrap(line: str) -> str:
-    """Wrap a line at spaces, because JupyterLab breaks words; code is not wrapped."""
-    if line.startswith(" "):
-        return line
-    wrapped = textwrap.wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(wrapped)
+def wrapped(text: str) -> str:
+    """Wrap lines at spaces, because JupyterLab breaks words; code is not wrapped."""
+    fold = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False).fill
+    return "\n".join(s if s.startswith(" ") else fold(s) for s in text.splitlines())
 
 
 def is_generated(file: str, function: str) -> bool:

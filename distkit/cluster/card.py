@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distkit._format import aligned, count
-from distkit.views.scene.theme import RANKS_DARK, RANKS_LIGHT
+from distkit.views.scene.theme import GRAY, GRAY_DARK, RANKS_DARK, RANKS_LIGHT
 
 if TYPE_CHECKING:
     from distkit.cluster.processes.fork_client import Child
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 _COLUMNS = ("node", "host", "pid", "device", "state")
 #: The card looks like the views: a card with a chip per process, in the rank's color.
 _STYLE = """
-.distkit-card { padding: 10px 18px 13px; max-width: 1100px; border-radius: 12px;
+.distkit-card { padding: 10px 18px 13px; max-width: 1600px; border-radius: 12px;
   border: 1px solid var(--jp-border-color2, #c8ced4);
   font: 13px/1.45 var(--jp-ui-font-family, sans-serif); }
+.jp-RenderedHTMLCommon > .distkit-card { margin-right: -20px; }  /* as wide as the cells */
 .distkit-card > b { font-size: 16px; margin-right: 8px; }
 .distkit-card :is(span, .quiet) { color: var(--jp-ui-font-color2, #6b7785); }
 .distkit-card ul { display: grid; gap: 8px; padding: 0 !important; margin: 9px 0 0 !important;
@@ -58,8 +59,8 @@ class Status:
         return "\n".join([f"{self.title} · {self.note}", *aligned(table)])
 
     def _repr_html_(self) -> str:
-        several = len({row[1] for row in self.rows}) > 1
-        chips = "".join(_chip(n, *row, several) for n, row in enumerate(self.rows))
+        one_host, on_cpu = len({r[1] for r in self.rows}) < 2, {r[3] for r in self.rows} <= {"cpu"}
+        chips = "".join(_chip(n, *row, one_host, on_cpu) for n, row in enumerate(self.rows))
         return (
             f'<style>{_STYLE}</style><div class="distkit-card"><b>{html.escape(self.title)}</b> '
             f"<span>{html.escape(self.note)}</span><ul>{chips}</ul></div>"
@@ -67,12 +68,26 @@ class Status:
 
 
 def _chip(
-    number: int, name: str, host: str, pid: int | str, device: str, state: str, several: bool
+    number: int,
+    name: str,
+    host: str,
+    pid: int | str,
+    device: str,
+    state: str,
+    one_host: bool,
+    on_cpu: bool,
 ) -> str:
-    """Return a process as HTML; ``several``: whether the processes are on several hosts."""
-    facts = [device, f"on {host}" * several, f"pid {pid}" * bool(pid)]
+    """Return a process as HTML.
+
+    ``one_host``: all processes are on one host. ``on_cpu``: all of them use the CPU.
+    """
+    facts = [device * (not on_cpu), f"on {host}" * (not one_host), f"pid {pid}" * bool(pid)]
     quiet = ' class="quiet"' * (state in ("idle", "stopped"))
-    light, dark = (palette[number % len(palette)] for palette in (RANKS_LIGHT, RANKS_DARK))
+    light, dark = (
+        (GRAY, GRAY_DARK)
+        if name == "scheduler"
+        else (palette[number % len(palette)] for palette in (RANKS_LIGHT, RANKS_DARK))
+    )
     return (
         f'<li style="--light:{light};--dark:{dark}"><i></i><b>{html.escape(name)}</b> '
         f"<em{quiet}>{html.escape(state)}</em> "

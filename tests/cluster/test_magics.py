@@ -121,7 +121,7 @@ def test_function_that_calls_exit_is_explained(cells: dict[str, Cell]) -> None:
 
 
 def test_warning_names_the_lines_of_the_cell(cells: dict[str, Cell]) -> None:
-    message = cells["unwaited"].usage
+    message = " ".join(cells["unwaited"].usage.split())
     assert message.startswith(
         f"{cells['unwaited'].line(1)}: CommunicationWarning: ranks 0, 1 and 2"
     )

@@ -36,6 +36,9 @@ for (const name of Object.keys(fixtures.bulk)) {
     for (let a = 0; a < store.arrows; a++) {
       const [x1, y1, x2, y2, whole] = layout.path(a);
       assert.ok([x1, y1, x2, y2].every(Number.isFinite));
+      const edges = layout.tops.flatMap((top, i) => [top, top + layout.heights[i]]);
+      const missing = [[store.send[a], y1], [store.recv[a], y2]].filter(([i, y]) => i < 0 && y > 0);
+      for (const [, end] of missing) assert.ok(edges.some((y) => near(y, end, 1e-6)));
       if (!whole) continue;
       assert.ok(near(x1, layout.x(store.sent[a])) && near(x2, layout.x(store.received[a])));
     }

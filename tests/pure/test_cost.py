@@ -50,8 +50,7 @@ def divisible_size(n: int) -> int:
 def test_closed_form_equals_the_simulation(name: str, n: int, link: Link, times: int) -> None:
     nbytes = divisible_size(n) * times
     simulated = finish_times(name, n, nbytes, Network(link)).max()
-    form = cost.all_reduce(name, n, nbytes, link)
-    assert simulated == pytest.approx(form, rel=1e-9, abs=1e-18)
+    assert simulated == pytest.approx(cost.all_reduce(name, n, nbytes, link), rel=1e-9, abs=1e-18)
 
 
 @settings(max_examples=30)
@@ -61,8 +60,7 @@ def test_closed_form_equals_the_simulation(name: str, n: int, link: Link, times:
 def test_double_tree_formula_is_an_upper_bound(n: int, link: Link, segments: int) -> None:
     nbytes = 8 * segments * 100
     simulated = finish_times("double_tree", n, nbytes, Network(link), segments=segments).max()
-    share = simulated / double_tree(n, nbytes, link, segments=segments)
-    assert 0.249 < share <= 1 + 1e-9
+    assert 0.249 < simulated / double_tree(n, nbytes, link, segments=segments) <= 1 + 1e-9
 
 
 @settings(max_examples=40)
@@ -219,5 +217,4 @@ def test_fitted_costs_are_not_negative() -> None:
     falling = fit({4: [5e-5], 1000: [4e-5], 100_000: [3e-5]})
     assert "no bandwidth found" in str(falling)
     assert (falling.link.beta, falling.link.alpha > 0) == (0.0, True)
-    convex = fit({1000: [1e-9], 2000: [1e-8], 100_000: [1e-3]})
-    assert convex.link.alpha == 0.0
+    assert fit({1000: [1e-9], 2000: [1e-8], 100_000: [1e-3]}).link.alpha == 0.0

@@ -70,8 +70,7 @@ def finding_of_hang(*programs, **groups):
     sim = Simulation(list(programs), groups).run()
     assert sim.stuck
     (live,) = [f for f in diagnose(sim.live()) if f.kind != "straggler"]
-    found = diagnose(sim.released())
-    assert found == [live]
+    assert diagnose(sim.released()) == [live]
     assert live.hang and set(live.waiting) == set(sim.stuck)
     return live
 

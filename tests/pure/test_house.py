@@ -72,6 +72,5 @@ def test_benchmark_prints_table_and_totals() -> None:
     lines: list[str] = []
     figures, _ = house.measure(1, lines.append)
     assert all(f.value is not None and f.value >= 0 for f in figures)
-    known = house.LINES | house.TOTALS
-    assert all(any(f": {name} " in line for line in lines) for name in known)
+    assert all(any(f": {name} " in line for line in lines) for name in (house.LINES | house.TOTALS))
     assert {"house: all of distkit", "house: tests"} <= {f.name for f in figures}

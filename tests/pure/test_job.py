@@ -82,6 +82,5 @@ def test_layouts_are_sorted_by_time_and_fit_into_memory() -> None:
     assert all(sum(candidate.stage_memory(0).values()) <= H100.memory for candidate in found)
     assert {candidate.layout.size for candidate in found} == {64}
     assert repr(found).splitlines()[0].startswith(found[0].title)
-    axes = found.plot(5).axes[0]
-    assert len(axes.get_yticklabels()) == 5
+    assert len(found.plot(5).axes[0].get_yticklabels()) == 5
     assert repr(search_layouts(GPT, A100, 1, batch=1, sequence=2048)) == "no layout fits"

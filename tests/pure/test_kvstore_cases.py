@@ -20,8 +20,7 @@ def test_store_behaves_like_mxnet(case: Case) -> None:
 
 
 def test_every_interface_has_cases() -> None:
-    count = Counter(c.interface for c in CASES)
-    assert count.keys() == {*INTERFACES}
+    assert Counter(c.interface for c in CASES).keys() == {*INTERFACES}
     assert len({(c.interface, c.name) for c in CASES}) == len(CASES)
 
 

@@ -328,8 +328,7 @@ def test_follow_prints_that_it_waits_for_ranks(
     write(tmp_path, header(0))
     with pytest.raises(TimeoutError, match="1 of 2 ranks have started"):
         dk.hosts.follow(tmp_path, timeout=0.0)
-    notice = f"Waiting up to 0 s for all ranks to start in {tmp_path}.\n"
-    assert capsys.readouterr().out == notice
+    assert capsys.readouterr().out == f"Waiting up to 0 s for all ranks to start in {tmp_path}.\n"
     write(tmp_path, header(1))
     assert not dk.hosts.follow(tmp_path).finished
     assert capsys.readouterr().out == ""

@@ -31,6 +31,14 @@ def error_of(outcome: Outcome) -> dk.errors.RankError:
     return error
 
 
+def test_warning_in_a_notebook_is_folded_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "in_notebook", lambda: True)
+    with pytest.warns(dk.errors.CommunicationWarning) as caught:
+        report.warn([", ".join(["all_reduce() of float32[1]"] * 9)])
+    rest = str(caught[0].message).split("\n")[1:]
+    assert rest and all(len(s) <= 100 and s.startswith(("all", "of", "float")) for s in rest)
+
+
 # -- the user's line ------------------------------------------------------------------
 
 

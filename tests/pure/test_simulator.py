@@ -160,8 +160,7 @@ def test_interleaving_shrinks_the_bubble(order: str, p: int, m: int, v: int) -> 
     """This includes fewer micro-batches than ranks."""
     assume(m % max(1, m // p) == 0)
     trace = pipeline(p, m, 1.0, 2.0, 0, Network(FREE), order=order, chunks=v)
-    bubble = PIPELINES[order].bubble_ratio(p, m, v)
-    assert trace.seconds / (3 * m) - 1 == pytest.approx(bubble)
+    assert trace.seconds / (3 * m) - 1 == pytest.approx(PIPELINES[order].bubble_ratio(p, m, v))
     assert len(trace.messages) == (2 * (p * v - 1) * m if p > 1 else 0)
 
 

@@ -48,8 +48,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule()
     def schedule(self) -> None:
-        number = self.queue.schedule("function")
-        assert number not in self.assigned
+        assert self.queue.schedule("function") not in self.assigned
         self.assign()
 
     @rule(rank=st.integers(1, 3))

@@ -56,8 +56,7 @@ def test_stopped_run_is_not_shown_as_running():
 def test_hang_shows_the_call_of_each_rank():
     words = texts(hang())
     assert "still in all_reduce" in words and "still in recv from rank 0" in words
-    assert "✕ send failed" in words
-    assert "! still in recv: rank 3" in words
+    assert "✕ send failed" in words and "! still in recv: rank 3" in words
     assert any("1,203 events dropped" in word for word in words)
 
 

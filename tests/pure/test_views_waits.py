@@ -8,9 +8,10 @@ from distkit.diagnosis.facts import rank_states
 from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.events import Event, Op, State
 from distkit.trace.log import EventLog
+from distkit.views.scene.marks import arrow
 from distkit.views.scene.renderer import drawing_of
 from distkit.views.scene.svg import themed
-from distkit.views.scene.theme import WARNING_DARK
+from distkit.views.scene.theme import MARKS, WARNING_DARK
 from distkit.views.scene.waits import waits, waits_svg
 
 
@@ -27,16 +28,28 @@ def states(size, waits_for):
 def drawn(size, waits_for):
     """Return the text of each circle, and the number of arrows by color."""
     graph = waits(states(size, waits_for))
-    shapes = graph["scene"]["shapes"]
     marks = [drawing_of(graph["scene"], m[0]) for m in graph["scene"]["marks"]]
     count = {name: sum(s[1] == name for d in marks for s in d) for name in ("wrong", "answer")}
-    return sorted(s[4] for s in shapes if s[0] == "text"), count
+    return sorted(s[4] for s in graph["scene"]["shapes"] if s[0] == "text"), count
 
 
 def test_ranks_in_a_wait_cycle_are_red():
-    assert drawn(3, {0: (1,), 1: (0,)}) == (["0", "1"], {"wrong": 2, "answer": 0})
-    waits_for = {0: (1,), 1: (0,), 2: (0,)}  # rank 2 waits for the cycle
-    assert drawn(3, waits_for) == (["0", "1", "2"], {"wrong": 2, "answer": 1})
+    assert [drawn(3, {0: (1,), 1: (0,)}), drawn(3, {0: (1,), 1: (0,), 2: (0,)})] == [
+        (["0", "1"], {"wrong": 2, "answer": 0}),
+        (["0", "1", "2"], {"wrong": 2, "answer": 1}),  # rank 2 waits for the cycle
+    ]
+
+
+def test_finished_ranks_are_drawn_in_reading_order():
+    graph = waits(states(3, {0: (1, 2)}))
+    circles = [(y, x) for _, layer, _, _, x, y, *_ in graph["scene"]["marks"] if layer]
+    assert (circles, graph["legend"].split(" · ")[-1]) == (sorted(circles), "filled: finished")
+
+
+def test_shaft_has_the_color_of_its_head_and_ends_inside_it():
+    shapes = [dict(s[3])["d"] for s in arrow((0, 0), (100, 0), "answer", "muted")]
+    assert shapes == ["M0.0 0.0L91.0 0.0", "M100.0 0.0L90.0 4.5L90.0 -4.5z"]
+    assert MARKS["answer"]["stroke"] == MARKS["muted"]["fill"]
 
 
 def test_released_ranks_are_shown_at_their_last_call():

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable
 
 from distkit._format import named, times
-from distkit.cluster.notebook import line_label
+from distkit.cluster.notebook import in_notebook, line_label
 from distkit.cluster.processes.rank_spec import CHANNEL_CLOSED
 from distkit.cluster.runs.outcome import CONNECTION_BROKEN, Failure, Frame, Outcome
 from distkit.diagnosis import rules
@@ -28,6 +28,7 @@ from distkit.errors import (
     RunError,
     RunInterrupted,
     is_generated,
+    wrapped,
 )
 from distkit.recording.recorder import MACHINERY, is_user_file
 from distkit.trace.calls import at, last_call
@@ -77,8 +78,9 @@ def rank_ends(outcomes: Iterable[Outcome]) -> dict[int, RankEnd]:
 
 def _rank_end(outcome: Outcome) -> RankEnd:
     if outcome.died:
-        line = _user_line(crash_frames(outcome.log)[::-1])
-        return RankEnd("died", outcome.died, line, outcome.died_at)
+        return RankEnd(
+            "died", outcome.died, _user_line(crash_frames(outcome.log)[::-1]), outcome.died_at
+        )
     error = outcome.error
     if error is None:
         return RankEnd("returned", outcome.remark)
@@ -141,9 +143,11 @@ def warn(texts: list[str], category: type[Warning] = CommunicationWarning) -> No
         (file := frame.f_code.co_filename).startswith(OWN) or not is_user_file(file)
     ):
         frame = frame.f_back
+    file, _, line = line_label(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
+    head = f"{file}:{line}: {category.__name__}: "  # of the line that Python prints
     for text in texts:
-        file, _, line = line_label(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
-        warnings.warn_explicit(text, category, file, int(line))
+        message = wrapped(head + text)[len(head) :] if in_notebook() else text
+        warnings.warn_explicit(message, category, file, int(line))
 
 
 def run_error(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | None:
@@ -256,12 +260,15 @@ def _user_line(frames: list[Frame]) -> str:
 
     A line of distkit's reference implementations counts only if there is no other.
     """
-    known = [
-        (file, number)
-        for file, number, function, _ in reversed(frames)
-        if file and is_user_file(file) and "." not in function and not is_generated(file, function)
-    ]
-    known.sort(key=lambda line: line[0].startswith(OWN))
+    known = sorted(
+        (
+            (file, number)
+            for file, number, function, _ in reversed(frames)
+            if file and is_user_file(file)
+            if "." not in function and not is_generated(file, function)
+        ),
+        key=lambda line: line[0].startswith(OWN),
+    )
     if not (known or frames):
         return ""
     file, number = known[0] if known else frames[-1][:2]

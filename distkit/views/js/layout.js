@@ -128,7 +128,7 @@ export class Layout {
 
   #edge(i, lane, bottom) {
     const [y, height] = i >= 0 ? this.line(this.store.track[i])
-      : lane < 0 ? [0, 0] : this.#communication(this.store.frame.lanes[lane]);
+      : lane < 0 ? [0, 0] : [this.tops[lane], this.heights[lane]];
     return bottom ? y + height : y;
   }
 

@@ -5,8 +5,8 @@ import { h, press, toggles } from "./dom.js";
 import { grouped, humanSeconds, plural } from "./numbers.js";
 
 const LENSES = [
-  ["find", "/", "Find", "find operations by name, line, label or rank"],
-  ["waiting", "w", "Waiting", "time spent waiting for the last rank to arrive"],
+  ["find", "/", "Find", "Find operations by name, line, label or rank"],
+  ["waiting", "w", "Waiting", "Highlight the time in which ranks wait for the last one"],
 ];
 
 const LATER = { highlighted: null, text: "known once the run has ended" };

@@ -94,12 +94,12 @@ def title(content: str, *, aloud: bool = False) -> Shape:
 def arrow(
     a: tuple[float, float], b: tuple[float, float], style: str, head: str, *, lane: int = 0
 ) -> tuple[Shape, ...]:
-    """Return a line from a to b, and its head in the class ``head``."""
+    """Return an arrow from a to b: a shaft that ends in the head, which has the class ``head``."""
     (x, y), length = b, math.dist(a, b) or 1.0
-    ux, uy = (b[0] - a[0]) / length, (b[1] - a[1]) / length
-    tip = f"M{x:.1f} {y:.1f}L{x - 10 * ux - 4.5 * uy:.1f} {y - 10 * uy + 4.5 * ux:.1f}"
-    tip += f"L{x - 10 * ux + 4.5 * uy:.1f} {y - 10 * uy - 4.5 * ux:.1f}z"
-    return line(a, b, style, lane=lane), path(tip, head, lane=lane)
+    ux, uy = (min(10.0, length) * (b[i] - a[i]) / length for i in (0, 1))
+    corners = (f"{x - ux - s * uy:.1f} {y - uy + s * ux:.1f}" for s in (0.45, -0.45))
+    tip = f"M{x:.1f} {y:.1f}L{'L'.join(corners)}z"
+    return line(a, (x - 0.9 * ux, y - 0.9 * uy), style, lane=lane), path(tip, head, lane=lane)
 
 
 @cached_drawing

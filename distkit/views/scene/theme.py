@@ -64,7 +64,7 @@ WORK_DARK = {"": "#8694A3", "F": "#A9A4FF", "B": "#B5D16A", "I": "#D3E4A0", "W":
 
 #: Text on white paper, for the static renderers, and on dark paper.
 INK, GRAY = "#17202a", "#5b6773"
-PAPER_DARK, INK_DARK, GRAY_DARK = "#12161b", "#e9eef3", "#98a5b3"
+PAPER_DARK, INK_DARK, GRAY_DARK = "#111111", "#e9eef3", "#98a5b3"
 
 #: Text on a rank's color.
 DEEP = "#101418"
@@ -106,7 +106,7 @@ def darkened(color: str) -> str:
     white. Its counterpart is the same fraction of that color, brightened, on dark paper.
 
     >>> darkened("#0072B2"), darkened("#fff"), darkened("#eee")
-    ('#3D95E0', '#12161b', '#202429')
+    ('#3D95E0', '#111111', '#1f2020')
     """
     if len(color) == 4:
         color = "#" + "".join(2 * digit for digit in color[1:])
@@ -192,6 +192,7 @@ MARKS: dict[str, dict[str, str | float]] = {
     "trace": {"fill": "trace"},
     "full": {"fill": "ink"},
     "gray": {"fill": "ink 45"},
+    "muted": {"fill": "muted"},
     "bad": {"fill": "warning"},
     "slot": {"fill": "ink 4", "stroke": "ink 30", "stroke-dasharray": "3 2.5"},
     "pill": {"fill": "paper", "stroke": "ink", "stroke-width": 1.4},

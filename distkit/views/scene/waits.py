@@ -18,10 +18,11 @@ MAX_CIRCLES = 16
 RADIUS, GAP, ARROW_DISTANCE = 15.0, 3.0, 11.0
 #: Scale of the picture below a notebook's error.
 SCALE = 1.6
-#: Legend texts by style; the legend has only the styles in use.
+#: Legend texts by style; the legend has only the styles in use. ``{}`` becomes the ranks' states.
 LEGEND = {
+    "arrow": "arrow: waits for",
     "held": "dashed: blocked",
-    "own": "filled: not blocked",
+    "own": "filled: {}",
     "wrong": "red: they wait for each other",
 }
 
@@ -52,10 +53,14 @@ def waits(states: Iterable[RankState]) -> Json | None:
         circle_style, style = ("held", "version") if rank in waits_for else ("own", "label")
         number = text(str(rank), style, y=4, anchor="middle", lane=rank, size=12.5)
         scene.add(x, y, circle(RADIUS, circle_style, lane=rank), number, layer=1)
+    filled = sorted({s.status for s in known.values() if s.rank in centers.keys() - waits_for})
     plain = scene.plain()
     used = {style for _, style, *_ in plain["shapes"]}
     return {
         "scene": plain,
+        "legend": " · ".join(
+            LEGEND[s].format(" or ".join(filled)) for s in LEGEND if s in used or s == "arrow"
+        ),
         "styles": {s: MARKS[s] for s in sorted(used & MARKS.keys())},
         "description": description,
     }
@@ -68,18 +73,18 @@ def waits_svg(states: Iterable[RankState]) -> str:
         return ""
     scene = graph["scene"]
     bottom = SCALE * scene["height"] + 28
-    legend = " · ".join(["arrow: waits for", *(LEGEND[s] for s in LEGEND if s in graph["styles"])])
-    width = 32 + max(SCALE * scene["width"], svg.text_width(legend, 13))
+    width = 32 + max(SCALE * scene["width"], svg.text_width(graph["legend"], 13))
     left = (width - SCALE * scene["width"]) / 2
     marks = f'<g transform="translate({left:.1f} 8) scale({SCALE})">{body(scene, 0.0)}</g>'
-    caption = svg.text(16, bottom, legend, GRAY)
-    return svg.document(width, bottom + 14, "which rank waits for which", marks + caption)
+    marks += svg.text(16, bottom, graph["legend"], GRAY)
+    return svg.document(width, bottom + 14, "which rank waits for which", marks)
 
 
 def _circle_positions(n: int) -> list[Point]:
-    """Return positions on a circle, starting at the top, or at the left if there are two."""
+    """Return positions clockwise from the top; two or three are in reading order."""
     radius = 36.0 if n < 4 else max(44.0, 26 / math.sin(math.pi / n))
-    turns = [2 * math.pi * k / n + (math.pi if n < 3 else -math.pi / 2) for k in range(n)]
+    step = (-2 if n == 3 else 2) * math.pi / n
+    turns = [step * k + (math.pi if n < 3 else -math.pi / 2) for k in range(n)]
     ring = [(radius * math.cos(t), radius * math.sin(t)) for t in turns]
     left, top = (min(p[i] for p in ring) - RADIUS - 2 for i in (0, 1))
     return [(x - left, y - top) for x, y in ring]
@@ -87,9 +92,8 @@ def _circle_positions(n: int) -> list[Point]:
 
 def _shifted_arrow(a: Point, b: Point, cyclic: bool) -> tuple[Shape, ...]:
     """Return an arrow between two circles, shifted so that opposite arrows do not overlap."""
-    style, head = ("wrong", "bad") if cyclic else ("answer", "gray")
-    length = math.dist(a, b)
-    ux, uy = (b[0] - a[0]) / length, (b[1] - a[1]) / length
+    style, head = ("wrong", "bad") if cyclic else ("answer", "muted")
+    ux, uy = ((q - p) / math.dist(a, b) for p, q in zip(a, b, strict=True))
     side, inset = ARROW_DISTANCE / 2, RADIUS + GAP
     start = a[0] + inset * ux - side * uy, a[1] + inset * uy + side * ux
     end = b[0] - inset * ux - side * uy, b[1] - inset * uy + side * ux

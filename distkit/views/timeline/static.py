@@ -343,15 +343,11 @@ class _Renderer:
     def _arrow(self, arrow: Json) -> tuple[str, str]:
         """Return the shaft and the head of an arrow; if one end is missing, it is a stub."""
         send, recv = self.boxes.get(arrow.get("send")), self.boxes.get(arrow.get("recv"))
-        y1, y2 = self._middle(send, arrow["src"]), self._middle(recv, arrow["dst"])
+        (y1, h1), (y2, h2) = self._extent(send, arrow["src"]), self._extent(recv, arrow["dst"])
         down = 1 if y2 >= y1 else -1
-        y1 += down * send[3] / 2 if send else 0
-        # at the edge of the only row of a lane, else in the middle of the bar
-        y2 -= (
-            down * recv[3] / 2
-            if recv and recv[3] > self.lanes[arrow["dst"]].height - 2 * PAD - 1
-            else 0
-        )
+        y1 += down * h1 / 2
+        # at the edge of the lane or of its only row, else in the middle of the bar
+        y2 -= down * h2 / 2 if not recv or h2 > self.lanes[arrow["dst"]].height - 2 * PAD - 1 else 0
         sent, received = arrow["sent"], arrow["received"]
         if sent is None:
             x1 = x2 = (recv[0] if recv else self.left) + 4
@@ -363,15 +359,17 @@ class _Renderer:
             shaft = svg.line(x1, y1, x2, y2, color, 1.6)
             return shaft, svg.arrow_head(x1, y1, x2, y2, color)
         shaft = svg.line(x1, y1, x2, y2, WARNING_LIGHT, 1.6, ' stroke-dasharray="4"')
-        x, y = (x1, y1) if sent is None else (x2, y2)
-        circle = f'cx="{x:.1f}" cy="{y:.1f}" r="4"'
-        return shaft, f'<circle {circle} fill="#fff" stroke="{WARNING_LIGHT}"/>'
+        x, y = (x1, y1 + 5 * down) if sent is None else (x2, y2 - 5 * down)
+        return shaft, (
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#fff" stroke="{WARNING_LIGHT}"/>'
+        )
 
-    def _middle(self, box: Box | None, rank: int) -> float:
-        """Return the middle of a bar, or of its lane if the bar is missing."""
+    def _extent(self, box: Box | None, rank: int) -> tuple[float, float]:
+        """Return the middle and the height of a bar, or of its lane if the bar is missing."""
         if box:
-            return box[1] + box[3] / 2
-        return self.lanes[rank].middle if rank in self.lanes else self.bottom
+            return box[1] + box[3] / 2, box[3]
+        lane = self.lanes.get(rank)
+        return (lane.middle, lane.height) if lane else (self.bottom, 0.0)
 
 
 def _band(above: Box, below: Box, color: str, adjacent: bool) -> str:

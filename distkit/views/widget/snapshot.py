@@ -39,9 +39,10 @@ _SCHEME = (
 #: Hides the widget of a folded view, which is in the next output, and styles the line.
 _FOLDED = """
 .jp-OutputArea-child:has(.distkit-folded) + .jp-OutputArea-child { display: none; }
-details.distkit-folded { max-width: 1100px; margin: 4px 0; border-radius: 12px;
+details.distkit-folded { max-width: 1600px; margin: 4px 0; border-radius: 12px;
   border: 1px solid var(--jp-border-color2, #c8ced4);
   font: 13px/1.45 var(--jp-ui-font-family, sans-serif); }
+.jp-RenderedHTMLCommon > details.distkit-folded { margin-right: -20px; }
 .distkit-folded summary { padding: 7px 18px; cursor: pointer; list-style-position: inside; }
 .distkit-folded summary::after { content: "show"; float: right; font-weight: 600;
   color: var(--jp-content-link-color, #0072b2); }
