@@ -189,6 +189,7 @@ MARKS: dict[str, dict[str, str | float]] = {
     "own": {"fill": "rank"},
     "pale": {"fill": "rank", "fill-opacity": 0.36},
     "merging": {"fill": "rank", "fill-opacity": 0.7},
+    "works": {"fill": "rank", "fill-opacity": 0.36, "stroke": "rank"},
     "trace": {"fill": "trace"},
     "full": {"fill": "ink"},
     "gray": {"fill": "ink 45"},
