@@ -373,7 +373,7 @@ class _Renderer:
         free = self.tracks[keyframe.src, keyframe.dst]
         nth = next((i for i, time in enumerate(free) if time <= keyframe.begin), len(free))
         free[nth : nth + 1] = [math.inf if keyframe.end is None else keyframe.end]
-        return BESIDE * ((nth + 1) // 2) * (-1) ** nth
+        return (BESIDE if nth % 2 == 0 else -BESIDE) * ((nth + 1) // 2)
 
     def _token(self, keyframe: Keyframe, lane: int) -> tuple[Shape, ...]:
         """Return the token of a message: a gradient with its version, weights, or a request."""
