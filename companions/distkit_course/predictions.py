@@ -88,7 +88,7 @@ class Comparison:
             for name, value, ink in cells
         )
         return (
-            f'<div style="border-left:4px solid {color};padding:4px 14px;font:var('
+            f'<div style="border-left:4px solid {color};margin-top:8px;padding:4px 14px;font:var('
             '--jp-ui-font-size1,13px)/1.45 var(--jp-ui-font-family,sans-serif)">'
             f"{code_html(self.question)}"
             f'<div style="display:flex;flex-wrap:wrap;gap:4px 32px">{parts}</div></div>'
@@ -172,11 +172,12 @@ class Prediction(StaticForm):
         self._refresh()
         self._on_commit()
 
-    def compare(self, actual: Value) -> Comparison:
+    def compare(self, actual: Value, unit: str = "") -> Comparison:
         """Compare the guess with the answer.
 
         Args:
             actual: the answer: a number, a string, a list of these, or one of the choices.
+            unit: the unit of the answer, to be shown after it.
 
         Raises:
             DistkitError: the answer is none of these.
@@ -188,8 +189,11 @@ class Prediction(StaticForm):
             verdict = _compared_text(self.guess, actual)
         else:
             verdict = _compared(_matching(self.guess, actual), actual)
-        guess = None if self.guess is None else _format(self.guess)
-        self._answer, self._note = Comparison(self.question, guess, _format(actual), *verdict), ""
+        guess, answer = (
+            None if self.guess is None else _format(self.guess),
+            f"{_format(actual)} {unit}".rstrip(),
+        )
+        self._answer, self._note = Comparison(self.question, guess, answer, *verdict), ""
         self._refresh()
         return self._answer
 

@@ -100,17 +100,22 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         """Return the verdict as HTML."""
-        color = _COLORS.get(self.status, _WRONG)
+        color, below = _COLORS.get(self.status, _WRONG), "margin-top:6px;white-space:pre-wrap"
         rows = "".join(
             f'<tr><td style="color:{_COLORS.get(c.status, _WRONG)};vertical-align:top">'
             f'{str(c)[0]}</td><td style="text-align:left;white-space:pre-wrap">'
             f"{linked(c.text)}</td></tr>"
             for c in self.criteria
         )
-        advice = self.advice and f'<div style="white-space:pre-wrap">{linked(self.advice)}</div>'
+        advice = re.sub(
+            r"(?m)(def .+(?=:$)|dk(?:\.\w+)+\(\w*\))", r"<code>\1</code>", linked(self.advice)
+        )
         return (
             f'<div style="border-left:4px solid {color};padding:4px 12px"><strong>'
-            f"{escape(self.name)}: {self.status}</strong><table>{rows}</table>{advice}</div>"
+            f"{escape(self.name)}: {self.status}</strong><table>{rows}</table>"
+            f'<div style="{below}">'
+            + re.sub(r"\n(?=Then: |Stuck)", f'</div><div style="{below}">', advice)
+            + "</div></div>"
         )
 
 
@@ -150,7 +155,7 @@ class Task:
     @property
     def question(self) -> str:
         """The text of the exercise."""
-        return f"Write  def {self.signature}:\n    {self.goal}.\n{self.details}".rstrip()
+        return f"Write def {self.signature}:\n    {self.goal}.\n{self.details}".rstrip()
 
     @property
     def title(self) -> str:

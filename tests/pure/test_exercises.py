@@ -80,9 +80,13 @@ def test_criterion_is_blocked_on_a_busy_machine(ratio: float, busy: bool, status
 
 def test_blocked_criterion_does_not_change_the_score() -> None:
     met, blocked = Criterion("values", "right"), Criterion("time", "too busy", "blocked")
-    verdict = Verdict("overlap", "blocked", (met, blocked), worth=2)
+    verdict = Verdict(
+        "overlap", "blocked", (met, blocked), "Call it.\nThen: dk.check.f(g)", worth=2
+    )
     assert (verdict.points, verdict.max, verdict.credit) == (1, 1, 2.0) and not verdict
-    assert "– too busy" in repr(verdict) and "blocked" in verdict._repr_html_()
+    assert "– too busy" in repr(verdict) and all(
+        text in verdict._repr_html_() for text in ("blocked", "<code>dk.check.f(g)</code></div>")
+    )
 
 
 # -- values that ranks send ------------------------------------------------------------------

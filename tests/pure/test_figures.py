@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import matplotlib.pyplot as plt
 import pytest
 from matplotlib_inline.backend_inline import _fetch_figure_metadata
 
-from distkit.views.scene.theme import PAPER_DARK, RANKS_LIGHT, channels, theme
+from distkit.views.scene.theme import PAPER_DARK, RANKS_LIGHT, channels, mixed, theme
 
 
 def test_style_uses_the_colors_of_ranks() -> None:
@@ -18,17 +16,28 @@ def test_style_uses_the_colors_of_ranks() -> None:
 
 def luminance(color: str) -> float:
     """Return the relative luminance, as in WCAG for colors that are not almost black."""
-    linear = (((c / 255 + 0.055) / 1.055) ** 2.4 for c in channels(color))
-    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    weights = zip((0.2126, 0.7152, 0.0722), channels(color), strict=True)
+    return sum(w * ((c / 255 + 0.055) / 1.055) ** 2.4 for w, c in weights)
 
 
-@pytest.mark.parametrize(("name", "paper"), [("light", "#ffffff"), ("dark", PAPER_DARK)])
-def test_colors_have_one_meaning_and_a_contrast_of_three(name: str, paper: str) -> None:
-    ranks, work, warning = (theme()[name][part] for part in ("ranks", "work", "warning"))
+def contrast(*colors: str) -> float:
+    return (max(map(luminance, colors)) + 0.05) / (min(map(luminance, colors)) + 0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "paper", "weak"), [("light", "#ffffff", 1.35), ("dark", PAPER_DARK, 1.95)]
+)
+def test_colors_have_one_meaning_and_a_contrast_of_three(
+    name: str, paper: str, weak: float
+) -> None:
+    ranks, work, warning, values = (
+        theme()[name][part] for part in ("ranks", "work", "warning", "values")
+    )
     colors = [*ranks, *work.values(), warning]
     assert len({*colors}) == len(colors)
-    steps = [math.log((luminance(c) + 0.05) / (luminance(paper) + 0.05)) for c in colors]
-    assert min(map(abs, steps)) >= math.log(3)
+    assert min(contrast(c, paper) for c in (*colors, *RANKS_LIGHT)) >= 3  # plots have the latter
+    *ends, zero = values.values()  # a fifth of an end has an opacity of 0.35
+    assert min(contrast(mixed(channels(c), channels(zero), 0.35), zero) for c in ends) >= weak
 
 
 def test_style_leaves_the_background_to_the_page() -> None:

@@ -108,11 +108,11 @@ def test_guess_can_change_until_the_answer() -> None:
     prediction.commit(6)
     assert prediction.compare(6) and not prediction.compare(7)  # another run
     late = predict("How many?")
-    card = late.compare(6)
+    card = late.compare(6, "ms")
     assert card.status == "unknown" and not card
     with pytest.raises(DistkitError, match="is already known"):
         late.commit(6)
-    assert "your guess" not in repr(card) and "6" in repr(card)
+    assert "your guess" not in repr(card) and "6 ms" in repr(card)
 
 
 def test_card_has_text_and_escaped_html() -> None:

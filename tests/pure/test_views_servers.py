@@ -4,6 +4,7 @@ import json
 import math
 import xml.etree.ElementTree as ET
 from contextlib import contextmanager
+from itertools import combinations
 
 import pytest
 import torch
@@ -17,13 +18,14 @@ from distkit.kvstore.protocol.messages import Init, Pull, Push, Reply
 from distkit.kvstore.protocol.optimizer import SGD
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.transport.recording import InFlight, ReplyRecorder, updating
+from distkit.recorded import recorded
 from distkit.recording import recorder
 from distkit.trace.trace import Trace
 from distkit.views import Servers
 from distkit.views.scene.renderer import to_svg
 from distkit.views.servers.history import read
 from distkit.views.servers.projection import opening, project, rule_sentence, verdicts
-from distkit.views.servers.scene import LAST_BIN, draw, histogram
+from distkit.views.servers.scene import LAST_BIN, TOKEN, draw, histogram
 
 ONE = torch.ones(2)
 MAX_BYTES = 60_000  # of a static picture
@@ -175,22 +177,22 @@ def test_history_matches_the_server(workers, rule, steps) -> None:
         else:
             pulls.append(run.pull(worker))
         blocked = {node for node, _ in entry.waiting}
-    trace = run.trace()
-    history = read(trace)
-    pending = [r for r in history.requests if r.blocked and math.isinf(r.answered)]
-    waits = {r.node: history.waits[r.node][-1][2] for r in pending}
+    history = read(run.trace())
+    waits = {
+        r.node: history.waits[r.node][-1][2]
+        for r in history.requests
+        if r.blocked and math.isinf(r.answered)
+    }
 
     assert [(u.server_key[1], u.late) for u in history.updates] == run.updates
     assert [u.version for u in history.updates] == list(range(1, len(run.updates) + 1))
     found = {op: [r for r in history.requests if r.span.op is op] for op in (Op.PUSH, Op.PULL)}
     assert [(r.node, r.version) for r in found[Op.PUSH]] == [(p.node, p.version) for p in pushes]
     assert sum(r.dropped for r in found[Op.PUSH]) == sum(entry.dropped.values())
-    answered = [r for r in found[Op.PULL] if r.reply_sent is not None]
-    assert [r.version for r in answered] == [
+    assert [r.version for r in found[Op.PULL] if r.reply_sent is not None] == [
         run.replies[p.match] for p in pulls if p.match in run.replies
     ]
-    waiting_gradients = [g.node for g in history.gradients if math.isinf(g.applied)]
-    assert sorted(waiting_gradients) == sorted(
+    assert sorted(g.node for g in history.gradients if math.isinf(g.applied)) == sorted(
         w for workers in entry.rounds.values() for w in workers
     )
     assert waits.keys() == blocked
@@ -216,12 +218,11 @@ def test_sync_pulls_wait_for_all_gradients() -> None:
         "waits for the gradient of worker 1 and worker 2",
         "computed from v0 · 8 B · [1, 1]",
     )
-    words = {
+    assert {
         words
         for _, style, _, _, words in draw(run)["scene"]["shapes"]
         if style == "small" and words.isdecimal()
-    }
-    assert words == {"0", "1", "2"}  # the missing worker is named in its empty slot
+    } == {"0", "1", "2"}  # the missing worker is named in its empty slot
 
 
 def test_async_gradients_are_applied_at_once_and_may_be_stale() -> None:
@@ -240,11 +241,18 @@ def test_async_gradients_are_applied_at_once_and_may_be_stale() -> None:
 
 
 def test_dead_nodes_are_labeled_and_crossed_out() -> None:
-    ends = {"1": {"how": "died", "text": "", "where": ""}}
+    ends = {
+        rank: {"how": how, "text": "", "where": ""}
+        for rank, how in (("0", "released"), ("1", "died"))
+    }
     run = project(record_server(2, Synchronous(), [("push", 0), ("pull", 0)]).trace(ends=ends))
     assert (run.notices, status(run, run.end)) == (
         ["worker 1 died", "1 pull never answered"],
         {0: ("waits", "waits for worker 1"), 1: ("ended", "died")},
+    )
+    assert (opening(run), details(run, "pull")[-1]) == (
+        run.end,
+        "waits forever for the gradient of worker 1",
     )
     assert [death.caption for death in keyframes(run, "death")] == ["worker 1 dies"]
 
@@ -259,7 +267,7 @@ def test_backup_worker_drops_the_last_gradient() -> None:
     assert details(run, "push")[-1].startswith("computed from v0: too late, not counted")
     late = [u.late for u in run.history.updates]
     assert (waiting_gradients(run, run.end), late) == ([], [{0: 0, 1: 0}])
-    assert verdicts(run.history)[0]["text"].startswith("no gradient was late: all of 2 gradients")
+    assert verdicts(run.history)[0]["text"].startswith("no gradient was late: 2 of 2 gradients")
 
 
 # -- pictures -----------------------------------------------------------------------------
@@ -280,23 +288,41 @@ def test_any_trace_has_a_small_picture(name) -> None:
     json.dumps(view._data, allow_nan=False)
     drawn = to_svg(view._data)
     assert ET.fromstring(drawn) and len(drawn.encode()) <= MAX_BYTES
-    has_requests = name in ("servers", "half")
-    assert ("this trace has no requests to a parameter server" in repr(view)) is not has_requests
+    assert ("this trace has no requests to a parameter server" in repr(view)) is (
+        name not in ("servers", "half")
+    )
 
 
 def test_static_picture_shows_all_nodes_and_their_text() -> None:
-    run = record_server(3, Synchronous(), [("push", 0), ("pull", 0)]).trace(name="<lost & found>")
-    drawn = to_svg(draw(project(run)))
-    words = (
-        "&lt;lost &amp; found&gt;",
-        "waits for 1 and 2",
-        "server 0",
-        "∇v0",
-        "v0",
-        "worker 0 pulls w from server 0",
+    drawn = to_svg(
+        draw(
+            project(
+                record_server(3, Synchronous(), [("push", 0), ("pull", 0)]).trace(
+                    name="<lost & found>"
+                )
+            )
+        )
     )
-    assert [text for text in words if text not in drawn] == []
+    assert [
+        text
+        for text in (
+            "&lt;lost &amp; found&gt;",
+            "waits for 1 and 2",
+            "server 0",
+            "∇v0",
+            "v0",
+            "worker 0 pulls w from server 0",
+        )
+        if text not in drawn
+    ] == []
     assert drawn.count("<circle") == 4  # three workers, and a pull that waits
+
+
+def test_messages_in_flight_do_not_cover_each_other() -> None:
+    marks = draw(project(recorded("servers_6")))["scene"]["marks"]
+    flights = combinations((m for m in marks if m[1] == TOKEN and len(m) > 6), 2)
+    pairs = [(a, b) for a, b in flights if a[2] < b[3] and b[2] < a[3]]
+    assert pairs and all(a[4:8] != b[4:8] for a, b in pairs)
 
 
 @settings(max_examples=40)

@@ -170,6 +170,8 @@ def _curve(
             )
             for y in {low, high}
         ),
+        text(f"step {first}", "tick", x=AXIS_WIDTH, y=CURVE_HEIGHT + 31, size=9),
+        text(f"{last}", "tick", x=CURVE_WIDTH - 6, y=CURVE_HEIGHT + 31, anchor="end", size=9),
     ]
     for lane, (rank, values) in enumerate(lines):
         d = "L".join(f"{x:.1f} {y:.1f}" for x, y in map(point, values, values.values()))
@@ -177,11 +179,18 @@ def _curve(
     scene.add(0, top, title(hint), rect(CURVE_WIDTH, CURVE_HEIGHT + 8, "hover", y=15), *axis)
     for k, n in enumerate(shown):
         x, _ = point(max(n, first), 0.0)
-        value = figure(curve[max((m for m in curve if m <= n), default=min(curve))])
+        at = max((m for m in curve if m <= n), default=min(curve))
         scene.add(
             0,
             top,
-            text(value, "strong", x=CURVE_WIDTH - 6, y=12, anchor="end"),
+            text(
+                f"{figure(curve[at])} at step {at}",
+                "strong",
+                x=CURVE_WIDTH - 6,
+                y=12,
+                anchor="end",
+                size=11,
+            ),
             line((x, 15), (x, 21 + CURVE_HEIGHT), "dashes"),
             begin=float(k),
             end=k + 1.0,

@@ -1,7 +1,5 @@
 // Colors as numbers, for mixing on a canvas, and the colors of the page.
 
-import { d3 } from "./vendor/d3.js";
-
 // Red, green and blue of "#rrggbb" or "rgb(…)", the two forms in which a canvas names colors.
 export function channels(color) {
   if (!color.startsWith("#")) return color.match(/[\d.]+/g).slice(0, 3).map(Number);
@@ -28,11 +26,10 @@ export function styleOf(root, context, theme) {
     return context.fillStyle;
   });
   const dark = luminance(bg) < 0.25;
-  const paper = d3.interpolateRgb(bg, fg)(dark ? 0.07 : 0.035);
   return {
-    fg, bg, muted, dark, paper, font: css.fontFamily, soft: alpha(fg, 0.75),
+    fg, bg, muted, dark, font: css.fontFamily, soft: alpha(fg, 0.75),
     lane: alpha(fg, dark ? 0.055 : 0.035),
-    grid: alpha(fg, 0.07), hairline: alpha(fg, 0.3), heat: heatColors(paper, dark),
+    grid: alpha(fg, 0.07), hairline: alpha(fg, 0.3),
     ...theme[dark ? "dark" : "light"],
   };
 }
@@ -43,16 +40,8 @@ export function workKind(label = "") {
   return kind ? kind[1] ?? kind[2][0].toUpperCase() : "";
 }
 
-// Zero has the paper color, positive values are orange, negative ones blue; t from -1 to 1.
-function heatColors(paper, dark) {
-  const [negative, positive] = dark ? ["#4aa3ff", "#ffb02e"] : ["#0072b2", "#e08200"];
-  const mixed = (t) => (t < 0.5 ? d3.interpolateRgb(negative, paper)(2 * t)
-    : d3.interpolateRgb(paper, positive)(2 * t - 1));
-  return d3.scaleDiverging([-1, 0, 1], mixed).clamp(true);
-}
-
 // Sets the colors of a view's style sheet that depend on the theme.
-export function applyTheme(root, { ranks, traces, work, warning, heat, paper }) {
+export function applyTheme(root, { ranks, traces, work, warning, values }) {
   const put = (name, color) => root.style.setProperty(`--dk-${name}`, color);
   ranks.forEach((color, i) => {
     put(`r${i}`, color);
@@ -62,7 +51,5 @@ export function applyTheme(root, { ranks, traces, work, warning, heat, paper }) 
   for (const kind in work) put(`work${kind}`, work[kind]);
   put("rank", ranks[0]);
   put("warning", warning);
-  put("cell", paper);
-  put("positive", heat(1));
-  put("negative", heat(-1));
+  for (const kind in values) put(kind, values[kind]);
 }

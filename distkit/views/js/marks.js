@@ -5,6 +5,7 @@ import { s } from "./dom.js";
 const NAMES = {
   ink: "var(--dk-fg)", paper: "var(--dk-bg)", muted: "var(--dk-muted)", code: "var(--dk-mono)",
   warning: "var(--dk-warning)", positive: "var(--dk-positive)", negative: "var(--dk-negative)",
+  zero: "var(--dk-zero)",
 };
 const ease = (f) => f * f * (3 - 2 * f);
 const at = (x, y) => `translate(${x.toFixed(2)} ${y.toFixed(2)})`;

@@ -17,9 +17,8 @@ from distkit.views.scene.theme import (
     GRAY,
     INK,
     MARKS,
-    NEGATIVE,
-    POSITIVE,
     TRACES_LIGHT,
+    VALUES_LIGHT,
     WARNING_LIGHT,
     rank_color,
 )
@@ -246,8 +245,7 @@ _ON_WHITE = {
     "paper": "#fff",
     "warning": WARNING_LIGHT,
     "code": svg.CODE,
-    "positive": POSITIVE,
-    "negative": NEGATIVE,
+    **VALUES_LIGHT,
 }
 
 

@@ -62,6 +62,12 @@ WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"
 WORK_LIGHT = {"": "#66717D", "F": "#3B3A9E", "B": "#4F6A16", "I": "#7B8F3A", "W": "#80604A"}
 WORK_DARK = {"": "#8694A3", "F": "#A9A4FF", "B": "#B5D16A", "I": "#D3E4A0", "W": "#C9A58C"}
 
+#: Colors of tensor values: the largest magnitudes, and zero.
+VALUES_LIGHT, VALUES_DARK = (
+    {"positive": "#e08200", "negative": "#0072b2", "zero": "#f5f5f6"},
+    {"positive": "#ffb84d", "negative": "#6ab0ff", "zero": "#2a2a2a"},
+)
+
 #: Text on white paper, for the static renderers, and on dark paper.
 INK, GRAY = "#17202a", "#5b6773"
 PAPER_DARK, INK_DARK, GRAY_DARK = "#111111", "#e9eef3", "#98a5b3"
@@ -142,6 +148,8 @@ _DARK = {
     DEEP: DEEP,
     WARNING_LIGHT.lower(): WARNING_DARK,
     **dict(zip(map(str.lower, RANKS_LIGHT), RANKS_DARK, strict=True)),
+    VALUES_LIGHT["positive"]: VALUES_DARK["positive"],
+    VALUES_LIGHT["zero"]: VALUES_DARK["zero"],
     **dict(zip(map(str.lower, TRACES_LIGHT), TRACES_DARK, strict=True)),
     **{color.lower(): WORK_DARK[kind] for kind, color in WORK_LIGHT.items()},
 }
@@ -155,12 +163,14 @@ def theme() -> dict[str, Any]:
             "traces": TRACES_LIGHT,
             "warning": WARNING_LIGHT,
             "work": WORK_LIGHT,
+            "values": VALUES_LIGHT,
         },
         "dark": {
             "ranks": RANKS_DARK,
             "traces": TRACES_DARK,
             "warning": WARNING_DARK,
             "work": WORK_DARK,
+            "values": VALUES_DARK,
         },
         "sizes": SIZES,
     }
@@ -175,7 +185,7 @@ _HALO: dict[str, str | float] = {
 }
 #: SVG presentation attributes of marks, by class. The page defines the colors ink, paper, muted
 #: and warning; "ink 5" is 5% ink on paper. "rank" is the rank's color, and "label" is legible on
-#: it. "trace" is the color of a compared run; "positive" and "negative" are for values.
+#: it. "trace" is the color of a compared run; "positive", "negative" and "zero" are for values.
 MARKS: dict[str, dict[str, str | float]] = {
     # areas
     "card": {"fill": "ink 3.5", "stroke": "ink 22", "stroke-width": 1.2},
@@ -189,6 +199,7 @@ MARKS: dict[str, dict[str, str | float]] = {
     "own": {"fill": "rank"},
     "pale": {"fill": "rank", "fill-opacity": 0.36},
     "merging": {"fill": "rank", "fill-opacity": 0.7},
+    "works": {"fill": "rank", "fill-opacity": 0.36, "stroke": "rank"},
     "trace": {"fill": "trace"},
     "full": {"fill": "ink"},
     "gray": {"fill": "ink 45"},
@@ -216,6 +227,7 @@ MARKS: dict[str, dict[str, str | float]] = {
     "hub": {"fill": "paper", "stroke": "ink", "stroke-width": 2.5},
     "positive": {"fill": "positive"},
     "negative": {"fill": "negative"},
+    "blank": {"fill": "zero"},
     "odd": {"fill": "warning", "fill-opacity": 0.4},
     "bins": {"fill": "rank", "fill-opacity": 0.28, "stroke": "rank", "stroke-width": 1.4},
     "alarm": {"fill": "none", "stroke": "warning", "stroke-width": 1.6},
@@ -274,6 +286,3 @@ MARKS: dict[str, dict[str, str | float]] = {
     "strong": {"fill": "ink", "font-size": 12.5, "font-weight": 700},
     "late": {"fill": "warning", "font-size": 12, "font-weight": 700, **_HALO},
 }
-
-#: Colors of the largest magnitudes.
-NEGATIVE, POSITIVE = "#0072b2", "#e08200"

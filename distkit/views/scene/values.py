@@ -227,7 +227,7 @@ def heat(
         ", ".join(map(figure, values[i : i + columns])) for i in range(0, len(values), columns)
     )
     filled = [path(d, style, opacity=part) for (style, part), d in sorted(areas.items())]
-    background = rect(columns * cell_width, rows * cell_height, "now", y=top, opacity=0.5)
+    background = rect(columns * cell_width, rows * cell_height, "blank", y=top)
     return [title("\n".join([caption, *lines])), background, *filled, *shapes], rows * cell_height
 
 

@@ -88,7 +88,10 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The activity of a node: "waits" for ``awaited`` nodes, "works", "ended" or "" for none."""
+    """The activity of a node.
+
+    It "waits" for ``awaited`` nodes, "works", was "stopped", has "ended" or died, or "" for none.
+    """
 
     kind: str = ""
     text: str = ""
@@ -315,7 +318,10 @@ def statuses(
     for node, waits in history.waits.items():
         items[node] += [(a, b, Status("waits", awaited=awaited)) for a, b, awaited in waits]
     for node, time, until, words in endings(trace):
-        items[node].append((time, until, Status("ended", words)))
+        # a node that is stopped while it waits is shown as waiting
+        items[node].append(
+            (time, until, Status("stopped" if words == "was stopped" else "ended", words))
+        )
     drawn = history.ranks_of("worker")[:MAX_WORKERS]
     return {node: list(_status_intervals(items[node], names)) for node in drawn}
 
@@ -329,7 +335,11 @@ def _status_intervals(
         awaited = tuple(sorted({n for status in active for n in status.awaited}))
         if "waits" in latest:
             latest["waits"] = Status("waits", f"waits for {listed(awaited, names)}", awaited)
-        yield begin, end, next(latest[k] for k in ("ended", "waits", "works", "") if k in latest)
+        yield (
+            begin,
+            end,
+            next(latest[k] for k in ("ended", "waits", "stopped", "works", "") if k in latest),
+        )
 
 
 def endings(trace: EventLog) -> list[Ending]:

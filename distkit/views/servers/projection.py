@@ -97,7 +97,10 @@ def project(trace: EventLog, live: bool = False) -> ServerProjection:
     history, node_ends = read(trace), endings(trace)
     ranks = {*trace.info.ranks, *history.roles, *trace.ranks}
     names = {rank: frame.name(trace.info, rank) for rank in ranks}
-    keyframes = [*_messages(history, names), *_updates_and_deaths(history, node_ends, names)]
+    keyframes = [
+        *_messages(history, node_ends, names),
+        *_updates_and_deaths(history, node_ends, names),
+    ]
     keyframes.sort(key=lambda k: (k.end is None, k.end or k.begin, k.begin))
     drawn = keyframes[-MAX_KEYFRAMES:]
     workers, servers = (len(history.ranks_of(role)) for role in ("worker", "server"))
@@ -153,8 +156,11 @@ _TEXTS = {
 }
 
 
-def _messages(history: ServerHistory, names: dict[int, str]) -> Iterator[Keyframe]:
+def _messages(
+    history: ServerHistory, node_ends: list[Ending], names: dict[int, str]
+) -> Iterator[Keyframe]:
     """Yield the requests, and the replies with weights or addresses."""
+    dead = {node for node, _, replaced, how in node_ends if how == "died" and replaced is None}
     for r in history.requests:
         (server, key), sent = r.server_key, r.span.start
         node, to = (names.get(rank, f"rank {rank}") for rank in (r.node, server))
@@ -166,7 +172,7 @@ def _messages(history: ServerHistory, names: dict[int, str]) -> Iterator[Keyfram
         if r.span.op is Op.INIT and not r.span.dtype:
             kind = "optimizer" if "optimizer" in r.span.attributes else "announce"
         end = None if r.arrived is None else max(sent, r.arrived)
-        details, lost = _details(r, kind, history, names), r.refused or r.dropped
+        details, lost = _details(r, kind, history, dead, names), r.refused or r.dropped
         yield Keyframe(kind, r.node, server, sent, end, r, texts[kind], details, lost)
         if kind in ("pull", "register") and r.reply_sent is not None and not r.refused:
             reply, details = ("weights", _reply_details(r)) if kind == "pull" else ("book", "")
@@ -174,7 +180,9 @@ def _messages(history: ServerHistory, names: dict[int, str]) -> Iterator[Keyfram
             yield Keyframe(reply, server, r.node, r.reply_sent, end, r, texts[reply], details)
 
 
-def _details(r: Request, kind: str, history: ServerHistory, names: dict[int, str]) -> str:
+def _details(
+    r: Request, kind: str, history: ServerHistory, dead: set[int], names: dict[int, str]
+) -> str:
     """Return the details of a request."""
     size = [human_bytes(r.span.nbytes) if r.span.nbytes else "", written(r.value)]
     if r.arrived is None:
@@ -184,7 +192,8 @@ def _details(r: Request, kind: str, history: ServerHistory, names: dict[int, str
         return f"{present} of {len(history.ranks_of('worker', 'server'))} have registered"
     if kind == "pull":
         others = listed(r.awaiting, names)
-        return f"waits for the gradient of {others}" if others else "waits" * r.blocked
+        forever = "forever " * (r.unanswered and not dead.isdisjoint(r.awaiting))
+        return f"waits {forever}for the gradient of {others}" if others else "waits" * r.blocked
     if kind == "optimizer":
         return str(r.span.attributes["optimizer"])
     if kind == "push":
@@ -227,19 +236,19 @@ def _updates_and_deaths(
 
 
 def opening(run: ServerProjection) -> float:
-    """Return the moment to show first: the end of a live run, else its most instructive event.
+    """Return the moment to show first: the end of a live run, or of one with a pull that waits.
 
-    This is the last death, the last pull without a reply, or the first update, preferably with a
-    stale gradient.
+    Otherwise it is the most instructive event: the last death, or the first update, preferably
+    with a stale gradient.
     """
     deaths = [k.begin for k in run.keyframes if k.kind == "death"]
-    stuck = [r.arrived or 0.0 for r in run.history.requests if r.blocked and r.unanswered]
+    stuck = any(r.blocked and r.unanswered for r in run.history.requests)
     updates = [u for u in run.history.updates if u.end is not None and u.end >= run.start]
     stale = [u for u in updates if any(u.late.values())]
-    if run.live or not (deaths or stuck or updates):
+    if run.live or stuck or not (deaths or updates):
         return run.end
-    if deaths or stuck:
-        return max(deaths or stuck)
+    if deaths:
+        return max(deaths)
     return (stale or updates)[0].end or run.end
 
 
@@ -284,10 +293,13 @@ def verdicts(history: ServerHistory) -> list[frame.Json]:
     text = (
         f"{late:,} of {total} were late: another worker had updated the value since the pull"
         if late
-        else f"no gradient was late: all of {total} were computed from the latest version"
+        else f"no gradient was late: {len(applied):,} of {total} were computed from the latest "
+        "version"
     )
-    verdict = {"word": "different" if late else "same", "expected": False, "text": text}
-    return [verdict] if applied else []
+    return [
+        {"word": "different" if late else "same", "expected": False, "text": text}
+        for _ in applied[:1]
+    ]
 
 
 def _warnings(

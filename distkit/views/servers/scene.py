@@ -56,10 +56,12 @@ MAX_KEYS, MAX_NAMED, MAX_BARS = 6, 8, 8
 #: workers [px].
 HEADING_HEIGHT, KEY_HEIGHT, GAP, MARGIN, WORKER_DISTANCE = 36, 50, 20, 8, 112
 #: Position, distance and height of the wait bars; width of the side panel [px].
-LEFT, RIGHT, BAR_PITCH, BAR_HEIGHT, SIDE_WIDTH = 78, WIDTH - 82, 12, 7, 200
+LEFT, RIGHT, BAR_PITCH, BAR_HEIGHT, SIDE_WIDTH = 78, WIDTH - 82, 15, 11, 200
 #: The last bin of the histogram counts gradients of at least this staleness; width and height of
-#: the histogram [px].
-LAST_BIN, HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT = 9, 200.0, 36
+#: the histogram, and minimum height of a bar [px].
+LAST_BIN, HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT, MIN_BAR = 9, 200.0, 36, 6
+#: Distance between messages that are on the same way at the same time [px].
+BESIDE = 38
 NOTHING = "this trace has no requests to a parameter server"
 #: Signs of the legend, and of the signs that a run may lack: waiting pulls and late gradients.
 LEGEND: list[Sign] = [
@@ -79,7 +81,7 @@ LEGEND: list[Sign] = [
     ([circle(6, "ring", x=8, y=10)], 16, "pull"),
 ]
 HELD: Sign = ([circle(6, "held", x=8, y=10)], 16, "pull that waits")
-LATE: Sign = ([text("2 late", "late", y=14)], 38, "2 updates in between")
+LATE: Sign = ([text("2 late:", "late", y=14)], 42, "2 updates since its pull")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,8 @@ class _Renderer:
         self.field = FIELD_WIDTH if scheduler else WIDTH
         self.point: dict[int, Point] = {}  # end points of messages, by rank
         self.layouts: dict[ServerKey, KeyLayout] = {}  # layout of each drawn key
+        #: When each parallel track of messages between two ranks is free again, by ranks.
+        self.tracks: dict[tuple[int, int], list[float]] = defaultdict(list)
         self.scene, self.side = Scene(WIDTH, 0, run.start), Scene(SIDE_WIDTH, 170, run.start)
         bottom = self._draw_servers()
         self.radius = 22.0 if len(workers) <= 6 else 17.0
@@ -151,7 +155,6 @@ class _Renderer:
         self._draw_waiting()
         self._draw_counters()
         self._draw_staleness()
-        waiting = "waiting for the first message to a server" if run.live else NOTHING
         return picture(
             self.scene,
             title=clean(run.trace.info.name) or "Servers",
@@ -162,7 +165,11 @@ class _Renderer:
             notes=run.notes,
             description=rule_sentence(history),
             live=run.live,
-            empty="" if run.keyframes or history.ranks_of("server") else waiting,
+            empty=""
+            if run.keyframes or history.ranks_of("server")
+            else "waiting for the first message to a server"
+            if run.live
+            else NOTHING,
             verdicts=[] if run.notices else verdicts(history),
             legend=[
                 *LEGEND,
@@ -215,6 +222,7 @@ class _Renderer:
                 rect(11, 11, "own", x=12, y=13, r=3, lane=self._lane(server)),
                 text(self.run.names[server], "name", x=30, y=23),
                 text(f"and {more} more keys" if more > 0 else "", "words", x=12, y=height - 8),
+                text("" if keys[server] else "no key", "words", x=12, y=HEADING_HEIGHT + 17),
                 layer=CARD,
             )
             self.point[server] = x + w / 2, MARGIN + height
@@ -227,9 +235,12 @@ class _Renderer:
     def _draw_scheduler(self) -> None:
         registered = self.run.history.registered
         total = len(self.run.history.ranks_of("worker", "server"))
-        box = rect(124, 54, "card", x=-62, y=-27, r=27)
-        name = text("scheduler", "name", y=-2, anchor="middle")
-        self.scene.add(*self.scheduler, box, name, layer=CARD)
+        self.scene.add(
+            *self.scheduler,
+            rect(124, 54, "card", x=-62, y=-27, r=27),
+            text("scheduler", "name", y=-2, anchor="middle"),
+            layer=CARD,
+        )
         for begin, end, n in steps(sorted(registered.values())):
             label = f"all {total} registered" if n >= total else f"{n} of {total} registered"
             shape = text(label, "words", y=16, anchor="middle")
@@ -249,8 +260,9 @@ class _Renderer:
             x, w = n * layout.slot, layout.slot_width
             shapes.append(rect(w, 17, "slot", x=x, y=26, r=min(4, w / 2)))
             if self.owners and w > 14:  # an empty slot names its worker
-                owner = str(self.owners[n])
-                shapes.append(text(owner, "small", x=x + w / 2, y=38.5, anchor="middle"))
+                shapes.append(
+                    text(str(self.owners[n]), "small", x=x + w / 2, y=38.5, anchor="middle")
+                )
         self.scene.add(layout.x, layout.y, *shapes, layer=ROW)
 
     # -- states ----------------------------------------------------------------------------
@@ -269,8 +281,14 @@ class _Renderer:
             if r.blocked:
                 gap = min(15.0, (layout.x + layout.w - layout.wait - 60) / len(self.workers))
                 x, y = layout.wait + gap * self.workers.index(r.node), layout.y + 34.5
-                ring = circle(6, "held", lane=self._lane(r.node))
-                self.scene.add(x, y, ring, begin=r.arrived, end=r.answered, layer=ROW)
+                self.scene.add(
+                    x,
+                    y,
+                    circle(6, "held", lane=self._lane(r.node)),
+                    begin=r.arrived,
+                    end=r.answered,
+                    layer=ROW,
+                )
             elif r.span.op is Op.PUSH and not (r.refused or r.dropped):
                 x, y = self._slot(layout, r)
                 box = _box(layout.slot_width + 1, 18, f"∇v{r.version}", self._lane(r.node))
@@ -279,9 +297,12 @@ class _Renderer:
 
     def _draw_versions(self, row: Row, versions: list[Version], layout: KeyLayout) -> None:
         """Draw the versions of a key, its values if few, and the staleness of the last update."""
-        none = text("no value yet", "small", x=19, y=4, anchor="end")
-        first = versions[0][0] if versions else None
-        self.scene.add(*layout.pill, none, end=first, layer=ROW)
+        self.scene.add(
+            *layout.pill,
+            text("no value yet", "small", x=19, y=4, anchor="end"),
+            end=versions[0][0] if versions else None,
+            layer=ROW,
+        )
         ends = [*(begin for begin, *_ in versions[1:]), None]
         for (begin, version, late, values), end in zip(versions, ends, strict=False):
             most = max(late.values(), default=0)
@@ -296,16 +317,15 @@ class _Renderer:
         """Draw the activity of a worker, and arcs to the workers it waits for."""
         x, y = self.center[worker]
         for begin, end, status in self.run.status[worker]:
-            shapes = self._worker(worker, status)
-            self.scene.add(x, y, *shapes, begin=begin, end=end, layer=WORKER)
+            self.scene.add(x, y, *self._worker(worker, status), begin=begin, end=end, layer=WORKER)
             for other in self.center.keys() & status.awaited:
                 arc = _arc(x, self.center[other][0], y, self.radius)
                 self.scene.add(0, 0, *arc, begin=begin, end=end, layer=ARC)
 
     def _worker(self, rank: int, status: Status) -> Iterator[Shape]:
-        """Yield a worker: hollow and dashed while it waits, pale once it has ended."""
+        """Yield a worker: hollow and dashed while it waits, pale once it has ended or stopped."""
         r, name, waits = self.radius, self.run.names[rank], status.kind == "waits"
-        style = {"waits": "waiting", "ended": "pale"}.get(status.kind, "own")
+        style = {"waits": "waiting", "ended": "pale", "stopped": "pale"}.get(status.kind, "own")
         number, lane = "number" if style == "own" else "hollow", self._lane(rank)
         yield title(f"{name} {status.text}".strip(), aloud=waits)
         yield circle(r, style, lane=lane)
@@ -328,8 +348,9 @@ class _Renderer:
         begin, end, lane = keyframe.begin, keyframe.end, self._lane(keyframe.src)
         layout = self.layouts.get(getattr(keyframe.subject, "server_key", (-1, "")))
         if layout and end is not None:
-            now = rect(layout.w + 10, 47, "now", x=-5, y=-2, r=7)
-            self.scene.hold_frame(i, layout.x, layout.y, now, layer=NOW)
+            self.scene.hold_frame(
+                i, layout.x, layout.y, rect(layout.w + 10, 47, "now", x=-5, y=-2, r=7), layer=NOW
+            )
             if keyframe.kind == "update":
                 self._merge(i, keyframe, layout)
         a, b = (self.point.get(rank) for rank in (keyframe.src, keyframe.dst))
@@ -339,10 +360,20 @@ class _Renderer:
         if bad:  # other messages in flight are only tokens, since many have the same way
             shapes = arrow(a, b, "lost" if end is None else "wrong", "bad", lane=lane)
             self.scene.add(0, 0, *shapes, begin=begin, end=end, layer=FLIGHT)
-        self.scene.add_moving(a, b, *self._token(keyframe, lane), begin=begin, end=end, layer=TOKEN)
+        beside = self._track(keyframe) / (math.dist(a, b) or 1.0)
+        x, y = beside * (a[1] - b[1]), beside * (b[0] - a[0])
+        way = (a[0] + x, a[1] + y), (b[0] + x, b[1] + y)
+        self.scene.add_moving(*way, *self._token(keyframe, lane), begin=begin, end=end, layer=TOKEN)
         if end is not None:
             past = arrow(a, b, *(("wrong", "bad") if bad else ("past", "own")), lane=lane)
             self.scene.hold_frame(i, 0, 0, *past, layer=FLIGHT)
+
+    def _track(self, keyframe: Keyframe) -> float:
+        """Return the distance of a message from the line, so that it covers no other one."""
+        free = self.tracks[keyframe.src, keyframe.dst]
+        nth = next((i for i, time in enumerate(free) if time <= keyframe.begin), len(free))
+        free[nth : nth + 1] = [math.inf if keyframe.end is None else keyframe.end]
+        return (BESIDE if nth % 2 == 0 else -BESIDE) * ((nth + 1) // 2)
 
     def _token(self, keyframe: Keyframe, lane: int) -> tuple[Shape, ...]:
         """Return the token of a message: a gradient with its version, weights, or a request."""
@@ -383,7 +414,7 @@ class _Renderer:
                 yield [i, row.key, row.key, part, f"v{update.version}", workers, others]
 
     def _draw_waiting(self) -> None:
-        """Draw a bar per worker over the whole run: full while waiting, pale while computing."""
+        """Draw a bar per worker over the whole run: solid while waiting, faint while computing."""
         run, workers = self.run, self.workers[:MAX_BARS]
         span = max(run.end - run.start, 1e-12)
         for i, w in enumerate(workers):
@@ -398,13 +429,13 @@ class _Renderer:
             self.scene.add(
                 0,
                 self.bars + BAR_PITCH * i,
-                text(run.names[w], "small", x=LEFT - 8, y=8, anchor="end"),
+                text(run.names[w], "small", x=LEFT - 8, y=11, anchor="end"),
                 # the color of its waits
                 rect(8, BAR_HEIGHT, "own", x=RIGHT + 8, y=2, lane=self._lane(w)),
-                text(f"waits {100 * waited / (RIGHT - LEFT):.0f} %", "small", x=RIGHT + 20, y=8),
-                title(f"{run.names[w]}: full while it waits for others, pale while it computes"),
+                text(f"waits {100 * waited / (RIGHT - LEFT):.0f} %", "small", x=RIGHT + 20, y=11),
+                title(f"{run.names[w]}: solid: waits for others, faint: computes"),
                 path(bars["waits"], "own", lane=self._lane(w)),
-                path(bars["works"], "pale", lane=self._lane(w)),
+                path(bars["works"], "works", lane=self._lane(w)),
             )
         if workers:
             cursor = rect(1.4, BAR_PITCH * len(workers) + 1, "full", x=-0.7)
@@ -422,31 +453,34 @@ class _Renderer:
             done = sorted((time, nbytes) for time, nbytes in items if time is not None)
             sums = list(accumulate((nbytes for _, nbytes in done), initial=0))
             for begin, end, n in steps(time for time, _ in done):
-                size = human_bytes(sums[n]) if noun != "updates" else ""
-                shapes = text(f"{n:,}", "figure"), text(size, "small", y=29)
-                self.side.add(70 * i, 18, *shapes, begin=begin, end=end)
+                size = text(human_bytes(sums[n]) if noun != "updates" else "", "small", y=29)
+                self.side.add(70 * i, 18, text(f"{n:,}", "figure"), size, begin=begin, end=end)
             self.side.add(70 * i, 33, text(noun, "small"))
 
     def _draw_staleness(self) -> None:
-        """Draw a histogram of the staleness up to each time, with the bins of the whole run."""
-        applied = [(u.begin, n) for u in self.run.history.updates for n in u.late.values()]
-        bins, side, floor = histogram(n for _, n in applied), self.side, 84 + HISTOGRAM_HEIGHT
-        pitch, most = min(40.0, HISTOGRAM_WIDTH / len(bins)), max(1, *bins)
+        """Draw a histogram of the staleness up to each time, scaled to its largest number."""
+        applied = sorted((u.begin, n) for u in self.run.history.updates for n in u.late.values())
+        n_bins = len(histogram(n for _, n in applied))
+        pitch, floor, side = min(40.0, HISTOGRAM_WIDTH / n_bins), 84 + HISTOGRAM_HEIGHT, self.side
         side.add(0, 66, text("gradients, by staleness", "small"))
-        side.add(0, floor, path(f"M0 0H{pitch * len(bins):.1f}", "axis"))
+        side.add(0, floor, path(f"M0 0H{pitch * n_bins:.1f}", "axis"))
         side.add(0, floor + 30, text("updates between a worker's pull", "small"))
         side.add(0, floor + 43, text("and the use of its gradient", "small"))
-        for i in range(len(bins)):
-            label = f"{i}+" if i == LAST_BIN else str(i)
-            side.add((i + 0.5) * pitch, floor + 14, text(label, "tick", anchor="middle"))
-            for begin, end, n in steps(
-                sorted(time for time, late in applied if min(late, LAST_BIN) == i)
-            ):
-                height = max(2.0, HISTOGRAM_HEIGHT * n / most)
-                bar = rect(pitch - 2, height, "bad" if i else "gray", x=1, y=-height, r=1)
-                number = text(f"{n:,}", "count", x=pitch / 2, y=-height - 4, anchor="middle")
-                if n:
-                    side.add(i * pitch, floor, bar, number, begin=begin, end=end)
+        for i in range(n_bins):
+            label = text(f"{i}+" if i == LAST_BIN else str(i), "tick", anchor="middle")
+            side.add((i + 0.5) * pitch, floor + 14, label)
+        totals = accumulate((Counter({min(n, LAST_BIN): 1}) for _, n in applied), initial=Counter())
+        for (begin, end, _), counts in zip(steps(t for t, _ in applied), totals, strict=True):
+            for i, n in counts.items():
+                height = max(MIN_BAR, HISTOGRAM_HEIGHT * n / max(counts.values()))
+                side.add(
+                    i * pitch,
+                    floor,
+                    rect(pitch - 2, height, "bad" if i else "gray", x=1, y=-height, r=1),
+                    text(f"{n:,}", "count", x=pitch / 2, y=-height - 4, anchor="middle"),
+                    begin=begin,
+                    end=end,
+                )
 
 
 def histogram(late: Iterable[int]) -> list[int]:
