@@ -76,7 +76,7 @@ class RankState:
         return call(self.event) if self.event is not None else ""
 
     def __str__(self) -> str:
-        between = " before " if self.status is RankStatus.PAUSED else " in "
+        between = {State.SCHEDULED: " before "}.get(getattr(self.event, "state", None), " in ")
         position = f"{between}{self.call()}{at(self.where)}" if self.event is not None else ""
         return f"rank {self.rank}: {self.status}{position}" + (
             f": {self.reason}" * bool(self.reason)

@@ -96,6 +96,7 @@ def test_moment_shows_line_and_tensors_of_each_rank():
         "last": "0.2",
     }
     assert (second["status"], second["now"], second["last"]) == ("paused", "1.3", "1.2")
+    assert second["scheduled"]
 
 
 @settings(deadline=None, max_examples=20)
@@ -168,6 +169,18 @@ def test_stopped_run_is_not_shown_as_an_error():
     assert "step 1 of 1 · You stopped it here." in to_table(shown, Columns(stepper.trace).picture())
     stepper.findings = [FOUND]  # it was stuck before it was stopped
     assert snapshot(stepper)["remarks"]
+
+
+def test_rank_stopped_before_its_call_has_not_entered_it():
+    stepper = ring(3)
+    stepper.next(0)
+    stepper.fail("fn was stopped on all ranks", 2, "", "", "released")
+    blocked, paused = snapshot(stepper)["moment"]["ranks"][:2]
+    assert blocked["words"].startswith("rank 0: stopped in recv(src=3)")
+    assert paused["words"].startswith("rank 1: stopped before send(dst=2)")
+    assert "scheduled" not in blocked and paused["scheduled"]
+    bars = {bar["id"]: bar for bar in Columns(stepper.trace).picture()["bars"]}
+    assert bars[paused["now"]]["state"] == "scheduled"  # the timeline names it "paused before"
 
 
 # -- the widget --------------------------------------------------------------------------
