@@ -9,6 +9,7 @@ import steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from steps import FOUND, FakeStepper, Found
+from traces import Script
 
 from distkit.diagnosis.rank_state import RankStatus
 from distkit.events import Op
@@ -184,6 +185,16 @@ def test_rank_stopped_before_its_call_has_not_entered_it():
 
 
 # -- the widget --------------------------------------------------------------------------
+
+
+def test_time_begins_at_the_first_call_of_a_worker():
+    script = Script().op(2, Op.REGISTER, 0, 0.9).op(0, Op.REGISTER, 0.8, 0.9)
+    trace = script.op(0, Op.PUSH, 1.0, 1.1, peer=2).trace(world_size=2)
+    cockpit = Cockpit(ring(1))
+    cockpit._process(trace, False)
+    start = cockpit.get_state("picture")["picture"]["start"]
+    assert start == pytest.approx(script.start + 0.8, abs=1e-4)
+    cockpit.close()
 
 
 def test_buttons_are_handled_and_acknowledged(open_browser):
