@@ -76,9 +76,9 @@ class RankState:
         return call(self.event) if self.event is not None else ""
 
     def __str__(self) -> str:
-        between = " before " if self.status is RankStatus.PAUSED else " in "
-        position = f"{between}{self.call()}{at(self.where)}" if self.event is not None else ""
-        return f"rank {self.rank}: {self.status}{position}" + (
+        scheduled = self.event is not None and self.event.state is State.SCHEDULED
+        place = f" {'before' if scheduled else 'in'} {self.call()}{at(self.where)}"
+        return f"rank {self.rank}: {self.status}{place * (self.event is not None)}" + (
             f": {self.reason}" * bool(self.reason)
         )
 

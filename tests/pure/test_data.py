@@ -116,7 +116,7 @@ def test_auto_policy_shards_files_if_there_are_enough() -> None:
         ({"global_batch": 3}, "3 samples cannot be divided among 4 replicas.*global_batch=4"),
         ({"replicas": 0}, "divided among 0 replicas"),
         ({"replica": 4}, "replica=4 is out of range"),
-        ({"data": (torch.ones(3), torch.ones(4))}, r"\[3, 4\] rows"),
+        ({"data": (torch.ones(3), torch.ones(4))}, r"same number of rows, but have \[3, 4\]"),
     ],
 )
 def test_invalid_options_raise(options: dict[str, object], message: str) -> None:

@@ -9,6 +9,7 @@ import steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from steps import FOUND, FakeStepper, Found
+from traces import Script
 
 from distkit.diagnosis.rank_state import RankStatus
 from distkit.events import Op
@@ -96,6 +97,7 @@ def test_moment_shows_line_and_tensors_of_each_rank():
         "last": "0.2",
     }
     assert (second["status"], second["now"], second["last"]) == ("paused", "1.3", "1.2")
+    assert second["scheduled"]
 
 
 @settings(deadline=None, max_examples=20)
@@ -170,7 +172,29 @@ def test_stopped_run_is_not_shown_as_an_error():
     assert snapshot(stepper)["remarks"]
 
 
+def test_rank_stopped_before_its_call_has_not_entered_it():
+    stepper = ring(3)
+    stepper.next(0)
+    stepper.fail("fn was stopped on all ranks", 2, "", "", "released")
+    blocked, paused = snapshot(stepper)["moment"]["ranks"][:2]
+    assert blocked["words"].startswith("rank 0: stopped in recv(src=3)")
+    assert paused["words"].startswith("rank 1: stopped before send(dst=2)")
+    assert "scheduled" not in blocked and paused["scheduled"]
+    bars = {bar["id"]: bar for bar in Columns(stepper.trace).picture()["bars"]}
+    assert bars[paused["now"]]["state"] == "scheduled"  # the timeline names it "paused before"
+
+
 # -- the widget --------------------------------------------------------------------------
+
+
+def test_time_begins_at_the_first_call_of_a_worker():
+    script = Script().op(2, Op.REGISTER, 0, 0.9).op(0, Op.REGISTER, 0.8, 0.9)
+    trace = script.op(0, Op.PUSH, 1.0, 1.1, peer=2).trace(world_size=2)
+    cockpit = Cockpit(ring(1))
+    cockpit._process(trace, False)
+    start = cockpit.get_state("picture")["picture"]["start"]
+    assert start == pytest.approx(script.start + 0.8, abs=1e-4)
+    cockpit.close()
 
 
 def test_buttons_are_handled_and_acknowledged(open_browser):

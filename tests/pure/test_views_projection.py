@@ -220,6 +220,14 @@ def test_time_in_communication_counts_overlap_once():
     assert Columns(s.trace()).picture()["lanes"][0]["busy"] == pytest.approx(0.75, abs=0.001)
 
 
+def test_computation_during_an_asynchronous_call_is_not_communication():
+    s = Script().op(0, Op.SEND, 0, 10 * MS, peer=1).op(0, Op.RECV, 10 * MS, 11 * MS, peer=1)
+    s.op(0, Op.MARK, MS, 9 * MS).op(0, Op.MARK, 11 * MS, 20 * MS)
+    assert Columns(s.trace()).picture()["lanes"][0]["busy"] == pytest.approx(0.1, abs=0.001)
+    s = Script().op(0, Op.MARK, 0, 10 * MS).op(0, Op.ALL_REDUCE, 2 * MS, 4 * MS)  # inside
+    assert Columns(s.trace()).picture()["lanes"][0]["busy"] == pytest.approx(0.2, abs=0.001)
+
+
 def test_omitted_operations_are_counted():
     picture = Columns(big(160), 30, live=True).picture()
     assert len(picture["bars"]) == 30 and picture["operations"] == 160

@@ -93,6 +93,7 @@ def _rank(
         status=str(s.status),
         words=clean(str(s)),
         call=clean("" if e is None else wait_of(e) or s.call()),
+        scheduled=(e is not None and e.state is State.SCHEDULED) or None,  # not entered
         where=clean(caller or where),
         inner=clean(where) if caller else None,
         reason=clean(s.reason),

@@ -39,8 +39,11 @@ def to_svg(steps: Json, picture: Json) -> str:
         picture: a snapshot of the timeline's projection.
     """
     parts, y = [svg.heading(24, 32, steps["name"], position_text(steps))], 58.0
-    remarks = [line for remark in _remarks(steps) for line in wrapped(remark, WIDTH - 48)]
-    lines = [[(line, WARNING_LIGHT)] for line in remarks]
+    lines = [
+        [(line, WARNING_LIGHT)]
+        for remark in _remarks(steps)
+        for line in wrapped(remark, WIDTH - 48)
+    ]
     for *row, _, reason in _rows(steps, picture)[:MAX_RANKS]:
         reason = cut(reason, WIDTH - EDGES[-1] - 24, 11)
         lines.append([*((words, INK) for words in row), (reason, GRAY)])
@@ -59,8 +62,11 @@ def to_svg(steps: Json, picture: Json) -> str:
 def to_table(steps: Json, picture: Json) -> str:
     """Return the moment shown as a table for terminals."""
     rows = _rows(steps, picture)
-    reasons = [f"{rank}: {reason}" for rank, *_, awaited, reason in rows if reason and not awaited]
-    lines = [*aligned([COLUMNS, *(row[:-1] for row in rows)]), *reasons, *_remarks(steps)]
+    lines = [
+        *aligned([COLUMNS, *(row[:-1] for row in rows)]),
+        *(f"{rank}: {reason}" for rank, *_, awaited, reason in rows if reason and not awaited),
+        *_remarks(steps),
+    ]
     return "\n".join(
         [f"{steps['name']}: {position_text(steps)}", *(f"  {line}".rstrip() for line in lines)]
     )
@@ -94,8 +100,9 @@ def position_text(steps: Json) -> str:
     """Return the moment's position as text."""
     position, last = steps["position"], steps["last"]
     text = f"step {position} of {last}" if last else "before the first step"
-    text += " · You stopped it here." * bool(steps["stopped"] and position == last)
-    return text + (", looking back" if position < last else "")
+    return text + (
+        ", looking back" if position < last else " · You stopped it here." * steps["stopped"]
+    )
 
 
 #: Methods of a run that the browser may call, and their message fields.
@@ -136,10 +143,15 @@ class Cockpit(Timeline):
         self.on_msg(self._handle_message)
         notify = self._notifier.notify
         stops = [thread.close for thread in (self._step_worker, self._seek_worker, self._notifier)]
-        watched = source.watch(notify), source.subscribe(lambda _: notify())
-        self._unsubscribes = (*watched, *stops)
+        self._unsubscribes = (source.watch(notify), source.subscribe(lambda _: notify()), *stops)
 
     # -- to the browser -----------------------------------------------------------
+
+    def _picture(self) -> Json:
+        # from the first call of a worker on: servers register long before
+        picture, ops = super()._picture(), self._columns.ops
+        starts = ops.start[ops.rank < self._columns.info.world_size]
+        return picture | ({"start": float(starts.min())} if 0 < len(starts) < len(ops) else {})
 
     def _follow(self, run: Live, info: RunInfo) -> None:
         self._following = True  # _refresh processes every change

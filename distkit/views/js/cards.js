@@ -75,7 +75,7 @@ function strips(bar, values, scale, note = "") {
     .filter(([, s]) => s?.values.length);
   if (!shown.length) return note ? h("div", { class: "dk-note" }, note) : null;
   return h("div", { class: "dk-heat" }, shown.map(([when, summary]) => [
-    h("span", {}, when), strip(summary, scale[bar.shape]),
+    strip(summary, scale[bar.shape]), h("span", {}, when),
     h("span", { class: "dk-caption" }, range(summary))]));
 }
 

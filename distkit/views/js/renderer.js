@@ -1,6 +1,6 @@
 // Draws the picture on a canvas. Needs a 2D context, a layout and a style; does not use the DOM.
 
-import { humanBytes, roundStep, timeUnit } from "./numbers.js";
+import { clamp, humanBytes, roundStep, timeUnit } from "./numbers.js";
 import { isOpen, isPaused } from "./store.js";
 import { alpha, readable, workKind } from "./colors.js";
 import { Arrows } from "./arrows.js";
@@ -46,7 +46,7 @@ export class Renderer {
     for (const i of thin) this.#thin(i);
     for (const bar of bars) if (bar.kind !== "mark") this.#bar(bar);
     for (const one of arrows.list) arrows.shaft(...one);
-    for (const label of this.labels) this.#label(...label);
+    for (const label of this.#fitting()) this.#label(label);
     c.globalAlpha = 1;
     arrows.drawHeads();
     c.restore();
@@ -106,8 +106,7 @@ export class Renderer {
       if (died === undefined || died < at.view[0] || died > at.view[1]) return;
       const [x, y] = [at.x(died), at.tops[i] + at.heights[i] / 2];
       for (const rise of [-5, 5]) this.line(x - 5, y - rise, x + 5, y + rise, style.warning, 2.4);
-      const right = x + 48 < at.right;
-      const font = `700 12px ${style.font}`;
+      const [right, font] = [x + 48 < at.right, `700 12px ${style.font}`];
       this.text("died", x + (right ? 10 : -10), y, style.warning, font, right ? "left" : "right");
     });
   }
@@ -169,13 +168,11 @@ export class Renderer {
     const touch = bar.op === "touch";
     const plain = touch ? style.warning : style.work[workKind(bar.label)];
     roundRect(c, x, y, width, height, 3);
-    for (const fill of [style.bg, bar.state === "failed" ? this.#hatch(style.warning) : plain]) {
-      c.fillStyle = fill;
-      c.fill();
-    }
-    const ink = readable(plain);
-    const labels = [bar.label, bar.label?.split(" (")[0], touch ? "!" : ""];
-    if (height >= 11) this.labels.push([c.globalAlpha, labels, x, y, width, height, ink, 11.5, plain]);
+    for (const fillStyle of [style.bg, bar.state === "failed" ? this.#hatch(style.warning) : plain])
+      Object.assign(c, { fillStyle }).fill();
+    const texts = [bar.label, bar.label?.split(" (")[0], touch ? "!" : ""];
+    const box = { x, y, width, height, strength: c.globalAlpha };
+    if (height >= 11) this.labels.push({ ...box, texts, color: readable(plain), size: 11.5, halo: plain });
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
     c.globalAlpha = 1;
   }
@@ -197,16 +194,15 @@ export class Renderer {
     c.fill();
     if (this.waits?.has(bar.i)) this.#wait(bar, x, y, width, height);
     if (!solid && width > 4) this.#outline(x, y, width, height, color, open, bar.kind);
-    if (!solid && width <= 4) {
-      c.fillStyle = color;
-      c.fill();
-    }
+    else if (!solid) Object.assign(c, { fillStyle: color }).fill();
     const ink = solid ? readable(color) : paused ? style.muted : style.fg;
     if (height >= 10) {
       const hatched = this.waits?.has(bar.i) || paused || failed;
       const tinted = !hatched && (open || bar.kind !== "recv");
       const halo = solid ? color : tinted ? "transparent" : style.bg; // legible above arrows
-      this.labels.push([c.globalAlpha, this.#words(bar), x, y, width, height, ink, Math.min(12, height), halo]);
+      const call = solid && bar.collective >= 0 ? `${bar.op} ${bar.collective}` : "";
+      this.labels.push({ strength: c.globalAlpha, texts: this.#words(bar), call, x, y, width, height,
+        color: ink, size: Math.min(12, height), halo });
     }
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
     c.globalAlpha = 1;
@@ -216,13 +212,10 @@ export class Renderer {
   #wait(bar, x, y, width, height) {
     const { c, at, style } = this;
     const [since, waited] = this.waits.get(bar.i);
-    const from = Math.max(x, at.x(bar.start + since));
-    const end = Math.min(x + width, at.x(bar.start + since + waited));
-    roundRect(c, from, y, Math.max(0, end - from), height, 3);
-    c.fillStyle = alpha(style.bg, 0.62);
-    c.fill();
-    c.fillStyle = this.#hatch(style.fg);
-    c.fill();
+    const [from, end] = [since, since + waited].map((s) => clamp(at.x(bar.start + s), x, x + width));
+    roundRect(c, from, y, end - from, height, 3);
+    for (const fillStyle of [alpha(style.bg, 0.62), this.#hatch(style.fg)])
+      Object.assign(c, { fillStyle }).fill();
   }
 
   #outline(x, y, width, height, color, open, kind) {
@@ -259,18 +252,26 @@ export class Renderer {
     return [`${verb}${["recv", "store"].includes(bar.kind) ? called : op}`, `${verb}${op}`, op];
   }
 
-  // Writes the first text that fits into the visible part of a box.
-  #label(strength, texts, x, y, width, height, color, size, halo) {
-    const { c, at } = this;
-    const from = Math.max(x, at.left) + 5;
-    const room = Math.min(x + width, at.right) - from - 3;
-    if (room < 8) return;
-    c.font = `500 ${size}px ${this.style.font}`;
-    const text = texts.find((t) => t && c.measureText(t).width <= room);
-    if (!text) return;
-    Object.assign(c, { globalAlpha: strength, strokeStyle: halo, lineWidth: 3, lineJoin: "round",
-      textAlign: "left", textBaseline: "middle" });
-    c.strokeText(text, from, y + height / 2 + 0.5);
+  // The labels that fit into the visible parts of their boxes. A collective is named once: on the
+  // first rank with space for its longest text.
+  #fitting() {
+    const [{ c, at, style: { font } }, named] = [this, new Map()];
+    const fitted = this.labels.map((label) => {
+      const from = Math.max(label.x, at.left) + 5;
+      const room = Math.min(label.x + label.width, at.right) - from - 3;
+      c.font = `500 ${label.size}px ${font}`;
+      const text = label.texts.find((t) => t && c.measureText(t).width <= room) ?? "";
+      if (text.length > (named.get(label.call) ?? "").length) named.set(label.call, text);
+      return { ...label, from, text };
+    });
+    return fitted.filter(({ call, text }) => text && (!call || (named.get(call) === text && named.delete(call))));
+  }
+
+  #label({ strength, text, from, y, height, size, color, halo }) {
+    const { c, style: { font, bg } } = this;
+    Object.assign(c, { font: `500 ${size}px ${font}`, globalAlpha: strength, fillStyle: halo });
+    const edge = halo === bg ? 2 : 0; // of bars with an outline
+    if (strength === 1) c.fillRect(from - 2, y + edge, c.measureText(text).width + 4, height - 2 * edge);
     this.text(text, from, y + height / 2, color, c.font);
   }
 
@@ -281,8 +282,8 @@ export class Renderer {
     const { kind, state, label } = store.categories[store.category[i]];
     const [mark, failed] = [kind === "mark", state === "failed"];
     c.globalAlpha = this.#dim(i);
-    const own = () => this.color(store.tracks[store.track[i]].rank);
-    c.fillStyle = failed ? style.warning : mark ? style.work[workKind(label)] : own();
+    c.fillStyle = failed ? style.warning : mark ? style.work[workKind(label)]
+      : this.color(store.tracks[store.track[i]].rank);
     if (!failed && !mark) c.globalAlpha *= FILL[kind];
     c.fillRect(x, y, width, height);
     if (i === this.focus?.i) this.#ring(x, y, width, height);
@@ -327,8 +328,7 @@ export class Renderer {
 
   #fade(color, x, width) {
     const gradient = this.c.createLinearGradient(Math.max(x, this.at.left), 0, x + width, 0);
-    gradient.addColorStop(0, alpha(color, 0.38));
-    gradient.addColorStop(1, alpha(color, 0.04));
+    for (const [stop, part] of [[0, 0.38], [1, 0.04]]) gradient.addColorStop(stop, alpha(color, part));
     return gradient;
   }
 

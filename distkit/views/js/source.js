@@ -210,16 +210,16 @@ function parseLine(where = "") {
   return [where.slice(0, at), Number(where.slice(at + 1))];
 }
 
-// The activity of ranks at a line: "before send", or "0, 2 before send · 1 waits in recv".
+// The activity of ranks at a line: "paused before send", or "0, 2 stopped in send · 1 waits in recv".
 function activity(marks) {
   const ranksByText = {};
-  for (const { rank, status, call = "" } of [...marks].sort((a, b) => a.rank - b.rank)) {
-    const does = { paused: "before", blocked: "waits in" }[status] ?? `${status} in`;
+  for (const { rank, status, scheduled, call = "" } of [...marks].sort((a, b) => a.rank - b.rank)) {
+    const does = scheduled ? "paused before" : status === "blocked" ? "waits in" : `${status} in`;
     (ranksByText[call ? `${does} ${call.replace(/\(.*/su, "")}` : status] ??= []).push(rank);
   }
   const all = Object.entries(ranksByText);
-  if (all.length === 1) return all[0][0];
-  return all.map(([words, ranks]) => `${ranks.join(", ")} ${words}`).join(" · ");
+  const numbered = ([words, ranks]) => (all.length > 1 ? `${ranks.join(", ")} ${words}` : words);
+  return all.map(numbered).join(" · ");
 }
 
 // The function that contains a line of a file.

@@ -214,11 +214,18 @@ class Columns:
         return self.info.ends[rank].time if self.info.died(rank) else None
 
     def communication(self, rank: int) -> tuple[Floats, Floats]:
-        """Return start and end of a rank's communication, limited to the picture."""
+        """Return start and end of a rank's communication, limited to the picture.
+
+        An asynchronous call, during which the rank begins marked computation, starts when the last
+        of it ends.
+        """
         ops, own, waited = self.ops, self.of_rank(rank), self.waits.waited
         communicates = ~ops.mark[own] & ~(~ops.ended[own] & ops.scheduled[own])
         ends = np.where(ops.ended[own], ops.end[own], self._died(rank) or self._until)
         starts = ops.start[own] + np.where(self.waits.is_final[own], waited[own], 0)
+        begun, done = (np.append(-np.inf, times[ops.mark[own]]) for times in (starts, ends))
+        last = np.searchsorted(begun, ends) - 1  # marks begin in order
+        starts = np.where(begun[last] > starts, np.minimum(done[last], ends), starts)
         return starts[communicates], ends[communicates]
 
     def waiting(self, rank: int) -> tuple[Floats, Floats]:
@@ -320,15 +327,15 @@ def category_of(category: Category) -> Json:
 
 def _gpu(facts: Mapping[str, Any]) -> str:
     """Return device, stream, GPU time and memory of an operation as text."""
-    parts = [str(facts["device"])] if "device" in facts else []
-    parts += [f"stream {facts['stream']}"] if "stream" in facts else []
-    parts += (
-        [f"{human_seconds(facts['device_seconds'])} on the device"]
+    parts = (
+        str(facts.get("device", "")),
+        f"stream {facts['stream']}" if "stream" in facts else "",
+        f"{human_seconds(facts['device_seconds'])} on the device"
         if "device_seconds" in facts
-        else []
+        else "",
+        f"{human_bytes(facts['memory'])} in use" if "memory" in facts else "",
     )
-    parts += [f"{human_bytes(facts['memory'])} in use"] if "memory" in facts else []
-    return " · ".join(parts)
+    return " · ".join(filter(None, parts))
 
 
 def kind_of(op: Op) -> str:

@@ -29,7 +29,7 @@ from distkit.views.scene.theme import (
 MAX_BARS, MAX_LANES = 200, 48
 #: Width of the picture, right edge of the lanes, height of a host name above them [px].
 WIDTH, RIGHT, HOST_HEIGHT = 960, 926.0, 22
-GAP, PAD = SIZES["gap"], SIZES["pad"]
+GAP, PAD, BOLD = SIZES["gap"], SIZES["pad"], 'font-size="13" font-weight="700"'
 
 #: The legend's text for each kind of bar.
 LEGEND = {
@@ -149,6 +149,13 @@ class _Renderer:
         stuck = any(bar["end"] is None and bar["kind"] != "mark" for bar in picture["bars"])
         self.view = start - 0.012 * span, start + span * (1.12 if stuck else 1.02)
         self.boxes = {bar["id"]: self._box(bar) for bar in picture["bars"]}
+        # a collective is named once: on the first rank with space for its longest text
+        ended = sorted(
+            (b for b in picture["bars"] if "collective" in b and _style(b) == "collective"),
+            key=lambda bar: (len(self._label(bar)), -self.lanes[bar["rank"]].top),
+        )
+        names = {(bar["collective"], bar["op"]): bar["id"] for bar in ended}
+        self.unnamed = {bar["id"] for bar in ended}.difference(names.values())
 
     def _arrange(self, y: float) -> float:
         """Place the lanes from ``y`` on, and return their bottom edge."""
@@ -222,9 +229,8 @@ class _Renderer:
             x = 36 + text_width(host, 13.5)
             yield svg.line(x, top - 12, RIGHT + 4, top - 12, "#d3d9df", 1)
         for lane in self.lanes.values():
-            data, top, height = lane.data, lane.top, lane.height
-            width = RIGHT - self.left + 8
-            yield svg.rect(self.left - 4, top, width, height, 'fill="#f5f6f8"', "", 6)
+            data, top, height, x = lane.data, lane.top, lane.height, self.left - 4
+            yield svg.rect(x, top, RIGHT + 4 - x, height, 'fill="#f5f6f8"', "", 6)
             if "run" in data:  # the run's color at its heading and at its end
                 fill = f'fill="{TRACES_LIGHT[data["run"] % len(TRACES_LIGHT)]}"'
                 x, heading = self.x(data["end"]), self.hosts[data["host"]] == top
@@ -234,8 +240,7 @@ class _Renderer:
                 yield svg.text(x + 1, top - 8, "end", GRAY, end) if heading else ""
             yield f'<circle cx="29" cy="{lane.middle:.1f}" r="5" fill="{lane.color}"/>'
             rise = 6 if data["detail"] else 0
-            bold = 'font-size="13" font-weight="700"'
-            yield svg.text(42, lane.middle + 4.5 - rise, data["name"], INK, bold)
+            yield svg.text(42, lane.middle + 4.5 - rise, data["name"], INK, BOLD)
             yield svg.text(42, lane.middle + 14, data["detail"], GRAY) if rise else ""
 
     def _axis(self) -> Iterator[str]:
@@ -253,8 +258,10 @@ class _Renderer:
             for word in ("message", "collective")
             if picture[f"{word}s"]
         ]
-        totals.append(human_seconds((picture["end"] or 0) - (picture["start"] or 0)))
-        totals += [f"{value} {label}" for value, label, _ in picture["host_totals"]]
+        totals += [
+            human_seconds((picture["end"] or 0) - (picture["start"] or 0)),
+            *(f"{value} {label}" for value, label, _ in picture["host_totals"]),
+        ]
         bold = 'font-weight="700" xml:space="preserve"'
         return svg.text(24, self.bottom + 50, "   ·   ".join(totals), INK, bold)
 
@@ -266,8 +273,7 @@ class _Renderer:
         end = lane.data.get("died") if bar["end"] is None else bar["end"]
         right = RIGHT + 3 if end is None else self.x(end)
         y, height = lane.row(bar)
-        least = 14 if bar["op"] == "touch" else 2.5
-        return left, y, max(right - left - 1, least), height
+        return left, y, max(right - left - 1, 14 if bar["op"] == "touch" else 2.5), height
 
     def _bar(self, bar: Json) -> tuple[str, str]:
         (x, y, width, height), style = self.boxes[bar["id"]], _style(bar)
@@ -277,21 +283,26 @@ class _Renderer:
         elif style == "mark":
             color = WORK_LIGHT[_kind(bar)]
         radius = height / 2 if bar["kind"] == "request" else 3
-        labels = self._labels(bar, style) if height >= 11 else []
-        label = next((t for t in labels if t and text_width(t, 11.5) < width - 8), "")
+        label = "" if bar["id"] in self.unnamed else self._label(bar)
         ink = (
             svg.readable(color)
             if STRENGTHS[style] == 1
             else {"paused": GRAY, "open": WARNING_LIGHT}.get(style, INK)
         )
         halo = (
-            f'font-size="11.5" stroke="{svg.tint(color, STRENGTHS[style])}" stroke-width="3" '
+            f'font-size="11.5" stroke="{svg.tint(color, STRENGTHS[style])}" stroke-width="4" '
             'paint-order="stroke" stroke-linejoin="round"'
         )
         return (
             svg.rect(x, y, width, height, *_fill(style, color), radius),
             svg.text(x + 5, y + height / 2 + 4, label, ink, halo) if label else "",
         )
+
+    def _label(self, bar: Json) -> str:
+        """Return the longest label for which a bar has space."""
+        _, _, width, height = self.boxes[bar["id"]]
+        labels = (t for t in self._labels(bar, _style(bar)) if t and height >= 11)
+        return next((t for t in labels if text_width(t, 11.5) < width - 8), "")
 
     def _labels(self, bar: Json, style: str) -> list[str]:
         """Return possible labels of a bar, longest first."""
@@ -306,14 +317,13 @@ class _Renderer:
             peer = self.lanes[bar["peer"]].data["name"]
             call = f"{op} {'to' if op == 'send' else 'from'} {peer}"
         if style in ("open", "paused"):
-            died = "died" in self.lanes[bar["rank"]].data
-            verb = "paused before" if style == "paused" else "died in" if died else ""
-            verb = verb or self.picture["open"]
+            ended = "died in" if "died" in self.lanes[bar["rank"]].data else self.picture["open"]
+            verb = "paused before" if style == "paused" else ended
             return [f"{verb} {call}", f"{verb} {op}", op]
         if bar["kind"] in ("send", "recv", "store"):
             return [call, op]
-        name = f"{op} {label}".rstrip()
-        return [f"{name} {human_bytes(bar['nbytes'])}" if bar["nbytes"] else name, name, op]
+        name, size = f"{op} {label}".rstrip(), bar["nbytes"]
+        return [f"{name} {human_bytes(size)}" if size else name, name, op]
 
     def _deaths(self) -> Iterator[str]:
         """Yield a cross and the text "died" for each dead rank."""
