@@ -106,7 +106,8 @@ export class Renderer {
       if (died === undefined || died < at.view[0] || died > at.view[1]) return;
       const [x, y] = [at.x(died), at.tops[i] + at.heights[i] / 2];
       for (const rise of [-5, 5]) this.line(x - 5, y - rise, x + 5, y + rise, style.warning, 2.4);
-      const [right, font] = [x + 48 < at.right, `700 12px ${style.font}`];
+      const right = x + 48 < at.right;
+      const font = `700 12px ${style.font}`;
       this.text("died", x + (right ? 10 : -10), y, style.warning, font, right ? "left" : "right");
     });
   }
@@ -168,8 +169,10 @@ export class Renderer {
     const touch = bar.op === "touch";
     const plain = touch ? style.warning : style.work[workKind(bar.label)];
     roundRect(c, x, y, width, height, 3);
-    for (const fillStyle of [style.bg, bar.state === "failed" ? this.#hatch(style.warning) : plain])
-      Object.assign(c, { fillStyle }).fill();
+    for (const fill of [style.bg, bar.state === "failed" ? this.#hatch(style.warning) : plain]) {
+      c.fillStyle = fill;
+      c.fill();
+    }
     const texts = [bar.label, bar.label?.split(" (")[0], touch ? "!" : ""];
     const box = { x, y, width, height, strength: c.globalAlpha };
     if (height >= 11) this.labels.push({ ...box, texts, color: readable(plain), size: 11.5, halo: plain });
@@ -194,7 +197,10 @@ export class Renderer {
     c.fill();
     if (this.waits?.has(bar.i)) this.#wait(bar, x, y, width, height);
     if (!solid && width > 4) this.#outline(x, y, width, height, color, open, bar.kind);
-    else if (!solid) Object.assign(c, { fillStyle: color }).fill();
+    else if (!solid) {
+      c.fillStyle = color;
+      c.fill();
+    }
     const ink = solid ? readable(color) : paused ? style.muted : style.fg;
     if (height >= 10) {
       const hatched = this.waits?.has(bar.i) || paused || failed;
@@ -214,8 +220,10 @@ export class Renderer {
     const [since, waited] = this.waits.get(bar.i);
     const [from, end] = [since, since + waited].map((s) => clamp(at.x(bar.start + s), x, x + width));
     roundRect(c, from, y, end - from, height, 3);
-    for (const fillStyle of [alpha(style.bg, 0.62), this.#hatch(style.fg)])
-      Object.assign(c, { fillStyle }).fill();
+    for (const fill of [alpha(style.bg, 0.62), this.#hatch(style.fg)]) {
+      c.fillStyle = fill;
+      c.fill();
+    }
   }
 
   #outline(x, y, width, height, color, open, kind) {
@@ -328,7 +336,8 @@ export class Renderer {
 
   #fade(color, x, width) {
     const gradient = this.c.createLinearGradient(Math.max(x, this.at.left), 0, x + width, 0);
-    for (const [stop, part] of [[0, 0.38], [1, 0.04]]) gradient.addColorStop(stop, alpha(color, part));
+    gradient.addColorStop(0, alpha(color, 0.38));
+    gradient.addColorStop(1, alpha(color, 0.04));
     return gradient;
   }
 
