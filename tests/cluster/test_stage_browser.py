@@ -59,7 +59,7 @@ def test_keys_step_through_the_rounds_of_a_ring_all_reduce(
     show_stage: Any, ring_trace: Trace
 ) -> None:
     view = show_stage(ring_trace)
-    assert "a chunk has a layer" in view.text(".dk-description")
+    assert "A chunk has a layer" in view.text(".dk-description")
     assert view.texts(".dkm-panels b") == [f"round {k} of 6" for k in range(1, 7)]
     assert view.layers() == 16  # four chunks on each of four ranks, each with its own contribution
     view.root.focus()
