@@ -51,7 +51,7 @@ def test_delayed_send_from_a_thread_is_not_a_hang(usable: dk.Cluster) -> None:
 
 
 def receive_late(fifo: Path) -> float:
-    """Receive a message that nobody waits for, after something was written to ``fifo``."""
+    """Receive a message whose sender never waits for it, once ``fifo`` is written to."""
     x = torch.zeros(1)
     if dist.get_rank() == 1:
         dist.isend(torch.ones(1), dst=0)

@@ -54,10 +54,10 @@ class Channel:
             OSError: the other end is closed.
         """
         body, sock = encode(message), self._sock
-        parts = _HEAD.pack(len(body)), body
+        data = _HEAD.pack(len(body)) + body
         with self._lock:  # one call, so that an interrupt cannot separate header and body
-            sent = sock.sendmsg(parts) if fd is None else socket.send_fds(sock, parts, [fd])
-            sock.sendall(memoryview(body)[sent - _HEAD.size :])
+            sent = sock.send(data) if fd is None else socket.send_fds(sock, [data], [fd])
+            sock.sendall(memoryview(data)[sent:])
 
     def recv(self) -> Any:
         """Wait for one message; its lists arrive as tuples.
