@@ -118,7 +118,7 @@ def test_stalled_collective_of_all_ranks_is_reported():
     ]
     (f,) = diagnose(Trace(events, traces.info(world_size=2, until=3.0, ends={})))
     assert (f.kind, f.waiting, f.hang) == ("in_backend", (0, 1), False)
-    assert "ranks 0 and 1 stay in all_reduce() at a.py:3 for 3 s" in f.message
+    assert "ranks 0 and 1 have waited in all_reduce() at a.py:3 for 3 s" in f.message
     assert diagnose(Trace(events, traces.info(world_size=2, until=0.5, ends={}))) == []
     assert "doctor" not in f.remedy
 
