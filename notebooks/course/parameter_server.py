@@ -614,7 +614,7 @@ def _why_counted(returned: Any, right: list[Any], pushes: list[tuple[int, int, i
     if again := [p for p in returned if applied.count(p[:2]) > 1]:
         return f"{again[-1]} is repeated: it counts once"
     late = [p for p in returned if p not in right]
-    return f"{late[0]} is below what its worker has settled" if late else ""
+    return f"{late[0]} is below the highest settled of its worker" if late else ""
 
 
 def only_increasing(pushes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
@@ -647,8 +647,8 @@ TASKS: list[Task] = [
             "A worker that is answered no longer waits. When a round is complete, and only then, "
             "replace the list with an empty one, and return the old one: "
             "answered, server.waiting = server.waiting, [].",
-            "If (worker, number) is in server.seen, the push was counted, so ignore it. Never "
-            "empty server.seen, because a push may be sent again rounds later.",
+            "If (worker, number) is in server.seen, the push has already been counted, so ignore "
+            "it. Never empty server.seen, because a push may be sent again rounds later.",
         ),
         judge,
         (
@@ -760,7 +760,7 @@ TASKS: list[Task] = [
             ),
             (
                 lambda pushes: [*dict.fromkeys(pushes)],
-                "(0, 2, 0) is below what its worker has settled",
+                "(0, 2, 0) is below the highest settled of its worker",
             ),
             (only_increasing, "(0, 2, 0) has not been applied: remember all numbers"),
             (lambda pushes: [counted_once(pushes), pushes.clear()][0], "arguments must not"),
