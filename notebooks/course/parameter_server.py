@@ -614,7 +614,7 @@ def _why_counted(returned: Any, right: list[Any], pushes: list[tuple[int, int, i
     if again := [p for p in returned if applied.count(p[:2]) > 1]:
         return f"{again[-1]} is repeated: it counts once"
     late = [p for p in returned if p not in right]
-    return f"{late[0]} is below the highest settled of its worker" if late else ""
+    return f"{late[0]} is below its worker's highest settled value" if late else ""
 
 
 def only_increasing(pushes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
@@ -760,7 +760,7 @@ TASKS: list[Task] = [
             ),
             (
                 lambda pushes: [*dict.fromkeys(pushes)],
-                "(0, 2, 0) is below the highest settled of its worker",
+                "(0, 2, 0) is below its worker's highest settled value",
             ),
             (only_increasing, "(0, 2, 0) has not been applied: remember all numbers"),
             (lambda pushes: [counted_once(pushes), pushes.clear()][0], "arguments must not"),
