@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial, update_wrapper
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,14 +41,8 @@ def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> panda
     import pandas as pd
 
     strategies = _strategies()
-    reference = {method: _train_results(train, Strategy()) for method, train in METHODS.items()}
-    rows = {
-        name: {
-            method: _cell(run, strategies[name], method, expected)
-            for method, expected in reference.items()
-        }
-        for name in only or strategies
-    }
+    reference = _train_all({method: Strategy() for method in METHODS})
+    rows = {name: _row(run, strategies[name], reference) for name in only or strategies}
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
@@ -67,17 +61,31 @@ def _strategies() -> dict[str, Callable[[], Strategy]]:
     }
 
 
-def _cell(run: Callable[..., Any], make: Any, method: str, expected: Any) -> str:
+def _row(run: Callable[..., Any], make: Any, reference: dict[str, Any]) -> dict[str, str]:
+    row: dict[str, str] = {}
     try:
-        results = run(
-            update_wrapper(partial(_train_results, METHODS[method]), METHODS[method]), make()
-        ).results
+        made = {method: make() for method in reference}
+        # servers hold the variables of only one strategy in a run
+        one_run = not isinstance(made["fit"], ParameterServerStrategy)
+        for strategies in [made] if one_run else [{m: s} for m, s in made.items()]:
+            results = run(_train_all, strategies).results
+            for method in strategies:
+                row[method] = _cell([result[method] for result in results], reference[method])
     except StrategyError as error:
-        results = [str(error)]
-    for error_text in (result for result in results if isinstance(result, str)):
-        return f"not supported: {error_text.split('. ')[0].rstrip('.')}"
+        return dict.fromkeys(reference, _cell([str(error)], None))
+    return row
+
+
+def _cell(results: list[Any], expected: Any) -> str:
+    for error in (result for result in results if isinstance(result, str)):
+        return f"not supported: {error.split('. ')[0].rstrip('.')}"
     difference = max(float((f - expected).abs().max() / expected.abs().max()) for f in results)
     return "equal to one process" if difference <= TOLERANCE else f"differs by {difference:.1e}"
+
+
+def _train_all(strategies: dict[str, Strategy]) -> dict[str, Tensor | str]:
+    """Return the results of each training method under its strategy."""
+    return {method: _train_results(METHODS[method], s) for method, s in strategies.items()}
 
 
 def _train_results(train: Callable[[Model], Iterable[float]], strategy: Strategy) -> Tensor | str:
