@@ -55,10 +55,8 @@ def _strategies() -> dict[str, Callable[[], Strategy]]:
         for name, value in vars(distkit_strategies).items()
         if isinstance(value, type) and issubclass(value, Strategy)
     }
-    return {
-        **classes,
-        "ParameterServerStrategy, sync": partial(ParameterServerStrategy, mode="sync"),
-    }
+    sync = {"ParameterServerStrategy, sync": partial(ParameterServerStrategy, mode="sync")}
+    return dict(sorted((classes | sync).items()))
 
 
 def _row(run: Callable[..., Any], make: Any, reference: dict[str, Any]) -> dict[str, str]:

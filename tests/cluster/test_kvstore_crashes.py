@@ -268,6 +268,16 @@ def test_killed_scheduler_ends_the_run_with_an_error(cluster, tmp_path) -> None:
 # -- before the start of a run ---------------------------------------------------------
 
 
+def test_registration_of_each_node_is_recorded(cluster) -> None:
+    """Servers register before the workers get the call."""
+    for _ in range(4):
+        spans = cluster.run(push_ones, "dist_sync").trace.spans
+        sent = {s.match for s in spans if s.op is Op.REGISTER}
+        received = {s.match for s in spans if s.op is Op.RECV and s.rank == 4}
+        assert len(sent) == 4
+        assert sent <= received
+
+
 def start_late(flag: str, **options) -> float:
     """Worker 1 creates its store when the test allows it."""
     if int(os.environ["RANK"]) == 1:

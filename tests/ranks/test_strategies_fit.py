@@ -226,7 +226,7 @@ def test_model_without_an_optimizer_raises() -> None:
 
 def test_support_table_is_measured() -> None:
     names = ["MirroredStrategy", "ParameterServerStrategy, sync", "TPUStrategy"]
-    table = support(lambda do, strategy: run_ranks(do, 3, strategy), names).T
+    table = support(lambda do, strategies: run_ranks(do, 3, strategies), names).T
     assert set(table["MirroredStrategy"]) == {"equal to one process"}
     for text in table["ParameterServerStrategy, sync"]:
         assert text.startswith("not supported: ParameterServerStrategy needs parameter servers")

@@ -117,6 +117,9 @@ class Ranks(RankController):
         #: Role and number of each server and of the scheduler, by node.
         self.servers = dict(enumerate(servers if plan.servers else (), plan.ranks))
         self.run: Conductor | None = None
+        #: Messages of servers that have registered before the call is sent.
+        self._early: list[tuple[int, str, Any]] = []
+        self._early_lock = threading.Lock()
         self._on_change = on_change
         self._port, self._call = 0, (b"", dict[str, Any]())
         self._store = f"store-{number}"
@@ -251,8 +254,12 @@ class Ranks(RankController):
 
         ``on_ended`` is called after the run and its processes have ended.
         """
-        self.run, self._call = run, (payload, {**options, "run": run.number})
+        self._call = payload, {**options, "run": run.number}
         run.live.offset = lambda rank: self.host(rank).clock
+        with self._early_lock:
+            self.run = run
+            for message in self._early:
+                run.handle_event(*message)
         for node, child in self.children.items():
             if child.status is not None:  # it exited before this call
                 self._on_exit(node, child, child.status)
@@ -351,8 +358,12 @@ class Ranks(RankController):
                 self._set_endpoint(endpoint)
             case "started", _:
                 self._registered = True
-            case kind, data if self.run is not None:
-                self.run.handle_event(node, kind, data)
+            case kind, data:
+                with self._early_lock:
+                    if self.run is None:
+                        self._early.append((node, kind, data))
+                    else:
+                        self.run.handle_event(node, kind, data)
 
     def _on_exit(self, node: int, child: Child, status: int) -> None:
         """Handle the exit of a process, except after the run or if it was replaced."""
@@ -384,5 +395,4 @@ class Ranks(RankController):
     def _leave(self, node: int, incarnation: int, status: int) -> None:
         """Notify the scheduler that a process has exited, perhaps before it registered."""
         if self.servers:
-            scheduler = self.children[max(self.servers)]
-            scheduler.send(("left", node, incarnation, cause(status)))
+            self.children[max(self.servers)].send(("left", node, incarnation, cause(status)))
