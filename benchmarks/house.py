@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(965, 550),
     "distkit/algorithms": Line(1_325, 1_300),
-    "distkit/cluster": Line(3_200, 3_000),
+    "distkit/cluster": Line(3_208, 3_000),
     "distkit/data": Line(252, 350),
     "distkit/diagnosis": Line(1_741, 1_800),
     "distkit/kvstore": Line(1_644, 1_700),
@@ -39,9 +39,9 @@ LINES = {
     "companions/distkit_experiments": Line(781, 800),
     "companions/distkit_hosts": Line(3_191, 3_200),
     "companions/distkit_simulation": Line(1_653, 1_400),
-    "companions/distkit_strategies": Line(1_681, 1_700),
+    "companions/distkit_strategies": Line(1_692, 1_700),
     "notebooks/course": Line(1_247, 1_200),
-    "tests": Line(16_643, 16_000),
+    "tests": Line(16_650, 16_000),
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_331, 15_000),
-    "the whole product": Line(25_191, 25_000),
+    "all of distkit": Line(15_339, 15_000),
+    "the whole product": Line(25_210, 25_000),
     "lines of JavaScript": Line(4_032, 4_300),
     "files in distkit": Line(181, 150),
     "names at the top level": Line(27, 23),
