@@ -32,7 +32,7 @@ LINES = {
     "distkit/data": Line(252, 350),
     "distkit/diagnosis": Line(1_741, 1_800),
     "distkit/kvstore": Line(1_644, 1_700),
-    "distkit/recording": Line(1_567, 1_600),
+    "distkit/recording": Line(1_586, 1_600),
     "distkit/trace": Line(897, 700),
     "distkit/views": Line(3_740, 3_800),
     "companions/distkit_course": Line(1_307, 1_300),
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_339, 15_000),
-    "the whole product": Line(25_210, 25_000),
+    "all of distkit": Line(15_358, 15_000),
+    "the whole product": Line(25_229, 25_000),
     "lines of JavaScript": Line(4_032, 4_300),
     "files in distkit": Line(181, 150),
     "names at the top level": Line(27, 23),

@@ -80,11 +80,13 @@ def reduction(frame: FrameType) -> str:
         arguments = frame.f_locals.get("args", ())
         name = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], str) else "sum"
         return "" if name.lower() == "sum" else name.lower()
-    if frame.f_code.co_filename != c10d.__file__:
+    if frame.f_code.co_filename != _C10D:
         return ""
-    op = frame.f_locals.get("op", dist.ReduceOp.SUM)
+    op = frame.f_locals.get("op", _SUM)
+    if op is _SUM:
+        return ""
     kind = getattr(op, "op", op)  # some reductions include a factor
-    return "" if kind == dist.ReduceOp.SUM else str(kind).rpartition(".")[2].lower()
+    return "" if kind == _SUM else str(kind).rpartition(".")[2].lower()
 
 
 def object_function(frame: FrameType | None) -> str:
@@ -126,8 +128,8 @@ def is_functional(frame: FrameType) -> bool:
     return frame.f_code.co_filename == _OPS
 
 
-_OPS = torch._ops.__file__
-_TORCH_FILES = {c10d.__file__, c10d_logger.__file__}  # c10d_logger wraps c10d's functions
+_OPS, _C10D, _SUM = torch._ops.__file__, c10d.__file__, dist.ReduceOp.SUM
+_TORCH_FILES = {_C10D, c10d_logger.__file__}  # c10d_logger wraps c10d's functions
 
 
 def is_async(call: Call, args: tuple[Any, ...]) -> bool:
@@ -158,7 +160,7 @@ def describe(used: list[torch.Tensor]) -> tuple[tuple[int, ...], str, int]:
     if not used:
         return (), "", 0
     first = used[0]
-    dtype = f"{SPARSE if first.is_sparse else ''}{_dtype(first.dtype)}"
+    dtype = SPARSE + _dtype(first.dtype) if first.is_sparse else _dtype(first.dtype)
     return tuple(first.shape), dtype, sum(map(_nbytes, used))
 
 
@@ -168,8 +170,9 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
-    indices = tensor.detach()._indices().nbytes if tensor.is_sparse else 0
-    return indices + stored(tensor).nbytes
+    if not tensor.is_sparse:
+        return tensor.nbytes
+    return tensor.detach()._indices().nbytes + stored(tensor).nbytes
 
 
 def storage_of(tensor: torch.Tensor) -> int:

@@ -10,8 +10,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import wraps
 from pathlib import Path
@@ -102,7 +102,7 @@ class Pending:
                 self.fields = peer, *self.fields[1:]
             values = self.recorder.summarize(*self.outputs) if self.has_values else None
             if self.device is None or self.begin is None:
-                self._end(now, values, *self._memory(values))
+                self._end(now, values)
             else:
                 self.in_flight = InFlight(self.device, self.work, self.begin, self.called), values
                 self.outputs = []
@@ -116,9 +116,7 @@ class Pending:
             in_flight, values = self.in_flight
             ended = in_flight.poll()
             if ended is not None:
-                self._end(
-                    ended, values, ("device_seconds", in_flight.seconds), *self._memory(values)
-                )
+                self._end(ended, values, ("device_seconds", in_flight.seconds))
                 # this object may live as long as its work
                 self.work = self.in_flight = None
             return ended is not None
@@ -129,14 +127,13 @@ class Pending:
         return in_flight is not None and device is not None and in_flight[0].stream == device.stream
 
     def _end(self, end_time: float, values: Any, *facts: tuple[str, Any]) -> None:
-        self.done = True
-        *call, where, attributes, match = self.fields
-        fields = (*call, where, (*attributes, *facts), match) if facts else self.fields
+        self.done, fields = True, self.fields
+        if isinstance(values, DeferredSummary):
+            facts = *facts, ("memory", values.memory)
+        if facts:
+            *call, where, attributes, match = fields
+            fields = (*call, where, (*attributes, *facts), match)
         self.recorder.put(self.seq, self.op, State.COMPLETED, end_time, fields, values)
-
-    @staticmethod
-    def _memory(values: object) -> list[tuple[str, int]]:
-        return [("memory", values.memory)] if isinstance(values, DeferredSummary) else []
 
     def fail(self) -> None:
         """Record that the operation failed."""
@@ -147,19 +144,20 @@ class Pending:
                 self.recorder.put(self.seq, self.op, State.FAILED, now, self.fields)
 
 
-@contextmanager
-def waiting(*operations: Pending, limited: bool = False) -> Iterator[None]:
-    """Record that this thread waits for operations; an exception marks them as failed."""
-    recorder = operations[0].recorder
-    recorder.begin_wait(*operations, limited=limited)
-    try:
-        yield
-    except BaseException:
-        for operation in operations:
-            operation.fail()
-        raise
-    finally:
-        recorder.end_wait()
+class waiting:
+    """Records that this thread waits for operations; an exception marks them as failed."""
+
+    def __init__(self, *operations: Pending, limited: bool = False) -> None:
+        self._operations, self._limited = operations, limited
+
+    def __enter__(self) -> None:
+        self._operations[0].recorder.begin_wait(*self._operations, limited=self._limited)
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is not None:
+            for operation in self._operations:
+                operation.fail()
+        self._operations[0].recorder.end_wait()
 
 
 # -- collectives that the program does not wait for -----------------------------------------

@@ -473,20 +473,30 @@ _user_files: set[str] = set()
 
 def user_line(depth: int = 1) -> str:
     """Return ``file:line`` of the innermost user frame."""
-    return next(_user_lines(sys._getframe(depth)), "")
+    return line_of(sys._getframe(depth))
 
 
 def main_thread_line() -> str:
     """Return the main thread's user line, for autograd threads, which have no user frames."""
-    return next(_user_lines(sys._current_frames().get(threading.main_thread().ident or 0)), "")
+    return line_of(sys._current_frames().get(threading.main_thread().ident or 0))
 
 
-def _user_lines(frame: FrameType | None) -> Iterator[str]:
-    """Yield the user's lines of a stack, innermost first."""
-    while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
-            yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
+def line_of(frame: FrameType | None) -> str:
+    """Return ``file:line`` of the innermost user frame in a stack; "" if there is none."""
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _user_lines(frame: FrameType | None) -> tuple[str, ...]:
+    """Return the user's lines of a stack, innermost first, at most ``MAX_STACK``."""
+    stack = walk_stack(frame) if frame is not None else ()
+    lines = (
+        f"{user.f_code.co_filename}:{number}"
+        for user, number in stack
+        if is_user_file(user.f_code.co_filename)
+    )
+    return tuple(itertools.islice(lines, MAX_STACK))
 
 
 def _wait_attributes(
@@ -497,10 +507,7 @@ def _wait_attributes(
     An autograd thread has no user frames, so the main thread's stack replaces its stack.
     """
     main = threading.main_thread().ident or 0
-    lines, main_lines = (
-        tuple(itertools.islice(_user_lines(frames.get(ident)), MAX_STACK))
-        for ident in (thread, main)
-    )
+    lines, main_lines = (_user_lines(frames.get(ident)) for ident in (thread, main))
     if not lines:
         return ((STACK, main_lines),) if main_lines[:1] == (where,) else ()
     wait_line = (("waits_at", lines[0]),) if lines[0] != where else ()

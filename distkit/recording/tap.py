@@ -18,7 +18,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 
@@ -56,7 +56,14 @@ from distkit.recording.pending import (
     returns_to_user,
     waiting,
 )
-from distkit.recording.recorder import Facts, Recorder, main_thread_line, user_line, with_caller
+from distkit.recording.recorder import (
+    Facts,
+    Recorder,
+    line_of,
+    main_thread_line,
+    user_line,
+    with_caller,
+)
 
 #: Names of functions that return before their message is transferred.
 _REQUESTS = {"isend", "irecv"}
@@ -158,13 +165,13 @@ class Tap:
         self, call: Call, redispatch: Callable[..., Any], keys: Any, *args: Any
     ) -> Any:
         """Record a call of a c10d operator and redispatch it."""
-        recorder = _recorder.current()
-        if recorder is None or keys.has(_META):
-            return redispatch(keys - _KEY, *args)
+        recorder, (keys, is_meta) = _recorder.current(), _lower_keys(keys.raw_repr())
+        if recorder is None or is_meta:
+            return redispatch(keys, *args)
         recorder.end_wait()  # calls are nested under use_algorithm
         called, pending = time.monotonic(), self._record_call(recorder, call, args)
         if pending is None:
-            return redispatch(keys - _KEY, *args)
+            return redispatch(keys, *args)
         _check_peer(call, args, pending)
         read = _read_tensors(call, args, pending) if pending.has_values else []
         self._record_start(recorder, pending, read, called)
@@ -174,7 +181,7 @@ class Tap:
             limit = None if call.limit is None else args[call.limit]
             recorder.begin_wait(pending, limited=is_user_timeout(limit))
         try:
-            result = redispatch(keys - _KEY, *args)
+            result = redispatch(keys, *args)
         except BaseException:
             pending.fail()
             self.broken = True
@@ -211,24 +218,22 @@ class Tap:
         used = (call.inputs != call.outputs and tensors(args, call.inputs)) or outputs
         if call.op not in P2P:
             self.collectives[group.name] += 1
-            if not in_backward:  # autograd uses separate threads
-                self._check_thread(group.name, thread)
+            if not in_backward and self._threads.get(group.name) != thread:
+                self._check_thread(group.name, thread)  # autograd uses separate threads
         peer = None if call.peer is None else group.rank(args[call.peer])
         tag = None if call.tag is None else args[call.tag]
         shape, dtype, nbytes = describe(used)
         device = None if not used or used[0].is_cpu else device_of(used[0].device)
+        has_values = bool(used)
         facts = _facts(call, caller, in_backward)
         if call.op is Op.ALL_TO_ALL:
             facts = (*facts, *splits(args))
         if device is not None:
             facts = (*facts, *device.facts)
             if device.captures():
-                device, facts = None, (*facts, ("captured", True))
-        has_values = (
-            bool(used) and (device is not None or used[0].is_cpu) and recorder.may_summarize()
-        )
-        seq = recorder.next_seq()
-        where = user_line(3) or main_thread_line()
+                device, facts, has_values = None, (*facts, ("captured", True)), False
+        seq, has_values = recorder.next_seq(), has_values and recorder.may_summarize()
+        where = line_of(caller) or main_thread_line()
         fields = peer, group.name, nbytes, shape, dtype, tag, where, facts, None
         pending = Pending(
             recorder, seq, call.op, recorder.shared(fields), outputs, has_values, device
@@ -283,7 +288,7 @@ class Tap:
         self._pending[id(work)] = work, pending
         if from_python and (background or caller.f_code.co_name in _REQUESTS):
             self._track_async(call, args, work, pending, caller)
-        functional = is_functional(caller)
+        functional = not from_python and is_functional(caller)
         in_stream = pending.begin is not None
         # on a device, Python's calls complete at the wait, when the program's stream has the values
         if background and not (in_stream and (functional or from_python)):
@@ -415,10 +420,9 @@ class Tap:
 
     def _source(self, work: Any, pending: Pending) -> int | None:
         """Return the sender of the message that matched a receive from any source."""
-        peer, group = pending.fields[:2]
-        if pending.op is not Op.RECV or peer is not None:
+        if pending.op is not Op.RECV or pending.fields[0] is not None:
             return None
-        return self.groups.used[group].rank(work._source_rank())
+        return self.groups.used[pending.fields[1]].rank(work._source_rank())
 
     def wait_for_gpu(self, limit: float = math.inf) -> None:
         """Wait up to ``limit`` seconds for the GPU to finish the operations in flight."""
@@ -547,6 +551,16 @@ class Tap:
         warn(name)
 
 
+@cache
+def _lower_keys(keys: int) -> tuple[Any, bool]:
+    """Return a call's dispatch keys without the hooks' key, and whether its tensors are meta.
+
+    A conversion of a key set to or from Python costs more than this lookup by its bits.
+    """
+    key_set = torch._C.DispatchKeySet.from_raw_repr(keys)
+    return key_set - _KEY, key_set.has(_META)
+
+
 def _hook_operator(undo: ExitStack, operator: Any, replacement: Callable[..., Any]) -> None:
     """Replace an operator with ``replacement(redispatch, keys, …)`` until ``undo`` is closed."""
     library = torch.library.Library(operator.namespace, "IMPL")
@@ -612,7 +626,7 @@ def _written_tensors(call: Call, args: tuple[Any, ...], pending: Pending) -> lis
 
 def _check_peer(call: Call, args: tuple[Any, ...], pending: Pending) -> None:
     """Raise ValueError for a peer that does not exist, since gloo would wait for it forever."""
-    if call.op in P2P and call.peer is not None and pending.fields[0] is None:
+    if call.peer is not None and call.op in P2P and pending.fields[0] is None:
         last = dist.ProcessGroup.unbox(args[call.group]).size() - 1
         raise ValueError(
             f"{call.op}: rank {args[call.peer]} does not exist; the group has ranks 0 to {last}."
