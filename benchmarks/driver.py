@@ -23,10 +23,10 @@ Log = Callable[[str], None]
 Samples = dict[str, list[float]]
 
 
-def take_turns(
+def interleave(
     name: str, reps: int, log: Log, *contenders: Callable[[], Mapping[str, float]]
 ) -> Samples:
-    """Measure each contender ``reps`` times, in turn; return the samples by name."""
+    """Measure each contender ``reps`` times, alternating; return the samples by name."""
     samples: Samples = defaultdict(list)
     for rep in range(reps):
         log(f"{name}: {rep + 1} of {reps}")

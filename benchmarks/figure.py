@@ -25,8 +25,8 @@ class Figure:
         reps: the number of repetitions.
         reference: the quantity to compare with.
         reference_value: the median of the reference.
-        must: the upper limit of the ratio of value to reference, or of the value if ``absolute``.
-        aim: a stricter limit of the same kind.
+        limit: the upper limit of the ratio of value to reference, or of the value if ``absolute``.
+        target: a stricter limit of the same kind.
         absolute: whether the limits apply to the value itself.
         note: the reason for a missing value.
     """
@@ -39,17 +39,17 @@ class Figure:
     reps: int = 0
     reference: str = ""
     reference_value: float | None = None
-    must: float | None = None
-    aim: float | None = None
+    limit: float | None = None
+    target: float | None = None
     absolute: bool = False
     note: str = ""
 
     def of(self, samples: Sequence[float], against: Sequence[float] = (), note: str = "") -> Figure:
         """Return the figure with the medians of these samples; ``note`` explains missing ones.
 
-        >>> start = Figure("start", "s", reference="stock", must=0.25)
-        >>> start.of([2.0, 1.0, 3.0], [8.0, 10.0]).reached
-        'must'
+        >>> start = Figure("start", "s", reference="stock", limit=0.25)
+        >>> start.of([2.0, 1.0, 3.0], [8.0, 10.0]).verdict
+        'limit met'
         """
         if not samples:
             return replace(self, note=note or "not measured")
@@ -71,20 +71,20 @@ class Figure:
         return self.value / self.reference_value
 
     @property
-    def reached(self) -> str:
+    def verdict(self) -> str:
         """The strictest limit that the number meets; "" without limits."""
-        if self.must is None and self.aim is None:
+        if self.limit is None and self.target is None:
             return ""
         number = self.value if self.absolute else self.ratio
         if number is None:
             return self.note or "reference missing"
-        if self.aim is not None and number <= self.aim:
-            return "aim"
-        return "must" if self.must is not None and number <= self.must else "not reached"
+        if self.target is not None and number <= self.target:
+            return "target met"
+        return "limit met" if self.limit is not None and number <= self.limit else "not met"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figure as plain data."""
-        return {**asdict(self), "ratio": self.ratio, "reached": self.reached}
+        return {**asdict(self), "ratio": self.ratio, "verdict": self.verdict}
 
 
 def figure(
@@ -109,9 +109,9 @@ def fill(
         samples: repetitions by name; missing ones were not measured.
         note: the reason for missing samples.
 
-    >>> table = {"one / two": Figure("one", "s", reference="two", must=0.6)}
-    >>> [row.reached for row in fill(table, {"one": [1.0], "two": [2.0]})]
-    ['must']
+    >>> table = {"one / two": Figure("one", "s", reference="two", limit=0.6)}
+    >>> [row.verdict for row in fill(table, {"one": [1.0], "two": [2.0]})]
+    ['limit met']
     """
     keys = [key.partition(" / ") for key in table]
     return [
@@ -169,12 +169,12 @@ def _paragraph(figure: Figure) -> str:
     unit = "" if figure.absolute else "x"
     limits = [
         f"{word} ≤ {_short(limit)}{unit}"
-        for word, limit in (("must", figure.must), ("aim", figure.aim))
+        for word, limit in (("limit", figure.limit), ("target", figure.target))
         if limit is not None
     ]
     lines = [figure.name, f"    {_number(figure.value, figure.unit)}{_range(figure)}{comparison}"]
     if limits:
-        lines.append(f"    {', '.join(limits)}: {figure.reached}")
+        lines.append(f"    {', '.join(limits)}: {figure.verdict}")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""GPU ranks compared with their references. Without a GPU, figures are marked as unproven.
+"""GPU ranks compared with their references. Without a GPU, figures are marked as not measured.
 
 A stand-in runs the same code on the CPU, to test the benchmark itself. Its numbers do not apply to
 GPUs, so the names of its figures mark them as measured on a stand-in.
@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.driver import Driver, Log, take_turns, torch_timeout
+from benchmarks.driver import Driver, Log, interleave, torch_timeout
 from benchmarks.figure import Figure
 from benchmarks.memory import pss
 from benchmarks.train import torchrun
@@ -46,7 +46,9 @@ def measure(reps: int, log: Log, stand_in: str = "") -> tuple[list[Figure], dict
     for row in ROWS:
         log(f"gpu: {row.figure.name}")
         figures.append(
-            measured(row, reps, stand_in) if present else row.figure.of([], note="unproven: no GPU")
+            measured(row, reps, stand_in)
+            if present
+            else row.figure.of([], note="not measured: no GPU")
         )
     return figures, {"stand_in": stand_in, **environment()}
 
@@ -56,7 +58,7 @@ def measured(row: Row, reps: int, stand_in: str = "") -> Figure:
     figure = row.figure
     if stand_in:
         name = f"{figure.name} [stand-in: {stand_in}]"
-        figure = replace(figure, name=name, must=None, aim=None)
+        figure = replace(figure, name=name, limit=None, target=None)
     try:
         return figure.of(*row.measure(stand_in or "cuda:0", reps))
     except Exception as error:
@@ -143,7 +145,7 @@ def _start(device: str, reps: int) -> Pair:
         times = [float(line.split()[1]) for line in lines if line.startswith("done ")]
         return {"theirs": max(times) - began}
 
-    samples = take_turns("gpu", reps, lambda line: None, ours, theirs)
+    samples = interleave("gpu", reps, lambda line: None, ours, theirs)
     return samples["ours"], samples["theirs"]
 
 
@@ -195,7 +197,7 @@ def _training(ranks: int, device: str, reps: int) -> Pair:
             run = cluster._submit(train, (device, STEPS), {}, record=record).wait()
             return {str(record): 1e3 * max(run.results)}
 
-        samples = take_turns("gpu", reps, lambda line: None, lambda: run(True), lambda: run(False))
+        samples = interleave("gpu", reps, lambda line: None, lambda: run(True), lambda: run(False))
     return samples["True"], samples["False"]
 
 
@@ -236,11 +238,11 @@ def _reducing(device: str, reps: int) -> Pair:
     from distkit import Cluster
 
     with Cluster(RANKS, device=device) as cluster:
-        turns = [
+        repetitions = [
             cluster._submit(reduce, (device, SIZE), {}, record=False).wait().results
             for _ in range(reps)
         ]
-    ours, gloo = ([1e3 * max(rank[i] for rank in turn) for turn in turns] for i in range(2))
+    ours, gloo = ([1e3 * max(rank[i] for rank in ranks) for ranks in repetitions] for i in range(2))
     return ours, gloo
 
 
@@ -345,8 +347,8 @@ ROWS = [
             f"Cluster({RANKS}) on one GPU to its first all_reduce",
             "s",
             reference=f"{RANKS} processes by torchrun, with gloo",
-            must=0.5,
-            aim=0.3,
+            limit=0.5,
+            target=0.3,
         ),
         _start,
     ),
@@ -355,8 +357,8 @@ ROWS = [
             f"step of DDP (small CNN, {RANKS} ranks on one GPU), recorded",
             "ms",
             reference=_PLAIN,
-            must=1.05,
-            aim=1.02,
+            limit=1.05,
+            target=1.02,
         ),
         partial(_training, RANKS),
     ),
@@ -365,13 +367,13 @@ ROWS = [
             f"all-reduce of {SIZE >> 20} MB, {RANKS} ranks on one GPU, shared_memory",
             "ms",
             reference="gloo on CUDA tensors",
-            must=0.5,
-            aim=0.2,
+            limit=0.5,
+            target=0.2,
         ),
         _reducing,
     ),
     Row(
-        Figure("step of DDP, one rank with NCCL, recorded", "ms", reference=_PLAIN, must=1.02),
+        Figure("step of DDP, one rank with NCCL, recorded", "ms", reference=_PLAIN, limit=1.02),
         partial(_training, 1),
     ),
     Row(
@@ -379,7 +381,7 @@ ROWS = [
             "hang of GPU ranks to the error",
             "s",
             reference="torch's timeout, which names no rank",
-            must=2.0,
+            limit=2.0,
             absolute=True,
         ),
         _finding,
@@ -389,7 +391,7 @@ ROWS = [
             "interrupt of hung GPU ranks to a usable cluster",
             "s",
             reference="torch's timeout",
-            must=3.0,
+            limit=3.0,
             absolute=True,
         ),
         _interrupting,
@@ -397,7 +399,7 @@ ROWS = [
     *(
         Row(
             Figure(
-                f"GPU memory left {FREE_TIMEOUT:.0f} s after {end}", "MiB", must=0, absolute=True
+                f"GPU memory left {FREE_TIMEOUT:.0f} s after {end}", "MiB", limit=0, absolute=True
             ),
             partial(_leaving, killed),
         )

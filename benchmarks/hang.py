@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.driver import Log, Samples, take_turns, torch_timeout
+from benchmarks.driver import Log, Samples, interleave, torch_timeout
 from benchmarks.figure import Figure, fill
 from distkit.errors import DeadlockError
 
@@ -17,24 +17,28 @@ FIGURES = {
         "from the last rank blocking to the error, slowest in the catalog",
         "s",
         reference="torch's timeout, which names no rank",
-        must=2.0,
-        aim=0.5,
+        limit=2.0,
+        target=0.5,
         absolute=True,
     ),
     "median": Figure(
         "from the last rank blocking to the error, median of the catalog",
         "s",
-        must=0.3,
+        limit=0.3,
         absolute=True,
     ),
     "interrupt": Figure(
-        "interrupt of a hung run to a usable cluster, median", "s", must=0.5, aim=0.1, absolute=True
+        "interrupt of a hung run to a usable cluster, median",
+        "s",
+        limit=0.5,
+        target=0.1,
+        absolute=True,
     ),
     "stop": Figure(
         "interrupt of an endless loop to a usable cluster, median",
         "s",
-        must=0.5,
-        aim=0.1,
+        limit=0.5,
+        target=0.1,
         absolute=True,
     ),
 }
@@ -48,21 +52,21 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     hangs = [case for case in ALL.values() if case.how == "hangs" and not case.servers]
     with dk.Cluster(2) as two, dk.Cluster(3) as three:
         clusters = {2: two, 3: three}
-        findings = take_turns(
+        findings = interleave(
             "hang",
             reps,
             log,
             lambda: {c.program.__name__: _finding(clusters[c.ranks], c) for c in hangs},
         )
-        times = take_turns(
+        times = interleave(
             "hang: interrupts",
             reps * INTERRUPTS,
             log,
             lambda: {"interrupt": _hung_run(three), "stop": _endless_run(three)},
         )
-    turns = [*zip(*findings.values(), strict=True)]
-    samples: Samples = {"finding": [*map(max, turns)], "torch": [torch_timeout()], **times}
-    samples["median"] = [seconds for turn in turns for seconds in turn]
+    repetitions = [*zip(*findings.values(), strict=True)]
+    samples: Samples = {"finding": [*map(max, repetitions)], "torch": [torch_timeout()], **times}
+    samples["median"] = [seconds for repetition in repetitions for seconds in repetition]
     return fill(FIGURES, samples), {**samples, "by program": findings}
 
 

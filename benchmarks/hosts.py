@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.driver import Log, Samples, open_mpi_environ, take_turns
+from benchmarks.driver import Log, Samples, interleave, open_mpi_environ
 from benchmarks.figure import Figure, fill
 from distkit.errors import LaboratoryError
 
@@ -42,22 +42,22 @@ FIGURES = {
         "start of 3 x 2 ranks over SSH to the first all_reduce",
         "s",
         reference="ipyparallel's SSH cluster, torch, gloo",
-        must=0.5,
-        aim=0.25,
+        limit=0.5,
+        target=0.25,
     ),
-    "hang": Figure("hang on 3 hosts to its error", "s", absolute=True, must=2.0, aim=0.5),
-    "partition": Figure("silent partition to its error", "s", absolute=True, must=5.0, aim=2.0),
+    "hang": Figure("hang on 3 hosts to its error", "s", absolute=True, limit=2.0, target=0.5),
+    "partition": Figure("silent partition to its error", "s", absolute=True, limit=5.0, target=2.0),
     "left": Figure(
         f"processes left {EXIT_GRACE:.0f} s after the kernel was killed or a link was cut",
         "processes",
         absolute=True,
-        must=0,
+        limit=0,
     ),
     "hierarchical / gloo": Figure(
         f"hierarchical all-reduce of 4 MB, 3 x 2 ranks over {RATE}",
         "s",
         reference="gloo's ring",
-        must=1 / 1.3,
+        limit=1 / 1.3,
     ),
 }
 
@@ -73,12 +73,12 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
 
 def _samples(reps: int, log: Log) -> Samples:
     """Time starts, kills, cut links, hangs, and all-reduces."""
-    samples = take_turns(
+    samples = interleave(
         "hosts: start", reps, log, lambda: _start("ours"), lambda: _start("theirs")
     )
-    for turn in range(reps):
+    for rep in range(reps):
         for fault in ("kill", "cut"):
-            log(f"hosts: {fault}, {turn + 1} of {reps}")
+            log(f"hosts: {fault}, {rep + 1} of {reps}")
             for name, value in _break(fault).items():
                 samples.setdefault(name, []).append(value)
     with laboratory() as lab:
@@ -287,12 +287,12 @@ def _times() -> Samples:
         dist.all_reduce(elapsed, dist.ReduceOp.MAX)
         return float(elapsed)
 
-    def turn() -> dict[str, float]:
+    def round_of_calls() -> dict[str, float]:
         hierarchical = seconds(lambda: dk.algorithms.use_algorithm("shared_memory"))
         return {"hierarchical": hierarchical, "gloo": seconds(nullcontext)}
 
-    turn()  # warm-up: opens connections
-    return take_turns("all-reduce", TIMES, lambda line: None, turn)
+    round_of_calls()  # warm-up: opens connections
+    return interleave("all-reduce", TIMES, lambda line: None, round_of_calls)
 
 
 def reducing() -> None:

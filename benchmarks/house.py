@@ -85,9 +85,9 @@ def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[s
 
 
 def _figure(
-    name: str, unit: str, value: int, must: float | None = None, aim: float | None = None
+    name: str, unit: str, value: int, limit: float | None = None, target: float | None = None
 ) -> Figure:
-    return Figure(name, unit, value, must=must, aim=aim, absolute=True)
+    return Figure(name, unit, value, limit=limit, target=target, absolute=True)
 
 
 def packages(root: Path) -> dict[str, int]:

@@ -24,48 +24,48 @@ TRIPS = {("dist_sync", 4 << 20): 12, ("dist_sync", 64 << 20): 2, ("dist_async", 
 STEPS = {"dist_sync": 150, "dist_async": 150}
 BATCH, RATE = 32, 0.1
 
-#: Upper limits of the ratio of distkit's time to MXNet's (must, aim), by bytes.
+#: Upper limits of the ratio of distkit's time to MXNet's (limit, target), by bytes.
 _LIMITS = {1 << 10: (1 / 0.7, 1 / 1.5), 4 << 20: (1.0, 0.5), 64 << 20: (1.0, 0.5)}
 
-#: A contender's seconds in every turn, by size or for a "step" of training.
+#: A contender's seconds in every repetition, by size or for a "step" of training.
 Seconds = dict[Any, list[float]]
-Turns = dict[str, Seconds]
+Samples = dict[str, Seconds]
 OURS = "ours"
 
 
 def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """Measure seconds per call of the slowest worker in ``reps`` turns of each contender."""
+    """Measure seconds per call of the slowest worker in ``reps`` repetitions of each contender."""
     figures: list[Figure] = []
     details: dict[str, Any] = {}
     for workers, servers in CLUSTERS:
         for mode in STEPS:
             trips = {size: n for (m, size), n in TRIPS.items() if m == mode}
-            turns = _turns(workers, servers, mode, trips, reps, log)
+            samples = _measure(workers, servers, mode, trips, reps, log)
             setup = f"{workers} workers + {servers} server{'s' * (servers > 1)}, {mode}"
-            figures += _figures(setup, workers, turns)
+            figures += _figures(setup, workers, samples)
             details[setup] = {
                 f"{task}, {name}": {
                     "us": [1e6 * s for s in times],
                     "median_us": 1e6 * median(times),
                 }
-                for name, seconds in turns.items()
+                for name, seconds in samples.items()
                 for task, times in seconds.items()
             }
     return figures, details
 
 
-def _turns(
+def _measure(
     workers: int,
     servers: int,
     mode: str,
     trips: dict[int, int],
     reps: int,
     log: Callable[[str], None],
-) -> Turns:
+) -> Samples:
     """Return the time of each contender [s]: distkit, MXNet or the echo, TensorFlow."""
     from distkit.cluster.cluster import Cluster
 
-    turns: Turns = {OURS: {}}
+    samples: Samples = {OURS: {}}
     data, jobs = kvstore_peers.digits(), {"trips": trips, "steps": STEPS[mode]}
     mxnet, tensorflow = map(os.environ.get, ("DISTKIT_MXNET_PYTHON", "DISTKIT_TENSORFLOW_PYTHON"))
     with (
@@ -77,11 +77,13 @@ def _turns(
             log(f"kvstore: {workers} + {servers}, {mode}, {rep + 1} of {reps}")
             for job in jobs.items():
                 run = cluster._submit(on_worker, (mode, job, data), {}, record=False).wait()
-                _add(turns[OURS], run.results)
-                _add(turns.setdefault(reference.name, {}), reference.run(job))
+                _add(samples[OURS], run.results)
+                _add(samples.setdefault(reference.name, {}), reference.run(job))
             if coordinator is not None:
-                _add(turns.setdefault(kvstore_tensorflow.NAME, {}), [coordinator.run(STEPS[mode])])
-    return turns
+                _add(
+                    samples.setdefault(kvstore_tensorflow.NAME, {}), [coordinator.run(STEPS[mode])]
+                )
+    return samples
 
 
 def _add(seconds: Seconds, results: list[dict[Any, float]]) -> None:
@@ -89,35 +91,37 @@ def _add(seconds: Seconds, results: list[dict[Any, float]]) -> None:
         seconds.setdefault(task, []).append(max(result[task] for result in results))
 
 
-def _figures(setup: str, workers: int, turns: Turns) -> list[Figure]:
+def _figures(setup: str, workers: int, samples: Samples) -> list[Figure]:
     """Return figures of distkit's times, compared with MXNet's or the echo's."""
     figures = []
-    reference = kvstore_peers.MXNET if kvstore_peers.MXNET in turns else kvstore_peers.ECHO
-    for what, seconds in turns[OURS].items():
+    reference = kvstore_peers.MXNET if kvstore_peers.MXNET in samples else kvstore_peers.ECHO
+    for what, seconds in samples[OURS].items():
         limits: dict[str, Any] = {}
         if what == "step":
             rate = workers * BATCH / median(seconds)
             name = f"training step of the digits MLP, {setup} ({rate:,.0f} samples/s)"
-            limits = {"must": 1.0, "aim": 0.5}
+            limits = {"limit": 1.0, "target": 0.5}
         else:
             rate = 2 * int(what) / median(seconds) / 1e6
             name = f"push + pull of {_size(int(what))}, {setup} ({rate:,.4g} MB/s per worker)"
-            limits = dict(zip(("must", "aim"), _LIMITS[int(what)], strict=True))
+            limits = dict(zip(("limit", "target"), _LIMITS[int(what)], strict=True))
         if reference != kvstore_peers.MXNET:
             limits = {}  # the limits apply to MXNet only
         figures.append(
-            figure(name, "us", _us(seconds), reference, _us(turns[reference].get(what)), **limits)
+            figure(name, "us", _us(seconds), reference, _us(samples[reference].get(what)), **limits)
         )
         if what == "step":
-            figures += _against_tensorflow(name, seconds, turns.get(kvstore_tensorflow.NAME, {}))
+            figures += _against_tensorflow(name, seconds, samples.get(kvstore_tensorflow.NAME, {}))
     return figures
 
 
 def _against_tensorflow(name: str, seconds: list[float], reference: Seconds) -> list[Figure]:
     """Compare a step with TensorFlow's, with one and ten steps per call of its coordinator."""
     if not reference:
-        return [figure(name, "us", _us(seconds), kvstore_tensorflow.MISSING, must=1 / 3, aim=0.1)]
-    limits: dict[str, dict[str, float]] = {"step": {"must": 1 / 3, "aim": 0.1}}
+        return [
+            figure(name, "us", _us(seconds), kvstore_tensorflow.MISSING, limit=1 / 3, target=0.1)
+        ]
+    limits: dict[str, dict[str, float]] = {"step": {"limit": 1 / 3, "target": 0.1}}
     return [
         figure(
             name,

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.driver import Driver, Log, take_turns
+from benchmarks.driver import Driver, Log, interleave
 from benchmarks.figure import Figure, fill
 from benchmarks.start import FIRST, STOCK
 from distkit.errors import DistkitError
@@ -50,11 +50,11 @@ FIGURES = {
         "memory (PSS) of the processes of an idle Cluster(4)",
         "MB",
         reference=_STOCK,
-        must=0.5,
-        aim=0.35,
+        limit=0.5,
+        target=0.35,
     ),
     "running / stock": Figure(
-        "memory (PSS) of the processes of a running Cluster(4)", "MB", reference=_STOCK, must=0.5
+        "memory (PSS) of the processes of a running Cluster(4)", "MB", reference=_STOCK, limit=0.5
     ),
     "processes / stock processes": Figure(
         "processes of a running Cluster(4)", "processes", reference=_STOCK
@@ -68,7 +68,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
         raise DistkitError(
             "bench memory needs /proc/PID/smaps_rollup: run it on Linux 4.14 or later."
         )
-    samples = take_turns("memory", reps, log, _ours, _stock)
+    samples = interleave("memory", reps, log, _ours, _stock)
     return fill(FIGURES, samples), samples
 
 

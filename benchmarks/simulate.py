@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.driver import Log, take_turns
+from benchmarks.driver import Log, interleave
 from benchmarks.figure import Figure, fill
 
 RANKS, MANY, GPUS = 4096, 1_000_000, 9_600
@@ -25,38 +25,38 @@ FIGURES = {
     "ring": Figure(
         f"simulated ring all-reduce of {RANKS} ranks with jitter on every message",
         "s",
-        must=10,
-        aim=3.5,
+        limit=10,
+        target=3.5,
         absolute=True,
     ),
     "forms": Figure(
         f"closed forms of all algorithms for each of 1 to {MANY:,} ranks",
         "s",
-        must=1,
-        aim=0.1,
+        limit=1,
+        target=0.1,
         absolute=True,
     ),
     "layouts": Figure(
-        f"search of 256 layouts of a job on {GPUS:,} GPUs", "s", must=10, aim=2, absolute=True
+        f"search of 256 layouts of a job on {GPUS:,} GPUs", "s", limit=10, target=2, absolute=True
     ),
     "error": Figure(
         "error of calibrated predictions over algorithms, sizes and ranks",
         "%",
-        must=25,
-        aim=10,
+        limit=25,
+        target=10,
         absolute=True,
     ),
     "speedup": Figure(
-        "error of the predicted speedup of training", "%", must=20, aim=10, absolute=True
+        "error of the predicted speedup of training", "%", limit=20, target=10, absolute=True
     ),
 }
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Time the simulator and the closed forms, then predict and measure in turns."""
+    """Time the simulator and the closed forms, then alternate predictions and measurements."""
     import distkit as dk
 
-    samples = take_turns("simulate", reps, log, _speed)
+    samples = interleave("simulate", reps, log, _speed)
     rows = []
     for n in GROUPS:
         log(f"simulate: predicting and measuring {n} ranks")
@@ -115,7 +115,7 @@ def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]
     from distkit_simulation.calibration import SIZES, MeasuredNetwork, lower_quartile
 
     names = list(dk.algorithms.ALL_REDUCES)
-    results = dk.run_ranks(take_turns_on_rank, n, names, tensors, SIZES, reps, record=False).results
+    results = dk.run_ranks(interleave_on_rank, n, names, tensors, SIZES, reps, record=False).results
     machine = MeasuredNetwork.of(SIZES, [*zip(*(batches for batches, _ in results), strict=True)])
     return [
         {
@@ -132,7 +132,7 @@ def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]
     ]
 
 
-def take_turns_on_rank(
+def interleave_on_rank(
     names: Sequence[str], tensors: Sequence[int], sizes: Sequence[int], reps: int
 ) -> tuple[Any, Any]:
     """Alternate a batch of the calibration and a batch of every algorithm on this rank."""

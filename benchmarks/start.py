@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.driver import Driver, Log, take_turns
+from benchmarks.driver import Driver, Log, interleave
 from benchmarks.figure import Figure, fill
 from benchmarks.house import size
 
@@ -137,44 +137,44 @@ _FIRST = "Cluster(4) in a fresh process to its first all_reduce"
 _ACCELERATE = "accelerate's notebook_launcher"
 
 FIGURES = {
-    "cluster / torch": Figure(_FIRST, "s", reference=_TORCH, must=1.15, aim=1.05),
-    "cluster / stock": Figure(_FIRST, "s", reference=_STOCK, must=0.25),
+    "cluster / torch": Figure(_FIRST, "s", reference=_TORCH, limit=1.15, target=1.05),
+    "cluster / stock": Figure(_FIRST, "s", reference=_STOCK, limit=0.25),
     "run / accelerate": Figure(
         "cluster.run(fn), 4 ranks, warm, to its first all_reduce",
         "s",
         reference=_ACCELERATE,
-        must=0.8,
-        aim=0.5,
+        limit=0.8,
+        target=0.5,
     ),
     "run_ranks / accelerate": Figure(
         "run_ranks(fn, 4), warm, to its first all_reduce",
         "s",
         reference=_ACCELERATE,
-        must=1.5,
-        aim=0.8,
+        limit=1.5,
+        target=0.8,
     ),
     "ddp": Figure(
-        "first DDP run of an idle cluster, 2 ranks", "s", must=0.4, aim=0.15, absolute=True
+        "first DDP run of an idle cluster, 2 ranks", "s", limit=0.4, target=0.15, absolute=True
     ),
     "modules": Figure(
-        "modules of distkit loaded by run_ranks(fn, 4)", "modules", must=40, absolute=True
+        "modules of distkit loaded by run_ranks(fn, 4)", "modules", limit=40, absolute=True
     ),
     "statements": Figure(
         "statements of distkit loaded by run_ranks(fn, 4)",
         "statements",
-        must=4500,
+        limit=4500,
         absolute=True,
     ),
-    "distkit / numpy": Figure("import distkit", "s", reference="import numpy", must=3),
+    "distkit / numpy": Figure("import distkit", "s", reference="import numpy", limit=3),
 }
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     """Measure ``reps`` fresh processes of each contender, then warm processes."""
     programs = {"cluster": CLUSTER, "stock": STOCK, "ddp": DDP}
-    samples = take_turns("start: fresh processes", reps, log, lambda: _fresh(programs))
+    samples = interleave("start: fresh processes", reps, log, lambda: _fresh(programs))
     samples |= _warm(reps * WARM, log)
-    samples |= take_turns("start: imports", reps * IMPORTS, log, _imports)
+    samples |= interleave("start: imports", reps * IMPORTS, log, _imports)
     with Driver(MODULES) as driver:
         files = driver.request()
     samples |= {"modules": [len(files)], "statements": [sum(size(Path(f)) for f in files)]}
@@ -192,13 +192,13 @@ def _fresh(programs: dict[str, str]) -> dict[str, float]:
 
 
 def _warm(reps: int, log: Log) -> dict[str, list[float]]:
-    """Measure warm processes in turn, after two warm-up turns."""
+    """Time alternating runs in warm processes, after two warm-up runs of each."""
     programs = {"run": CLUSTER, "run_ranks": RUN_RANKS}
     if find_spec("accelerate") is not None:
         programs["accelerate"] = ACCELERATE
     with ExitStack() as stack:
         drivers = {name: stack.enter_context(Driver(text)) for name, text in programs.items()}
-        samples = take_turns(
+        samples = interleave(
             "start: warm", reps + 2, log, lambda: {n: d.request() for n, d in drivers.items()}
         )
     return {name: seconds[2:] for name, seconds in samples.items()}

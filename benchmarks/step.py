@@ -7,7 +7,7 @@ from statistics import quantiles
 from typing import Any
 
 from benchmarks import lab
-from benchmarks.driver import Driver, Log, take_turns
+from benchmarks.driver import Driver, Log, interleave
 from benchmarks.figure import Figure, fill
 from benchmarks.start import STOCK
 
@@ -41,12 +41,12 @@ FIGURES = {
         f"stepper.next(), {RANKS} ranks, round trip",
         "ms",
         reference=f"ipyparallel's apply_sync of os.getpid on {RANKS} engines",
-        must=1.0,
+        limit=1.0,
     ),
     "p95": Figure(
         "click on Next in JupyterLab to the updated view, 95th percentile",
         "ms",
-        must=120,
+        limit=120,
         absolute=True,
     ),
 }
@@ -85,7 +85,7 @@ def _calls(reps: int, log: Log) -> dict[str, list[float]]:
     with Driver(STOCK) as stock, dk.Cluster(RANKS) as cluster:
         stock.request()  # starts the cluster
         stepper = cluster.step(reduce_often, reps + 1)
-        samples = take_turns("step", reps, log, step, lambda: {"apply": 1e3 * stock.request()})
+        samples = interleave("step", reps, log, step, lambda: {"apply": 1e3 * stock.request()})
         stepper.finish()
     return samples
 

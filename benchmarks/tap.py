@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.driver import Log, take_turns
+from benchmarks.driver import Log, interleave
 from benchmarks.figure import Figure, fill
 
 #: Name of gloo's thread that polls the sockets.
@@ -25,9 +25,9 @@ _PLAIN = "the same without recording"
 _STEP = "step of DDP on the digits, 2 ranks, recorded"
 
 FIGURES = {
-    "step / plain step": Figure(_STEP, "ms", reference=_PLAIN, must=1.05, aim=1.02),
+    "step / plain step": Figure(_STEP, "ms", reference=_PLAIN, limit=1.05, target=1.02),
     "step cpu / plain step cpu": Figure(
-        f"CPU time of the {_STEP}", "ms", reference=_PLAIN, must=1.1, aim=1.05
+        f"CPU time of the {_STEP}", "ms", reference=_PLAIN, limit=1.1, target=1.05
     ),
     "call cpu / plain call cpu": Figure(
         "CPU time of a recorded all_reduce of 36 kB", "ms", reference=_PLAIN
@@ -35,8 +35,8 @@ FIGURES = {
     "added": Figure(
         "CPU time that recording adds to an all_reduce of 36 kB",
         "ms",
-        must=0.1,
-        aim=0.05,
+        limit=0.1,
+        target=0.05,
         absolute=True,
     ),
 }
@@ -44,7 +44,7 @@ FIGURES = {
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     """Alternate ``reps`` runs with recording and without."""
-    samples = take_turns("tap", reps, log, lambda: _run(True), lambda: _run(False))
+    samples = interleave("tap", reps, log, lambda: _run(True), lambda: _run(False))
     pairs = zip(samples["call cpu"], samples["plain call cpu"], strict=True)
     samples["added"] = [recorded - plain for recorded, plain in pairs]
     return fill(FIGURES, samples), samples

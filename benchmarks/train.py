@@ -17,29 +17,29 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import kvstore_peers
-from benchmarks.driver import Log, take_turns
+from benchmarks.driver import Log, interleave
 from benchmarks.figure import Figure, fill
 
-#: Number of ranks; batch size per rank; steps per turn; learning rate.
+#: Number of ranks; batch size per rank; steps per repetition; learning rate.
 RANKS, BATCH, STEPS, RATE = 4, 32, 300, 0.2
 
 _NAME = f"sync-SGD, digits MLP, {RANKS} ranks: time per sample"
 
 FIGURES = {
-    "auto / ddp": Figure(_NAME, "us", reference="DDP, torchrun, gloo", must=1 / 3, aim=1 / 6),
-    "auto / no reduce": Figure(_NAME, "us", reference="no communication", aim=1 / 0.8),
+    "auto / ddp": Figure(_NAME, "us", reference="DDP, torchrun, gloo", limit=1 / 3, target=1 / 6),
+    "auto / no reduce": Figure(_NAME, "us", reference="no communication", target=1 / 0.8),
     "auto / mxnet": Figure(
         _NAME,
         "us",
         reference="MXNet's dist_sync (DISTKIT_MXNET_PYTHON)",
-        must=1 / 1.5,
-        aim=1 / 2.5,
+        limit=1 / 1.5,
+        target=1 / 2.5,
     ),
 }
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Run ``reps`` turns of each contender on the same machine."""
+    """Run each contender ``reps`` times on the same machine."""
     contenders: list[Callable[[], dict[str, float]]] = [_ours, _ddp]
     with ExitStack() as stack:
         if python := os.environ.get("DISTKIT_MXNET_PYTHON"):
@@ -50,8 +50,8 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
             contenders.append(
                 lambda: {"mxnet": max(r["step"] for r in mxnet.run(("steps", STEPS)))}
             )
-        seconds = take_turns("train", reps, log, *contenders)
-    samples = {name: [1e6 * s / (RANKS * BATCH) for s in turns] for name, turns in seconds.items()}
+        seconds = interleave("train", reps, log, *contenders)
+    samples = {name: [1e6 * s / (RANKS * BATCH) for s in times] for name, times in seconds.items()}
     return fill(FIGURES, samples), samples
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import lab
-from benchmarks.driver import Log, Samples, take_turns
+from benchmarks.driver import Log, Samples, interleave
 from benchmarks.figure import Figure, fill
 from benchmarks.step import p95
 from distkit.events import Event, Op, State
@@ -114,21 +114,21 @@ FIGURES = {
     "frame": Figure(
         "pan and zoom at 100,000 events: time of a frame",
         "ms",
-        must=33.4,
-        aim=16.8,
+        limit=33.4,
+        target=16.8,
         absolute=True,
     ),  # two frames and one frame of a 60 Hz screen
     "lag": Figure(
         "lag of a live view behind a running 4-rank job, 95th percentile",
         "ms",
-        must=150,
+        limit=150,
         absolute=True,
     ),
     "cost": Figure(
-        "cost of a live view in samples/s of the job", "%", must=3, aim=2, absolute=True
+        "cost of a live view in samples/s of the job", "%", limit=3, target=2, absolute=True
     ),
     "static": Figure(
-        "static picture of a timeline, the largest", "kB", must=150, aim=60, absolute=True
+        "static picture of a timeline, the largest", "kB", limit=150, target=60, absolute=True
     ),
 }
 
@@ -208,7 +208,7 @@ def _live(reps: int, log: Log) -> Samples:
     with lab.open_notebook(_SETUP, *_TEXTS) as (page, root):
         page.evaluate(_WATCH_PAINTS)
         lab.run_cell(page, 0)
-        samples = take_turns("views: live", reps, log, lambda: _pair(page, root / "results.jsonl"))
+        samples = interleave("views: live", reps, log, lambda: _pair(page, root / "results.jsonl"))
         lab.run_cell(page, _STOP)
     return samples
 

@@ -21,7 +21,7 @@ from benchmarks.figure import Figure  # noqa: E402
 from benchmarks.gpu import ROWS  # noqa: E402
 
 FOLDER = ROOT / "docs" / "measured"
-UNPROVEN = "unproven: no GPU"
+NOT_MEASURED = "not measured: no GPU"
 
 #: Results, worst first.
 _WORST = ["failed", "skipped", "passed"]
@@ -43,8 +43,8 @@ traces to the folder `gpu-report`. It calls `tools/gpu-check`, which needs only 
 Python with torch for CUDA. To publish a report, copy it and its traces into this folder, name it
 after the GPU and the date, and run `tools/gpu-check --render`.
 
-Each measurement has a limit that it must meet. Some also have a stricter limit, which is only an
-aim. A result ends with the strictest limit that it meets.
+Each measurement has a limit that it must meet. Some also have a stricter limit, the target. A
+result ends with the strictest limit that it meets.
 """
 
 
@@ -101,7 +101,7 @@ def rendered(reports: list[dict[str, Any]]) -> str:
             key = test["file"], test["name"]
             ran[key] = min(ran.get(key, test["result"]), test["result"], key=_WORST.index)
         results |= ran
-    sources = "\n".join(map(_source, reports)) or "No reports yet: every row is unproven."
+    sources = "\n".join(map(_source, reports)) or "No reports yet: no row was measured."
     figure_rows = (
         (row.name, row.reference or "–", _limits(row), _figure(figures.get(row.name)))
         for row, _ in ROWS
@@ -111,7 +111,7 @@ def rendered(reports: list[dict[str, Any]]) -> str:
             test.title,
             f"`{test.file}`",
             "yes" if test.runs_on_cpu else "–",
-            results.get(test[:2], UNPROVEN),
+            results.get(test[:2], NOT_MEASURED),
         )
         for test in tests()
     )
@@ -124,7 +124,7 @@ def rendered(reports: list[dict[str, Any]]) -> str:
             "\n## Tests (`pytest -m gpu`)\n",
             *_table(("test", "file", "passes on the CPU", "on a GPU"), test_rows),
             "\n## Not covered\n",
-            *_table(("feature", "on a GPU"), ((what, UNPROVEN) for what in BEYOND)),
+            *_table(("feature", "on a GPU"), ((what, NOT_MEASURED) for what in BEYOND)),
             "",
         ]
     )
@@ -138,15 +138,15 @@ def _source(report: dict[str, Any]) -> str:
 
 def _limits(row: Figure) -> str:
     sign = "" if row.absolute else "×"
-    limits = {"must": row.must, "aim": row.aim}
+    limits = {"limit": row.limit, "target": row.target}
     return ", ".join(f"{w} ≤ {limit}{sign}" for w, limit in limits.items() if limit is not None)
 
 
 def _figure(found: dict[str, Any] | None) -> str:
     if not found or found["value"] is None:
-        return found["note"] if found else UNPROVEN
+        return found["note"] if found else NOT_MEASURED
     against = f" = {found['ratio']:.3g}×" if found["ratio"] is not None else ""
-    return f"{found['value']:.3g} {found['unit']}{against}: {found['reached']}"
+    return f"{found['value']:.3g} {found['unit']}{against}: {found['verdict']}"
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:

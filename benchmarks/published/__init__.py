@@ -76,7 +76,7 @@ def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[s
 
 
 def _figure(
-    name: str, table: list[Row], error: Callable[[list[Row]], float], must: float, aim: float
+    name: str, table: list[Row], error: Callable[[list[Row]], float], limit: float, target: float
 ) -> Figure:
     scored = rows.scored(table)
     worst = rows.worst(table)
@@ -95,8 +95,8 @@ def _figure(
         len(errors),
         "perfect scaling's" if naive else "",
         naive,
-        must,
-        aim,
+        limit,
+        target,
         True,
     )
 

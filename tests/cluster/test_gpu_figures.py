@@ -1,4 +1,4 @@
-"""The figures of ``distkit bench gpu``: measured on the CPU, and marked unproven without a GPU."""
+"""The figures of ``distkit bench gpu``, measured on the CPU, or marked as missing without a GPU."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def test_figure_can_be_measured_on_the_cpu(row: Row, monkeypatch: pytest.MonkeyP
     for name, value in {"RANKS": 2, "STEPS": 2, "SIZE": 1 << 20}.items():
         monkeypatch.setattr(gpu, name, value)
     figure = measured(row, 1, "cpu")
-    assert (figure.note, figure.reps, figure.reached) == ("", 1, "")
+    assert (figure.note, figure.reps, figure.verdict) == ("", 1, "")
     assert "[stand-in: cpu]" in figure.name
     assert figure.value == 0 if row.figure.unit == "MiB" else figure.value > 0
 
 
-def test_figure_without_a_gpu_is_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_without_a_gpu_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "gpus", lambda: 0)
     figures, details = measure(1, lambda _: None)
-    assert {f.reached for f in figures} == {"unproven: no GPU"}
+    assert {f.verdict for f in figures} == {"not measured: no GPU"}
     assert [f.name for f in figures] == [row.figure.name for row in ROWS]
     assert details["torch"] and "date" in details
 
@@ -32,5 +32,5 @@ def test_failed_measurement_reports_the_error() -> None:
     def fail(device: str, reps: int) -> None:
         raise ValueError(f"{reps} on {device}")
 
-    figure = measured(Row(Figure("x", "s", reference="y", must=1), fail), 3)
-    assert figure.reached == "failed: ValueError: 3 on cuda:0"
+    figure = measured(Row(Figure("x", "s", reference="y", limit=1), fail), 3)
+    assert figure.verdict == "failed: ValueError: 3 on cuda:0"

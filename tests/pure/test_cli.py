@@ -206,22 +206,22 @@ def test_lab_names_missing_packages(
 
 
 @pytest.mark.parametrize(
-    ("samples", "against", "limits", "reached"),
+    ("samples", "against", "limits", "verdict"),
     [
-        ([1.0, 3.0, 2.0], [8.0], {"must": 0.25, "aim": 0.2}, "must"),
-        ([1.0], [8.0], {"must": 0.25, "aim": 0.2}, "aim"),
-        ([4.0], [8.0], {"must": 0.25}, "not reached"),
-        ([4.0], [8.0], {"aim": 0.4}, "not reached"),
-        ([4.0], [8.0], {"must": 5, "absolute": True}, "must"),
-        ([0.0], None, {"must": 0, "absolute": True}, "must"),
-        ([4.0], None, {"must": 5}, "reference missing"),
+        ([1.0, 3.0, 2.0], [8.0], {"limit": 0.25, "target": 0.2}, "limit met"),
+        ([1.0], [8.0], {"limit": 0.25, "target": 0.2}, "target met"),
+        ([4.0], [8.0], {"limit": 0.25}, "not met"),
+        ([4.0], [8.0], {"target": 0.4}, "not met"),
+        ([4.0], [8.0], {"limit": 5, "absolute": True}, "limit met"),
+        ([0.0], None, {"limit": 0, "absolute": True}, "limit met"),
+        ([4.0], None, {"limit": 5}, "reference missing"),
         ([4.0], [8.0], {}, ""),
     ],
 )
-def test_figure_reports_the_limit_it_reached(
-    samples: list[float], against: list[float] | None, limits: dict[str, Any], reached: str
+def test_figure_reports_the_strictest_limit_that_it_meets(
+    samples: list[float], against: list[float] | None, limits: dict[str, Any], verdict: str
 ) -> None:
-    assert figure("x", "s", samples, "other", against, **limits).reached == reached
+    assert figure("x", "s", samples, "other", against, **limits).verdict == verdict
 
 
 @pytest.fixture
@@ -229,8 +229,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
     """Replace the benchmarks with one that measures nothing; return the requested repetitions."""
     reps: list[int] = []
     found = [
-        Figure("a step", "ms", 1.234, 1.0, 2.0, 5, "the same without", 1.0, must=1.05, aim=1.02),
-        Figure("a call", "s", 0.5, reference="reference missing: pip install accelerate", must=5),
+        Figure(
+            "a step", "ms", 1.234, 1.0, 2.0, 5, "the same without", 1.0, limit=1.05, target=1.02
+        ),
+        Figure("a call", "s", 0.5, reference="reference missing: pip install accelerate", limit=5),
     ]
 
     def module(name: str) -> Any:
@@ -252,7 +254,7 @@ def test_bench_prints_one_json_object(
     output = capsys.readouterr()
     report = json.loads(output.out)
     assert {"cpus", "python", "torch", "load_before"} <= set(report["machine"])
-    assert [f["reached"] for f in report["figures"]] == ["not reached", "reference missing"]
+    assert [f["verdict"] for f in report["figures"]] == ["not met", "reference missing"]
     assert report["figures"][0]["ratio"] == 1.234
     assert report["details"] == {"tap": {"n": 7}}
     assert output.err == "benchmarks.tap begins\n"

@@ -43,14 +43,14 @@ def test_measured_page_is_up_to_date() -> None:
 def test_every_figure_and_marked_test_has_a_row() -> None:
     page = measured.rendered([])
     assert all(f"| {row.name} |" in page for row, _ in ROWS)
-    assert f"| {measured.BEYOND[0]} | {measured.UNPROVEN} |" in page
+    assert f"| {measured.BEYOND[0]} | {measured.NOT_MEASURED} |" in page
     found = {test.name: test for test in measured.tests()}
     row_of_test = found["test_device_gradients_are_summed_before_the_push"]
     assert (row_of_test.file, row_of_test.runs_on_cpu) == (
         "tests/ranks/test_kvstore_nodes.py",
         True,
     )
-    assert f"| {row_of_test.title} | `{row_of_test.file}` | yes | {measured.UNPROVEN} |" in page
+    assert f"| {row_of_test.title} | `{row_of_test.file}` | yes | {measured.NOT_MEASURED} |" in page
 
 
 # -- the tool ----------------------------------------------------------------------------------

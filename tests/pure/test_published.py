@@ -71,7 +71,12 @@ def test_fitted_rows_are_reproduced() -> None:
 def test_benchmark_prints_all_rows() -> None:
     lines: list[str] = []
     figures, details = bench.measure(1, lines.append)
-    assert [f.reached for f in figures] == ["aim"] * 5 + ["must", "not reached", "aim", "aim"]
+    assert [f.verdict for f in figures] == ["target met"] * 5 + [
+        "limit met",
+        "not met",
+        "target met",
+        "target met",
+    ]
     assert sum(", fitted" in line for line in lines) == sum(
         row["fitted"]
         for name in ("collectives", "training", "parameter server", "pipelines", "jobs")
