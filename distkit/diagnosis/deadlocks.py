@@ -81,7 +81,7 @@ def _tag_or_group(facts: Evidence, span: Span) -> Finding | None:
 
 def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
     same_members = len({tuple(facts.members(s.group)) for s in spans}) == 1
-    rule = rules.groups_alike if same_members else rules.wrong_group
+    rule = rules.equal_groups if same_members else rules.wrong_group
     ranks = sorted({s.rank for s in spans})
     return rule.finding(*spans, culprits=ranks, here=Calls(spans, facts.call))
 
@@ -330,7 +330,7 @@ def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
         culprits=ranks,
         missing=ranks,
         ring=listed([clauses([s], "wait in", facts.call) for s in ring]),
-        next="other" if len(ring) == 2 else "next, in a circle",
+        next="other" if len(ring) == 2 else "next, in a cycle",
     )
 
 
@@ -405,7 +405,7 @@ def raised(text: str, where: str, line: str = "") -> str:
     return f"raised {raised_at(summary, where)}"
 
 
-def remedy_while_waited_for(failure: Finding, waiting: Iterable[Span]) -> str:
+def remedy_for_awaited_ranks(failure: Finding, waiting: Iterable[Span]) -> str:
     """Return the remedy for failed ranks that others wait for."""
     if failure.rule is rules.died and any(s.match is not None for s in waiting):
         return f"{failure.remedy} " + rules.died.fill("continue_without", ranks=failure.culprits)

@@ -53,7 +53,7 @@ class _Diagnosis:
         """Return the causes, and a finding for each limitation of the recording."""
         limitations = self.facts.trace.info.limitations
         notes = (
-            rules.not_judged.finding(text=limit.text, advice=limit.remedy)
+            rules.incomplete_recording.finding(text=limit.text, advice=limit.remedy)
             for limit in limitations.values()
         )
         return [*self._causes("matching" not in limitations), *notes]
@@ -142,7 +142,7 @@ class _Diagnosis:
         spans = [self.facts.stuck[r] for r in waiting]
         cause = finding.message[:-1]
         message = fill("{cause}; {here:wait in}.", cause=cause, here=Calls(spans))
-        remedy = deadlocks.remedy_while_waited_for(finding, spans)
+        remedy = deadlocks.remedy_for_awaited_ranks(finding, spans)
         return replace(
             self._with_explained_ranks(finding, sorted([*waiting, *also]), in_message=False),
             message=message,
@@ -195,7 +195,7 @@ class _Diagnosis:
         others = [r for r in waiting if r not in {*finding.lines, *finding.waiting, *named_ranks}]
         message = finding.message
         if in_message and others:
-            message = f"{message} {verb(others, 'wait').capitalize()} in turn."
+            message = f"{message} {verb(others, 'wait').capitalize()} as a result."
         return replace(
             finding,
             message=message,

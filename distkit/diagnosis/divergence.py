@@ -157,9 +157,9 @@ def guard_remedy(guard: Guard) -> str:
     if statement.is_loop:
         remedy = rule.fill("same_number", what=f"iterations of {statement}").lower() + "."
     elif guard.is_exit:
-        remedy = rule.fill("keeps_away", guard=statement)
+        remedy = rule.fill("not_reached", guard=statement)
     else:
-        remedy = rule.fill("all_or_none" if guard.by_rank else "alike", guard=statement)
+        remedy = rule.fill("all_or_none" if guard.by_rank else "same_result", guard=statement)
     return rule.fill("same_calls") + remedy
 
 
@@ -180,7 +180,7 @@ def uneven_remedy(facts: Evidence, span: Span, gradients: bool = False) -> str:
     remedy += rule.fill("stream" if facts.program.mentions("IterableDataset") else "batches")
     if exits:
         return rule.fill("same_branch", exits=_joined(exits)) + rule.fill("agree") + f" {remedy}."
-    return f"{remedy}." if loops else remedy + rule.fill("look")
+    return f"{remedy}." if loops else remedy + rule.fill("look_for_exits")
 
 
 def missing_call_remedy(facts: Evidence, mine: Span) -> str:
@@ -189,7 +189,7 @@ def missing_call_remedy(facts: Evidence, mine: Span) -> str:
         return guard_remedy(guard)
     if not (exits := facts.program.exits(path)):
         return uneven_remedy(facts, mine) if facts.program.loops(path) else ""
-    return rules.divergence.fill("may_keep_away", exits=_joined(exits))
+    return rules.divergence.fill("may_be_skipped", exits=_joined(exits))
 
 
 def _joined(exits: Iterable[Statement]) -> str:

@@ -197,7 +197,7 @@ def _stragglers(facts: Evidence) -> Iterator[Finding]:
         and median(delays) >= _MIN_DELAY
         and repeated[slowest] >= max(_MIN_SECONDS, _MIN_SHARE * facts.trace.seconds)
     ):
-        yield rules.late_again.finding(
+        yield rules.repeatedly_late.finding(
             culprits=[slowest],
             rank=slowest,
             late=len(delays),

@@ -164,7 +164,7 @@ def test_stop_button_interrupts_the_run(usable: dk.Cluster) -> None:
             run._conductor.done.wait(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt, match=r"in a circle(?s:.*)stopped on all ranks"):
+    with pytest.raises(KeyboardInterrupt, match=r"in a cycle(?s:.*)stopped on all ranks"):
         threading.Thread(target=press, daemon=True).start()
         run.wait(20)
     assert run.finished

@@ -96,7 +96,7 @@ HANGS = {
         {},
         (
             "rank 0 waits in recv(src=2) at a.py:4, rank 2 waits",
-            "in a circle. Rank 3 waits in turn.",
+            "in a cycle. Rank 3 waits as a result.",
         ),
     ),
     "cycle of sends": (

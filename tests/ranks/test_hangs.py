@@ -119,9 +119,9 @@ def test_catalog_is_complete() -> None:
         assert case.source == inspect.getsource(case.program)
         assert set(case.culprits) <= set(range(case.ranks))
     kinds = {case.kind for case in ALL.values()}
-    # a stalled backend is not a mistake of a program; other programs' records are not judged; the
+    # a stalled backend is not a mistake of a program; an incomplete recording has no program; the
     # order of messages from any source is random
-    others = {"in_backend", "not_judged", "message_race"}
+    others = {"in_backend", "incomplete_recording", "message_race"}
     assert kinds == {rule.name for rule in RULES.values()} - others, (
         "every kind of finding has an example"
     )
